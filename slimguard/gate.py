@@ -1,0 +1,716 @@
+"""The gate: a train op is rewritten so that a bad step changes nothing.
+
+:func:`guard` takes any train op and returns one that does the same, except that nothing is
+written unless everything about to be written is finite. It knows graphs, and nothing of sessions,
+hooks or slim.
+
+How it works
+------------
+Looking back from the train op, every op falls into one of three parts (:mod:`slimguard.plan`):
+
+* *forward*: what the loss and the gradients are computed from. It is never touched.
+* *held*: the writes (optimizer kernels, moving averages, the global step) and whatever runs after
+  one of them. These ops are created a second time, behind a switch, and the guarded train op runs
+  those. A dead branch is never executed, so a bad step writes nothing. The originals stay in the
+  graph and are not run.
+* *forward writes*: writes that gradients wait for, such as the moving averages of
+  ``slim.batch_norm(updates_collections=None)``. They cannot be held back, so they are put back:
+  the variable is copied ahead of the write, and restored after a bad step.
+
+The decision is made in two looks. The first is cheap: one sum of squares for each value, and one
+comparison. If all are small, the step is *calm*: all values are finite, and a sum of such steps
+cannot overflow either (adding numbers of that size to a large one leaves it as it is). Else the
+second look decides exactly, value by value, and also looks at the variables *after* the update,
+with copies at hand to undo it: that is how a finite gradient that overflows inside an optimizer
+is caught. While steps are calm, the second look is a dead branch.
+
+What can still turn non-finite in a calm step: a kernel that divides by zero (``epsilon=0``), or
+that takes the root of a difference which rounding made negative (centered RMSProp). The next
+step that is not calm finds it, says so, and holds.
+"""
+
+import gc
+import math
+import sys
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import tensorflow as tf
+
+from slimguard import graphs
+from slimguard.plan import Check, Plan, TrainOp, key, op_of
+
+tf1 = tf.compat.v1
+
+# A step is calm if every value's sum of squares (halved) is below this. With p bits of precision,
+# adding what is smaller than x / 2**(p+1) leaves x as it is, so accumulated values and squares
+# stay in range for ever if twice this limit times 2**(p+1) does.
+_CALM = {tf.float64: 1e280, tf.float32: 1e28, tf.bfloat16: 1e28, tf.float16: 4.0}
+# The same for a learning rate and the like, which multiply what was checked.
+_CALM_FACTOR = 1e12
+
+
+class Label(NamedTuple):
+    """What one element of a gate's `bad` vector stands for."""
+
+    kind: str  # 'value', 'square', 'limit' or 'state'
+    name: str
+
+    def __str__(self) -> str:
+        return '%s:%s' % self
+
+
+class Finding(NamedTuple):
+    """What was bad about a step: the names, and a sentence."""
+
+    tensors: Tuple[str, ...]
+    reason: str
+
+
+class Gate:
+    """What is known of one guarded train op; hooks and loops fetch from it.
+
+    Attributes:
+      train_op: the guarded train op, of the kind (Tensor or Operation) that was given.
+      original: the train op that was given.
+      loss: the floating scalar that counts as the step's loss, or None.
+      written: bool scalar, whether the step was written. This and what follows is read after the
+        step is done.
+      bad: bool vector, an element for each of `labels`; all False if the step was written.
+      labels: a `Label` for each element of `bad`.
+      step: the global step after the step, or None if the graph has none.
+      watched: bool scalar to feed. Fed True, a bad step neither prints nor raises.
+      limit: float64 scalar to feed: the largest loss that is no incident; None without a loss.
+      max_loss: the default of `limit`, or None.
+      raises: whether a bad step raises `InvalidArgumentError` in the session.
+    """
+
+    def __init__(self, plan: Plan, max_loss: Optional[float]):
+        self.original = plan.train_op
+        self.loss = plan.losses[0] if plan.losses else None  # type: Optional[tf.Tensor]
+        self.raises = bool(plan.raises)
+        self.max_loss = max_loss
+        build = _Build(plan, max_loss)
+        self.train_op = build.train_op
+        self.written = build.written
+        self.bad = build.bad
+        self.labels = tuple(build.labels)
+        self.step = build.step
+        self.watched = build.watched
+        self.limit = build.limit
+
+    def explain(self, bad: Sequence[bool]) -> Finding:
+        """What a fetched `bad` vector says."""
+        return explain([label for label, is_bad in zip(self.labels, bad) if is_bad])
+
+
+# What the error of a gate with `raises` says, ahead of its labels.
+ERROR = 'slimguard: this step wrote nothing. Bad: '
+
+
+def labels_in(message: str) -> List[Label]:
+    """The labels in the message of an error that a gate raised; empty for any other message."""
+    _, found, rest = message.partition(ERROR + '] [')
+    items = rest.partition(']')[0].split('|') if found else ()
+    return [Label(*item.split(':', 1)) for item in items]
+
+
+def explain(labels: Sequence[Label]) -> Finding:
+    """Puts what was bad about a step into a sentence."""
+
+    def named(kind: str, most: int = 5) -> str:
+        names = [label.name for label in labels if label.kind == kind]
+        rest = ' and %d more' % (len(names) - most) if len(names) > most else ''
+        return ', '.join(names[:most]) + rest
+
+    parts = []
+    if named('value'):
+        parts.append('not finite: ' + named('value'))
+    if named('square'):
+        parts.append('too large to be squared by the optimizer: ' + named('square'))
+    if named('limit'):
+        parts.append('above max_loss: ' + named('limit'))
+    if named('state') and parts:
+        parts.append('not finite already before this step: ' + named('state'))
+    elif named('state'):
+        parts.append('not finite once updated: ' + named('state'))
+    tensors = tuple(dict.fromkeys(label.name for label in labels))
+    return Finding(tensors, '; '.join(parts) or 'not finite')
+
+
+def gates_of(graph: tf.Graph) -> Dict[str, Gate]:
+    """The gates of a graph, by the names of the given train op and of the guarded one."""
+    # On the graph itself, so that it goes when the graph goes. A collection would make
+    # `export_meta_graph` warn about what it cannot serialize.
+    if not hasattr(graph, '_slimguard_gates'):
+        graph._slimguard_gates = {}
+    return graph._slimguard_gates
+
+
+def gate_of(train_op: TrainOp) -> Optional[Gate]:
+    """The gate of a guarded train op, or None if it is not guarded."""
+    op = op_of(train_op)
+    gate = gates_of(op.graph).get(op.name)
+    return gate if gate is not None and op_of(gate.train_op) is op else None
+
+
+def guard(
+    train_op: TrainOp, loss: Optional[tf.Tensor] = None, max_loss: Optional[float] = None
+) -> TrainOp:
+    """Returns a train op that does what `train_op` does, and changes nothing in a bad step.
+
+    A step is bad if a gradient or another value about to be written is NaN or Inf, if the loss
+    is, if the loss is above `max_loss`, if the optimizer would square a gradient into an Inf, or
+    if a variable is not finite after the update. Then every variable keeps its bits.
+
+    Run the returned op instead of the given one. If nobody watches (no `NanLossHook`, no
+    `slimguard.train`), a bad step prints one line to stderr; or, where the given op has a
+    ``check_numerics`` of its own around the loss, it raises `tf.errors.InvalidArgumentError`.
+
+    To put back what the forward pass writes (``slim.batch_norm(updates_collections=None)``,
+    or update ops under ``tf.control_dependencies`` around ``minimize``), a copy of each such
+    variable is made ahead of the write, for which the write op gets one more control input.
+    Nothing else that exists in the graph is changed. New ops live under the scope ``slimguard``.
+
+    Args:
+      train_op: a Tensor or an Operation: of `create_train_op`, `optimizer.minimize`,
+        `apply_gradients`, a `tf.group` or `tf.cond` of such, or anything else that writes.
+      loss: a floating scalar Tensor to check as well. By default the train op itself, where it is
+        a Tensor with the loss's value; else those members of the LOSSES collection that the train
+        op computes.
+      max_loss: a positive finite number; a larger loss is a bad step. Default: no limit.
+
+    Returns:
+      A Tensor or an Operation, as `train_op` is. Its value in a bad step is the bad loss.
+      Guarding a guarded train op returns it as it is.
+
+    Raises:
+      TypeError: if `train_op` is neither a Tensor nor an Operation.
+      ValueError: if a write can be neither held back nor put back; if `loss` is no floating
+        scalar of the same graph; if `max_loss` is not positive and finite, or there is no loss.
+      RuntimeError: in eager mode, or if the graph is finalized.
+    """
+    _require_train_op(train_op)
+    require_max_loss(max_loss)
+    if loss is not None:
+        require_loss(loss, 'loss')
+        if loss.graph is not train_op.graph:
+            raise ValueError(
+                'loss %r belongs to another graph than train op %r; build both in one tf.Graph'
+                % (loss.name, train_op.name)
+            )
+    graph = train_op.graph
+    known = gates_of(graph)
+    gate = known.get(op_of(train_op).name)
+    if gate is not None:
+        same_loss = loss is None or (gate.loss is not None and key(loss) == key(gate.loss))
+        if same_loss and max_loss in (None, gate.max_loss):
+            return gate.train_op
+        train_op = gate.original
+    if graph.finalized:
+        raise RuntimeError(
+            'the graph is finalized, so train op %r cannot be guarded any more. Call '
+            'slimguard.guard() right after the train op is built, before a Supervisor or a '
+            'MonitoredSession takes the graph' % train_op.name
+        )
+    guarded = {op_of(g.train_op): op_of(g.original) for g in known.values()}
+    # No session of another thread may see a gate half built: what a session has seen cannot be
+    # wired any more. The lock that sessions take has no public name.
+    with graph.as_default(), graph._mutation_lock():
+        gate = Gate(Plan(train_op, loss, lambda op: guarded.get(op, op)), max_loss)
+    known[op_of(gate.train_op).name] = gate
+    known.setdefault(op_of(train_op).name, gate)
+    return gate.train_op
+
+
+def writes_something(train_op: TrainOp) -> bool:
+    """Whether running `train_op` writes a variable or an accumulator."""
+    writes = graphs.Writes(train_op.graph)
+    return any(op in writes for op in graphs.ancestors([op_of(train_op)]))
+
+
+def require_loss(loss, name: str) -> None:
+    """Raises TypeError, ValueError or RuntimeError unless `loss` is a floating scalar Tensor."""
+    if not isinstance(loss, tf.Tensor):
+        raise TypeError('%s must be a tf.Tensor, the scalar loss, but is %r' % (name, loss))
+    _require_graph(loss, name)
+    if not loss.dtype.base_dtype.is_floating:
+        raise ValueError(
+            '%s must be a floating scalar, but %r is of dtype %s'
+            % (name, loss.name, loss.dtype.base_dtype.name)
+        )
+    if not loss.shape.is_compatible_with([]):
+        raise ValueError(
+            '%s must be a floating scalar, but %r has shape %s; reduce it first, for example '
+            'with tf.reduce_mean' % (name, loss.name, loss.shape)
+        )
+
+
+def require_max_loss(max_loss) -> None:
+    """Raises ValueError unless `max_loss` is None or a positive finite number."""
+    if max_loss is None:
+        return
+    try:
+        good = not isinstance(max_loss, bool) and 0 < float(max_loss) < math.inf
+    except (TypeError, ValueError):
+        good = False
+    if not good:
+        raise ValueError('max_loss must be a positive finite number or None, not %r' % (max_loss,))
+
+
+def _require_train_op(train_op) -> None:
+    if not isinstance(train_op, (tf.Tensor, tf.Operation)):
+        raise TypeError(
+            'train_op must be a tf.Tensor or a tf.Operation, as create_train_op() or '
+            'optimizer.minimize() return it, not %r' % (train_op,)
+        )
+    _require_graph(train_op, 'train_op')
+
+
+def _require_graph(element, name: str) -> None:
+    if hasattr(element, 'numpy'):  # as only tensors of eager mode have it
+        raise RuntimeError(
+            '%s is an eager tensor, and slimguard guards graphs. Call '
+            'tf.compat.v1.disable_eager_execution() at the start of the program, or build the '
+            'model inside "with tf.Graph().as_default():"' % name
+        )
+
+
+class _Build:
+    """Carries out a plan. It is made inside the graph, and read by `Gate`."""
+
+    def __init__(self, plan: Plan, max_loss: Optional[float]):
+        self._plan = plan
+        self.labels: List[Label] = []
+        if max_loss is not None and not plan.losses:
+            raise ValueError(
+                'max_loss=%r needs a loss to compare with, and train op %r has none; pass it as '
+                'slimguard.guard(train_op, loss=total_loss, max_loss=%r)'
+                % (max_loss, plan.train_op.name, max_loss)
+            )
+        _require_unseen(plan)
+        graph = plan.graph
+        # An absolute scope, and nothing of what the caller's code is in the middle of.
+        with graph.name_scope(None), graph.name_scope('slimguard/'), tf.device(None):
+            with tf.control_dependencies(None), graph.name_scope('gate'):
+                with tf.device(self._device()):
+                    self._build(max_loss)
+
+    def _device(self) -> str:
+        """Where the loss is: the decision is the worker's, wherever the variables live."""
+        plan = self._plan
+        near = [t for t in plan.losses] + [check.tensor for check in plan.checks]
+        return near[0].device if near else plan.train_op.device
+
+    def _build(self, max_loss: Optional[float]) -> None:
+        plan = self._plan
+        self.watched = tf1.placeholder_with_default(False, [], name='watched')
+        self.limit = None
+        if plan.losses:
+            limit = tf.constant(math.inf if max_loss is None else max_loss, tf.float64)
+            self.limit = tf1.placeholder_with_default(limit, [], name='max_loss')
+        copies_ahead = self._copy_ahead_of_forward_writes()
+        checks = plan.checks + self._read_opaque_forward_writes()
+        barrier = plan.barrier + _unconditional(plan.put_back.values())
+
+        # First look. A trial has none: there, only what was written tells.
+        if plan.trial:
+            with tf.control_dependencies(barrier):
+                calm, looking = None, tf.constant(True, name='looking')
+        else:
+            is_calm = self._is_calm(checks, barrier)
+            calm, looking = _branch(is_calm, is_calm, 'calm')
+
+        # Second look: before the update.
+        with tf.control_dependencies([looking]):
+            before = self._bad_before(checks)
+            is_fine = tf.logical_not(tf.reduce_any(before), name='is_fine')
+        fine, refused = _branch(is_fine, is_fine, 'fine')
+        copies = _copy(plan.variables, fine)
+        prepared = _after(copies.values(), fine, 'prepared')
+
+        go = prepared if calm is None else _merge([calm, prepared], 'go')
+        twin = self._make_twin(go)
+        ran = _after([twin[op_of(plan.train_op)]], go, 'ran')
+        calm_ran, tried = (None, ran) if calm is None else _branch(ran, is_calm, 'ran_calm')
+
+        # Second look: after the update, or after it was refused.
+        with tf.control_dependencies([_merge([tried, refused], 'looked')]):
+            after = self._bad_after()
+            is_good = tf.logical_and(tf.logical_not(tf.reduce_any(after)), is_fine)
+        good, bad = _branch(is_good, is_good, 'good')
+        undo, unwritten = _branch(bad, is_fine, 'undo')
+        held = _merge([_restore(copies, undo, 'undone'), unwritten], 'held')
+        held = _restore(copies_ahead, held, 'put_back')
+
+        flags = tf.concat([before, after], 0)
+        announced = self._announce(held, flags)
+        self.bad = _after([_merge([good, announced], 'decided')], flags, 'flags')
+        if calm is not None:
+            with tf.control_dependencies([calm_ran]):
+                no_flags = tf.zeros([len(self.labels)], tf.bool)
+            self.bad = _merge([no_flags, self.bad], 'bad')
+        with tf.control_dependencies([self.bad]):
+            self.written = tf.logical_not(tf.reduce_any(self.bad), name='written')
+            self.step = _read_global_step(plan.graph)
+            self.train_op = self._result(twin, ran, refused)
+
+    # Looking.
+
+    def _is_calm(self, checks: Sequence[Check], barrier: Sequence[tf.Operation]) -> tf.Tensor:
+        plan = self._plan
+        looked_at = [Check(loss, 'loss') for loss in plan.losses] + list(checks)
+        sizes: Dict[tf.DType, List[tf.Tensor]] = {}
+        limits: Dict[tf.DType, List[float]] = {}
+        for check in looked_at:
+            dtype = check.tensor.dtype.base_dtype
+            with tf1.colocate_with(check.tensor.op):
+                size = tf.nn.l2_loss(_for_arithmetic(check.tensor))
+            size = _lift(size, check.tensor.op, 0.0)
+            limit = _CALM_FACTOR if check.is_factor else _CALM.get(dtype, _CALM[tf.float32])
+            sizes.setdefault(size.dtype, []).append(size)
+            limits.setdefault(size.dtype, []).append(limit)
+        calm = [
+            tf.reduce_all(tf.less(tf.stack(sizes[dtype]), tf.constant(limits[dtype], dtype)))
+            for dtype in sizes
+        ]
+        if plan.losses:
+            calm.append(tf.less_equal(tf.cast(plan.losses[0], tf.float64), self.limit))
+        is_calm = calm[0]
+        for more in calm[1:]:
+            is_calm = tf.logical_and(is_calm, more)
+        return _after(barrier, is_calm, 'is_calm')
+
+    def _bad_before(self, checks: Sequence[Check]) -> tf.Tensor:
+        plan = self._plan
+        flags = []
+        for loss in plan.losses:
+            flags.append(_any_not_finite(loss))
+            self.labels.append(Label('value', 'loss ' + loss.op.name))
+        if plan.losses:
+            above = tf.greater(tf.cast(plan.losses[0], tf.float64), self.limit)
+            flags.append(above)
+            self.labels.append(Label('limit', 'loss ' + plan.losses[0].op.name))
+        for check in checks:
+            flags.append(_lift(_any_not_finite(check.tensor), check.tensor.op, False))
+            self.labels.append(Label('value', check.name))
+        for check in plan.squares:
+            with tf1.colocate_with(check.tensor.op):
+                finite = _for_arithmetic(check.tensor)
+                # What is not finite itself has its own flag.
+                overflows = tf.logical_and(
+                    tf.math.is_finite(finite), tf.logical_not(tf.math.is_finite(finite * finite))
+                )
+                flag = tf.reduce_any(overflows)
+            flags.append(_lift(flag, check.tensor.op, False))
+            self.labels.append(Label('square', check.name))
+        return tf.stack(flags) if flags else tf.zeros([0], tf.bool)
+
+    def _bad_after(self) -> tf.Tensor:
+        flags = []
+        for variable in self._plan.variables:
+            if not graphs.is_float_variable(variable):
+                continue
+            with tf1.colocate_with(variable):
+                flags.append(_any_not_finite(_read(variable)))
+            self.labels.append(Label('state', variable.name))
+        return tf.stack(flags) if flags else tf.zeros([0], tf.bool)
+
+    # Forward writes.
+
+    def _copy_ahead_of_forward_writes(self) -> Dict[tf.Operation, tf.Tensor]:
+        put_back = self._plan.put_back
+        copies = _copy(put_back, None)
+        for variable, writes in put_back.items():
+            for entry in _entries(writes, self._plan):
+                entry._add_control_input(copies[variable].op)
+        return copies
+
+    def _read_opaque_forward_writes(self) -> List[Check]:
+        plan = self._plan
+        if not plan.opaque_forward:
+            return []
+        written = _unconditional(plan.put_back.values()) + [loss.op for loss in plan.losses]
+        written += [c.tensor.op for c in plan.checks if _context(c.tensor.op) is None]
+        checks = []
+        for variable in plan.opaque_forward:
+            with tf.control_dependencies(written), tf1.colocate_with(variable):
+                value = tf.identity(_read(variable))
+            checks.append(Check(value, 'update of ' + variable.name))
+        return checks
+
+    # Holding.
+
+    def _make_twin(self, go: tf.Tensor) -> Dict[tf.Operation, tf.Operation]:
+        """Creates the held ops a second time, to run only if `go` is alive."""
+        plan = self._plan
+        twin: Dict[tf.Operation, tf.Operation] = {}
+        loose_ends = []
+        for op in plan.order:
+            if op not in plan.held:
+                continue
+            sources = [plan.resolve(t) for t in op.inputs]
+            inputs = [_twin_of(source, twin, plan.held) for source in sources]
+            for index, source in enumerate(sources):
+                if inputs[index] is None:
+                    # The back edge of a loop: its twin comes later. Until then, the loop's entry.
+                    loose_ends.append((op, index, source))
+                    inputs[index] = inputs[0]
+            controls = [twin.get(c, c) for c in plan.controls(op)]
+            twin[op] = _create_like(op, inputs, controls + self._switch(op, twin, go))
+        for op, index, source in loose_ends:
+            twin[op]._update_input(index, twin[source.op].outputs[source.value_index])
+        return twin
+
+    def _switch(self, op, twin, go: tf.Tensor) -> List[tf.Operation]:
+        """What to wait for so that `op` is dead if `go` is: nothing, if an input of it is dead."""
+        if op.type in ('Merge', 'RefMerge'):
+            return []  # alive if one of its inputs is, whatever it waits for
+        dies_anyway = any(
+            needed in twin and needed.type not in ('Merge', 'RefMerge')
+            for needed in self._plan.needs(op)
+        )
+        return [] if dies_anyway else [go.op]
+
+    def _result(self, twin, ran: tf.Tensor, refused: tf.Tensor) -> TrainOp:
+        """The guarded train op. Made where everything waits for the step to be done."""
+        core = self._plan.core
+        if core is None:
+            return tf.no_op(name='train_op')
+        if core.op not in self._plan.held:
+            return tf.identity(core, name='train_op')
+        # The value comes out of the update. Where that was refused: what it would be without.
+        with tf.control_dependencies(None):
+            value = _after([ran], twin[core.op].outputs[core.value_index], 'value')
+            with tf.control_dependencies([refused]):
+                instead = tf.identity(self._without_update(core, {}))
+            value = _merge([value, instead], 'value_of_step')
+        return tf.identity(value, name='train_op')
+
+    def _without_update(self, tensor: tf.Tensor, made: dict) -> tf.Tensor:
+        """`tensor`, computed from the variables as they are."""
+        plan, op = self._plan, tensor.op
+        if op not in plan.held:
+            return tensor
+        variable = graphs.variable_behind(tensor)
+        if variable is not None and tensor.dtype != tf.resource:
+            return _read(variable)
+        if op in plan.writes or graphs.loop_around(op) is not None:
+            raise ValueError(
+                'cannot guard: the value of train op %r comes out of %s %r, which would not run '
+                'in a bad step. Let the train op be an Operation (tf.group), or return the loss'
+                % (plan.train_op.name, op.type, op.name)
+            )
+        if op not in made:
+            inputs = [self._without_update(plan.resolve(t), made) for t in op.inputs]
+            controls = [c for c in plan.controls(op) if c not in plan.held]
+            made[op] = _create_like(op, inputs, controls)
+        return made[op].outputs[tensor.value_index]
+
+    # Telling.
+
+    def _announce(self, held: tf.Tensor, flags: tf.Tensor) -> tf.Tensor:
+        """Where nobody watches, a bad step raises or prints. Returns `held`, afterwards."""
+        plan = self._plan
+        quiet, loud = _branch(held, self.watched, 'watched')
+        with tf.control_dependencies([loud]):
+            if plan.raises:
+                told = self._raise(flags)
+            else:
+                told = self._print(flags)
+        return _merge([quiet, _after([told], loud, 'told')], 'announced')
+
+    def _raise(self, flags: tf.Tensor) -> tf.Operation:
+        bad = tf.boolean_mask(tf.constant([str(label) for label in self.labels]), flags)
+        # The words users know, where it is the loss.
+        first = tf.gather(['', self._plan.raises[0]], tf.cast(flags[0], tf.int32))
+        data = [first, tf.constant(ERROR), tf.strings.reduce_join(bad, separator='|')]
+        data += self._plan.losses[:1]
+        return tf.raw_ops.Assert(condition=tf.constant(False), data=data, summarize=1)
+
+    def _print(self, flags: tf.Tensor) -> tf.Operation:
+        names = tf.constant([label.name for label in self.labels])
+        bad = tf.strings.reduce_join(tf.boolean_mask(names, flags), separator=', ')
+        step = _read_global_step(self._plan.graph)
+        text = ['slimguard: this step wrote nothing']
+        if step is not None:
+            text += [' (global step ', tf.strings.as_string(step), ')']
+        text += ['; bad: ', bad]
+        if self._plan.losses:
+            text += ['; loss ', tf.strings.as_string(self._plan.losses[0], shortest=True)]
+        return tf.print(tf.strings.join(text), output_stream=sys.stderr)
+
+
+def _branch(value: tf.Tensor, pred: tf.Tensor, name: str) -> Tuple[tf.Tensor, tf.Tensor]:
+    """`value` twice: alive if `pred` is true, and alive if it is false."""
+    switch = tf.raw_ops.Switch(data=value, pred=pred, name=name)
+    return (
+        tf.identity(switch.output_true, name=name + '_true'),
+        tf.identity(switch.output_false, name=name + '_false'),
+    )
+
+
+def _merge(tensors: Sequence[tf.Tensor], name: str) -> tf.Tensor:
+    """Whichever of `tensors` is alive."""
+    return tf.raw_ops.Merge(inputs=list(tensors), name=name).output
+
+
+def _after(first, tensor: tf.Tensor, name: str) -> tf.Tensor:
+    with tf.control_dependencies(list(first)):
+        return tf.identity(tensor, name=name)
+
+
+def _context(op):
+    """The op's control flow context, for which there is no public name; None at top level."""
+    return op._get_control_flow_context()
+
+
+def _unconditional(groups) -> List[tf.Operation]:
+    """Those ops that other ops can wait for: an op in a branch or a loop may never run."""
+    return [op for group in groups for op in group if _context(op) is None]
+
+
+def _lift(value: tf.Tensor, op: tf.Operation, default) -> tf.Tensor:
+    """Brings a value out of the `tf.cond` branches that `op` is in: `default` if not taken.
+
+    This is for v1 control flow; the branches of v2 are functions, and nothing comes out of them.
+    """
+    context = _context(op)
+    while context is not None:
+        if context.IsCondContext():
+            otherwise = tf.constant(default, value.dtype)
+            switch = tf.raw_ops.Switch(data=otherwise, pred=context.pred)
+            not_taken = switch.output_false if context.branch == 1 else switch.output_true
+            value = _merge([value, not_taken], 'lifted')
+        context = context.outer_context
+    return value
+
+
+def _for_arithmetic(tensor: tf.Tensor) -> tf.Tensor:
+    """The same numbers in a dtype that every kernel takes and no sum of squares overflows."""
+    dtype = tensor.dtype.base_dtype
+    if dtype.is_complex:
+        return tf.abs(tensor)
+    return tf.cast(tensor, tf.float32) if dtype == tf.bfloat16 else tensor
+
+
+def _any_not_finite(tensor: tf.Tensor) -> tf.Tensor:
+    with tf1.colocate_with(tensor.op):
+        return tf.logical_not(tf.reduce_all(tf.math.is_finite(_for_arithmetic(tensor))))
+
+
+def _is_resource(variable: tf.Operation) -> bool:
+    return variable.type == 'VarHandleOp'
+
+
+def _read(variable: tf.Operation) -> tf.Tensor:
+    """The value of a variable; of a ref variable the buffer itself, which later writes change."""
+    output = variable.outputs[0]
+    if not _is_resource(variable):
+        return tf.identity(output)
+    dtype = tf.as_dtype(variable.get_attr('dtype'))
+    value = tf.raw_ops.ReadVariableOp(resource=output, dtype=dtype)
+    value.set_shape(variable.get_attr('shape'))
+    return value
+
+
+def _copy(variables, pivot: Optional[tf.Tensor]) -> Dict[tf.Operation, tf.Tensor]:
+    """Copies of variables, made once `pivot` is alive. What writes them must wait for these."""
+    copies = {}
+    with tf.control_dependencies([] if pivot is None else [pivot]):
+        for variable in variables:
+            with tf1.colocate_with(variable):
+                if _is_resource(variable):
+                    # Shares the buffer until somebody writes; then the writer makes its own.
+                    copies[variable] = _read(variable)
+                else:
+                    copies[variable] = tf.raw_ops.DeepCopy(x=variable.outputs[0])
+    return copies
+
+
+def _restore(copies: Dict[tf.Operation, tf.Tensor], pivot: tf.Tensor, name: str) -> tf.Tensor:
+    """Writes copies back once `pivot` is alive. Returns `pivot`, afterwards."""
+    assigns = []
+    with tf.control_dependencies([pivot]):
+        for variable, value in copies.items():
+            target = variable.outputs[0]
+            with tf1.colocate_with(variable):
+                if _is_resource(variable):
+                    assign = tf.raw_ops.AssignVariableOp(resource=target, value=value)
+                else:
+                    assign = tf.raw_ops.Assign(
+                        ref=target, value=value, validate_shape=False, use_locking=True
+                    ).op
+            assigns.append(assign)
+    return _after(assigns, pivot, name)
+
+
+def _create_like(op: tf.Operation, inputs, controls) -> tf.Operation:
+    """A new op of the same kind, with the same attributes on the same device."""
+    graph = op.graph
+    attributes = dict(op.node_def.attr.items())
+    if 'frame_name' in attributes:  # a loop of its own
+        attributes['frame_name'].s += b'_' + tf.compat.as_bytes(graph.unique_name('frame'))
+    with tf.control_dependencies(list(dict.fromkeys(controls))), graph.device(op.device):
+        return graph.create_op(
+            op.type,
+            inputs,
+            [t.dtype for t in op.outputs],
+            name=op.name,
+            attrs=attributes,
+            op_def=op.op_def,
+        )
+
+
+def _twin_of(source: tf.Tensor, twin, held) -> Optional[tf.Tensor]:
+    if source.op in twin:
+        return twin[source.op].outputs[source.value_index]
+    return None if source.op in held else source
+
+
+def _entries(writes: Sequence[tf.Operation], plan: Plan) -> List[tf.Operation]:
+    """The ops to wait with so that `writes` wait: in a loop, what enters the loop."""
+    entries = []
+    for write in writes:
+        loop = graphs.loop_around(write)
+        if loop is None:
+            entries.append(write)
+            continue
+        entries.extend(
+            op
+            for op in plan.order
+            if op.type in ('Enter', 'RefEnter') and _context(op) is loop
+        )
+    return entries
+
+
+def _read_global_step(graph: tf.Graph) -> Optional[tf.Tensor]:
+    step = tf1.train.get_global_step(graph)
+    if step is None:
+        return None
+    return step.read_value() if hasattr(step, 'read_value') else tf.identity(step)
+
+
+def _require_unseen(plan: Plan) -> None:
+    """Raises if a write that needs one more control input may be known to a session already."""
+    if not plan.put_back:
+        return
+    for session in _open_sessions(plan.graph):
+        variable, writes = next(iter(plan.put_back.items()))
+        raise ValueError(
+            'cannot guard: %s %r writes %r in the forward pass, before the gradients are known, '
+            'so it has to be put back after a bad step; but the session %r was opened on this '
+            'graph before, and what a session has seen cannot be wired any more. Build the train '
+            'op first and open the session then; or leave update ops in the UPDATE_OPS '
+            'collection and use slimguard.create_train_op, which holds them back'
+            % (writes[0].type, writes[0].name, variable.name, session)
+        )
+
+
+def _open_sessions(graph: tf.Graph) -> List[tf1.Session]:
+    return [
+        thing
+        for thing in gc.get_objects()
+        if isinstance(thing, (tf1.Session, tf1.InteractiveSession))
+        and thing.graph is graph
+        and not thing._closed
+    ]

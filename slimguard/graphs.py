@@ -1,0 +1,338 @@
+"""Reading a graph: what an op needs, what it writes, and with which values.
+
+Everything here only looks. :mod:`slimguard.gate` builds on it.
+
+A *write* is an op that changes a variable or an accumulator. There is no list of write ops to
+keep up to date: an op writes if it takes a variable (by reference or by resource handle) and is
+not one of the few ops known to read. An optimizer kernel that somebody wrote last week is a write.
+"""
+
+import re
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Set
+
+import tensorflow as tf
+
+# Hand a variable on, unchanged, to whoever takes their output.
+_PASS_ON = frozenset(
+    'Identity RefIdentity Switch RefSwitch Merge RefMerge Enter RefEnter Exit RefExit '
+    'NextIteration RefNextIteration RefSelect LoopCond'.split()
+)
+# Take a variable and leave it as it is.
+_READS = frozenset(
+    'ReadVariableOp _ReadVariablesOp VarIsInitializedOp IsVariableInitialized VariableShape '
+    'ResourceGather ResourceGatherNd DisableCopyOnRead DeepCopy'.split()
+)
+_VARIABLES = frozenset('VariableV2 Variable VarHandleOp'.split())
+# State that is neither a variable nor readable, but ends up in checkpoints or in gradients.
+_OTHER_WRITES = re.compile(
+    r'(Resource|Sparse)?AccumulatorApplyGradient$|LookupTable(Insert|Remove|Import)'
+)
+# Optimizer kernels that square the gradient: `ApplyAdam`, `ResourceSparseApplyAdagradV2`, ...
+_SQUARES = re.compile(
+    r'(Resource)?(Sparse)?Apply(Adam(WithAmsgrad)?|(Centered)?RMSProp|(Proximal)?Adagrad(V2|DA)?'
+    r'|Adadelta|Ftrl(V2)?)$'
+)
+_APPLIES = re.compile(r'(Resource)?(Sparse)?(Accumulator)?Apply[A-Z]')
+# Writes whose result can be non-finite although variable and value are finite and small.
+_MULTIPLIES = re.compile(r'(Resource)?Scatter(Nd)?(Mul|Div)$')
+
+_op_defs: Dict[str, object] = {}
+
+
+def _op_def(op):
+    """The OpDef of `op`; TensorFlow parses it anew at every access, so it is kept by type."""
+    if op.type not in _op_defs:
+        _op_defs[op.type] = op.op_def
+    return _op_defs[op.type]
+
+
+def needs(op) -> Iterator[tf.Operation]:
+    """The ops that must run before `op`, through data and control edges."""
+    for tensor in op.inputs:
+        yield tensor.op
+    for control in op.control_inputs:
+        yield control
+
+
+def ancestors(roots: Iterable[tf.Operation], needs=needs) -> List[tf.Operation]:
+    """Every op that `roots` need, themselves included, each after what it needs.
+
+    The back edges of `tf.while_loop` close cycles; there the loop's Merge comes first.
+    """
+    order: List[tf.Operation] = []
+    seen: Set[tf.Operation] = set()
+    waiting = list(roots)
+    while waiting:
+        root = waiting.pop()
+        if root in seen:
+            continue
+        seen.add(root)
+        stack = [(root, needs(root))]
+        while stack:
+            op, rest = stack[-1]
+            for needed in rest:
+                if needed in seen:
+                    continue
+                if needed.type in ('NextIteration', 'RefNextIteration') and _is_merge(op):
+                    waiting.append(needed)
+                    continue
+                seen.add(needed)
+                stack.append((needed, needs(needed)))
+                break
+            else:
+                order.append(op)
+                stack.pop()
+    return order
+
+
+def _is_merge(op) -> bool:
+    return op.type in ('Merge', 'RefMerge')
+
+
+def is_reference(tensor) -> bool:
+    return tensor.dtype != tensor.dtype.base_dtype
+
+
+def is_float(tensor) -> bool:
+    dtype = tensor.dtype.base_dtype
+    return dtype.is_floating or dtype.is_complex
+
+
+def variable_behind(tensor) -> Optional[tf.Operation]:
+    """The variable op that a reference or a resource handle leads back to, or None."""
+    seen = set()
+    op = tensor.op
+    while op not in seen:
+        seen.add(op)
+        if op.type in _VARIABLES:
+            return op
+        hands_on = op.type in _PASS_ON or any(is_reference(t) for t in op.outputs)
+        if not hands_on or not op.inputs:
+            return None
+        op = op.inputs[0].op
+    return None
+
+
+def _argument_names(op) -> List[str]:
+    """The name of the op's argument that each of its inputs belongs to."""
+    names: List[str] = []
+    arguments = _op_def(op).input_arg
+    lists = [a for a in arguments if a.number_attr or a.type_list_attr]
+    for argument in arguments:
+        count = 1
+        if argument in lists:
+            # One list takes what the single arguments leave; with several, ask the op.
+            count = (
+                len(op.inputs) - len(arguments) + 1 if len(lists) == 1 else _length(op, argument)
+            )
+        names.extend([argument.name] * count)
+    return names
+
+
+def _length(op, argument) -> int:
+    if argument.number_attr:
+        return op.get_attr(argument.number_attr)
+    return len(op.get_attr(argument.type_list_attr))
+
+
+def _takes_reference(op, index: int) -> bool:
+    """Whether input `index` is declared as a reference, not merely fed with one."""
+    name = _argument_names(op)[index]
+    return any(a.is_ref for a in _op_def(op).input_arg if a.name == name)
+
+
+class Writes:
+    """Answers, for one graph, which ops write and what.
+
+    It keeps what it found out about function bodies, so use one instance for one question and
+    let it go: the graph may grow.
+    """
+
+    def __init__(self, graph: tf.Graph):
+        self._graph = graph
+        self._library = None  # type: Optional[dict]
+        self._written: Dict[tf.Operation, List[tf.Operation]] = {}
+
+    def variables(self, op) -> List[tf.Operation]:
+        """The variable ops that `op` may write, empty if it writes none."""
+        if op not in self._written:
+            self._written[op] = self._find(op)
+        return self._written[op]
+
+    def __contains__(self, op) -> bool:
+        return bool(_OTHER_WRITES.match(op.type)) or bool(self.variables(op))
+
+    def is_opaque(self, op) -> bool:
+        """Whether what `op` will have written can only be known afterwards."""
+        return bool(_MULTIPLIES.match(op.type)) or (op in self and bool(self._bodies(op)))
+
+    def _find(self, op) -> List[tf.Operation]:
+        if op.type in _READS or op.type in _PASS_ON or op.type in _VARIABLES:
+            return []
+        candidates = [
+            index
+            for index, tensor in enumerate(op.inputs)
+            if tensor.dtype == tf.resource
+            or (is_reference(tensor) and _takes_reference(op, index))
+        ]
+        if not candidates:
+            return []
+        bodies = self._bodies(op)
+        if bodies:
+            # `If`, `Case` and the like spend their first input on the choice.
+            offset = 1 if op.type in ('If', 'StatelessIf', 'Case', 'StatelessCase') else 0
+            inside = set()  # type: Set[int]
+            for body in bodies:
+                inside |= self._written_arguments(body)
+            candidates = [index for index in candidates if index - offset in inside]
+        found = []
+        for index in candidates:
+            variable = variable_behind(op.inputs[index])
+            if variable is not None and variable not in found:
+                found.append(variable)
+        return found
+
+    def _bodies(self, op) -> List[str]:
+        """Names of the library functions that `op` calls."""
+        if op.type not in _CALLS:
+            if op.type in self._functions():
+                return [op.type]  # a legacy Defun is an op type of its own
+            return []
+        names = []
+        for value in op.node_def.attr.values():
+            names.extend(f.name for f in [value.func] + list(value.list.func) if f.name)
+        return names
+
+    def _functions(self) -> dict:
+        if self._library is None:
+            graph_def = tf.compat.v1.GraphDef()
+            # No public name: `as_graph_def` would copy every constant of the model as well.
+            self._graph._copy_functions_to_graph_def(graph_def, 0)
+            self._library = {f.signature.name: f for f in graph_def.library.function}
+        return self._library
+
+    def _written_arguments(self, name: str, seen=frozenset()) -> Set[int]:
+        """Which arguments of a library function the function may write."""
+        function = self._functions().get(name)
+        if function is None or name in seen:
+            return set()
+        origin = {arg.name: i for i, arg in enumerate(function.signature.input_arg)}
+        written = set()  # type: Set[int]
+        for node in function.node_def:
+            data = [i.split(':')[0] for i in node.input if not i.startswith('^')]
+            if node.op in _PASS_ON:
+                if data and data[0] in origin:
+                    origin[node.name] = origin[data[0]]
+            elif node.op in _READS:
+                continue
+            else:
+                handles = {i: origin[n] for i, n in enumerate(data) if n in origin}
+                inner = [
+                    f.name
+                    for value in node.attr.values()
+                    for f in [value.func] + list(value.list.func)
+                    if f.name
+                ]
+                if node.op in self._functions():
+                    inner.append(node.op)
+                if inner:
+                    offset = 1 if node.op in ('If', 'StatelessIf', 'Case', 'StatelessCase') else 0
+                    inside = set()  # type: Set[int]
+                    for body in inner:
+                        inside |= self._written_arguments(body, seen | {name})
+                    handles = {i: a for i, a in handles.items() if i - offset in inside}
+                written |= {
+                    a
+                    for a in handles.values()
+                    if function.signature.input_arg[a].type == tf.resource.as_datatype_enum
+                }
+        return written
+
+
+_CALLS = frozenset(
+    'If StatelessIf Case StatelessCase While StatelessWhile For PartitionedCall '
+    'StatefulPartitionedCall RemoteCall SymbolicGradient'.split()
+)
+
+
+def is_apply(op) -> bool:
+    """Whether `op` is an optimizer's kernel (or hands a gradient to one, by an accumulator)."""
+    return bool(_APPLIES.match(op.type))
+
+
+def is_accumulator(op) -> bool:
+    return 'AccumulatorApply' in op.type
+
+
+def squares_gradient(op) -> bool:
+    return bool(_SQUARES.match(op.type))
+
+
+def feeds_square(write) -> bool:
+    """Whether what an accumulator collects reaches an optimizer that squares it."""
+    accumulator = write.inputs[0].op
+    seen = set(t for t in accumulator.outputs[0].consumers() if 'TakeGradient' in t.type)
+    waiting = list(seen)
+    while waiting:
+        for output in waiting.pop().outputs:
+            for consumer in output.consumers():
+                if squares_gradient(consumer):
+                    return True
+                if consumer not in seen:
+                    seen.add(consumer)
+                    waiting.append(consumer)
+    return False
+
+
+def is_float_variable(variable: tf.Operation) -> bool:
+    dtype = tf.as_dtype(variable.get_attr('dtype')).base_dtype
+    return dtype.is_floating or dtype.is_complex
+
+
+def is_variable_read(op) -> bool:
+    """Whether the output of `op` is the value of a variable (or the variable, by reference)."""
+    if op.type in ('ReadVariableOp', 'VariableV2', 'Variable', 'ResourceGather'):
+        return True
+    return op.type == 'Identity' and is_reference(op.inputs[0])
+
+
+class Value(NamedTuple):
+    """A float tensor that a write is about to use."""
+
+    tensor: tf.Tensor
+    role: str  # the argument of the write op: 'grad', 'lr', 'value', ...
+
+
+def values_of(write) -> List[Value]:
+    """The float inputs that `write` writes or computes from; the variables themselves left out."""
+    found = []
+    for index, (tensor, role) in enumerate(zip(write.inputs, _argument_names(write))):
+        if not is_float(tensor):
+            continue
+        if is_reference(tensor) and _takes_reference(write, index):
+            continue
+        found.append(Value(tensor, role))
+    return found
+
+
+def constant_scalar(tensor) -> Optional[float]:
+    """The value of a scalar constant, also behind Identity and Cast; None for anything else."""
+    op = tensor.op
+    while op.type in ('Identity', 'Cast') and not is_reference(op.inputs[0]):
+        op = op.inputs[0].op
+    value = tf.get_static_value(op.outputs[0]) if op.type == 'Const' else None
+    return float(value) if value is not None and value.size == 1 else None
+
+
+def loop_around(op):
+    """The outermost `tf.while_loop` (of v1 control flow) that `op` runs in, or None.
+
+    Stands on the op's control flow context, which has no public name.
+    """
+    found = None
+    context = op._get_control_flow_context()
+    while context is not None:
+        if context.IsWhileContext():
+            found = context
+        context = context.outer_context
+    return found

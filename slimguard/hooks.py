@@ -1,0 +1,313 @@
+"""The hook: from the values of a run to an incident, and from an incident to a policy.
+
+:class:`NanLossHook` is for every loop that takes `SessionRunHook`s: `slimguard.train`,
+`MonitoredTrainingSession`, `tf_slim.training.train`, an Estimator. TensorFlow's own hook classes
+are here too, under one path on every version of TensorFlow.
+"""
+
+import time
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from slimguard import gate as gates
+from slimguard import graphs
+from slimguard.incident import Incident, NanLossError
+from slimguard.plan import op_of
+from slimguard.policies import Ladder, OnNan, Raise, Stop
+
+tf1 = tf.compat.v1
+
+SessionRunHook = tf1.train.SessionRunHook
+SessionRunArgs = tf1.train.SessionRunArgs
+SessionRunContext = tf1.train.SessionRunContext
+SessionRunValues = tf1.train.SessionRunValues
+NanTensorHook = tf1.train.NanTensorHook
+NanLossDuringTrainingError = tf1.train.NanLossDuringTrainingError
+StopAtStepHook = tf1.train.StopAtStepHook
+FinalOpsHook = tf1.train.FinalOpsHook
+
+__all__ = [
+    'FinalOpsHook',
+    'NanLossDuringTrainingError',
+    'NanLossHook',
+    'NanTensorHook',
+    'SessionRunArgs',
+    'SessionRunContext',
+    'SessionRunHook',
+    'SessionRunValues',
+    'StopAtStepHook',
+]
+
+_DONE = {
+    'raise': 'raising NanLossError',
+    'stop': 'stopping the training',
+    'skip': 'skipping this batch',
+}
+
+
+class Fetched(NamedTuple):
+    """What is fetched beside a train op, and what it is then found to be."""
+
+    written: Any = None
+    bad: Any = None
+    step: Any = None
+    loss: Any = None
+
+
+class GateWatcher(SessionRunHook):
+    """Watches every train op of a graph; what `NanLossHook` does, without a loss of its own.
+
+    Attributes:
+      incidents: the incidents so far, a list of `Incident`.
+    """
+
+    def __init__(self, on_nan: OnNan = None, fail_on_nan_loss: bool = True, max_loss=None):
+        gates.require_max_loss(max_loss)
+        self.incidents: List[Incident] = []
+        self.on_nan = on_nan
+        self.max_loss = max_loss
+        self._otherwise = Raise() if fail_on_nan_loss else Stop()
+        self._ladder = Ladder(on_nan, self._otherwise)
+        self._loss = None  # type: Optional[tf.Tensor]
+        self._runs: Dict[tuple, 'Run'] = {}
+
+    @property
+    def rungs(self) -> Sequence[Any]:
+        """The policies in force, in order."""
+        return self._ladder.rungs
+
+    def begin(self):
+        graph = tf1.get_default_graph()
+        if self._loss is not None and self._loss.graph is not graph:
+            raise ValueError(
+                'the loss %r of %s belongs to another graph than the training; build the hook '
+                'in the graph that is trained' % (self._loss.name, type(self).__name__)
+            )
+        self._runs = {}
+        self._ladder = Ladder(self.on_nan, self._otherwise)
+
+    def before_run(self, run_context):
+        run = self._run_for(run_context)
+        if run is None:
+            return None
+        # Two hooks may watch the same gate, and TensorFlow takes each feed from one of them.
+        fed = run_context.__dict__.setdefault('_slimguard_fed', set())
+        feeds = {}
+        for gate in run.gates:
+            if gate not in fed:
+                fed.add(gate)
+                feeds.update(self._feeds(gate))
+        return SessionRunArgs(run.fetches, feed_dict=feeds or None)
+
+    def after_run(self, run_context, run_values):
+        run = self._run_for(run_context)
+        if run is None:
+            return
+        incidents = run.incidents(run_values.results, self.max_loss, run_context.session)
+        if not incidents:
+            self._ladder.step_was_good()
+        for incident in incidents:
+            self.handle(run_context, incident)
+
+    def handle(self, run_context, incident: Incident) -> None:
+        """Records an incident and lets `on_nan_loss` act on it."""
+        self.incidents.append(incident)
+        try:
+            self.on_nan_loss(run_context, incident)
+        finally:
+            if incident.action is None:
+                incident.action = 'on_nan_loss'
+                self._log(incident)
+
+    def on_nan_loss(self, run_context, incident: Incident) -> None:
+        """Acts on an incident; override it to act otherwise.
+
+        By default, does what the policy says: raises `NanLossError`, or asks `run_context` to
+        stop, or does nothing, so that the training goes on with the next batch.
+
+        Args:
+          run_context: the `SessionRunContext` of the run, with its session and `request_stop`.
+          incident: the `Incident`, which is already the last of `incidents`.
+        """
+        incident.action = self._ladder.decide(incident)
+        if incident.action == 'skip' and not incident.held:
+            raise ValueError(_NO_GATE % 'skip')
+        self._log(incident)
+        if incident.action == 'raise':
+            raise NanLossError(incident)
+        if incident.action == 'stop':
+            run_context.request_stop()
+
+    def _log(self, incident: Incident) -> None:
+        log = tf1.logging.warning if incident.action == 'skip' else tf1.logging.error
+        log(
+            'slimguard: incident %d %s; %s.',
+            len(self.incidents),
+            incident,
+            _DONE.get(incident.action, 'left to ' + type(self).__name__ + '.on_nan_loss'),
+        )
+
+    def _feeds(self, gate) -> dict:
+        feeds = {gate.watched: True}
+        if self.max_loss is None:
+            return feeds
+        if gate.limit is None:
+            raise ValueError(
+                'max_loss=%r needs a loss in the gate, and train op %r has none; pass it as '
+                'slimguard.guard(train_op, loss=total_loss)' % (self.max_loss, gate.original.name)
+            )
+        if gate.max_loss not in (None, self.max_loss):
+            raise ValueError(
+                'max_loss=%r here, but slimguard.guard() was given max_loss=%r; say it once'
+                % (self.max_loss, gate.max_loss)
+            )
+        feeds[gate.limit] = self.max_loss
+        return feeds
+
+    def _run_for(self, run_context) -> Optional['Run']:
+        """What to fetch in such a run, or None if it is no step of a training we watch."""
+        args = run_context.original_args
+        graph = run_context.session.graph
+        elements = fetched_elements(args.fetches, graph)
+        key = tuple(element.name for element in elements)
+        if key not in self._runs:
+            self._runs[key] = self._plan_run(elements, graph)
+        return self._runs[key]
+
+    def _plan_run(self, elements, graph) -> Optional['Run']:
+        found = [g for g in (gates.gate_of(element) for element in elements) if g is not None]
+        if found:
+            found = [gate for gate in dict.fromkeys(found) if self._is_mine(gate)]
+            return Run(found, self._loss_beside(found), graph) if found else None
+        if self._loss is None or not self._is_step(elements, graph):
+            return None
+        if self._ladder.may_skip():
+            raise ValueError(_NO_GATE % self.on_nan)
+        return Run([], self._loss, graph)
+
+    def _is_mine(self, gate) -> bool:
+        """With several trainings in a graph, a hook with a loss watches those that have it."""
+        if self._loss is None or gate.loss is None:
+            return True
+        needed = graphs.ancestors([op_of(gate.original), gate.loss.op])
+        return self._loss.op in needed or gate.loss.op in graphs.ancestors([self._loss.op])
+
+    def _loss_beside(self, found) -> Optional[tf.Tensor]:
+        """The loss to look at beside the gates: one that no gate knows."""
+        return self._loss if all(gate.loss is None for gate in found) else None
+
+    def _is_step(self, elements, graph) -> bool:
+        needed = graphs.ancestors([op_of(element) for element in elements])
+        writes = graphs.Writes(graph)
+        return self._loss.op in needed or any(op in writes for op in needed)
+
+
+class NanLossHook(GateWatcher, NanTensorHook):
+    """Watches the loss, and with a guarded train op everything that is written; acts by policy.
+
+    With a guarded train op (`slimguard.create_train_op`, `slimguard.guard`) a bad step changed
+    nothing when this hook sees it. With any other train op the hook detects a bad loss as
+    TensorFlow's `NanTensorHook` does, when the update had already landed; the incident says so.
+    Only runs of a train op are watched: other runs cost nothing and draw no batch.
+
+    Args:
+      loss_tensor: the loss, a floating scalar Tensor.
+      fail_on_nan_loss: what to do without `on_nan`: True raises, False stops.
+      on_nan: 'raise', 'stop' or 'skip'; a policy object; a callable that gets the `Incident` and
+        returns any of these or None (then `fail_on_nan_loss` says); or a list, a ladder of them.
+      max_loss: a larger loss is an incident too; a positive finite number. Default: no limit.
+
+    Raises:
+      TypeError, ValueError: for a loss that is no floating scalar, an unknown policy, or a bad
+        `max_loss`; before the first step also if a policy skips and the train op has no gate.
+      RuntimeError: if the loss is an eager tensor.
+    """
+
+    def __init__(
+        self,
+        loss_tensor: tf.Tensor,
+        fail_on_nan_loss: bool = True,
+        on_nan: OnNan = None,
+        max_loss: Optional[float] = None,
+    ):
+        gates.require_loss(loss_tensor, 'loss_tensor')
+        NanTensorHook.__init__(self, loss_tensor, fail_on_nan_loss)
+        GateWatcher.__init__(self, on_nan, fail_on_nan_loss, max_loss)
+        self._loss = loss_tensor
+
+
+class Run:
+    """A kind of run: the same fetches every time. What to fetch beside, and how to read it."""
+
+    def __init__(self, found: Sequence[gates.Gate], loss: Optional[tf.Tensor], graph: tf.Graph):
+        self.gates = found
+        self._loss = loss
+        self._global_step = tf1.train.get_global_step(graph)
+        self.fetches: Dict[str, Any] = {}
+        for number, gate in enumerate(found):
+            fetched = Fetched(gate.written, gate.bad, gate.step, gate.loss)
+            for name, tensor in fetched._asdict().items():
+                if tensor is not None:
+                    self.fetches['%s %d' % (name, number)] = tensor
+        if loss is not None:
+            self.fetches['loss'] = loss
+
+    def incidents(self, results: dict, max_loss: Optional[float], session) -> List[Incident]:
+        """The incidents in the values of one run."""
+        found = []
+        for number, gate in enumerate(self.gates):
+            fetched = Fetched(*[results.get('%s %d' % (f, number)) for f in Fetched._fields])
+            if not fetched.written:
+                found.append(_of_gate(gate, fetched))
+        if self._loss is not None and not found:
+            loss = float(results['loss'])
+            if not np.isfinite(loss) or (max_loss is not None and loss > max_loss):
+                found.append(self._of_loss(loss, session))
+        return found
+
+    def _of_loss(self, loss: float, session) -> Incident:
+        name = 'loss ' + self._loss.op.name
+        step = self._global_step
+        return Incident(
+            # Fetched with the run, it could have been read before the update or after.
+            step=None if step is None else int(session.run(step)),
+            loss=loss,
+            reason='not finite: ' + name if not np.isfinite(loss) else 'above max_loss: ' + name,
+            tensors=(name,),
+            strategy='hook',
+            time=time.time(),
+            held=False,
+        )
+
+
+def _of_gate(gate: gates.Gate, fetched: Fetched) -> Incident:
+    finding = gate.explain(fetched.bad)
+    return Incident(
+        step=None if fetched.step is None else int(fetched.step),
+        loss=None if fetched.loss is None else float(fetched.loss),
+        reason=finding.reason,
+        tensors=finding.tensors,
+        strategy='check_numerics' if gate.raises else 'hook',
+        time=time.time(),
+        state_lost=finding.state_lost,
+    )
+
+
+_NO_GATE = (
+    'on_nan=%r goes on with the next batch, but the train op has no gate: the bad update would '
+    'stay in the weights. Build it with slimguard.create_train_op(), or run '
+    'slimguard.guard(train_op) in its place'
+)
+
+
+def fetched_elements(fetches, graph: tf.Graph) -> list:
+    """The Tensors and Operations in a `fetches` argument of `Session.run`, of any structure."""
+    elements = []
+    for fetch in tf.nest.flatten(fetches, expand_composites=True):
+        try:
+            elements.append(graph.as_graph_element(fetch))
+        except (TypeError, ValueError, KeyError):
+            continue  # not ours to complain about: the session does
+    return elements

@@ -1,0 +1,69 @@
+"""What happened: :class:`Incident`, and :class:`NanLossError`, which ends a training with one."""
+
+import dataclasses
+from typing import Optional, Tuple
+
+import tensorflow as tf
+
+
+@dataclasses.dataclass
+class Incident:
+    """A step that would have written something non-finite, or whose loss was bad.
+
+    Attributes:
+      step: the global step at which the state stands. A held step changes nothing: after four
+        good steps and a bad one it is 4. None if the graph has no global step.
+      loss: the step's loss, most often NaN; None if nobody knows it.
+      reason: a sentence.
+      tensors: names of what was bad: the loss, a variable's gradient, a moving average.
+      strategy: 'check_numerics' where the train op has TensorFlow's check, else 'hook'.
+      time: seconds since the epoch.
+      held: whether the step changed nothing. False only for a train op without a gate, where the
+        update had landed when the loss was seen.
+      state_lost: whether variables were not finite already before the step: then going on does not
+        help, and an older checkpoint has to be restored.
+      action: what was done: 'raise', 'stop', 'skip', or 'on_nan_loss' where a subclass of
+        NanLossHook decided by itself.
+    """
+
+    step: Optional[int]
+    loss: Optional[float]
+    reason: str
+    tensors: Tuple[str, ...]
+    strategy: str
+    time: float
+    held: bool = True
+    state_lost: bool = False
+    action: Optional[str] = None
+
+    def __str__(self) -> str:
+        where = 'at global step %d' % self.step if self.step is not None else 'in this run'
+        loss = ' (loss %g)' % self.loss if self.loss is not None else ''
+        state = (
+            'nothing was written'
+            if self.held
+            else 'the update had already landed, as the train op has no gate'
+        )
+        return '%s%s: %s; %s' % (where, loss, self.reason, state)
+
+
+class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.InvalidArgumentError):
+    """Training ended by the policy 'raise'.
+
+    It is caught by handlers of both errors that TensorFlow raises for a NaN:
+    `tf.compat.v1.train.NanLossDuringTrainingError` (its `NanTensorHook`) and
+    `tf.errors.InvalidArgumentError` (its `check_numerics`).
+
+    Attributes:
+      incident: the `Incident`.
+    """
+
+    def __init__(self, incident: Incident):
+        self.incident = incident
+        tf.errors.InvalidArgumentError.__init__(self, None, None, 'Bad step ' + str(incident))
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self):
+        return NanLossError, (self.incident,)

@@ -1,0 +1,282 @@
+"""`slim.learning`, guarded: :func:`create_train_op` and :func:`train` in place of slim's.
+
+Every other name of the installed `slim.learning` is here as it is there, so that
+``from slimguard import learning`` replaces it.
+"""
+
+import os
+from typing import Any, Optional, Sequence
+
+import tensorflow as tf
+
+from slimguard import compat
+from slimguard import gate as gates
+from slimguard.hooks import GateWatcher
+from slimguard.incident import Incident
+from slimguard.loop import HookedSteps
+from slimguard.policies import OnNan, rungs_of
+
+tf1 = tf.compat.v1
+
+_slim = compat.import_slim().learning
+# Kept, as `_slim`'s own attributes may be replaced by the functions below.
+_slim_create_train_op = _slim.create_train_op
+_slim_train = _slim.train
+
+# slim's own marks for "not given"; its functions compare with these.
+_USE_GLOBAL_STEP = _slim._USE_GLOBAL_STEP
+_USE_DEFAULT = _slim._USE_DEFAULT
+
+__all__ = list(_slim.__all__)
+
+
+def __getattr__(name):
+    return getattr(_slim, name)
+
+
+for _name in __all__:
+    if _name not in ('create_train_op', 'train'):
+        globals()[_name] = getattr(_slim, _name)
+del _name
+
+
+def create_train_op(
+    total_loss: tf.Tensor,
+    optimizer: tf1.train.Optimizer,
+    global_step=_USE_GLOBAL_STEP,
+    update_ops=None,
+    variables_to_train=None,
+    clip_gradient_norm=0,
+    summarize_gradients=False,
+    gate_gradients=tf1.train.Optimizer.GATE_OP,
+    aggregation_method=None,
+    colocate_gradients_with_ops=False,
+    gradient_multipliers=None,
+    check_numerics=True,
+) -> tf.Tensor:
+    """Creates a train op as `slim.learning.create_train_op` does, and guards it.
+
+    In a step whose loss, gradients or moving averages are not finite, nothing is written: see
+    `slimguard.guard`. With ``check_numerics=True`` such a step raises
+    `tf.errors.InvalidArgumentError`, before any update; with False it is for a `NanLossHook` or
+    `slimguard.train` to see, and prints one line where there is neither.
+
+    Args:
+      total_loss: the loss, a floating scalar Tensor.
+      optimizer: a `tf.compat.v1.train.Optimizer`.
+      global_step: the global step variable. By default the graph's own; None for no step.
+      update_ops: update ops to run. By default those in the UPDATE_OPS collection.
+      variables_to_train: by default `tf.compat.v1.trainable_variables()`.
+      clip_gradient_norm: if positive, each gradient is clipped to this L2 norm.
+      summarize_gradients: whether to add a summary for each gradient.
+      gate_gradients: how to gate the computation of gradients, see `tf.compat.v1.train.Optimizer`.
+      aggregation_method: how to combine gradient terms, see `tf.AggregationMethod`.
+      colocate_gradients_with_ops: whether gradients are computed where the ops are.
+      gradient_multipliers: a dictionary from variables, or names of variable ops, to factors for
+        their gradients.
+      check_numerics: whether a bad step raises.
+
+    Returns:
+      A Tensor that, when evaluated, applies the gradients and returns the loss.
+
+    Raises:
+      TypeError, ValueError: if `total_loss` is no floating scalar Tensor.
+      RuntimeError: in eager mode.
+    """
+    gates.require_loss(total_loss, 'total_loss')
+    train_op = _slim_create_train_op(
+        total_loss,
+        optimizer,
+        global_step=global_step,
+        update_ops=update_ops,
+        variables_to_train=variables_to_train,
+        clip_gradient_norm=clip_gradient_norm,
+        summarize_gradients=summarize_gradients,
+        gate_gradients=gate_gradients,
+        aggregation_method=aggregation_method,
+        colocate_gradients_with_ops=colocate_gradients_with_ops,
+        gradient_multipliers=gradient_multipliers,
+        check_numerics=check_numerics,
+    )
+    return gates.guard(train_op)
+
+
+def train(
+    train_op,
+    logdir: Optional[str],
+    train_step_fn=_slim.train_step,
+    train_step_kwargs=_USE_DEFAULT,
+    log_every_n_steps=1,
+    graph=None,
+    master='',
+    is_chief=True,
+    global_step=None,
+    number_of_steps=None,
+    init_op=_USE_DEFAULT,
+    init_feed_dict=None,
+    local_init_op=_USE_DEFAULT,
+    init_fn=None,
+    ready_op=_USE_DEFAULT,
+    summary_op=_USE_DEFAULT,
+    save_summaries_secs=600,
+    summary_writer=_USE_DEFAULT,
+    startup_delay_steps=0,
+    saver=None,
+    save_interval_secs=600,
+    sync_optimizer=None,
+    session_config=None,
+    session_wrapper=None,
+    trace_every_n_steps=None,
+    ignore_live_threads=False,
+    hooks: Optional[Sequence[tf1.train.SessionRunHook]] = None,
+    on_nan: OnNan = None,
+    max_loss: Optional[float] = None,
+) -> Any:
+    """Trains as `slim.learning.train` does, with hooks, and loses nothing to a NaN.
+
+    All arguments up to `ignore_live_threads` are those of the installed `slim.learning.train`,
+    which runs the loop. A train op that is not guarded is guarded first.
+
+    Args:
+      train_op: a Tensor that applies the gradients and returns the loss; of `create_train_op`,
+        or any other (see `slimguard.guard`).
+      logdir: where checkpoints and summaries go; None to write none.
+      hooks: `SessionRunHook`s, called once for each step. A `NanLossHook` among them decides what
+        happens after a bad step.
+      on_nan: what happens after a bad step where no `NanLossHook` says: 'raise' (the default),
+        'stop', 'skip', a policy object, a callable, or a list of these; see `NanLossHook`.
+      max_loss: a larger loss is a bad step too; a positive finite number. Default: no limit.
+      **: the others are explained in the documentation of `slim.learning.train`.
+
+    Returns:
+      The loss after training: the last finite one.
+
+    Raises:
+      NanLossError: where the policy is 'raise', once the last good state is saved in `logdir`
+        (by the chief). `tf.compat.v1.train.NanLossDuringTrainingError` and
+        `tf.errors.InvalidArgumentError` catch it as well.
+      ValueError: as `slim.learning.train`; if `on_nan` or `max_loss` is not what is expected, or
+        disagrees with a hook; if the train op cannot be guarded or is of another graph.
+      RuntimeError: in eager mode; if the graph is finalized, as inside a
+        ``with MonitoredTrainingSession(...)`` block.
+    """
+    if train_op is None:
+        raise ValueError('train_op cannot be None.')
+    graph = graph or tf1.get_default_graph()
+    _require_trainable(train_op, graph)
+    with graph.as_default():
+        # As slim does, only earlier: the gate reads the step, and we save before an error leaves.
+        if global_step is None:
+            global_step = tf1.train.get_or_create_global_step()
+        if saver is None and logdir is not None:
+            saver = tf1.train.Saver()
+    # An op that writes nothing needs no guard, and slim trains such ops as well.
+    if gates.writes_something(train_op):
+        train_op = gates.guard(train_op)
+    hooks = list(hooks or ())
+    watcher = _watcher(hooks, on_nan, max_loss)
+    if watcher not in hooks:
+        hooks.append(watcher)
+    steps = HookedSteps(
+        train_step_fn,
+        session_wrapper,
+        hooks,
+        watcher,
+        train_op,
+        save=_Save(saver, logdir, global_step) if is_chief and logdir else None,
+    )
+    with graph.as_default():
+        for hook in hooks:
+            hook.begin()
+    try:
+        return _slim_train(
+            train_op,
+            logdir,
+            train_step_fn=steps.step,
+            train_step_kwargs=train_step_kwargs,
+            log_every_n_steps=log_every_n_steps,
+            graph=graph,
+            master=master,
+            is_chief=is_chief,
+            global_step=global_step,
+            number_of_steps=number_of_steps,
+            init_op=init_op,
+            init_feed_dict=init_feed_dict,
+            local_init_op=local_init_op,
+            init_fn=init_fn,
+            ready_op=ready_op,
+            summary_op=summary_op,
+            save_summaries_secs=save_summaries_secs,
+            summary_writer=summary_writer,
+            startup_delay_steps=startup_delay_steps,
+            saver=saver,
+            save_interval_secs=save_interval_secs,
+            sync_optimizer=sync_optimizer,
+            session_config=session_config,
+            session_wrapper=steps.wrap,
+            trace_every_n_steps=trace_every_n_steps,
+            ignore_live_threads=ignore_live_threads,
+        )
+    finally:
+        steps.coordinator.request_stop()
+
+
+def _require_trainable(train_op, graph: tf.Graph) -> None:
+    gates.require_train_op(train_op)
+    if train_op.graph is not graph:
+        raise ValueError(
+            'train op %r belongs to another graph than the one to train; pass graph=... or call '
+            'train() inside "with graph.as_default():"' % train_op.name
+        )
+    if graph.finalized:
+        raise RuntimeError(_FINALIZED)
+
+
+_FINALIZED = """\
+the graph is finalized, as inside a "with MonitoredTrainingSession(...)" block, and train() makes \
+a session of its own. Change
+    with tf.train.MonitoredTrainingSession(hooks=hooks) as sess:
+        ...
+        slimguard.train(train_op, logdir, ...)
+to
+    slimguard.train(train_op, logdir, ..., hooks=hooks)
+The hooks go into train(), and the block goes away."""
+
+
+def _watcher(hooks: Sequence, on_nan: OnNan, max_loss: Optional[float]) -> GateWatcher:
+    """The hook that decides: the NanLossHook among the hooks, or one of our own."""
+    gates.require_max_loss(max_loss)
+    given = [hook for hook in hooks if isinstance(hook, GateWatcher)]
+    if not given:
+        return GateWatcher(on_nan, max_loss=max_loss)
+    for hook in given:
+        if on_nan is not None and list(hook.rungs) != rungs_of(on_nan):
+            raise ValueError(
+                'on_nan=%r disagrees with the %s among the hooks, which says %r; say it in one '
+                'place' % (on_nan, type(hook).__name__, list(hook.rungs))
+            )
+        if max_loss is not None and hook.max_loss not in (None, max_loss):
+            raise ValueError(
+                'max_loss=%r disagrees with the %s among the hooks, which says %r; say it in one '
+                'place' % (max_loss, type(hook).__name__, hook.max_loss)
+            )
+        if max_loss is not None:
+            hook.max_loss = max_loss
+    return given[0]
+
+
+class _Save:
+    """Saves the last good state, before an error ends the training."""
+
+    def __init__(self, saver: tf1.train.Saver, logdir: str, global_step):
+        self._saver = saver
+        self._path = os.path.join(logdir, 'model.ckpt')
+        self._global_step = global_step
+
+    def __call__(self, session, incident: Incident) -> None:
+        if incident.state_lost or not incident.held:
+            return  # what is in memory is not good
+        try:
+            self._saver.save(session, self._path, global_step=self._global_step)
+        except Exception as error:  # whatever it is, it must not hide the incident
+            tf1.logging.error('slimguard: the last good state could not be saved: %s', error)

@@ -1,0 +1,97 @@
+"""Small trainings with a bad batch where a test wants it."""
+
+import logging
+
+import numpy as np
+import tensorflow as tf
+
+tf1 = tf.compat.v1
+
+ONE_THREAD = tf1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
+
+
+class Batches:
+    """Input that counts how often it is drawn, and is bad at given draws (0 is the first).
+
+    Attributes:
+      drawn: the number of batches drawn so far.
+      x: a float32 Tensor of shape [4, 3].
+    """
+
+    def __init__(self, bad=(), value=np.nan, end=None):
+        self.drawn = 0
+        self._bad = bad if callable(bad) else lambda draw: draw in bad
+        self._value = value
+        self._end = end
+        self.x = tf1.py_func(self._draw, [], tf.float32, stateful=True)
+        self.x.set_shape([4, 3])
+
+    def _draw(self):
+        if self.drawn == self._end:
+            raise StopIteration()  # py_func turns it into OutOfRangeError
+        x = np.random.RandomState(self.drawn).randn(4, 3).astype(np.float32)
+        if self._bad(self.drawn):
+            x[1, 2] = self._value
+        self.drawn += 1
+        return x
+
+
+class Linear:
+    """A linear model with a moving average of its input's mean, as batch norm has."""
+
+    def __init__(self, bad=(), value=np.nan, end=None):
+        self.batches = Batches(bad, value, end)
+        self.step = tf1.train.get_or_create_global_step()
+        self.weights = tf1.get_variable('w', [3, 1], initializer=tf1.ones_initializer())
+        self.loss = tf.reduce_mean(tf.square(tf.matmul(self.batches.x, self.weights) - 1.0))
+        self.optimizer = tf1.train.MomentumOptimizer(0.05, 0.9)
+
+    def minimize(self):
+        return self.optimizer.minimize(self.loss, global_step=self.step)
+
+
+def state(session):
+    """The bytes of every variable of the session's graph, by name."""
+    with session.graph.as_default():
+        variables = tf1.global_variables() + tf1.local_variables()
+    return {v.name: np.asarray(session.run(v)).tobytes() for v in variables}
+
+
+def non_finite(session):
+    """Names of the float variables that hold a NaN or Inf."""
+    with session.graph.as_default():
+        variables = [v for v in tf1.global_variables() if v.dtype.base_dtype.is_floating]
+    return [v.name for v in variables if not np.isfinite(session.run(v)).all()]
+
+
+def checkpoint_at(logdir):
+    """The global step of the newest checkpoint, and the names in it that are not finite."""
+    path = tf1.train.latest_checkpoint(str(logdir))
+    if path is None:
+        return None, []
+    reader = tf1.train.load_checkpoint(path)
+    values = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
+    return int(values['global_step']), [n for n, v in values.items() if not np.isfinite(v).all()]
+
+
+class LogLines(logging.Handler):
+    """Collects what goes through TensorFlow's v1 logging: `with LogLines() as lines: ...`."""
+
+    def __init__(self):
+        logging.Handler.__init__(self)
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+    def __enter__(self):
+        logger = logging.getLogger('tensorflow')
+        self._level = logger.level
+        logger.setLevel(logging.INFO)
+        logger.addHandler(self)
+        return self.lines
+
+    def __exit__(self, *_):
+        logger = logging.getLogger('tensorflow')
+        logger.removeHandler(self)
+        logger.setLevel(self._level)

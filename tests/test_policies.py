@@ -1,0 +1,106 @@
+"""Policies and ladders: no TensorFlow graph is needed to read or to test them."""
+
+import pytest
+
+from slimguard.incident import Incident
+from slimguard.policies import Ladder, Raise, Skip, Stop, rungs_of
+
+
+def incident():
+    return Incident(4, float('nan'), 'not finite: loss', ('loss',), 'hook', 0.0)
+
+
+def decisions(on_nan, events, otherwise=Raise()):
+    """What a ladder decides on the bad steps ('x') of a sequence of steps ('.' is a good one)."""
+    ladder = Ladder(on_nan, otherwise)
+    decided = []
+    for event in events:
+        if event == 'x':
+            decided.append(ladder.decide(incident()))
+        else:
+            ladder.step_was_good()
+    return decided
+
+
+@pytest.mark.parametrize('name', ['raise', 'stop', 'skip'])
+def test_a_name_stands_for_its_policy(name):
+    assert decisions(name, 'x') == [name]
+
+
+def test_without_a_policy_fail_on_nan_loss_says():
+    assert decisions(None, 'x', otherwise=Raise()) == ['raise']
+    assert decisions(None, 'x', otherwise=Stop()) == ['stop']
+
+
+def test_skip_is_used_up_by_incidents_in_a_row_and_renewed_by_a_good_step():
+    assert decisions(Skip(max_consecutive=2), 'xx.xxx') == ['skip'] * 4 + ['raise']
+
+
+def test_skip_skips_ten_in_a_row_by_default():
+    assert decisions('skip', 'x' * 11) == ['skip'] * 10 + ['raise']
+
+
+def test_in_a_ladder_the_next_takes_over_and_after_the_last_comes_raise():
+    assert decisions([Skip(1), 'stop'], 'xx') == ['skip', 'stop']
+    assert decisions([Skip(1), Skip(2)], 'xxx') == ['skip', 'skip', 'raise']
+
+
+def test_a_callable_decides_with_the_incident():
+    seen = []
+
+    def on_nan(incident):
+        seen.append(incident.step)
+        return 'skip' if len(seen) < 3 else Stop()
+
+    assert decisions(on_nan, 'xxx') == ['skip', 'skip', 'stop']
+    assert seen == [4, 4, 4]
+
+
+def test_a_callable_may_return_a_ladder_and_be_in_one():
+    assert decisions([Skip(1), lambda incident: ['stop']], 'xx') == ['skip', 'stop']
+
+
+def test_a_callable_that_returns_none_leaves_it_to_fail_on_nan_loss():
+    assert decisions(lambda incident: None, 'x', otherwise=Stop()) == ['stop']
+
+
+def test_a_callable_that_returns_nonsense_is_named():
+    with pytest.raises(TypeError, match='on_nan must be the name of a policy.* not 5'):
+        decisions(lambda incident: 5, 'x')
+    with pytest.raises(TypeError, match='callable .* returned'):
+        decisions(lambda incident: (lambda incident: None), 'x')
+
+
+def test_policies_are_values():
+    assert Skip(3) == Skip(max_consecutive=3) != Skip(4)
+    assert Stop() == Stop() != Raise()
+    assert len({Skip(3), Skip(3), Stop()}) == 2
+    assert repr(Skip(3)) == 'Skip(max_consecutive=3)'
+
+
+@pytest.mark.parametrize(
+    'on_nan, error, words',
+    [
+        ('ignore', ValueError, "unknown policy on_nan='ignore'; expected one of 'raise'"),
+        ('rollback', ValueError, 'not in this version of slimguard yet'),
+        ([], ValueError, 'empty list'),
+        (['skip', 'never'], ValueError, "'never'"),
+        (3, TypeError, 'not 3'),
+        (Skip, TypeError, r'pass Skip\(\)'),
+    ],
+)
+def test_what_is_no_policy_is_named(on_nan, error, words):
+    with pytest.raises(error, match=words):
+        rungs_of(on_nan)
+
+
+@pytest.mark.parametrize('count', [0, -1])
+def test_skip_wants_a_positive_count(count):
+    with pytest.raises(ValueError, match='at least 1, not %d' % count):
+        Skip(max_consecutive=count)
+
+
+@pytest.mark.parametrize('count', ['3', 2.0, True, None])
+def test_skip_wants_an_int(count):
+    with pytest.raises(TypeError, match='must be an int'):
+        Skip(max_consecutive=count)

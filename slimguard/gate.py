@@ -64,6 +64,7 @@ class Finding(NamedTuple):
 
     tensors: Tuple[str, ...]
     reason: str
+    state_lost: bool  # variables were not finite already before the step
 
 
 class Gate:
@@ -129,12 +130,13 @@ def explain(labels: Sequence[Label]) -> Finding:
         parts.append('too large to be squared by the optimizer: ' + named('square'))
     if named('limit'):
         parts.append('above max_loss: ' + named('limit'))
-    if named('state') and parts:
+    state_lost = bool(named('state') and parts)
+    if state_lost:
         parts.append('not finite already before this step: ' + named('state'))
     elif named('state'):
         parts.append('not finite once updated: ' + named('state'))
     tensors = tuple(dict.fromkeys(label.name for label in labels))
-    return Finding(tensors, '; '.join(parts) or 'not finite')
+    return Finding(tensors, '; '.join(parts) or 'not finite', state_lost)
 
 
 def gates_of(graph: tf.Graph) -> Dict[str, Gate]:
@@ -170,6 +172,7 @@ def guard(
     or update ops under ``tf.control_dependencies`` around ``minimize``), a copy of each such
     variable is made ahead of the write, for which the write op gets one more control input.
     Nothing else that exists in the graph is changed. New ops live under the scope ``slimguard``.
+    If `train_op` is in the TRAIN_OP collection, the returned op takes its place there.
 
     Args:
       train_op: a Tensor or an Operation: of `create_train_op`, `optimizer.minimize`,
@@ -189,7 +192,7 @@ def guard(
         scalar of the same graph; if `max_loss` is not positive and finite, or there is no loss.
       RuntimeError: in eager mode, or if the graph is finalized.
     """
-    _require_train_op(train_op)
+    require_train_op(train_op)
     require_max_loss(max_loss)
     if loss is not None:
         require_loss(loss, 'loss')
@@ -219,6 +222,8 @@ def guard(
         gate = Gate(Plan(train_op, loss, lambda op: guarded.get(op, op)), max_loss)
     known[op_of(gate.train_op).name] = gate
     known.setdefault(op_of(train_op).name, gate)
+    train_ops = graph.get_collection_ref(tf1.GraphKeys.TRAIN_OP)
+    train_ops[:] = [gate.train_op if element is train_op else element for element in train_ops]
     return gate.train_op
 
 
@@ -257,7 +262,8 @@ def require_max_loss(max_loss) -> None:
         raise ValueError('max_loss must be a positive finite number or None, not %r' % (max_loss,))
 
 
-def _require_train_op(train_op) -> None:
+def require_train_op(train_op) -> None:
+    """Raises TypeError or RuntimeError unless `train_op` is a Tensor or Operation of a graph."""
     if not isinstance(train_op, (tf.Tensor, tf.Operation)):
         raise TypeError(
             'train_op must be a tf.Tensor or a tf.Operation, as create_train_op() or '
@@ -536,7 +542,9 @@ class _Build:
             text += [' (global step ', tf.strings.as_string(step), ')']
         text += ['; bad: ', bad]
         if self._plan.losses:
-            text += ['; loss ', tf.strings.as_string(self._plan.losses[0], shortest=True)]
+            # On TensorFlow 1.15 there are no words for 16 bits.
+            loss = tf.cast(self._plan.losses[0], tf.float64)
+            text += ['; loss ', tf.strings.as_string(loss, shortest=True)]
         return tf.print(tf.strings.join(text), output_stream=sys.stderr)
 
 

@@ -1,0 +1,56 @@
+"""What importing slimguard does, and does not."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def python(script, **kwargs):
+    environment = dict(os.environ, PYTHONPATH=ROOT)
+    return subprocess.run(
+        [sys.executable, '-c', script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+        env=environment,
+        **kwargs
+    )
+
+
+def test_it_prints_nothing_and_does_not_import_tensorflow():
+    run = python('import sys, slimguard; assert "tensorflow" not in sys.modules')
+    assert (run.returncode, run.stdout, run.stderr) == (0, '', '')
+
+
+def test_every_public_name_is_there():
+    run = python(
+        'import slimguard\n'
+        'for name in slimguard.__all__:\n'
+        '    assert getattr(slimguard, name) is not None, name\n'
+        '    assert name in dir(slimguard), name\n'
+        'from slimguard import *\n'
+        'print(slimguard.__version__, NanLossHook.__name__)\n'
+    )
+    assert run.stdout == '0.1.0 NanLossHook\n', run.stderr
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    import slimguard
+
+    with pytest.raises(AttributeError, match="'slimguard' has no attribute 'gaurd'"):
+        slimguard.gaurd
+
+
+def test_eager_mode_is_left_as_it_is():
+    run = python(
+        'import tensorflow as tf\n'
+        'before = tf.executing_eagerly()\n'
+        'import slimguard\n'
+        'slimguard.train, slimguard.NanLossHook\n'
+        'assert tf.executing_eagerly() == before\n'
+    )
+    assert run.returncode == 0, run.stderr

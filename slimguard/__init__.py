@@ -27,7 +27,9 @@ _HOMES = {
     'Stop': 'policies',
     'create_train_op': 'learning',
     'guard': 'gate',
+    'instrument': 'instrumentation',
     'train': 'learning',
+    'watch': 'loop',
 }
 _MODULES = ('compat', 'gate', 'hooks', 'incident', 'learning', 'policies')
 

@@ -6,7 +6,7 @@ are here too, under one path on every version of TensorFlow.
 """
 
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -15,7 +15,7 @@ from slimguard import gate as gates
 from slimguard import graphs
 from slimguard.incident import Incident, NanLossError
 from slimguard.plan import op_of
-from slimguard.policies import Ladder, OnNan, Raise, Stop
+from slimguard.policies import Ladder, OnNan, Raise, Stop, rungs_of
 
 tf1 = tf.compat.v1
 
@@ -236,6 +236,35 @@ class NanLossHook(GateWatcher, NanTensorHook):
         NanTensorHook.__init__(self, loss_tensor, fail_on_nan_loss)
         GateWatcher.__init__(self, on_nan, fail_on_nan_loss, max_loss)
         self._loss = loss_tensor
+
+
+def with_watcher(
+    hooks: Sequence[SessionRunHook], on_nan: OnNan, max_loss: Optional[float]
+) -> Tuple[List[SessionRunHook], GateWatcher]:
+    """The hooks, and the one of them that decides: a NanLossHook, or else one that is added.
+
+    Raises:
+      ValueError: if `on_nan` or `max_loss` disagrees with a NanLossHook, or is nothing we know.
+    """
+    gates.require_max_loss(max_loss)
+    given = [hook for hook in hooks if isinstance(hook, GateWatcher)]
+    if not given:
+        watcher = GateWatcher(on_nan, max_loss=max_loss)
+        return list(hooks) + [watcher], watcher
+    for hook in given:
+        if on_nan is not None and list(hook.rungs) != rungs_of(on_nan):
+            raise ValueError(
+                'on_nan=%r disagrees with the %s among the hooks, which says %r; say it in one '
+                'place' % (on_nan, type(hook).__name__, list(hook.rungs))
+            )
+        if max_loss is not None and hook.max_loss not in (None, max_loss):
+            raise ValueError(
+                'max_loss=%r disagrees with the %s among the hooks, which says %r; say it in one '
+                'place' % (max_loss, type(hook).__name__, hook.max_loss)
+            )
+        if max_loss is not None:
+            hook.max_loss = max_loss
+    return list(hooks), given[0]
 
 
 class Run:

@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from slimguard import compat
 from slimguard import gate as gates
-from slimguard.hooks import GateWatcher
+from slimguard.hooks import with_watcher
 from slimguard.incident import Incident
 from slimguard.loop import HookedSteps
-from slimguard.policies import OnNan, rungs_of
+from slimguard.policies import OnNan
 
 tf1 = tf.compat.v1
 
@@ -173,10 +173,7 @@ def train(
     # An op that writes nothing needs no guard, and slim trains such ops as well.
     if gates.writes_something(train_op):
         train_op = gates.guard(train_op)
-    hooks = list(hooks or ())
-    watcher = _watcher(hooks, on_nan, max_loss)
-    if watcher not in hooks:
-        hooks.append(watcher)
+    hooks, watcher = with_watcher(hooks or (), on_nan, max_loss)
     steps = HookedSteps(
         train_step_fn,
         session_wrapper,
@@ -241,28 +238,6 @@ a session of its own. Change
 to
     slimguard.train(train_op, logdir, ..., hooks=hooks)
 The hooks go into train(), and the block goes away."""
-
-
-def _watcher(hooks: Sequence, on_nan: OnNan, max_loss: Optional[float]) -> GateWatcher:
-    """The hook that decides: the NanLossHook among the hooks, or one of our own."""
-    gates.require_max_loss(max_loss)
-    given = [hook for hook in hooks if isinstance(hook, GateWatcher)]
-    if not given:
-        return GateWatcher(on_nan, max_loss=max_loss)
-    for hook in given:
-        if on_nan is not None and list(hook.rungs) != rungs_of(on_nan):
-            raise ValueError(
-                'on_nan=%r disagrees with the %s among the hooks, which says %r; say it in one '
-                'place' % (on_nan, type(hook).__name__, list(hook.rungs))
-            )
-        if max_loss is not None and hook.max_loss not in (None, max_loss):
-            raise ValueError(
-                'max_loss=%r disagrees with the %s among the hooks, which says %r; say it in one '
-                'place' % (max_loss, type(hook).__name__, hook.max_loss)
-            )
-        if max_loss is not None:
-            hook.max_loss = max_loss
-    return given[0]
 
 
 class _Save:

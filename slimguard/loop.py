@@ -6,16 +6,19 @@ and calls hooks for runs of a train op only, so that slim's own small runs (is i
 log?) cost what they did. :class:`HookedSteps` is the second.
 """
 
+import contextlib
 import time
-from typing import Any, Callable, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 from slimguard import gate as gates
-from slimguard.hooks import GateWatcher, fetched_elements
+from slimguard import graphs
+from slimguard.hooks import GateWatcher, fetched_elements, with_watcher
 from slimguard.incident import Incident, NanLossError
 from slimguard.plan import TrainOp, op_of
+from slimguard.policies import OnNan
 
 tf1 = tf.compat.v1
 
@@ -28,21 +31,28 @@ _CHECKS = ('CheckNumerics', 'CheckNumericsV2')
 class HookedSession(_SessionInterface):
     """A session that calls hooks around runs of train ops, as a `MonitoredSession` does.
 
-    Everything else (`graph`, `close`, `make_callable`, ...) is that of the session it wraps.
+    Everything else (`graph`, `make_callable`, ...) is that of the session it wraps.
 
     Args:
       session: the `tf.compat.v1.Session` to wrap, or a wrapper of one.
-      hooks: the `SessionRunHook`s.
-      train_op: the train op; its runs, and those of every guarded train op, are steps.
+      hooks: the `SessionRunHook`s, whose `begin` was called.
+      train_op: a train op whose runs are steps. Those of every guarded train op are, and of any
+        op that runs an optimizer.
 
     Attributes:
       stop_requested: whether a hook asked to stop.
     """
 
-    def __init__(self, session, hooks: Sequence[tf1.train.SessionRunHook], train_op: TrainOp):
+    def __init__(
+        self,
+        session,
+        hooks: Sequence[tf1.train.SessionRunHook],
+        train_op: Optional[TrainOp] = None,
+    ):
         self._session = session
         self._hooks = list(hooks)
         self._train_op = train_op
+        self._steps: Dict[Tuple[str, ...], bool] = {}
         self.stop_requested = False
 
     def __getattr__(self, name):
@@ -62,6 +72,10 @@ class HookedSession(_SessionInterface):
     def partial_run(self, handle, fetches, feed_dict=None):
         return self._session.partial_run(handle, fetches, feed_dict)
 
+    def as_default(self):
+        """As `tf.compat.v1.Session.as_default`, so that `eval()` and `run()` of ops come here."""
+        return tf1.Session.as_default(self)
+
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
         """As `tf.compat.v1.Session.run`."""
         if not self._is_step(fetches):
@@ -75,9 +89,7 @@ class HookedSession(_SessionInterface):
         feeds = self._before_run(context, all_fetches, feed_dict, options)
         run_metadata = run_metadata or tf1.RunMetadata()
         keys = list(all_fetches)
-        values = self._session.run(
-            [all_fetches[key] for key in keys], feeds, options, run_metadata
-        )
+        values = self._session.run([all_fetches[key] for key in keys], feeds, options, run_metadata)
         results = dict(zip(keys, values))
         for hook in self._hooks:
             hook.after_run(
@@ -110,12 +122,18 @@ class HookedSession(_SessionInterface):
         return feeds or None
 
     def _is_step(self, fetches) -> bool:
-        graph = self._session.graph
-        return any(
-            op_of(element) is op_of(self._train_op)
-            or op_of(element).name in gates.gates_of(graph)
-            for element in fetched_elements(fetches, graph)
-        )
+        elements = fetched_elements(fetches, self.graph)
+        names = tuple(element.name for element in elements)
+        if names not in self._steps:
+            self._steps[names] = any(self._trains(op_of(element)) for element in elements)
+        return self._steps[names]
+
+    def _trains(self, op: tf.Operation) -> bool:
+        if op.name in gates.gates_of(self.graph):
+            return True
+        if self._train_op is not None and op is op_of(self._train_op):
+            return True
+        return any(graphs.is_apply(needed) for needed in graphs.ancestors([op]))
 
     def _through_gates(self, fetches):
         """`fetches`, with the guarded train op wherever the one it was made from is asked for.
@@ -130,6 +148,95 @@ class HookedSession(_SessionInterface):
         if type(fetches) in (list, tuple):
             return type(fetches)(self._through_gates(fetch) for fetch in fetches)
         return fetches
+
+
+class WatchedSession(HookedSession):
+    """What `watch` returns: a `HookedSession` with an end."""
+
+    def __init__(self, session, hooks: Sequence[tf1.train.SessionRunHook]):
+        HookedSession.__init__(self, session, hooks)
+        self._ended = False
+        self._contexts = contextlib.ExitStack()
+
+    def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
+        """As `tf.compat.v1.Session.run`; a step after a hook asked to stop is a RuntimeError."""
+        if self.stop_requested and self._is_step(fetches):
+            raise RuntimeError(
+                'a hook has asked to stop, and this would be one more step; loop with '
+                '"while not session.should_stop()"'
+            )
+        return HookedSession.run(self, fetches, feed_dict, options, run_metadata)
+
+    def should_stop(self) -> bool:
+        """Whether a hook asked to stop, as `MonitoredSession.should_stop` says."""
+        return self.stop_requested
+
+    def close(self):
+        """Calls the hooks' `end` and closes the session."""
+        if not self._ended:
+            self._ended = True
+            for hook in self._hooks:
+                hook.end(self._session)
+        self._session.close()
+
+    def __enter__(self):
+        self._contexts.enter_context(self.graph.as_default())
+        self._contexts.enter_context(self.as_default())
+        return self
+
+    def __exit__(self, error_type, error, traceback):
+        clean = error_type is None or issubclass(
+            error_type, (tf.errors.OutOfRangeError, StopIteration)
+        )
+        self._ended = self._ended or not clean
+        try:
+            self.close()
+        finally:
+            self._contexts.close()
+
+
+def watch(
+    session: tf1.Session,
+    hooks: Sequence[tf1.train.SessionRunHook] = (),
+    on_nan: OnNan = None,
+    max_loss: Optional[float] = None,
+) -> WatchedSession:
+    """Gives a plain session hooks and policies.
+
+    The returned session behaves as the given one, and calls the hooks for runs of a train op only:
+    of a guarded one, or any op that runs an optimizer. Other runs are as they were.
+
+        with tf.compat.v1.Session() as session:
+            session = slimguard.watch(session, on_nan='skip')
+            session.run(tf.compat.v1.global_variables_initializer())
+            while not session.should_stop():
+                session.run(train_op, feed_dict={...})
+
+    The hooks' `end` is called when the returned session is closed, or left as a context manager.
+
+    Args:
+      session: a `tf.compat.v1.Session`, new or in use.
+      hooks: `SessionRunHook`s. A `NanLossHook` among them decides what happens after a bad step.
+      on_nan: what happens after a bad step where no `NanLossHook` says; see `NanLossHook`.
+      max_loss: a larger loss is a bad step too; a positive finite number. Default: no limit.
+
+    Raises:
+      TypeError: if `session` is no session.
+      ValueError: if `on_nan` or `max_loss` is not what is expected, or disagrees with a hook.
+    """
+    if not isinstance(session, _SessionInterface):
+        raise TypeError(
+            'session must be a tf.compat.v1.Session, not %r; a MonitoredSession takes the hook '
+            'itself: hooks=[slimguard.NanLossHook(loss)]' % (session,)
+        )
+    hooks, _ = with_watcher(hooks, on_nan, max_loss)
+    coordinator = tf1.train.Coordinator()
+    with session.graph.as_default():
+        for hook in hooks:
+            hook.begin()
+    for hook in hooks:
+        hook.after_create_session(session, coordinator)
+    return WatchedSession(session, hooks)
 
 
 def _merge_options(options, more) -> None:

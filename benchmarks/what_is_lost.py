@@ -66,7 +66,7 @@ def in_train(library, weights, check_numerics, logdir, on_nan):
         train_step_fn=train_step_fn,
         number_of_steps=STEPS,
         log_every_n_steps=0,
-        **kwargs
+        **kwargs,
     )
 
 

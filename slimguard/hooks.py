@@ -71,7 +71,7 @@ class GateWatcher(SessionRunHook):
         self._otherwise = Raise() if fail_on_nan_loss else Stop()
         self._ladder = Ladder(on_nan, self._otherwise)
         self._loss = None  # type: Optional[tf.Tensor]
-        self._runs: Dict[tuple, 'Run'] = {}
+        self._runs: Dict[tuple, Run] = {}
 
     @property
     def rungs(self) -> Sequence[Any]:

@@ -1,5 +1,7 @@
 """For code that is not edited: puts guarded functions in the place of slim's.
 
+Everything that the code then trains is guarded:
+
     with slimguard.instrument(on_nan='skip'):
         import train_mobilenet            # calls slim.learning.create_train_op and train
         train_mobilenet.main()

@@ -149,7 +149,7 @@ def train(
       **: the others are explained in the documentation of `slim.learning.train`.
 
     Returns:
-      The loss after training: the last finite one.
+      The loss after training: that of the last good step.
 
     Raises:
       NanLossError: where the policy is 'raise', once the last good state is saved in `logdir`

@@ -10,7 +10,6 @@ import contextlib
 import time
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
-import numpy as np
 import tensorflow as tf
 
 from slimguard import gate as gates
@@ -245,9 +244,7 @@ def _merge_options(options, more) -> None:
     options.inter_op_thread_pool = max(options.inter_op_thread_pool, more.inter_op_thread_pool)
     options.output_partition_graphs |= more.output_partition_graphs
     options.report_tensor_allocations_upon_oom |= more.report_tensor_allocations_upon_oom
-    options.debug_options.debug_tensor_watch_opts.extend(
-        more.debug_options.debug_tensor_watch_opts
-    )
+    options.debug_options.debug_tensor_watch_opts.extend(more.debug_options.debug_tensor_watch_opts)
 
 
 class HookedSteps:
@@ -278,7 +275,7 @@ class HookedSteps:
         self._watcher = watcher
         self._train_op = train_op
         self._save = save
-        self._last_finite_loss = None  # type: Any
+        self._last_good_loss = float('nan')  # type: Any
         self.coordinator = tf1.train.Coordinator()
 
     def wrap(self, session) -> HookedSession:
@@ -290,8 +287,8 @@ class HookedSteps:
         return HookedSession(session, self._hooks, self._train_op)
 
     def step(self, session, train_op, global_step, train_step_kwargs) -> Tuple[Any, bool]:
-        """The step function. Returns the loss, the last finite one if this one is not, and
-        whether to stop."""
+        """The step function. Returns the loss of the last good step, and whether to stop."""
+        incidents = len(self._watcher.incidents)
         try:
             loss, should_stop = self._try_step(session, train_op, global_step, train_step_kwargs)
         except NanLossError as error:
@@ -302,11 +299,11 @@ class HookedSteps:
             self._end(session)
             raise
         except StopIteration:
-            loss, should_stop = self._last_finite_loss, True
-        if loss is not None and np.all(np.isfinite(loss)):
-            self._last_finite_loss = loss
-        elif self._last_finite_loss is not None:
-            loss = self._last_finite_loss
+            loss, should_stop = self._last_good_loss, True
+        if len(self._watcher.incidents) > incidents:
+            loss = self._last_good_loss
+        else:
+            self._last_good_loss = loss
         if should_stop or session.stop_requested or self.coordinator.should_stop():
             self._end(session)
             should_stop = True
@@ -321,12 +318,10 @@ class HookedSteps:
             incident = self._incident_of(error, session, global_step)
             if incident is None:
                 raise
-            context = tf1.train.SessionRunContext(
-                tf1.train.SessionRunArgs(train_op), session
-            )
+            context = tf1.train.SessionRunContext(tf1.train.SessionRunArgs(train_op), session)
             self._watcher.handle(context, incident)
             session.stop_requested = session.stop_requested or context.stop_requested
-            return self._last_finite_loss, False
+            return self._last_good_loss, False
 
     def _incident_of(self, error, session, global_step) -> Optional[Incident]:
         """The incident behind a numeric check that raised; None for any other error."""

@@ -5,9 +5,10 @@ action means is up to who runs the training. Policies are plain values: they hol
 by what they say, and can be used in several trainings.
 """
 
-from typing import Any, Callable, List, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Union
 
-from slimguard.incident import Incident
+if TYPE_CHECKING:  # it imports TensorFlow, and the command line reads policies without
+    from slimguard.incident import Incident
 
 
 class Record:
@@ -71,7 +72,7 @@ class Skip(Policy):
 
 _BY_NAME = {'raise': Raise, 'stop': Stop, 'skip': Skip}
 
-OnNan = Union[None, str, Policy, Callable[[Incident], Any], Sequence[Any]]
+OnNan = Union[None, str, Policy, Callable[['Incident'], Any], Sequence[Any]]
 
 
 def rungs_of(on_nan: OnNan) -> List[Any]:
@@ -126,7 +127,7 @@ class Ladder:
         self._otherwise = otherwise
         self._record = Record()
 
-    def decide(self, incident: Incident) -> str:
+    def decide(self, incident: 'Incident') -> str:
         """The action for one more incident. A callable's own exceptions pass through."""
         self._record.in_a_row += 1
         return self._climb(self.rungs, incident) or Raise.action
@@ -138,7 +139,7 @@ class Ladder:
         """Whether a policy here skips. What a callable returns is not known ahead."""
         return any(isinstance(rung, Skip) for rung in self.rungs)
 
-    def _climb(self, rungs: Sequence[Any], incident: Incident) -> Optional[str]:
+    def _climb(self, rungs: Sequence[Any], incident: 'Incident') -> Optional[str]:
         for rung in rungs:
             if isinstance(rung, Policy):
                 action = rung.action if rung.is_willing(self._record) else None

@@ -7,21 +7,25 @@ import sys
 
 import pytest
 
+import slimguard
+
 tf_slim = pytest.importorskip('tf_slim')
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+# The slimguard under test, be it installed or a checkout.
+ROOT = os.path.dirname(os.path.dirname(slimguard.__file__))
 
 
 def passed_and_failed(plugin, suite):
     """Runs one of the test files that ship with tf-slim; returns the names in either list."""
     path = os.path.join(os.path.dirname(tf_slim.__file__), *suite.split('/'))
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([os.path.dirname(HERE), HERE]))
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([ROOT, HERE]))
     run = subprocess.run(
         [sys.executable, '-m', 'pytest', '-rpf', '-q', '-p', 'no:cacheprovider', '-p', plugin]
         + ['-c', os.devnull, '--rootdir', os.path.dirname(path), path],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        universal_newlines=True,
+        text=True,
         env=environment,
     ).stdout
     assert re.search(r'\d+ passed', run), run

@@ -57,7 +57,7 @@ class TestGuarded:
     def test_both_strategies_give_the_same_incident(self, check_numerics):
         _, train_op, hook = self.build(check_numerics, 'skip')
         monitored(hook, train_op)
-        incident, = hook.incidents
+        (incident,) = hook.incidents
         assert incident.tensors == ('loss Mean', 'gradient of w')
         assert np.isnan(incident.loss)
         assert incident.strategy == ('check_numerics' if check_numerics else 'hook')
@@ -126,7 +126,7 @@ def test_in_an_estimator(on_nan, tmp_path):
             training.train(input_fn, max_steps=6)
     else:
         training.train(input_fn, max_steps=6)
-    (_, hook), = made
+    ((_, hook),) = made
     assert [incident.step for incident in hook.incidents] == [3]
 
 
@@ -136,7 +136,7 @@ class TestWithoutAGate:
         hook = slimguard.NanLossHook(model.loss)
         with pytest.raises(slimguard.NanLossError, match='the update had already landed'):
             monitored(hook, model.minimize())
-        incident, = hook.incidents
+        (incident,) = hook.incidents
         assert (incident.step, incident.held, incident.strategy) == (4, False, 'hook')
 
     def test_stop_stops(self):
@@ -302,7 +302,7 @@ class TestMaxLoss:
     def test_a_larger_loss_is_held(self):
         model, train_op, hook = self.build(1e6)
         monitored(hook, train_op)
-        incident, = hook.incidents
+        (incident,) = hook.incidents
         assert incident.held and incident.loss > 1e6
         assert incident.reason == 'above max_loss: loss Mean'
 

@@ -6,18 +6,16 @@ import sys
 
 import pytest
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+import slimguard
+
+# The slimguard under test, be it installed or a checkout.
+ROOT = os.path.dirname(os.path.dirname(slimguard.__file__))
 
 
 def python(script, **kwargs):
     environment = dict(os.environ, PYTHONPATH=ROOT)
     return subprocess.run(
-        [sys.executable, '-c', script],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        universal_newlines=True,
-        env=environment,
-        **kwargs
+        [sys.executable, '-c', script], capture_output=True, text=True, env=environment, **kwargs
     )
 
 
@@ -39,10 +37,8 @@ def test_every_public_name_is_there():
 
 
 def test_an_unknown_name_is_an_attribute_error():
-    import slimguard
-
     with pytest.raises(AttributeError, match="'slimguard' has no attribute 'gaurd'"):
-        slimguard.gaurd
+        getattr(slimguard, 'gaurd')  # noqa: B009
 
 
 def test_eager_mode_is_left_as_it_is():

@@ -60,7 +60,7 @@ def test_one_log_line_says_what_was_replaced():
     with LogLines() as lines:
         with slimguard.instrument(on_nan='stop', max_loss=5.0):
             pass
-    line, = [line for line in lines if 'instrumented' in line]
+    (line,) = [line for line in lines if 'instrumented' in line]
     assert 'tf_slim.learning.create_train_op, tf_slim.learning.train' in line
     assert "on_nan='stop', max_loss=5.0" in line
 
@@ -108,9 +108,7 @@ def test_a_train_op_built_by_hand_is_guarded_on_the_way_in():
     """As slim's model_deploy does it: updates grouped, and the loss behind them."""
     model = Linear(bad=(3,))
     mean = tf1.get_variable('mean', [3], initializer=tf1.zeros_initializer(), trainable=False)
-    tf1.add_to_collection(
-        tf1.GraphKeys.UPDATE_OPS, mean.assign(tf.reduce_mean(model.batches.x, 0))
-    )
+    tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, mean.assign(tf.reduce_mean(model.batches.x, 0)))
     gradients = model.optimizer.compute_gradients(model.loss)
     updates = tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)
     updates.append(model.optimizer.apply_gradients(gradients, global_step=model.step))

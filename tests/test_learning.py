@@ -1,6 +1,8 @@
 """create_train_op and train, in place of slim's."""
 
 import inspect
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -16,16 +18,17 @@ slim = compat.import_slim()
 
 def build(check_numerics=False, **kwargs):
     model = Linear(**kwargs)
-    train_op = slimguard.create_train_op(
-        model.loss, model.optimizer, check_numerics=check_numerics
-    )
+    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=check_numerics)
     return model, train_op
 
 
 def train(train_op, logdir=None, number_of_steps=6, **kwargs):
     return slimguard.train(
-        train_op, logdir and str(logdir), number_of_steps=number_of_steps,
-        log_every_n_steps=0, **kwargs
+        train_op,
+        logdir and str(logdir),
+        number_of_steps=number_of_steps,
+        log_every_n_steps=0,
+        **kwargs,
     )
 
 
@@ -60,12 +63,12 @@ class TestSignatures:
         return [(p.name, p.default) for p in inspect.signature(function).parameters.values()]
 
     def test_create_train_op_is_slims(self):
-        ours, theirs = map(self.parameters, (slimguard.create_train_op, slim.learning.create_train_op))
-        assert ours == theirs
+        theirs = self.parameters(slim.learning.create_train_op)
+        assert self.parameters(slimguard.create_train_op) == theirs
 
     def test_train_is_slims_and_three_more(self):
-        ours, theirs = map(self.parameters, (slimguard.train, slim.learning.train))
-        assert ours == theirs + [('hooks', None), ('on_nan', None), ('max_loss', None)]
+        more = [('hooks', None), ('on_nan', None), ('max_loss', None)]
+        assert self.parameters(slimguard.train) == self.parameters(slim.learning.train) + more
 
     def test_every_other_name_is_slims_own(self):
         assert set(slim.learning.__all__) <= set(dir(learning))
@@ -149,6 +152,10 @@ class TestPolicies:
         assert checkpoint_at(tmp_path) == (3, [])
         assert model.batches.drawn == 4
 
+    def test_the_loss_of_a_held_step_is_not_returned(self, check_numerics):
+        model, train_op = build(check_numerics, bad=(3,), value=1e6)
+        assert train(train_op, on_nan='stop', max_loss=1e6) < 100
+
     def test_skip_goes_on(self, check_numerics, tmp_path):
         model, train_op = build(check_numerics, bad=(3, 4, 6))
         assert np.isfinite(train(train_op, tmp_path, on_nan='skip'))
@@ -159,7 +166,7 @@ class TestPolicies:
         model, train_op = build(check_numerics, bad=(3,))
         hook = slimguard.NanLossHook(model.loss, on_nan='skip')
         train(train_op, hooks=[hook])
-        incident, = hook.incidents
+        (incident,) = hook.incidents
         assert (incident.step, incident.action) == (3, 'skip')
         assert incident.strategy == ('check_numerics' if check_numerics else 'hook')
 
@@ -325,7 +332,7 @@ class TestNumericChecksOfTheModel:
         hook = slimguard.NanLossHook(model.loss, on_nan='skip')
         recording = Recording()
         train(train_op, hooks=[hook, recording])
-        incident, = hook.incidents
+        (incident,) = hook.incidents
         assert (incident.step, incident.action, incident.strategy) == (2, 'skip', 'check_numerics')
         assert 'bad pixels' in incident.reason
         assert not recording.non_finite
@@ -412,19 +419,8 @@ class TestErrors:
             '        assert "disable_eager_execution" in str(error), error\n'
             '        print("refused")\n'
         )
-        assert run_python(script).stdout.split() == ['refused'] * 4
-
-
-def run_python(script):
-    import subprocess
-    import sys
-
-    return subprocess.run(
-        [sys.executable, '-c', script],
-        check=True,
-        stdout=subprocess.PIPE,
-        universal_newlines=True,
-    )
+        run = subprocess.run([sys.executable, '-c', script], stdout=subprocess.PIPE, text=True)
+        assert run.stdout.split() == ['refused'] * 4
 
 
 def test_the_loss_that_slim_logs_and_the_incident_are_both_there():

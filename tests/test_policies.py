@@ -5,12 +5,14 @@ import pytest
 from slimguard.incident import Incident
 from slimguard.policies import Ladder, Raise, Skip, Stop, rungs_of
 
+RAISE = Raise()
+
 
 def incident():
     return Incident(4, float('nan'), 'not finite: loss', ('loss',), 'hook', 0.0)
 
 
-def decisions(on_nan, events, otherwise=Raise()):
+def decisions(on_nan, events, otherwise=RAISE):
     """What a ladder decides on the bad steps ('x') of a sequence of steps ('.' is a good one)."""
     ladder = Ladder(on_nan, otherwise)
     decided = []
@@ -68,7 +70,7 @@ def test_a_callable_that_returns_nonsense_is_named():
     with pytest.raises(TypeError, match='on_nan must be the name of a policy.* not 5'):
         decisions(lambda incident: 5, 'x')
     with pytest.raises(TypeError, match='callable .* returned'):
-        decisions(lambda incident: (lambda incident: None), 'x')
+        decisions(lambda incident: lambda incident: None, 'x')
 
 
 def test_policies_are_values():

@@ -35,9 +35,7 @@ def test_no_strategy_poisons_the_checkpoint(loop, check_numerics, fail_on_nan_lo
     """The four rows of what stock TensorFlow does: clean weights, the last good step is saved."""
     logdir = str(tmp_path)
     model = Linear(bad=(5,))
-    train_op = slimguard.create_train_op(
-        model.loss, model.optimizer, check_numerics=check_numerics
-    )
+    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=check_numerics)
     hook = slimguard.NanLossHook(model.loss, fail_on_nan_loss=fail_on_nan_loss)
     if fail_on_nan_loss:
         with pytest.raises(slimguard.NanLossError):
@@ -90,9 +88,7 @@ class TestTheUsersNote:
 
     def build(self, bad=()):
         model = Linear(bad)
-        train_op = slimguard.create_train_op(
-            model.loss, model.optimizer, check_numerics=False
-        )
+        train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
         return model.loss, train_op
 
     def test_the_hook_in_a_monitored_session(self):

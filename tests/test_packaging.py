@@ -1,0 +1,95 @@
+"""What is installed and how it is imported."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+from packaging.requirements import Requirement
+
+import slimguard
+
+try:
+    from importlib import metadata
+except ImportError:  # Python 3.7, where pytest brings the backport along
+    import importlib_metadata as metadata
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope='module')
+def distribution():
+    try:
+        return metadata.distribution('slimguard')
+    except metadata.PackageNotFoundError:
+        pytest.skip('slimguard is imported from a checkout that is not installed')
+
+
+def requirements(distribution, extra, python):
+    """Returns what pip installs for the extra on that Python, as {name: specifier}."""
+    found = map(Requirement, distribution.requires)
+    environment = {'extra': extra, 'python_version': python}
+    return {
+        requirement.name: str(requirement.specifier)
+        for requirement in found
+        if requirement.marker is None or requirement.marker.evaluate(environment)
+    }
+
+
+def test_the_version_is_the_newest_in_the_changelog(distribution):
+    changelog = (ROOT / 'CHANGELOG.md').read_text()
+    newest = re.search(r'^## \[(.+?)\]', changelog, re.MULTILINE).group(1)
+    assert slimguard.__version__ == newest == distribution.version
+
+
+@pytest.mark.parametrize('python', ['3.7', '3.13'])
+def test_tensorflow_is_no_hard_requirement(distribution, python):
+    assert set(requirements(distribution, '', python)) == {'tf-slim'}
+
+
+@pytest.mark.parametrize('minor', range(7, 14))
+def test_the_tf_extra_fits_the_python(distribution, minor):
+    tf = requirements(distribution, 'tf', '3.%d' % minor)
+    if minor == 7:
+        assert tf['tensorflow'] == '==1.15.*'
+        assert (tf['protobuf'], tf['numpy']) == ('<3.21', '<1.19')
+    else:
+        assert tf['tensorflow'] == '>=2.12'
+        # Without it slim.batch_norm has nothing to stand on from TensorFlow 2.16 on, which needs
+        # Python 3.9.
+        assert ('tf-keras' in tf) == (minor >= 9)
+
+
+IMPORT = """
+import sys, time
+import tensorflow, tf_slim
+for stream in (sys.stdout, sys.stderr):
+    print('imported', file=stream, flush=True)
+start = time.process_time()
+import slimguard
+slimguard.train
+print(time.process_time() - start)
+"""
+
+
+def import_in_a_new_process():
+    """Returns the seconds that slimguard adds to importing TensorFlow and tf-slim."""
+    # The slimguard that these tests were given, installed or not.
+    here = os.path.dirname(os.path.dirname(slimguard.__file__))
+    done = subprocess.run(
+        [sys.executable, '-c', IMPORT],
+        env=dict(os.environ, PYTHONPATH=here),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.partition('imported\n')[2] == ''
+    (seconds,) = done.stdout.partition('imported\n')[2].splitlines()
+    return float(seconds)
+
+
+def test_importing_prints_nothing_and_adds_under_50_ms():
+    # The first of them may find the modules not yet compiled, any of them a busy machine.
+    assert any(import_in_a_new_process() < 0.05 for _ in range(4))

@@ -24,6 +24,19 @@ def test_it_prints_nothing_and_does_not_import_tensorflow():
     assert (run.returncode, run.stdout, run.stderr) == (0, '', '')
 
 
+def test_loading_all_of_it_prints_nothing_either():
+    # TensorFlow itself may print; from the mark on it is ours.
+    run = python(
+        'import sys, tensorflow, tf_slim\n'
+        'for stream in (sys.stdout, sys.stderr):\n'
+        '    print("imported", file=stream, flush=True)\n'
+        'import slimguard\n'
+        'slimguard.train, slimguard.NanLossHook, slimguard.instrument\n'
+    )
+    assert run.returncode == 0, run.stderr
+    assert [out.partition('imported\n')[2] for out in (run.stdout, run.stderr)] == ['', '']
+
+
 def test_every_public_name_is_there():
     run = python(
         'import slimguard\n'

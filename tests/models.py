@@ -54,14 +54,16 @@ def state(session):
     """The bytes of every variable of the session's graph, by name."""
     with session.graph.as_default():
         variables = tf1.global_variables() + tf1.local_variables()
-    return {v.name: np.asarray(session.run(v)).tobytes() for v in variables}
+    values = session.run(variables)
+    return {v.name: np.asarray(value).tobytes() for v, value in zip(variables, values)}
 
 
 def non_finite(session):
     """Names of the float variables that hold a NaN or Inf."""
     with session.graph.as_default():
         variables = [v for v in tf1.global_variables() if v.dtype.base_dtype.is_floating]
-    return [v.name for v in variables if not np.isfinite(session.run(v)).all()]
+    values = session.run(variables)
+    return [v.name for v, value in zip(variables, values) if not np.isfinite(value).all()]
 
 
 def checkpoint_at(logdir):

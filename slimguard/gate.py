@@ -24,9 +24,9 @@ second look decides exactly, value by value, and also looks at the variables *af
 with copies at hand to undo it: that is how a finite gradient that overflows inside an optimizer
 is caught. While steps are calm, the second look is a dead branch.
 
-What can still turn non-finite in a calm step: a kernel that divides by zero (``epsilon=0``), or
-that takes the root of a difference which rounding made negative (centered RMSProp). The next
-step that is not calm finds it, says so, and holds.
+Where that does not hold, no step is calm: writes inside loops and functions, and kernels that can
+make a NaN of small numbers (centered RMSProp, or an `epsilon` of zero). There each step is a
+trial, with copies of what it writes.
 """
 
 import gc
@@ -47,6 +47,8 @@ tf1 = tf.compat.v1
 _CALM = {tf.float64: 1e280, tf.float32: 1e28, tf.bfloat16: 1e28, tf.float16: 4.0}
 # The same for a learning rate and the like, which multiply what was checked.
 _CALM_FACTOR = 1e12
+
+_ENTERS = frozenset(['Enter', 'RefEnter'])
 
 
 class Label(NamedTuple):
@@ -183,7 +185,8 @@ def guard(
       max_loss: a positive finite number; a larger loss is a bad step. Default: no limit.
 
     Returns:
-      A Tensor or an Operation, as `train_op` is. Its value in a bad step is the bad loss.
+      A Tensor or an Operation, as `train_op` is. Its value in a bad step is the bad loss; or NaN
+      (zeros, for integers and the like), where the value comes out of the update itself.
       Guarding a guarded train op returns it as it is.
 
     Raises:
@@ -192,6 +195,9 @@ def guard(
         scalar of the same graph; if `max_loss` is not positive and finite, or there is no loss.
       RuntimeError: in eager mode, or if the graph is finalized.
     """
+    if isinstance(train_op, tf.Variable):
+        # What `assign` of a resource variable returns, and with it SyncReplicasOptimizer.
+        train_op = train_op.op
     require_train_op(train_op)
     require_max_loss(max_loss)
     if loss is not None:
@@ -267,7 +273,8 @@ def require_train_op(train_op) -> None:
     if not isinstance(train_op, (tf.Tensor, tf.Operation)):
         raise TypeError(
             'train_op must be a tf.Tensor or a tf.Operation, as create_train_op() or '
-            'optimizer.minimize() return it, not %r' % (train_op,)
+            'optimizer.minimize() return it, not %r. tf.group() makes an Operation of whatever '
+            'a session can run' % (train_op,)
         )
     _require_graph(train_op, 'train_op')
 
@@ -342,6 +349,8 @@ class _Build:
         # Second look: after the update, or after it was refused.
         with tf.control_dependencies([_merge([tried, refused], 'looked')]):
             after = self._bad_after()
+            if plan.late_loss is not None:
+                after = tf.concat([after, self._bad_late_loss(twin, refused)], 0)
             is_good = tf.logical_and(tf.logical_not(tf.reduce_any(after)), is_fine)
         good, bad = _branch(is_good, is_good, 'good')
         undo, unwritten = _branch(bad, is_fine, 'undo')
@@ -413,13 +422,24 @@ class _Build:
 
     def _bad_after(self) -> tf.Tensor:
         flags = []
-        for variable in self._plan.variables:
+        for variable in dict.fromkeys(self._plan.variables + list(self._plan.put_back)):
             if not graphs.is_float_variable(variable):
                 continue
             with tf1.colocate_with(variable):
                 flags.append(_any_not_finite(_read(variable)))
             self.labels.append(Label('state', variable.name))
         return tf.stack(flags) if flags else tf.zeros([0], tf.bool)
+
+    def _bad_late_loss(self, twin, refused: tf.Tensor) -> tf.Tensor:
+        """The flag of a loss that comes out of the update; it is false where that was refused."""
+        loss = self._plan.late_loss
+        self.labels.append(Label('value', 'loss ' + loss.op.name))
+        value = _twin_of(loss, twin, self._plan.held)
+        with tf.control_dependencies(None):
+            with tf.control_dependencies([refused]):
+                unknown = tf.constant(False)
+            flag = _merge([_any_not_finite(value), unknown], 'bad_late_loss')
+        return tf.expand_dims(flag, 0)
 
     # Forward writes.
 
@@ -462,7 +482,8 @@ class _Build:
                     loose_ends.append((op, index, source))
                     inputs[index] = inputs[0]
             controls = [twin.get(c, c) for c in plan.controls(op)]
-            twin[op] = _create_like(op, inputs, controls + self._switch(op, twin, go))
+            controls += self._switch(op, twin, go)
+            twin[op] = _create_like(op, inputs, controls, '_' + go.op.name)
         for op, index, source in loose_ends:
             twin[op]._update_input(index, twin[source.op].outputs[source.value_index])
         return twin
@@ -471,6 +492,9 @@ class _Build:
         """What to wait for so that `op` is dead if `go` is: nothing, if an input of it is dead."""
         if op.type in ('Merge', 'RefMerge'):
             return []  # alive if one of its inputs is, whatever it waits for
+        loop = graphs.loop_around(op)
+        if loop is not None and not (op.type in _ENTERS and _context(op) is loop):
+            return []  # nothing inside of a loop can wait for what is outside; its entries do
         dies_anyway = any(
             needed in twin and needed.type not in ('Merge', 'RefMerge')
             for needed in self._plan.needs(op)
@@ -500,12 +524,9 @@ class _Build:
         variable = graphs.variable_behind(tensor)
         if variable is not None and tensor.dtype != tf.resource:
             return _read(variable)
-        if op in plan.writes or graphs.loop_around(op) is not None:
-            raise ValueError(
-                'cannot guard: the value of train op %r comes out of %s %r, which would not run '
-                'in a bad step. Let the train op be an Operation (tf.group), or return the loss'
-                % (plan.train_op.name, op.type, op.name)
-            )
+        steers = op.type in ('Switch', 'Merge', 'Exit')
+        if op in plan.writes or steers or graphs.loop_around(op) is not None:
+            return _no_value(tensor)  # it would take running the writes
         if op not in made:
             inputs = [self._without_update(plan.resolve(t), made) for t in op.inputs]
             controls = [c for c in plan.controls(op) if c not in plan.held]
@@ -652,12 +673,12 @@ def _restore(copies: Dict[tf.Operation, tf.Tensor], pivot: tf.Tensor, name: str)
     return _after(assigns, pivot, name)
 
 
-def _create_like(op: tf.Operation, inputs, controls) -> tf.Operation:
+def _create_like(op: tf.Operation, inputs, controls, frame_suffix: str = '') -> tf.Operation:
     """A new op of the same kind, with the same attributes on the same device."""
     graph = op.graph
     attributes = dict(op.node_def.attr.items())
-    if 'frame_name' in attributes:  # a loop of its own
-        attributes['frame_name'].s += b'_' + tf.compat.as_bytes(graph.unique_name('frame'))
+    if 'frame_name' in attributes:  # a loop of its own, the same for all that enter it
+        attributes['frame_name'].s += tf.compat.as_bytes(frame_suffix)
     with tf.control_dependencies(list(dict.fromkeys(controls))), graph.device(op.device):
         return graph.create_op(
             op.type,
@@ -686,9 +707,17 @@ def _entries(writes: Sequence[tf.Operation], plan: Plan) -> List[tf.Operation]:
         entries.extend(
             op
             for op in plan.order
-            if op.type in ('Enter', 'RefEnter') and _context(op) is loop
+            if op.type in _ENTERS and _context(op) is loop
         )
     return entries
+
+
+def _no_value(tensor: tf.Tensor) -> tf.Tensor:
+    """What stands in for a value that there is none of: NaN, or zeros where there is no NaN."""
+    shape = [size or 0 for size in tensor.shape.as_list()] if tensor.shape.rank else []
+    if graphs.is_float(tensor):
+        return tf.cast(tf.fill(shape, math.nan), tensor.dtype.base_dtype)
+    return tf.zeros(shape, tensor.dtype.base_dtype)
 
 
 def _read_global_step(graph: tf.Graph) -> Optional[tf.Tensor]:

@@ -22,7 +22,7 @@ _READS = frozenset(
     'ReadVariableOp _ReadVariablesOp VarIsInitializedOp IsVariableInitialized VariableShape '
     'ResourceGather ResourceGatherNd DisableCopyOnRead DeepCopy'.split()
 )
-_VARIABLES = frozenset('VariableV2 Variable VarHandleOp'.split())
+VARIABLES = frozenset('VariableV2 Variable VarHandleOp'.split())
 # State that is neither a variable nor readable, but ends up in checkpoints or in gradients.
 _OTHER_WRITES = re.compile(
     r'(Resource|Sparse)?AccumulatorApplyGradient$|LookupTable(Insert|Remove|Import)'
@@ -104,7 +104,7 @@ def variable_behind(tensor) -> Optional[tf.Operation]:
     op = tensor.op
     while op not in seen:
         seen.add(op)
-        if op.type in _VARIABLES:
+        if op.type in VARIABLES:
             return op
         hands_on = op.type in _PASS_ON or any(is_reference(t) for t in op.outputs)
         if not hands_on or not op.inputs:
@@ -167,7 +167,7 @@ class Writes:
         return bool(_MULTIPLIES.match(op.type)) or (op in self and bool(self._bodies(op)))
 
     def _find(self, op) -> List[tf.Operation]:
-        if op.type in _READS or op.type in _PASS_ON or op.type in _VARIABLES:
+        if op.type in _READS or op.type in _PASS_ON or op.type in VARIABLES:
             return []
         candidates = [
             index
@@ -268,6 +268,19 @@ def squares_gradient(op) -> bool:
     return bool(_SQUARES.match(op.type))
 
 
+def can_divide_by_zero(op) -> bool:
+    """Whether an optimizer's kernel can make a NaN of numbers that are finite and small.
+
+    Centered RMSProp takes the root of a difference that rounding can make negative; others divide
+    zero by zero if their `epsilon` is zero, as 1e-8 is in float16.
+    """
+    if not is_apply(op):
+        return False
+    if 'CenteredRMSProp' in op.type:
+        return True
+    return any(v.role == 'epsilon' and constant_scalar(v.tensor) == 0 for v in values_of(op))
+
+
 def feeds_square(write) -> bool:
     """Whether what an accumulator collects reaches an optimizer that squares it."""
     accumulator = write.inputs[0].op
@@ -321,7 +334,9 @@ def constant_scalar(tensor) -> Optional[float]:
     while op.type in ('Identity', 'Cast') and not is_reference(op.inputs[0]):
         op = op.inputs[0].op
     value = tf.get_static_value(op.outputs[0]) if op.type == 'Const' else None
-    return float(value) if value is not None and value.size == 1 else None
+    if value is None or value.size != 1:
+        return None
+    return float(value.astype(tensor.dtype.base_dtype.as_numpy_dtype))  # as a Cast rounds it
 
 
 def loop_around(op):

@@ -60,6 +60,7 @@ class Plan:
       variables: the variables that held ops write.
       put_back: the forward writes to undo after a bad step, by variable.
       opaque_forward: the variables of `put_back` whose new value can only be read afterwards.
+      late_loss: the loss, where it comes out of the update and cannot be looked at before.
       trial: whether the held writes can only be judged by what they wrote.
       barrier: ops that must have run before anything is written (asserts and the like).
     """
@@ -73,6 +74,8 @@ class Plan:
         self._stand_in = stand_in
         self._peeled: Dict[tf.Operation, tf.Tensor] = {}
         self.core = self._peel(train_op) if isinstance(train_op, tf.Tensor) else None
+        if self.core is None:
+            self._peel_group(op_of(train_op))
         roots = [op_of(train_op)] + ([] if loss is None else [loss.op])
         self.order = graphs.ancestors(roots, self.needs)
         self.writes = graphs.Writes(self.graph)
@@ -83,9 +86,11 @@ class Plan:
                 'applies the gradients' % train_op.name
             )
         self.held = self._find_held()
+        self._require_no_fed_op_is_held()
         self.losses = self._find_losses(loss)
         self.squares: List[Check] = []
-        self.trial = self._core_is_late()
+        self.late_loss = self.core if self._core_is_late() else None
+        self.trial = self.late_loss is not None
         self.variables: List[tf.Operation] = []
         self.put_back: Dict[tf.Operation, List[tf.Operation]] = {}
         self.opaque_forward: List[tf.Operation] = []
@@ -129,6 +134,20 @@ class Plan:
             core = self.resolve(inner)
         return core
 
+    def _peel_group(self, train_op: tf.Operation) -> None:
+        """Peels the train ops that were put into a `tf.group`."""
+        seen = set()
+        waiting = [train_op]
+        while waiting:
+            op = waiting.pop()
+            if op in seen:
+                continue
+            seen.add(op)
+            if op.type == 'NoOp':
+                waiting.extend(self.controls(op))
+            elif op.type in _CHECKS or (op.type == 'Identity' and self.controls(op)):
+                self._peel(op.outputs[0])
+
     # Which part an op belongs to.
 
     def _find_held(self) -> Set[tf.Operation]:
@@ -145,8 +164,10 @@ class Plan:
             forward.update(graphs.ancestors([self.core.op], self.needs))
             if not training.isdisjoint(forward):
                 forward = set()  # a loss computed after the update says nothing about the rest
+        computed = set(forward)
         before_training = [needed for write in training for needed in self.needs(write)]
         forward.update(graphs.ancestors(before_training, self.needs))
+        forward -= self._find_slot_writes(training, computed)
         if not forward:
             training = set(self._writing)
         held: Set[tf.Operation] = set()
@@ -157,6 +178,47 @@ class Plan:
                 held.add(op)
                 loops.add(graphs.loop_around(op))
         return self._with_loops(held, loops - {None})
+
+    def _require_no_fed_op_is_held(self) -> None:
+        for op in self.order:
+            if op in self.held and op.type.startswith('Placeholder'):
+                raise ValueError(
+                    'cannot guard: placeholder %r waits for a write (it was made under '
+                    'tf.control_dependencies), so it would have to be fed twice. Make it ahead of '
+                    'the train ops' % op.name
+                )
+
+    def _find_slot_writes(self, training: Set[tf.Operation], computed: Set[tf.Operation]):
+        """Writes that a training write needs, but no gradient: they can be held as well.
+
+        Adam's sparse update is made so: it decays and scatters into its moments, and subtracts
+        what it then reads from them. Here we follow such arithmetic from the training writes
+        back to where something else, a gradient, enters it.
+        """
+        slot_writes: Set[tf.Operation] = set()
+        seen: Set[tf.Operation] = set()
+        gradients: List[tf.Operation] = []
+        waiting = [
+            self.resolve(value.tensor).op
+            for write in training
+            if not graphs.is_apply(write) and not self.writes.is_opaque(write)
+            for value in graphs.values_of(write)
+        ]
+        while waiting:
+            op = waiting.pop()
+            if op in seen:
+                continue
+            seen.add(op)
+            if op in self.writes and not self.writes.is_opaque(op):
+                slot_writes.add(op)
+                waiting.extend(self.needs(op))
+            elif graphs.is_variable_read(op):
+                waiting.extend(self.needs(op))
+            elif op.type in _KEEP_FINITE or _is_safe_product(op):
+                waiting.extend(self.resolve(t).op for t in op.inputs)
+            elif op.type not in graphs.VARIABLES:
+                gradients.append(op)
+        return slot_writes - training - computed - set(graphs.ancestors(gradients, self.needs))
 
     def _with_loops(self, held: Set[tf.Operation], loops: Set[object]) -> Set[tf.Operation]:
         """A loop runs as one: if one op in it is held, all are, and what comes after."""
@@ -201,6 +263,8 @@ class Plan:
         for variable in self.writes.variables(write):
             if variable not in self.variables:
                 self.variables.append(variable)
+        if graphs.can_divide_by_zero(write):
+            self.trial = True
         if self.writes.is_opaque(write) or graphs.loop_around(write) is not None:
             self.trial = True
             return

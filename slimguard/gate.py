@@ -331,13 +331,15 @@ class _Build:
                 calm, looking = None, tf.constant(True, name='looking')
         else:
             is_calm = self._is_calm(checks, barrier)
-            calm, looking = _branch(is_calm, is_calm, 'calm')
+            calm, looking = _branch(self.watched, is_calm, 'calm')
 
         # Second look: before the update.
         with tf.control_dependencies([looking]):
             before = self._bad_before(checks)
             is_fine = tf.logical_not(tf.reduce_any(before), name='is_fine')
-        fine, refused = _branch(is_fine, is_fine, 'fine')
+        # What is switched is not the predicate: Grappler would make constants of that, and abort on
+        # TensorFlow 1.15 where a loop waits for one.
+        fine, refused = _branch(self.watched, is_fine, 'fine')
         copies = _copy(plan.variables, fine)
         prepared = _after(copies.values(), fine, 'prepared')
 
@@ -422,11 +424,10 @@ class _Build:
 
     def _bad_after(self) -> tf.Tensor:
         flags = []
-        for variable in dict.fromkeys(self._plan.variables + list(self._plan.put_back)):
-            if not graphs.is_float_variable(variable):
-                continue
-            with tf1.colocate_with(variable):
-                flags.append(_any_not_finite(_read(variable)))
+        written = dict.fromkeys(self._plan.variables + list(self._plan.put_back))
+        floats = [variable for variable in written if graphs.is_float_variable(variable)]
+        for variable, value in _copy(floats, None).items():
+            flags.append(_any_not_finite(value))
             self.labels.append(Label('state', variable.name))
         return tf.stack(flags) if flags else tf.zeros([0], tf.bool)
 
@@ -459,8 +460,8 @@ class _Build:
         written += [c.tensor.op for c in plan.checks if _context(c.tensor.op) is None]
         checks = []
         for variable in plan.opaque_forward:
-            with tf.control_dependencies(written), tf1.colocate_with(variable):
-                value = tf.identity(_read(variable))
+            with tf.control_dependencies(written):
+                value = _copy([variable], None)[variable]
             checks.append(Check(value, 'update of ' + variable.name))
         return checks
 
@@ -643,7 +644,11 @@ def _read(variable: tf.Operation) -> tf.Tensor:
 
 
 def _copy(variables, pivot: Optional[tf.Tensor]) -> Dict[tf.Operation, tf.Tensor]:
-    """Copies of variables, made once `pivot` is alive. What writes them must wait for these."""
+    """Copies of variables, made once `pivot` is alive. What writes them must wait for these.
+
+    They are also for looking at what was written: the Identity that reads a ref variable, Grappler
+    may take away, and with it what the reading has to wait for (seen on TensorFlow 1.15).
+    """
     copies = {}
     with tf.control_dependencies([] if pivot is None else [pivot]):
         for variable in variables:
@@ -704,11 +709,7 @@ def _entries(writes: Sequence[tf.Operation], plan: Plan) -> List[tf.Operation]:
         if loop is None:
             entries.append(write)
             continue
-        entries.extend(
-            op
-            for op in plan.order
-            if op.type in _ENTERS and _context(op) is loop
-        )
+        entries.extend(op for op in plan.order if op.type in _ENTERS and _context(op) is loop)
     return entries
 
 

@@ -50,8 +50,7 @@ def needs(op) -> Iterator[tf.Operation]:
     """The ops that must run before `op`, through data and control edges."""
     for tensor in op.inputs:
         yield tensor.op
-    for control in op.control_inputs:
-        yield control
+    yield from op.control_inputs
 
 
 def ancestors(roots: Iterable[tf.Operation], needs=needs) -> List[tf.Operation]:
@@ -172,8 +171,7 @@ class Writes:
         candidates = [
             index
             for index, tensor in enumerate(op.inputs)
-            if tensor.dtype == tf.resource
-            or (is_reference(tensor) and _takes_reference(op, index))
+            if tensor.dtype == tf.resource or (is_reference(tensor) and _takes_reference(op, index))
         ]
         if not candidates:
             return []

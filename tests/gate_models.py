@@ -1,0 +1,210 @@
+"""Small trainings to guard, and what all tests of the gate ask of them."""
+
+import contextlib
+import math
+from typing import Callable, Dict, List
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from slimguard import gate, graphs
+
+tf1 = tf.compat.v1
+
+BAD = {'nan': math.nan, 'inf': math.inf, '-inf': -math.inf}
+
+OPTIMIZERS = {
+    'GradientDescent': lambda: tf1.train.GradientDescentOptimizer(0.1),
+    'Momentum': lambda: tf1.train.MomentumOptimizer(0.01, 0.9),
+    'Nesterov': lambda: tf1.train.MomentumOptimizer(0.01, 0.9, use_nesterov=True),
+    # In 16 bits, the defaults of beta2 and epsilon round to 1 and to 0.
+    'Adam': lambda: tf1.train.AdamOptimizer(0.1, beta2=0.9, epsilon=1e-3),
+    'RMSProp': lambda: tf1.train.RMSPropOptimizer(0.1, momentum=0.5),
+    'CenteredRMSProp': lambda: tf1.train.RMSPropOptimizer(0.01, centered=True, epsilon=1.0),
+    'Adagrad': lambda: tf1.train.AdagradOptimizer(0.1),
+    'AdagradDA': lambda: tf1.train.AdagradDAOptimizer(0.1, tf1.train.get_or_create_global_step()),
+    'Adadelta': lambda: tf1.train.AdadeltaOptimizer(0.1),
+    'Ftrl': lambda: tf1.train.FtrlOptimizer(0.1, l1_regularization_strength=0.01),
+    'ProximalGradientDescent': lambda: tf1.train.ProximalGradientDescentOptimizer(0.1, 0.01),
+    'ProximalAdagrad': lambda: tf1.train.ProximalAdagradOptimizer(0.1, 0.1, 0.01),
+}
+
+
+class Damage:
+    """Placeholders that add nothing to a model until a test feeds them.
+
+    A model names the places where it can be hurt, by asking for them: `damage('loss')`.
+    """
+
+    def __init__(self):
+        self.places: Dict[str, tf.Tensor] = {}
+
+    def __call__(self, place: str, dtype=tf.float32) -> tf.Tensor:
+        if place not in self.places:
+            name = 'damage_' + place.replace(' ', '_')
+            zero = tf.zeros([], dtype)
+            self.places[place] = tf1.placeholder_with_default(zero, [], name=name)
+        return self.places[place]
+
+    def gradient(self, tensor: tf.Tensor, place: str = 'gradient') -> tf.Tensor:
+        """`tensor`, whose gradient is hurt and whose value is not."""
+        extra = self(place, tensor.dtype.base_dtype)
+
+        @tf.custom_gradient
+        def identity(x):
+            return tf.identity(x), lambda dy: dy + extra
+
+        return identity(tensor)
+
+
+def new_session(**kwargs) -> tf1.Session:
+    """A session in which two trainings of the same graph give the same bits."""
+    config = tf1.ConfigProto(
+        intra_op_parallelism_threads=1, inter_op_parallelism_threads=1, **kwargs
+    )
+    return tf1.Session(config=config)
+
+
+def initialize(sess) -> None:
+    sess.run([tf1.global_variables_initializer(), tf1.local_variables_initializer()])
+
+
+def _bits(value) -> bytes:
+    return value if isinstance(value, bytes) else value.tobytes()
+
+
+class Snapshot:
+    """The bits of every variable of the default graph."""
+
+    def __init__(self):
+        variables = tf1.global_variables() + tf1.local_variables()
+        self._values = {v.name: v.value() for v in variables}
+        self._floats = {name: x for name, x in self._values.items() if graphs.is_float(x)}
+
+    def __call__(self, sess) -> Dict[str, bytes]:
+        return {name: _bits(x) for name, x in sess.run(self._values).items()}
+
+    def not_finite(self, sess) -> List[str]:
+        values = sess.run(self._floats)
+        return [n for n, x in values.items() if not np.isfinite(x.astype(np.float64)).all()]
+
+
+def changed(before: Dict[str, bytes], after: Dict[str, bytes]) -> List[str]:
+    return [name for name in before if before[name] != after[name]]
+
+
+def as_pair(model):
+    """The train op and the loss of what a model's function returned: both, or the train op."""
+    return model if isinstance(model, tuple) else (model, None)
+
+
+class Guarded:
+    """A guarded train op in a session, and the questions that every test asks."""
+
+    def __init__(self, model, sess=None, cpus=1, **kwargs):
+        train_op, loss = as_pair(model)
+        self.train_op = gate.guard(train_op, loss, **kwargs)
+        self.gate = gate.gate_of(self.train_op)
+        self.snapshot = Snapshot()
+        self.sess = sess or new_session(device_count={'CPU': cpus})
+        initialize(self.sess)
+
+    def step(self, feed=None) -> bool:
+        """Runs one step, watched; returns whether it was written."""
+        feed = dict(feed or {})
+        feed[self.gate.watched] = True
+        fetches = [self.train_op, self.gate.written, self.gate.bad]
+        _, written, self.bad = self.sess.run(fetches, feed)
+        assert written == (not any(self.bad))
+        return written
+
+    def finding(self) -> gate.Finding:
+        return self.gate.explain(self.bad)
+
+    def assert_held(self, feed, why: str, input_variables=()) -> None:
+        """A step with `feed` is an incident, and every variable has the bits it had."""
+        before = self.snapshot(self.sess)
+        assert not self.step(feed), '%s: the step was written' % why
+        names = set(changed(before, self.snapshot(self.sess))) - set(input_variables)
+        assert not names, '%s: changed %s' % (why, sorted(names))
+
+    def assert_written(self, feed=None) -> None:
+        """A step with `feed` is written, and does something."""
+        before = self.snapshot(self.sess)
+        assert self.step(feed), 'not written: %s' % (self.finding(),)
+        assert changed(before, self.snapshot(self.sess)), 'a finite step changed nothing'
+
+    def close(self) -> None:
+        self.sess.close()
+
+
+def check_every_damage(build: Callable, input_variables=(), **kwargs) -> Guarded:
+    """Builds a model, and hurts it with every bad value at every place it names.
+
+    `input_variables` are those that the model advances by itself, as input.
+    """
+    damage = Damage()
+    guarded = Guarded(build(damage), **kwargs)
+    assert damage.places
+    # Fed always, so that the session prepares one kind of step and not one for each place.
+    healthy = {placeholder: 0.0 for placeholder in damage.places.values()}
+    guarded.assert_written(healthy)
+    for place, placeholder in damage.places.items():
+        for name, value in BAD.items():
+            hurt = dict(healthy)
+            hurt[placeholder] = value
+            guarded.assert_held(hurt, '%s in %s' % (name, place), input_variables)
+        guarded.assert_written(healthy)
+    assert not guarded.snapshot.not_finite(guarded.sess)
+    return guarded
+
+
+def train(build: Callable, steps: int, guarded: bool, feed: Callable = None) -> Dict[str, bytes]:
+    """The bits of all variables after some finite steps of a fresh graph."""
+    with tf.Graph().as_default():
+        tf1.set_random_seed(1)
+        train_op, loss = as_pair(build(Damage()))
+        fetches = [train_op]
+        if guarded:
+            fetches = [gate.guard(train_op, loss)]
+            fetches.append(gate.gate_of(fetches[0]).written)
+        snapshot = Snapshot()
+        with new_session() as sess:
+            initialize(sess)
+            for i in range(steps):
+                values = sess.run(fetches, feed(i) if feed else None)
+                assert not guarded or values[1], 'step %d was not written' % i
+            return snapshot(sess)
+
+
+def check_same_bits(build: Callable, steps: int) -> None:
+    """Finite steps, guarded and not, end with the same bits."""
+    plain = train(build, steps, guarded=False)
+    guarded = train(build, steps, guarded=True)
+    assert not changed(plain, guarded)
+
+
+@contextlib.contextmanager
+def skip_without_kernels():
+    """Skips the test where TensorFlow itself cannot run the model."""
+    try:
+        yield
+    except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError, TypeError) as error:
+        lacks = ('No OpKernel', 'Could not find device', 'not in list of allowed', 'does not match')
+        if not any(words in str(error) for words in lacks):
+            raise
+        pytest.skip('TensorFlow %s cannot run this model unguarded' % tf.__version__)
+
+
+def two_weights(damage, make_optimizer, dtype=tf.float32, use_resource=True, step=True):
+    """A dense weight and an embedding, with an optimizer that trains both."""
+    start = np.linspace(-1.0, 1.0, 15).reshape(5, 3)
+    make = tf1.get_variable
+    dense = make('dense', initializer=tf.constant(start[0], dtype), use_resource=use_resource)
+    table = make('table', initializer=tf.constant(start, dtype), use_resource=use_resource)
+    rows = tf.nn.embedding_lookup(table, [1, 1, 4])
+    product = damage.gradient(dense, 'dense gradient') * damage.gradient(rows, 'sparse gradient')
+    loss = tf.reduce_sum(tf.square(product - 1)) + damage('loss', dtype)
+    global_step = tf1.train.get_or_create_global_step() if step else None
+    return make_optimizer().minimize(loss, global_step=global_step), loss

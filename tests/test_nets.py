@@ -1,4 +1,4 @@
-"""The networks of tf_slim.nets, whole: each is built, trained a guarded step, and skips a bad one."""
+"""The networks of tf_slim.nets: each is built, trained a guarded step, and skips a bad one."""
 
 import numpy as np
 import pytest
@@ -43,9 +43,9 @@ def vgg_16(images):
     [
         (resnet_50, 2, 64),
         (inception_v1, 1, 224),
-        (inception_v2, 2, 64),
-        (inception_v3, 2, 107),
-        (vgg_16, 1, 224),
+        pytest.param(inception_v2, 2, 64, marks=pytest.mark.slow),
+        pytest.param(inception_v3, 2, 107, marks=pytest.mark.slow),
+        pytest.param(vgg_16, 1, 224, marks=pytest.mark.slow),
     ],
     ids=lambda value: getattr(value, '__name__', None),
 )

@@ -1,0 +1,152 @@
+"""The command line: ``python -m slimguard``, and the console script ``slimguard``.
+
+Imports no TensorFlow before it has something to run, so that help and usage errors come at once.
+"""
+
+import argparse
+import math
+import os
+import sys
+from typing import List, Optional, Sequence, Tuple
+
+from slimguard import policies
+
+_RUN_USAGE = (
+    '%(prog)s [--on_nan=POLICY] [--max_loss=X] [--tf1] script.py [ARGUMENT ...]\n'
+    '       %(prog)s [--on_nan=POLICY] [--max_loss=X] [--tf1] -m module [ARGUMENT ...]'
+)
+_TAKE_A_VALUE = ('--on_nan', '--max_loss')
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> None:
+    """Obeys a command line, by default that of the process."""
+    ours, script = _split(sys.argv[1:] if arguments is None else arguments)
+    parser, run_parser = _parsers()
+    options = parser.parse_args(ours)
+    if options.command == 'run':
+        _check_script(script, run_parser)
+        _run(options, script)
+    else:
+        _doctor()
+
+
+def parse_policy(text: str) -> List[policies.Policy]:
+    """The policies that a name, or a ladder such as ``skip:5,raise``, stands for.
+
+    Raises:
+      argparse.ArgumentTypeError: for an unknown name, or a number that does not fit.
+    """
+    try:
+        return [_parse_rung(rung.strip()) for rung in text.split(',')]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _parse_rung(text: str) -> policies.Policy:
+    name, colon, number = text.partition(':')
+    (policy,) = policies.rungs_of(name)
+    if not colon:
+        return policy
+    if not vars(policy):
+        raise ValueError('%r: %s takes no number' % (text, name))
+    if not number.isdigit():
+        raise ValueError('%r: expected a number after the colon, as in %s:5' % (text, name))
+    return type(policy)(int(number))
+
+
+def parse_max_loss(text: str) -> float:
+    """A positive finite number.
+
+    Raises:
+      argparse.ArgumentTypeError: for anything else.
+    """
+    try:
+        max_loss = float(text)
+    except ValueError:
+        max_loss = math.nan
+    if not 0 < max_loss < math.inf:
+        raise argparse.ArgumentTypeError('expected a positive finite number, not %r' % text)
+    return max_loss
+
+
+def _parsers() -> Tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    parser = argparse.ArgumentParser(
+        prog='slimguard', description='Guards TF-Slim training against NaN and Inf.'
+    )
+    commands = parser.add_subparsers(dest='command', metavar='COMMAND', required=True)
+    run = commands.add_parser(
+        'run',
+        help='run a script unchanged, guarded',
+        usage=_RUN_USAGE % {'prog': 'slimguard run'},
+        description='Runs a script as python would, with the training functions of slim guarded: '
+        'a NaN or Inf changes no weight and reaches no checkpoint. What follows the script is for '
+        'the script.',
+        allow_abbrev=False,
+    )
+    run.add_argument(
+        '--on_nan',
+        metavar='POLICY',
+        type=parse_policy,
+        help='what happens after a bad step: raise (the default), stop, skip, or several in turn, '
+        'such as skip:5,raise',
+    )
+    run.add_argument(
+        '--max_loss',
+        metavar='X',
+        type=parse_max_loss,
+        help='a loss above this is a bad step too',
+    )
+    run.add_argument(
+        '--tf1',
+        action='store_true',
+        help='on TensorFlow 2, give the script the names of TensorFlow 1, tf.contrib.slim included',
+    )
+    commands.add_parser(
+        'doctor', help='say which TensorFlow and which tf-slim there are, and what was put right'
+    )
+    return parser, run
+
+
+def _split(arguments: Sequence[str]) -> Tuple[List[str], List[str]]:
+    """Splits a command line into what is for us, and the script (or ``-m module``) with its own.
+
+    Not left to argparse, which looks for our options among the script's.
+    """
+    if list(arguments[:1]) != ['run']:
+        return list(arguments), []
+    end = 1
+    while end < len(arguments) and arguments[end].startswith('-') and arguments[end] != '-m':
+        end += 2 if arguments[end] in _TAKE_A_VALUE else 1
+    return list(arguments[:end]), list(arguments[end:])
+
+
+def _check_script(script: Sequence[str], parser: argparse.ArgumentParser) -> None:
+    if not script or script == ['-m']:
+        parser.error('name a script to run, or a module after -m')
+    if script[0] != '-m' and not os.path.isfile(script[0]):
+        parser.error('there is no file %r to run' % script[0])
+
+
+def _run(options: argparse.Namespace, script: Sequence[str]) -> None:
+    import slimguard
+    from slimguard import legacy, run
+
+    if options.tf1:
+        legacy.install()
+    slimguard.instrument(on_nan=options.on_nan, max_loss=options.max_loss)
+    if options.tf1 or legacy.is_native():
+        legacy.let_flags_be_redefined()
+    if script[0] == '-m':
+        run.run_module(script[1], script[2:])
+    else:
+        run.run_script(script[0], script[1:])
+
+
+def _doctor() -> None:
+    from slimguard import compat
+
+    print(compat.report())
+
+
+if __name__ == '__main__':
+    main()

@@ -195,10 +195,7 @@ def guard(
         scalar of the same graph; if `max_loss` is not positive and finite, or there is no loss.
       RuntimeError: in eager mode, or if the graph is finalized.
     """
-    if isinstance(train_op, tf.Variable):
-        # What `assign` of a resource variable returns, and with it SyncReplicasOptimizer.
-        train_op = train_op.op
-    require_train_op(train_op)
+    train_op = as_train_op(train_op)
     require_max_loss(max_loss)
     if loss is not None:
         require_loss(loss, 'loss')
@@ -268,15 +265,23 @@ def require_max_loss(max_loss) -> None:
         raise ValueError('max_loss must be a positive finite number or None, not %r' % (max_loss,))
 
 
-def require_train_op(train_op) -> None:
-    """Raises TypeError or RuntimeError unless `train_op` is a Tensor or Operation of a graph."""
+def as_train_op(train_op) -> TrainOp:
+    """`train_op`, if it is a Tensor or an Operation of a graph; for a variable, what writes it.
+
+    `assign` of a resource variable returns a variable, and so does SyncReplicasOptimizer.
+
+    Raises:
+      TypeError, RuntimeError: for anything else.
+    """
+    if isinstance(train_op, tf.Variable) and not tf.executing_eagerly():
+        return train_op.op
     if not isinstance(train_op, (tf.Tensor, tf.Operation)):
         raise TypeError(
             'train_op must be a tf.Tensor or a tf.Operation, as create_train_op() or '
-            'optimizer.minimize() return it, not %r. tf.group() makes an Operation of whatever '
-            'a session can run' % (train_op,)
+            'optimizer.minimize() return it, not %r' % (train_op,)
         )
     _require_graph(train_op, 'train_op')
+    return train_op
 
 
 def _require_graph(element, name: str) -> None:
@@ -392,7 +397,7 @@ class _Build:
         ]
         if plan.losses:
             calm.append(tf.less_equal(tf.cast(plan.losses[0], tf.float64), self.limit))
-        is_calm = calm[0]
+        is_calm = calm[0] if calm else tf.constant(True)  # a train op that only counts
         for more in calm[1:]:
             is_calm = tf.logical_and(is_calm, more)
         return _after(barrier, is_calm, 'is_calm')
@@ -548,7 +553,7 @@ class _Build:
         return _merge([quiet, _after([told], loud, 'told')], 'announced')
 
     def _raise(self, flags: tf.Tensor) -> tf.Operation:
-        bad = tf.boolean_mask(tf.constant([str(label) for label in self.labels]), flags)
+        bad = tf.boolean_mask(tf.constant([str(label) for label in self.labels], tf.string), flags)
         # The words users know, where it is the loss.
         first = tf.gather(['', self._plan.raises[0]], tf.cast(flags[0], tf.int32))
         data = [first, tf.constant(ERROR), tf.strings.reduce_join(bad, separator='|')]
@@ -556,7 +561,7 @@ class _Build:
         return tf.raw_ops.Assert(condition=tf.constant(False), data=data, summarize=1)
 
     def _print(self, flags: tf.Tensor) -> tf.Operation:
-        names = tf.constant([label.name for label in self.labels])
+        names = tf.constant([label.name for label in self.labels], tf.string)
         bad = tf.strings.reduce_join(tf.boolean_mask(names, flags), separator=', ')
         step = _read_global_step(self._plan.graph)
         text = ['slimguard: this step wrote nothing']

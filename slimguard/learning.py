@@ -163,6 +163,7 @@ def train(
     if train_op is None:
         raise ValueError('train_op cannot be None.')
     graph = graph or tf1.get_default_graph()
+    train_op = gates.as_train_op(train_op)
     _require_trainable(train_op, graph)
     with graph.as_default():
         # As slim does, only earlier: the gate reads the step, and we save before an error leaves.
@@ -219,7 +220,6 @@ def train(
 
 
 def _require_trainable(train_op, graph: tf.Graph) -> None:
-    gates.require_train_op(train_op)
     if train_op.graph is not graph:
         raise ValueError(
             'train op %r belongs to another graph than the one to train; pass graph=... or call '

@@ -543,3 +543,13 @@ def control_flow(request):
 @pytest.mark.parametrize('name', CONTROL_FLOW)
 def test_bad_step_changes_nothing_in_control_flow(name, control_flow):
     models.check_every_damage(MODELS[name])
+
+
+def test_a_train_op_that_only_counts_is_guarded_like_any_other():
+    step = tf1.train.get_or_create_global_step()
+    guarded = gate.guard(step.assign_add(1))
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        for _ in range(3):
+            session.run(guarded)
+        assert session.run(step) == 3

@@ -270,6 +270,15 @@ class TestArguments:
     def test_a_train_op_that_writes_nothing_is_trained_as_slim_does(self):
         assert train(tf.constant(1.5), train_step_fn=lambda *args: (1.5, True)) == 1.5
 
+    def test_a_train_op_that_only_counts(self):
+        step = tf1.train.get_or_create_global_step()
+        train(step.assign_add(1), number_of_steps=3, train_step_fn=run_and_stop_at_three)
+
+
+def run_and_stop_at_three(session, train_op, global_step, kwargs):
+    session.run(train_op)
+    return 0.0, session.run(global_step) == 3
+
 
 class TestHooks:
     def test_they_are_called_once_for_each_step(self):

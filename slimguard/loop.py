@@ -276,6 +276,7 @@ class HookedSteps:
         self._train_op = train_op
         self._save = save
         self._last_good_loss = float('nan')  # type: Any
+        self._traces: Dict[str, int] = {}
         self.coordinator = tf1.train.Coordinator()
 
     def wrap(self, session) -> HookedSession:
@@ -289,6 +290,11 @@ class HookedSteps:
     def step(self, session, train_op, global_step, train_step_kwargs) -> Tuple[Any, bool]:
         """The step function. Returns the loss of the last good step, and whether to stop."""
         incidents = len(self._watcher.incidents)
+        if 'should_trace' in train_step_kwargs and 'summary_writer' in train_step_kwargs:
+            train_step_kwargs = dict(
+                train_step_kwargs,
+                summary_writer=_TraceWriter(train_step_kwargs['summary_writer'], self._traces),
+            )
         try:
             loss, should_stop = self._try_step(session, train_op, global_step, train_step_kwargs)
         except NanLossError as error:
@@ -347,3 +353,24 @@ class HookedSteps:
     def _end(self, session) -> None:
         for hook in self._hooks:
             hook.end(session)
+
+
+class _TraceWriter:
+    """A summary writer that takes two traces of one global step.
+
+    slim names a trace by the step and a writer refuses a name it has; but a held step leaves the
+    global step where it was.
+    """
+
+    def __init__(self, writer, traces: Dict[str, int]):
+        self._writer = writer
+        self._traces = traces
+
+    def __getattr__(self, name):
+        return getattr(self._writer, name)
+
+    def add_run_metadata(self, run_metadata, tag, global_step=None):
+        self._traces[tag] = self._traces.get(tag, 0) + 1
+        if self._traces[tag] > 1:
+            tag = '%s (%d)' % (tag, self._traces[tag])
+        self._writer.add_run_metadata(run_metadata, tag, global_step)

@@ -255,9 +255,9 @@ class TestArguments:
             'w',
         ]
 
-    def test_tracing(self, tmp_path):
-        _, train_op = build()
-        train(train_op, tmp_path, number_of_steps=2, trace_every_n_steps=1)
+    def test_tracing_goes_on_after_a_step_that_was_held(self, tmp_path):
+        _, train_op = build(bad=(1, 2))
+        train(train_op, tmp_path, number_of_steps=3, trace_every_n_steps=1, on_nan='skip')
         assert list(tmp_path.glob('tf_trace-*.json'))
 
     def test_input_that_ends_ends_the_training(self, tmp_path):

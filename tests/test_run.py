@@ -37,7 +37,7 @@ def python(*arguments, **kwargs):
         capture_output=True,
         text=True,
         env=environment,
-        timeout=120,
+        timeout=300,
         **kwargs,
     )
 

@@ -84,11 +84,15 @@ class HookedSession(_SessionInterface):
         )
         # The caller's under a key that no hook can be.
         all_fetches = {None: self._through_gates(fetches)}
+        given = options, run_metadata
         options = options or tf1.RunOptions()
-        feeds = self._before_run(context, all_fetches, feed_dict, options)
         run_metadata = run_metadata or tf1.RunMetadata()
+        feeds = self._before_run(context, all_fetches, feed_dict, options)
+        if options != tf1.RunOptions():
+            given = options, run_metadata
         keys = list(all_fetches)
-        values = self._session.run([all_fetches[key] for key in keys], feeds, options, run_metadata)
+        # Options that say nothing would cost each step their way through the session.
+        values = self._session.run([all_fetches[key] for key in keys], feeds, *given)
         results = dict(zip(keys, values))
         for hook in self._hooks:
             hook.after_run(

@@ -399,7 +399,7 @@ def gradient_accumulation(damage):
 
 @model
 def training_in_while_loop(damage):
-    w, hurt = weight(), damage('loss')
+    w, hurt = weight(use_resource=True), damage('loss')
 
     def body(i):
         loss = tf.reduce_sum(tf.square(w - 1.0 + hurt))
@@ -412,7 +412,7 @@ def training_in_while_loop(damage):
 @model
 def counting_training_in_while_loop(damage):
     """The value of the train op is how often the loop ran."""
-    w, hurt = weight(), damage('gradient')
+    w, hurt = weight(use_resource=True), damage('gradient')
 
     def body(i):
         with tf.control_dependencies([tf1.assign_sub(w, 0.1 * (w + hurt))]):
@@ -553,3 +553,22 @@ def test_a_train_op_that_only_counts_is_guarded_like_any_other():
         for _ in range(3):
             session.run(guarded)
         assert session.run(step) == 3
+
+
+def test_a_ref_variable_written_in_a_loop_is_refused():
+    w = tf1.get_variable('w', [], use_resource=False)
+
+    def body(i):
+        with tf.control_dependencies([tf1.assign_sub(w, 0.1)]):
+            return [i + 1]
+
+    was_v2 = tf1.control_flow_v2_enabled()
+    tf1.disable_control_flow_v2()
+    try:
+        count = tf1.while_loop(lambda i: i < 3, body, [tf.constant(0)])
+    finally:
+        if was_v2:
+            tf1.enable_control_flow_v2()
+    count = count[0] if isinstance(count, list) else count
+    with pytest.raises(ValueError, match="ref variable 'w' inside a tf.while_loop.*use_resource"):
+        gate.guard(count)

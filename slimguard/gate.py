@@ -85,12 +85,18 @@ class Gate:
       limit: float64 scalar to feed: the largest loss that is no incident; None without a loss.
       max_loss: the default of `limit`, or None.
       raises: whether a bad step raises `InvalidArgumentError` in the session.
+      transient: the ops of the variables that can hold what is not finite for a moment in any bad
+        step, until it is put back or undone: who reads them from another thread may see it. Empty
+        for a usual gate, which writes nothing in a bad step; there only an update of finite values
+        that overflows inside the optimizer is written and undone.
     """
 
     def __init__(self, plan: Plan, max_loss: Optional[float]):
         self.original = plan.train_op
         self.loss = plan.losses[0] if plan.losses else None  # type: Optional[tf.Tensor]
         self.raises = bool(plan.raises)
+        undone = plan.variables if plan.trial else []
+        self.transient = tuple(dict.fromkeys(list(plan.put_back) + undone))
         self.max_loss = max_loss
         build = _Build(plan, max_loss)
         self.train_op = build.train_op

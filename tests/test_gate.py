@@ -313,6 +313,22 @@ def test_counter_that_picks_the_batch_is_input():
     assert guarded.sess.run([picked, ignored]) == [4, 3]
 
 
+def test_variables_that_are_written_and_undone_are_known():
+    damage = models.Damage()
+    usual = gate.gate_of(gate.guard(slim_train_op(damage)))
+    assert usual.transient == ()
+    v = tf1.get_variable('v', initializer=tf.constant([1.0, 2.0]))
+    average = tf1.get_variable('forward', initializer=0.5, trainable=False)
+    with tf.control_dependencies([tf1.assign(average, damage('forward'))]):
+        loss = tf.reduce_sum(tf.square(v))
+        put_back = gate.guard(tf1.train.GradientDescentOptimizer(0.1).minimize(loss))
+    assert gate.gate_of(put_back).transient == (average.op,)
+    centered = tf1.train.RMSPropOptimizer(0.1, centered=True)
+    trial = gate.guard(centered.minimize(tf.reduce_sum(tf.square(v))))
+    slots = [centered.get_slot(v, name).op for name in centered.get_slot_names()]
+    assert set(gate.gate_of(trial).transient) == {v.op, *slots}
+
+
 # Where it runs.
 
 

@@ -9,12 +9,14 @@ from typing import Any, Optional, Sequence
 
 import tensorflow as tf
 
-from slimguard import compat
+from slimguard import checkpoint, compat
 from slimguard import gate as gates
-from slimguard.hooks import with_watcher
+from slimguard.hooks import GateWatcher, with_watcher
 from slimguard.incident import Incident
 from slimguard.loop import HookedSteps
 from slimguard.policies import OnNan
+from slimguard.preemption import Preemption
+from slimguard.saver import FiniteSaver
 
 tf1 = tf.compat.v1
 
@@ -137,6 +139,12 @@ def train(
     All arguments up to `ignore_live_threads` are those of the installed `slim.learning.train`,
     which runs the loop. A train op that is not guarded is guarded first.
 
+    Checkpoints go through a `FiniteSaver`, also if a `saver` is given. A chief that finds its
+    newest checkpoint damaged or not finite says so, and resumes from the newest good one. On
+    SIGTERM or Ctrl-C the step under way is finished and the state saved before the process ends
+    or KeyboardInterrupt is raised. Incidents are recorded in ``logdir/slimguard/incidents.jsonl``
+    and, by the chief, in the run's summaries.
+
     Args:
       train_op: a Tensor that applies the gradients and returns the loss; of `create_train_op`,
         or any other (see `slimguard.guard`).
@@ -144,7 +152,8 @@ def train(
       hooks: `SessionRunHook`s, called once for each step. A `NanLossHook` among them decides what
         happens after a bad step.
       on_nan: what happens after a bad step where no `NanLossHook` says: 'raise' (the default),
-        'stop', 'skip', a policy object, a callable, or a list of these; see `NanLossHook`.
+        'stop', 'skip', 'rollback', a policy object, a callable, or a list of these; see
+        `NanLossHook`.
       max_loss: a larger loss is a bad step too; a positive finite number. Default: no limit.
       **: the others are explained in the documentation of `slim.learning.train`.
 
@@ -169,54 +178,69 @@ def train(
         # As slim does, only earlier: the gate reads the step, and we save before an error leaves.
         if global_step is None:
             global_step = tf1.train.get_or_create_global_step()
-        if saver is None and logdir is not None:
-            saver = tf1.train.Saver()
+        if logdir is not None and not isinstance(saver, FiniteSaver):
+            saver = FiniteSaver(saver)
     # An op that writes nothing needs no guard, and slim trains such ops as well.
     if gates.writes_something(train_op):
         train_op = gates.guard(train_op)
-    hooks, watcher = with_watcher(hooks or (), on_nan, max_loss)
-    steps = HookedSteps(
-        train_step_fn,
-        session_wrapper,
-        hooks,
-        watcher,
-        train_op,
-        save=_Save(saver, logdir, global_step) if is_chief and logdir else None,
-    )
+    hooks, watcher = with_watcher(hooks or (), on_nan, max_loss, logdir)
+    saves = is_chief and bool(logdir)
+    save = _Save(saver, logdir, global_step) if saves else None
+    preemption = Preemption(save)
+    if saves:
+        hooks.append(preemption)
+        resume_from_good(logdir)
+        if summary_writer == _USE_DEFAULT:
+            # As the Supervisor would make it, so that incidents go where the run's summaries go.
+            summary_writer = tf1.summary.FileWriter(logdir)
+        watcher.summary_writer = summary_writer
+    for hook in hooks:
+        if isinstance(hook, GateWatcher):
+            hook.saver = saver
+    steps = HookedSteps(train_step_fn, session_wrapper, hooks, watcher, train_op, save)
     with graph.as_default():
         for hook in hooks:
             hook.begin()
     try:
-        return _slim_train(
-            train_op,
-            logdir,
-            train_step_fn=steps.step,
-            train_step_kwargs=train_step_kwargs,
-            log_every_n_steps=log_every_n_steps,
-            graph=graph,
-            master=master,
-            is_chief=is_chief,
-            global_step=global_step,
-            number_of_steps=number_of_steps,
-            init_op=init_op,
-            init_feed_dict=init_feed_dict,
-            local_init_op=local_init_op,
-            init_fn=init_fn,
-            ready_op=ready_op,
-            summary_op=summary_op,
-            save_summaries_secs=save_summaries_secs,
-            summary_writer=summary_writer,
-            startup_delay_steps=startup_delay_steps,
-            saver=saver,
-            save_interval_secs=save_interval_secs,
-            sync_optimizer=sync_optimizer,
-            session_config=session_config,
-            session_wrapper=steps.wrap,
-            trace_every_n_steps=trace_every_n_steps,
-            ignore_live_threads=ignore_live_threads,
-        )
+        with preemption:
+            return _slim_train(
+                train_op,
+                logdir,
+                train_step_fn=steps.step,
+                train_step_kwargs=train_step_kwargs,
+                log_every_n_steps=log_every_n_steps,
+                graph=graph,
+                master=master,
+                is_chief=is_chief,
+                global_step=global_step,
+                number_of_steps=number_of_steps,
+                init_op=init_op,
+                init_feed_dict=init_feed_dict,
+                local_init_op=local_init_op,
+                init_fn=init_fn,
+                ready_op=ready_op,
+                summary_op=summary_op,
+                save_summaries_secs=save_summaries_secs,
+                summary_writer=summary_writer,
+                startup_delay_steps=startup_delay_steps,
+                saver=saver,
+                save_interval_secs=save_interval_secs,
+                sync_optimizer=sync_optimizer,
+                session_config=session_config,
+                session_wrapper=steps.wrap,
+                trace_every_n_steps=trace_every_n_steps,
+                ignore_live_threads=ignore_live_threads,
+            )
     finally:
         steps.coordinator.request_stop()
+        watcher.close()
+
+
+def resume_from_good(logdir: str) -> None:
+    """Sees to it that a restart resumes from the newest good checkpoint; says so if need be."""
+    said = checkpoint.heal(logdir)
+    if said is not None:
+        tf1.logging.warning('slimguard: %s', said)
 
 
 def _require_trainable(train_op, graph: tf.Graph) -> None:
@@ -241,16 +265,16 @@ The hooks go into train(), and the block goes away."""
 
 
 class _Save:
-    """Saves the last good state, before an error ends the training."""
+    """Saves the last good state, before an error or a signal ends the training."""
 
     def __init__(self, saver: tf1.train.Saver, logdir: str, global_step):
         self._saver = saver
         self._path = os.path.join(logdir, 'model.ckpt')
         self._global_step = global_step
 
-    def __call__(self, session, incident: Incident) -> None:
-        if incident.state_lost or not incident.held:
-            return  # what is in memory is not good
+    def __call__(self, session, incident: Optional[Incident] = None) -> None:
+        if incident is not None and not incident.held:
+            return  # the bad update is in memory
         try:
             self._saver.save(session, self._path, global_step=self._global_step)
         except Exception as error:  # whatever it is, it must not hide the incident

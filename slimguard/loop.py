@@ -203,6 +203,7 @@ def watch(
     hooks: Sequence[tf1.train.SessionRunHook] = (),
     on_nan: OnNan = None,
     max_loss: Optional[float] = None,
+    logdir: Optional[str] = None,
 ) -> WatchedSession:
     """Gives a plain session hooks and policies.
 
@@ -222,6 +223,7 @@ def watch(
       hooks: `SessionRunHook`s. A `NanLossHook` among them decides what happens after a bad step.
       on_nan: what happens after a bad step where no `NanLossHook` says; see `NanLossHook`.
       max_loss: a larger loss is a bad step too; a positive finite number. Default: no limit.
+      logdir: where the record of incidents goes, and where a rollback finds its checkpoints.
 
     Raises:
       TypeError: if `session` is no session.
@@ -232,7 +234,7 @@ def watch(
             'session must be a tf.compat.v1.Session, not %r; a MonitoredSession takes the hook '
             'itself: hooks=[slimguard.NanLossHook(loss)]' % (session,)
         )
-    hooks, _ = with_watcher(hooks, on_nan, max_loss)
+    hooks, _ = with_watcher(hooks, on_nan, max_loss, logdir)
     coordinator = tf1.train.Coordinator()
     with session.graph.as_default():
         for hook in hooks:

@@ -1,16 +1,13 @@
 """``python -m slimguard``: its options, and scripts that run as plain Python would run them."""
 
-import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
 
 from slimguard import Raise, Skip, Stop
 from slimguard.__main__ import parse_policy
+from tests.children import python
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # Runs a script or a module as `slimguard run` does, without the guard: no TensorFlow.
 RUN_ONLY = """\
 import sys
@@ -28,18 +25,6 @@ try:
 finally:
     assert 'tensorflow' not in sys.modules
 """
-
-
-def python(*arguments, **kwargs):
-    environment = dict(os.environ, PYTHONPATH=ROOT, TF_CPP_MIN_LOG_LEVEL='3')
-    return subprocess.run(
-        (sys.executable,) + arguments,
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=300,
-        **kwargs,
-    )
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ looked at. One tensor is in memory at a time.
 
 import os
 import re
-from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -121,27 +121,35 @@ def read(path: str) -> Finding:
     return Finding(step, None, tuple(non_finite))
 
 
-def point_at(logdir: str, path: Optional[str], latest_filename: str = 'checkpoint') -> None:
+def point_at(logdir: str, path: Optional[str]) -> None:
     """Makes the state file name `path` as the newest checkpoint, and nothing that is not good.
 
     Checkpoints leave the list, and stay on disk. With None there is no state file afterwards: it
     is renamed to ``checkpoint.bad``.
     """
-    state_file = os.path.join(logdir, latest_filename)
     if path is None:
+        state_file = os.path.join(logdir, 'checkpoint')
         if tf.io.gfile.exists(state_file):
             tf.io.gfile.rename(state_file, state_file + '.bad', overwrite=True)
         return
     kept = [other for other in _listed(logdir) if other != path and read(other).is_good]
-    text = str(tf1.train.generate_checkpoint_state_proto(logdir, path, kept + [path]))
+    write_state(logdir, kept + [path])
+
+
+def write_state(logdir: str, paths: Sequence[str], latest_filename: str = 'checkpoint') -> None:
+    """Makes the state file list `paths`, the newest last, at one stroke."""
+    state_file = os.path.join(logdir, latest_filename)
+    if _is_relative(state_file):
+        paths = [os.path.relpath(path, logdir) for path in paths]
+    text = str(tf1.train.generate_checkpoint_state_proto(logdir, paths[-1], list(paths)))
     with tf.io.gfile.GFile(state_file + '.new', 'w') as new:
         new.write(text)
     tf.io.gfile.rename(state_file + '.new', state_file, overwrite=True)
 
 
-def named_in(logdir: str) -> Optional[str]:
+def named_in(logdir: str, latest_filename: str = 'checkpoint') -> Optional[str]:
     """The checkpoint that the state file names as the newest, or None."""
-    state = _state(logdir)
+    state = _state(logdir, latest_filename)
     return state.model_checkpoint_path if state is not None else None
 
 
@@ -174,13 +182,22 @@ def heal(logdir: str) -> Optional[str]:
     return 'resuming from %s (%s)' % (checkpoint.path, why)
 
 
-def _state(logdir: str):
+def _state(logdir: str, latest_filename: str = 'checkpoint'):
     """The state file's content with absolute paths, or None if it is missing or damaged."""
     try:
-        return tf1.train.get_checkpoint_state(logdir)
+        return tf1.train.get_checkpoint_state(logdir, latest_filename)
     except Exception as error:  # its parser's errors differ by version
         tf1.logging.warning('slimguard: the state file in %s cannot be read: %s', logdir, error)
         return None
+
+
+def _is_relative(state_file: str) -> bool:
+    """Whether a state file has paths relative to its directory, so that this can be moved."""
+    if not tf.io.gfile.exists(state_file):
+        return False
+    with tf.io.gfile.GFile(state_file, 'rb') as file:
+        path = re.search(rb'^model_checkpoint_path: "(.*)"', file.read(), re.MULTILINE)
+    return path is not None and not path.group(1).startswith(b'/') and b'://' not in path.group(1)
 
 
 def _listed(logdir: str) -> List[str]:
@@ -212,6 +229,8 @@ def _on_disk(logdir: str) -> Iterator[str]:
 
 def _files(path: str) -> List[str]:
     """The files of a checkpoint, without its graph."""
+    if not tf.io.gfile.isdir(os.path.dirname(path) or '.'):
+        return []  # glob would raise
     if '?' in os.path.basename(path):
         return tf.io.gfile.glob(path)
     exact = [name for name in (path, path + '.index') if tf.io.gfile.exists(name)]

@@ -168,6 +168,7 @@ def train(
         disagrees with a hook; if the train op cannot be guarded or is of another graph.
       RuntimeError: in eager mode; if the graph is finalized, as inside a
         ``with MonitoredTrainingSession(...)`` block.
+      tf.errors.OpError: if the last checkpoint could not be written, as on a full disk.
     """
     if train_op is None:
         raise ValueError('train_op cannot be None.')
@@ -203,7 +204,7 @@ def train(
             hook.begin()
     try:
         with preemption:
-            return _slim_train(
+            loss = _slim_train(
                 train_op,
                 logdir,
                 train_step_fn=steps.step,
@@ -231,6 +232,9 @@ def train(
                 trace_every_n_steps=trace_every_n_steps,
                 ignore_live_threads=ignore_live_threads,
             )
+        if saves and saver.failure is not None:
+            raise saver.failure  # of the last save, which the Supervisor drops
+        return loss
     finally:
         steps.coordinator.request_stop()
         watcher.close()

@@ -59,6 +59,7 @@ class FiniteSaver(tf1.train.Saver):
 
     Attributes:
       refused: an `Incident` for each of the last refused saves.
+      failure: the error of the last save, if it could not be written; else None.
 
     Raises:
       ValueError: if there are settings beside a Saver to wrap; as a Saver does.
@@ -67,6 +68,7 @@ class FiniteSaver(tf1.train.Saver):
 
     def __init__(self, var_list=None, **settings):
         self.refused: List[Incident] = []
+        self.failure = None  # type: Optional[tf.errors.OpError]
         self._checked = None  # type: Optional[_CheckedSave]
         # The Supervisor saves from a thread of its own, and a rollback restores meanwhile.
         self._lock = threading.RLock()
@@ -105,22 +107,31 @@ class FiniteSaver(tf1.train.Saver):
         with self._lock:
             self._saver.restore(sess, save_path)
 
-    def save(self, sess, save_path, *args, **kwargs) -> Optional[str]:
+    def save(self, sess, save_path, global_step=None, latest_filename=None, *args, **kwargs):
         """Saves as `Saver.save` does, or refuses.
 
         Returns:
           The prefix of the checkpoint; None if nothing was saved because a variable holds a NaN
           or Inf.
         """
+        save_path = tf.compat.as_str_any(save_path)
+        rest = (global_step, latest_filename) + args
         if self._checked is None:  # an empty saver, or one that was never built: Saver says so
-            return self._saver.save(sess, save_path, *args, **kwargs)
+            return self._saver.save(sess, save_path, *rest, **kwargs)
         with self._lock:
-            session = _SavingSession(sess, self._checked, self._saver)
+            spare = _Spare(self._saver, os.path.dirname(save_path), latest_filename or 'checkpoint')
+            session = _SavingSession(sess, self._checked, self._saver, spare)
+            self.failure = None
             try:
-                return self._saver.save(session, save_path, *args, **kwargs)
+                return self._saver.save(session, save_path, *rest, **kwargs)
             except _NotFinite as refusal:
-                self._refuse(refusal, tf.compat.as_str_any(save_path))
+                self._refuse(refusal, save_path)
                 return None
+            except tf.errors.OpError as error:
+                self.failure = error
+                raise
+            finally:
+                spare.drop()
 
     def _build_checks(self) -> None:
         if self._checked is not None or self._saver.saver_def is None:
@@ -173,10 +184,11 @@ class _NotFinite(Exception):
 class _SavingSession(_SessionInterface):
     """The session that a Saver gets to save with: its save op is replaced by the checked one."""
 
-    def __init__(self, session, checked: '_CheckedSave', saver: tf1.train.Saver):
+    def __init__(self, session, checked: '_CheckedSave', saver: tf1.train.Saver, spare: '_Spare'):
         self._session = session
         self._checked = checked
         self._saver_def = saver.saver_def
+        self._spare = spare
 
     @property
     def graph(self):
@@ -191,6 +203,7 @@ class _SavingSession(_SessionInterface):
         if not is_name or fetches != self._saver_def.save_tensor_name:
             return self._session.run(fetches, feed_dict, options, run_metadata)
         (path,) = feed_dict.values()
+        self._spare.make(path)
         found = gates.gates_of(self.graph).values()
         transient = any(gate.transient for gate in found)
         # Any gate may take back an update that overflowed; the thread that trains waits for that.
@@ -228,6 +241,59 @@ class _SavingSession(_SessionInterface):
 
     def partial_run(self, handle, fetches, feed_dict=None):
         return self._session.partial_run(handle, fetches, feed_dict)
+
+
+class _Spare:
+    """Keeps the newest checkpoint under another name while a new one takes its place.
+
+    A Saver that saves a step a second time, as it does after each restart, replaces two files, and
+    a kill between the two leaves a torn checkpoint as the newest.
+    """
+
+    def __init__(self, saver: tf1.train.Saver, logdir: str, latest_filename: str):
+        self._saver = saver
+        self._logdir = logdir
+        self._latest_filename = latest_filename
+        self._path = None  # type: Optional[str]
+        self._links: List[str] = []
+
+    def make(self, path: str) -> None:
+        """Publishes the checkpoint at `path`, if it is the newest, under its other name."""
+        if self._path is not None or not os.path.exists(path + '.index'):
+            return  # (elsewhere than on a local disk, we cannot make links)
+        if checkpoint.named_in(self._logdir, self._latest_filename) != path:
+            return
+        stem, dash, step = os.path.basename(path).rpartition('-')
+        name = '%s.spare%s%s' % (stem, dash, step) if dash else step + '.spare'
+        spare = os.path.join(self._logdir, name)
+        _remove(spare)
+        try:
+            for file in [path + '.index', *glob.glob(glob.escape(path) + '.data-*')]:
+                self._links.append(spare + file[len(path) :])
+                os.link(file, self._links[-1])
+        except OSError:  # a file system without links
+            _remove(spare)
+            return
+        self._path = path
+        self._publish(spare)
+
+    def drop(self) -> None:
+        """Removes the other name again, unless it is what is left."""
+        if self._path is None:
+            return
+        spare = self._links[0][: -len('.index')]
+        if checkpoint.named_in(self._logdir, self._latest_filename) == spare:
+            # The new one was not published. What is at its place may be the old, or a torn one.
+            if not checkpoint.read(self._path).is_good:
+                kept = [p for p in self._saver._last_checkpoints if p[0] != self._path]
+                self._saver.set_last_checkpoints_with_time(kept + [(spare, time.time())])
+                return
+            self._publish(self._path)
+        _remove(spare)
+
+    def _publish(self, path: str) -> None:
+        others = [p for p in self._saver.last_checkpoints if p != self._path]
+        checkpoint.write_state(self._logdir, others + [path], self._latest_filename)
 
 
 class _CheckedSave:
@@ -330,7 +396,7 @@ def _names_in(message: str) -> List[str]:
 def _remove(path: str) -> None:
     """Removes what a save that failed or was refused has left behind."""
     path = glob.escape(path)
-    for pattern in ('.index*', '.data-*', '.tempstate*', '_temp_*/*', '_temp_*', '-?????-of-?????'):
+    for pattern in ('.index*', '.data-*', '.tempstate*', '_temp*/*', '_temp*', '-?????-of-?????'):
         for name in glob.glob(path + pattern):
             try:
                 os.rmdir(name) if os.path.isdir(name) else os.remove(name)

@@ -262,8 +262,8 @@ class HookedSteps:
       hooks: the hooks, whose `begin` was called.
       watcher: the hook that handles a numeric check that raised.
       train_op: the guarded train op.
-      save: called with the session and the incident before a `NanLossError` leaves the loop;
-        None to save nothing.
+      save: called with the session and the incident before a `NanLossError` leaves the loop, and
+        with None before a KeyboardInterrupt or SystemExit does; None to save nothing.
     """
 
     def __init__(
@@ -273,7 +273,7 @@ class HookedSteps:
         hooks: Sequence[tf1.train.SessionRunHook],
         watcher: GateWatcher,
         train_op: TrainOp,
-        save: Optional[Callable[[Any, Incident], None]],
+        save: Optional[Callable[[Any, Optional[Incident]], None]],
     ):
         self._train_step_fn = train_step_fn
         self._session_wrapper = session_wrapper
@@ -306,6 +306,10 @@ class HookedSteps:
         except NanLossError as error:
             if self._save is not None:
                 self._save(session, error.incident)
+            raise
+        except (KeyboardInterrupt, SystemExit):
+            if self._save is not None:
+                self._save(session, None)
             raise
         except tf.errors.OutOfRangeError:
             self._end(session)

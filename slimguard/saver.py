@@ -6,8 +6,9 @@ graph and settings stay as they are, and so do its state file, its list and its 
 
 What is published is what was checked, although other threads may train meanwhile. A resource
 variable is read once, and the value that is checked is the value that is written. A ref variable
-has no value of its own to read: it is looked at again once it is written. A NaN that a step wrote
-in between is then still there, unless a gate took it back. Where that may be, the file is read.
+has no value of its own to read: it is looked at once it is written, and what was written in vain is
+removed. A NaN that a step wrote before is then still there, unless a gate took it back. Where that
+may be, the file is read.
 """
 
 import glob
@@ -218,8 +219,10 @@ class _SavingSession(_SessionInterface):
                 time.sleep(_PAUSE)
 
     def _write(self, path: str, feed_dict, read_back: bool):
-        existed = tf.io.gfile.exists(path + '.index')
+        existed = any(glob.glob(glob.escape(path) + end) for end in _WHOLE)
         try:
+            if existed and self._checked.has_refs:  # do not replace a good one by a bad one
+                self._session.run(self._checked.refs_ahead.op)
             written = self._session.run(self._checked.save_tensor, feed_dict)
         except tf.errors.OpError as error:
             names = _names_in(error.message)
@@ -302,6 +305,7 @@ class _CheckedSave:
     Attributes:
       save_tensor: the tensor to run in place of `SaverDef.save_tensor_name`.
       has_refs: whether ref variables of floats are saved.
+      refs_ahead: a tensor whose evaluation raises if one of those is not finite; None without.
     """
 
     def __init__(self, graph: tf.Graph, saver_def):
@@ -310,14 +314,15 @@ class _CheckedSave:
         order = graphs.ancestors([save_tensor.op])
         saves = [op for op in order if op.type in _SAVES]
         saved = list(_saved_floats(saves))
-        checked = _assert_finite(saved, 'before')
-        twin = self._make_twin(order, saves, [checked] if checked is not None else [])
-        written = twin[save_tensor.op].outputs[save_tensor.value_index]
-        # What a ref variable holds may have changed until it was written.
         refs = [value for value in saved if graphs.is_reference(value.tensor)]
+        others = [value for value in saved if not graphs.is_reference(value.tensor)]
         self.has_refs = bool(refs)
+        self.refs_ahead = _assert_finite(refs, 'refs_ahead')
+        checked = _assert_finite(others, 'values')
+        twin = self._make_twin(order, saves, [] if checked is None else [checked])
+        written = twin[save_tensor.op].outputs[save_tensor.value_index]
         with tf.control_dependencies([written]):
-            checked = _assert_finite(refs, 'after')
+            checked = _assert_finite(refs, 'refs')
         with tf.control_dependencies([written] if checked is None else [checked]):
             self.save_tensor = tf.identity(written, name='path')
 
@@ -393,11 +398,15 @@ def _names_in(message: str) -> List[str]:
     return rest.partition(']')[0].split('|') if found else []
 
 
+# What a checkpoint's files end in (V1, V1 in shards, V2), and what a failed save leaves as well.
+_WHOLE = ('', '-?????-of-?????', '.index')
+_PARTS = _WHOLE + ('.index*', '.data-*', '.tempstate*', '_temp*/*', '_temp*')
+
+
 def _remove(path: str) -> None:
     """Removes what a save that failed or was refused has left behind."""
-    path = glob.escape(path)
-    for pattern in ('.index*', '.data-*', '.tempstate*', '_temp*/*', '_temp*', '-?????-of-?????'):
-        for name in glob.glob(path + pattern):
+    for end in _PARTS:
+        for name in glob.glob(glob.escape(path) + end):
             try:
                 os.rmdir(name) if os.path.isdir(name) else os.remove(name)
             except OSError:

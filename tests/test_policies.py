@@ -3,7 +3,7 @@
 import pytest
 
 from slimguard.incident import Incident
-from slimguard.policies import Ladder, Raise, Skip, Stop, rungs_of
+from slimguard.policies import Ladder, Raise, Rollback, Skip, Stop, rungs_of
 
 RAISE = Raise()
 
@@ -24,7 +24,7 @@ def decisions(on_nan, events, otherwise=RAISE):
     return decided
 
 
-@pytest.mark.parametrize('name', ['raise', 'stop', 'skip'])
+@pytest.mark.parametrize('name', ['raise', 'stop', 'skip', 'rollback'])
 def test_a_name_stands_for_its_policy(name):
     assert decisions(name, 'x') == [name]
 
@@ -45,6 +45,17 @@ def test_skip_skips_ten_in_a_row_by_default():
 def test_in_a_ladder_the_next_takes_over_and_after_the_last_comes_raise():
     assert decisions([Skip(1), 'stop'], 'xx') == ['skip', 'stop']
     assert decisions([Skip(1), Skip(2)], 'xxx') == ['skip', 'skip', 'raise']
+
+
+def test_a_rollback_renews_skip_and_is_used_up_over_the_whole_training():
+    ladder = [Skip(1), Rollback(max_times=2)]
+    assert decisions(ladder, 'xx.xx.xx') == ['skip', 'rollback'] * 2 + ['skip', 'raise']
+
+
+def test_skip_leaves_lost_weights_to_the_next():
+    ladder = Ladder(['skip', 'rollback'], RAISE)
+    lost = Incident(4, None, 'not finite: w', ('w',), 'hook', 0.0, state_lost=True)
+    assert ladder.decide(lost).action == 'rollback'
 
 
 def test_a_callable_decides_with_the_incident():

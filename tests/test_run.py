@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from slimguard import Raise, Skip, Stop
+from slimguard import Raise, Rollback, Skip, Stop
 from slimguard.__main__ import parse_policy
 from tests.children import python
 
@@ -33,6 +33,7 @@ finally:
         ('raise', [Raise()]),
         ('stop', [Stop()]),
         ('skip', [Skip()]),
+        ('skip:5,rollback:2,raise', [Skip(5), Rollback(2), Raise()]),
         ('skip:5', [Skip(5)]),
         ('skip:5,raise', [Skip(5), Raise()]),
         ('skip:2, stop', [Skip(2), Stop()]),
@@ -58,6 +59,9 @@ def test_a_policy_is_a_name_or_a_ladder(text, policies):
         ('run --tf1', 'name a script to run, or a module after -m'),
         ('run -m', 'name a script to run, or a module after -m'),
         ('run nowhere.py', "there is no file 'nowhere.py' to run"),
+        ('checkpoints', 'LOGDIR'),
+        ('checkpoints nowhere', "there is no directory 'nowhere'"),
+        ('incidents nowhere', "there is no directory 'nowhere'"),
         ('', 'COMMAND'),
         ('walk', "'walk'"),
     ],

@@ -106,13 +106,20 @@ def test_what_is_no_policy_is_named(on_nan, error, words):
         rungs_of(on_nan)
 
 
+@pytest.mark.parametrize('policy', [Skip, Rollback])
 @pytest.mark.parametrize('count', [0, -1])
-def test_skip_wants_a_positive_count(count):
+def test_a_count_is_positive(policy, count):
     with pytest.raises(ValueError, match='at least 1, not %d' % count):
-        Skip(max_consecutive=count)
+        policy(count)
 
 
+@pytest.mark.parametrize('policy', [Skip, Rollback])
 @pytest.mark.parametrize('count', ['3', 2.0, True, None])
-def test_skip_wants_an_int(count):
+def test_a_count_is_an_int(policy, count):
     with pytest.raises(TypeError, match='must be an int'):
-        Skip(max_consecutive=count)
+        policy(count)
+
+
+def test_on_rollback_is_callable():
+    with pytest.raises(TypeError, match='on_rollback must be callable, not 0.5'):
+        Rollback(on_rollback=0.5)

@@ -334,14 +334,13 @@ class _Build:
             self.limit = tf1.placeholder_with_default(limit, [], name='max_loss')
         copies_ahead = self._copy_ahead_of_forward_writes()
         checks = plan.checks + self._read_opaque_forward_writes()
-        barrier = plan.barrier + _unconditional(plan.put_back.values())
 
         # First look. A trial has none: there, only what was written tells.
         if plan.trial:
-            with tf.control_dependencies(barrier):
+            with tf.control_dependencies(plan.barrier):
                 calm, looking = None, tf.constant(True, name='looking')
         else:
-            is_calm = self._is_calm(checks, barrier)
+            is_calm = self._is_calm(checks)
             calm, looking = _branch(self.watched, is_calm, 'calm')
 
         # Second look: before the update.
@@ -360,8 +359,9 @@ class _Build:
         calm_ran, tried = (None, ran) if calm is None else _branch(ran, is_calm, 'ran_calm')
 
         # Second look: after the update, or after it was refused.
-        with tf.control_dependencies([_merge([tried, refused], 'looked')]):
-            after = self._bad_after()
+        looked = _merge([tried, refused], 'looked')
+        with tf.control_dependencies([looked]):
+            after = self._bad_after(looked)
             if plan.late_loss is not None:
                 after = tf.concat([after, self._bad_late_loss(twin, refused)], 0)
             is_good = tf.logical_and(tf.logical_not(tf.reduce_any(after)), is_fine)
@@ -384,7 +384,7 @@ class _Build:
 
     # Looking.
 
-    def _is_calm(self, checks: Sequence[Check], barrier: Sequence[tf.Operation]) -> tf.Tensor:
+    def _is_calm(self, checks: Sequence[Check]) -> tf.Tensor:
         plan = self._plan
         looked_at = [Check(loss, 'loss') for loss in plan.losses] + list(checks)
         sizes: Dict[tf.DType, List[tf.Tensor]] = {}
@@ -406,7 +406,7 @@ class _Build:
         is_calm = calm[0] if calm else tf.constant(True)  # a train op that only counts
         for more in calm[1:]:
             is_calm = tf.logical_and(is_calm, more)
-        return _after(barrier, is_calm, 'is_calm')
+        return _after(plan.barrier, is_calm, 'is_calm')
 
     def _bad_before(self, checks: Sequence[Check]) -> tf.Tensor:
         plan = self._plan
@@ -433,12 +433,12 @@ class _Build:
             self.labels.append(Label('square', check.name))
         return tf.stack(flags) if flags else tf.zeros([0], tf.bool)
 
-    def _bad_after(self) -> tf.Tensor:
+    def _bad_after(self, looked: tf.Tensor) -> tf.Tensor:
         flags = []
         written = dict.fromkeys(self._plan.variables + list(self._plan.put_back))
         floats = [variable for variable in written if graphs.is_float_variable(variable)]
-        for variable, value in _copy(floats, None).items():
-            flags.append(_any_not_finite(value))
+        for variable in floats:
+            flags.append(_any_not_finite(_read_after(looked, variable)))
             self.labels.append(Label('state', variable.name))
         return tf.stack(flags) if flags else tf.zeros([0], tf.bool)
 
@@ -467,14 +467,11 @@ class _Build:
         plan = self._plan
         if not plan.opaque_forward:
             return []
-        written = _unconditional(plan.put_back.values()) + [loss.op for loss in plan.losses]
-        written += [c.tensor.op for c in plan.checks if _context(c.tensor.op) is None]
-        checks = []
-        for variable in plan.opaque_forward:
-            with tf.control_dependencies(written):
-                value = _copy([variable], None)[variable]
-            checks.append(Check(value, 'update of ' + variable.name))
-        return checks
+        written = _after(plan.barrier, self.watched, 'written_forward')
+        return [
+            Check(_read_after(written, variable), 'update of ' + variable.name)
+            for variable in plan.opaque_forward
+        ]
 
     # Holding.
 
@@ -605,11 +602,6 @@ def _context(op):
     return op._get_control_flow_context()
 
 
-def _unconditional(groups) -> List[tf.Operation]:
-    """Those ops that other ops can wait for: an op in a branch or a loop may never run."""
-    return [op for group in groups for op in group if _context(op) is None]
-
-
 def _lift(value: tf.Tensor, op: tf.Operation, default) -> tf.Tensor:
     """Brings a value out of the `tf.cond` branches that `op` is in: `default` if not taken.
 
@@ -654,12 +646,24 @@ def _read(variable: tf.Operation) -> tf.Tensor:
     return value
 
 
-def _copy(variables, pivot: Optional[tf.Tensor]) -> Dict[tf.Operation, tf.Tensor]:
-    """Copies of variables, made once `pivot` is alive. What writes them must wait for these.
+def _read_after(now: tf.Tensor, variable: tf.Operation) -> tf.Tensor:
+    """The value a variable has once `now`, a bool scalar, is there.
 
-    They are also for looking at what was written: the Identity that reads a ref variable, Grappler
-    may take away, and with it what the reading has to wait for (seen on TensorFlow 1.15).
+    Control inputs are not enough to order the reading of a ref variable: Grappler takes away the
+    Identity that waits (seen on TensorFlow 1.15), and swaps IsFinite with the DeepCopy that waits,
+    so that IsFinite reads the variable at any time (2.21). A switch whose side is not known before
+    it runs stays where it is.
     """
+    with tf1.colocate_with(variable):
+        if _is_resource(variable):
+            with tf.control_dependencies([now]):
+                return _read(variable)
+        switch = tf.raw_ops.Switch(data=variable.outputs[0], pred=now)
+        return _merge([switch.output_false, switch.output_true], 'written')
+
+
+def _copy(variables, pivot: Optional[tf.Tensor]) -> Dict[tf.Operation, tf.Tensor]:
+    """Copies of variables, made once `pivot` is alive. What writes them must wait for these."""
     copies = {}
     with tf.control_dependencies([] if pivot is None else [pivot]):
         for variable in variables:

@@ -337,6 +337,25 @@ def constant_scalar(tensor) -> Optional[float]:
     return float(value.astype(tensor.dtype.base_dtype.as_numpy_dtype))  # as a Cast rounds it
 
 
+def context_of(op):
+    """The branch or loop (of v1 control flow) that what `op` puts out belongs to, or None.
+
+    There is no public name for an op's control flow context.
+    """
+    context = op._get_control_flow_context()
+    if context is not None and op.type in ('Exit', 'RefExit'):
+        return context.outer_context
+    return context
+
+
+def outermost_context(op):
+    """The outermost branch or loop (of v1 control flow) that `op` runs in, or None."""
+    found = context = op._get_control_flow_context()
+    while context is not None:
+        found, context = context, context.outer_context
+    return found
+
+
 def loop_around(op):
     """The outermost `tf.while_loop` (of v1 control flow) that `op` runs in, or None.
 

@@ -13,8 +13,9 @@ from slimguard import compat
 from slimguard import gate as gates
 from slimguard.hooks import with_watcher
 from slimguard.incident import Incident
-from slimguard.loop import HookedSteps
+from slimguard.loop import HookedSteps, Schedule
 from slimguard.policies import OnNan
+from slimguard.progress import progress_bar
 
 tf1 = tf.compat.v1
 
@@ -131,6 +132,7 @@ def train(
     hooks: Optional[Sequence[tf1.train.SessionRunHook]] = None,
     on_nan: OnNan = None,
     max_loss: Optional[float] = None,
+    progress: bool = False,
 ) -> Any:
     """Trains as `slim.learning.train` does, with hooks, and loses nothing to a NaN.
 
@@ -146,6 +148,8 @@ def train(
       on_nan: what happens after a bad step where no `NanLossHook` says: 'raise' (the default),
         'stop', 'skip', a policy object, a callable, or a list of these; see `NanLossHook`.
       max_loss: a larger loss is a bad step too; a positive finite number. Default: no limit.
+      progress: whether to show a progress bar, where stderr is a terminal. It needs the extra
+        `progress`.
       **: the others are explained in the documentation of `slim.learning.train`.
 
     Returns:
@@ -157,6 +161,7 @@ def train(
         `tf.errors.InvalidArgumentError` catch it as well.
       ValueError: as `slim.learning.train`; if `on_nan` or `max_loss` is not what is expected, or
         disagrees with a hook; if the train op cannot be guarded or is of another graph.
+      ImportError: if `progress` is True and tqdm is not installed.
       RuntimeError: in eager mode; if the graph is finalized, as inside a
         ``with MonitoredTrainingSession(...)`` block.
     """
@@ -175,18 +180,23 @@ def train(
     if gates.writes_something(train_op):
         train_op = gates.guard(train_op)
     hooks, watcher = with_watcher(hooks or (), on_nan, max_loss)
-    steps = HookedSteps(
-        train_step_fn,
-        session_wrapper,
-        hooks,
-        watcher,
-        train_op,
-        save=_Save(saver, logdir, global_step) if is_chief and logdir else None,
-    )
-    with graph.as_default():
+    # With slim's own step and its own arguments, we know what it would do.
+    schedule = None
+    if train_step_fn is _slim.train_step and train_step_kwargs == _USE_DEFAULT:
+        schedule = Schedule(number_of_steps, log_every_n_steps, trace_every_n_steps)
+    with graph.as_default(), progress_bar(progress, number_of_steps) as bar:
+        steps = HookedSteps(
+            train_step_fn,
+            session_wrapper,
+            hooks,
+            watcher,
+            train_op,
+            save=_Save(saver, logdir, global_step) if is_chief and logdir else None,
+            schedule=schedule,
+            progress=bar,
+        )
         for hook in hooks:
             hook.begin()
-    try:
         return _slim_train(
             train_op,
             logdir,
@@ -215,8 +225,6 @@ def train(
             trace_every_n_steps=trace_every_n_steps,
             ignore_live_threads=ignore_live_threads,
         )
-    finally:
-        steps.coordinator.request_stop()
 
 
 def _require_trainable(train_op, graph: tf.Graph) -> None:
@@ -241,15 +249,15 @@ The hooks go into train(), and the block goes away."""
 
 
 class _Save:
-    """Saves the last good state, before an error ends the training."""
+    """Saves the last good state, before an error or an interrupt ends the training."""
 
     def __init__(self, saver: tf1.train.Saver, logdir: str, global_step):
         self._saver = saver
         self._path = os.path.join(logdir, 'model.ckpt')
         self._global_step = global_step
 
-    def __call__(self, session, incident: Incident) -> None:
-        if incident.state_lost or not incident.held:
+    def __call__(self, session, incident: Optional[Incident]) -> None:
+        if incident is not None and (incident.state_lost or not incident.held):
             return  # what is in memory is not good
         try:
             self._saver.save(session, self._path, global_step=self._global_step)

@@ -104,12 +104,16 @@ class FastStep:
         loss, step, bad = own[:3]
         if self._watchers and np.count_nonzero(bad):
             context = context or self._context()
-            self._tell(self._hooks, context, requests, results, metadata, own)
+            for hook in self._hooks:
+                if hook in self._watchers:
+                    hook.handle(context, self._incident(own))
+                elif hook in self._looking:
+                    _show([hook], context, requests, results, metadata)
         else:
             for watcher in self._watchers:
                 watcher.step_was_good()
             if self._looking:
-                self._tell(self._looking, context, requests, results, metadata, own)
+                _show(self._looking, context, requests, results, metadata)
         return Done(loss, int(step), context is not None and context.stop_requested)
 
     def _context(self) -> tf1.train.SessionRunContext:
@@ -146,14 +150,6 @@ class FastStep:
                 return None
             self._calls[asked] = _Call.of(self._session, self._own, requests.fetches, feeds)
         return self._calls[asked]
-
-    def _tell(self, hooks, context, requests, results, metadata, own) -> None:
-        for hook in hooks:
-            if hook in self._watchers:
-                hook.handle(context, self._incident(own))
-            elif hook in self._looking:
-                values = tf1.train.SessionRunValues(results.get(hook), requests.options, metadata)
-                hook.after_run(context, values)
 
     def _incident(self, own):
         loss, step, bad = own[:3]
@@ -265,6 +261,13 @@ class _Feed:
                 return None
             self._fits = value.shape
         return value
+
+
+def _show(hooks, context, requests: Requests, results: dict, metadata) -> None:
+    nothing = tf1.train.SessionRunValues(None, requests.options, metadata)
+    for hook in hooks:
+        fetched = hook in results
+        hook.after_run(context, nothing._replace(results=results[hook]) if fetched else nothing)
 
 
 def _key_of(fetches):

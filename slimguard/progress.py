@@ -31,10 +31,10 @@ def progress_bar(wanted: bool, number_of_steps: Optional[int]) -> Iterator[Optio
         return
     try:
         import tqdm
-    except ImportError:
+    except ImportError as error:
         raise ImportError(
             'progress=True needs the package tqdm; install it with pip install slimguard[progress]'
-        )
+        ) from error
     if not sys.stderr.isatty():
         yield None
         return

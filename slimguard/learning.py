@@ -197,7 +197,7 @@ def train(
         )
         for hook in hooks:
             hook.begin()
-        return _slim_train(
+        loss = _slim_train(
             train_op,
             logdir,
             train_step_fn=steps.step,
@@ -225,6 +225,8 @@ def train(
             trace_every_n_steps=trace_every_n_steps,
             ignore_live_threads=ignore_live_threads,
         )
+    steps.raise_swallowed()
+    return loss
 
 
 def _require_trainable(train_op, graph: tf.Graph) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import math
 import sys
 import time
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -284,6 +284,7 @@ class HookedSteps:
         self._incidents = 0
         self._traces: Dict[str, int] = {}
         self._stop_asked = False
+        self._swallowed = None  # type: Optional[tf.errors.OutOfRangeError]
         self.coordinator = tf1.train.Coordinator()
         self._begin_session(None)
 
@@ -293,6 +294,14 @@ class HookedSteps:
         It takes no lock, so a signal handler may call it.
         """
         self._stop_asked = True
+
+    def raise_swallowed(self) -> None:
+        """Raises the OutOfRangeError of a hook that did not come from a step.
+
+        slim takes any for the end of the input, and returns; a `MonitoredSession` raises it.
+        """
+        if self._swallowed is not None:
+            raise self._swallowed
 
     def wrap(self, session) -> HookedSession:
         """The session wrapper: slim calls it for every session it makes."""
@@ -309,8 +318,9 @@ class HookedSteps:
             # The hooks of a MonitoredSession find its queues running. For slim, which starts them
             # next, there is nothing left to start.
             supervisor.start_queue_runners(hooked)
-        for hook in self._hooks:
-            hook.after_create_session(session, self.coordinator)
+        with self._not_the_end_of_the_input():
+            for hook in self._hooks:
+                hook.after_create_session(session, self.coordinator)
         return hooked
 
     def step(self, session, train_op, global_step, train_step_kwargs) -> Tuple[Any, bool]:
@@ -356,8 +366,17 @@ class HookedSteps:
 
     def _end(self) -> None:
         self._ended = True
-        for hook in self._hooks:
-            hook.end(self._session)
+        with self._not_the_end_of_the_input():
+            for hook in self._hooks:
+                hook.end(self._session)
+
+    @contextlib.contextmanager
+    def _not_the_end_of_the_input(self) -> Iterator[None]:
+        try:
+            yield
+        except tf.errors.OutOfRangeError as error:
+            self._swallowed = error
+            raise
 
     def _last_incident(self) -> Optional[Incident]:
         return self._watcher.incidents[-1] if self._watcher.incidents else None

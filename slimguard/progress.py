@@ -4,7 +4,7 @@ import contextlib
 import logging
 import sys
 import time
-from typing import Any, Iterator, Optional
+from typing import Iterator, Optional
 
 import tensorflow as tf
 

@@ -180,6 +180,7 @@ def train(
     if gates.writes_something(train_op):
         train_op = gates.guard(train_op)
     hooks, watcher = with_watcher(hooks or (), on_nan, max_loss)
+    _offer_saver(hooks, saver, graph)
     # With slim's own step and its own arguments, we know what it would do.
     schedule = None
     if train_step_fn is _slim.train_step and train_step_kwargs == _USE_DEFAULT:
@@ -227,6 +228,14 @@ def train(
         )
     steps.raise_swallowed()
     return loss
+
+
+def _offer_saver(hooks, saver: Optional[tf1.train.Saver], graph: tf.Graph) -> None:
+    """Puts a saver where a CheckpointSaverHook looks for one; so does a MonitoredSession."""
+    if any(isinstance(hook, tf1.train.CheckpointSaverHook) for hook in hooks):
+        with graph.as_default():
+            if not tf1.get_collection(tf1.GraphKeys.SAVERS):
+                tf1.add_to_collection(tf1.GraphKeys.SAVERS, saver or tf1.train.Saver())
 
 
 def _require_trainable(train_op, graph: tf.Graph) -> None:

@@ -122,7 +122,8 @@ class TestFastStep:
         for _ in range(2):
             with tf.Graph().as_default():
                 model, train_op = build()
-                train(train_op, tmp_path)
+                # A save by the clock would come last, now and then.
+                train(train_op, tmp_path, save_interval_secs=0)
         assert model.batches.drawn == 1 and checkpoint_at(tmp_path) == (5, [])
 
     def test_many_kinds_of_runs(self, fast_steps):
@@ -285,7 +286,7 @@ class TestEnding:
                 self.ended += 1
 
         hook = Signalled()
-        train(train_op, tmp_path, hooks=[hook])
+        train(train_op, tmp_path, hooks=[hook], save_interval_secs=0)
         assert model.batches.drawn == 3 and hook.ended == 1
         assert checkpoint_at(tmp_path) == (3, [])
 

@@ -50,7 +50,6 @@ _REMEMBERED = 1000
 class Fetched(NamedTuple):
     """What is fetched beside a train op, and what it is then found to be."""
 
-    written: Any = None
     bad: Any = None
     step: Any = None
     loss: Any = None
@@ -84,7 +83,8 @@ class GateWatcher(SessionRunHook):
         self._journal = Journal()
         self._restorer = None  # type: Optional[Restorer]
         self._loss = None  # type: Optional[tf.Tensor]
-        self._runs: Dict[tuple, Run] = {}
+        self._runs: Dict[tuple, Optional[Run]] = {}
+        self._last = None, None  # type: Tuple[Any, Optional[Run]]
 
     @property
     def rungs(self) -> Sequence[Any]:
@@ -99,6 +99,7 @@ class GateWatcher(SessionRunHook):
                 'in the graph that is trained' % (self._loss.name, type(self).__name__)
             )
         self._runs = {}
+        self._last = None, None
         self._ladder = Ladder(self.on_nan, self._otherwise)
         if self._ladder.may(Rollback) and self.logdir is None:
             raise ValueError(_NO_LOGDIR)
@@ -128,7 +129,7 @@ class GateWatcher(SessionRunHook):
         for gate in run.gates:
             if gate not in fed:
                 fed.add(gate)
-                feeds.update(self._feeds(gate))
+                feeds.update(self.feeds_of(gate))
         return SessionRunArgs(run.fetches, feed_dict=feeds or None)
 
     def after_run(self, run_context, run_values):
@@ -137,9 +138,24 @@ class GateWatcher(SessionRunHook):
             return
         incidents = run.incidents(run_values.results, self.max_loss, run_context.session)
         if not incidents:
-            self._ladder.step_was_good()
+            self.step_was_good()
         for incident in incidents:
             self.handle(run_context, incident)
+
+    def only_looks_at(self, gate: gates.Gate, run_context) -> bool:
+        """Whether in such a run it feeds `feeds_of(gate)` and looks at `gate`, and that is all.
+
+        Then a loop may do so in its place, and call `step_was_good` or `handle`.
+        """
+        mine = [getattr(method, '__func__', None) for method in (self.before_run, self.after_run)]
+        if mine != [GateWatcher.before_run, GateWatcher.after_run]:
+            return False
+        run = self._run_for(run_context)
+        return run is not None and run.gates == [gate] and not run.looks_at_loss
+
+    def step_was_good(self) -> None:
+        """Notes that a step was no incident."""
+        self._ladder.step_was_good()
 
     def handle(self, run_context, incident: Incident) -> None:
         """Records an incident and lets `on_nan_loss` act on it."""
@@ -183,7 +199,8 @@ class GateWatcher(SessionRunHook):
         elif policy.on_rollback is not None:
             policy.on_rollback(session, incident)
 
-    def _feeds(self, gate) -> dict:
+    def feeds_of(self, gate: gates.Gate) -> dict:
+        """What to feed with a run of a gate that is watched."""
         feeds = {gate.watched: True}
         if self.max_loss is None:
             return feeds
@@ -197,18 +214,20 @@ class GateWatcher(SessionRunHook):
                 'max_loss=%r here, but slimguard.guard() was given max_loss=%r; say it once'
                 % (self.max_loss, gate.max_loss)
             )
-        feeds[gate.limit] = self.max_loss
+        feeds[gate.limit] = float(self.max_loss)
         return feeds
 
     def _run_for(self, run_context) -> Optional['Run']:
         """What to fetch in such a run, or None if it is no step of a training we watch."""
         args = run_context.original_args
-        graph = run_context.session.graph
-        elements = fetched_elements(args.fetches, graph)
-        key = tuple(element.name for element in elements)
-        if key not in self._runs:
-            self._runs[key] = self._plan_run(elements, graph)
-        return self._runs[key]
+        if args is not self._last[0]:
+            graph = run_context.session.graph
+            elements = fetched_elements(args.fetches, graph)
+            key = tuple(element.name for element in elements)
+            if key not in self._runs:
+                self._runs[key] = self._plan_run(elements, graph)
+            self._last = args, self._runs[key]
+        return self._last[1]
 
     def _plan_run(self, elements, graph) -> Optional['Run']:
         found = [g for g in (gates.gate_of(element) for element in elements) if g is not None]
@@ -327,11 +346,12 @@ class Run:
 
     def __init__(self, found: Sequence[gates.Gate], loss: Optional[tf.Tensor], graph: tf.Graph):
         self.gates = found
+        self.looks_at_loss = loss is not None
         self._loss = loss
         self._global_step = tf1.train.get_global_step(graph)
         self.fetches: Dict[str, Any] = {}
         for number, gate in enumerate(found):
-            fetched = Fetched(gate.written, gate.bad, gate.step, gate.loss)
+            fetched = Fetched(gate.bad, gate.step, gate.loss)
             for name, tensor in fetched._asdict().items():
                 if tensor is not None:
                     self.fetches['%s %d' % (name, number)] = tensor
@@ -343,8 +363,8 @@ class Run:
         found = []
         for number, gate in enumerate(self.gates):
             fetched = Fetched(*[results.get('%s %d' % (f, number)) for f in Fetched._fields])
-            if not fetched.written:
-                found.append(_of_gate(gate, fetched))
+            if np.count_nonzero(fetched.bad):
+                found.append(incident_of(gate, *fetched))
         if self._loss is not None and not found:
             loss = float(results['loss'])
             if not np.isfinite(loss) or (max_loss is not None and loss > max_loss):
@@ -366,11 +386,12 @@ class Run:
         )
 
 
-def _of_gate(gate: gates.Gate, fetched: Fetched) -> Incident:
-    finding = gate.explain(fetched.bad)
+def incident_of(gate: gates.Gate, bad: Sequence[bool], step, loss) -> Incident:
+    """The incident that the values of a gate's `bad`, `step` and `loss` tell of."""
+    finding = gate.explain(bad)
     return Incident(
-        step=None if fetched.step is None else int(fetched.step),
-        loss=None if fetched.loss is None else float(fetched.loss),
+        step=None if step is None else int(step),
+        loss=None if loss is None else float(loss),
         reason=finding.reason,
         tensors=finding.tensors,
         strategy='check_numerics' if gate.raises else 'hook',

@@ -4,6 +4,7 @@ Every other name of the installed `slim.learning` is here as it is there, so tha
 ``from slimguard import learning`` replaces it.
 """
 
+import contextlib
 import os
 from typing import Any, Optional, Sequence
 
@@ -13,9 +14,10 @@ from slimguard import checkpoint, compat
 from slimguard import gate as gates
 from slimguard.hooks import GateWatcher, with_watcher
 from slimguard.incident import Incident
-from slimguard.loop import HookedSteps
+from slimguard.loop import HookedSteps, Schedule
 from slimguard.policies import OnNan
 from slimguard.preemption import Preemption
+from slimguard.progress import progress_bar
 from slimguard.saver import FiniteSaver
 
 tf1 = tf.compat.v1
@@ -133,6 +135,7 @@ def train(
     hooks: Optional[Sequence[tf1.train.SessionRunHook]] = None,
     on_nan: OnNan = None,
     max_loss: Optional[float] = None,
+    progress: bool = False,
 ) -> Any:
     """Trains as `slim.learning.train` does, with hooks, and loses nothing to a NaN.
 
@@ -155,6 +158,8 @@ def train(
         'stop', 'skip', 'rollback', a policy object, a callable, or a list of these; see
         `NanLossHook`.
       max_loss: a larger loss is a bad step too; a positive finite number. Default: no limit.
+      progress: whether to show a progress bar, where stderr is a terminal. It needs the extra
+        `progress`.
       **: the others are explained in the documentation of `slim.learning.train`.
 
     Returns:
@@ -166,6 +171,7 @@ def train(
         `tf.errors.InvalidArgumentError` catch it as well.
       ValueError: as `slim.learning.train`; if `on_nan` or `max_loss` is not what is expected, or
         disagrees with a hook; if the train op cannot be guarded or is of another graph.
+      ImportError: if `progress` is True and tqdm is not installed.
       RuntimeError: in eager mode; if the graph is finalized, as inside a
         ``with MonitoredTrainingSession(...)`` block.
       tf.errors.OpError: if the last checkpoint could not be written, as on a full disk.
@@ -185,11 +191,10 @@ def train(
     if gates.writes_something(train_op):
         train_op = gates.guard(train_op)
     hooks, watcher = with_watcher(hooks or (), on_nan, max_loss, logdir)
+    _offer_saver(hooks, saver, graph)
     saves = is_chief and bool(logdir)
     save = _Save(saver, logdir, global_step) if saves else None
-    preemption = Preemption(save)
     if saves:
-        hooks.append(preemption)
         resume_from_good(logdir)
         if summary_writer == _USE_DEFAULT:
             # As the Supervisor would make it, so that incidents go where the run's summaries go.
@@ -198,46 +203,61 @@ def train(
     for hook in hooks:
         if isinstance(hook, GateWatcher):
             hook.saver = saver
-    steps = HookedSteps(train_step_fn, session_wrapper, hooks, watcher, train_op, save)
-    with graph.as_default():
+    # With slim's own step and its own arguments, we know what it would do.
+    schedule = None
+    if train_step_fn is _slim.train_step and train_step_kwargs == _USE_DEFAULT:
+        schedule = Schedule(number_of_steps, log_every_n_steps, trace_every_n_steps)
+    with contextlib.ExitStack() as stack:
+        stack.callback(watcher.close)
+        stack.enter_context(graph.as_default())
+        bar = stack.enter_context(progress_bar(progress, number_of_steps))
+        steps = HookedSteps(
+            train_step_fn,
+            session_wrapper,
+            hooks,
+            watcher,
+            train_op,
+            save=save,
+            schedule=schedule,
+            progress=bar,
+        )
         for hook in hooks:
             hook.begin()
-    try:
-        with preemption:
-            loss = _slim_train(
-                train_op,
-                logdir,
-                train_step_fn=steps.step,
-                train_step_kwargs=train_step_kwargs,
-                log_every_n_steps=log_every_n_steps,
-                graph=graph,
-                master=master,
-                is_chief=is_chief,
-                global_step=global_step,
-                number_of_steps=number_of_steps,
-                init_op=init_op,
-                init_feed_dict=init_feed_dict,
-                local_init_op=local_init_op,
-                init_fn=init_fn,
-                ready_op=ready_op,
-                summary_op=summary_op,
-                save_summaries_secs=save_summaries_secs,
-                summary_writer=summary_writer,
-                startup_delay_steps=startup_delay_steps,
-                saver=saver,
-                save_interval_secs=save_interval_secs,
-                sync_optimizer=sync_optimizer,
-                session_config=session_config,
-                session_wrapper=steps.wrap,
-                trace_every_n_steps=trace_every_n_steps,
-                ignore_live_threads=ignore_live_threads,
-            )
-        if saves and saver.failure is not None:
-            raise saver.failure  # of the last save, which the Supervisor drops
-        return loss
-    finally:
-        steps.coordinator.request_stop()
-        watcher.close()
+        if saves:
+            # The first to hear of the end, and of the session.
+            hooks.insert(0, stack.enter_context(Preemption(steps.request_stop, save)))
+        loss = _slim_train(
+            train_op,
+            logdir,
+            train_step_fn=steps.step,
+            train_step_kwargs=train_step_kwargs,
+            log_every_n_steps=log_every_n_steps,
+            graph=graph,
+            master=master,
+            is_chief=is_chief,
+            global_step=global_step,
+            number_of_steps=number_of_steps,
+            init_op=init_op,
+            init_feed_dict=init_feed_dict,
+            local_init_op=local_init_op,
+            init_fn=init_fn,
+            ready_op=ready_op,
+            summary_op=summary_op,
+            save_summaries_secs=save_summaries_secs,
+            summary_writer=summary_writer,
+            startup_delay_steps=startup_delay_steps,
+            saver=saver,
+            save_interval_secs=save_interval_secs,
+            sync_optimizer=sync_optimizer,
+            session_config=session_config,
+            session_wrapper=steps.wrap,
+            trace_every_n_steps=trace_every_n_steps,
+            ignore_live_threads=ignore_live_threads,
+        )
+    steps.raise_swallowed()
+    if saves and saver.failure is not None:
+        raise saver.failure  # of the last save, which the Supervisor drops
+    return loss
 
 
 def resume_from_good(logdir: str) -> None:
@@ -245,6 +265,14 @@ def resume_from_good(logdir: str) -> None:
     said = checkpoint.heal(logdir)
     if said is not None:
         tf1.logging.warning('slimguard: %s', said)
+
+
+def _offer_saver(hooks, saver: Optional[tf1.train.Saver], graph: tf.Graph) -> None:
+    """Puts a saver where a CheckpointSaverHook looks for one; so does a MonitoredSession."""
+    if any(isinstance(hook, tf1.train.CheckpointSaverHook) for hook in hooks):
+        with graph.as_default():
+            if not tf1.get_collection(tf1.GraphKeys.SAVERS):
+                tf1.add_to_collection(tf1.GraphKeys.SAVERS, saver or tf1.train.Saver())
 
 
 def _require_trainable(train_op, graph: tf.Graph) -> None:
@@ -269,7 +297,7 @@ The hooks go into train(), and the block goes away."""
 
 
 class _Save:
-    """Saves the last good state, before an error or a signal ends the training."""
+    """Saves the last good state, before an error or an interrupt ends the training."""
 
     def __init__(self, saver: tf1.train.Saver, logdir: str, global_step):
         self._saver = saver

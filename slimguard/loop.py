@@ -7,17 +7,22 @@ log?) cost what they did. :class:`HookedSteps` is the second.
 """
 
 import contextlib
+import math
+import sys
 import time
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from slimguard import gate as gates
 from slimguard import graphs
+from slimguard.fast import FastStep
 from slimguard.hooks import GateWatcher, fetched_elements, with_watcher
 from slimguard.incident import Incident, NanLossError
 from slimguard.plan import TrainOp, op_of
 from slimguard.policies import OnNan
+from slimguard.progress import Progress
+from slimguard.requests import Requests
 
 tf1 = tf.compat.v1
 
@@ -82,47 +87,22 @@ class HookedSession(_SessionInterface):
         context = tf1.train.SessionRunContext(
             tf1.train.SessionRunArgs(fetches, feed_dict), self._session
         )
-        # The caller's under a key that no hook can be.
-        all_fetches = {None: self._through_gates(fetches)}
-        given = options, run_metadata
-        options = options or tf1.RunOptions()
+        requests = Requests(self._hooks, context, options)
+        feeds = requests.feeds_with(feed_dict)
+        given = requests.run_options, run_metadata
         run_metadata = run_metadata or tf1.RunMetadata()
-        feeds = self._before_run(context, all_fetches, feed_dict, options)
-        if options != tf1.RunOptions():
-            given = options, run_metadata
-        keys = list(all_fetches)
-        # Options that say nothing would cost each step their way through the session.
-        values = self._session.run([all_fetches[key] for key in keys], feeds, *given)
-        results = dict(zip(keys, values))
+        if requests.run_options is not None:
+            given = requests.run_options, run_metadata
+        all_fetches = [self._through_gates(fetches)] + list(requests.fetches.values())
+        mine, *others = self._session.run(all_fetches, feeds, *given)
+        results = dict(zip(requests.fetches, others))
         for hook in self._hooks:
             hook.after_run(
                 context,
-                tf1.train.SessionRunValues(
-                    results=results.get(hook), options=options, run_metadata=run_metadata
-                ),
+                tf1.train.SessionRunValues(results.get(hook), requests.options, run_metadata),
             )
         self.stop_requested = self.stop_requested or context.stop_requested
-        return results[None]
-
-    def _before_run(self, context, all_fetches, user_feeds, options) -> Optional[dict]:
-        feeds = dict(user_feeds or {})
-        fed_by_user = set(feeds)
-        for hook in self._hooks:
-            request = hook.before_run(context)
-            if request is None:
-                continue
-            if request.fetches is not None:
-                all_fetches[hook] = request.fetches
-            for tensor, value in (request.feed_dict or {}).items():
-                if tensor in feeds:
-                    other = 'the caller' if tensor in fed_by_user else 'another hook'
-                    raise RuntimeError(
-                        'the same tensor is fed by a hook and by %s: %r' % (other, tensor)
-                    )
-                feeds[tensor] = value
-            if request.options:
-                _merge_options(options, request.options)
-        return feeds or None
+        return mine
 
     def _is_step(self, fetches) -> bool:
         elements = fetched_elements(fetches, self.graph)
@@ -156,14 +136,15 @@ class HookedSession(_SessionInterface):
 class WatchedSession(HookedSession):
     """What `watch` returns: a `HookedSession` with an end."""
 
-    def __init__(self, session, hooks: Sequence[tf1.train.SessionRunHook]):
+    def __init__(self, session, hooks: Sequence[tf1.train.SessionRunHook], coordinator):
         HookedSession.__init__(self, session, hooks)
+        self._coordinator = coordinator
         self._ended = False
         self._contexts = contextlib.ExitStack()
 
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
         """As `tf.compat.v1.Session.run`; a step after a hook asked to stop is a RuntimeError."""
-        if self.stop_requested and self._is_step(fetches):
+        if self.should_stop() and self._is_step(fetches):
             raise RuntimeError(
                 'a hook has asked to stop, and this would be one more step; loop with '
                 '"while not session.should_stop()"'
@@ -172,15 +153,25 @@ class WatchedSession(HookedSession):
 
     def should_stop(self) -> bool:
         """Whether a hook asked to stop, as `MonitoredSession.should_stop` says."""
-        return self.stop_requested
+        return self.stop_requested or self._coordinator.should_stop()
 
     def close(self):
-        """Calls the hooks' `end` and closes the session."""
-        if not self._ended:
-            self._ended = True
-            for hook in self._hooks:
-                hook.end(self._session)
-        self._session.close()
+        """Calls the hooks' `end`, joins their threads, and closes the session.
+
+        An error that a thread of theirs reported to the coordinator is raised.
+        """
+        try:
+            if not self._ended:
+                self._ended = True
+                for hook in self._hooks:
+                    hook.end(self._session)
+        finally:
+            self._coordinator.request_stop()
+            try:
+                if not self._coordinator.joined:
+                    self._coordinator.join(ignore_live_threads=True)
+            finally:
+                self._session.close()
 
     def __enter__(self):
         self._contexts.enter_context(self.graph.as_default())
@@ -188,9 +179,7 @@ class WatchedSession(HookedSession):
         return self
 
     def __exit__(self, error_type, error, traceback):
-        clean = error_type is None or issubclass(
-            error_type, (tf.errors.OutOfRangeError, StopIteration)
-        )
+        clean = error_type in (None, tf.errors.OutOfRangeError, StopIteration)
         self._ended = self._ended or not clean
         try:
             self.close()
@@ -216,7 +205,8 @@ def watch(
             while not session.should_stop():
                 session.run(train_op, feed_dict={...})
 
-    The hooks' `end` is called when the returned session is closed, or left as a context manager.
+    The hooks' `end` is called when the returned session is closed, or left as a context manager
+    without an error (the end of the input is none, nor is StopIteration).
 
     Args:
       session: a `tf.compat.v1.Session`, new or in use.
@@ -235,22 +225,22 @@ def watch(
             'itself: hooks=[slimguard.NanLossHook(loss)]' % (session,)
         )
     hooks, _ = with_watcher(hooks, on_nan, max_loss, logdir)
-    coordinator = tf1.train.Coordinator()
+    # As a MonitoredSession's: what a thread reports is raised, whatever it is.
+    coordinator = tf1.train.Coordinator(clean_stop_exception_types=[])
     with session.graph.as_default():
         for hook in hooks:
             hook.begin()
     for hook in hooks:
         hook.after_create_session(session, coordinator)
-    return WatchedSession(session, hooks)
+    return WatchedSession(session, hooks, coordinator)
 
 
-def _merge_options(options, more) -> None:
-    options.trace_level = max(options.trace_level, more.trace_level)
-    options.timeout_in_ms = max(options.timeout_in_ms, more.timeout_in_ms)
-    options.inter_op_thread_pool = max(options.inter_op_thread_pool, more.inter_op_thread_pool)
-    options.output_partition_graphs |= more.output_partition_graphs
-    options.report_tensor_allocations_upon_oom |= more.report_tensor_allocations_upon_oom
-    options.debug_options.debug_tensor_watch_opts.extend(more.debug_options.debug_tensor_watch_opts)
+class Schedule(NamedTuple):
+    """When slim's own `train_step` stops, logs and traces, by global step; None for never."""
+
+    number_of_steps: Optional[int]
+    log_every_n_steps: Optional[int]
+    trace_every_n_steps: Optional[int]
 
 
 class HookedSteps:
@@ -263,7 +253,15 @@ class HookedSteps:
       watcher: the hook that handles a numeric check that raised.
       train_op: the guarded train op.
       save: called with the session and the incident before a `NanLossError` leaves the loop, and
-        with None before a KeyboardInterrupt or SystemExit does; None to save nothing.
+        with the session and None before a KeyboardInterrupt or SystemExit does; None to save
+        nothing.
+      schedule: what slim's own `train_step` is to do; None for any other step function, which
+        sees to it itself.
+      progress: where to show how the training goes, or None.
+
+    Attributes:
+      coordinator: the coordinator of the training, which hooks get: the Supervisor's own, once
+        there is a session.
     """
 
     def __init__(
@@ -274,6 +272,8 @@ class HookedSteps:
         watcher: GateWatcher,
         train_op: TrainOp,
         save: Optional[Callable[[Any, Optional[Incident]], None]],
+        schedule: Optional[Schedule] = None,
+        progress: Optional[Progress] = None,
     ):
         self._train_step_fn = train_step_fn
         self._session_wrapper = session_wrapper
@@ -281,65 +281,167 @@ class HookedSteps:
         self._watcher = watcher
         self._train_op = train_op
         self._save = save
-        self._last_good_loss = float('nan')  # type: Any
+        self._schedule = schedule
+        self._progress = progress
+        self._loss = None  # type: Any
+        self._incidents = 0
         self._traces: Dict[str, int] = {}
+        self._stop_asked = False
+        self._swallowed = None  # type: Optional[tf.errors.OutOfRangeError]
         self.coordinator = tf1.train.Coordinator()
+        self._begin_session(None)
+
+    def request_stop(self) -> None:
+        """Ends the training after the step that runs, as a hook's `request_stop` does.
+
+        It takes no lock, so a signal handler may call it.
+        """
+        self._stop_asked = True
+
+    def raise_swallowed(self) -> None:
+        """Raises the OutOfRangeError of a hook that did not come from a step.
+
+        slim takes any for the end of the input, and returns; a `MonitoredSession` raises it.
+        """
+        if self._swallowed is not None:
+            raise self._swallowed
 
     def wrap(self, session) -> HookedSession:
         """The session wrapper: slim calls it for every session it makes."""
-        for hook in self._hooks:
-            hook.after_create_session(session, self.coordinator)
+        self._begin_session(session)
         if self._session_wrapper is not None:
-            session = self._session_wrapper(session)
-        return HookedSession(session, self._hooks, self._train_op)
+            self._runs_in = self._session_wrapper(session)
+        hooked = HookedSession(self._runs_in, self._hooks, self._train_op)
+        supervisor = _supervisor_that_calls()
+        if supervisor is not None:
+            self.coordinator = supervisor.coord
+            # slim asks before each step. It must not leave its loop but by way of `step`, or else
+            # the hooks' `end` is not called where a thread asked to stop.
+            supervisor.should_stop = self._has_ended
+            # The hooks of a MonitoredSession find its queues running. For slim, which starts them
+            # next, there is nothing left to start.
+            supervisor.start_queue_runners(hooked)
+        with self._not_the_end_of_the_input():
+            for hook in self._hooks:
+                hook.after_create_session(session, self.coordinator)
+        return hooked
 
     def step(self, session, train_op, global_step, train_step_kwargs) -> Tuple[Any, bool]:
         """The step function. Returns the loss of the last good step, and whether to stop."""
-        incidents = len(self._watcher.incidents)
-        if 'should_trace' in train_step_kwargs and 'summary_writer' in train_step_kwargs:
-            train_step_kwargs = dict(
-                train_step_kwargs,
-                summary_writer=_TraceWriter(train_step_kwargs['summary_writer'], self._traces),
-            )
+        if self.coordinator.should_stop():
+            self._end()
+            return self._loss, True
+        last_incident = self._last_incident()
         try:
             loss, should_stop = self._try_step(session, train_op, global_step, train_step_kwargs)
         except NanLossError as error:
-            if self._save is not None:
-                self._save(session, error.incident)
+            self._save_before(error.incident)
             raise
         except (KeyboardInterrupt, SystemExit):
-            if self._save is not None:
-                self._save(session, None)
+            self._save_before(None)
             raise
         except tf.errors.OutOfRangeError:
-            self._end(session)
+            self._end()
             raise
         except StopIteration:
-            loss, should_stop = self._last_good_loss, True
-        if len(self._watcher.incidents) > incidents:
-            loss = self._last_good_loss
-        else:
-            self._last_good_loss = loss
-        if should_stop or session.stop_requested or self.coordinator.should_stop():
-            self._end(session)
-            should_stop = True
+            loss, should_stop = self._loss, True
+        if self._last_incident() is not last_incident:
+            self._incidents += 1
+            self._step_before = None  # a policy may have set the step back
+            loss = math.nan if self._loss is None else self._loss
+        self._loss = loss
+        should_stop = should_stop or session.stop_requested or self._stop_asked
+        if self._progress is not None and (should_stop or self._progress.is_due()):
+            self._progress.show(self._step_now(global_step), loss, self._incidents)
+        if should_stop:
+            self._end()
         return loss, should_stop
+
+    def _begin_session(self, session) -> None:
+        self._session = self._runs_in = session
+        self._fast = None  # type: Optional[FastStep]
+        self._may_be_fast = self._schedule is not None
+        self._step_before = None  # type: Optional[int]
+        self._ended = False
+
+    def _has_ended(self) -> bool:
+        return self._ended
+
+    def _end(self) -> None:
+        self._ended = True
+        with self._not_the_end_of_the_input():
+            for hook in self._hooks:
+                hook.end(self._session)
+
+    @contextlib.contextmanager
+    def _not_the_end_of_the_input(self) -> Iterator[None]:
+        try:
+            yield
+        except tf.errors.OutOfRangeError as error:
+            self._swallowed = error
+            raise
+
+    def _last_incident(self) -> Optional[Incident]:
+        return self._watcher.incidents[-1] if self._watcher.incidents else None
+
+    def _save_before(self, incident: Optional[Incident]) -> None:
+        if self._save is not None:
+            self._save(self._session, incident)
 
     def _try_step(self, session, train_op, global_step, train_step_kwargs) -> Tuple[Any, bool]:
         try:
-            return self._train_step_fn(session, train_op, global_step, train_step_kwargs)
+            if self._may_be_fast and self._fast is None:
+                self._fast = FastStep.of(self._runs_in, self._hooks, train_op, global_step)
+                self._may_be_fast = self._fast is not None
+            if self._fast is None or self._is_time_to_trace(global_step, train_step_kwargs):
+                self._step_before = None
+                kwargs = self._with_trace_writer(train_step_kwargs)
+                return self._train_step_fn(session, train_op, global_step, kwargs)
+            return self._fast_step(session)
         except tf.errors.InvalidArgumentError as error:
             if isinstance(error, NanLossError):
                 raise
-            incident = self._incident_of(error, session, global_step)
+            incident = self._incident_of(error, global_step)
             if incident is None:
                 raise
-            context = tf1.train.SessionRunContext(tf1.train.SessionRunArgs(train_op), session)
+            args = tf1.train.SessionRunArgs(train_op)
+            context = tf1.train.SessionRunContext(args, self._session)
             self._watcher.handle(context, incident)
             session.stop_requested = session.stop_requested or context.stop_requested
-            return self._last_good_loss, False
+            return self._loss, False
 
-    def _incident_of(self, error, session, global_step) -> Optional[Incident]:
+    def _fast_step(self, session: HookedSession) -> Tuple[Any, bool]:
+        """What slim's `train_step` does, in one call."""
+        start = time.time()
+        done = self._fast.run()
+        elapsed = time.time() - start
+        self._step_before = done.step
+        session.stop_requested = session.stop_requested or done.stop_requested
+        number_of_steps, log_every, _ = self._schedule
+        if log_every and done.step % log_every == 0:
+            tf1.logging.info(
+                'global step %d: loss = %.4f (%.3f sec/step)', done.step, done.loss, elapsed
+            )
+        return done.loss, number_of_steps is not None and done.step >= number_of_steps
+
+    def _is_time_to_trace(self, global_step, train_step_kwargs) -> bool:
+        every = self._schedule.trace_every_n_steps
+        if not every or 'should_trace' not in train_step_kwargs:
+            return False
+        return self._step_now(global_step) % every == 0
+
+    def _step_now(self, global_step) -> int:
+        if self._step_before is None:
+            self._step_before = int(self._session.run(global_step))
+        return self._step_before
+
+    def _with_trace_writer(self, train_step_kwargs):
+        if 'should_trace' not in train_step_kwargs or 'summary_writer' not in train_step_kwargs:
+            return train_step_kwargs
+        writer = _TraceWriter(train_step_kwargs['summary_writer'], self._traces)
+        return dict(train_step_kwargs, summary_writer=writer)
+
+    def _incident_of(self, error, global_step) -> Optional[Incident]:
         """The incident behind a numeric check that raised; None for any other error."""
         labels = gates.labels_in(error.message)
         if labels:
@@ -351,7 +453,7 @@ class HookedSteps:
         else:
             return None
         return Incident(
-            step=int(session.run(global_step)),
+            step=int(self._session.run(global_step)),
             loss=None,
             reason=finding.reason,
             tensors=finding.tensors,
@@ -360,9 +462,19 @@ class HookedSteps:
             state_lost=finding.state_lost,
         )
 
-    def _end(self, session) -> None:
-        for hook in self._hooks:
-            hook.end(session)
+
+def _supervisor_that_calls() -> Optional[tf1.train.Supervisor]:
+    """The Supervisor of the slim.learning.train that calls us, or None.
+
+    slim makes it and hands it to nobody, so it is looked for among the variables of the callers.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        for value in frame.f_locals.values():
+            if isinstance(value, tf1.train.Supervisor):
+                return value
+        frame = frame.f_back
+    return None
 
 
 class _TraceWriter:

@@ -4,7 +4,7 @@ import os
 import signal
 import socket
 import threading
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict
 
 import tensorflow as tf
 
@@ -28,11 +28,12 @@ class Preemption(tf1.train.SessionRunHook):
     one, as Python lets only that one have handlers.
 
     Args:
-      save: called with the session, in a thread of its own, where no step ends. With None,
-        nothing is done, and signals do what they did.
+      request_stop: ends the loop after the step under way; called from a signal handler.
+      save: called with the session, in a thread of its own, where no step ends.
     """
 
-    def __init__(self, save: Optional[Callable[[Any], None]]):
+    def __init__(self, request_stop: Callable[[], None], save: Callable[[Any], None]):
+        self._request_stop = request_stop
         self._save = save
         self._session = None  # type: Any
         self._asked = None  # type: Optional[int]
@@ -44,15 +45,13 @@ class Preemption(tf1.train.SessionRunHook):
     def after_create_session(self, session, coord):
         self._session = session
 
-    def after_run(self, run_context, run_values):
-        if self._asked is not None:
-            self._heard.set()
-            run_context.request_stop()
+    def end(self, session):
+        self._heard.set()
 
     # The signals.
 
     def __enter__(self) -> 'Preemption':
-        if self._save is None or threading.current_thread() is not threading.main_thread():
+        if threading.current_thread() is not threading.main_thread():
             return self
         defaults = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
         for number, default in defaults.items():
@@ -93,6 +92,7 @@ class Preemption(tf1.train.SessionRunHook):
             self._asked = None
             raise KeyboardInterrupt
         self._asked = number
+        self._request_stop()
 
     def _look_out(self) -> None:
         while True:

@@ -66,8 +66,8 @@ class TestSignatures:
         theirs = self.parameters(slim.learning.create_train_op)
         assert self.parameters(slimguard.create_train_op) == theirs
 
-    def test_train_is_slims_and_three_more(self):
-        more = [('hooks', None), ('on_nan', None), ('max_loss', None)]
+    def test_train_is_slims_and_four_more(self):
+        more = [('hooks', None), ('on_nan', None), ('max_loss', None), ('progress', False)]
         assert self.parameters(slimguard.train) == self.parameters(slim.learning.train) + more
 
     def test_every_other_name_is_slims_own(self):
@@ -323,7 +323,7 @@ class TestHooks:
                 feed = {model.batches.x: np.zeros([4, 3], np.float32)}
                 return tf1.train.SessionRunArgs(None, feed_dict=feed)
 
-        with pytest.raises(RuntimeError, match='fed by a hook and by another hook'):
+        with pytest.raises(RuntimeError, match='Same tensor is fed by two hooks'):
             train(train_op, hooks=[Feeding(), Feeding()])
 
 

@@ -1,0 +1,270 @@
+"""What a step costs in each loop a user can pick, as ratios.
+
+    python benchmarks/loop_cost.py [rounds]
+
+A model so small that the loop is most of the step, on one thread. All loops train at once, each in
+a thread of its own and one at a time: a loop does twenty steps, then the next has its turn. What a
+loop took in a round is compared with what the first took in the same round; printed is the median
+of these ratios, with the quartiles. Start-up is a training of one step, without what it takes to
+build the train op.
+"""
+
+import gc
+import logging
+import os
+import sys
+import threading
+import time
+
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+
+import measure
+import numpy as np
+import tensorflow as tf
+
+import slimguard
+from slimguard import compat
+from slimguard import gate as gates
+
+slim = compat.import_slim()
+tf1 = tf.compat.v1
+
+STEPS_A_TURN = 20
+ONE_THREAD = tf1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
+
+
+class Over(Exception):
+    """Ends a loop."""
+
+
+class Loop(threading.Thread):
+    """Runs a loop in turns. The loop calls `tick` after every `STEPS_A_TURN` steps."""
+
+    def __init__(self, train):
+        threading.Thread.__init__(self, daemon=True)
+        self._train = train
+        self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._over = False
+        self._start = None
+        self._seconds = None
+
+    def run(self):
+        try:
+            with tf.Graph().as_default():
+                self._train(self.tick)
+        except Over:
+            pass
+
+    def tick(self):
+        now = time.perf_counter()
+        self._seconds = None if self._start is None else (now - self._start) / STEPS_A_TURN
+        self._done.release()
+        self._go.acquire()
+        if self._over:
+            raise Over()
+        self._start = time.perf_counter()
+
+    def turn(self):
+        """The seconds a step took, in one more turn."""
+        self._go.release()
+        self._done.acquire()
+        return self._seconds
+
+    def begin(self):
+        self.start()
+        self._done.acquire()
+
+    def end(self):
+        self._over = True
+        self._go.release()
+        self.join()
+
+
+class Ticks(logging.Handler):
+    """slim logs every `STEPS_A_TURN` steps; that is when its turn is over."""
+
+    def __init__(self):
+        logging.Handler.__init__(self)
+        self.ticks = {}
+
+    def handle(self, record):
+        # Without the handler's lock: a loop waits in here for its next turn.
+        if record.msg.startswith('global step'):
+            self.ticks[threading.get_ident()]()
+
+
+def build(library, check_numerics=True):
+    """A model of two small layers; its loss and its train op."""
+    rng = np.random.RandomState(0)
+    x = tf.constant(rng.randn(32, 64).astype(np.float32))
+    y = tf.constant(rng.randint(0, 10, 32))
+    hidden = slim.fully_connected(x, 64)
+    logits = slim.fully_connected(hidden, 10, activation_fn=None)
+    loss = tf1.losses.sparse_softmax_cross_entropy(y, logits)
+    optimizer = tf1.train.MomentumOptimizer(0.01, 0.9)
+    return loss, library.create_train_op(loss, optimizer, check_numerics=check_numerics)
+
+
+def in_session(library, make_step):
+    """A plain loop around a session."""
+
+    def train(tick):
+        _, train_op = build(library)
+        with tf1.Session(config=ONE_THREAD) as session:
+            session.run(tf1.global_variables_initializer())
+            step = make_step(session, train_op)
+            while True:
+                for _ in range(STEPS_A_TURN):
+                    step()
+                tick()
+
+    return train
+
+
+def in_monitored_session(library, make_hook):
+    def train(tick):
+        loss, train_op = build(library, check_numerics=False)
+        hooks = [make_hook(loss)]
+        with tf1.train.MonitoredTrainingSession(hooks=hooks, config=ONE_THREAD) as session:
+            while True:
+                for _ in range(STEPS_A_TURN):
+                    session.run(train_op)
+                tick()
+
+    return train
+
+
+def in_train(library, ticks, make_hooks=None, **arguments):
+    def train(tick):
+        ticks.ticks[threading.get_ident()] = tick
+        loss, train_op = build(library)
+        if make_hooks is not None:
+            arguments['hooks'] = make_hooks(loss)
+        library.train(
+            train_op,
+            None,
+            log_every_n_steps=STEPS_A_TURN,
+            session_config=ONE_THREAD,
+            **arguments,
+        )
+
+    return train
+
+
+class Idle(tf1.train.SessionRunHook):
+    """A hook that wants nothing."""
+
+    def before_run(self, run_context):
+        return None
+
+    def after_run(self, run_context, run_values):
+        pass
+
+
+def with_idle(number):
+    return lambda loss: [slimguard.NanLossHook(loss)] + [Idle() for _ in range(number)]
+
+
+def with_fetching(loss):
+    return [
+        slimguard.NanLossHook(loss),
+        tf1.train.StopAtStepHook(num_steps=10**9),
+        tf1.train.LoggingTensorHook({'loss': loss}, every_n_iter=100),
+    ]
+
+
+def prepared(session, train_op):
+    return session.make_callable([train_op, tf1.train.get_global_step()])
+
+
+def prepared_guarded(session, train_op):
+    gate = gates.gate_of(train_op)
+    return session.make_callable([train_op, gate.step, gate.bad])
+
+
+def loops(ticks):
+    plain, guarded = slim.learning, slimguard
+    found = {
+        'make_callable([train_op, global_step])': in_session(plain, prepared),
+        'make_callable, guarded': in_session(guarded, prepared_guarded),
+        'session.run(train_op)': in_session(
+            plain, lambda session, train_op: lambda: session.run(train_op)
+        ),
+        'MonitoredTrainingSession, NanTensorHook': in_monitored_session(
+            plain, tf1.train.NanTensorHook
+        ),
+        'MonitoredTrainingSession, guarded, NanLossHook': in_monitored_session(
+            guarded, slimguard.NanLossHook
+        ),
+        'slim.learning.train': in_train(plain, ticks),
+        'slimguard.train, NanLossHook': in_train(guarded, ticks, with_idle(0)),
+    }
+    for number in (1, 5, 20):
+        name = 'slimguard.train, NanLossHook, %d idle hook%s' % (number, 's' * (number > 1))
+        found[name] = in_train(guarded, ticks, with_idle(number))
+    found['slimguard.train, NanLossHook, 2 hooks that fetch'] = in_train(
+        guarded, ticks, with_fetching
+    )
+    return found
+
+
+def step_costs(rounds):
+    """Seconds a step, by loop, a value for each round."""
+    logger = logging.getLogger('tensorflow')
+    ticks = Ticks()
+    logger.handlers, logger.propagate = [ticks], False
+    tf1.logging.set_verbosity(tf1.logging.INFO)
+    running = {name: Loop(train) for name, train in loops(ticks).items()}
+    tf1.logging.get_verbosity()
+    logger.handlers = [ticks]
+    for loop in running.values():
+        loop.begin()
+    times = {name: [] for name in running}
+    names = list(running)
+    gc.disable()
+    for number in range(rounds + 2):
+        shift = number % len(names)
+        for name in names[shift:] + names[:shift]:
+            seconds = running[name].turn()
+            if number > 1:
+                times[name].append(seconds)
+    gc.enable()
+    for loop in running.values():
+        loop.end()
+    tf1.logging.set_verbosity(tf1.logging.ERROR)
+    return times
+
+
+def start_up(library):
+    """Seconds that a training of one step takes; most of it is making the session."""
+    with tf.Graph().as_default():
+        _, train_op = build(library)
+        start = time.perf_counter()
+        library.train(train_op, None, session_config=ONE_THREAD, number_of_steps=1)
+        return time.perf_counter() - start
+
+
+def main():
+    tf1.disable_eager_execution()
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 300
+    times = step_costs(rounds)
+    names = list(times)
+    stock = times['slim.learning.train']
+    rows = [['loop', 'of ' + names[0], 'of slim.learning.train', 'microseconds']]
+    for name in names:
+        of_first = measure.ratio(times[name], times[names[0]])
+        of_stock = measure.ratio(times[name], stock)
+        rows.append([name, of_first, of_stock, '%.0f' % (1e6 * of_first.seconds)])
+    print('TensorFlow', tf.__version__)
+    print(measure.table(rows))
+    start_ups = measure.interleave(
+        {'stock': lambda: start_up(slim.learning), 'guarded': lambda: start_up(slimguard)}, 10
+    )
+    print(
+        'start-up, of that of slim.learning.train: %s, %.2f s'
+        % (start_ups['guarded'], start_ups['guarded'].seconds)
+    )
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,121 @@
+"""A progress bar for a training, on the terminal, below the log lines."""
+
+import contextlib
+import logging
+import sys
+import time
+from typing import Iterator, Optional
+
+import tensorflow as tf
+
+tf1 = tf.compat.v1
+
+_SECONDS_BETWEEN = 0.1
+
+_LOGGERS = ('tensorflow', 'absl', None)
+
+
+@contextlib.contextmanager
+def progress_bar(wanted: bool, number_of_steps: Optional[int]) -> Iterator[Optional['Progress']]:
+    """Gives a `Progress` for the time of a training; None if not `wanted` or without a terminal.
+
+    Args:
+      wanted: whether to show a bar.
+      number_of_steps: the global step at which the training ends, or None.
+
+    Raises:
+      ImportError: if tqdm, which draws the bar, is not installed.
+    """
+    if not wanted:
+        yield None
+        return
+    try:
+        import tqdm
+    except ImportError as error:
+        raise ImportError(
+            'progress=True needs the package tqdm; install it with pip install slimguard[progress]'
+        ) from error
+    if not sys.stderr.isatty():
+        yield None
+        return
+    progress = Progress(tqdm.tqdm, number_of_steps)
+    try:
+        with contextlib.ExitStack() as stack:
+            tf1.logging.get_verbosity()  # TensorFlow makes its handler when first asked
+            for name in _LOGGERS:
+                stack.enter_context(_logging_above(tqdm.tqdm, logging.getLogger(name)))
+            yield progress
+    finally:
+        progress.close()
+
+
+class Progress:
+    """Shows the global step, the loss, the steps per second and the number of incidents.
+
+    Args:
+      make_bar: tqdm's class of bars.
+      number_of_steps: the global step at which the bar is full, or None.
+    """
+
+    def __init__(self, make_bar, number_of_steps: Optional[int]):
+        self._make_bar = make_bar
+        self._number_of_steps = number_of_steps
+        self._bar = None  # type: Any
+        self._next = 0.0
+
+    def is_due(self) -> bool:
+        """Whether it is time to show how things are; that takes about as long as a small step."""
+        return time.time() >= self._next
+
+    def show(self, step: int, loss, incidents: int) -> None:
+        """Draws the bar.
+
+        Args:
+          step: the global step.
+          loss: the loss of the last good step, or None.
+          incidents: the number of incidents so far.
+        """
+        if self._bar is None:
+            # Each call draws: whether it is time, `is_due` says.
+            self._bar = self._make_bar(
+                total=self._number_of_steps,
+                initial=step,
+                file=sys.stderr,
+                unit='step',
+                dynamic_ncols=True,
+                mininterval=0,
+                miniters=0,
+            )
+        words = ['loss -' if loss is None else 'loss %.4g' % loss]
+        words += ['%d incident%s' % (incidents, '' if incidents == 1 else 's')]
+        self._bar.set_postfix_str(', '.join(words), refresh=False)
+        self._bar.update(step - self._bar.n)
+        self._next = time.time() + _SECONDS_BETWEEN
+
+    def close(self) -> None:
+        """Leaves the bar as it is, and the cursor below it."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+@contextlib.contextmanager
+def _logging_above(make_bar, logger: logging.Logger) -> Iterator[None]:
+    handlers = list(logger.handlers)
+    logger.handlers[:] = [_AboveBar(make_bar, handler) for handler in handlers]
+    try:
+        yield
+    finally:
+        logger.handlers[:] = handlers
+
+
+class _AboveBar(logging.Handler):
+    """Has a handler write where the bar is, and the bar drawn again below."""
+
+    def __init__(self, make_bar, handler: logging.Handler):
+        logging.Handler.__init__(self, handler.level)
+        self._make_bar = make_bar
+        self._handler = handler
+
+    def emit(self, record):
+        with self._make_bar.external_write_mode():
+            self._handler.handle(record)

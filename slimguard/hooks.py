@@ -103,9 +103,9 @@ class GateWatcher(SessionRunHook):
         self._ladder = Ladder(self.on_nan, self._otherwise)
         if self._ladder.may(Rollback) and self.logdir is None:
             raise ValueError(_NO_LOGDIR)
-        if self.logdir is not None and self.saver is None:
-            self.saver = _saver_of(graph)
-        self._restorer = None if self.saver is None else Restorer(self.saver, self.logdir)
+        self._restorer = None
+        if self.logdir is not None:
+            self._restorer = Restorer(self.saver or _saver_of(graph), self.logdir)
         self._journal = Journal(self.logdir, self.summary_writer)
 
     def after_create_session(self, session, coord):

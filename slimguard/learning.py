@@ -199,10 +199,9 @@ def train(
         if summary_writer == _USE_DEFAULT:
             # As the Supervisor would make it, so that incidents go where the run's summaries go.
             summary_writer = tf1.summary.FileWriter(logdir)
-        watcher.summary_writer = summary_writer
     for hook in hooks:
         if isinstance(hook, GateWatcher):
-            hook.saver = saver
+            hook.saver, hook.summary_writer = saver, summary_writer if saves else None
     # With slim's own step and its own arguments, we know what it would do.
     schedule = None
     if train_step_fn is _slim.train_step and train_step_kwargs == _USE_DEFAULT:

@@ -23,16 +23,14 @@ from slimguard.plan import TrainOp, op_of
 from slimguard.policies import OnNan
 from slimguard.progress import Progress
 from slimguard.requests import Requests
+from slimguard.sessions import SessionInterface, SessionWrapper
 
 tf1 = tf.compat.v1
-
-# What TensorFlow's Saver and Supervisor take for a session. It has no public name.
-_SessionInterface = next(c for c in tf1.Session.__mro__ if c.__name__ == 'SessionInterface')
 
 _CHECKS = ('CheckNumerics', 'CheckNumericsV2')
 
 
-class HookedSession(_SessionInterface):
+class HookedSession(SessionWrapper):
     """A session that calls hooks around runs of train ops, as a `MonitoredSession` does.
 
     Everything else (`graph`, `make_callable`, ...) is that of the session it wraps.
@@ -53,32 +51,11 @@ class HookedSession(_SessionInterface):
         hooks: Sequence[tf1.train.SessionRunHook],
         train_op: Optional[TrainOp] = None,
     ):
-        self._session = session
+        SessionWrapper.__init__(self, session)
         self._hooks = list(hooks)
         self._train_op = train_op
         self._steps: Dict[Tuple[str, ...], bool] = {}
         self.stop_requested = False
-
-    def __getattr__(self, name):
-        return getattr(self._session, name)
-
-    @property
-    def graph(self):
-        return self._session.graph
-
-    @property
-    def sess_str(self):
-        return self._session.sess_str
-
-    def partial_run_setup(self, fetches, feeds=None):
-        return self._session.partial_run_setup(fetches, feeds)
-
-    def partial_run(self, handle, fetches, feed_dict=None):
-        return self._session.partial_run(handle, fetches, feed_dict)
-
-    def as_default(self):
-        """As `tf.compat.v1.Session.as_default`, so that `eval()` and `run()` of ops come here."""
-        return tf1.Session.as_default(self)
 
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
         """As `tf.compat.v1.Session.run`."""
@@ -219,7 +196,7 @@ def watch(
       TypeError: if `session` is no session.
       ValueError: if `on_nan` or `max_loss` is not what is expected, or disagrees with a hook.
     """
-    if not isinstance(session, _SessionInterface):
+    if not isinstance(session, SessionInterface):
         raise TypeError(
             'session must be a tf.compat.v1.Session, not %r; a MonitoredSession takes the hook '
             'itself: hooks=[slimguard.NanLossHook(loss)]' % (session,)

@@ -47,6 +47,9 @@ class Preemption(tf1.train.SessionRunHook):
 
     def end(self, session):
         self._heard.set()
+        if self._asked is not None:
+            name = signal.Signals(self._asked).name
+            tf1.logging.warning('slimguard: %s; the step is done, saving before the end.', name)
 
     # The signals.
 

@@ -23,11 +23,9 @@ from slimguard import checkpoint, graphs
 from slimguard import gate as gates
 from slimguard.incident import Incident
 from slimguard.journal import IncidentFile
+from slimguard.sessions import SessionWrapper
 
 tf1 = tf.compat.v1
-
-# What a Saver takes for a session. It has no public name.
-_SessionInterface = next(c for c in tf1.Session.__mro__ if c.__name__ == 'SessionInterface')
 
 _SAVES = frozenset(['Save', 'SaveSlices', 'SaveV2'])
 # Says in an error that we raised it; the names follow.
@@ -182,22 +180,14 @@ class _NotFinite(Exception):
         self.step = step
 
 
-class _SavingSession(_SessionInterface):
+class _SavingSession(SessionWrapper):
     """The session that a Saver gets to save with: its save op is replaced by the checked one."""
 
     def __init__(self, session, checked: '_CheckedSave', saver: tf1.train.Saver, spare: '_Spare'):
-        self._session = session
+        SessionWrapper.__init__(self, session)
         self._checked = checked
         self._saver_def = saver.saver_def
         self._spare = spare
-
-    @property
-    def graph(self):
-        return self._session.graph
-
-    @property
-    def sess_str(self):
-        return self._session.sess_str
 
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
         is_name = isinstance(fetches, str)
@@ -238,12 +228,6 @@ class _SavingSession(_SessionInterface):
                 _remove(path)
                 raise _NotFinite(finding.non_finite, path, finding.step)
         return written
-
-    def partial_run_setup(self, fetches, feeds=None):
-        return self._session.partial_run_setup(fetches, feeds)
-
-    def partial_run(self, handle, fetches, feed_dict=None):
-        return self._session.partial_run(handle, fetches, feed_dict)
 
 
 class _Spare:

@@ -13,7 +13,7 @@ import slimguard
 from slimguard import journal
 from slimguard.__main__ import main
 from slimguard.incident import Incident
-from tests.models import Linear, LogLines
+from tests.models import Linear, LogLines, train_quietly
 
 tf1 = tf.compat.v1
 
@@ -141,14 +141,7 @@ def test_the_count_and_the_reason_go_to_the_runs_summaries(tmp_path):
     model = Linear(bad=(2, 4))
     tf1.summary.scalar('loss', model.loss)
     train_op = slimguard.create_train_op(model.loss, model.optimizer)
-    slimguard.train(
-        train_op,
-        str(tmp_path),
-        number_of_steps=4,
-        log_every_n_steps=0,
-        save_summaries_secs=0,  # summaries would draw a batch
-        on_nan='skip',
-    )
+    train_quietly(train_op, tmp_path, number_of_steps=4, on_nan='skip')
     (path,) = glob.glob(str(tmp_path / 'events.out*'))  # one file: the run's own writer
     values = [
         (event.step, value)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import slimguard
 from tests.children import environment
-from tests.models import Linear, checkpoint_at
+from tests.models import Linear, checkpoint_at, train_quietly
 
 tf1 = tf.compat.v1
 
@@ -47,16 +47,7 @@ def train(logdir, act, at=3, number_of_steps=10, **kwargs):
 
     train_op = slimguard.create_train_op(model.loss, model.optimizer)
     try:
-        slimguard.train(
-            train_op,
-            str(logdir),
-            number_of_steps=number_of_steps,
-            log_every_n_steps=0,
-            save_interval_secs=0,
-            save_summaries_secs=0,
-            hooks=[Act()],
-            **kwargs,
-        )
+        train_quietly(train_op, logdir, number_of_steps, hooks=[Act()], **kwargs)
     finally:
         train.ended = bool(ended)
         train.drawn = model.batches.drawn

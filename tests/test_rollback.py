@@ -9,6 +9,7 @@ import tensorflow as tf
 import slimguard
 from slimguard import Rollback, Skip, checkpoint, journal
 from tests.models import Linear, LogLines, checkpoint_at, non_finite, state
+from tests.models import train_quietly as train
 
 tf1 = tf.compat.v1
 
@@ -33,18 +34,6 @@ def build(**kwargs):
     model = Linear(**kwargs)
     train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
     return model, train_op
-
-
-def train(train_op, logdir, number_of_steps=6, **kwargs):
-    return slimguard.train(
-        train_op,
-        str(logdir),
-        number_of_steps=number_of_steps,
-        log_every_n_steps=0,
-        save_interval_secs=0,
-        save_summaries_secs=0,
-        **kwargs,
-    )
 
 
 def in_checkpoint(path):

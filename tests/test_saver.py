@@ -10,7 +10,8 @@ import tensorflow as tf
 
 import slimguard
 from slimguard import checkpoint, compat, journal
-from tests.models import Linear, LogLines
+from slimguard.sessions import SessionWrapper
+from tests.models import Linear, LogLines, train_quietly
 
 tf1 = tf.compat.v1
 slim = compat.import_slim()
@@ -259,21 +260,14 @@ class TestFullDisk:
         model = Linear()
         tf1.get_variable('large', [1000000])
         train_op = slimguard.create_train_op(model.loss, model.optimizer)
-        slimguard.train(train_op, str(tmp_path), number_of_steps=3, log_every_n_steps=0)
+        train_quietly(train_op, tmp_path, number_of_steps=3)
         with tf.Graph().as_default():
             model = Linear()
             tf1.get_variable('large', [1000000])
             train_op = slimguard.create_train_op(model.loss, model.optimizer)
             full()
             with LogLines() as lines, pytest.raises(tf.errors.OpError):
-                slimguard.train(
-                    train_op,
-                    str(tmp_path),
-                    number_of_steps=6,
-                    log_every_n_steps=0,
-                    save_interval_secs=0,
-                    save_summaries_secs=0,
-                )
+                train_quietly(train_op, tmp_path)
         assert newest(tmp_path) == 'model.ckpt-3'
         assert any('could not be written' in line for line in lines)
 
@@ -281,23 +275,19 @@ class TestFullDisk:
 class TestSavingAStepAgain:
     """As after each restart: two files are replaced, and a kill may come between."""
 
-    class Dies:
+    class Dies(SessionWrapper):
         """A session in which the process dies when the first of the two files is replaced."""
 
-        def __new__(cls, session, path):
-            class Dying(type(session).__mro__[-2]):
-                graph, sess_str = session.graph, session.sess_str
+        def __init__(self, session, path):
+            SessionWrapper.__init__(self, session)
+            self._path = path
 
-                def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
-                    result = session.run(fetches, feed_dict)
-                    if feed_dict:
-                        os.remove(path + '.index')
-                        raise KeyboardInterrupt
-                    return result
-
-                partial_run = partial_run_setup = None
-
-            return Dying()
+        def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
+            result = self._session.run(fetches, feed_dict)
+            if feed_dict:
+                os.remove(self._path + '.index')
+                raise KeyboardInterrupt
+            return result
 
     def test_whatever_happens_the_newest_is_good(self, tmp_path):
         weights = Weights()

@@ -220,7 +220,9 @@ class _SavingSession(SessionWrapper):
                 _remove(path)
             if names:
                 raise _NotFinite(names, path, checkpoint.step_in_name(path)) from None
-            tf1.logging.error('slimguard: checkpoint %s could not be written: %s', path, error)
+            tf1.logging.error(
+                'slimguard: checkpoint %s could not be written: %s', path, _reason(error)
+            )
             raise
         if read_back:
             finding = checkpoint.read(tf.compat.as_str_any(written))
@@ -374,6 +376,11 @@ def _assert_finite(saved: Sequence[_Saved], name: str) -> Optional[tf.Tensor]:
     with tf.control_dependencies([told]):
         looked = tf.identity(looking)
     return gates._merge([calm, looked], name + '_checked')
+
+
+def _reason(error: tf.errors.OpError) -> str:
+    """The line of an error that says what is wrong; TensorFlow puts it between two tracebacks."""
+    return error.message.partition('\n\t [[')[0].strip().rpartition('\n')[2]
 
 
 def _names_in(message: str) -> List[str]:

@@ -29,6 +29,7 @@ make a NaN of small numbers (centered RMSProp, or an `epsilon` of zero). There e
 trial, with copies of what it writes.
 """
 
+import contextlib
 import gc
 import math
 import sys
@@ -248,13 +249,25 @@ def guard(
     guarded = {op_of(g.train_op): op_of(g.original) for g in known.values()}
     # No session of another thread may see a gate half built: what a session has seen cannot be
     # wired any more. The lock that sessions take has no public name.
-    with graph.as_default(), graph._mutation_lock():
+    with graph.as_default(), graph._mutation_lock(), _no_collection():
         gate = Gate(Plan(train_op, loss, lambda op: guarded.get(op, op)), max_loss)
     known[op_of(gate.train_op).name] = gate
     known.setdefault(op_of(train_op).name, gate)
     train_ops = graph.get_collection_ref(tf1.GraphKeys.TRAIN_OP)
     train_ops[:] = [gate.train_op if element is train_op else element for element in train_ops]
     return gate.train_op
+
+
+@contextlib.contextmanager
+def _no_collection():
+    """No garbage collection: among thousands of new ops that stay, it takes as long as they do."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def writes_something(train_op: TrainOp) -> bool:

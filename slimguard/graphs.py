@@ -39,7 +39,7 @@ _MULTIPLIES = re.compile(r'(Resource)?Scatter(Nd)?(Mul|Div)$')
 _op_defs: Dict[str, object] = {}
 
 
-def _op_def(op):
+def op_def_of(op):
     """The OpDef of `op`; TensorFlow parses it anew at every access, so it is kept by type."""
     if op.type not in _op_defs:
         _op_defs[op.type] = op.op_def
@@ -115,7 +115,7 @@ def variable_behind(tensor) -> Optional[tf.Operation]:
 def _argument_names(op) -> List[str]:
     """The name of the op's argument that each of its inputs belongs to."""
     names: List[str] = []
-    arguments = _op_def(op).input_arg
+    arguments = op_def_of(op).input_arg
     lists = [a for a in arguments if a.number_attr or a.type_list_attr]
     for argument in arguments:
         count = 1
@@ -137,7 +137,7 @@ def _length(op, argument) -> int:
 def _takes_reference(op, index: int) -> bool:
     """Whether input `index` is declared as a reference, not merely fed with one."""
     name = _argument_names(op)[index]
-    return any(a.is_ref for a in _op_def(op).input_arg if a.name == name)
+    return any(a.is_ref for a in op_def_of(op).input_arg if a.name == name)
 
 
 class Writes:
@@ -295,9 +295,17 @@ def feeds_square(write) -> bool:
     return False
 
 
+def dtype_of(variable: tf.Operation) -> tf.DType:
+    return tf.as_dtype(variable.get_attr('dtype')).base_dtype
+
+
 def is_float_variable(variable: tf.Operation) -> bool:
-    dtype = tf.as_dtype(variable.get_attr('dtype')).base_dtype
+    dtype = dtype_of(variable)
     return dtype.is_floating or dtype.is_complex
+
+
+def is_resource(variable: tf.Operation) -> bool:
+    return variable.type == 'VarHandleOp'
 
 
 def is_variable_read(op) -> bool:

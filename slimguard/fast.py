@@ -24,8 +24,6 @@ from slimguard.requests import Requests
 
 tf1 = tf.compat.v1
 
-_session_run = tf1.Session.run
-
 # Runs that differ in what hooks fetch are prepared apart, up to this number of them. Each takes
 # an executor of its own in the session, and its memory.
 _MOST_CALLS = 16
@@ -56,10 +54,7 @@ class FastStep:
         global_step,
     ) -> Optional['FastStep']:
         """A fast step, or None where it would not do what slim's step does."""
-        # A wrapper's `run`, or one that was patched (TensorFlow's profiler does), is to be called.
-        is_plain = type(session) in (tf1.Session, tf1.InteractiveSession)
-        is_plain = is_plain and type(session).run is _session_run and 'run' not in vars(session)
-        if not is_plain or not isinstance(train_op, tf.Tensor):
+        if not _is_as_tensorflow_made_it(session) or not isinstance(train_op, tf.Tensor):
             return None
         gate = gates.gate_of(train_op)
         if gate is None or gate.step is None:
@@ -282,6 +277,14 @@ def _key_of(fetches):
 
 def _is_namedtuple(kind: type) -> bool:
     return issubclass(kind, tuple) and hasattr(kind, '_fields')
+
+
+def _is_as_tensorflow_made_it(session) -> bool:
+    """Whether nobody wraps the session or replaced its `run` (TensorFlow's own profiler does)."""
+    if type(session) is not tf1.Session or 'run' in vars(session):
+        return False
+    run = getattr(tf1.Session.run, '__code__', None)
+    return run is not None and run.co_filename == tf1.Session.close.__code__.co_filename
 
 
 def _has(hook, name: str) -> bool:

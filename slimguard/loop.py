@@ -269,7 +269,7 @@ class HookedSteps:
         self._begin_session(None)
 
     def request_stop(self) -> None:
-        """Ends the training after the step that runs, as a hook's `request_stop` does.
+        """Ends the training after the step that runs, if any, as a hook's `request_stop` does.
 
         It takes no lock, so a signal handler may call it.
         """
@@ -305,7 +305,7 @@ class HookedSteps:
 
     def step(self, session, train_op, global_step, train_step_kwargs) -> Tuple[Any, bool]:
         """The step function. Returns the loss of the last good step, and whether to stop."""
-        if self.coordinator.should_stop():
+        if self._stop_asked or self.coordinator.should_stop():
             self._end()
             return self._loss, True
         last_incident = self._last_incident()
@@ -448,7 +448,7 @@ def _supervisor_that_calls() -> Optional[tf1.train.Supervisor]:
     frame = sys._getframe(1)
     while frame is not None:
         for value in frame.f_locals.values():
-            if isinstance(value, tf1.train.Supervisor):
+            if issubclass(type(value), tf1.train.Supervisor):
                 return value
         frame = frame.f_back
     return None

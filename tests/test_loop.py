@@ -22,7 +22,7 @@ Pair = collections.namedtuple('Pair', ['one', 'two'])
 def said(value):
     """A value in words that can be compared: types, shapes, contents."""
     if isinstance(value, dict):
-        return type(value).__name__, [(name, said(item)) for name, item in value.items()]
+        return type(value).__name__, [(str(name), said(item)) for name, item in value.items()]
     if isinstance(value, (list, tuple)):
         return type(value).__name__, [said(item) for item in value]
     if isinstance(value, (np.ndarray, np.generic)):
@@ -185,12 +185,14 @@ def feeding(model, trace):
     model.loss *= gain[0]
     values = [np.float32([3.0]), [2.0], np.float64([7.0]), None]
 
+    doubled = 2.0 * gain
+
     def feed(run):
         x = {model.batches.x: np.full([4, 3], run, np.float32)}
-        return Args([model.loss, gain], feed_dict=x)
+        return Args([model.loss, doubled], feed_dict=x)
 
     def feed_more(run):
-        return None if values[run] is None else Args(gain, feed_dict={gain: values[run]})
+        return None if values[run] is None else Args(doubled, feed_dict={gain: values[run]})
 
     return [Recording(trace, feed, name='first'), Recording(trace, feed_more, name='second')]
 
@@ -244,17 +246,6 @@ def stop_by_a_thread(error=None):
     return start
 
 
-def wait_for_stop(trace):
-    coordinators = []
-    return Recording(
-        trace,
-        does={
-            'after_create_session': lambda session, coord: coordinators.append(coord),
-            ('after_run', 1): lambda *_: coordinators[0].wait_for_stop(60),
-        },
-    )
-
-
 def queued(error_at, error):
     """A model whose input comes from a queue that a queue runner fills, and fails to fill."""
 
@@ -271,10 +262,19 @@ def queued(error_at, error):
         queue = tf1.FIFOQueue(8, tf.float32, [[]])
         enqueue = queue.enqueue(tf1.py_func(number, [], tf.float32, stateful=True))
         tf1.train.add_queue_runner(tf1.train.QueueRunner(queue, [enqueue]))
-        model.loss *= 1.0 + queue.dequeue()
+        model.number = queue.dequeue()
+        model.loss *= 1.0 + model.number
         return model
 
     return make
+
+
+def drawing(model, trace):
+    def draw(session, coord):
+        options = tf1.RunOptions(timeout_in_ms=60000)
+        trace.append(said(session.run(model.number, options=options)))
+
+    return [Recording(trace, does={'after_create_session': draw})]
 
 
 END = fail(tf.errors.OutOfRangeError, None, None, 'as wanted')
@@ -315,14 +315,18 @@ CASES = {
     'a thread of the coordinator fails': two(
         does={'after_create_session': stop_by_a_thread(ValueError('as wanted'))}
     ),
+    'a queue that runs before the first step': with_model({'hooks': drawing}, queued(50, None)),
     'a queue that is closed': with_model(two(), queued(2, StopIteration())),
-    'a queue runner that fails': {
-        'hooks': lambda model, trace: [wait_for_stop(trace)],
-        'model': queued(5, NotImplementedError('as wanted')),
-    },
+    'a queue runner that fails': with_model(
+        two(does={'after_create_session': lambda session, coord: coord.wait_for_stop(60)}),
+        queued(5, NotImplementedError('as wanted')),
+    ),
     'an incident and raise': with_model(two(), lambda: Linear(bad=(2,)), on_nan='raise'),
     'an incident and stop': with_model(two(), lambda: Linear(bad=(2,)), on_nan='stop'),
     'an incident and skip': with_model(two(), lambda: Linear(bad=(1, 2)), on_nan='skip'),
+    'incidents that are not in a row': with_model(
+        two(), lambda: Linear(bad=(1, 3)), on_nan=slimguard.Skip(1)
+    ),
     'an incident in the first step': with_model(two(), lambda: Linear(bad=(0,)), on_nan='stop'),
     'an incident and a ladder': with_model(
         two(), lambda: Linear(bad=(1, 2, 3)), on_nan=[slimguard.Skip(2), lambda incident: 'stop']
@@ -336,3 +340,33 @@ def test_the_same_calls_as_in_a_monitored_session(case):
     assert len(trace) > 1 or ending is not None
     assert trace_of(in_train, case) == (trace, ending)
     assert trace_of(in_train_by_the_users_step, case) == (trace, ending)
+
+
+@pytest.mark.parametrize('name', ['gain', 'x'])
+def test_feeds_of_the_caller_and_of_a_hook(name):
+    """Of two tensors they go together; of one they are the error of a MonitoredSession."""
+    x = np.full([4, 3], 2.0, np.float32)
+
+    def hooks(model, trace):
+        model.x = tf.identity(model.batches.x, name='x')
+        gain = tf1.placeholder_with_default(1.0, [], name='gain')
+        model.loss = gain * tf.reduce_mean(tf.square(tf.matmul(model.x, model.weights) - 1.0))
+        feeds = {'gain': {gain: 3.0}, 'x': {model.x: x}}[name]
+        return [Recording(trace, lambda run: Args(model.loss, feed_dict=feeds))]
+
+    def in_monitored_session(train_op, hooks):
+        with tf1.train.MonitoredSession(hooks=hooks) as session:
+            session.run(train_op, {'x:0': x} if name == 'gain' else {fed(): x})
+
+    def in_train(train_op, hooks):
+        def train_step(session, train_op, global_step, train_step_kwargs):
+            return session.run(train_op, {'x:0': x} if name == 'gain' else {fed(): x}), True
+
+        slimguard.train(train_op, None, train_step_fn=train_step, hooks=hooks)
+
+    def fed():
+        return tf1.get_default_graph().get_tensor_by_name('x:0')
+
+    expected = trace_of(in_monitored_session, {'hooks': hooks})
+    assert (expected[1] is None) == (name == 'gain')
+    assert trace_of(in_train, {'hooks': hooks}) == expected

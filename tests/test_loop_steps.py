@@ -135,6 +135,20 @@ class TestFastStep:
         losses = [done.loss for done in fast_steps]
         assert all(value == losses[run] for run in range(60) for value in asking.values[run])
 
+    def test_things_to_fetch_that_are_new_each_time(self):
+        class Named:
+            def __init__(self, tensor):
+                self._tensor = tensor
+
+            def _as_graph_element(self):  # as variables have it
+                return self._tensor
+
+        model, train_op = build()
+        numbers = [tf.constant(float(number)) for number in range(5)]
+        asking = Asking(lambda run: Args(Named(numbers[run % 5])))
+        train(train_op, number_of_steps=30, hooks=[asking])
+        assert asking.values == [run % 5 for run in range(30)]
+
     def test_a_fetch_that_is_fed_is_what_was_fed(self):
         model, train_op = build()
         x = np.full([4, 3], 7.0, np.float32)

@@ -19,7 +19,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
 
-from slimguard import checkpoint, graphs
+from slimguard import checkpoint, graphs, ops
 from slimguard import gate as gates
 from slimguard.incident import Incident
 from slimguard.journal import IncidentFile
@@ -321,7 +321,7 @@ class _CheckedSave:
             waits = [twin.get(c, c) for c in op.control_inputs]
             if op in saves:
                 waits += controls
-            twin[op] = gates._create_like(op, inputs, waits)
+            twin[op] = ops.create_like(op, inputs, waits)
         return twin
 
 
@@ -366,7 +366,7 @@ def _assert_finite(saved: Sequence[_Saved], name: str) -> Optional[tf.Tensor]:
     is_calm = tf.reduce_all(tf.math.is_finite(tf.stack(sizes)), name=name + '_is_calm')
     calm, looking = gates._branch(is_calm, is_calm, name + '_calm')
     with tf.control_dependencies([looking]):
-        bad = tf.stack([gates._any_not_finite(value.tensor) for value in saved])
+        bad = tf.stack([_is_bad(value.tensor) for value in saved])
         names = tf.boolean_mask(tf.constant([value.name for value in saved]), bad)
         told = tf.raw_ops.Assert(
             condition=tf.logical_not(tf.reduce_any(bad)),
@@ -376,6 +376,12 @@ def _assert_finite(saved: Sequence[_Saved], name: str) -> Optional[tf.Tensor]:
     with tf.control_dependencies([told]):
         looked = tf.identity(looking)
     return gates._merge([calm, looked], name + '_checked')
+
+
+def _is_bad(tensor: tf.Tensor) -> tf.Tensor:
+    with tf1.colocate_with(tensor.op):
+        finite = tf.math.is_finite(gates._for_arithmetic(tensor))
+        return tf.logical_not(tf.reduce_all(finite))
 
 
 def _reason(error: tf.errors.OpError) -> str:

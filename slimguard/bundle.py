@@ -330,7 +330,7 @@ def number(value) -> Optional[float]:
 
 
 def _damaged(path: str, why) -> BundleError:
-    return BundleError('%s is damaged: %s' % (path, why))
+    return BundleError('%s is damaged: %s' % (os.path.basename(path) or path, why))
 
 
 def _inside(path: str, name: str) -> str:

@@ -77,7 +77,7 @@ class Diagnosis(NamedTuple):
       output: the range of that output.
       inputs: its inputs.
       spots: where the output is not finite, or None.
-      not_seen: sentences about where nobody could look.
+      not_seen: sentences about where it could not look.
       ranges: the range of each float tensor of the step, in the order of the ops.
     """
 
@@ -140,7 +140,7 @@ class Diagnosis(NamedTuple):
 
 
 _PHASES = {
-    'input': 'the input is bad',
+    'input': 'in the input',
     'forward': 'in the forward pass',
     'backward': 'in the backward pass',
     'update': 'in the update',
@@ -338,7 +338,7 @@ class _Search:
         if step.is_fed(tensor):
             trouble = _bad_data(told.output, spots)
             if told.op_type in graphs.CALLS:
-                trouble += '; it comes out of a function, which nobody can look into'
+                trouble += '; it comes out of a function, which cannot be looked into'
             return told._replace(phase='input', trouble=trouble)
         if graphs.is_variable_read(op) or op.type in graphs.VARIABLES:
             variable = graphs.variable_behind(op.inputs[0] if op.inputs else tensor)
@@ -396,7 +396,7 @@ class _Search:
         where = 'the loop %s' % loop if loop else 'a function of %s' % self._step.type_of(op)
         found = self._risky_in_loop(loop) if loop else _risky_in(writes, bodies)
         may = '; what may do it there: ' + ', '.join(found[:5]) if found else ''
-        return 'somewhere in %s, which nobody can look into%s' % (where, may)
+        return 'somewhere in %s, which cannot be looked into%s' % (where, may)
 
     def _risky_in_loop(self, loop: str) -> List[str]:
         found = []
@@ -436,6 +436,8 @@ class _Search:
         if not floats:
             return Diagnosis('update', trouble)
         first = min(floats, key=lambda t: self._order.get(t.op, 0))
+        while first.op.type in _SAME_NUMBERS and not self._step.is_fed(first):
+            first = first.op.inputs[0]
         return self._tell(first)._replace(trouble=trouble + self._large_weights('overflow'))
 
     def _limit(self, name: str) -> Diagnosis:
@@ -510,7 +512,9 @@ class _Search:
 def _bad_data(found: Range, spots: Spots) -> str:
     what = ' and '.join('%d %s' % (n, w) for n, w in ((found.nan, 'NaN'), (found.inf, 'Inf')) if n)
     size = int(np.prod(found.shape, dtype=np.int64))
-    rows = ', in row %s' % _list(spots.rows) if spots.rows else ''
+    rows = ''
+    if spots.rows:
+        rows = ', in row%s %s' % ('s' if len(spots.rows) > 1 else '', _list(spots.rows))
     return 'bad data: %s among %d values%s' % (what, size, rows)
 
 

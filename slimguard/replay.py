@@ -1,6 +1,7 @@
 """Runs a bad step again, out of its bundle: ``python -m slimguard replay BUNDLE``."""
 
 import code
+import sys
 from typing import Dict, List, NamedTuple, Optional
 
 import numpy as np
@@ -12,7 +13,7 @@ from slimguard.bundle import Bundle, BundleError
 from slimguard.diagnose import Diagnosis, diagnose_step
 from slimguard.gate import Label
 from slimguard.ranges import find_spots, numbers
-from slimguard.step import Replica, ReplayError
+from slimguard.step import ReplayError, Replica
 
 tf1 = tf.compat.v1
 
@@ -58,10 +59,14 @@ def main(path: str, shell: bool = False, without: Optional[int] = None) -> int:
     try:
         return _main(bundles.read(path), shell, without)
     except (BundleError, ReplayError) as error:
-        print('slimguard: %s' % error)
+        _complain(path, str(error))
     except tf.errors.OpError as error:
-        print('slimguard: TensorFlow %s cannot run this step: %s' % (tf.__version__, error.message))
+        _complain(path, 'TensorFlow %s cannot run it: %s' % (tf.__version__, error.message))
     return 2
+
+
+def _complain(path: str, what: str) -> None:
+    print('slimguard: cannot replay %s: %s' % (path, what), file=sys.stderr)
 
 
 def _main(bundle: Bundle, shell: bool, without: Optional[int]) -> int:

@@ -147,6 +147,8 @@ class Step:
         feed[self.gate.watched] = True
         bad = self.session.run(self.gate.bad, feed)
         self._restore(True)
+        if np.shape(bad) != (len(self.gate.labels),):
+            raise ReplayError('the gate of this step says %s, not a flag a label' % (bad,))
         return [label for label, is_bad in zip(self.gate.labels, bad) if is_bad]
 
     def _run(self, tensors: List[tf.Tensor]) -> List[np.ndarray]:
@@ -204,13 +206,16 @@ def live_step(session, capture: Capture, values: Dict[str, np.ndarray]) -> Step:
 def can_run_live(capture: Capture, values: Dict[str, np.ndarray]) -> bool:
     """Whether the forward and backward pass, fed with `values`, write and draw nothing.
 
-    They do where a write of a moving average has to come before the loss, or where an op waits for
-    an iterator and does not use what it returns.
+    They do where a write of a moving average has to come before the loss; where an op waits for an
+    iterator and does not use what it returns; and where a function draws, since TensorFlow replaces
+    calls by what is called before it looks at what is fed.
     """
     fed = {key(t) for t in capture.sources if t.name in values}
     drawn = {op for op, _ in fed}
     _, checked = _looked_at(capture.gate)
     writes = graphs.Writes(capture.gate.bad.graph)
+    if any(writes.calls(op) for op in drawn):
+        return False
     return not any(op in drawn or op in writes for op in _ops_of(checked, fed))
 
 
@@ -253,7 +258,8 @@ class _Export:
         for tensor in capture.sources:
             self._sources.setdefault(tensor.op, []).append(tensor)
         self._flow = Flow(graphs.ancestors(gate_roots(gate)))
-        ops = graphs.ancestors(gate_roots(gate), self._needs)
+        # Also those that only other sources need, to look at.
+        ops = graphs.ancestors(gate_roots(gate) + list(self._sources), self._needs)
         self._kept = {op.name for op in ops}
         graph_def = tf1.GraphDef()
         whole = self._graph.as_graph_def()
@@ -289,6 +295,11 @@ class _Export:
 
     def _without_ties(self, node) -> tf1.NodeDef:
         """A node without its device, and with placeholders for what it took from sources."""
+        if node.op == 'PrintV2':
+            # Nothing is to be printed; and TensorFlow 1.15 cannot import one after a loop, where
+            # it has lost sight of what is a scalar.
+            controls = ['^' + self._renamed(n).lstrip('^').partition(':')[0] for n in node.input]
+            return tf1.NodeDef(name=node.name, op='NoOp', input=list(dict.fromkeys(controls)))
         copy = tf1.NodeDef()
         copy.CopyFrom(node)
         copy.device = ''
@@ -416,17 +427,11 @@ class Replica:
                     'a library, load that first, with tf.load_op_library in a Python prompt; else '
                     'use the TensorFlow that trained' % (tf.__version__, error)
                 ) from None
-            self._loads = {name: self._load_op(name) for name in names['variables']}
-        find = self.graph.as_graph_element
-        self.gate = GateCopy(
-            train_op=find(names['train_op']),
-            loss=None if names['loss'] is None else find(names['loss']),
-            written=find(names['written']),
-            bad=find(names['bad']),
-            labels=tuple(gates.Label(*label) for label in names['labels']),
-            watched=find(names['watched']),
-            limit=None if names['limit'] is None else find(names['limit']),
-        )
+            try:
+                self._loads = {name: self._load_op(name) for name in names['variables']}
+                self.gate = self._find_gate(names)
+            except (KeyError, ValueError, TypeError) as error:
+                raise ReplayError('the graph of this step is not whole: %s' % error) from None
         writes = graphs.Writes(self.graph)
         ops = graphs.ancestors(gate_roots(self.gate))
         self._written_ahead = {
@@ -460,6 +465,20 @@ class Replica:
 
     def _after_run(self, whole_step: bool) -> None:
         self.restore(None if whole_step else self._written_ahead)
+
+    def _find_gate(self, names: Dict[str, Any]) -> GateCopy:
+        def find(kind: str) -> Optional[tf.Tensor]:
+            return None if names[kind] is None else self.graph.get_tensor_by_name(names[kind])
+
+        return GateCopy(
+            train_op=self.graph.get_operation_by_name(names['train_op']),
+            loss=find('loss'),
+            written=find('written'),
+            bad=find('bad'),
+            labels=tuple(gates.Label(*label) for label in names['labels']),
+            watched=find('watched'),
+            limit=find('limit'),
+        )
 
     def _load_op(self, name: str):
         variable = self.graph.get_operation_by_name(name)

@@ -1,4 +1,4 @@
-"""Keeps what a bad step drew: its batch, its dropout masks, all that came from outside or by chance.
+"""Keeps what a bad step drew: its batch, its dropout masks, all that was outside or chance.
 
 :class:`Capture` finds these *sources* by walking the graph back from a gate, and adds ops that put
 their values aside, in the graph, when the gate found the step to be bad. On good steps they are a
@@ -93,12 +93,14 @@ class Capture:
         all are.
         """
         values = {}
-        for area in self._areas:
-            while session.run(area.size):
-                taken = session.run(area.unstage)
+        sizes = session.run([area.size for area in self._areas])
+        while any(sizes):
+            full = [area for area, size in zip(self._areas, sizes) if size]
+            for area, taken in zip(full, session.run([area.unstage for area in full])):
                 for tensor, value in zip(area.tensors, taken):
                     # A copy: what was fed may be a buffer that the caller uses again.
                     values[tensor.name] = np.array(value)
+            sizes = [max(0, size - 1) for size in sizes]
         return values
 
     def _split(self, step) -> Tuple[List[tf.Tensor], List[tf.Operation]]:

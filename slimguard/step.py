@@ -21,7 +21,7 @@ from slimguard.plan import key, op_of
 
 tf1 = tf.compat.v1
 
-_CHUNK_BYTES = 64 << 20
+_CHUNK_BYTES = 192 << 20
 _UNKNOWN_BYTES = 1 << 20  # what a tensor of unknown rank counts for
 
 

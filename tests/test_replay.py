@@ -61,8 +61,7 @@ def test_it_needs_nothing_but_the_bundle_and_a_fresh_process(bundles, tmp_path):
         [sys.executable, '-c', SCRIPT] + paths,
         cwd=str(tmp_path),
         env=dict(os.environ, PYTHONPATH=ROOT),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
     )
     for name, path in bundles.items():

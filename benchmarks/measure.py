@@ -1,0 +1,80 @@
+"""What the benchmarks share: runs that take turns, medians with their spread, tables.
+
+On a machine that does other things as well, no time is worth anything by itself. So whatever is to
+be compared runs in turns, a little of each, many times; each round gives one ratio, and the median
+of the ratios is what is reported, with the quartiles as its spread.
+"""
+
+import gc
+import statistics
+import time
+from typing import Callable, Dict, NamedTuple, Sequence
+
+
+class Ratio(NamedTuple):
+    """How long something took, as a multiple of the first of its round."""
+
+    median: float
+    low: float  # the lower quartile of the rounds
+    high: float  # the upper quartile
+    seconds: float  # the median time of one call
+
+    def __str__(self) -> str:
+        return '%.3f (%.3f to %.3f)' % self[:3]
+
+
+def interleave(
+    callables: Dict[str, Callable[[], object]], rounds: int = 40, per_round: int = 1
+) -> Dict[str, Ratio]:
+    """Runs each of `callables` `per_round` times in each round, and compares with the first.
+
+    The order changes from round to round. One round ahead of the others warms up.
+    """
+    names = list(callables)
+    times = {name: [] for name in names}
+    for number in range(rounds + 1):
+        shift = number % len(names)
+        for name in names[shift:] + names[:shift]:
+            seconds = _time(callables[name], per_round)
+            if number:
+                times[name].append(seconds)
+    first = times[names[0]]
+    return {name: ratio(times[name], first) for name in names}
+
+
+def ratio(times: Sequence[float], first: Sequence[float]) -> Ratio:
+    """The ratio of two series of seconds that were measured in turns."""
+    ratios = [mine / other for mine, other in zip(times, first)]
+    low, middle, high = quartiles(ratios)
+    return Ratio(middle, low, high, statistics.median(times))
+
+
+def quartiles(values: Sequence[float]):
+    """Lower quartile, median, upper quartile."""
+    ordered = sorted(values)
+
+    def at(part: float) -> float:
+        position = part * (len(ordered) - 1)
+        below = int(position)
+        above = min(below + 1, len(ordered) - 1)
+        return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+
+    return at(0.25), at(0.5), at(0.75)
+
+
+def _time(call: Callable[[], object], times: int) -> float:
+    gc.disable()  # a collection in one of them would be charged to it alone
+    try:
+        start = time.perf_counter()
+        for _ in range(times):
+            call()
+        return (time.perf_counter() - start) / times
+    finally:
+        gc.enable()
+
+
+def table(rows: Sequence[Sequence[object]]) -> str:
+    """A Markdown table; the first row is its head."""
+    head, *body = [[str(cell) for cell in row] for row in rows]
+    lines = [head, ['---'] * len(head)] + body
+    return '\n'.join('| %s |' % ' | '.join(line) for line in lines)

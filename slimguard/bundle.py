@@ -356,7 +356,7 @@ def _read_graph(file_name: str) -> tf1.GraphDef:
     return graph_def
 
 
-_STRINGS = ('train_op', 'written', 'bad', 'watched')
+_STRINGS = ('made_with', 'train_op', 'written', 'bad', 'watched')
 
 
 def _check_names(names: Dict[str, Any], values) -> None:

@@ -188,12 +188,16 @@ class Step:
     def _find_blind(self) -> set:
         """The ops that need something that was drawn and is not kept. Chance is drawn anew."""
         missing = set(self.missing)
-        blind = set()
-        for op in self.ops:
-            if (op.name in missing and not is_random(op)) or any(
-                needed in blind for needed in needs_beyond(op, self._fed)
-            ):
-                blind.add(op)
+        blind = {op for op in self.ops if op.name in missing and not is_random(op)}
+        grown = bool(blind)
+        while grown:  # a loop hands it back to its beginning
+            found = [
+                op
+                for op in self.ops
+                if op not in blind and any(n in blind for n in needs_beyond(op, self._fed))
+            ]
+            blind.update(found)
+            grown = bool(found)
         return blind
 
 
@@ -204,11 +208,11 @@ def live_step(session, capture: Capture, values: Dict[str, np.ndarray]) -> Step:
 
 
 def can_run_live(capture: Capture, values: Dict[str, np.ndarray]) -> bool:
-    """Whether the forward and backward pass, fed with `values`, write and draw nothing.
+    """Whether the forward and backward pass can be run again in the training's own session.
 
-    They do where a write of a moving average has to come before the loss; where an op waits for an
-    iterator and does not use what it returns; and where a function draws, since TensorFlow replaces
-    calls by what is called before it looks at what is fed.
+    They would write or draw where a write of a moving average has to come before the loss; where an
+    op waits for an iterator and does not use what it returns; and where a function draws, since
+    TensorFlow replaces calls by what is called before it looks at what is fed.
     """
     fed = {key(t) for t in capture.sources if t.name in values}
     drawn = {op for op, _ in fed}
@@ -216,7 +220,12 @@ def can_run_live(capture: Capture, values: Dict[str, np.ndarray]) -> bool:
     writes = graphs.Writes(capture.gate.bad.graph)
     if any(writes.calls(op) for op in drawn):
         return False
-    return not any(op in drawn or op in writes for op in _ops_of(checked, fed))
+    ops = _ops_of(checked, fed)
+    if any(op in drawn or op in writes for op in ops):
+        return False
+    flow = Flow(ops)
+    # TensorFlow lets nobody fetch what is in a branch, and loses track of that in a copy.
+    return all(op.graph.is_fetchable(op) or flow.is_in_loop(op) for op in ops)
 
 
 def _looked_at(gate) -> Tuple[List[tf.Operation], List[tf.Tensor]]:
@@ -327,6 +336,7 @@ class _Export:
         gate, capture = self._capture.gate, self._capture
         slices = _slices(self._graph)
         return {
+            'made_with': tf.__version__,
             'train_op': op_of(gate.train_op).name,
             'loss': None if gate.loss is None else self._tensor(gate.loss),
             'written': gate.written.name,
@@ -423,9 +433,10 @@ class Replica:
                 tf.import_graph_def(plain.graph_def, name='')
             except (ValueError, tf.errors.OpError, TypeError) as error:
                 raise ReplayError(
-                    'TensorFlow %s cannot build the graph of this step: %s. If the op comes from '
-                    'a library, load that first, with tf.load_op_library in a Python prompt; else '
-                    'use the TensorFlow that trained' % (tf.__version__, error)
+                    'TensorFlow %s cannot build the graph of this step, which TensorFlow %s made: '
+                    '%s. Use the TensorFlow that trained, or a newer one; and if the op comes from '
+                    'a library, call tf.load_op_library first'
+                    % (tf.__version__, names['made_with'], _first_part(error))
                 ) from None
             try:
                 self._loads = {name: self._load_op(name) for name in names['variables']}
@@ -498,6 +509,11 @@ class Replica:
 
     def __exit__(self, *_):
         self.close()
+
+
+def _first_part(error: Exception) -> str:
+    """What an import complains of, without the signature of the op that follows."""
+    return str(error).partition('; signature=')[0].partition('\n')[0]
 
 
 def variables_in_chunks(session, capture: Capture, names) -> Iterable[Dict[str, np.ndarray]]:

@@ -40,7 +40,7 @@ def write(failed, logdir, **kwargs):
 
 
 def test_it_holds_what_the_step_drew_the_graph_the_state_and_the_diagnosis(tmp_path):
-    failed = zoo.Failed('a_pixel_that_relu_swallows')
+    failed = zoo.failed('a_pixel_that_relu_swallows')
     path = write(failed, tmp_path)
     assert path == str(tmp_path / 'slimguard' / 'incident-1')
     assert bundle.paths(str(tmp_path)) == [path]
@@ -62,11 +62,7 @@ def test_the_state_is_a_checkpoint_that_a_saver_restores(tmp_path):
     with tf1.variable_scope('parts', partitioner=tf1.fixed_size_partitioner(2)):
         part = tf1.get_variable('v', [5], initializer=tf1.ones_initializer())
     total = tf.reduce_sum(tf.identity(part))
-    zoo.ZOO['parts'] = zoo.Animal(lambda: total * zoo.batches(zoo.put(np.nan, 0))[0, 0], '', '', [])
-    try:
-        failed = zoo.Failed('parts')
-    finally:
-        del zoo.ZOO['parts']
+    failed = zoo.Failed(total * zoo.batches(zoo.put(np.nan, 0))[0, 0])
     path = write(failed, tmp_path)
     expected = failed.session.run([failed.capture.reads[v.op.name] for v in part])
     with tf.Graph().as_default(), tf1.Session() as session:
@@ -101,7 +97,7 @@ def test_arrays_of_every_dtype_come_back_bit_for_bit(tmp_path, value):
 
 
 def test_a_second_incident_at_the_same_step_gets_a_number_and_the_oldest_goes(tmp_path):
-    failed = zoo.Failed('log_of_zero')
+    failed = zoo.failed('log_of_zero')
     made = []
     for number, step in enumerate([1, 1, None, 7]):
         made.append(write(failed, tmp_path, step=step, max_bundles=3))
@@ -113,7 +109,7 @@ def test_a_second_incident_at_the_same_step_gets_a_number_and_the_oldest_goes(tm
 
 
 def test_a_bundle_that_could_not_be_finished_is_not_there(tmp_path, monkeypatch):
-    failed = zoo.Failed('log_of_zero')
+    failed = zoo.failed('log_of_zero')
 
     def full(*args, **kwargs):
         raise OSError('no space left')
@@ -128,7 +124,7 @@ def test_a_bundle_that_could_not_be_finished_is_not_there(tmp_path, monkeypatch)
 def sound(tmp_path_factory):
     """A bundle to damage copies of."""
     with tf.Graph().as_default():
-        return write(zoo.Failed('a_feed'), tmp_path_factory.mktemp('sound'))
+        return write(zoo.failed('a_feed'), tmp_path_factory.mktemp('sound'))
 
 
 def edit_json(path, change):

@@ -27,7 +27,7 @@ def bundles(tmp_path_factory):
     for name in zoo.ZOO:
         with tf.Graph().as_default():
             tf1.set_random_seed(1)
-            made[name] = write(zoo.Failed(name), logdir / name)
+            made[name] = write(zoo.failed(name), logdir / name)
     return made
 
 

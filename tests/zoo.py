@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from slimguard import gate
 from slimguard.capture import Capture
-from slimguard.gate import Label
 from tests.gate_models import initialize, new_session
 
 tf1 = tf.compat.v1
@@ -243,39 +242,49 @@ def sqrt_of_a_negative_number():
 
 
 class Failed:
-    """A training of the zoo, once a step was bad.
+    """A guarded training whose last step was bad.
 
-    Attributes: session, capture, gate; `labels` of what the gate found; `values`, what the step
-    drew; `loss`; `steps`, how many were good before.
+    Attributes:
+      session, capture, gate: of the training, on a finalized graph.
+      labels: of what the gate found.
+      values: what the step drew.
+      loss: its value.
+      steps: how many steps were good before.
     """
 
-    def __init__(self, name: str):
-        it = ZOO[name]
-        built = it.build()
-        loss, optimizer = built if isinstance(built, tuple) else (built, None)
-        if optimizer is None:
-            optimizer = tf1.train.GradientDescentOptimizer(0.01)
+    def __init__(self, loss, train=None, steps=3, feed=None, **kwargs):
         step = tf1.train.get_or_create_global_step()
-        if callable(optimizer):
-            train_op = optimizer()
-        else:
-            train_op = optimizer.minimize(loss, step)  # at fault: a gradient
-        self.train_op = gate.guard(train_op, loss)
-        self.gate = gate.gate_of(self.train_op)
+        if train is None:
+            train = tf1.train.GradientDescentOptimizer(0.01)
+        train_op = train() if callable(train) else train.minimize(loss, step)
+        self.gate = gate.gate_of(gate.guard(train_op, loss, **kwargs))
         self.capture = Capture(self.gate)
-        graph = self.train_op.graph
         self.session = new_session()
         initialize(self.session)
+        graph = loss.graph
         self.session.run(tf1.get_collection('start'))
         self.session.run([op for op in graph.get_operations() if op.type == 'MakeIterator'])
         graph.finalize()
-        for self.steps in range(it.steps):
-            feed = dict(it.feed(self.steps) if it.feed else {})
-            feed[self.gate.watched] = True
+        for self.steps in range(steps):
+            fed = dict(feed(self.steps) if feed else {})
+            fed[self.gate.watched] = True
             fetches = [self.gate.written, self.gate.bad, loss, self.capture.fetch]
-            written, bad, self.loss, _ = self.session.run(fetches, feed)
+            written, bad, self.loss, _ = self.session.run(fetches, fed)
             if not written:
                 break
-        assert not written, 'no step of %s was bad' % name
-        self.labels = [Label(*x) for x, is_bad in zip(self.gate.labels, bad) if is_bad]
+        assert not written, 'no step was bad'
+        self.labels = [label for label, is_bad in zip(self.gate.labels, bad) if is_bad]
         self.values = self.capture.take(self.session)
+
+    def state(self):
+        """The bytes of every variable of the step."""
+        values = self.session.run(self.capture.reads)
+        return {name: np.asarray(value).tobytes() for name, value in values.items()}
+
+
+def failed(name: str) -> Failed:
+    """A training of the zoo, once a step was bad."""
+    it = ZOO[name]
+    built = it.build()
+    loss, train = built if isinstance(built, tuple) else (built, None)
+    return Failed(loss, train, it.steps, it.feed)

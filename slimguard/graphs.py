@@ -39,7 +39,7 @@ _MULTIPLIES = re.compile(r'(Resource)?Scatter(Nd)?(Mul|Div)$')
 _op_defs: Dict[str, object] = {}
 
 
-def _op_def(op):
+def op_def_of(op):
     """The OpDef of `op`; TensorFlow parses it anew at every access, so it is kept by type."""
     if op.type not in _op_defs:
         _op_defs[op.type] = op.op_def
@@ -48,7 +48,7 @@ def _op_def(op):
 
 def is_stateful(op) -> bool:
     """Whether two runs of `op` with the same inputs may differ: it reads, draws or writes."""
-    return _op_def(op).is_stateful
+    return op_def_of(op).is_stateful
 
 
 def op_def_of_type(graph: tf.Graph, op_type: str):
@@ -134,7 +134,7 @@ def variable_behind(tensor) -> Optional[tf.Operation]:
 def _argument_names(op) -> List[str]:
     """The name of the op's argument that each of its inputs belongs to."""
     names: List[str] = []
-    arguments = _op_def(op).input_arg
+    arguments = op_def_of(op).input_arg
     lists = [a for a in arguments if a.number_attr or a.type_list_attr]
     for argument in arguments:
         count = 1
@@ -156,7 +156,7 @@ def _length(op, argument) -> int:
 def _takes_reference(op, index: int) -> bool:
     """Whether input `index` is declared as a reference, not merely fed with one."""
     name = _argument_names(op)[index]
-    return any(a.is_ref for a in _op_def(op).input_arg if a.name == name)
+    return any(a.is_ref for a in op_def_of(op).input_arg if a.name == name)
 
 
 class Writes:

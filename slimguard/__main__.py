@@ -30,12 +30,14 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     elif options.command == 'doctor':
         _doctor()
     else:
-        if not os.path.isdir(options.logdir) and '://' not in options.logdir:
-            parser.error('there is no directory %r' % options.logdir)
+        if not os.path.isdir(options.folder) and '://' not in options.folder:
+            parser.error('there is no directory %r' % options.folder)
         if options.command == 'checkpoints':
-            _checkpoints(options.logdir, options.repair)
+            _checkpoints(options.folder, options.repair)
+        elif options.command == 'incidents':
+            _incidents(options.folder)
         else:
-            _incidents(options.logdir)
+            _replay(options)
 
 
 def parse_policy(text: str) -> List[policies.Policy]:
@@ -119,7 +121,7 @@ def _parsers() -> Tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         'the oldest to the newest. Exits with 1 if the one that a restart would resume from is '
         'not.',
     )
-    checkpoints.add_argument('logdir', metavar='LOGDIR')
+    checkpoints.add_argument('folder', metavar='LOGDIR')
     checkpoints.add_argument(
         '--repair',
         action='store_true',
@@ -132,8 +134,34 @@ def _parsers() -> Tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         description='Prints the '
         'record of incidents that slimguard keeps in LOGDIR/slimguard/incidents.jsonl.',
     )
-    incidents.add_argument('logdir', metavar='LOGDIR')
+    incidents.add_argument('folder', metavar='LOGDIR')
+    replay = commands.add_parser(
+        'replay',
+        help='run a bad step again, out of its bundle',
+        description='Runs a bad step again, out of the bundle that a training left in '
+        'LOGDIR/slimguard, writes nothing, and says what made it bad. Exits with 0 if the failure '
+        'came back, 1 if not, 2 if the bundle is damaged or cannot run here. A bundle holds a '
+        'graph, and a graph is code: replay only bundles that you trust.',
+    )
+    replay.add_argument('folder', metavar='BUNDLE')
+    replay.add_argument(
+        '--shell',
+        action='store_true',
+        help='open a Python prompt with the session, the graph and the feed',
+    )
+    replay.add_argument(
+        '--without',
+        metavar='ROW',
+        type=_row,
+        help='run it once more without this row of the batch, and say whether the rest is clean',
+    )
     return parser, run
+
+
+def _row(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError('expected a row of the batch, 0 or more, not %r' % text)
+    return int(text)
 
 
 def _split(arguments: Sequence[str]) -> Tuple[List[str], List[str]]:
@@ -213,6 +241,12 @@ def _incidents(logdir: str) -> None:
     _print_table(journal.table(records))
     if torn:
         print('%d lines could not be read; a kill can tear one' % torn)
+
+
+def _replay(options: argparse.Namespace) -> None:
+    from slimguard import replay
+
+    sys.exit(replay.main(options.folder, options.shell, options.without))
 
 
 def _print_table(rows: Sequence[Sequence[str]]) -> None:

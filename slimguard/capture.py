@@ -125,12 +125,13 @@ class Capture:
 
     def _build(self) -> None:
         # What is switched is not the predicate: see gate.py.
-        bad = tf.raw_ops.Switch(data=self.gate.watched, pred=self.gate.written).output_false
+        written = self.gate.quiet.written  # who captures watches: nothing is to be announced
+        bad = tf.raw_ops.Switch(data=self.gate.watched, pred=written).output_false
         self._areas = [_Area(self._graph, tensors) for tensors in self._by_branch()]
         # An older incident makes room, so nothing ever waits.
         with tf.control_dependencies([tf.identity(bad, name='bad_step')]):
             cleared = [area.clear() for area in self._areas]
-        staged = [area.stage(self.gate.written, cleared) for area in self._areas]
+        staged = [area.stage(written, cleared) for area in self._areas]
         self.fetch = tf.group(*staged, name='capture')
 
     def _by_branch(self) -> List[List[tf.Tensor]]:

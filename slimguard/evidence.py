@@ -43,8 +43,7 @@ class Evidence:
     """
 
     def __init__(self, gate: Gate, logdir: Optional[str] = None, max_bundles: int = 5):
-        if isinstance(max_bundles, bool) or not isinstance(max_bundles, int) or max_bundles < 1:
-            raise ValueError('max_bundles must be an int, at least 1, not %r' % (max_bundles,))
+        require_max_bundles(max_bundles)
         self.capture = Capture(gate)
         self.fetch = self.capture.fetch
         self._logdir = logdir
@@ -80,6 +79,12 @@ class Evidence:
         except Exception as error:
             return _failed('the bundle could not be written', error)._replace(diagnosis=diagnosis)
         return Found(diagnosis, path)
+
+
+def require_max_bundles(max_bundles) -> None:
+    """Raises ValueError unless `max_bundles` is a positive int."""
+    if isinstance(max_bundles, bool) or not isinstance(max_bundles, int) or max_bundles < 1:
+        raise ValueError('max_bundles must be an int, at least 1, not %r' % (max_bundles,))
 
 
 def _failed(what: str, error: Exception) -> Found:

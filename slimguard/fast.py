@@ -76,9 +76,12 @@ class FastStep:
         asking = [hook for hook in hooks if hook not in watchers]
         self._asking = [hook for hook in asking if _has(hook, 'before_run')]
         self._looking = [hook for hook in asking if _has(hook, 'after_run')]
-        self._own = [gate.train_op, gate.step, gate.bad]
-        if gate.loss is not None and not _is_value_of(gate.train_op, gate.loss):
+        # Somebody watches: nothing is to be announced by the graph, and nothing to be fed for that.
+        self._own = [gate.quiet.train_op, gate.quiet.step, gate.quiet.bad]
+        if gate.loss is not None and not _is_value_of(gate.quiet.train_op, gate.loss):
             self._own.append(gate.loss)
+        evidence = [w.evidence[gate] for w in watchers if gate in w.evidence]
+        self._targets = [one.fetch for one in dict.fromkeys(evidence)]
         self._calls: Dict[Any, Optional[_Call]] = {}
         self._max_loss = None  # type: Optional[float]
         self._forget()
@@ -101,7 +104,7 @@ class FastStep:
             context = context or self._context()
             for hook in self._hooks:
                 if hook in self._watchers:
-                    hook.handle(context, self._incident(own))
+                    hook.handle(context, self._incident(own), self._gate, bad)
                 elif hook in self._looking:
                     _show([hook], context, requests, results, metadata)
         else:
@@ -118,10 +121,10 @@ class FastStep:
         feeds = {}
         if self._watchers:
             self._max_loss = self._watchers[0].max_loss
-            feeds = self._watchers[0].feeds_of(self._gate)
+            feeds = self._watchers[0].limits_of(self._gate)
         self._feeds = feeds
         self._calls.clear()
-        self._plain = _Call.of(self._session, self._own, {}, feeds)
+        self._plain = _Call.of(self._session, self._own, self._targets, {}, feeds)
         self._plain_values = self._plain.values_of(feeds)
 
     def _run_with(self, requests: Requests, metadata):
@@ -133,8 +136,8 @@ class FastStep:
             values = None if call is None else call.values_of(feeds)
             if values is not None:
                 return call(values)
-        fetches = [self._own] + list(requests.fetches.values())
-        own, *results = self._session.run(fetches, feeds, requests.run_options, metadata)
+        fetches = [self._own, self._targets] + list(requests.fetches.values())
+        own, _, *results = self._session.run(fetches, feeds, requests.run_options, metadata)
         return own, dict(zip(requests.fetches, results))
 
     def _call_for(self, requests: Requests, feeds: dict) -> Optional['_Call']:
@@ -143,7 +146,9 @@ class FastStep:
         if asked not in self._calls:
             if len(self._calls) >= _MOST_CALLS:
                 return None
-            self._calls[asked] = _Call.of(self._session, self._own, requests.fetches, feeds)
+            self._calls[asked] = _Call.of(
+                self._session, self._own, self._targets, requests.fetches, feeds
+            )
         return self._calls[asked]
 
     def _incident(self, own):
@@ -157,12 +162,20 @@ class _Call:
     """A run that was prepared: what to fetch and to feed is settled, and what hooks get of it."""
 
     @classmethod
-    def of(cls, session, own: Sequence[tf.Tensor], fetches: dict, feeds: dict):
+    def of(
+        cls,
+        session,
+        own: Sequence[tf.Tensor],
+        targets: Sequence[tf.Operation],
+        fetches: dict,
+        feeds: dict,
+    ):
         """A prepared run, or None if it takes the session itself to understand what is asked.
 
         Args:
           session: a `tf.compat.v1.Session`.
           own: the tensors to fetch for ourselves.
+          targets: what to run besides.
           fetches: by hook, what else to fetch.
           feeds: what is fed; the values are not looked at.
         """
@@ -171,6 +184,7 @@ class _Call:
         wanted = _Wanted(session.graph, fed=[tensor.name for tensor in feeds])
         try:
             wanted.reader(list(own))
+            wanted.reader(list(targets))
             readers = {hook: wanted.reader(fetch) for hook, fetch in fetches.items()}
         except (TypeError, ValueError, KeyError):
             return None

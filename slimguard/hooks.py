@@ -16,7 +16,7 @@ from slimguard import graphs
 from slimguard.incident import Incident, NanLossError
 from slimguard.journal import Journal
 from slimguard.plan import op_of
-from slimguard.policies import Ladder, OnNan, Raise, Rollback, Skip, Stop, rungs_of
+from slimguard.policies import Ladder, OnNan, Policy, Raise, Rollback, Skip, Stop, rungs_of
 from slimguard.rollback import Restorer
 from slimguard.saver import FiniteSaver
 
@@ -78,8 +78,11 @@ class GateWatcher(SessionRunHook):
         self.logdir = logdir
         self.saver = None  # type: Optional[tf1.train.Saver]
         self.summary_writer = None  # type: Optional[tf1.summary.FileWriter]
+        # What `slimguard.train` captures, by gate: `Evidence`, which this module knows nothing of.
+        self.evidence: Dict[gates.Gate, Any] = {}
         self._otherwise = Raise() if fail_on_nan_loss else Stop()
         self._ladder = Ladder(on_nan, self._otherwise)
+        self._policy: Policy = self._otherwise
         self._journal = Journal()
         self._restorer = None  # type: Optional[Restorer]
         self._loss = None  # type: Optional[tf.Tensor]
@@ -130,7 +133,9 @@ class GateWatcher(SessionRunHook):
             if gate not in fed:
                 fed.add(gate)
                 feeds.update(self.feeds_of(gate))
-        return SessionRunArgs(run.fetches, feed_dict=feeds or None)
+        captures = [self.evidence[gate].fetch for gate in run.gates if gate in self.evidence]
+        fetches = dict(run.fetches, captures=captures) if captures else run.fetches
+        return SessionRunArgs(fetches, feed_dict=feeds or None)
 
     def after_run(self, run_context, run_values):
         run = self._run_for(run_context)
@@ -139,8 +144,8 @@ class GateWatcher(SessionRunHook):
         incidents = run.incidents(run_values.results, self.max_loss, run_context.session)
         if not incidents:
             self.step_was_good()
-        for incident in incidents:
-            self.handle(run_context, incident)
+        for incident, gate, bad in incidents:
+            self.handle(run_context, incident, gate, bad)
 
     def only_looks_at(self, gate: gates.Gate, run_context) -> bool:
         """Whether in such a run it feeds `feeds_of(gate)` and looks at `gate`, and that is all.
@@ -157,11 +162,24 @@ class GateWatcher(SessionRunHook):
         """Notes that a step was no incident."""
         self._ladder.step_was_good()
 
-    def handle(self, run_context, incident: Incident) -> None:
-        """Records an incident and lets `on_nan_loss` act on it."""
+    def handle(
+        self,
+        run_context,
+        incident: Incident,
+        gate: Optional[gates.Gate] = None,
+        bad: Sequence[bool] = (),
+    ) -> None:
+        """Records an incident and lets `on_nan_loss` act on it; `bad` is what `gate` found."""
         self.incidents.append(incident)
         self.incident_count += 1
         del self.incidents[:-_REMEMBERED]
+        self._policy = self._ladder.decide(incident)
+        if gate in self.evidence:  # before anybody acts: the weights are as the bad step found them
+            ends = isinstance(self._policy, (Raise, Stop)) and self._acts_by_policy()
+            labels = [label for label, is_bad in zip(gate.labels, bad) if is_bad]
+            found = self.evidence[gate].examine(run_context.session, incident, labels, ends)
+            incident.diagnosis = None if found.diagnosis is None else str(found.diagnosis)
+            incident.bundle = found.bundle
         try:
             self.on_nan_loss(run_context, incident)
         finally:
@@ -180,7 +198,7 @@ class GateWatcher(SessionRunHook):
           run_context: the `SessionRunContext` of the run, with its session and `request_stop`.
           incident: the `Incident`, which is already the last of `incidents`.
         """
-        policy = self._ladder.decide(incident)
+        policy = self._policy
         incident.action = policy.action
         if incident.action == 'skip' and not incident.held:
             raise ValueError(_NO_GATE % 'skip')
@@ -190,6 +208,10 @@ class GateWatcher(SessionRunHook):
             raise NanLossError(incident)
         if incident.action == 'stop':
             run_context.request_stop()
+
+    def _acts_by_policy(self) -> bool:
+        method = getattr(self.on_nan_loss, '__func__', None)
+        return method is GateWatcher.on_nan_loss
 
     def _roll_back(self, session, incident: Incident, policy: Rollback) -> None:
         if self._restorer is None:
@@ -201,9 +223,12 @@ class GateWatcher(SessionRunHook):
 
     def feeds_of(self, gate: gates.Gate) -> dict:
         """What to feed with a run of a gate that is watched."""
-        feeds = {gate.watched: True}
+        return {gate.watched: True, **self.limits_of(gate)}
+
+    def limits_of(self, gate: gates.Gate) -> dict:
+        """What to feed with a run of a gate's `quiet` outcome."""
         if self.max_loss is None:
-            return feeds
+            return {}
         if gate.limit is None:
             raise ValueError(
                 'max_loss=%r needs a loss in the gate, and train op %r has none; pass it as '
@@ -214,8 +239,7 @@ class GateWatcher(SessionRunHook):
                 'max_loss=%r here, but slimguard.guard() was given max_loss=%r; say it once'
                 % (self.max_loss, gate.max_loss)
             )
-        feeds[gate.limit] = float(self.max_loss)
-        return feeds
+        return {gate.limit: float(self.max_loss)}
 
     def _run_for(self, run_context) -> Optional['Run']:
         """What to fetch in such a run, or None if it is no step of a training we watch."""
@@ -358,17 +382,17 @@ class Run:
         if loss is not None:
             self.fetches['loss'] = loss
 
-    def incidents(self, results: dict, max_loss: Optional[float], session) -> List[Incident]:
-        """The incidents in the values of one run."""
+    def incidents(self, results: dict, max_loss: Optional[float], session) -> List[tuple]:
+        """The incidents in the values of one run, each with its gate and the gate's `bad`."""
         found = []
         for number, gate in enumerate(self.gates):
             fetched = Fetched(*[results.get('%s %d' % (f, number)) for f in Fetched._fields])
             if np.count_nonzero(fetched.bad):
-                found.append(incident_of(gate, *fetched))
+                found.append((incident_of(gate, *fetched), gate, fetched.bad))
         if self._loss is not None and not found:
             loss = float(results['loss'])
             if not np.isfinite(loss) or (max_loss is not None and loss > max_loss):
-                found.append(self._of_loss(loss, session))
+                found.append((self._of_loss(loss, session), None, ()))
         return found
 
     def _of_loss(self, loss: float, session) -> Incident:

@@ -26,6 +26,8 @@ class Incident:
       action: what was done: 'raise', 'stop', 'skip', 'rollback', 'save refused', or 'on_nan_loss'
         where a subclass of NanLossHook decided by itself.
       restored: the checkpoint that a rollback restored.
+      diagnosis: what made the step bad, in a few lines, where it was captured.
+      bundle: the folder to run the step again from: ``python -m slimguard replay BUNDLE``.
     """
 
     step: Optional[int]
@@ -38,6 +40,8 @@ class Incident:
     state_lost: bool = False
     action: Optional[str] = None
     restored: Optional[str] = None
+    diagnosis: Optional[str] = None
+    bundle: Optional[str] = None
 
     def to_dict(self) -> Dict[str, Any]:
         """For JSON, which has no NaN: a loss that is not finite becomes 'nan', 'inf' or '-inf'."""
@@ -65,13 +69,21 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.Inva
     `tf.compat.v1.train.NanLossDuringTrainingError` (its `NanTensorHook`) and
     `tf.errors.InvalidArgumentError` (its `check_numerics`).
 
+    Its message ends with what made the step bad, and the command that runs it again, where
+    `slimguard.train` captured it.
+
     Attributes:
       incident: the `Incident`.
     """
 
     def __init__(self, incident: Incident):
         self.incident = incident
-        tf.errors.InvalidArgumentError.__init__(self, None, None, 'Bad step ' + str(incident))
+        lines = ['Bad step ' + str(incident)]
+        if incident.diagnosis is not None:
+            lines.append(incident.diagnosis)
+        if incident.bundle is not None:
+            lines.append('to run it again: python -m slimguard replay ' + incident.bundle)
+        tf.errors.InvalidArgumentError.__init__(self, None, None, '\n'.join(lines))
 
     def __str__(self) -> str:
         return self.message

@@ -6,12 +6,13 @@ Every other name of the installed `slim.learning` is here as it is there, so tha
 
 import contextlib
 import os
-from typing import Any, Optional, Sequence
+from typing import Any, Dict, Optional, Sequence
 
 import tensorflow as tf
 
 from slimguard import checkpoint, compat
 from slimguard import gate as gates
+from slimguard.evidence import Evidence, require_max_bundles
 from slimguard.hooks import GateWatcher, with_watcher
 from slimguard.incident import Incident
 from slimguard.loop import HookedSteps, Schedule
@@ -136,6 +137,8 @@ def train(
     on_nan: OnNan = None,
     max_loss: Optional[float] = None,
     progress: bool = False,
+    capture: bool = True,
+    max_bundles: int = 5,
 ) -> Any:
     """Trains as `slim.learning.train` does, with hooks, and loses nothing to a NaN.
 
@@ -160,6 +163,10 @@ def train(
       max_loss: a larger loss is a bad step too; a positive finite number. Default: no limit.
       progress: whether to show a progress bar, where stderr is a terminal. It needs the extra
         `progress`.
+      capture: whether to keep what a bad step drew (its batch, its dropout masks), to find what
+        made it bad, and, as the chief, to write that into a bundle in ``logdir/slimguard``. Good
+        steps pay next to nothing for it.
+      max_bundles: how many bundles there may be in `logdir`.
       **: the others are explained in the documentation of `slim.learning.train`.
 
     Returns:
@@ -199,8 +206,10 @@ def train(
         if summary_writer == _USE_DEFAULT:
             # As the Supervisor would make it, so that incidents go where the run's summaries go.
             summary_writer = tf1.summary.FileWriter(logdir)
+    evidence = _evidence(graph, logdir if saves else None, max_bundles) if capture else {}
     for hook in hooks:
         if isinstance(hook, GateWatcher):
+            hook.evidence = evidence
             hook.saver, hook.summary_writer = saver, summary_writer if saves else None
     # With slim's own step and its own arguments, we know what it would do.
     schedule = None
@@ -264,6 +273,20 @@ def resume_from_good(logdir: str) -> None:
     said = checkpoint.heal(logdir)
     if said is not None:
         tf1.logging.warning('slimguard: %s', said)
+
+
+def _evidence(
+    graph: tf.Graph, logdir: Optional[str], max_bundles: int
+) -> Dict[gates.Gate, Evidence]:
+    """What captures the bad steps of each gate."""
+    require_max_bundles(max_bundles)
+    found = {}
+    for gate in set(gates.gates_of(graph).values()):
+        try:
+            found[gate] = Evidence(gate, logdir, max_bundles)
+        except Exception as error:  # a graph beyond what we know is trained all the same
+            tf1.logging.warning('slimguard: nothing will be captured: %s', error)
+    return found
 
 
 def _offer_saver(hooks, saver: Optional[tf1.train.Saver], graph: tf.Graph) -> None:

@@ -66,8 +66,9 @@ class TestSignatures:
         theirs = self.parameters(slim.learning.create_train_op)
         assert self.parameters(slimguard.create_train_op) == theirs
 
-    def test_train_is_slims_and_four_more(self):
+    def test_train_is_slims_and_a_few_more(self):
         more = [('hooks', None), ('on_nan', None), ('max_loss', None), ('progress', False)]
+        more += [('capture', True), ('max_bundles', 5)]
         assert self.parameters(slimguard.train) == self.parameters(slim.learning.train) + more
 
     def test_every_other_name_is_slims_own(self):

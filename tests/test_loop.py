@@ -262,7 +262,7 @@ def queued(error_at, error):
         queue = tf1.FIFOQueue(8, tf.float32, [[]])
         enqueue = queue.enqueue(tf1.py_func(number, [], tf.float32, stateful=True))
         tf1.train.add_queue_runner(tf1.train.QueueRunner(queue, [enqueue]))
-        model.number = queue.dequeue()
+        model.number, model.is_closed = queue.dequeue(), queue.is_closed()
         model.loss *= 1.0 + model.number
         return model
 
@@ -275,6 +275,14 @@ def drawing(model, trace):
         trace.append(said(session.run(model.number, options=options)))
 
     return [Recording(trace, does={'after_create_session': draw})]
+
+
+def waiting(model, trace):
+    def wait(session, coord):
+        while not session.run(model.is_closed):
+            pass
+
+    return [Recording(trace, does={'after_create_session': wait})]
 
 
 END = fail(tf.errors.OutOfRangeError, None, None, 'as wanted')
@@ -317,6 +325,9 @@ CASES = {
     ),
     'a queue that runs before the first step': with_model({'hooks': drawing}, queued(50, None)),
     'a queue that is closed': with_model(two(), queued(2, StopIteration())),
+    'a queue that is closed before the first step': with_model(
+        {'hooks': waiting}, queued(2, StopIteration())
+    ),
     'a queue runner that fails': with_model(
         two(does={'after_create_session': lambda session, coord: coord.wait_for_stop(60)}),
         queued(5, NotImplementedError('as wanted')),

@@ -19,19 +19,22 @@ _compat.on_slim_import()
 
 # Where each public name lives.
 _HOMES = {
+    'FiniteSaver': 'saver',
     'Incident': 'incident',
     'NanLossError': 'incident',
     'NanLossHook': 'hooks',
     'Raise': 'policies',
+    'Rollback': 'policies',
     'Skip': 'policies',
     'Stop': 'policies',
     'create_train_op': 'learning',
     'guard': 'gate',
     'instrument': 'instrumentation',
+    'latest_finite_checkpoint': 'checkpoint',
     'train': 'learning',
     'watch': 'loop',
 }
-_MODULES = ('compat', 'gate', 'hooks', 'incident', 'learning', 'policies')
+_MODULES = ('checkpoint', 'compat', 'gate', 'hooks', 'incident', 'learning', 'policies')
 
 __all__ = sorted(_HOMES) + sorted(_MODULES)
 

@@ -7,6 +7,7 @@ import argparse
 import math
 import os
 import sys
+import time
 from typing import List, Optional, Sequence, Tuple
 
 from slimguard import policies
@@ -26,8 +27,15 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     if options.command == 'run':
         _check_script(script, run_parser)
         _run(options, script)
-    else:
+    elif options.command == 'doctor':
         _doctor()
+    else:
+        if not os.path.isdir(options.logdir) and '://' not in options.logdir:
+            parser.error('there is no directory %r' % options.logdir)
+        if options.command == 'checkpoints':
+            _checkpoints(options.logdir, options.repair)
+        else:
+            _incidents(options.logdir)
 
 
 def parse_policy(text: str) -> List[policies.Policy]:
@@ -87,8 +95,8 @@ def _parsers() -> Tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         '--on_nan',
         metavar='POLICY',
         type=parse_policy,
-        help='what happens after a bad step: raise (the default), stop, skip, or several in turn, '
-        'such as skip:5,raise',
+        help='what happens after a bad step: raise (the default), stop, skip, rollback, or several '
+        'in turn, such as skip:5,rollback:3,raise',
     )
     run.add_argument(
         '--max_loss',
@@ -104,6 +112,27 @@ def _parsers() -> Tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     commands.add_parser(
         'doctor', help='say which TensorFlow and which tf-slim there are, and what was put right'
     )
+    checkpoints = commands.add_parser(
+        'checkpoints',
+        help='say which checkpoints of a logdir are whole and finite',
+        description='Opens every checkpoint in a logdir and says which are whole and finite, from '
+        'the oldest to the newest. Exits with 1 if the one that a restart would resume from is '
+        'not.',
+    )
+    checkpoints.add_argument('logdir', metavar='LOGDIR')
+    checkpoints.add_argument(
+        '--repair',
+        action='store_true',
+        help="make TensorFlow's state file name the newest good checkpoint; no other file is "
+        'touched',
+    )
+    incidents = commands.add_parser(
+        'incidents',
+        help='print the record of incidents of a logdir',
+        description='Prints the '
+        'record of incidents that slimguard keeps in LOGDIR/slimguard/incidents.jsonl.',
+    )
+    incidents.add_argument('logdir', metavar='LOGDIR')
     return parser, run
 
 
@@ -140,6 +169,56 @@ def _run(options: argparse.Namespace, script: Sequence[str]) -> None:
         run.run_module(script[1], script[2:])
     else:
         run.run_script(script[0], script[1:])
+
+
+def _checkpoints(logdir: str, repair: bool) -> None:
+    from slimguard import checkpoint
+
+    if repair:
+        print(checkpoint.heal(logdir) or 'nothing to repair')
+    rows = [('checkpoint', 'step', 'written', 'size', '')]
+    for found in checkpoint.checkpoints_in(logdir):
+        finding = checkpoint.read(found.path)
+        rows.append(
+            (
+                os.path.basename(found.path),
+                '' if finding.step is None else str(finding.step),
+                time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(found.time)),
+                '%.1f MB' % (found.size / 1e6),
+                str(finding),
+            )
+        )
+    if len(rows) == 1:
+        print('no checkpoints')
+        return
+    _print_table(rows)
+    named = checkpoint.named_in(logdir)
+    if named is None:
+        print('a restart begins anew: no state file names a checkpoint')
+        return
+    finding = checkpoint.read(named)
+    print('a restart resumes from %s, which is %s' % (os.path.basename(named), finding))
+    if not finding.is_good:
+        sys.exit(1)
+
+
+def _incidents(logdir: str) -> None:
+    from slimguard import journal
+
+    try:
+        records, torn = journal.read(logdir)
+    except FileNotFoundError as error:
+        print(error)
+        return
+    _print_table(journal.table(records))
+    if torn:
+        print('%d lines could not be read; a kill can tear one' % torn)
+
+
+def _print_table(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    for row in rows:
+        print('  '.join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
 
 
 def _doctor() -> None:

@@ -29,14 +29,16 @@ make a NaN of small numbers (centered RMSProp, or an `epsilon` of zero). There e
 trial, with copies of what it writes.
 """
 
+import contextlib
 import gc
 import math
 import sys
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+import numpy as np
 import tensorflow as tf
 
-from slimguard import graphs
+from slimguard import graphs, ops
 from slimguard.plan import Check, Plan, TrainOp, key, op_of
 
 tf1 = tf.compat.v1
@@ -47,6 +49,17 @@ tf1 = tf.compat.v1
 _CALM = {tf.float64: 1e280, tf.float32: 1e28, tf.bfloat16: 1e28, tf.float16: 4.0}
 # The same for a learning rate and the like, which multiply what was checked.
 _CALM_FACTOR = 1e12
+
+# A number that makes small of any other: what was finite has a finite sum of squares then.
+_SMALL = {tf.float64: 2.0**-600, tf.float16: 2.0**-24}
+_SMALL_32 = 2.0**-100  # for the other dtypes
+# The largest number that a square is rounded to in the optimizer's dtype, and no Inf.
+_LARGEST_SQUARE = {
+    tf.float64: float(np.finfo(np.float64).max),
+    tf.float32: float(np.finfo(np.float32).max),
+    tf.bfloat16: float(np.nextafter(np.float32(2.0**127 * (2 - 2.0**-8)), np.float32(0))),
+    tf.float16: float(np.nextafter(np.float32(65520), np.float32(0))),
+}
 
 _ENTERS = frozenset(['Enter', 'RefEnter'])
 
@@ -69,6 +82,15 @@ class Finding(NamedTuple):
     state_lost: bool  # variables were not finite already before the step
 
 
+class Outcome(NamedTuple):
+    """What there is to fetch of a step."""
+
+    train_op: TrainOp
+    written: tf.Tensor
+    bad: tf.Tensor
+    step: Optional[tf.Tensor]
+
+
 class Gate:
     """What is known of one guarded train op; hooks and loops fetch from it.
 
@@ -82,6 +104,8 @@ class Gate:
       labels: a `Label` for each element of `bad`.
       step: the global step after the step, or None if the graph has none.
       watched: bool scalar to feed. Fed True, a bad step neither prints nor raises.
+      quiet: train_op, written, bad and step once more, as an `Outcome`. Fetched instead of those, a
+        bad step neither prints nor raises, and nothing has to be fed: that is quicker.
       limit: float64 scalar to feed: the largest loss that is no incident; None without a loss.
       max_loss: the default of `limit`, or None.
       raises: whether a bad step raises `InvalidArgumentError` in the session.
@@ -99,11 +123,9 @@ class Gate:
         self.transient = tuple(dict.fromkeys(list(plan.put_back) + undone))
         self.max_loss = max_loss
         build = _Build(plan, max_loss)
-        self.train_op = build.train_op
-        self.written = build.written
-        self.bad = build.bad
+        self.train_op, self.written, self.bad, self.step = build.announced
+        self.quiet = build.quiet
         self.labels = tuple(build.labels)
-        self.step = build.step
         self.watched = build.watched
         self.limit = build.limit
 
@@ -227,13 +249,25 @@ def guard(
     guarded = {op_of(g.train_op): op_of(g.original) for g in known.values()}
     # No session of another thread may see a gate half built: what a session has seen cannot be
     # wired any more. The lock that sessions take has no public name.
-    with graph.as_default(), graph._mutation_lock():
+    with graph.as_default(), graph._mutation_lock(), _no_collection():
         gate = Gate(Plan(train_op, loss, lambda op: guarded.get(op, op)), max_loss)
     known[op_of(gate.train_op).name] = gate
     known.setdefault(op_of(train_op).name, gate)
     train_ops = graph.get_collection_ref(tf1.GraphKeys.TRAIN_OP)
     train_ops[:] = [gate.train_op if element is train_op else element for element in train_ops]
     return gate.train_op
+
+
+@contextlib.contextmanager
+def _no_collection():
+    """No garbage collection: among thousands of new ops that stay, it takes as long as they do."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def writes_something(train_op: TrainOp) -> bool:
@@ -304,6 +338,8 @@ class _Build:
 
     def __init__(self, plan: Plan, max_loss: Optional[float]):
         self._plan = plan
+        self._make = ops.Maker(plan.graph)
+        self._all_axes: Dict[int, tf.Tensor] = {}
         self.labels: List[Label] = []
         if max_loss is not None and not plan.losses:
             raise ValueError(
@@ -328,30 +364,28 @@ class _Build:
     def _build(self, max_loss: Optional[float]) -> None:
         plan = self._plan
         self.watched = tf1.placeholder_with_default(False, [], name='watched')
+        # What the switches below hand on. Not their predicate: Grappler would make constants of
+        # that, and abort on TensorFlow 1.15 where a loop waits for one.
+        token = tf1.placeholder_with_default(_SMALL_32, [], name='token')
         self.limit = None
         if plan.losses:
             limit = tf.constant(math.inf if max_loss is None else max_loss, tf.float64)
             self.limit = tf1.placeholder_with_default(limit, [], name='max_loss')
         copies_ahead = self._copy_ahead_of_forward_writes()
         checks = plan.checks + self._read_opaque_forward_writes()
-        barrier = plan.barrier + _unconditional(plan.put_back.values())
 
         # First look. A trial has none: there, only what was written tells.
         if plan.trial:
-            with tf.control_dependencies(barrier):
-                calm, looking = None, tf.constant(True, name='looking')
+            calm, looking = None, _after(plan.barrier, token, 'looking')
         else:
-            is_calm = self._is_calm(checks, barrier)
-            calm, looking = _branch(self.watched, is_calm, 'calm')
+            is_calm = self._is_calm(checks)
+            calm, looking = _branch(token, is_calm, 'calm')
 
         # Second look: before the update.
-        with tf.control_dependencies([looking]):
-            before = self._bad_before(checks)
-            is_fine = tf.logical_not(tf.reduce_any(before), name='is_fine')
-        # What is switched is not the predicate: Grappler would make constants of that, and abort on
-        # TensorFlow 1.15 where a loop waits for one.
-        fine, refused = _branch(self.watched, is_fine, 'fine')
-        copies = _copy(plan.variables, fine)
+        before = self._bad_before(checks, looking)
+        is_fine = tf.logical_not(tf.reduce_any(before), name='is_fine')
+        fine, refused = _branch(token, is_fine, 'fine')
+        copies = self._copy(plan.variables, fine)
         prepared = _after(copies.values(), fine, 'prepared')
 
         go = prepared if calm is None else _merge([calm, prepared], 'go')
@@ -360,40 +394,47 @@ class _Build:
         calm_ran, tried = (None, ran) if calm is None else _branch(ran, is_calm, 'ran_calm')
 
         # Second look: after the update, or after it was refused.
-        with tf.control_dependencies([_merge([tried, refused], 'looked')]):
-            after = self._bad_after()
-            if plan.late_loss is not None:
-                after = tf.concat([after, self._bad_late_loss(twin, refused)], 0)
-            is_good = tf.logical_and(tf.logical_not(tf.reduce_any(after)), is_fine)
-        good, bad = _branch(is_good, is_good, 'good')
+        looked = _merge([tried, refused], 'looked')
+        after = self._bad_after(looked)
+        if plan.late_loss is not None:
+            after = tf.concat([after, self._bad_late_loss(twin, refused)], 0)
+        is_good = tf.logical_and(tf.logical_not(tf.reduce_any(after)), is_fine)
+        good, bad = _branch(looked, is_good, 'good')
         undo, unwritten = _branch(bad, is_fine, 'undo')
-        held = _merge([_restore(copies, undo, 'undone'), unwritten], 'held')
-        held = _restore(copies_ahead, held, 'put_back')
+        held = _merge([self._restore(copies, undo, 'undone'), unwritten], 'held')
+        held = self._restore(copies_ahead, held, 'put_back')
 
         flags = tf.concat([before, after], 0)
-        announced = self._announce(held, flags)
-        self.bad = _after([_merge([good, announced], 'decided')], flags, 'flags')
-        if calm is not None:
+        value = self._value(twin, ran, refused)
+        self.announced = self._outcome(good, self._announce(held, flags), flags, calm_ran, value)
+        self.quiet = self._outcome(good, held, flags, calm_ran, value)
+
+    def _outcome(self, good, held, flags, calm_ran, value) -> Outcome:
+        """What is read once the step is done, which one of `good`, `held`, `calm_ran` tells."""
+        bad = _after([_merge([good, held], 'decided')], flags, 'flags')
+        if calm_ran is not None:
             with tf.control_dependencies([calm_ran]):
                 no_flags = tf.zeros([len(self.labels)], tf.bool)
-            self.bad = _merge([no_flags, self.bad], 'bad')
-        with tf.control_dependencies([self.bad]):
-            self.written = tf.logical_not(tf.reduce_any(self.bad), name='written')
-            self.step = _read_global_step(plan.graph)
-            self.train_op = self._result(twin, ran, refused)
+            bad = _merge([no_flags, bad], 'bad')
+        with tf.control_dependencies([bad]):
+            written = tf.logical_not(tf.reduce_any(bad), name='written')
+            step = _read_global_step(self._plan.graph)
+            name = 'train_op'
+            train_op = tf.no_op(name=name) if value is None else tf.identity(value, name=name)
+        return Outcome(train_op, written, bad, step)
 
     # Looking.
 
-    def _is_calm(self, checks: Sequence[Check], barrier: Sequence[tf.Operation]) -> tf.Tensor:
+    def _is_calm(self, checks: Sequence[Check]) -> tf.Tensor:
         plan = self._plan
         looked_at = [Check(loss, 'loss') for loss in plan.losses] + list(checks)
         sizes: Dict[tf.DType, List[tf.Tensor]] = {}
         limits: Dict[tf.DType, List[float]] = {}
         for check in looked_at:
             dtype = check.tensor.dtype.base_dtype
-            with tf1.colocate_with(check.tensor.op):
-                size = tf.nn.l2_loss(_for_arithmetic(check.tensor))
-            size = _lift(size, check.tensor.op, 0.0)
+            near = check.tensor.op
+            size = self._make.sum_of_squares(_for_arithmetic(check.tensor), near)
+            size = _lift(size, near, 0.0)
             limit = _CALM_FACTOR if check.is_factor else _CALM.get(dtype, _CALM[tf.float32])
             sizes.setdefault(size.dtype, []).append(size)
             limits.setdefault(size.dtype, []).append(limit)
@@ -406,58 +447,90 @@ class _Build:
         is_calm = calm[0] if calm else tf.constant(True)  # a train op that only counts
         for more in calm[1:]:
             is_calm = tf.logical_and(is_calm, more)
-        return _after(barrier, is_calm, 'is_calm')
+        return _after(plan.barrier, is_calm, 'is_calm')
 
-    def _bad_before(self, checks: Sequence[Check]) -> tf.Tensor:
+    def _bad_before(self, checks: Sequence[Check], looking: tf.Tensor) -> tf.Tensor:
         plan = self._plan
-        flags = []
-        for loss in plan.losses:
-            flags.append(_any_not_finite(loss))
-            self.labels.append(Label('value', 'loss ' + loss.op.name))
-        if plan.losses:
-            above = tf.greater(tf.cast(plan.losses[0], tf.float64), self.limit)
-            flags.append(above)
-            self.labels.append(Label('limit', 'loss ' + plan.losses[0].op.name))
-        for check in checks:
-            flags.append(_lift(_any_not_finite(check.tensor), check.tensor.op, False))
-            self.labels.append(Label('value', check.name))
+        small = _Small(looking)
+        losses = [Check(loss, 'loss ' + loss.op.name) for loss in plan.losses]
+        sizes = [
+            _lift(self._size(check.tensor, check.tensor.op, small), check.tensor.op, 0.0)
+            for check in losses + list(checks)
+        ]
+        flags = self._flag(sizes, [Label('value', check.name) for check in losses + list(checks)])
+        if losses:
+            with tf.control_dependencies([looking]):
+                above = tf.greater(tf.cast(losses[0].tensor, tf.float64), self.limit)
+            flags.append(tf.expand_dims(above, 0))
+            self.labels.append(Label('limit', losses[0].name))
         for check in plan.squares:
-            with tf1.colocate_with(check.tensor.op):
-                finite = _for_arithmetic(check.tensor)
-                # What is not finite itself has its own flag.
-                overflows = tf.logical_and(
-                    tf.math.is_finite(finite), tf.logical_not(tf.math.is_finite(finite * finite))
-                )
-                flag = tf.reduce_any(overflows)
-            flags.append(_lift(flag, check.tensor.op, False))
+            flags.append(tf.expand_dims(self._overflows(check.tensor, small), 0))
             self.labels.append(Label('square', check.name))
-        return tf.stack(flags) if flags else tf.zeros([0], tf.bool)
+        return _concat(flags)
 
-    def _bad_after(self) -> tf.Tensor:
-        flags = []
+    def _bad_after(self, looked: tf.Tensor) -> tf.Tensor:
         written = dict.fromkeys(self._plan.variables + list(self._plan.put_back))
         floats = [variable for variable in written if graphs.is_float_variable(variable)]
-        for variable, value in _copy(floats, None).items():
-            flags.append(_any_not_finite(value))
-            self.labels.append(Label('state', variable.name))
-        return tf.stack(flags) if flags else tf.zeros([0], tf.bool)
+        small = _Small(looked)
+        with tf.control_dependencies([looked]):
+            # A ref variable itself is read no earlier than it is multiplied by what comes out of
+            # `looked`. Control inputs would not do: Grappler takes away the Identity that waits
+            # (seen on TensorFlow 1.15), and swaps the DeepCopy that waits with IsFinite (on 2.21).
+            values = [self._make.copy(v) if graphs.is_resource(v) else v.outputs[0] for v in floats]
+        sizes = [self._size(value, v, small) for value, v in zip(values, floats)]
+        return _concat(self._flag(sizes, [Label('state', v.name) for v in floats]))
+
+    def _size(self, tensor: tf.Tensor, near: tf.Operation, small: '_Small') -> tf.Tensor:
+        """A sum of squares that is finite if and only if all of `tensor` is."""
+        scaled = self._make.multiply(tensor, small[tensor.dtype.base_dtype], near)
+        return self._make.sum_of_squares(_for_arithmetic(scaled), near)
+
+    def _flag(self, sizes: Sequence[tf.Tensor], labels: Sequence[Label]) -> List[tf.Tensor]:
+        """Vectors that say which sizes are not finite, one for each dtype; adds their labels."""
+        flags = []
+        for dtype in dict.fromkeys(size.dtype for size in sizes):
+            chosen = [i for i, size in enumerate(sizes) if size.dtype == dtype]
+            stacked = tf.stack([sizes[i] for i in chosen])
+            flags.append(tf.logical_not(tf.math.is_finite(stacked)))
+            self.labels.extend(labels[i] for i in chosen)
+        return flags
+
+    def _overflows(self, tensor: tf.Tensor, small: '_Small') -> tf.Tensor:
+        """Whether the square of a finite element of `tensor` is not finite, in its own dtype."""
+        make, near, dtype = self._make, tensor.op, tensor.dtype.base_dtype
+        with tf1.colocate_with(near):
+            wide = tf.cast(tensor, tf.float32) if dtype.size == 2 else _for_arithmetic(tensor)
+            axes = tf.range(tf.rank(wide)) if wide.shape.rank is None else self._axes(wide)
+        # A power of two: scaled, the numbers are rounded as ever.
+        square = make.square(make.multiply(wide, small[wide.dtype], near), near)
+        largest = make.largest(square, axes, near)
+        limit = _LARGEST_SQUARE[dtype if dtype in _LARGEST_SQUARE else wide.dtype]
+        limit = limit * _SMALL.get(wide.dtype, _SMALL_32) ** 2
+        # What is not finite itself has its own flag.
+        flag = tf.logical_and(tf.greater(largest, limit), tf.math.is_finite(largest))
+        return _lift(flag, near, False)
+
+    def _axes(self, tensor: tf.Tensor) -> tf.Tensor:
+        rank = tensor.shape.rank
+        if rank not in self._all_axes:
+            self._all_axes[rank] = tf.constant(list(range(rank)), tf.int32)
+        return self._all_axes[rank]
 
     def _bad_late_loss(self, twin, refused: tf.Tensor) -> tf.Tensor:
         """The flag of a loss that comes out of the update; it is false where that was refused."""
         loss = self._plan.late_loss
         self.labels.append(Label('value', 'loss ' + loss.op.name))
         value = _twin_of(loss, twin, self._plan.held)
-        with tf.control_dependencies(None):
-            with tf.control_dependencies([refused]):
-                unknown = tf.constant(False)
-            flag = _merge([_any_not_finite(value), unknown], 'bad_late_loss')
-        return tf.expand_dims(flag, 0)
+        with tf.control_dependencies([refused]):
+            unknown = tf.constant(False)
+        is_bad = tf.logical_not(tf.math.is_finite(_for_arithmetic(value)))
+        return tf.expand_dims(_merge([is_bad, unknown], 'bad_late_loss'), 0)
 
     # Forward writes.
 
     def _copy_ahead_of_forward_writes(self) -> Dict[tf.Operation, tf.Tensor]:
         put_back = self._plan.put_back
-        copies = _copy(put_back, None)
+        copies = self._copy(put_back, None)
         for variable, writes in put_back.items():
             for entry in _entries(writes, self._plan):
                 entry._add_control_input(copies[variable].op)
@@ -467,14 +540,33 @@ class _Build:
         plan = self._plan
         if not plan.opaque_forward:
             return []
-        written = _unconditional(plan.put_back.values()) + [loss.op for loss in plan.losses]
-        written += [c.tensor.op for c in plan.checks if _context(c.tensor.op) is None]
-        checks = []
-        for variable in plan.opaque_forward:
-            with tf.control_dependencies(written):
-                value = _copy([variable], None)[variable]
-            checks.append(Check(value, 'update of ' + variable.name))
-        return checks
+        written = _after(plan.barrier, self.watched, 'written_forward')
+        return [
+            Check(self._read_after(written, variable), 'update of ' + variable.name)
+            for variable in plan.opaque_forward
+        ]
+
+    def _read_after(self, now: tf.Tensor, variable: tf.Operation) -> tf.Tensor:
+        """The value a variable has once `now`, a bool scalar, is there."""
+        with tf1.colocate_with(variable):
+            if graphs.is_resource(variable):
+                with tf.control_dependencies([now]):
+                    return self._make.copy(variable)
+            # Grappler may swap a copy with what is done to it (see `_bad_after`); a switch, of
+            # which no one knows the side before it runs, stays where it is.
+            switch = tf.raw_ops.Switch(data=variable.outputs[0], pred=now)
+            return _merge([switch.output_false, switch.output_true], 'written')
+
+    def _copy(self, variables, pivot: Optional[tf.Tensor]) -> Dict[tf.Operation, tf.Tensor]:
+        """Copies of variables, made once `pivot` is alive. What writes them must wait for these."""
+        with tf.control_dependencies([] if pivot is None else [pivot]):
+            return {variable: self._make.copy(variable) for variable in variables}
+
+    def _restore(self, copies: Dict[tf.Operation, tf.Tensor], pivot: tf.Tensor, name: str):
+        """Writes copies back once `pivot` is alive. Returns `pivot`, afterwards."""
+        with tf.control_dependencies([pivot]):
+            assigns = [self._make.assign(variable, copy) for variable, copy in copies.items()]
+        return _after(assigns, pivot, name)
 
     # Holding.
 
@@ -495,7 +587,7 @@ class _Build:
                     inputs[index] = inputs[0]
             controls = [twin.get(c, c) for c in plan.controls(op)]
             controls += self._switch(op, twin, go)
-            twin[op] = _create_like(op, inputs, controls, '_' + go.op.name)
+            twin[op] = ops.create_like(op, inputs, controls, '_' + go.op.name)
         for op, index, source in loose_ends:
             twin[op]._update_input(index, twin[source.op].outputs[source.value_index])
         return twin
@@ -513,20 +605,16 @@ class _Build:
         )
         return [] if dies_anyway else [go.op]
 
-    def _result(self, twin, ran: tf.Tensor, refused: tf.Tensor) -> TrainOp:
-        """The guarded train op. Made where everything waits for the step to be done."""
+    def _value(self, twin, ran: tf.Tensor, refused: tf.Tensor) -> Optional[tf.Tensor]:
+        """The value of the train op, if it has one."""
         core = self._plan.core
-        if core is None:
-            return tf.no_op(name='train_op')
-        if core.op not in self._plan.held:
-            return tf.identity(core, name='train_op')
+        if core is None or core.op not in self._plan.held:
+            return core
         # The value comes out of the update. Where that was refused: what it would be without.
-        with tf.control_dependencies(None):
-            value = _after([ran], twin[core.op].outputs[core.value_index], 'value')
-            with tf.control_dependencies([refused]):
-                instead = tf.identity(self._without_update(core, {}))
-            value = _merge([value, instead], 'value_of_step')
-        return tf.identity(value, name='train_op')
+        value = _after([ran], twin[core.op].outputs[core.value_index], 'value')
+        with tf.control_dependencies([refused]):
+            instead = tf.identity(self._without_update(core, {}))
+        return _merge([value, instead], 'value_of_step')
 
     def _without_update(self, tensor: tf.Tensor, made: dict) -> tf.Tensor:
         """`tensor`, computed from the variables as they are."""
@@ -542,7 +630,7 @@ class _Build:
         if op not in made:
             inputs = [self._without_update(plan.resolve(t), made) for t in op.inputs]
             controls = [c for c in plan.controls(op) if c not in plan.held]
-            made[op] = _create_like(op, inputs, controls)
+            made[op] = ops.create_like(op, inputs, controls)
         return made[op].outputs[tensor.value_index]
 
     # Telling.
@@ -605,11 +693,6 @@ def _context(op):
     return op._get_control_flow_context()
 
 
-def _unconditional(groups) -> List[tf.Operation]:
-    """Those ops that other ops can wait for: an op in a branch or a loop may never run."""
-    return [op for group in groups for op in group if _context(op) is None]
-
-
 def _lift(value: tf.Tensor, op: tf.Operation, default) -> tf.Tensor:
     """Brings a value out of the `tf.cond` branches that `op` is in: `default` if not taken.
 
@@ -626,6 +709,25 @@ def _lift(value: tf.Tensor, op: tf.Operation, default) -> tf.Tensor:
     return value
 
 
+class _Small:
+    """A small number in every dtype, which arrives as `token` does: not before it."""
+
+    def __init__(self, token: tf.Tensor):
+        self._values = {tf.float32: token}
+
+    def __getitem__(self, dtype: tf.DType) -> tf.Tensor:
+        if dtype not in self._values:
+            token = self._values[tf.float32]
+            value = _SMALL.get(dtype, _SMALL_32)
+            wide = tf.cast(token, tf.float64) * (value / _SMALL_32)
+            self._values[dtype] = tf.cast(wide, dtype)
+        return self._values[dtype]
+
+
+def _concat(flags: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.concat(flags, 0) if flags else tf.zeros([0], tf.bool)
+
+
 def _for_arithmetic(tensor: tf.Tensor) -> tf.Tensor:
     """The same numbers in a dtype that every kernel takes and no sum of squares overflows."""
     dtype = tensor.dtype.base_dtype
@@ -634,76 +736,15 @@ def _for_arithmetic(tensor: tf.Tensor) -> tf.Tensor:
     return tf.cast(tensor, tf.float32) if dtype == tf.bfloat16 else tensor
 
 
-def _any_not_finite(tensor: tf.Tensor) -> tf.Tensor:
-    with tf1.colocate_with(tensor.op):
-        return tf.logical_not(tf.reduce_all(tf.math.is_finite(_for_arithmetic(tensor))))
-
-
-def _is_resource(variable: tf.Operation) -> bool:
-    return variable.type == 'VarHandleOp'
-
-
 def _read(variable: tf.Operation) -> tf.Tensor:
     """The value of a variable; of a ref variable the buffer itself, which later writes change."""
     output = variable.outputs[0]
-    if not _is_resource(variable):
+    if not graphs.is_resource(variable):
         return tf.identity(output)
-    dtype = tf.as_dtype(variable.get_attr('dtype'))
+    dtype = graphs.dtype_of(variable)
     value = tf.raw_ops.ReadVariableOp(resource=output, dtype=dtype)
     value.set_shape(variable.get_attr('shape'))
     return value
-
-
-def _copy(variables, pivot: Optional[tf.Tensor]) -> Dict[tf.Operation, tf.Tensor]:
-    """Copies of variables, made once `pivot` is alive. What writes them must wait for these.
-
-    They are also for looking at what was written: the Identity that reads a ref variable, Grappler
-    may take away, and with it what the reading has to wait for (seen on TensorFlow 1.15).
-    """
-    copies = {}
-    with tf.control_dependencies([] if pivot is None else [pivot]):
-        for variable in variables:
-            with tf1.colocate_with(variable):
-                if _is_resource(variable):
-                    # Shares the buffer until somebody writes; then the writer makes its own.
-                    copies[variable] = _read(variable)
-                else:
-                    copies[variable] = tf.raw_ops.DeepCopy(x=variable.outputs[0])
-    return copies
-
-
-def _restore(copies: Dict[tf.Operation, tf.Tensor], pivot: tf.Tensor, name: str) -> tf.Tensor:
-    """Writes copies back once `pivot` is alive. Returns `pivot`, afterwards."""
-    assigns = []
-    with tf.control_dependencies([pivot]):
-        for variable, value in copies.items():
-            target = variable.outputs[0]
-            with tf1.colocate_with(variable):
-                if _is_resource(variable):
-                    assign = tf.raw_ops.AssignVariableOp(resource=target, value=value)
-                else:
-                    assign = tf.raw_ops.Assign(
-                        ref=target, value=value, validate_shape=False, use_locking=True
-                    ).op
-            assigns.append(assign)
-    return _after(assigns, pivot, name)
-
-
-def _create_like(op: tf.Operation, inputs, controls, frame_suffix: str = '') -> tf.Operation:
-    """A new op of the same kind, with the same attributes on the same device."""
-    graph = op.graph
-    attributes = dict(op.node_def.attr.items())
-    if 'frame_name' in attributes:  # a loop of its own, the same for all that enter it
-        attributes['frame_name'].s += tf.compat.as_bytes(frame_suffix)
-    with tf.control_dependencies(list(dict.fromkeys(controls))), graph.device(op.device):
-        return graph.create_op(
-            op.type,
-            inputs,
-            [t.dtype for t in op.outputs],
-            name=op.name,
-            attrs=attributes,
-            op_def=op.op_def,
-        )
 
 
 def _twin_of(source: tf.Tensor, twin, held) -> Optional[tf.Tensor]:

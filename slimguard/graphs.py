@@ -18,7 +18,7 @@ _PASS_ON = frozenset(
     'NextIteration RefNextIteration RefSelect LoopCond'.split()
 )
 # Take a variable and leave it as it is.
-_READS = frozenset(
+READS = frozenset(
     'ReadVariableOp _ReadVariablesOp VarIsInitializedOp IsVariableInitialized VariableShape '
     'ResourceGather ResourceGatherNd DisableCopyOnRead DeepCopy'.split()
 )
@@ -39,11 +39,30 @@ _MULTIPLIES = re.compile(r'(Resource)?Scatter(Nd)?(Mul|Div)$')
 _op_defs: Dict[str, object] = {}
 
 
-def _op_def(op):
+def op_def_of(op):
     """The OpDef of `op`; TensorFlow parses it anew at every access, so it is kept by type."""
     if op.type not in _op_defs:
         _op_defs[op.type] = op.op_def
     return _op_defs[op.type]
+
+
+def is_stateful(op) -> bool:
+    """Whether two runs of `op` with the same inputs may differ: it reads, draws or writes."""
+    return op_def_of(op).is_stateful
+
+
+def op_def_of_type(graph: tf.Graph, op_type: str):
+    """The OpDef of a type of op, also of one that only function bodies have; None if unknown.
+
+    The method has no public name on TensorFlow 1.15.
+    """
+    if op_type not in _op_defs:
+        find = getattr(graph, 'op_def_for_type', None) or graph._get_op_def
+        try:
+            _op_defs[op_type] = find(op_type)
+        except (tf.errors.NotFoundError, KeyError):
+            return None
+    return _op_defs[op_type]
 
 
 def needs(op) -> Iterator[tf.Operation]:
@@ -115,7 +134,7 @@ def variable_behind(tensor) -> Optional[tf.Operation]:
 def _argument_names(op) -> List[str]:
     """The name of the op's argument that each of its inputs belongs to."""
     names: List[str] = []
-    arguments = _op_def(op).input_arg
+    arguments = op_def_of(op).input_arg
     lists = [a for a in arguments if a.number_attr or a.type_list_attr]
     for argument in arguments:
         count = 1
@@ -137,7 +156,7 @@ def _length(op, argument) -> int:
 def _takes_reference(op, index: int) -> bool:
     """Whether input `index` is declared as a reference, not merely fed with one."""
     name = _argument_names(op)[index]
-    return any(a.is_ref for a in _op_def(op).input_arg if a.name == name)
+    return any(a.is_ref for a in op_def_of(op).input_arg if a.name == name)
 
 
 class Writes:
@@ -163,10 +182,10 @@ class Writes:
 
     def is_opaque(self, op) -> bool:
         """Whether what `op` will have written can only be known afterwards."""
-        return bool(_MULTIPLIES.match(op.type)) or (op in self and bool(self._bodies(op)))
+        return bool(_MULTIPLIES.match(op.type)) or (op in self and bool(self.calls(op)))
 
     def _find(self, op) -> List[tf.Operation]:
-        if op.type in _READS or op.type in _PASS_ON or op.type in VARIABLES:
+        if op.type in READS or op.type in _PASS_ON or op.type in VARIABLES:
             return []
         candidates = [
             index
@@ -175,7 +194,7 @@ class Writes:
         ]
         if not candidates:
             return []
-        bodies = self._bodies(op)
+        bodies = self.calls(op)
         if bodies:
             # `If`, `Case` and the like spend their first input on the choice.
             offset = 1 if op.type in ('If', 'StatelessIf', 'Case', 'StatelessCase') else 0
@@ -190,16 +209,26 @@ class Writes:
                 found.append(variable)
         return found
 
-    def _bodies(self, op) -> List[str]:
+    def calls(self, op) -> List[str]:
         """Names of the library functions that `op` calls."""
-        if op.type not in _CALLS:
+        if op.type not in CALLS:
             if op.type in self._functions():
                 return [op.type]  # a legacy Defun is an op type of its own
             return []
+        return self.called_by(op.node_def)
+
+    def called_by(self, node) -> List[str]:
+        """The same of a NodeDef, as function bodies are made of."""
         names = []
-        for value in op.node_def.attr.values():
+        for value in node.attr.values():
             names.extend(f.name for f in [value.func] + list(value.list.func) if f.name)
+        if node.op in self._functions():
+            names.append(node.op)
         return names
+
+    def function(self, name: str):
+        """The FunctionDef of that name in the graph's library, or None."""
+        return self._functions().get(name)
 
     def _functions(self) -> dict:
         if self._library is None:
@@ -221,18 +250,11 @@ class Writes:
             if node.op in _PASS_ON:
                 if data and data[0] in origin:
                     origin[node.name] = origin[data[0]]
-            elif node.op in _READS:
+            elif node.op in READS:
                 continue
             else:
                 handles = {i: origin[n] for i, n in enumerate(data) if n in origin}
-                inner = [
-                    f.name
-                    for value in node.attr.values()
-                    for f in [value.func] + list(value.list.func)
-                    if f.name
-                ]
-                if node.op in self._functions():
-                    inner.append(node.op)
+                inner = self.called_by(node)
                 if inner:
                     offset = 1 if node.op in ('If', 'StatelessIf', 'Case', 'StatelessCase') else 0
                     inside = set()  # type: Set[int]
@@ -247,7 +269,7 @@ class Writes:
         return written
 
 
-_CALLS = frozenset(
+CALLS = frozenset(
     'If StatelessIf Case StatelessCase While StatelessWhile For PartitionedCall '
     'StatefulPartitionedCall RemoteCall SymbolicGradient'.split()
 )
@@ -295,9 +317,17 @@ def feeds_square(write) -> bool:
     return False
 
 
+def dtype_of(variable: tf.Operation) -> tf.DType:
+    return tf.as_dtype(variable.get_attr('dtype')).base_dtype
+
+
 def is_float_variable(variable: tf.Operation) -> bool:
-    dtype = tf.as_dtype(variable.get_attr('dtype')).base_dtype
+    dtype = dtype_of(variable)
     return dtype.is_floating or dtype.is_complex
+
+
+def is_resource(variable: tf.Operation) -> bool:
+    return variable.type == 'VarHandleOp'
 
 
 def is_variable_read(op) -> bool:
@@ -335,6 +365,25 @@ def constant_scalar(tensor) -> Optional[float]:
     if value is None or value.size != 1:
         return None
     return float(value.astype(tensor.dtype.base_dtype.as_numpy_dtype))  # as a Cast rounds it
+
+
+def context_of(op):
+    """The branch or loop (of v1 control flow) that what `op` puts out belongs to, or None.
+
+    There is no public name for an op's control flow context.
+    """
+    context = op._get_control_flow_context()
+    if context is not None and op.type in ('Exit', 'RefExit'):
+        return context.outer_context
+    return context
+
+
+def outermost_context(op):
+    """The outermost branch or loop (of v1 control flow) that `op` runs in, or None."""
+    found = context = op._get_control_flow_context()
+    while context is not None:
+        found, context = context, context.outer_context
+    return found
 
 
 def loop_around(op):

@@ -14,8 +14,11 @@ import tensorflow as tf
 from slimguard import gate as gates
 from slimguard import graphs
 from slimguard.incident import Incident, NanLossError
+from slimguard.journal import Journal
 from slimguard.plan import op_of
-from slimguard.policies import Ladder, OnNan, Raise, Stop, rungs_of
+from slimguard.policies import Ladder, OnNan, Raise, Rollback, Skip, Stop, rungs_of
+from slimguard.rollback import Restorer
+from slimguard.saver import FiniteSaver
 
 tf1 = tf.compat.v1
 
@@ -40,11 +43,8 @@ __all__ = [
     'StopAtStepHook',
 ]
 
-_DONE = {
-    'raise': 'raising NanLossError',
-    'stop': 'stopping the training',
-    'skip': 'skipping this batch',
-}
+# How many incidents a hook remembers; the record in the logdir has them all.
+_REMEMBERED = 1000
 
 
 class Fetched(NamedTuple):
@@ -59,16 +59,29 @@ class GateWatcher(SessionRunHook):
     """Watches every train op of a graph; what `NanLossHook` does, without a loss of its own.
 
     Attributes:
-      incidents: the incidents so far, a list of `Incident`.
+      incidents: the last thousand incidents, a list of `Incident`.
+      incident_count: how many there were in all.
     """
 
-    def __init__(self, on_nan: OnNan = None, fail_on_nan_loss: bool = True, max_loss=None):
+    def __init__(
+        self,
+        on_nan: OnNan = None,
+        fail_on_nan_loss: bool = True,
+        max_loss=None,
+        logdir: Optional[str] = None,
+    ):
         gates.require_max_loss(max_loss)
         self.incidents: List[Incident] = []
+        self.incident_count = 0
         self.on_nan = on_nan
         self.max_loss = max_loss
+        self.logdir = logdir
+        self.saver = None  # type: Optional[tf1.train.Saver]
+        self.summary_writer = None  # type: Optional[tf1.summary.FileWriter]
         self._otherwise = Raise() if fail_on_nan_loss else Stop()
         self._ladder = Ladder(on_nan, self._otherwise)
+        self._journal = Journal()
+        self._restorer = None  # type: Optional[Restorer]
         self._loss = None  # type: Optional[tf.Tensor]
         self._runs: Dict[tuple, Optional[Run]] = {}
         self._last = None, None  # type: Tuple[Any, Optional[Run]]
@@ -88,6 +101,23 @@ class GateWatcher(SessionRunHook):
         self._runs = {}
         self._last = None, None
         self._ladder = Ladder(self.on_nan, self._otherwise)
+        if self._ladder.may(Rollback) and self.logdir is None:
+            raise ValueError(_NO_LOGDIR)
+        self._restorer = None
+        if self.logdir is not None:
+            self._restorer = Restorer(self.saver or _saver_of(graph), self.logdir)
+        self._journal = Journal(self.logdir, self.summary_writer)
+
+    def after_create_session(self, session, coord):
+        if self._restorer is not None and self._ladder.may(Rollback):
+            self._restorer.save_first(session)
+
+    def end(self, session):
+        self.close()
+
+    def close(self) -> None:
+        """Closes the record of incidents, until there is one more."""
+        self._journal.close()
 
     def before_run(self, run_context):
         run = self._run_for(run_context)
@@ -130,40 +160,44 @@ class GateWatcher(SessionRunHook):
     def handle(self, run_context, incident: Incident) -> None:
         """Records an incident and lets `on_nan_loss` act on it."""
         self.incidents.append(incident)
+        self.incident_count += 1
+        del self.incidents[:-_REMEMBERED]
         try:
             self.on_nan_loss(run_context, incident)
         finally:
             if incident.action is None:
                 incident.action = 'on_nan_loss'
-                self._log(incident)
+            self._journal.record(incident, type(self).__name__ + '.on_nan_loss')
 
     def on_nan_loss(self, run_context, incident: Incident) -> None:
         """Acts on an incident; override it to act otherwise.
 
         By default, does what the policy says: raises `NanLossError`, or asks `run_context` to
-        stop, or does nothing, so that the training goes on with the next batch.
+        stop, or restores a checkpoint, or does nothing, so that the training goes on with the
+        next batch.
 
         Args:
           run_context: the `SessionRunContext` of the run, with its session and `request_stop`.
           incident: the `Incident`, which is already the last of `incidents`.
         """
-        incident.action = self._ladder.decide(incident)
+        policy = self._ladder.decide(incident)
+        incident.action = policy.action
         if incident.action == 'skip' and not incident.held:
             raise ValueError(_NO_GATE % 'skip')
-        self._log(incident)
+        if isinstance(policy, Rollback):
+            self._roll_back(run_context.session, incident, policy)
         if incident.action == 'raise':
             raise NanLossError(incident)
         if incident.action == 'stop':
             run_context.request_stop()
 
-    def _log(self, incident: Incident) -> None:
-        log = tf1.logging.warning if incident.action == 'skip' else tf1.logging.error
-        log(
-            'slimguard: incident %d %s; %s.',
-            len(self.incidents),
-            incident,
-            _DONE.get(incident.action, 'left to ' + type(self).__name__ + '.on_nan_loss'),
-        )
+    def _roll_back(self, session, incident: Incident, policy: Rollback) -> None:
+        if self._restorer is None:
+            raise ValueError(_NO_LOGDIR)
+        if not self._restorer.restore(session, incident):
+            incident.action = Raise.action
+        elif policy.on_rollback is not None:
+            policy.on_rollback(session, incident)
 
     def feeds_of(self, gate: gates.Gate) -> dict:
         """What to feed with a run of a gate that is watched."""
@@ -202,7 +236,7 @@ class GateWatcher(SessionRunHook):
             return Run(found, self._loss_beside(found), graph) if found else None
         if self._loss is None or not self._is_step(elements, graph):
             return None
-        if self._ladder.may_skip():
+        if self._ladder.may(Skip):
             raise ValueError(_NO_GATE % self.on_nan)
         return Run([], self._loss, graph)
 
@@ -234,13 +268,18 @@ class NanLossHook(GateWatcher, NanTensorHook):
     Args:
       loss_tensor: the loss, a floating scalar Tensor.
       fail_on_nan_loss: what to do without `on_nan`: True raises, False stops.
-      on_nan: 'raise', 'stop' or 'skip'; a policy object; a callable that gets the `Incident` and
-        returns any of these or None (then `fail_on_nan_loss` says); or a list, a ladder of them.
+      on_nan: 'raise', 'stop', 'skip' or 'rollback'; a policy object; a callable that gets the
+        `Incident` and returns any of these or None (then `fail_on_nan_loss` says); or a list, a
+        ladder of them.
       max_loss: a larger loss is an incident too; a positive finite number. Default: no limit.
+      logdir: where the record of incidents goes (``slimguard/incidents.jsonl``), and where a
+        rollback finds its checkpoints. `slimguard.train` says its own. Elsewhere, if the graph
+        has no saver yet, a `FiniteSaver` becomes the one that a MonitoredTrainingSession uses.
 
     Raises:
       TypeError, ValueError: for a loss that is no floating scalar, an unknown policy, or a bad
-        `max_loss`; before the first step also if a policy skips and the train op has no gate.
+        `max_loss`; before the first step also if a policy skips and the train op has no gate, or
+        rolls back and there is no `logdir`.
       RuntimeError: if the loss is an eager tensor.
     """
 
@@ -250,40 +289,56 @@ class NanLossHook(GateWatcher, NanTensorHook):
         fail_on_nan_loss: bool = True,
         on_nan: OnNan = None,
         max_loss: Optional[float] = None,
+        logdir: Optional[str] = None,
     ):
         gates.require_loss(loss_tensor, 'loss_tensor')
         NanTensorHook.__init__(self, loss_tensor, fail_on_nan_loss)
-        GateWatcher.__init__(self, on_nan, fail_on_nan_loss, max_loss)
+        GateWatcher.__init__(self, on_nan, fail_on_nan_loss, max_loss, logdir)
         self._loss = loss_tensor
 
 
 def with_watcher(
-    hooks: Sequence[SessionRunHook], on_nan: OnNan, max_loss: Optional[float]
+    hooks: Sequence[SessionRunHook],
+    on_nan: OnNan,
+    max_loss: Optional[float],
+    logdir: Optional[str] = None,
 ) -> Tuple[List[SessionRunHook], GateWatcher]:
     """The hooks, and the one of them that decides: a NanLossHook, or else one that is added.
 
     Raises:
-      ValueError: if `on_nan` or `max_loss` disagrees with a NanLossHook, or is nothing we know.
+      ValueError: if `on_nan`, `max_loss` or `logdir` disagrees with a NanLossHook, or is nothing
+        we know.
     """
     gates.require_max_loss(max_loss)
     given = [hook for hook in hooks if isinstance(hook, GateWatcher)]
     if not given:
-        watcher = GateWatcher(on_nan, max_loss=max_loss)
+        watcher = GateWatcher(on_nan, max_loss=max_loss, logdir=logdir)
         return list(hooks) + [watcher], watcher
     for hook in given:
         if on_nan is not None and list(hook.rungs) != rungs_of(on_nan):
-            raise ValueError(
-                'on_nan=%r disagrees with the %s among the hooks, which says %r; say it in one '
-                'place' % (on_nan, type(hook).__name__, list(hook.rungs))
-            )
+            _disagree('on_nan', on_nan, hook, list(hook.rungs))
         if max_loss is not None and hook.max_loss not in (None, max_loss):
-            raise ValueError(
-                'max_loss=%r disagrees with the %s among the hooks, which says %r; say it in one '
-                'place' % (max_loss, type(hook).__name__, hook.max_loss)
-            )
-        if max_loss is not None:
-            hook.max_loss = max_loss
+            _disagree('max_loss', max_loss, hook, hook.max_loss)
+        if logdir is not None and hook.logdir not in (None, logdir):
+            _disagree('logdir', logdir, hook, hook.logdir)
+        hook.max_loss = hook.max_loss if max_loss is None else max_loss
+        hook.logdir = hook.logdir if logdir is None else logdir
     return list(hooks), given[0]
+
+
+def _disagree(name: str, value, hook: GateWatcher, other) -> None:
+    raise ValueError(
+        '%s=%r disagrees with the %s among the hooks, which says %r; say it in one place'
+        % (name, value, type(hook).__name__, other)
+    )
+
+
+def _saver_of(graph: tf.Graph) -> tf1.train.Saver:
+    """The saver that a MonitoredSession will use as well: the first in the collection."""
+    savers = graph.get_collection_ref(tf1.GraphKeys.SAVERS)
+    if not savers:
+        savers.append(FiniteSaver())
+    return savers[0]
 
 
 class Run:
@@ -349,6 +404,12 @@ _NO_GATE = (
     'on_nan=%r goes on with the next batch, but the train op has no gate: the bad update would '
     'stay in the weights. Build it with slimguard.create_train_op(), or run '
     'slimguard.guard(train_op) in its place'
+)
+
+_NO_LOGDIR = (
+    "on_nan='rollback' restores a checkpoint, and no logdir is given to find it in: pass "
+    'logdir=... to slimguard.train(), or NanLossHook(..., logdir=...) with the directory that '
+    'the session saves to'
 )
 
 

@@ -1,7 +1,8 @@
 """What happened: :class:`Incident`, and :class:`NanLossError`, which ends a training with one."""
 
 import dataclasses
-from typing import Optional, Tuple
+import math
+from typing import Any, Dict, Optional, Tuple
 
 import tensorflow as tf
 
@@ -22,8 +23,9 @@ class Incident:
         update had landed when the loss was seen.
       state_lost: whether variables were not finite already before the step: then going on does not
         help, and an older checkpoint has to be restored.
-      action: what was done: 'raise', 'stop', 'skip', or 'on_nan_loss' where a subclass of
-        NanLossHook decided by itself.
+      action: what was done: 'raise', 'stop', 'skip', 'rollback', 'save refused', or 'on_nan_loss'
+        where a subclass of NanLossHook decided by itself.
+      restored: the checkpoint that a rollback restored.
     """
 
     step: Optional[int]
@@ -35,6 +37,15 @@ class Incident:
     held: bool = True
     state_lost: bool = False
     action: Optional[str] = None
+    restored: Optional[str] = None
+
+    def to_dict(self) -> Dict[str, Any]:
+        """For JSON, which has no NaN: a loss that is not finite becomes 'nan', 'inf' or '-inf'."""
+        record = dataclasses.asdict(self)
+        record['tensors'] = list(self.tensors)
+        if self.loss is not None and not math.isfinite(self.loss):
+            record['loss'] = str(self.loss)
+        return record
 
     def __str__(self) -> str:
         where = 'at global step %d' % self.step if self.step is not None else 'in this run'

@@ -19,6 +19,7 @@ from slimguard import compat, learning
 from slimguard import gate as gates
 from slimguard.hooks import GateWatcher, with_watcher
 from slimguard.policies import OnNan, Skip, rungs_of
+from slimguard.saver import FiniteSaver
 
 tf1 = tf.compat.v1
 
@@ -149,10 +150,14 @@ class Instrumentation:
         def train(*args, **kwargs):
             arguments = signature.bind(*args, **kwargs).arguments
             hooks = arguments.get('hooks') or ()
+            logdir = arguments.get('logdir')
             policy = self._with_policy({'hooks': hooks})
             arguments['hooks'], _ = with_watcher(
-                hooks, policy.get('on_nan'), policy.get('max_loss')
+                hooks, policy.get('on_nan'), policy.get('max_loss'), logdir
             )
+            arguments['scaffold'] = _finite(arguments.get('scaffold'))
+            if logdir and arguments.get('is_chief', True):
+                learning.resume_from_good(logdir)
             if gates.writes_something(arguments['train_op']):
                 arguments['train_op'] = gates.guard(arguments['train_op'])
             return original(**arguments)
@@ -168,6 +173,13 @@ class Instrumentation:
 
     def _skips_first(self) -> bool:
         return self.on_nan is not None and isinstance(rungs_of(self.on_nan)[0], Skip)
+
+
+def _finite(scaffold: Optional[tf1.train.Scaffold]) -> Optional[tf1.train.Scaffold]:
+    """The scaffold with its saver wrapped. Without one, the watcher puts a saver in its place."""
+    if scaffold is None or scaffold.saver is None or isinstance(scaffold.saver, FiniteSaver):
+        return scaffold
+    return tf1.train.Scaffold(saver=FiniteSaver(scaffold.saver), copy_from_scaffold=scaffold)
 
 
 def _replace_everywhere(old: Callable, new: Callable) -> None:

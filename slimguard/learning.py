@@ -4,18 +4,21 @@ Every other name of the installed `slim.learning` is here as it is there, so tha
 ``from slimguard import learning`` replaces it.
 """
 
+import contextlib
 import os
 from typing import Any, Optional, Sequence
 
 import tensorflow as tf
 
-from slimguard import compat
+from slimguard import checkpoint, compat
 from slimguard import gate as gates
-from slimguard.hooks import with_watcher
+from slimguard.hooks import GateWatcher, with_watcher
 from slimguard.incident import Incident
 from slimguard.loop import HookedSteps, Schedule
 from slimguard.policies import OnNan
+from slimguard.preemption import Preemption
 from slimguard.progress import progress_bar
+from slimguard.saver import FiniteSaver
 
 tf1 = tf.compat.v1
 
@@ -139,6 +142,12 @@ def train(
     All arguments up to `ignore_live_threads` are those of the installed `slim.learning.train`,
     which runs the loop. A train op that is not guarded is guarded first.
 
+    Checkpoints go through a `FiniteSaver`, also if a `saver` is given. A chief that finds its
+    newest checkpoint damaged or not finite says so, and resumes from the newest good one. On
+    SIGTERM or Ctrl-C the step under way is finished and the state saved before the process ends
+    or KeyboardInterrupt is raised. Incidents are recorded in ``logdir/slimguard/incidents.jsonl``
+    and, by the chief, in the run's summaries.
+
     Args:
       train_op: a Tensor that applies the gradients and returns the loss; of `create_train_op`,
         or any other (see `slimguard.guard`).
@@ -146,7 +155,8 @@ def train(
       hooks: `SessionRunHook`s, called once for each step. A `NanLossHook` among them decides what
         happens after a bad step.
       on_nan: what happens after a bad step where no `NanLossHook` says: 'raise' (the default),
-        'stop', 'skip', a policy object, a callable, or a list of these; see `NanLossHook`.
+        'stop', 'skip', 'rollback', a policy object, a callable, or a list of these; see
+        `NanLossHook`.
       max_loss: a larger loss is a bad step too; a positive finite number. Default: no limit.
       progress: whether to show a progress bar, where stderr is a terminal. It needs the extra
         `progress`.
@@ -164,6 +174,7 @@ def train(
       ImportError: if `progress` is True and tqdm is not installed.
       RuntimeError: in eager mode; if the graph is finalized, as inside a
         ``with MonitoredTrainingSession(...)`` block.
+      tf.errors.OpError: if the last checkpoint could not be written, as on a full disk.
     """
     if train_op is None:
         raise ValueError('train_op cannot be None.')
@@ -174,30 +185,46 @@ def train(
         # As slim does, only earlier: the gate reads the step, and we save before an error leaves.
         if global_step is None:
             global_step = tf1.train.get_or_create_global_step()
-        if saver is None and logdir is not None:
-            saver = tf1.train.Saver()
+        if logdir is not None and not isinstance(saver, FiniteSaver):
+            saver = FiniteSaver(saver)
     # An op that writes nothing needs no guard, and slim trains such ops as well.
     if gates.writes_something(train_op):
         train_op = gates.guard(train_op)
-    hooks, watcher = with_watcher(hooks or (), on_nan, max_loss)
+    hooks, watcher = with_watcher(hooks or (), on_nan, max_loss, logdir)
     _offer_saver(hooks, saver, graph)
+    saves = is_chief and bool(logdir)
+    save = _Save(saver, logdir, global_step) if saves else None
+    if saves:
+        resume_from_good(logdir)
+        if summary_writer == _USE_DEFAULT:
+            # As the Supervisor would make it, so that incidents go where the run's summaries go.
+            summary_writer = tf1.summary.FileWriter(logdir)
+    for hook in hooks:
+        if isinstance(hook, GateWatcher):
+            hook.saver, hook.summary_writer = saver, summary_writer if saves else None
     # With slim's own step and its own arguments, we know what it would do.
     schedule = None
     if train_step_fn is _slim.train_step and train_step_kwargs == _USE_DEFAULT:
         schedule = Schedule(number_of_steps, log_every_n_steps, trace_every_n_steps)
-    with graph.as_default(), progress_bar(progress, number_of_steps) as bar:
+    with contextlib.ExitStack() as stack:
+        stack.callback(watcher.close)
+        stack.enter_context(graph.as_default())
+        bar = stack.enter_context(progress_bar(progress, number_of_steps))
         steps = HookedSteps(
             train_step_fn,
             session_wrapper,
             hooks,
             watcher,
             train_op,
-            save=_Save(saver, logdir, global_step) if is_chief and logdir else None,
+            save=save,
             schedule=schedule,
             progress=bar,
         )
         for hook in hooks:
             hook.begin()
+        if saves:
+            # The first to hear of the end, and of the session.
+            hooks.insert(0, stack.enter_context(Preemption(steps.request_stop, save)))
         loss = _slim_train(
             train_op,
             logdir,
@@ -227,7 +254,16 @@ def train(
             ignore_live_threads=ignore_live_threads,
         )
     steps.raise_swallowed()
+    if saves and saver.failure is not None:
+        raise saver.failure  # of the last save, which the Supervisor drops
     return loss
+
+
+def resume_from_good(logdir: str) -> None:
+    """Sees to it that a restart resumes from the newest good checkpoint; says so if need be."""
+    said = checkpoint.heal(logdir)
+    if said is not None:
+        tf1.logging.warning('slimguard: %s', said)
 
 
 def _offer_saver(hooks, saver: Optional[tf1.train.Saver], graph: tf.Graph) -> None:
@@ -267,9 +303,9 @@ class _Save:
         self._path = os.path.join(logdir, 'model.ckpt')
         self._global_step = global_step
 
-    def __call__(self, session, incident: Optional[Incident]) -> None:
-        if incident is not None and (incident.state_lost or not incident.held):
-            return  # what is in memory is not good
+    def __call__(self, session, incident: Optional[Incident] = None) -> None:
+        if incident is not None and not incident.held:
+            return  # the bad update is in memory
         try:
             self._saver.save(session, self._path, global_step=self._global_step)
         except Exception as error:  # whatever it is, it must not hide the incident

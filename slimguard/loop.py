@@ -24,16 +24,14 @@ from slimguard.plan import TrainOp, op_of
 from slimguard.policies import OnNan
 from slimguard.progress import Progress
 from slimguard.requests import Requests
+from slimguard.sessions import SessionInterface, SessionWrapper
 
 tf1 = tf.compat.v1
-
-# What TensorFlow's Saver and Supervisor take for a session. It has no public name.
-_SessionInterface = next(c for c in tf1.Session.__mro__ if c.__name__ == 'SessionInterface')
 
 _CHECKS = ('CheckNumerics', 'CheckNumericsV2')
 
 
-class HookedSession(_SessionInterface):
+class HookedSession(SessionWrapper):
     """A session that calls hooks around runs of train ops, as a `MonitoredSession` does.
 
     Everything else (`graph`, `make_callable`, ...) is that of the session it wraps.
@@ -54,32 +52,11 @@ class HookedSession(_SessionInterface):
         hooks: Sequence[tf1.train.SessionRunHook],
         train_op: Optional[TrainOp] = None,
     ):
-        self._session = session
+        SessionWrapper.__init__(self, session)
         self._hooks = list(hooks)
         self._train_op = train_op
         self._steps: Dict[Tuple[str, ...], bool] = {}
         self.stop_requested = False
-
-    def __getattr__(self, name):
-        return getattr(self._session, name)
-
-    @property
-    def graph(self):
-        return self._session.graph
-
-    @property
-    def sess_str(self):
-        return self._session.sess_str
-
-    def partial_run_setup(self, fetches, feeds=None):
-        return self._session.partial_run_setup(fetches, feeds)
-
-    def partial_run(self, handle, fetches, feed_dict=None):
-        return self._session.partial_run(handle, fetches, feed_dict)
-
-    def as_default(self):
-        """As `tf.compat.v1.Session.as_default`, so that `eval()` and `run()` of ops come here."""
-        return tf1.Session.as_default(self)
 
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
         """As `tf.compat.v1.Session.run`."""
@@ -193,6 +170,7 @@ def watch(
     hooks: Sequence[tf1.train.SessionRunHook] = (),
     on_nan: OnNan = None,
     max_loss: Optional[float] = None,
+    logdir: Optional[str] = None,
 ) -> WatchedSession:
     """Gives a plain session hooks and policies.
 
@@ -213,17 +191,18 @@ def watch(
       hooks: `SessionRunHook`s. A `NanLossHook` among them decides what happens after a bad step.
       on_nan: what happens after a bad step where no `NanLossHook` says; see `NanLossHook`.
       max_loss: a larger loss is a bad step too; a positive finite number. Default: no limit.
+      logdir: where the record of incidents goes, and where a rollback finds its checkpoints.
 
     Raises:
       TypeError: if `session` is no session.
       ValueError: if `on_nan` or `max_loss` is not what is expected, or disagrees with a hook.
     """
-    if not isinstance(session, _SessionInterface):
+    if not isinstance(session, SessionInterface):
         raise TypeError(
             'session must be a tf.compat.v1.Session, not %r; a MonitoredSession takes the hook '
             'itself: hooks=[slimguard.NanLossHook(loss)]' % (session,)
         )
-    hooks, _ = with_watcher(hooks, on_nan, max_loss)
+    hooks, _ = with_watcher(hooks, on_nan, max_loss, logdir)
     # As a MonitoredSession's: what a thread reports is raised, whatever it is.
     coordinator = tf1.train.Coordinator(clean_stop_exception_types=[])
     with session.graph.as_default():
@@ -252,7 +231,8 @@ class HookedSteps:
       watcher: the hook that handles a numeric check that raised.
       train_op: the guarded train op.
       save: called with the session and the incident before a `NanLossError` leaves the loop, and
-        with the session and None before a KeyboardInterrupt does; None to save nothing.
+        with the session and None before a KeyboardInterrupt or SystemExit does; None to save
+        nothing.
       schedule: what slim's own `train_step` is to do; None for any other step function, which
         sees to it itself.
       progress: where to show how the training goes, or None.
@@ -330,7 +310,7 @@ class HookedSteps:
         except NanLossError as error:
             self._save_before(error.incident)
             raise
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             self._save_before(None)
             raise
         except tf.errors.OutOfRangeError:

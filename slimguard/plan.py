@@ -263,8 +263,6 @@ class Plan:
         for variable in self.writes.variables(write):
             if variable not in self.variables:
                 self.variables.append(variable)
-        if graphs.loop_around(write) is not None:
-            self._require_resource(write)
         if graphs.can_divide_by_zero(write):
             self.trial = True
         if self.writes.is_opaque(write) or graphs.loop_around(write) is not None:
@@ -378,23 +376,31 @@ class Plan:
     def _find_barrier(self) -> None:
         controls = {c for op in self.held for c in self.controls(op)}
         self.barrier.extend(controls)
-        # An op inside a branch may never run, and nothing could wait for it.
+        for writes in self.put_back.values():
+            self.barrier.extend(writes)
+            self.barrier.extend(self._ways_out(writes))
+        # An op inside a branch or a loop may never run, and nothing could wait for it.
         self.barrier = [
             op
             for op in dict.fromkeys(self.barrier)
-            if op not in self.held and op._get_control_flow_context() is None
+            if op not in self.held and graphs.context_of(op) is None
         ]
 
-    def _require_resource(self, write) -> None:
-        # A look after such a loop was seen to miss what it wrote, about once in 4,000 steps.
-        for variable in self.writes.variables(write):
-            if variable.type != 'VarHandleOp':
-                raise ValueError(
-                    'cannot guard: %s %r writes ref variable %r inside a tf.while_loop, and what '
-                    'it wrote cannot be judged for sure. Make it a resource variable: '
-                    'use_resource=True, or tf.compat.v1.enable_resource_variables()'
-                    % (write.type, write.name, variable.name)
-                )
+    def _ways_out(self, writes: List[tf.Operation]) -> List[tf.Operation]:
+        """The ops through which the branches and loops are left that `writes` are in.
+
+        Who waits for these has waited for the writes: whatever leads from a write to the train op
+        leaves through one of them.
+        """
+        around = {graphs.outermost_context(write) for write in writes} - {None}
+        if not around:
+            return []
+        return [
+            op
+            for op in self.order
+            if op.type in ('Exit', 'RefExit', 'Merge', 'RefMerge')
+            and any(graphs.outermost_context(needed) in around for needed in self.needs(op))
+        ]
 
     def _require_undo(self) -> None:
         for write in self._writing:

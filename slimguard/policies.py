@@ -15,11 +15,16 @@ class Record:
     """How a training went so far, as far as policies ask.
 
     Attributes:
-      in_a_row: the number of incidents since the last good step, the present one included.
+      in_a_row: the number of incidents since the last good step or rollback, the present one
+        included.
+      rollbacks: the number of rollbacks so far.
+      state_lost: whether variables were not finite already before the present incident's step.
     """
 
     def __init__(self):
         self.in_a_row = 0
+        self.rollbacks = 0
+        self.state_lost = False
 
 
 class Policy:
@@ -55,22 +60,54 @@ class Stop(Policy):
 
 
 class Skip(Policy):
-    """Go on with the next batch, until `max_consecutive` steps in a row were skipped."""
+    """Go on with the next batch, until `max_consecutive` steps in a row were skipped.
+
+    It does not skip where the weights themselves are lost, since every batch is bad then.
+    """
 
     action = 'skip'
 
     def __init__(self, max_consecutive: int = 10):
-        if isinstance(max_consecutive, bool) or not isinstance(max_consecutive, int):
-            raise TypeError('max_consecutive must be an int, not %r' % (max_consecutive,))
-        if max_consecutive < 1:
-            raise ValueError('max_consecutive must be at least 1, not %d' % max_consecutive)
-        self.max_consecutive = max_consecutive
+        self.max_consecutive = _count(max_consecutive, 'max_consecutive')
 
     def is_willing(self, record: Record) -> bool:
-        return record.in_a_row <= self.max_consecutive
+        return record.in_a_row <= self.max_consecutive and not record.state_lost
 
 
-_BY_NAME = {'raise': Raise, 'stop': Stop, 'skip': Skip}
+class Rollback(Policy):
+    """Restore the newest finite checkpoint and go on with the next batch, up to `max_times` times.
+
+    The state of a training that has written no checkpoint yet is saved ahead of its first step.
+
+    Args:
+      max_times: how often, in one training.
+      on_rollback: called as ``on_rollback(session, incident)`` once the checkpoint is restored, to
+        lower a learning rate, say.
+    """
+
+    action = 'rollback'
+
+    def __init__(
+        self, max_times: int = 3, on_rollback: Optional[Callable[[Any, 'Incident'], Any]] = None
+    ):
+        self.max_times = _count(max_times, 'max_times')
+        if on_rollback is not None and not callable(on_rollback):
+            raise TypeError('on_rollback must be callable, not %r' % (on_rollback,))
+        self.on_rollback = on_rollback
+
+    def is_willing(self, record: Record) -> bool:
+        return record.rollbacks < self.max_times
+
+
+def _count(number, name: str) -> int:
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise TypeError('%s must be an int, not %r' % (name, number))
+    if number < 1:
+        raise ValueError('%s must be at least 1, not %d' % (name, number))
+    return number
+
+
+_BY_NAME = {'raise': Raise, 'stop': Stop, 'skip': Skip, 'rollback': Rollback}
 
 OnNan = Union[None, str, Policy, Callable[['Incident'], Any], Sequence[Any]]
 
@@ -89,11 +126,6 @@ def rungs_of(on_nan: OnNan) -> List[Any]:
     if isinstance(on_nan, Policy):
         return [on_nan]
     if isinstance(on_nan, str):
-        if on_nan == 'rollback':
-            raise ValueError(
-                'on_nan="rollback" is not in this version of slimguard yet; '
-                'use "raise", "stop" or "skip"'
-            )
         if on_nan not in _BY_NAME:
             raise ValueError(
                 'unknown policy on_nan=%r; expected one of %s, a policy object like '
@@ -115,7 +147,7 @@ class Ladder:
     """Policies in order: the first that is willing takes an incident, and after the last comes
     raise.
 
-    A good step sets `Skip` back, so a ladder begins at its top again when things went well.
+    A good step sets `Skip` back, and so does a rollback: a ladder begins at its top again.
 
     Args:
       on_nan: what the user said; None stands for `otherwise`.
@@ -127,22 +159,27 @@ class Ladder:
         self._otherwise = otherwise
         self._record = Record()
 
-    def decide(self, incident: 'Incident') -> str:
-        """The action for one more incident. A callable's own exceptions pass through."""
+    def decide(self, incident: 'Incident') -> Policy:
+        """The policy that takes one more incident. A callable's own exceptions pass through."""
         self._record.in_a_row += 1
-        return self._climb(self.rungs, incident) or Raise.action
+        self._record.state_lost = incident.state_lost
+        policy = self._climb(self.rungs, incident) or Raise()
+        if isinstance(policy, Rollback):
+            self._record.rollbacks += 1
+            self._record.in_a_row = 0
+        return policy
 
     def step_was_good(self) -> None:
         self._record.in_a_row = 0
 
-    def may_skip(self) -> bool:
-        """Whether a policy here skips. What a callable returns is not known ahead."""
-        return any(isinstance(rung, Skip) for rung in self.rungs)
+    def may(self, kind: type) -> bool:
+        """Whether a policy here is of a kind. What a callable returns is not known ahead."""
+        return any(isinstance(rung, kind) for rung in self.rungs)
 
-    def _climb(self, rungs: Sequence[Any], incident: 'Incident') -> Optional[str]:
+    def _climb(self, rungs: Sequence[Any], incident: 'Incident') -> Optional[Policy]:
         for rung in rungs:
             if isinstance(rung, Policy):
-                action = rung.action if rung.is_willing(self._record) else None
+                policy = rung if rung.is_willing(self._record) else None
             else:
                 answer = rung(incident)
                 answer = self._otherwise if answer is None else answer
@@ -151,7 +188,7 @@ class Ladder:
                         'the on_nan callable %r returned %r; expected the name of a policy, '
                         'a policy object, a list of these, or None' % (rung, answer)
                     )
-                action = self._climb(rungs_of(answer), incident)
-            if action is not None:
-                return action
+                policy = self._climb(rungs_of(answer), incident)
+            if policy is not None:
+                return policy
         return None

@@ -5,6 +5,8 @@ import logging
 import numpy as np
 import tensorflow as tf
 
+import slimguard
+
 tf1 = tf.compat.v1
 
 ONE_THREAD = tf1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
@@ -48,6 +50,19 @@ class Linear:
 
     def minimize(self):
         return self.optimizer.minimize(self.loss, global_step=self.step)
+
+
+def train_quietly(train_op, logdir, number_of_steps=6, **kwargs):
+    """`slimguard.train` without log lines, and without anything that saves or draws beside it."""
+    return slimguard.train(
+        train_op,
+        str(logdir),
+        number_of_steps=number_of_steps,
+        log_every_n_steps=0,
+        save_interval_secs=0,
+        save_summaries_secs=0,
+        **kwargs,
+    )
 
 
 def state(session):

@@ -1,29 +1,15 @@
 """The example as a user runs it: a process of its own, judged by the table it prints."""
 
-import os
-import pathlib
 import re
 import subprocess
-import sys
 
 import pytest
 
-import slimguard
-
-EXAMPLE = pathlib.Path(__file__).resolve().parent.parent / 'examples' / 'slim_train.py'
+from tests.children import ROOT, python
 
 
 def start(*flags):
-    # The slimguard that these tests were given, installed or not.
-    here = os.path.dirname(os.path.dirname(slimguard.__file__))
-    return subprocess.run(
-        [sys.executable, str(EXAMPLE), *flags],
-        env=dict(os.environ, PYTHONPATH=here),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-    )
+    return python(ROOT / 'examples' / 'slim_train.py', *flags, stderr=subprocess.STDOUT)
 
 
 def run(tmp_path, *flags):

@@ -399,7 +399,7 @@ def gradient_accumulation(damage):
 
 @model
 def training_in_while_loop(damage):
-    w, hurt = weight(use_resource=True), damage('loss')
+    w, hurt = weight(), damage('loss')
 
     def body(i):
         loss = tf.reduce_sum(tf.square(w - 1.0 + hurt))
@@ -412,7 +412,7 @@ def training_in_while_loop(damage):
 @model
 def counting_training_in_while_loop(damage):
     """The value of the train op is how often the loop ran."""
-    w, hurt = weight(use_resource=True), damage('gradient')
+    w, hurt = weight(), damage('gradient')
 
     def body(i):
         with tf.control_dependencies([tf1.assign_sub(w, 0.1 * (w + hurt))]):
@@ -555,20 +555,53 @@ def test_a_train_op_that_only_counts_is_guarded_like_any_other():
         assert session.run(step) == 3
 
 
-def test_a_ref_variable_written_in_a_loop_is_refused():
-    w = tf1.get_variable('w', [], use_resource=False)
-
-    def body(i):
-        with tf.control_dependencies([tf1.assign_sub(w, 0.1)]):
-            return [i + 1]
-
+@pytest.fixture
+def loops_of_v1():
     was_v2 = tf1.control_flow_v2_enabled()
     tf1.disable_control_flow_v2()
-    try:
-        count = tf1.while_loop(lambda i: i < 3, body, [tf.constant(0)])
-    finally:
-        if was_v2:
-            tf1.enable_control_flow_v2()
-    count = count[0] if isinstance(count, list) else count
-    with pytest.raises(ValueError, match="ref variable 'w' inside a tf.while_loop.*use_resource"):
-        gate.guard(count)
+    yield
+    if was_v2:
+        tf1.enable_control_flow_v2()
+
+
+kinds = pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'resource'])
+
+
+@kinds
+def test_a_loop_never_writes_more_than_is_seen(use_resource, loops_of_v1):
+    """Often, as what is read too early is read in time now and then."""
+    hurt = tf1.placeholder_with_default(0.0, [])
+    w = weight(use_resource=use_resource)
+
+    def body(i):
+        with tf.control_dependencies([tf1.assign_sub(w, 0.1 * (w + hurt))]):
+            return [i + 1]
+
+    count = tf1.while_loop(lambda i: i < 3, body, [tf.constant(0)])
+    guarded = models.Guarded(count[0] if isinstance(count, list) else count)
+    for _ in range(150):
+        guarded.assert_held({hurt: np.nan}, 'nan in the loop')
+    guarded.assert_written({hurt: 0.0})
+
+
+@kinds
+def test_a_forward_write_in_a_loop_that_only_the_update_waits_for(use_resource, loops_of_v1):
+    """Neither the loss nor a gradient is computed from what leaves the loop."""
+    hurt = tf1.placeholder_with_default(0.0, [])
+    w = weight(use_resource=use_resource)
+    average = weight('average', trainable=False, use_resource=use_resource)
+
+    def body(i):
+        slow = tf.linalg.matmul(tf.ones([60, 60]) * hurt, tf.ones([60, 60]))
+        update = tf1.assign(average, 0.9 * average + 0.1 * slow[0, 0])
+        with tf.control_dependencies([update]):
+            return [i + 1]
+
+    count = tf1.while_loop(lambda i: i < 3, body, [tf.constant(0)])
+    gradient = w * 0.5
+    with tf.control_dependencies(count if isinstance(count, list) else [count]):
+        train_op = tf1.assign_sub(w, gradient)
+    guarded = models.Guarded(tf.group(train_op))
+    guarded.assert_written({hurt: 0.0})
+    for _ in range(100):
+        guarded.assert_held({hurt: np.nan}, 'nan in the loop')

@@ -2,8 +2,6 @@
 
 import glob
 import os
-import subprocess
-import sys
 import textwrap
 
 import numpy as np
@@ -11,26 +9,16 @@ import pytest
 import tensorflow as tf
 
 from slimguard import legacy
+from tests.children import ROOT, python
 
 tf1 = tf.compat.v1
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-SCRIPTS = os.path.join(ROOT, 'tests', 'scripts')
+SCRIPTS = str(ROOT / 'tests' / 'scripts')
 NATIVE = tf.__version__.startswith('1.')
 RUN = ['-m', 'slimguard', 'run'] + ([] if NATIVE else ['--tf1'])
 
 on_tensorflow_1 = pytest.mark.skipif(not NATIVE, reason='plain Python cannot run it')
 on_tensorflow_2 = pytest.mark.skipif(NATIVE, reason='TensorFlow 1 has all its names')
-
-
-def python(*arguments):
-    environment = dict(os.environ, PYTHONPATH=ROOT, TF_CPP_MIN_LOG_LEVEL='3')
-    return subprocess.run(
-        (sys.executable,) + arguments,
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
 
 
 def script(name):

@@ -3,7 +3,7 @@
 import pytest
 
 from slimguard.incident import Incident
-from slimguard.policies import Ladder, Raise, Skip, Stop, rungs_of
+from slimguard.policies import Ladder, Raise, Rollback, Skip, Stop, rungs_of
 
 RAISE = Raise()
 
@@ -18,13 +18,13 @@ def decisions(on_nan, events, otherwise=RAISE):
     decided = []
     for event in events:
         if event == 'x':
-            decided.append(ladder.decide(incident()))
+            decided.append(ladder.decide(incident()).action)
         else:
             ladder.step_was_good()
     return decided
 
 
-@pytest.mark.parametrize('name', ['raise', 'stop', 'skip'])
+@pytest.mark.parametrize('name', ['raise', 'stop', 'skip', 'rollback'])
 def test_a_name_stands_for_its_policy(name):
     assert decisions(name, 'x') == [name]
 
@@ -45,6 +45,17 @@ def test_skip_skips_ten_in_a_row_by_default():
 def test_in_a_ladder_the_next_takes_over_and_after_the_last_comes_raise():
     assert decisions([Skip(1), 'stop'], 'xx') == ['skip', 'stop']
     assert decisions([Skip(1), Skip(2)], 'xxx') == ['skip', 'skip', 'raise']
+
+
+def test_a_rollback_renews_skip_and_is_used_up_over_the_whole_training():
+    ladder = [Skip(1), Rollback(max_times=2)]
+    assert decisions(ladder, 'xx.xx.xx') == ['skip', 'rollback'] * 2 + ['skip', 'raise']
+
+
+def test_skip_leaves_lost_weights_to_the_next():
+    ladder = Ladder(['skip', 'rollback'], RAISE)
+    lost = Incident(4, None, 'not finite: w', ('w',), 'hook', 0.0, state_lost=True)
+    assert ladder.decide(lost).action == 'rollback'
 
 
 def test_a_callable_decides_with_the_incident():
@@ -84,7 +95,6 @@ def test_policies_are_values():
     'on_nan, error, words',
     [
         ('ignore', ValueError, "unknown policy on_nan='ignore'; expected one of 'raise'"),
-        ('rollback', ValueError, 'not in this version of slimguard yet'),
         ([], ValueError, 'empty list'),
         (['skip', 'never'], ValueError, "'never'"),
         (3, TypeError, 'not 3'),
@@ -96,13 +106,20 @@ def test_what_is_no_policy_is_named(on_nan, error, words):
         rungs_of(on_nan)
 
 
+@pytest.mark.parametrize('policy', [Skip, Rollback])
 @pytest.mark.parametrize('count', [0, -1])
-def test_skip_wants_a_positive_count(count):
+def test_a_count_is_positive(policy, count):
     with pytest.raises(ValueError, match='at least 1, not %d' % count):
-        Skip(max_consecutive=count)
+        policy(count)
 
 
+@pytest.mark.parametrize('policy', [Skip, Rollback])
 @pytest.mark.parametrize('count', ['3', 2.0, True, None])
-def test_skip_wants_an_int(count):
+def test_a_count_is_an_int(policy, count):
     with pytest.raises(TypeError, match='must be an int'):
-        Skip(max_consecutive=count)
+        policy(count)
+
+
+def test_on_rollback_is_callable():
+    with pytest.raises(TypeError, match='on_rollback must be callable, not 0.5'):
+        Rollback(on_rollback=0.5)

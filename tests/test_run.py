@@ -1,16 +1,13 @@
 """``python -m slimguard``: its options, and scripts that run as plain Python would run them."""
 
-import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
 
-from slimguard import Raise, Skip, Stop
+from slimguard import Raise, Rollback, Skip, Stop
 from slimguard.__main__ import parse_policy
+from tests.children import python
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # Runs a script or a module as `slimguard run` does, without the guard: no TensorFlow.
 RUN_ONLY = """\
 import sys
@@ -30,24 +27,13 @@ finally:
 """
 
 
-def python(*arguments, **kwargs):
-    environment = dict(os.environ, PYTHONPATH=ROOT, TF_CPP_MIN_LOG_LEVEL='3')
-    return subprocess.run(
-        (sys.executable,) + arguments,
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=300,
-        **kwargs,
-    )
-
-
 @pytest.mark.parametrize(
     'text, policies',
     [
         ('raise', [Raise()]),
         ('stop', [Stop()]),
         ('skip', [Skip()]),
+        ('skip:5,rollback:2,raise', [Skip(5), Rollback(2), Raise()]),
         ('skip:5', [Skip(5)]),
         ('skip:5,raise', [Skip(5), Raise()]),
         ('skip:2, stop', [Skip(2), Stop()]),
@@ -73,6 +59,9 @@ def test_a_policy_is_a_name_or_a_ladder(text, policies):
         ('run --tf1', 'name a script to run, or a module after -m'),
         ('run -m', 'name a script to run, or a module after -m'),
         ('run nowhere.py', "there is no file 'nowhere.py' to run"),
+        ('checkpoints', 'LOGDIR'),
+        ('checkpoints nowhere', "there is no directory 'nowhere'"),
+        ('incidents nowhere', "there is no directory 'nowhere'"),
         ('', 'COMMAND'),
         ('walk', "'walk'"),
     ],

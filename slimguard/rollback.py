@@ -1,0 +1,40 @@
+"""Going back: restores the newest finite checkpoint in a live session."""
+
+import os
+
+import tensorflow as tf
+
+from slimguard import checkpoint
+from slimguard.incident import Incident
+
+tf1 = tf.compat.v1
+
+
+class Restorer:
+    """Restores the newest finite checkpoint of a logdir, and sees to it that there is one.
+
+    Args:
+      saver: the training's own saver, so that it finds the variables it saved.
+      logdir: where the checkpoints are.
+    """
+
+    def __init__(self, saver: tf1.train.Saver, logdir: str):
+        self._saver = saver
+        self._logdir = logdir
+
+    def save_first(self, session) -> None:
+        """Saves the state as it is, unless there is a good checkpoint already."""
+        if checkpoint.latest_finite_checkpoint(self._logdir) is None:
+            tf.io.gfile.makedirs(self._logdir)
+            step = tf1.train.get_global_step(session.graph)
+            self._saver.save(session, os.path.join(self._logdir, 'model.ckpt'), global_step=step)
+
+    def restore(self, session, incident: Incident) -> bool:
+        """Goes back, and notes it in the incident. False if there is nothing to go back to."""
+        path = checkpoint.latest_finite_checkpoint(self._logdir)
+        if path is None:
+            incident.reason += '; and %s holds no good checkpoint to go back to' % self._logdir
+            return False
+        self._saver.restore(session, path)
+        incident.restored = path
+        return True

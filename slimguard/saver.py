@@ -1,0 +1,410 @@
+"""FiniteSaver: a `Saver` that lets no checkpoint with a NaN or Inf become the newest.
+
+Saving is one op of the graph, which TensorFlow's `Saver` runs before it writes its state file.
+Here that op is created a second time, behind a check of every float that is saved; the saver's
+graph and settings stay as they are, and so do its state file, its list and its clean-up.
+
+What is published is what was checked, although other threads may train meanwhile. A resource
+variable is read once, and the value that is checked is the value that is written. A ref variable
+has no value of its own to read: it is looked at once it is written, and what was written in vain is
+removed. A NaN that a step wrote before is then still there, unless a gate took it back. Where that
+may be, the file is read.
+"""
+
+import glob
+import os
+import threading
+import time
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+
+import tensorflow as tf
+
+from slimguard import checkpoint, graphs, ops
+from slimguard import gate as gates
+from slimguard.incident import Incident
+from slimguard.journal import IncidentFile
+from slimguard.sessions import SessionWrapper
+
+tf1 = tf.compat.v1
+
+_SAVES = frozenset(['Save', 'SaveSlices', 'SaveV2'])
+# Says in an error that we raised it; the names follow.
+_REFUSED = 'slimguard: not finite, so this checkpoint is not written:'
+# How often a save is tried anew where a gate may just be taking a NaN back, and how long between.
+_TRIES, _PAUSE = 5, 0.05
+# How many refused saves are remembered.
+_REMEMBERED = 100
+
+
+class FiniteSaver(tf1.train.Saver):
+    """A `tf.compat.v1.train.Saver` that never publishes a checkpoint that is not finite.
+
+    It is made as a Saver is, with a Saver's arguments, or around a Saver that exists:
+
+        saver = slimguard.FiniteSaver(max_to_keep=20)
+        saver = slimguard.FiniteSaver(my_saver)
+
+    and goes wherever a Saver goes: `slimguard.train` (which wraps the saver it is given by
+    itself), a `Scaffold`, a `CheckpointSaverHook`, an Estimator, a plain session. A save that
+    finds a NaN or Inf in a float variable writes nothing, says so in one log line, and returns
+    None; the checkpoints that exist stay, and so does the state file.
+
+    A save that fails, because the disk is full, say, raises TensorFlow's error as ever; what it
+    had written is removed.
+
+    Args:
+      var_list: what to save, as for a Saver; or the Saver to wrap, with all its settings.
+      **settings: the other arguments of a Saver.
+
+    Attributes:
+      refused: an `Incident` for each of the last refused saves.
+      failure: the error of the last save, if it could not be written; else None.
+
+    Raises:
+      ValueError: if there are settings beside a Saver to wrap; as a Saver does.
+      RuntimeError: if the graph is finalized.
+    """
+
+    def __init__(self, var_list=None, **settings):
+        self.refused: List[Incident] = []
+        self.failure = None  # type: Optional[tf.errors.OpError]
+        self._checked = None  # type: Optional[_CheckedSave]
+        # The Supervisor saves from a thread of its own, and a rollback restores meanwhile.
+        self._lock = threading.RLock()
+        if isinstance(var_list, tf1.train.Saver):
+            if settings:
+                raise ValueError(
+                    'FiniteSaver was given a Saver and %s beside it; make the Saver with these, '
+                    'then wrap it' % ', '.join(sorted(settings))
+                )
+            self._saver = var_list
+        else:
+            self._saver = tf1.train.Saver(var_list, **settings)
+        if self._saver._is_built:
+            self._build_checks()
+
+    # The state is the wrapped saver's. What a Saver's own methods read, they find there.
+
+    def __getattr__(self, name):
+        if name == '_saver':
+            raise AttributeError(name)
+        return getattr(self._saver, name)
+
+    def build(self):
+        """As `Saver.build`."""
+        self._saver.build()
+        self._build_checks()
+
+    def set_last_checkpoints(self, last_checkpoints):
+        self._saver.set_last_checkpoints(last_checkpoints)
+
+    def set_last_checkpoints_with_time(self, last_checkpoints_with_time):
+        self._saver.set_last_checkpoints_with_time(last_checkpoints_with_time)
+
+    def restore(self, sess, save_path):
+        """As `Saver.restore`."""
+        with self._lock:
+            self._saver.restore(sess, save_path)
+
+    def save(self, sess, save_path, global_step=None, latest_filename=None, *args, **kwargs):
+        """Saves as `Saver.save` does, or refuses.
+
+        Returns:
+          The prefix of the checkpoint; None if nothing was saved because a variable holds a NaN
+          or Inf.
+        """
+        save_path = tf.compat.as_str_any(save_path)
+        rest = (global_step, latest_filename) + args
+        if self._checked is None:  # an empty saver, or one that was never built: Saver says so
+            return self._saver.save(sess, save_path, *rest, **kwargs)
+        with self._lock:
+            spare = _Spare(self._saver, os.path.dirname(save_path), latest_filename or 'checkpoint')
+            session = _SavingSession(sess, self._checked, self._saver, spare)
+            self.failure = None
+            try:
+                return self._saver.save(session, save_path, *rest, **kwargs)
+            except _NotFinite as refusal:
+                self._refuse(refusal, save_path)
+                return None
+            except tf.errors.OpError as error:
+                self.failure = error
+                raise
+            finally:
+                spare.drop()
+
+    def _build_checks(self) -> None:
+        if self._checked is not None or self._saver.saver_def is None:
+            return
+        graph = tf1.get_default_graph()
+        if graph.finalized:
+            raise RuntimeError(
+                'the graph is finalized, so FiniteSaver cannot add its check; make it before a '
+                'Supervisor or a MonitoredSession takes the graph'
+            )
+        with graph.name_scope(None), graph.name_scope('slimguard/'), tf.device(None):
+            with tf.control_dependencies(None), graph.name_scope('save'):
+                self._checked = _CheckedSave(graph, self._saver.saver_def)
+
+    def _refuse(self, refusal: '_NotFinite', save_path: str) -> None:
+        incident = Incident(
+            step=refusal.step,
+            loss=None,
+            reason='not finite: ' + ', '.join(refusal.names),
+            tensors=tuple(refusal.names),
+            strategy='saver',
+            time=time.time(),
+            state_lost=True,
+            action='save refused',
+        )
+        self.refused.append(incident)
+        file = IncidentFile(os.path.dirname(save_path))
+        file.append(incident)
+        file.close()
+        del self.refused[:-_REMEMBERED]
+        newest = self.last_checkpoints[-1:] or ['none']
+        tf1.logging.error(
+            'slimguard: checkpoint %s is refused, not finite: %s. The newest is still %s.',
+            refusal.path or save_path,
+            ', '.join(refusal.names),
+            newest[0],
+        )
+
+
+class _NotFinite(Exception):
+    """A checkpoint is not to be published."""
+
+    def __init__(self, names: Sequence[str], path: str, step: Optional[int]):
+        Exception.__init__(self, ', '.join(names))
+        self.names = list(names)
+        self.path = path
+        self.step = step
+
+
+class _SavingSession(SessionWrapper):
+    """The session that a Saver gets to save with: its save op is replaced by the checked one."""
+
+    def __init__(self, session, checked: '_CheckedSave', saver: tf1.train.Saver, spare: '_Spare'):
+        SessionWrapper.__init__(self, session)
+        self._checked = checked
+        self._saver_def = saver.saver_def
+        self._spare = spare
+
+    def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
+        is_name = isinstance(fetches, str)
+        if not is_name or fetches != self._saver_def.save_tensor_name:
+            return self._session.run(fetches, feed_dict, options, run_metadata)
+        (path,) = feed_dict.values()
+        self._spare.make(path)
+        found = gates.gates_of(self.graph).values()
+        transient = any(gate.transient for gate in found)
+        # Any gate may take back an update that overflowed; the thread that trains waits for that.
+        beside = bool(found) and threading.current_thread() is not threading.main_thread()
+        read_back = self._checked.has_refs and (transient or beside)
+        for tries_left in reversed(range(_TRIES if transient else 1)):
+            try:
+                return self._write(path, feed_dict, read_back)
+            except _NotFinite:
+                if not tries_left:
+                    raise
+                time.sleep(_PAUSE)
+
+    def _write(self, path: str, feed_dict, read_back: bool):
+        existed = any(glob.glob(glob.escape(path) + end) for end in _WHOLE)
+        try:
+            if existed and self._checked.has_refs:  # do not replace a good one by a bad one
+                self._session.run(self._checked.refs_ahead.op)
+            written = self._session.run(self._checked.save_tensor, feed_dict)
+        except tf.errors.OpError as error:
+            names = _names_in(error.message)
+            if not existed:
+                _remove(path)
+            if names:
+                raise _NotFinite(names, path, checkpoint.step_in_name(path)) from None
+            tf1.logging.error(
+                'slimguard: checkpoint %s could not be written: %s', path, _reason(error)
+            )
+            raise
+        if read_back:
+            finding = checkpoint.read(tf.compat.as_str_any(written))
+            if finding.non_finite:
+                _remove(path)
+                raise _NotFinite(finding.non_finite, path, finding.step)
+        return written
+
+
+class _Spare:
+    """Keeps the newest checkpoint under another name while a new one takes its place.
+
+    A Saver that saves a step a second time, as it does after each restart, replaces two files, and
+    a kill between the two leaves a torn checkpoint as the newest.
+    """
+
+    def __init__(self, saver: tf1.train.Saver, logdir: str, latest_filename: str):
+        self._saver = saver
+        self._logdir = logdir
+        self._latest_filename = latest_filename
+        self._path = None  # type: Optional[str]
+        self._links: List[str] = []
+
+    def make(self, path: str) -> None:
+        """Publishes the checkpoint at `path`, if it is the newest, under its other name."""
+        if self._path is not None or not os.path.exists(path + '.index'):
+            return  # (elsewhere than on a local disk, we cannot make links)
+        if checkpoint.named_in(self._logdir, self._latest_filename) != path:
+            return
+        stem, dash, step = os.path.basename(path).rpartition('-')
+        name = '%s.spare%s%s' % (stem, dash, step) if dash else step + '.spare'
+        spare = os.path.join(self._logdir, name)
+        _remove(spare)
+        try:
+            for file in [path + '.index', *glob.glob(glob.escape(path) + '.data-*')]:
+                self._links.append(spare + file[len(path) :])
+                os.link(file, self._links[-1])
+        except OSError:  # a file system without links
+            _remove(spare)
+            return
+        self._path = path
+        self._publish(spare)
+
+    def drop(self) -> None:
+        """Removes the other name again, unless it is what is left."""
+        if self._path is None:
+            return
+        spare = self._links[0][: -len('.index')]
+        if checkpoint.named_in(self._logdir, self._latest_filename) == spare:
+            # The new one was not published. What is at its place may be the old, or a torn one.
+            if not checkpoint.read(self._path).is_good:
+                kept = [p for p in self._saver._last_checkpoints if p[0] != self._path]
+                self._saver.set_last_checkpoints_with_time(kept + [(spare, time.time())])
+                return
+            self._publish(self._path)
+        _remove(spare)
+
+    def _publish(self, path: str) -> None:
+        others = [p for p in self._saver.last_checkpoints if p != self._path]
+        checkpoint.write_state(self._logdir, others + [path], self._latest_filename)
+
+
+class _CheckedSave:
+    """The ops that save, created a second time behind a check.
+
+    Attributes:
+      save_tensor: the tensor to run in place of `SaverDef.save_tensor_name`.
+      has_refs: whether ref variables of floats are saved.
+      refs_ahead: a tensor whose evaluation raises if one of those is not finite; None without.
+    """
+
+    def __init__(self, graph: tf.Graph, saver_def):
+        self._graph = graph
+        save_tensor = graph.as_graph_element(saver_def.save_tensor_name)
+        order = graphs.ancestors([save_tensor.op])
+        saves = [op for op in order if op.type in _SAVES]
+        saved = list(_saved_floats(saves))
+        refs = [value for value in saved if graphs.is_reference(value.tensor)]
+        others = [value for value in saved if not graphs.is_reference(value.tensor)]
+        self.has_refs = bool(refs)
+        self.refs_ahead = _assert_finite(refs, 'refs_ahead')
+        checked = _assert_finite(others, 'values')
+        twin = self._make_twin(order, saves, [] if checked is None else [checked])
+        written = twin[save_tensor.op].outputs[save_tensor.value_index]
+        with tf.control_dependencies([written]):
+            checked = _assert_finite(refs, 'refs')
+        with tf.control_dependencies([written] if checked is None else [checked]):
+            self.save_tensor = tf.identity(written, name='path')
+
+    def _make_twin(self, order, saves, controls) -> Dict[tf.Operation, tf.Operation]:
+        twin: Dict[tf.Operation, tf.Operation] = {}
+        for op in order:
+            if op not in saves and not any(needed in twin for needed in graphs.needs(op)):
+                continue
+            inputs = [twin[t.op].outputs[t.value_index] if t.op in twin else t for t in op.inputs]
+            waits = [twin.get(c, c) for c in op.control_inputs]
+            if op in saves:
+                waits += controls
+            twin[op] = ops.create_like(op, inputs, waits)
+        return twin
+
+
+class _Saved(NamedTuple):
+    """A float tensor that is saved, and its name in the checkpoint."""
+
+    tensor: Any
+    name: str
+
+
+def _saved_floats(saves: Sequence[tf.Operation]):
+    for op in saves:
+        # filename, names, and slices but for the oldest; then the values.
+        first = 2 if op.type == 'Save' else 3
+        names = tf.get_static_value(op.inputs[1])
+        for number, tensor in enumerate(list(op.inputs)[first:]):
+            if graphs.is_float(tensor):
+                name = tensor.op.name if names is None else tf.compat.as_str_any(names[number])
+                yield _Saved(_source(tensor), name)
+
+
+def _source(tensor):
+    """The tensor that a value comes from unchanged: it is checked there, on its own device."""
+    while tensor.op.type == 'Identity':
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _assert_finite(saved: Sequence[_Saved], name: str) -> Optional[tf.Tensor]:
+    """A tensor that is there once all are found finite; else its evaluation raises.
+
+    One sum of squares for each, which takes no memory. Only if a sum is not finite are the values
+    looked at one by one: large ones overflow a sum.
+    """
+    if not saved:
+        return None
+    sizes = []
+    for value in saved:
+        with tf1.colocate_with(value.tensor.op):
+            size = tf.nn.l2_loss(gates._for_arithmetic(value.tensor))
+        sizes.append(tf.cast(size, tf.float32))
+    is_calm = tf.reduce_all(tf.math.is_finite(tf.stack(sizes)), name=name + '_is_calm')
+    calm, looking = gates._branch(is_calm, is_calm, name + '_calm')
+    with tf.control_dependencies([looking]):
+        bad = tf.stack([_is_bad(value.tensor) for value in saved])
+        names = tf.boolean_mask(tf.constant([value.name for value in saved]), bad)
+        told = tf.raw_ops.Assert(
+            condition=tf.logical_not(tf.reduce_any(bad)),
+            data=[tf.constant(_REFUSED), tf.strings.reduce_join(names, separator='|')],
+            summarize=1,
+        )
+    with tf.control_dependencies([told]):
+        looked = tf.identity(looking)
+    return gates._merge([calm, looked], name + '_checked')
+
+
+def _is_bad(tensor: tf.Tensor) -> tf.Tensor:
+    with tf1.colocate_with(tensor.op):
+        finite = tf.math.is_finite(gates._for_arithmetic(tensor))
+        return tf.logical_not(tf.reduce_all(finite))
+
+
+def _reason(error: tf.errors.OpError) -> str:
+    """The line of an error that says what is wrong; TensorFlow puts it between two tracebacks."""
+    return error.message.partition('\n\t [[')[0].strip().rpartition('\n')[2]
+
+
+def _names_in(message: str) -> List[str]:
+    """The names in the message of a refusal; empty for any other message."""
+    _, found, rest = message.partition(_REFUSED + '] [')
+    return rest.partition(']')[0].split('|') if found else []
+
+
+# What a checkpoint's files end in (V1, V1 in shards, V2), and what a failed save leaves as well.
+_WHOLE = ('', '-?????-of-?????', '.index')
+_PARTS = _WHOLE + ('.index*', '.data-*', '.tempstate*', '_temp*/*', '_temp*')
+
+
+def _remove(path: str) -> None:
+    """Removes what a save that failed or was refused has left behind."""
+    for end in _PARTS:
+        for name in glob.glob(glob.escape(path) + end):
+            try:
+                os.rmdir(name) if os.path.isdir(name) else os.remove(name)
+            except OSError:
+                continue

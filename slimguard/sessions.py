@@ -1,0 +1,44 @@
+"""What stands in for a session: :class:`SessionWrapper`."""
+
+import tensorflow as tf
+
+tf1 = tf.compat.v1
+
+# What TensorFlow's Saver and Supervisor take for a session. It has no public name.
+SessionInterface = next(c for c in tf1.Session.__mro__ if c.__name__ == 'SessionInterface')
+
+
+class SessionWrapper(SessionInterface):
+    """Behaves as the session it wraps, in everything; for subclasses to change a part of that.
+
+    Args:
+      session: the `tf.compat.v1.Session` to wrap, or a wrapper of one.
+    """
+
+    def __init__(self, session):
+        self._session = session
+
+    def __getattr__(self, name):
+        return getattr(self._session, name)
+
+    @property
+    def graph(self):
+        return self._session.graph
+
+    @property
+    def sess_str(self):
+        return self._session.sess_str
+
+    def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
+        """As `tf.compat.v1.Session.run`."""
+        return self._session.run(fetches, feed_dict, options, run_metadata)
+
+    def partial_run_setup(self, fetches, feeds=None):
+        return self._session.partial_run_setup(fetches, feeds)
+
+    def partial_run(self, handle, fetches, feed_dict=None):
+        return self._session.partial_run(handle, fetches, feed_dict)
+
+    def as_default(self):
+        """As `tf.compat.v1.Session.as_default`, so that `eval()` and `run()` of ops come here."""
+        return tf1.Session.as_default(self)

@@ -1,0 +1,189 @@
+"""Checkpoints on disk: which are whole and finite, and what a restart resumes from."""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slimguard
+from slimguard import checkpoint
+from slimguard.__main__ import main
+
+tf1 = tf.compat.v1
+
+V1, V2 = tf1.train.SaverDef.V1, tf1.train.SaverDef.V2
+
+
+def write(logdir, values, dtype=tf.float32, **settings):
+    """Saves a checkpoint for each value, at the steps 1, 2, ...; returns their prefixes."""
+    with tf.Graph().as_default(), tf1.Session() as session:
+        variable = tf1.get_variable('w', initializer=tf.constant([0.0, 1.0], dtype))
+        step = tf1.train.get_or_create_global_step()
+        saver = tf1.train.Saver(**settings)
+        session.run(tf1.global_variables_initializer())
+        paths = []
+        for value in values:
+            session.run([variable.assign([value, 1.0]), step.assign_add(1)])
+            paths.append(saver.save(session, os.path.join(str(logdir), 'model.ckpt'), step))
+    return paths
+
+
+def truncate(path):
+    with open(path, 'r+b') as file:
+        file.truncate(os.path.getsize(path) // 2)
+
+
+def scribble(path):
+    """Changes one byte in the middle: only a checksum tells."""
+    with open(path, 'r+b') as file:
+        file.seek(1)
+        byte = file.read(1)
+        file.seek(1)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+@pytest.mark.parametrize('settings', [{}, {'sharded': True}, {'write_version': V1}])
+@pytest.mark.parametrize('dtype', [tf.float16, tf.float32, tf.bfloat16])
+@pytest.mark.parametrize('bad', [np.nan, np.inf, -np.inf])
+def test_the_newest_finite_one_is_found_in_every_format(tmp_path, settings, dtype, bad):
+    if dtype == tf.bfloat16 and 'write_version' in settings:
+        return  # TensorFlow cannot write that
+    paths = write(tmp_path, [1.0, 2.0, bad, bad], dtype, **settings)
+    assert tf1.train.latest_checkpoint(str(tmp_path)) == paths[-1]
+    assert slimguard.latest_finite_checkpoint(str(tmp_path)) == paths[1]
+    assert checkpoint.read(paths[-1]) == (4, None, ('w',))
+
+
+@pytest.mark.parametrize(
+    'damage, suffix',
+    [
+        (truncate, '.index'),
+        (truncate, '.data-00000-of-00001'),
+        (scribble, '.data-00000-of-00001'),
+        (os.remove, '.data-00000-of-00001'),
+        (os.remove, '.index'),
+    ],
+)
+def test_a_checkpoint_that_is_torn_is_passed_over(tmp_path, damage, suffix):
+    paths = write(tmp_path, [1.0, 2.0, 3.0])
+    damage(paths[-1] + suffix)
+    assert slimguard.latest_finite_checkpoint(str(tmp_path)) == paths[1]
+
+
+def test_a_torn_checkpoint_of_the_old_format_is_passed_over(tmp_path):
+    paths = write(tmp_path, [1.0, 2.0, 3.0], write_version=V1)
+    truncate(paths[-1])
+    assert slimguard.latest_finite_checkpoint(str(tmp_path)) == paths[1]
+
+
+@pytest.mark.parametrize('state', [None, '', 'rubbish: 3', 'model_checkpoint_path: "gone-9"'])
+def test_the_state_file_is_not_needed(tmp_path, state):
+    paths = write(tmp_path, [1.0, 2.0])
+    os.remove(str(tmp_path / 'checkpoint'))
+    if state is not None:
+        (tmp_path / 'checkpoint').write_text(state)
+    assert slimguard.latest_finite_checkpoint(str(tmp_path)) == paths[-1]
+
+
+def test_one_that_the_state_file_does_not_name_yet_is_found(tmp_path):
+    paths = write(tmp_path, [1.0, 2.0])
+    before = (tmp_path / 'checkpoint').read_text()
+    paths += write(tmp_path / 'next', [3.0, 4.0, 5.0])[-1:]
+    for suffix in ('.index', '.data-00000-of-00001'):
+        shutil.copy(paths[-1] + suffix, str(tmp_path))
+    assert (tmp_path / 'checkpoint').read_text() == before
+    found = slimguard.latest_finite_checkpoint(str(tmp_path))
+    assert os.path.basename(found) == 'model.ckpt-3'
+
+
+def test_after_a_rollback_the_newest_is_not_the_one_with_the_highest_step(tmp_path):
+    with tf1.Session() as session:
+        tf1.get_variable('w', [2])
+        session.run(tf1.global_variables_initializer())
+        saver = tf1.train.Saver()
+        for step in (100, 200, 101):
+            newest = saver.save(session, str(tmp_path / 'model.ckpt'), step)
+    for name in os.listdir(str(tmp_path)):  # as a copied directory may have it
+        os.utime(str(tmp_path / name), (1, 1))
+    assert slimguard.latest_finite_checkpoint(str(tmp_path)) == newest
+
+
+def test_there_may_be_none(tmp_path):
+    assert slimguard.latest_finite_checkpoint(str(tmp_path)) is None
+    assert slimguard.latest_finite_checkpoint(str(tmp_path / 'nowhere')) is None
+    write(tmp_path, [np.nan])
+    assert slimguard.latest_finite_checkpoint(str(tmp_path)) is None
+
+
+def test_what_is_no_path_is_said():
+    with pytest.raises(TypeError, match='logdir must be the path of a directory, not None'):
+        slimguard.latest_finite_checkpoint(None)
+
+
+class TestRepair:
+    def files(self, folder):
+        return {p.name: p.read_bytes() for p in folder.iterdir() if p.name != 'checkpoint'}
+
+    def test_the_state_file_names_the_newest_good_one_and_nothing_else_changes(self, tmp_path):
+        paths = write(tmp_path, [1.0, np.nan, 2.0, np.nan])
+        before = self.files(tmp_path)
+        assert checkpoint.heal(str(tmp_path)).startswith('resuming from ' + paths[2])
+        assert tf1.train.latest_checkpoint(str(tmp_path)) == paths[2]
+        state = tf1.train.get_checkpoint_state(str(tmp_path))
+        assert list(state.all_model_checkpoint_paths) == [paths[0], paths[2]]
+        assert self.files(tmp_path) == before
+        assert checkpoint.heal(str(tmp_path)) is None
+
+    def test_a_logdir_that_is_well_is_left_alone(self, tmp_path):
+        write(tmp_path, [1.0, 2.0])
+        before = (tmp_path / 'checkpoint').read_text()
+        assert checkpoint.heal(str(tmp_path)) is None
+        assert (tmp_path / 'checkpoint').read_text() == before
+        assert checkpoint.heal(str(tmp_path / 'new')) is None
+
+    def test_paths_that_were_relative_stay_so(self, tmp_path):
+        write(tmp_path / 'old', [1.0, np.nan], save_relative_paths=True)
+        (tmp_path / 'old').rename(tmp_path / 'moved')
+        checkpoint.heal(str(tmp_path / 'moved'))
+        (tmp_path / 'moved').rename(tmp_path / 'again')
+        good = str(tmp_path / 'again' / 'model.ckpt-1')
+        assert tf1.train.latest_checkpoint(str(tmp_path / 'again')) == good
+
+    def test_with_none_that_is_good_there_is_nothing_to_resume_from(self, tmp_path):
+        write(tmp_path, [np.nan])
+        assert 'model.ckpt-1 is not finite: w' in checkpoint.heal(str(tmp_path))
+        assert tf1.train.latest_checkpoint(str(tmp_path)) is None
+        assert (tmp_path / 'checkpoint.bad').exists()
+        assert (tmp_path / 'model.ckpt-1.index').exists()
+
+
+class TestCommand:
+    def test_lists_what_there_is_and_says_what_a_restart_meets(self, tmp_path, capsys):
+        paths = write(tmp_path, [1.0, np.nan, 2.0])
+        truncate(paths[-1] + '.data-00000-of-00001')
+        with pytest.raises(SystemExit) as left:
+            main(['checkpoints', str(tmp_path)])
+        assert left.value.code == 1
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[:2] for line in lines[1:4]] == [
+            ['model.ckpt-%d' % step, str(step)] for step in (1, 2, 3)
+        ]
+        assert lines[1].endswith('  finite')
+        assert lines[2].endswith('  not finite: w')
+        assert '  torn: ' in lines[3]
+        assert lines[4].startswith('a restart resumes from model.ckpt-3, which is torn: ')
+
+    def test_repairs(self, tmp_path, capsys):
+        paths = write(tmp_path, [1.0, np.nan])
+        main(['checkpoints', '--repair', str(tmp_path)])
+        out = capsys.readouterr().out
+        assert out.startswith('resuming from %s (model.ckpt-2 is not finite: w)' % paths[0])
+        assert out.endswith('a restart resumes from model.ckpt-1, which is finite\n')
+        main(['checkpoints', '--repair', str(tmp_path)])
+        assert capsys.readouterr().out.startswith('nothing to repair')
+
+    def test_says_that_there_is_nothing(self, tmp_path, capsys):
+        main(['checkpoints', str(tmp_path)])
+        assert capsys.readouterr().out == 'no checkpoints\n'

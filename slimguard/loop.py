@@ -7,6 +7,7 @@ log?) cost what they did. :class:`HookedSteps` is the second.
 """
 
 import contextlib
+import functools
 import math
 import sys
 import time
@@ -292,12 +293,7 @@ class HookedSteps:
         supervisor = _supervisor_that_calls()
         if supervisor is not None:
             self.coordinator = supervisor.coord
-            # slim asks before each step. It must not leave its loop but by way of `step`, or else
-            # the hooks' `end` is not called where a thread asked to stop.
-            supervisor.should_stop = self._has_ended
-            # The hooks of a MonitoredSession find its queues running. For slim, which starts them
-            # next, there is nothing left to start.
-            supervisor.start_queue_runners(hooked)
+            self._take_reins(supervisor, hooked)
         with self._not_the_end_of_the_input():
             for hook in self._hooks:
                 hook.after_create_session(session, self.coordinator)
@@ -333,6 +329,20 @@ class HookedSteps:
         if should_stop:
             self._end()
         return loss, should_stop
+
+    def _take_reins(self, supervisor: tf1.train.Supervisor, session) -> None:
+        # slim asks before each step. It must not leave its loop but by way of `step`, or else the
+        # hooks' `end` is not called where a thread asked to stop.
+        supervisor.should_stop = self._has_ended
+        # The hooks of a MonitoredSession find its queues running. slim starts them next, and those
+        # that ran dry must not be started twice.
+        start = functools.partial(type(supervisor).start_queue_runners, supervisor)
+        threads = start(session)
+
+        def start_more(session, queue_runners=None):
+            return threads if queue_runners is None else start(session, queue_runners)
+
+        supervisor.start_queue_runners = start_more
 
     def _begin_session(self, session) -> None:
         self._session = self._runs_in = session

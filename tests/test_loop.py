@@ -110,6 +110,16 @@ def in_train_by_the_users_step(train_op, hooks):
     in_train(train_op, hooks, train_step_fn=train_step)
 
 
+def in_watch(train_op, hooks):
+    step = tf1.train.get_global_step()
+    with slimguard.watch(tf1.Session(), hooks=hooks) as session:
+        session.run(tf1.global_variables_initializer())
+        while not session.should_stop():
+            session.run([train_op, step])
+            if session.run(step) >= STEPS:
+                break
+
+
 def trace_of(loop, case):
     """The calls in a loop of its own, and how the loop ended."""
     with tf.Graph().as_default():
@@ -262,7 +272,7 @@ def queued(error_at, error):
         queue = tf1.FIFOQueue(8, tf.float32, [[]])
         enqueue = queue.enqueue(tf1.py_func(number, [], tf.float32, stateful=True))
         tf1.train.add_queue_runner(tf1.train.QueueRunner(queue, [enqueue]))
-        model.number = queue.dequeue()
+        model.number, model.is_closed = queue.dequeue(), queue.is_closed()
         model.loss *= 1.0 + model.number
         return model
 
@@ -275,6 +285,14 @@ def drawing(model, trace):
         trace.append(said(session.run(model.number, options=options)))
 
     return [Recording(trace, does={'after_create_session': draw})]
+
+
+def waiting(model, trace):
+    def wait(session, coord):
+        while not session.run(model.is_closed):
+            pass
+
+    return [Recording(trace, does={'after_create_session': wait})]
 
 
 END = fail(tf.errors.OutOfRangeError, None, None, 'as wanted')
@@ -317,6 +335,9 @@ CASES = {
     ),
     'a queue that runs before the first step': with_model({'hooks': drawing}, queued(50, None)),
     'a queue that is closed': with_model(two(), queued(2, StopIteration())),
+    'a queue that is closed before the first step': with_model(
+        {'hooks': waiting}, queued(2, StopIteration())
+    ),
     'a queue runner that fails': with_model(
         two(does={'after_create_session': lambda session, coord: coord.wait_for_stop(60)}),
         queued(5, NotImplementedError('as wanted')),
@@ -334,12 +355,22 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize('case', CASES.values(), ids=[name.replace(' ', '_') for name in CASES])
-def test_the_same_calls_as_in_a_monitored_session(case):
+@pytest.mark.parametrize('name', CASES, ids=[name.replace(' ', '_') for name in CASES])
+def test_the_same_calls_as_in_a_monitored_session(name):
+    case = CASES[name]
     trace, ending = trace_of(in_monitored_session, case)
     assert len(trace) > 1 or ending is not None
     assert trace_of(in_train, case) == (trace, ending)
     assert trace_of(in_train_by_the_users_step, case) == (trace, ending)
+    if 'queue' in name or 'is lost' in name:
+        return  # a plain session starts no queue runners, and is not made again
+    watched, watched_ending = trace_of(in_watch, case)
+    # Its graph need not be finalized, and what leaves a "with" is not swallowed.
+    expected = [
+        call[:2] + (False,) if call[1] == 'after_create_session' else call for call in trace
+    ]
+    assert watched == expected
+    assert watched_ending == ending or watched_ending[0] in ('OutOfRangeError', 'StopIteration')
 
 
 @pytest.mark.parametrize('name', ['gain', 'x'])

@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from tests import test_loop as loops
 from tests.models import Linear, non_finite, state
 
 tf1 = tf.compat.v1
@@ -153,33 +152,6 @@ def test_an_error_of_the_users_leaves_end_alone():
 def test_what_is_no_session_is_named():
     with pytest.raises(TypeError, match="must be a tf.compat.v1.Session, not 'session'"):
         slimguard.watch('session')
-
-
-def in_watch(train_op, hooks):
-    step = tf1.train.get_global_step()
-    with slimguard.watch(tf1.Session(), hooks=hooks) as session:
-        session.run(tf1.global_variables_initializer())
-        while not session.should_stop():
-            session.run([train_op, step])
-            if session.run(step) >= loops.STEPS:
-                break
-
-
-# A plain session starts no queue runners and is not made again when it is lost.
-SAME = [name for name in loops.CASES if 'queue' not in name and 'is lost' not in name]
-
-
-@pytest.mark.parametrize('name', SAME, ids=[name.replace(' ', '_') for name in SAME])
-def test_hooks_see_what_a_monitored_session_shows_them(name):
-    def calls(loop):
-        trace, ending = loops.trace_of(loop, loops.CASES[name])
-        # Whether the graph is finalized, and what leaves the "with", is the session's business.
-        return [entry for entry in trace if entry[1] != 'after_create_session'], ending
-
-    trace, ending = calls(loops.in_monitored_session)
-    watched, watched_ending = calls(in_watch)
-    assert watched == trace
-    assert watched_ending == ending or watched_ending[0] in ('OutOfRangeError', 'StopIteration')
 
 
 def test_threads_of_the_hooks_are_joined():

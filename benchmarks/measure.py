@@ -8,7 +8,7 @@ of the ratios is what is reported, with the quartiles as its spread.
 import gc
 import statistics
 import time
-from typing import Callable, Dict, NamedTuple, Sequence
+from typing import Callable, Dict, NamedTuple, Sequence, Tuple
 
 
 class Ratio(NamedTuple):
@@ -18,6 +18,7 @@ class Ratio(NamedTuple):
     low: float  # the lower quartile of the rounds
     high: float  # the upper quartile
     seconds: float  # the median time of one call
+    cpu: float = float('nan')  # the same ratio of the time that all cores spent on it
 
     def __str__(self) -> str:
         return '%.3f (%.3f to %.3f)' % self[:3]
@@ -31,15 +32,19 @@ def interleave(
     The order changes from round to round. One round ahead of the others warms up.
     """
     names = list(callables)
-    times = {name: [] for name in names}
+    times, cpu_times = {name: [] for name in names}, {name: [] for name in names}
     for number in range(rounds + 1):
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
-            seconds = _time(callables[name], per_round)
+            seconds, cpu_seconds = time_of(callables[name], per_round)
             if number:
                 times[name].append(seconds)
-    first = times[names[0]]
-    return {name: ratio(times[name], first) for name in names}
+                cpu_times[name].append(cpu_seconds)
+    first, cpu_first = times[names[0]], cpu_times[names[0]]
+    return {
+        name: ratio(times[name], first)._replace(cpu=ratio(cpu_times[name], cpu_first).median)
+        for name in names
+    }
 
 
 def ratio(times: Sequence[float], first: Sequence[float]) -> Ratio:
@@ -62,15 +67,17 @@ def quartiles(values: Sequence[float]):
     return at(0.25), at(0.5), at(0.75)
 
 
-def _time(call: Callable[[], object], times: int) -> float:
+def time_of(call: Callable[[], object], times: int = 1) -> Tuple[float, float]:
+    """Seconds that one of `times` calls takes, and seconds that all cores spend on it."""
     gc.disable()  # a collection in one of them would be charged to it alone
     try:
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         for _ in range(times):
             call()
-        return (time.perf_counter() - start) / times
+        end, cpu_end = time.perf_counter(), time.process_time()
     finally:
         gc.enable()
+    return (end - start) / times, (cpu_end - cpu_start) / times
 
 
 def table(rows: Sequence[Sequence[object]]) -> str:

@@ -1,0 +1,289 @@
+"""What a gate costs: in steps, in building, in memory, and how that grows. Prints tables.
+
+    python benchmarks/gate_cost.py [--quick] [step] [tiny] [growth] [build] [memory]
+
+All steps are finite, as nearly all are in a training. Each table compares with the same train op
+unguarded, in turns in one process; memory in turns of fresh processes. `wall` is the median ratio
+of the time a step takes, with its quartiles; `cpu` the ratio of the time that all cores spend on
+it, which other load on the machine moves less. *Unguarded again* is a second build of the unguarded
+train op: what it differs from 1 by is what the measurement is worth.
+
+What limits it: every gradient is read once more, and no update can begin before the last gradient
+is known, so updates no longer run beside the backward pass. `step` prints what the ways of looking
+cost that were not chosen:
+
+* `reduce_all(is_finite)` reads each value, writes a temporary of booleans, and reads that;
+* `DebugNumericSummaryV2`, an op of TensorFlow's debugger, is exact in one pass, but runs on one
+  core, and is not in TensorFlow 1.15;
+* *the loss alone* looks at no gradient, and is here to show what the waiting costs without looking.
+"""
+
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import warnings
+
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+
+import measure
+import numpy as np
+import tensorflow as tf
+
+from slimguard import compat, gate
+
+slim = compat.import_slim()
+tf1 = tf.compat.v1
+
+QUICK = '--quick' in sys.argv
+HEAD = ['', 'wall', 'cpu', 'one step']
+
+
+# The trainings.
+
+
+def network(name, size=64, batch=8):
+    """The train op of a network of tf_slim.nets, with Momentum and moving averages."""
+    from tf_slim import nets
+
+    images = tf.constant(np.random.RandomState(0).randn(batch, size, size, 3).astype(np.float32))
+    if name == 'inception_v3':
+        with slim.arg_scope(nets.inception.inception_v3_arg_scope()):
+            logits, _ = nets.inception.inception_v3(images, 10, is_training=True)
+    else:
+        with slim.arg_scope(nets.resnet_v1.resnet_arg_scope()):
+            logits, _ = getattr(nets.resnet_v1, name)(images, 10, is_training=True)
+    logits = tf.reshape(logits, [batch, 10])
+    tf1.losses.sparse_softmax_cross_entropy(tf.zeros([batch], tf.int32), logits)
+    return train_op_of(tf1.losses.get_total_loss())
+
+
+def two_layers(batch=32, width=64):
+    rng = np.random.RandomState(0)
+    x = tf.constant(rng.randn(batch, 64).astype(np.float32))
+    y = tf.constant(rng.randint(0, 10, batch))
+    logits = slim.fully_connected(slim.fully_connected(x, width), 10, activation_fn=None)
+    return train_op_of(tf1.losses.sparse_softmax_cross_entropy(y, logits))
+
+
+def many_weights(number, size):
+    """A training that does next to nothing but update `number` variables of `size` floats each."""
+    weights = [
+        tf1.get_variable('w%d' % i, [size], initializer=tf1.ones_initializer())
+        for i in range(number)
+    ]
+    return train_op_of(tf.add_n([tf.nn.l2_loss(w) for w in weights]) * 1e-3)
+
+
+def train_op_of(loss):
+    optimizer = tf1.train.MomentumOptimizer(1e-4, 0.9)
+    return slim.learning.create_train_op(loss, optimizer, check_numerics=False)
+
+
+class Stepper:
+    """A training in a session of its own, in finite steps."""
+
+    def __init__(self, build, guarded=False, quiet=False, threads=0, is_calm=None):
+        with tf.Graph().as_default():
+            tf1.set_random_seed(1)
+            train_op = build()
+            step = tf1.train.get_global_step()
+            fetches = [train_op, step]
+            if guarded:
+                with looking_by(is_calm):
+                    gated = gate.gate_of(gate.guard(train_op))
+                outcome = gated.quiet if quiet else gated
+                fetches = [outcome.train_op, outcome.bad, outcome.step]
+            config = tf1.ConfigProto(
+                intra_op_parallelism_threads=threads, inter_op_parallelism_threads=threads
+            )
+            self.session = tf1.Session(config=config)
+            self.session.run(tf1.global_variables_initializer())
+            self.step = self.session.make_callable(fetches)
+        assert not guarded or not self.step()[1].any(), 'a step was not finite'
+
+
+# Ways of looking that were not chosen.
+
+
+class looking_by:
+    """While it is open, gates are built with another first look."""
+
+    def __init__(self, is_calm):
+        self._is_calm = is_calm
+
+    def __enter__(self):
+        self._chosen = gate._Build._is_calm
+        if self._is_calm is not None:
+            gate._Build._is_calm = self._is_calm
+
+    def __exit__(self, *_):
+        gate._Build._is_calm = self._chosen
+
+
+def by_reduction(build, checks):
+    tensors = build._plan.losses + [check.tensor for check in checks]
+    return tf.reduce_all([tf.reduce_all(tf.math.is_finite(t)) for t in tensors])
+
+
+def by_debug_numerics(build, checks):
+    tensors = build._plan.losses + [check.tensor for check in checks]
+    three_slots = 8
+    summaries = [
+        tf.raw_ops.DebugNumericSummaryV2(input=t, tensor_debug_mode=three_slots) for t in tensors
+    ]
+    return tf.reduce_all(tf.equal(tf.stack(summaries), 0.0))
+
+
+def by_loss_alone(build, checks):
+    del checks
+    return tf.reduce_all([tf.math.is_finite(t) for t in build._plan.losses])
+
+
+OTHER_LOOKS = {'`reduce_all(is_finite)`': by_reduction, 'the loss alone': by_loss_alone}
+if hasattr(tf.raw_ops, 'DebugNumericSummaryV2'):
+    OTHER_LOOKS['`DebugNumericSummaryV2`'] = by_debug_numerics
+
+
+# The tables.
+
+
+def interleave(steppers, rounds, per_round):
+    calls = {what: stepper.step for what, stepper in steppers.items()}
+    return measure.interleave(calls, rounds, per_round)
+
+
+def rows_of(steppers, rounds, per_round=1, unit=(1e3, 'ms')):
+    ratios = interleave(steppers, rounds, per_round)
+    factor, name = unit
+    return [
+        [what, r, '%.3f' % r.cpu, '%.1f %s' % (r.seconds * factor, name)]
+        for what, r in ratios.items()
+    ]
+
+
+def step():
+    for size, rounds in ((64, 8 if QUICK else 40), (160, 4 if QUICK else 16)):
+
+        def build(size=size):
+            return network('resnet_v1_50', size)
+
+        steppers = {
+            'unguarded': Stepper(build),
+            'unguarded again': Stepper(build),
+            'guarded': Stepper(build, guarded=True),
+        }
+        if size == 64:
+            for what, is_calm in OTHER_LOOKS.items():
+                steppers['looking by ' + what] = Stepper(build, guarded=True, is_calm=is_calm)
+        print('\nResNet-50, Momentum, 8 x %d x %d x 3\n' % (size, size))
+        print(measure.table([HEAD] + rows_of(steppers, rounds)), flush=True)
+
+
+def tiny():
+    steppers = {
+        'unguarded': Stepper(two_layers, threads=1),
+        'unguarded again': Stepper(two_layers, threads=1),
+        'guarded': Stepper(two_layers, guarded=True, threads=1),
+        'guarded, quiet outcome': Stepper(two_layers, guarded=True, quiet=True, threads=1),
+    }
+    print('\nTwo small layers on one thread, `make_callable([train_op, bad, step])`\n')
+    rows = rows_of(steppers, 40 if QUICK else 200, per_round=100, unit=(1e6, 'us'))
+    print(measure.table([HEAD] + rows), flush=True)
+
+
+def growth():
+    print('\nMore variables of 100 floats each, Momentum, one thread\n')
+    rows = [['variables', 'wall', 'cpu', 'added for each variable']]
+    for number in (10, 100, 1000) if QUICK else (10, 100, 1000, 3000):
+        rows.append(_added(lambda n=number: many_weights(n, 100), number, 1e6, 'us'))
+    print(measure.table(rows), flush=True)
+    print('\nMore parameters in 10 variables, Momentum, one thread\n')
+    rows = [['parameters', 'wall', 'cpu', 'added for each parameter']]
+    for number in (10**4, 10**6) if QUICK else (10**4, 10**5, 10**6, 10**7, 10**8):
+        rows.append(_added(lambda n=number: many_weights(10, n // 10), number, 1e9, 'ns'))
+    print(measure.table(rows), flush=True)
+    print('\nMore examples in a batch, two layers of 1024, one thread\n')
+    rows = [['batch', 'wall', 'cpu', 'added for each example']]
+    for number in (8, 64, 512):
+        rows.append(_added(lambda n=number: two_layers(n, 1024), number, 1e6, 'us'))
+    print(measure.table(rows), flush=True)
+
+
+def _added(build, number, factor, unit):
+    steppers = {'unguarded': Stepper(build, threads=1)}
+    steppers['guarded'] = Stepper(build, guarded=True, threads=1)
+    once = max(measure.time_of(stepper.step)[0] for stepper in steppers.values())
+    per_round = max(1, int(0.02 / once))
+    ratios = interleave(steppers, 10 if QUICK else 40 if once < 0.1 else 12, per_round)
+    for stepper in steppers.values():
+        stepper.session.close()
+    added = (ratios['guarded'].median - 1) * ratios['unguarded'].seconds / number
+    guarded = ratios['guarded']
+    return ['%d' % number, guarded, '%.3f' % guarded.cpu, '%.2f %s' % (added * factor, unit)]
+
+
+def build():
+    print('\nBuilding: time of `guard()` over the time to build the graph with its train op\n')
+    rows = [['', 'wall', 'cpu', 'ops in the graph', 'ops added', '`guard()`']]
+    names = ['resnet_v1_50'] if QUICK else ['inception_v3', 'resnet_v1_152']
+    for name in names:
+        builds = [_build_times(name) for _ in range(4)][1:]  # the first warms up
+        wall = [second[0] / first[0] for first, second, _, _ in builds]
+        cpu = statistics.median(second[1] / first[1] for first, second, _, _ in builds)
+        seconds = statistics.median(second[0] for _, second, _, _ in builds)
+        low, middle, high = measure.quartiles(wall)
+        spread = '%.3f (%.3f to %.3f)' % (middle, low, high)
+        rows.append([name, spread, '%.3f' % cpu, *builds[0][2:], '%.2f s' % seconds])
+    print(measure.table(rows), flush=True)
+
+
+def _build_times(name):
+    """Times to build and to guard a network, and how many ops each of them made."""
+    made = []
+    with tf.Graph().as_default() as graph:
+        size = 107 if name == 'inception_v3' else 64
+        first = measure.time_of(lambda: made.append(network(name, size, 2)))
+        built = len(graph.get_operations())
+        second = measure.time_of(lambda: gate.guard(made[0]))
+        return first, second, built, len(graph.get_operations()) - built
+
+
+def memory():
+    print('\nPeak memory of a process that trains ResNet-50 for 5 steps, 8 x 64 x 64 x 3\n')
+    peaks = {'unguarded': [], 'unguarded again': [], 'guarded': []}
+    for _ in range(1 if QUICK else 4):
+        for what in peaks:
+            command = [sys.executable, os.path.abspath(__file__), '--peak', what]
+            run = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+            peaks[what].append(float(run.stdout.split()[-1]))
+    rows = [['', 'ratio', 'peak']]
+    for what, mine in peaks.items():
+        against = measure.ratio(mine, peaks['unguarded'])
+        rows.append([what, against, '%.0f MiB' % statistics.median(mine)])
+    print(measure.table(rows), flush=True)
+
+
+def print_peak(guarded):
+    stepper = Stepper(lambda: network('resnet_v1_50'), guarded=guarded)
+    for _ in range(5):
+        stepper.step()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)  # KiB on Linux
+
+
+def main():
+    warnings.filterwarnings('ignore')
+    tf1.disable_eager_execution()
+    tf1.logging.set_verbosity(tf1.logging.FATAL)
+    if '--peak' in sys.argv:
+        return print_peak(sys.argv[-1] == 'guarded')
+    tables = [step, tiny, growth, build, memory]
+    wanted = [table for table in tables if table.__name__ in sys.argv]
+    print('TensorFlow %s, %d cores' % (tf.__version__, os.cpu_count()))
+    for table in wanted or tables:
+        table()
+
+
+if __name__ == '__main__':
+    main()

@@ -230,7 +230,7 @@ class Draws:
         if any(key(t) in self._tainted for t in op.inputs):
             return True
         stateful = graphs.is_stateful(op) and op.type not in graphs.READS
-        return stateful or (writes and bool(op.outputs))
+        return stateful or (writes and _returns_values(op))
 
     def _draws_inside(self, name: str) -> bool:
         """Whether the library function of that name draws something."""
@@ -250,6 +250,18 @@ class Draws:
             return any(self._draws_inside(name) for name in inner)
         op_def = graphs.op_def_of_type(self._graph, node.op)
         return op_def is not None and op_def.is_stateful and bool(op_def.output_arg)
+
+
+def _returns_values(op) -> bool:
+    """Whether what a write returns is only read. Who wants the variable itself cannot be fed."""
+    return bool(op.outputs) and not any(
+        graphs.takes_reference(consumer, index)
+        for tensor in op.outputs
+        if graphs.is_reference(tensor)
+        for consumer in tensor.consumers()
+        for index, given in enumerate(consumer.inputs)
+        if key(given) == key(tensor)
+    )
 
 
 def _is_handle(tensor) -> bool:

@@ -153,7 +153,7 @@ def _length(op, argument) -> int:
     return len(op.get_attr(argument.type_list_attr))
 
 
-def _takes_reference(op, index: int) -> bool:
+def takes_reference(op, index: int) -> bool:
     """Whether input `index` is declared as a reference, not merely fed with one."""
     name = _argument_names(op)[index]
     return any(a.is_ref for a in op_def_of(op).input_arg if a.name == name)
@@ -190,7 +190,7 @@ class Writes:
         candidates = [
             index
             for index, tensor in enumerate(op.inputs)
-            if tensor.dtype == tf.resource or (is_reference(tensor) and _takes_reference(op, index))
+            if tensor.dtype == tf.resource or (is_reference(tensor) and takes_reference(op, index))
         ]
         if not candidates:
             return []
@@ -350,7 +350,7 @@ def values_of(write) -> List[Value]:
     for index, (tensor, role) in enumerate(zip(write.inputs, _argument_names(write))):
         if not is_float(tensor):
             continue
-        if is_reference(tensor) and _takes_reference(write, index):
+        if is_reference(tensor) and takes_reference(write, index):
             continue
         found.append(Value(tensor, role))
     return found

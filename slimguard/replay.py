@@ -85,9 +85,8 @@ def _main(bundle: Bundle, shell: bool, without: Optional[int]) -> int:
 
 def replay(replica: Replica, values: Dict[str, np.ndarray]) -> Replay:
     """Runs the step again, gate and all, and looks for what makes it bad."""
-    step = replica.step(values)
-    labels = step.decide()
-    return Replay(labels, diagnose_step(step, labels))
+    labels = replica.decide(values)
+    return Replay(labels, diagnose_step(replica.step(values), labels))
 
 
 def describe(found: Replay) -> str:
@@ -206,6 +205,7 @@ def _describe_fewer(replica: Replica, bundle: Bundle, fewer: Fewer) -> str:
 
 
 def _open_shell(replica: Replica, bundle: Bundle, diagnosis: Diagnosis) -> None:
+    replica.load_all()
     step = replica.step(bundle.values)
     names = {
         'session': replica.session,

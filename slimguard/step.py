@@ -7,7 +7,7 @@ graph of its own in a session of its own, with a copy of the variables: in anoth
 the forward pass writes.
 """
 
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +21,9 @@ from slimguard.plan import key, op_of
 
 tf1 = tf.compat.v1
 
+# What is fetched at once: larger parts take more memory, and smaller ones more runs.
 _CHUNK_BYTES = 192 << 20
+_VARIABLE_BYTES = 32 << 20
 _UNKNOWN_BYTES = 1 << 20  # what a tensor of unknown rank counts for
 
 
@@ -51,7 +53,7 @@ class Step:
       origins: says where the op of a name comes from.
       names: for a tensor that stands in for another: the other's name and its op's type.
       missing: names of ops that drew something that was not kept.
-      restore: called after a run, with whether the whole step ran; None if a run writes nothing.
+      restore: called after each run, to undo what it wrote; None if a run writes nothing.
 
     Attributes:
       ops: the ops to run again, each after what it needs. The gate's own are not among them, nor
@@ -68,7 +70,7 @@ class Step:
         origins: Callable[[str], Origin],
         names: Dict[str, Tuple[str, str]],
         missing: Sequence[str],
-        restore: Optional[Callable[[bool], None]] = None,
+        restore: Optional[Callable[[], None]] = None,
     ):
         self.session = session
         self.gate = gate
@@ -141,20 +143,10 @@ class Step:
         if chunk:
             yield chunk
 
-    def decide(self) -> List[gates.Label]:
-        """Runs the whole step through its gate: the labels of what is bad. For replicas only."""
-        feed = dict(self.feed)
-        feed[self.gate.watched] = True
-        bad = self.session.run(self.gate.bad, feed)
-        self._restore(True)
-        if np.shape(bad) != (len(self.gate.labels),):
-            raise ReplayError('the gate of this step says %s, not a flag a label' % (bad,))
-        return [label for label, is_bad in zip(self.gate.labels, bad) if is_bad]
-
     def _run(self, tensors: List[tf.Tensor]) -> List[np.ndarray]:
         values = self.session.run(tensors, self.feed)
         if self._restore is not None:
-            self._restore(False)
+            self._restore()
         return values
 
     def _run_or_split(self, tensors):
@@ -268,7 +260,9 @@ class _Export:
             self._sources.setdefault(tensor.op, []).append(tensor)
         self._flow = Flow(graphs.ancestors(gate_roots(gate)))
         # Also those that only other sources need, to look at.
-        ops = graphs.ancestors(gate_roots(gate) + list(self._sources), self._needs)
+        ops = graphs.ancestors(
+            gate_roots(gate) + list(self._sources) + capture.variables, self._needs
+        )
         self._kept = {op.name for op in ops}
         graph_def = tf1.GraphDef()
         whole = self._graph.as_graph_def()
@@ -450,32 +444,67 @@ class Replica:
         }
         config = tf1.ConfigProto(allow_soft_placement=True)
         self.session = tf1.Session(graph=self.graph, config=config)
-        self.restore()
-
-    def restore(self, names: Optional[Iterable[str]] = None) -> None:
-        """Gives variables the values they had before the step; by default, all of them."""
-        names = list(self._loads if names is None else names)
-        for values in self._variables(names) if names else ():
-            feed = {self._loads[name][0]: value for name, value in values.items()}
-            self.session.run([self._loads[name][1] for name in values], feed)
+        self._loaded: Set[str] = set()
+        self._ahead: Dict[str, np.ndarray] = {}
 
     def step(self, values: Dict[str, np.ndarray]) -> Step:
         """The step, fed with what it drew, by the names of the sources in the user's graph."""
-        sources = self._plain.names['sources']
-        feed = {sources[name][0] + ':0': value for name, value in values.items()}
-        names = {stand_in + ':0': (name, op_type) for name, (stand_in, op_type) in sources.items()}
+        names = self._plain.names
+        feed = {self._stand_in(name): value for name, value in values.items()}
+        originals = {
+            self._stand_in(name): (name, op_type) for name, (_, op_type) in names['sources'].items()
+        }
+        _, checked = _looked_at(self.gate)
+        self._load([op.name for op in graphs.ancestors(t.op for t in checked)])
         return Step(
             self.session,
             self.gate,
             feed,
-            Recorded(self._plain.names['origins']),
-            names,
-            self._plain.names['missing'],
-            self._after_run,
+            Recorded(names['origins']),
+            originals,
+            names['missing'],
+            self._restore if self._written_ahead else None,
         )
 
-    def _after_run(self, whole_step: bool) -> None:
-        self.restore(None if whole_step else self._written_ahead)
+    def decide(self, values: Dict[str, np.ndarray]) -> List[gates.Label]:
+        """Runs the whole step through its gate, fed with what it drew: the labels of what is bad.
+
+        A good step is written. The variables get their values back before they are used again.
+        """
+        self._load(self._loads)
+        feed = {self._stand_in(name): value for name, value in values.items()}
+        feed[self.gate.watched] = True
+        bad = self.session.run(self.gate.bad, feed)
+        if np.shape(bad) != (len(self.gate.labels),):
+            raise ReplayError('the gate of this step says %s, not a flag a label' % (bad,))
+        labels = [label for label, is_bad in zip(self.gate.labels, bad) if is_bad]
+        if not labels:
+            self._loaded.clear()
+        return labels
+
+    def load_all(self) -> None:
+        """Gives all variables the values they had before the step, if they do not have them."""
+        self._load(self._loads)
+
+    def _stand_in(self, name: str) -> str:
+        return self._plain.names['sources'][name][0] + ':0'
+
+    def _load(self, names: Iterable[str]) -> None:
+        """Loads those variables among the ops `names` that are not loaded yet."""
+        missing = [name for name in names if name in self._loads and name not in self._loaded]
+        for values in self._variables(missing) if missing else ():
+            self._assign(values)
+            self._loaded.update(values)
+            for name in self._written_ahead.intersection(values):
+                self._ahead[name] = values[name]
+
+    def _assign(self, values: Dict[str, np.ndarray]) -> None:
+        feed = {self._loads[name][0]: value for name, value in values.items()}
+        self.session.run([self._loads[name][1] for name in values], feed)
+
+    def _restore(self) -> None:
+        """Undoes what the forward pass wrote."""
+        self._assign(self._ahead)
 
     def _find_gate(self, names: Dict[str, Any]) -> GateCopy:
         def find(kind: str) -> Optional[tf.Tensor]:
@@ -523,7 +552,7 @@ def variables_in_chunks(session, capture: Capture, names) -> Iterable[Dict[str, 
     for name in names:
         read = capture.reads[name]
         more = _bytes(read, 1)
-        if chunk and size + more > _CHUNK_BYTES:
+        if chunk and size + more > _VARIABLE_BYTES:
             yield session.run(chunk)
             chunk, size = {}, 0
         chunk[name] = read

@@ -8,7 +8,7 @@ of the time a step takes, with its quartiles; `cpu` the ratio of the time that a
 it, which other load on the machine moves less. *Unguarded again* is a second build of the unguarded
 train op: what it differs from 1 by is what the measurement is worth.
 
-What limits it: every gradient is read once more; and no update can begin before the last gradient is
+What limits it: every gradient is read once more; no update can begin before the last gradient is
 known, so updates no longer run beside the backward pass, and all gradients are in memory together.
 `step` prints what the ways of looking cost that were not chosen:
 

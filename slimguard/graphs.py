@@ -23,6 +23,7 @@ READS = frozenset(
     'ResourceGather ResourceGatherNd DisableCopyOnRead DeepCopy'.split()
 )
 VARIABLES = frozenset('VariableV2 Variable VarHandleOp'.split())
+_NO_WRITES = _PASS_ON | _READS | VARIABLES
 # State that is neither a variable nor readable, but ends up in checkpoints or in gradients.
 _OTHER_WRITES = re.compile(
     r'(Resource|Sparse)?AccumulatorApplyGradient$|LookupTable(Insert|Remove|Import)'
@@ -85,7 +86,7 @@ def ancestors(roots: Iterable[tf.Operation], needs=needs) -> List[tf.Operation]:
         if root in seen:
             continue
         seen.add(root)
-        stack = [(root, needs(root))]
+        stack = [(root, iter(needs(root)))]
         while stack:
             op, rest = stack[-1]
             for needed in rest:
@@ -95,7 +96,7 @@ def ancestors(roots: Iterable[tf.Operation], needs=needs) -> List[tf.Operation]:
                     waiting.append(needed)
                     continue
                 seen.add(needed)
-                stack.append((needed, needs(needed)))
+                stack.append((needed, iter(needs(needed))))
                 break
             else:
                 order.append(op)
@@ -178,14 +179,14 @@ class Writes:
         return self._written[op]
 
     def __contains__(self, op) -> bool:
-        return bool(_OTHER_WRITES.match(op.type)) or bool(self.variables(op))
+        return bool(self.variables(op)) or bool(_OTHER_WRITES.match(op.type))
 
     def is_opaque(self, op) -> bool:
         """Whether what `op` will have written can only be known afterwards."""
         return bool(_MULTIPLIES.match(op.type)) or (op in self and bool(self.calls(op)))
 
     def _find(self, op) -> List[tf.Operation]:
-        if op.type in READS or op.type in _PASS_ON or op.type in VARIABLES:
+        if op.type in _NO_WRITES:
             return []
         candidates = [
             index

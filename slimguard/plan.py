@@ -73,6 +73,7 @@ class Plan:
         self.barrier: List[tf.Operation] = []
         self._stand_in = stand_in
         self._peeled: Dict[tf.Operation, tf.Tensor] = {}
+        self._needs: Dict[tf.Operation, List[tf.Operation]] = {}  # asked for several times
         self.core = self._peel(train_op) if isinstance(train_op, tf.Tensor) else None
         if self.core is None:
             self._peel_group(op_of(train_op))
@@ -117,7 +118,11 @@ class Plan:
 
     def needs(self, op) -> List[tf.Operation]:
         """What `op` needs, read through gates that are there already."""
-        return [self.resolve(t).op for t in op.inputs] + self.controls(op)
+        found = self._needs.get(op)
+        if found is None:
+            found = [self.resolve(t).op for t in op.inputs] + self.controls(op)
+            self._needs[op] = found
+        return found
 
     def controls(self, op) -> List[tf.Operation]:
         return [self._stand_in(control) for control in op.control_inputs]

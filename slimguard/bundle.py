@@ -435,7 +435,7 @@ class _Npz:
     """The arrays of an .npz that `np.savez` wrote: bytes or int64, and nothing compressed.
 
     `np.load` would take the memory that a file says it needs before it looks at how long it is.
-    Here no member can be larger than the file, since none is compressed.
+    Here all that is in the file is no larger than the file.
     """
 
     def __init__(self, file_name: str):
@@ -460,8 +460,6 @@ class _Npz:
             raise _damaged(self._file_name, 'it says to be larger than it is')
         self._arrays = {}
         for member in members:
-            if member.compress_type != zipfile.ZIP_STORED:
-                raise _damaged(self._file_name, 'compressed')
             name = member.filename
             if not re.match(r'a\d+(_lengths)?\.npy$', name):
                 raise _damaged(self._file_name, 'unexpected member %r' % name)

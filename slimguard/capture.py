@@ -98,8 +98,7 @@ class Capture:
             full = [area for area, size in zip(self._areas, sizes) if size]
             for area, taken in zip(full, session.run([area.unstage for area in full])):
                 for tensor, value in zip(area.tensors, taken):
-                    # A copy: what was fed may be a buffer that the caller uses again.
-                    values[tensor.name] = np.array(value)
+                    values[tensor.name] = np.asarray(value)
             sizes = [max(0, size - 1) for size in sizes]
         return values
 

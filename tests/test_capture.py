@@ -90,9 +90,12 @@ def test_nothing_is_drawn_for_it():
 def test_a_second_bad_step_replaces_the_first_and_does_not_wait():
     x = iterator_of(bad(0), bad(1), bad(2))
     watched = Watched(loss_of(x))
+    sizes = [op.outputs[0] for op in x.graph.get_operations() if op.type == 'StageSize']
     for _ in range(3):
         watched.step()
+        assert watched.session.run(sizes) == [1]
     np.testing.assert_array_equal(watched.take()[x.name], bad(2))
+    assert watched.session.run(sizes) == [0]
     assert watched.take() == {}
 
 
@@ -206,12 +209,14 @@ def test_a_counter_that_picks_the_batch_is_kept():
     counter = tf1.get_variable('counter', [], tf.int32, tf1.zeros_initializer(), trainable=False)
     data = tf.constant(np.stack([good(0), bad(1)]))
     x = tf.gather(data, tf1.assign_add(counter, 1) - 1)
+    later = tf1.assign_add(counter, 5)
     watched = Watched(loss_of(x))
     assert watched.step()[0]
     assert not watched.step()[0]
+    watched.session.run(later.op)
     again = watched.session.run(x, watched.take())
     np.testing.assert_array_equal(again, bad(1))
-    assert watched.session.run(watched.capture.reads['counter']) == 2  # it did not count again
+    assert watched.session.run(watched.capture.reads['counter']) == 7  # it did not count again
 
 
 def test_several_devices():

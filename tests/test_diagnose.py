@@ -61,6 +61,20 @@ def test_a_forward_pass_that_writes_is_run_in_a_copy():
     assert 'at fault: log' in found.line.text
 
 
+def test_each_run_of_the_copy_begins_with_the_same_variables():
+    x = batches(put(0.0, 2, 1), bad_step=0)
+    n = tf1.get_variable('n', initializer=1.0, trainable=False, use_resource=True)
+    begins = n.read_value()
+    with tf.control_dependencies([begins]):
+        write = n.assign_sub(1.0).op
+    with tf.control_dependencies([write]):
+        x = tf.identity(x)
+    logs = tf.math.log(x + begins - 1.0)
+    found = diagnosis_of(Failed(regression(tf.matmul(logs, weights()))))
+    assert found.spots.positions == [((2, 1), -np.inf)]
+    assert found.output.inf == 1
+
+
 def test_an_op_that_waits_for_the_batch_draws_no_other():
     drawn = Batches(bad=[1])
     with tf.control_dependencies([drawn.x]):
@@ -75,7 +89,8 @@ def test_an_op_that_waits_for_the_batch_draws_no_other():
 def test_a_mask_of_infinity_is_not_to_blame():
     x = batches(put(-3.0, 1, 1))
     mask = tf.constant([0.0, 0.0, -np.inf])
-    shares = tf.nn.softmax(tf.matmul(tf.sqrt(x), weights()) + mask)  # at fault: sqrt
+    x += 0.0 * tf.exp(mask)[0]  # so that the mask comes first
+    shares = tf.nn.softmax(mask + tf.matmul(tf.sqrt(x), weights()))  # at fault: sqrt
     found = diagnosis_of(Failed(tf.reduce_mean(tf.square(shares))))
     assert (found.op_type, 'at fault: sqrt' in found.line.text) == ('Sqrt', True)
 

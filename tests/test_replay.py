@@ -75,7 +75,7 @@ def test_it_needs_nothing_but_the_bundle_and_a_fresh_process(bundles, tmp_path):
 
 
 def test_a_bundle_of_tensorflow_1_15_replays_here(capsys):
-    # With a cond, a loop, strings, a py_func and moving averages; tests/data/make_bundle.py made it.
+    # It has a cond, a loop, strings, a py_func and moving averages; see data/make_bundle.py.
     path = os.path.join(os.path.dirname(__file__), 'data', 'made_by_tf115')
     assert replay.main(path, without=2) == 0
     said = capsys.readouterr().out

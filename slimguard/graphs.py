@@ -18,7 +18,7 @@ _PASS_ON = frozenset(
     'NextIteration RefNextIteration RefSelect LoopCond'.split()
 )
 # Take a variable and leave it as it is.
-_READS = frozenset(
+READS = frozenset(
     'ReadVariableOp _ReadVariablesOp VarIsInitializedOp IsVariableInitialized VariableShape '
     'ResourceGather ResourceGatherNd DisableCopyOnRead DeepCopy'.split()
 )
@@ -44,6 +44,25 @@ def _op_def(op):
     if op.type not in _op_defs:
         _op_defs[op.type] = op.op_def
     return _op_defs[op.type]
+
+
+def is_stateful(op) -> bool:
+    """Whether two runs of `op` with the same inputs may differ: it reads, draws or writes."""
+    return _op_def(op).is_stateful
+
+
+def op_def_of_type(graph: tf.Graph, op_type: str):
+    """The OpDef of a type of op, also of one that only function bodies have; None if unknown.
+
+    The method has no public name on TensorFlow 1.15.
+    """
+    if op_type not in _op_defs:
+        find = getattr(graph, 'op_def_for_type', None) or graph._get_op_def
+        try:
+            _op_defs[op_type] = find(op_type)
+        except (tf.errors.NotFoundError, KeyError):
+            return None
+    return _op_defs[op_type]
 
 
 def needs(op) -> Iterator[tf.Operation]:
@@ -163,10 +182,10 @@ class Writes:
 
     def is_opaque(self, op) -> bool:
         """Whether what `op` will have written can only be known afterwards."""
-        return bool(_MULTIPLIES.match(op.type)) or (op in self and bool(self._bodies(op)))
+        return bool(_MULTIPLIES.match(op.type)) or (op in self and bool(self.calls(op)))
 
     def _find(self, op) -> List[tf.Operation]:
-        if op.type in _READS or op.type in _PASS_ON or op.type in VARIABLES:
+        if op.type in READS or op.type in _PASS_ON or op.type in VARIABLES:
             return []
         candidates = [
             index
@@ -175,7 +194,7 @@ class Writes:
         ]
         if not candidates:
             return []
-        bodies = self._bodies(op)
+        bodies = self.calls(op)
         if bodies:
             # `If`, `Case` and the like spend their first input on the choice.
             offset = 1 if op.type in ('If', 'StatelessIf', 'Case', 'StatelessCase') else 0
@@ -190,16 +209,26 @@ class Writes:
                 found.append(variable)
         return found
 
-    def _bodies(self, op) -> List[str]:
+    def calls(self, op) -> List[str]:
         """Names of the library functions that `op` calls."""
-        if op.type not in _CALLS:
+        if op.type not in CALLS:
             if op.type in self._functions():
                 return [op.type]  # a legacy Defun is an op type of its own
             return []
+        return self.called_by(op.node_def)
+
+    def called_by(self, node) -> List[str]:
+        """The same of a NodeDef, as function bodies are made of."""
         names = []
-        for value in op.node_def.attr.values():
+        for value in node.attr.values():
             names.extend(f.name for f in [value.func] + list(value.list.func) if f.name)
+        if node.op in self._functions():
+            names.append(node.op)
         return names
+
+    def function(self, name: str):
+        """The FunctionDef of that name in the graph's library, or None."""
+        return self._functions().get(name)
 
     def _functions(self) -> dict:
         if self._library is None:
@@ -221,18 +250,11 @@ class Writes:
             if node.op in _PASS_ON:
                 if data and data[0] in origin:
                     origin[node.name] = origin[data[0]]
-            elif node.op in _READS:
+            elif node.op in READS:
                 continue
             else:
                 handles = {i: origin[n] for i, n in enumerate(data) if n in origin}
-                inner = [
-                    f.name
-                    for value in node.attr.values()
-                    for f in [value.func] + list(value.list.func)
-                    if f.name
-                ]
-                if node.op in self._functions():
-                    inner.append(node.op)
+                inner = self.called_by(node)
                 if inner:
                     offset = 1 if node.op in ('If', 'StatelessIf', 'Case', 'StatelessCase') else 0
                     inside = set()  # type: Set[int]
@@ -247,7 +269,7 @@ class Writes:
         return written
 
 
-_CALLS = frozenset(
+CALLS = frozenset(
     'If StatelessIf Case StatelessCase While StatelessWhile For PartitionedCall '
     'StatefulPartitionedCall RemoteCall SymbolicGradient'.split()
 )

@@ -1,0 +1,116 @@
+"""Which line of the user's code made an op.
+
+The last frame of an op's traceback that is neither in TensorFlow, tf-slim or Keras nor in slimguard
+or Python's own library is the user's. A gradient op was made by a call of `minimize` that made all
+of them; what the user wants to know there is the op whose gradient it is.
+"""
+
+import importlib.util
+import linecache
+import os
+import re
+import sysconfig
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+import tensorflow as tf
+
+_PYTHON = os.path.join(sysconfig.get_path('stdlib'), '')
+_PACKAGES = (
+    'tensorflow tensorflow_core tensorflow_estimator tf_slim keras tf_keras slimguard six'.split()
+)
+
+
+class Line(NamedTuple):
+    """A line of code."""
+
+    file: str
+    number: int
+    function: str
+    text: str
+
+    def __str__(self) -> str:
+        place = '%s:%d' % (self.file, self.number)
+        return '%s, in %s: %s' % (place, self.function, self.text) if self.text else place
+
+
+class Origin(NamedTuple):
+    """Where an op comes from: the user's line, and the forward op if it computes a gradient.
+
+    For the op of a gradient, the line is that of the forward op.
+    """
+
+    line: Optional[Line]
+    forward: Optional[str]
+
+
+class Origins:
+    """The origins of the ops of a graph that was built in this process, by their names."""
+
+    def __init__(self, graph: tf.Graph):
+        self._graph = graph
+        self._theirs = _directories()
+        self._lines: Dict[Tuple[str, int], Optional[Line]] = {}
+
+    def __call__(self, name: str) -> Origin:
+        op = self._graph.get_operation_by_name(name)
+        # No public name; `tf.gradients` sets it for every op that it makes.
+        forward = getattr(op, '_original_op', None)
+        return Origin(self._line(forward or op), forward.name if forward is not None else None)
+
+    def _line(self, op) -> Optional[Line]:
+        for frame in reversed(_frames(op)):
+            file, number, function = frame
+            if file.startswith('<') or self._is_theirs(file):
+                continue
+            if (file, number) not in self._lines:
+                text = linecache.getline(file, number).strip()
+                self._lines[file, number] = Line(file, number, function, text)
+            return self._lines[file, number]
+        return None
+
+    def _is_theirs(self, file: str) -> bool:
+        if file.startswith(self._theirs):
+            return True
+        # Where packages lie inside of Python's own directory, they may well be the user's.
+        return file.startswith(_PYTHON) and not re.search(r'[/\\\\](site|dist)-packages', file)
+
+
+class Recorded:
+    """Origins that were written down, for a graph that another process built."""
+
+    def __init__(self, table: dict):
+        self._lines = [Line(*line) for line in table['lines']]
+        self._ops = table['ops']
+
+    def __call__(self, name: str) -> Origin:
+        number, forward = self._ops.get(name, (None, None))
+        return Origin(None if number is None else self._lines[number], forward)
+
+
+def record(origins: Origins, ops) -> Dict[str, Any]:
+    """The origins of `ops` as a table for :class:`Recorded`, made of lists and dictionaries."""
+    lines: Dict[Optional[Line], Optional[int]] = {None: None}
+    table = {}
+    for op in ops:
+        origin = origins(op.name)
+        number = lines.setdefault(origin.line, len(lines) - 1)
+        table[op.name] = [number, origin.forward]
+    return {'lines': [list(line) for line in lines if line is not None], 'ops': table}
+
+
+def _frames(op) -> List[Tuple[str, int, str]]:
+    """File, line and function of each call that led to `op`, the outermost first."""
+    return [(frame[0], frame[1], frame[2]) for frame in op.traceback or ()]
+
+
+def _directories() -> Tuple[str, ...]:
+    site_packages = os.path.dirname(os.path.dirname(tf.__file__))
+    found = {os.path.join(site_packages, name) for name in _PACKAGES}
+    for name in _PACKAGES:
+        try:
+            spec = importlib.util.find_spec(name)
+        except (ImportError, ValueError):
+            continue
+        if spec is not None and spec.origin and os.path.basename(spec.origin) == '__init__.py':
+            found.add(os.path.dirname(spec.origin))
+    return tuple(os.path.join(directory, '') for directory in found)

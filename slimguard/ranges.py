@@ -1,0 +1,101 @@
+"""What there is to say about an array of numbers in a line: its range, and what is not finite."""
+
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+FLOATS_OF_NUMPY = 'fc'
+
+
+class Range(NamedTuple):
+    """The range of a float array.
+
+    Attributes:
+      dtype: the name of TensorFlow's dtype.
+      shape: the shape.
+      min, max: of the finite elements (of the absolute values, if they are complex); None if
+        there are none.
+      nan, inf: how many elements are NaN, and how many are infinite.
+    """
+
+    dtype: str
+    shape: Tuple[int, ...]
+    min: Optional[float]
+    max: Optional[float]
+    nan: int
+    inf: int
+
+    @property
+    def is_finite(self) -> bool:
+        return not (self.nan or self.inf)
+
+    @property
+    def largest(self) -> float:
+        """The largest absolute value among the finite elements; 0 if there are none."""
+        return 0.0 if self.min is None else max(abs(self.min), abs(self.max))
+
+    def __str__(self) -> str:
+        size = int(np.prod(self.shape, dtype=np.int64))
+        parts = ['%s%s' % (self.dtype, list(self.shape))]
+        if self.min is not None:
+            parts.append('from %.6g to %.6g' % (self.min, self.max))
+        if not size:
+            parts.append('empty')
+        for count, word in ((self.nan, 'NaN'), (self.inf, 'Inf')):
+            if count:
+                parts.append('%d of %d %s' % (count, size, word))
+        return ', '.join(parts)
+
+    def to_dict(self) -> Dict[str, Any]:
+        return dict(self._asdict(), shape=list(self.shape))
+
+
+def numbers(value: np.ndarray) -> np.ndarray:
+    """The same numbers in a dtype that numpy can compare: bfloat16 and the like are not."""
+    value = np.asarray(value)
+    return value if value.dtype.kind in FLOATS_OF_NUMPY else value.astype(np.float32)
+
+
+def measure(value: np.ndarray, dtype: str) -> Range:
+    """The range of a float array; `dtype` is the name of its TensorFlow dtype."""
+    value = numbers(value)
+    shape = tuple(value.shape)
+    if not value.size:
+        return Range(dtype, shape, None, None, 0, 0)
+    if value.dtype.kind == 'c':
+        value = np.abs(value)
+    with np.errstate(all='ignore'):
+        smallest, largest = value.min(), value.max()  # NaN, if there is one
+    if np.isfinite(smallest) and np.isfinite(largest):
+        return Range(dtype, shape, float(smallest), float(largest), 0, 0)
+    nan = int(np.isnan(value).sum())
+    finite = value[np.isfinite(value)]
+    inf = value.size - nan - finite.size
+    if not finite.size:
+        return Range(dtype, shape, None, None, nan, inf)
+    return Range(dtype, shape, float(finite.min()), float(finite.max()), nan, inf)
+
+
+class Spots(NamedTuple):
+    """Where an array is not finite.
+
+    Attributes:
+      rows: the indices along the first dimension, all of them; empty for a scalar.
+      positions: the first positions, and the value at each.
+      count: how many positions there are.
+    """
+
+    rows: List[int]
+    positions: List[Tuple[Tuple[int, ...], float]]
+    count: int
+
+
+def find_spots(value: np.ndarray, most: int = 20) -> Spots:
+    """Where `value` is not finite; `most` is how many positions are listed."""
+    value = numbers(value)
+    where = np.argwhere(~np.isfinite(value))
+    if value.dtype.kind == 'c':
+        value = np.abs(value)
+    rows = sorted(set(where[:, 0].tolist())) if value.ndim else []
+    positions = [(tuple(int(i) for i in p), float(value[tuple(p)])) for p in where[:most]]
+    return Spots(rows, positions, len(where))

@@ -1,0 +1,262 @@
+"""The bundle: complete, readable elsewhere, and believed in nothing that it says."""
+
+import json
+import os
+import shutil
+import time
+import zipfile
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from slimguard import bundle, gate
+from slimguard.bundle import BundleError
+from slimguard.diagnose import diagnose
+from slimguard.incident import Incident
+from tests import zoo
+
+tf1 = tf.compat.v1
+
+
+def incident_of(failed, step=None):
+    finding = gate.explain(failed.labels)
+    return Incident(
+        step=failed.steps if step is None else step,
+        loss=float(failed.loss),
+        reason=finding.reason,
+        tensors=finding.tensors,
+        strategy='hook',
+        time=time.time(),
+    )
+
+
+def write(failed, logdir, **kwargs):
+    found = diagnose(failed.session, failed.capture, failed.values, failed.labels)
+    incident = incident_of(failed, kwargs.pop('step', None))
+    return bundle.write(
+        str(logdir), failed.session, failed.capture, incident, failed.values, found, **kwargs
+    )
+
+
+def test_it_holds_what_the_step_drew_the_graph_the_state_and_the_diagnosis(tmp_path):
+    failed = zoo.failed('a_pixel_that_relu_swallows')
+    path = write(failed, tmp_path)
+    assert path == str(tmp_path / 'slimguard' / 'incident-1')
+    assert bundle.paths(str(tmp_path)) == [path]
+    assert os.listdir(str(tmp_path / 'slimguard')) == ['incident-1']
+    found = bundle.read(path)
+    assert found.incident['step'] == 1
+    assert found.diagnosis['rows'] == [5]
+    assert 'in row 5' in found.text
+    assert found.diagnosis['ranges'][-1]['range']['shape'] is not None
+    for name, value in failed.values.items():
+        np.testing.assert_array_equal(found.values[name], value)
+    names = list(found.plain.names['variables'])
+    assert sorted(names) == ['global_step', 'w']
+    values = {n: v for part in found.variables(names) for n, v in part.items()}
+    np.testing.assert_array_equal(values['w'], failed.session.run('w/Read/ReadVariableOp:0'))
+
+
+def test_the_state_is_a_checkpoint_that_a_saver_restores(tmp_path):
+    with tf1.variable_scope('parts', partitioner=tf1.fixed_size_partitioner(2)):
+        part = tf1.get_variable('v', [5], initializer=tf1.ones_initializer())
+    total = tf.reduce_sum(tf.identity(part))
+    failed = zoo.Failed(total * zoo.batches(zoo.put(np.nan, 0))[0, 0])
+    path = write(failed, tmp_path)
+    expected = failed.session.run([failed.capture.reads[v.op.name] for v in part])
+    with tf.Graph().as_default(), tf1.Session() as session:
+        with tf1.variable_scope('parts', partitioner=tf1.fixed_size_partitioner(2)):
+            again = tf1.get_variable('v', [5], initializer=tf1.zeros_initializer())
+        tf1.train.Saver([again]).restore(session, os.path.join(path, 'state'))
+        np.testing.assert_array_equal(session.run(list(again)[0]), expected[0])
+    names = list(bundle.read(path).plain.names['variables'])
+    values = {n: v for p in bundle.read(path).variables(names) for n, v in p.items()}
+    np.testing.assert_array_equal(values['parts/v/part_1'], expected[1])
+
+
+@pytest.mark.parametrize(
+    'value',
+    [
+        np.array([b'a', b'', b'\x00bc'], object).reshape(3, 1),
+        np.array([], np.float32).reshape(0, 4),
+        np.array(True),
+        np.array([1 + 2j, np.nan], np.complex64),
+        np.array([1.5, np.inf]).astype(tf.bfloat16.as_numpy_dtype),
+        np.arange(6, dtype=np.uint16).reshape(2, 3)[:, ::2],
+    ],
+    ids=lambda value: str(value.dtype),
+)
+def test_arrays_of_every_dtype_come_back_bit_for_bit(tmp_path, value):
+    path = str(tmp_path / 'drawn.npz')
+    said = bundle._save_arrays({'x:0': value}, path)
+    again = bundle._read_arrays(path, json.loads(json.dumps(said)))['x:0']
+    assert again.shape == value.shape
+    assert again.dtype == value.dtype
+    assert again.tolist() == value.tolist() or again.tobytes() == value.tobytes()
+
+
+def test_a_second_incident_at_the_same_step_gets_a_number_and_the_oldest_goes(tmp_path):
+    failed = zoo.failed('log_of_zero')
+    made = []
+    for number, step in enumerate([1, 1, None, 7]):
+        made.append(write(failed, tmp_path, step=step, max_bundles=3))
+        stamp = 1e9 + number
+        os.utime(os.path.join(made[-1], 'incident.json'), (stamp, stamp))
+    names = [os.path.basename(path) for path in made]
+    assert names == ['incident-1', 'incident-1-2', 'incident-1-3', 'incident-7']
+    assert bundle.paths(str(tmp_path)) == made[1:]
+
+
+def test_a_bundle_that_could_not_be_finished_is_not_there(tmp_path, monkeypatch):
+    failed = zoo.failed('log_of_zero')
+
+    def full(*args, **kwargs):
+        raise OSError('no space left')
+
+    monkeypatch.setattr(np, 'savez', full)
+    with pytest.raises(OSError, match='no space left'):
+        write(failed, tmp_path)
+    assert os.listdir(str(tmp_path / 'slimguard')) == []
+
+
+@pytest.fixture(scope='module')
+def sound(tmp_path_factory):
+    """A bundle to damage copies of."""
+    with tf.Graph().as_default():
+        return write(zoo.failed('a_feed'), tmp_path_factory.mktemp('sound'))
+
+
+def edit_json(path, change):
+    name = os.path.join(path, 'incident.json')
+    with open(name) as file:
+        said = json.load(file)
+    change(said)
+    with open(name, 'w') as file:
+        json.dump(said, file)
+
+
+def cut(name, size):
+    def damage(path):
+        with open(os.path.join(path, name), 'r+b') as file:
+            file.truncate(size)
+
+    return damage
+
+
+def says(*keys, value):
+    def damage(path):
+        def change(said):
+            for key in keys[:-1]:
+                said = said[key]
+            said[keys[-1]] = value
+
+        edit_json(path, change)
+
+    return damage
+
+
+def archive(write_member, compression=zipfile.ZIP_STORED):
+    def damage(path):
+        name = os.path.join(path, 'drawn.npz')
+        with zipfile.ZipFile(name, 'w', compression) as file:
+            write_member(file)
+
+    return damage
+
+
+def pickled(file):
+    with file.open('a0.npy', 'w') as member:
+        np.lib.format.write_array(member, np.array([{'a': 1}], object), allow_pickle=True)
+
+
+def header_of(shape, dtype='|u1'):
+    header = "{'descr': '%s', 'fortran_order': False, 'shape': %r, }" % (dtype, shape)
+    return b'\x93NUMPY\x01\x00' + len(header).to_bytes(2, 'little') + header.encode()
+
+
+def link(name, target):
+    def damage(path):
+        os.remove(os.path.join(path, name))
+        os.symlink(target, os.path.join(path, name))
+
+    return damage
+
+
+def remove(name):
+    return lambda path: os.remove(os.path.join(path, name))
+
+
+def fill(name, content):
+    def damage(path):
+        with open(os.path.join(path, name), 'wb') as file:
+            file.write(content)
+
+    return damage
+
+
+DAMAGES = {
+    'truncated npz': cut('drawn.npz', 100),
+    'empty npz': cut('drawn.npz', 0),
+    'truncated json': cut('incident.json', 100),
+    'truncated graph': cut('step.pb', 1000),
+    'no graph': remove('step.pb'),
+    'empty graph': cut('step.pb', 0),
+    'a graph of noise': fill('step.pb', b'\xff' * 100),
+    'truncated index': cut('state.index', 20),
+    'truncated state': cut('state.data-00000-of-00001', 4),
+    'no state': remove('state.index'),
+    'deep json': fill('incident.json', b'[' * 100000),
+    'json of a list': fill('incident.json', b'[]'),
+    'another version': says('version', value=99),
+    'wrong shape': says('arrays', 1, 'shape', value=[6, 5]),
+    'negative shape': says('arrays', 1, 'shape', value=[-1, -24]),
+    'a huge shape': says('arrays', 1, 'shape', value=[10**12, 10**12]),
+    'a shape of words': says('arrays', 1, 'shape', value=['6', '4']),
+    'an unknown dtype': says('arrays', 1, 'dtype', value='float7'),
+    'another dtype': says('arrays', 1, 'dtype', value='complex128'),
+    'a dtype of handles': says('arrays', 1, 'dtype', value='resource'),
+    'an unknown array': says('arrays', 1, 'key', value='../a0'),
+    'an unknown source': says('arrays', 1, 'name', value='nobody:0'),
+    'another placeholder': says('step', 'sources', 'images:0', value=['nobody', 'Placeholder']),
+    'a source of numbers': says('step', 'sources', 'images:0', value=[1, 2]),
+    'an unknown tensor': says('step', 'bad', value='nobody:0'),
+    'a line out of range': says('step', 'origins', 'ops', 'images', value=[10**6, None]),
+    'a variable that is not there': says('step', 'variables', 'v', value=['float32', 'v', '']),
+    'a variable of another dtype': says('step', 'variables', 'w', value=['int8', 'w', '']),
+    'labels of another number': says('step', 'labels', value=[['value', 'x']]),
+    'pickled objects': archive(pickled),
+    'a compressed bomb': archive(
+        lambda file: file.writestr('a0.npy', header_of((10**8,)) + bytes(10**8)),
+        zipfile.ZIP_DEFLATED,
+    ),
+    'a header that asks for a terabyte': archive(
+        lambda file: file.writestr('a0.npy', header_of((10**12,)))
+    ),
+    'a member outside': archive(lambda file: file.writestr('../a0.npy', header_of((0,)))),
+    'a link to another file': link('drawn.npz', '/dev/zero'),
+    'a link out of the folder': link('incident.json', __file__),
+    'a state that leads out': link('state.index', __file__),
+}
+
+
+@pytest.mark.parametrize('damage', DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_or_hostile_bundle_is_an_error_and_nothing_else(tmp_path, sound, damage, capfd):
+    from slimguard import replay
+
+    path = str(tmp_path / 'copy')
+    shutil.copytree(sound, path)
+    damage(path)
+    before = sorted(os.listdir(str(tmp_path)))
+    assert replay.main(path) == 2
+    said = capfd.readouterr().err
+    assert 'slimguard: cannot replay %s: ' % path in said
+    assert 'Traceback' not in said
+    assert sorted(os.listdir(str(tmp_path))) == before
+
+
+def test_a_folder_that_is_none_is_an_error(tmp_path):
+    with pytest.raises(BundleError, match='there is no bundle'):
+        bundle.read(str(tmp_path / 'nothing'))
+    with pytest.raises(BundleError, match=r'no file incident\.json'):
+        bundle.read(str(tmp_path))

@@ -1,0 +1,97 @@
+"""After an incident: the cause is found and written down, and nothing of it hides the incident."""
+
+import os
+import time
+
+import pytest
+import tensorflow as tf
+
+from slimguard import bundle, gate, replay
+from slimguard.evidence import Evidence
+from slimguard.incident import Incident
+from tests.models import Linear, LogLines
+
+tf1 = tf.compat.v1
+
+
+class Watch(tf1.train.SessionRunHook):
+    """Fetches what `Evidence` needs, and asks it after each bad step."""
+
+    def __init__(self, gate, evidence, is_last=False):
+        self._gate, self._evidence, self._is_last = gate, evidence, is_last
+        self.found = []
+
+    def before_run(self, run_context):
+        fetches = [self._gate.written, self._gate.bad, self._evidence.fetch]
+        return tf1.train.SessionRunArgs(fetches, {self._gate.watched: True})
+
+    def after_run(self, run_context, run_values):
+        written, bad, _ = run_values.results
+        if not written:
+            labels = [label for label, is_bad in zip(self._gate.labels, bad) if is_bad]
+            finding = gate.explain(labels)
+            incident = Incident(
+                len(self.found), None, finding.reason, finding.tensors, 'hook', time.time()
+            )
+            session = run_context.session
+            self.found.append(self._evidence.examine(session, incident, labels, self._is_last))
+
+
+def train(logdir, bad, steps=4, **kwargs):
+    model = Linear(bad=bad)
+    train_op = gate.guard(model.minimize(), model.loss)
+    found = gate.gate_of(train_op)
+    is_last = kwargs.pop('is_last', False)
+    hook = Watch(found, Evidence(found, logdir, **kwargs), is_last)
+    with tf1.train.MonitoredTrainingSession(hooks=[hook]) as session:
+        for _ in range(steps):
+            session.run(train_op)
+    assert model.batches.drawn == steps
+    return hook.found
+
+
+def test_a_bad_step_is_diagnosed_and_its_bundle_replays(tmp_path, capsys):
+    (found,) = train(str(tmp_path), bad=[2])
+    assert found.diagnosis.spots.rows == [1]
+    assert found.bundle == str(tmp_path / 'slimguard' / 'incident-0')
+    lines = str(found).splitlines()
+    assert lines[0] == 'in the input: bad data: 1 NaN among 12 values, in row 1'
+    assert lines[-1] == 'to run it again: python -m slimguard replay ' + found.bundle
+    assert replay.main(found.bundle) == 0
+
+
+def test_without_a_logdir_there_is_a_diagnosis_and_no_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (found,) = train(None, bad=[1])
+    assert found.bundle is None
+    assert 'in row 1' in str(found)
+    assert os.listdir(str(tmp_path)) == []
+
+
+def test_while_the_training_goes_on_later_incidents_cost_nothing(tmp_path):
+    found = train(str(tmp_path), bad=[0, 1, 2], max_bundles=2)
+    assert [f.bundle is not None for f in found] == [True, True, False]
+    assert str(found[2]) == ''
+
+
+def test_the_last_incident_is_always_written(tmp_path):
+    found = train(str(tmp_path), bad=[0, 1, 2], max_bundles=2, is_last=True)
+    assert all(f.bundle is not None for f in found)
+    assert bundle.paths(str(tmp_path)) == [f.bundle for f in found[1:]]
+
+
+def test_what_goes_wrong_here_is_logged_and_does_not_hide_the_incident(tmp_path):
+    (tmp_path / 'slimguard').write_text('in the way')
+    with LogLines() as lines:
+        (found,) = train(str(tmp_path), bad=[1])
+    assert found.bundle is None
+    assert found.diagnosis.found
+    assert any('the bundle could not be written' in line for line in lines)
+
+
+@pytest.mark.parametrize('value', [0, -1, True, 1.5, None])
+def test_max_bundles_must_be_at_least_1(value):
+    model = Linear()
+    found = gate.gate_of(gate.guard(model.minimize(), model.loss))
+    with pytest.raises(ValueError, match='max_bundles'):
+        Evidence(found, None, value)

@@ -1,0 +1,194 @@
+"""The replay: the failure comes back out of its bundle, elsewhere, and nothing else is needed."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slimguard
+from slimguard import bundle, replay
+from slimguard.step import Replica
+from tests import zoo
+from tests.test_bundle import write
+
+tf1 = tf.compat.v1
+
+ROOT = os.path.dirname(os.path.dirname(slimguard.__file__))
+
+
+@pytest.fixture(scope='module')
+def bundles(tmp_path_factory):
+    """A bundle of each training of the zoo, by name."""
+    logdir = tmp_path_factory.mktemp('zoo')
+    made = {}
+    for name in zoo.ZOO:
+        with tf.Graph().as_default():
+            tf1.set_random_seed(1)
+            made[name] = write(zoo.failed(name), logdir / name)
+    return made
+
+
+@pytest.mark.parametrize('name', sorted(zoo.ZOO))
+def test_the_failure_comes_back_with_the_same_loss_and_diagnosis(bundles, name):
+    it = bundle.read(bundles[name])
+    with Replica(it.plain, it.variables) as replica:
+        found = replay.replay(replica, it.values)
+        assert found.came_back
+        assert str(found.diagnosis) == it.text
+        step = replica.step(it.values)
+        loss = replica.session.run(replica.gate.loss, step.feed)
+        np.testing.assert_equal(float(loss), bundle.number(it.incident['loss']))
+
+
+SCRIPT = """
+import sys
+from slimguard import replay
+for path in sys.argv[1:]:
+    assert replay.main(path) == 0, path
+"""
+
+
+def test_it_needs_nothing_but_the_bundle_and_a_fresh_process(bundles, tmp_path):
+    paths = []
+    for name, path in bundles.items():
+        # Moved, as to another machine.
+        paths.append(str(tmp_path / name))
+        os.rename(path, paths[-1])
+    run = subprocess.run(
+        [sys.executable, '-c', SCRIPT] + paths,
+        cwd=str(tmp_path),
+        env=dict(os.environ, PYTHONPATH=ROOT),
+        capture_output=True,
+        text=True,
+    )
+    for name, path in bundles.items():
+        os.rename(str(tmp_path / name), path)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.count('The failure came back') == len(paths)
+    for it in zoo.ZOO.values():
+        assert it.says in run.stdout
+
+
+def test_a_step_that_is_finite_after_all_is_exit_code_1(bundles, tmp_path, capsys):
+    path = copy_of(bundles['a_feed'], tmp_path)
+    values = bundle.read(path).values
+    save_values(path, dict(values, **{'images:0': np.ones_like(values['images:0'])}))
+    assert replay.main(path) == 1
+    assert 'The failure did not come back' in capsys.readouterr().out
+
+
+def copy_of(path, tmp_path):
+    return shutil.copytree(path, str(tmp_path / 'copy'))
+
+
+def save_values(path, values):
+    """Puts other values into a bundle."""
+    name = os.path.join(path, 'incident.json')
+    with open(name) as file:
+        said = json.load(file)
+    said['arrays'] = bundle._save_arrays(values, os.path.join(path, 'drawn.npz'))
+    with open(name, 'w') as file:
+        json.dump(said, file)
+
+
+def test_an_op_that_is_not_known_here_is_named(bundles, tmp_path, capsys):
+    path = copy_of(bundles['log_of_zero'], tmp_path)
+    name = os.path.join(path, 'step.pb')
+    with open(name, 'rb') as file:
+        content = file.read()
+    with open(name, 'wb') as file:
+        file.write(content.replace(b'\x12\x03Log', b'\x12\x03Lug'))
+    assert replay.main(path) == 2
+    said = capsys.readouterr().err
+    assert 'Lug' in said and 'which TensorFlow %s made' % tf.__version__ in said
+
+
+def test_without_the_bad_row_the_step_is_clean(bundles, capsys):
+    assert replay.main(bundles['a_label'], without=2) == 0
+    assert capsys.readouterr().out.endswith(
+        'Without row 2 (a copy of row 0 in its place, as the graph is made for batches of this '
+        'size) the step is clean.\n'
+    )
+
+
+def test_without_one_of_two_bad_rows_it_is_still_bad(bundles, capsys):
+    assert replay.main(bundles['a_feed'], without=0) == 0
+    said = capsys.readouterr().out
+    # A batch of any size: the row is taken out.
+    assert 'Without row 0 the step is still bad: ' in said
+    assert said.count('1 NaN among 20 values, in row 2') == 1
+
+
+def test_a_row_is_replaced_where_the_graph_turns_out_to_need_all(tmp_path, capsys):
+    x = tf1.placeholder(tf.float32, [None, 4], name='images')
+    outputs = tf.matmul(x, zoo.weights()) + tf.ones([zoo.ROWS, 3])
+    batch = np.ones([zoo.ROWS, 4], np.float32)
+    batch[0] = np.nan
+    failed = zoo.Failed(zoo.regression(outputs), feed=lambda step: {'images:0': batch})
+    assert replay.main(write(failed, tmp_path), without=0) == 0
+    assert 'Without row 0 (a copy of row 1 in its place' in capsys.readouterr().out
+
+
+def test_what_goes_with_the_batch_leaves_with_the_row(bundles):
+    it = bundle.read(bundles['dropout_decides'])
+    fewer = replay.leave_out(it, 0).values
+    batch = [name for name, value in it.values.items() if value.ndim]
+    assert len(batch) == 2  # the batch, and the mask of its dropout
+    for name in batch:
+        np.testing.assert_array_equal(fewer[name][0], it.values[name][1])
+
+
+@pytest.mark.parametrize('row, says', [(6, 'rows 0 to 5'), (-1, 'rows 0 to 5')])
+def test_a_row_that_is_not_there_is_an_error(bundles, capsys, row, says):
+    assert replay.main(bundles['a_label'], without=row) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_the_shell_has_session_graph_and_feed(bundles):
+    lines = [
+        'print("loss", session.run(gate.loss, feed), session.graph is graph)',
+        'print("bad", [str(l) for l, b in zip(gate.labels, session.run(gate.bad, feed)) if b])',
+        'print("phase", diagnosis.phase, sorted(values))',
+    ]
+    script = (
+        'import sys; from slimguard import replay; sys.exit(replay.main(sys.argv[1], shell=True))'
+    )
+    run = subprocess.run(
+        [sys.executable, '-c', script, bundles['a_feed']],
+        input='\n'.join(lines) + '\n',
+        env=dict(os.environ, PYTHONPATH=ROOT),
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    assert 'loss nan True' in run.stdout
+    assert "bad ['value:loss" in run.stdout
+    assert "phase input ['images:0', 'keep:0'" in run.stdout
+
+
+def test_the_diagnosis_in_a_replay_leaves_the_variables_as_they_were(bundles):
+    it = bundle.read(bundles['log_of_zero'])
+    before = {n: v.tobytes() for p in it.variables(['w', 'global_step']) for n, v in p.items()}
+    good = {
+        name: np.where(value == 0, 0.5, value).astype(value.dtype)
+        for name, value in it.values.items()
+    }
+    with Replica(it.plain, it.variables) as replica:
+        # Even a step that turns out to be good, and is therefore written.
+        assert not replay.replay(replica, good).came_back
+        after = replica.session.run({name: read_of(replica.graph, name) for name in before})
+    assert {name: value.tobytes() for name, value in after.items()} == before
+
+
+def read_of(graph, name):
+    variable = graph.get_operation_by_name(name)
+    if variable.type != 'VarHandleOp':
+        return variable.outputs[0]
+    with graph.as_default():
+        dtype = variable.get_attr('dtype')
+        return tf.raw_ops.ReadVariableOp(resource=variable.outputs[0], dtype=dtype)

@@ -1,0 +1,125 @@
+"""The ranges along a step, put together by layers, for a picture that fits on a page."""
+
+import re
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+from slimguard.bundle import number
+
+PHASES = ('input', 'forward', 'backward', 'update')
+
+
+class Layer(NamedTuple):
+    """The tensors of one scope in one pass.
+
+    Attributes:
+      phase: one of `PHASES`.
+      name: the scope, or the op where there is none.
+      tensors: how many tensors there are.
+      min, max: of their finite elements; None if there are none.
+      nan, inf: how many elements are not finite.
+      begins: whether what made the step bad is among them.
+    """
+
+    phase: str
+    name: str
+    tensors: int
+    min: Optional[float]
+    max: Optional[float]
+    nan: int
+    inf: int
+    begins: bool
+
+    @property
+    def is_finite(self) -> bool:
+        return not (self.nan or self.inf)
+
+
+def layers_of(rows: List[Dict[str, Any]], culprit: Optional[str], most: int = 44) -> List[Layer]:
+    """The layers of a step, pass by pass, each where its first op is.
+
+    Args:
+      rows: the 'ranges' of a diagnosis in incident.json.
+      culprit: the name of the tensor at fault, or None.
+      most: how many layers there may be. If there are more, outer scopes stand for theirs.
+
+    Raises:
+      KeyError, TypeError, ValueError, OverflowError, AttributeError: if the rows are not as a
+        diagnosis writes them.
+    """
+    found = []
+    for row in rows:
+        if not row['op'].startswith('slimguard/'):
+            phase = row['phase'] if row['phase'] in PHASES else 'update'
+            found.append((phase, scope_of(row['op'], phase), _layer(row, phase, culprit)))
+    deepest = max([len(scope) for _, scope, _ in found], default=0)
+    for depth in range(deepest, 0, -1):
+        layers = _merge(found, depth)
+        if len(layers) <= most:
+            break
+    else:
+        layers = _merge(found, 1)
+    return _squeeze(layers, most)
+
+
+def scope_of(op: str, phase: str) -> Tuple[str, ...]:
+    """The scopes around an op; around the forward op, for the op of a gradient."""
+    parts = op.split('/')
+    if phase in ('backward', 'update'):
+        for place, part in enumerate(parts[:-1]):
+            if re.match(r'gradients(_\d+)?$', part):
+                parts = parts[place + 1 :]
+                break
+        for place, part in enumerate(parts):
+            if re.search(r'_grad(_\d+)?$', part):
+                parts = parts[: place + 1]
+                break
+    return tuple(parts[:-1] or parts)
+
+
+def _layer(row: Dict[str, Any], phase: str, culprit: Optional[str]) -> Layer:
+    found = row['range']
+    least, largest = (None if found[k] is None else float(number(found[k])) for k in ('min', 'max'))
+    begins = culprit is not None and row['tensor'] == culprit
+    return Layer(phase, '', 1, least, largest, int(found['nan']), int(found['inf']), begins)
+
+
+def _merge(found: List[Tuple[str, Tuple[str, ...], Layer]], depth: int) -> List[Layer]:
+    layers: Dict[Tuple[str, str], Layer] = {}
+    for phase, scope, layer in found:
+        name = '/'.join(scope[:depth])
+        known = layers.get((phase, name))
+        layers[phase, name] = layer._replace(name=name) if known is None else _both(known, layer)
+    return sorted(layers.values(), key=lambda layer: PHASES.index(layer.phase))
+
+
+def _both(one: Layer, other: Layer) -> Layer:
+    mins = [x.min for x in (one, other) if x.min is not None]
+    maxes = [x.max for x in (one, other) if x.max is not None]
+    return one._replace(
+        tensors=one.tensors + other.tensors,
+        min=min(mins, default=None),
+        max=max(maxes, default=None),
+        nan=one.nan + other.nan,
+        inf=one.inf + other.inf,
+        begins=one.begins or other.begins,
+    )
+
+
+def _squeeze(layers: List[Layer], most: int) -> List[Layer]:
+    """Neighbours in one, where a graph has no scopes: but not what is at fault."""
+    size = -(-len(layers) // most)
+    if size <= 1:
+        return layers
+    squeezed = []  # type: List[Layer]
+    first, count = '', 0
+    for layer in layers:
+        last = squeezed[-1] if squeezed else None
+        apart = last is None or last.phase != layer.phase or last.begins or layer.begins
+        if apart or count == size:
+            squeezed.append(layer)
+            first, count = layer.name, 1
+        else:
+            name = '%s \N{HORIZONTAL ELLIPSIS} %s' % (first, layer.name)
+            squeezed[-1] = _both(squeezed[-1], layer)._replace(name=name)
+            count += 1
+    return squeezed

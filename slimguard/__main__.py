@@ -34,6 +34,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
             parser.error('there is no directory %r' % options.logdir)
         if options.command == 'checkpoints':
             _checkpoints(options.logdir, options.repair)
+        elif options.command == 'report':
+            _report(options)
         else:
             _incidents(options.logdir)
 
@@ -133,6 +135,20 @@ def _parsers() -> Tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         'record of incidents that slimguard keeps in LOGDIR/slimguard/incidents.jsonl.',
     )
     incidents.add_argument('logdir', metavar='LOGDIR')
+    report = commands.add_parser(
+        'report',
+        help='make a page to look at: the loss, the incidents, what made them bad',
+        description='Writes one HTML page with the loss and its incidents, and for those that have '
+        'a bundle the diagnosis, the ranges along the step and the samples of the batch. It asks '
+        'for nothing from the network.',
+    )
+    report.add_argument('logdir', metavar='LOGDIR')
+    report.add_argument(
+        '--output', metavar='FILE', help='where it goes; default: LOGDIR/slimguard/report.html'
+    )
+    report.add_argument(
+        '--png', metavar='FILE', help='the same as a picture, too; needs the extra "report"'
+    )
     return parser, run
 
 
@@ -213,6 +229,12 @@ def _incidents(logdir: str) -> None:
     _print_table(journal.table(records))
     if torn:
         print('%d lines could not be read; a kill can tear one' % torn)
+
+
+def _report(options: argparse.Namespace) -> None:
+    from slimguard import report
+
+    sys.exit(report.main(options.logdir, options.output, options.png))
 
 
 def _print_table(rows: Sequence[Sequence[str]]) -> None:

@@ -47,10 +47,14 @@ def layers_of(rows: List[Dict[str, Any]], culprit: Optional[str], most: int = 44
         diagnosis writes them.
     """
     found = []
+    ops = {row['op'] for row in rows}
     for row in rows:
-        if not row['op'].startswith('slimguard/'):
-            phase = row['phase'] if row['phase'] in PHASES else 'update'
-            found.append((phase, scope_of(row['op'], phase), _layer(row, phase, culprit)))
+        op, phase = row['op'], row['phase'] if row['phase'] in PHASES else 'update'
+        if op.startswith('slimguard/'):
+            continue
+        if phase == 'update' and op.rpartition('/')[0] in ops:
+            op = op.rpartition('/')[0]  # a slot, which is named after its variable
+        found.append((phase, scope_of(op, phase), _layer(row, phase, culprit)))
     deepest = max([len(scope) for _, scope, _ in found], default=0)
     for depth in range(deepest, 0, -1):
         layers = _merge(found, depth)
@@ -73,6 +77,8 @@ def scope_of(op: str, phase: str) -> Tuple[str, ...]:
             if re.search(r'_grad(_\d+)?$', part):
                 parts = parts[: place + 1]
                 break
+        if len(parts) > 2 and re.match(r'AssignMovingAvg', parts[-2]):
+            parts = parts[:-1]
     return tuple(parts[:-1] or parts)
 
 

@@ -27,7 +27,7 @@ _SHAPES = {
     'save refused': 'M-5-3L-3-5L0-2L3-5L5-3L2 0L5 3L3 5L0 2L-3 5L-5 3L-2 0Z',
     'other': 'M-1.5-6H1.5V-1.5H6V1.5H1.5V6H-1.5V1.5H-6V-1.5H-1.5Z',
 }
-_NAMES = {'other': 'on_nan_loss'}
+NAMES = {'other': 'on_nan_loss'}
 
 
 def render(found: Findings) -> str:
@@ -68,7 +68,7 @@ def _loss(found: Findings) -> Markup:
     if found.curve is None:
         parts.append(element('p', NO_CURVE))
     elif found.curve.bad:
-        said = '%d of its %d recorded values were not finite.'
+        said = '%d of the %d recorded values were not finite, and are not in the curve.'
         parts.append(element('p', said % (found.curve.bad, found.curve.points)))
     if found.curve is not None and found.curve.stretches or entries:
         parts.append(_chart(found.curve, entries))
@@ -110,19 +110,18 @@ def _chart(curve: Optional[Curve], entries: Sequence[Entry]) -> Markup:
         paths = [element('path', d=_path(s, x, y), class_='curve') for s in stretches]
         title = element('title', '%s over the global step' % (curve.tag if curve else ''))
         view = {'viewBox': '0 0 1000 1000', 'preserveAspectRatio': 'none'}
-        drawn.append(
-            element('svg', title, paths, x=0, y=0, width='100%', height=plot, **view)
-        )
+        drawn.append(element('svg', title, paths, x=0, y=0, width='100%', height=plot, **view))
     drawn.append(element('line', x1=0, x2='100%', y1=height, y2=height, class_='axis'))
     for lane, group in enumerate(marks):
         drawn.extend(_drawn(mark, plot + 8 + _LANE * (lane + 0.5)) for mark in group)
+    how = '; the axis of the loss is logarithmic' if stretches and y.is_log else ''
     label = 'The loss over the global step, with %d incidents marked' % len(entries)
     svg = element('svg', drawn, class_='chart', height=height, role='img', aria_label=label)
     return element(
         'figure',
         _legend(curve, entries, actions),
         element('div', svg, class_='plot'),
-        element('figcaption', 'global step', class_='quiet axisname'),
+        element('figcaption', 'global step' + how, class_='quiet axisname'),
     )
 
 
@@ -133,7 +132,7 @@ def _legend(curve: Optional[Curve], entries: Sequence[Entry], actions: Sequence[
         items.append(element('li', line, curve.tag))
     for action in actions:
         count = sum(e.kind == action for e in entries)
-        items.append(element('li', _symbol(action), '%s (%d)' % (_NAMES.get(action, action), count)))
+        items.append(element('li', _symbol(action), '%s (%d)' % (NAMES.get(action, action), count)))
     return element('ul', items, class_='legend')
 
 
@@ -219,7 +218,7 @@ def _row(entry: Entry, bundle: Optional[Finding]) -> Markup:
     cells = [
         element('th', '' if entry.step is None else str(entry.step), scope='row', class_='number'),
         element('td', _symbol(entry.kind), entry.action, class_='action'),
-        element('td', _number(entry.loss), class_='number', data_name='loss'),
+        element('td', number(entry.loss), class_='number', data_name='loss'),
         element('td', why, class_='why'),
         element('td', findings.when(entry.time), class_='when'),
     ]
@@ -247,10 +246,10 @@ def _cause(it: Finding, title: str) -> Markup:
     return element(
         'article',
         element('h3', 'Step %s' % step if step is not None else it.name),
-        element('p', _sentence(it), class_='lead'),
+        element('p', sentence(it), class_='lead'),
         _facts(it),
-        _ranges(it.layers) if it.layers else None,
         [_sheet(sheet) for sheet in it.sheets],
+        _ranges(it.layers) if it.layers else None,
         element(
             'p',
             'To run it again: ',
@@ -261,7 +260,7 @@ def _cause(it: Finding, title: str) -> Markup:
     )
 
 
-def _sentence(it: Finding) -> str:
+def sentence(it: Finding) -> str:
     if not it.phase:
         return it.entry.reason or 'There is no diagnosis.'
     return '%s: %s.' % (it.phase, it.trouble)
@@ -367,7 +366,9 @@ def said_of(layer: Layer) -> str:
     if not layer.is_finite:
         for count, word in ((layer.nan, 'NaN'), (layer.inf, 'Inf')):
             if count:
-                parts.append('%s %s' % ('{:,}'.format(count).replace(',', '\N{NARROW NO-BREAK SPACE}'), word))
+                parts.append(
+                    '%s %s' % ('{:,}'.format(count).replace(',', '\N{NARROW NO-BREAK SPACE}'), word)
+                )
     elif layer.min is not None and layer.max is not None:
         parts.append('%.3g to %.3g' % (layer.min, layer.max))
     else:
@@ -384,7 +385,7 @@ def _sheet(sheet: Sheet) -> Markup:
     said = '%s, %s, %s' % (sheet.name, sheet.dtype, shape)
     scale = 'Black is %.4g and white %.4g' % (sheet.black, sheet.white)
     if batch < sheet.rows:
-        scale += '; %d of the %d samples are shown, those at fault first' % (batch, sheet.rows)
+        scale += '; %d of the %d samples are shown, bad ones before others' % (batch, sheet.rows)
     return element(
         'figure',
         element('h4', 'The batch ', element('code', said)),
@@ -400,13 +401,13 @@ def _sample(sample: Sample) -> Markup:
     if sample.bad:
         said += ', %d not finite' % sample.bad
     elif sample.suspect:
-        said += ', at fault'
+        said += ', not finite later on'
+    if sample.wild is not None:
+        said += ', as far as %.3g' % sample.wild
     image = element(
         'image', href='data:image/png;base64,' + data, width=width, height=height, class_='pixels'
     )
-    rings = [
-        element('rect', x=x, y=y, width=1, height=1, class_='ring') for y, x in sample.spots
-    ]
+    rings = [element('rect', x=x, y=y, width=1, height=1, class_='ring') for y, x in sample.spots]
     box = '0 0 %d %d' % (width, height)
     title = element('title', said)
     svg = element('svg', title, image, rings, viewBox=box, role='img', aria_label=said)
@@ -417,7 +418,7 @@ def _sample(sample: Sample) -> Markup:
 # Numbers.
 
 
-def _number(value: Optional[float]) -> str:
+def number(value: Optional[float]) -> str:
     if value is None:
         return ''
     return '%.6g' % value if math.isfinite(value) else {True: 'NaN'}.get(value != value, 'Inf')
@@ -514,10 +515,11 @@ table { border-collapse: collapse; width: 100%; }
 .incidents { font-size: .93rem; }
 .incidents th, .incidents td { text-align: left; vertical-align: baseline; font-weight: 400;
   padding: .55rem 1.1rem .55rem 0; border-bottom: 1px solid var(--line); }
+thead th { white-space: nowrap; }
 .incidents thead th { color: var(--soft); font-size: .82rem; padding-top: 0; }
 .incidents tbody th { font-weight: 600; }
 .incidents tr:target { background: var(--wash); }
-.number { font-variant-numeric: tabular-nums; }
+.number { font-variant-numeric: tabular-nums; white-space: nowrap; }
 .action, .when { white-space: nowrap; }
 .when { color: var(--soft); font-variant-numeric: tabular-nums; padding-right: 0 !important; }
 .why { min-width: 14rem; }
@@ -546,8 +548,8 @@ dd { margin: 0; min-width: 0; }
 .ends span { display: flex; align-items: center; gap: .7rem; color: var(--bad); font-weight: 600; }
 .ends span::before, .ends span::after { content: ""; height: 2px; background: var(--bad); flex: 1; }
 .ends span::before { flex: 0 0 1.4rem; }
-.samples { list-style: none; margin: 0; padding: 0; display: grid; gap: .9rem;
-  grid-template-columns: repeat(auto-fill, minmax(6.2rem, 1fr)); font-size: .8rem;
+.samples { list-style: none; margin: 0; padding: 0; display: grid; gap: .9rem .8rem;
+  grid-template-columns: repeat(auto-fill, minmax(5.6rem, 1fr)); font-size: .8rem;
   color: var(--soft); line-height: 1.35; }
 .samples svg { display: block; width: 100%; margin-bottom: .35rem; outline: 1px solid var(--line); }
 .samples .bad svg, .samples .suspect svg { outline: 3px solid var(--bad); outline-offset: 1px; }

@@ -23,6 +23,7 @@ class Sample(NamedTuple):
       spots: (y, x) of the pixels of `pixels` that are not finite, at most 64.
       bad: how many values of the sample are not finite.
       suspect: whether it made a later tensor bad, by the diagnosis.
+      wild: the value farthest from what is shown, if it is far from it; else None.
     """
 
     row: int
@@ -30,6 +31,7 @@ class Sample(NamedTuple):
     spots: List[Tuple[int, int]]
     bad: int
     suspect: bool
+    wild: Optional[float]
 
 
 class Sheet(NamedTuple):
@@ -108,24 +110,40 @@ def _sheet(name: str, value, images: np.ndarray, suspects: Set[int], most: int) 
     samples = []
     for row in sorted(order[:most]):
         pixels, spots = _pixels(numbers(images[row]), black, white)
-        samples.append(Sample(row, pixels, spots, counts[row], row in suspects))
+        wild = _wild(_finite(images[row]), black, white)
+        samples.append(Sample(row, pixels, spots, counts[row], row in suspects, wild))
     return Sheet(name, str(value.dtype), tuple(value.shape), len(images), black, white, samples)
 
 
 def _scale(images: np.ndarray) -> Tuple[float, float]:
-    """What is black and what is white: a usual range that holds nearly all values, or their own."""
+    """What is black and what is white: a usual range that holds the values, or their own."""
     if images.dtype == np.uint8:
         return 0.0, 255.0
-    sample = numbers(images[:: max(1, len(images) // 32)]).astype(np.float64)
-    finite = sample[np.isfinite(sample)]
-    if not finite.size:
+    ends = []
+    for image in images[:: max(1, len(images) // 32)]:
+        finite = _finite(image)
+        if finite.size:
+            ends.append((finite.min(), finite.max()))
+    if not ends:
         return 0.0, 1.0
-    # A few wild values must not leave the rest of the batch black.
-    low, high = np.percentile(finite, [0.5, 99.5])
+    # Those of a usual sample: a wild one must not leave the rest of the batch black.
+    low, high = np.median(np.array(ends, np.float64), axis=0)
     for black, white in ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0)):
         if black <= low and high <= white and high - low > (white - black) / 50:
             return black, white
     return (float(low), float(high)) if high > low else (float(low) - 0.5, float(low) + 0.5)
+
+
+def _wild(values: np.ndarray, black: float, white: float) -> Optional[float]:
+    if not values.size:
+        return None
+    value = max((float(values.min()), float(values.max())), key=lambda v: abs(v - black))
+    return value if abs(value - black) > 20 * (white - black) else None
+
+
+def _finite(image) -> np.ndarray:
+    image = numbers(image)
+    return image[np.isfinite(image)]
 
 
 def _pixels(image: np.ndarray, black: float, white: float):

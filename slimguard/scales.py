@@ -12,10 +12,12 @@ class Scale(NamedTuple):
     Attributes:
       place: gives the place of a value, from 0 to 1 along the axis.
       ticks: values, and what to write at them.
+      is_log: whether it is logarithmic.
     """
 
     place: Callable[[float], float]
     ticks: List[Tuple[float, str]]
+    is_log: bool = False
 
     def __call__(self, value: float) -> float:
         return self.place(value)
@@ -52,9 +54,12 @@ def _logarithmic(low: float, high: float) -> Scale:
     room = 0.04 * (high - low)
     low, high = low - room, high + room
     every = max(1, math.ceil((high - low) / 6))
-    exponents = [e for e in range(math.ceil(low), math.floor(high) + 1) if e % every == 0]
-    ticks = [(10.0**e, _label(10.0**e)) for e in exponents]
-    return Scale(lambda value: (math.log10(value) - low) / (high - low), ticks)
+    exponents = range(math.floor(low), math.ceil(high) + 1)
+    # Few powers of ten are too few for ticks.
+    factors = (1, 2, 5) if high - low < 3 else (1,)
+    values = [f * 10.0**e for e in exponents if e % every == 0 for f in factors]
+    ticks = [(v, _label(v)) for v in values if low <= math.log10(v) <= high]
+    return Scale(lambda value: (math.log10(value) - low) / (high - low), ticks, True)
 
 
 def magnitudes(values: Iterable[Optional[float]]) -> Scale:
@@ -79,7 +84,7 @@ def magnitudes(values: Iterable[Optional[float]]) -> Scale:
     for exponent in exponents:
         for sign in (-1, 1):
             ticks.append((sign * 10.0 ** min(exponent, 308), _power(sign, exponent)))
-    return Scale(place, ticks)
+    return Scale(place, ticks, True)
 
 
 def _power(sign: int, exponent: int) -> str:
@@ -97,7 +102,7 @@ _SUPERSCRIPTS = str.maketrans(
 )
 
 
-def _linear_ticks(low: float, high: float, whole: bool, about: int = 5) -> List[float]:
+def _linear_ticks(low: float, high: float, whole: bool, about: int = 6) -> List[float]:
     rough = high / about - low / about
     size = 10.0 ** math.floor(math.log10(rough))
     step = next(m * size for m in (1, 2, 2.5, 5, 10) if m * size >= rough * 0.999)
@@ -109,7 +114,9 @@ def _linear_ticks(low: float, high: float, whole: bool, about: int = 5) -> List[
 
 def _label(value: float) -> str:
     if value and not 1e-4 <= abs(value) < 1e6:
-        mantissa, _, exponent = ('%.2g' % value if abs(value) < 1 else '%.3g' % value).partition('e')
+        mantissa, _, exponent = ('%.2g' % value if abs(value) < 1 else '%.3g' % value).partition(
+            'e'
+        )
         if exponent:
             power = '10' + str(int(exponent)).translate(_SUPERSCRIPTS)
             return power if mantissa == '1' else '%s\N{MULTIPLICATION SIGN}%s' % (mantissa, power)

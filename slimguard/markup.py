@@ -1,4 +1,4 @@
-"""HTML that is escaped by construction: what is not :class:`Markup` is text, and is shown as such."""
+"""HTML that is escaped by construction: what is not :class:`Markup` is text, and shown as such."""
 
 import html
 import unicodedata

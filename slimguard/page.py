@@ -1,8 +1,8 @@
-"""The report as one HTML page that asks for nothing: no script, no font, no image from elsewhere."""
+"""The report as one HTML page. It asks for nothing: no script, no font, no image of others."""
 
 import base64
 import math
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -10,11 +10,14 @@ from slimguard import findings, samples
 from slimguard.curve import Curve
 from slimguard.findings import ACTIONS, Entry, Finding, Findings, Unreadable
 from slimguard.layers import Layer
-from slimguard.markup import Markup, element, join
+from slimguard.markup import Markup, element
 from slimguard.samples import Sample, Sheet
 from slimguard.scales import Scale, magnitudes, scale_of
 
-_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+_POLICY = (
+    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; "
+    "form-action 'none'"
+)
 _MOST_ROWS = 200
 _PLOT, _LANE = 240, 20  # heights in pixels
 _ELLIPSIS = '\N{HORIZONTAL ELLIPSIS}'
@@ -162,7 +165,7 @@ def _drawn(mark: _Mark, y: float) -> Markup:
         steps = 'steps %s to %s' % (first.step, last.step)
         said = '%s: %d incidents, %s' % (steps, len(mark.entries), first.action)
     shape = element('path', element('title', said), d=_SHAPES[mark.kind], class_=_class(mark.kind))
-    link = element('a', shape, href='#incident-%d' % first.number, aria_label=said)
+    link = element('a', shape, href='#row-%d' % first.number, aria_label=said)
     return element('svg', link, x=_percent(mark.x), y=_px(y), width=1, height=1, class_='mark')
 
 
@@ -222,7 +225,7 @@ def _row(entry: Entry, bundle: Optional[Finding]) -> Markup:
         element('td', why, class_='why'),
         element('td', findings.when(entry.time), class_='when'),
     ]
-    return element('tr', cells, id='incident-%d' % entry.number)
+    return element('tr', cells, id='row-%d' % entry.number)
 
 
 # The causes.
@@ -533,10 +536,11 @@ dl div { display: grid; grid-template-columns: 6.5rem 1fr; gap: .2rem 1rem; padd
 dt { color: var(--soft); }
 dd { margin: 0; min-width: 0; }
 .ranges { font-size: .8rem; table-layout: fixed; }
-.ranges th { width: 34%; text-align: left; font-weight: 400; padding: 0 .8rem 0 0; line-height: 18px; }
+.ranges th { width: 34%; text-align: left; font-weight: 400; padding: 0 .8rem 0 0;
+  line-height: 18px; }
 .ranges th span { display: block; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
 .ranges td { padding: 0; line-height: 18px; height: 18px; }
-.ranges td:last-child { width: 10.5rem; padding-left: 1.2rem; color: var(--soft);
+.ranges td:last-child { width: 11.6rem; padding-left: 1.2rem; color: var(--soft);
   font-variant-numeric: tabular-nums; white-space: nowrap; }
 .ranges .bad td:last-child { color: var(--bad); font-weight: 600; }
 .ranges th.pass { font-weight: 600; padding-top: .7rem; line-height: 1.6; }

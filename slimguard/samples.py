@@ -11,6 +11,7 @@ from slimguard.ranges import numbers
 _LEAST_SIDE, _MOST_SIDE = 4, 8192
 _SHOWN_SIDE = 160  # pixels; larger samples are shrunk
 _CHANNELS = (1, 3, 4)
+_LARGEST = np.finfo(np.float64).max
 BAD = (255, 0, 144)  # the colour of a pixel that is not finite
 
 
@@ -123,15 +124,19 @@ def _scale(images: np.ndarray) -> Tuple[float, float]:
     for image in images[:: max(1, len(images) // 32)]:
         finite = _finite(image)
         if finite.size:
-            ends.append((finite.min(), finite.max()))
+            ends.append((float(finite.min()), float(finite.max())))
     if not ends:
         return 0.0, 1.0
-    # Those of a usual sample: a wild one must not leave the rest of the batch black.
-    low, high = np.median(np.array(ends, np.float64), axis=0)
+    # Those of a usual sample: a wild one must not leave the rest of the batch black. And not a mean
+    # of two, which may overflow.
+    low, high = (sorted(column)[len(ends) // 2] for column in zip(*ends))
     for black, white in ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0)):
         if black <= low and high <= white and high - low > (white - black) / 50:
             return black, white
-    return (float(low), float(high)) if high > low else (float(low) - 0.5, float(low) + 0.5)
+    if high <= low:
+        room = max(0.5, 1e-3 * abs(low))
+        low, high = max(low - room, -_LARGEST), min(low + room, _LARGEST)
+    return low, high
 
 
 def _wild(values: np.ndarray, black: float, white: float) -> Optional[float]:
@@ -154,7 +159,7 @@ def _pixels(image: np.ndarray, black: float, white: float):
         bad = np.logical_or.reduceat(bad, np.arange(0, bad.shape[1], step), axis=1)
         image = image[::step, ::step]
     with np.errstate(all='ignore'):
-        shown = (image.astype(np.float64) - black) / (white - black) * 255.0
+        shown = (image / 2.0 - black / 2) / (white / 2 - black / 2) * 255.0
     shown = np.clip(np.nan_to_num(shown), 0, 255).round().astype(np.uint8)
     pixels = np.repeat(shown, 3, axis=2) if shown.shape[2] == 1 else shown.copy()
     pixels[bad] = BAD if pixels.shape[2] == 3 else BAD + (255,)

@@ -1,5 +1,6 @@
 """The ranges along a step, put together by layers, for a picture that fits on a page."""
 
+import math
 import re
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
@@ -34,19 +35,26 @@ class Layer(NamedTuple):
         return not (self.nan or self.inf)
 
 
-def layers_of(rows: List[Dict[str, Any]], culprit: Optional[str], most: int = 44) -> List[Layer]:
-    """The layers of a step, pass by pass, each where its first op is.
+Scoped = Tuple[Tuple[str, ...], Layer]
+
+
+def layers_of(
+    rows: List[Dict[str, Any]], culprit: Optional[str], most: Optional[Dict[str, int]] = None
+) -> List[Layer]:
+    """The layers of a step, pass by pass, in the order in which they are computed.
 
     Args:
       rows: the 'ranges' of a diagnosis in incident.json.
       culprit: the name of the tensor at fault, or None.
-      most: how many layers there may be. If there are more, outer scopes stand for theirs.
+      most: how many layers there may be in each pass. If there are more, outer scopes stand for
+        theirs.
 
     Raises:
       KeyError, TypeError, ValueError, OverflowError, AttributeError: if the rows are not as a
         diagnosis writes them.
     """
-    found = []
+    passes = {phase: [] for phase in PHASES}  # type: Dict[str, List[Scoped]]
+    apart = {phase: [] for phase in PHASES}  # type: Dict[str, List[Scoped]]
     ops = {row['op'] for row in rows}
     for row in rows:
         op, phase = row['op'], row['phase'] if row['phase'] in PHASES else 'update'
@@ -54,14 +62,39 @@ def layers_of(rows: List[Dict[str, Any]], culprit: Optional[str], most: int = 44
             continue
         if phase == 'update' and op.rpartition('/')[0] in ops:
             op = op.rpartition('/')[0]  # a slot, which is named after its variable
-        found.append((phase, scope_of(op, phase), _layer(row, phase, culprit)))
-    deepest = max([len(scope) for _, scope, _ in found], default=0)
-    for depth in range(deepest, 0, -1):
+        scope = scope_of(op, phase)
+        if _is_sum_of_gradients(op) and passes[phase]:
+            scope = passes[phase][-1][0]
+        layer = _layer(row, phase, culprit)
+        (apart if _is_any_time(row) else passes)[phase].append((scope, layer))
+    layers = []  # type: List[Layer]
+    for phase in PHASES:
+        layers.extend(_fit(passes[phase] + apart[phase], (most or _MOST)[phase]))
+    return layers
+
+
+_MOST = {'input': 8, 'forward': 36, 'backward': 28, 'update': 10}
+
+
+def _is_any_time(row: Dict[str, Any]) -> bool:
+    """Whether an op says nothing about when its layer is computed: it needs but a variable."""
+    return row['type'] in _READS or '/Regularizer/' in row['op']
+
+
+_READS = frozenset('ReadVariableOp VariableV2 Variable VarHandleOp'.split())
+
+
+def _is_sum_of_gradients(op: str) -> bool:
+    """Gradients of one tensor are added up outside of the scope of any layer."""
+    return bool(re.search(r'(^|/)gradients(_\d+)?/[^/]*$', op))
+
+
+def _fit(found: List[Scoped], most: int) -> List[Layer]:
+    layers = []  # type: List[Layer]
+    for depth in range(max([len(scope) for scope, _ in found], default=0), 0, -1):
         layers = _merge(found, depth)
         if len(layers) <= most:
-            break
-    else:
-        layers = _merge(found, 1)
+            return layers
     return _squeeze(layers, most)
 
 
@@ -85,17 +118,20 @@ def scope_of(op: str, phase: str) -> Tuple[str, ...]:
 def _layer(row: Dict[str, Any], phase: str, culprit: Optional[str]) -> Layer:
     found = row['range']
     least, largest = (None if found[k] is None else float(number(found[k])) for k in ('min', 'max'))
+    for end in (least, largest):
+        if end is not None and not math.isfinite(end):
+            raise ValueError('the range of %r ends at %s' % (row['op'], end))
     begins = culprit is not None and row['tensor'] == culprit
     return Layer(phase, '', 1, least, largest, int(found['nan']), int(found['inf']), begins)
 
 
-def _merge(found: List[Tuple[str, Tuple[str, ...], Layer]], depth: int) -> List[Layer]:
-    layers: Dict[Tuple[str, str], Layer] = {}
-    for phase, scope, layer in found:
+def _merge(found: List[Scoped], depth: int) -> List[Layer]:
+    layers: Dict[str, Layer] = {}
+    for scope, layer in found:
         name = '/'.join(scope[:depth])
-        known = layers.get((phase, name))
-        layers[phase, name] = layer._replace(name=name) if known is None else _both(known, layer)
-    return sorted(layers.values(), key=lambda layer: PHASES.index(layer.phase))
+        known = layers.get(name)
+        layers[name] = layer._replace(name=name) if known is None else _both(known, layer)
+    return list(layers.values())
 
 
 def _both(one: Layer, other: Layer) -> Layer:
@@ -120,7 +156,7 @@ def _squeeze(layers: List[Layer], most: int) -> List[Layer]:
     first, count = '', 0
     for layer in layers:
         last = squeezed[-1] if squeezed else None
-        apart = last is None or last.phase != layer.phase or last.begins or layer.begins
+        apart = last is None or last.begins or layer.begins
         if apart or count == size:
             squeezed.append(layer)
             first, count = layer.name, 1

@@ -1,6 +1,7 @@
 """The report as one HTML page. It asks for nothing: no script, no font, no image of others."""
 
 import base64
+import collections
 import math
 from typing import List, NamedTuple, Optional, Sequence
 
@@ -296,9 +297,12 @@ def _ranges(layers: Sequence[Layer]) -> Markup:
     scale = magnitudes([end for layer in layers for end in (layer.min, layer.max)])
     ticks = [_percent(scale(value)) for value, _ in scale.ticks]
     grid = [element('line', x1=at, x2=at, y1=0, y2='100%', class_='grid') for at in ticks]
+    # On a phone there is room for the ends and the middle.
+    extras = ['' if scale(value) in (0.0, 0.5, 1.0) else ' extra' for value, _ in scale.ticks]
+    prefix = _common_scope(layers)
     labels = [
-        element('text', label, x=at, y=14, class_='tick middle')
-        for at, (_, label) in zip(ticks, scale.ticks)
+        element('text', label, x=at, y=14, class_='tick middle' + extra)
+        for at, label, extra in zip(ticks, [label for _, label in scale.ticks], extras)
     ]
     rows = []  # type: List[Markup]
     phase, begun = '', False
@@ -313,11 +317,13 @@ def _ranges(layers: Sequence[Layer]) -> Markup:
             begun = True
             said = element('td', element('span', 'here finite ends'), colspan=3)
             rows.append(element('tr', said, class_='ends'))
-        rows.append(_layer_row(layer, scale, grid))
+        rows.append(_layer_row(layer, scale, grid, prefix))
     said = (
         'From the least to the largest finite value of each layer, in the order in which they are '
         'computed; the axis is logarithmic on both sides of zero.'
     )
+    if prefix:
+        said += ' %s is left out of the names.' % prefix
     if begun:
         said += ' Where values are not finite the row is marked.'
     table = element('table', element('tbody', rows), class_='ranges')
@@ -341,7 +347,16 @@ def begins_at(layers: Sequence[Layer]) -> Optional[int]:
     return next((place for place, layer in enumerate(layers) if not layer.is_finite), None)
 
 
-def _layer_row(layer: Layer, scale: Scale, grid: Sequence[Markup]) -> Markup:
+def _common_scope(layers: Sequence[Layer]) -> str:
+    """The outermost scope that most layers are in, with its slash; '' if there is none."""
+    scopes = collections.Counter(x.name.partition('/')[0] for x in layers if '/' in x.name)
+    for scope, count in scopes.most_common(1):
+        if count > max(3, len(layers) / 2):
+            return scope + '/'
+    return ''
+
+
+def _layer_row(layer: Layer, scale: Scale, grid: Sequence[Markup], prefix: str) -> Markup:
     drawn = list(grid)
     if layer.min is not None and layer.max is not None:
         start, end = scale(layer.min), scale(layer.max)
@@ -353,10 +368,11 @@ def _layer_row(layer: Layer, scale: Scale, grid: Sequence[Markup]) -> Markup:
     elif not layer.is_finite:
         drawn.append(element('rect', x=0, y=5, width='100%', height=8, class_='range none'))
     said = said_of(layer)
+    name = layer.name[len(prefix) :] if layer.name.startswith(prefix) else layer.name
     svg = element('svg', drawn, class_='bar', height=18, role='img', aria_label=said)
     return element(
         'tr',
-        element('th', element('span', layer.name, title=layer.name), scope='row'),
+        element('th', element('span', name, title=layer.name), scope='row'),
         element('td', svg),
         element('td', said),
         class_=None if layer.is_finite else 'bad',
@@ -369,9 +385,7 @@ def said_of(layer: Layer) -> str:
     if not layer.is_finite:
         for count, word in ((layer.nan, 'NaN'), (layer.inf, 'Inf')):
             if count:
-                parts.append(
-                    '%s %s' % ('{:,}'.format(count).replace(',', '\N{NARROW NO-BREAK SPACE}'), word)
-                )
+                parts.append('%s %s' % (_count(count), word))
     elif layer.min is not None and layer.max is not None:
         parts.append('%.3g to %.3g' % (layer.min, layer.max))
     else:
@@ -410,12 +424,20 @@ def _sample(sample: Sample) -> Markup:
     image = element(
         'image', href='data:image/png;base64,' + data, width=width, height=height, class_='pixels'
     )
-    rings = [element('rect', x=x, y=y, width=1, height=1, class_='ring') for y, x in sample.spots]
+    rings = [_ring(x, y, max(height, width)) for y, x in sample.spots]
     box = '0 0 %d %d' % (width, height)
     title = element('title', said)
     svg = element('svg', title, image, rings, viewBox=box, role='img', aria_label=said)
     classes = 'bad' if sample.bad else ('suspect' if sample.suspect else None)
     return element('li', svg, element('span', said), class_=classes)
+
+
+def _ring(x: int, y: int, side: int) -> List[Markup]:
+    """A pixel's own outline, or a ring around one that is too small to be seen."""
+    if side < 24:
+        return [element('rect', x=x, y=y, width=1, height=1, class_='ring')]
+    at = {'cx': x + 0.5, 'cy': y + 0.5, 'r': round(side * 0.06, 1)}
+    return [element('circle', class_='halo', **at), element('circle', class_='ring', **at)]
 
 
 # Numbers.
@@ -425,6 +447,13 @@ def number(value: Optional[float]) -> str:
     if value is None:
         return ''
     return '%.6g' % value if math.isfinite(value) else {True: 'NaN'}.get(value != value, 'Inf')
+
+
+def _count(count: int) -> str:
+    for size, letter in ((10**9, 'G'), (10**6, 'M')):
+        if count >= size:
+            return '%.3g%s' % (count / size, letter)
+    return '{:,}'.format(count).replace(',', '\N{NARROW NO-BREAK SPACE}')
 
 
 def _percent(fraction: float) -> str:
@@ -559,6 +588,7 @@ dd { margin: 0; min-width: 0; }
 .samples .bad svg, .samples .suspect svg { outline: 3px solid var(--bad); outline-offset: 1px; }
 .samples .bad span, .samples .suspect span { color: var(--bad); font-weight: 600; }
 .pixels { image-rendering: pixelated; }
+.halo { fill: none; stroke: #fff; stroke-width: 5; vector-effect: non-scaling-stroke; }
 .ring { fill: none; stroke: var(--ring); stroke-width: 2.5; vector-effect: non-scaling-stroke; }
 footer { margin-top: 3rem; }
 @media (max-width: 40rem) {
@@ -576,9 +606,11 @@ footer { margin-top: 3rem; }
   .why, .when { grid-column: 1 / -1; }
   .when { font-size: .87rem; }
   dl div { grid-template-columns: 1fr; padding: .35rem 0; gap: 0; }
-  .ranges th { width: 42%; }
-  .ranges td:last-child { width: 5.6rem; padding-left: .6rem; overflow: hidden;
-    text-overflow: ellipsis; font-size: .74rem; }
+  .ranges th { width: 38%; }
+  .ranges td:last-child { width: 6.2rem; padding-left: .6rem; overflow: hidden;
+    text-overflow: ellipsis; font-size: .72rem; }
+  .ranges tr:not(.bad):not(.ends) td:last-child { color: transparent; }
+  .extra { display: none; }
   .samples { grid-template-columns: repeat(auto-fill, minmax(5rem, 1fr)); }
 }
 @media print {

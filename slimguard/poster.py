@@ -8,7 +8,7 @@ import matplotlib
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Circle, Patch, Rectangle
 
 from slimguard import findings, page
 from slimguard.findings import ACTIONS, Entry, Finding, Findings, Unreadable
@@ -196,7 +196,7 @@ def _sheet(sheet) -> Tuple[float, Any]:
             axes.imshow(sample.pixels, interpolation='nearest', aspect='equal')
             is_bad = bool(sample.bad or sample.suspect)
             for y, x in sample.spots:
-                ring = Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, ec='#ff0090', lw=1.5)
+                ring = _ring(x, y, max(sample.pixels.shape[:2]))
                 axes.add_patch(ring)
             axes.set_xticks([])
             axes.set_yticks([])
@@ -207,6 +207,13 @@ def _sheet(sheet) -> Tuple[float, Any]:
             axes.set_xlabel('row %d' % sample.row, fontsize=7, color=color, labelpad=3)
 
     return 0.45 + lines * (cell + 0.1), fill
+
+
+def _ring(x: int, y: int, side: int) -> Patch:
+    style = {'fill': False, 'ec': '#ff0090', 'lw': 1.5}
+    if side < 24:
+        return Rectangle((x - 0.5, y - 0.5), 1, 1, **style)
+    return Circle((x, y), side * 0.06, **style)
 
 
 def _ranges(it: Finding) -> Tuple[float, Any]:

@@ -267,13 +267,16 @@ WRONG = {
     'a range that is huge': test_bundle.says(
         'diagnosis', 'ranges', 1, 'range', 'max', value=10**999
     ),
+    'a range without end': test_bundle.says(
+        'diagnosis', 'ranges', 1, 'range', 'max', value='Infinity'
+    ),
     'counts of words': test_bundle.says('diagnosis', 'ranges', 1, 'range', 'nan', value={}),
     'a diagnosis of nothing': test_bundle.says('diagnosis', value={'phase': 'input'}),
     'a diagnosis of lists': test_bundle.says('diagnosis', 'line', value=[1]),
     'positions of words': test_bundle.says('diagnosis', 'positions', value=['x']),
     'a shape of words': test_bundle.says('diagnosis', 'output', 'shape', value='x'),
     'deep positions': test_bundle.says('diagnosis', 'positions', value=[[[[[]]]]]),
-    'versions that are deep': test_bundle.says('diagnosis', 'inputs', value=[[[[]]]]),
+    'inputs that are deep': test_bundle.says('diagnosis', 'inputs', value=[[[[]]]]),
 }
 
 

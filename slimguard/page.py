@@ -614,6 +614,10 @@ footer { margin-top: 3rem; }
   .samples { grid-template-columns: repeat(auto-fill, minmax(5rem, 1fr)); }
 }
 @media print {
+  :root { --paper: #fff; --card: #fff; }
+  .samples { display: block; }
+  .samples li { display: inline-block; width: 5.4rem; margin: 0 .7rem .7rem 0;
+    vertical-align: top; }
   body { padding: 0; max-width: none; font-size: 10.5pt; }
   article { border: 0; padding: 0; }
   h2, h3, h4 { break-after: avoid; }

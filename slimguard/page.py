@@ -265,6 +265,7 @@ def _cause(it: Finding, title: str) -> Markup:
 
 
 def sentence(it: Finding) -> str:
+    """What made a step bad, as a sentence."""
     if not it.phase:
         return it.entry.reason or 'There is no diagnosis.'
     return '%s: %s.' % (it.phase, it.trouble)
@@ -444,9 +445,12 @@ def _ring(x: int, y: int, side: int) -> List[Markup]:
 
 
 def number(value: Optional[float]) -> str:
+    """A loss in words; '' if nobody knows it."""
     if value is None:
         return ''
-    return '%.6g' % value if math.isfinite(value) else {True: 'NaN'}.get(value != value, 'Inf')
+    if math.isfinite(value):
+        return '%.6g' % value
+    return 'NaN' if math.isnan(value) else 'Inf'
 
 
 def _count(count: int) -> str:

@@ -84,6 +84,9 @@ def train(logdir):
         ) as session:
             while True:
                 session.run(train_op)
+    # The process goes on, and so does TensorFlow's own writer of event files.
+    tf1.summary.FileWriterCache.get(logdir).close()
+    tf1.summary.FileWriterCache.clear()
 
 
 @pytest.fixture(scope='module')
@@ -168,6 +171,19 @@ def test_each_incident_with_a_bundle_leads_to_it(copy):
     links = [a['href'] for a in seen.of('a')]
     assert len(links) == 6  # three marks, three rows
     assert all(link[0] == '#' and link[1:] in targets for link in links)
+
+
+@pytest.mark.parametrize('shape, rows', [([6], [1, 2]), ([7], []), ([], [])])
+def test_samples_that_fail_later_on_are_framed_where_the_rows_are_theirs(copy, shape, rows):
+    def in_the_forward_pass(said):
+        said['diagnosis'].update(phase='forward', op_type='Log', rows=[1, 2])
+        said['diagnosis']['output']['shape'] = shape
+
+    test_bundle.edit_json(bundle.paths(str(copy))[0], in_the_forward_pass)
+    seen = see(copy)
+    assert len(seen.of('li', class_='suspect')) == len(rows)
+    for row in rows:
+        assert 'row %d, not finite later on' % row in seen.text
 
 
 def harmless(seen):

@@ -36,6 +36,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
             _checkpoints(options.folder, options.repair)
         elif options.command == 'incidents':
             _incidents(options.folder)
+        elif options.command == 'report':
+            _report(options)
         else:
             _replay(options)
 
@@ -155,6 +157,20 @@ def _parsers() -> Tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         type=_row,
         help='run it once more without this row of the batch, and say whether the rest is clean',
     )
+    report = commands.add_parser(
+        'report',
+        help='make a page to look at: the loss, the incidents, what made them bad',
+        description='Writes one HTML page with the loss and its incidents, and for those that have '
+        'a bundle the diagnosis, the ranges along the step and the samples of the batch. It asks '
+        'for nothing from the network.',
+    )
+    report.add_argument('folder', metavar='LOGDIR')
+    report.add_argument(
+        '--output', metavar='FILE', help='where it goes; default: LOGDIR/slimguard/report.html'
+    )
+    report.add_argument(
+        '--png', metavar='FILE', help='the same as a picture, too; needs the extra "report"'
+    )
     return parser, run
 
 
@@ -247,6 +263,12 @@ def _replay(options: argparse.Namespace) -> None:
     from slimguard import replay
 
     sys.exit(replay.main(options.folder, options.shell, options.without))
+
+
+def _report(options: argparse.Namespace) -> None:
+    from slimguard import report
+
+    sys.exit(report.main(options.folder, options.output, options.png))
 
 
 def _print_table(rows: Sequence[Sequence[str]]) -> None:

@@ -23,7 +23,7 @@ READS = frozenset(
     'ResourceGather ResourceGatherNd DisableCopyOnRead DeepCopy'.split()
 )
 VARIABLES = frozenset('VariableV2 Variable VarHandleOp'.split())
-_NO_WRITES = _PASS_ON | _READS | VARIABLES
+_NO_WRITES = _PASS_ON | READS | VARIABLES
 # State that is neither a variable nor readable, but ends up in checkpoints or in gradients.
 _OTHER_WRITES = re.compile(
     r'(Resource|Sparse)?AccumulatorApplyGradient$|LookupTable(Insert|Remove|Import)'

@@ -90,7 +90,7 @@ class Plan:
         self._require_no_fed_op_is_held()
         self.losses = self._find_losses(loss)
         self.squares: List[Check] = []
-        self.late_loss = self.core if self._core_is_late() else None
+        self.late_loss = self._find_late_loss(loss)
         self.trial = self.late_loss is not None
         self.variables: List[tf.Operation] = []
         self.put_back: Dict[tf.Operation, List[tf.Operation]] = {}
@@ -252,15 +252,18 @@ class Plan:
             loss = self.resolve(loss.op.inputs[0])
         return self.resolve(loss)
 
-    def _core_is_late(self) -> bool:
-        """Whether the loss comes out of the update, as when two trainings follow each other."""
-        return (
+    def _find_late_loss(self, loss: Optional[tf.Tensor]) -> Optional[tf.Tensor]:
+        """The loss, if it comes out of the update, as when two trainings follow each other."""
+        if loss is not None and self._peel_quietly(loss).op in self.held:
+            return self._peel_quietly(loss)
+        is_late = (
             self.core is not None
             and graphs.is_float(self.core)
             and self.core.op in self.held
             and self.core.op not in self.writes
             and self._sources(self.core) is None
         )
+        return self.core if is_late else None
 
     # What to check.
 

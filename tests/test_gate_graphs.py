@@ -605,3 +605,23 @@ def test_a_forward_write_in_a_loop_that_only_the_update_waits_for(use_resource, 
     guarded.assert_written({hurt: 0.0})
     for _ in range(100):
         guarded.assert_held({hurt: np.nan}, 'nan in the loop')
+
+
+def test_a_loss_that_waits_for_a_write_to_a_weight_is_looked_at_all_the_same():
+    """The write is held, and with it the loss that waits for it: it is judged afterwards."""
+    weight = tf1.get_variable('w', initializer=2.0)
+    counted = tf1.get_variable('counted', initializer=0.0)  # trainable, as is the default
+    noise = tf1.placeholder(tf.float32, [])
+    with tf.control_dependencies([counted.assign_add(1.0)]):
+        loss = weight * 3.0 + noise  # its gradient is 3, whatever the noise
+    optimizer = tf1.train.GradientDescentOptimizer(0.1)
+    train_op = gate.guard(optimizer.minimize(loss, var_list=[weight]), loss=loss)
+    watched = gate.gate_of(train_op).watched
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(train_op, {noise: 0.0})
+        before = session.run([weight, counted])
+        session.run(train_op, {noise: np.nan, watched: True})
+        assert session.run([weight, counted]) == before
+        session.run(train_op, {noise: 0.0})
+        assert session.run([weight, counted]) != before

@@ -1,0 +1,557 @@
+"""The report: shows what there is to see, believes nothing, and asks for nothing."""
+
+import base64
+import html.parser
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slimguard
+from slimguard import bundle, findings, gate, journal, markup, page, report
+from slimguard.evidence import Evidence
+from tests import test_bundle
+from tests.children import python
+
+tf1 = tf.compat.v1
+
+BAD = (4, 2, 3, 0)  # the row and the pixel
+CHROMIUM = next(
+    filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None
+)
+HOSTILE = '<img src=x onerror=alert(1)>"\'</title></style><script>alert(2)</script>&$\\frac$'
+
+
+class Keeps(slimguard.NanLossHook):
+    """Writes a bundle of each incident before it acts."""
+
+    def __init__(self, found, evidence, **kwargs):
+        super().__init__(found.loss, **kwargs)
+        self._found, self._evidence = found, evidence
+
+    def on_nan_loss(self, run_context, incident):
+        labels = [label for label in self._found.labels if str(label.name) in str(incident.tensors)]
+        self._evidence.examine(run_context.session, incident, labels)
+        super().on_nan_loss(run_context, incident)
+
+
+class Fetch(tf1.train.SessionRunHook):
+    def __init__(self, operation):
+        self._operation = operation
+
+    def before_run(self, run_context):
+        return tf1.train.SessionRunArgs(self._operation)
+
+
+def images(bad):
+    for draw in range(100):
+        batch = np.random.RandomState(draw).uniform(0, 1, [6, 8, 8, 1]).astype(np.float32)
+        if draw in bad:
+            batch[BAD] = np.nan
+        yield batch
+
+
+def train(logdir):
+    """A training with three bad batches of images: one skipped, one rolled back, one raised."""
+    dataset = tf1.data.Dataset.from_generator(lambda: images({5, 9, 14}), tf.float32, [6, 8, 8, 1])
+    x = tf1.data.make_initializable_iterator(dataset)
+    tf1.add_to_collection(tf1.GraphKeys.TABLE_INITIALIZERS, x.initializer)
+    kernel = tf1.get_variable('conv/weights', [3, 3, 1, 2])
+    with tf.name_scope('conv'):
+        net = tf.nn.relu(tf.nn.conv2d(x.get_next(), kernel, strides=[1, 1, 1, 1], padding='SAME'))
+    loss = tf.reduce_mean(tf.square(tf.reduce_sum(net, axis=[1, 2, 3]) - 1.0))
+    summary = tf1.summary.scalar('total_loss', loss)
+    step = tf1.train.get_or_create_global_step()
+    optimizer = tf1.train.GradientDescentOptimizer(1e-5)
+    train_op = gate.guard(optimizer.minimize(loss, global_step=step), loss)
+    found = gate.gate_of(train_op)
+    evidence = Evidence(found, logdir)
+    actions = iter(['skip', 'rollback', 'raise'])
+    hook = Keeps(found, evidence, on_nan=lambda incident: next(actions), logdir=logdir)
+    summaries = tf1.train.SummarySaverHook(save_steps=1, output_dir=logdir, summary_op=summary)
+    with pytest.raises(slimguard.NanLossError):
+        with tf1.train.MonitoredTrainingSession(
+            checkpoint_dir=logdir,
+            save_checkpoint_steps=3,
+            hooks=[Fetch(evidence.fetch), hook, summaries],
+        ) as session:
+            while True:
+                session.run(train_op)
+    # The process goes on, and so does TensorFlow's own writer of event files.
+    tf1.summary.FileWriterCache.get(logdir).close()
+    tf1.summary.FileWriterCache.clear()
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+    """The log directory of a training; not to be changed."""
+    logdir = tmp_path_factory.mktemp('digits')
+    with tf.Graph().as_default():
+        tf1.set_random_seed(1)
+        train(str(logdir))
+    return logdir
+
+
+@pytest.fixture
+def copy(trained, tmp_path):
+    """A copy of it to spoil."""
+    shutil.copytree(str(trained), str(tmp_path / 'copy'))
+    return tmp_path / 'copy'
+
+
+class Seen(html.parser.HTMLParser):
+    """The elements of a page and their text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.words = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    def of(self, tag, **wanted):
+        return [
+            a
+            for t, a in self.elements
+            if t == tag and wanted.items() <= {**a, 'class_': a.get('class')}.items()
+        ]
+
+    @property
+    def text(self):
+        return ' '.join(self.words)
+
+
+def see(logdir, **kwargs):
+    """Makes the report and looks at it."""
+    assert report.main(str(logdir), **kwargs) == 0
+    return Seen((logdir / 'slimguard' / 'report.html').read_text(encoding='utf-8'))
+
+
+def pixels(png):
+    from matplotlib import image
+
+    return (image.imread(io.BytesIO(png)) * 255).round().astype(int)
+
+
+def test_it_shows_the_curve_the_incidents_the_diagnosis_the_ranges_and_the_samples(copy):
+    seen = see(copy)
+    assert len(seen.of('path', class_='curve')) >= 2  # the legend's, and one for each stretch
+    for action in ('skip', 'rollback', 'raise'):
+        # In the legend, in the chart, in the table.
+        assert len(seen.of('path', class_='is-' + action)) == 3
+    assert seen.of('tr', id='row-3')
+    assert '3 incidents: 1 raised, 1 rolled back, 1 skipped.' in seen.text
+    assert seen.text.count('bad data: 1 NaN among 384 values, in row 4') == 3
+    assert 'test_report.py:' in seen.text
+    assert tf.__version__ in seen.text and 'copy' in seen.text
+    assert seen.text.count('here finite ends') == 3
+    assert len(seen.of('image')) == 3 * 6
+    assert len(seen.of('li', class_='bad')) == 3
+    assert len(seen.of('rect', class_='ring')) == 3
+    shown = pixels(base64.b64decode(seen.of('image')[4]['href'].partition(',')[2]))
+    assert shown.shape == (8, 8, 3)
+    bad = np.all(shown == (255, 0, 144), axis=2)
+    assert np.argwhere(bad).tolist() == [[2, 3]]
+
+
+def test_each_incident_with_a_bundle_leads_to_it(copy):
+    seen = see(copy)
+    targets = {a['id'] for _, a in seen.elements if 'id' in a}
+    links = [a['href'] for a in seen.of('a')]
+    assert len(links) == 6  # three marks, three rows
+    assert all(link[0] == '#' and link[1:] in targets for link in links)
+
+
+@pytest.mark.parametrize('shape, rows', [([6], [1, 2]), ([7], []), ([], [])])
+def test_samples_that_fail_later_on_are_framed_where_the_rows_are_theirs(copy, shape, rows):
+    def in_the_forward_pass(said):
+        said['diagnosis'].update(phase='forward', op_type='Log', rows=[1, 2])
+        said['diagnosis']['output']['shape'] = shape
+
+    test_bundle.edit_json(bundle.paths(str(copy))[0], in_the_forward_pass)
+    seen = see(copy)
+    assert len(seen.of('li', class_='suspect')) == len(rows)
+    for row in rows:
+        assert 'row %d, not finite later on' % row in seen.text
+
+
+def harmless(seen):
+    """Whether a page runs nothing and asks for nothing; and holds what it should."""
+    names = {tag for tag, _ in seen.elements}
+    assert not names & {'script', 'img', 'iframe', 'link', 'object', 'embed', 'base', 'form'}
+    for _, attributes in seen.elements:
+        assert not [name for name in attributes if name.startswith('on') or name == 'style']
+        for name in ('src', 'xlink:href', 'action', 'srcset'):
+            assert name not in attributes
+        assert re.match('#|data:image/png;base64,|$', attributes.get('href', ''))
+    (policy,) = seen.of('meta', **{'http-equiv': 'Content-Security-Policy'})
+    assert policy['content'].startswith("default-src 'none'; img-src data:; style-src")
+    return True
+
+
+def spoil(copy, change):
+    """Changes incident.json of each bundle, and each line of the record."""
+    for path in bundle.paths(str(copy)):
+        test_bundle.edit_json(path, change)
+    record = copy / 'slimguard' / 'incidents.jsonl'
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    for line in lines:
+        line.update(action=HOSTILE, reason=HOSTILE, restored=HOSTILE, process=HOSTILE)
+    record.write_text('\n'.join(map(json.dumps, lines)))
+
+
+def hostile_words(said):
+    said['incident'].update(reason=HOSTILE, action=HOSTILE)
+    said['versions'] = {HOSTILE: HOSTILE}
+    said['diagnosis'].update(
+        trouble=HOSTILE,
+        phase=HOSTILE,
+        tensor=HOSTILE,
+        op_type=HOSTILE,
+        forward_op=HOSTILE,
+        not_seen=[HOSTILE],
+        line={'file': HOSTILE, 'number': HOSTILE, 'function': HOSTILE, 'text': HOSTILE},
+        inputs=[{'name': HOSTILE, 'range': None}],
+    )
+    said['diagnosis']['output']['dtype'] = HOSTILE
+    for row in said['diagnosis']['ranges']:
+        row.update(op=HOSTILE, type=HOSTILE, tensor=HOSTILE)
+    for entry in said['arrays']:
+        said['step']['sources'][HOSTILE] = said['step']['sources'][entry['name']]
+        if len(entry['shape']) == 4:
+            entry['name'] = HOSTILE
+
+
+def _in_a_name(text):
+    # Not all that a file's name can hold goes through TensorFlow: it takes names for patterns.
+    return re.sub(r'[/\\\\]', '', text)
+
+
+def test_everything_from_the_run_is_escaped(copy, tmp_path):
+    spoil(copy, hostile_words)
+    with tf.Graph().as_default():
+        writer = tf1.summary.FileWriter(str(copy), filename_suffix='.' + _in_a_name(HOSTILE))
+        for step in range(100):
+            value = tf1.Summary.Value(tag='total_loss ' + HOSTILE, simple_value=1.0)
+            writer.add_summary(tf1.Summary(value=[value]), step)
+        writer.close()
+    named = tmp_path / _in_a_name(HOSTILE)
+    os.rename(str(copy), str(named))
+    seen = see(named, png=str(tmp_path / 'x.png'))
+    assert harmless(seen)
+    # All of it is there, as text.
+    assert seen.text.count(HOSTILE) > 30
+    assert named.name in seen.text
+    assert seen.text.count('total_loss ' + HOSTILE) == 2
+    assert len(seen.of('article')) == 3
+    assert pixels((tmp_path / 'x.png').read_bytes()).shape[1] == 1200
+
+
+@pytest.mark.parametrize(
+    'said, shown',
+    [
+        ('a\u202eb', 'a\\u202eb'),  # would turn around what follows
+        ('a\u200bb\x00\x1b', 'a\\u200bb\\x00\\x1b'),
+        ('\ud800', '\\ud800'),
+        ('größe\t1 < 2', 'größe\t1 &lt; 2'),
+        ('\'"', '&#x27;&quot;'),
+    ],
+)
+def test_what_cannot_be_seen_is_written_out(said, shown):
+    assert markup.text(said) == shown
+
+
+def test_an_attribute_is_escaped_and_a_child_that_is_no_markup_too():
+    said = markup.element('p', '<b>', ['&', markup.Markup('<i>')], None, title='"<', class_='x')
+    assert said == '<p title="&quot;&lt;" class="x">&lt;b&gt;&amp;<i></p>'
+
+
+WRONG = {
+    'ranges of words': test_bundle.says('diagnosis', 'ranges', value=['x', 'y']),
+    'a range of words': test_bundle.says('diagnosis', 'ranges', 1, 'range', 'min', value='x'),
+    'a range that is huge': test_bundle.says(
+        'diagnosis', 'ranges', 1, 'range', 'max', value=10**999
+    ),
+    'a range without end': test_bundle.says(
+        'diagnosis', 'ranges', 1, 'range', 'max', value='Infinity'
+    ),
+    'counts of words': test_bundle.says('diagnosis', 'ranges', 1, 'range', 'nan', value={}),
+    'a diagnosis of nothing': test_bundle.says('diagnosis', value={'phase': 'input'}),
+    'a diagnosis of lists': test_bundle.says('diagnosis', 'line', value=[1]),
+    'positions of words': test_bundle.says('diagnosis', 'positions', value=['x']),
+    'a shape of words': test_bundle.says('diagnosis', 'output', 'shape', value='x'),
+    'deep positions': test_bundle.says('diagnosis', 'positions', value=[[[[[]]]]]),
+    'inputs that are deep': test_bundle.says('diagnosis', 'inputs', value=[[[[]]]]),
+}
+
+
+@pytest.mark.parametrize('name', list(WRONG) + list(test_bundle.DAMAGES))
+def test_a_damaged_bundle_is_one_line_and_not_the_end(sound_and_not, name):
+    logdir, path = sound_and_not
+    (WRONG.get(name) or test_bundle.DAMAGES[name])(path)
+    found = findings.gather(str(logdir))
+    if name in _SHOWN_ALL_THE_SAME:
+        assert len(found.bundles) == 2
+    elif not isinstance(found.bundles[0], findings.Unreadable):
+        raise AssertionError(found.bundles[0])
+    seen = Seen(page.render(found))
+    assert harmless(seen)
+    lines = [b for b in found.bundles if isinstance(b, findings.Unreadable)]
+    assert len(seen.of('p', class_='broken')) == len(lines) <= 1
+    for it in lines:
+        assert '%s cannot be read: ' % it.name in seen.text
+    assert len(seen.of('article')) == 2 - len(lines)
+
+
+# What is wrong with them shows when they are run, and the report runs nothing.
+_SHOWN_ALL_THE_SAME = {
+    'another placeholder',
+    'an unknown tensor',
+    'labels of another number',
+    'truncated state',
+}
+
+
+@pytest.fixture(scope='module')
+def sound(tmp_path_factory):
+    """A bundle to damage copies of."""
+    from tests import zoo
+
+    with tf.Graph().as_default():
+        return test_bundle.write(zoo.failed('a_feed'), tmp_path_factory.mktemp('sound'))
+
+
+@pytest.fixture
+def sound_and_not(sound, tmp_path):
+    """A log directory with two bundles, and the path of the one to damage, the older one."""
+    for name in ('incident-1', 'incident-2'):
+        path = str(tmp_path / 'slimguard' / name)
+        shutil.copytree(sound, path)
+        stamp = int(name[-1]) * 1e9
+        os.utime(os.path.join(path, 'incident.json'), (stamp, stamp))
+    return tmp_path, str(tmp_path / 'slimguard' / 'incident-1')
+
+
+def test_a_record_of_anything_makes_a_page(tmp_path):
+    record = tmp_path / 'slimguard' / 'incidents.jsonl'
+    record.parent.mkdir()
+    strange = [None, True, -1, 10**400, 1e999, 'x', [], {}, [[1]], '\ud800\u202e', '<b>']
+    lines = [
+        json.dumps({k: thing for k in ('step', 'loss', 'action', 'reason', 'tensors', 'time')})
+        for thing in strange
+    ]
+    record.write_text('\n'.join(lines + ['{}', '[]', '{"step": 1', '']))
+    seen = see(tmp_path)
+    assert harmless(seen)
+    assert len(seen.of('tr')) == 1 + len(strange) + 1
+    assert '2 lines of the record could not be read' in seen.text
+
+
+def test_thousands_of_incidents_are_marked_and_the_table_stays_short(tmp_path):
+    record = tmp_path / 'slimguard' / 'incidents.jsonl'
+    record.parent.mkdir()
+    with open(str(record), 'w') as file:
+        for step in range(5000):
+            file.write(json.dumps({'step': step, 'action': 'skip', 'reason': 'x'}) + '\n')
+    seen = see(tmp_path)
+    assert len(seen.of('tr')) == 1 + 200 + 1
+    assert '4800 more, in slimguard/incidents.jsonl' in seen.text
+    marks = seen.of('svg', class_='mark')
+    assert 100 < len(marks) < 200
+    assert 'skip (5000)' in seen.text
+
+
+def test_without_a_loss_it_says_what_to_add(tmp_path):
+    seen = see(tmp_path)
+    assert "tf.compat.v1.summary.scalar('total_loss', total_loss)" in seen.text
+    assert 'No incident is on record.' in seen.text
+    assert not seen.of('svg') and not seen.of('table')
+
+
+def test_a_torn_event_file_and_a_torn_record_are_said(copy):
+    (events,) = copy.glob('events.out.tfevents.*')
+    events.write_bytes(events.read_bytes()[:-5])
+    with open(journal.path_in(str(copy)), 'a') as file:
+        file.write('{"step": 1')
+    seen = see(copy)
+    assert len(seen.of('path', class_='curve')) >= 2
+    assert events.name + ' was read only in part: ' in seen.text
+    assert '1 line of the record could not be read; a kill can tear one.' in seen.text
+
+
+# The command.
+
+
+def test_the_command_writes_the_page_and_the_picture_whole(copy, tmp_path):
+    output, picture = tmp_path / 'a.html', tmp_path / 'a.png'
+    output.write_text('old')
+    run = python('-m', 'slimguard', 'report', copy, '--output', output, '--png', picture)
+    assert (run.returncode, run.stdout) == (0, '%s\n%s\n' % (output, picture)), run.stderr
+    assert harmless(Seen(output.read_text(encoding='utf-8')))
+    shown = pixels(picture.read_bytes())
+    for color in ((255, 0, 144), (31, 111, 196), (200, 16, 46), (51, 65, 78)):
+        assert np.count_nonzero(np.all(shown[:, :, :3] == color, axis=2)) > 20
+    assert sorted(os.listdir(str(tmp_path))) == ['a.html', 'a.png', 'copy']
+    # Nothing was left beside the bundles either.
+    assert not [n for n in os.listdir(str(copy / 'slimguard')) if n.startswith('.')]
+
+
+@pytest.mark.parametrize('output', ['nowhere/a.html', 'folder'])
+def test_a_page_that_cannot_be_written_is_an_error(copy, tmp_path, monkeypatch, capsys, output):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'folder').mkdir()
+    assert report.main(str(copy), output=output) == 2
+    assert 'slimguard: %s cannot be written: ' % output in capsys.readouterr().err
+    assert sorted(os.listdir(str(tmp_path))) == ['copy', 'folder']
+
+
+def test_without_matplotlib_the_error_names_the_extra(copy, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, 'matplotlib', None)
+    monkeypatch.delitem(sys.modules, 'slimguard.poster', raising=False)
+    monkeypatch.delattr(slimguard, 'poster', raising=False)
+    assert report.main(str(copy), png=str(copy / 'a.png')) == 2
+    said = capsys.readouterr().err
+    assert "install it with: pip install 'slimguard[report]'" in said
+    assert not (copy / 'a.png').exists()
+    # And the page needs none.
+    assert report.main(str(copy)) == 0
+
+
+WITHOUT_TENSORFLOW = """
+import sys
+from slimguard.__main__ import main
+try:
+    main(sys.argv[1:])
+finally:
+    assert 'tensorflow' not in sys.modules
+"""
+
+
+@pytest.mark.parametrize(
+    'arguments, code, says',
+    [
+        ('report --help', 0, '--png FILE'),
+        ('report', 2, 'LOGDIR'),
+        ('report nowhere', 2, "there is no directory 'nowhere'"),
+        ('report . --png', 2, '--png'),
+    ],
+)
+def test_help_and_usage_errors_come_without_tensorflow(arguments, code, says):
+    run = python('-c', WITHOUT_TENSORFLOW, *arguments.split())
+    assert run.returncode == code
+    assert says in run.stdout + run.stderr
+
+
+# In a browser.
+
+
+def browse(tmp_path, page, *flags):
+    """Opens a page in Chromium. Returns what it wrote, and the addresses that it asked for."""
+    log = tmp_path / 'net.json'
+    run = subprocess.run(
+        [
+            CHROMIUM,
+            *'--headless --no-sandbox --disable-gpu --disable-quic --no-first-run'.split(),
+            *'--disable-background-networking --disable-component-update'.split(),
+            *'--disable-sync --hide-scrollbars --force-color-profile=srgb'.split(),
+            *'--enable-logging=stderr --v=0'.split(),
+            # What the browser itself wants of its maker has no way out.
+            '--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1',
+            '--user-data-dir=%s' % (tmp_path / 'profile'),
+            '--log-net-log=%s' % log,
+            '--virtual-time-budget=1000',
+            *flags,
+            page.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    return run, asked_for(log.read_text())
+
+
+def asked_for(log):
+    """The addresses of the requests in a net-log that a page made, and not the browser itself."""
+    log = json.loads(log)
+    start = log['constants']['logEventTypes']['URL_REQUEST_START_JOB']
+    requests = [event.get('params', {}) for event in log['events'] if event['type'] == start]
+    by_page = [it for it in requests if 'url' in it and it.get('initiator') != 'not an origin']
+    return [it['url'] for it in by_page]
+
+
+in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason='there is no Chromium on this machine')
+
+
+@in_a_browser
+def test_a_browser_shows_it_without_an_error_and_without_a_request(trained, tmp_path):
+    output = tmp_path / 'report.html'
+    assert report.main(str(trained), output=str(output)) == 0
+    run, asked = browse(tmp_path, output, '--dump-dom')
+    assert asked == []
+    assert 'CONSOLE' not in run.stderr
+    seen = Seen(run.stdout)
+    assert harmless(seen)
+    assert len(seen.of('path', class_='curve')) >= 2
+    assert len(seen.of('image')) == 3 * 6
+    assert seen.of('tr', id='row-3')
+
+
+@in_a_browser
+@pytest.mark.parametrize(
+    'scheme, width, paper, curve, skip',
+    [
+        ('light', 1100, (251, 250, 247), (51, 65, 78), (31, 111, 196)),
+        ('dark', 500, (22, 23, 25), (201, 211, 220), (99, 168, 242)),
+    ],
+)
+def test_a_browser_draws_it(trained, tmp_path, scheme, width, paper, curve, skip):
+    output, shot = tmp_path / 'report.html', tmp_path / 'shot.png'
+    assert report.main(str(trained), output=str(output)) == 0
+    browse(
+        tmp_path,
+        output,
+        '--screenshot=%s' % shot,
+        '--window-size=%d,4000' % width,
+        '--blink-settings=preferredColorScheme=%d' % ['dark', 'light'].index(scheme),
+    )
+    shown = pixels(shot.read_bytes())[:, :, :3]
+    assert tuple(shown[5, 5]) == paper
+
+    def count(color):
+        return np.count_nonzero(np.abs(shown - color).max(axis=2) <= 8)
+
+    assert count(curve) > 200
+    assert count(skip) > 60
+    # A pixel of 8 x 8, three times.
+    assert count((255, 0, 144)) > 3 * 25
+    # Nothing is wider than the window: the right edge is paper, all the way down.
+    assert np.all(shown[:, -4:] == paper)
+
+
+@in_a_browser
+def test_a_browser_that_asks_for_something_would_be_seen(tmp_path):
+    """The check above can fail, and the page's own policy is what forbids it."""
+    address = 'http://127.0.0.1:9/x.png'
+    plain = tmp_path / 'plain.html'
+    plain.write_text('<img src="%s"><script>undefined.x</script>' % address)
+    run, asked = browse(tmp_path, plain, '--dump-dom')
+    assert address in asked
+    assert 'CONSOLE' in run.stderr
+    empty = findings.Findings('x', '', None, [], [], [])
+    guarded = tmp_path / 'guarded.html'
+    guarded.write_text(page.render(empty).replace('<main>', '<main><img src="%s">' % address))
+    run, asked = browse(tmp_path, guarded, '--dump-dom')
+    assert address in run.stdout and asked == []
+    assert 'Content Security Policy' in run.stderr

@@ -11,19 +11,17 @@ costs a checksum of every byte, and the disk.
 
 import argparse
 import os
-import pathlib
 import resource
 import subprocess
 import sys
 import tempfile
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
+import measure
 import tensorflow as tf
 
 import slimguard
-from benchmarks import measure
 
 tf1 = tf.compat.v1
 

@@ -76,10 +76,7 @@ class GateWatcher(SessionRunHook):
         self.on_nan = on_nan
         self.max_loss = max_loss
         self.logdir = logdir
-        self.saver = None  # type: Optional[tf1.train.Saver]
-        self.summary_writer = None  # type: Optional[tf1.summary.FileWriter]
-        # What `slimguard.train` captures, by gate: `Evidence`, which this module knows nothing of.
-        self.evidence: Dict[gates.Gate, Any] = {}
+        self.lend(None, None, {})
         self._otherwise = Raise() if fail_on_nan_loss else Stop()
         self._ladder = Ladder(on_nan, self._otherwise)
         self._policy: Policy = self._otherwise
@@ -108,19 +105,30 @@ class GateWatcher(SessionRunHook):
             raise ValueError(_NO_LOGDIR)
         self._restorer = None
         if self.logdir is not None:
-            self._restorer = Restorer(self.saver or _saver_of(graph), self.logdir)
-        self._journal = Journal(self.logdir, self.summary_writer)
+            self._restorer = Restorer(self._saver or _saver_of(graph), self.logdir)
+        self._journal = Journal(self.logdir, self._summary_writer)
 
     def after_create_session(self, session, coord):
         if self._restorer is not None and self._ladder.may(Rollback):
             self._restorer.save_first(session)
 
     def end(self, session):
-        self.close()
+        self._journal.close()
+
+    def lend(self, saver, summary_writer, evidence: Dict[gates.Gate, Any]) -> None:
+        """Gives it what a training has, until `close`.
+
+        Args:
+          saver: the training's saver, for rollbacks; None for the graph's.
+          summary_writer: the `FileWriter` of the training's summaries, or None.
+          evidence: by gate, the `Evidence` to ask after an incident.
+        """
+        self._saver, self._summary_writer, self.evidence = saver, summary_writer, evidence
 
     def close(self) -> None:
-        """Closes the record of incidents, until there is one more."""
+        """Closes the record of incidents, and gives back what was lent."""
         self._journal.close()
+        self.lend(None, None, {})
 
     def before_run(self, run_context):
         run = self._run_for(run_context)

@@ -207,16 +207,16 @@ def train(
             # As the Supervisor would make it, so that incidents go where the run's summaries go.
             summary_writer = tf1.summary.FileWriter(logdir)
     evidence = _evidence(graph, logdir if saves else None, max_bundles) if capture else {}
-    for hook in hooks:
-        if isinstance(hook, GateWatcher):
-            hook.evidence = evidence
-            hook.saver, hook.summary_writer = saver, summary_writer if saves else None
+    watchers = [hook for hook in hooks if isinstance(hook, GateWatcher)]
+    for hook in watchers:
+        hook.lend(saver, summary_writer if saves else None, evidence)
     # With slim's own step and its own arguments, we know what it would do.
     schedule = None
     if train_step_fn is _slim.train_step and train_step_kwargs == _USE_DEFAULT:
         schedule = Schedule(number_of_steps, log_every_n_steps, trace_every_n_steps)
     with contextlib.ExitStack() as stack:
-        stack.callback(watcher.close)
+        for hook in watchers:
+            stack.callback(hook.close)
         stack.enter_context(graph.as_default())
         bar = stack.enter_context(progress_bar(progress, number_of_steps))
         steps = HookedSteps(
@@ -281,7 +281,7 @@ def _evidence(
     """What captures the bad steps of each gate."""
     require_max_bundles(max_bundles)
     found = {}
-    for gate in set(gates.gates_of(graph).values()):
+    for gate in dict.fromkeys(gates.gates_of(graph).values()):
         try:
             found[gate] = Evidence(gate, logdir, max_bundles)
         except Exception as error:  # a graph beyond what we know is trained all the same

@@ -2,6 +2,8 @@
 
 import os
 import resource
+import shutil
+import subprocess
 import threading
 
 import numpy as np
@@ -324,3 +326,34 @@ class TestSavingAStepAgain:
             assert saver.save(session, str(tmp_path / 'm'), 2) is None
         assert newest(tmp_path) == 'm-2'
         assert tf.train.load_variable(str(tmp_path / 'm-2'), 'w')[0] == 5.0
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    """A file system of three megabytes."""
+    made = subprocess.run(
+        ['mount', '-t', 'tmpfs', '-o', 'size=3m', 'tmpfs', str(tmp_path)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    if made.returncode:
+        pytest.skip('a file system of its own takes the right to mount one')
+    yield tmp_path
+    subprocess.run(['umount', '-l', str(tmp_path)], check=True)
+
+
+@pytest.mark.skipif(shutil.which('mount') is None, reason='there is no mount')
+def test_on_a_disk_that_is_full_the_newest_checkpoint_can_be_restored(tiny_disk):
+    weights = Weights(size=250000)  # a megabyte
+    saver = slimguard.FiniteSaver(max_to_keep=None)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        with pytest.raises(tf.errors.OpError, match='No space left on device'):
+            for step in range(10):
+                good = saver.save(session, str(tiny_disk / 'm'), step)
+        assert tf1.train.latest_checkpoint(str(tiny_disk)) == good
+        assert slimguard.latest_finite_checkpoint(str(tiny_disk)) == good
+        assert not list(tiny_disk.glob('*%d*' % (step)))
+        weights.set(session, 5.0)
+        saver.restore(session, good)
+        assert (session.run(weights.w) == 1).all()

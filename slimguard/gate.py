@@ -379,29 +379,29 @@ class _Build:
             calm, looking = None, _after(plan.barrier, token, 'looking')
         else:
             is_calm = self._is_calm(checks)
-            calm, looking = _branch(token, is_calm, 'calm')
+            calm, looking = branch(token, is_calm, 'calm')
 
         # Second look: before the update.
         before = self._bad_before(checks, looking)
         is_fine = tf.logical_not(tf.reduce_any(before), name='is_fine')
-        fine, refused = _branch(token, is_fine, 'fine')
+        fine, refused = branch(token, is_fine, 'fine')
         copies = self._copy(plan.variables, fine)
         prepared = _after(copies.values(), fine, 'prepared')
 
-        go = prepared if calm is None else _merge([calm, prepared], 'go')
+        go = prepared if calm is None else merge([calm, prepared], 'go')
         twin = self._make_twin(go)
         ran = _after([twin[op_of(plan.train_op)]], go, 'ran')
-        calm_ran, tried = (None, ran) if calm is None else _branch(ran, is_calm, 'ran_calm')
+        calm_ran, tried = (None, ran) if calm is None else branch(ran, is_calm, 'ran_calm')
 
         # Second look: after the update, or after it was refused.
-        looked = _merge([tried, refused], 'looked')
+        looked = merge([tried, refused], 'looked')
         after = self._bad_after(looked)
         if plan.late_loss is not None:
             after = tf.concat([after, self._bad_late_loss(twin, refused)], 0)
         is_good = tf.logical_and(tf.logical_not(tf.reduce_any(after)), is_fine)
-        good, bad = _branch(looked, is_good, 'good')
-        undo, unwritten = _branch(bad, is_fine, 'undo')
-        held = _merge([self._restore(copies, undo, 'undone'), unwritten], 'held')
+        good, bad = branch(looked, is_good, 'good')
+        undo, unwritten = branch(bad, is_fine, 'undo')
+        held = merge([self._restore(copies, undo, 'undone'), unwritten], 'held')
         held = self._restore(copies_ahead, held, 'put_back')
 
         flags = tf.concat([before, after], 0)
@@ -411,11 +411,11 @@ class _Build:
 
     def _outcome(self, good, held, flags, calm_ran, value) -> Outcome:
         """What is read once the step is done, which one of `good`, `held`, `calm_ran` tells."""
-        bad = _after([_merge([good, held], 'decided')], flags, 'flags')
+        bad = _after([merge([good, held], 'decided')], flags, 'flags')
         if calm_ran is not None:
             with tf.control_dependencies([calm_ran]):
                 no_flags = tf.zeros([len(self.labels)], tf.bool)
-            bad = _merge([no_flags, bad], 'bad')
+            bad = merge([no_flags, bad], 'bad')
         with tf.control_dependencies([bad]):
             written = tf.logical_not(tf.reduce_any(bad), name='written')
             step = _read_global_step(self._plan.graph)
@@ -433,7 +433,7 @@ class _Build:
         for check in looked_at:
             dtype = check.tensor.dtype.base_dtype
             near = check.tensor.op
-            size = self._make.sum_of_squares(_for_arithmetic(check.tensor), near)
+            size = self._make.sum_of_squares(for_arithmetic(check.tensor), near)
             size = _lift(size, near, 0.0)
             limit = _CALM_FACTOR if check.is_factor else _CALM.get(dtype, _CALM[tf.float32])
             sizes.setdefault(size.dtype, []).append(size)
@@ -483,7 +483,7 @@ class _Build:
     def _size(self, tensor: tf.Tensor, near: tf.Operation, small: '_Small') -> tf.Tensor:
         """A sum of squares that is finite if and only if all of `tensor` is."""
         scaled = self._make.multiply(tensor, small[tensor.dtype.base_dtype], near)
-        return self._make.sum_of_squares(_for_arithmetic(scaled), near)
+        return self._make.sum_of_squares(for_arithmetic(scaled), near)
 
     def _flag(self, sizes: Sequence[tf.Tensor], labels: Sequence[Label]) -> List[tf.Tensor]:
         """Vectors that say which sizes are not finite, one for each dtype; adds their labels."""
@@ -499,7 +499,7 @@ class _Build:
         """Whether the square of a finite element of `tensor` is not finite, in its own dtype."""
         make, near, dtype = self._make, tensor.op, tensor.dtype.base_dtype
         with tf1.colocate_with(near):
-            wide = tf.cast(tensor, tf.float32) if dtype.size == 2 else _for_arithmetic(tensor)
+            wide = tf.cast(tensor, tf.float32) if dtype.size == 2 else for_arithmetic(tensor)
             axes = tf.range(tf.rank(wide)) if wide.shape.rank is None else self._axes(wide)
         # A power of two: scaled, the numbers are rounded as ever.
         square = make.square(make.multiply(wide, small[wide.dtype], near), near)
@@ -523,8 +523,8 @@ class _Build:
         value = _twin_of(loss, twin, self._plan.held)
         with tf.control_dependencies([refused]):
             unknown = tf.constant(False)
-        is_bad = tf.logical_not(tf.math.is_finite(_for_arithmetic(value)))
-        return tf.expand_dims(_merge([is_bad, unknown], 'bad_late_loss'), 0)
+        is_bad = tf.logical_not(tf.math.is_finite(for_arithmetic(value)))
+        return tf.expand_dims(merge([is_bad, unknown], 'bad_late_loss'), 0)
 
     # Forward writes.
 
@@ -555,7 +555,7 @@ class _Build:
             # Grappler may swap a copy with what is done to it (see `_bad_after`); a switch, of
             # which no one knows the side before it runs, stays where it is.
             switch = tf.raw_ops.Switch(data=variable.outputs[0], pred=now)
-            return _merge([switch.output_false, switch.output_true], 'written')
+            return merge([switch.output_false, switch.output_true], 'written')
 
     def _copy(self, variables, pivot: Optional[tf.Tensor]) -> Dict[tf.Operation, tf.Tensor]:
         """Copies of variables, made once `pivot` is alive. What writes them must wait for these."""
@@ -614,7 +614,7 @@ class _Build:
         value = _after([ran], twin[core.op].outputs[core.value_index], 'value')
         with tf.control_dependencies([refused]):
             instead = tf.identity(self._without_update(core, {}))
-        return _merge([value, instead], 'value_of_step')
+        return merge([value, instead], 'value_of_step')
 
     def _without_update(self, tensor: tf.Tensor, made: dict) -> tf.Tensor:
         """`tensor`, computed from the variables as they are."""
@@ -638,13 +638,13 @@ class _Build:
     def _announce(self, held: tf.Tensor, flags: tf.Tensor) -> tf.Tensor:
         """Where nobody watches, a bad step raises or prints. Returns `held`, afterwards."""
         plan = self._plan
-        quiet, loud = _branch(held, self.watched, 'watched')
+        quiet, loud = branch(held, self.watched, 'watched')
         with tf.control_dependencies([loud]):
             if plan.raises:
                 told = self._raise(flags)
             else:
                 told = self._print(flags)
-        return _merge([quiet, _after([told], loud, 'told')], 'announced')
+        return merge([quiet, _after([told], loud, 'told')], 'announced')
 
     def _raise(self, flags: tf.Tensor) -> tf.Operation:
         bad = tf.boolean_mask(tf.constant([str(label) for label in self.labels], tf.string), flags)
@@ -669,7 +669,7 @@ class _Build:
         return tf.print(tf.strings.join(text), output_stream=sys.stderr)
 
 
-def _branch(value: tf.Tensor, pred: tf.Tensor, name: str) -> Tuple[tf.Tensor, tf.Tensor]:
+def branch(value: tf.Tensor, pred: tf.Tensor, name: str) -> Tuple[tf.Tensor, tf.Tensor]:
     """`value` twice: alive if `pred` is true, and alive if it is false."""
     switch = tf.raw_ops.Switch(data=value, pred=pred, name=name)
     return (
@@ -678,7 +678,7 @@ def _branch(value: tf.Tensor, pred: tf.Tensor, name: str) -> Tuple[tf.Tensor, tf
     )
 
 
-def _merge(tensors: Sequence[tf.Tensor], name: str) -> tf.Tensor:
+def merge(tensors: Sequence[tf.Tensor], name: str) -> tf.Tensor:
     """Whichever of `tensors` is alive."""
     return tf.raw_ops.Merge(inputs=list(tensors), name=name).output
 
@@ -704,7 +704,7 @@ def _lift(value: tf.Tensor, op: tf.Operation, default) -> tf.Tensor:
             otherwise = tf.constant(default, value.dtype)
             switch = tf.raw_ops.Switch(data=otherwise, pred=context.pred)
             not_taken = switch.output_false if context.branch == 1 else switch.output_true
-            value = _merge([value, not_taken], 'lifted')
+            value = merge([value, not_taken], 'lifted')
         context = context.outer_context
     return value
 
@@ -728,7 +728,7 @@ def _concat(flags: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.concat(flags, 0) if flags else tf.zeros([0], tf.bool)
 
 
-def _for_arithmetic(tensor: tf.Tensor) -> tf.Tensor:
+def for_arithmetic(tensor: tf.Tensor) -> tf.Tensor:
     """The same numbers in a dtype that every kernel takes and no sum of squares overflows."""
     dtype = tensor.dtype.base_dtype
     if dtype.is_complex:

@@ -7,7 +7,6 @@ import argparse
 import math
 import os
 import sys
-import time
 from typing import List, Optional, Sequence, Tuple
 
 from slimguard import policies
@@ -216,18 +215,19 @@ def _run(options: argparse.Namespace, script: Sequence[str]) -> None:
 
 
 def _checkpoints(logdir: str, repair: bool) -> None:
-    from slimguard import checkpoint
+    from slimguard import checkpoint, journal
 
     if repair:
         print(checkpoint.heal(logdir) or 'nothing to repair')
     rows = [('checkpoint', 'step', 'written', 'size', '')]
+    findings = {}
     for found in checkpoint.checkpoints_in(logdir):
-        finding = checkpoint.read(found.path)
+        finding = findings[found.path] = checkpoint.read(found.path)
         rows.append(
             (
                 os.path.basename(found.path),
                 '' if finding.step is None else str(finding.step),
-                time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(found.time)),
+                journal.when(found.time),
                 '%.1f MB' % (found.size / 1e6),
                 str(finding),
             )
@@ -240,7 +240,7 @@ def _checkpoints(logdir: str, repair: bool) -> None:
     if named is None:
         print('a restart begins anew: no state file names a checkpoint')
         return
-    finding = checkpoint.read(named)
+    finding = findings.get(named) or checkpoint.read(named)
     print('a restart resumes from %s, which is %s' % (os.path.basename(named), finding))
     if not finding.is_good:
         sys.exit(1)

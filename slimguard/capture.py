@@ -29,13 +29,11 @@ from typing import Dict, Iterator, List, Set, Tuple
 import numpy as np
 import tensorflow as tf
 
-from slimguard import graphs
+from slimguard import graphs, ops
 from slimguard.gate import Gate
 from slimguard.plan import key, op_of
 
 tf1 = tf.compat.v1
-
-OURS = 'slimguard/'
 
 # These have a state, and yet what they return is computed from their inputs: the checks and prints
 # that hand a value on, and what loops are made of.
@@ -74,17 +72,15 @@ class Capture:
                 'right after the train op is guarded'
             )
         everything = graphs.ancestors(gate_roots(gate))
-        self.ops = [op for op in everything if not op.name.startswith(OURS)]
+        self.ops = [op for op in everything if not op.name.startswith(graphs.OURS)]
         self.variables = [op for op in everything if op.type in graphs.VARIABLES]
         draws = Draws(self._graph, self.ops)
         self.draws = [op for op in self.ops if op in draws]
         self.sources, self.missing = self._split(set(everything))
-        graph = self._graph
-        with graph.as_default(), graph.name_scope(None), graph.name_scope(OURS), tf.device(None):
-            with tf.control_dependencies(None), graph.name_scope('capture'):
-                self.reads = {v.name: _read(v) for v in self.variables}
-                with tf.device(self._device()):
-                    self._build()
+        with ops.our_scope(self._graph, 'capture'):
+            self.reads = {v.name: _read(v) for v in self.variables}
+            with tf.device(self._device()):
+                self._build()
 
     def take(self, session) -> Dict[str, np.ndarray]:
         """Empties the staging area. Returns what the last bad step drew, by the Tensors' names.

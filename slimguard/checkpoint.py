@@ -5,6 +5,7 @@ each is opened: every tensor is read, which compares TensorFlow's checksums, and
 looked at. One tensor is in memory at a time.
 """
 
+import glob
 import os
 import re
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
@@ -18,6 +19,7 @@ tf1 = tf.compat.v1
 # the name itself, or `-00000-of-00002`, in V1. `.meta` is the graph, which restoring does without.
 _INDEX = re.compile(r'(.+)\.index$')
 _META = re.compile(r'(.+)\.meta$')
+_ENDS = ('.index', '.data-?????-of-?????', '', '-?????-of-?????')
 _STEP = re.compile(r'-(\d+)(-\?+-of-\d+)?$')
 
 
@@ -121,18 +123,19 @@ def read(path: str) -> Finding:
     return Finding(step, None, tuple(non_finite))
 
 
-def point_at(logdir: str, path: Optional[str]) -> None:
+def _point_at(logdir: str, path: Optional[str], bad: Sequence[str] = ()) -> None:
     """Makes the state file name `path` as the newest checkpoint, and nothing that is not good.
 
     Checkpoints leave the list, and stay on disk. With None there is no state file afterwards: it
-    is renamed to ``checkpoint.bad``.
+    is renamed to ``checkpoint.bad``. Those in `bad` are known to be so, and are not read again.
     """
     if path is None:
         state_file = os.path.join(logdir, 'checkpoint')
         if tf.io.gfile.exists(state_file):
             tf.io.gfile.rename(state_file, state_file + '.bad', overwrite=True)
         return
-    kept = [other for other in _listed(logdir) if other != path and read(other).is_good]
+    others = [other for other in _listed(logdir) if other != path and other not in bad]
+    kept = [other for other in others if read(other).is_good]
     write_state(logdir, kept + [path])
 
 
@@ -161,24 +164,24 @@ def heal(logdir: str) -> Optional[str]:
     """
     named = named_in(logdir)
     found = checkpoints_in(logdir)
-    bad = []
+    bad: Dict[str, str] = {}
     for checkpoint in reversed(found):
         finding = read(checkpoint.path)
         if finding.is_good:
             break
-        bad.append('%s is %s' % (os.path.basename(checkpoint.path), finding))
+        bad[checkpoint.path] = '%s is %s' % (os.path.basename(checkpoint.path), finding)
     else:
         if not found and named is None:
             return None
-        point_at(logdir, None)
-        why = '; '.join(bad) or 'the files of %s are gone' % named
+        _point_at(logdir, None)
+        why = '; '.join(bad.values()) or 'the files of %s are gone' % named
         return 'no checkpoint in %s can be resumed from (%s)' % (logdir, why)
     if named is not None and os.path.basename(named) == os.path.basename(checkpoint.path):
         return None
-    point_at(logdir, checkpoint.path)
-    if not bad and named is not None and not _look(named).size:
-        bad.append('the files of %s are gone' % named)
-    why = '; '.join(bad) or 'it was written, and the state file did not say so yet'
+    _point_at(logdir, checkpoint.path, list(bad))
+    if not bad and named is not None and not files_of(named):
+        bad[named] = 'the files of %s are gone' % named
+    why = '; '.join(bad.values()) or 'it was written, and the state file did not say so yet'
     return 'resuming from %s (%s)' % (checkpoint.path, why)
 
 
@@ -227,19 +230,22 @@ def _on_disk(logdir: str) -> Iterator[str]:
             yield path
 
 
-def _files(path: str) -> List[str]:
-    """The files of a checkpoint, without its graph."""
-    if not tf.io.gfile.isdir(os.path.dirname(path) or '.'):
-        return []  # glob would raise
-    if '?' in os.path.basename(path):
-        return tf.io.gfile.glob(path)
-    exact = [name for name in (path, path + '.index') if tf.io.gfile.exists(name)]
-    return exact + tf.io.gfile.glob(path + '.data-?????-of-?????')
+def files_of(path: str) -> List[str]:
+    """The files of a checkpoint, of any format, without its graph; empty if there is none."""
+    folder, name = os.path.split(path)
+    find, escape = glob.glob, glob.escape
+    if '://' in path:  # a file system that only TensorFlow knows
+        if not tf.io.gfile.isdir(folder):
+            return []  # its glob would raise
+        find, escape = tf.io.gfile.glob, str
+    if '?' not in name:  # else V1 means all shards by it
+        name = escape(name)
+    return [file for end in _ENDS for file in find(os.path.join(escape(folder), name) + end)]
 
 
 def _look(path: str) -> Checkpoint:
     written, size = 0.0, 0
-    for name in _files(path):
+    for name in files_of(path):
         try:
             if os.path.exists(name):  # TensorFlow's own stat gives whole seconds
                 stat = os.stat(name)

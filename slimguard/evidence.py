@@ -12,6 +12,7 @@ from slimguard import bundle
 from slimguard.capture import Capture
 from slimguard.diagnose import Diagnosis, diagnose
 from slimguard.gate import Gate, Label
+from slimguard.incident import replay_hint
 
 tf1 = tf.compat.v1
 
@@ -25,7 +26,7 @@ class Found(NamedTuple):
     def __str__(self) -> str:
         lines = [] if self.diagnosis is None else [str(self.diagnosis)]
         if self.bundle is not None:
-            lines.append('to run it again: python -m slimguard replay %s' % self.bundle)
+            lines.append(replay_hint(self.bundle))
         return '\n'.join(lines)
 
 

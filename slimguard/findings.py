@@ -6,7 +6,6 @@ left out or becomes a sentence; nothing of it is run.
 
 import datetime
 import os
-import time
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
@@ -129,14 +128,6 @@ def title_of(logdir: str) -> str:
     """The base name of a log directory."""
     path = logdir if '://' in logdir else os.path.abspath(logdir)
     return os.path.basename(path.rstrip('/\\')) or path
-
-
-def when(seconds: Optional[float]) -> str:
-    """A time for people; '' for none."""
-    try:
-        return time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(seconds)) if seconds else ''
-    except (OverflowError, OSError, ValueError):
-        return ''
 
 
 def summary(found: Findings) -> str:

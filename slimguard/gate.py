@@ -131,7 +131,11 @@ class Gate:
 
     def explain(self, bad: Sequence[bool]) -> Finding:
         """What a fetched `bad` vector says."""
-        return explain([label for label, is_bad in zip(self.labels, bad) if is_bad])
+        return explain(self.labels_of(bad))
+
+    def labels_of(self, bad: Sequence[bool]) -> List[Label]:
+        """The labels of what a fetched `bad` vector says is bad."""
+        return [label for label, is_bad in zip(self.labels, bad) if is_bad]
 
 
 # What the error of a gate with `raises` says, ahead of its labels.
@@ -348,12 +352,8 @@ class _Build:
                 % (max_loss, plan.train_op.name, max_loss)
             )
         _require_unseen(plan)
-        graph = plan.graph
-        # An absolute scope, and nothing of what the caller's code is in the middle of.
-        with graph.name_scope(None), graph.name_scope('slimguard/'), tf.device(None):
-            with tf.control_dependencies(None), graph.name_scope('gate'):
-                with tf.device(self._device()):
-                    self._build(max_loss)
+        with ops.our_scope(plan.graph, 'gate'), tf.device(self._device()):
+            self._build(max_loss)
 
     def _device(self) -> str:
         """Where the loss is: the decision is the worker's, wherever the variables live."""

@@ -12,6 +12,9 @@ from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Set
 
 import tensorflow as tf
 
+# The scope of all that we add to a graph.
+OURS = 'slimguard/'
+
 # Hand a variable on, unchanged, to whoever takes their output.
 _PASS_ON = frozenset(
     'Identity RefIdentity Switch RefSwitch Merge RefMerge Enter RefEnter Exit RefExit '

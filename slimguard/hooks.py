@@ -18,7 +18,7 @@ from slimguard.journal import Journal
 from slimguard.plan import op_of
 from slimguard.policies import Ladder, OnNan, Policy, Raise, Rollback, Skip, Stop, rungs_of
 from slimguard.rollback import Restorer
-from slimguard.saver import FiniteSaver
+from slimguard.saver import offer_saver
 
 tf1 = tf.compat.v1
 
@@ -105,7 +105,7 @@ class GateWatcher(SessionRunHook):
             raise ValueError(_NO_LOGDIR)
         self._restorer = None
         if self.logdir is not None:
-            self._restorer = Restorer(self._saver or _saver_of(graph), self.logdir)
+            self._restorer = Restorer(self._saver or offer_saver(graph), self.logdir)
         self._journal = Journal(self.logdir, self._summary_writer)
 
     def after_create_session(self, session, coord):
@@ -184,7 +184,7 @@ class GateWatcher(SessionRunHook):
         self._policy = self._ladder.decide(incident)
         if gate in self.evidence:  # before anybody acts: the weights are as the bad step found them
             ends = isinstance(self._policy, (Raise, Stop)) and self._acts_by_policy()
-            labels = [label for label, is_bad in zip(gate.labels, bad) if is_bad]
+            labels = gate.labels_of(bad)
             found = self.evidence[gate].examine(run_context.session, incident, labels, ends)
             incident.diagnosis = None if found.diagnosis is None else str(found.diagnosis)
             incident.bundle = found.bundle
@@ -363,14 +363,6 @@ def _disagree(name: str, value, hook: GateWatcher, other) -> None:
         '%s=%r disagrees with the %s among the hooks, which says %r; say it in one place'
         % (name, value, type(hook).__name__, other)
     )
-
-
-def _saver_of(graph: tf.Graph) -> tf1.train.Saver:
-    """The saver that a MonitoredSession will use as well: the first in the collection."""
-    savers = graph.get_collection_ref(tf1.GraphKeys.SAVERS)
-    if not savers:
-        savers.append(FiniteSaver())
-    return savers[0]
 
 
 class Run:

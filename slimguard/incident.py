@@ -62,6 +62,11 @@ class Incident:
         return '%s%s: %s; %s' % (where, loss, self.reason, state)
 
 
+def replay_hint(bundle: str) -> str:
+    """The line that says how to run a bad step again."""
+    return 'to run it again: python -m slimguard replay ' + bundle
+
+
 class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.InvalidArgumentError):
     """Training ended by the policy 'raise'.
 
@@ -82,7 +87,7 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.Inva
         if incident.diagnosis is not None:
             lines.append(incident.diagnosis)
         if incident.bundle is not None:
-            lines.append('to run it again: python -m slimguard replay ' + incident.bundle)
+            lines.append(replay_hint(incident.bundle))
         tf.errors.InvalidArgumentError.__init__(self, None, None, '\n'.join(lines))
 
     def __str__(self) -> str:

@@ -5,7 +5,6 @@ in. Each line is one write to a file opened for appending, so several workers ma
 kill tears the last line at most. Readers leave such a line out.
 """
 
-import datetime
 import json
 import os
 import socket
@@ -188,16 +187,22 @@ def read(logdir: str) -> Tuple[List[Dict[str, Any]], int]:
     return records, torn
 
 
+def when(seconds: Optional[float]) -> str:
+    """A time for people; '' for none."""
+    try:
+        return time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(seconds)) if seconds else ''
+    except (OverflowError, OSError, ValueError):
+        return ''
+
+
 def table(records: List[Dict[str, Any]]) -> List[Tuple[str, ...]]:
     """Rows for people: when, at which step, the loss, what was done, and why."""
     rows = [('time', 'step', 'loss', 'action', 'reason')]  # type: List[Tuple[str, ...]]
     for record in records:
-        loss, step, when = record.get('loss'), record.get('step'), record.get('time')
+        loss, step = record.get('loss'), record.get('step')
         rows.append(
             (
-                ''
-                if when is None
-                else datetime.datetime.fromtimestamp(when).strftime('%Y-%m-%d %H:%M:%S'),
+                when(record.get('time')),
                 '' if step is None else str(step),
                 '' if loss is None else '%g' % float(loss),
                 str(record.get('action')),

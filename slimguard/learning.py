@@ -19,7 +19,7 @@ from slimguard.loop import HookedSteps, Schedule
 from slimguard.policies import OnNan
 from slimguard.preemption import Preemption
 from slimguard.progress import progress_bar
-from slimguard.saver import FiniteSaver
+from slimguard.saver import FiniteSaver, offer_saver
 
 tf1 = tf.compat.v1
 
@@ -198,7 +198,8 @@ def train(
     if gates.writes_something(train_op):
         train_op = gates.guard(train_op)
     hooks, watcher = with_watcher(hooks or (), on_nan, max_loss, logdir)
-    _offer_saver(hooks, saver, graph)
+    if any(isinstance(hook, tf1.train.CheckpointSaverHook) for hook in hooks):
+        offer_saver(graph, saver)
     saves = is_chief and bool(logdir)
     save = _Save(saver, logdir, global_step) if saves else None
     if saves:
@@ -287,14 +288,6 @@ def _evidence(
         except Exception as error:  # a graph beyond what we know is trained all the same
             tf1.logging.warning('slimguard: nothing will be captured: %s', error)
     return found
-
-
-def _offer_saver(hooks, saver: Optional[tf1.train.Saver], graph: tf.Graph) -> None:
-    """Puts a saver where a CheckpointSaverHook looks for one; so does a MonitoredSession."""
-    if any(isinstance(hook, tf1.train.CheckpointSaverHook) for hook in hooks):
-        with graph.as_default():
-            if not tf1.get_collection(tf1.GraphKeys.SAVERS):
-                tf1.add_to_collection(tf1.GraphKeys.SAVERS, saver or tf1.train.Saver())
 
 
 def _require_trainable(train_op, graph: tf.Graph) -> None:

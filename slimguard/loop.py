@@ -262,7 +262,6 @@ class HookedSteps:
         self._schedule = schedule
         self._progress = progress
         self._loss = None  # type: Any
-        self._incidents = 0
         self._traces: Dict[str, int] = {}
         self._stop_asked = False
         self._swallowed = None  # type: Optional[tf.errors.OutOfRangeError]
@@ -304,7 +303,7 @@ class HookedSteps:
         if self._stop_asked or self.coordinator.should_stop():
             self._end()
             return self._loss, True
-        last_incident = self._last_incident()
+        incidents = self._watcher.incident_count
         try:
             loss, should_stop = self._try_step(session, train_op, global_step, train_step_kwargs)
         except NanLossError as error:
@@ -318,14 +317,13 @@ class HookedSteps:
             raise
         except StopIteration:
             loss, should_stop = self._loss, True
-        if self._last_incident() is not last_incident:
-            self._incidents += 1
+        if self._watcher.incident_count > incidents:
             self._step_before = None  # a policy may have set the step back
             loss = math.nan if self._loss is None else self._loss
         self._loss = loss
         should_stop = should_stop or session.stop_requested or self._stop_asked
         if self._progress is not None and (should_stop or self._progress.is_due()):
-            self._progress.show(self._step_now(global_step), loss, self._incidents)
+            self._progress.show(self._step_now(global_step), loss, self._watcher.incident_count)
         if should_stop:
             self._end()
         return loss, should_stop
@@ -367,9 +365,6 @@ class HookedSteps:
         except tf.errors.OutOfRangeError as error:
             self._swallowed = error
             raise
-
-    def _last_incident(self) -> Optional[Incident]:
-        return self._watcher.incidents[-1] if self._watcher.incidents else None
 
     def _save_before(self, incident: Optional[Incident]) -> None:
         if self._save is not None:

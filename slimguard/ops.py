@@ -5,7 +5,8 @@ functions spend most of their time on what is known here beforehand: which attri
 where it belongs. What is made once per gate is made with those functions all the same.
 """
 
-from typing import Sequence
+import contextlib
+from typing import Iterator, Sequence
 
 import tensorflow as tf
 
@@ -22,6 +23,14 @@ def _type(dtype: tf.DType) -> tf1.AttrValue:
     if dtype not in _types:
         _types[dtype] = tf1.AttrValue(type=dtype.as_datatype_enum)
     return _types[dtype]
+
+
+@contextlib.contextmanager
+def our_scope(graph: tf.Graph, name: str) -> Iterator[None]:
+    """The scope ``slimguard/<name>``, and nothing of what the caller's code is in the middle of."""
+    with graph.as_default(), graph.name_scope(None), graph.name_scope(graphs.OURS), tf.device(None):
+        with tf.control_dependencies(None), graph.name_scope(name):
+            yield
 
 
 class Maker:

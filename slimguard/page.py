@@ -7,7 +7,7 @@ from typing import List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from slimguard import findings, samples
+from slimguard import findings, journal, samples
 from slimguard.curve import Curve
 from slimguard.findings import ACTIONS, Entry, Finding, Findings, Unreadable
 from slimguard.layers import Layer
@@ -224,7 +224,7 @@ def _row(entry: Entry, bundle: Optional[Finding]) -> Markup:
         element('td', _symbol(entry.kind), entry.action, class_='action'),
         element('td', number(entry.loss), class_='number', data_name='loss'),
         element('td', why, class_='why'),
-        element('td', findings.when(entry.time), class_='when'),
+        element('td', journal.when(entry.time), class_='when'),
     ]
     return element('tr', cells, id='row-%d' % entry.number)
 

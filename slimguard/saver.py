@@ -141,9 +141,8 @@ class FiniteSaver(tf1.train.Saver):
                 'the graph is finalized, so FiniteSaver cannot add its check; make it before a '
                 'Supervisor or a MonitoredSession takes the graph'
             )
-        with graph.name_scope(None), graph.name_scope('slimguard/'), tf.device(None):
-            with tf.control_dependencies(None), graph.name_scope('save'):
-                self._checked = _CheckedSave(graph, self._saver.saver_def)
+        with ops.our_scope(graph, 'save'):
+            self._checked = _CheckedSave(graph, self._saver.saver_def)
 
     def _refuse(self, refusal: '_NotFinite', save_path: str) -> None:
         incident = Incident(
@@ -164,7 +163,7 @@ class FiniteSaver(tf1.train.Saver):
         newest = self.last_checkpoints[-1:] or ['none']
         tf1.logging.error(
             'slimguard: checkpoint %s is refused, not finite: %s. The newest is still %s.',
-            refusal.path or save_path,
+            refusal.path,
             ', '.join(refusal.names),
             newest[0],
         )
@@ -209,7 +208,7 @@ class _SavingSession(SessionWrapper):
                 time.sleep(_PAUSE)
 
     def _write(self, path: str, feed_dict, read_back: bool):
-        existed = any(glob.glob(glob.escape(path) + end) for end in _WHOLE)
+        existed = bool(checkpoint.files_of(path))
         try:
             if existed and self._checked.has_refs:  # do not replace a good one by a bad one
                 self._session.run(self._checked.refs_ahead.op)
@@ -243,8 +242,7 @@ class _Spare:
         self._saver = saver
         self._logdir = logdir
         self._latest_filename = latest_filename
-        self._path = None  # type: Optional[str]
-        self._links: List[str] = []
+        self._path = self._spare = None  # type: Optional[str]
 
     def make(self, path: str) -> None:
         """Publishes the checkpoint at `path`, if it is the newest, under its other name."""
@@ -257,28 +255,26 @@ class _Spare:
         spare = os.path.join(self._logdir, name)
         _remove(spare)
         try:
-            for file in [path + '.index', *glob.glob(glob.escape(path) + '.data-*')]:
-                self._links.append(spare + file[len(path) :])
-                os.link(file, self._links[-1])
+            for file in checkpoint.files_of(path):
+                os.link(file, spare + file[len(path) :])
         except OSError:  # a file system without links
             _remove(spare)
             return
-        self._path = path
+        self._path, self._spare = path, spare
         self._publish(spare)
 
     def drop(self) -> None:
         """Removes the other name again, unless it is what is left."""
         if self._path is None:
             return
-        spare = self._links[0][: -len('.index')]
-        if checkpoint.named_in(self._logdir, self._latest_filename) == spare:
+        if checkpoint.named_in(self._logdir, self._latest_filename) == self._spare:
             # The new one was not published. What is at its place may be the old, or a torn one.
             if not checkpoint.read(self._path).is_good:
                 kept = [p for p in self._saver._last_checkpoints if p[0] != self._path]
-                self._saver.set_last_checkpoints_with_time(kept + [(spare, time.time())])
+                self._saver.set_last_checkpoints_with_time(kept + [(self._spare, time.time())])
                 return
             self._publish(self._path)
-        _remove(spare)
+        _remove(self._spare)
 
     def _publish(self, path: str) -> None:
         others = [p for p in self._saver.last_checkpoints if p != self._path]
@@ -295,7 +291,6 @@ class _CheckedSave:
     """
 
     def __init__(self, graph: tf.Graph, saver_def):
-        self._graph = graph
         save_tensor = graph.as_graph_element(saver_def.save_tensor_name)
         order = graphs.ancestors([save_tensor.op])
         saves = [op for op in order if op.type in _SAVES]
@@ -389,22 +384,33 @@ def _reason(error: tf.errors.OpError) -> str:
     return error.message.partition('\n\t [[')[0].strip().rpartition('\n')[2]
 
 
+def offer_saver(graph: tf.Graph, saver: Optional[tf1.train.Saver] = None) -> tf1.train.Saver:
+    """The saver that TensorFlow's hooks and MonitoredSessions find in a graph: its first.
+
+    If the graph has none, `saver` becomes it; or a new `FiniteSaver`.
+    """
+    savers = graph.get_collection_ref(tf1.GraphKeys.SAVERS)
+    if not savers:
+        with graph.as_default():
+            savers.append(saver or FiniteSaver())
+    return savers[0]
+
+
 def _names_in(message: str) -> List[str]:
     """The names in the message of a refusal; empty for any other message."""
     _, found, rest = message.partition(_REFUSED + '] [')
     return rest.partition(']')[0].split('|') if found else []
 
 
-# What a checkpoint's files end in (V1, V1 in shards, V2), and what a failed save leaves as well.
-_WHOLE = ('', '-?????-of-?????', '.index')
-_PARTS = _WHOLE + ('.index*', '.data-*', '.tempstate*', '_temp*/*', '_temp*')
+# What a failed save leaves beside a checkpoint's own files, or in their place.
+_LEFTOVERS = ('.index*', '.data-*', '.tempstate*', '_temp*/*', '_temp*')
 
 
 def _remove(path: str) -> None:
     """Removes what a save that failed or was refused has left behind."""
-    for end in _PARTS:
-        for name in glob.glob(glob.escape(path) + end):
-            try:
-                os.rmdir(name) if os.path.isdir(name) else os.remove(name)
-            except OSError:
-                continue
+    found = [glob.glob(glob.escape(path) + end) for end in _LEFTOVERS]
+    for name in sum(found, checkpoint.files_of(path)):
+        try:
+            os.rmdir(name) if os.path.isdir(name) else os.remove(name)
+        except OSError:
+            continue

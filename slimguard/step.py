@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from slimguard import gate as gates
 from slimguard import graphs
-from slimguard.capture import OURS, Capture, gate_roots, is_random, needs_beyond
+from slimguard.capture import Capture, gate_roots, is_random, needs_beyond
 from slimguard.flow import Flow
 from slimguard.origins import Origin, Origins, Recorded, record
 from slimguard.plan import key, op_of
@@ -222,8 +222,8 @@ def can_run_live(capture: Capture, values: Dict[str, np.ndarray]) -> bool:
 
 def _looked_at(gate) -> Tuple[List[tf.Operation], List[tf.Tensor]]:
     """The ops of a gate, and the float tensors of the user's graph that they take."""
-    ours = [op for op in graphs.ancestors(gate_roots(gate)) if op.name.startswith(OURS)]
-    taken = {key(t): t for op in ours for t in op.inputs if not t.op.name.startswith(OURS)}
+    ours = [op for op in graphs.ancestors(gate_roots(gate)) if op.name.startswith(graphs.OURS)]
+    taken = {key(t): t for op in ours for t in op.inputs if not t.op.name.startswith(graphs.OURS)}
     return ours, [t for t in taken.values() if graphs.is_float(t)]
 
 
@@ -439,9 +439,8 @@ class Replica:
                 raise ReplayError('the graph of this step is not whole: %s' % error) from None
         writes = graphs.Writes(self.graph)
         ops = graphs.ancestors(gate_roots(self.gate))
-        self._written_ahead = {
-            v.name for op in ops if not op.name.startswith(OURS) for v in writes.variables(op)
-        }
+        theirs = [op for op in ops if not op.name.startswith(graphs.OURS)]
+        self._written_ahead = {v.name for op in theirs for v in writes.variables(op)}
         config = tf1.ConfigProto(allow_soft_placement=True)
         self.session = tf1.Session(graph=self.graph, config=config)
         self._loaded: Set[str] = set()
@@ -524,7 +523,7 @@ class Replica:
         variable = self.graph.get_operation_by_name(name)
         dtype = tf.as_dtype(variable.get_attr('dtype')).base_dtype
         target = variable.outputs[0]
-        with tf.name_scope(OURS + 'load/'):
+        with tf.name_scope(graphs.OURS + 'load/'):
             value = tf1.placeholder(dtype)
             if variable.type == 'VarHandleOp':
                 return value, tf.raw_ops.AssignVariableOp(resource=target, value=value)

@@ -52,6 +52,21 @@ class Linear:
         return self.optimizer.minimize(self.loss, global_step=self.step)
 
 
+class Counted:
+    """A user's wrapper of a session, which appends 'run' to a list for each run."""
+
+    def __init__(self, session, calls):
+        self._session = session
+        self._calls = calls
+
+    def __getattr__(self, name):
+        return getattr(self._session, name)
+
+    def run(self, *args, **kwargs):
+        self._calls.append('run')
+        return self._session.run(*args, **kwargs)
+
+
 def train_quietly(train_op, logdir, number_of_steps=6, **kwargs):
     """`slimguard.train` without log lines, and without anything that saves or draws beside it."""
     return slimguard.train(

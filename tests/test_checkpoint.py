@@ -187,3 +187,11 @@ class TestCommand:
     def test_says_that_there_is_nothing(self, tmp_path, capsys):
         main(['checkpoints', str(tmp_path)])
         assert capsys.readouterr().out == 'no checkpoints\n'
+
+
+def test_a_directory_may_have_any_name(tmp_path):
+    folder = tmp_path / 'run [1] of *'
+    (path,) = write(folder, [1.0])
+    (found,) = checkpoint.checkpoints_in(str(folder))
+    assert found.path == path
+    assert found.size == sum(f.stat().st_size for f in folder.glob('model.ckpt-1.[di]*'))

@@ -93,6 +93,10 @@ class TestFile:
         main(['incidents', str(tmp_path)])
         assert 'there is no record of incidents' in capsys.readouterr().out
 
+    @pytest.mark.parametrize('time', [1e300, -1e300, None])
+    def test_a_time_that_is_none_does_not_end_the_table(self, time):
+        assert journal.table([{'time': time, 'step': 3}])[1][:2] == ('', '3')
+
 
 class TestLog:
     def test_many_lines_are_held_back_and_counted(self):

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import slimguard
 from slimguard import compat, gate, learning
-from tests.models import Linear, LogLines, checkpoint_at, non_finite
+from tests.models import Counted, Linear, LogLines, checkpoint_at, non_finite
 
 tf1 = tf.compat.v1
 slim = compat.import_slim()
@@ -230,23 +230,12 @@ class TestArguments:
         model, train_op = build(bad=(3,))
         calls = []
 
-        class Wrapper:
-            def __init__(self, session):
-                self._session = session
-
-            def __getattr__(self, name):
-                return getattr(self._session, name)
-
-            def run(self, *args, **kwargs):
-                calls.append('run')
-                return self._session.run(*args, **kwargs)
-
         saver = tf1.train.Saver([model.step, model.weights])
         with pytest.raises(slimguard.NanLossError):
             train(
                 train_op,
                 tmp_path,
-                session_wrapper=Wrapper,
+                session_wrapper=lambda session: Counted(session, calls),
                 saver=saver,
                 init_fn=lambda session: calls.append('init_fn'),
             )

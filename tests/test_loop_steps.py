@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import slimguard
 from slimguard import compat, fast, loop
-from tests.models import Linear, LogLines, checkpoint_at
+from tests.models import Counted, Linear, LogLines, checkpoint_at
 
 tf1 = tf.compat.v1
 slim = compat.import_slim()
@@ -199,18 +199,7 @@ class TestNotFast:
         _, train_op = build()
         wrapped = []
 
-        class Wrapper:
-            def __init__(self, session):
-                self._session = session
-
-            def __getattr__(self, name):
-                return getattr(self._session, name)
-
-            def run(self, *args, **kwargs):
-                wrapped.append(args)
-                return self._session.run(*args, **kwargs)
-
-        train(train_op, session_wrapper=Wrapper)
+        train(train_op, session_wrapper=lambda session: Counted(session, wrapped))
         assert len(wrapped) >= 4 and not fast_steps
 
     def test_a_session_whose_run_somebody_replaced(self, fast_steps, monkeypatch):

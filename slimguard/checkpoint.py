@@ -185,6 +185,13 @@ def heal(logdir: str) -> Optional[str]:
     return 'resuming from %s (%s)' % (checkpoint.path, why)
 
 
+def resume_from_good(logdir: str) -> None:
+    """Sees to it that a restart resumes from the newest good checkpoint; says so if need be."""
+    said = heal(logdir)
+    if said is not None:
+        tf1.logging.warning('slimguard: %s', said)
+
+
 def _state(logdir: str, latest_filename: str = 'checkpoint'):
     """The state file's content with absolute paths, or None if it is missing or damaged."""
     try:

@@ -6,17 +6,19 @@ are here too, under one path on every version of TensorFlow.
 """
 
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
+from slimguard import checkpoint, graphs
 from slimguard import gate as gates
-from slimguard import graphs
+from slimguard.cluster import Job, job_of
 from slimguard.incident import Incident, NanLossError
 from slimguard.journal import Journal
 from slimguard.plan import op_of
 from slimguard.policies import Ladder, OnNan, Policy, Raise, Rollback, Skip, Stop, rungs_of
+from slimguard.replicas import keep_tokens_open
 from slimguard.rollback import Restorer
 from slimguard.saver import offer_saver
 
@@ -69,6 +71,7 @@ class GateWatcher(SessionRunHook):
         fail_on_nan_loss: bool = True,
         max_loss=None,
         logdir: Optional[str] = None,
+        ends_job: bool = True,
     ):
         gates.require_max_loss(max_loss)
         self.incidents: List[Incident] = []
@@ -76,6 +79,8 @@ class GateWatcher(SessionRunHook):
         self.on_nan = on_nan
         self.max_loss = max_loss
         self.logdir = logdir
+        self.ends_job = ends_job
+        self.job = None  # type: Optional[Job]
         self.lend(None, None, {})
         self._otherwise = Raise() if fail_on_nan_loss else Stop()
         self._ladder = Ladder(on_nan, self._otherwise)
@@ -107,23 +112,48 @@ class GateWatcher(SessionRunHook):
         if self.logdir is not None:
             self._restorer = Restorer(self._saver or offer_saver(graph), self.logdir)
         self._journal = Journal(self.logdir, self._summary_writer)
+        if self.ends_job:
+            keep_tokens_open(graph)
 
     def after_create_session(self, session, coord):
-        if self._restorer is not None and self._ladder.may(Rollback):
-            self._restorer.save_first(session)
+        if self.job is None:
+            self.job = self._job_in(session)
+        if self.job is None:
+            if self._is_chief is not False:
+                self._prepare(session)
+            return
+        self.job.enter(session, coord, self._prepare, self._is_done)
+        self._ladder.note_rollbacks(self.job.rollbacks)
 
     def end(self, session):
         self._journal.close()
+        if self._is_chief is None:  # else `train` says so, once it has saved
+            self.end_job()
 
-    def lend(self, saver, summary_writer, evidence: Dict[gates.Gate, Any]) -> None:
+    def end_job(self) -> None:
+        """Ends the job that this process is the chief of, if any: its work is done."""
+        if self.job is not None and self.job.is_chief and self.ends_job:
+            self.job.end()
+
+    def lend(
+        self,
+        saver,
+        summary_writer,
+        evidence: Dict[gates.Gate, Any],
+        is_chief: Optional[bool] = None,
+        is_done: Callable[[Any], bool] = lambda session: False,
+    ) -> None:
         """Gives it what a training has, until `close`.
 
         Args:
           saver: the training's saver, for rollbacks; None for the graph's.
           summary_writer: the `FileWriter` of the training's summaries, or None.
           evidence: by gate, the `Evidence` to ask after an incident.
+          is_chief: whether this process is the chief; None for what the name of its device says.
+          is_done: whether, in a session, there is nothing more to do.
         """
         self._saver, self._summary_writer, self.evidence = saver, summary_writer, evidence
+        self._is_chief, self._is_done = is_chief, is_done
 
     def close(self) -> None:
         """Closes the record of incidents, and gives back what was lent."""
@@ -131,6 +161,8 @@ class GateWatcher(SessionRunHook):
         self.lend(None, None, {})
 
     def before_run(self, run_context):
+        if self.job is not None:
+            self.job.check()
         run = self._run_for(run_context)
         if run is None:
             return None
@@ -178,6 +210,8 @@ class GateWatcher(SessionRunHook):
         bad: Sequence[bool] = (),
     ) -> None:
         """Records an incident and lets `on_nan_loss` act on it; `bad` is what `gate` found."""
+        if self.job is not None:
+            incident.worker = self.job.worker
         self.incidents.append(incident)
         self.incident_count += 1
         del self.incidents[:-_REMEMBERED]
@@ -212,6 +246,8 @@ class GateWatcher(SessionRunHook):
             raise ValueError(_NO_GATE % 'skip')
         if isinstance(policy, Rollback):
             self._roll_back(run_context.session, incident, policy)
+        if self.job is not None and self.ends_job and incident.action in ('raise', 'stop'):
+            self.job.end(incident if incident.action == 'raise' else None)
         if incident.action == 'raise':
             raise NanLossError(incident)
         if incident.action == 'stop':
@@ -224,10 +260,46 @@ class GateWatcher(SessionRunHook):
     def _roll_back(self, session, incident: Incident, policy: Rollback) -> None:
         if self._restorer is None:
             raise ValueError(_NO_LOGDIR)
+        if self.job is not None:
+            if self.job.is_chief and not self._restorer.finds(incident):
+                incident.action = Raise.action
+                return
+            self.job.roll_back(incident)
         if not self._restorer.restore(session, incident):
             incident.action = Raise.action
         elif policy.on_rollback is not None:
             policy.on_rollback(session, incident)
+
+    # In a cluster.
+
+    def _job_in(self, session) -> Optional[Job]:
+        """The part that this process has in a job of several; None if it is alone."""
+        graph = session.graph
+        near = [self._loss.op] if self._loss is not None else []
+        near += [op_of(gate.train_op) for gate in gates.gates_of(graph).values()]
+        for op in near:
+            job = job_of(session, op.device, self._is_chief, self._newest_good)
+            if job is not None:
+                return job
+        return None
+
+    def _newest_good(self) -> Optional[str]:
+        """The newest good checkpoint, which a new session then restores."""
+        if self.logdir is None:
+            return None
+        checkpoint.resume_from_good(self.logdir)
+        return checkpoint.latest_finite_checkpoint(self.logdir)
+
+    def _prepare(self, session) -> None:
+        """What the chief does to a session before anybody trains in it."""
+        incident = None if self.job is None else self.job.went_back
+        if incident is not None:
+            for rung in [self._policy] + list(self.rungs):
+                if isinstance(rung, Rollback) and rung.on_rollback is not None:
+                    rung.on_rollback(session, incident)
+                    break
+        if self._restorer is not None and self._ladder.may(Rollback):
+            self._restorer.save_first(session)
 
     def feeds_of(self, gate: gates.Gate) -> dict:
         """What to feed with a run of a gate that is watched."""
@@ -307,6 +379,7 @@ class NanLossHook(GateWatcher, NanTensorHook):
       logdir: where the record of incidents goes (``slimguard/incidents.jsonl``), and where a
         rollback finds its checkpoints. `slimguard.train` says its own. Elsewhere, if the graph
         has no saver yet, a `FiniteSaver` becomes the one that a MonitoredTrainingSession uses.
+      ends_job: in a job of several processes, whether 'raise' and 'stop' end the others as well.
 
     Raises:
       TypeError, ValueError: for a loss that is no floating scalar, an unknown policy, or a bad
@@ -322,10 +395,11 @@ class NanLossHook(GateWatcher, NanTensorHook):
         on_nan: OnNan = None,
         max_loss: Optional[float] = None,
         logdir: Optional[str] = None,
+        ends_job: bool = True,
     ):
         gates.require_loss(loss_tensor, 'loss_tensor')
         NanTensorHook.__init__(self, loss_tensor, fail_on_nan_loss)
-        GateWatcher.__init__(self, on_nan, fail_on_nan_loss, max_loss, logdir)
+        GateWatcher.__init__(self, on_nan, fail_on_nan_loss, max_loss, logdir, ends_job)
         self._loss = loss_tensor
 
 
@@ -334,6 +408,7 @@ def with_watcher(
     on_nan: OnNan,
     max_loss: Optional[float],
     logdir: Optional[str] = None,
+    ends_job: bool = True,
 ) -> Tuple[List[SessionRunHook], GateWatcher]:
     """The hooks, and the one of them that decides: a NanLossHook, or else one that is added.
 
@@ -344,7 +419,7 @@ def with_watcher(
     gates.require_max_loss(max_loss)
     given = [hook for hook in hooks if isinstance(hook, GateWatcher)]
     if not given:
-        watcher = GateWatcher(on_nan, max_loss=max_loss, logdir=logdir)
+        watcher = GateWatcher(on_nan, max_loss=max_loss, logdir=logdir, ends_job=ends_job)
         return list(hooks) + [watcher], watcher
     for hook in given:
         if on_nan is not None and list(hook.rungs) != rungs_of(on_nan):
@@ -355,6 +430,7 @@ def with_watcher(
             _disagree('logdir', logdir, hook, hook.logdir)
         hook.max_loss = hook.max_loss if max_loss is None else max_loss
         hook.logdir = hook.logdir if logdir is None else logdir
+        hook.ends_job = hook.ends_job and ends_job
     return list(hooks), given[0]
 
 

@@ -28,6 +28,7 @@ class Incident:
       restored: the checkpoint that a rollback restored.
       diagnosis: what made the step bad, in a few lines, where it was captured.
       bundle: the folder to run the step again from: ``python -m slimguard replay BUNDLE``.
+      worker: the process of a cluster it happened in, such as ``'/job:worker/task:1'``.
     """
 
     step: Optional[int]
@@ -42,6 +43,16 @@ class Incident:
     restored: Optional[str] = None
     diagnosis: Optional[str] = None
     bundle: Optional[str] = None
+    worker: Optional[str] = None
+
+    @classmethod
+    def from_dict(cls, record: Dict[str, Any]) -> 'Incident':
+        """The incident that `to_dict` made a record of; what else there is in it is left out."""
+        known = {field.name: record.get(field.name) for field in dataclasses.fields(cls)}
+        known['tensors'] = tuple(record['tensors'])
+        if record['loss'] is not None:
+            known['loss'] = float(record['loss'])
+        return cls(**known)
 
     def to_dict(self) -> Dict[str, Any]:
         """For JSON, which has no NaN: a loss that is not finite becomes 'nan', 'inf' or '-inf'."""
@@ -53,6 +64,8 @@ class Incident:
 
     def __str__(self) -> str:
         where = 'at global step %d' % self.step if self.step is not None else 'in this run'
+        if self.worker is not None:
+            where += ' on ' + self.worker
         loss = ' (loss %g)' % self.loss if self.loss is not None else ''
         state = (
             'nothing was written'

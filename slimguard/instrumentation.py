@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Optional
 
 import tensorflow as tf
 
-from slimguard import compat, learning
+from slimguard import checkpoint, compat, learning
 from slimguard import gate as gates
 from slimguard.hooks import GateWatcher, with_watcher
 from slimguard.policies import OnNan, Skip, rungs_of
@@ -157,7 +157,7 @@ class Instrumentation:
             )
             arguments['scaffold'] = _finite(arguments.get('scaffold'))
             if logdir and arguments.get('is_chief', True):
-                learning.resume_from_good(logdir)
+                checkpoint.resume_from_good(logdir)
             if gates.writes_something(arguments['train_op']):
                 arguments['train_op'] = gates.guard(arguments['train_op'])
             return original(**arguments)

@@ -5,6 +5,7 @@ Every other name of the installed `slim.learning` is here as it is there, so tha
 """
 
 import contextlib
+import functools
 import os
 from typing import Any, Dict, Optional, Sequence
 
@@ -139,6 +140,7 @@ def train(
     progress: bool = False,
     capture: bool = True,
     max_bundles: int = 5,
+    ends_job: bool = True,
 ) -> Any:
     """Trains as `slim.learning.train` does, with hooks, and loses nothing to a NaN.
 
@@ -167,6 +169,8 @@ def train(
         made it bad, and, as the chief, to write that into a bundle in ``logdir/slimguard``. Good
         steps pay next to nothing for it.
       max_bundles: how many bundles there may be in `logdir`.
+      ends_job: in a job of several processes, whether 'raise' and 'stop' on this one end the others
+        as well.
       **: the others are explained in the documentation of `slim.learning.train`.
 
     Returns:
@@ -197,20 +201,21 @@ def train(
     # An op that writes nothing needs no guard, and slim trains such ops as well.
     if gates.writes_something(train_op):
         train_op = gates.guard(train_op)
-    hooks, watcher = with_watcher(hooks or (), on_nan, max_loss, logdir)
+    hooks, watcher = with_watcher(hooks or (), on_nan, max_loss, logdir, ends_job)
     if any(isinstance(hook, tf1.train.CheckpointSaverHook) for hook in hooks):
         offer_saver(graph, saver)
     saves = is_chief and bool(logdir)
     save = _Save(saver, logdir, global_step) if saves else None
     if saves:
-        resume_from_good(logdir)
+        checkpoint.resume_from_good(logdir)
         if summary_writer == _USE_DEFAULT:
             # As the Supervisor would make it, so that incidents go where the run's summaries go.
             summary_writer = tf1.summary.FileWriter(logdir)
     evidence = _evidence(graph, logdir if saves else None, max_bundles) if capture else {}
     watchers = [hook for hook in hooks if isinstance(hook, GateWatcher)]
+    is_done = functools.partial(_has_reached, number_of_steps, global_step)
     for hook in watchers:
-        hook.lend(saver, summary_writer if saves else None, evidence)
+        hook.lend(saver, summary_writer if saves else None, evidence, is_chief, is_done)
     # With slim's own step and its own arguments, we know what it would do.
     schedule = None
     if train_step_fn is _slim.train_step and train_step_kwargs == _USE_DEFAULT:
@@ -264,16 +269,10 @@ def train(
             ignore_live_threads=ignore_live_threads,
         )
     steps.raise_swallowed()
+    watcher.end_job()
     if saves and saver.failure is not None:
         raise saver.failure  # of the last save, which the Supervisor drops
     return loss
-
-
-def resume_from_good(logdir: str) -> None:
-    """Sees to it that a restart resumes from the newest good checkpoint; says so if need be."""
-    said = checkpoint.heal(logdir)
-    if said is not None:
-        tf1.logging.warning('slimguard: %s', said)
 
 
 def _evidence(
@@ -298,6 +297,10 @@ def _require_trainable(train_op, graph: tf.Graph) -> None:
         )
     if graph.finalized:
         raise RuntimeError(_FINALIZED)
+
+
+def _has_reached(number_of_steps: Optional[int], global_step, session) -> bool:
+    return number_of_steps is not None and session.run(global_step) >= number_of_steps
 
 
 _FINALIZED = """\

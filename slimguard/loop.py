@@ -44,6 +44,7 @@ class HookedSession(SessionWrapper):
 
     Attributes:
       stop_requested: whether a hook asked to stop.
+      before_other_run: called before each run that is no step, or None.
     """
 
     def __init__(
@@ -57,10 +58,13 @@ class HookedSession(SessionWrapper):
         self._train_op = train_op
         self._steps: Dict[Tuple[str, ...], bool] = {}
         self.stop_requested = False
+        self.before_other_run = None  # type: Optional[Callable[[], None]]
 
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
         """As `tf.compat.v1.Session.run`."""
         if not self._is_step(fetches):
+            if self.before_other_run is not None:
+                self.before_other_run()
             return self._session.run(fetches, feed_dict, options, run_metadata)
         context = tf1.train.SessionRunContext(
             tf1.train.SessionRunArgs(fetches, feed_dict), self._session
@@ -293,19 +297,26 @@ class HookedSteps:
         if supervisor is not None:
             self.coordinator = supervisor.coord
             self._take_reins(supervisor, hooked)
-        with self._not_the_end_of_the_input():
+        with self._not_the_end_of_the_input(), self._retried():
             for hook in self._hooks:
                 hook.after_create_session(session, self.coordinator)
+        if self._watcher.job is not None:
+            hooked.before_other_run = self._wait_no_longer
         return hooked
 
     def step(self, session, train_op, global_step, train_step_kwargs) -> Tuple[Any, bool]:
         """The step function. Returns the loss of the last good step, and whether to stop."""
-        if self._stop_asked or self.coordinator.should_stop():
-            self._end()
-            return self._loss, True
+        session.before_other_run = None
         incidents = self._watcher.incident_count
         try:
-            loss, should_stop = self._try_step(session, train_op, global_step, train_step_kwargs)
+            if self._stop_asked or self.coordinator.should_stop():
+                self._raise_what_peers_said()
+                self._end()
+                return self._loss, True
+            with self._retried():
+                loss, should_stop = self._try_step(
+                    session, train_op, global_step, train_step_kwargs
+                )
         except NanLossError as error:
             self._save_before(error.incident)
             raise
@@ -341,6 +352,13 @@ class HookedSteps:
             return threads if queue_runners is None else start(session, queue_runners)
 
         supervisor.start_queue_runners = start_more
+        prepare = functools.partial(type(supervisor).prepare_or_wait_for_session, supervisor)
+
+        def prepare_again(*args, **kwargs):
+            with self._retried():
+                return prepare(*args, **kwargs)
+
+        supervisor.prepare_or_wait_for_session = prepare_again
 
     def _begin_session(self, session) -> None:
         self._session = self._runs_in = session
@@ -348,6 +366,34 @@ class HookedSteps:
         self._may_be_fast = self._schedule is not None
         self._step_before = None  # type: Optional[int]
         self._ended = False
+
+    # In a cluster.
+
+    @contextlib.contextmanager
+    def _retried(self) -> Iterator[None]:
+        """Lets slim make a new session where a process of the job is gone, however that shows."""
+        try:
+            yield
+        except tf.errors.UnavailableError as error:
+            if self._watcher.job is None:
+                raise
+            raise tf.errors.AbortedError(error.node_def, error.op, error.message) from error
+
+    def _raise_what_peers_said(self) -> None:
+        if self._watcher.job is None:
+            return
+        with self._retried():
+            try:
+                self.coordinator.raise_requested_exception()
+            except (tf.errors.AbortedError, tf.errors.UnavailableError, NanLossError):
+                raise
+            except Exception:
+                pass  # slim raises it when it joins the threads
+
+    def _wait_no_longer(self) -> None:
+        """Ends slim's wait for the step to start at, which knows no other end."""
+        if self.coordinator.should_stop():
+            raise tf.errors.OutOfRangeError(None, None, 'the job has ended')
 
     def _has_ended(self) -> bool:
         return self._ended

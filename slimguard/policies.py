@@ -172,6 +172,10 @@ class Ladder:
     def step_was_good(self) -> None:
         self._record.in_a_row = 0
 
+    def note_rollbacks(self, rollbacks: int) -> None:
+        """Notes how often others went back to a checkpoint, and this training with them."""
+        self._record.rollbacks = max(self._record.rollbacks, rollbacks)
+
     def may(self, kind: type) -> bool:
         """Whether a policy here is of a kind. What a callable returns is not known ahead."""
         return any(isinstance(rung, kind) for rung in self.rungs)

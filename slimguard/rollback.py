@@ -29,12 +29,16 @@ class Restorer:
             step = tf1.train.get_global_step(session.graph)
             self._saver.save(session, os.path.join(self._logdir, 'model.ckpt'), global_step=step)
 
+    def finds(self, incident: Incident) -> bool:
+        """Whether there is a checkpoint to go back to; notes it in the incident."""
+        incident.restored = checkpoint.latest_finite_checkpoint(self._logdir)
+        if incident.restored is None:
+            incident.reason += '; and %s holds no good checkpoint to go back to' % self._logdir
+        return incident.restored is not None
+
     def restore(self, session, incident: Incident) -> bool:
         """Goes back, and notes it in the incident. False if there is nothing to go back to."""
-        path = checkpoint.latest_finite_checkpoint(self._logdir)
-        if path is None:
-            incident.reason += '; and %s holds no good checkpoint to go back to' % self._logdir
+        if not self.finds(incident):
             return False
-        self._saver.restore(session, path)
-        incident.restored = path
+        self._saver.restore(session, incident.restored)
         return True

@@ -76,7 +76,7 @@ def live(kind, seed, logdir, resumed):
     if kind == 'monitored, no gate':
         hook = slimguard.NanLossHook(loss, on_nan=ladder[1:], logdir=logdir)
         train_op = slim.learning.create_train_op(loss, optimizer, check_numerics=False)
-        slimguard.learning.resume_from_good(logdir)
+        checkpoint.resume_from_good(logdir)
         with tf1.train.MonitoredTrainingSession(
             checkpoint_dir=logdir,
             save_checkpoint_steps=1,

@@ -1,0 +1,89 @@
+"""The board: a table on a parameter server, where each process of a job keeps one note.
+
+It is read and written through a small graph and a session of its own, so the graph and the session
+of a training know nothing of it, and a thread can use it while a step waits. The table lives as
+long as the process that holds it: if that is killed, the board is empty again.
+"""
+
+import json
+import threading
+from typing import Any, Dict
+
+import tensorflow as tf
+
+tf1 = tf.compat.v1
+
+# How long an answer may take, in milliseconds; a process that is gone never answers.
+_PATIENCE = 3000
+
+Note = Dict[str, Any]
+
+
+class Board:
+    """The notes of a job's processes, by the number of the process. Threads may share it.
+
+    All methods raise a `tf.errors.OpError` if the process that holds the board does not answer;
+    they may be tried again.
+
+    Args:
+      target: the session target of a server of the job.
+      device: where the table is, such as ``'/job:ps/task:0'``.
+
+    Attributes:
+      graph: the board's graph. Other ops that the session is to run may be added before it is used.
+    """
+
+    def __init__(self, target: str, device: str):
+        self._target = target
+        self.graph = tf.Graph()
+        self._lock = threading.RLock()
+        self._session = None  # type: Any
+        with self.graph.as_default(), tf.device(device):
+            table = tf.raw_ops.MutableHashTableV2(
+                key_dtype=tf.int64, value_dtype=tf.string, shared_name='slimguard_board'
+            )
+            self._who = tf1.placeholder(tf.int64, [1])
+            self._text = tf1.placeholder(tf.string, [1])
+            self._write = tf.raw_ops.LookupTableInsertV2(
+                table_handle=table, keys=self._who, values=self._text
+            )
+            self._remove = tf.raw_ops.LookupTableRemoveV2(table_handle=table, keys=self._who)
+            self._read = tf.raw_ops.LookupTableExportV2(
+                table_handle=table, Tkeys=tf.int64, Tvalues=tf.string
+            )
+
+    def read(self) -> Dict[int, Note]:
+        who, texts = self.run(self._read)
+        return {int(w): json.loads(text.decode('utf-8')) for w, text in zip(who, texts)}
+
+    def write(self, who: int, note: Note) -> None:
+        self.run(self._write, {self._who: [who], self._text: [json.dumps(note)]})
+
+    def remove(self, who: int) -> None:
+        self.run(self._remove, {self._who: [who]})
+
+    def run(self, fetches, feed_dict=None):
+        """Runs something in the board's graph."""
+        with self._lock:
+            if self._session is None:
+                self._session = tf1.Session(self._target, graph=self.graph, config=self._config())
+            try:
+                return self._session.run(fetches, feed_dict)
+            except tf.errors.OpError:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        with self._lock:
+            session, self._session = self._session, None
+            if session is not None:
+                try:
+                    session.close()
+                except tf.errors.OpError:
+                    pass  # the server forgot it, or is gone
+
+    def _config(self) -> tf1.ConfigProto:
+        # Only those that hold what we ask for: a session waits until all its processes are there.
+        devices = {tf1.DeviceSpec.from_string(op.device) for op in self.graph.get_operations()}
+        jobs = sorted({'/job:' + device.job for device in devices if device.job})
+        return tf1.ConfigProto(device_filters=jobs, operation_timeout_in_ms=_PATIENCE)

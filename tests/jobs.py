@@ -84,10 +84,11 @@ class Role:
       cluster: the addresses, a list for each job.
     """
 
-    def __init__(self, job, task, cluster, pipe):
+    def __init__(self, job, task, cluster, folder, pipe):
         self.job = job
         self.task = task
         self.cluster = cluster
+        self._folder = folder
         self._pipe = pipe
         self._server = None
 
@@ -112,9 +113,33 @@ class Role:
             )
         )
 
+    def config(self):
+        """For its sessions: they reach the parameter servers and this role, and need no other.
+
+        Without it a session waits for all workers to start, and on TensorFlow 1.15 its `close`
+        never returns once one of them is gone.
+        """
+        mine = '/job:%s/task:%d' % (self.job, self.task)
+        return tf1.ConfigProto(device_filters=['/job:ps', mine])
+
     def say(self, value):
         """Sends a value to the test, which reads it with `Job.hear`."""
         self._pipe.send(('said', value))
+
+    def post(self, name):
+        """Lets those go on who wait for `name`, in this job, now or later."""
+        pathlib.Path(self._folder, 'posted ' + name).touch()
+
+    def wait_for(self, name):
+        """Waits until `name` is posted, by a role or the test."""
+        while not os.path.exists(os.path.join(self._folder, 'posted ' + name)):
+            time.sleep(0.002)
+
+    def meet(self, name):
+        """Waits until all workers have come here."""
+        self.post('%s %d' % (name, self.task))
+        for task in range(len(self.cluster['worker'])):
+            self.wait_for('%s %d' % (name, task))
 
 
 def serve(role):
@@ -146,10 +171,10 @@ class Job:
         self._numbers = {}
         self._pipes = {}
         self._ended = {}
-        self._logs = None
+        self._folder = None
 
     def __enter__(self):
-        self._logs = tempfile.mkdtemp(prefix='slimguard_job_')
+        self._folder = tempfile.mkdtemp(prefix='slimguard_job_')
         if self._starts:
             try:
                 for job, addresses in self.cluster.items():
@@ -168,7 +193,7 @@ class Job:
         finally:
             for job, task in list(self._numbers):
                 self.kill(job, task)
-            shutil.rmtree(self._logs, ignore_errors=True)
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def start(self, job, task, function=None, *args):
         """Starts a role, also again, on its old port; with its own function if one is given."""
@@ -177,8 +202,8 @@ class Job:
             function, args = (serve, ()) if job == 'ps' else (self._function, self._args)
         mine, its = multiprocessing.Pipe(duplex=False)
         work = pickle.dumps((function, args))
-        log = self._log_of(job, task)
-        request = ('fork', function.__module__, work, job, task, self.cluster, log)
+        role = job, task, self.cluster, self._folder
+        request = ('fork', function.__module__, work, role, self._log_of(job, task))
         self._numbers[job, task] = _nursery().ask(request, its)
         its.close()
         self._pipes[job, task] = mine
@@ -226,6 +251,10 @@ class Job:
         workers = range(len(self.cluster['worker']))
         return [self.wait('worker', task, end - time.time()) for task in workers]
 
+    def post(self, name):
+        """As `Role.post`."""
+        pathlib.Path(self._folder, 'posted ' + name).touch()
+
     def log(self, job, task):
         """What a role has written to stdout and stderr, over all its lives."""
         log = pathlib.Path(self._log_of(job, task))
@@ -236,8 +265,8 @@ class Job:
         if not pipe.poll(max(timeout, 0)):
             _nursery().ask(('where', self._numbers[job, task]))
             time.sleep(0.5)  # for its answer, in its log
-            log = self.log(job, task)
-            raise TimeoutError('%s %d still runs\n%s' % (job, task, log[-8000:]))
+            where = self.log(job, task).rpartition('Current thread')
+            raise TimeoutError('%s %d still runs\n%s' % (job, task, where[1] + where[2]))
         try:
             word, said = pipe.recv()
         except (EOFError, ConnectionError):
@@ -247,7 +276,7 @@ class Job:
         return word, said
 
     def _log_of(self, job, task):
-        return os.path.join(self._logs, '%s-%d.log' % (job, task))
+        return os.path.join(self._folder, '%s-%d.log' % (job, task))
 
 
 def _free_ports(number):
@@ -331,7 +360,7 @@ def nurse(pipe):
             pipe.send(None)
 
 
-def _live(pipe, work, job, task, cluster, log):
+def _live(pipe, work, role, log):
     """The life of a role, in its own process."""
     try:
         nursery = os.getppid()
@@ -347,7 +376,7 @@ def _live(pipe, work, job, task, cluster, log):
         function, args = pickle.loads(work)
         with tf.Graph().as_default():
             tf1.set_random_seed(1)
-            ended = Ended(value=function(Role(job, task, cluster, pipe), *args))
+            ended = Ended(value=function(Role(*role, pipe), *args))
     except BaseException as error:
         traceback.print_exc()
         incident = getattr(error, 'incident', None)

@@ -19,8 +19,7 @@ import threading
 import time
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-HERE = pathlib.Path(__file__).resolve().parent
-sys.path.extend([str(HERE), str(HERE.parent)])
+sys.path.extend(str(folder) for folder in pathlib.Path(__file__).resolve().parents[:2])
 
 import measure
 import numpy as np

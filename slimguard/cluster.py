@@ -26,7 +26,6 @@ A process writes only its own note, so two never write at once:
 """
 
 import random
-import sys
 import threading
 import time
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
@@ -329,7 +328,7 @@ class Job:
     def _join(self, is_done: Callable[[], bool]) -> bool:
         """Waits for an open round and joins it. False if there is none to join."""
         started, reminder = time.monotonic(), _Reminder()
-        was_in = self._round
+        was_there = self._round is not None
         while not self._coordinator.should_stop():
             chief = _insist(self._board.read).get(_CHIEF)
             waited = time.monotonic() - started
@@ -338,7 +337,8 @@ class Job:
                     tf1.logging.warning(_NO_CHIEF_SEEN, self.worker)
                     return False
             elif chief.get('ends') is not None:
-                if chief['ends'] == was_in or is_done() or waited > _NO_CHIEF:
+                # Who was there before it ended is done; who is new may have come for the next.
+                if was_there or is_done() or waited > _NO_CHIEF:
                     tf1.logging.info('slimguard: the job has ended.')
                     self._coordinator.request_stop()
                     return False
@@ -356,13 +356,18 @@ class Job:
     def _watch(self, left: threading.Event) -> None:
         """Reads the board as long as this process takes part in a round."""
         while not left.wait(_PAUSE):
-            try:
-                self._look_at(self._board.read())
-                self._write(beat=self._note['beat'] + 1)
-                if self._hurries and self._replicas:
-                    self._replicas.release()
-            except _GONE:
-                pass  # whoever holds the board is gone, and the step under way will see that too
+            with self._lock:
+                try:
+                    if not left.is_set():
+                        self._look()
+                except _GONE:
+                    pass  # whoever holds the board is gone, as the step under way will see
+
+    def _look(self) -> None:
+        self._look_at(self._board.read())
+        self._write(beat=self._note['beat'] + 1)
+        if self._hurries and self._replicas:
+            self._replicas.release()
 
     def _look_at(self, notes: Dict[int, Note]) -> None:
         """Asks the coordinator to stop if one of the notes says so."""
@@ -405,22 +410,24 @@ class Job:
                 type(coordinator).join(coordinator, *args, **kwargs)
             except _RESTARTING as error:
                 joined.set()
-                if self.is_chief and not self._left.is_set() and not self._is_clear:
-                    self._begin_anew(session)
+                self._leave(session, restarts=True)
                 if isinstance(error, tf.errors.AbortedError):
                     raise
                 # slim tries again after an AbortedError only.
                 raise tf.errors.AbortedError(error.node_def, error.op, error.message) from error
             finally:
                 joined.set()
-                self._leave()
+                self._leave(session, restarts=False)
 
         coordinator.join = join
 
-    def _leave(self) -> None:
-        if self._left.is_set():
-            return
-        self._left.set()
+    def _leave(self, session, restarts: bool) -> None:
+        with self._lock:
+            if self._left.is_set():
+                return
+            self._left.set()
+        if self.is_chief and restarts and not self._is_clear:
+            self._begin_anew(session)
         try:
             # The chief's word that a round begins has to stay.
             self._write(open=False, **({} if self.is_chief else {'round': None}))
@@ -482,8 +489,8 @@ def _stop(coordinator, error: Optional[Exception]) -> None:
         return
     try:
         raise error  # a coordinator takes errors that were raised
-    except type(error):
-        coordinator.request_stop(sys.exc_info())
+    except type(error) as raised:
+        coordinator.request_stop(raised)
 
 
 def _close_in_time(session, joined: threading.Event) -> None:

@@ -188,6 +188,9 @@ class Job:
     def __exit__(self, error_type, error, traceback):
         try:
             if error_type is not None:
+                for number in self._numbers.values():
+                    _nursery().ask(('where', number))
+                time.sleep(0.5)  # for their answers, in their logs
                 for job, task in sorted(self._numbers):
                     print('----- %s %d\n%s' % (job, task, self.log(job, task)[-4000:]))
         finally:

@@ -49,9 +49,10 @@ _op_defs: Dict[str, object] = {}
 
 def op_def_of(op):
     """The OpDef of `op`; TensorFlow parses it anew at every access, so it is kept by type."""
-    if op.type not in _op_defs:
-        _op_defs[op.type] = op.op_def
-    return _op_defs[op.type]
+    op_type = op.type
+    if op_type not in _op_defs:
+        _op_defs[op_type] = op.op_def
+    return _op_defs[op_type]
 
 
 def is_stateful(op) -> bool:

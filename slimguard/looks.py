@@ -16,7 +16,7 @@ tf1 = tf.compat.v1
 
 # A number that makes small of any other: what was finite has a finite sum then, or sum of squares.
 SMALL_32 = 2.0**-100  # for dtypes that are not named here
-_SMALL = {tf.float64: 2.0**-600, tf.float16: 2.0**-24}
+_SMALL = {tf.float64: 2.0**-600, tf.complex128: 2.0**-600, tf.float16: 2.0**-24}
 # The largest number that a square is rounded to in the optimizer's dtype, and no Inf.
 _LARGEST_SQUARE = {
     tf.float64: float(np.finfo(np.float64).max),
@@ -39,17 +39,18 @@ class Now:
 
     def __init__(self, token: tf.Tensor):
         self.token = token
-        self._small = {tf.float32: token}
+        self._small = {}
         self._zero = None
 
-    def small(self, dtype: tf.DType) -> tf.Tensor:
-        """A number that makes small of any other."""
-        dtype = dtype.base_dtype
-        if dtype not in self._small:
-            value = _SMALL.get(dtype, SMALL_32)
-            wide = tf.cast(self.token, tf.float64) * (value / SMALL_32)
-            self._small[dtype] = tf.cast(wide, dtype)
-        return self._small[dtype]
+    def small(self, wide: tf.DType, dtype: tf.DType) -> tf.Tensor:
+        """A number of dtype `wide` that makes small of any number of `dtype`."""
+        value = _SMALL.get(dtype, SMALL_32)
+        if (wide, value) not in self._small:
+            number = self.token
+            if (wide, value) != (tf.float32, SMALL_32):
+                number = tf.cast(tf.cast(number, tf.float64) * (value / SMALL_32), wide)
+            self._small[wide, value] = number
+        return self._small[wide, value]
 
     @property
     def zero(self) -> tf.Tensor:
@@ -116,12 +117,12 @@ class Look:
         tensors = [self._tensors[number] for number in numbers]
         dtype, near = tensors[0].dtype.base_dtype, tensors[0].op
         if len(tensors) == 1:
-            scaled = make.multiply(tensors[0], now.small(dtype), near)
+            scaled = make.multiply(tensors[0], now.small(dtype, dtype), near)
             return _Part(numbers, scaled, dtype, near)
         wide = make.rows(make.join(tensors, now.zero, near), len(tensors), near)
         if dtype.size == 2:
             wide = make.cast(wide, tf.float32, near)
-        return _Part(numbers, make.multiply(wide, now.small(wide.dtype), near), dtype, near)
+        return _Part(numbers, make.multiply(wide, now.small(wide.dtype, dtype), near), dtype, near)
 
     def _overflows(self, part: _Part) -> tf.Tensor:
         make, near = self._make, part.near
@@ -131,7 +132,7 @@ class Look:
         # A power of two: scaled, the numbers are rounded as ever.
         largest = make.largest(make.square(scaled, near), axes, near)
         limit = _LARGEST_SQUARE[part.dtype if part.dtype in _LARGEST_SQUARE else scaled.dtype]
-        limit = limit * _SMALL.get(scaled.dtype, SMALL_32) ** 2
+        limit = limit * _SMALL.get(part.dtype, SMALL_32) ** 2
         # What is not finite itself has its own flag.
         flag = tf.logical_and(tf.greater(largest, limit), tf.math.is_finite(largest))
         if len(part.numbers) > 1:
@@ -145,7 +146,7 @@ class Look:
             return part.scaled
         with tf1.colocate_with(part.near):
             wide = tf.cast(tensor, tf.float32) if part.dtype.size == 2 else tf.abs(tensor)
-        return self._make.multiply(wide, self._now.small(wide.dtype), part.near)
+        return self._make.multiply(wide, self._now.small(wide.dtype, part.dtype), part.near)
 
     def _axes(self, part: _Part) -> tf.Tensor:
         """All axes of a value that is alone."""

@@ -22,7 +22,9 @@ comparison. If all are small, the step is *calm*: all values are finite, and a s
 cannot overflow either (adding numbers of that size to a large one leaves it as it is). Else the
 second look decides exactly, value by value, and also looks at the variables *after* the update,
 with copies at hand to undo it: that is how a finite gradient that overflows inside an optimizer
-is caught. While steps are calm, the second look is a dead branch.
+is caught. While steps are calm, the second look is a dead branch; so that it is a small one, values
+of one shape in one place are joined there, looked at, copied and put back together
+(:mod:`slimguard.looks`).
 
 Where that does not hold, no step is calm: writes inside loops and functions, and kernels that can
 make a NaN of small numbers (centered RMSProp, or an `epsilon` of zero). There each step is a
@@ -508,7 +510,7 @@ class _Build:
             if graphs.is_resource(variable):
                 with tf.control_dependencies([now]):
                     return self._make.copy(variable)
-            # Grappler may swap a copy with what is done to it (see `_bad_after`); a switch, of
+            # Grappler may swap a copy with what is done to it (see `looks.Now`); a switch, of
             # which no one knows the side before it runs, stays where it is.
             switch = tf.raw_ops.Switch(data=variable.outputs[0], pred=now)
             return merge([switch.output_false, switch.output_true], 'written')

@@ -19,6 +19,7 @@ class Ratio(NamedTuple):
     high: float  # the upper quartile
     seconds: float  # the median time of one call
     cpu: float = float('nan')  # the same ratio of the time that all cores spent on it
+    cpu_seconds: float = float('nan')  # the median of that time for one call
 
     def __str__(self) -> str:
         return '%.3f (%.3f to %.3f)' % self[:3]
@@ -41,10 +42,11 @@ def interleave(
                 times[name].append(seconds)
                 cpu_times[name].append(cpu_seconds)
     first, cpu_first = times[names[0]], cpu_times[names[0]]
-    return {
-        name: ratio(times[name], first)._replace(cpu=ratio(cpu_times[name], cpu_first).median)
-        for name in names
-    }
+    found = {}
+    for name in names:
+        cpu = ratio(cpu_times[name], cpu_first)
+        found[name] = ratio(times[name], first)._replace(cpu=cpu.median, cpu_seconds=cpu.seconds)
+    return found
 
 
 def ratio(times: Sequence[float], first: Sequence[float]) -> Ratio:

@@ -22,7 +22,9 @@ comparison. If all are small, the step is *calm*: all values are finite, and a s
 cannot overflow either (adding numbers of that size to a large one leaves it as it is). Else the
 second look decides exactly, value by value, and also looks at the variables *after* the update,
 with copies at hand to undo it: that is how a finite gradient that overflows inside an optimizer
-is caught. While steps are calm, the second look is a dead branch.
+is caught. While steps are calm, the second look is a dead branch; so that it is a small one, values
+of one shape in one place are joined there, looked at, copied and put back together
+(:mod:`slimguard.looks`).
 
 Where that does not hold, no step is calm: writes inside loops and functions, and kernels that can
 make a NaN of small numbers (centered RMSProp, or an `epsilon` of zero). There each step is a
@@ -35,10 +37,11 @@ import math
 import sys
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-import numpy as np
 import tensorflow as tf
 
 from slimguard import graphs, ops
+from slimguard.looks import SMALL_32, Look, Now
+from slimguard.ops import branch, for_arithmetic, merge
 from slimguard.plan import Check, Plan, TrainOp, key, op_of
 
 tf1 = tf.compat.v1
@@ -49,17 +52,6 @@ tf1 = tf.compat.v1
 _CALM = {tf.float64: 1e280, tf.float32: 1e28, tf.bfloat16: 1e28, tf.float16: 4.0}
 # The same for a learning rate and the like, which multiply what was checked.
 _CALM_FACTOR = 1e12
-
-# A number that makes small of any other: what was finite has a finite sum of squares then.
-_SMALL = {tf.float64: 2.0**-600, tf.float16: 2.0**-24}
-_SMALL_32 = 2.0**-100  # for the other dtypes
-# The largest number that a square is rounded to in the optimizer's dtype, and no Inf.
-_LARGEST_SQUARE = {
-    tf.float64: float(np.finfo(np.float64).max),
-    tf.float32: float(np.finfo(np.float32).max),
-    tf.bfloat16: float(np.nextafter(np.float32(2.0**127 * (2 - 2.0**-8)), np.float32(0))),
-    tf.float16: float(np.nextafter(np.float32(65520), np.float32(0))),
-}
 
 _ENTERS = frozenset(['Enter', 'RefEnter'])
 
@@ -89,6 +81,13 @@ class Outcome(NamedTuple):
     written: tf.Tensor
     bad: tf.Tensor
     step: Optional[tf.Tensor]
+
+
+class _Copy(NamedTuple):
+    """The values of variables at one moment: if of several, joined along their first axis."""
+
+    variables: List[tf.Operation]
+    value: tf.Tensor
 
 
 class Gate:
@@ -343,7 +342,6 @@ class _Build:
     def __init__(self, plan: Plan, max_loss: Optional[float]):
         self._plan = plan
         self._make = ops.Maker(plan.graph)
-        self._all_axes: Dict[int, tf.Tensor] = {}
         self.labels: List[Label] = []
         if max_loss is not None and not plan.losses:
             raise ValueError(
@@ -366,7 +364,7 @@ class _Build:
         self.watched = tf1.placeholder_with_default(False, [], name='watched')
         # What the switches below hand on. Not their predicate: Grappler would make constants of
         # that, and abort on TensorFlow 1.15 where a loop waits for one.
-        token = tf1.placeholder_with_default(_SMALL_32, [], name='token')
+        token = tf1.placeholder_with_default(SMALL_32, [], name='token')
         self.limit = None
         if plan.losses:
             limit = tf.constant(math.inf if max_loss is None else max_loss, tf.float64)
@@ -385,8 +383,8 @@ class _Build:
         before = self._bad_before(checks, looking)
         is_fine = tf.logical_not(tf.reduce_any(before), name='is_fine')
         fine, refused = branch(token, is_fine, 'fine')
-        copies = self._copy(plan.variables, fine)
-        prepared = _after(copies.values(), fine, 'prepared')
+        copies = self._copy(plan.variables, Now(fine))
+        prepared = _after([copy.value for copy in copies], fine, 'prepared')
 
         go = prepared if calm is None else merge([calm, prepared], 'go')
         twin = self._make_twin(go)
@@ -434,7 +432,7 @@ class _Build:
             dtype = check.tensor.dtype.base_dtype
             near = check.tensor.op
             size = self._make.sum_of_squares(for_arithmetic(check.tensor), near)
-            size = _lift(size, near, 0.0)
+            size = ops.lift(size, near, 0.0)
             limit = _CALM_FACTOR if check.is_factor else _CALM.get(dtype, _CALM[tf.float32])
             sizes.setdefault(size.dtype, []).append(size)
             limits.setdefault(size.dtype, []).append(limit)
@@ -451,70 +449,29 @@ class _Build:
 
     def _bad_before(self, checks: Sequence[Check], looking: tf.Tensor) -> tf.Tensor:
         plan = self._plan
-        small = _Small(looking)
         losses = [Check(loss, 'loss ' + loss.op.name) for loss in plan.losses]
-        sizes = [
-            _lift(self._size(check.tensor, check.tensor.op, small), check.tensor.op, 0.0)
-            for check in losses + list(checks)
-        ]
-        flags = self._flag(sizes, [Label('value', check.name) for check in losses + list(checks)])
+        looked_at = losses + list(checks)
+        look = Look(self._make, [check.tensor for check in looked_at], Now(looking))
+        flags = [look.not_finite()]
+        self.labels.extend(Label('value', check.name) for check in looked_at)
         if losses:
             with tf.control_dependencies([looking]):
                 above = tf.greater(tf.cast(losses[0].tensor, tf.float64), self.limit)
             flags.append(tf.expand_dims(above, 0))
             self.labels.append(Label('limit', losses[0].name))
-        for check in plan.squares:
-            flags.append(tf.expand_dims(self._overflows(check.tensor, small), 0))
-            self.labels.append(Label('square', check.name))
-        return _concat(flags)
+        if plan.squares:
+            numbers = {key(check.tensor): n for n, check in enumerate(looked_at)}
+            flags.append(look.overflows([numbers[key(check.tensor)] for check in plan.squares]))
+            self.labels.extend(Label('square', check.name) for check in plan.squares)
+        return tf.concat(flags, 0)
 
     def _bad_after(self, looked: tf.Tensor) -> tf.Tensor:
         written = dict.fromkeys(self._plan.variables + list(self._plan.put_back))
         floats = [variable for variable in written if graphs.is_float_variable(variable)]
-        small = _Small(looked)
         with tf.control_dependencies([looked]):
-            # A ref variable itself is read no earlier than it is multiplied by what comes out of
-            # `looked`. Control inputs would not do: Grappler takes away the Identity that waits
-            # (seen on TensorFlow 1.15), and swaps the DeepCopy that waits with IsFinite (on 2.21).
             values = [self._make.copy(v) if graphs.is_resource(v) else v.outputs[0] for v in floats]
-        sizes = [self._size(value, v, small) for value, v in zip(values, floats)]
-        return _concat(self._flag(sizes, [Label('state', v.name) for v in floats]))
-
-    def _size(self, tensor: tf.Tensor, near: tf.Operation, small: '_Small') -> tf.Tensor:
-        """A sum of squares that is finite if and only if all of `tensor` is."""
-        scaled = self._make.multiply(tensor, small[tensor.dtype.base_dtype], near)
-        return self._make.sum_of_squares(for_arithmetic(scaled), near)
-
-    def _flag(self, sizes: Sequence[tf.Tensor], labels: Sequence[Label]) -> List[tf.Tensor]:
-        """Vectors that say which sizes are not finite, one for each dtype; adds their labels."""
-        flags = []
-        for dtype in dict.fromkeys(size.dtype for size in sizes):
-            chosen = [i for i, size in enumerate(sizes) if size.dtype == dtype]
-            stacked = tf.stack([sizes[i] for i in chosen])
-            flags.append(tf.logical_not(tf.math.is_finite(stacked)))
-            self.labels.extend(labels[i] for i in chosen)
-        return flags
-
-    def _overflows(self, tensor: tf.Tensor, small: '_Small') -> tf.Tensor:
-        """Whether the square of a finite element of `tensor` is not finite, in its own dtype."""
-        make, near, dtype = self._make, tensor.op, tensor.dtype.base_dtype
-        with tf1.colocate_with(near):
-            wide = tf.cast(tensor, tf.float32) if dtype.size == 2 else for_arithmetic(tensor)
-            axes = tf.range(tf.rank(wide)) if wide.shape.rank is None else self._axes(wide)
-        # A power of two: scaled, the numbers are rounded as ever.
-        square = make.square(make.multiply(wide, small[wide.dtype], near), near)
-        largest = make.largest(square, axes, near)
-        limit = _LARGEST_SQUARE[dtype if dtype in _LARGEST_SQUARE else wide.dtype]
-        limit = limit * _SMALL.get(wide.dtype, _SMALL_32) ** 2
-        # What is not finite itself has its own flag.
-        flag = tf.logical_and(tf.greater(largest, limit), tf.math.is_finite(largest))
-        return _lift(flag, near, False)
-
-    def _axes(self, tensor: tf.Tensor) -> tf.Tensor:
-        rank = tensor.shape.rank
-        if rank not in self._all_axes:
-            self._all_axes[rank] = tf.constant(list(range(rank)), tf.int32)
-        return self._all_axes[rank]
+        self.labels.extend(Label('state', variable.name) for variable in floats)
+        return Look(self._make, values, Now(looked)).not_finite()
 
     def _bad_late_loss(self, twin, refused: tf.Tensor) -> tf.Tensor:
         """The flag of a loss that comes out of the update; it is false where that was refused."""
@@ -528,12 +485,13 @@ class _Build:
 
     # Forward writes.
 
-    def _copy_ahead_of_forward_writes(self) -> Dict[tf.Operation, tf.Tensor]:
+    def _copy_ahead_of_forward_writes(self) -> List['_Copy']:
         put_back = self._plan.put_back
-        copies = self._copy(put_back, None)
-        for variable, writes in put_back.items():
+        copies = self._copy(list(put_back), None)
+        for copy in copies:
+            writes = [write for variable in copy.variables for write in put_back[variable]]
             for entry in _entries(writes, self._plan):
-                entry._add_control_input(copies[variable].op)
+                entry._add_control_input(copy.value.op)
         return copies
 
     def _read_opaque_forward_writes(self) -> List[Check]:
@@ -552,20 +510,33 @@ class _Build:
             if graphs.is_resource(variable):
                 with tf.control_dependencies([now]):
                     return self._make.copy(variable)
-            # Grappler may swap a copy with what is done to it (see `_bad_after`); a switch, of
+            # Grappler may swap a copy with what is done to it (see `looks.Now`); a switch, of
             # which no one knows the side before it runs, stays where it is.
             switch = tf.raw_ops.Switch(data=variable.outputs[0], pred=now)
             return merge([switch.output_false, switch.output_true], 'written')
 
-    def _copy(self, variables, pivot: Optional[tf.Tensor]) -> Dict[tf.Operation, tf.Tensor]:
-        """Copies of variables, made once `pivot` is alive. What writes them must wait for these."""
-        with tf.control_dependencies([] if pivot is None else [pivot]):
-            return {variable: self._make.copy(variable) for variable in variables}
+    def _copy(self, variables: Sequence[tf.Operation], now: Optional[Now]) -> List['_Copy']:
+        """Copies of variables, made `now` (or at once). What writes them must wait for these."""
+        make, copies = self._make, []
+        with tf.control_dependencies([] if now is None else [now.token]):
+            for group in make.alike([variable.outputs[0] for variable in variables]):
+                chosen = [variables[number] for number in group]
+                if len(chosen) == 1:
+                    value = make.copy(chosen[0])
+                else:
+                    axis = make.constant(0, chosen[0]) if now is None else now.zero
+                    value = make.join([v.outputs[0] for v in chosen], axis, chosen[0])
+                copies.append(_Copy(chosen, value))
+        return copies
 
-    def _restore(self, copies: Dict[tf.Operation, tf.Tensor], pivot: tf.Tensor, name: str):
+    def _restore(self, copies: Sequence['_Copy'], pivot: tf.Tensor, name: str) -> tf.Tensor:
         """Writes copies back once `pivot` is alive. Returns `pivot`, afterwards."""
+        make, assigns = self._make, []
         with tf.control_dependencies([pivot]):
-            assigns = [self._make.assign(variable, copy) for variable, copy in copies.items()]
+            for variables, value in copies:
+                number = len(variables)
+                values = make.split(value, number, variables[0]) if number > 1 else [value]
+                assigns.extend(make.assign(*pair) for pair in zip(variables, values))
         return _after(assigns, pivot, name)
 
     # Holding.
@@ -669,20 +640,6 @@ class _Build:
         return tf.print(tf.strings.join(text), output_stream=sys.stderr)
 
 
-def branch(value: tf.Tensor, pred: tf.Tensor, name: str) -> Tuple[tf.Tensor, tf.Tensor]:
-    """`value` twice: alive if `pred` is true, and alive if it is false."""
-    switch = tf.raw_ops.Switch(data=value, pred=pred, name=name)
-    return (
-        tf.identity(switch.output_true, name=name + '_true'),
-        tf.identity(switch.output_false, name=name + '_false'),
-    )
-
-
-def merge(tensors: Sequence[tf.Tensor], name: str) -> tf.Tensor:
-    """Whichever of `tensors` is alive."""
-    return tf.raw_ops.Merge(inputs=list(tensors), name=name).output
-
-
 def _after(first, tensor: tf.Tensor, name: str) -> tf.Tensor:
     with tf.control_dependencies(list(first)):
         return tf.identity(tensor, name=name)
@@ -691,49 +648,6 @@ def _after(first, tensor: tf.Tensor, name: str) -> tf.Tensor:
 def _context(op):
     """The op's control flow context, for which there is no public name; None at top level."""
     return op._get_control_flow_context()
-
-
-def _lift(value: tf.Tensor, op: tf.Operation, default) -> tf.Tensor:
-    """Brings a value out of the `tf.cond` branches that `op` is in: `default` if not taken.
-
-    This is for v1 control flow; the branches of v2 are functions, and nothing comes out of them.
-    """
-    context = _context(op)
-    while context is not None:
-        if context.IsCondContext():
-            otherwise = tf.constant(default, value.dtype)
-            switch = tf.raw_ops.Switch(data=otherwise, pred=context.pred)
-            not_taken = switch.output_false if context.branch == 1 else switch.output_true
-            value = merge([value, not_taken], 'lifted')
-        context = context.outer_context
-    return value
-
-
-class _Small:
-    """A small number in every dtype, which arrives as `token` does: not before it."""
-
-    def __init__(self, token: tf.Tensor):
-        self._values = {tf.float32: token}
-
-    def __getitem__(self, dtype: tf.DType) -> tf.Tensor:
-        if dtype not in self._values:
-            token = self._values[tf.float32]
-            value = _SMALL.get(dtype, _SMALL_32)
-            wide = tf.cast(token, tf.float64) * (value / _SMALL_32)
-            self._values[dtype] = tf.cast(wide, dtype)
-        return self._values[dtype]
-
-
-def _concat(flags: Sequence[tf.Tensor]) -> tf.Tensor:
-    return tf.concat(flags, 0) if flags else tf.zeros([0], tf.bool)
-
-
-def for_arithmetic(tensor: tf.Tensor) -> tf.Tensor:
-    """The same numbers in a dtype that every kernel takes and no sum of squares overflows."""
-    dtype = tensor.dtype.base_dtype
-    if dtype.is_complex:
-        return tf.abs(tensor)
-    return tf.cast(tensor, tf.float32) if dtype == tf.bfloat16 else tensor
 
 
 def _read(variable: tf.Operation) -> tf.Tensor:

@@ -337,6 +337,28 @@ def _require_graph(element, name: str) -> None:
         )
 
 
+class _Place:
+    """A task that holds variables, and what is known there. On one machine there is one place.
+
+    What is told to a place crosses the network, so there everything that can be is done with what
+    is there: variables are copied, looked at and put back where they are.
+
+    Attributes:
+      device: where to put what is done here.
+      variables: those of the plan's `variables` that are here.
+      put_back: those of the plan's `put_back` that are here.
+      go, fine, refused: as in `_Build`, as this place knows it.
+      copies: the variables as they were before the update.
+    """
+
+    def __init__(self, device: str):
+        self.device = device
+        self.variables: List[tf.Operation] = []
+        self.put_back: List[tf.Operation] = []
+        self.calm = self.go = self.fine = self.refused = self.held = None
+        self.copies: Dict[tf.Operation, tf.Tensor] = {}
+
+
 class _Build:
     """Carries out a plan. It is made inside the graph, and read by `Gate`."""
 
@@ -352,7 +374,9 @@ class _Build:
                 % (max_loss, plan.train_op.name, max_loss)
             )
         _require_unseen(plan)
-        with ops.our_scope(plan.graph, 'gate'), tf.device(self._device()):
+        self._home = _Place(self._device())
+        self._places = self._find_places()
+        with ops.our_scope(plan.graph, 'gate'), tf.device(self._home.device):
             self._build(max_loss)
 
     def _device(self) -> str:
@@ -360,6 +384,30 @@ class _Build:
         plan = self._plan
         near = [t for t in plan.losses] + [check.tensor for check in plan.checks]
         return near[0].device if near else plan.train_op.device
+
+    def _find_places(self) -> Dict[tuple, _Place]:
+        """The places of a training on several machines, by task; the home of the decision first."""
+        plan = self._plan
+        places = {_task(self._home.device): self._home}
+        # What can only be judged afterwards, or is in a branch that may not run, is waited for as
+        # a whole: then there is one place.
+        together = plan.trial or any(
+            graphs.context_of(op) is not None for op in plan.order if op in plan.writes
+        )
+        for variable in dict.fromkeys(plan.variables + list(plan.put_back)):
+            task = _task(self._home.device if together else variable.device)
+            place = places.setdefault(task, _Place(_processor(variable.device)))
+            if variable in plan.put_back:
+                place.put_back.append(variable)
+            if variable in plan.variables:
+                place.variables.append(variable)
+        return places
+
+    def _place_of(self, op) -> _Place:
+        """Where an op runs. A write runs where its variable is, whatever its device says."""
+        variables = self._plan.writes.variables(op)
+        device = variables[0].device if variables else op.device
+        return self._places.get(_task(device), self._home)
 
     def _build(self, max_loss: Optional[float]) -> None:
         plan = self._plan
@@ -385,29 +433,85 @@ class _Build:
         before = self._bad_before(checks, looking)
         is_fine = tf.logical_not(tf.reduce_any(before), name='is_fine')
         fine, refused = branch(token, is_fine, 'fine')
-        copies = self._copy(plan.variables, fine)
-        prepared = _after(copies.values(), fine, 'prepared')
+        home, *others = self._places.values()
+        self._arrive(home, calm, fine, refused)
+        for place in others:
+            self._send_verdict(place, calm, is_fine)
 
-        go = prepared if calm is None else merge([calm, prepared], 'go')
-        twin = self._make_twin(go)
-        ran = _after([twin[op_of(plan.train_op)]], go, 'ran')
+        twin = self._make_twin()
+        ran = _after([twin[op_of(plan.train_op)]], home.go, 'ran')
         calm_ran, tried = (None, ran) if calm is None else branch(ran, is_calm, 'ran_calm')
 
         # Second look: after the update, or after it was refused.
         looked = merge([tried, refused], 'looked')
-        after = self._bad_after(looked)
+        after = [self._bad_after(looked, home)]
+        for place in others:
+            with tf.device(place.device):
+                done = _after(self._writes_at(place, twin), place.fine, 'tried')
+                after.append(self._bad_after(merge([done, place.refused], 'looked'), place))
         if plan.late_loss is not None:
-            after = tf.concat([after, self._bad_late_loss(twin, refused)], 0)
+            after.append(self._bad_late_loss(twin, refused))
+        after = _concat(after)
         is_good = tf.logical_and(tf.logical_not(tf.reduce_any(after)), is_fine)
         good, bad = branch(looked, is_good, 'good')
         undo, unwritten = branch(bad, is_fine, 'undo')
-        held = merge([self._restore(copies, undo, 'undone'), unwritten], 'held')
-        held = self._restore(copies_ahead, held, 'put_back')
+        held = self._hold(home, undo, unwritten, copies_ahead)
+        if others:
+            end = tf.cast(is_fine, tf.float32) + tf.cast(is_good, tf.float32)
+            held_there = [self._send_end(place, end, twin, copies_ahead) for place in others]
+            held = _after(held_there, held, 'held_everywhere')
 
         flags = tf.concat([before, after], 0)
         value = self._value(twin, ran, refused)
         self.announced = self._outcome(good, self._announce(held, flags), flags, calm_ran, value)
         self.quiet = self._outcome(good, held, flags, calm_ran, value)
+
+    # Places.
+
+    def _arrive(self, place: _Place, calm, fine: tf.Tensor, refused: tf.Tensor) -> None:
+        """What a place does once the decision is known there: copies, and then the update."""
+        place.calm, place.refused = calm, refused
+        place.copies = self._copy(place.variables, fine)
+        place.fine = _after(place.copies.values(), fine, 'prepared')
+        place.go = place.fine if calm is None else merge([calm, place.fine], 'go')
+
+    def _send_verdict(self, place: _Place, calm: tf.Tensor, is_fine: tf.Tensor) -> None:
+        """Tells a place, in one number, what the second look found: 2 if there was none."""
+        with tf.control_dependencies([calm]):
+            no_look = tf.constant(2.0)
+        verdict = merge([no_look, tf.cast(is_fine, tf.float32)], 'verdict')
+        with tf.device(place.device):
+            verdict = tf.identity(verdict)
+            token = tf1.placeholder_with_default(_SMALL_32, [], name='token')
+            calm, looking = branch(token, tf.greater(verdict, 1.5), 'calm')
+            fine, refused = branch(looking, tf.greater(verdict, 0.5), 'fine')
+            self._arrive(place, calm, fine, refused)
+
+    def _send_end(self, place: _Place, end: tf.Tensor, twin, copies_ahead) -> tf.Tensor:
+        """Tells a place how the second look ended: 2 is good, 1 is to be undone.
+
+        This does not wait until the update has run everywhere: in a calm step there is nothing
+        to tell, and the place would wait for that.
+        """
+        with tf.device(place.device):
+            end = tf.identity(end)
+            written = self._writes_at(place, twin)
+            good, bad = branch(end, tf.greater(end, 1.5), 'good')
+            undo, unwritten = branch(bad, tf.greater(end, 0.5), 'undo')
+            place.held = self._hold(place, _after(written, undo, 'undo'), unwritten, copies_ahead)
+            return place.held
+
+    def _hold(self, place: _Place, undo, unwritten, copies_ahead) -> tf.Tensor:
+        """Puts the variables of a place back; the returned token arrives when it is done."""
+        held = merge([self._restore(place.copies, undo, 'undone'), unwritten], 'held')
+        return self._restore({v: copies_ahead[v] for v in place.put_back}, held, 'put_back')
+
+    def _writes_at(self, place: _Place, twin) -> List[tf.Operation]:
+        return [
+            made
+            for op, made in twin.items()
+            if op in self._plan.writes and self._place_of(op) is place
+        ]
 
     def _outcome(self, good, held, flags, calm_ran, value) -> Outcome:
         """What is read once the step is done, which one of `good`, `held`, `calm_ran` tells."""
@@ -468,8 +572,8 @@ class _Build:
             self.labels.append(Label('square', check.name))
         return _concat(flags)
 
-    def _bad_after(self, looked: tf.Tensor) -> tf.Tensor:
-        written = dict.fromkeys(self._plan.variables + list(self._plan.put_back))
+    def _bad_after(self, looked: tf.Tensor, place: _Place) -> tf.Tensor:
+        written = dict.fromkeys(place.variables + place.put_back)
         floats = [variable for variable in written if graphs.is_float_variable(variable)]
         small = _Small(looked)
         with tf.control_dependencies([looked]):
@@ -570,7 +674,7 @@ class _Build:
 
     # Holding.
 
-    def _make_twin(self, go: tf.Tensor) -> Dict[tf.Operation, tf.Operation]:
+    def _make_twin(self) -> Dict[tf.Operation, tf.Operation]:
         """Creates the held ops a second time, to run only if `go` is alive."""
         plan = self._plan
         twin: Dict[tf.Operation, tf.Operation] = {}
@@ -586,24 +690,27 @@ class _Build:
                     loose_ends.append((op, index, source))
                     inputs[index] = inputs[0]
             controls = [twin.get(c, c) for c in plan.controls(op)]
-            controls += self._switch(op, twin, go)
-            twin[op] = ops.create_like(op, inputs, controls, '_' + go.op.name)
+            controls += self._switch(op, twin)
+            twin[op] = ops.create_like(op, inputs, controls, '_' + self._home.go.op.name)
         for op, index, source in loose_ends:
             twin[op]._update_input(index, twin[source.op].outputs[source.value_index])
         return twin
 
-    def _switch(self, op, twin, go: tf.Tensor) -> List[tf.Operation]:
+    def _switch(self, op, twin) -> List[tf.Operation]:
         """What to wait for so that `op` is dead if `go` is: nothing, if an input of it is dead."""
         if op.type in ('Merge', 'RefMerge'):
             return []  # alive if one of its inputs is, whatever it waits for
         loop = graphs.loop_around(op)
         if loop is not None and not (op.type in _ENTERS and _context(op) is loop):
             return []  # nothing inside of a loop can wait for what is outside; its entries do
+        place = self._place_of(op)
+        if place is not self._home and op in self._plan.writes:
+            return [place.go.op]  # the copies that it has to wait for are made there
         dies_anyway = any(
             needed in twin and needed.type not in ('Merge', 'RefMerge')
             for needed in self._plan.needs(op)
         )
-        return [] if dies_anyway else [go.op]
+        return [] if dies_anyway else [place.go.op]
 
     def _value(self, twin, ran: tf.Tensor, refused: tf.Tensor) -> Optional[tf.Tensor]:
         """The value of the train op, if it has one."""
@@ -686,6 +793,18 @@ def merge(tensors: Sequence[tf.Tensor], name: str) -> tf.Tensor:
 def _after(first, tensor: tf.Tensor, name: str) -> tf.Tensor:
     with tf.control_dependencies(list(first)):
         return tf.identity(tensor, name=name)
+
+
+def _task(device: str) -> tuple:
+    """The task of a cluster that a device belongs to; the same for all devices that name none."""
+    spec = tf1.DeviceSpec.from_string(device)
+    return spec.job, spec.replica or 0, spec.task or 0
+
+
+def _processor(device: str) -> str:
+    """The processor that goes with a device: flags are read there."""
+    spec = tf1.DeviceSpec.from_string(device)
+    return tf1.DeviceSpec(spec.job, spec.replica, spec.task, 'CPU', 0).to_string()
 
 
 def _context(op):

@@ -347,15 +347,17 @@ class _Place:
       device: where to put what is done here.
       variables: those of the plan's `variables` that are here.
       put_back: those of the plan's `put_back` that are here.
-      go, fine, refused: as in `_Build`, as this place knows it.
+      calm, fine, refused: tokens; the one that arrives says how the looks ended before the update.
+      go: the token that starts the update: `calm`, or `fine` once `copies` are made.
       copies: the variables as they were before the update.
+      settled: arrives when nothing is written here any more; None at home.
     """
 
     def __init__(self, device: str):
         self.device = device
         self.variables: List[tf.Operation] = []
         self.put_back: List[tf.Operation] = []
-        self.calm = self.go = self.fine = self.refused = self.held = None
+        self.calm = self.fine = self.refused = self.go = self.settled = None
         self.copies: Dict[tf.Operation, tf.Tensor] = {}
 
 
@@ -498,8 +500,10 @@ class _Build:
             written = self._writes_at(place, twin)
             good, bad = branch(end, tf.greater(end, 1.5), 'good')
             undo, unwritten = branch(bad, tf.greater(end, 0.5), 'undo')
-            place.held = self._hold(place, _after(written, undo, 'undo'), unwritten, copies_ahead)
-            return place.held
+            held = self._hold(place, _after(written, undo, 'undo'), unwritten, copies_ahead)
+            calm = _after(written, place.calm, 'ran_calm')
+            place.settled = merge([calm, _after(written, good, 'ran_good'), held], 'settled')
+            return held
 
     def _hold(self, place: _Place, undo, unwritten, copies_ahead) -> tf.Tensor:
         """Puts the variables of a place back; the returned token arrives when it is done."""
@@ -522,10 +526,22 @@ class _Build:
             bad = merge([no_flags, bad], 'bad')
         with tf.control_dependencies([bad]):
             written = tf.logical_not(tf.reduce_any(bad), name='written')
-            step = _read_global_step(self._plan.graph)
             name = 'train_op'
             train_op = tf.no_op(name=name) if value is None else tf.identity(value, name=name)
-        return Outcome(train_op, written, bad, step)
+        return Outcome(train_op, written, bad, self._read_global_step(bad))
+
+    def _read_global_step(self, now: tf.Tensor) -> Optional[tf.Tensor]:
+        """The global step once `now` is there; on another task, once that is settled."""
+        step = tf1.train.get_global_step(self._plan.graph)
+        if step is None:
+            return None
+        place = self._places.get(_task(step.device), self._home)
+        with tf.control_dependencies([now if place.settled is None else place.settled]):
+            if step.op.type in graphs.VARIABLES:
+                # Where the variable is: a reference that goes elsewhere is sent at once, and not
+                # when the reader is to read.
+                return self._make.copy(step.op)
+            return tf.identity(step)
 
     # Looking.
 
@@ -750,7 +766,7 @@ class _Build:
             if plan.raises:
                 told = self._raise(flags)
             else:
-                told = self._print(flags)
+                told = self._print(flags, loud)
         return merge([quiet, _after([told], loud, 'told')], 'announced')
 
     def _raise(self, flags: tf.Tensor) -> tf.Operation:
@@ -761,10 +777,10 @@ class _Build:
         data += self._plan.losses[:1]
         return tf.raw_ops.Assert(condition=tf.constant(False), data=data, summarize=1)
 
-    def _print(self, flags: tf.Tensor) -> tf.Operation:
+    def _print(self, flags: tf.Tensor, loud: tf.Tensor) -> tf.Operation:
         names = tf.constant([label.name for label in self.labels], tf.string)
         bad = tf.strings.reduce_join(tf.boolean_mask(names, flags), separator=', ')
-        step = _read_global_step(self._plan.graph)
+        step = self._read_global_step(loud)
         text = ['slimguard: this step wrote nothing']
         if step is not None:
             text += [' (global step ', tf.strings.as_string(step), ')']
@@ -859,7 +875,8 @@ def _read(variable: tf.Operation) -> tf.Tensor:
     """The value of a variable; of a ref variable the buffer itself, which later writes change."""
     output = variable.outputs[0]
     if not graphs.is_resource(variable):
-        return tf.identity(output)
+        with tf1.colocate_with(variable):
+            return tf.identity(output)
     dtype = graphs.dtype_of(variable)
     value = tf.raw_ops.ReadVariableOp(resource=output, dtype=dtype)
     value.set_shape(variable.get_attr('shape'))
@@ -890,13 +907,6 @@ def _no_value(tensor: tf.Tensor) -> tf.Tensor:
     if graphs.is_float(tensor):
         return tf.cast(tf.fill(shape, math.nan), tensor.dtype.base_dtype)
     return tf.zeros(shape, tensor.dtype.base_dtype)
-
-
-def _read_global_step(graph: tf.Graph) -> Optional[tf.Tensor]:
-    step = tf1.train.get_global_step(graph)
-    if step is None:
-        return None
-    return step.read_value() if hasattr(step, 'read_value') else tf.identity(step)
 
 
 def _require_unseen(plan: Plan) -> None:

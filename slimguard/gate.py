@@ -367,7 +367,7 @@ class _Build:
     def __init__(self, plan: Plan, max_loss: Optional[float]):
         self._plan = plan
         self._make = ops.Maker(plan.graph)
-        self._all_axes: Dict[int, tf.Tensor] = {}
+        self._all_axes: Dict[Tuple[int, str], tf.Tensor] = {}
         self.labels: List[Label] = []
         if max_loss is not None and not plan.losses:
             raise ValueError(
@@ -408,7 +408,7 @@ class _Build:
     def _place_of(self, op) -> _Place:
         """Where an op runs. A write runs where its variable is, whatever its device says."""
         variables = self._plan.writes.variables(op)
-        device = variables[0].device if variables else op.device
+        device = variables[0].device if variables else graphs.device_of(op)
         return self._places.get(_task(device), self._home)
 
     def _build(self, max_loss: Optional[float]) -> None:
@@ -548,20 +548,20 @@ class _Build:
     def _is_calm(self, checks: Sequence[Check]) -> tf.Tensor:
         plan = self._plan
         looked_at = [Check(loss, 'loss') for loss in plan.losses] + list(checks)
-        sizes: Dict[tf.DType, List[tf.Tensor]] = {}
-        limits: Dict[tf.DType, List[float]] = {}
+        sizes: List[tf.Tensor] = []
+        limits: List[float] = []
         for check in looked_at:
             dtype = check.tensor.dtype.base_dtype
-            near = check.tensor.op
+            near = self._place_to_look(check.tensor)
             size = self._make.sum_of_squares(for_arithmetic(check.tensor), near)
-            size = _lift(size, near, 0.0)
+            sizes.append(_lift(size, check.tensor.op, 0.0))
             limit = _CALM_FACTOR if check.is_factor else _CALM.get(dtype, _CALM[tf.float32])
-            sizes.setdefault(size.dtype, []).append(size)
-            limits.setdefault(size.dtype, []).append(limit)
-        calm = [
-            tf.reduce_all(tf.less(tf.stack(sizes[dtype]), tf.constant(limits[dtype], dtype)))
-            for dtype in sizes
-        ]
+            limits.append(limit)
+        calm = []
+        for (device, dtype), chosen in self._together(sizes).items():
+            with tf.device(device):
+                limit = tf.constant([limits[i] for i in chosen], dtype)
+                calm.append(tf.reduce_all(tf.less(tf.stack([sizes[i] for i in chosen]), limit)))
         if plan.losses:
             calm.append(tf.less_equal(tf.cast(plan.losses[0], tf.float64), self.limit))
         is_calm = calm[0] if calm else tf.constant(True)  # a train op that only counts
@@ -573,19 +573,21 @@ class _Build:
         plan = self._plan
         small = _Small(looking)
         losses = [Check(loss, 'loss ' + loss.op.name) for loss in plan.losses]
-        sizes = [
-            _lift(self._size(check.tensor, check.tensor.op, small), check.tensor.op, 0.0)
-            for check in losses + list(checks)
-        ]
+        sizes = []
+        for check in losses + list(checks):
+            size = self._size(check.tensor, self._place_to_look(check.tensor), small)
+            sizes.append(_lift(size, check.tensor.op, 0.0))
         flags = self._flag(sizes, [Label('value', check.name) for check in losses + list(checks)])
         if losses:
             with tf.control_dependencies([looking]):
                 above = tf.greater(tf.cast(losses[0].tensor, tf.float64), self.limit)
             flags.append(tf.expand_dims(above, 0))
             self.labels.append(Label('limit', losses[0].name))
-        for check in plan.squares:
-            flags.append(tf.expand_dims(self._overflows(check.tensor, small), 0))
-            self.labels.append(Label('square', check.name))
+        overflows = [self._overflows(check.tensor, small) for check in plan.squares]
+        for (device, _), chosen in self._together(overflows).items():
+            with tf.device(device):
+                flags.append(tf.stack([overflows[i] for i in chosen]))
+            self.labels.extend(Label('square', plan.squares[i].name) for i in chosen)
         return _concat(flags)
 
     def _bad_after(self, looked: tf.Tensor, place: _Place) -> tf.Tensor:
@@ -606,35 +608,58 @@ class _Build:
         return self._make.sum_of_squares(for_arithmetic(scaled), near)
 
     def _flag(self, sizes: Sequence[tf.Tensor], labels: Sequence[Label]) -> List[tf.Tensor]:
-        """Vectors that say which sizes are not finite, one for each dtype; adds their labels."""
+        """Vectors that say which sizes are not finite, a few; adds their labels."""
         flags = []
-        for dtype in dict.fromkeys(size.dtype for size in sizes):
-            chosen = [i for i, size in enumerate(sizes) if size.dtype == dtype]
-            stacked = tf.stack([sizes[i] for i in chosen])
-            flags.append(tf.logical_not(tf.math.is_finite(stacked)))
+        for (device, _), chosen in self._together(sizes).items():
+            with tf.device(device):
+                stacked = tf.stack([sizes[i] for i in chosen])
+                flags.append(tf.logical_not(tf.math.is_finite(stacked)))
             self.labels.extend(labels[i] for i in chosen)
         return flags
+
+    def _together(self, found: Sequence[tf.Tensor]) -> Dict[tuple, List[int]]:
+        """The numbers of those scalars that go into one vector, by device and dtype.
+
+        So what there is to tell from a task crosses the network in one piece.
+        """
+        groups: Dict[tuple, List[int]] = {}
+        for i, scalar in enumerate(found):
+            groups.setdefault((self._near_to(scalar), scalar.dtype), []).append(i)
+        return groups
+
+    def _near_to(self, tensor: tf.Tensor) -> str:
+        """The device for what is found about a tensor: of its task, if that is known."""
+        device = graphs.device_of(tensor.op)
+        is_home = _task(device) in (_task(self._home.device), _task(''))
+        return self._home.device if is_home else _processor(device)
+
+    def _place_to_look(self, tensor: tf.Tensor) -> tf.Operation:
+        """The op in whose place to look at a tensor; a scalar comes to us, as a sum of it would."""
+        is_far = self._near_to(tensor) != self._home.device
+        return self.watched.op if is_far and tensor.shape.rank == 0 else tensor.op
 
     def _overflows(self, tensor: tf.Tensor, small: '_Small') -> tf.Tensor:
         """Whether the square of a finite element of `tensor` is not finite, in its own dtype."""
         make, near, dtype = self._make, tensor.op, tensor.dtype.base_dtype
         with tf1.colocate_with(near):
             wide = tf.cast(tensor, tf.float32) if dtype.size == 2 else for_arithmetic(tensor)
-            axes = tf.range(tf.rank(wide)) if wide.shape.rank is None else self._axes(wide)
-        # A power of two: scaled, the numbers are rounded as ever.
-        square = make.square(make.multiply(wide, small[wide.dtype], near), near)
-        largest = make.largest(square, axes, near)
-        limit = _LARGEST_SQUARE[dtype if dtype in _LARGEST_SQUARE else wide.dtype]
-        limit = limit * _SMALL.get(wide.dtype, _SMALL_32) ** 2
-        # What is not finite itself has its own flag.
-        flag = tf.logical_and(tf.greater(largest, limit), tf.math.is_finite(largest))
+            axes = tf.range(tf.rank(wide)) if wide.shape.rank is None else None
+        with tf.device(self._near_to(tensor)):
+            axes = self._axes(wide) if axes is None else axes
+            # A power of two: scaled, the numbers are rounded as ever.
+            square = make.square(make.multiply(wide, small[wide.dtype], near), near)
+            largest = make.largest(square, axes, near)
+            limit = _LARGEST_SQUARE[dtype if dtype in _LARGEST_SQUARE else wide.dtype]
+            limit = limit * _SMALL.get(wide.dtype, _SMALL_32) ** 2
+            # What is not finite itself has its own flag.
+            flag = tf.logical_and(tf.greater(largest, limit), tf.math.is_finite(largest))
         return _lift(flag, near, False)
 
     def _axes(self, tensor: tf.Tensor) -> tf.Tensor:
-        rank = tensor.shape.rank
-        if rank not in self._all_axes:
-            self._all_axes[rank] = tf.constant(list(range(rank)), tf.int32)
-        return self._all_axes[rank]
+        rank, device = tensor.shape.rank, self._near_to(tensor)
+        if (rank, device) not in self._all_axes:
+            self._all_axes[rank, device] = tf.constant(list(range(rank)), tf.int32)
+        return self._all_axes[rank, device]
 
     def _bad_late_loss(self, twin, refused: tf.Tensor) -> tf.Tensor:
         """The flag of a loss that comes out of the update; it is false where that was refused."""

@@ -97,6 +97,12 @@ class Plan:
         self.opaque_forward: List[tf.Operation] = []
         self._data: Optional[Set[tf.Operation]] = None
         self._checks: Dict[Tuple[tf.Operation, int], Check] = {}
+        self._written_ahead = {
+            variable
+            for write in self._writing
+            if write not in self.held
+            for variable in self.writes.variables(write)
+        }
         for write in self._writing:
             if write in self.held:
                 self._plan_held(write)
@@ -331,11 +337,23 @@ class Plan:
             return None
         if any(key(tensor) == key(loss) for loss in self.losses):
             return None
-        if key(tensor) not in self._checks:
+        of = self._check_key(tensor)
+        if of not in self._checks:
             is_factor = graphs.is_apply(write) and role not in _GRADIENTS
             name = '%s of %s' % (_role(write, role), self._written_name(write))
-            self._checks[key(tensor)] = Check(tensor, name, is_factor)
-        return self._checks[key(tensor)]
+            self._checks[of] = Check(tensor, name, is_factor)
+        return self._checks[of]
+
+    def _check_key(self, tensor: tf.Tensor) -> Tuple[tf.Operation, int]:
+        """The same for tensors of the same value: an optimizer reads its powers for each apply."""
+        op = tensor.op
+        while op.type == 'Identity' and not graphs.is_reference(op.inputs[0]):
+            op = self.resolve(op.inputs[0]).op
+        if op.type == 'ReadVariableOp' and op not in self.held:
+            variable = graphs.variable_behind(op.inputs[0])
+            if variable is not None and variable not in self._written_ahead:
+                return variable, 0
+        return key(tensor)
 
     def _written_name(self, write) -> str:
         variables = self.writes.variables(write)

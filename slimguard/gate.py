@@ -35,10 +35,12 @@ import math
 import sys
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-import numpy as np
 import tensorflow as tf
 
 from slimguard import graphs, ops
+from slimguard.looks import SMALL_32, Look, Now
+from slimguard.ops import branch, for_arithmetic, merge
+from slimguard.places import Home, processor_of, task_of
 from slimguard.plan import Check, Plan, TrainOp, key, op_of
 
 tf1 = tf.compat.v1
@@ -49,17 +51,6 @@ tf1 = tf.compat.v1
 _CALM = {tf.float64: 1e280, tf.float32: 1e28, tf.bfloat16: 1e28, tf.float16: 4.0}
 # The same for a learning rate and the like, which multiply what was checked.
 _CALM_FACTOR = 1e12
-
-# A number that makes small of any other: what was finite has a finite sum of squares then.
-_SMALL = {tf.float64: 2.0**-600, tf.float16: 2.0**-24}
-_SMALL_32 = 2.0**-100  # for the other dtypes
-# The largest number that a square is rounded to in the optimizer's dtype, and no Inf.
-_LARGEST_SQUARE = {
-    tf.float64: float(np.finfo(np.float64).max),
-    tf.float32: float(np.finfo(np.float32).max),
-    tf.bfloat16: float(np.nextafter(np.float32(2.0**127 * (2 - 2.0**-8)), np.float32(0))),
-    tf.float16: float(np.nextafter(np.float32(65520), np.float32(0))),
-}
 
 _ENTERS = frozenset(['Enter', 'RefEnter'])
 
@@ -89,6 +80,13 @@ class Outcome(NamedTuple):
     written: tf.Tensor
     bad: tf.Tensor
     step: Optional[tf.Tensor]
+
+
+class _Copy(NamedTuple):
+    """The values of variables at one moment: if of several, joined along their first axis."""
+
+    variables: List[tf.Operation]
+    value: tf.Tensor
 
 
 class Gate:
@@ -358,7 +356,7 @@ class _Place:
         self.variables: List[tf.Operation] = []
         self.put_back: List[tf.Operation] = []
         self.calm = self.fine = self.refused = self.go = self.settled = None
-        self.copies: Dict[tf.Operation, tf.Tensor] = {}
+        self.copies: List[_Copy] = []
 
 
 class _Build:
@@ -367,7 +365,6 @@ class _Build:
     def __init__(self, plan: Plan, max_loss: Optional[float]):
         self._plan = plan
         self._make = ops.Maker(plan.graph)
-        self._all_axes: Dict[Tuple[int, str], tf.Tensor] = {}
         self.labels: List[Label] = []
         if max_loss is not None and not plan.losses:
             raise ValueError(
@@ -390,15 +387,15 @@ class _Build:
     def _find_places(self) -> Dict[tuple, _Place]:
         """The places of a training on several machines, by task; the home of the decision first."""
         plan = self._plan
-        places = {_task(self._home.device): self._home}
+        places = {task_of(self._home.device): self._home}
         # What can only be judged afterwards, or is in a branch that may not run, is waited for as
         # a whole: then there is one place.
         together = plan.trial or any(
             graphs.context_of(op) is not None for op in plan.order if op in plan.writes
         )
         for variable in dict.fromkeys(plan.variables + list(plan.put_back)):
-            task = _task(self._home.device if together else variable.device)
-            place = places.setdefault(task, _Place(_processor(variable.device)))
+            task = task_of(self._home.device if together else variable.device)
+            place = places.setdefault(task, _Place(processor_of(variable.device)))
             if variable in plan.put_back:
                 place.put_back.append(variable)
             if variable in plan.variables:
@@ -409,14 +406,15 @@ class _Build:
         """Where an op runs. A write runs where its variable is, whatever its device says."""
         variables = self._plan.writes.variables(op)
         device = variables[0].device if variables else graphs.device_of(op)
-        return self._places.get(_task(device), self._home)
+        return self._places.get(task_of(device), self._home)
 
     def _build(self, max_loss: Optional[float]) -> None:
         plan = self._plan
         self.watched = tf1.placeholder_with_default(False, [], name='watched')
+        self._where = Home(self.watched.op)
         # What the switches below hand on. Not their predicate: Grappler would make constants of
         # that, and abort on TensorFlow 1.15 where a loop waits for one.
-        token = tf1.placeholder_with_default(_SMALL_32, [], name='token')
+        token = tf1.placeholder_with_default(SMALL_32, [], name='token')
         self.limit = None
         if plan.losses:
             limit = tf.constant(math.inf if max_loss is None else max_loss, tf.float64)
@@ -453,7 +451,7 @@ class _Build:
                 after.append(self._bad_after(merge([done, place.refused], 'looked'), place))
         if plan.late_loss is not None:
             after.append(self._bad_late_loss(twin, refused))
-        after = _concat(after)
+        after = tf.concat(after, 0)
         is_good = tf.logical_and(tf.logical_not(tf.reduce_any(after)), is_fine)
         good, bad = branch(looked, is_good, 'good')
         undo, unwritten = branch(bad, is_fine, 'undo')
@@ -473,8 +471,8 @@ class _Build:
     def _arrive(self, place: _Place, calm, fine: tf.Tensor, refused: tf.Tensor) -> None:
         """What a place does once the decision is known there: copies, and then the update."""
         place.calm, place.refused = calm, refused
-        place.copies = self._copy(place.variables, fine)
-        place.fine = _after(place.copies.values(), fine, 'prepared')
+        place.copies = self._copy(place.variables, Now(fine))
+        place.fine = _after([copy.value for copy in place.copies], fine, 'prepared')
         place.go = place.fine if calm is None else merge([calm, place.fine], 'go')
 
     def _send_verdict(self, place: _Place, calm: tf.Tensor, is_fine: tf.Tensor) -> None:
@@ -484,7 +482,7 @@ class _Build:
         verdict = merge([no_look, tf.cast(is_fine, tf.float32)], 'verdict')
         with tf.device(place.device):
             verdict = tf.identity(verdict)
-            token = tf1.placeholder_with_default(_SMALL_32, [], name='token')
+            token = tf1.placeholder_with_default(SMALL_32, [], name='token')
             calm, looking = branch(token, tf.greater(verdict, 1.5), 'calm')
             fine, refused = branch(looking, tf.greater(verdict, 0.5), 'fine')
             self._arrive(place, calm, fine, refused)
@@ -508,7 +506,8 @@ class _Build:
     def _hold(self, place: _Place, undo, unwritten, copies_ahead) -> tf.Tensor:
         """Puts the variables of a place back; the returned token arrives when it is done."""
         held = merge([self._restore(place.copies, undo, 'undone'), unwritten], 'held')
-        return self._restore({v: copies_ahead[v] for v in place.put_back}, held, 'put_back')
+        ahead = [copy for copy in copies_ahead if copy.variables[0] in place.put_back]
+        return self._restore(ahead, held, 'put_back')
 
     def _writes_at(self, place: _Place, twin) -> List[tf.Operation]:
         return [
@@ -535,7 +534,7 @@ class _Build:
         step = tf1.train.get_global_step(self._plan.graph)
         if step is None:
             return None
-        place = self._places.get(_task(step.device), self._home)
+        place = self._places.get(task_of(step.device), self._home)
         with tf.control_dependencies([now if place.settled is None else place.settled]):
             if step.op.type in graphs.VARIABLES:
                 # Where the variable is: a reference that goes elsewhere is sent at once, and not
@@ -548,20 +547,22 @@ class _Build:
     def _is_calm(self, checks: Sequence[Check]) -> tf.Tensor:
         plan = self._plan
         looked_at = [Check(loss, 'loss') for loss in plan.losses] + list(checks)
-        sizes: List[tf.Tensor] = []
-        limits: List[float] = []
+        sizes: Dict[Tuple[str, tf.DType], List[tf.Tensor]] = {}
+        limits: Dict[Tuple[str, tf.DType], List[float]] = {}
         for check in looked_at:
             dtype = check.tensor.dtype.base_dtype
-            near = self._place_to_look(check.tensor)
+            near = self._where.near(check.tensor)
             size = self._make.sum_of_squares(for_arithmetic(check.tensor), near)
-            sizes.append(_lift(size, check.tensor.op, 0.0))
+            size = ops.lift(size, check.tensor.op, 0.0)
             limit = _CALM_FACTOR if check.is_factor else _CALM.get(dtype, _CALM[tf.float32])
-            limits.append(limit)
+            here = self._where.device_near(size), size.dtype
+            sizes.setdefault(here, []).append(size)
+            limits.setdefault(here, []).append(limit)
         calm = []
-        for (device, dtype), chosen in self._together(sizes).items():
+        for (device, dtype), found in sizes.items():
             with tf.device(device):
-                limit = tf.constant([limits[i] for i in chosen], dtype)
-                calm.append(tf.reduce_all(tf.less(tf.stack([sizes[i] for i in chosen]), limit)))
+                limit = tf.constant(limits[device, dtype], dtype)
+                calm.append(tf.reduce_all(tf.less(tf.stack(found), limit)))
         if plan.losses:
             calm.append(tf.less_equal(tf.cast(plan.losses[0], tf.float64), self.limit))
         is_calm = calm[0] if calm else tf.constant(True)  # a train op that only counts
@@ -571,95 +572,29 @@ class _Build:
 
     def _bad_before(self, checks: Sequence[Check], looking: tf.Tensor) -> tf.Tensor:
         plan = self._plan
-        small = _Small(looking)
         losses = [Check(loss, 'loss ' + loss.op.name) for loss in plan.losses]
-        sizes = []
-        for check in losses + list(checks):
-            size = self._size(check.tensor, self._place_to_look(check.tensor), small)
-            sizes.append(_lift(size, check.tensor.op, 0.0))
-        flags = self._flag(sizes, [Label('value', check.name) for check in losses + list(checks)])
+        looked_at = losses + list(checks)
+        look = Look(self._make, [check.tensor for check in looked_at], Now(looking), self._where)
+        flags = [look.not_finite()]
+        self.labels.extend(Label('value', check.name) for check in looked_at)
         if losses:
             with tf.control_dependencies([looking]):
                 above = tf.greater(tf.cast(losses[0].tensor, tf.float64), self.limit)
             flags.append(tf.expand_dims(above, 0))
             self.labels.append(Label('limit', losses[0].name))
-        overflows = [self._overflows(check.tensor, small) for check in plan.squares]
-        for (device, _), chosen in self._together(overflows).items():
-            with tf.device(device):
-                flags.append(tf.stack([overflows[i] for i in chosen]))
-            self.labels.extend(Label('square', plan.squares[i].name) for i in chosen)
-        return _concat(flags)
+        if plan.squares:
+            numbers = {key(check.tensor): n for n, check in enumerate(looked_at)}
+            flags.append(look.overflows([numbers[key(check.tensor)] for check in plan.squares]))
+            self.labels.extend(Label('square', check.name) for check in plan.squares)
+        return tf.concat(flags, 0)
 
     def _bad_after(self, looked: tf.Tensor, place: _Place) -> tf.Tensor:
         written = dict.fromkeys(place.variables + place.put_back)
         floats = [variable for variable in written if graphs.is_float_variable(variable)]
-        small = _Small(looked)
         with tf.control_dependencies([looked]):
-            # A ref variable itself is read no earlier than it is multiplied by what comes out of
-            # `looked`. Control inputs would not do: Grappler takes away the Identity that waits
-            # (seen on TensorFlow 1.15), and swaps the DeepCopy that waits with IsFinite (on 2.21).
             values = [self._make.copy(v) if graphs.is_resource(v) else v.outputs[0] for v in floats]
-        sizes = [self._size(value, v, small) for value, v in zip(values, floats)]
-        return _concat(self._flag(sizes, [Label('state', v.name) for v in floats]))
-
-    def _size(self, tensor: tf.Tensor, near: tf.Operation, small: '_Small') -> tf.Tensor:
-        """A sum of squares that is finite if and only if all of `tensor` is."""
-        scaled = self._make.multiply(tensor, small[tensor.dtype.base_dtype], near)
-        return self._make.sum_of_squares(for_arithmetic(scaled), near)
-
-    def _flag(self, sizes: Sequence[tf.Tensor], labels: Sequence[Label]) -> List[tf.Tensor]:
-        """Vectors that say which sizes are not finite, a few; adds their labels."""
-        flags = []
-        for (device, _), chosen in self._together(sizes).items():
-            with tf.device(device):
-                stacked = tf.stack([sizes[i] for i in chosen])
-                flags.append(tf.logical_not(tf.math.is_finite(stacked)))
-            self.labels.extend(labels[i] for i in chosen)
-        return flags
-
-    def _together(self, found: Sequence[tf.Tensor]) -> Dict[tuple, List[int]]:
-        """The numbers of those scalars that go into one vector, by device and dtype.
-
-        So what there is to tell from a task crosses the network in one piece.
-        """
-        groups: Dict[tuple, List[int]] = {}
-        for i, scalar in enumerate(found):
-            groups.setdefault((self._near_to(scalar), scalar.dtype), []).append(i)
-        return groups
-
-    def _near_to(self, tensor: tf.Tensor) -> str:
-        """The device for what is found about a tensor: of its task, if that is known."""
-        device = graphs.device_of(tensor.op)
-        is_home = _task(device) in (_task(self._home.device), _task(''))
-        return self._home.device if is_home else _processor(device)
-
-    def _place_to_look(self, tensor: tf.Tensor) -> tf.Operation:
-        """The op in whose place to look at a tensor; a scalar comes to us, as a sum of it would."""
-        is_far = self._near_to(tensor) != self._home.device
-        return self.watched.op if is_far and tensor.shape.rank == 0 else tensor.op
-
-    def _overflows(self, tensor: tf.Tensor, small: '_Small') -> tf.Tensor:
-        """Whether the square of a finite element of `tensor` is not finite, in its own dtype."""
-        make, near, dtype = self._make, tensor.op, tensor.dtype.base_dtype
-        with tf1.colocate_with(near):
-            wide = tf.cast(tensor, tf.float32) if dtype.size == 2 else for_arithmetic(tensor)
-            axes = tf.range(tf.rank(wide)) if wide.shape.rank is None else None
-        with tf.device(self._near_to(tensor)):
-            axes = self._axes(wide) if axes is None else axes
-            # A power of two: scaled, the numbers are rounded as ever.
-            square = make.square(make.multiply(wide, small[wide.dtype], near), near)
-            largest = make.largest(square, axes, near)
-            limit = _LARGEST_SQUARE[dtype if dtype in _LARGEST_SQUARE else wide.dtype]
-            limit = limit * _SMALL.get(wide.dtype, _SMALL_32) ** 2
-            # What is not finite itself has its own flag.
-            flag = tf.logical_and(tf.greater(largest, limit), tf.math.is_finite(largest))
-        return _lift(flag, near, False)
-
-    def _axes(self, tensor: tf.Tensor) -> tf.Tensor:
-        rank, device = tensor.shape.rank, self._near_to(tensor)
-        if (rank, device) not in self._all_axes:
-            self._all_axes[rank, device] = tf.constant(list(range(rank)), tf.int32)
-        return self._all_axes[rank, device]
+        self.labels.extend(Label('state', variable.name) for variable in floats)
+        return Look(self._make, values, Now(looked), Home(looked.op)).not_finite()
 
     def _bad_late_loss(self, twin, refused: tf.Tensor) -> tf.Tensor:
         """The flag of a loss that comes out of the update; it is false where that was refused."""
@@ -673,12 +608,13 @@ class _Build:
 
     # Forward writes.
 
-    def _copy_ahead_of_forward_writes(self) -> Dict[tf.Operation, tf.Tensor]:
+    def _copy_ahead_of_forward_writes(self) -> List['_Copy']:
         put_back = self._plan.put_back
-        copies = self._copy(put_back, None)
-        for variable, writes in put_back.items():
+        copies = self._copy(list(put_back), None)
+        for copy in copies:
+            writes = [write for variable in copy.variables for write in put_back[variable]]
             for entry in _entries(writes, self._plan):
-                entry._add_control_input(copies[variable].op)
+                entry._add_control_input(copy.value.op)
         return copies
 
     def _read_opaque_forward_writes(self) -> List[Check]:
@@ -702,15 +638,28 @@ class _Build:
             switch = tf.raw_ops.Switch(data=variable.outputs[0], pred=now)
             return merge([switch.output_false, switch.output_true], 'written')
 
-    def _copy(self, variables, pivot: Optional[tf.Tensor]) -> Dict[tf.Operation, tf.Tensor]:
-        """Copies of variables, made once `pivot` is alive. What writes them must wait for these."""
-        with tf.control_dependencies([] if pivot is None else [pivot]):
-            return {variable: self._make.copy(variable) for variable in variables}
+    def _copy(self, variables: Sequence[tf.Operation], now: Optional[Now]) -> List['_Copy']:
+        """Copies of variables, made `now` (or at once). What writes them must wait for these."""
+        make, copies = self._make, []
+        with tf.control_dependencies([] if now is None else [now.token]):
+            for group in make.alike([variable.outputs[0] for variable in variables]):
+                chosen = [variables[number] for number in group]
+                if len(chosen) == 1:
+                    value = make.copy(chosen[0])
+                else:
+                    axis = make.constant(0, chosen[0]) if now is None else now.zero
+                    value = make.join([v.outputs[0] for v in chosen], axis, chosen[0])
+                copies.append(_Copy(chosen, value))
+        return copies
 
-    def _restore(self, copies: Dict[tf.Operation, tf.Tensor], pivot: tf.Tensor, name: str):
+    def _restore(self, copies: Sequence['_Copy'], pivot: tf.Tensor, name: str) -> tf.Tensor:
         """Writes copies back once `pivot` is alive. Returns `pivot`, afterwards."""
+        make, assigns = self._make, []
         with tf.control_dependencies([pivot]):
-            assigns = [self._make.assign(variable, copy) for variable, copy in copies.items()]
+            for variables, value in copies:
+                number = len(variables)
+                values = make.split(value, number, variables[0]) if number > 1 else [value]
+                assigns.extend(make.assign(*pair) for pair in zip(variables, values))
         return _after(assigns, pivot, name)
 
     # Holding.
@@ -817,83 +766,14 @@ class _Build:
         return tf.print(tf.strings.join(text), output_stream=sys.stderr)
 
 
-def branch(value: tf.Tensor, pred: tf.Tensor, name: str) -> Tuple[tf.Tensor, tf.Tensor]:
-    """`value` twice: alive if `pred` is true, and alive if it is false."""
-    switch = tf.raw_ops.Switch(data=value, pred=pred, name=name)
-    return (
-        tf.identity(switch.output_true, name=name + '_true'),
-        tf.identity(switch.output_false, name=name + '_false'),
-    )
-
-
-def merge(tensors: Sequence[tf.Tensor], name: str) -> tf.Tensor:
-    """Whichever of `tensors` is alive."""
-    return tf.raw_ops.Merge(inputs=list(tensors), name=name).output
-
-
 def _after(first, tensor: tf.Tensor, name: str) -> tf.Tensor:
     with tf.control_dependencies(list(first)):
         return tf.identity(tensor, name=name)
 
 
-def _task(device: str) -> tuple:
-    """The task of a cluster that a device belongs to; the same for all devices that name none."""
-    spec = tf1.DeviceSpec.from_string(device)
-    return spec.job, spec.replica or 0, spec.task or 0
-
-
-def _processor(device: str) -> str:
-    """The processor that goes with a device: flags are read there."""
-    spec = tf1.DeviceSpec.from_string(device)
-    return tf1.DeviceSpec(spec.job, spec.replica, spec.task, 'CPU', 0).to_string()
-
-
 def _context(op):
     """The op's control flow context, for which there is no public name; None at top level."""
     return op._get_control_flow_context()
-
-
-def _lift(value: tf.Tensor, op: tf.Operation, default) -> tf.Tensor:
-    """Brings a value out of the `tf.cond` branches that `op` is in: `default` if not taken.
-
-    This is for v1 control flow; the branches of v2 are functions, and nothing comes out of them.
-    """
-    context = _context(op)
-    while context is not None:
-        if context.IsCondContext():
-            otherwise = tf.constant(default, value.dtype)
-            switch = tf.raw_ops.Switch(data=otherwise, pred=context.pred)
-            not_taken = switch.output_false if context.branch == 1 else switch.output_true
-            value = merge([value, not_taken], 'lifted')
-        context = context.outer_context
-    return value
-
-
-class _Small:
-    """A small number in every dtype, which arrives as `token` does: not before it."""
-
-    def __init__(self, token: tf.Tensor):
-        self._values = {tf.float32: token}
-
-    def __getitem__(self, dtype: tf.DType) -> tf.Tensor:
-        if dtype not in self._values:
-            token = self._values[tf.float32]
-            value = _SMALL.get(dtype, _SMALL_32)
-            wide = tf.cast(token, tf.float64) * (value / _SMALL_32)
-            self._values[dtype] = tf.cast(wide, dtype)
-        return self._values[dtype]
-
-
-def _concat(flags: Sequence[tf.Tensor]) -> tf.Tensor:
-    return tf.concat(flags, 0) if flags else tf.zeros([0], tf.bool)
-
-
-def for_arithmetic(tensor: tf.Tensor) -> tf.Tensor:
-    """The same numbers in a dtype that every kernel takes and no sum of squares overflows."""
-    dtype = tensor.dtype.base_dtype
-    if dtype.is_complex:
-        return tf.abs(tensor)
-    return tf.cast(tensor, tf.float32) if dtype == tf.bfloat16 else tensor
 
 
 def _read(variable: tf.Operation) -> tf.Tensor:

@@ -40,6 +40,10 @@ _APPLIES = re.compile(r'(Resource)?(Sparse)?(Accumulator)?Apply[A-Z]')
 # Writes whose result can be non-finite although variable and value are finite and small.
 _MULTIPLIES = re.compile(r'(Resource)?Scatter(Nd)?(Mul|Div)$')
 
+# The enum of a reference's dtype is that of what it refers to, and 100 more (types.proto).
+_REFERENCES = 100
+_RESOURCE = tf.resource.as_datatype_enum
+
 _op_defs: Dict[str, object] = {}
 
 
@@ -89,17 +93,17 @@ def ancestors(roots: Iterable[tf.Operation], needs=needs) -> List[tf.Operation]:
         if root in seen:
             continue
         seen.add(root)
-        stack = [(root, iter(needs(root)))]
+        stack = [(root, iter(needs(root)), _is_merge(root))]
         while stack:
-            op, rest = stack[-1]
+            op, rest, is_merge = stack[-1]
             for needed in rest:
                 if needed in seen:
                     continue
-                if needed.type in ('NextIteration', 'RefNextIteration') and _is_merge(op):
+                if is_merge and needed.type in ('NextIteration', 'RefNextIteration'):
                     waiting.append(needed)
                     continue
                 seen.add(needed)
-                stack.append((needed, iter(needs(needed))))
+                stack.append((needed, iter(needs(needed)), _is_merge(needed)))
                 break
             else:
                 order.append(op)
@@ -108,11 +112,12 @@ def ancestors(roots: Iterable[tf.Operation], needs=needs) -> List[tf.Operation]:
 
 
 def _is_merge(op) -> bool:
-    return op.type in ('Merge', 'RefMerge')
+    # To count the outputs is quicker than to ask for the type, and this is asked of every op.
+    return len(op.outputs) == 2 and op.type in ('Merge', 'RefMerge')
 
 
 def is_reference(tensor) -> bool:
-    return tensor.dtype != tensor.dtype.base_dtype
+    return tensor.dtype.as_datatype_enum > _REFERENCES
 
 
 def is_float(tensor) -> bool:
@@ -174,6 +179,7 @@ class Writes:
         self._graph = graph
         self._library = None  # type: Optional[dict]
         self._written: Dict[tf.Operation, List[tf.Operation]] = {}
+        self._writing: Dict[tf.Operation, bool] = {}
 
     def variables(self, op) -> List[tf.Operation]:
         """The variable ops that `op` may write, empty if it writes none."""
@@ -182,7 +188,9 @@ class Writes:
         return self._written[op]
 
     def __contains__(self, op) -> bool:
-        return bool(self.variables(op)) or bool(_OTHER_WRITES.match(op.type))
+        if op not in self._writing:
+            self._writing[op] = bool(self.variables(op) or _OTHER_WRITES.match(op.type))
+        return self._writing[op]
 
     def is_opaque(self, op) -> bool:
         """Whether what `op` will have written can only be known afterwards."""
@@ -191,11 +199,11 @@ class Writes:
     def _find(self, op) -> List[tf.Operation]:
         if op.type in _NO_WRITES:
             return []
-        candidates = [
-            index
-            for index, tensor in enumerate(op.inputs)
-            if tensor.dtype == tf.resource or (is_reference(tensor) and takes_reference(op, index))
-        ]
+        candidates = []
+        for index, tensor in enumerate(op.inputs):
+            dtype = tensor.dtype.as_datatype_enum
+            if dtype == _RESOURCE or (dtype > _REFERENCES and takes_reference(op, index)):
+                candidates.append(index)
         if not candidates:
             return []
         bodies = self.calls(op)

@@ -1,12 +1,12 @@
 """Creating ops, many and quickly.
 
-A gate has a dozen ops for each variable, and a network has hundreds of variables. TensorFlow's own
+A gate has several ops for each variable, and a network has hundreds of variables. TensorFlow's own
 functions spend most of their time on what is known here beforehand: which attributes an op has, and
 where it belongs. What is made once per gate is made with those functions all the same.
 """
 
 import contextlib
-from typing import Iterator, Sequence
+from typing import Dict, FrozenSet, Iterator, List, Sequence, Set, Tuple
 
 import tensorflow as tf
 
@@ -16,6 +16,10 @@ tf1 = tf.compat.v1
 
 _YES, _NO = tf1.AttrValue(b=True), tf1.AttrValue(b=False)
 _types = {}
+
+# What can be joined, and to what size: what is joined is a copy, and takes memory.
+_JOINED = (tf.float64, tf.float32, tf.bfloat16, tf.float16)
+_MOST_BYTES = 2**24
 
 
 def _type(dtype: tf.DType) -> tf1.AttrValue:
@@ -39,10 +43,15 @@ class Maker:
     def __init__(self, graph: tf.Graph):
         self._graph = graph
         self._groups = {}
+        self._constants: Dict[Tuple, tf.Tensor] = {}
+        self._bound: Dict[tf.Operation, FrozenSet[str]] = {}
 
     def sum_of_squares(self, x: tf.Tensor, near: tf.Operation) -> tf.Tensor:
         """Half of it, as `tf.nn.l2_loss`."""
         return self._unary('L2Loss', x, near)
+
+    def sum_of(self, x: tf.Tensor, axes: tf.Tensor, near: tf.Operation) -> tf.Tensor:
+        return self._reduce('Sum', x, axes, near)
 
     def square(self, x: tf.Tensor, near: tf.Operation) -> tf.Tensor:
         return self._unary('Square', x, near)
@@ -51,8 +60,75 @@ class Maker:
         return self._create('Mul', [x, y], [y.dtype], {'T': _type(y.dtype)}, near).outputs[0]
 
     def largest(self, x: tf.Tensor, axes: tf.Tensor, near: tf.Operation) -> tf.Tensor:
-        attributes = {'T': _type(x.dtype), 'Tidx': _type(tf.int32), 'keep_dims': _NO}
-        return self._create('Max', [x, axes], [x.dtype], attributes, near).outputs[0]
+        return self._reduce('Max', x, axes, near)
+
+    def cast(self, x: tf.Tensor, dtype: tf.DType, near: tf.Operation) -> tf.Tensor:
+        attributes = {'SrcT': _type(x.dtype), 'DstT': _type(dtype), 'Truncate': _NO}
+        return self._create('Cast', [x], [dtype], attributes, near).outputs[0]
+
+    def alike(self, tensors: Sequence[tf.Tensor]) -> List[List[int]]:
+        """Puts the numbers of tensors together that can be joined along their first axis.
+
+        Those are of one dtype and shape, and made in one place: what is joined must not have to
+        cross to another device first. That goes by the devices that were asked for, and, where
+        TensorFlow is to choose, by what it chooses from: the kinds of ops that have to be there.
+        """
+        self._bind([tensor for tensor in tensors if graphs.is_reference(tensor)])
+        groups: Dict[object, List[int]] = {}
+        for number, tensor in enumerate(tensors):
+            op, dtype, most = tensor.op, tensor.dtype.base_dtype, 0
+            kind: object = number
+            if dtype in _JOINED and op._get_control_flow_context() is None:
+                size = tensor.shape.num_elements() if tensor.shape.rank else None
+                most = _MOST_BYTES // (size * dtype.size) if size else 0
+            if most > 1:
+                shape = tuple(tensor.shape.as_list())
+                kind = (dtype, shape, op.type, op.device, self._bound.get(op))
+                while len(groups.get(kind, ())) >= most:  # full: another is begun
+                    kind = (kind, 'and more')
+            groups.setdefault(kind, []).append(number)
+        return list(groups.values())
+
+    def _bind(self, references: Sequence[tf.Tensor]) -> None:
+        """Finds the kinds of ops that take a variable by reference, or one that is placed with it.
+
+        Those have to be on its device, so they decide what devices it can be on.
+        """
+        kinds: Dict[Tuple[bytes, ...], Set[str]] = {}
+        unknown = [reference for reference in references if reference.op not in self._bound]
+        for reference in unknown:
+            place = tuple(self._group(reference.op).list.s)
+            kinds.setdefault(place, set()).update(op.type for op in reference.consumers())
+        for reference in unknown:
+            place = tuple(self._group(reference.op).list.s)
+            self._bound[reference.op] = frozenset(kinds[place])
+
+    def join(self, tensors: Sequence[tf.Tensor], axis: tf.Tensor, near: tf.Operation) -> tf.Tensor:
+        """One tensor, of one after the other along `axis`."""
+        dtype = tensors[0].dtype.base_dtype
+        attributes = {'N': tf1.AttrValue(i=len(tensors)), 'T': _type(dtype)}
+        attributes['Tidx'] = _type(tf.int32)
+        return self._create('ConcatV2', [*tensors, axis], [dtype], attributes, near).outputs[0]
+
+    def split(self, x: tf.Tensor, number: int, near: tf.Operation) -> List[tf.Tensor]:
+        """What was joined along the first axis, in `number` parts of the same size."""
+        attributes = {'num_split': tf1.AttrValue(i=number), 'T': _type(x.dtype)}
+        first = self.constant(0, near)
+        return self._create('Split', [first, x], [x.dtype] * number, attributes, near).outputs
+
+    def rows(self, x: tf.Tensor, number: int, near: tf.Operation) -> tf.Tensor:
+        """A matrix of `number` rows."""
+        attributes = {'T': _type(x.dtype), 'Tshape': _type(tf.int32)}
+        inputs = [x, self.constant((number, -1), near)]
+        return self._create('Reshape', inputs, [x.dtype], attributes, near).outputs[0]
+
+    def constant(self, value, near: tf.Operation) -> tf.Tensor:
+        """An int32 constant on the device of `near`: one for all that ask for it there."""
+        key = (value, near.device)
+        if key not in self._constants:
+            with tf.control_dependencies(None), tf.device(near.device or None):
+                self._constants[key] = tf.constant(value, tf.int32)
+        return self._constants[key]
 
     def copy(self, variable: tf.Operation) -> tf.Tensor:
         """A copy of a variable, which later writes leave alone."""
@@ -71,6 +147,10 @@ class Maker:
             return self._create('AssignVariableOp', inputs, [], attributes, variable)
         attributes = {'T': _type(value.dtype), 'use_locking': _YES, 'validate_shape': _NO}
         return self._create('Assign', inputs, [inputs[0].dtype], attributes, variable)
+
+    def _reduce(self, kind, x: tf.Tensor, axes: tf.Tensor, near: tf.Operation) -> tf.Tensor:
+        attributes = {'T': _type(x.dtype), 'Tidx': _type(tf.int32), 'keep_dims': _NO}
+        return self._create(kind, [x, axes], [x.dtype], attributes, near).outputs[0]
 
     def _unary(self, kind: str, x: tf.Tensor, near: tf.Operation) -> tf.Tensor:
         dtype = x.dtype.base_dtype
@@ -92,6 +172,45 @@ class Maker:
             names = sorted(near.colocation_groups())
             self._groups[near] = tf1.AttrValue(list=tf1.AttrValue.ListValue(s=names))
         return self._groups[near]
+
+
+def branch(value: tf.Tensor, pred: tf.Tensor, name: str) -> Tuple[tf.Tensor, tf.Tensor]:
+    """`value` twice: alive if `pred` is true, and alive if it is false."""
+    switch = tf.raw_ops.Switch(data=value, pred=pred, name=name)
+    return (
+        tf.identity(switch.output_true, name=name + '_true'),
+        tf.identity(switch.output_false, name=name + '_false'),
+    )
+
+
+def merge(tensors: Sequence[tf.Tensor], name: str) -> tf.Tensor:
+    """Whichever of `tensors` is alive."""
+    return tf.raw_ops.Merge(inputs=list(tensors), name=name).output
+
+
+def lift(value: tf.Tensor, op: tf.Operation, default) -> tf.Tensor:
+    """Brings a value out of the `tf.cond` branches that `op` is in: `default` if not taken.
+
+    This is for v1 control flow; the branches of v2 are functions, and nothing comes out of them.
+    The control flow context of an op has no public name.
+    """
+    context = op._get_control_flow_context()
+    while context is not None:
+        if context.IsCondContext():
+            otherwise = tf.constant(default, value.dtype)
+            switch = tf.raw_ops.Switch(data=otherwise, pred=context.pred)
+            not_taken = switch.output_false if context.branch == 1 else switch.output_true
+            value = merge([value, not_taken], 'lifted')
+        context = context.outer_context
+    return value
+
+
+def for_arithmetic(tensor: tf.Tensor) -> tf.Tensor:
+    """The same numbers in a dtype that every kernel takes and no sum of squares overflows."""
+    dtype = tensor.dtype.base_dtype
+    if dtype.is_complex:
+        return tf.abs(tensor)
+    return tf.cast(tensor, tf.float32) if dtype == tf.bfloat16 else tensor
 
 
 def create_like(

@@ -356,10 +356,10 @@ def _assert_finite(saved: Sequence[_Saved], name: str) -> Optional[tf.Tensor]:
     sizes = []
     for value in saved:
         with tf1.colocate_with(value.tensor.op):
-            size = tf.nn.l2_loss(gates.for_arithmetic(value.tensor))
+            size = tf.nn.l2_loss(ops.for_arithmetic(value.tensor))
         sizes.append(tf.cast(size, tf.float32))
     is_calm = tf.reduce_all(tf.math.is_finite(tf.stack(sizes)), name=name + '_is_calm')
-    calm, looking = gates.branch(is_calm, is_calm, name + '_calm')
+    calm, looking = ops.branch(is_calm, is_calm, name + '_calm')
     with tf.control_dependencies([looking]):
         bad = tf.stack([_is_bad(value.tensor) for value in saved])
         names = tf.boolean_mask(tf.constant([value.name for value in saved]), bad)
@@ -370,12 +370,12 @@ def _assert_finite(saved: Sequence[_Saved], name: str) -> Optional[tf.Tensor]:
         )
     with tf.control_dependencies([told]):
         looked = tf.identity(looking)
-    return gates.merge([calm, looked], name + '_checked')
+    return ops.merge([calm, looked], name + '_checked')
 
 
 def _is_bad(tensor: tf.Tensor) -> tf.Tensor:
     with tf1.colocate_with(tensor.op):
-        finite = tf.math.is_finite(gates.for_arithmetic(tensor))
+        finite = tf.math.is_finite(ops.for_arithmetic(tensor))
         return tf.logical_not(tf.reduce_all(finite))
 
 

@@ -58,7 +58,7 @@ _ENTERS = frozenset(['Enter', 'RefEnter'])
 class Label(NamedTuple):
     """What one element of a gate's `bad` vector stands for."""
 
-    kind: str  # 'value', 'square', 'limit' or 'state'
+    kind: str  # 'value', 'square', 'limit', 'state' or 'clone'
     name: str
 
     def __str__(self) -> str:
@@ -157,7 +157,8 @@ def explain(labels: Sequence[Label]) -> Finding:
 
     parts = []
     if named('value'):
-        parts.append('not finite: ' + named('value'))
+        where = ' (in %s)' % named('clone') if named('clone') else ''
+        parts.append('not finite: ' + named('value') + where)
     if named('square'):
         parts.append('too large to be squared by the optimizer: ' + named('square'))
     if named('limit'):
@@ -167,7 +168,7 @@ def explain(labels: Sequence[Label]) -> Finding:
         parts.append('not finite already before this step: ' + named('state'))
     elif named('state'):
         parts.append('not finite once updated: ' + named('state'))
-    tensors = tuple(dict.fromkeys(label.name for label in labels))
+    tensors = tuple(dict.fromkeys(label.name for label in labels if label.kind != 'clone'))
     return Finding(tensors, '; '.join(parts) or 'not finite', state_lost)
 
 
@@ -586,7 +587,18 @@ class _Build:
             numbers = {key(check.tensor): n for n, check in enumerate(looked_at)}
             flags.append(look.overflows([numbers[key(check.tensor)] for check in plan.squares]))
             self.labels.extend(Label('square', check.name) for check in plan.squares)
+        if plan.clones:
+            flags.append(self._bad_clones(looking))
         return tf.concat(flags, 0)
+
+    def _bad_clones(self, looking: tf.Tensor) -> tf.Tensor:
+        """Which clones of the model put something into gradients or losses that is not finite."""
+        clones = self._plan.clones
+        summands = [summand for given in clones.values() for summand in given]
+        found = Look(self._make, summands, Now(looking), self._where).not_finite()
+        sizes = [len(given) for given in clones.values()]
+        self.labels.extend(Label('clone', name) for name in clones)
+        return tf.stack([tf.reduce_any(part) for part in tf.split(found, sizes)])
 
     def _bad_after(self, looked: tf.Tensor, place: _Place) -> tf.Tensor:
         written = dict.fromkeys(place.variables + place.put_back)

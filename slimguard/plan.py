@@ -9,6 +9,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Set, Tuple, Union
 import tensorflow as tf
 
 from slimguard import graphs
+from slimguard.clones import summands_by_clone
 
 tf1 = tf.compat.v1
 
@@ -57,6 +58,7 @@ class Plan:
       losses: floating scalars that have to be finite; the first is *the* loss.
       checks: the other values to look at, each once.
       squares: the checks that an optimizer squares.
+      clones: by clone of the model, what it puts into gradients and losses; empty for one model.
       variables: the variables that held ops write.
       put_back: the forward writes to undo after a bad step, by variable.
       opaque_forward: the variables of `put_back` whose new value can only be read afterwards.
@@ -109,6 +111,7 @@ class Plan:
             else:
                 self._plan_forward(write)
         self.checks = list(self._checks.values())
+        self.clones = self._find_clones()
         self._find_barrier()
         if self.trial:
             self._require_undo()
@@ -398,6 +401,14 @@ class Plan:
                 return None
             waiting.extend(inputs)
         return found
+
+    def _find_clones(self) -> Dict[str, List[tf.Tensor]]:
+        checked = [check.tensor for check in self.checks if not check.is_factor]
+        clones = summands_by_clone(checked, self.resolve)
+        losses = summands_by_clone(self.losses, self.resolve)
+        for name, summands in clones.items():  # other sums of losses are none of clones
+            summands.extend(losses.get(name, ()))
+        return clones if len(clones) > 1 else {}
 
     def _find_barrier(self) -> None:
         controls = {c for op in self.held for c in self.controls(op)}

@@ -35,8 +35,11 @@ class Cluster:
         tasks = [(job, task) for job in self.spec.jobs for task in range(self.spec.num_tasks(job))]
         self._servers = {task: tf1.train.Server(self.spec, *task) for task in tasks}
 
+    def master(self, worker: int = 0) -> str:
+        return self._servers['worker', worker].target
+
     def session(self, worker: int = 0) -> tf1.Session:
-        return tf1.Session(self._servers['worker', worker].target)
+        return tf1.Session(self.master(worker))
 
     def device(self, worker: int = 0):
         """Variables in turn on the parameter servers, everything else on the worker."""

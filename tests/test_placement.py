@@ -166,3 +166,33 @@ def test_an_update_that_overflows_is_undone_on_every_parameter_server(training):
     assert finding.reason.startswith('not finite once updated')
     assert {name.split('/')[1] for name in finding.tensors} == {'part_0', 'part_1'}
     assert not changed(before, training.variables(training.session))
+
+
+def test_sync_replicas_gets_no_bad_gradient_and_the_same_few_messages(cluster):
+    with tf.Graph().as_default():
+        damage = Damage()
+        scope = tf1.get_variable_scope()
+        scope.set_use_resource(True)
+        scope.set_partitioner(tf1.fixed_size_partitioner(PS))
+        optimizer = tf1.train.SyncReplicasOptimizer(tf1.train.MomentumOptimizer(0.01, 0.9), 1)
+        with cluster.device():
+            step = tf1.train.get_or_create_global_step()
+            w = tf1.get_variable('sync_w', [64, 8])
+            loss = tf.reduce_sum(damage.gradient(tf.convert_to_tensor(w))) + damage('loss')
+            plain = optimizer.minimize(loss, global_step=step)
+            hook = optimizer.make_session_run_hook(is_chief=True, num_tokens=1)
+        guarded = gate.gate_of(gate.guard(plain, loss)).quiet
+        fetches = [guarded.train_op, guarded.written]
+        with tf1.train.MonitoredTrainingSession(
+            cluster.master(), hooks=[hook], stop_grace_period_secs=1
+        ) as monitored:
+            session = monitored._tf_sess()  # of a hook's run there is no trace to be had
+            session.run(fetches)
+            _, sent = messages(session, fetches)
+            _, unguarded = messages(session, [plain, step, loss])
+            assert size(sent) <= size(unguarded) + 2 * 4 * PS
+            assert len(sent) <= len(unguarded) + PER_PS * PS
+            for place in damage.places.values():
+                assert not session.run(fetches, {place: np.nan})[1]
+            assert session.run(fetches)[1]
+            assert all(np.isfinite(part).all() for part in session.run(list(w)))

@@ -27,6 +27,10 @@ is caught. While steps are calm, the second look is a dead branch.
 Where that does not hold, no step is calm: writes inside loops and functions, and kernels that can
 make a NaN of small numbers (centered RMSProp, or an `epsilon` of zero). There each step is a
 trial, with copies of what it writes.
+
+On a cluster, the decision is made where the loss is. Each task that holds variables gets one
+number, the verdict, and from it makes its own switches: its variables are copied, looked at and
+put back where they are, and only flags come back.
 """
 
 import contextlib

@@ -29,6 +29,10 @@ of one shape in one place are joined there, looked at, copied and put back toget
 Where that does not hold, no step is calm: writes inside loops and functions, and kernels that can
 make a NaN of small numbers (centered RMSProp, or an `epsilon` of zero). There each step is a
 trial, with copies of what it writes.
+
+On a cluster, the decision is made where the loss is. Each task that holds variables gets one
+number, the verdict, and from it makes its own switches: its variables are copied, looked at and
+put back where they are, and only flags come back.
 """
 
 import contextlib
@@ -42,6 +46,7 @@ import tensorflow as tf
 from slimguard import graphs, ops
 from slimguard.looks import SMALL_32, Look, Now
 from slimguard.ops import branch, for_arithmetic, merge
+from slimguard.places import Home, processor_of, task_of
 from slimguard.plan import Check, Plan, TrainOp, key, op_of
 
 tf1 = tf.compat.v1
@@ -59,7 +64,7 @@ _ENTERS = frozenset(['Enter', 'RefEnter'])
 class Label(NamedTuple):
     """What one element of a gate's `bad` vector stands for."""
 
-    kind: str  # 'value', 'square', 'limit' or 'state'
+    kind: str  # 'value', 'square', 'limit', 'state' or 'clone'
     name: str
 
     def __str__(self) -> str:
@@ -158,7 +163,8 @@ def explain(labels: Sequence[Label]) -> Finding:
 
     parts = []
     if named('value'):
-        parts.append('not finite: ' + named('value'))
+        where = ' (in %s)' % named('clone') if named('clone') else ''
+        parts.append('not finite: ' + named('value') + where)
     if named('square'):
         parts.append('too large to be squared by the optimizer: ' + named('square'))
     if named('limit'):
@@ -168,7 +174,7 @@ def explain(labels: Sequence[Label]) -> Finding:
         parts.append('not finite already before this step: ' + named('state'))
     elif named('state'):
         parts.append('not finite once updated: ' + named('state'))
-    tensors = tuple(dict.fromkeys(label.name for label in labels))
+    tensors = tuple(dict.fromkeys(label.name for label in labels if label.kind != 'clone'))
     return Finding(tensors, '; '.join(parts) or 'not finite', state_lost)
 
 
@@ -336,6 +342,30 @@ def _require_graph(element, name: str) -> None:
         )
 
 
+class _Place:
+    """A task that holds variables, and what is known there. On one machine there is one place.
+
+    What is told to a place crosses the network, so there everything that can be is done with what
+    is there: variables are copied, looked at and put back where they are.
+
+    Attributes:
+      device: where to put what is done here.
+      variables: those of the plan's `variables` that are here.
+      put_back: those of the plan's `put_back` that are here.
+      calm, fine, refused: tokens; the one that arrives says how the looks ended before the update.
+      go: the token that starts the update: `calm`, or `fine` once `copies` are made.
+      copies: the variables as they were before the update.
+      settled: arrives when nothing is written here any more; None at home.
+    """
+
+    def __init__(self, device: str):
+        self.device = device
+        self.variables: List[tf.Operation] = []
+        self.put_back: List[tf.Operation] = []
+        self.calm = self.fine = self.refused = self.go = self.settled = None
+        self.copies: List[_Copy] = []
+
+
 class _Build:
     """Carries out a plan. It is made inside the graph, and read by `Gate`."""
 
@@ -350,7 +380,9 @@ class _Build:
                 % (max_loss, plan.train_op.name, max_loss)
             )
         _require_unseen(plan)
-        with ops.our_scope(plan.graph, 'gate'), tf.device(self._device()):
+        self._home = _Place(self._device())
+        self._places = self._find_places()
+        with ops.our_scope(plan.graph, 'gate'), tf.device(self._home.device):
             self._build(max_loss)
 
     def _device(self) -> str:
@@ -359,9 +391,34 @@ class _Build:
         near = [t for t in plan.losses] + [check.tensor for check in plan.checks]
         return near[0].device if near else plan.train_op.device
 
+    def _find_places(self) -> Dict[tuple, _Place]:
+        """The places of a training on several machines, by task; the home of the decision first."""
+        plan = self._plan
+        places = {task_of(self._home.device): self._home}
+        # What can only be judged afterwards, or is in a branch that may not run, is waited for as
+        # a whole: then there is one place.
+        together = plan.trial or any(
+            graphs.context_of(op) is not None for op in plan.order if op in plan.writes
+        )
+        for variable in dict.fromkeys(plan.variables + list(plan.put_back)):
+            task = task_of(self._home.device if together else variable.device)
+            place = places.setdefault(task, _Place(processor_of(variable.device)))
+            if variable in plan.put_back:
+                place.put_back.append(variable)
+            if variable in plan.variables:
+                place.variables.append(variable)
+        return places
+
+    def _place_of(self, op) -> _Place:
+        """Where an op runs. A write runs where its variable is, whatever its device says."""
+        variables = self._plan.writes.variables(op)
+        device = variables[0].device if variables else graphs.device_of(op)
+        return self._places.get(task_of(device), self._home)
+
     def _build(self, max_loss: Optional[float]) -> None:
         plan = self._plan
         self.watched = tf1.placeholder_with_default(False, [], name='watched')
+        self._where = Home(self.watched.op)
         # What the switches below hand on. Not their predicate: Grappler would make constants of
         # that, and abort on TensorFlow 1.15 where a loop waits for one.
         token = tf1.placeholder_with_default(SMALL_32, [], name='token')
@@ -383,29 +440,88 @@ class _Build:
         before = self._bad_before(checks, looking)
         is_fine = tf.logical_not(tf.reduce_any(before), name='is_fine')
         fine, refused = branch(token, is_fine, 'fine')
-        copies = self._copy(plan.variables, Now(fine))
-        prepared = _after([copy.value for copy in copies], fine, 'prepared')
+        home, *others = self._places.values()
+        self._arrive(home, calm, fine, refused)
+        for place in others:
+            self._send_verdict(place, calm, is_fine)
 
-        go = prepared if calm is None else merge([calm, prepared], 'go')
-        twin = self._make_twin(go)
-        ran = _after([twin[op_of(plan.train_op)]], go, 'ran')
+        twin = self._make_twin()
+        ran = _after([twin[op_of(plan.train_op)]], home.go, 'ran')
         calm_ran, tried = (None, ran) if calm is None else branch(ran, is_calm, 'ran_calm')
 
         # Second look: after the update, or after it was refused.
         looked = merge([tried, refused], 'looked')
-        after = self._bad_after(looked)
+        after = [self._bad_after(looked, home)]
+        for place in others:
+            with tf.device(place.device):
+                done = _after(self._writes_at(place, twin), place.fine, 'tried')
+                after.append(self._bad_after(merge([done, place.refused], 'looked'), place))
         if plan.late_loss is not None:
-            after = tf.concat([after, self._bad_late_loss(twin, refused)], 0)
+            after.append(self._bad_late_loss(twin, refused))
+        after = tf.concat(after, 0)
         is_good = tf.logical_and(tf.logical_not(tf.reduce_any(after)), is_fine)
         good, bad = branch(looked, is_good, 'good')
         undo, unwritten = branch(bad, is_fine, 'undo')
-        held = merge([self._restore(copies, undo, 'undone'), unwritten], 'held')
-        held = self._restore(copies_ahead, held, 'put_back')
+        held = self._hold(home, undo, unwritten, copies_ahead)
+        if others:
+            end = tf.cast(is_fine, tf.float32) + tf.cast(is_good, tf.float32)
+            held_there = [self._send_end(place, end, twin, copies_ahead) for place in others]
+            held = _after(held_there, held, 'held_everywhere')
 
         flags = tf.concat([before, after], 0)
         value = self._value(twin, ran, refused)
         self.announced = self._outcome(good, self._announce(held, flags), flags, calm_ran, value)
         self.quiet = self._outcome(good, held, flags, calm_ran, value)
+
+    # Places.
+
+    def _arrive(self, place: _Place, calm, fine: tf.Tensor, refused: tf.Tensor) -> None:
+        """What a place does once the decision is known there: copies, and then the update."""
+        place.calm, place.refused = calm, refused
+        place.copies = self._copy(place.variables, Now(fine))
+        place.fine = _after([copy.value for copy in place.copies], fine, 'prepared')
+        place.go = place.fine if calm is None else merge([calm, place.fine], 'go')
+
+    def _send_verdict(self, place: _Place, calm: tf.Tensor, is_fine: tf.Tensor) -> None:
+        """Tells a place, in one number, what the second look found: 2 if there was none."""
+        with tf.control_dependencies([calm]):
+            no_look = tf.constant(2.0)
+        verdict = merge([no_look, tf.cast(is_fine, tf.float32)], 'verdict')
+        with tf.device(place.device):
+            verdict = tf.identity(verdict)
+            token = tf1.placeholder_with_default(SMALL_32, [], name='token')
+            calm, looking = branch(token, tf.greater(verdict, 1.5), 'calm')
+            fine, refused = branch(looking, tf.greater(verdict, 0.5), 'fine')
+            self._arrive(place, calm, fine, refused)
+
+    def _send_end(self, place: _Place, end: tf.Tensor, twin, copies_ahead) -> tf.Tensor:
+        """Tells a place how the second look ended: 2 is good, 1 is to be undone.
+
+        This does not wait until the update has run everywhere: in a calm step there is nothing
+        to tell, and the place would wait for that.
+        """
+        with tf.device(place.device):
+            end = tf.identity(end)
+            written = self._writes_at(place, twin)
+            good, bad = branch(end, tf.greater(end, 1.5), 'good')
+            undo, unwritten = branch(bad, tf.greater(end, 0.5), 'undo')
+            held = self._hold(place, _after(written, undo, 'undo'), unwritten, copies_ahead)
+            calm = _after(written, place.calm, 'ran_calm')
+            place.settled = merge([calm, _after(written, good, 'ran_good'), held], 'settled')
+            return held
+
+    def _hold(self, place: _Place, undo, unwritten, copies_ahead) -> tf.Tensor:
+        """Puts the variables of a place back; the returned token arrives when it is done."""
+        held = merge([self._restore(place.copies, undo, 'undone'), unwritten], 'held')
+        ahead = [copy for copy in copies_ahead if copy.variables[0] in place.put_back]
+        return self._restore(ahead, held, 'put_back')
+
+    def _writes_at(self, place: _Place, twin) -> List[tf.Operation]:
+        return [
+            made
+            for op, made in twin.items()
+            if op in self._plan.writes and self._place_of(op) is place
+        ]
 
     def _outcome(self, good, held, flags, calm_ran, value) -> Outcome:
         """What is read once the step is done, which one of `good`, `held`, `calm_ran` tells."""
@@ -416,30 +532,44 @@ class _Build:
             bad = merge([no_flags, bad], 'bad')
         with tf.control_dependencies([bad]):
             written = tf.logical_not(tf.reduce_any(bad), name='written')
-            step = _read_global_step(self._plan.graph)
             name = 'train_op'
             train_op = tf.no_op(name=name) if value is None else tf.identity(value, name=name)
-        return Outcome(train_op, written, bad, step)
+        return Outcome(train_op, written, bad, self._read_global_step(bad))
+
+    def _read_global_step(self, now: tf.Tensor) -> Optional[tf.Tensor]:
+        """The global step once `now` is there; on another task, once that is settled."""
+        step = tf1.train.get_global_step(self._plan.graph)
+        if step is None:
+            return None
+        place = self._places.get(task_of(step.device), self._home)
+        with tf.control_dependencies([now if place.settled is None else place.settled]):
+            if step.op.type in graphs.VARIABLES:
+                # Where the variable is: a reference that goes elsewhere is sent at once, and not
+                # when the reader is to read.
+                return self._make.copy(step.op)
+            return tf.identity(step)
 
     # Looking.
 
     def _is_calm(self, checks: Sequence[Check]) -> tf.Tensor:
         plan = self._plan
         looked_at = [Check(loss, 'loss') for loss in plan.losses] + list(checks)
-        sizes: Dict[tf.DType, List[tf.Tensor]] = {}
-        limits: Dict[tf.DType, List[float]] = {}
+        sizes: Dict[Tuple[str, tf.DType], List[tf.Tensor]] = {}
+        limits: Dict[Tuple[str, tf.DType], List[float]] = {}
         for check in looked_at:
             dtype = check.tensor.dtype.base_dtype
-            near = check.tensor.op
+            near = self._where.near(check.tensor)
             size = self._make.sum_of_squares(for_arithmetic(check.tensor), near)
-            size = ops.lift(size, near, 0.0)
+            size = ops.lift(size, check.tensor.op, 0.0)
             limit = _CALM_FACTOR if check.is_factor else _CALM.get(dtype, _CALM[tf.float32])
-            sizes.setdefault(size.dtype, []).append(size)
-            limits.setdefault(size.dtype, []).append(limit)
-        calm = [
-            tf.reduce_all(tf.less(tf.stack(sizes[dtype]), tf.constant(limits[dtype], dtype)))
-            for dtype in sizes
-        ]
+            here = self._where.device_near(size), size.dtype
+            sizes.setdefault(here, []).append(size)
+            limits.setdefault(here, []).append(limit)
+        calm = []
+        for (device, dtype), found in sizes.items():
+            with tf.device(device):
+                limit = tf.constant(limits[device, dtype], dtype)
+                calm.append(tf.reduce_all(tf.less(tf.stack(found), limit)))
         if plan.losses:
             calm.append(tf.less_equal(tf.cast(plan.losses[0], tf.float64), self.limit))
         is_calm = calm[0] if calm else tf.constant(True)  # a train op that only counts
@@ -451,7 +581,7 @@ class _Build:
         plan = self._plan
         losses = [Check(loss, 'loss ' + loss.op.name) for loss in plan.losses]
         looked_at = losses + list(checks)
-        look = Look(self._make, [check.tensor for check in looked_at], Now(looking))
+        look = Look(self._make, [check.tensor for check in looked_at], Now(looking), self._where)
         flags = [look.not_finite()]
         self.labels.extend(Label('value', check.name) for check in looked_at)
         if losses:
@@ -463,15 +593,26 @@ class _Build:
             numbers = {key(check.tensor): n for n, check in enumerate(looked_at)}
             flags.append(look.overflows([numbers[key(check.tensor)] for check in plan.squares]))
             self.labels.extend(Label('square', check.name) for check in plan.squares)
+        if plan.clones:
+            flags.append(self._bad_clones(looking))
         return tf.concat(flags, 0)
 
-    def _bad_after(self, looked: tf.Tensor) -> tf.Tensor:
-        written = dict.fromkeys(self._plan.variables + list(self._plan.put_back))
+    def _bad_clones(self, looking: tf.Tensor) -> tf.Tensor:
+        """Which clones of the model put something into gradients or losses that is not finite."""
+        clones = self._plan.clones
+        summands = [summand for given in clones.values() for summand in given]
+        found = Look(self._make, summands, Now(looking), self._where).not_finite()
+        sizes = [len(given) for given in clones.values()]
+        self.labels.extend(Label('clone', name) for name in clones)
+        return tf.stack([tf.reduce_any(part) for part in tf.split(found, sizes)])
+
+    def _bad_after(self, looked: tf.Tensor, place: _Place) -> tf.Tensor:
+        written = dict.fromkeys(place.variables + place.put_back)
         floats = [variable for variable in written if graphs.is_float_variable(variable)]
         with tf.control_dependencies([looked]):
             values = [self._make.copy(v) if graphs.is_resource(v) else v.outputs[0] for v in floats]
         self.labels.extend(Label('state', variable.name) for variable in floats)
-        return Look(self._make, values, Now(looked)).not_finite()
+        return Look(self._make, values, Now(looked), Home(looked.op)).not_finite()
 
     def _bad_late_loss(self, twin, refused: tf.Tensor) -> tf.Tensor:
         """The flag of a loss that comes out of the update; it is false where that was refused."""
@@ -541,7 +682,7 @@ class _Build:
 
     # Holding.
 
-    def _make_twin(self, go: tf.Tensor) -> Dict[tf.Operation, tf.Operation]:
+    def _make_twin(self) -> Dict[tf.Operation, tf.Operation]:
         """Creates the held ops a second time, to run only if `go` is alive."""
         plan = self._plan
         twin: Dict[tf.Operation, tf.Operation] = {}
@@ -557,24 +698,27 @@ class _Build:
                     loose_ends.append((op, index, source))
                     inputs[index] = inputs[0]
             controls = [twin.get(c, c) for c in plan.controls(op)]
-            controls += self._switch(op, twin, go)
-            twin[op] = ops.create_like(op, inputs, controls, '_' + go.op.name)
+            controls += self._switch(op, twin)
+            twin[op] = ops.create_like(op, inputs, controls, '_' + self._home.go.op.name)
         for op, index, source in loose_ends:
             twin[op]._update_input(index, twin[source.op].outputs[source.value_index])
         return twin
 
-    def _switch(self, op, twin, go: tf.Tensor) -> List[tf.Operation]:
+    def _switch(self, op, twin) -> List[tf.Operation]:
         """What to wait for so that `op` is dead if `go` is: nothing, if an input of it is dead."""
         if op.type in ('Merge', 'RefMerge'):
             return []  # alive if one of its inputs is, whatever it waits for
         loop = graphs.loop_around(op)
         if loop is not None and not (op.type in _ENTERS and _context(op) is loop):
             return []  # nothing inside of a loop can wait for what is outside; its entries do
+        place = self._place_of(op)
+        if place is not self._home and op in self._plan.writes:
+            return [place.go.op]  # the copies that it has to wait for are made there
         dies_anyway = any(
             needed in twin and needed.type not in ('Merge', 'RefMerge')
             for needed in self._plan.needs(op)
         )
-        return [] if dies_anyway else [go.op]
+        return [] if dies_anyway else [place.go.op]
 
     def _value(self, twin, ran: tf.Tensor, refused: tf.Tensor) -> Optional[tf.Tensor]:
         """The value of the train op, if it has one."""
@@ -614,7 +758,7 @@ class _Build:
             if plan.raises:
                 told = self._raise(flags)
             else:
-                told = self._print(flags)
+                told = self._print(flags, loud)
         return merge([quiet, _after([told], loud, 'told')], 'announced')
 
     def _raise(self, flags: tf.Tensor) -> tf.Operation:
@@ -625,10 +769,10 @@ class _Build:
         data += self._plan.losses[:1]
         return tf.raw_ops.Assert(condition=tf.constant(False), data=data, summarize=1)
 
-    def _print(self, flags: tf.Tensor) -> tf.Operation:
+    def _print(self, flags: tf.Tensor, loud: tf.Tensor) -> tf.Operation:
         names = tf.constant([label.name for label in self.labels], tf.string)
         bad = tf.strings.reduce_join(tf.boolean_mask(names, flags), separator=', ')
-        step = _read_global_step(self._plan.graph)
+        step = self._read_global_step(loud)
         text = ['slimguard: this step wrote nothing']
         if step is not None:
             text += [' (global step ', tf.strings.as_string(step), ')']
@@ -654,7 +798,8 @@ def _read(variable: tf.Operation) -> tf.Tensor:
     """The value of a variable; of a ref variable the buffer itself, which later writes change."""
     output = variable.outputs[0]
     if not graphs.is_resource(variable):
-        return tf.identity(output)
+        with tf1.colocate_with(variable):
+            return tf.identity(output)
     dtype = graphs.dtype_of(variable)
     value = tf.raw_ops.ReadVariableOp(resource=output, dtype=dtype)
     value.set_shape(variable.get_attr('shape'))
@@ -685,13 +830,6 @@ def _no_value(tensor: tf.Tensor) -> tf.Tensor:
     if graphs.is_float(tensor):
         return tf.cast(tf.fill(shape, math.nan), tensor.dtype.base_dtype)
     return tf.zeros(shape, tensor.dtype.base_dtype)
-
-
-def _read_global_step(graph: tf.Graph) -> Optional[tf.Tensor]:
-    step = tf1.train.get_global_step(graph)
-    if step is None:
-        return None
-    return step.read_value() if hasattr(step, 'read_value') else tf.identity(step)
 
 
 def _require_unseen(plan: Plan) -> None:

@@ -334,6 +334,16 @@ def dtype_of(variable: tf.Operation) -> tf.DType:
     return tf.as_dtype(variable.get_attr('dtype')).base_dtype
 
 
+def device_of(op) -> str:
+    """The device of `op`; if it names none and takes a variable, that of the variable."""
+    if not op.device:
+        for tensor in op.inputs:
+            if tensor.dtype == tf.resource or is_reference(tensor):
+                variable = variable_behind(tensor)
+                return '' if variable is None else variable.device
+    return op.device
+
+
 def is_float_variable(variable: tf.Operation) -> bool:
     dtype = dtype_of(variable)
     return dtype.is_floating or dtype.is_complex

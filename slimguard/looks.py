@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from slimguard import ops
+from slimguard.places import Home
 
 tf1 = tf.compat.v1
 
@@ -73,50 +74,63 @@ class _Part(NamedTuple):
 class Look:
     """One look at some float tensors, each where it is, at one moment of the step."""
 
-    def __init__(self, make: ops.Maker, tensors: Sequence[tf.Tensor], now: Now):
+    def __init__(self, make: ops.Maker, tensors: Sequence[tf.Tensor], now: Now, home: Home):
         self._make = make
+        self._home = home
         self._tensors = tensors
         self._now = now
         self._parts = [self._part(numbers) for numbers in make.alike(tensors)]
 
     def not_finite(self) -> tf.Tensor:
         """A bool vector: of which tensors not all is finite."""
-        make = self._make
-        sums: Dict[tf.DType, List[_Found]] = {}
-        alone: Dict[tf.DType, List[Tuple[int, tf.Tensor]]] = {}
+        make, home = self._make, self._home
+        sums: Dict[Tuple[str, tf.DType], List[_Found]] = {}
+        alone: Dict[Tuple[str, tf.DType], List[Tuple[int, tf.Tensor]]] = {}
         for part in self._parts:
             numbers, scaled, _, near = part
             if len(numbers) > 1:
                 vector = make.sum_of(scaled, make.constant((1,), near), near)
-                sums.setdefault(vector.dtype, []).append(_Found(numbers, vector))
+                here = home.device_near(vector), vector.dtype
+                sums.setdefault(here, []).append(_Found(numbers, vector))
             else:
                 size = make.sum_of_squares(ops.for_arithmetic(scaled), near)
-                size = ops.lift(size, near, 0.0)
-                alone.setdefault(size.dtype, []).append((numbers[0], size))
-        for dtype, sizes in alone.items():
+                size = ops.lift(size, self._tensors[numbers[0]].op, 0.0)
+                here = home.device_near(size), size.dtype
+                alone.setdefault(here, []).append((numbers[0], size))
+        for (device, dtype), sizes in alone.items():
             numbers, scalars = zip(*sizes)
-            sums.setdefault(dtype, []).append(_Found(list(numbers), tf.stack(scalars)))
+            with tf.device(device):
+                found = _Found(list(numbers), tf.stack(scalars))
+            sums.setdefault((device, dtype), []).append(found)
         flags = []
-        for found in sums.values():
-            numbers, vector = _join(found)
-            flags.append(_Found(numbers, tf.logical_not(tf.math.is_finite(vector))))
+        for (device, _), found in sums.items():
+            with tf.device(device):
+                numbers, vector = _join(found)
+                flags.append(_Found(numbers, tf.logical_not(tf.math.is_finite(vector))))
         return _in_order(flags, range(len(self._tensors)))
 
     def overflows(self, chosen: Sequence[int]) -> tf.Tensor:
         """A bool vector: of which tensors a finite element's square is not, in its own dtype."""
         wanted = set(chosen)
-        flags = [
-            _Found(part.numbers, self._overflows(part))
-            for part in self._parts
-            if not wanted.isdisjoint(part.numbers)
-        ]
-        return _in_order(flags, chosen)
+        flags: Dict[str, List[_Found]] = {}
+        for part in self._parts:
+            if not wanted.isdisjoint(part.numbers):
+                device = self._home.device_near(part.scaled)
+                with tf.device(device):
+                    found = _Found(part.numbers, self._overflows(part))
+                flags.setdefault(device, []).append(found)
+        joined = []
+        for device, found in flags.items():
+            with tf.device(device):
+                joined.append(_join(found))
+        return _in_order(joined, chosen)
 
     def _part(self, numbers: List[int]) -> _Part:
         make, now = self._make, self._now
         tensors = [self._tensors[number] for number in numbers]
         dtype, near = tensors[0].dtype.base_dtype, tensors[0].op
         if len(tensors) == 1:
+            near = self._home.near(tensors[0])
             scaled = make.multiply(tensors[0], now.small(dtype, dtype), near)
             return _Part(numbers, scaled, dtype, near)
         wide = make.rows(make.join(tensors, now.zero, near), len(tensors), near)
@@ -137,7 +151,8 @@ class Look:
         flag = tf.logical_and(tf.greater(largest, limit), tf.math.is_finite(largest))
         if len(part.numbers) > 1:
             return flag
-        return tf.expand_dims(ops.lift(flag, near, False), 0)
+        flag = ops.lift(flag, self._tensors[part.numbers[0]].op, False)
+        return tf.expand_dims(flag, 0)
 
     def _wide(self, part: _Part) -> tf.Tensor:
         """A value that is alone, scaled in a dtype in which its scaled square is exact."""

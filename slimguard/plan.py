@@ -9,6 +9,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Set, Tuple, Union
 import tensorflow as tf
 
 from slimguard import graphs
+from slimguard.clones import summands_by_clone
 
 tf1 = tf.compat.v1
 
@@ -57,6 +58,7 @@ class Plan:
       losses: floating scalars that have to be finite; the first is *the* loss.
       checks: the other values to look at, each once.
       squares: the checks that an optimizer squares.
+      clones: by clone of the model, what it puts into gradients and losses; empty for one model.
       variables: the variables that held ops write.
       put_back: the forward writes to undo after a bad step, by variable.
       opaque_forward: the variables of `put_back` whose new value can only be read afterwards.
@@ -97,12 +99,19 @@ class Plan:
         self.opaque_forward: List[tf.Operation] = []
         self._data: Optional[Set[tf.Operation]] = None
         self._checks: Dict[Tuple[tf.Operation, int], Check] = {}
+        self._written_ahead = {
+            variable
+            for write in self._writing
+            if write not in self.held
+            for variable in self.writes.variables(write)
+        }
         for write in self._writing:
             if write in self.held:
                 self._plan_held(write)
             else:
                 self._plan_forward(write)
         self.checks = list(self._checks.values())
+        self.clones = self._find_clones()
         self._find_barrier()
         if self.trial:
             self._require_undo()
@@ -331,11 +340,23 @@ class Plan:
             return None
         if any(key(tensor) == key(loss) for loss in self.losses):
             return None
-        if key(tensor) not in self._checks:
+        of = self._check_key(tensor)
+        if of not in self._checks:
             is_factor = graphs.is_apply(write) and role not in _GRADIENTS
             name = '%s of %s' % (_role(write, role), self._written_name(write))
-            self._checks[key(tensor)] = Check(tensor, name, is_factor)
-        return self._checks[key(tensor)]
+            self._checks[of] = Check(tensor, name, is_factor)
+        return self._checks[of]
+
+    def _check_key(self, tensor: tf.Tensor) -> Tuple[tf.Operation, int]:
+        """The same for tensors of the same value: an optimizer reads its powers for each apply."""
+        op = tensor.op
+        while op.type == 'Identity' and not graphs.is_reference(op.inputs[0]):
+            op = self.resolve(op.inputs[0]).op
+        if op.type == 'ReadVariableOp' and op not in self.held:
+            variable = graphs.variable_behind(op.inputs[0])
+            if variable is not None and variable not in self._written_ahead:
+                return variable, 0
+        return key(tensor)
 
     def _written_name(self, write) -> str:
         variables = self.writes.variables(write)
@@ -380,6 +401,14 @@ class Plan:
                 return None
             waiting.extend(inputs)
         return found
+
+    def _find_clones(self) -> Dict[str, List[tf.Tensor]]:
+        checked = [check.tensor for check in self.checks if not check.is_factor]
+        clones = summands_by_clone(checked, self.resolve)
+        losses = summands_by_clone(self.losses, self.resolve)
+        for name, summands in clones.items():  # other sums of losses are none of clones
+            summands.extend(losses.get(name, ()))
+        return clones if len(clones) > 1 else {}
 
     def _find_barrier(self) -> None:
         controls = {c for op in self.held for c in self.controls(op)}

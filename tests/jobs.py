@@ -162,7 +162,7 @@ class Job:
 
     def __init__(self, function, *args, ps=1, workers=2, start=True):
         self._function, self._args = function, args
-        ports = iter(_free_ports(ps + workers))
+        ports = iter(free_ports(ps + workers))
         self.cluster = {
             job: ['127.0.0.1:%d' % next(ports) for _ in range(number)]
             for job, number in (('ps', ps), ('worker', workers))
@@ -279,7 +279,8 @@ class Job:
         return os.path.join(self._folder, '%s-%d.log' % (job, task))
 
 
-def _free_ports(number):
+def free_ports(number):
+    """So many ports of this machine that nobody listens on."""
     ports = []
     choose = random.Random()  # the tests' own seeds would choose the same in each process
     while len(ports) < number:

@@ -34,6 +34,7 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
+from slimguard import ops
 from slimguard.board import Board, Note
 from slimguard.incident import Incident, NanLossError
 from slimguard.replicas import Replicas
@@ -84,6 +85,26 @@ class Place(NamedTuple):
         """Whether it is the chief by its name, as TensorFlow's own libraries choose it."""
         device = tf1.DeviceSpec.from_string(self.worker)
         return device.job in ('chief', 'master') or (device.job == 'worker' and device.task == 0)
+
+
+class Readiness:
+    """Waits until the chief has initialized the variables, and looks often.
+
+    Who looks too early otherwise looks again half a minute later.
+
+    Args:
+      graph: the graph of the training, to which an op is added.
+    """
+
+    def __init__(self, graph: tf.Graph):
+        with ops.our_scope(graph, 'job'):
+            missing = tf1.report_uninitialized_variables(tf1.global_variables())
+        self._manager = tf1.train.SessionManager(
+            graph=graph, ready_op=missing, recovery_wait_secs=_PAUSE
+        )
+
+    def wait(self, target: str, config: Optional[tf1.ConfigProto]) -> None:
+        self._manager.wait_for_session(target, config=config).close()
 
 
 def job_of(
@@ -443,7 +464,12 @@ def _tell_when_joined(coordinator, around) -> None:
 
     def join(*args, **kwargs):
         with around():
-            type(coordinator).join(coordinator, *args, **kwargs)
+            try:
+                type(coordinator).join(coordinator, *args, **kwargs)
+            except (tf.errors.CancelledError, tf.errors.UnavailableError) as error:
+                # What a thread met when a process of the job was gone. slim tries again after an
+                # AbortedError only.
+                raise tf.errors.AbortedError(error.node_def, error.op, error.message) from error
 
     coordinator.join = join
 

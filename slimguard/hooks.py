@@ -63,6 +63,8 @@ class GateWatcher(SessionRunHook):
     Attributes:
       incidents: the last thousand incidents, a list of `Incident`.
       incident_count: how many there were in all.
+      is_alone: whether it takes no part in a job of several processes, although there is one.
+      job: the part it takes in one, or None.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class GateWatcher(SessionRunHook):
         self.max_loss = max_loss
         self.logdir = logdir
         self.ends_job = ends_job
+        self.is_alone = False
         self.job = None  # type: Optional[Job]
         self.lend(None, None, {})
         self._otherwise = Raise() if fail_on_nan_loss else Stop()
@@ -116,7 +119,7 @@ class GateWatcher(SessionRunHook):
             keep_tokens_open(graph)
 
     def after_create_session(self, session, coord):
-        if self.job is None:
+        if self.job is None and not self.is_alone:
             self.job = self._job_in(session)
         if self.job is None:
             if self._is_chief is not False:

@@ -7,12 +7,13 @@ Every other name of the installed `slim.learning` is here as it is there, so tha
 import contextlib
 import functools
 import os
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence
 
 import tensorflow as tf
 
 from slimguard import checkpoint, compat
 from slimguard import gate as gates
+from slimguard.cluster import Readiness
 from slimguard.evidence import Evidence, require_max_bundles
 from slimguard.hooks import GateWatcher, with_watcher
 from slimguard.incident import Incident
@@ -216,6 +217,7 @@ def train(
     is_done = functools.partial(_has_reached, number_of_steps, global_step)
     for hook in watchers:
         hook.lend(saver, summary_writer if saves else None, evidence, is_chief, is_done)
+    before_session = _wait_for_chief(graph, master, is_chief, session_config)
     # With slim's own step and its own arguments, we know what it would do.
     schedule = None
     if train_step_fn is _slim.train_step and train_step_kwargs == _USE_DEFAULT:
@@ -234,12 +236,14 @@ def train(
             save=save,
             schedule=schedule,
             progress=bar,
+            before_session=before_session,
         )
         for hook in hooks:
             hook.begin()
         if saves:
             # The first to hear of the end, and of the session.
             hooks.insert(0, stack.enter_context(Preemption(steps.request_stop, save)))
+        before_session()
         loss = _slim_train(
             train_op,
             logdir,
@@ -297,6 +301,13 @@ def _require_trainable(train_op, graph: tf.Graph) -> None:
         )
     if graph.finalized:
         raise RuntimeError(_FINALIZED)
+
+
+def _wait_for_chief(graph: tf.Graph, master: str, is_chief: bool, config) -> Callable[[], None]:
+    """What to do before slim makes a session: it looks for the chief's work twice a minute only."""
+    if is_chief or '://' not in str(master):
+        return lambda: None
+    return functools.partial(Readiness(graph).wait, master, config)
 
 
 def _has_reached(number_of_steps: Optional[int], global_step, session) -> bool:

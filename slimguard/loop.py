@@ -206,7 +206,8 @@ def watch(
             'session must be a tf.compat.v1.Session, not %r; a MonitoredSession takes the hook '
             'itself: hooks=[slimguard.NanLossHook(loss)]' % (session,)
         )
-    hooks, _ = with_watcher(hooks, on_nan, max_loss, logdir)
+    hooks, watcher = with_watcher(hooks, on_nan, max_loss, logdir)
+    watcher.is_alone = True  # nobody makes its session anew
     # As a MonitoredSession's: what a thread reports is raised, whatever it is.
     coordinator = tf1.train.Coordinator(clean_stop_exception_types=[])
     with session.graph.as_default():
@@ -240,6 +241,7 @@ class HookedSteps:
       schedule: what slim's own `train_step` is to do; None for any other step function, which
         sees to it itself.
       progress: where to show how the training goes, or None.
+      before_session: called before slim makes a session, other than the first.
 
     Attributes:
       coordinator: the coordinator of the training, which hooks get: the Supervisor's own, once
@@ -256,7 +258,9 @@ class HookedSteps:
         save: Optional[Callable[[Any, Optional[Incident]], None]],
         schedule: Optional[Schedule] = None,
         progress: Optional[Progress] = None,
+        before_session: Callable[[], None] = lambda: None,
     ):
+        self._before_session = before_session
         self._train_step_fn = train_step_fn
         self._session_wrapper = session_wrapper
         self._hooks = hooks
@@ -356,6 +360,7 @@ class HookedSteps:
 
         def prepare_again(*args, **kwargs):
             with self._retried():
+                self._before_session()
                 return prepare(*args, **kwargs)
 
         supervisor.prepare_or_wait_for_session = prepare_again

@@ -245,6 +245,10 @@ class Job:
                 self._ended[job, task] = said
         return self._ended[job, task]
 
+    def has_ended(self, job, task):
+        """Whether a role has ended by itself. It must say nothing."""
+        return (job, task) in self._ended or self._pipes[job, task].poll()
+
     def wait_for_workers(self, timeout=60):
         """Waits for the end of all workers. Returns how each `Ended`, by number."""
         end = time.time() + timeout

@@ -194,6 +194,7 @@ def test_a_place_in_a_cluster_is_found_or_the_complaint_says_what_to_give():
     with Job(places_of, ps=0, workers=1) as job:
         ended = job.wait('worker', 0)
     assert ended.error is None, ended.log
+    assert len(ended.value) == len(PLACES)
     for (flags, config, expected), found in zip(PLACES, ended.value):
         if isinstance(expected, str):
             assert expected in found, (flags, config)

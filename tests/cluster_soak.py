@@ -6,14 +6,15 @@ the root of the repository::
     python tests/cluster_soak.py --faults=30
 
 Jobs of one parameter server and two workers, and of two and three, asynchronous and synchronous,
-train with NaN batches under a ladder that skips and goes back to a checkpoint. A random role, the
-chief and the parameter servers among them, is killed by SIGKILL and started again. Then every
-worker has to come past the step at which that happened, in time, from the newest checkpoint; what
-is published has to be finite and whole, and the record of incidents to hold all that it held.
-After some faults a job is asked to end, and has to.
+in slim's loop and in a MonitoredTrainingSession, train with NaN batches under a ladder that skips
+and goes back to a checkpoint. A random role, the chief and the parameter servers among them, is
+killed by SIGKILL and started again. Then every worker has to come past the step at which that
+happened, in time, from the newest checkpoint; what is published has to be finite and whole, and the
+record of incidents to hold all that it held. After some faults a job is asked to end, and has to.
 """
 
 import argparse
+import itertools
 import os
 import pathlib
 import random
@@ -34,8 +35,15 @@ from tests.jobs import Job
 tf1 = tf.compat.v1
 slim = compat.import_slim()
 
-# Parameter servers, workers, synchronous.
-KINDS = ((1, 2, False), (2, 3, True), (1, 2, True), (2, 3, False))
+# Parameter servers, workers, synchronous, in a MonitoredTrainingSession.
+KINDS = (
+    (1, 2, False, False),
+    (2, 3, True, False),
+    (1, 2, True, False),
+    (2, 3, False, False),
+    (1, 2, False, True),
+    (2, 3, True, True),
+)
 FAULTS_OF_A_JOB = 5
 # How often a batch is bad.
 BAD = 0.2
@@ -65,7 +73,7 @@ class Watch(tf1.train.SessionRunHook):
             run_context.request_stop()
 
 
-def train(role, folder, sync, seed):
+def train(role, folder, sync, monitored, seed):
     rng = np.random.RandomState(seed + role.task)
 
     def draw():
@@ -88,20 +96,39 @@ def train(role, folder, sync, seed):
         if sync:
             optimizer = tf1.train.SyncReplicasOptimizer(optimizer, workers, workers)
         train_op = slimguard.create_train_op(loss, optimizer, check_numerics=False)
-    slimguard.train(
-        train_op,
-        os.path.join(folder, 'logdir'),
-        master=role.server().target,
-        is_chief=role.is_chief,
-        log_every_n_steps=0,
-        save_interval_secs=0.2,
-        save_summaries_secs=0,
-        summary_op=None,
-        session_config=role.config(),
-        sync_optimizer=optimizer if sync else None,
-        hooks=[Watch(role, folder, step)],
-        on_nan=[slimguard.Skip(3), slimguard.Rollback(max_times=10**9)],
-    )
+    logdir = os.path.join(folder, 'logdir')
+    ladder = [slimguard.Skip(3), slimguard.Rollback(max_times=10**9)]
+    hooks = [slimguard.NanLossHook(loss, on_nan=ladder, logdir=logdir), Watch(role, folder, step)]
+    if not monitored:
+        slimguard.train(
+            train_op,
+            logdir,
+            master=role.server().target,
+            is_chief=role.is_chief,
+            log_every_n_steps=0,
+            save_interval_secs=0.2,
+            save_summaries_secs=0,
+            summary_op=None,
+            session_config=role.config(),
+            sync_optimizer=optimizer if sync else None,
+            hooks=hooks,
+        )
+        return
+    if sync:
+        hooks.append(optimizer.make_session_run_hook(role.is_chief))
+    with tf1.train.MonitoredTrainingSession(
+        role.server().target,
+        role.is_chief,
+        checkpoint_dir=logdir,
+        hooks=hooks,
+        save_checkpoint_secs=0.2,
+        save_summaries_steps=None,
+        save_summaries_secs=None,
+        log_step_count_steps=None,
+        config=role.config(),
+    ) as session:
+        while not session.should_stop():
+            session.run(train_op)
 
 
 class Watched:
@@ -191,6 +218,17 @@ def fault(job, watched, choose):
     return '%s %d' % role, at, verdict or 'ok', seconds
 
 
+def end(job, folder):
+    """Asks the job to end. Returns the verdict."""
+    pathlib.Path(folder, 'end').touch()
+    try:
+        errors = [ended for ended in job.wait_for_workers(LIMIT) if ended.error is not None]
+    except TimeoutError:
+        return 'hung'
+    print(*errors, sep='\n', end='')
+    return 'ended badly' if errors else 'ok'
+
+
 def show_where_they_stand(job):
     for name in job.cluster:
         for task in range(len(job.cluster[name])):
@@ -201,46 +239,47 @@ def show_where_they_stand(job):
                     print(error)
 
 
-def soak(faults, seed, out=print):
+def live(ps, workers, sync, monitored, faults, choose):
+    """Runs one job. Yields (what was done, the step, the verdict, seconds) for each fault."""
+    with tempfile.TemporaryDirectory() as folder:
+        watched = Watched(folder, workers)
+        arguments = folder, sync, monitored, choose.randrange(10**6)
+        with Job(train, *arguments, ps=ps, workers=workers) as job:
+            started = time.time()
+            verdict = all_pass(job, watched, 0, started + LIMIT) or 'ok'
+            yield 'start', 0, verdict, time.time() - started
+            for _ in range(faults):
+                if verdict == 'ok':
+                    role, step, verdict, seconds = fault(job, watched, choose)
+                    yield 'kill ' + role, step, verdict, seconds
+            if verdict == 'ok':
+                started, step = time.time(), max(watched.steps())
+                verdict = end(job, folder)
+                yield 'end', step, verdict, time.time() - started
+            if verdict != 'ok':
+                show_where_they_stand(job)
+
+
+def soak(faults, seed):
     """Returns the number of faults by what came of them; `ok` should be all of them."""
     choose = random.Random(seed)
-    verdicts = ['ok', 'poisoned', 'unreadable', 'hung', 'not resumed', 'incidents lost']
-    found = dict.fromkeys(verdicts, 0)
+    found = dict.fromkeys(['ok', 'poisoned', 'unreadable', 'hung', 'not resumed'], 0)
     done = 0
-    for number in range(faults):
-        ps, workers, sync = KINDS[number % len(KINDS)]
-        with tempfile.TemporaryDirectory() as folder:
-            watched = Watched(folder, workers)
-            arguments = folder, sync, choose.randrange(10**6)
-            with Job(train, *arguments, ps=ps, workers=workers) as job:
-                verdict = all_pass(job, watched, 0, time.time() + LIMIT) or 'ok'
-                role, at, seconds = 'start', 0, 0.0
-                for _ in range(min(FAULTS_OF_A_JOB, faults - done)):
-                    if verdict == 'ok':
-                        role, at, verdict, seconds = fault(job, watched, choose)
-                    done += 1
-                    found[verdict] += 1
-                    kind = '%d + %d %s' % (ps, workers, 'sync' if sync else 'async')
-                    line = '%4d  %-11s  %-8s  at step %-6d  %5.1f s  %s'
-                    out(line % (done, kind, role, at, seconds, verdict), flush=True)
-                    if verdict != 'ok':
-                        show_where_they_stand(job)
-                        break
-                else:
-                    pathlib.Path(folder, 'end').touch()
-                    try:
-                        ended = job.wait_for_workers(LIMIT)
-                    except TimeoutError as error:
-                        print(error)
-                        ended, errors = [], ['hung']
-                    else:
-                        errors = [end.error for end in ended if end.error is not None]
-                    if errors:
-                        out('the job did not end well: %s' % errors)
-                        found['hung'] += 1
-        if done == faults:
+    for kind in itertools.cycle(KINDS):
+        ps, workers, sync, monitored = kind
+        name = '%d + %d %s%s' % (ps, workers, 'a' * (not sync), 'sync')
+        name += ' monitored' * monitored
+        for what, step, verdict, seconds in live(
+            *kind, min(FAULTS_OF_A_JOB, faults - done), choose
+        ):
+            is_fault = what.startswith('kill')
+            done += is_fault
+            if is_fault or verdict != 'ok':
+                found[verdict] = found.get(verdict, 0) + 1
+            line = '%4d  %-21s  %-13s  at step %-6d  %5.1f s  %s'
+            print(line % (done, name, what, step, seconds, verdict), flush=True)
+        if done >= faults or sum(found.values()) - found['ok'] > faults:
             return found
-    return found
 
 
 def main():
@@ -250,7 +289,7 @@ def main():
     options = parser.parse_args()
     found = soak(options.faults, options.seed)
     print('TensorFlow %s, %d faults: %s' % (tf.__version__, options.faults, found))
-    sys.exit(found['ok'] != options.faults or found['hung'] > 0)
+    sys.exit(sum(found.values()) != options.faults or found['ok'] != options.faults)
 
 
 if __name__ == '__main__':

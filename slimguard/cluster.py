@@ -250,9 +250,10 @@ class Job:
 
     def _open(self, session, prepare: Callable[[Any], None]) -> None:
         if not self._is_clear:
-            if not self._has_begun:
+            went_back = self._has_begun
+            if not went_back:
                 _insist(lambda: self._begin_round(None))
-            if self._others() or _insist(self._replicas.have_gradients):
+            if self._others() or (self._replicas and self._has_leftovers(went_back)):
                 error = _aborted('restoring once more, while nobody trains')
                 _stop(self._coordinator, error)
                 session.close()
@@ -264,6 +265,10 @@ class Job:
         prepare(session)
         self._has_begun = self._is_clear = False
         _insist(self._announce)
+
+    def _has_leftovers(self, went_back: bool) -> bool:
+        """Whether a `SyncReplicasOptimizer` may still have what belongs to an earlier round."""
+        return went_back or _insist(self._replicas.have_gradients)
 
     def _announce(self) -> None:
         for who in self._board.read():

@@ -14,7 +14,18 @@ from slimguard import ops
 
 tf1 = tf.compat.v1
 
-_ACCUMULATORS = frozenset(['ConditionalAccumulator', 'SparseConditionalAccumulator'])
+# Kinds of accumulators, and the ops that count and take what is in them.
+_ACCUMULATORS = {
+    'ConditionalAccumulator': ('AccumulatorNumAccumulated', 'AccumulatorTakeGradient'),
+    'SparseConditionalAccumulator': (
+        'AccumulatorNumAccumulated',
+        'SparseAccumulatorTakeGradient',
+    ),
+    'ResourceConditionalAccumulator': (
+        'ResourceAccumulatorNumAccumulated',
+        'ResourceAccumulatorTakeGradient',
+    ),
+}
 _QUEUES = frozenset(['FIFOQueue', 'FIFOQueueV2'])
 # TensorFlow's name for the queue of tokens.
 _TOKENS = b'sync_token_q'
@@ -93,13 +104,10 @@ class Replicas:
 
     def _add_accumulator(self, op: tf.Operation) -> None:
         handle = _same(op).outputs[0]
-        raw, dtype = tf.raw_ops, op.get_attr('dtype')
+        count, take = [getattr(tf.raw_ops, name) for name in _ACCUMULATORS[op.type]]
         with tf.device(op.device):
-            self._counts.append(raw.AccumulatorNumAccumulated(handle=handle))
-            take = raw.AccumulatorTakeGradient
-            if op.type.startswith('Sparse'):
-                take = raw.SparseAccumulatorTakeGradient
-            taken = take(handle=handle, num_required=tf.constant(1), dtype=dtype)
+            self._counts.append(count(handle=handle))
+            taken = take(handle=handle, num_required=tf.constant(1), dtype=op.get_attr('dtype'))
         self._takes.append(taken[0].op if isinstance(taken, tuple) else taken.op)
 
     def _add_queue(self, op: tf.Operation) -> None:

@@ -1,0 +1,375 @@
+"""What happens to one process of a job, the others hear of. Real processes on loopback."""
+
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slimguard
+from slimguard import checkpoint, journal
+from slimguard.board import Board
+from tests.jobs import Job
+
+tf1 = tf.compat.v1
+
+WORKERS = 2
+# The draws that all make in step with each other, so that nobody is done before the others begin.
+TOGETHER = 3
+BAD = 8
+# Enough for a process to be killed and started again meanwhile.
+STEPS = 200
+
+
+class Count:
+    """Every step adds one to a variable, and one more for each rollback that came before it began.
+
+    So the variable tells whether something that was computed before a rollback is written after it.
+    """
+
+    def __init__(self, role, options):
+        self.role, self.options = role, options
+        self.hook = None
+        self.drawn = 0
+        self.entered = []
+        with role.device():
+            self.step = tf1.train.get_or_create_global_step()
+            x = tf1.py_func(self._draw, [], tf.float64, stateful=True)
+            x.set_shape([])
+            self.count = tf1.get_variable(
+                'count', [], tf.float64, initializer=tf1.zeros_initializer(), use_resource=True
+            )
+            self.loss = tf.identity(-x * self.count, name='loss')
+            self.optimizer = tf1.train.GradientDescentOptimizer(1.0)
+            self.sync = None
+            if options.get('sync'):
+                self.optimizer = self.sync = tf1.train.SyncReplicasOptimizer(
+                    self.optimizer, replicas_to_aggregate=WORKERS, total_num_replicas=WORKERS
+                )
+            self.train_op = slimguard.create_train_op(
+                self.loss, self.optimizer, check_numerics=False
+            )
+
+    def _draw(self):
+        draw = self.drawn
+        self.drawn += 1
+        before = self.hook.job.rollbacks  # as long as a step may take, others may roll back
+        meets = draw == 0 or (draw < TOGETHER and not self.sync)
+        if meets and not self.options.get('lonely'):
+            self.role.meet('draw %d' % draw)
+        time.sleep(self.options.get('pause', 0.01))
+        if draw in self.options['bad'].get(self.role.task, ()):
+            return np.float64('nan')
+        return np.float64(1 + before)
+
+
+class Entered(tf1.train.SessionRunHook):
+    """Notes the state in which a process takes up the training, each time."""
+
+    def __init__(self, model):
+        self._model = model
+
+    def after_create_session(self, session, coord):
+        model = self._model
+        model.entered.append([float(v) for v in session.run([model.count, model.step])])
+        model.role.say('entered')
+        if model.role.is_chief:
+            model.role.post('state')
+
+
+def train(role, logdir, options):
+    """The function of all workers. Returns what they saw; a NanLossError leaves as it is."""
+    if not role.is_chief and not options.get('early'):
+        # Who looks before there is a state looks again in half a minute.
+        role.wait_for('state')
+    model = Count(role, options)
+    rolled_back = []
+
+    def on_rollback(session, incident):
+        rolled_back.append(incident.worker)
+
+    on_nan = options['on_nan']
+    if on_nan == 'rollback':
+        on_nan = slimguard.Rollback(options.get('max_times', 3), on_rollback)
+    hook = model.hook = slimguard.NanLossHook(
+        model.loss, on_nan=on_nan, logdir=logdir, ends_job=options.get('ends_job', True)
+    )
+    steps = options['steps'].get(role.task)
+    run = _monitored if options.get('monitored') else _train
+    run(role, logdir, model, [hook, Entered(model)], steps, options)
+    return {
+        'entered': model.entered,
+        'drawn': model.drawn,
+        'rolled back': rolled_back,
+        'rollbacks': hook.job.rollbacks,
+        'incidents': [(i.action, i.worker) for i in hook.incidents],
+    }
+
+
+def _train(role, logdir, model, hooks, steps, options):
+    slimguard.train(
+        model.train_op,
+        logdir,
+        master=role.server().target,
+        is_chief=role.is_chief,
+        number_of_steps=steps,
+        startup_delay_steps=0 if role.is_chief else options.get('delay', 0),
+        log_every_n_steps=0,
+        save_interval_secs=options.get('save_secs', 0.1),
+        save_summaries_secs=0,
+        session_config=role.config(),
+        sync_optimizer=model.sync,
+        hooks=hooks,
+        capture=False,
+    )
+
+
+def _monitored(role, logdir, model, hooks, steps, options):
+    if model.sync is not None:
+        hooks.append(model.sync.make_session_run_hook(role.is_chief))
+    if steps is not None:
+        hooks.append(tf1.train.StopAtStepHook(last_step=steps))
+    with tf1.train.MonitoredTrainingSession(
+        role.server().target,
+        role.is_chief,
+        checkpoint_dir=logdir,
+        hooks=hooks,
+        save_checkpoint_secs=options.get('save_secs', 0.1),
+        save_summaries_steps=None,
+        save_summaries_secs=None,
+        log_step_count_steps=None,
+        config=role.config(),
+    ) as session:
+        while not session.should_stop():
+            session.run(model.train_op)
+
+
+def job_of(logdir, **options):
+    options.setdefault('bad', {})
+    options.setdefault('steps', {0: 60, 1: 60})
+    options.setdefault('on_nan', 'skip')
+    return Job(train, str(logdir), options, workers=WORKERS)
+
+
+def require_good_checkpoint(logdir):
+    path = tf1.train.latest_checkpoint(str(logdir))
+    assert checkpoint.read(path).is_good, path
+    return path
+
+
+def kinds(*quick):
+    """All kinds of job; those that are not named are slow tests."""
+    found = []
+    for monitored in (False, True):
+        for sync in (False, True):
+            for who in (0, 1):
+                name = '%s-%s-%s' % (
+                    'monitored' if monitored else 'train',
+                    'sync' if sync else 'async',
+                    'chief' if who == 0 else 'worker',
+                )
+                marks = [] if name in quick else [pytest.mark.slow]
+                found.append(pytest.param(monitored, sync, who, id=name, marks=marks))
+    return found
+
+
+KINDS = 'monitored, sync, who'
+
+
+@pytest.mark.parametrize(KINDS, kinds('train-sync-worker', 'monitored-sync-chief'))
+def test_raise_on_one_ends_all(tmp_path, monitored, sync, who):
+    with job_of(
+        tmp_path,
+        monitored=monitored,
+        sync=sync,
+        bad={who: [BAD]},
+        on_nan='raise',
+        steps={0: 10**6, 1: 10**6},
+    ) as job:
+        ended = job.wait_for_workers()
+    assert [end.error for end in ended] == ['NanLossError'] * WORKERS
+    for end in ended:
+        assert end.incident['worker'] == '/job:worker/task:%d' % who
+        assert end.incident['action'] == 'raise'
+    require_good_checkpoint(tmp_path)
+    (record,), torn = journal.read(str(tmp_path))
+    assert record['worker'] == '/job:worker/task:%d' % who and not torn
+
+
+@pytest.mark.parametrize(KINDS, kinds('train-async-chief', 'monitored-sync-worker'))
+def test_stop_on_one_ends_all_cleanly(tmp_path, monitored, sync, who):
+    with job_of(
+        tmp_path,
+        monitored=monitored,
+        sync=sync,
+        bad={who: [BAD]},
+        on_nan='stop',
+        steps={0: 10**6, 1: 10**6},
+    ) as job:
+        ended = job.wait_for_workers()
+    assert [end.error for end in ended] == [None] * WORKERS
+    incidents = [end.value['incidents'] for end in ended]
+    assert incidents[who] == [('stop', '/job:worker/task:%d' % who)]
+    assert incidents[1 - who] == []
+    require_good_checkpoint(tmp_path)
+
+
+def test_a_worker_may_end_alone(tmp_path):
+    with job_of(
+        tmp_path, bad={1: [BAD]}, on_nan='raise', ends_job=False, steps={0: 60, 1: 10**6}
+    ) as job:
+        chief, worker = job.wait_for_workers()
+    assert worker.error == 'NanLossError'
+    assert chief.error is None and not chief.value['incidents']
+    assert checkpoint.step_in_name(require_good_checkpoint(tmp_path)) >= 60
+
+
+@pytest.mark.parametrize('monitored', [False, True], ids=['train', 'monitored'])
+def test_the_chiefs_end_is_the_jobs(tmp_path, monitored):
+    with job_of(tmp_path, monitored=monitored, steps={0: 20}) as job:
+        chief, worker = job.wait_for_workers()
+    assert chief.error is None and worker.error is None
+
+
+@pytest.mark.parametrize(KINDS, kinds('train-async-worker', 'train-sync-chief'))
+def test_nothing_from_before_a_rollback_is_written_after_it(tmp_path, monitored, sync, who):
+    with job_of(
+        tmp_path,
+        monitored=monitored,
+        sync=sync,
+        bad={who: [BAD, 2 * BAD]},
+        on_nan='rollback',
+        # The others take ten times as long for a step, so there is always one under way.
+        pause=0.05,
+        save_secs=0.02,
+    ) as job:
+        ended = job.wait_for_workers()
+    assert [end.error for end in ended] == [None] * WORKERS
+    chief = ended[0].value
+    asker = '/job:worker/task:%d' % who
+    assert ended[who].value['incidents'] == [('rollback', asker)] * 2
+    # The chief went back, once for each, and all went with it.
+    assert chief['rolled back'] == [asker] * 2 and ended[1].value['rolled back'] == []
+    assert [end.value['rollbacks'] for end in ended] == [2, 2]
+    assert [len(end.value['entered']) for end in ended] == [3, 3]
+    path = require_good_checkpoint(tmp_path)
+    count, step = chief['entered'][-1]
+    counted = tf1.train.load_variable(path, 'count') - count
+    stepped = tf1.train.load_variable(path, 'global_step') - step
+    assert counted % 3 == 0
+    # A worker may be between its two writes when the chief saves.
+    assert abs(counted / 3 - stepped) <= (0 if sync else WORKERS - 1)
+
+
+def test_rollbacks_are_counted_for_the_whole_job(tmp_path):
+    with job_of(
+        tmp_path,
+        bad={0: [BAD], 1: [4 * BAD]},
+        on_nan='rollback',
+        max_times=1,
+        steps={0: 10**6, 1: 10**6},
+    ) as job:
+        ended = job.wait_for_workers()
+    assert [end.error for end in ended] == ['NanLossError'] * WORKERS
+    actions = [record['action'] for record in journal.read(str(tmp_path))[0]]
+    assert actions == ['rollback', 'raise']
+
+
+def faults(*quick):
+    found = []
+    for monitored in (False, True):
+        for sync in (False, True):
+            for role in (('worker', 0), ('worker', 1), ('ps', 0)):
+                name = '%s-%s-%s' % (
+                    'monitored' if monitored else 'train',
+                    'sync' if sync else 'async',
+                    {'ps': 'ps'}.get(role[0]) or ['chief', 'worker'][role[1]],
+                )
+                marks = [] if name in quick else [pytest.mark.slow]
+                found.append(pytest.param(monitored, sync, role, id=name, marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(
+    'monitored, sync, killed',
+    faults('train-async-ps', 'train-sync-chief', 'monitored-async-worker'),
+)
+def test_a_killed_process_is_started_again_and_the_job_ends_well(tmp_path, monitored, sync, killed):
+    with job_of(
+        tmp_path,
+        monitored=monitored,
+        sync=sync,
+        bad={1: [BAD]},
+        steps={0: STEPS, 1: STEPS},
+        pause=0.02,
+        lonely=1,
+    ) as job:
+        for task in range(WORKERS):
+            job.hear('worker', task)
+        time.sleep(0.5)
+        job.kill(*killed)
+        before = journal.read(str(tmp_path))[0]
+        saved = checkpoint.step_in_name(slimguard.latest_finite_checkpoint(str(tmp_path)))
+        job.start(*killed)
+        ended = job.wait_for_workers()
+    assert [end.error for end in ended] == [None] * WORKERS
+    if killed != ('worker', 1):
+        # Everybody went back to the newest checkpoint: hooks saw a new session.
+        times = [len(end.value['entered']) for end in ended]
+        assert times == ([1, 2] if killed == ('worker', 0) else [2, 2])
+        assert ended[0].value['entered'][-1][1] >= saved
+    assert journal.read(str(tmp_path))[0][: len(before)] == before
+    assert checkpoint.step_in_name(require_good_checkpoint(tmp_path)) >= STEPS
+
+
+def test_who_comes_when_all_is_done_ends_at_once(tmp_path):
+    with job_of(tmp_path, steps={0: 30, 1: 30}, lonely=1) as job:
+        assert [end.error for end in job.wait_for_workers()] == [None] * WORKERS
+        job.start('worker', 1)
+        worker = job.wait('worker', 1)
+    assert worker.error is None and worker.value['drawn'] <= 1
+
+
+def test_who_waits_for_its_first_step_hears_of_the_end(tmp_path):
+    with job_of(
+        tmp_path,
+        bad={0: [60]},
+        on_nan='raise',
+        delay=10**6,
+        lonely=1,
+        early=1,
+        steps={0: 10**7, 1: 10**7},
+    ) as job:
+        chief, worker = job.wait_for_workers()
+    assert chief.error == worker.error == 'NanLossError'
+    assert chief.incident['worker'] == worker.incident['worker'] == '/job:worker/task:0'
+
+
+class TestBoard:
+    def test_notes_are_kept_by_number(self):
+        server = tf1.train.Server({'holder': ['localhost:0']})
+        device = '/job:holder/task:0'
+        one, other = Board(server.target, device), Board(server.target, device)
+        one.write(1, {'round': 3, 'incident': {'loss': 'nan'}})
+        other.write(2**52, {'round': None})
+        one.write(1, {'round': 4})
+        assert other.read() == {1: {'round': 4}, 2**52: {'round': None}}
+        other.remove(1)
+        assert one.read() == {2**52: {'round': None}}
+        one.close()
+        assert one.read() == {2**52: {'round': None}}  # opened again
+        one.close()
+        other.close()
+
+    def test_one_process_has_no_board(self, tmp_path):
+        server = tf1.train.Server.create_local_server()
+        with tf.Graph().as_default():
+            tf1.train.get_or_create_global_step()
+            weight = tf1.get_variable('w', [])
+            loss = tf.square(weight)
+            train_op = slimguard.create_train_op(loss, tf1.train.GradientDescentOptimizer(0.1))
+            hook = slimguard.NanLossHook(loss)
+            slimguard.train(
+                train_op, str(tmp_path), number_of_steps=2, master=server.target, hooks=[hook]
+            )
+        assert hook.job is None

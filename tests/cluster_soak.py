@@ -159,17 +159,20 @@ class Watched:
         return text[: text.rfind('\n') + 1].splitlines()
 
     def published(self):
-        """The newest checkpoint's step, and what is wrong with it, or ''."""
+        """The newest checkpoint's step, and the verdict on all there are, or ''."""
         while True:
-            path = tf1.train.latest_checkpoint(self.logdir)
-            if path is None:
+            newest = tf1.train.latest_checkpoint(self.logdir)
+            found = [checkpoint.read(each.path) for each in checkpoint.checkpoints_in(self.logdir)]
+            if any(finding.non_finite for finding in found):
+                return 0, 'poisoned'
+            if newest is None:
                 return 0, ''
-            finding = checkpoint.read(path)
+            finding = checkpoint.read(newest)
             if finding.is_good:
                 return finding.step, ''
             # A chief that goes on deletes old checkpoints, this one perhaps.
-            if path == tf1.train.latest_checkpoint(self.logdir):
-                return finding.step, 'poisoned' if finding.non_finite else 'unreadable'
+            if newest == tf1.train.latest_checkpoint(self.logdir):
+                return 0, 'unreadable'
 
     def _number(self, name):
         try:
@@ -201,6 +204,7 @@ def fault(job, watched, choose):
     role = ('worker', 0) if name == 'chief' else choose.choice([r for r in roles if r[0] == name])
     incidents = watched.incidents()
     job.kill(*role)
+    time.sleep(0.1)  # for those who were just about to say at which step they are
     at = max(watched.steps())
     saved, verdict = watched.published()
     sessions = len(watched.began())

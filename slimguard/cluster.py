@@ -25,7 +25,6 @@ A process writes only its own note, so two never write at once:
 * ``beat``: a number that grows while it lives.
 """
 
-import contextlib
 import random
 import sys
 import threading
@@ -62,6 +61,9 @@ _GONE = (
     tf.errors.InternalError,
     tf.errors.UnavailableError,
 )
+
+# What ends a session, and not the training.
+_RESTARTING = (tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.UnavailableError)
 
 _NO_CHIEF_SEEN = (
     'slimguard: the chief of this job does not train under slimguard, so %s cannot tell it of '
@@ -111,7 +113,7 @@ def job_of(
     session,
     near: str,
     is_chief: Optional[bool],
-    newest_good: Callable[[], Optional[str]],
+    checkpoints: 'Checkpoints',
 ) -> Optional['Job']:
     """The part in a job that a process has; None if it trains alone.
 
@@ -119,7 +121,7 @@ def job_of(
       session: a session on the graph of the training, which has a global step.
       near: the device of something that the process computes, such as the loss.
       is_chief: whether the process is the chief; None for what its device says.
-      newest_good: see `Job`.
+      checkpoints: what the chief restores.
     """
     graph, target = session.graph, tf.compat.as_str_any(session.sess_str)
     place = _place_in(graph, near) if '://' in target else None
@@ -128,7 +130,7 @@ def job_of(
     job = getattr(graph, '_slimguard_job', None)  # several hooks have one part
     if job is None or job.target != target:
         is_chief = place.is_chief if is_chief is None else is_chief
-        job = graph._slimguard_job = Job(target, place, is_chief, graph, newest_good)
+        job = graph._slimguard_job = Job(target, place, is_chief, graph, checkpoints)
     return job
 
 
@@ -145,6 +147,18 @@ def _place_in(graph: tf.Graph, near: str) -> Optional[Place]:
     )
 
 
+class Checkpoints(NamedTuple):
+    """What a chief restores when it makes a session.
+
+    Attributes:
+      exist: whether there is a good one to go back to.
+      prepare: sees to it that the next session restores the newest good one.
+    """
+
+    exist: Callable[[], bool]
+    prepare: Callable[[], None]
+
+
 class Job:
     """One process's part in a job.
 
@@ -153,8 +167,7 @@ class Job:
       place: where the process stands.
       is_chief: whether it is the chief, which restores and initializes the variables.
       graph: the graph of the training; it is only read.
-      newest_good: finds the newest good checkpoint; called by the chief while nobody trains, before
-        a session restores it, and before it promises to go back to one.
+      checkpoints: what the chief restores.
 
     Attributes:
       worker: the name of the process, such as ``'/job:worker/task:1'``.
@@ -169,7 +182,7 @@ class Job:
         place: Place,
         is_chief: bool,
         graph: tf.Graph,
-        newest_good: Callable[[], Optional[str]],
+        checkpoints: 'Checkpoints',
     ):
         self.target = target
         self.worker = place.worker
@@ -179,7 +192,7 @@ class Job:
         self._me = _CHIEF if is_chief else _number()
         self._board = Board(target, place.board)
         self._replicas = Replicas(graph, self._board)
-        self._newest_good = newest_good
+        self._checkpoints = checkpoints
         self._note: Note = {'round': None, 'open': False, 'beat': 0, 'worker': self.worker}
         self._lock = threading.RLock()
         self._round = None  # type: Optional[int]
@@ -208,14 +221,13 @@ class Job:
           is_done: called with the session by who comes late: whether nothing is left to do.
 
         Raises:
-          tf.errors.AbortedError: the session has to be made once more. It is closed already, and
-            the coordinator was told.
+          tf.errors.AbortedError: the session has to be made once more; the coordinator was told.
         """
         if session is self._session:
             return
         self._session, self._coordinator = session, coordinator
         self._left, self._hurries = threading.Event(), False
-        _tell_when_joined(coordinator, self._leave_soon(session))
+        self._leave_when_joined(session, coordinator)
         if self.is_chief:
             self._open(session, prepare)
         elif not self._join(lambda: is_done(session)):
@@ -239,7 +251,9 @@ class Job:
             self._begin_round(incident)
         else:
             self._tell(asks=self._round, incident=incident.to_dict())
-        raise _aborted('going back to a checkpoint')
+        error = _aborted('going back to a checkpoint')
+        _stop(self._coordinator, error)
+        raise error
 
     def check(self) -> None:
         """Raises what the coordinator was asked to stop with, if anything."""
@@ -249,26 +263,27 @@ class Job:
     # The chief.
 
     def _open(self, session, prepare: Callable[[Any], None]) -> None:
-        if not self._is_clear:
-            went_back = self._has_begun
-            if not went_back:
-                _insist(lambda: self._begin_round(None))
-            if self._others() or (self._replicas and self._has_leftovers(went_back)):
+        if not self._is_clear:  # the first session of this process
+            _insist(lambda: self._begin_round(None))
+            if self._others() or (self._replicas and _insist(self._replicas.have_gradients)):
                 error = _aborted('restoring once more, while nobody trains')
                 _stop(self._coordinator, error)
-                session.close()
-                self._wait_for_others()
-                _insist(self._replicas.clear)
-                self._newest_good()
-                self._is_clear = True
+                self._begin_anew(session)
                 raise error
         prepare(session)
         self._has_begun = self._is_clear = False
         _insist(self._announce)
 
-    def _has_leftovers(self, went_back: bool) -> bool:
-        """Whether a `SyncReplicasOptimizer` may still have what belongs to an earlier round."""
-        return went_back or _insist(self._replicas.have_gradients)
+    def _begin_anew(self, session) -> None:
+        """Between two sessions: waits until nobody trains, and leaves nothing of what they did."""
+        session.close()
+        if not self._has_begun:
+            _insist(lambda: self._begin_round(None))
+        self._wait_for_others()
+        if self._replicas:
+            _insist(self._replicas.clear)
+        self._checkpoints.prepare()
+        self._is_clear = True
 
     def _announce(self) -> None:
         for who in self._board.read():
@@ -366,7 +381,7 @@ class Job:
 
     def _grant(self, note: Note) -> Exception:
         """The chief's answer to a process that asks to go back."""
-        if self._newest_good() is None:
+        if not self._checkpoints.exist():
             self._tell(ends=self._round, incident=note['incident'])
             return NanLossError(Incident.from_dict(note['incident']))
         self._begin_round(Incident.from_dict(note['incident']))
@@ -377,23 +392,30 @@ class Job:
         self._hurries = True
         _stop(self._coordinator, error)
 
-    def _leave_soon(self, session) -> Callable[[], contextlib.AbstractContextManager]:
-        """What to do around the coordinator's wait for its threads."""
+    def _leave_when_joined(self, session, coordinator) -> None:
+        """Leaves when the coordinator's threads have ended, which it sees to."""
 
-        @contextlib.contextmanager
-        def leaving():
+        def join(*args, **kwargs):
             joined = threading.Event()
             if self._replicas:
                 # The chief's thread waits for gradients that nobody sends any more.
                 arguments = [session, joined]
                 threading.Thread(target=_close_in_time, args=arguments, daemon=True).start()
             try:
-                yield
+                type(coordinator).join(coordinator, *args, **kwargs)
+            except _RESTARTING as error:
+                joined.set()
+                if self.is_chief and not self._left.is_set() and not self._is_clear:
+                    self._begin_anew(session)
+                if isinstance(error, tf.errors.AbortedError):
+                    raise
+                # slim tries again after an AbortedError only.
+                raise tf.errors.AbortedError(error.node_def, error.op, error.message) from error
             finally:
                 joined.set()
                 self._leave()
 
-        return leaving
+        coordinator.join = join
 
     def _leave(self) -> None:
         if self._left.is_set():
@@ -462,21 +484,6 @@ def _stop(coordinator, error: Optional[Exception]) -> None:
         raise error  # a coordinator takes errors that were raised
     except type(error):
         coordinator.request_stop(sys.exc_info())
-
-
-def _tell_when_joined(coordinator, around) -> None:
-    """Makes `coordinator.join` run inside of `around()`."""
-
-    def join(*args, **kwargs):
-        with around():
-            try:
-                type(coordinator).join(coordinator, *args, **kwargs)
-            except (tf.errors.CancelledError, tf.errors.UnavailableError) as error:
-                # What a thread met when a process of the job was gone. slim tries again after an
-                # AbortedError only.
-                raise tf.errors.AbortedError(error.node_def, error.op, error.message) from error
-
-    coordinator.join = join
 
 
 def _close_in_time(session, joined: threading.Event) -> None:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from slimguard import checkpoint, graphs
 from slimguard import gate as gates
-from slimguard.cluster import Job, job_of
+from slimguard.cluster import Checkpoints, Job, job_of
 from slimguard.incident import Incident, NanLossError
 from slimguard.journal import Journal
 from slimguard.plan import op_of
@@ -278,20 +278,23 @@ class GateWatcher(SessionRunHook):
     def _job_in(self, session) -> Optional[Job]:
         """The part that this process has in a job of several; None if it is alone."""
         graph = session.graph
+        checkpoints = Checkpoints(self._has_checkpoint, self._heal)
         near = [self._loss.op] if self._loss is not None else []
         near += [op_of(gate.train_op) for gate in gates.gates_of(graph).values()]
         for op in near:
-            job = job_of(session, op.device, self._is_chief, self._newest_good)
+            job = job_of(session, op.device, self._is_chief, checkpoints)
             if job is not None:
                 return job
         return None
 
-    def _newest_good(self) -> Optional[str]:
-        """The newest good checkpoint, which a new session then restores."""
-        if self.logdir is None:
-            return None
-        checkpoint.resume_from_good(self.logdir)
-        return checkpoint.latest_finite_checkpoint(self.logdir)
+    def _has_checkpoint(self) -> bool:
+        return (
+            self.logdir is not None and checkpoint.latest_finite_checkpoint(self.logdir) is not None
+        )
+
+    def _heal(self) -> None:
+        if self.logdir is not None:
+            checkpoint.resume_from_good(self.logdir)
 
     def _prepare(self, session) -> None:
         """What the chief does to a session before anybody trains in it."""

@@ -1,5 +1,6 @@
 """What happens to one process of a job, the others hear of. Real processes on loopback."""
 
+import os
 import time
 
 import numpy as np
@@ -157,6 +158,13 @@ def require_good_checkpoint(logdir):
     return path
 
 
+def wait_for_record(logdir):
+    end = time.time() + 60
+    while not os.path.exists(journal.path_in(str(logdir))):
+        assert time.time() < end, 'no incident is recorded'
+        time.sleep(0.02)
+
+
 def kinds(*quick):
     """All kinds of job; those that are not named are slow tests."""
     found = []
@@ -306,7 +314,7 @@ def test_a_killed_process_is_started_again_and_the_job_ends_well(tmp_path, monit
     ) as job:
         for task in range(WORKERS):
             job.hear('worker', task)
-        time.sleep(0.5)
+        wait_for_record(tmp_path)
         job.kill(*killed)
         before = journal.read(str(tmp_path))[0]
         saved = checkpoint.step_in_name(slimguard.latest_finite_checkpoint(str(tmp_path)))

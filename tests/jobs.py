@@ -135,6 +135,12 @@ class Role:
         while not os.path.exists(os.path.join(self._folder, 'posted ' + name)):
             time.sleep(0.002)
 
+    def all_have_posted(self, name):
+        """Whether every worker has posted `name` with its number."""
+        tasks = range(len(self.cluster['worker']))
+        paths = [os.path.join(self._folder, 'posted %s %d' % (name, task)) for task in tasks]
+        return all(map(os.path.exists, paths))
+
     def meet(self, name):
         """Waits until all workers have come here."""
         self.post('%s %d' % (name, self.task))

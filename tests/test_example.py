@@ -91,8 +91,8 @@ def test_the_commands_of_the_readme_train_on_a_cluster():
     assert table['non-finite variables'] == '0'
     assert int(table['steps']) >= 600
     other = re.search(r'^worker 1: ended, last loss .*; incidents: (\d+)$', output, re.MULTILINE)
-    # Of all the batches that were drawn, every tenth.
-    assert 66 <= int(table['incidents']) + int(other.group(1)) <= 68
+    # Every tenth of the batches that each has drawn, for 600 good ones in all.
+    assert 65 <= int(table['incidents']) + int(other.group(1)) <= 68
 
 
 def load_example():
@@ -127,8 +127,9 @@ def test_a_synchronous_cluster_given_by_tf_config(tmp_path):
     table = table_in(ended[0].log)
     assert int(table['steps']) >= 20
     assert (table['non-finite variables'], table['outcome'][:5]) == ('0', 'ended')
-    assert int(table['skipped']) >= 4
-    assert re.search(r'^worker 1: ended', ended[1].log, re.MULTILINE)
+    other = re.search(r'^worker 1: ended, .*; incidents: (\d+)$', ended[1].log, re.MULTILINE)
+    # Each fifth of a worker's batches is bad, and 20 steps take 40 good ones from the two.
+    assert int(table['skipped']) + int(other.group(1)) >= 8
 
 
 HOSTS = ['--ps_hosts=a:1', '--worker_hosts=b:2,c:3']

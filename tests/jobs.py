@@ -135,6 +135,12 @@ class Role:
         while not os.path.exists(os.path.join(self._folder, 'posted ' + name)):
             time.sleep(0.002)
 
+    def all_have_posted(self, name):
+        """Whether every worker has posted `name` with its number."""
+        tasks = range(len(self.cluster['worker']))
+        paths = [os.path.join(self._folder, 'posted %s %d' % (name, task)) for task in tasks]
+        return all(map(os.path.exists, paths))
+
     def meet(self, name):
         """Waits until all workers have come here."""
         self.post('%s %d' % (name, self.task))
@@ -162,7 +168,7 @@ class Job:
 
     def __init__(self, function, *args, ps=1, workers=2, start=True):
         self._function, self._args = function, args
-        ports = iter(_free_ports(ps + workers))
+        ports = iter(free_ports(ps + workers))
         self.cluster = {
             job: ['127.0.0.1:%d' % next(ports) for _ in range(number)]
             for job, number in (('ps', ps), ('worker', workers))
@@ -248,6 +254,10 @@ class Job:
                 self._ended[job, task] = said
         return self._ended[job, task]
 
+    def has_ended(self, job, task):
+        """Whether a role has ended by itself. It must say nothing."""
+        return (job, task) in self._ended or self._pipes[job, task].poll()
+
     def wait_for_workers(self, timeout=60):
         """Waits for the end of all workers. Returns how each `Ended`, by number."""
         end = time.time() + timeout
@@ -282,7 +292,8 @@ class Job:
         return os.path.join(self._folder, '%s-%d.log' % (job, task))
 
 
-def _free_ports(number):
+def free_ports(number):
+    """So many ports of this machine that nobody listens on."""
     ports = []
     choose = random.Random()  # the tests' own seeds would choose the same in each process
     while len(ports) < number:

@@ -1,11 +1,17 @@
 """The example as a user runs it: a process of its own, judged by the table it prints."""
 
+import importlib.util
+import json
+import os
 import re
+import signal
 import subprocess
+import sys
 
 import pytest
 
-from tests.children import ROOT, python
+from tests.children import ROOT, environment, python
+from tests.jobs import Job, free_ports
 
 
 def start(*flags):
@@ -16,8 +22,11 @@ def run(tmp_path, *flags):
     """Runs the example to its end. Returns its table as a dict of strings."""
     done = start('--logdir', str(tmp_path), *flags)
     assert done.returncode == 0, done.stdout
-    rows = re.findall(r'^(\w[\w -]*?) {2,}(.*)$', done.stdout.split('\n\n')[-1], re.MULTILINE)
-    return dict(rows)
+    return table_in(done.stdout)
+
+
+def table_in(output):
+    return dict(re.findall(r'^(\w[\w -]*?) {2,}(.*)$', output, re.MULTILINE))
 
 
 @pytest.mark.parametrize('strategy', ['--nocheck_numerics', '--check_numerics'])
@@ -49,4 +58,153 @@ def test_an_unknown_policy_ends_the_run_before_it_trains(tmp_path):
     done = start('--logdir', str(tmp_path), '--on_nan=sometimes')
     assert done.returncode != 0
     assert "on_nan='sometimes'" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_commands_of_the_readme_train_on_a_cluster():
+    readme = (ROOT / 'README.md').read_text()
+    commands = re.search(r'<!-- cluster-commands -->\n```\n(.*?)```', readme, re.DOTALL).group(1)
+    ports = iter(free_ports(3))
+    commands = re.sub(r'localhost:\d+', lambda _: 'localhost:%d' % next(ports), commands)
+    path = os.path.dirname(sys.executable) + os.pathsep + os.environ['PATH']
+    shell = subprocess.Popen(
+        ['bash', '-c', commands],
+        cwd=str(ROOT),
+        env=dict(environment(), PATH=path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = shell.communicate(timeout=120)
+    finally:
+        try:
+            os.killpg(shell.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # all of them have ended, as they should
+        else:
+            shell.communicate()
+            pytest.fail('processes were left behind')
+    table = table_in(output)
+    assert float(table['test accuracy']) >= 0.95
+    assert table['non-finite variables'] == '0'
+    assert int(table['steps']) >= 600
+    other = re.search(r'^worker 1: ended, last loss .*; incidents: (\d+)$', output, re.MULTILINE)
+    # Every tenth of the batches that each has drawn, for 600 good ones in all.
+    assert 65 <= int(table['incidents']) + int(other.group(1)) <= 68
+
+
+def load_example():
+    spec = importlib.util.spec_from_file_location(
+        'slim_train', str(ROOT / 'examples' / 'slim_train.py')
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run_in_cluster(role, flags, config):
+    """Runs the example in a role's process."""
+    os.environ['TF_CONFIG'] = json.dumps(config)
+    example = load_example()
+    example.FLAGS(['slim_train.py'] + flags)
+    example.main(None)
+
+
+def test_a_synchronous_cluster_given_by_tf_config(tmp_path):
+    flags = ['--logdir=%s' % tmp_path, '--sync', '--nan_every=5', '--on_nan=skip', '--steps=20']
+    with Job(run_in_cluster, ps=1, workers=2, start=False) as job:
+        (chief, worker), ps = job.cluster['worker'], job.cluster['ps']
+        cluster = {'chief': [chief], 'worker': [worker], 'ps': ps}
+        # All three have an index of 0, each in a job of its own.
+        places = {('ps', 0): 'ps', ('worker', 0): 'chief', ('worker', 1): 'worker'}
+        for role, name in places.items():
+            config = {'cluster': cluster, 'task': {'type': name, 'index': 0}}
+            job.start(*role, run_in_cluster, flags, config)
+        ended = job.wait_for_workers()
+    assert [end.error for end in ended] == [None, None], ended
+    table = table_in(ended[0].log)
+    assert int(table['steps']) >= 20
+    assert (table['non-finite variables'], table['outcome'][:5]) == ('0', 'ended')
+    other = re.search(r'^worker 1: ended, .*; incidents: (\d+)$', ended[1].log, re.MULTILINE)
+    # Each fifth of a worker's batches is bad, and 20 steps take 40 good ones from the two.
+    assert int(table['skipped']) + int(other.group(1)) >= 8
+
+
+HOSTS = ['--ps_hosts=a:1', '--worker_hosts=b:2,c:3']
+CONFIG = {
+    'cluster': {'ps': ['a:1', 'a:2'], 'worker': ['b:2'], 'chief': ['c:3']},
+    'task': {'type': 'worker', 'index': 0},
+}
+PLACES = [
+    ([], None, ('worker', 0, 0)),
+    ([], '', ('worker', 0, 0)),
+    (HOSTS + ['--job_name=worker', '--logdir=l'], None, ('worker', 0, 0)),
+    (HOSTS + ['--job_name=worker', '--task_index=1', '--logdir=l'], None, ('worker', 1, 1)),
+    (HOSTS + ['--job_name=ps'], None, ('ps', 0, None)),
+    (['--logdir=l'], CONFIG, ('worker', 0, 1)),
+    (['--job_name=chief', '--logdir=l'], CONFIG, ('chief', 0, 0)),
+    (['--job_name=ps', '--task_index=1'], CONFIG, ('ps', 1, None)),
+    (['--worker_hosts=d:4,e:5', '--task_index=1', '--logdir=l'], CONFIG, ('worker', 1, 2)),
+    (['--job_name=worker'], None, '--ps_hosts and --worker_hosts'),
+    (['--task_index=0'], None, '--ps_hosts and --worker_hosts'),
+    (['--sync'], None, '--ps_hosts and --worker_hosts'),
+    (['--worker_hosts=b:2', '--job_name=worker'], None, 'give --ps_hosts'),
+    (['--ps_hosts=b:2', '--job_name=ps'], None, 'give --worker_hosts'),
+    (HOSTS + ['--logdir=l'], None, '--job_name=None is no job of the cluster'),
+    (
+        HOSTS + ['--job_name=boss'],
+        None,
+        '--job_name=boss is no job of the cluster; expected one of',
+    ),
+    (HOSTS + ['--job_name=worker', '--task_index=2'], None, '--task_index=2 is none of the 2'),
+    (HOSTS + ['--job_name=worker'], None, '--logdir is needed'),
+    (['--ps_hosts=a', '--worker_hosts=b:2', '--job_name=ps'], None, "['a'] is no list of addr"),
+    (['--job_name=evaluator'], CONFIG, 'expected one of ps, chief, worker'),
+    ([], '{', 'TF_CONFIG in the environment cannot be read'),
+    ([], [1], 'TF_CONFIG in the environment cannot be read'),
+    ([], {'cluster': {'ps': 'a:1'}}, "'a:1' is no list of addresses"),
+]
+
+
+def places_of(role):
+    """Returns the place that the example finds for each of PLACES, or what it complains of."""
+    example = load_example()
+    found = []
+    for flags, config, _ in PLACES:
+        config = config if config is None or isinstance(config, str) else json.dumps(config)
+        os.environ.pop('TF_CONFIG', None)
+        if config is not None:
+            os.environ['TF_CONFIG'] = config
+        example.FLAGS.unparse_flags()
+        for name in example.FLAGS:
+            example.FLAGS[name].unparse()
+        example.FLAGS(['slim_train.py'] + flags)
+        try:
+            place = example.find_place()
+        except example.app.UsageError as error:
+            found.append(str(error))
+        else:
+            number = None if place.job == 'ps' else place.number
+            found.append((place.job, place.task, number))
+    return found
+
+
+def test_a_place_in_a_cluster_is_found_or_the_complaint_says_what_to_give():
+    with Job(places_of, ps=0, workers=1) as job:
+        ended = job.wait('worker', 0)
+    assert ended.error is None, ended.log
+    assert len(ended.value) == len(PLACES)
+    for (flags, config, expected), found in zip(PLACES, ended.value):
+        if isinstance(expected, str):
+            assert expected in found, (flags, config)
+        else:
+            assert found == expected, (flags, config)
+
+
+def test_a_bad_place_ends_the_run_with_the_usage_before_it_trains(tmp_path):
+    done = start('--logdir', str(tmp_path), '--job_name=worker')
+    assert done.returncode == 1
+    assert 'give its addresses' in done.stdout and 'Traceback' not in done.stdout
     assert not list(tmp_path.iterdir())

@@ -95,7 +95,7 @@ with Job(test_jobs.sleep, workers=2) as job:
 """
 
 
-@pytest.mark.parametrize('end', ['kill', 'interrupt'])
+@pytest.mark.parametrize('end', ['kill', pytest.param('interrupt', marks=pytest.mark.slow)])
 def test_no_role_outlives_the_tests(end):
     tests = subprocess.Popen(
         [sys.executable, '-c', ORPHANS],

@@ -385,7 +385,8 @@ class NanLossHook(GateWatcher, NanTensorHook):
       logdir: where the record of incidents goes (``slimguard/incidents.jsonl``), and where a
         rollback finds its checkpoints. `slimguard.train` says its own. Elsewhere, if the graph
         has no saver yet, a `FiniteSaver` becomes the one that a MonitoredTrainingSession uses.
-      ends_job: in a job of several processes, whether 'raise' and 'stop' end the others as well.
+      ends_job: in a job of several processes, whether 'raise' and 'stop' on this one, or its end
+        if it is the chief, end the others as well.
 
     Raises:
       TypeError, ValueError: for a loss that is no floating scalar, an unknown policy, or a bad

@@ -154,6 +154,11 @@ def train(
     or KeyboardInterrupt is raised. Incidents are recorded in ``logdir/slimguard/incidents.jsonl``
     and, by the chief, in the run's summaries.
 
+    In a job of several processes these hear of each other: 'raise' and 'stop' on one of them end all,
+    the chief's end is the job's, and a rollback takes all of them back to the newest finite
+    checkpoint. Where a process is gone for a while (`AbortedError`, `UnavailableError`), the others
+    make a new session.
+
     Args:
       train_op: a Tensor that applies the gradients and returns the loss; of `create_train_op`,
         or any other (see `slimguard.guard`).
@@ -170,8 +175,8 @@ def train(
         made it bad, and, as the chief, to write that into a bundle in ``logdir/slimguard``. Good
         steps pay next to nothing for it.
       max_bundles: how many bundles there may be in `logdir`.
-      ends_job: in a job of several processes, whether 'raise' and 'stop' on this one end the others
-        as well.
+      ends_job: in a job of several processes, whether 'raise' and 'stop' on this one, or its end
+        if it is the chief, end the others as well.
       **: the others are explained in the documentation of `slim.learning.train`.
 
     Returns:

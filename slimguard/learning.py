@@ -154,8 +154,8 @@ def train(
     or KeyboardInterrupt is raised. Incidents are recorded in ``logdir/slimguard/incidents.jsonl``
     and, by the chief, in the run's summaries.
 
-    In a job of several processes these hear of each other: 'raise' and 'stop' on one of them end all,
-    the chief's end is the job's, and a rollback takes all of them back to the newest finite
+    In a job of several processes these hear of each other: 'raise' and 'stop' on one of them end
+    all, the chief's end is the job's, and a rollback takes all of them back to the newest finite
     checkpoint. Where a process is gone for a while (`AbortedError`, `UnavailableError`), the others
     make a new session.
 

@@ -30,7 +30,7 @@ PYTHONS = {
     '2.20': '3.13',
     '2.21': '3.13',
 }
-TESTS = ['tests/test_nets.py', '-m', 'slow or not slow']
+TESTS = ['tests/test_nets.py', '-m', 'not matrix']
 
 
 def find_python(version):

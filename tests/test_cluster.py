@@ -210,7 +210,7 @@ def test_a_synchronous_worker_that_skips_stalls_nobody_and_uses_up_no_turn(tmp_p
     require_each_skips_alone(tmp_path, function, bad, ps=1, workers=2, sync=True)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize('function', [train, monitored])
 @pytest.mark.parametrize('sync', [False, True])
 @pytest.mark.parametrize('ps, workers', [(1, 2), (2, 3)])

@@ -1,5 +1,6 @@
 """What happens to one process of a job, the others hear of. Real processes on loopback."""
 
+import itertools
 import os
 import time
 
@@ -44,8 +45,9 @@ class Count:
             self.optimizer = tf1.train.GradientDescentOptimizer(1.0)
             self.sync = None
             if options.get('sync'):
+                workers = len(role.cluster['worker'])
                 self.optimizer = self.sync = tf1.train.SyncReplicasOptimizer(
-                    self.optimizer, replicas_to_aggregate=WORKERS, total_num_replicas=WORKERS
+                    self.optimizer, replicas_to_aggregate=workers, total_num_replicas=workers
                 )
             self.train_op = slimguard.create_train_op(
                 self.loss, self.optimizer, check_numerics=False
@@ -145,11 +147,25 @@ def _monitored(role, logdir, model, hooks, steps, options):
             session.run(model.train_op)
 
 
-def job_of(logdir, **options):
+def job_of(logdir, ps=1, workers=WORKERS, **options):
     options.setdefault('bad', {})
-    options.setdefault('steps', {0: 60, 1: 60})
+    options.setdefault('steps', {task: 60 for task in range(workers)})
     options.setdefault('on_nan', 'skip')
-    return Job(train, str(logdir), options, workers=WORKERS)
+    return Job(train, str(logdir), options, ps=ps, workers=workers)
+
+
+def end_by_incident(logdir, on_nan, monitored, sync, who):
+    """How the workers end where one of them has a NaN, and none would end otherwise."""
+    without_end = {0: 10**6, 1: 10**6}
+    with job_of(
+        logdir,
+        monitored=monitored,
+        sync=sync,
+        bad={who: [BAD]},
+        on_nan=on_nan,
+        steps=without_end,
+    ) as job:
+        return job.wait_for_workers()
 
 
 def require_good_checkpoint(logdir):
@@ -165,36 +181,26 @@ def wait_for_record(logdir):
         time.sleep(0.02)
 
 
-def kinds(*quick):
-    """All kinds of job; those that are not named are slow tests."""
+def kinds(roles, *quick):
+    """All kinds of job, with each of some roles; all but those that are named are the matrix's."""
     found = []
-    for monitored in (False, True):
-        for sync in (False, True):
-            for who in (0, 1):
-                name = '%s-%s-%s' % (
-                    'monitored' if monitored else 'train',
-                    'sync' if sync else 'async',
-                    'chief' if who == 0 else 'worker',
-                )
-                marks = [] if name in quick else [pytest.mark.slow]
-                found.append(pytest.param(monitored, sync, who, id=name, marks=marks))
+    for monitored, sync, role in itertools.product((False, True), (False, True), roles):
+        loop, mode = 'monitored' if monitored else 'train', 'sync' if sync else 'async'
+        name = '-'.join([loop, mode, role])
+        marks = [] if name in quick else [pytest.mark.matrix]
+        found.append(pytest.param(monitored, sync, ROLES[role], id=name, marks=marks))
     return found
 
 
+ROLES = {'chief': ('worker', 0), 'worker': ('worker', 1), 'ps': ('ps', 0)}
+WORKER_ROLES = ('chief', 'worker')
 KINDS = 'monitored, sync, who'
 
 
-@pytest.mark.parametrize(KINDS, kinds('train-sync-worker', 'monitored-sync-chief'))
+@pytest.mark.parametrize(KINDS, kinds(WORKER_ROLES, 'train-sync-worker', 'monitored-sync-chief'))
 def test_raise_on_one_ends_all(tmp_path, monitored, sync, who):
-    with job_of(
-        tmp_path,
-        monitored=monitored,
-        sync=sync,
-        bad={who: [BAD]},
-        on_nan='raise',
-        steps={0: 10**6, 1: 10**6},
-    ) as job:
-        ended = job.wait_for_workers()
+    who = who[1]
+    ended = end_by_incident(tmp_path, 'raise', monitored, sync, who)
     assert [end.error for end in ended] == ['NanLossError'] * WORKERS
     for end in ended:
         assert end.incident['worker'] == '/job:worker/task:%d' % who
@@ -204,17 +210,10 @@ def test_raise_on_one_ends_all(tmp_path, monitored, sync, who):
     assert record['worker'] == '/job:worker/task:%d' % who and not torn
 
 
-@pytest.mark.parametrize(KINDS, kinds('train-async-chief', 'monitored-sync-worker'))
+@pytest.mark.parametrize(KINDS, kinds(WORKER_ROLES, 'train-async-chief', 'monitored-sync-worker'))
 def test_stop_on_one_ends_all_cleanly(tmp_path, monitored, sync, who):
-    with job_of(
-        tmp_path,
-        monitored=monitored,
-        sync=sync,
-        bad={who: [BAD]},
-        on_nan='stop',
-        steps={0: 10**6, 1: 10**6},
-    ) as job:
-        ended = job.wait_for_workers()
+    who = who[1]
+    ended = end_by_incident(tmp_path, 'stop', monitored, sync, who)
     assert [end.error for end in ended] == [None] * WORKERS
     incidents = [end.value['incidents'] for end in ended]
     assert incidents[who] == [('stop', '/job:worker/task:%d' % who)]
@@ -239,8 +238,9 @@ def test_the_chiefs_end_is_the_jobs(tmp_path, monitored):
     assert chief.error is None and worker.error is None
 
 
-@pytest.mark.parametrize(KINDS, kinds('train-async-worker', 'train-sync-chief'))
+@pytest.mark.parametrize(KINDS, kinds(WORKER_ROLES, 'train-async-worker', 'train-sync-chief'))
 def test_nothing_from_before_a_rollback_is_written_after_it(tmp_path, monitored, sync, who):
+    who = who[1]
     with job_of(
         tmp_path,
         monitored=monitored,
@@ -260,13 +260,48 @@ def test_nothing_from_before_a_rollback_is_written_after_it(tmp_path, monitored,
     assert chief['rolled back'] == [asker] * 2 and ended[1].value['rolled back'] == []
     assert [end.value['rollbacks'] for end in ended] == [2, 2]
     assert [len(end.value['entered']) for end in ended] == [3, 3]
-    path = require_good_checkpoint(tmp_path)
+    require_nothing_stale(tmp_path, chief, sync, WORKERS)
+
+
+def require_nothing_stale(logdir, chief, sync, workers):
+    """Every step of the last round added one and the number of rollbacks before it, no less."""
+    path = require_good_checkpoint(logdir)
     count, step = chief['entered'][-1]
     counted = tf1.train.load_variable(path, 'count') - count
     stepped = tf1.train.load_variable(path, 'global_step') - step
-    assert counted % 3 == 0
+    steps, rest = divmod(counted, 1 + chief['rollbacks'])
+    assert rest == 0
     # A worker may be between its two writes when the chief saves.
-    assert abs(counted / 3 - stepped) <= (0 if sync else WORKERS - 1)
+    assert abs(steps - stepped) <= (0 if sync else workers - 1)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize('on_nan', ['raise', 'stop', 'rollback'])
+@pytest.mark.parametrize('who', ['chief', 'one', 'all'])
+@pytest.mark.parametrize('sync', [False, True], ids=['async', 'sync'])
+@pytest.mark.parametrize('monitored', [False, True], ids=['train', 'monitored'])
+@pytest.mark.parametrize('ps, workers', [(1, 2), (2, 3)])
+def test_every_policy_in_every_job(tmp_path, ps, workers, monitored, sync, who, on_nan):
+    tasks = {'chief': [0], 'one': [workers - 1], 'all': range(workers)}[who]
+    goes_on = on_nan == 'rollback'
+    with job_of(
+        tmp_path,
+        ps,
+        workers,
+        monitored=monitored,
+        sync=sync,
+        bad={task: [BAD] for task in tasks},
+        on_nan=on_nan,
+        max_times=10,
+        steps={task: 60 if goes_on else 10**6 for task in range(workers)},
+    ) as job:
+        ended = job.wait_for_workers()
+    error = 'NanLossError' if on_nan == 'raise' else None
+    assert [end.error for end in ended] == [error] * workers
+    require_good_checkpoint(tmp_path)
+    if goes_on:
+        assert 1 <= ended[0].value['rollbacks'] <= len(tasks)
+        require_nothing_stale(tmp_path, ended[0].value, sync, workers)
 
 
 def test_rollbacks_are_counted_for_the_whole_job(tmp_path):
@@ -283,24 +318,9 @@ def test_rollbacks_are_counted_for_the_whole_job(tmp_path):
     assert actions == ['rollback', 'raise']
 
 
-def faults(*quick):
-    found = []
-    for monitored in (False, True):
-        for sync in (False, True):
-            for role in (('worker', 0), ('worker', 1), ('ps', 0)):
-                name = '%s-%s-%s' % (
-                    'monitored' if monitored else 'train',
-                    'sync' if sync else 'async',
-                    {'ps': 'ps'}.get(role[0]) or ['chief', 'worker'][role[1]],
-                )
-                marks = [] if name in quick else [pytest.mark.slow]
-                found.append(pytest.param(monitored, sync, role, id=name, marks=marks))
-    return found
-
-
 @pytest.mark.parametrize(
     'monitored, sync, killed',
-    faults('train-async-ps', 'train-sync-chief', 'monitored-async-worker'),
+    kinds(ROLES, 'train-async-ps', 'train-sync-chief', 'monitored-async-worker'),
 )
 def test_a_killed_process_is_started_again_and_the_job_ends_well(tmp_path, monitored, sync, killed):
     with job_of(

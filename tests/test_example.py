@@ -61,6 +61,7 @@ def test_an_unknown_policy_ends_the_run_before_it_trains(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_readme_train_on_a_cluster():
     readme = (ROOT / 'README.md').read_text()
     commands = re.search(r'<!-- cluster-commands -->\n```\n(.*?)```', readme, re.DOTALL).group(1)
@@ -112,6 +113,7 @@ def run_in_cluster(role, flags, config):
     example.main(None)
 
 
+@pytest.mark.slow
 def test_a_synchronous_cluster_given_by_tf_config(tmp_path):
     flags = ['--logdir=%s' % tmp_path, '--sync', '--nan_every=5', '--on_nan=skip', '--steps=20']
     with Job(run_in_cluster, ps=1, workers=2, start=False) as job:

@@ -39,7 +39,9 @@ def keep_tokens_open(graph: tf.Graph) -> None:
     On TensorFlow 2 the chief's queue runner closes that queue when it is told to stop; it stays so
     on the parameter server, and no chief can train with it again.
     """
-    for runner in gc.get_objects():
+    if not any(_is_token_queue(op) for op in graph.get_operations()):
+        return
+    for runner in gc.get_objects():  # the optimizer has it, and nobody hands that out
         if isinstance(runner, tf1.train.QueueRunner) and _is_for_tokens(runner, graph):
             with ops.our_scope(graph, 'job'):
                 # It has no public names for what it runs at its end.

@@ -19,7 +19,7 @@ import threading
 import time
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-sys.path.extend(str(folder) for folder in pathlib.Path(__file__).resolve().parents[:2])
+sys.path.extend(str(folder) for folder in list(pathlib.Path(__file__).resolve().parents)[:2])
 
 import measure
 import numpy as np
@@ -91,7 +91,8 @@ class Training(threading.Thread):
                 self._logdir,
                 master=self._target,
                 is_chief=role.is_chief,
-                log_every_n_steps=0,
+                number_of_steps=10**9,
+                log_every_n_steps=10**6,
                 save_interval_secs=10**6,
                 save_summaries_secs=0,
                 session_config=role.config(),

@@ -47,17 +47,24 @@ class Board:
             self._write = tf.raw_ops.LookupTableInsertV2(
                 table_handle=table, keys=self._who, values=self._text
             )
+            with tf.control_dependencies([self._write]):
+                self._exchange = tf.raw_ops.LookupTableExportV2(
+                    table_handle=table, Tkeys=tf.int64, Tvalues=tf.string
+                )
             self._remove = tf.raw_ops.LookupTableRemoveV2(table_handle=table, keys=self._who)
             self._read = tf.raw_ops.LookupTableExportV2(
                 table_handle=table, Tkeys=tf.int64, Tvalues=tf.string
             )
 
     def read(self) -> Dict[int, Note]:
-        who, texts = self.run(self._read)
-        return {int(w): json.loads(text.decode('utf-8')) for w, text in zip(who, texts)}
+        return _notes(*self.run(self._read))
 
     def write(self, who: int, note: Note) -> None:
-        self.run(self._write, {self._who: [who], self._text: [json.dumps(note)]})
+        self.run(self._write, self._feeds(who, note))
+
+    def exchange(self, who: int, note: Note) -> Dict[int, Note]:
+        """Writes and reads, in one go."""
+        return _notes(*self.run(self._exchange, self._feeds(who, note)))
 
     def remove(self, who: int) -> None:
         self.run(self._remove, {self._who: [who]})
@@ -82,8 +89,15 @@ class Board:
                 except tf.errors.OpError:
                     pass  # the server forgot it, or is gone
 
+    def _feeds(self, who: int, note: Note) -> dict:
+        return {self._who: [who], self._text: [json.dumps(note)]}
+
     def _config(self) -> tf1.ConfigProto:
         # Only those that hold what we ask for: a session waits until all its processes are there.
         devices = {tf1.DeviceSpec.from_string(op.device) for op in self.graph.get_operations()}
         jobs = sorted({'/job:' + device.job for device in devices if device.job})
         return tf1.ConfigProto(device_filters=jobs, operation_timeout_in_ms=_PATIENCE)
+
+
+def _notes(who, texts) -> Dict[int, Note]:
+    return {int(w): json.loads(text.decode('utf-8')) for w, text in zip(who, texts)}

@@ -364,10 +364,18 @@ class Job:
                     pass  # whoever holds the board is gone, as the step under way will see
 
     def _look(self) -> None:
-        self._look_at(self._board.read())
-        self._write(beat=self._note['beat'] + 1)
-        if self._hurries and self._replicas:
+        self._note['beat'] += 1
+        self._look_at(self._board.exchange(self._me, self._note))
+        if self._replicas and (self._hurries or self._has_failed()):
             self._replicas.release()
+
+    def _has_failed(self) -> bool:
+        """Whether a thread met an error. If it was the one that hands out tokens, a step waits."""
+        try:
+            self._coordinator.raise_requested_exception()
+        except Exception:
+            return True
+        return False
 
     def _look_at(self, notes: Dict[int, Note]) -> None:
         """Asks the coordinator to stop if one of the notes says so."""

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import threading
 import time
 
 import numpy as np
@@ -66,6 +67,37 @@ class Count:
         return np.float64(1 + before)
 
 
+class Thief(tf1.train.SessionRunHook):
+    """Takes so many tokens that all wait; then, as where a server is gone, a thread fails."""
+
+    def __init__(self, model):
+        self._model, self._has_stolen = model, False
+
+    def begin(self):
+        self._steal = self._model.sync._sync_token_queue.dequeue()
+
+    def after_create_session(self, session, coord):
+        if self._model.role.is_chief and not self._has_stolen:
+            self._has_stolen = True
+            threading.Thread(target=self._fail, args=[session, coord], daemon=True).start()
+
+    def _fail(self, session, coord):
+        self._model.role.wait_for('draw 0 1')
+        for _ in range(4):
+            threading.Thread(target=self._take, args=[session], daemon=True).start()
+        time.sleep(1)
+        try:
+            raise tf.errors.UnavailableError(None, None, 'a server is gone')
+        except tf.errors.UnavailableError as error:
+            coord.request_stop(error)
+
+    def _take(self, session):
+        try:
+            session.run(self._steal)
+        except (tf.errors.OpError, RuntimeError):
+            pass  # the session was closed meanwhile
+
+
 class Entered(tf1.train.SessionRunHook):
     """Notes the state in which a process takes up the training, each time."""
 
@@ -99,7 +131,8 @@ def train(role, logdir, options):
     )
     steps = options['steps'].get(role.task)
     run = _monitored if options.get('monitored') else _train
-    run(role, logdir, model, [hook, Entered(model)], steps, options)
+    hooks = [hook, Entered(model)] + ([Thief(model)] if options.get('steals') else [])
+    run(role, logdir, model, hooks, steps, options)
     return {
         'entered': model.entered,
         'drawn': model.drawn,
@@ -350,6 +383,14 @@ def test_a_killed_process_is_started_again_and_the_job_ends_well(tmp_path, monit
     assert checkpoint.step_in_name(require_good_checkpoint(tmp_path)) >= STEPS
 
 
+def test_a_step_does_not_wait_for_tokens_that_nobody_hands_out_any_more(tmp_path):
+    with job_of(tmp_path, sync=True, steals=1) as job:
+        ended = job.wait_for_workers()
+    assert [end.error for end in ended] == [None] * WORKERS
+    assert [len(end.value['entered']) for end in ended] == [2, 2]
+    assert checkpoint.step_in_name(require_good_checkpoint(tmp_path)) >= 60
+
+
 def test_who_comes_when_all_is_done_ends_at_once(tmp_path):
     with job_of(tmp_path, steps={0: 30, 1: 30}, lonely=1) as job:
         assert [end.error for end in job.wait_for_workers()] == [None] * WORKERS
@@ -382,10 +423,11 @@ class TestBoard:
         other.write(2**52, {'round': None})
         one.write(1, {'round': 4})
         assert other.read() == {1: {'round': 4}, 2**52: {'round': None}}
+        assert other.exchange(2**52, {'round': 5}) == {1: {'round': 4}, 2**52: {'round': 5}}
         other.remove(1)
-        assert one.read() == {2**52: {'round': None}}
+        assert one.read() == {2**52: {'round': 5}}
         one.close()
-        assert one.read() == {2**52: {'round': None}}  # opened again
+        assert one.read() == {2**52: {'round': 5}}  # opened again
         one.close()
         other.close()
 

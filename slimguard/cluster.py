@@ -235,6 +235,11 @@ class Job:
             target=self._watch, args=[self._left], name='slimguard-job', daemon=True
         ).start()
 
+    @property
+    def takes_part(self) -> bool:
+        """Whether this process is in a round; it is in none where the chief has no part either."""
+        return self._round is not None
+
     def end(self, incident: Optional[Incident] = None) -> None:
         """Ends the job: for a reason, or because it is done. The other processes end as well."""
         self._tell(ends=self._round, incident=None if incident is None else incident.to_dict())

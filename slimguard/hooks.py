@@ -108,6 +108,7 @@ class GateWatcher(SessionRunHook):
             )
         self._runs = {}
         self._last = None, None
+        self.job = None
         self._ladder = Ladder(self.on_nan, self._otherwise)
         if self._ladder.may(Rollback) and self.logdir is None:
             raise ValueError(_NO_LOGDIR)
@@ -264,7 +265,7 @@ class GateWatcher(SessionRunHook):
         if self._restorer is None:
             raise ValueError(_NO_LOGDIR)
         if self.job is not None:
-            if self.job.is_chief and not self._restorer.finds(incident):
+            if not self._can_go_back(incident):
                 incident.action = Raise.action
                 return
             self.job.roll_back(incident)
@@ -286,6 +287,12 @@ class GateWatcher(SessionRunHook):
             if job is not None:
                 return job
         return None
+
+    def _can_go_back(self, incident: Incident) -> bool:
+        if not self.job.takes_part:
+            incident.reason += '; and the chief, who would go back to a checkpoint, hears nothing'
+            return False
+        return not self.job.is_chief or self._restorer.finds(incident)
 
     def _has_checkpoint(self) -> bool:
         return (

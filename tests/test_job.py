@@ -10,11 +10,12 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard import checkpoint, journal
+from slimguard import checkpoint, cluster, compat, journal
 from slimguard.board import Board
 from tests.jobs import Job
 
 tf1 = tf.compat.v1
+slim = compat.import_slim()
 
 WORKERS = 2
 # The draws that all make in step with each other, so that nobody is done before the others begin.
@@ -414,6 +415,50 @@ def test_who_waits_for_its_first_step_hears_of_the_end(tmp_path):
     assert chief.incident['worker'] == worker.incident['worker'] == '/job:worker/task:0'
 
 
+def beside_plain_slim(role, logdir):
+    """The chief trains with plain slim until the other, under slimguard, has ended."""
+    cluster._NO_CHIEF = 0.5
+    step = [0]
+
+    def draw():
+        step[0] += 1
+        time.sleep(0.01)
+        return np.float64('nan' if step[0] == 3 and not role.is_chief else 1)
+
+    with role.device():
+        tf1.train.create_global_step()
+        x = tf1.py_func(draw, [], tf.float64, stateful=True)
+        x.set_shape([])
+        loss = x * tf1.get_variable('w', [], tf.float64, initializer=tf1.zeros_initializer())
+        optimizer = tf1.train.GradientDescentOptimizer(1.0)
+        learning = slim.learning if role.is_chief else slimguard.learning
+        train_op = learning.create_train_op(loss, optimizer, check_numerics=False)
+    kwargs = {'session_config': role.config(), 'log_every_n_steps': 0}
+    if role.is_chief:
+        role.post('over 0')
+
+        def train_step(session, *_):
+            session.run(train_op)
+            return 0.0, role.all_have_posted('over')
+
+        kwargs['train_step_fn'] = train_step
+    else:
+        kwargs['on_nan'] = 'rollback'
+    try:
+        master = role.server().target
+        learning.train(train_op, logdir, master=master, is_chief=role.is_chief, **kwargs)
+    finally:
+        role.post('over %d' % role.task)
+
+
+def test_beside_a_chief_without_slimguard_there_is_no_rollback(tmp_path):
+    with Job(beside_plain_slim, str(tmp_path)) as job:
+        chief, worker = job.wait_for_workers()
+    assert chief.error is None
+    assert worker.error == 'NanLossError' and 'the chief' in worker.incident['reason']
+    assert 'does not train under slimguard' in worker.log
+
+
 class TestBoard:
     def test_notes_are_kept_by_number(self):
         server = tf1.train.Server({'holder': ['localhost:0']})
@@ -439,6 +484,7 @@ class TestBoard:
             loss = tf.square(weight)
             train_op = slimguard.create_train_op(loss, tf1.train.GradientDescentOptimizer(0.1))
             hook = slimguard.NanLossHook(loss)
+            hook.job = 'of an earlier training'
             slimguard.train(
                 train_op, str(tmp_path), number_of_steps=2, master=server.target, hooks=[hook]
             )

@@ -22,6 +22,7 @@ A process writes only its own note, so two never write at once:
 * ``rollbacks``: how often the job went back to a checkpoint (the chief's).
 * ``ends``, ``asks``: the number of the round in which it ended the job, or asks to go back; and
   ``incident``, why, unless it ended well.
+* ``done``: the number of the round that it left for good.
 * ``beat``: a number that grows while it lives.
 """
 
@@ -200,7 +201,7 @@ class Job:
         self._has_begun = self._is_clear = False
         self._session = self._coordinator = None  # type: Any
         self._left = threading.Event()
-        self._hurries = False
+        self._hurries = self._is_deserted = False
 
     # What the training calls.
 
@@ -225,7 +226,8 @@ class Job:
         if session is self._session:
             return
         self._session, self._coordinator = session, coordinator
-        self._left, self._hurries = threading.Event(), False
+        self._left = threading.Event()
+        self._hurries = self._is_deserted = False
         self._leave_when_joined(session, coordinator)
         if self.is_chief:
             self._open(session, prepare)
@@ -350,7 +352,7 @@ class Job:
             elif chief['open'] and chief['round'] != self._asked_in:
                 self._round = chief['round']
                 self.rollbacks = chief['rollbacks']
-                _insist(lambda: self._write(round=self._round))
+                _insist(lambda: self._write(round=self._round, done=None))
                 return True
             reminder.say('waits for the chief')
             time.sleep(_PAUSE)
@@ -371,7 +373,8 @@ class Job:
     def _look(self) -> None:
         self._note['beat'] += 1
         self._look_at(self._board.exchange(self._me, self._note))
-        if self._replicas and (self._hurries or self._has_failed()):
+        waits_in_vain = self._hurries or self._is_deserted or self._has_failed()
+        if self._replicas and waits_in_vain:
             self._replicas.release()
 
     def _has_failed(self) -> bool:
@@ -385,6 +388,8 @@ class Job:
     def _look_at(self, notes: Dict[int, Note]) -> None:
         """Asks the coordinator to stop if one of the notes says so."""
         chief = notes.get(_CHIEF)
+        # A synchronous step may wait for the gradients of who is done.
+        self._is_deserted = any(note.get('done') == self._round for note in notes.values())
         if self._coordinator.should_stop():
             return
         for who, note in notes.items():
@@ -442,8 +447,10 @@ class Job:
         if self.is_chief and restarts and not self._is_clear:
             self._begin_anew(session)
         try:
-            # The chief's word that a round begins has to stay.
-            self._write(open=False, **({} if self.is_chief else {'round': None}))
+            if self.is_chief:
+                self._write(open=False)  # its word that a round begins has to stay
+            else:
+                self._write(round=None, done=None if restarts else self._round)
         except tf.errors.OpError:
             pass  # the board is gone, and the note with it
         self._board.close()

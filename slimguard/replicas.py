@@ -120,7 +120,8 @@ class Replicas:
             size = (raw.QueueSize if is_ref else raw.QueueSizeV2)(handle=handle)
             put = raw.QueueEnqueue if is_ref else raw.QueueEnqueueV2
             take = raw.QueueDequeueMany if is_ref else raw.QueueDequeueManyV2
-            token = tf.cast(tf.constant(0), dtype)
+            # The step that it stands for: none is too old for a gradient that comes with it.
+            token = tf.constant(tf.dtypes.as_dtype(dtype).max, dtype)
             self._token.append(put(handle=handle, components=[token]))
             drained = take(handle=handle, n=size, component_types=[dtype])
         self._waiting.append(size)

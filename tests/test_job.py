@@ -69,7 +69,10 @@ class Count:
 
 
 class Thief(tf1.train.SessionRunHook):
-    """Takes so many tokens that all wait; then, as where a server is gone, a thread fails."""
+    """Takes so many tokens that all wait for more.
+
+    Then, as where a server is gone, a thread fails; or that is when the other worker has ended.
+    """
 
     def __init__(self, model):
         self._model, self._has_stolen = model, False
@@ -80,12 +83,15 @@ class Thief(tf1.train.SessionRunHook):
     def after_create_session(self, session, coord):
         if self._model.role.is_chief and not self._has_stolen:
             self._has_stolen = True
-            threading.Thread(target=self._fail, args=[session, coord], daemon=True).start()
+            threading.Thread(target=self._work, args=[session, coord], daemon=True).start()
 
-    def _fail(self, session, coord):
-        self._model.role.wait_for('draw 0 1')
+    def _work(self, session, coord):
+        fails = self._model.options['steals'] == 'and fails'
+        self._model.role.wait_for('draw 0 1' if fails else 'left 1')
         for _ in range(4):
             threading.Thread(target=self._take, args=[session], daemon=True).start()
+        if not fails:
+            return
         time.sleep(1)
         try:
             raise tf.errors.UnavailableError(None, None, 'a server is gone')
@@ -134,6 +140,7 @@ def train(role, logdir, options):
     run = _monitored if options.get('monitored') else _train
     hooks = [hook, Entered(model)] + ([Thief(model)] if options.get('steals') else [])
     run(role, logdir, model, hooks, steps, options)
+    role.post('left %d' % role.task)
     return {
         'entered': model.entered,
         'drawn': model.drawn,
@@ -385,11 +392,18 @@ def test_a_killed_process_is_started_again_and_the_job_ends_well(tmp_path, monit
 
 
 def test_a_step_does_not_wait_for_tokens_that_nobody_hands_out_any_more(tmp_path):
-    with job_of(tmp_path, sync=True, steals=1) as job:
+    with job_of(tmp_path, sync=True, steals='and fails') as job:
         ended = job.wait_for_workers()
     assert [end.error for end in ended] == [None] * WORKERS
     assert [len(end.value['entered']) for end in ended] == [2, 2]
     assert checkpoint.step_in_name(require_good_checkpoint(tmp_path)) >= 60
+
+
+def test_a_step_does_not_wait_for_a_worker_that_is_done(tmp_path):
+    with job_of(tmp_path, sync=True, steals='late', steps={0: 40, 1: 10}) as job:
+        ended = job.wait_for_workers()
+    assert [end.error for end in ended] == [None] * WORKERS
+    assert checkpoint.step_in_name(require_good_checkpoint(tmp_path)) >= 40
 
 
 def test_who_comes_when_all_is_done_ends_at_once(tmp_path):

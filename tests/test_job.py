@@ -222,13 +222,14 @@ def wait_for_record(logdir):
         time.sleep(0.02)
 
 
-def kinds(roles, *quick):
+def kinds(roles, *quick, slow=()):
     """All kinds of job, with each of some roles; all but those that are named are the matrix's."""
     found = []
     for monitored, sync, role in itertools.product((False, True), (False, True), roles):
         loop, mode = 'monitored' if monitored else 'train', 'sync' if sync else 'async'
         name = '-'.join([loop, mode, role])
-        marks = [] if name in quick else [pytest.mark.matrix]
+        marks = [pytest.mark.slow if name in slow else pytest.mark.matrix]
+        marks = [] if name in quick else marks
         found.append(pytest.param(monitored, sync, ROLES[role], id=name, marks=marks))
     return found
 
@@ -238,7 +239,9 @@ WORKER_ROLES = ('chief', 'worker')
 KINDS = 'monitored, sync, who'
 
 
-@pytest.mark.parametrize(KINDS, kinds(WORKER_ROLES, 'train-sync-worker', 'monitored-sync-chief'))
+@pytest.mark.parametrize(
+    KINDS, kinds(WORKER_ROLES, 'train-sync-worker', slow=['monitored-sync-chief'])
+)
 def test_raise_on_one_ends_all(tmp_path, monitored, sync, who):
     who = who[1]
     ended = end_by_incident(tmp_path, 'raise', monitored, sync, who)
@@ -279,7 +282,9 @@ def test_the_chiefs_end_is_the_jobs(tmp_path, monitored):
     assert chief.error is None and worker.error is None
 
 
-@pytest.mark.parametrize(KINDS, kinds(WORKER_ROLES, 'train-async-worker', 'train-sync-chief'))
+@pytest.mark.parametrize(
+    KINDS, kinds(WORKER_ROLES, 'train-async-worker', slow=['train-sync-chief'])
+)
 def test_nothing_from_before_a_rollback_is_written_after_it(tmp_path, monitored, sync, who):
     who = who[1]
     with job_of(
@@ -361,7 +366,7 @@ def test_rollbacks_are_counted_for_the_whole_job(tmp_path):
 
 @pytest.mark.parametrize(
     'monitored, sync, killed',
-    kinds(ROLES, 'train-async-ps', 'train-sync-chief', 'monitored-async-worker'),
+    kinds(ROLES, 'train-async-ps', slow=['train-sync-chief', 'monitored-async-worker']),
 )
 def test_a_killed_process_is_started_again_and_the_job_ends_well(tmp_path, monitored, sync, killed):
     with job_of(
@@ -391,6 +396,7 @@ def test_a_killed_process_is_started_again_and_the_job_ends_well(tmp_path, monit
     assert checkpoint.step_in_name(require_good_checkpoint(tmp_path)) >= STEPS
 
 
+@pytest.mark.slow
 def test_a_step_does_not_wait_for_tokens_that_nobody_hands_out_any_more(tmp_path):
     with job_of(tmp_path, sync=True, steals='and fails') as job:
         ended = job.wait_for_workers()
@@ -399,6 +405,7 @@ def test_a_step_does_not_wait_for_tokens_that_nobody_hands_out_any_more(tmp_path
     assert checkpoint.step_in_name(require_good_checkpoint(tmp_path)) >= 60
 
 
+@pytest.mark.slow
 def test_a_step_does_not_wait_for_a_worker_that_is_done(tmp_path):
     with job_of(tmp_path, sync=True, steals='late', steps={0: 40, 1: 10}) as job:
         ended = job.wait_for_workers()

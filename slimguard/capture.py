@@ -133,8 +133,7 @@ class Capture:
         """The sources in groups that are alive together."""
         groups = {}  # type: Dict[object, List[tf.Tensor]]
         for tensor in self.sources:
-            # The branch of a v1 `tf.cond` has no public name.
-            groups.setdefault(tensor.op._get_control_flow_context(), []).append(tensor)
+            groups.setdefault(graphs.flow_around(tensor.op), []).append(tensor)
         return list(groups.values())
 
 

@@ -33,7 +33,7 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
-from slimguard import ops
+from slimguard import checkpoint, ops
 from slimguard.board import Board, Note
 from slimguard.incident import Incident, NanLossError
 from slimguard.replicas import Replicas
@@ -89,6 +89,11 @@ class Place(NamedTuple):
         return device.job in ('chief', 'master') or (device.job == 'worker' and device.task == 0)
 
 
+def is_remote(target: str) -> bool:
+    """Whether sessions on `target` are those of a server."""
+    return '://' in target
+
+
 class Readiness:
     """Waits until the chief has initialized the variables, and looks often.
 
@@ -113,7 +118,7 @@ def job_of(
     session,
     near: str,
     is_chief: Optional[bool],
-    checkpoints: 'Checkpoints',
+    logdir: Optional[str],
 ) -> Optional['Job']:
     """The part in a job that a process has; None if it trains alone.
 
@@ -121,16 +126,16 @@ def job_of(
       session: a session on the graph of the training, which has a global step.
       near: the device of something that the process computes, such as the loss.
       is_chief: whether the process is the chief; None for what its device says.
-      checkpoints: what the chief restores.
+      logdir: where the checkpoints are that the chief restores, or None.
     """
     graph, target = session.graph, tf.compat.as_str_any(session.sess_str)
-    place = _place_in(graph, near) if '://' in target else None
+    place = _place_in(graph, near) if is_remote(target) else None
     if place is None:
         return None
     job = getattr(graph, '_slimguard_job', None)  # several hooks have one part
     if job is None or job.target != target:
         is_chief = place.is_chief if is_chief is None else is_chief
-        job = graph._slimguard_job = Job(target, place, is_chief, graph, checkpoints)
+        job = graph._slimguard_job = Job(target, place, is_chief, graph, logdir)
     return job
 
 
@@ -147,18 +152,6 @@ def _place_in(graph: tf.Graph, near: str) -> Optional[Place]:
     )
 
 
-class Checkpoints(NamedTuple):
-    """What a chief restores when it makes a session.
-
-    Attributes:
-      exist: whether there is a good one to go back to.
-      prepare: sees to it that the next session restores the newest good one.
-    """
-
-    exist: Callable[[], bool]
-    prepare: Callable[[], None]
-
-
 class Job:
     """One process's part in a job.
 
@@ -167,7 +160,7 @@ class Job:
       place: where the process stands.
       is_chief: whether it is the chief, which restores and initializes the variables.
       graph: the graph of the training; it is only read.
-      checkpoints: what the chief restores.
+      logdir: where the checkpoints are that the chief restores, or None.
 
     Attributes:
       worker: the name of the process, such as ``'/job:worker/task:1'``.
@@ -182,7 +175,7 @@ class Job:
         place: Place,
         is_chief: bool,
         graph: tf.Graph,
-        checkpoints: 'Checkpoints',
+        logdir: Optional[str],
     ):
         self.target = target
         self.worker = place.worker
@@ -192,7 +185,7 @@ class Job:
         self._me = _CHIEF if is_chief else _number()
         self._board = Board(target, place.board)
         self._replicas = Replicas(graph, self._board)
-        self._checkpoints = checkpoints
+        self._logdir = logdir
         self._note: Note = {'round': None, 'open': False, 'beat': 0, 'worker': self.worker}
         self._lock = threading.RLock()
         self._round = None  # type: Optional[int]
@@ -201,7 +194,7 @@ class Job:
         self._has_begun = self._is_clear = False
         self._session = self._coordinator = None  # type: Any
         self._left = threading.Event()
-        self._hurries = self._is_deserted = False
+        self._hurries = False
 
     # What the training calls.
 
@@ -226,8 +219,7 @@ class Job:
         if session is self._session:
             return
         self._session, self._coordinator = session, coordinator
-        self._left = threading.Event()
-        self._hurries = self._is_deserted = False
+        self._left, self._hurries = threading.Event(), False
         self._leave_when_joined(session, coordinator)
         if self.is_chief:
             self._open(session, prepare)
@@ -288,7 +280,8 @@ class Job:
         self._wait_for_others()
         if self._replicas:
             _insist(self._replicas.clear)
-        self._checkpoints.prepare()
+        if self._logdir is not None:
+            checkpoint.resume_from_good(self._logdir)
         self._is_clear = True
 
     def _announce(self) -> None:
@@ -372,15 +365,17 @@ class Job:
 
     def _look(self) -> None:
         self._note['beat'] += 1
-        self._look_at(self._board.exchange(self._me, self._note))
-        waits_in_vain = self._hurries or self._is_deserted or self._has_failed()
-        if self._replicas and waits_in_vain:
+        notes = self._board.exchange(self._me, self._note)
+        self._look_at(notes)
+        # Who is done sends no more gradients.
+        is_deserted = any(note.get('done') == self._round for note in notes.values())
+        if self._replicas and (self._hurries or is_deserted or self._has_failed()):
             self._replicas.release()
 
     def _has_failed(self) -> bool:
         """Whether a thread met an error. If it was the one that hands out tokens, a step waits."""
         try:
-            self._coordinator.raise_requested_exception()
+            self.check()
         except Exception:
             return True
         return False
@@ -388,8 +383,6 @@ class Job:
     def _look_at(self, notes: Dict[int, Note]) -> None:
         """Asks the coordinator to stop if one of the notes says so."""
         chief = notes.get(_CHIEF)
-        # A synchronous step may wait for the gradients of who is done.
-        self._is_deserted = any(note.get('done') == self._round for note in notes.values())
         if self._coordinator.should_stop():
             return
         for who, note in notes.items():
@@ -404,11 +397,15 @@ class Job:
 
     def _grant(self, note: Note) -> Exception:
         """The chief's answer to a process that asks to go back."""
-        if not self._checkpoints.exist():
+        if not self._has_checkpoint():
             self._tell(ends=self._round, incident=note['incident'])
             return NanLossError(Incident.from_dict(note['incident']))
         self._begin_round(Incident.from_dict(note['incident']))
         return _aborted('%s goes back to a checkpoint' % note['worker'])
+
+    def _has_checkpoint(self) -> bool:
+        logdir = self._logdir
+        return logdir is not None and checkpoint.latest_finite_checkpoint(logdir) is not None
 
     def _hurry(self, error: Optional[Exception]) -> None:
         # A step may be waiting for a peer that has ended; it gets what it waits for.
@@ -431,8 +428,7 @@ class Job:
                 self._leave(session, restarts=True)
                 if isinstance(error, tf.errors.AbortedError):
                     raise
-                # slim tries again after an AbortedError only.
-                raise tf.errors.AbortedError(error.node_def, error.op, error.message) from error
+                raise as_aborted(error) from error
             finally:
                 joined.set()
                 self._leave(session, restarts=False)
@@ -493,6 +489,11 @@ class _Reminder:
 def _number() -> int:
     """A number that no other process chooses, and no other round has."""
     return random.SystemRandom().randrange(1, 2**53)
+
+
+def as_aborted(error: tf.errors.OpError) -> tf.errors.AbortedError:
+    """The same error as the one that slim answers with a new session."""
+    return tf.errors.AbortedError(error.node_def, error.op, error.message)
 
 
 def _aborted(why: str) -> tf.errors.AbortedError:

@@ -709,7 +709,7 @@ class _Build:
         if op.type in ('Merge', 'RefMerge'):
             return []  # alive if one of its inputs is, whatever it waits for
         loop = graphs.loop_around(op)
-        if loop is not None and not (op.type in _ENTERS and _context(op) is loop):
+        if loop is not None and not (op.type in _ENTERS and graphs.flow_around(op) is loop):
             return []  # nothing inside of a loop can wait for what is outside; its entries do
         place = self._place_of(op)
         if place is not self._home and op in self._plan.writes:
@@ -789,11 +789,6 @@ def _after(first, tensor: tf.Tensor, name: str) -> tf.Tensor:
         return tf.identity(tensor, name=name)
 
 
-def _context(op):
-    """The op's control flow context, for which there is no public name; None at top level."""
-    return op._get_control_flow_context()
-
-
 def _read(variable: tf.Operation) -> tf.Tensor:
     """The value of a variable; of a ref variable the buffer itself, which later writes change."""
     output = variable.outputs[0]
@@ -820,7 +815,8 @@ def _entries(writes: Sequence[tf.Operation], plan: Plan) -> List[tf.Operation]:
         if loop is None:
             entries.append(write)
             continue
-        entries.extend(op for op in plan.order if op.type in _ENTERS and _context(op) is loop)
+        enters = [op for op in plan.order if op.type in _ENTERS]
+        entries.extend(op for op in enters if graphs.flow_around(op) is loop)
     return entries
 
 

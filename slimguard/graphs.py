@@ -390,12 +390,17 @@ def constant_scalar(tensor) -> Optional[float]:
     return float(value.astype(tensor.dtype.base_dtype.as_numpy_dtype))  # as a Cast rounds it
 
 
-def context_of(op):
-    """The branch or loop (of v1 control flow) that what `op` puts out belongs to, or None.
+def flow_around(op):
+    """The branch or loop (of v1 control flow) that `op` runs in, or None.
 
     There is no public name for an op's control flow context.
     """
-    context = op._get_control_flow_context()
+    return op._get_control_flow_context()
+
+
+def context_of(op):
+    """The branch or loop (of v1 control flow) that what `op` puts out belongs to, or None."""
+    context = flow_around(op)
     if context is not None and op.type in ('Exit', 'RefExit'):
         return context.outer_context
     return context
@@ -403,19 +408,16 @@ def context_of(op):
 
 def outermost_context(op):
     """The outermost branch or loop (of v1 control flow) that `op` runs in, or None."""
-    found = context = op._get_control_flow_context()
+    found = context = flow_around(op)
     while context is not None:
         found, context = context, context.outer_context
     return found
 
 
 def loop_around(op):
-    """The outermost `tf.while_loop` (of v1 control flow) that `op` runs in, or None.
-
-    Stands on the op's control flow context, which has no public name.
-    """
+    """The outermost `tf.while_loop` (of v1 control flow) that `op` runs in, or None."""
     found = None
-    context = op._get_control_flow_context()
+    context = flow_around(op)
     while context is not None:
         if context.IsWhileContext():
             found = context

@@ -11,9 +11,9 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 import numpy as np
 import tensorflow as tf
 
-from slimguard import checkpoint, graphs
 from slimguard import gate as gates
-from slimguard.cluster import Checkpoints, Job, job_of
+from slimguard import graphs
+from slimguard.cluster import Job, job_of
 from slimguard.incident import Incident, NanLossError
 from slimguard.journal import Journal
 from slimguard.plan import op_of
@@ -279,11 +279,10 @@ class GateWatcher(SessionRunHook):
     def _job_in(self, session) -> Optional[Job]:
         """The part that this process has in a job of several; None if it is alone."""
         graph = session.graph
-        checkpoints = Checkpoints(self._has_checkpoint, self._heal)
         near = [self._loss.op] if self._loss is not None else []
         near += [op_of(gate.train_op) for gate in gates.gates_of(graph).values()]
         for op in near:
-            job = job_of(session, op.device, self._is_chief, checkpoints)
+            job = job_of(session, op.device, self._is_chief, self.logdir)
             if job is not None:
                 return job
         return None
@@ -294,15 +293,6 @@ class GateWatcher(SessionRunHook):
             return False
         return not self.job.is_chief or self._restorer.finds(incident)
 
-    def _has_checkpoint(self) -> bool:
-        return (
-            self.logdir is not None and checkpoint.latest_finite_checkpoint(self.logdir) is not None
-        )
-
-    def _heal(self) -> None:
-        if self.logdir is not None:
-            checkpoint.resume_from_good(self.logdir)
-
     def _prepare(self, session) -> None:
         """What the chief does to a session before anybody trains in it."""
         incident = None if self.job is None else self.job.went_back
@@ -311,7 +301,7 @@ class GateWatcher(SessionRunHook):
                 if isinstance(rung, Rollback) and rung.on_rollback is not None:
                     rung.on_rollback(session, incident)
                     break
-        if self._restorer is not None and self._ladder.may(Rollback):
+        elif self._restorer is not None and self._ladder.may(Rollback):
             self._restorer.save_first(session)
 
     def feeds_of(self, gate: gates.Gate) -> dict:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from slimguard import checkpoint, compat
 from slimguard import gate as gates
-from slimguard.cluster import Readiness
+from slimguard.cluster import Readiness, is_remote
 from slimguard.evidence import Evidence, require_max_bundles
 from slimguard.hooks import GateWatcher, with_watcher
 from slimguard.incident import Incident
@@ -310,7 +310,7 @@ def _require_trainable(train_op, graph: tf.Graph) -> None:
 
 def _wait_for_chief(graph: tf.Graph, master: str, is_chief: bool, config) -> Callable[[], None]:
     """What to do before slim makes a session: it looks for the chief's work twice a minute only."""
-    if is_chief or '://' not in str(master):
+    if is_chief or not is_remote(str(master)):
         return lambda: None
     return functools.partial(Readiness(graph).wait, master, config)
 

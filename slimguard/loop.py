@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from slimguard import gate as gates
 from slimguard import graphs
+from slimguard.cluster import as_aborted
 from slimguard.fast import FastStep
 from slimguard.hooks import GateWatcher, fetched_elements, with_watcher
 from slimguard.incident import Incident, NanLossError
@@ -382,7 +383,7 @@ class HookedSteps:
         except tf.errors.UnavailableError as error:
             if self._watcher.job is None:
                 raise
-            raise tf.errors.AbortedError(error.node_def, error.op, error.message) from error
+            raise as_aborted(error) from error
 
     def _raise_what_peers_said(self) -> None:
         if self._watcher.job is None:

@@ -78,7 +78,7 @@ class Maker:
         for number, tensor in enumerate(tensors):
             op, dtype, most = tensor.op, tensor.dtype.base_dtype, 0
             kind: object = number
-            if dtype in _JOINED and op._get_control_flow_context() is None:
+            if dtype in _JOINED and graphs.flow_around(op) is None:
                 size = tensor.shape.num_elements() if tensor.shape.rank else None
                 most = _MOST_BYTES // (size * dtype.size) if size else 0
             if most > 1:
@@ -192,9 +192,8 @@ def lift(value: tf.Tensor, op: tf.Operation, default) -> tf.Tensor:
     """Brings a value out of the `tf.cond` branches that `op` is in: `default` if not taken.
 
     This is for v1 control flow; the branches of v2 are functions, and nothing comes out of them.
-    The control flow context of an op has no public name.
     """
-    context = op._get_control_flow_context()
+    context = graphs.flow_around(op)
     while context is not None:
         if context.IsCondContext():
             otherwise = tf.constant(default, value.dtype)

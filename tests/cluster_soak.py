@@ -83,7 +83,6 @@ def train(role, folder, sync, monitored, seed):
             x[0, 0] = rng.choice([np.nan, np.inf])
         return x
 
-    workers = len(role.cluster['worker'])
     with role.device():
         step = tf1.train.get_or_create_global_step()
         x = tf1.py_func(draw, [], tf.float32, stateful=True)
@@ -94,7 +93,7 @@ def train(role, folder, sync, monitored, seed):
         loss = tf.reduce_mean(tf.square(net - 1.0))
         optimizer = tf1.train.MomentumOptimizer(0.01, 0.9)
         if sync:
-            optimizer = tf1.train.SyncReplicasOptimizer(optimizer, workers, workers)
+            optimizer = role.synchronous(optimizer)
         train_op = slimguard.create_train_op(loss, optimizer, check_numerics=False)
     logdir = os.path.join(folder, 'logdir')
     ladder = [slimguard.Skip(3), slimguard.Rollback(max_times=10**9)]
@@ -114,21 +113,9 @@ def train(role, folder, sync, monitored, seed):
             hooks=hooks,
         )
         return
-    if sync:
-        hooks.append(optimizer.make_session_run_hook(role.is_chief))
-    with tf1.train.MonitoredTrainingSession(
-        role.server().target,
-        role.is_chief,
-        checkpoint_dir=logdir,
-        hooks=hooks,
-        save_checkpoint_secs=0.2,
-        save_summaries_steps=None,
-        save_summaries_secs=None,
-        log_step_count_steps=None,
-        config=role.config(),
-    ) as session:
-        while not session.should_stop():
-            session.run(train_op)
+    role.train_monitored(
+        train_op, logdir, hooks, optimizer if sync else None, save_checkpoint_secs=0.2
+    )
 
 
 class Watched:

@@ -1,26 +1,15 @@
 """A cluster in this process, and what its tasks send each other in a step."""
 
 import re
-import socket
-from typing import Iterator, List, NamedTuple
+from typing import Iterator, NamedTuple
 
 import tensorflow as tf
+
+from tests.jobs import free_ports
 
 tf1 = tf.compat.v1
 
 _LABEL = re.compile(r'\[(\d+)B\].* edge_\d+_(\S+) from (\S+) to (\S+)')
-
-
-def free_ports(count: int) -> List[int]:
-    """Ports of the loopback interface that nobody listens to."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(('127.0.0.1', 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 class Cluster:

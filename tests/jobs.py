@@ -122,6 +122,36 @@ class Role:
         mine = '/job:%s/task:%d' % (self.job, self.task)
         return tf1.ConfigProto(device_filters=['/job:ps', mine])
 
+    def synchronous(self, optimizer):
+        """The `SyncReplicasOptimizer` that waits for all workers."""
+        workers = len(self.cluster['worker'])
+        return tf1.train.SyncReplicasOptimizer(
+            optimizer, replicas_to_aggregate=workers, total_num_replicas=workers
+        )
+
+    def train_monitored(self, train_op, logdir, hooks, sync=None, **kwargs):
+        """Trains in a `MonitoredTrainingSession` until that is to stop.
+
+        Args:
+          sync: the `SyncReplicasOptimizer`, or None.
+          **kwargs: for the session.
+        """
+        if sync is not None:
+            hooks = hooks + [sync.make_session_run_hook(self.is_chief)]
+        with tf1.train.MonitoredTrainingSession(
+            self.server().target,
+            self.is_chief,
+            checkpoint_dir=logdir,
+            hooks=hooks,
+            save_summaries_steps=None,
+            save_summaries_secs=None,
+            log_step_count_steps=None,
+            config=self.config(),
+            **kwargs,
+        ) as session:
+            while not session.should_stop():
+                session.run(train_op)
+
     def say(self, value):
         """Sends a value to the test, which reads it with `Job.hear`."""
         self._pipe.send(('said', value))

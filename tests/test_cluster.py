@@ -26,7 +26,6 @@ class Model:
     def __init__(self, role, bad=(), on_draw=None, resource=False, partitions=None, sync=False):
         self.drawn = 0
         self._role, self._bad, self._on_draw = role, bad, on_draw
-        workers = len(role.cluster['worker'])
         with role.device():
             self.step = tf1.train.get_or_create_global_step()
             x = tf1.py_func(self._draw, [], tf.float32, stateful=True)
@@ -39,9 +38,7 @@ class Model:
             self.optimizer = tf1.train.MomentumOptimizer(0.02, 0.9)
             self.sync = None
             if sync:
-                self.optimizer = self.sync = tf1.train.SyncReplicasOptimizer(
-                    self.optimizer, replicas_to_aggregate=workers, total_num_replicas=workers
-                )
+                self.optimizer = self.sync = role.synchronous(self.optimizer)
             self.train_op = slimguard.create_train_op(
                 self.loss, self.optimizer, check_numerics=False
             )
@@ -138,23 +135,8 @@ def monitored(role, logdir, bad, kwargs):
     model = Model(role, bad.get(role.task, ()), together(role, kwargs['sync']), **kwargs)
     hook = slimguard.NanLossHook(model.loss, on_nan='skip', logdir=logdir)
     ends = Ends(role, model.step)
-    hooks = [hook, ends]
-    if model.sync is not None:
-        hooks.append(model.sync.make_session_run_hook(role.is_chief))
-    with tf1.train.MonitoredTrainingSession(
-        start(role),
-        role.is_chief,
-        checkpoint_dir=logdir,
-        hooks=hooks,
-        save_checkpoint_steps=4,
-        save_summaries_steps=None,
-        log_step_count_steps=None,
-        config=role.config(),
-        # The chief's queue runner waits in an accumulator, and never hears that it is over.
-        stop_grace_period_secs=1,
-    ) as session:
-        while not session.should_stop():
-            session.run(model.train_op)
+    start(role)
+    role.train_monitored(model.train_op, logdir, [hook, ends], model.sync, save_checkpoint_steps=4)
     return told(hook, ends, model)
 
 

@@ -47,10 +47,7 @@ class Count:
             self.optimizer = tf1.train.GradientDescentOptimizer(1.0)
             self.sync = None
             if options.get('sync'):
-                workers = len(role.cluster['worker'])
-                self.optimizer = self.sync = tf1.train.SyncReplicasOptimizer(
-                    self.optimizer, replicas_to_aggregate=workers, total_num_replicas=workers
-                )
+                self.optimizer = self.sync = role.synchronous(self.optimizer)
             self.train_op = slimguard.create_train_op(
                 self.loss, self.optimizer, check_numerics=False
             )
@@ -169,23 +166,10 @@ def _train(role, logdir, model, hooks, steps, options):
 
 
 def _monitored(role, logdir, model, hooks, steps, options):
-    if model.sync is not None:
-        hooks.append(model.sync.make_session_run_hook(role.is_chief))
     if steps is not None:
-        hooks.append(tf1.train.StopAtStepHook(last_step=steps))
-    with tf1.train.MonitoredTrainingSession(
-        role.server().target,
-        role.is_chief,
-        checkpoint_dir=logdir,
-        hooks=hooks,
-        save_checkpoint_secs=options.get('save_secs', 0.1),
-        save_summaries_steps=None,
-        save_summaries_secs=None,
-        log_step_count_steps=None,
-        config=role.config(),
-    ) as session:
-        while not session.should_stop():
-            session.run(model.train_op)
+        hooks = hooks + [tf1.train.StopAtStepHook(last_step=steps)]
+    save_secs = options.get('save_secs', 0.1)
+    role.train_monitored(model.train_op, logdir, hooks, model.sync, save_checkpoint_secs=save_secs)
 
 
 def job_of(logdir, ps=1, workers=WORKERS, **options):

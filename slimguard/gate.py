@@ -832,7 +832,7 @@ def _require_unseen(plan: Plan) -> None:
     """Raises if a write that needs one more control input may be known to a session already."""
     if not plan.put_back:
         return
-    for session in _open_sessions(plan.graph):
+    for session in graphs.open_sessions(plan.graph):
         variable, writes = next(iter(plan.put_back.items()))
         raise ValueError(
             'cannot guard: %s %r writes %r in the forward pass, before the gradients are known, '
@@ -842,13 +842,3 @@ def _require_unseen(plan: Plan) -> None:
             'collection and use slimguard.create_train_op, which holds them back'
             % (writes[0].type, writes[0].name, variable.name, session)
         )
-
-
-def _open_sessions(graph: tf.Graph) -> List[tf1.Session]:
-    return [
-        thing
-        for thing in gc.get_objects()
-        if isinstance(thing, (tf1.Session, tf1.InteractiveSession))
-        and thing.graph is graph
-        and not thing._closed
-    ]

@@ -7,10 +7,13 @@ keep up to date: an op writes if it takes a variable (by reference or by resourc
 not one of the few ops known to read. An optimizer kernel that somebody wrote last week is a write.
 """
 
+import gc
 import re
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Set
 
 import tensorflow as tf
+
+tf1 = tf.compat.v1
 
 # The scope of all that we add to a graph.
 OURS = 'slimguard/'
@@ -423,3 +426,14 @@ def loop_around(op):
             found = context
         context = context.outer_context
     return found
+
+
+def open_sessions(graph: tf.Graph) -> List[tf1.Session]:
+    """The sessions on a graph that are not closed; what they may have seen cannot be wired."""
+    return [
+        thing
+        for thing in gc.get_objects()
+        if isinstance(thing, (tf1.Session, tf1.InteractiveSession))
+        and thing.graph is graph
+        and not thing._closed
+    ]

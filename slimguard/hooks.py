@@ -14,6 +14,7 @@ import tensorflow as tf
 from slimguard import gate as gates
 from slimguard import graphs
 from slimguard.cluster import Job, job_of
+from slimguard.histograms import leave_out_bad_values
 from slimguard.incident import Incident, NanLossError
 from slimguard.journal import Journal
 from slimguard.plan import op_of
@@ -116,6 +117,7 @@ class GateWatcher(SessionRunHook):
         if self.logdir is not None:
             self._restorer = Restorer(self._saver or offer_saver(graph), self.logdir)
         self._journal = Journal(self.logdir, self._summary_writer)
+        leave_out_bad_values(graph)
         if self.ends_job:
             keep_tokens_open(graph)
 
@@ -370,7 +372,9 @@ class NanLossHook(GateWatcher, NanTensorHook):
     With a guarded train op (`slimguard.create_train_op`, `slimguard.guard`) a bad step changed
     nothing when this hook sees it. With any other train op the hook detects a bad loss as
     TensorFlow's `NanTensorHook` does, when the update had already landed; the incident says so.
-    Only runs of a train op are watched: other runs cost nothing and draw no batch.
+    Only runs of a train op are watched: other runs cost nothing and draw no batch. When its
+    session begins, the graph's histogram summaries are made to leave out what is not finite:
+    TensorFlow's raise, in the same run as the train op or in a thread, and end the training.
 
     Args:
       loss_tensor: the loss, a floating scalar Tensor.

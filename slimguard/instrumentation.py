@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from slimguard import checkpoint, compat, learning
 from slimguard import gate as gates
+from slimguard.histograms import leave_out_bad_values
 from slimguard.hooks import GateWatcher, with_watcher
 from slimguard.policies import OnNan, Skip, rungs_of
 from slimguard.saver import FiniteSaver
@@ -44,7 +45,8 @@ def instrument(on_nan: OnNan = None, max_loss: Optional[float] = None) -> 'Instr
     already loaded has imported them by name. A train op that was built by hand and is given to
     `train` is guarded on the way in. In a plain session a bad step raises if the train op was
     made with ``check_numerics=True``, as ever; or, if `on_nan` begins with skipping, is skipped
-    with one line on stderr.
+    with one line on stderr. Histogram summaries leave out what is not finite, where TensorFlow's
+    raise.
 
     Args:
       on_nan: what happens after a bad step; see `NanLossHook`. Default: raise.
@@ -132,7 +134,9 @@ class Instrumentation:
             if self._skips_first():
                 # The gate checks all the same; a check that raises would end a plain loop.
                 bound.arguments['check_numerics'] = False
-            return gates.guard(original(*bound.args, **bound.kwargs))
+            guarded = gates.guard(original(*bound.args, **bound.kwargs))
+            leave_out_bad_values(guarded.graph)
+            return guarded
 
         return create_train_op
 

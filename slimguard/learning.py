@@ -15,6 +15,7 @@ from slimguard import checkpoint, compat
 from slimguard import gate as gates
 from slimguard.cluster import Readiness, is_remote
 from slimguard.evidence import Evidence, require_max_bundles
+from slimguard.histograms import leave_out_bad_values
 from slimguard.hooks import GateWatcher, with_watcher
 from slimguard.incident import Incident
 from slimguard.loop import HookedSteps, Schedule
@@ -75,7 +76,8 @@ def create_train_op(
       update_ops: update ops to run. By default those in the UPDATE_OPS collection.
       variables_to_train: by default `tf.compat.v1.trainable_variables()`.
       clip_gradient_norm: if positive, each gradient is clipped to this L2 norm.
-      summarize_gradients: whether to add a summary for each gradient.
+      summarize_gradients: whether to add a summary for each gradient. Histograms leave out what
+        is not finite.
       gate_gradients: how to gate the computation of gradients, see `tf.compat.v1.train.Optimizer`.
       aggregation_method: how to combine gradient terms, see `tf.AggregationMethod`.
       colocate_gradients_with_ops: whether gradients are computed where the ops are.
@@ -105,7 +107,9 @@ def create_train_op(
         gradient_multipliers=gradient_multipliers,
         check_numerics=check_numerics,
     )
-    return gates.guard(train_op)
+    guarded = gates.guard(train_op)
+    leave_out_bad_values(guarded.graph)
+    return guarded
 
 
 def train(
@@ -152,7 +156,8 @@ def train(
     newest checkpoint damaged or not finite says so, and resumes from the newest good one. On
     SIGTERM or Ctrl-C the step under way is finished and the state saved before the process ends
     or KeyboardInterrupt is raised. Incidents are recorded in ``logdir/slimguard/incidents.jsonl``
-    and, by the chief, in the run's summaries.
+    and, by the chief, in the run's summaries. Histogram summaries leave out what is not finite,
+    where TensorFlow's raise and end the training.
 
     In a job of several processes these hear of each other: 'raise' and 'stop' on one of them end
     all, the chief's end is the job's, and a rollback takes all of them back to the newest finite

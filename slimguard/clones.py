@@ -46,14 +46,15 @@ def _summands(value: tf.Tensor, resolve) -> List[Tuple[str, tf.Tensor]]:
         if not waiting:
             break
         tensor = resolve(waiting.pop(0))
-        op = tensor.op
-        inputs = [t for t in op.inputs if graphs.is_float(t)]
-        if op.type in _SUMS and len(inputs) > 1:
+        kind = tensor.op.type
+        if kind not in _SUMS and kind not in _ON_THE_WAY:
+            continue
+        inputs = [t for t in tensor.op.inputs if graphs.is_float(t)]
+        if kind in _SUMS and len(inputs) > 1:
             names = _clones_of([_origin(t, resolve).op.name for t in inputs])
             if names is not None:
                 return list(zip(names, inputs))
-        if op.type in _SUMS or op.type in _ON_THE_WAY:
-            waiting.extend(inputs)
+        waiting.extend(inputs)
     return []
 
 

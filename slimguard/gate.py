@@ -17,14 +17,14 @@ Looking back from the train op, every op falls into one of three parts (:mod:`sl
   ``slim.batch_norm(updates_collections=None)``. They cannot be held back, so they are put back:
   the variable is copied ahead of the write, and restored after a bad step.
 
-The decision is made in two looks. The first is cheap: one sum of squares for each value, and one
-comparison. If all are small, the step is *calm*: all values are finite, and a sum of such steps
-cannot overflow either (adding numbers of that size to a large one leaves it as it is). Else the
-second look decides exactly, value by value, and also looks at the variables *after* the update,
-with copies at hand to undo it: that is how a finite gradient that overflows inside an optimizer
-is caught. While steps are calm, the second look is a dead branch; so that it is a small one, values
-of one shape in one place are joined there, looked at, copied and put back together
-(:mod:`slimguard.looks`).
+The decision is made in two looks. The first is cheap: one sum of squares for each value, short
+vectors together, and one comparison. If all are small, the step is *calm*: all values are finite,
+and a sum of such steps cannot overflow either (adding numbers of that size to a large one leaves it
+as it is). Else the second look decides exactly, value by value, and also looks at the variables
+*after* the update, with copies at hand to undo it: that is how a finite gradient that overflows
+inside an optimizer is caught. While steps are calm, the second look is a dead branch; so that it is
+a small one, values of one shape in one place are joined there, looked at, copied and put back
+together (:mod:`slimguard.looks`).
 
 Where that does not hold, no step is calm: writes inside loops and functions, and kernels that can
 make a NaN of small numbers (centered RMSProp, or an `epsilon` of zero). There each step is a
@@ -397,15 +397,14 @@ class _Build:
         places = {task_of(self._home.device): self._home}
         # What can only be judged afterwards, or is in a branch that may not run, is waited for as
         # a whole: then there is one place.
-        together = plan.trial or any(
-            graphs.context_of(op) is not None for op in plan.order if op in plan.writes
-        )
+        together = plan.trial or any(graphs.context_of(op) is not None for op in plan.writing)
+        held = set(plan.variables)
         for variable in dict.fromkeys(plan.variables + list(plan.put_back)):
             task = task_of(self._home.device if together else variable.device)
             place = places.setdefault(task, _Place(processor_of(variable.device)))
             if variable in plan.put_back:
                 place.put_back.append(variable)
-            if variable in plan.variables:
+            if variable in held:
                 place.variables.append(variable)
         return places
 
@@ -556,12 +555,17 @@ class _Build:
         looked_at = [Check(loss, 'loss') for loss in plan.losses] + list(checks)
         sizes: Dict[Tuple[str, tf.DType], List[tf.Tensor]] = {}
         limits: Dict[Tuple[str, tf.DType], List[float]] = {}
-        for check in looked_at:
-            dtype = check.tensor.dtype.base_dtype
-            near = self._where.near(check.tensor)
-            size = self._make.sum_of_squares(for_arithmetic(check.tensor), near)
-            size = ops.lift(size, check.tensor.op, 0.0)
-            limit = _CALM_FACTOR if check.is_factor else _CALM.get(dtype, _CALM[tf.float32])
+        for group in self._make.small([check.tensor for check in looked_at]):
+            checks = [looked_at[number] for number in group]
+            tensor, dtype = checks[0].tensor, checks[0].tensor.dtype.base_dtype
+            near = self._where.near(tensor)
+            if len(checks) > 1:
+                axis = self._make.constant(0, near)
+                tensor = self._make.join([check.tensor for check in checks], axis, near)
+            size = self._make.sum_of_squares(for_arithmetic(tensor), near)
+            size = ops.lift(size, tensor.op, 0.0)
+            is_factor = any(check.is_factor for check in checks)
+            limit = _CALM_FACTOR if is_factor else _CALM.get(dtype, _CALM[tf.float32])
             here = self._where.device_near(size), size.dtype
             sizes.setdefault(here, []).append(size)
             limits.setdefault(here, []).append(limit)

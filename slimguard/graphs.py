@@ -47,7 +47,10 @@ _MULTIPLIES = re.compile(r'(Resource)?Scatter(Nd)?(Mul|Div)$')
 _REFERENCES = 100
 _RESOURCE = tf.resource.as_datatype_enum
 
+# What is asked for often is found out once, by the name of a type.
 _op_defs: Dict[str, object] = {}
+_arguments_of_type: Dict[str, List['_Argument']] = {}
+_floats: Dict[int, bool] = {}
 
 
 def op_def_of(op):
@@ -125,8 +128,11 @@ def is_reference(tensor) -> bool:
 
 
 def is_float(tensor) -> bool:
-    dtype = tensor.dtype.base_dtype
-    return dtype.is_floating or dtype.is_complex
+    number = tensor.dtype.as_datatype_enum
+    if number not in _floats:
+        dtype = tensor.dtype.base_dtype
+        _floats[number] = dtype.is_floating or dtype.is_complex
+    return _floats[number]
 
 
 def variable_behind(tensor) -> Optional[tf.Operation]:
@@ -144,9 +150,17 @@ def variable_behind(tensor) -> Optional[tf.Operation]:
     return None
 
 
-def _argument_names(op) -> List[str]:
-    """The name of the op's argument that each of its inputs belongs to."""
-    names: List[str] = []
+class _Argument(NamedTuple):
+    name: str
+    is_ref: bool  # whether it is declared as a reference
+
+
+def _arguments(op) -> List[_Argument]:
+    """The argument of the op that each of its inputs belongs to."""
+    found = _arguments_of_type.get(op.type)
+    if found is not None:
+        return found
+    found = []
     arguments = op_def_of(op).input_arg
     lists = [a for a in arguments if a.number_attr or a.type_list_attr]
     for argument in arguments:
@@ -156,8 +170,10 @@ def _argument_names(op) -> List[str]:
             count = (
                 len(op.inputs) - len(arguments) + 1 if len(lists) == 1 else _length(op, argument)
             )
-        names.extend([argument.name] * count)
-    return names
+        found.extend([_Argument(argument.name, argument.is_ref)] * count)
+    if not lists:
+        _arguments_of_type[op.type] = found
+    return found
 
 
 def _length(op, argument) -> int:
@@ -168,8 +184,7 @@ def _length(op, argument) -> int:
 
 def takes_reference(op, index: int) -> bool:
     """Whether input `index` is declared as a reference, not merely fed with one."""
-    name = _argument_names(op)[index]
-    return any(a.is_ref for a in op_def_of(op).input_arg if a.name == name)
+    return _arguments(op)[index].is_ref
 
 
 class Writes:
@@ -314,7 +329,10 @@ def can_divide_by_zero(op) -> bool:
         return False
     if 'CenteredRMSProp' in op.type:
         return True
-    return any(v.role == 'epsilon' and constant_scalar(v.tensor) == 0 for v in values_of(op))
+    return any(
+        argument.name == 'epsilon' and constant_scalar(tensor) == 0
+        for tensor, argument in zip(op.inputs, _arguments(op))
+    )
 
 
 def feeds_square(write) -> bool:
@@ -373,12 +391,9 @@ class Value(NamedTuple):
 def values_of(write) -> List[Value]:
     """The float inputs that `write` writes or computes from; the variables themselves left out."""
     found = []
-    for index, (tensor, role) in enumerate(zip(write.inputs, _argument_names(write))):
-        if not is_float(tensor):
-            continue
-        if is_reference(tensor) and takes_reference(write, index):
-            continue
-        found.append(Value(tensor, role))
+    for tensor, argument in zip(write.inputs, _arguments(write)):
+        if is_float(tensor) and not (argument.is_ref and is_reference(tensor)):
+            found.append(Value(tensor, argument.name))
     return found
 
 

@@ -6,7 +6,7 @@ where it belongs. What is made once per gate is made with those functions all th
 """
 
 import contextlib
-from typing import Dict, FrozenSet, Iterator, List, Sequence, Set, Tuple
+from typing import Callable, Dict, FrozenSet, Iterator, List, Sequence, Set, Tuple
 
 import tensorflow as tf
 
@@ -20,6 +20,9 @@ _types = {}
 # What can be joined, and to what size: what is joined is a copy, and takes memory.
 _JOINED = (tf.float64, tf.float32, tf.bfloat16, tf.float16)
 _MOST_BYTES = 2**24
+# A vector of so many bytes is joined with any other: the copy costs less than an op of its own.
+_SMALL_BYTES = 2**14
+_MOST_SMALL = 64
 
 
 def _type(dtype: tf.DType) -> tf1.AttrValue:
@@ -73,21 +76,46 @@ class Maker:
         cross to another device first. That goes by the devices that were asked for, and, where
         TensorFlow is to choose, by what it chooses from: the kinds of ops that have to be there.
         """
+
+        def fit(tensor: tf.Tensor) -> Tuple[object, int]:
+            shape = tuple(tensor.shape.as_list())
+            return shape, _MOST_BYTES // _bytes_of(tensor)
+
+        return self._groups_of(tensors, fit)
+
+    def small(self, tensors: Sequence[tf.Tensor]) -> List[List[int]]:
+        """Puts the numbers of short vectors together, of any length; all others stay alone.
+
+        So do those of float16: the sum of their squares is soon too large for it.
+        """
+
+        def fit(tensor: tf.Tensor) -> Tuple[object, int]:
+            is_small = tensor.shape.rank == 1 and _bytes_of(tensor) <= _SMALL_BYTES
+            is_small = is_small and tensor.dtype.base_dtype != tf.float16
+            return 'vector', _MOST_SMALL if is_small else 0
+
+        return self._groups_of(tensors, fit)
+
+    def _groups_of(
+        self, tensors: Sequence[tf.Tensor], fit: Callable[[tf.Tensor], Tuple[object, int]]
+    ) -> List[List[int]]:
+        """Groups of one place; `fit` says what a tensor fits with, and how many at most."""
         self._bind([tensor for tensor in tensors if graphs.is_reference(tensor)])
-        groups: Dict[object, List[int]] = {}
+        groups: List[List[int]] = []
+        open_groups: Dict[object, List[int]] = {}
         for number, tensor in enumerate(tensors):
             op, dtype, most = tensor.op, tensor.dtype.base_dtype, 0
-            kind: object = number
-            if dtype in _JOINED and graphs.flow_around(op) is None:
-                size = tensor.shape.num_elements() if tensor.shape.rank else None
-                most = _MOST_BYTES // (size * dtype.size) if size else 0
+            if dtype in _JOINED and _bytes_of(tensor) and graphs.flow_around(op) is None:
+                kind, most = fit(tensor)
+                kind = (dtype, kind, op.type, op.device, self._bound.get(op))
+            group = open_groups.get(kind) if most > 1 else None
+            if group is None or len(group) >= most:
+                group = []
+                groups.append(group)
             if most > 1:
-                shape = tuple(tensor.shape.as_list())
-                kind = (dtype, shape, op.type, op.device, self._bound.get(op))
-                while len(groups.get(kind, ())) >= most:  # full: another is begun
-                    kind = (kind, 'and more')
-            groups.setdefault(kind, []).append(number)
-        return list(groups.values())
+                open_groups[kind] = group
+            group.append(number)
+        return groups
 
     def _bind(self, references: Sequence[tf.Tensor]) -> None:
         """Finds the kinds of ops that take a variable by reference, or one that is placed with it.
@@ -172,6 +200,12 @@ class Maker:
             names = sorted(near.colocation_groups())
             self._groups[near] = tf1.AttrValue(list=tf1.AttrValue.ListValue(s=names))
         return self._groups[near]
+
+
+def _bytes_of(tensor: tf.Tensor) -> int:
+    """The size of a tensor that has a first axis; 0 if it has none, or nobody knows."""
+    size = tensor.shape.num_elements() if tensor.shape.rank else None
+    return (size or 0) * tensor.dtype.base_dtype.size
 
 
 def branch(value: tf.Tensor, pred: tf.Tensor, name: str) -> Tuple[tf.Tensor, tf.Tensor]:

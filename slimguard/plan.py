@@ -54,6 +54,7 @@ class Plan:
         it; None if it is an Operation.
       raises: the messages of those CheckNumerics ops.
       order: every op the train op needs, each after what it needs.
+      writing: those of them that write.
       held: the ops to run behind the switch.
       losses: floating scalars that have to be finite; the first is *the* loss.
       checks: the other values to look at, each once.
@@ -82,8 +83,8 @@ class Plan:
         roots = [op_of(train_op)] + ([] if loss is None else [loss.op])
         self.order = graphs.ancestors(roots, self.needs)
         self.writes = graphs.Writes(self.graph)
-        self._writing = [op for op in self.order if op in self.writes]
-        if not self._writing:
+        self.writing = [op for op in self.order if op in self.writes]
+        if not self.writing:
             raise ValueError(
                 'train op %r writes no variable, so there is nothing to guard; pass the op that '
                 'applies the gradients' % train_op.name
@@ -91,26 +92,29 @@ class Plan:
         self.held = self._find_held()
         self._require_no_fed_op_is_held()
         self.losses = self._find_losses(loss)
-        self.squares: List[Check] = []
         self.late_loss = self._find_late_loss(loss)
         self.trial = self.late_loss is not None
-        self.variables: List[tf.Operation] = []
         self.put_back: Dict[tf.Operation, List[tf.Operation]] = {}
         self.opaque_forward: List[tf.Operation] = []
         self._data: Optional[Set[tf.Operation]] = None
+        self._variables: Dict[tf.Operation, None] = {}
         self._checks: Dict[Tuple[tf.Operation, int], Check] = {}
+        self._squares: Dict[Tuple[tf.Operation, int], Check] = {}
+        self._is_small: Dict[tf.Operation, bool] = {}  # of constants, which many writes share
         self._written_ahead = {
             variable
-            for write in self._writing
+            for write in self.writing
             if write not in self.held
             for variable in self.writes.variables(write)
         }
-        for write in self._writing:
+        for write in self.writing:
             if write in self.held:
                 self._plan_held(write)
             else:
                 self._plan_forward(write)
+        self.variables = list(self._variables)
         self.checks = list(self._checks.values())
+        self.squares = list(self._squares.values())
         self.clones = self._find_clones()
         self._find_barrier()
         if self.trial:
@@ -169,7 +173,7 @@ class Plan:
         trainable = {variable.op.name for variable in _trainable_variables(self.graph)}
         training = {
             write
-            for write in self._writing
+            for write in self.writing
             if graphs.is_apply(write)
             or any(variable.name in trainable for variable in self.writes.variables(write))
         }
@@ -183,7 +187,7 @@ class Plan:
         forward.update(graphs.ancestors(before_training, self.needs))
         forward -= self._find_slot_writes(training, computed)
         if not forward:
-            training = set(self._writing)
+            training = set(self.writing)
         held: Set[tf.Operation] = set()
         loops: Set[object] = set()
         for op in self.order:
@@ -277,9 +281,7 @@ class Plan:
     # What to check.
 
     def _plan_held(self, write) -> None:
-        for variable in self.writes.variables(write):
-            if variable not in self.variables:
-                self.variables.append(variable)
+        self._variables.update(dict.fromkeys(self.writes.variables(write)))
         if graphs.can_divide_by_zero(write):
             self.trial = True
         if self.writes.is_opaque(write) or graphs.loop_around(write) is not None:
@@ -294,8 +296,7 @@ class Plan:
             for source in sources:
                 check = self._add_check(source, write, value.role)
                 if check is not None and source is tensor and self._is_squared(write, value.role):
-                    if check not in self.squares:
-                        self.squares.append(check)
+                    self._squares.setdefault(key(check.tensor), check)
 
     def _plan_forward(self, write) -> None:
         variables = self.writes.variables(write)
@@ -335,8 +336,7 @@ class Plan:
         )
 
     def _add_check(self, tensor: tf.Tensor, write, role: str) -> Optional[Check]:
-        constant = graphs.constant_scalar(tensor)
-        if constant is not None and abs(constant) < 1e6:
+        if self._is_small_constant(tensor):
             return None
         if any(key(tensor) == key(loss) for loss in self.losses):
             return None
@@ -346,6 +346,12 @@ class Plan:
             name = '%s of %s' % (_role(write, role), self._written_name(write))
             self._checks[of] = Check(tensor, name, is_factor)
         return self._checks[of]
+
+    def _is_small_constant(self, tensor: tf.Tensor) -> bool:
+        if tensor.op not in self._is_small:
+            constant = graphs.constant_scalar(tensor)
+            self._is_small[tensor.op] = constant is not None and abs(constant) < 1e6
+        return self._is_small[tensor.op]
 
     def _check_key(self, tensor: tf.Tensor) -> Tuple[tf.Operation, int]:
         """The same for tensors of the same value: an optimizer reads its powers for each apply."""
@@ -440,7 +446,7 @@ class Plan:
         ]
 
     def _require_undo(self) -> None:
-        for write in self._writing:
+        for write in self.writing:
             if write in self.held and not self.writes.variables(write):
                 raise ValueError(
                     'cannot guard: %s %r cannot be undone, and this train op has writes that can '

@@ -176,3 +176,36 @@ def test_what_has_no_known_shape_or_is_in_a_branch_is_looked_at_alone():
         numbers = [tf1.placeholder(tf.int32, [2]) for _ in range(2)]
         groups = ops.Maker(graph).alike(tensors + numbers)
         assert groups == [[0], [1], [2], [3], [4, 5], [6], [7]]
+
+
+LENGTHS = [3, 5, 1, 4097, 7]  # the fourth is too long to be joined
+
+
+def of_lengths(dtype, use_resource):
+    """A train op of vectors of several lengths, and what to feed to be added to each gradient."""
+    extra = tf1.placeholder_with_default(tf.zeros([len(LENGTHS)], dtype), [len(LENGTHS)])
+    optimizer = tf1.train.MomentumOptimizer(0.0, 0.9)
+    pairs = []
+    for i, length in enumerate(LENGTHS):
+        w = tf1.get_variable('w%d' % i, [length], dtype, use_resource=use_resource)
+        pairs.append((tf.one_hot(length - 1, length, dtype=dtype) * (extra[i] + 1), w))
+    return optimizer.apply_gradients(pairs), extra
+
+
+@kinds
+@pytest.mark.parametrize('dtype, first_looks', [('float32', 2), ('float64', 2), ('float16', 5)])
+def test_the_first_look_takes_short_vectors_together(dtype, first_looks, use_resource):
+    dtype = tf.as_dtype(dtype)
+    train_op, extra = of_lengths(dtype, use_resource)
+    guarded = models.Guarded(train_op)
+    (comparison,) = [op for op in train_op.graph.get_operations() if op.type == 'Less']
+    assert comparison.inputs[0].shape == [first_looks]
+    for i in range(len(LENGTHS)):
+        name = 'gradient of w%d' % i
+        hurt = np.zeros(len(LENGTHS))
+        hurt[i] = [math.nan, math.inf, -math.inf][i % 3]
+        guarded.assert_held({extra: hurt}, name)
+        assert guarded.finding().tensors == (name,)
+    # Not calm, and yet no incident.
+    guarded.assert_written({extra: np.full(len(LENGTHS), dtype.max / 2)})
+    guarded.assert_written()

@@ -22,7 +22,8 @@ _JOINED = (tf.float64, tf.float32, tf.bfloat16, tf.float16)
 _MOST_BYTES = 2**24
 # A vector of so many bytes is joined with any other: the copy costs less than an op of its own.
 _SMALL_BYTES = 2**14
-_MOST_SMALL = 64
+# So many of them are joined: below, the joining costs as much as it saves.
+_FEWEST_SMALL, _MOST_SMALL = 4, 64
 
 
 def _type(dtype: tf.DType) -> tf1.AttrValue:
@@ -94,7 +95,12 @@ class Maker:
             is_small = is_small and tensor.dtype.base_dtype != tf.float16
             return 'vector', _MOST_SMALL if is_small else 0
 
-        return self._groups_of(tensors, fit)
+        groups = self._groups_of(tensors, fit)
+        return [
+            part
+            for group in groups
+            for part in ([group] if len(group) >= _FEWEST_SMALL else [[n] for n in group])
+        ]
 
     def _groups_of(
         self, tensors: Sequence[tf.Tensor], fit: Callable[[tf.Tensor], Tuple[object, int]]

@@ -29,7 +29,9 @@ def table_in(output):
     return dict(re.findall(r'^(\w[\w -]*?) {2,}(.*)$', output, re.MULTILINE))
 
 
-@pytest.mark.parametrize('strategy', ['--nocheck_numerics', '--check_numerics'])
+@pytest.mark.parametrize(
+    'strategy', ['--nocheck_numerics', pytest.param('--check_numerics', marks=pytest.mark.slow)]
+)
 def test_skipping_the_damaged_batches_reaches_the_accuracy(tmp_path, strategy):
     table = run(tmp_path, '--nan_every=10', '--on_nan=skip', strategy)
     assert float(table['test accuracy']) >= 0.95
@@ -39,6 +41,7 @@ def test_skipping_the_damaged_batches_reaches_the_accuracy(tmp_path, strategy):
     assert table['incidents'] == table['skipped'] == '66'
 
 
+@pytest.mark.slow
 def test_plain_tf_slim_ends_with_non_finite_variables(tmp_path):
     table = run(tmp_path, '--nan_every=10', '--stock', '--steps=100')
     assert int(table['non-finite variables']) > 0

@@ -42,7 +42,7 @@ def vgg_16(images):
     'net, batch, size',
     [
         (resnet_50, 2, 64),
-        (inception_v1, 1, 224),
+        pytest.param(inception_v1, 1, 224, marks=pytest.mark.slow),
         pytest.param(inception_v2, 2, 64, marks=pytest.mark.slow),
         pytest.param(inception_v3, 2, 107, marks=pytest.mark.slow),
         pytest.param(vgg_16, 1, 224, marks=pytest.mark.slow),

@@ -215,7 +215,8 @@ class _SavingSession(SessionWrapper):
             written = self._session.run(self._checked.save_tensor, feed_dict)
         except tf.errors.OpError as error:
             names = _names_in(error.message)
-            if not existed:
+            # A server that dies may have written all of it: who restores can have that.
+            if not existed and (names or not checkpoint.read(path).is_good):
                 _remove(path)
             if names:
                 raise _NotFinite(names, path, checkpoint.step_in_name(path)) from None

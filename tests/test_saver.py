@@ -357,3 +357,30 @@ def test_on_a_disk_that_is_full_the_newest_checkpoint_can_be_restored(tiny_disk)
         weights.set(session, 5.0)
         saver.restore(session, good)
         assert (session.run(weights.w) == 1).all()
+
+
+class _LosesAnswer(SessionWrapper):
+    """A session whose server dies once it has written a checkpoint, before it says so."""
+
+    def run(self, *args, **kwargs):
+        result = self._session.run(*args, **kwargs)
+        if isinstance(result, bytes):
+            raise tf.errors.UnavailableError(None, None, 'Socket closed')
+        return result
+
+
+def test_what_a_server_wrote_before_it_died_is_what_a_restart_resumes_from(tmp_path):
+    weights = Weights()
+    saver = slimguard.FiniteSaver()
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        saver.save(session, str(tmp_path / 'm'), 1)
+        weights.set(session, 2)
+        with pytest.raises(tf.errors.UnavailableError):
+            saver.save(_LosesAnswer(session), str(tmp_path / 'm'), 2)
+        assert newest(tmp_path) == 'm-1'
+        checkpoint.resume_from_good(str(tmp_path))
+        assert newest(tmp_path) == 'm-2'
+        weights.set(session, 3)
+        saver.restore(session, str(tmp_path / 'm-2'))
+        assert (session.run(weights.w) == 2).all()

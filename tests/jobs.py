@@ -431,12 +431,13 @@ def _live(pipe, work, role, log):
             message=str(error),
             incident=None if incident is None else incident.to_dict(),
         )
+    sys.stdout.flush()  # who hears of the end reads the log
+    sys.stderr.flush()
     try:
         pipe.send(('ended', ended))
     except BaseException:
         traceback.print_exc()
         message = 'it cannot be pickled: %r' % (ended.value,)
+        sys.stderr.flush()
         pipe.send(('ended', Ended(error='ValueError', message=message)))
-    sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(0)

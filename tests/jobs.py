@@ -326,8 +326,8 @@ def free_ports(number):
     """So many ports of this machine that nobody listens on, nor another of xdist's workers will."""
     ports = []
     choose = random.Random()  # the tests' own seeds would choose the same in each process
-    mine = int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0')[2:])
-    mine = _PORTS[mine :: int(os.environ.get('PYTEST_XDIST_WORKER_COUNT', 1))]
+    worker = int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0')[2:])
+    mine = _PORTS[worker :: int(os.environ.get('PYTEST_XDIST_WORKER_COUNT', 1))]
     while len(ports) < number:
         port = choose.choice(mine)
         with socket.socket() as probe:

@@ -212,8 +212,9 @@ def kinds(roles, *quick, slow=()):
     for monitored, sync, role in itertools.product((False, True), (False, True), roles):
         loop, mode = 'monitored' if monitored else 'train', 'sync' if sync else 'async'
         name = '-'.join([loop, mode, role])
-        marks = [pytest.mark.slow if name in slow else pytest.mark.matrix]
-        marks = [] if name in quick else marks
+        marks = [pytest.mark.slow] if name in slow else [pytest.mark.matrix]
+        if name in quick:
+            marks = []
         found.append(pytest.param(monitored, sync, ROLES[role], id=name, marks=marks))
     return found
 

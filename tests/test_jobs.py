@@ -39,6 +39,27 @@ def sleep(role):
     time.sleep(1000)
 
 
+class SlowOutput:
+    """A stdout that holds what is written until it is flushed, and takes its time for that."""
+
+    def __init__(self, output):
+        self._output = output
+        self._held = []
+
+    def write(self, text):
+        self._held.append(text)
+
+    def flush(self):
+        time.sleep(0.5)
+        self._output.write(''.join(self._held))
+        self._output.flush()
+
+
+def speak(role):
+    sys.stdout = SlowOutput(sys.stdout)
+    print('the last word')
+
+
 def is_alive(number):
     try:
         with open('/proc/%d/stat' % number) as stat:
@@ -67,6 +88,11 @@ def test_a_role_tells_its_error_or_that_it_died():
     assert (chief.error, chief.message) == ('KeyError', "'a reason'")
     assert 'Traceback' in chief.log
     assert other.error == 'Killed'
+
+
+def test_the_log_is_whole_when_a_role_has_ended():
+    with Job(speak, ps=0, workers=1) as job:
+        assert job.wait('worker', 0).log.splitlines()[-1] == 'the last word'
 
 
 def test_a_role_that_hangs_says_where():

@@ -556,16 +556,17 @@ class _Build:
         sizes: Dict[Tuple[str, tf.DType], List[tf.Tensor]] = {}
         limits: Dict[Tuple[str, tf.DType], List[float]] = {}
         for group in self._make.small([check.tensor for check in looked_at]):
-            checks = [looked_at[number] for number in group]
-            tensor, dtype = checks[0].tensor, checks[0].tensor.dtype.base_dtype
+            together = [looked_at[number] for number in group]
+            tensor = together[0].tensor
             near = self._where.near(tensor)
-            if len(checks) > 1:
+            if len(together) > 1:
                 axis = self._make.constant(0, near)
-                tensor = self._make.join([check.tensor for check in checks], axis, near)
+                tensor = self._make.join([check.tensor for check in together], axis, near)
             size = self._make.sum_of_squares(for_arithmetic(tensor), near)
             size = ops.lift(size, tensor.op, 0.0)
-            is_factor = any(check.is_factor for check in checks)
-            limit = _CALM_FACTOR if is_factor else _CALM.get(dtype, _CALM[tf.float32])
+            limit = _CALM.get(tensor.dtype.base_dtype, _CALM[tf.float32])
+            if any(check.is_factor for check in together):
+                limit = _CALM_FACTOR
             here = self._where.device_near(size), size.dtype
             sizes.setdefault(here, []).append(size)
             limits.setdefault(here, []).append(limit)

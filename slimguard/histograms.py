@@ -18,8 +18,7 @@ def leave_out_bad_values(graph: tf.Graph) -> None:
     The same histogram is drawn where all values are finite. What a session may have seen stays as
     it is: it cannot be wired any more.
     """
-    histograms = [op for op in graph.get_operations() if op.type == 'HistogramSummary']
-    histograms = [op for op in histograms if _may_raise(op.inputs[1])]
+    histograms = [op for op in graph.get_operations() if _may_raise(op)]
     if not histograms or graph.finalized or graphs.open_sessions(graph):
         return
     with graph._mutation_lock():  # no session of another thread may see the half of it
@@ -27,7 +26,10 @@ def leave_out_bad_values(graph: tf.Graph) -> None:
             op._update_input(1, _finite_values(op))
 
 
-def _may_raise(values: tf.Tensor) -> bool:
+def _may_raise(op: tf.Operation) -> bool:
+    if op.type != 'HistogramSummary':
+        return False
+    values = op.inputs[1]
     return graphs.is_float(values) and not values.op.name.startswith(graphs.OURS)
 
 

@@ -17,7 +17,6 @@ import tensorflow as tf
 
 from slimguard import checkpoint, compat, learning
 from slimguard import gate as gates
-from slimguard.histograms import leave_out_bad_values
 from slimguard.hooks import GateWatcher, with_watcher
 from slimguard.policies import OnNan, Skip, rungs_of
 from slimguard.saver import FiniteSaver
@@ -134,9 +133,7 @@ class Instrumentation:
             if self._skips_first():
                 # The gate checks all the same; a check that raises would end a plain loop.
                 bound.arguments['check_numerics'] = False
-            guarded = gates.guard(original(*bound.args, **bound.kwargs))
-            leave_out_bad_values(guarded.graph)
-            return guarded
+            return learning.guard_new(original(*bound.args, **bound.kwargs))
 
         return create_train_op
 

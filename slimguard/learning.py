@@ -107,6 +107,11 @@ def create_train_op(
         gradient_multipliers=gradient_multipliers,
         check_numerics=check_numerics,
     )
+    return guard_new(train_op)
+
+
+def guard_new(train_op: gates.TrainOp) -> gates.TrainOp:
+    """Guards a train op that was just created, and the histogram summaries made with it."""
     guarded = gates.guard(train_op)
     leave_out_bad_values(guarded.graph)
     return guarded

@@ -93,33 +93,30 @@ class Maker:
         def fit(tensor: tf.Tensor) -> Tuple[object, int]:
             is_small = tensor.shape.rank == 1 and _bytes_of(tensor) <= _SMALL_BYTES
             is_small = is_small and tensor.dtype.base_dtype != tf.float16
-            return 'vector', _MOST_SMALL if is_small else 0
+            return is_small, _MOST_SMALL if is_small else 1
 
-        groups = self._groups_of(tensors, fit)
-        return [
-            part
-            for group in groups
-            for part in ([group] if len(group) >= _FEWEST_SMALL else [[n] for n in group])
-        ]
+        groups: List[List[int]] = []
+        for group in self._groups_of(tensors, fit):
+            groups.extend([group] if len(group) >= _FEWEST_SMALL else [[n] for n in group])
+        return groups
 
     def _groups_of(
         self, tensors: Sequence[tf.Tensor], fit: Callable[[tf.Tensor], Tuple[object, int]]
     ) -> List[List[int]]:
-        """Groups of one place; `fit` says what a tensor fits with, and how many at most."""
+        """Groups of one place; `fit` says of a tensor what has to be the same, and how many fit."""
         self._bind([tensor for tensor in tensors if graphs.is_reference(tensor)])
         groups: List[List[int]] = []
         open_groups: Dict[object, List[int]] = {}
         for number, tensor in enumerate(tensors):
-            op, dtype, most = tensor.op, tensor.dtype.base_dtype, 0
+            op, dtype = tensor.op, tensor.dtype.base_dtype
+            kind, most = number, 1  # type: object, int
             if dtype in _JOINED and _bytes_of(tensor) and graphs.flow_around(op) is None:
-                kind, most = fit(tensor)
-                kind = (dtype, kind, op.type, op.device, self._bound.get(op))
-            group = open_groups.get(kind) if most > 1 else None
+                same, most = fit(tensor)
+                kind = (dtype, same, op.type, op.device, self._bound.get(op))
+            group = open_groups.get(kind)
             if group is None or len(group) >= most:
-                group = []
+                group = open_groups[kind] = []
                 groups.append(group)
-            if most > 1:
-                open_groups[kind] = group
             group.append(number)
         return groups
 

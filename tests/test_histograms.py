@@ -7,10 +7,12 @@ import pytest
 import tensorflow as tf
 
 import slimguard
+from slimguard import compat
 from slimguard.histograms import leave_out_bad_values
 from tests.models import Linear, non_finite, state, train_quietly
 
 tf1 = tf.compat.v1
+slim = compat.import_slim()
 
 BAD = [np.nan, 1.0, np.inf, -2.5, -np.inf]
 
@@ -95,15 +97,16 @@ def test_what_a_session_may_have_seen_stays_as_it_is(graph):
 class Step:
     """A training whose batch is bad at draw 2, with a histogram of the batch."""
 
-    def __init__(self, **kwargs):
+    def __init__(self, create_train_op=slimguard.create_train_op, **kwargs):
         self.model = Linear(bad=(2,))
         self.hook = slimguard.NanLossHook(self.model.loss, on_nan='skip')
-        self.train_op = slimguard.create_train_op(
+        self.train_op = create_train_op(
             self.model.loss, self.model.optimizer, check_numerics=False, **kwargs
         )
         self.summary = tf1.summary.histogram('activations', self.model.batches.x)
+        self.written = Written()
         self.summaries = tf1.train.SummarySaverHook(
-            1, summary_writer=Written(), summary_op=self.summary
+            1, summary_writer=self.written, summary_op=self.summary
         )
 
 
@@ -127,7 +130,7 @@ class Written:
 def test_train_goes_on_where_a_hook_draws_a_histogram_of_a_bad_batch(tmp_path):
     step = Step()
     train_quietly(step.train_op, tmp_path, hooks=[step.hook, step.summaries])
-    assert step.summaries._summary_writer.numbers == [12, 12, 11, 12, 12, 12, 12]
+    assert step.written.numbers == [12, 12, 11, 12, 12, 12, 12]
     assert [incident.step for incident in step.hook.incidents] == [2]
 
 
@@ -137,7 +140,7 @@ def test_a_monitored_session_goes_on():
     with tf1.train.MonitoredSession(hooks=hooks) as session:
         while not session.should_stop():
             session.run(step.train_op)
-    assert step.summaries._summary_writer.numbers == [12, 12, 11, 12, 12]
+    assert step.written.numbers == [12, 12, 11, 12, 12]
     assert [incident.step for incident in step.hook.incidents] == [2]
 
 
@@ -165,8 +168,14 @@ def test_the_thread_of_the_supervisor_does_not_end_the_training(tmp_path):
     assert 2 in written.numbers
 
 
-def test_the_histograms_of_gradients_in_a_plain_session():
-    step = Step(summarize_gradients=True)
+def slims_own_instrumented(*args, **kwargs):
+    with slimguard.instrument(on_nan='skip'):
+        return slim.learning.create_train_op(*args, **kwargs)
+
+
+@pytest.mark.parametrize('create', [slimguard.create_train_op, slims_own_instrumented])
+def test_the_histograms_of_gradients_in_a_plain_session(create):
+    step = Step(create, summarize_gradients=True)
     summaries = [s for s in tf1.get_collection(tf1.GraphKeys.SUMMARIES) if 'gradient' in s.name]
     merged = tf1.summary.merge(summaries)
     with tf1.Session() as session:

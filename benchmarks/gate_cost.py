@@ -8,8 +8,14 @@ of the time a step takes, with its quartiles; `cpu` the ratio of the time that a
 it, which other load on the machine moves less. *Unguarded again* is a second build of the unguarded
 train op: what it differs from 1 by is what the measurement is worth.
 
-What limits it: every gradient is read once more; no update can begin before the last gradient is
-known, so updates no longer run beside the backward pass, and all gradients are in memory together.
+What limits it: every gradient is read once more, and no update can begin before the last gradient
+is known, so updates no longer run beside the backward pass. All gradients are in memory together
+then, but that is hardly more than there is without a gate when the backward pass begins: by then
+there are all activations, and all gradients of the regularizers. What a process grows by is the
+gate's part of the graph (some 10 KB an op, in all of TensorFlow's copies of it), and what malloc
+makes of another order of allocations. So `memory` prints two peaks: that of the process, and that
+of all tensors and variables, as TensorFlow counts them; a GPU's memory has to hold those.
+
 `step` prints what the ways of looking cost that were not chosen:
 
 * `reduce_all(is_finite)` reads each value, writes a temporary of booleans, and reads that;
@@ -18,6 +24,7 @@ known, so updates no longer run beside the backward pass, and all gradients are 
 * *the loss alone* looks at no gradient, and is here to show what the waiting costs without looking.
 """
 
+import itertools
 import os
 import resource
 import statistics
@@ -100,6 +107,7 @@ class Stepper:
             )
             self.session = tf1.Session(config=config)
             self.session.run(tf1.global_variables_initializer())
+            self.fetches = fetches
             self.step = self.session.make_callable(fetches)
         assert not guarded or not self.step()[1].any(), 'a step was not finite'
 
@@ -255,23 +263,47 @@ def memory():
     for size in (64, 160):
         print('\nPeak memory of training ResNet-50 for 5 steps, 8 x %d x %d x 3\n' % (size, size))
         peaks = {'unguarded': [], 'unguarded again': [], 'guarded': []}
+        tensors = {what: [] for what in peaks}
         for _ in range(1 if QUICK else 4):
             for what in peaks:
                 command = [sys.executable, os.path.abspath(__file__), '--peak', str(size), what]
                 run = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-                peaks[what].append(float(run.stdout.split()[-1]))
-        rows = [['', 'ratio', 'peak']]
-        for what, mine in peaks.items():
-            against = measure.ratio(mine, peaks['unguarded'])
-            rows.append([what, against, '%.0f MiB' % statistics.median(mine)])
+                peak, of_tensors = map(float, run.stdout.split()[-2:])
+                peaks[what].append(peak)
+                tensors[what].append(of_tensors)
+        rows = [['', 'process', 'peak', 'tensors', 'peak']]
+        for what in peaks:
+            row = [what]
+            for found in (peaks, tensors):
+                row.append(measure.ratio(found[what], found['unguarded']))
+                row.append('%.0f MiB' % statistics.median(found[what]))
+            rows.append(row)
         print(measure.table(rows), flush=True)
 
 
-def print_peak(size, guarded):
+def print_peaks(size, guarded):
+    """The largest sizes in MiB: of this process, and of all tensors and variables in it."""
     stepper = Stepper(lambda: network('resnet_v1_50', size), guarded=guarded)
     for _ in range(5):
         stepper.step()
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)  # KiB on Linux
+    process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # KiB on Linux
+    print(process / 2**20, _most_in_tensors(stepper) / 2**20)
+
+
+def _most_in_tensors(stepper):
+    options = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE)
+    metadata = tf1.RunMetadata()
+    stepper.session.run(stepper.fetches, options=options, run_metadata=metadata)
+    records = [
+        (record.alloc_micros, record.alloc_bytes)
+        for device in metadata.step_stats.dev_stats
+        for node in device.node_stats
+        for used in node.memory
+        for record in used.allocation_records
+    ]
+    variables = stepper.session.graph.get_collection(tf1.GraphKeys.GLOBAL_VARIABLES)
+    held = sum(v.shape.num_elements() * v.dtype.base_dtype.size for v in variables)
+    return max(itertools.accumulate([held] + [size for _, size in sorted(records)]))
 
 
 def main():
@@ -279,7 +311,7 @@ def main():
     tf1.disable_eager_execution()
     tf1.logging.set_verbosity(tf1.logging.FATAL)
     if '--peak' in sys.argv:
-        return print_peak(int(sys.argv[-2]), sys.argv[-1] == 'guarded')
+        return print_peaks(int(sys.argv[-2]), sys.argv[-1] == 'guarded')
     tables = [step, tiny, growth, build, memory]
     wanted = [table for table in tables if table.__name__ in sys.argv]
     print('TensorFlow %s, %d cores' % (tf.__version__, os.cpu_count()))

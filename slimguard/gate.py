@@ -445,8 +445,9 @@ class _Build:
             self._send_verdict(place, calm, is_fine)
 
         twin = self._make_twin()
-        ran = _after([twin[op_of(plan.train_op)]], home.go, 'ran')
-        calm_ran, tried = (None, ran) if calm is None else branch(ran, is_calm, 'ran_calm')
+        wrote = [twin[op_of(plan.train_op)]]
+        calm_ran = None if calm is None else _after(wrote, calm, 'ran_calm')
+        tried = _after(wrote, home.fine, 'tried')
 
         # Second look: after the update, or after it was refused.
         looked = merge([tried, refused], 'looked')
@@ -468,7 +469,7 @@ class _Build:
             held = _after(held_there, held, 'held_everywhere')
 
         flags = tf.concat([before, after], 0)
-        value = self._value(twin, ran, refused)
+        value = self._value(twin, _after(wrote, home.go, 'ran'), refused)
         self.announced = self._outcome(good, self._announce(held, flags), flags, calm_ran, value)
         self.quiet = self._outcome(good, held, flags, calm_ran, value)
 
@@ -553,8 +554,7 @@ class _Build:
     def _is_calm(self, checks: Sequence[Check]) -> tf.Tensor:
         plan = self._plan
         looked_at = [Check(loss, 'loss') for loss in plan.losses] + list(checks)
-        sizes: Dict[Tuple[str, tf.DType], List[tf.Tensor]] = {}
-        limits: Dict[Tuple[str, tf.DType], List[float]] = {}
+        sizes: Dict[Tuple[str, tf.DType, float], List[tf.Tensor]] = {}
         for group in self._make.small([check.tensor for check in looked_at]):
             together = [looked_at[number] for number in group]
             tensor = together[0].tensor
@@ -567,16 +567,19 @@ class _Build:
             limit = _CALM.get(tensor.dtype.base_dtype, _CALM[tf.float32])
             if any(check.is_factor for check in together):
                 limit = _CALM_FACTOR
-            here = self._where.device_near(size), size.dtype
-            sizes.setdefault(here, []).append(size)
-            limits.setdefault(here, []).append(limit)
+            here = self._where.device_near(size)
+            sizes.setdefault((here, size.dtype, limit), []).append(size)
         calm = []
-        for (device, dtype), found in sizes.items():
+        for (device, dtype, limit), found in sizes.items():
             with tf.device(device):
-                limit = tf.constant(limits[device, dtype], dtype)
-                calm.append(tf.reduce_all(tf.less(tf.stack(found), limit)))
+                if dtype == tf.float16:  # whose limit is so low that a sum would soon be above it
+                    calm.append(tf.reduce_all(tf.less(tf.stack(found), limit)))
+                else:  # no size is negative, so each is below what their sum is below
+                    calm.append(tf.less(tf.add_n(found), limit))
         if plan.losses:
-            calm.append(tf.less_equal(tf.cast(plan.losses[0], tf.float64), self.limit))
+            # What equals the limit in the loss's dtype is left to the second look.
+            loss = plan.losses[0]
+            calm.append(tf.less(loss, tf.cast(self.limit, loss.dtype)))
         is_calm = calm[0] if calm else tf.constant(True)  # a train op that only counts
         for more in calm[1:]:
             is_calm = tf.logical_and(is_calm, more)

@@ -169,11 +169,25 @@ def test_max_loss():
     guarded.assert_written({extra: -1e6})
 
 
-def test_max_loss_of_a_float16_is_compared_exactly():
-    w = tf1.get_variable('w', initializer=tf.constant(1.0))
-    loss = tf.cast(w * 60000.0, tf.float16)
-    guarded = models.Guarded((tf.group(tf1.assign_sub(w, 0.0)), loss), max_loss=1e6)
-    assert guarded.step()
+@pytest.mark.parametrize(
+    'dtype, max_loss, loss, is_written',
+    [
+        ('float16', 1e6, 60000.0, True),
+        ('float16', 2049.0, 2048.0, True),
+        ('float16', 2049.9, 2050.0, False),  # a float16 of 2049.9 is 2050
+        ('float32', 2.0**24 + 1, 2.0**24, True),
+        ('float32', 2.0**24 + 1.9, 2.0**24 + 2, False),
+        ('bfloat16', 257.9, 258.0, False),
+        ('float64', 4.0, 4.0, True),
+        ('float64', 4.0, 4.0 + 1e-15, False),
+        ('float64', 4.0, -math.inf, False),
+    ],
+)
+def test_max_loss_is_compared_exactly(dtype, max_loss, loss, is_written):
+    w = tf1.get_variable('w', initializer=tf.constant(loss, tf.float64))
+    train_op = tf.group(tf1.assign_sub(w, 0.0))
+    guarded = models.Guarded((train_op, tf.cast(tf.identity(w), dtype)), max_loss=max_loss)
+    assert guarded.step() == is_written
 
 
 @pytest.mark.parametrize('wrong', [0, -1.0, math.nan, math.inf, True, 'x'])

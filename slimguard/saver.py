@@ -216,13 +216,13 @@ class _SavingSession(SessionWrapper):
         except tf.errors.OpError as error:
             names = _names_in(error.message)
             # A server that dies may have written all of it: who restores can have that.
-            if not existed and (names or not checkpoint.read(path).is_good):
+            is_whole = not names and checkpoint.read(path).is_good
+            if not existed and not is_whole:
                 _remove(path)
             if names:
                 raise _NotFinite(names, path, checkpoint.step_in_name(path)) from None
-            tf1.logging.error(
-                'slimguard: checkpoint %s could not be written: %s', path, _reason(error)
-            )
+            said = 'is whole, but saving it failed' if is_whole else 'could not be written'
+            tf1.logging.error('slimguard: checkpoint %s %s: %s', path, said, _reason(error))
             raise
         if read_back:
             finding = checkpoint.read(tf.compat.as_str_any(written))

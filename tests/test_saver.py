@@ -376,8 +376,9 @@ def test_what_a_server_wrote_before_it_died_is_what_a_restart_resumes_from(tmp_p
         session.run(tf1.global_variables_initializer())
         saver.save(session, str(tmp_path / 'm'), 1)
         weights.set(session, 2)
-        with pytest.raises(tf.errors.UnavailableError):
+        with LogLines() as lines, pytest.raises(tf.errors.UnavailableError):
             saver.save(_LosesAnswer(session), str(tmp_path / 'm'), 2)
+        assert lines[-1].endswith('m-2 is whole, but saving it failed: Socket closed')
         assert newest(tmp_path) == 'm-1'
         checkpoint.resume_from_good(str(tmp_path))
         assert newest(tmp_path) == 'm-2'

@@ -216,8 +216,8 @@ class _SavingSession(SessionWrapper):
         except tf.errors.OpError as error:
             names = _names_in(error.message)
             # A server that dies may have written all of it: who restores can have that.
-            is_whole = not names and checkpoint.read(path).is_good
-            if not existed and not is_whole:
+            is_whole = not (existed or names) and checkpoint.read(path).is_good
+            if not (existed or is_whole):
                 _remove(path)
             if names:
                 raise _NotFinite(names, path, checkpoint.step_in_name(path)) from None

@@ -369,6 +369,22 @@ class _LosesAnswer(SessionWrapper):
         return result
 
 
+def test_what_is_there_already_is_not_taken_for_what_could_not_be_written(tmp_path):
+    class Fails(SessionWrapper):
+        def run(self, *args, **kwargs):
+            raise tf.errors.ResourceExhaustedError(None, None, 'No space left')
+
+    Weights()
+    saver = slimguard.FiniteSaver()
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        saver.save(session, str(tmp_path / 'm'), 1)
+        with LogLines() as lines, pytest.raises(tf.errors.ResourceExhaustedError):
+            saver.save(Fails(session), str(tmp_path / 'm'), 1)
+    assert lines[-1].endswith('m-1 could not be written: No space left')
+    assert newest(tmp_path) == 'm-1'
+
+
 def test_what_a_server_wrote_before_it_died_is_what_a_restart_resumes_from(tmp_path):
     weights = Weights()
     saver = slimguard.FiniteSaver()

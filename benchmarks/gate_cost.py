@@ -286,8 +286,8 @@ def print_peaks(size, guarded):
     stepper = Stepper(lambda: network('resnet_v1_50', size), guarded=guarded)
     for _ in range(5):
         stepper.step()
-    process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # KiB on Linux
-    print(process / 2**20, _most_in_tensors(stepper) / 2**20)
+    process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # KiB on Linux
+    print(process, _most_in_tensors(stepper) / 2**20)
 
 
 def _most_in_tensors(stepper):

@@ -469,7 +469,7 @@ class _Build:
             held = _after(held_there, held, 'held_everywhere')
 
         flags = tf.concat([before, after], 0)
-        value = self._value(twin, _after(wrote, home.go, 'ran'), refused)
+        value = self._value(twin, wrote, refused)
         self.announced = self._outcome(good, self._announce(held, flags), flags, calm_ran, value)
         self.quiet = self._outcome(good, held, flags, calm_ran, value)
 
@@ -728,12 +728,13 @@ class _Build:
         )
         return [] if dies_anyway else [place.go.op]
 
-    def _value(self, twin, ran: tf.Tensor, refused: tf.Tensor) -> Optional[tf.Tensor]:
+    def _value(self, twin, wrote: List[tf.Operation], refused: tf.Tensor) -> Optional[tf.Tensor]:
         """The value of the train op, if it has one."""
         core = self._plan.core
         if core is None or core.op not in self._plan.held:
             return core
         # The value comes out of the update. Where that was refused: what it would be without.
+        ran = _after(wrote, self._home.go, 'ran')
         value = _after([ran], twin[core.op].outputs[core.value_index], 'value')
         with tf.control_dependencies([refused]):
             instead = tf.identity(self._without_update(core, {}))

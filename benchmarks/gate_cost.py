@@ -10,11 +10,12 @@ train op: what it differs from 1 by is what the measurement is worth.
 
 What limits it: every gradient is read once more, and no update can begin before the last gradient
 is known, so updates no longer run beside the backward pass. All gradients are in memory together
-then, but that is hardly more than there is without a gate when the backward pass begins: by then
-there are all activations, and all gradients of the regularizers. What a process grows by is the
-gate's part of the graph (some 10 KB an op, in all of TensorFlow's copies of it), and what malloc
-makes of another order of allocations. So `memory` prints two peaks: that of the process, and that
-of all tensors and variables, as TensorFlow counts them; a GPU's memory has to hold those.
+then. That is no more than there is without a gate when the backward pass begins: by then there are
+all activations, and all gradients of the regularizers, which wait under a gate. What a process
+grows by is the gate's part of the graph (some 10 KB an op, in all of TensorFlow's copies of it),
+and what malloc makes of another order of allocations. So `memory` prints two peaks: that of the
+process, and that of all tensors and variables, as TensorFlow counts them; a GPU's memory has to
+hold those.
 
 `step` prints what the ways of looking cost that were not chosen:
 

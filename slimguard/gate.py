@@ -43,7 +43,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from slimguard import graphs, ops
+from slimguard import graphs, ops, regularizers
 from slimguard.looks import SMALL_32, Look, Now
 from slimguard.ops import branch, for_arithmetic, merge
 from slimguard.places import Home, processor_of, task_of
@@ -209,7 +209,9 @@ def guard(
 
     To put back what the forward pass writes (``slim.batch_norm(updates_collections=None)``,
     or update ops under ``tf.control_dependencies`` around ``minimize``), a copy of each such
-    variable is made ahead of the write, for which the write op gets one more control input.
+    variable is made ahead of the write, for which the write op gets one more control input. The
+    gradient of a regularizer gets one as well, so that it does not lie in memory before the
+    gradient of the data that it is added to is there (:mod:`slimguard.regularizers`).
     Nothing else that exists in the graph is changed. New ops live under the scope ``slimguard``.
     If `train_op` is in the TRAIN_OP collection, the returned op takes its place there.
 
@@ -380,6 +382,7 @@ class _Build:
                 % (max_loss, plan.train_op.name, max_loss)
             )
         _require_unseen(plan)
+        regularizers.delay(plan)
         self._home = _Place(self._device())
         self._places = self._find_places()
         with ops.our_scope(plan.graph, 'gate'), tf.device(self._home.device):

@@ -445,10 +445,14 @@ def loop_around(op):
 
 def open_sessions(graph: tf.Graph) -> List[tf1.Session]:
     """The sessions on a graph that are not closed; what they may have seen cannot be wired."""
-    return [
-        thing
-        for thing in gc.get_objects()
-        if isinstance(thing, (tf1.Session, tf1.InteractiveSession))
-        and thing.graph is graph
-        and not thing._closed
-    ]
+    found = []
+    # What refers to a session's graph is the session, or the dict of its attributes.
+    for holder in gc.get_referrers(graph):
+        if type(holder) is not dict:
+            things = [holder]
+        else:
+            things = gc.get_referrers(holder) if '_closed' in holder else []
+        for thing in things:
+            if isinstance(thing, (tf1.Session, tf1.InteractiveSession)) and not thing._closed:
+                found.append(thing)
+    return found

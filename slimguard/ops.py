@@ -188,7 +188,8 @@ class Maker:
         return self._create(kind, [x], [dtype], {'T': _type(dtype)}, near).outputs[0]
 
     def _create(self, kind, inputs, dtypes, attributes, near) -> tf.Operation:
-        attributes['_class'] = self._group(near)
+        if inputs[0].dtype != tf.resource:  # who takes a handle is placed where it points to
+            attributes['_class'] = self._group(near)
         # `create_op`, the public name, spends its time on arguments that are no longer used.
         op = self._graph._create_op_internal(
             kind, inputs, dtypes, attrs=attributes, compute_device=False

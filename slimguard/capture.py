@@ -120,13 +120,13 @@ class Capture:
 
     def _build(self) -> None:
         # What is switched is not the predicate: see gate.py.
-        written = self.gate.quiet.written  # who captures watches: nothing is to be announced
-        bad = tf.raw_ops.Switch(data=self.gate.watched, pred=written).output_false
+        is_good = self.gate.is_good
+        bad = tf.raw_ops.Switch(data=self.gate.watched, pred=is_good).output_false
         self._areas = [_Area(self._graph, tensors) for tensors in self._by_branch()]
         # An older incident makes room, so nothing ever waits.
         with tf.control_dependencies([tf.identity(bad, name='bad_step')]):
             cleared = [area.clear() for area in self._areas]
-        staged = [area.stage(written, cleared) for area in self._areas]
+        staged = [area.stage(is_good, cleared) for area in self._areas]
         self.fetch = tf.group(*staged, name='capture')
 
     def _by_branch(self) -> List[List[tf.Tensor]]:
@@ -151,13 +151,13 @@ class _Area:
     def clear(self) -> tf.Operation:
         return tf.raw_ops.StageClear(**self._names)
 
-    def stage(self, written: tf.Tensor, cleared: List[tf.Operation]) -> tf.Operation:
+    def stage(self, is_good: tf.Tensor, cleared: List[tf.Operation]) -> tf.Operation:
         values = []
         for tensor in self.tensors:
             with tf1.colocate_with(tensor.op):
                 # A reference would be read too late, when others may have written again.
                 value = tf.raw_ops.DeepCopy(x=tensor) if graphs.is_reference(tensor) else tensor
-                values.append(tf.raw_ops.Switch(data=value, pred=written).output_false)
+                values.append(tf.raw_ops.Switch(data=value, pred=is_good).output_false)
         with tf.control_dependencies(cleared):
             return tf.raw_ops.Stage(values=values, shared_name=self._names['shared_name'])
 

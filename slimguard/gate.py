@@ -110,6 +110,8 @@ class Gate:
       watched: bool scalar to feed. Fed True, a bad step neither prints nor raises.
       quiet: train_op, written, bad and step once more, as an `Outcome`. Fetched instead of those, a
         bad step neither prints nor raises, and nothing has to be fed: that is quicker.
+      is_good: bool scalar, whether a step that was looked at twice is written; dead in a calm step,
+        so what waits for it costs nothing there.
       limit: float64 scalar to feed: the largest loss that is no incident; None without a loss.
       max_loss: the default of `limit`, or None.
       raises: whether a bad step raises `InvalidArgumentError` in the session.
@@ -129,6 +131,7 @@ class Gate:
         build = _Build(plan, max_loss)
         self.train_op, self.written, self.bad, self.step = build.announced
         self.quiet = build.quiet
+        self.is_good = build.is_good
         self.labels = tuple(build.labels)
         self.watched = build.watched
         self.limit = build.limit
@@ -462,7 +465,7 @@ class _Build:
         if plan.late_loss is not None:
             after.append(self._bad_late_loss(twin, refused))
         after = tf.concat(after, 0)
-        is_good = tf.logical_and(tf.logical_not(tf.reduce_any(after)), is_fine)
+        is_good = self.is_good = tf.logical_and(tf.logical_not(tf.reduce_any(after)), is_fine)
         good, bad = branch(looked, is_good, 'good')
         undo, unwritten = branch(bad, is_fine, 'undo')
         held = self._hold(home, undo, unwritten, copies_ahead)

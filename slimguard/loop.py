@@ -318,10 +318,7 @@ class HookedSteps:
                 self._raise_what_peers_said()
                 self._end()
                 return self._loss, True
-            with self._retried():
-                loss, should_stop = self._try_step(
-                    session, train_op, global_step, train_step_kwargs
-                )
+            loss, should_stop = self._try_step(session, train_op, global_step, train_step_kwargs)
         except NanLossError as error:
             self._save_before(error.incident)
             raise
@@ -432,6 +429,9 @@ class HookedSteps:
                 kwargs = self._with_trace_writer(train_step_kwargs)
                 return self._train_step_fn(session, train_op, global_step, kwargs)
             return self._fast_step(session)
+        except tf.errors.UnavailableError as error:
+            with self._retried():  # not around every step, as it takes a microsecond
+                raise error
         except tf.errors.InvalidArgumentError as error:
             if isinstance(error, NanLossError):
                 raise

@@ -10,12 +10,13 @@ train op: what it differs from 1 by is what the measurement is worth.
 
 What limits it: every gradient is read once more, and no update can begin before the last gradient
 is known, so updates no longer run beside the backward pass. All gradients are in memory together
-then. That is no more than there is without a gate when the backward pass begins: by then there are
-all activations, and all gradients of the regularizers, which wait under a gate. What a process
-grows by is the gate's part of the graph (some 10 KB an op, in all of TensorFlow's copies of it),
-and what malloc makes of another order of allocations. So `memory` prints two peaks: that of the
-process, and that of all tensors and variables, as TensorFlow counts them; a GPU's memory has to
-hold those.
+then. With weight decay that is no more than there is without a gate when the backward pass begins:
+by then there are all activations, and all gradients of the regularizers, which wait under a gate.
+Without weight decay it is more, by up to the size of the weights, where the activations are not
+much larger than these. The rest of what a process grows by is the gate's part of the graph (some
+10 KB an op, in all of TensorFlow's copies of it), and what malloc makes of another order of
+allocations. So `memory` prints two peaks: that of the process, and that of all tensors and
+variables, as TensorFlow counts them; a GPU's memory has to hold those.
 
 `step` prints what the ways of looking cost that were not chosen:
 
@@ -51,16 +52,16 @@ HEAD = ['', 'wall', 'cpu', 'one step']
 # The trainings.
 
 
-def network(name, size=64, batch=8):
+def network(name, size=64, batch=8, weight_decay=1e-4):
     """The train op of a network of tf_slim.nets, with Momentum and moving averages."""
     from tf_slim import nets
 
     images = tf.constant(np.random.RandomState(0).randn(batch, size, size, 3).astype(np.float32))
     if name == 'inception_v3':
-        with slim.arg_scope(nets.inception.inception_v3_arg_scope()):
+        with slim.arg_scope(nets.inception.inception_v3_arg_scope(weight_decay)):
             logits, _ = nets.inception.inception_v3(images, 10, is_training=True)
     else:
-        with slim.arg_scope(nets.resnet_v1.resnet_arg_scope()):
+        with slim.arg_scope(nets.resnet_v1.resnet_arg_scope(weight_decay)):
             logits, _ = getattr(nets.resnet_v1, name)(images, 10, is_training=True)
     logits = tf.reshape(logits, [batch, 10])
     tf1.losses.sparse_softmax_cross_entropy(tf.zeros([batch], tf.int32), logits)
@@ -173,7 +174,7 @@ def rows_of(steppers, rounds, per_round=1, unit=(1e3, 'ms')):
 
 
 def step():
-    for size, rounds in ((64, 8 if QUICK else 40), (160, 4 if QUICK else 16)):
+    for size, rounds in ((64, 8 if QUICK else 40), (160, 4 if QUICK else 40)):
 
         def build(size=size):
             return network('resnet_v1_50', size)
@@ -261,13 +262,17 @@ def _build_times(name):
 
 
 def memory():
-    for size in (64, 160):
-        print('\nPeak memory of training ResNet-50 for 5 steps, 8 x %d x %d x 3\n' % (size, size))
+    for size, weight_decay in ((64, 1e-4), (160, 1e-4), (64, 0.0), (160, 0.0)):
+        print(
+            '\nPeak memory of training ResNet-50 for 5 steps, 8 x %d x %d x 3, weight decay %g\n'
+            % (size, size, weight_decay)
+        )
         peaks = {'unguarded': [], 'unguarded again': [], 'guarded': []}
         tensors = {what: [] for what in peaks}
         for _ in range(1 if QUICK else 4):
             for what in peaks:
-                command = [sys.executable, os.path.abspath(__file__), '--peak', str(size), what]
+                command = [sys.executable, os.path.abspath(__file__), '--peak']
+                command += [str(size), str(weight_decay), what]
                 run = subprocess.run(command, stdout=subprocess.PIPE, check=True)
                 peak, of_tensors = map(float, run.stdout.split()[-2:])
                 peaks[what].append(peak)
@@ -282,9 +287,11 @@ def memory():
         print(measure.table(rows), flush=True)
 
 
-def print_peaks(size, guarded):
+def print_peaks(size, weight_decay, guarded):
     """The largest sizes in MiB: of this process, and of all tensors and variables in it."""
-    stepper = Stepper(lambda: network('resnet_v1_50', size), guarded=guarded)
+    stepper = Stepper(
+        lambda: network('resnet_v1_50', size, weight_decay=weight_decay), guarded=guarded
+    )
     for _ in range(5):
         stepper.step()
     process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # KiB on Linux
@@ -312,7 +319,8 @@ def main():
     tf1.disable_eager_execution()
     tf1.logging.set_verbosity(tf1.logging.FATAL)
     if '--peak' in sys.argv:
-        return print_peaks(int(sys.argv[-2]), sys.argv[-1] == 'guarded')
+        size, weight_decay, what = sys.argv[-3:]
+        return print_peaks(int(size), float(weight_decay), what == 'guarded')
     tables = [step, tiny, growth, build, memory]
     wanted = [table for table in tables if table.__name__ in sys.argv]
     print('TensorFlow %s, %d cores' % (tf.__version__, os.cpu_count()))

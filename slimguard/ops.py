@@ -14,7 +14,7 @@ from slimguard import graphs
 
 tf1 = tf.compat.v1
 
-_YES, _NO = tf1.AttrValue(b=True), tf1.AttrValue(b=False)
+_NO = tf1.AttrValue(b=False)
 _types = {}
 
 # What can be joined, and to what size: what is joined is a copy, and takes memory.
@@ -42,7 +42,10 @@ def our_scope(graph: tf.Graph, name: str) -> Iterator[None]:
 
 
 class Maker:
-    """Makes ops in one graph, each at the place of another op: on its device, in its group."""
+    """Makes ops in one graph, each at the place of another op: on its device, in its group.
+
+    Attributes that TensorFlow would set to the same are not set: each takes its time.
+    """
 
     def __init__(self, graph: tf.Graph):
         self._graph = graph
@@ -67,7 +70,7 @@ class Maker:
         return self._reduce('Max', x, axes, near)
 
     def cast(self, x: tf.Tensor, dtype: tf.DType, near: tf.Operation) -> tf.Tensor:
-        attributes = {'SrcT': _type(x.dtype), 'DstT': _type(dtype), 'Truncate': _NO}
+        attributes = {'SrcT': _type(x.dtype), 'DstT': _type(dtype)}
         return self._create('Cast', [x], [dtype], attributes, near).outputs[0]
 
     def alike(self, tensors: Sequence[tf.Tensor]) -> List[List[int]]:
@@ -138,7 +141,6 @@ class Maker:
         """One tensor, of one after the other along `axis`."""
         dtype = tensors[0].dtype.base_dtype
         attributes = {'N': tf1.AttrValue(i=len(tensors)), 'T': _type(dtype)}
-        attributes['Tidx'] = _type(tf.int32)
         return self._create('ConcatV2', [*tensors, axis], [dtype], attributes, near).outputs[0]
 
     def split(self, x: tf.Tensor, number: int, near: tf.Operation) -> List[tf.Tensor]:
@@ -149,9 +151,8 @@ class Maker:
 
     def rows(self, x: tf.Tensor, number: int, near: tf.Operation) -> tf.Tensor:
         """A matrix of `number` rows."""
-        attributes = {'T': _type(x.dtype), 'Tshape': _type(tf.int32)}
         inputs = [x, self.constant((number, -1), near)]
-        return self._create('Reshape', inputs, [x.dtype], attributes, near).outputs[0]
+        return self._create('Reshape', inputs, [x.dtype], {'T': _type(x.dtype)}, near).outputs[0]
 
     def constant(self, value, near: tf.Operation) -> tf.Tensor:
         """An int32 constant on the device of `near`: one for all that ask for it there."""
@@ -176,12 +177,11 @@ class Maker:
         if graphs.is_resource(variable):
             attributes = {'dtype': _type(value.dtype)}
             return self._create('AssignVariableOp', inputs, [], attributes, variable)
-        attributes = {'T': _type(value.dtype), 'use_locking': _YES, 'validate_shape': _NO}
+        attributes = {'T': _type(value.dtype), 'validate_shape': _NO}
         return self._create('Assign', inputs, [inputs[0].dtype], attributes, variable)
 
     def _reduce(self, kind, x: tf.Tensor, axes: tf.Tensor, near: tf.Operation) -> tf.Tensor:
-        attributes = {'T': _type(x.dtype), 'Tidx': _type(tf.int32), 'keep_dims': _NO}
-        return self._create(kind, [x, axes], [x.dtype], attributes, near).outputs[0]
+        return self._create(kind, [x, axes], [x.dtype], {'T': _type(x.dtype)}, near).outputs[0]
 
     def _unary(self, kind: str, x: tf.Tensor, near: tf.Operation) -> tf.Tensor:
         dtype = x.dtype.base_dtype

@@ -266,6 +266,7 @@ class HookedSteps:
         self._session_wrapper = session_wrapper
         self._hooks = hooks
         self._watcher = watcher
+        self._retried = _Retried(watcher)
         self._train_op = train_op
         self._save = save
         self._schedule = schedule
@@ -302,7 +303,7 @@ class HookedSteps:
         if supervisor is not None:
             self.coordinator = supervisor.coord
             self._take_reins(supervisor, hooked)
-        with self._not_the_end_of_the_input(), self._retried():
+        with self._not_the_end_of_the_input(), self._retried:
             for hook in self._hooks:
                 hook.after_create_session(session, self.coordinator)
         if self._watcher.job is not None:
@@ -318,7 +319,10 @@ class HookedSteps:
                 self._raise_what_peers_said()
                 self._end()
                 return self._loss, True
-            loss, should_stop = self._try_step(session, train_op, global_step, train_step_kwargs)
+            with self._retried:
+                loss, should_stop = self._try_step(
+                    session, train_op, global_step, train_step_kwargs
+                )
         except NanLossError as error:
             self._save_before(error.incident)
             raise
@@ -357,7 +361,7 @@ class HookedSteps:
         prepare = functools.partial(type(supervisor).prepare_or_wait_for_session, supervisor)
 
         def prepare_again(*args, **kwargs):
-            with self._retried():
+            with self._retried:
                 self._before_session()
                 return prepare(*args, **kwargs)
 
@@ -372,20 +376,10 @@ class HookedSteps:
 
     # In a cluster.
 
-    @contextlib.contextmanager
-    def _retried(self) -> Iterator[None]:
-        """Lets slim make a new session where a process of the job is gone, however that shows."""
-        try:
-            yield
-        except tf.errors.UnavailableError as error:
-            if self._watcher.job is None:
-                raise
-            raise as_aborted(error) from error
-
     def _raise_what_peers_said(self) -> None:
         if self._watcher.job is None:
             return
-        with self._retried():
+        with self._retried:
             try:
                 self.coordinator.raise_requested_exception()
             except (tf.errors.AbortedError, tf.errors.UnavailableError, NanLossError):
@@ -429,9 +423,6 @@ class HookedSteps:
                 kwargs = self._with_trace_writer(train_step_kwargs)
                 return self._train_step_fn(session, train_op, global_step, kwargs)
             return self._fast_step(session)
-        except tf.errors.UnavailableError as error:
-            with self._retried():  # not around every step, as it takes a microsecond
-                raise error
         except tf.errors.InvalidArgumentError as error:
             if isinstance(error, NanLossError):
                 raise
@@ -495,6 +486,23 @@ class HookedSteps:
             time=time.time(),
             state_lost=finding.state_lost,
         )
+
+
+class _Retried:
+    """Lets slim make a new session where a process of the job is gone, however that shows.
+
+    It is around each step, and `contextlib` would take a microsecond of that.
+    """
+
+    def __init__(self, watcher: GateWatcher):
+        self._watcher = watcher
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, error_type, error, traceback):
+        if isinstance(error, tf.errors.UnavailableError) and self._watcher.job is not None:
+            raise as_aborted(error) from error
 
 
 def _supervisor_that_calls() -> Optional[tf1.train.Supervisor]:

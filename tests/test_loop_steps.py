@@ -2,6 +2,7 @@
 
 import re
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -311,6 +312,31 @@ class TestEnding:
                 **(kwargs if own_step else {}),
             )
         assert checkpoint_at(tmp_path) == (3, [])
+
+    @pytest.mark.parametrize('when', ['in the step', 'after an incident', 'alone'])
+    def test_a_lost_server_is_answered_with_a_new_session(self, when):
+        class Losing(slimguard.NanLossHook):
+            def on_nan_loss(self, run_context, incident):
+                raise lost
+
+        def step(session, *args):
+            if when == 'after an incident':
+                session.run(check)
+            raise lost
+
+        lost = tf.errors.UnavailableError(None, None, 'a server is gone')
+        model, train_op = build()
+        check = tf.debugging.check_numerics(tf.math.log(-1.0), 'below')
+        hook = Losing(model.loss)
+        steps = loop.HookedSteps(step, None, [hook], hook, train_op, None)
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            hooked = steps.wrap(session)
+            hook.job = None if when == 'alone' else types.SimpleNamespace(worker='worker 1')
+            error = tf.errors.UnavailableError if when == 'alone' else tf.errors.AbortedError
+            with pytest.raises(error, match='a server is gone'):
+                steps.step(hooked, train_op, model.step, {})
+        assert hook.incident_count == (when == 'after an incident')
 
     def test_without_a_step_there_is_no_loss(self):
         class Stopping(tf1.train.SessionRunHook):

@@ -452,7 +452,11 @@ def open_sessions(graph: tf.Graph) -> List[tf1.Session]:
             things = [holder]
         else:
             things = gc.get_referrers(holder) if '_closed' in holder else []
-        for thing in things:
-            if isinstance(thing, (tf1.Session, tf1.InteractiveSession)) and not thing._closed:
-                found.append(thing)
+        found.extend(
+            thing
+            for thing in things
+            if isinstance(thing, (tf1.Session, tf1.InteractiveSession))
+            and thing.graph is graph
+            and not thing._closed
+        )
     return found

@@ -8,7 +8,8 @@ take no more memory than there was, each summand of this kind is made to wait fo
 sum. The sum has to wait for those in any case, and no value changes.
 """
 
-from typing import List, Optional, Tuple
+import itertools
+from typing import Iterator, List, Tuple
 
 import tensorflow as tf
 
@@ -21,59 +22,48 @@ _SMALL_BYTES = 256
 _MOST_OPS = 8
 _MERGES = frozenset(['Merge', 'RefMerge'])  # every way out of a branch or a loop leads through one
 
+_Wait = Tuple[tf.Operation, tf.Operation]  # an op, and one that it is to wait for
+
 
 def delay(plan: Plan) -> None:
     """Makes the summands of gradients that are made of variables alone wait for the others.
 
     Nothing is done if a session is open on the graph: what it has seen cannot be wired any more.
     """
-    late = [
-        (first, other)
-        for op in plan.order
-        if op.type == 'AddN' and op not in plan.held and graphs.flow_around(op) is None
-        for firsts, others in [_summands(op, plan)]
-        for first in firsts
-        for other in others
-    ]
+    late: List[_Wait] = []
+    for op in plan.order:
+        if op.type == 'AddN' and op not in plan.held and graphs.flow_around(op) is None:
+            late.extend(_waits(op, plan))
     if late and not graphs.open_sessions(plan.graph):
         for first, other in late:
             first._add_control_input(other)
 
 
-def _summands(add, plan: Plan) -> Tuple[List[tf.Operation], List[tf.Operation]]:
-    """The ops that begin to make the summands that can wait, and those that make the others."""
-    firsts: List[tf.Operation] = []
-    others: List[tf.Operation] = []
-    for summand in add.inputs:
-        found = _firsts(summand.op, add, plan)
-        if found is None:
-            others.append(summand.op)
-        else:
-            firsts.extend(found)
-    return firsts, others
+def _waits(add, plan: Plan) -> Iterator[_Wait]:
+    """What is to wait so that the summands of `add` that can wait do so, and for what."""
+    firsts = [_firsts(summand.op, add, plan) for summand in add.inputs]
+    others = [summand.op for summand, found in zip(add.inputs, firsts) if not found]
+    return itertools.product(itertools.chain.from_iterable(firsts), others)
 
 
-def _firsts(last, add, plan: Plan) -> Optional[List[tf.Operation]]:
-    """The first of the ops that make a summand of `add`; None unless it can wait."""
-    makers = {last: None}
+def _firsts(last, add, plan: Plan) -> List[tf.Operation]:
+    """The first of the ops that make a summand of `add`; empty if it cannot wait."""
+    makers = [last]
     firsts = []
-    waiting = [last]
-    while waiting:
-        op = waiting.pop()
+    for op in makers:  # which grows meanwhile
         if not op.inputs or op.type in _MERGES or graphs.is_stateful(op):
-            return None
+            return []
         if op.device != add.device or op._control_outputs:
-            return None
+            return []
         made = [t.op for t in op.inputs if not _is_there(t, plan)]
         if not made:
             firsts.append(op)
-        waiting.extend(each for each in made if each not in makers)
-        makers.update(dict.fromkeys(made))
+        makers.extend(each for each in dict.fromkeys(made) if each not in makers)
         if len(makers) > _MOST_OPS:
-            return None
+            return []
     # Who else takes what they make would have to wait as well.
     takers = (taker for op in makers for tensor in op.outputs for taker in tensor.consumers())
-    return firsts if all(taker is add or taker in makers for taker in takers) else None
+    return firsts if all(taker is add or taker in makers for taker in takers) else []
 
 
 def _is_there(tensor: tf.Tensor, plan: Plan) -> bool:

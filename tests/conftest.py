@@ -18,3 +18,13 @@ def graph():
     with tf.Graph().as_default() as graph:
         tf1.set_random_seed(1)
         yield graph
+
+
+@pytest.fixture
+def control_flow_v1():
+    """Branches and loops are ops of the graph, and not functions."""
+    was_v2 = tf1.control_flow_v2_enabled()
+    tf1.disable_control_flow_v2()
+    yield
+    if was_v2:
+        tf1.enable_control_flow_v2()

@@ -87,6 +87,19 @@ def test_nothing_is_drawn_for_it():
     assert batches.drawn == 4
 
 
+def test_a_calm_step_runs_nothing_for_it():
+    watched = Watched(loss_of(iterator_of(good(), bad())))
+    quiet = watched.gate.quiet
+    ran = []
+    for _ in range(2):
+        metadata = tf1.RunMetadata()
+        options = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE)
+        watched.session.run([quiet.step, watched.capture.fetch], None, options, metadata)
+        nodes = [node for device in metadata.step_stats.dev_stats for node in device.node_stats]
+        ran.append({node.node_name for node in nodes if '/capture/' in node.node_name})
+    assert not ran[0] and 'slimguard/capture/Stage' in ran[1]
+
+
 def test_a_second_bad_step_replaces_the_first_and_does_not_wait():
     x = iterator_of(bad(0), bad(1), bad(2))
     watched = Watched(loss_of(x))
@@ -230,8 +243,7 @@ def test_several_devices():
     np.testing.assert_array_equal(again, drawn)
 
 
-def test_what_is_drawn_in_a_loop_is_named():
-    tf1.disable_control_flow_v2()
+def test_what_is_drawn_in_a_loop_is_named(control_flow_v1):
     x = iterator_of(bad())
 
     def body(i, total):

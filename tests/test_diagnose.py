@@ -125,27 +125,21 @@ def test_a_branch_is_looked_into_if_it_was_taken(v2):
         (tf1.enable_control_flow_v2 if was_on else tf1.disable_control_flow_v2)()
 
 
-def test_what_a_loop_drew_is_said_not_to_be_kept():
-    was_on = tf1.control_flow_v2_enabled()
-    tf1.disable_control_flow_v2()
-    try:
-        drawn = Batches(bad=[3])
+def test_what_a_loop_drew_is_said_not_to_be_kept(control_flow_v1):
+    drawn = Batches(bad=[3])
 
-        def body(i, total):
-            row = tf1.py_func(drawn._draw, [], tf.float32, stateful=True)
-            row.set_shape([4, 3])
-            return i + 1, total + row
+    def body(i, total):
+        row = tf1.py_func(drawn._draw, [], tf.float32, stateful=True)
+        row.set_shape([4, 3])
+        return i + 1, total + row
 
-        _, total = tf1.while_loop(lambda i, _: i < 2, body, [0, tf.zeros([4, 3])])
-        failed = Failed(regression(tf.matmul(total, weights([3, 1]))))
-        before = drawn.drawn
-        found = diagnosis_of(failed)
-        assert drawn.drawn == before == 4
-        assert not found.found
-        assert 'not kept, for it was drawn inside a loop: while/PyFunc' in str(found)
-    finally:
-        if was_on:
-            tf1.enable_control_flow_v2()
+    _, total = tf1.while_loop(lambda i, _: i < 2, body, [0, tf.zeros([4, 3])])
+    failed = Failed(regression(tf.matmul(total, weights([3, 1]))))
+    before = drawn.drawn
+    found = diagnosis_of(failed)
+    assert drawn.drawn == before == 4
+    assert not found.found
+    assert 'not kept, for it was drawn inside a loop: while/PyFunc' in str(found)
 
 
 def test_a_loss_above_max_loss_is_said_to_be_just_that():

@@ -555,20 +555,11 @@ def test_a_train_op_that_only_counts_is_guarded_like_any_other():
         assert session.run(step) == 3
 
 
-@pytest.fixture
-def loops_of_v1():
-    was_v2 = tf1.control_flow_v2_enabled()
-    tf1.disable_control_flow_v2()
-    yield
-    if was_v2:
-        tf1.enable_control_flow_v2()
-
-
 kinds = pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'resource'])
 
 
 @kinds
-def test_a_loop_never_writes_more_than_is_seen(use_resource, loops_of_v1):
+def test_a_loop_never_writes_more_than_is_seen(use_resource, control_flow_v1):
     """Often, as what is read too early is read in time now and then."""
     hurt = tf1.placeholder_with_default(0.0, [])
     w = weight(use_resource=use_resource)
@@ -585,7 +576,7 @@ def test_a_loop_never_writes_more_than_is_seen(use_resource, loops_of_v1):
 
 
 @kinds
-def test_a_forward_write_in_a_loop_that_only_the_update_waits_for(use_resource, loops_of_v1):
+def test_a_forward_write_in_a_loop_that_only_the_update_waits_for(use_resource, control_flow_v1):
     """Neither the loss nor a gradient is computed from what leaves the loop."""
     hurt = tf1.placeholder_with_default(0.0, [])
     w = weight(use_resource=use_resource)

@@ -62,23 +62,19 @@ def test_what_cannot_raise_is_left_alone():
     assert drawn(whole).num == 2
 
 
-def test_a_histogram_on_a_branch_or_in_a_loop():
-    tf1.disable_control_flow_v2()
-    try:
-        made = []
+def test_a_histogram_on_a_branch_or_in_a_loop(control_flow_v1):
+    made = []
 
-        def draw():
-            made.append(tf1.summary.histogram('branch', tf.constant(BAD)))
-            return made[0]
+    def draw():
+        made.append(tf1.summary.histogram('branch', tf.constant(BAD)))
+        return made[0]
 
-        on_branch = tf.cond(tf1.placeholder_with_default(True, []), draw, lambda: tf.constant(''))
+    on_branch = tf.cond(tf1.placeholder_with_default(True, []), draw, lambda: tf.constant(''))
 
-        def body(i, _):
-            return i + 1, tf1.summary.histogram('loop', tf.constant(BAD) * tf.cast(i, tf.float32))
+    def body(i, _):
+        return i + 1, tf1.summary.histogram('loop', tf.constant(BAD) * tf.cast(i, tf.float32))
 
-        _, in_loop = tf.while_loop(lambda i, _: i < 3, body, [0, ''])
-    finally:
-        tf1.enable_control_flow_v2()
+    _, in_loop = tf.while_loop(lambda i, _: i < 3, body, [0, ''])
     leave_out_bad_values(on_branch.graph)
     assert drawn(on_branch).num == 2
     assert drawn(in_loop).max == 2

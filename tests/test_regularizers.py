@@ -168,10 +168,9 @@ def test_what_is_on_another_device_does_not_wait():
 
 
 @kinds
-def test_what_comes_out_of_a_branch_or_a_loop_does_not_wait(use_resource):
+def test_what_comes_out_of_a_branch_or_a_loop_does_not_wait(use_resource, control_flow_v1):
     weights = weights_with(slim.l2_regularizer(0.01), use_resource)
     loss = loss_of(weights)
-    tf1.disable_control_flow_v2()
     loss += tf1.cond(loss > 0, lambda: 0.1 * tf.nn.l2_loss(weights[0]), lambda: 0.0)
     loss += tf1.while_loop(
         lambda i, _: i < 2, lambda i, x: (i + 1, x + tf.nn.l2_loss(weights[1])), [0, 0.0]
@@ -179,10 +178,9 @@ def test_what_comes_out_of_a_branch_or_a_loop_does_not_wait(use_resource):
     assert weights_of(guard_and_compare(train_op_of(loss))) == NAMES
 
 
-def test_nothing_waits_for_what_is_in_a_loop():
+def test_nothing_waits_for_what_is_in_a_loop(control_flow_v1):
     """It would wait in there for ever, or TensorFlow would refuse the graph."""
     weights = weights_with(None)
-    tf1.disable_control_flow_v2()
     half = 0.5 * weights[0]
 
     def body(i, x):
@@ -230,6 +228,7 @@ def test_sessions_that_are_closed_or_elsewhere_do_not_matter():
     with tf.Graph().as_default(), models.new_session():
         pass
     other = tf1.Session(graph=tf.Graph())
+    other.knows = train_op.graph
     assert len(guard_and_compare(train_op, loss)) == LAYERS
     other.close()
 

@@ -47,6 +47,7 @@ def train_op_for(logits, labels, variables_to_train=None):
 
 def pretrain(train_dir):
     with tf.Graph().as_default():
+        tf.set_random_seed(4)
         images, labels = load_batch(8)
         train_op = train_op_for(network(images, 2), labels)
         slim.learning.train(train_op, train_dir, number_of_steps=5)
@@ -72,6 +73,7 @@ def main(_):
     tf.logging.set_verbosity(tf.logging.INFO)
     checkpoint = pretrain(os.path.join(FLAGS.train_dir, 'pretrained'))
     with tf.Graph().as_default():
+        tf.set_random_seed(4)
         images, labels = load_batch(8, FLAGS.nan_image)
         train_op = train_op_for(network(images, 2), labels, get_variables_to_train())
         loss = slim.learning.train(

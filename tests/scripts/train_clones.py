@@ -64,6 +64,7 @@ def optimize_clones(scopes, optimizer):
 def main(unused_argv):
     tf.logging.set_verbosity(tf.logging.INFO)
     with tf.Graph().as_default():
+        tf.set_random_seed(1)
         global_step = slim.create_global_step()
         queue = inputs(batch_size=4)
         scopes = create_clones(queue)

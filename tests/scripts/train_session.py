@@ -14,6 +14,7 @@ parser.add_argument('--save_dir', default='/tmp/session')
 parser.add_argument('--num_steps', type=int, default=20)
 parser.add_argument('--nan_batch', type=int, default=-1, help='which batch is broken')
 args = parser.parse_args()
+tf.set_random_seed(2)
 
 
 class Feeder(threading.Thread):

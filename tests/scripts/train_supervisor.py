@@ -35,6 +35,7 @@ def next_batch():
 
 def train():
     with tf.Graph().as_default():
+        tf.set_random_seed(3)
         x, y = next_batch()
         total_loss = losses(model(x), y)
         global_step = tf.train.get_or_create_global_step()

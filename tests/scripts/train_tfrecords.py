@@ -76,6 +76,7 @@ def main(_):
     write_records(path)
 
     with tf.Graph().as_default():
+        tf.set_random_seed(0)
         dataset = get_split(path)
         provider = slim.dataset_data_provider.DatasetDataProvider(
             dataset, num_readers=1, shuffle=False, common_queue_capacity=32, common_queue_min=8

@@ -100,7 +100,12 @@ def record(origins: Origins, ops) -> Dict[str, Any]:
 
 def _frames(op) -> List[Tuple[str, int, str]]:
     """File, line and function of each call that led to `op`, the outermost first."""
-    return [(frame[0], frame[1], frame[2]) for frame in op.traceback or ()]
+    # By their names: asked for by number, the frames of some TensorFlow 2 read their line of source
+    # as well, and go through all of `sys.modules` for a file that has none, such as a notebook's.
+    return [
+        (frame.filename, frame.lineno, frame.name) if hasattr(frame, 'filename') else frame[:3]
+        for frame in op.traceback or ()
+    ]
 
 
 def _directories() -> Tuple[str, ...]:

@@ -47,7 +47,8 @@ _MULTIPLIES = re.compile(r'(Resource)?Scatter(Nd)?(Mul|Div)$')
 _REFERENCES = 100
 _RESOURCE = tf.resource.as_datatype_enum
 
-# What is asked for often is found out once, by the name of a type.
+# What is asked for often is found out once, by the name of a type; not for a function, since each
+# graph may mean another one by a name.
 _op_defs: Dict[str, object] = {}
 _arguments_of_type: Dict[str, List['_Argument']] = {}
 _floats: Dict[int, bool] = {}
@@ -57,8 +58,15 @@ def op_def_of(op):
     """The OpDef of `op`; TensorFlow parses it anew at every access, so it is kept by type."""
     op_type = op.type
     if op_type not in _op_defs:
+        if is_function(op.graph, op_type):
+            return op.op_def
         _op_defs[op_type] = op.op_def
     return _op_defs[op_type]
+
+
+def is_function(graph: tf.Graph, op_type: str) -> bool:
+    """Whether a type of op is a function of the graph's library, as those of a `Defun` are."""
+    return graph._is_function(op_type)  # has no public name
 
 
 def is_stateful(op) -> bool:
@@ -71,13 +79,16 @@ def op_def_of_type(graph: tf.Graph, op_type: str):
 
     The method has no public name on TensorFlow 1.15.
     """
-    if op_type not in _op_defs:
-        find = getattr(graph, 'op_def_for_type', None) or graph._get_op_def
-        try:
-            _op_defs[op_type] = find(op_type)
-        except (tf.errors.NotFoundError, KeyError):
-            return None
-    return _op_defs[op_type]
+    if op_type in _op_defs:
+        return _op_defs[op_type]
+    find = getattr(graph, 'op_def_for_type', None) or graph._get_op_def
+    try:
+        op_def = find(op_type)
+    except (tf.errors.NotFoundError, KeyError):
+        return None
+    if not is_function(graph, op_type):
+        _op_defs[op_type] = op_def
+    return op_def
 
 
 def needs(op) -> Iterator[tf.Operation]:
@@ -171,7 +182,7 @@ def _arguments(op) -> List[_Argument]:
                 len(op.inputs) - len(arguments) + 1 if len(lists) == 1 else _length(op, argument)
             )
         found.extend([_Argument(argument.name, argument.is_ref)] * count)
-    if not lists:
+    if not lists and not is_function(op.graph, op.type):
         _arguments_of_type[op.type] = found
     return found
 

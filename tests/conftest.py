@@ -20,11 +20,23 @@ def graph():
         yield graph
 
 
+def _switch_control_flow(v2):
+    (tf1.enable_control_flow_v2 if v2 else tf1.disable_control_flow_v2)()
+
+
+@pytest.fixture(params=['v1', 'v2'])
+def control_flow(request):
+    """Once with branches and loops that are ops of the graph, 'v1', and once functions, 'v2'."""
+    was_v2 = tf1.control_flow_v2_enabled()
+    _switch_control_flow(request.param == 'v2')
+    yield request.param
+    _switch_control_flow(was_v2)
+
+
 @pytest.fixture
 def control_flow_v1():
     """Branches and loops are ops of the graph, and not functions."""
     was_v2 = tf1.control_flow_v2_enabled()
-    tf1.disable_control_flow_v2()
+    _switch_control_flow(False)
     yield
-    if was_v2:
-        tf1.enable_control_flow_v2()
+    _switch_control_flow(was_v2)

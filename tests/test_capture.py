@@ -156,30 +156,23 @@ def test_strings_and_sparse_batches_are_kept():
     assert any(np.isnan(value).any() for value in values if value.dtype.kind == 'f')
 
 
-@pytest.mark.parametrize('v2', [False, True], ids=['v1', 'v2'])
-def test_of_two_inputs_in_a_cond_the_one_taken_is_kept(v2):
-    switch = tf1.enable_control_flow_v2 if v2 else tf1.disable_control_flow_v2
-    was_on = tf1.control_flow_v2_enabled()
-    switch()
-    try:
-        first = Batches(bad=[1])
-        second = iterators(good(0), bad(5))
-        which = tf1.placeholder(tf.bool, [], name='which')
-        x = tf1.cond(which, lambda: draw(first), second.get_next, name='pick')
-        x.set_shape([4, 3])
-        watched = Watched(loss_of(x))
-        for use_first in (True, False, True, False):
-            written, (used,) = watched.step({which: use_first}, [x])
-            values = watched.take()
-            assert (values == {}) == written
-        # The last one, after each input was drawn twice.
-        found = diagnose(watched.session, watched.capture, values)
-        assert (found.phase, found.spots.rows) == ('input', [1])
-        np.testing.assert_array_equal(values[found.tensor], used)
-        assert len(values) == 3  # what was not taken has no value
-        assert first.drawn == 2
-    finally:
-        (tf1.enable_control_flow_v2 if was_on else tf1.disable_control_flow_v2)()
+def test_of_two_inputs_in_a_cond_the_one_taken_is_kept(control_flow):
+    first = Batches(bad=[1])
+    second = iterators(good(0), bad(5))
+    which = tf1.placeholder(tf.bool, [], name='which')
+    x = tf1.cond(which, lambda: draw(first), second.get_next, name='pick')
+    x.set_shape([4, 3])
+    watched = Watched(loss_of(x))
+    for use_first in (True, False, True, False):
+        written, (used,) = watched.step({which: use_first}, [x])
+        values = watched.take()
+        assert (values == {}) == written
+    # The last one, after each input was drawn twice.
+    found = diagnose(watched.session, watched.capture, values)
+    assert (found.phase, found.spots.rows) == ('input', [1])
+    np.testing.assert_array_equal(values[found.tensor], used)
+    assert len(values) == 3  # what was not taken has no value
+    assert first.drawn == 2
 
 
 def iterators(*batches):

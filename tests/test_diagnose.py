@@ -102,27 +102,21 @@ def test_a_constant_that_is_bad_is_named():
     assert found.phase == 'constant' or found.op_type == 'Fill'
 
 
-@pytest.mark.parametrize('v2', [False, True], ids=['v1', 'v2'])
-def test_a_branch_is_looked_into_if_it_was_taken(v2):
-    was_on = tf1.control_flow_v2_enabled()
-    (tf1.enable_control_flow_v2 if v2 else tf1.disable_control_flow_v2)()
-    try:
-        x = batches(put(0.0, 3, 3))
-        w = weights()
-        taken = tf1.cond(
-            tf.reduce_min(x) < 1e-3,
-            lambda: tf.matmul(tf.math.log(x), w),  # at fault: a branch
-            lambda: tf.matmul(tf.sqrt(x), w),
-        )  # at fault: a cond
-        found = diagnosis_of(Failed(regression(taken)))
-        if v2:
-            assert found.op_type in ('If', 'StatelessIf')
-            assert 'which cannot be looked into' in found.trouble and 'Log' in found.trouble
-        else:
-            assert found.op_type == 'Log'
-            assert 'at fault: a branch' in linecache.getline(found.line.file, found.line.number)
-    finally:
-        (tf1.enable_control_flow_v2 if was_on else tf1.disable_control_flow_v2)()
+def test_a_branch_is_looked_into_if_it_was_taken(control_flow):
+    x = batches(put(0.0, 3, 3))
+    w = weights()
+    taken = tf1.cond(
+        tf.reduce_min(x) < 1e-3,
+        lambda: tf.matmul(tf.math.log(x), w),  # at fault: a branch
+        lambda: tf.matmul(tf.sqrt(x), w),
+    )  # at fault: a cond
+    found = diagnosis_of(Failed(regression(taken)))
+    if control_flow == 'v2':
+        assert found.op_type in ('If', 'StatelessIf')
+        assert 'which cannot be looked into' in found.trouble and 'Log' in found.trouble
+    else:
+        assert found.op_type == 'Log'
+        assert 'at fault: a branch' in linecache.getline(found.line.file, found.line.number)
 
 
 def test_what_a_loop_drew_is_said_not_to_be_kept(control_flow_v1):

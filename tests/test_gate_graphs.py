@@ -6,6 +6,8 @@ Each function below builds one training and names the places where it can be hur
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import function
+from tensorflow.python.ops import gen_resource_variable_ops as resource_ops
 from tensorflow.python.training import moving_averages
 
 from slimguard import compat, gate
@@ -529,19 +531,10 @@ CONTROL_FLOW = [
 ]
 
 
-@pytest.fixture(params=['v1', 'v2'])
-def control_flow(request):
-    was_v2 = tf1.control_flow_v2_enabled()
-    (tf1.enable_control_flow_v2 if request.param == 'v2' else tf1.disable_control_flow_v2)()
-    with tf.Graph().as_default():
-        # The branches and loops of v2 are functions, and take no reference.
-        tf1.get_variable_scope().set_use_resource(request.param == 'v2')
-        yield request.param
-    (tf1.enable_control_flow_v2 if was_v2 else tf1.disable_control_flow_v2)()
-
-
 @pytest.mark.parametrize('name', CONTROL_FLOW)
 def test_bad_step_changes_nothing_in_control_flow(name, control_flow):
+    # The branches and loops of v2 are functions, and take no reference.
+    tf1.get_variable_scope().set_use_resource(control_flow == 'v2')
     models.check_every_damage(MODELS[name])
 
 
@@ -553,6 +546,24 @@ def test_a_train_op_that_only_counts_is_guarded_like_any_other():
         for _ in range(3):
             session.run(guarded)
         assert session.run(step) == 3
+
+
+def test_two_graphs_may_mean_other_functions_by_one_name():
+    """The call of a `Defun` is an op of a type that is named as the function is."""
+    for count in (1, 2):
+        with tf.Graph().as_default():
+
+            @function.Defun(tf.resource, *[tf.float32] * count, func_name='update')
+            def update(handle, *amounts):
+                amount = tf.add_n(amounts)
+                with tf.control_dependencies([resource_ops.assign_sub_variable_op(handle, amount)]):
+                    return tf.identity(amount)
+
+            hurt = tf1.placeholder_with_default(0.0, [])
+            w = weight(use_resource=True)
+            guarded = models.Guarded(update(w.handle, *[hurt + tf.ones([3])] * count))
+            guarded.assert_written({hurt: 0.0})
+            guarded.assert_held({hurt: np.nan}, 'nan in what a function writes')
 
 
 kinds = pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'resource'])

@@ -363,7 +363,9 @@ def feeds_square(write) -> bool:
 
 
 def dtype_of(variable: tf.Operation) -> tf.DType:
-    return tf.as_dtype(variable.get_attr('dtype')).base_dtype
+    if is_resource(variable):
+        return tf.as_dtype(variable.get_attr('dtype')).base_dtype
+    return variable.outputs[0].dtype.base_dtype  # attributes are slow to ask for
 
 
 def device_of(op) -> str:

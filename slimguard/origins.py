@@ -49,7 +49,7 @@ class Origins:
     def __init__(self, graph: tf.Graph):
         self._graph = graph
         self._theirs = _directories()
-        self._lines: Dict[Tuple[str, int], Optional[Line]] = {}
+        self._lines: Dict[Tuple[str, int, str], Optional[Line]] = {}
 
     def __call__(self, name: str) -> Origin:
         op = self._graph.get_operation_by_name(name)
@@ -59,13 +59,12 @@ class Origins:
 
     def _line(self, op) -> Optional[Line]:
         for frame in reversed(_frames(op)):
-            file, number, function = frame
-            if file.startswith('<') or self._is_theirs(file):
-                continue
-            if (file, number) not in self._lines:
-                text = linecache.getline(file, number).strip()
-                self._lines[file, number] = Line(file, number, function, text)
-            return self._lines[file, number]
+            if not self._is_theirs(frame[0]):
+                if frame not in self._lines:
+                    self._lines[frame] = _line_of(*frame)
+                line = self._lines[frame]
+                if line is not None:
+                    return line
         return None
 
     def _is_theirs(self, file: str) -> bool:
@@ -106,6 +105,13 @@ def _frames(op) -> List[Tuple[str, int, str]]:
         (frame.filename, frame.lineno, frame.name) if hasattr(frame, 'filename') else frame[:3]
         for frame in op.traceback or ()
     ]
+
+
+def _line_of(file: str, number: int, function: str) -> Optional[Line]:
+    """The line, or None if nobody can open it."""
+    text = linecache.getline(file, number).strip()
+    # A notebook's cell is kept with its source; what was frozen, evaluated or typed in has none.
+    return None if file.startswith('<') and not text else Line(file, number, function, text)
 
 
 def _directories() -> Tuple[str, ...]:

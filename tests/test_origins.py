@@ -1,6 +1,9 @@
 """Where in the user's code the ops of a graph were made."""
 
 import inspect
+import linecache
+
+import pytest
 
 from slimguard.origins import Origins
 
@@ -32,3 +35,16 @@ def test_a_line_of_a_file_is_found_without_a_look_through_the_modules(graph, tmp
     monkeypatch.setattr(inspect, 'getmodule', look)
     line = Origins(graph)('double').line
     assert line[:3] == (path, 5, 'double')
+
+
+@pytest.mark.parametrize('has_source', [True, False])
+def test_a_line_of_a_notebooks_cell_is_found_as_its_source_is_kept(graph, monkeypatch, has_source):
+    if has_source:  # as IPython does; by None it is known that there is no file to compare it with
+        lines = SOURCE.splitlines(True)
+        monkeypatch.setitem(linecache.cache, CELL, (len(SOURCE), None, lines, CELL))
+    exec(compile(SOURCE, CELL, 'exec'), {})
+    line = Origins(graph)('double').line
+    if has_source:
+        assert str(line) == CELL + ":5, in double: return tf.multiply(x, 2.0, name='double')"
+    else:
+        assert line.file == __file__

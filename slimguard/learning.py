@@ -90,9 +90,14 @@ def create_train_op(
 
     Raises:
       TypeError, ValueError: if `total_loss` is no floating scalar Tensor.
-      RuntimeError: in eager mode.
+      RuntimeError: in eager mode; if the graph is finalized, as it is after `train`.
     """
     gates.require_loss(total_loss, 'total_loss')
+    if total_loss.graph.finalized:
+        raise RuntimeError(
+            'the graph is finalized, so no train op can be added for total_loss %r. %s'
+            % (total_loss.name, _BUILD_ANEW)
+        )
     train_op = _slim_create_train_op(
         total_loss,
         optimizer,
@@ -199,8 +204,8 @@ def train(
       ValueError: as `slim.learning.train`; if `on_nan` or `max_loss` is not what is expected, or
         disagrees with a hook; if the train op cannot be guarded or is of another graph.
       ImportError: if `progress` is True and tqdm is not installed.
-      RuntimeError: in eager mode; if the graph is finalized, as inside a
-        ``with MonitoredTrainingSession(...)`` block.
+      RuntimeError: in eager mode; if the graph is finalized, as it is after another `train` and
+        inside a ``with MonitoredTrainingSession(...)`` block.
       tf.errors.OpError: if the last checkpoint could not be written, as on a full disk.
     """
     if train_op is None:
@@ -329,15 +334,22 @@ def _has_reached(number_of_steps: Optional[int], global_step, session) -> bool:
     return number_of_steps is not None and session.run(global_step) >= number_of_steps
 
 
-_FINALIZED = """\
-the graph is finalized, as inside a "with MonitoredTrainingSession(...)" block, and train() makes \
-a session of its own. Change
+_BUILD_ANEW = (
+    'If a training on it has ended, build the model again, inside "with tf.Graph().as_default():"; '
+    'train() with the same logdir goes on from its checkpoint.'
+)
+_FINALIZED = (
+    'the graph is finalized. '
+    + _BUILD_ANEW
+    + """
+Inside a "with MonitoredTrainingSession(...)" block, train() makes a session of its own: change
     with tf.train.MonitoredTrainingSession(hooks=hooks) as sess:
         ...
         slimguard.train(train_op, logdir, ...)
 to
     slimguard.train(train_op, logdir, ..., hooks=hooks)
 The hooks go into train(), and the block goes away."""
+)
 
 
 class _Save:

@@ -403,6 +403,17 @@ class TestErrors:
                 slimguard.train(train_op, None)
         assert 'slimguard.train(train_op, logdir, ..., hooks=hooks)' in str(caught.value)
 
+    def test_after_a_training_it_says_how_to_go_on(self, tmp_path):
+        for steps in (2, 4):
+            with tf.Graph().as_default():  # as the messages say
+                model, train_op = build()
+                train(train_op, tmp_path, steps)
+                with pytest.raises(RuntimeError, match='finalized.*build the model again.*goes on'):
+                    train(train_op, tmp_path)
+                with pytest.raises(RuntimeError, match='finalized.*no train op.*build the model'):
+                    slimguard.create_train_op(model.loss, model.optimizer)
+            assert tf.train.latest_checkpoint(str(tmp_path)).endswith('-%d' % steps)
+
     def test_eager_mode(self):
         script = (
             'import tensorflow as tf, slimguard\n'

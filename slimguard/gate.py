@@ -777,7 +777,7 @@ class _Build:
         return merge([quiet, _after([told], loud, 'told')], 'announced')
 
     def _raise(self, flags: tf.Tensor) -> tf.Operation:
-        bad = tf.boolean_mask(tf.constant([str(label) for label in self.labels], tf.string), flags)
+        bad = _those([str(label) for label in self.labels], flags)
         # The words users know, where it is the loss.
         first = tf.gather(['', self._plan.raises[0]], tf.cast(flags[0], tf.int32))
         data = [first, tf.constant(ERROR), tf.strings.reduce_join(bad, separator='|')]
@@ -785,8 +785,8 @@ class _Build:
         return tf.raw_ops.Assert(condition=tf.constant(False), data=data, summarize=1)
 
     def _print(self, flags: tf.Tensor, loud: tf.Tensor) -> tf.Operation:
-        names = tf.constant([label.name for label in self.labels], tf.string)
-        bad = tf.strings.reduce_join(tf.boolean_mask(names, flags), separator=', ')
+        bad = _those([label.name for label in self.labels], flags)
+        bad = tf.strings.reduce_join(bad, separator=', ')
         step = self._read_global_step(loud)
         text = ['slimguard: this step wrote nothing']
         if step is not None:
@@ -797,6 +797,11 @@ class _Build:
             loss = tf.cast(self._plan.losses[0], tf.float64)
             text += ['; loss ', tf.strings.as_string(loss, shortest=True)]
         return tf.print(tf.strings.join(text), output_stream=sys.stderr)
+
+
+def _those(words: Sequence[str], flags: tf.Tensor) -> tf.Tensor:
+    """The words whose flag is true. `tf.boolean_mask` builds twenty ops for any shape."""
+    return tf.gather(tf.constant(words, tf.string), tf.reshape(tf.where(flags), [-1]))
 
 
 def _after(first, tensor: tf.Tensor, name: str) -> tf.Tensor:

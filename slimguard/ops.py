@@ -24,6 +24,8 @@ _MOST_BYTES = 2**24
 _SMALL_BYTES = 2**14
 # So many of them are joined: below, the joining costs as much as it saves.
 _FEWEST_SMALL, _MOST_SMALL = 4, 64
+# Take a variable by reference or by handle: TensorFlow places those where it is.
+_TAKE_VARIABLES = frozenset(['Assign', 'AssignVariableOp', 'ReadVariableOp'])
 
 
 def _type(dtype: tf.DType) -> tf1.AttrValue:
@@ -44,7 +46,8 @@ def our_scope(graph: tf.Graph, name: str) -> Iterator[None]:
 class Maker:
     """Makes ops in one graph, each at the place of another op: on its device, in its group.
 
-    Attributes that TensorFlow would set to the same are not set: each takes its time.
+    Attributes that TensorFlow sets to the same, such as the dtypes of inputs, are not set: each
+    takes its time.
     """
 
     def __init__(self, graph: tf.Graph):
@@ -64,13 +67,13 @@ class Maker:
         return self._unary('Square', x, near)
 
     def multiply(self, x: tf.Tensor, y: tf.Tensor, near: tf.Operation) -> tf.Tensor:
-        return self._create('Mul', [x, y], [y.dtype], {'T': _type(y.dtype)}, near).outputs[0]
+        return self._create('Mul', [x, y], [y.dtype], {}, near).outputs[0]
 
     def largest(self, x: tf.Tensor, axes: tf.Tensor, near: tf.Operation) -> tf.Tensor:
         return self._reduce('Max', x, axes, near)
 
     def cast(self, x: tf.Tensor, dtype: tf.DType, near: tf.Operation) -> tf.Tensor:
-        attributes = {'SrcT': _type(x.dtype), 'DstT': _type(dtype)}
+        attributes = {'DstT': _type(dtype)}
         return self._create('Cast', [x], [dtype], attributes, near).outputs[0]
 
     def alike(self, tensors: Sequence[tf.Tensor]) -> List[List[int]]:
@@ -140,19 +143,19 @@ class Maker:
     def join(self, tensors: Sequence[tf.Tensor], axis: tf.Tensor, near: tf.Operation) -> tf.Tensor:
         """One tensor, of one after the other along `axis`."""
         dtype = tensors[0].dtype.base_dtype
-        attributes = {'N': tf1.AttrValue(i=len(tensors)), 'T': _type(dtype)}
+        attributes = {'N': tf1.AttrValue(i=len(tensors))}
         return self._create('ConcatV2', [*tensors, axis], [dtype], attributes, near).outputs[0]
 
     def split(self, x: tf.Tensor, number: int, near: tf.Operation) -> List[tf.Tensor]:
         """What was joined along the first axis, in `number` parts of the same size."""
-        attributes = {'num_split': tf1.AttrValue(i=number), 'T': _type(x.dtype)}
+        attributes = {'num_split': tf1.AttrValue(i=number)}
         first = self.constant(0, near)
         return self._create('Split', [first, x], [x.dtype] * number, attributes, near).outputs
 
     def rows(self, x: tf.Tensor, number: int, near: tf.Operation) -> tf.Tensor:
         """A matrix of `number` rows."""
         inputs = [x, self.constant((number, -1), near)]
-        return self._create('Reshape', inputs, [x.dtype], {'T': _type(x.dtype)}, near).outputs[0]
+        return self._create('Reshape', inputs, [x.dtype], {}, near).outputs[0]
 
     def constant(self, value, near: tf.Operation) -> tf.Tensor:
         """An int32 constant on the device of `near`: one for all that ask for it there."""
@@ -175,20 +178,19 @@ class Maker:
     def assign(self, variable: tf.Operation, value: tf.Tensor) -> tf.Operation:
         inputs = [variable.outputs[0], value]
         if graphs.is_resource(variable):
-            attributes = {'dtype': _type(value.dtype)}
-            return self._create('AssignVariableOp', inputs, [], attributes, variable)
-        attributes = {'T': _type(value.dtype), 'validate_shape': _NO}
+            return self._create('AssignVariableOp', inputs, [], {}, variable)
+        attributes = {'validate_shape': _NO}
         return self._create('Assign', inputs, [inputs[0].dtype], attributes, variable)
 
     def _reduce(self, kind, x: tf.Tensor, axes: tf.Tensor, near: tf.Operation) -> tf.Tensor:
-        return self._create(kind, [x, axes], [x.dtype], {'T': _type(x.dtype)}, near).outputs[0]
+        return self._create(kind, [x, axes], [x.dtype], {}, near).outputs[0]
 
     def _unary(self, kind: str, x: tf.Tensor, near: tf.Operation) -> tf.Tensor:
         dtype = x.dtype.base_dtype
-        return self._create(kind, [x], [dtype], {'T': _type(dtype)}, near).outputs[0]
+        return self._create(kind, [x], [dtype], {}, near).outputs[0]
 
     def _create(self, kind, inputs, dtypes, attributes, near) -> tf.Operation:
-        if inputs[0].dtype != tf.resource:  # who takes a handle is placed where it points to
+        if kind not in _TAKE_VARIABLES:
             attributes['_class'] = self._group(near)
         # `create_op`, the public name, spends its time on arguments that are no longer used.
         op = self._graph._create_op_internal(

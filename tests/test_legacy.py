@@ -44,24 +44,20 @@ def bad_variables(logdir):
         (
             'train_tfrecords.py',
             ['--log_dir={0}/log', '--dataset_dir={0}', '--nan_record=20'],
-            'final loss',
+            'final loss 0.',
         ),
-        ('train_clones.py', ['--train_dir={0}', '--nan_sample=20'], 'final step'),
-        ('train_session.py', ['--save_dir={0}', '--nan_batch=5'], 'step 19: loss'),
-        ('train_supervisor.py', ['--logdir={0}', '--nan_batch=3'], 'accuracy'),
-        (
-            'fine_tune.py',
-            ['--train_dir={0}', '--nan_image=20'],
-            'Finished training. Last batch loss',
-        ),
+        ('train_clones.py', ['--train_dir={0}', '--nan_sample=20'], 'final step 20'),
+        ('train_session.py', ['--save_dir={0}', '--nan_batch=5'], 'step 19: loss 0.'),
+        ('train_supervisor.py', ['--logdir={0}', '--nan_batch=3'], 'accuracy 0.'),
+        ('fine_tune.py', ['--train_dir={0}', '--nan_image=20'], 'Finished training. Last batch'),
     ],
 )
 def test_an_old_script_runs_unchanged_and_survives_a_nan(tmp_path, name, arguments, last_line):
     arguments = [argument.format(tmp_path) for argument in arguments]
     run = python(*RUN + ['--on_nan=skip', script(name)] + arguments)
     assert run.returncode == 0, run.stderr
-    said, figure = run.stdout.splitlines()[-1].rsplit(None, 1)
-    assert said == last_line and np.isfinite(float(figure))
+    assert run.stdout.splitlines()[-1].startswith(last_line)
+    assert np.isfinite(float(run.stdout.split()[-1]))
     assert 'slimguard: ' in run.stderr, 'there was no NaN'
     assert bad_variables(str(tmp_path)) == []
 

@@ -56,22 +56,7 @@ _floats: Dict[int, bool] = {}
 
 def op_def_of(op):
     """The OpDef of `op`; TensorFlow parses it anew at every access, so it is kept by type."""
-    op_type = op.type
-    if op_type not in _op_defs:
-        if is_function(op.graph, op_type):
-            return op.op_def
-        _op_defs[op_type] = op.op_def
-    return _op_defs[op_type]
-
-
-def is_function(graph: tf.Graph, op_type: str) -> bool:
-    """Whether a type of op is a function of the graph's library, as those of a `Defun` are."""
-    return graph._is_function(op_type)  # has no public name
-
-
-def is_stateful(op) -> bool:
-    """Whether two runs of `op` with the same inputs may differ: it reads, draws or writes."""
-    return op_def_of(op).is_stateful
+    return op_def_of_type(op.graph, op.type)
 
 
 def op_def_of_type(graph: tf.Graph, op_type: str):
@@ -89,6 +74,16 @@ def op_def_of_type(graph: tf.Graph, op_type: str):
     if not is_function(graph, op_type):
         _op_defs[op_type] = op_def
     return op_def
+
+
+def is_function(graph: tf.Graph, op_type: str) -> bool:
+    """Whether a type of op is a function of the graph's library, as those of a `Defun` are."""
+    return graph._is_function(op_type)  # has no public name
+
+
+def is_stateful(op) -> bool:
+    """Whether two runs of `op` with the same inputs may differ: it reads, draws or writes."""
+    return op_def_of(op).is_stateful
 
 
 def needs(op) -> Iterator[tf.Operation]:

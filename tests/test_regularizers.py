@@ -1,5 +1,7 @@
 """Gradients of regularizers wait for the gradients that they are added to; nothing else does."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -134,6 +136,32 @@ def test_a_session_keeps_to_it():
         for name in before:
             before.extend(each for each in inputs[name] if each not in before)
         assert 'gradients/%s_grad/MatMul_1' % layer in before
+
+
+def test_what_a_step_takes_in_memory():
+    """All gradients, and one more of a regularizer; not those of all regularizers beside them.
+
+    In one session of three, since TensorFlow may run what has waited later than it could.
+    """
+    train_op, loss = training(models.Damage())
+    train_op = gate.guard(train_op, loss)
+    assert min(most_bytes_of_a_step(train_op) for _ in range(3)) < (LAYERS + 1.5) * SIZE * SIZE * 4
+
+
+def most_bytes_of_a_step(train_op):
+    with models.new_session() as sess:
+        models.initialize(sess)
+        options = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE)
+        metadata = tf1.RunMetadata()
+        sess.run(train_op, options=options, run_metadata=metadata)
+    records = sorted(
+        (record.alloc_micros, record.alloc_bytes)
+        for device in metadata.step_stats.dev_stats
+        for node in device.node_stats
+        for used in node.memory
+        for record in used.allocation_records
+    )
+    return max(itertools.accumulate(size for _, size in records))
 
 
 def test_what_others_take_does_not_wait():

@@ -1,0 +1,167 @@
+"""Paths as users give them, and files that are replaced at one stroke, wherever `tf.io.gfile` goes.
+
+A path is read once, where it is given: :func:`as_path` makes it absolute there, so that a later
+`os.chdir` changes nothing. Imports no TensorFlow before a path needs it.
+"""
+
+import os
+import stat
+import uuid
+from typing import Any, List, Union
+
+Path = Union[str, bytes, 'os.PathLike[Any]']
+
+# TensorFlow looks for a checkpoint to restore with a glob of its name, which takes these for wild
+# cards: it would save, and never find what it saved.
+_WILD = '*?[\\'
+_LOCAL_SCHEME = 'file://'
+
+
+def as_path(path: Path, name: str = 'logdir') -> str:
+    """The path of a directory or file as an absolute str.
+
+    Args:
+      path: a str, bytes or `os.PathLike`, relative or absolute, or a URL of a file system that
+        `tf.io.gfile` knows (``gs://...``). ``file://`` is taken off: what follows is a local path.
+      name: what the caller calls it, for errors.
+
+    Raises:
+      TypeError: if it is no path.
+      ValueError: if it is empty, or holds what no file name of TensorFlow's can.
+    """
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise TypeError('%s must be a path (str, bytes or os.PathLike), not %r' % (name, path))
+    text = os.fsdecode(path)
+    if not text:
+        raise ValueError(
+            "%s is empty; expected the path of a directory, such as 'logs' ('.' is the working "
+            'directory)' % name
+        )
+    try:
+        text.encode('utf-8')
+    except UnicodeEncodeError:
+        raise ValueError(
+            '%s %r is no UTF-8, and TensorFlow opens no other paths; rename it' % (name, path)
+        ) from None
+    if '\0' in text:
+        raise ValueError('%s %r holds a NUL, which no file name can' % (name, path))
+    if text.startswith(_LOCAL_SCHEME):
+        text = text[len(_LOCAL_SCHEME) :] or '/'
+    if is_remote(text):
+        return text.rstrip('/') if not text.endswith('://') else text
+    # Not realpath: a logdir is shown as it was given. TensorFlow resolves `..` as abspath does.
+    return os.path.abspath(text)
+
+
+def as_logdir(path: Path, name: str = 'logdir') -> str:
+    """As `as_path`, for a directory that checkpoints are saved to and restored from.
+
+    Raises:
+      ValueError: also if TensorFlow could never restore what it saves there.
+    """
+    text = as_path(path, name)
+    found = [letter for letter in text if letter in _WILD]
+    if found:
+        raise ValueError(
+            '%s %r holds %r: TensorFlow takes it for a wild card when it looks for a checkpoint to '
+            'restore, so what is saved there could never be restored; choose a path without %s'
+            % (name, text, found[0], ' '.join(_WILD))
+        )
+    return text
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path is of a file system that only TensorFlow knows."""
+    return '://' in path
+
+
+def exists(path: str) -> bool:
+    return _gfile().exists(path) if is_remote(path) else os.path.exists(path)
+
+
+def is_dir(path: str) -> bool:
+    return _gfile().isdir(path) if is_remote(path) else os.path.isdir(path)
+
+
+def is_file(path: str) -> bool:
+    """Whether `path` is a regular file, or a link to one: reading it ends."""
+    if is_remote(path):
+        return _gfile().exists(path) and not _gfile().isdir(path)
+    return os.path.isfile(path)
+
+
+def list_dir(path: str) -> List[str]:
+    """The sorted names in a directory; none if there is no such directory.
+
+    Names that are no UTF-8 are left out: TensorFlow opens none of them.
+    """
+    if not is_dir(path):
+        return []
+    if is_remote(path):
+        return sorted(name.rstrip('/') for name in _gfile().listdir(path))
+    return sorted(name for name in os.listdir(path) if _is_utf8(name))
+
+
+def make_dirs(path: str) -> None:
+    """Makes a directory and its parents, unless they are there."""
+    _gfile().makedirs(path) if is_remote(path) else os.makedirs(path, exist_ok=True)
+
+
+def write_atomically(path: str, content: bytes) -> None:
+    """Makes `content` the file at `path`: whoever reads it finds the old content or the new.
+
+    The umask says who may read it, as for any new file. On an object store (``gs://``) replacing is
+    a copy and a removal of the temporary object.
+
+    Raises:
+      OSError, tf.errors.OpError: if it cannot be written, or if what is there is no regular file
+        (a device, a FIFO, a directory), which is left as it is.
+    """
+    making = '%s.making-%s' % (path, uuid.uuid4().hex)
+    if is_remote(path):
+        _write_remotely(path, making, content)
+        return
+    path, making = os.path.realpath(path), os.path.realpath(path) + making[len(path) :]
+    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+        raise OSError('%s is no regular file, so it is not replaced' % path)
+    try:
+        # Exclusively: a link that somebody has put there is not followed.
+        with open(os.open(making, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), 'wb') as file:
+            file.write(content)
+        os.replace(making, path)
+    except BaseException:
+        _remove_quietly(making)
+        raise
+
+
+def _write_remotely(path: str, making: str, content: bytes) -> None:
+    gfile = _gfile()
+    try:
+        with gfile.GFile(making, 'wb') as file:
+            file.write(content)
+        gfile.rename(making, path, overwrite=True)
+    except BaseException:
+        if gfile.exists(making):
+            gfile.remove(making)
+        raise
+
+
+def _remove_quietly(path: str) -> None:
+    try:
+        os.remove(path)
+    except OSError:
+        pass
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode('utf-8')
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _gfile():
+    import tensorflow as tf
+
+    return tf.io.gfile

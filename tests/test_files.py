@@ -1,0 +1,98 @@
+"""Paths as users give them, and files that are replaced at one stroke."""
+
+import os
+import pathlib
+import stat
+
+import pytest
+
+from slimguard import files
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A working directory of the test's own."""
+    monkeypatch.chdir(tmp_path)
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    'given, meant',
+    [
+        ('logs', 'logs'),
+        ('./logs/', 'logs'),
+        ('a/../logs', 'logs'),
+        (b'logs', 'logs'),
+        (pathlib.Path('logs'), 'logs'),
+        ('l\u00f6gs 100% #1', 'l\u00f6gs 100% #1'),
+    ],
+)
+def test_a_path_is_absolute_from_where_it_is_given(here, given, meant):
+    path = files.as_path(given)
+    os.chdir('/')
+    assert path == os.path.join(here, meant)
+
+
+def test_a_url_stays_one_but_for_that_of_a_local_file(here):
+    assert files.as_path('gs://bucket/logs/') == 'gs://bucket/logs'
+    assert files.as_path('file://%s/logs' % here) == os.path.join(here, 'logs')
+
+
+@pytest.mark.parametrize('bad', [None, 3, ['logs']])
+def test_what_is_no_path_is_a_type_error_that_shows_it(bad):
+    with pytest.raises(TypeError, match='logdir must be a path .* not'):
+        files.as_path(bad)
+
+
+@pytest.mark.parametrize('bad, why', [('', 'is empty'), (b'\xff', 'no UTF-8'), ('a\0b', 'NUL')])
+def test_a_path_that_cannot_be_says_why(bad, why):
+    with pytest.raises(ValueError, match=why):
+        files.as_path(bad)
+
+
+@pytest.mark.parametrize('name', ['run[1]', 'all*', 'what?', 'back\\slash'])
+def test_a_logdir_that_tensorflow_could_not_restore_from_is_refused(here, name):
+    with pytest.raises(ValueError, match='wild card'):
+        files.as_logdir(name)
+    assert files.as_path(name) == os.path.join(here, name)  # to read what is there
+
+
+def test_a_file_is_written_with_the_permissions_of_the_umask(here):
+    before = os.umask(0o077)
+    try:
+        files.write_atomically('new', b'content')
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(os.stat('new').st_mode) == 0o600
+    assert os.listdir('.') == ['new']
+
+
+def test_a_link_is_kept_and_the_file_behind_it_replaced(here):
+    pathlib.Path('file').write_bytes(b'old')
+    os.symlink('file', 'link')
+    files.write_atomically('link', b'new')
+    assert os.path.islink('link')
+    assert pathlib.Path('file').read_bytes() == b'new'
+
+
+@pytest.mark.parametrize('make', [os.mkfifo, os.mkdir])
+def test_what_is_no_regular_file_is_left_as_it_is(here, make):
+    make('there')
+    with pytest.raises(OSError, match='no regular file'):
+        files.write_atomically('there', b'content')
+    assert os.listdir('.') == ['there']
+
+
+def test_what_cannot_be_finished_leaves_the_old_file_and_nothing_else(here):
+    pathlib.Path('file').write_bytes(b'old')
+    with pytest.raises(TypeError):
+        files.write_atomically('file', 'not bytes')
+    assert pathlib.Path('file').read_bytes() == b'old'
+    assert os.listdir('.') == ['file']
+
+
+def test_names_that_are_no_utf8_are_not_listed(here):
+    open(b'\xff', 'w').close()
+    open('good', 'w').close()
+    assert files.list_dir(here) == ['good']
+    assert files.list_dir(os.path.join(here, 'not there')) == []

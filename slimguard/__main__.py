@@ -215,10 +215,11 @@ def _run(options: argparse.Namespace, script: Sequence[str]) -> None:
 
 
 def _checkpoints(logdir: str, repair: bool) -> None:
-    from slimguard import checkpoint, journal
+    from slimguard import checkpoint, journal, state_file
+    from slimguard import repair as repairs
 
     if repair:
-        print(checkpoint.heal(logdir) or 'nothing to repair')
+        print(repairs.repair(logdir).said or 'nothing to repair')
     rows = [('checkpoint', 'step', 'written', 'size', '')]
     findings = {}
     for found in checkpoint.checkpoints_in(logdir):
@@ -236,7 +237,7 @@ def _checkpoints(logdir: str, repair: bool) -> None:
         print('no checkpoints')
         return
     _print_table(rows)
-    named = checkpoint.named_in(logdir)
+    named = state_file.newest_in(logdir)
     if named is None:
         print('a restart begins anew: no state file names a checkpoint')
         return

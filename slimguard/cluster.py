@@ -33,7 +33,7 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
-from slimguard import checkpoint, ops
+from slimguard import checkpoint, ops, repair
 from slimguard.board import Board, Note
 from slimguard.incident import Incident, NanLossError
 from slimguard.replicas import Replicas
@@ -281,7 +281,7 @@ class Job:
         if self._replicas:
             _insist(self._replicas.clear)
         if self._logdir is not None:
-            checkpoint.resume_from_good(self._logdir)
+            repair.resume_from_good(self._logdir)
         self._is_clear = True
 
     def _announce(self) -> None:

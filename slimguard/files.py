@@ -5,9 +5,8 @@ A path is read once, where it is given: :func:`as_path` makes it absolute there,
 """
 
 import os
-import stat
 import uuid
-from typing import Any, List, Union
+from typing import Any, Callable, List, Optional, Union
 
 Path = Union[str, bytes, 'os.PathLike[Any]']
 
@@ -107,43 +106,61 @@ def make_dirs(path: str) -> None:
     _gfile().makedirs(path) if is_remote(path) else os.makedirs(path, exist_ok=True)
 
 
-def write_atomically(path: str, content: bytes) -> None:
+def write_atomically(
+    path: str,
+    content: bytes,
+    check: Optional[Callable[[str], None]] = None,
+) -> None:
     """Makes `content` the file at `path`: whoever reads it finds the old content or the new.
 
-    The umask says who may read it, as for any new file. On an object store (``gs://``) replacing is
-    a copy and a removal of the temporary object.
+    The umask says who may read it, as for any new file. A link at `path` is replaced, and not
+    followed. On an object store (``gs://``) replacing is a copy and a removal of the temporary
+    object.
+
+    Args:
+      path: the file.
+      content: what is to be in it.
+      check: called with the path of the new file, beside `path`, before it takes its place. What
+        it raises keeps the old one where it is.
 
     Raises:
       OSError, tf.errors.OpError: if it cannot be written, or if what is there is no regular file
         (a device, a FIFO, a directory), which is left as it is.
     """
-    making = '%s.making-%s' % (path, uuid.uuid4().hex)
     if is_remote(path):
-        _write_remotely(path, making, content)
+        _write_remotely(path, content, check)
         return
-    path, making = os.path.realpath(path), os.path.realpath(path) + making[len(path) :]
-    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+    if os.path.exists(path) and not os.path.isfile(path):
         raise OSError('%s is no regular file, so it is not replaced' % path)
+    making = _new_name(path)
     try:
         # Exclusively: a link that somebody has put there is not followed.
         with open(os.open(making, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), 'wb') as file:
             file.write(content)
+        if check is not None:
+            check(making)
         os.replace(making, path)
     except BaseException:
         _remove_quietly(making)
         raise
 
 
-def _write_remotely(path: str, making: str, content: bytes) -> None:
-    gfile = _gfile()
+def _write_remotely(path: str, content: bytes, check: Optional[Callable[[str], None]]) -> None:
+    gfile, making = _gfile(), _new_name(path)
     try:
         with gfile.GFile(making, 'wb') as file:
             file.write(content)
+        if check is not None:
+            check(making)
         gfile.rename(making, path, overwrite=True)
     except BaseException:
         if gfile.exists(making):
             gfile.remove(making)
         raise
+
+
+def _new_name(path: str) -> str:
+    return '%s.making-%s' % (path, uuid.uuid4().hex)
 
 
 def _remove_quietly(path: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Optional
 
 import tensorflow as tf
 
-from slimguard import checkpoint, compat, learning
+from slimguard import compat, files, learning, repair
 from slimguard import gate as gates
 from slimguard.hooks import GateWatcher, with_watcher
 from slimguard.policies import OnNan, Skip, rungs_of
@@ -152,13 +152,14 @@ class Instrumentation:
             arguments = signature.bind(*args, **kwargs).arguments
             hooks = arguments.get('hooks') or ()
             logdir = arguments.get('logdir')
+            logdir = files.as_logdir(logdir) if logdir else None
             policy = self._with_policy({'hooks': hooks})
             arguments['hooks'], _ = with_watcher(
                 hooks, policy.get('on_nan'), policy.get('max_loss'), logdir
             )
             arguments['scaffold'] = _finite(arguments.get('scaffold'))
-            if logdir and arguments.get('is_chief', True):
-                checkpoint.resume_from_good(logdir)
+            if logdir is not None and arguments.get('is_chief', True):
+                repair.resume_from_good(logdir)
             if gates.writes_something(arguments['train_op']):
                 arguments['train_op'] = gates.guard(arguments['train_op'])
             return original(**arguments)

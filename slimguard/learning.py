@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, Optional, Sequence
 
 import tensorflow as tf
 
-from slimguard import checkpoint, compat
+from slimguard import compat, files, repair
 from slimguard import gate as gates
 from slimguard.cluster import Readiness, is_remote
 from slimguard.evidence import Evidence, require_max_bundles
@@ -124,7 +124,7 @@ def guard_new(train_op: gates.TrainOp) -> gates.TrainOp:
 
 def train(
     train_op,
-    logdir: Optional[str],
+    logdir: Optional[files.Path],
     train_step_fn=_slim.train_step,
     train_step_kwargs=_USE_DEFAULT,
     log_every_n_steps=1,
@@ -177,7 +177,9 @@ def train(
     Args:
       train_op: a Tensor that applies the gradients and returns the loss; of `create_train_op`,
         or any other (see `slimguard.guard`).
-      logdir: where checkpoints and summaries go; None to write none.
+      logdir: where checkpoints and summaries go: a str, bytes or `os.PathLike`, or a URL of a file
+        system that `tf.io.gfile` knows. A relative one is read here; `os.chdir` changes nothing
+        afterwards. None to write none.
       hooks: `SessionRunHook`s, called once for each step. A `NanLossHook` among them decides what
         happens after a bad step.
       on_nan: what happens after a bad step where no `NanLossHook` says: 'raise' (the default),
@@ -202,7 +204,8 @@ def train(
         (by the chief). `tf.compat.v1.train.NanLossDuringTrainingError` and
         `tf.errors.InvalidArgumentError` catch it as well.
       ValueError: as `slim.learning.train`; if `on_nan` or `max_loss` is not what is expected, or
-        disagrees with a hook; if the train op cannot be guarded or is of another graph.
+        disagrees with a hook; if the train op cannot be guarded or is of another graph; if
+        TensorFlow could not restore what it saves in `logdir`, as it holds a wild card.
       ImportError: if `progress` is True and tqdm is not installed.
       RuntimeError: in eager mode; if the graph is finalized, as it is after another `train` and
         inside a ``with MonitoredTrainingSession(...)`` block.
@@ -210,6 +213,7 @@ def train(
     """
     if train_op is None:
         raise ValueError('train_op cannot be None.')
+    logdir = files.as_logdir(logdir) if logdir else None
     graph = graph or tf1.get_default_graph()
     train_op = gates.as_train_op(train_op)
     _require_trainable(train_op, graph)
@@ -225,10 +229,10 @@ def train(
     hooks, watcher = with_watcher(hooks or (), on_nan, max_loss, logdir, ends_job)
     if any(isinstance(hook, tf1.train.CheckpointSaverHook) for hook in hooks):
         offer_saver(graph, saver)
-    saves = is_chief and bool(logdir)
+    saves = is_chief and logdir is not None
     save = _Save(saver, logdir, global_step) if saves else None
     if saves:
-        checkpoint.resume_from_good(logdir)
+        repair.resume_from_good(logdir)
         if summary_writer == _USE_DEFAULT:
             # As the Supervisor would make it, so that incidents go where the run's summaries go.
             summary_writer = tf1.summary.FileWriter(logdir)

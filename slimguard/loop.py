@@ -15,8 +15,8 @@ from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
 
+from slimguard import files, graphs
 from slimguard import gate as gates
-from slimguard import graphs
 from slimguard.cluster import as_aborted
 from slimguard.fast import FastStep
 from slimguard.hooks import GateWatcher, fetched_elements, with_watcher
@@ -175,7 +175,7 @@ def watch(
     hooks: Sequence[tf1.train.SessionRunHook] = (),
     on_nan: OnNan = None,
     max_loss: Optional[float] = None,
-    logdir: Optional[str] = None,
+    logdir: Optional[files.Path] = None,
 ) -> WatchedSession:
     """Gives a plain session hooks and policies.
 
@@ -196,7 +196,8 @@ def watch(
       hooks: `SessionRunHook`s. A `NanLossHook` among them decides what happens after a bad step.
       on_nan: what happens after a bad step where no `NanLossHook` says; see `NanLossHook`.
       max_loss: a larger loss is a bad step too; a positive finite number. Default: no limit.
-      logdir: where the record of incidents goes, and where a rollback finds its checkpoints.
+      logdir: where the record of incidents goes, and where a rollback finds its checkpoints: a
+        str, bytes or `os.PathLike`. A relative one is read here.
 
     Raises:
       TypeError: if `session` is no session.
@@ -207,6 +208,7 @@ def watch(
             'session must be a tf.compat.v1.Session, not %r; a MonitoredSession takes the hook '
             'itself: hooks=[slimguard.NanLossHook(loss)]' % (session,)
         )
+    logdir = None if logdir is None else files.as_logdir(logdir)
     hooks, watcher = with_watcher(hooks, on_nan, max_loss, logdir)
     watcher.is_alone = True  # nobody makes its session anew
     # As a MonitoredSession's: what a thread reports is raised, whatever it is.

@@ -11,19 +11,21 @@ removed. A NaN that a step wrote before is then still there, unless a gate took 
 may be, the file is read.
 """
 
-import glob
+import contextlib
 import os
 import threading
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
 
-from slimguard import checkpoint, graphs, ops
+from slimguard import checkpoint, checkpoint_files, files, graphs, ops, state_file
 from slimguard import gate as gates
+from slimguard.checkpoint_files import step_in_name
 from slimguard.incident import Incident
 from slimguard.journal import IncidentFile
 from slimguard.sessions import SessionWrapper
+from slimguard.state_file import SPARE
 
 tf1 = tf.compat.v1
 
@@ -96,35 +98,49 @@ class FiniteSaver(tf1.train.Saver):
         self._build_checks()
 
     def set_last_checkpoints(self, last_checkpoints):
-        self._saver.set_last_checkpoints(last_checkpoints)
+        """As `Saver.set_last_checkpoints`."""
+        self._saver.set_last_checkpoints([_absolute(path) for path in last_checkpoints])
 
     def set_last_checkpoints_with_time(self, last_checkpoints_with_time):
-        self._saver.set_last_checkpoints_with_time(last_checkpoints_with_time)
+        """As `Saver.set_last_checkpoints_with_time`."""
+        self._saver.set_last_checkpoints_with_time(
+            [(_absolute(path), written) for path, written in last_checkpoints_with_time]
+        )
 
     def restore(self, sess, save_path):
-        """As `Saver.restore`."""
+        """As `Saver.restore`; `save_path` may be bytes or an `os.PathLike` as well."""
         with self._lock:
-            self._saver.restore(sess, save_path)
+            self._saver.restore(sess, save_path if save_path is None else os.fsdecode(save_path))
 
     def save(self, sess, save_path, global_step=None, latest_filename=None, *args, **kwargs):
         """Saves as `Saver.save` does, or refuses.
 
+        The state file lists checkpoints by paths relative to its folder, as a Saver that was made
+        with ``save_relative_paths=True`` does: the folder can be moved.
+
+        Args:
+          save_path: the prefix of the checkpoint: a str, bytes or `os.PathLike`. A relative one is
+            read here: where the working directory goes afterwards does not matter.
+          **: the others are explained in the documentation of `tf.compat.v1.train.Saver.save`.
+
         Returns:
-          The prefix of the checkpoint; None if nothing was saved because a variable holds a NaN
-          or Inf.
+          The prefix of the checkpoint, which begins as `save_path` does; None if nothing was saved
+          because a variable holds a NaN or Inf.
         """
-        save_path = tf.compat.as_str_any(save_path)
+        given = os.fsdecode(save_path)
+        path = _absolute(given)
         rest = (global_step, latest_filename) + args
         if self._checked is None:  # an empty saver, or one that was never built: Saver says so
-            return self._saver.save(sess, save_path, *rest, **kwargs)
-        with self._lock:
-            spare = _Spare(self._saver, os.path.dirname(save_path), latest_filename or 'checkpoint')
+            return self._saver.save(sess, given, *rest, **kwargs)
+        with self._lock, _relative_state(self._saver):
+            spare = _Spare(self._saver, os.path.dirname(path), latest_filename or 'checkpoint')
             session = _SavingSession(sess, self._checked, self._saver, spare)
             self.failure = None
             try:
-                return self._saver.save(session, save_path, *rest, **kwargs)
+                saved = self._saver.save(session, path, *rest, **kwargs)
+                return given + saved[len(path) :]
             except _NotFinite as refusal:
-                self._refuse(refusal, save_path)
+                self._refuse(refusal, path)
                 return None
             except tf.errors.OpError as error:
                 self.failure = error
@@ -208,7 +224,7 @@ class _SavingSession(SessionWrapper):
                 time.sleep(_PAUSE)
 
     def _write(self, path: str, feed_dict, read_back: bool):
-        existed = bool(checkpoint.files_of(path))
+        existed = bool(checkpoint_files.files_of(path))
         try:
             if existed and self._checked.has_refs:  # do not replace a good one by a bad one
                 self._session.run(self._checked.refs_ahead.op)
@@ -218,16 +234,16 @@ class _SavingSession(SessionWrapper):
             # A server that dies may have written all of it: who restores can have that.
             is_whole = not (existed or names) and checkpoint.read(path).is_good
             if not (existed or is_whole):
-                _remove(path)
+                checkpoint_files.remove(path)
             if names:
-                raise _NotFinite(names, path, checkpoint.step_in_name(path)) from None
+                raise _NotFinite(names, path, step_in_name(path)) from None
             said = 'is whole, but saving it failed' if is_whole else 'could not be written'
             tf1.logging.error('slimguard: checkpoint %s %s: %s', path, said, _reason(error))
             raise
         if read_back:
             finding = checkpoint.read(tf.compat.as_str_any(written))
             if finding.non_finite:
-                _remove(path)
+                checkpoint_files.remove(path)
                 raise _NotFinite(finding.non_finite, path, finding.step)
         return written
 
@@ -247,19 +263,19 @@ class _Spare:
 
     def make(self, path: str) -> None:
         """Publishes the checkpoint at `path`, if it is the newest, under its other name."""
-        if self._path is not None or not os.path.exists(path + '.index'):
-            return  # (elsewhere than on a local disk, we cannot make links)
-        if checkpoint.named_in(self._logdir, self._latest_filename) != path:
+        if self._path is not None or not files.exists(path + '.index'):
+            return
+        if state_file.newest_in(self._logdir, self._latest_filename) != path:
             return
         stem, dash, step = os.path.basename(path).rpartition('-')
-        name = '%s.spare%s%s' % (stem, dash, step) if dash else step + '.spare'
+        name = stem + SPARE + dash + step if dash else step + SPARE
         spare = os.path.join(self._logdir, name)
-        _remove(spare)
+        checkpoint_files.remove(spare)
         try:
-            for file in checkpoint.files_of(path):
-                os.link(file, spare + file[len(path) :])
-        except OSError:  # a file system without links
-            _remove(spare)
+            checkpoint_files.link(path, spare)
+        except (OSError, tf.errors.OpError) as error:  # no links there, and no room for a copy
+            tf1.logging.warning('slimguard: %s is written over without a spare: %s', path, error)
+            checkpoint_files.remove(spare)
             return
         self._path, self._spare = path, spare
         self._publish(spare)
@@ -268,18 +284,38 @@ class _Spare:
         """Removes the other name again, unless it is what is left."""
         if self._path is None:
             return
-        if checkpoint.named_in(self._logdir, self._latest_filename) == self._spare:
+        if state_file.newest_in(self._logdir, self._latest_filename) == self._spare:
             # The new one was not published. What is at its place may be the old, or a torn one.
             if not checkpoint.read(self._path).is_good:
                 kept = [p for p in self._saver._last_checkpoints if p[0] != self._path]
                 self._saver.set_last_checkpoints_with_time(kept + [(self._spare, time.time())])
                 return
             self._publish(self._path)
-        _remove(self._spare)
+        checkpoint_files.remove(self._spare)
 
     def _publish(self, path: str) -> None:
         others = [p for p in self._saver.last_checkpoints if p != self._path]
-        checkpoint.write_state(self._logdir, others + [path], self._latest_filename)
+        state_file.write(self._logdir, others + [path], self._latest_filename)
+
+
+def _absolute(save_path: str) -> str:
+    """The absolute prefix of a checkpoint; one that ends in a slash is a folder's, and stays so."""
+    path = files.as_path(save_path, 'save_path')
+    return path + '/' if save_path.endswith('/') else path
+
+
+@contextlib.contextmanager
+def _relative_state(saver: tf1.train.Saver) -> Iterator[None]:
+    """Lets a saver list absolute paths, and write them down relative to the state file's folder."""
+    saver.set_last_checkpoints_with_time(
+        [(_absolute(path), written) for path, written in saver._last_checkpoints]
+    )
+    before = saver._save_relative_paths
+    saver._save_relative_paths = True
+    try:
+        yield
+    finally:
+        saver._save_relative_paths = before
 
 
 class _CheckedSave:
@@ -401,17 +437,3 @@ def _names_in(message: str) -> List[str]:
     """The names in the message of a refusal; empty for any other message."""
     _, found, rest = message.partition(_REFUSED + '] [')
     return rest.partition(']')[0].split('|') if found else []
-
-
-# What a failed save leaves beside a checkpoint's own files, or in their place.
-_LEFTOVERS = ('.index*', '.data-*', '.tempstate*', '_temp*/*', '_temp*')
-
-
-def _remove(path: str) -> None:
-    """Removes what a save that failed or was refused has left behind."""
-    found = [glob.glob(glob.escape(path) + end) for end in _LEFTOVERS]
-    for name in sum(found, checkpoint.files_of(path)):
-        try:
-            os.rmdir(name) if os.path.isdir(name) else os.remove(name)
-        except OSError:
-            continue

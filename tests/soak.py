@@ -4,6 +4,7 @@ Not a test module: pytest does not collect it, but tests/test_soak.py runs a few
 the root of the repository::
 
     python tests/soak.py --kills=200
+    python tests/soak.py --kills=200 --relative   # the logdir is given as `logs`
 
 Each life of a training is a process of its own. It resumes, saves as often as it can, meets NaN
 batches at random, and is killed by SIGKILL at a random moment. Lives differ: the gate holds what
@@ -27,7 +28,7 @@ import numpy as np
 import tensorflow as tf
 
 import slimguard
-from slimguard import checkpoint, compat
+from slimguard import checkpoint, compat, repair
 
 tf1 = tf.compat.v1
 slim = compat.import_slim()
@@ -76,7 +77,7 @@ def live(kind, seed, logdir, resumed):
     if kind == 'monitored, no gate':
         hook = slimguard.NanLossHook(loss, on_nan=ladder[1:], logdir=logdir)
         train_op = slim.learning.create_train_op(loss, optimizer, check_numerics=False)
-        checkpoint.resume_from_good(logdir)
+        repair.resume_from_good(logdir)
         with tf1.train.MonitoredTrainingSession(
             checkpoint_dir=logdir,
             save_checkpoint_steps=1,
@@ -132,15 +133,23 @@ def inspect(logdir, say):
     os._exit(0)
 
 
-def soak(kills, seed, out=print):
+def live_in_working_directory(kind, seed, logdir, resumed):
+    """As `live`, with the logdir given by a relative path."""
+    os.chdir(os.path.dirname(logdir))
+    live(kind, seed, os.path.basename(logdir), resumed)
+
+
+def soak(kills, seed, is_relative=False, out=print):
     """Returns the number of lives by what was wrong after them; `ok` should be all of them."""
     choose = random.Random(seed)
     found = dict.fromkeys(['ok', 'poisoned', 'unreadable', 'not resumed'], 0)
     expected = 'none'
-    with tempfile.TemporaryDirectory() as logdir:
+    with tempfile.TemporaryDirectory() as parent:
+        logdir = os.path.join(parent, 'logs')
+        start = live_in_working_directory if is_relative else live
         for number in range(kills):
             kind = KINDS[number % len(KINDS)]
-            life, said = in_a_fork(live, kind, choose.randrange(10**6), logdir)
+            life, said = in_a_fork(start, kind, choose.randrange(10**6), logdir)
             resumed = said.readline().strip()
             time.sleep(choose.random() * LIFE)
             os.kill(life, signal.SIGKILL)
@@ -170,10 +179,11 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
     parser.add_argument('--kills', type=int, default=200, metavar='N')
     parser.add_argument('--seed', type=int, default=0, metavar='N')
+    parser.add_argument('--relative', action='store_true', help='give the logdir as `logs`')
     options = parser.parse_args()
     tf1.disable_eager_execution()
     tf1.logging.set_verbosity(tf1.logging.FATAL)
-    found = soak(options.kills, options.seed)
+    found = soak(options.kills, options.seed, options.relative)
     print('TensorFlow %s, %d kills: %s' % (tf.__version__, options.kills, found))
     sys.exit(found['ok'] != options.kills)
 

@@ -67,12 +67,13 @@ def test_a_file_is_written_with_the_permissions_of_the_umask(here):
     assert os.listdir('.') == ['new']
 
 
-def test_a_link_is_kept_and_the_file_behind_it_replaced(here):
+def test_a_link_is_replaced_and_the_file_behind_it_kept(here):
     pathlib.Path('file').write_bytes(b'old')
     os.symlink('file', 'link')
     files.write_atomically('link', b'new')
-    assert os.path.islink('link')
-    assert pathlib.Path('file').read_bytes() == b'new'
+    assert not os.path.islink('link')
+    assert pathlib.Path('file').read_bytes() == b'old'
+    assert pathlib.Path('link').read_bytes() == b'new'
 
 
 @pytest.mark.parametrize('make', [os.mkfifo, os.mkdir])
@@ -87,6 +88,19 @@ def test_what_cannot_be_finished_leaves_the_old_file_and_nothing_else(here):
     pathlib.Path('file').write_bytes(b'old')
     with pytest.raises(TypeError):
         files.write_atomically('file', 'not bytes')
+    assert pathlib.Path('file').read_bytes() == b'old'
+    assert os.listdir('.') == ['file']
+
+
+def test_what_a_check_refuses_does_not_take_its_place(here):
+    pathlib.Path('file').write_bytes(b'old')
+
+    def refuse(making):
+        assert pathlib.Path(making).read_bytes() == b'new'
+        raise KeyError(making)
+
+    with pytest.raises(KeyError):
+        files.write_atomically('file', b'new', check=refuse)
     assert pathlib.Path('file').read_bytes() == b'old'
     assert os.listdir('.') == ['file']
 

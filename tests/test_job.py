@@ -12,6 +12,7 @@ import tensorflow as tf
 import slimguard
 from slimguard import checkpoint, cluster, compat, journal
 from slimguard.board import Board
+from slimguard.checkpoint_files import step_in_name
 from tests.jobs import Job
 
 tf1 = tf.compat.v1
@@ -257,7 +258,7 @@ def test_a_worker_may_end_alone(tmp_path):
         chief, worker = job.wait_for_workers()
     assert worker.error == 'NanLossError'
     assert chief.error is None and not chief.value['incidents']
-    assert checkpoint.step_in_name(require_good_checkpoint(tmp_path)) >= 60
+    assert step_in_name(require_good_checkpoint(tmp_path)) >= 60
 
 
 @pytest.mark.parametrize('monitored', [False, True], ids=['train', 'monitored'])
@@ -368,7 +369,7 @@ def test_a_killed_process_is_started_again_and_the_job_ends_well(tmp_path, monit
         wait_for_record(tmp_path)
         job.kill(*killed)
         before = journal.read(str(tmp_path))[0]
-        saved = checkpoint.step_in_name(slimguard.latest_finite_checkpoint(str(tmp_path)))
+        saved = step_in_name(slimguard.latest_finite_checkpoint(str(tmp_path)))
         job.start(*killed)
         ended = job.wait_for_workers()
     assert [end.error for end in ended] == [None] * WORKERS
@@ -378,7 +379,7 @@ def test_a_killed_process_is_started_again_and_the_job_ends_well(tmp_path, monit
         assert times == ([1, 2] if killed == ('worker', 0) else [2, 2])
         assert ended[0].value['entered'][-1][1] >= saved
     assert journal.read(str(tmp_path))[0][: len(before)] == before
-    assert checkpoint.step_in_name(require_good_checkpoint(tmp_path)) >= STEPS
+    assert step_in_name(require_good_checkpoint(tmp_path)) >= STEPS
 
 
 @pytest.mark.slow
@@ -387,7 +388,7 @@ def test_a_step_does_not_wait_for_tokens_that_nobody_hands_out_any_more(tmp_path
         ended = job.wait_for_workers()
     assert [end.error for end in ended] == [None] * WORKERS
     assert [len(end.value['entered']) for end in ended] == [2, 2]
-    assert checkpoint.step_in_name(require_good_checkpoint(tmp_path)) >= 60
+    assert step_in_name(require_good_checkpoint(tmp_path)) >= 60
 
 
 @pytest.mark.slow
@@ -395,7 +396,7 @@ def test_a_step_does_not_wait_for_a_worker_that_is_done(tmp_path):
     with job_of(tmp_path, sync=True, steals='late', steps={0: 40, 1: 10}) as job:
         ended = job.wait_for_workers()
     assert [end.error for end in ended] == [None] * WORKERS
-    assert checkpoint.step_in_name(require_good_checkpoint(tmp_path)) >= 40
+    assert step_in_name(require_good_checkpoint(tmp_path)) >= 40
 
 
 def test_who_comes_when_all_is_done_ends_at_once(tmp_path):

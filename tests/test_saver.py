@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard import checkpoint, compat, journal
+from slimguard import checkpoint, compat, journal, repair
 from slimguard.sessions import SessionWrapper
 from tests.models import Linear, LogLines, train_quietly
 
@@ -396,7 +396,7 @@ def test_what_a_server_wrote_before_it_died_is_what_a_restart_resumes_from(tmp_p
             saver.save(_LosesAnswer(session), str(tmp_path / 'm'), 2)
         assert lines[-1].endswith('m-2 is whole, but saving it failed: Socket closed')
         assert newest(tmp_path) == 'm-1'
-        checkpoint.resume_from_good(str(tmp_path))
+        repair.resume_from_good(str(tmp_path))
         assert newest(tmp_path) == 'm-2'
         weights.set(session, 3)
         saver.restore(session, str(tmp_path / 'm-2'))

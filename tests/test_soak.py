@@ -1,10 +1,18 @@
-"""A few kills of the soaks; `python tests/soak.py` and `cluster_soak.py` do many."""
+"""A few kills of the soaks; `tests/soak.py`, `state_soak.py` and `cluster_soak.py` do many."""
+
+import pytest
 
 from tests.children import ROOT, python
 
 
-def test_whenever_it_is_killed_a_training_leaves_a_good_checkpoint_and_resumes():
-    run = python(ROOT / 'tests' / 'soak.py', '--kills=4', '--seed=1')
+@pytest.mark.parametrize('logdir', [[], ['--relative']], ids=['absolute', 'relative'])
+def test_whenever_it_is_killed_a_training_leaves_a_good_checkpoint_and_resumes(logdir):
+    run = python(ROOT / 'tests' / 'soak.py', '--kills=4', '--seed=1', *logdir)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_between_any_two_file_operations_the_state_file_names_the_newest_that_was_published():
+    run = python(ROOT / 'tests' / 'state_soak.py', '--lives=40', '--seed=1')
     assert run.returncode == 0, run.stdout + run.stderr
 
 

@@ -1,0 +1,111 @@
+"""Repair: makes TensorFlow's state file name the newest good checkpoint, and proves that it does.
+
+Only the state file changes. What is not good leaves its list and stays on disk.
+"""
+
+import os
+from typing import Dict, List, NamedTuple, Optional
+
+import tensorflow as tf
+
+from slimguard import checkpoint, files, state_file
+from slimguard.checkpoint_files import files_of
+
+tf1 = tf.compat.v1
+
+
+class Repair(NamedTuple):
+    """What a repair came to.
+
+    Attributes:
+      resumes_from: the checkpoint that a restart resumes from; None if it begins anew.
+      said: a sentence on what was wrong; None if nothing was.
+      is_lost: whether there are checkpoints, and none that can be resumed from.
+    """
+
+    resumes_from: Optional[str]
+    said: Optional[str]
+    is_lost: bool = False
+
+
+def repair(logdir: str) -> Repair:
+    """Makes the state file in `logdir` name the newest good checkpoint.
+
+    Raises:
+      StateFileError, OSError, tf.errors.OpError: if it cannot be written, or TensorFlow would not
+        read from it what is meant; it is left as it was.
+    """
+    logdir = files.as_path(logdir)
+    damage = _damage_of_state(logdir)
+    found = checkpoint.checkpoints_in(logdir)
+    bad: Dict[str, str] = {}
+    for each in reversed(found):
+        inspected = checkpoint.read(each.path)
+        if inspected.is_good:
+            return _resume_from(logdir, each.path, bad, damage)
+        bad[each.path] = '%s is %s' % (os.path.basename(each.path), inspected)
+    return _begin_anew(logdir, list(bad.values()), damage)
+
+
+def resume_from_good(logdir: str) -> None:
+    """Sees to it that a restart resumes from the newest good checkpoint; says so if need be.
+
+    Raises:
+      As `repair`.
+    """
+    said = repair(logdir).said
+    if said is not None:
+        tf1.logging.warning('slimguard: %s', said)
+
+
+def _resume_from(logdir: str, path: str, bad: Dict[str, str], damage: Optional[str]) -> Repair:
+    state = None if damage else state_file.read(logdir)
+    if state is not None and state_file.is_same(state.as_read, path):
+        is_elsewhere = not state_file.is_same(os.path.dirname(path), logdir)
+        return Repair(path, 'resuming from another folder: %s' % path if is_elsewhere else None)
+    others = [] if state is None else [p for p in state.paths if p != path and p not in bad]
+    kept = [other for other in others if checkpoint.read(other).is_good]
+    state_file.write(logdir, kept + [path])
+    why = list(bad.values())
+    if state is not None and not files_of(state.newest):
+        why.append('the files of %s are gone' % state.newest)
+    elif state is not None and state_file.is_same(state.newest, path):
+        why.append('the state file named %s, of another folder' % state.as_read)
+    elif not bad and damage is None:
+        why.append('it was written, and the state file did not say so yet')
+    if damage is not None:
+        why.append(damage)
+    return Repair(path, 'resuming from %s (%s)' % (path, '; '.join(why)))
+
+
+def _begin_anew(logdir: str, bad: List[str], damage: Optional[str]) -> Repair:
+    """Puts the state file aside: it names nothing that can be resumed from."""
+    path = state_file.path_in(logdir)
+    state = None if damage else state_file.read(logdir)
+    if not bad and state is None and damage is None:
+        return Repair(None, None)
+    if files.exists(path):
+        tf.io.gfile.rename(path, path + '.bad', overwrite=True)
+    if damage is not None:
+        bad.append(damage)
+    elif not bad:
+        bad.append('the files of %s are gone' % state.newest)
+    said = 'no checkpoint in %s can be resumed from (%s)' % (logdir, '; '.join(bad))
+    return Repair(None, said, is_lost=True)
+
+
+def _damage_of_state(logdir: str) -> Optional[str]:
+    """Why the state file cannot be read, or None.
+
+    Raises:
+      StateFileError: if it is no regular file: TensorFlow would wait for ever, and it is not ours
+        to remove.
+    """
+    try:
+        state_file.read(logdir)
+    except state_file.StateFileError as error:
+        path = state_file.path_in(logdir)
+        if files.exists(path) and not files.is_file(path):
+            raise
+        return str(error)
+    return None

@@ -73,7 +73,7 @@ class Watch(tf1.train.SessionRunHook):
             run_context.request_stop()
 
 
-def train(role, folder, sync, monitored, seed):
+def train(role, folder, sync, monitored, is_relative, seed):
     rng = np.random.RandomState(seed + role.task)
 
     def draw():
@@ -96,6 +96,9 @@ def train(role, folder, sync, monitored, seed):
             optimizer = role.synchronous(optimizer)
         train_op = slimguard.create_train_op(loss, optimizer, check_numerics=False)
     logdir = os.path.join(folder, 'logdir')
+    if is_relative:
+        os.chdir(folder)
+        logdir = 'logdir'
     ladder = [slimguard.Skip(3), slimguard.Rollback(max_times=10**9)]
     hooks = [slimguard.NanLossHook(loss, on_nan=ladder, logdir=logdir), Watch(role, folder, step)]
     if not monitored:
@@ -230,11 +233,11 @@ def show_where_they_stand(job):
                     print(error)
 
 
-def live(ps, workers, sync, monitored, faults, choose):
+def live(ps, workers, sync, monitored, is_relative, faults, choose):
     """Runs one job. Yields (what was done, the step, the verdict, seconds) for each fault."""
     with tempfile.TemporaryDirectory() as folder:
         watched = Watched(folder, workers)
-        arguments = folder, sync, monitored, choose.randrange(10**6)
+        arguments = folder, sync, monitored, is_relative, choose.randrange(10**6)
         with Job(train, *arguments, ps=ps, workers=workers) as job:
             started = time.time()
             verdict = all_pass(job, watched, 0, started + LIMIT) or 'ok'
@@ -251,7 +254,7 @@ def live(ps, workers, sync, monitored, faults, choose):
                 show_where_they_stand(job)
 
 
-def soak(faults, seed):
+def soak(faults, seed, is_relative):
     """Returns the number of faults by what came of them; `ok` should be all of them."""
     choose = random.Random(seed)
     found = dict.fromkeys(['ok', 'poisoned', 'unreadable', 'hung', 'not resumed'], 0)
@@ -261,7 +264,7 @@ def soak(faults, seed):
         name = '%d + %d %s%s' % (ps, workers, 'a' * (not sync), 'sync')
         name += ' monitored' * monitored
         for what, step, verdict, seconds in live(
-            *kind, min(FAULTS_OF_A_JOB, faults - done), choose
+            *kind, is_relative, min(FAULTS_OF_A_JOB, faults - done), choose
         ):
             is_fault = what.startswith('kill')
             done += is_fault
@@ -277,8 +280,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
     parser.add_argument('--faults', type=int, default=30, metavar='N')
     parser.add_argument('--seed', type=int, default=0, metavar='N')
+    parser.add_argument('--relative', action='store_true', help='give the logdir as `logdir`')
     options = parser.parse_args()
-    found = soak(options.faults, options.seed)
+    found = soak(options.faults, options.seed, options.relative)
     print('TensorFlow %s, %d faults: %s' % (tf.__version__, options.faults, found))
     sys.exit(sum(found.values()) != options.faults or found['ok'] != options.faults)
 

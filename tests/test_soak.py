@@ -16,6 +16,7 @@ def test_between_any_two_file_operations_the_state_file_names_the_newest_that_wa
     assert run.returncode == 0, run.stdout + run.stderr
 
 
-def test_whichever_of_its_processes_is_killed_a_job_goes_on_and_ends_when_asked_to():
-    run = python(ROOT / 'tests' / 'cluster_soak.py', '--faults=3', '--seed=1')
+@pytest.mark.parametrize('logdir', [[], ['--relative']], ids=['absolute', 'relative'])
+def test_whichever_of_its_processes_is_killed_a_job_goes_on_and_ends_when_asked_to(logdir):
+    run = python(ROOT / 'tests' / 'cluster_soak.py', '--faults=3', '--seed=1', *logdir)
     assert run.returncode == 0, run.stdout + run.stderr

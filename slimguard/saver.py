@@ -273,12 +273,12 @@ class _Spare:
         checkpoint_files.remove(spare)
         try:
             checkpoint_files.link(path, spare)
+            self._publish(spare, path)
         except (OSError, tf.errors.OpError) as error:  # no links there, and no room for a copy
             tf1.logging.warning('slimguard: %s is written over without a spare: %s', path, error)
             checkpoint_files.remove(spare)
             return
         self._path, self._spare = path, spare
-        self._publish(spare)
 
     def drop(self) -> None:
         """Removes the other name again, unless it is what is left."""
@@ -286,15 +286,21 @@ class _Spare:
             return
         if state_file.newest_in(self._logdir, self._latest_filename) == self._spare:
             # The new one was not published. What is at its place may be the old, or a torn one.
-            if not checkpoint.read(self._path).is_good:
+            if not (checkpoint.read(self._path).is_good and self._publishes_path()):
                 kept = [p for p in self._saver._last_checkpoints if p[0] != self._path]
                 self._saver.set_last_checkpoints_with_time(kept + [(self._spare, time.time())])
                 return
-            self._publish(self._path)
         checkpoint_files.remove(self._spare)
 
-    def _publish(self, path: str) -> None:
-        others = [p for p in self._saver.last_checkpoints if p != self._path]
+    def _publishes_path(self) -> bool:
+        try:
+            self._publish(self._path, self._path)
+        except (OSError, tf.errors.OpError):  # a full disk; the spare stays published
+            return False
+        return True
+
+    def _publish(self, path: str, replaced: str) -> None:
+        others = [p for p in self._saver.last_checkpoints if p != replaced]
         state_file.write(self._logdir, others + [path], self._latest_filename)
 
 

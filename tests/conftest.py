@@ -1,6 +1,7 @@
 """What every test needs: a quiet TensorFlow in graph mode, and a graph of its own."""
 
 import os
+import pathlib
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
@@ -40,3 +41,13 @@ def control_flow_v1():
     _switch_control_flow(False)
     yield
     _switch_control_flow(was_v2)
+
+
+@pytest.fixture(params=['absolute', 'relative'])
+def folder(request, tmp_path, monkeypatch):
+    """A folder of the test's own: once by its whole path, once from the working directory."""
+    if request.param == 'absolute':
+        return tmp_path
+    monkeypatch.chdir(tmp_path)
+    os.mkdir('logs')
+    return pathlib.Path('logs')

@@ -28,7 +28,7 @@ def write(logdir, values, dtype=tf.float32, **settings):
         for value in values:
             session.run([variable.assign([value, 1.0]), step.assign_add(1)])
             paths.append(saver.save(session, os.path.join(str(logdir), 'model.ckpt'), step))
-    return paths
+    return [os.path.abspath(path) for path in paths]
 
 
 def truncate(path):
@@ -48,12 +48,12 @@ def scribble(path):
 @pytest.mark.parametrize('settings', [{}, {'sharded': True}, {'write_version': V1}])
 @pytest.mark.parametrize('dtype', [tf.float16, tf.float32, tf.bfloat16])
 @pytest.mark.parametrize('bad', [np.nan, np.inf, -np.inf])
-def test_the_newest_finite_one_is_found_in_every_format(tmp_path, settings, dtype, bad):
+def test_the_newest_finite_one_is_found_in_every_format(folder, settings, dtype, bad):
     if dtype == tf.bfloat16 and 'write_version' in settings:
         return  # TensorFlow cannot write that
-    paths = write(tmp_path, [1.0, 2.0, bad, bad], dtype, **settings)
-    assert tf1.train.latest_checkpoint(str(tmp_path)) == paths[-1]
-    assert slimguard.latest_finite_checkpoint(str(tmp_path)) == paths[1]
+    paths = write(folder, [1.0, 2.0, bad, bad], dtype, **settings)
+    assert os.path.abspath(tf1.train.latest_checkpoint(str(folder))) == paths[-1]
+    assert slimguard.latest_finite_checkpoint(str(folder)) == paths[1]
     assert checkpoint.read(paths[-1]) == (4, None, ('w',))
 
 
@@ -67,55 +67,55 @@ def test_the_newest_finite_one_is_found_in_every_format(tmp_path, settings, dtyp
         (os.remove, '.index'),
     ],
 )
-def test_a_checkpoint_that_is_torn_is_passed_over(tmp_path, damage, suffix):
-    paths = write(tmp_path, [1.0, 2.0, 3.0])
+def test_a_checkpoint_that_is_torn_is_passed_over(folder, damage, suffix):
+    paths = write(folder, [1.0, 2.0, 3.0])
     damage(paths[-1] + suffix)
-    assert slimguard.latest_finite_checkpoint(str(tmp_path)) == paths[1]
+    assert slimguard.latest_finite_checkpoint(str(folder)) == paths[1]
 
 
-def test_a_torn_checkpoint_of_the_old_format_is_passed_over(tmp_path):
-    paths = write(tmp_path, [1.0, 2.0, 3.0], write_version=V1)
+def test_a_torn_checkpoint_of_the_old_format_is_passed_over(folder):
+    paths = write(folder, [1.0, 2.0, 3.0], write_version=V1)
     truncate(paths[-1])
-    assert slimguard.latest_finite_checkpoint(str(tmp_path)) == paths[1]
+    assert slimguard.latest_finite_checkpoint(str(folder)) == paths[1]
 
 
 @pytest.mark.parametrize('state', [None, '', 'rubbish: 3', 'model_checkpoint_path: "gone-9"'])
-def test_the_state_file_is_not_needed(tmp_path, state):
-    paths = write(tmp_path, [1.0, 2.0])
-    os.remove(str(tmp_path / 'checkpoint'))
+def test_the_state_file_is_not_needed(folder, state):
+    paths = write(folder, [1.0, 2.0])
+    os.remove(str(folder / 'checkpoint'))
     if state is not None:
-        (tmp_path / 'checkpoint').write_text(state)
-    assert slimguard.latest_finite_checkpoint(str(tmp_path)) == paths[-1]
+        (folder / 'checkpoint').write_text(state)
+    assert slimguard.latest_finite_checkpoint(str(folder)) == paths[-1]
 
 
-def test_one_that_the_state_file_does_not_name_yet_is_found(tmp_path):
-    paths = write(tmp_path, [1.0, 2.0])
-    before = (tmp_path / 'checkpoint').read_text()
-    paths += write(tmp_path / 'next', [3.0, 4.0, 5.0])[-1:]
+def test_one_that_the_state_file_does_not_name_yet_is_found(folder):
+    paths = write(folder, [1.0, 2.0])
+    before = (folder / 'checkpoint').read_text()
+    paths += write(folder / 'next', [3.0, 4.0, 5.0])[-1:]
     for suffix in ('.index', '.data-00000-of-00001'):
-        shutil.copy(paths[-1] + suffix, str(tmp_path))
-    assert (tmp_path / 'checkpoint').read_text() == before
-    found = slimguard.latest_finite_checkpoint(str(tmp_path))
+        shutil.copy(paths[-1] + suffix, str(folder))
+    assert (folder / 'checkpoint').read_text() == before
+    found = slimguard.latest_finite_checkpoint(str(folder))
     assert os.path.basename(found) == 'model.ckpt-3'
 
 
-def test_after_a_rollback_the_newest_is_not_the_one_with_the_highest_step(tmp_path):
+def test_after_a_rollback_the_newest_is_not_the_one_with_the_highest_step(folder):
     with tf1.Session() as session:
         tf1.get_variable('w', [2])
         session.run(tf1.global_variables_initializer())
         saver = tf1.train.Saver()
         for step in (100, 200, 101):
-            newest = saver.save(session, str(tmp_path / 'model.ckpt'), step)
-    for name in os.listdir(str(tmp_path)):  # as a copied directory may have it
-        os.utime(str(tmp_path / name), (1, 1))
-    assert slimguard.latest_finite_checkpoint(str(tmp_path)) == newest
+            newest = saver.save(session, str(folder / 'model.ckpt'), step)
+    for name in os.listdir(str(folder)):  # as a copied directory may have it
+        os.utime(str(folder / name), (1, 1))
+    assert slimguard.latest_finite_checkpoint(str(folder)) == os.path.abspath(newest)
 
 
-def test_there_may_be_none(tmp_path):
-    assert slimguard.latest_finite_checkpoint(str(tmp_path)) is None
-    assert slimguard.latest_finite_checkpoint(str(tmp_path / 'nowhere')) is None
-    write(tmp_path, [np.nan])
-    assert slimguard.latest_finite_checkpoint(str(tmp_path)) is None
+def test_there_may_be_none(folder):
+    assert slimguard.latest_finite_checkpoint(str(folder)) is None
+    assert slimguard.latest_finite_checkpoint(str(folder / 'nowhere')) is None
+    write(folder, [np.nan])
+    assert slimguard.latest_finite_checkpoint(str(folder)) is None
 
 
 def test_what_is_no_path_is_said():
@@ -127,45 +127,45 @@ class TestRepair:
     def files(self, folder):
         return {p.name: p.read_bytes() for p in folder.iterdir() if p.name != 'checkpoint'}
 
-    def test_the_state_file_names_the_newest_good_one_and_nothing_else_changes(self, tmp_path):
-        paths = write(tmp_path, [1.0, np.nan, 2.0, np.nan])
-        before = self.files(tmp_path)
-        assert repair(tmp_path).said.startswith('resuming from ' + paths[2])
-        assert tf1.train.latest_checkpoint(str(tmp_path)) == paths[2]
-        state = tf1.train.get_checkpoint_state(str(tmp_path))
+    def test_the_state_file_names_the_newest_good_one_and_nothing_else_changes(self, folder):
+        paths = write(folder, [1.0, np.nan, 2.0, np.nan])
+        before = self.files(folder)
+        assert repair(folder).said.startswith('resuming from ' + paths[2])
+        assert tf1.train.latest_checkpoint(os.path.abspath(str(folder))) == paths[2]
+        state = tf1.train.get_checkpoint_state(os.path.abspath(str(folder)))
         assert list(state.all_model_checkpoint_paths) == [paths[0], paths[2]]
-        assert self.files(tmp_path) == before
-        assert repair(tmp_path).said is None
+        assert self.files(folder) == before
+        assert repair(folder).said is None
 
-    def test_a_logdir_that_is_well_is_left_alone(self, tmp_path):
-        write(tmp_path, [1.0, 2.0])
-        before = (tmp_path / 'checkpoint').read_text()
-        assert repair(tmp_path).said is None
-        assert (tmp_path / 'checkpoint').read_text() == before
-        assert repair(tmp_path / 'new').said is None
+    def test_a_logdir_that_is_well_is_left_alone(self, folder):
+        write(folder, [1.0, 2.0])
+        before = (folder / 'checkpoint').read_text()
+        assert repair(folder).said is None
+        assert (folder / 'checkpoint').read_text() == before
+        assert repair(folder / 'new').said is None
 
-    def test_paths_that_were_relative_stay_so(self, tmp_path):
-        write(tmp_path / 'old', [1.0, np.nan], save_relative_paths=True)
-        (tmp_path / 'old').rename(tmp_path / 'moved')
-        repair(tmp_path / 'moved')
-        (tmp_path / 'moved').rename(tmp_path / 'again')
-        good = str(tmp_path / 'again' / 'model.ckpt-1')
-        assert tf1.train.latest_checkpoint(str(tmp_path / 'again')) == good
+    def test_paths_that_were_relative_stay_so(self, folder):
+        write(folder / 'old', [1.0, np.nan], save_relative_paths=True)
+        (folder / 'old').rename(folder / 'moved')
+        repair(folder / 'moved')
+        (folder / 'moved').rename(folder / 'again')
+        good = str(folder / 'again' / 'model.ckpt-1')
+        assert tf1.train.latest_checkpoint(str(folder / 'again')) == good
 
-    def test_with_none_that_is_good_there_is_nothing_to_resume_from(self, tmp_path):
-        write(tmp_path, [np.nan])
-        assert 'model.ckpt-1 is not finite: w' in repair(tmp_path).said
-        assert tf1.train.latest_checkpoint(str(tmp_path)) is None
-        assert (tmp_path / 'checkpoint.bad').exists()
-        assert (tmp_path / 'model.ckpt-1.index').exists()
+    def test_with_none_that_is_good_there_is_nothing_to_resume_from(self, folder):
+        write(folder, [np.nan])
+        assert 'model.ckpt-1 is not finite: w' in repair(folder).said
+        assert tf1.train.latest_checkpoint(str(folder)) is None
+        assert (folder / 'checkpoint.bad').exists()
+        assert (folder / 'model.ckpt-1.index').exists()
 
 
 class TestCommand:
-    def test_lists_what_there_is_and_says_what_a_restart_meets(self, tmp_path, capsys):
-        paths = write(tmp_path, [1.0, np.nan, 2.0])
+    def test_lists_what_there_is_and_says_what_a_restart_meets(self, folder, capsys):
+        paths = write(folder, [1.0, np.nan, 2.0])
         truncate(paths[-1] + '.data-00000-of-00001')
         with pytest.raises(SystemExit) as left:
-            main(['checkpoints', str(tmp_path)])
+            main(['checkpoints', str(folder)])
         assert left.value.code == 1
         lines = capsys.readouterr().out.splitlines()
         assert [line.split()[:2] for line in lines[1:4]] == [
@@ -176,22 +176,22 @@ class TestCommand:
         assert '  torn: ' in lines[3]
         assert lines[4].startswith('a restart resumes from model.ckpt-3, which is torn: ')
 
-    def test_repairs(self, tmp_path, capsys):
-        paths = write(tmp_path, [1.0, np.nan])
-        main(['checkpoints', '--repair', str(tmp_path)])
+    def test_repairs(self, folder, capsys):
+        paths = write(folder, [1.0, np.nan])
+        main(['checkpoints', '--repair', str(folder)])
         out = capsys.readouterr().out
         assert out.startswith('resuming from %s (model.ckpt-2 is not finite: w)' % paths[0])
         assert out.endswith('a restart resumes from model.ckpt-1, which is finite\n')
-        main(['checkpoints', '--repair', str(tmp_path)])
+        main(['checkpoints', '--repair', str(folder)])
         assert capsys.readouterr().out.startswith('nothing to repair')
 
-    def test_says_that_there_is_nothing(self, tmp_path, capsys):
-        main(['checkpoints', str(tmp_path)])
+    def test_says_that_there_is_nothing(self, folder, capsys):
+        main(['checkpoints', str(folder)])
         assert capsys.readouterr().out == 'no checkpoints\n'
 
 
-def test_a_directory_may_have_any_name(tmp_path):
-    folder = tmp_path / 'run [1] of *'
+def test_a_directory_may_have_any_name(folder):
+    folder = folder / 'run [1] of *'
     (path,) = write(folder, [1.0])
     (found,) = checkpoint.checkpoints_in(str(folder))
     assert found.path == path

@@ -44,34 +44,34 @@ def in_checkpoint(path):
     }
 
 
-def test_the_state_is_the_checkpoints_bit_for_bit_and_the_next_batch_comes(tmp_path):
+def test_the_state_is_the_checkpoints_bit_for_bit_and_the_next_batch_comes(folder):
     _, train_op = build()
-    train(train_op, tmp_path, number_of_steps=3)  # leaves model.ckpt-3
+    train(train_op, folder, number_of_steps=3)  # leaves model.ckpt-3
     with tf.Graph().as_default():
         model, train_op = build(bad=(2,))
         hook = Watching(model.loss, on_nan='rollback')
-        train(train_op, tmp_path, hooks=[hook])
+        train(train_op, folder, hooks=[hook])
     (incident,) = hook.incidents
     assert (incident.step, incident.action) == (5, 'rollback')
-    assert incident.restored == str(tmp_path / 'model.ckpt-3')
+    assert incident.restored == os.path.abspath(str(folder / 'model.ckpt-3'))
     assert hook.states == [in_checkpoint(incident.restored)]
     assert set(hook.states[0]) == {'w:0', 'w/Momentum:0', 'global_step:0'}
     assert model.batches.drawn == 2 + 1 + 3
-    assert checkpoint_at(tmp_path) == (6, [])
-    (record,), _ = journal.read(str(tmp_path))
+    assert checkpoint_at(folder) == (6, [])
+    (record,), _ = journal.read(str(folder))
     assert record['restored'] == incident.restored
 
 
-def test_the_initial_state_is_a_checkpoint_if_there_is_none(tmp_path):
+def test_the_initial_state_is_a_checkpoint_if_there_is_none(folder):
     model, train_op = build(bad=(0,))
     hook = Watching(model.loss, on_nan='rollback')
-    train(train_op, tmp_path, hooks=[hook])
-    assert hook.incidents[0].restored == str(tmp_path / 'model.ckpt-0')
+    train(train_op, folder, hooks=[hook])
+    assert hook.incidents[0].restored == os.path.abspath(str(folder / 'model.ckpt-0'))
     assert hook.states == [in_checkpoint(hook.incidents[0].restored)]
-    assert checkpoint_at(tmp_path) == (6, [])
+    assert checkpoint_at(folder) == (6, [])
 
 
-def test_a_learning_rate_can_be_lowered(tmp_path):
+def test_a_learning_rate_can_be_lowered(folder):
     rate = tf1.get_variable('rate', initializer=0.1, trainable=False)
     lower = rate.assign(rate * 0.5)
     model = Linear(bad=(2, 5))
@@ -82,22 +82,22 @@ def test_a_learning_rate_can_be_lowered(tmp_path):
     def on_rollback(session, incident):
         seen.append((incident.step, float(session.run(rate)), float(session.run(lower))))
 
-    train(train_op, tmp_path, on_nan=Rollback(on_rollback=on_rollback))
+    train(train_op, folder, on_nan=Rollback(on_rollback=on_rollback))
     # Each time the checkpoint's own rate has come back.
     np.testing.assert_allclose(seen, [(2, 0.1, 0.05), (2, 0.1, 0.05)])
 
 
-def test_a_ladder_skips_then_rolls_back_then_raises(tmp_path):
+def test_a_ladder_skips_then_rolls_back_then_raises(folder):
     model, train_op = build(bad=lambda draw: draw >= 2)
     hook = slimguard.NanLossHook(model.loss, on_nan=[Skip(2), Rollback(2)])
     with pytest.raises(slimguard.NanLossError):
-        train(train_op, tmp_path, hooks=[hook])
+        train(train_op, folder, hooks=[hook])
     actions = [incident.action for incident in hook.incidents]
     assert actions == ['skip', 'skip', 'rollback'] * 2 + ['skip', 'skip', 'raise']
 
 
 @pytest.mark.parametrize('on_nan', ['rollback', ['skip', 'rollback'], ['rollback', 'skip']])
-def test_weights_that_are_lost_come_back(tmp_path, on_nan):
+def test_weights_that_are_lost_come_back(folder, on_nan):
     """Something without a gate made them NaN: skipping is no use, and no policy skips."""
     model, train_op = build()
     poison = model.weights.assign(model.weights * np.nan).op
@@ -111,14 +111,14 @@ def test_weights_that_are_lost_come_back(tmp_path, on_nan):
         return loss, len(steps) == 8
 
     hook = slimguard.NanLossHook(model.loss, on_nan=on_nan)
-    train(train_op, tmp_path, train_step_fn=train_step_fn, hooks=[hook])
+    train(train_op, folder, train_step_fn=train_step_fn, hooks=[hook])
     (incident,) = hook.incidents
     assert incident.state_lost and incident.action == 'rollback'
     assert 'not finite already before this step: w' in incident.reason
-    assert checkpoint_at(tmp_path) == (5, [])
+    assert checkpoint_at(folder) == (5, [])
 
 
-def test_weights_that_are_lost_are_not_skipped_for_ever(tmp_path):
+def test_weights_that_are_lost_are_not_skipped_for_ever(folder):
     model, train_op = build()
     poison = model.weights.assign(model.weights * np.nan).op
 
@@ -127,21 +127,21 @@ def test_weights_that_are_lost_are_not_skipped_for_ever(tmp_path):
         return session.run(op), False
 
     with pytest.raises(slimguard.NanLossError) as caught:
-        train(train_op, tmp_path, train_step_fn=train_step_fn, on_nan=Skip(10))
+        train(train_op, folder, train_step_fn=train_step_fn, on_nan=Skip(10))
     assert caught.value.incident.state_lost
-    assert slimguard.latest_finite_checkpoint(str(tmp_path)) is None  # what is lost is not saved
+    assert slimguard.latest_finite_checkpoint(str(folder)) is None  # what is lost is not saved
 
 
 @pytest.mark.parametrize('guarded', [True, False])
-def test_in_a_monitored_session(tmp_path, guarded):
+def test_in_a_monitored_session(folder, guarded):
     model = Linear(bad=(4,))
     train_op = model.minimize()
     if guarded:
         train_op = slimguard.guard(train_op, model.loss)
-    hook = slimguard.NanLossHook(model.loss, on_nan='rollback', logdir=str(tmp_path))
+    hook = slimguard.NanLossHook(model.loss, on_nan='rollback', logdir=str(folder))
     stop = tf1.train.StopAtStepHook(last_step=6)
     with tf1.train.MonitoredTrainingSession(
-        checkpoint_dir=str(tmp_path),
+        checkpoint_dir=str(folder),
         save_checkpoint_steps=3,
         save_checkpoint_secs=None,
         hooks=[hook, stop],
@@ -155,33 +155,33 @@ def test_in_a_monitored_session(tmp_path, guarded):
     assert incident.held == guarded
     assert os.path.basename(incident.restored) == 'model.ckpt-3'
     assert model.batches.drawn == 5 + 3
-    assert checkpoint_at(tmp_path) == (6, [])
+    assert checkpoint_at(folder) == (6, [])
 
 
-def test_watch_takes_a_logdir(tmp_path):
+def test_watch_takes_a_logdir(folder):
     model, train_op = build(bad=(1,))
     with tf1.Session() as session:
         session.run(tf1.global_variables_initializer())
-        watched = slimguard.watch(session, on_nan='rollback', logdir=str(tmp_path))
+        watched = slimguard.watch(session, on_nan='rollback', logdir=str(folder))
         for _ in range(3):
             watched.run(train_op)
         assert session.run(model.step) == 1  # one step, back to 0, one step
         watched.close()
-    (record,), _ = journal.read(str(tmp_path))
+    (record,), _ = journal.read(str(folder))
     assert record['action'] == 'rollback'
 
 
-def test_without_a_checkpoint_left_it_raises_and_says_why(tmp_path):
+def test_without_a_checkpoint_left_it_raises_and_says_why(folder):
     model, train_op = build(bad=(2,))
 
     class Delete(tf1.train.SessionRunHook):
         def after_run(self, run_context, run_values):
-            for path in tmp_path.glob('model.ckpt*'):
+            for path in folder.glob('model.ckpt*'):
                 path.unlink()
 
     hook = slimguard.NanLossHook(model.loss, on_nan='rollback')
     with pytest.raises(slimguard.NanLossError, match='holds no good checkpoint to go back to'):
-        train(train_op, tmp_path, hooks=[Delete(), hook])
+        train(train_op, folder, hooks=[Delete(), hook])
     assert hook.incidents[0].action == 'raise'
 
 
@@ -195,19 +195,19 @@ def test_without_a_logdir_it_is_an_error_before_the_first_step():
     assert model.batches.drawn == 0
 
 
-def test_a_logdir_that_disagrees_is_an_error(tmp_path):
+def test_a_logdir_that_disagrees_is_an_error(folder):
     model, train_op = build()
     hook = slimguard.NanLossHook(model.loss, logdir='elsewhere')
     with pytest.raises(
         ValueError, match="disagrees with the NanLossHook .* which says 'elsewhere'"
     ):
-        train(train_op, tmp_path, hooks=[hook])
+        train(train_op, folder, hooks=[hook])
 
 
 class TestResume:
     """What a training finds in its logdir is read, and not trusted."""
 
-    def poison(self, tmp_path, steps=4):
+    def poison(self, folder, steps=4):
         """Leaves checkpoints 1 to `steps`; the newest was poisoned by another program."""
         with tf.Graph().as_default(), tf1.Session() as session:
             model, train_op = build()
@@ -217,37 +217,38 @@ class TestResume:
                 session.run(train_op)
                 if step == steps - 1:
                     session.run(model.weights.assign(model.weights * np.nan))
-                saver.save(session, str(tmp_path / 'model.ckpt'), model.step)
+                saver.save(session, str(folder / 'model.ckpt'), model.step)
 
-    def test_training_resumes_from_the_newest_good_one_and_says_so(self, tmp_path):
-        self.poison(tmp_path)
+    def test_training_resumes_from_the_newest_good_one_and_says_so(self, folder):
+        self.poison(folder)
         model, train_op = build()
         with LogLines() as lines:
-            train(train_op, tmp_path)
+            train(train_op, folder)
         assert model.batches.drawn == 3
-        assert checkpoint_at(tmp_path) == (6, [])
-        good = tmp_path / 'model.ckpt-3'
+        assert checkpoint_at(folder) == (6, [])
+        good = os.path.abspath(str(folder / 'model.ckpt-3'))
         assert 'slimguard: resuming from %s (model.ckpt-4 is not finite: w)' % good in lines
 
-    def test_with_none_that_is_good_it_says_so_and_begins_anew(self, tmp_path):
-        self.poison(tmp_path, steps=1)
+    def test_with_none_that_is_good_it_says_so_and_begins_anew(self, folder):
+        self.poison(folder, steps=1)
         model, train_op = build()
         with LogLines() as lines:
-            train(train_op, tmp_path)
+            train(train_op, folder)
         assert model.batches.drawn == 6
-        assert any('no checkpoint in %s can be resumed from' % tmp_path in line for line in lines)
+        said = 'no checkpoint in %s can be resumed from' % os.path.abspath(str(folder))
+        assert any(said in line for line in lines)
 
-    def test_the_monitored_training_of_slim_does_so_under_instrument(self, tmp_path):
+    def test_the_monitored_training_of_slim_does_so_under_instrument(self, folder):
         from slimguard import compat
 
         training = compat.import_slim().training
-        self.poison(tmp_path)
+        self.poison(folder)
         with slimguard.instrument():
             model = Linear()
             train_op = training.create_train_op(model.loss, model.optimizer)
             training.train(
                 train_op,
-                str(tmp_path),
+                str(folder),
                 save_checkpoint_secs=None,
                 save_summaries_steps=None,
                 hooks=[tf1.train.StopAtStepHook(last_step=6)],
@@ -255,4 +256,4 @@ class TestResume:
         assert model.batches.drawn == 3
         savers = tf1.get_collection(tf1.GraphKeys.SAVERS)
         assert [type(saver) for saver in savers] == [slimguard.FiniteSaver]
-        assert checkpoint.read(str(tmp_path / 'model.ckpt-3')).is_good
+        assert checkpoint.read(str(folder / 'model.ckpt-3')).is_good

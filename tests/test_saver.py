@@ -48,47 +48,46 @@ def newest(logdir):
     [{}, {'sharded': True}, {'write_version': V1}, {'write_version': V1, 'sharded': True}],
 )
 @pytest.mark.parametrize('bad', [np.nan, np.inf])
-def test_a_bad_variable_is_not_saved_and_what_was_saved_stays(
-    tmp_path, settings, use_resource, bad
-):
+def test_a_bad_variable_is_not_saved_and_what_was_saved_stays(folder, settings, use_resource, bad):
     weights = Weights(use_resource)
     saver = slimguard.FiniteSaver(**settings)
     with tf1.Session() as session:
         session.run(tf1.global_variables_initializer())
-        good = saver.save(session, str(tmp_path / 'm'), 1)
-        assert good == tf1.train.latest_checkpoint(str(tmp_path))
-        before = sorted(os.listdir(str(tmp_path)))
+        good = saver.save(session, str(folder / 'm'), 1)
+        assert good == tf1.train.latest_checkpoint(str(folder))
+        before = sorted(os.listdir(str(folder)))
         weights.set(session, bad)
         with LogLines() as lines:
-            assert saver.save(session, str(tmp_path / 'm'), 2) is None
-        assert tf1.train.latest_checkpoint(str(tmp_path)) == good
-        assert saver.last_checkpoints == [good]
-        assert sorted(os.listdir(str(tmp_path))) == before + ['slimguard']
+            assert saver.save(session, str(folder / 'm'), 2) is None
+        assert tf1.train.latest_checkpoint(str(folder)) == good
+        assert saver.last_checkpoints == [os.path.abspath(good)]
+        assert sorted(os.listdir(str(folder))) == before + ['slimguard']
         saver.restore(session, good)
         assert (session.run(weights.w) == 1).all()
-        assert saver.save(session, str(tmp_path / 'm'), 3) == saver.last_checkpoints[-1]
+        newer = saver.save(session, str(folder / 'm'), 3)
+        assert os.path.abspath(newer) == saver.last_checkpoints[-1]
     (line,) = [line for line in lines if line.startswith('slimguard: ')]
-    assert 'm-2 is refused, not finite: w. The newest is still ' + good in line
+    assert 'm-2 is refused, not finite: w. The newest is still ' + os.path.abspath(good) in line
     (incident,) = saver.refused
     assert (incident.step, incident.tensors, incident.action) == (2, ('w',), 'save refused')
-    (record,), _ = journal.read(str(tmp_path))
+    (record,), _ = journal.read(str(folder))
     assert record['tensors'] == ['w'] and record['step'] == 2
 
 
 @REF_OR_RESOURCE
 @pytest.mark.parametrize('dtype', [tf.float16, tf.bfloat16, tf.float32, tf.float64])
-def test_large_values_are_saved(tmp_path, dtype, use_resource):
+def test_large_values_are_saved(folder, dtype, use_resource):
     weights = Weights(use_resource, dtype)
     saver = slimguard.FiniteSaver()
     with tf1.Session() as session:
         weights.set(session, dtype.max)
         session.run(weights.step.initializer)
-        assert saver.save(session, str(tmp_path / 'm')) is not None
+        assert saver.save(session, str(folder / 'm')) is not None
         weights.set(session, np.inf)
-        assert saver.save(session, str(tmp_path / 'n')) is None
+        assert saver.save(session, str(folder / 'n')) is None
 
 
-def test_a_saver_that_exists_is_wrapped_with_its_settings_and_its_list(tmp_path):
+def test_a_saver_that_exists_is_wrapped_with_its_settings_and_its_list(folder):
     Weights()
     inner = tf1.train.Saver(max_to_keep=2, pad_step_number=True)
     saver = slimguard.FiniteSaver(inner)
@@ -97,26 +96,26 @@ def test_a_saver_that_exists_is_wrapped_with_its_settings_and_its_list(tmp_path)
     with tf1.Session() as session:
         session.run(tf1.global_variables_initializer())
         for step in range(4):
-            saver.save(session, str(tmp_path / 'm'), step)
+            saver.save(session, str(folder / 'm'), step)
     assert [os.path.basename(p) for p in inner.last_checkpoints] == ['m-00000002', 'm-00000003']
     assert saver.last_checkpoints == inner.last_checkpoints
-    assert not (tmp_path / 'm-00000001.index').exists()
+    assert not (folder / 'm-00000001.index').exists()
     saver.recover_last_checkpoints(inner.last_checkpoints[:1])
     assert len(inner.last_checkpoints) == 1
     with tf.Graph().as_default():  # the graph it writes is one that stock TensorFlow imports
-        restored = tf1.train.import_meta_graph(str(tmp_path / 'm-00000003.meta'))
+        restored = tf1.train.import_meta_graph(str(folder / 'm-00000003.meta'))
         with tf1.Session() as session:
-            restored.restore(session, str(tmp_path / 'm-00000003'))
+            restored.restore(session, str(folder / 'm-00000003'))
 
 
-def test_a_deferred_saver_is_checked_once_it_is_built(tmp_path):
+def test_a_deferred_saver_is_checked_once_it_is_built(folder):
     saver = slimguard.FiniteSaver(defer_build=True)
     weights = Weights()
     saver.build()
     with tf1.Session() as session:
         session.run(weights.step.initializer)
         weights.set(session, np.nan)
-        assert saver.save(session, str(tmp_path / 'm')) is None
+        assert saver.save(session, str(folder / 'm')) is None
 
 
 def test_what_it_cannot_do_is_said(graph):
@@ -130,7 +129,7 @@ def test_what_it_cannot_do_is_said(graph):
 
 
 @REF_OR_RESOURCE
-def test_a_nan_that_comes_while_it_saves_is_not_published(tmp_path, use_resource):
+def test_a_nan_that_comes_while_it_saves_is_not_published(folder, use_resource):
     """Another thread writes a NaN at any moment, and it stays: as an optimizer without a gate."""
     weights = Weights(use_resource, size=2000000)
     saver = slimguard.FiniteSaver(max_to_keep=None)
@@ -140,14 +139,14 @@ def test_a_nan_that_comes_while_it_saves_is_not_published(tmp_path, use_resource
             weights.set(session, 1.0)
             delay = threading.Timer(0.002 * number, weights.set, (session, np.nan))
             delay.start()
-            path = str(tmp_path / 'm')
+            path = str(folder / 'm')
             while path is not None:
-                path = saver.save(session, str(tmp_path / 'm'), number, write_meta_graph=False)
+                path = saver.save(session, str(folder / 'm'), number, write_meta_graph=False)
                 assert path is None or checkpoint.read(path).is_good
             delay.join()
 
 
-def test_what_the_gate_takes_back_is_not_published_meanwhile(tmp_path):
+def test_what_the_gate_takes_back_is_not_published_meanwhile(folder):
     """A forward pass writes a NaN, which is put back: the saver's thread may come in between."""
     bad = tf1.placeholder_with_default(np.float32(np.nan), [])
     x = tf.fill([4, 200000], bad)
@@ -164,7 +163,7 @@ def test_what_the_gate_takes_back_is_not_published_meanwhile(tmp_path):
 
         def save():
             for number in range(25):
-                path = saver.save(session, str(tmp_path / 'm'), number, write_meta_graph=False)
+                path = saver.save(session, str(folder / 'm'), number, write_meta_graph=False)
                 saved.append(path)
             done.set()
 
@@ -186,10 +185,10 @@ def poison(weights):
 
 
 @pytest.mark.parametrize('how', ['scaffold', 'saver hook', 'NanLossHook'])
-def test_it_is_the_saver_of_a_monitored_session(tmp_path, how):
+def test_it_is_the_saver_of_a_monitored_session(folder, how):
     weights = Weights()
     train_op = poison(weights)
-    logdir = str(tmp_path)
+    logdir = str(folder)
     arguments = {'checkpoint_dir': logdir, 'save_checkpoint_steps': 1}
     loss = tf.reduce_sum(tf.zeros([3]))
     if how == 'scaffold':
@@ -202,11 +201,11 @@ def test_it_is_the_saver_of_a_monitored_session(tmp_path, how):
     with tf1.train.MonitoredTrainingSession(**arguments) as session:
         for _ in range(5):
             session.run(train_op)
-    assert newest(tmp_path) == 'model.ckpt-2'
+    assert newest(folder) == 'model.ckpt-2'
 
 
 @pytest.mark.skipif(not hasattr(tf, 'estimator'), reason='this TensorFlow has no Estimator')
-def test_it_is_the_saver_of_an_estimator(tmp_path):
+def test_it_is_the_saver_of_an_estimator(folder):
     try:
         estimators = tf1.estimator
     except AttributeError:
@@ -221,10 +220,10 @@ def test_it_is_the_saver_of_an_estimator(tmp_path):
             scaffold=tf1.train.Scaffold(saver=slimguard.FiniteSaver()),
         )
 
-    config = estimators.RunConfig(str(tmp_path), save_checkpoints_steps=1)
+    config = estimators.RunConfig(str(folder), save_checkpoints_steps=1)
     estimator = estimators.Estimator(model_fn, config=config)
     estimator.train(lambda: tf1.data.Dataset.from_tensors([1.0]).repeat(), steps=5)
-    assert newest(tmp_path) == 'model.ckpt-2'
+    assert newest(folder) == 'model.ckpt-2'
 
 
 class TestFullDisk:
@@ -241,37 +240,37 @@ class TestFullDisk:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     @pytest.mark.parametrize('settings', [{}, {'sharded': True}])
-    def test_the_previous_checkpoint_stays_and_the_rest_is_cleared(self, tmp_path, full, settings):
+    def test_the_previous_checkpoint_stays_and_the_rest_is_cleared(self, folder, full, settings):
         weights = Weights(size=1000000)
         saver = slimguard.FiniteSaver(**settings)
         with tf1.Session() as session:
             session.run(tf1.global_variables_initializer())
-            good = saver.save(session, str(tmp_path / 'm'), 1)
-            before = sorted(os.listdir(str(tmp_path)))
+            good = saver.save(session, str(folder / 'm'), 1)
+            before = sorted(os.listdir(str(folder)))
             full()
             with LogLines() as lines, pytest.raises(tf.errors.OpError):
-                saver.save(session, str(tmp_path / 'm'), 2)
-            assert sorted(os.listdir(str(tmp_path))) == before
-            assert slimguard.latest_finite_checkpoint(str(tmp_path)) == good
-            assert tf1.train.latest_checkpoint(str(tmp_path)) == good
+                saver.save(session, str(folder / 'm'), 2)
+            assert sorted(os.listdir(str(folder))) == before
+            assert slimguard.latest_finite_checkpoint(str(folder)) == os.path.abspath(good)
+            assert tf1.train.latest_checkpoint(str(folder)) == good
             saver.restore(session, good)
             weights.set(session, 1.0)
         (line,) = [line for line in lines if 'm-2 could not be written' in line]
         assert line.endswith('File too large')
 
-    def test_a_training_says_what_happened(self, tmp_path, full):
+    def test_a_training_says_what_happened(self, folder, full):
         model = Linear()
         tf1.get_variable('large', [1000000])
         train_op = slimguard.create_train_op(model.loss, model.optimizer)
-        train_quietly(train_op, tmp_path, number_of_steps=3)
+        train_quietly(train_op, folder, number_of_steps=3)
         with tf.Graph().as_default():
             model = Linear()
             tf1.get_variable('large', [1000000])
             train_op = slimguard.create_train_op(model.loss, model.optimizer)
             full()
             with LogLines() as lines, pytest.raises(tf.errors.OpError):
-                train_quietly(train_op, tmp_path)
-        assert newest(tmp_path) == 'model.ckpt-3'
+                train_quietly(train_op, folder)
+        assert newest(folder) == 'model.ckpt-3'
         assert any('could not be written' in line for line in lines)
 
 
@@ -292,54 +291,55 @@ class TestSavingAStepAgain:
                 raise KeyboardInterrupt
             return result
 
-    def test_whatever_happens_the_newest_is_good(self, tmp_path):
+    def test_whatever_happens_the_newest_is_good(self, folder):
         weights = Weights()
         saver = slimguard.FiniteSaver()
-        prefix = str(tmp_path / 'm')
+        prefix = str(folder / 'm')
         with tf1.Session() as session:
             session.run(tf1.global_variables_initializer())
             first, second = [saver.save(session, prefix, step) for step in (1, 2)]
             weights.set(session, 5.0)
             with pytest.raises(KeyboardInterrupt):
                 saver.save(self.Dies(session, second), prefix, 2)
-            newest = tf1.train.latest_checkpoint(str(tmp_path))
+            newest = tf1.train.latest_checkpoint(str(folder))
             assert newest == prefix + '.spare-2'
-            assert saver.last_checkpoints == [first, newest]
+            assert saver.last_checkpoints == [os.path.abspath(p) for p in (first, newest)]
             saver.restore(session, newest)
             assert (session.run(weights.w) == 1).all()
             # What the accident left is cleared away when its turn comes.
             for step in range(2, 8):
                 saver.save(session, prefix, step)
-        assert not list(tmp_path.glob('*spare*'))
+        assert not list(folder.glob('*spare*'))
 
-    def test_all_is_as_it_was_when_nothing_happens(self, tmp_path):
+    def test_all_is_as_it_was_when_nothing_happens(self, folder):
         weights = Weights()
         saver = slimguard.FiniteSaver()
         with tf1.Session() as session:
             session.run(tf1.global_variables_initializer())
-            saver.save(session, str(tmp_path / 'm'), 2)
-            before = sorted(os.listdir(str(tmp_path)))
+            saver.save(session, str(folder / 'm'), 2)
+            before = sorted(os.listdir(str(folder)))
             weights.set(session, 5.0)
-            assert saver.save(session, str(tmp_path / 'm'), 2) == saver.last_checkpoints[0]
-            assert sorted(os.listdir(str(tmp_path))) == before
+            again = saver.save(session, str(folder / 'm'), 2)
+            assert os.path.abspath(again) == saver.last_checkpoints[0]
+            assert sorted(os.listdir(str(folder))) == before
             weights.set(session, np.nan)
-            assert saver.save(session, str(tmp_path / 'm'), 2) is None
-        assert newest(tmp_path) == 'm-2'
-        assert tf.train.load_variable(str(tmp_path / 'm-2'), 'w')[0] == 5.0
+            assert saver.save(session, str(folder / 'm'), 2) is None
+        assert newest(folder) == 'm-2'
+        assert tf.train.load_variable(str(folder / 'm-2'), 'w')[0] == 5.0
 
 
 @pytest.fixture
-def tiny_disk(tmp_path):
+def tiny_disk(folder):
     """A file system of three megabytes."""
     made = subprocess.run(
-        ['mount', '-t', 'tmpfs', '-o', 'size=3m', 'tmpfs', str(tmp_path)],
+        ['mount', '-t', 'tmpfs', '-o', 'size=3m', 'tmpfs', str(folder)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     if made.returncode:
         pytest.skip('a file system of its own takes the right to mount one')
-    yield tmp_path
-    subprocess.run(['umount', '-l', str(tmp_path)], check=True)
+    yield folder
+    subprocess.run(['umount', '-l', str(folder)], check=True)
 
 
 @pytest.mark.skipif(shutil.which('mount') is None, reason='there is no mount')
@@ -352,7 +352,7 @@ def test_on_a_disk_that_is_full_the_newest_checkpoint_can_be_restored(tiny_disk)
             for step in range(10):
                 good = saver.save(session, str(tiny_disk / 'm'), step)
         assert tf1.train.latest_checkpoint(str(tiny_disk)) == good
-        assert slimguard.latest_finite_checkpoint(str(tiny_disk)) == good
+        assert slimguard.latest_finite_checkpoint(str(tiny_disk)) == os.path.abspath(good)
         assert not list(tiny_disk.glob('*%d*' % (step)))
         weights.set(session, 5.0)
         saver.restore(session, good)
@@ -369,7 +369,7 @@ class _LosesAnswer(SessionWrapper):
         return result
 
 
-def test_what_is_there_already_is_not_taken_for_what_could_not_be_written(tmp_path):
+def test_what_is_there_already_is_not_taken_for_what_could_not_be_written(folder):
     class Fails(SessionWrapper):
         def run(self, *args, **kwargs):
             raise tf.errors.ResourceExhaustedError(None, None, 'No space left')
@@ -378,26 +378,26 @@ def test_what_is_there_already_is_not_taken_for_what_could_not_be_written(tmp_pa
     saver = slimguard.FiniteSaver()
     with tf1.Session() as session:
         session.run(tf1.global_variables_initializer())
-        saver.save(session, str(tmp_path / 'm'), 1)
+        saver.save(session, str(folder / 'm'), 1)
         with LogLines() as lines, pytest.raises(tf.errors.ResourceExhaustedError):
-            saver.save(Fails(session), str(tmp_path / 'm'), 1)
+            saver.save(Fails(session), str(folder / 'm'), 1)
     assert lines[-1].endswith('m-1 could not be written: No space left')
-    assert newest(tmp_path) == 'm-1'
+    assert newest(folder) == 'm-1'
 
 
-def test_what_a_server_wrote_before_it_died_is_what_a_restart_resumes_from(tmp_path):
+def test_what_a_server_wrote_before_it_died_is_what_a_restart_resumes_from(folder):
     weights = Weights()
     saver = slimguard.FiniteSaver()
     with tf1.Session() as session:
         session.run(tf1.global_variables_initializer())
-        saver.save(session, str(tmp_path / 'm'), 1)
+        saver.save(session, str(folder / 'm'), 1)
         weights.set(session, 2)
         with LogLines() as lines, pytest.raises(tf.errors.UnavailableError):
-            saver.save(_LosesAnswer(session), str(tmp_path / 'm'), 2)
+            saver.save(_LosesAnswer(session), str(folder / 'm'), 2)
         assert lines[-1].endswith('m-2 is whole, but saving it failed: Socket closed')
-        assert newest(tmp_path) == 'm-1'
-        repair.resume_from_good(str(tmp_path))
-        assert newest(tmp_path) == 'm-2'
+        assert newest(folder) == 'm-1'
+        repair.resume_from_good(str(folder))
+        assert newest(folder) == 'm-2'
         weights.set(session, 3)
-        saver.restore(session, str(tmp_path / 'm-2'))
+        saver.restore(session, str(folder / 'm-2'))
         assert (session.run(weights.w) == 2).all()

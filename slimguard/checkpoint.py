@@ -105,7 +105,8 @@ def read(path: str) -> Finding:
     step = step_in_name(path)
     non_finite = []
     try:
-        reader = tf.train.load_checkpoint(path)
+        # Not load_checkpoint, which takes the prefix for a directory where a file system has none.
+        reader = tf1.train.NewCheckpointReader(path)
         for name, dtype in sorted(reader.get_variable_to_dtype_map().items()):
             value = np.asarray(_tensor(reader, path, name, dtype))
             if name == 'global_step' and value.size == 1 and value.dtype.kind == 'i':

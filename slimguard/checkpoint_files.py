@@ -61,11 +61,11 @@ def remove(path: str) -> None:
     for name in _with_ends(path, _LEFTOVERS) + files_of(path):
         try:
             if files.is_remote(name):
-                tf.io.gfile.rmtree(name) if tf.io.gfile.isdir(name) else tf.io.gfile.remove(name)
+                tf.io.gfile.remove(name)
             else:
                 os.rmdir(name) if os.path.isdir(name) else os.remove(name)
         except (OSError, tf.errors.OpError):
-            continue
+            continue  # it is gone; or a folder of an object store, which goes with its files
 
 
 def link(path: str, other: str) -> None:

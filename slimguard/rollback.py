@@ -1,11 +1,14 @@
 """Going back: restores the newest finite checkpoint in a live session."""
 
+import contextlib
 import os
+from typing import ContextManager
 
 import tensorflow as tf
 
 from slimguard import checkpoint
 from slimguard.incident import Incident
+from slimguard.saver import FiniteSaver
 
 tf1 = tf.compat.v1
 
@@ -38,7 +41,12 @@ class Restorer:
 
     def restore(self, session, incident: Incident) -> bool:
         """Goes back, and notes it in the incident. False if there is nothing to go back to."""
-        if not self.finds(incident):
-            return False
-        self._saver.restore(session, incident.restored)
+        with self._nobody_saves():  # or else what is found may be gone before it is read
+            if not self.finds(incident):
+                return False
+            self._saver.restore(session, incident.restored)
         return True
+
+    def _nobody_saves(self) -> ContextManager:
+        is_ours = isinstance(self._saver, FiniteSaver)
+        return self._saver.lock if is_ours else contextlib.ExitStack()

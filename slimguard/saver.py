@@ -61,6 +61,7 @@ class FiniteSaver(tf1.train.Saver):
     Attributes:
       refused: an `Incident` for each of the last refused saves.
       failure: the error of the last save, if it could not be written; else None.
+      lock: held while a checkpoint is saved or restored; threads save as well.
 
     Raises:
       ValueError: if there are settings beside a Saver to wrap; as a Saver does.
@@ -72,7 +73,7 @@ class FiniteSaver(tf1.train.Saver):
         self.failure = None  # type: Optional[tf.errors.OpError]
         self._checked = None  # type: Optional[_CheckedSave]
         # The Supervisor saves from a thread of its own, and a rollback restores meanwhile.
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         if isinstance(var_list, tf1.train.Saver):
             if settings:
                 raise ValueError(
@@ -109,7 +110,7 @@ class FiniteSaver(tf1.train.Saver):
 
     def restore(self, sess, save_path):
         """As `Saver.restore`; `save_path` may be bytes or an `os.PathLike` as well."""
-        with self._lock:
+        with self.lock:
             self._saver.restore(sess, save_path if save_path is None else os.fsdecode(save_path))
 
     def save(self, sess, save_path, global_step=None, latest_filename=None, *args, **kwargs):
@@ -132,7 +133,7 @@ class FiniteSaver(tf1.train.Saver):
         rest = (global_step, latest_filename) + args
         if self._checked is None:  # an empty saver, or one that was never built: Saver says so
             return self._saver.save(sess, given, *rest, **kwargs)
-        with self._lock, _relative_state(self._saver):
+        with self.lock, _relative_state(self._saver):
             spare = _Spare(self._saver, os.path.dirname(path), latest_filename or 'checkpoint')
             session = _SavingSession(sess, self._checked, self._saver, spare)
             self.failure = None

@@ -51,13 +51,10 @@ def read(logdir: str, latest_filename: str = 'checkpoint') -> Optional[State]:
     Raises:
       StateFileError: if it cannot be read, as when it is no regular file or damaged.
     """
-    path = path_in(logdir, latest_filename)
     proto = _parse(logdir, latest_filename)
     if proto is None:
         return None
     newest = proto.model_checkpoint_path
-    if not newest:
-        raise StateFileError('%s names no checkpoint' % path)
     others = [other for other in proto.all_model_checkpoint_paths if other and other != newest]
     meant = list(dict.fromkeys(_meant(logdir, written) for written in others + [newest]))
     last = _meant(logdir, newest)

@@ -8,6 +8,7 @@ import numpy as np
 
 from slimguard.ranges import numbers
 
+_MOST_SHEETS = 4
 _LEAST_SIDE, _MOST_SIDE = 4, 8192
 _SHOWN_SIDE = 160  # pixels; larger samples are shrunk
 _CHANNELS = (1, 3, 4)
@@ -56,7 +57,11 @@ class Sheet(NamedTuple):
 
 
 def sheets(
-    values: Dict[str, np.ndarray], suspects: Sequence[int] = (), rows: int = 0, most: int = 16
+    values: Dict[str, np.ndarray],
+    suspects: Sequence[int] = (),
+    rows: int = 0,
+    most: int = 16,
+    room: int = 16 << 20,
 ) -> List[Sheet]:
     """The arrays that look like images.
 
@@ -65,14 +70,27 @@ def sheets(
       suspects: the rows of the batch that made a later tensor bad.
       rows: the batch size that `suspects` refers to; arrays of another length have none.
       most: how many samples of an array are shown at most; bad ones come first.
+      room: about how many bytes all of them may take on a page; each array shows one at least.
     """
+    views = [(name, as_images(value)) for name, value in values.items()]
+    views = [(name, images) for name, images in views if images is not None][:_MOST_SHEETS]
     found = []
-    for name, value in values.items():
-        images = as_images(value)
-        if images is not None:
-            chosen = set(suspects) if len(images) == rows else set()
-            found.append(_sheet(name, value, images, chosen, most))
-    return found[:4]
+    for name, images in views:
+        chosen = set(suspects) if len(images) == rows else set()
+        fitting = max(1, room // len(views) // _bytes_of_a_sample(images))
+        found.append(_sheet(name, values[name], images, chosen, min(most, fitting)))
+    return found
+
+
+def _bytes_of_a_sample(images: np.ndarray) -> int:
+    """At most, on a page: in base64, of noise that no PNG makes smaller, and with all its marks."""
+    step = _shrinking(images.shape[1:3])
+    height, width = (-(-side // step) for side in images.shape[1:3])
+    return height * width * max(3, images.shape[3]) * 4 // 3 + 10000
+
+
+def _shrinking(sides) -> int:
+    return -(-max(sides) // _SHOWN_SIDE)
 
 
 def as_images(value: np.ndarray) -> Optional[np.ndarray]:
@@ -104,8 +122,7 @@ def _chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def _sheet(name: str, value, images: np.ndarray, suspects: Set[int], most: int) -> Sheet:
-    # Row by row: a batch of large images is not to be copied as a whole.
-    counts = [int(np.count_nonzero(~np.isfinite(numbers(image)))) for image in images]
+    counts = _bad_counts(images)
     order = sorted(range(len(images)), key=lambda r: (not counts[r], r not in suspects, r))
     black, white = _scale(images)
     samples = []
@@ -114,6 +131,17 @@ def _sheet(name: str, value, images: np.ndarray, suspects: Set[int], most: int) 
         wild = _wild(_finite(images[row]), black, white)
         samples.append(Sample(row, pixels, spots, counts[row], row in suspects, wild))
     return Sheet(name, str(value.dtype), tuple(value.shape), len(images), black, white, samples)
+
+
+def _bad_counts(images: np.ndarray) -> List[int]:
+    """How many values of each sample are not finite."""
+    counts = []  # type: List[int]
+    # Some rows at a time: a batch of large images is not to be copied as a whole.
+    size = max(1, (1 << 20) // images[0].size)
+    for start in range(0, len(images), size):
+        bad = ~np.isfinite(numbers(images[start : start + size]))
+        counts.extend(np.count_nonzero(bad, axis=(1, 2, 3)).tolist())
+    return counts
 
 
 def _scale(images: np.ndarray) -> Tuple[float, float]:
@@ -153,7 +181,7 @@ def _finite(image) -> np.ndarray:
 
 def _pixels(image: np.ndarray, black: float, white: float):
     bad = ~np.isfinite(image).all(axis=2)
-    step = -(-max(image.shape[:2]) // _SHOWN_SIDE)
+    step = _shrinking(image.shape[:2])
     if step > 1:
         bad = np.logical_or.reduceat(bad, np.arange(0, bad.shape[0], step), axis=0)
         bad = np.logical_or.reduceat(bad, np.arange(0, bad.shape[1], step), axis=1)

@@ -44,10 +44,13 @@ def what_is_missing(logdir: str) -> Optional[str]:
             return None
     except OSError as error:
         return '%r cannot be listed: %s' % (logdir, error)
-    return '%r is no log directory of a training: expected one of %s, or %s/ with a record in it' % (
-        logdir,
-        ', '.join(_MARKS),
-        _FOLDER,
+    return (
+        '%r is no log directory of a training: expected one of %s, or %s/ with a record in it'
+        % (
+            logdir,
+            ', '.join(_MARKS),
+            _FOLDER,
+        )
     )
 
 

@@ -1,0 +1,63 @@
+"""What is a log directory, and what is refused."""
+
+import os
+import pathlib
+
+import pytest
+
+from slimguard import logdirs
+from tests.children import python
+
+
+@pytest.mark.parametrize(
+    'name',
+    [
+        *['checkpoint', 'model.ckpt-5.index', 'old.ckpt.meta', 'graph.pbtxt'],
+        *['events.out.tfevents.1.host', 'slimguard/incidents.jsonl', 'slimguard/incident-5/x'],
+        *['slimguard/report.html', 'slimguard/'],
+    ],
+)
+@pytest.mark.parametrize('as_type', [str, os.fsencode, pathlib.Path], ids=['str', 'bytes', 'Path'])
+def test_one_file_of_a_training_is_enough(tmp_path, monkeypatch, name, as_type):
+    path = tmp_path / 'logs' / name
+    (path if name.endswith('/') else path.parent).mkdir(parents=True)
+    if not name.endswith('/'):
+        path.write_text('')
+    monkeypatch.chdir(tmp_path)
+    assert logdirs.require_logdir(as_type('logs')) == str(tmp_path / 'logs')
+
+
+@pytest.mark.parametrize(
+    'there', [[], ['train.py', 'data/'], ['my.checkpoint', 'slimguard'], ['slimguard/gate.py']]
+)
+def test_a_directory_of_other_things_is_none_and_the_error_says_what_was_looked_for(
+    tmp_path, there
+):
+    for name in there:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.mkdir() if name.endswith('/') else path.write_text('')
+    with pytest.raises(logdirs.LogdirError) as caught:
+        logdirs.require_logdir(tmp_path)
+    for mark in ('checkpoint', '*.index', '*.meta', 'events.out.tfevents.*', 'slimguard/'):
+        assert mark in str(caught.value)
+    assert repr(str(tmp_path)) in str(caught.value)
+
+
+def test_what_is_no_directory_is_said_so(tmp_path):
+    (tmp_path / 'file').write_text('')
+    assert 'a file, and no directory' in logdirs.what_is_missing(str(tmp_path / 'file'))
+    assert 'there is no directory' in logdirs.what_is_missing(str(tmp_path / 'nothing'))
+
+
+def test_a_name_that_is_no_utf8_is_passed_over(tmp_path):
+    open(os.fsencode(str(tmp_path)) + b'/\xff', 'w').close()
+    assert logdirs.what_is_missing(str(tmp_path)) is not None
+    (tmp_path / 'checkpoint').write_text('')
+    assert logdirs.what_is_missing(str(tmp_path)) is None
+
+
+def test_a_local_path_is_looked_at_without_tensorflow(tmp_path):
+    code = 'import sys; from slimguard import logdirs; print(logdirs.what_is_missing(sys.argv[1]))'
+    run = python('-c', code + "; assert 'tensorflow' not in sys.modules", tmp_path)
+    assert run.returncode == 0 and 'is no log directory' in run.stdout, run.stderr

@@ -9,7 +9,10 @@ from typing import Iterable, Optional
 
 from slimguard import files
 
-_MARKS = ('checkpoint', '*.index', '*.meta', 'events.out.tfevents.*', 'graph.pbtxt')
+_MARKS = (
+    *('checkpoint', 'checkpoint.bad', '*.index', '*.meta', '*-?????-of-?????'),
+    *('events.out.tfevents.*', 'graph.pbtxt'),
+)
 _FOLDER = 'slimguard'
 # A folder of this name may be somebody's copy of this package as well.
 _MARKS_IN_FOLDER = ('incidents.jsonl*', 'incident-*', 'report.*', '.making-*')

@@ -12,7 +12,7 @@ from tests.children import python
 @pytest.mark.parametrize(
     'name',
     [
-        *['checkpoint', 'model.ckpt-5.index', 'old.ckpt.meta', 'graph.pbtxt'],
+        *['checkpoint', 'model.ckpt-5.index', 'old.ckpt.meta', 'graph.pbtxt', 'm-00000-of-00002'],
         *['events.out.tfevents.1.host', 'slimguard/incidents.jsonl', 'slimguard/incident-5/x'],
         *['slimguard/report.html', 'slimguard/'],
     ],

@@ -216,8 +216,7 @@ def _record(logdir: str) -> _Record:
     if unreadable and not ours:
         what = 'its only line' if unreadable == 1 else 'none of its %d lines' % unreadable
         is_none = 'is no incident' if unreadable == 1 else 'is an incident'
-        path = journal.path_in(logdir)
-        return _Record([], [], broken='%s %s (%s).' % (what, is_none, path))
+        return _Record([], [], broken='%s %s (slimguard/incidents.jsonl).' % (what, is_none))
     entries = [entry_of(number, record) for number, record in enumerate(ours, 1)]
     if not unreadable:
         return _Record(entries, [])

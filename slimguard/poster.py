@@ -163,7 +163,7 @@ def _loss(found: Findings) -> Tuple[float, Any]:
         axes.legend(
             loc='lower left',
             bbox_to_anchor=(0, 1.0),
-            ncol=7,
+            ncol=8,
             frameon=False,
             fontsize=8,
             borderpad=0,

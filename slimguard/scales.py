@@ -138,22 +138,28 @@ def _linear_ticks(
 
 def _labelled(ticks: Iterable[Decimal]) -> List[Tuple[float, str]]:
     """Ticks as floats, and their labels; without those that no float is close to."""
-    found = []
+    found = []  # type: List[Tuple[float, Decimal]]
     for tick in ticks:
         value = float(tick)
         if math.isfinite(value) and abs(Decimal(value) - tick) <= abs(tick) / 20:
             if not found or found[-1][0] < value:
-                found.append((value, _label(tick)))
-    return found
+                found.append((value, tick))
+    # Steps of a long training are written out, as a table has them.
+    is_long = any(len(tick.normalize(_DIGITS).as_tuple().digits) > 4 for _, tick in found)
+    largest = 12 if is_long else 6
+    return [(value, _label(tick, largest)) for value, tick in found]
 
 
-def _label(tick: Decimal) -> str:
-    """All digits of a tick: it has few, unless it takes many to tell it from the next one."""
+def _label(tick: Decimal, largest: int) -> str:
+    """All digits of a tick: it has few, unless it takes many to tell it from the next one.
+
+    From 10**largest on it is written with a power of ten.
+    """
     if not tick:
         return '0'
     sign, digits, exponent = tick.normalize(_DIGITS).as_tuple()
     minus, exponent = _MINUS if sign else '', exponent + len(digits) - 1
-    if -4 <= exponent < 6:
+    if -4 <= exponent < largest:
         return minus + format(abs(tick).normalize(_DIGITS), 'f')
     power = '10' + str(exponent).translate(_SUPERSCRIPTS)
     if digits == (1,):

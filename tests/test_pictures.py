@@ -285,6 +285,20 @@ def require_good_ticks(scale, values):
 SUPERSCRIPTS = str.maketrans('⁰¹²³⁴⁵⁶⁷⁸⁹⁻−', '0123456789--')
 
 
+@pytest.mark.parametrize(
+    'values, labels',
+    [
+        ([12000000, 12000399], ['12000000', '12000100', '12000200', '12000300']),
+        ([0, 4e7], ['0', '10⁷', '2×10⁷', '3×10⁷', '4×10⁷']),
+        ([0, 3], ['0', '1', '2', '3']),
+        ([7], ['7']),
+    ],
+)
+def test_steps_are_told_apart(values, labels):
+    scale = scales.scale_of(values, 'linear', whole=True, padded=False)
+    assert [label for _, label in scale.ticks] == labels
+
+
 def number_of(label):
     """The number that a label is read as."""
     found = re.match('(−?)([\\d.]*)×?(10([⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+))?$', label)

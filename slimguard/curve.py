@@ -157,7 +157,7 @@ def _number(value) -> Optional[float]:
         found = tf.make_ndarray(value.tensor)
     except (ValueError, TypeError):
         return None
-    return float(found) if found.size == 1 else None
+    return float(found.item()) if found.size == 1 else None
 
 
 def _curve(tag: str, points: np.ndarray, most: int) -> Curve:

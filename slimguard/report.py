@@ -75,7 +75,7 @@ def _warn(found: Findings) -> None:
 
 def _say(what: Any) -> None:
     # A name or a record must not steer the terminal.
-    print('slimguard: %s' % visible(what), file=sys.stderr)
+    print('slimguard: %s' % visible(what).replace('\n', '\\n'), file=sys.stderr)
 
 
 def _file(path: files.Path, name: str) -> str:

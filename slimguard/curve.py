@@ -1,13 +1,16 @@
 """The loss of a training, read from the summaries in its event files."""
 
 import array
-import fnmatch
+import itertools
 import os
 import re
+import struct
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
+
+from slimguard import files
 
 tf1 = tf.compat.v1
 
@@ -15,6 +18,8 @@ _LOSS = re.compile(r'(^|[^a-z])(total_?)?loss(es)?([^a-z]|$)')
 _NO_LOSS = re.compile(r'scale|weight|rate')
 _PART_OF_IT = re.compile(r'regulari[sz]|clone|aux|val|eval|test|raw')
 _MOST_STRETCHES = 100
+_EVENTS = 'events.out.tfevents.'
+_FRAME, _LARGEST = 16, 1 << 31  # bytes: around a record; and what protobuf can read
 
 
 class Curve(NamedTuple):
@@ -47,15 +52,13 @@ def read(logdir: str, most: int = 2000) -> Tuple[Optional[Curve], List[str]]:
       files that could not be read to their end.
     """
     series: Dict[str, array.array] = {}
-    troubles = []
-    for path in _event_files(logdir):
+    paths, troubles = _event_files(logdir)
+    for path in paths:
         try:
             _read_file(path, series)
-        except (tf.errors.OpError, OSError, ValueError) as error:
+        except Exception as error:  # TensorFlow's, the system's, protobuf's: all end this file only
             what = str(getattr(error, 'message', error)).partition('\n')[0]
             troubles.append('%s was read only in part: %s' % (os.path.basename(path), what))
-        except Exception as error:  # protobuf's DecodeError has had several homes
-            troubles.append('%s was read only in part: %s' % (os.path.basename(path), error))
     if not series:
         return None, troubles
     tag = min(series, key=lambda t: _rank(t, len(series[t])))
@@ -74,11 +77,32 @@ def _rank(tag: str, points: int) -> Tuple[bool, bool, int, int, str]:
     return is_part, 'total' not in lower, -points, lower.count('/'), tag
 
 
-def _event_files(logdir: str) -> List[str]:
-    """In the order in which they were begun: the time is in the name."""
-    names = tf.io.gfile.listdir(logdir) if tf.io.gfile.isdir(logdir) else []
-    names = sorted(name for name in names if fnmatch.fnmatch(name, 'events.out.tfevents.*'))
-    return [os.path.join(logdir, name) for name in names]
+def _event_files(logdir: str) -> Tuple[List[str], List[str]]:
+    """In the order in which they were begun: the time is in the name. And what is none."""
+    try:
+        names = files.list_dir(logdir)
+        troubles = _not_listed(logdir, names)
+    except (OSError, tf.errors.OpError) as error:
+        return [], ['%s cannot be listed: %s' % (logdir, error)]
+    paths = []
+    for name in names:
+        path = os.path.join(logdir, name)
+        if not name.startswith(_EVENTS):
+            continue
+        if files.is_file(path):  # opening a FIFO would wait for ever
+            paths.append(path)
+        else:
+            troubles.append('%s was not read: it is no regular file.' % name)
+    return paths, troubles
+
+
+def _not_listed(logdir: str, listed: List[str]) -> List[str]:
+    names = [] if files.is_remote(logdir) else os.listdir(logdir)
+    return [
+        '%s was not read: its name is no UTF-8, and TensorFlow opens no such file.' % ascii(name)
+        for name in sorted(set(names) - set(listed))
+        if name.startswith(_EVENTS)
+    ]
 
 
 def _read_file(path: str, series: Dict[str, array.array]) -> None:
@@ -91,13 +115,34 @@ def _read_file(path: str, series: Dict[str, array.array]) -> None:
 
 
 def _events(path: str):
+    whole, why = (None, '') if files.is_remote(path) else _whole_records(path)
     verbosity = tf1.logging.get_verbosity()
     # TensorFlow says that the only public reader of event files is deprecated.
     tf1.logging.set_verbosity(tf1.logging.ERROR)
     try:
-        yield from tf1.train.summary_iterator(path)
+        yield from itertools.islice(tf1.train.summary_iterator(path), whole)
     finally:
         tf1.logging.set_verbosity(verbosity)
+    if why:
+        raise ValueError(why)
+
+
+def _whole_records(path: str) -> Tuple[int, str]:
+    """How many records a local file has from its start on, and what is wrong with the next one.
+
+    TensorFlow's reader takes the memory that a record says it needs, and the process dies of it.
+    """
+    size, place, count = os.path.getsize(path), 0, 0
+    with open(path, 'rb') as file:
+        while place < size:
+            file.seek(place)
+            header = file.read(8)
+            length = struct.unpack('<Q', header)[0] if len(header) == 8 else size
+            place += _FRAME + length
+            if place > size or length > _LARGEST:
+                return count, 'record %d is cut off, or damaged' % (count + 1)
+            count += 1
+    return count, ''
 
 
 def _number(value) -> Optional[float]:
@@ -106,11 +151,13 @@ def _number(value) -> Optional[float]:
         return value.simple_value
     if kind != 'tensor' or value.tensor.dtype not in (tf.float32, tf.float64, tf.float16):
         return None
+    if any(dimension.size != 1 for dimension in value.tensor.tensor_shape.dim):
+        return None
     try:
         found = tf.make_ndarray(value.tensor)
     except (ValueError, TypeError):
         return None
-    return float(found) if found.size == 1 else None
+    return float(found.item()) if found.size == 1 else None
 
 
 def _curve(tag: str, points: np.ndarray, most: int) -> Curve:

@@ -4,6 +4,7 @@ Everything here was written by a run, or by somebody who says so. What is not as
 left out or becomes a sentence; nothing of it is run.
 """
 
+import dataclasses
 import datetime
 import os
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
@@ -11,14 +12,18 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 import tensorflow as tf
 
 import slimguard
-from slimguard import bundle, curve, journal, layers, samples
+from slimguard import bundle, curve, files, journal, layers, samples
 from slimguard.curve import Curve
+from slimguard.incident import Incident
 from slimguard.layers import Layer
+from slimguard.markup import cut
 from slimguard.ranges import Range
 from slimguard.samples import Sheet
 
-ACTIONS = ('raise', 'stop', 'rollback', 'skip', 'save refused', 'other')
-_MOST_BUNDLES = 20
+ACTIONS = ('raise', 'stop', 'rollback', 'skip', 'save refused', 'other', 'not said')
+# So many bundles, and so much of each: a page has to open on a phone.
+_MOST_BUNDLES, _MOST_IMAGES = 20, 12 << 20  # bytes, of all bundles
+_MOST_FACTS, _MOST_NOTES = 20, 20
 _PHASES = {
     'input': 'In the input',
     'forward': 'In the forward pass',
@@ -31,20 +36,24 @@ _PHASES = {
 
 
 class Entry(NamedTuple):
-    """An incident of the record; what the record does not say, or says wrongly, is None or ''."""
+    """An incident of the record; what the record does not say, or says wrongly, is None or ''.
+
+    It may have no action: a process that is killed between the step and its policy says none.
+    """
 
     number: int
     step: Optional[int]
     loss: Optional[float]
     action: str
     reason: str
-    tensors: Tuple[str, ...]
     time: Optional[float]
     notes: Tuple[str, ...]
 
     @property
     def kind(self) -> str:
         """The action, or 'other' for one that we have no colour for."""
+        if not self.action:
+            return 'not said'
         return self.action if self.action in ACTIONS else 'other'
 
 
@@ -100,6 +109,8 @@ class Findings(NamedTuple):
       entries: the record of incidents, the oldest first.
       bundles: `Finding` or `Unreadable`, the oldest first.
       notes: what could not be read.
+      has_record: whether there is a record of incidents, readable or not.
+      broken: why the record as a whole cannot be read; '' if it can.
     """
 
     title: str
@@ -108,44 +119,74 @@ class Findings(NamedTuple):
     entries: List[Entry]
     bundles: List[Any]
     notes: List[str]
+    has_record: bool = True
+    broken: str = ''
+
+
+class _Record(NamedTuple):
+    entries: List[Entry]
+    notes: List[str]
+    is_there: bool = True
+    broken: str = ''
 
 
 def gather(logdir: str) -> Findings:
     """Reads what the log directory of a training holds. Never fails because of what is in it."""
     loss, notes = curve.read(logdir)
-    entries, torn = _entries(logdir, notes)
-    if torn:
-        lines = '1 line' if torn == 1 else '%d lines' % torn
-        notes.append('%s of the record could not be read; a kill can tear one.' % lines)
-    paths = bundle.paths(logdir)
-    if len(paths) > _MOST_BUNDLES:
-        notes.append('%d older bundles are not shown.' % (len(paths) - _MOST_BUNDLES))
-    bundles = [_finding(path) for path in paths[-_MOST_BUNDLES:]]
-    return Findings(title_of(logdir), _made(), loss, entries, bundles, notes)
+    record = _record(logdir)
+    bundles, more = _bundles(logdir)
+    notes = [cut(note, 1000) for note in notes + record.notes + more]
+    if len(notes) > _MOST_NOTES:
+        left_out = len(notes) - _MOST_NOTES
+        notes[_MOST_NOTES:] = ['%d more notes like these are not shown.' % left_out]
+    return Findings(
+        title=title_of(logdir),
+        made=_made(),
+        curve=loss,
+        entries=record.entries,
+        bundles=bundles,
+        notes=notes,
+        has_record=record.is_there,
+        broken=record.broken,
+    )
 
 
 def title_of(logdir: str) -> str:
     """The base name of a log directory."""
-    path = logdir if '://' in logdir else os.path.abspath(logdir)
+    path = files.as_path(logdir)
     return os.path.basename(path.rstrip('/\\')) or path
 
 
 def summary(found: Findings) -> str:
     """The report in a sentence or two."""
+    readable = sum(isinstance(b, Finding) for b in found.bundles)
+    if not readable:
+        return told(found)
+    kept = '%d bad steps were' % readable if readable > 1 else 'One bad step was'
+    return '%s %s kept and examined.' % (told(found), kept)
+
+
+def told(found: Findings) -> str:
+    """What the record tells, in a sentence."""
     entries = found.entries
+    if found.broken:
+        return 'The record of incidents cannot be read: %s.' % found.broken.rstrip('.')
+    if not found.has_record and found.bundles:
+        return 'There is no record of incidents, though bad steps were kept.'
+    if not found.has_record:
+        return NO_RECORD
     if not entries:
         return 'No incident is on record.'
     counts = [(a, sum(e.kind == a for e in entries)) for a in ACTIONS]
     said = ', '.join('%d %s' % (n, _DONE[a]) for a, n in counts if n)
     one = len(entries) == 1
-    sentence = '%s: %s.' % ('One incident' if one else '%d incidents' % len(entries), said)
-    readable = sum(isinstance(b, Finding) for b in found.bundles)
-    if readable:
-        kept = '%d bad steps were' % readable if readable > 1 else 'One bad step was'
-        sentence += ' %s kept and examined.' % kept
-    return sentence
+    return '%s: %s.' % ('One incident' if one else '%d incidents' % len(entries), said)
 
 
+NO_RECORD = (
+    'There is no record of incidents: either no step was bad, or no guard wrote here; a '
+    'NanLossHook needs logdir=... to write one.'
+)
 _DONE = {
     'raise': 'raised',
     'stop': 'stopped the training',
@@ -153,6 +194,7 @@ _DONE = {
     'skip': 'skipped',
     'save refused': 'kept out of a checkpoint',
     'other': 'left to the user',
+    'not said': 'with no word on what was done',
 }
 
 
@@ -162,34 +204,52 @@ def _made() -> str:
     return 'made %s with %s' % (now, versions)
 
 
-def _entries(logdir: str, notes: List[str]) -> Tuple[List[Entry], int]:
+def _record(logdir: str) -> _Record:
     try:
-        records, torn = journal.read(logdir)
+        records, unreadable = journal.read(logdir)
     except FileNotFoundError:
-        return [], 0
-    except (OSError, tf.errors.OpError, RecursionError) as error:
-        notes.append('The record of incidents cannot be read: %s' % error)
-        return [], 0
-    return [entry_of(number, record) for number, record in enumerate(records, 1)], torn
+        return _Record([], [], is_there=False)
+    except Exception as error:  # whatever it is, it must not cost the rest of the page
+        return _Record([], [], broken=_sentence(error))
+    ours = [record for record in records if is_incident(record)]
+    unreadable += len(records) - len(ours)
+    if unreadable and not ours:
+        what = 'its only line' if unreadable == 1 else 'none of its %d lines' % unreadable
+        is_none = 'is no incident' if unreadable == 1 else 'is an incident'
+        return _Record([], [], broken='%s %s (slimguard/incidents.jsonl).' % (what, is_none))
+    entries = [entry_of(number, record) for number, record in enumerate(ours, 1)]
+    if not unreadable:
+        return _Record(entries, [])
+    lines = '1 line' if unreadable == 1 else '%d lines' % unreadable
+    note = '%s of the record could not be read, or %s no incident; a kill can cut one off.'
+    return _Record(entries, [note % (lines, 'is' if unreadable == 1 else 'are')])
+
+
+def is_incident(record: Any) -> bool:
+    """Whether a line of a record has the fields that every incident is written with."""
+    return isinstance(record, dict) and _FIELDS <= set(record)
+
+
+_FIELDS = {
+    field.name for field in dataclasses.fields(Incident) if field.default is dataclasses.MISSING
+}
 
 
 def entry_of(number: int, record: Dict[str, Any]) -> Entry:
     """An incident out of what a line of the record, or a bundle, says."""
     notes = []
     if isinstance(record.get('restored'), str):
-        notes.append('restored %s' % os.path.basename(record['restored']))
+        notes.append('restored %s' % cut(os.path.basename(record['restored']), 200))
     if record.get('held') is False:
         notes.append('the update had landed')
     if record.get('state_lost') is True:
         notes.append('variables were bad before the step')
-    tensors = record.get('tensors')
     return Entry(
         number=number,
         step=_int(record.get('step')),
         loss=_float(record.get('loss')),
-        action=_str(record.get('action')),
-        reason=_str(record.get('reason')),
-        tensors=tuple(map(str, tensors)) if isinstance(tensors, list) else (),
+        action=cut(_str(record.get('action')), 60),
+        reason=cut(_str(record.get('reason')), 1000),
         time=_float(record.get('time')),
         notes=tuple(notes),
     )
@@ -214,25 +274,36 @@ def _float(value) -> Optional[float]:
 # Bundles.
 
 
-def _finding(path: str):
+def _bundles(logdir: str) -> Tuple[List[Any], List[str]]:
+    """The newest bundles, and notes on the others."""
+    try:
+        paths = bundle.paths(logdir)
+    except Exception as error:
+        return [], ['The bundles cannot be listed: %s' % _sentence(error)]
+    shown = paths[-_MOST_BUNDLES:]
+    found = [_finding(path, _MOST_IMAGES // len(shown)) for path in shown]
+    left_out = len(paths) - len(shown)
+    return found, ['%d older bundles are not shown.' % left_out] if left_out else []
+
+
+def _finding(path: str, room: int):
+    """What a bundle says; `room` is for its samples, in bytes."""
     name = os.path.basename(path)
     try:
-        return _read(name, bundle.read(path))
+        return _read(name, bundle.read(path), room)
     except (bundle.BundleError, OSError) as error:
-        return Unreadable(name, str(error))
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        MemoryError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
-        return Unreadable(name, 'incident.json is damaged: %s: %s' % (type(error).__name__, error))
+        return Unreadable(name, cut(error, 1000))
+    except Exception as error:  # whatever it is, it must not cost the other bundles
+        said = 'incident.json is damaged: %s: %s' % (type(error).__name__, error)
+        return Unreadable(name, cut(said, 1000))
 
 
-def _read(name: str, it: bundle.Bundle) -> Finding:
+def _sentence(error: Exception) -> str:
+    what = str(getattr(error, 'message', error)).partition('\n')[0]
+    return cut(what or type(error).__name__, 1000)
+
+
+def _read(name: str, it: bundle.Bundle, room: int) -> Finding:
     said = it.diagnosis or {}
     phase = said.get('phase')
     sources = it.plain.names['sources']
@@ -243,25 +314,27 @@ def _read(name: str, it: bundle.Bundle) -> Finding:
     }
     suspects, rows = _suspects(said)
     line = said.get('line')
+    versions = ', '.join('%s %s' % (k, v) for k, v in sorted(it.versions.items()))
     return Finding(
         name=name,
         entry=entry_of(0, it.incident),
-        phase='' if not said else _PHASES.get(phase, str(phase)),
-        trouble=str(said['trouble']) if said else '',
-        where=_where(said) if said else '',
-        place='' if not line else '%s:%s, in %s' % (line['file'], line['number'], line['function']),
-        code='' if not line else str(line['text']),
+        phase='' if not said else cut(_PHASES.get(phase, phase or 'Not found'), 60),
+        trouble=cut(said['trouble'], 1000) if said else '',
+        where=cut(_where(said), 600) if said else '',
+        place='' if not line else cut('%(file)s:%(number)s, in %(function)s' % line, 600),
+        code='' if not line else cut(line['text'], 1000),
         output='' if not said or said['output'] is None else _range(said['output']),
-        inputs=[
-            (str(given['name']), '' if given['range'] is None else _range(given['range']))
-            for given in (said['inputs'] if said else ())[:20]
-        ],
-        spots=_spots(said['positions']) if said else '',
-        not_seen=[str(sentence) for sentence in (said['not_seen'] if said else ())],
+        inputs=[_input(given) for given in (said['inputs'] if said else ())[:_MOST_FACTS]],
+        spots=cut(_spots(said['positions']), 1000) if said else '',
+        not_seen=[cut(why, 600) for why in (said['not_seen'] if said else ())[:_MOST_FACTS]],
         layers=layers.layers_of(said['ranges'], said['tensor']) if said else [],
-        sheets=samples.sheets(shown, suspects, rows),
-        versions=', '.join('%s %s' % (k, v) for k, v in sorted(it.versions.items())),
+        sheets=samples.sheets(shown, suspects, rows, room=room),
+        versions=cut(versions, 600),
     )
+
+
+def _input(given: Dict[str, Any]) -> Tuple[str, str]:
+    return cut(given['name'], 400), '' if given['range'] is None else _range(given['range'])
 
 
 def _where(said: Dict[str, Any]) -> str:
@@ -274,9 +347,8 @@ def _where(said: Dict[str, Any]) -> str:
 def _range(said: Dict[str, Any]) -> str:
     numbers = {k: None if said[k] is None else float(bundle.number(said[k])) for k in _ENDS}
     shape = tuple(int(size) for size in said['shape'])
-    return str(
-        Range(str(said['dtype']), shape, numbers['min'], numbers['max'], said['nan'], said['inf'])
-    )
+    found = Range(said['dtype'], shape, numbers['min'], numbers['max'], said['nan'], said['inf'])
+    return cut(found, 400)
 
 
 _ENDS = ('min', 'max')

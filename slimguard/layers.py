@@ -73,6 +73,7 @@ def layers_of(
     return layers
 
 
+_DEEPEST = 20  # scopes of a name; nobody nests so many, but a damaged bundle may
 _MOST = {'input': 8, 'forward': 36, 'backward': 28, 'update': 10}
 
 
@@ -90,12 +91,12 @@ def _is_sum_of_gradients(op: str) -> bool:
 
 
 def _fit(found: List[Scoped], most: int) -> List[Layer]:
-    layers = []  # type: List[Layer]
-    for depth in range(max([len(scope) for scope, _ in found], default=0), 0, -1):
-        layers = _merge(found, depth)
-        if len(layers) <= most:
-            return layers
-    return _squeeze(layers, most)
+    depth = max([len(scope) for scope, _ in found], default=0)
+    found = _merge(found, depth)
+    while len(found) > most and depth > 1:
+        depth -= 1
+        found = _merge(found, depth)
+    return _squeeze([layer._replace(name='/'.join(scope)) for scope, layer in found], most)
 
 
 def scope_of(op: str, phase: str) -> Tuple[str, ...]:
@@ -112,7 +113,7 @@ def scope_of(op: str, phase: str) -> Tuple[str, ...]:
                 break
         if len(parts) > 2 and re.match(r'AssignMovingAvg', parts[-2]):
             parts = parts[:-1]
-    return tuple(parts[:-1] or parts)
+    return tuple((parts[:-1] or parts)[:_DEEPEST])
 
 
 def _layer(row: Dict[str, Any], phase: str, culprit: Optional[str]) -> Layer:
@@ -125,13 +126,12 @@ def _layer(row: Dict[str, Any], phase: str, culprit: Optional[str]) -> Layer:
     return Layer(phase, '', 1, least, largest, int(found['nan']), int(found['inf']), begins)
 
 
-def _merge(found: List[Scoped], depth: int) -> List[Layer]:
-    layers: Dict[str, Layer] = {}
+def _merge(found: List[Scoped], depth: int) -> List[Scoped]:
+    layers: Dict[Tuple[str, ...], Layer] = {}
     for scope, layer in found:
-        name = '/'.join(scope[:depth])
-        known = layers.get(name)
-        layers[name] = layer._replace(name=name) if known is None else _both(known, layer)
-    return list(layers.values())
+        known = layers.get(scope[:depth])
+        layers[scope[:depth]] = layer if known is None else _both(known, layer)
+    return list(layers.items())
 
 
 def _both(one: Layer, other: Layer) -> Layer:

@@ -31,6 +31,12 @@ def _visible(character: str) -> str:
     return character.encode('unicode_escape').decode('ascii')
 
 
+def cut(value: Any, most: int) -> str:
+    """The beginning of what `value` says, `most` characters at most."""
+    said = str(value)
+    return said if len(said) <= most else said[: most - 1] + '\N{HORIZONTAL ELLIPSIS}'
+
+
 def join(children) -> Markup:
     """Pieces of HTML or text, lists of them, or None, one after the other."""
     parts = []

@@ -3,7 +3,8 @@
 import base64
 import collections
 import math
-from typing import List, NamedTuple, Optional, Sequence
+import shlex
+from typing import Any, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from slimguard import findings, journal, samples
 from slimguard.curve import Curve
 from slimguard.findings import ACTIONS, Entry, Finding, Findings, Unreadable
 from slimguard.layers import Layer
-from slimguard.markup import Markup, element
+from slimguard.markup import Markup, cut, element
 from slimguard.samples import Sample, Sheet
 from slimguard.scales import Scale, magnitudes, scale_of
 
@@ -21,7 +22,6 @@ _POLICY = (
 )
 _MOST_ROWS = 200
 _PLOT, _LANE = 240, 20  # heights in pixels
-_ELLIPSIS = '\N{HORIZONTAL ELLIPSIS}'
 # A shape for each action as well: a page is printed in grey, and colours are not for all eyes.
 _SHAPES = {
     'raise': 'M-6-5H6L0 6Z',
@@ -30,6 +30,7 @@ _SHAPES = {
     'skip': 'M0-5A5 5 0 0 1 0 5A5 5 0 0 1 0-5Z',
     'save refused': 'M-5-3L-3-5L0-2L3-5L5-3L2 0L5 3L3 5L0 2L-3 5L-5 3L-2 0Z',
     'other': 'M-1.5-6H1.5V-1.5H6V1.5H1.5V6H-1.5V1.5H-6V-1.5H-1.5Z',
+    'not said': 'M-6-1.5H6V1.5H-6Z',
 }
 NAMES = {'other': 'on_nan_loss'}
 
@@ -52,7 +53,7 @@ def render(found: Findings) -> str:
             'header',
             element('p', 'Training report', class_='over'),
             element('h1', found.title),
-            element('p', findings.summary(found), class_='lead'),
+            element('p', findings.summary(found), class_='lead alarm' if found.broken else 'lead'),
             element('p', found.made[:1].upper() + found.made[1:], class_='quiet'),
         ),
         element('main', _loss(found), _incidents(found), _causes(found)),
@@ -100,10 +101,11 @@ def _chart(curve: Optional[Curve], entries: Sequence[Entry]) -> Markup:
             at = _px(plot * (1 - y(value)))
             drawn.append(element('line', x1=0, x2='100%', y1=at, y2=at, class_='grid'))
             drawn.append(element('text', label, x=-8, y=at, dy='.32em', class_='tick end'))
-    for value, label in x.ticks:
-        at = _percent(x(value))
+    # On a phone there is room for every other one.
+    for place, (value, label) in enumerate(x.ticks):
+        at, classes = _percent(x(value)), 'tick middle' + (' extra' if place % 2 else '')
         drawn.append(element('line', x1=at, x2=at, y1=height, y2=height + 4, class_='axis'))
-        drawn.append(element('text', label, x=at, y=height + 18, class_='tick middle'))
+        drawn.append(element('text', label, x=at, y=height + 18, class_=classes))
     marks = [_marks(x, [e for e in entries if e.kind == a], a) for a in actions]
     for lane, group in enumerate(marks):
         for mark in group:
@@ -112,7 +114,8 @@ def _chart(curve: Optional[Curve], entries: Sequence[Entry]) -> Markup:
             drawn.append(element('line', x1=at, x2=at, y1=0, y2=_px(bottom), class_=classes))
     if stretches:
         paths = [element('path', d=_path(s, x, y), class_='curve') for s in stretches]
-        title = element('title', '%s over the global step' % (curve.tag if curve else ''))
+        tag = cut(curve.tag, 200) if curve else ''
+        title = element('title', '%s over the global step' % tag)
         view = {'viewBox': '0 0 1000 1000', 'preserveAspectRatio': 'none'}
         drawn.append(element('svg', title, paths, x=0, y=0, width='100%', height=plot, **view))
     drawn.append(element('line', x1=0, x2='100%', y1=height, y2=height, class_='axis'))
@@ -124,16 +127,21 @@ def _chart(curve: Optional[Curve], entries: Sequence[Entry]) -> Markup:
     return element(
         'figure',
         _legend(curve, entries, actions),
-        element('div', svg, class_='plot'),
+        element('div', svg, class_='plot wide' if stretches and _is_wide(y) else 'plot'),
         element('figcaption', 'global step' + how, class_='quiet axisname'),
     )
+
+
+def _is_wide(scale: Scale) -> bool:
+    """Whether a label takes more than the usual margin."""
+    return any(len(label) > 7 for _, label in scale.ticks)
 
 
 def _legend(curve: Optional[Curve], entries: Sequence[Entry], actions: Sequence[str]) -> Markup:
     items = []
     if curve is not None and curve.stretches:
         line = element('svg', element('path', d='M0 6H18', class_='curve'), width=18, height=12)
-        items.append(element('li', line, curve.tag))
+        items.append(element('li', line, cut(curve.tag, 200)))
     for action in actions:
         count = sum(e.kind == action for e in entries)
         items.append(element('li', _symbol(action), '%s (%d)' % (NAMES.get(action, action), count)))
@@ -161,10 +169,10 @@ def _marks(x: Scale, entries: Sequence[Entry], kind: str) -> List[_Mark]:
 def _drawn(mark: _Mark, y: float) -> Markup:
     first, last = mark.entries[0], mark.entries[-1]
     if len(mark.entries) == 1:
-        said = 'step %s, %s: %s' % (first.step, first.action, _cut(first.reason, 200))
+        said = 'step %s, %s: %s' % (first.step, action_of(first), cut(first.reason, 200))
     else:
         steps = 'steps %s to %s' % (first.step, last.step)
-        said = '%s: %d incidents, %s' % (steps, len(mark.entries), first.action)
+        said = '%s: %d incidents, %s' % (steps, len(mark.entries), action_of(first))
     shape = element('path', element('title', said), d=_SHAPES[mark.kind], class_=_class(mark.kind))
     link = element('a', shape, href='#row-%d' % first.number, aria_label=said)
     return element('svg', link, x=_percent(mark.x), y=_px(y), width=1, height=1, class_='mark')
@@ -192,7 +200,8 @@ def _incidents(found: Findings) -> Markup:
     if len(entries) > _MOST_ROWS:
         left_out = len(entries) - _MOST_ROWS
         entries = entries[: _MOST_ROWS // 2] + entries[-_MOST_ROWS // 2 :]
-    bundles = {b.entry.time: b for b in found.bundles if isinstance(b, Finding)}
+    readable = [b for b in found.bundles if isinstance(b, Finding)]
+    bundles = {b.entry.time: b for b in readable if b.entry.time is not None}
     rows = []
     for place, entry in enumerate(entries):
         if left_out and place == _MOST_ROWS // 2:
@@ -214,19 +223,24 @@ def _incidents(found: Findings) -> Markup:
 
 
 def _row(entry: Entry, bundle: Optional[Finding]) -> Markup:
-    why = [element('span', _cut(entry.reason, 400))]
+    why = [element('span', cut(entry.reason, 400))]
     for note in entry.notes:
         why.append(element('span', note, class_='note'))
     if bundle is not None:
         why.append(element('a', 'what made it bad', href='#' + bundle.name, class_='note'))
     cells = [
         element('th', '' if entry.step is None else str(entry.step), scope='row', class_='number'),
-        element('td', _symbol(entry.kind), entry.action, class_='action'),
+        element('td', _symbol(entry.kind), action_of(entry), class_='action'),
         element('td', number(entry.loss), class_='number', data_name='loss'),
         element('td', why, class_='why'),
         element('td', journal.when(entry.time), class_='when'),
     ]
     return element('tr', cells, id='row-%d' % entry.number)
+
+
+def action_of(entry: Entry) -> str:
+    """What was done, as the record says it."""
+    return entry.action or 'not said'
 
 
 # The causes.
@@ -235,14 +249,24 @@ def _row(entry: Entry, bundle: Optional[Finding]) -> Markup:
 def _causes(found: Findings) -> Markup:
     if not found.bundles:
         return Markup('')
-    parts = []
-    for it in found.bundles:
-        if isinstance(it, Unreadable):
-            parts.append(element('p', '%s cannot be read: %s' % (it.name, it.why), class_='broken'))
-        else:
-            parts.append(_cause(it, found.title))
+    parts = [_place_of(it, found.title) for it in found.bundles]
     heading = element('h2', 'What made them bad', id='causes')
     return element('section', heading, parts, aria_labelledby='causes')
+
+
+def _place_of(it: Any, title: str) -> Markup:
+    """What stands where a bundle belongs: its cause, or what is wrong with it."""
+    if isinstance(it, Unreadable):
+        return element('p', '%s cannot be read: %s' % (it.name, it.why), class_='broken')
+    try:
+        return _cause(it, title)
+    except Exception as error:  # whatever it is, it must not cost the rest of the page
+        return element('p', cannot_be_shown(it, error), class_='broken')
+
+
+def cannot_be_shown(it: Finding, error: Exception) -> str:
+    """What is said in place of a bundle that could be read, and not drawn."""
+    return cut('%s cannot be shown: %s: %s' % (it.name, type(error).__name__, error), 1000)
 
 
 def _cause(it: Finding, title: str) -> Markup:
@@ -257,11 +281,15 @@ def _cause(it: Finding, title: str) -> Markup:
         element(
             'p',
             'To run it again: ',
-            element('code', 'python -m slimguard replay %s/slimguard/%s' % (title, it.name)),
+            element('code', 'python -m slimguard replay ' + _shell_path(title, it.name)),
             class_='quiet',
         ),
         id=it.name,
     )
+
+
+def _shell_path(title: str, name: str) -> str:
+    return shlex.quote('%s/slimguard/%s' % (title, name))
 
 
 def sentence(it: Finding) -> str:
@@ -324,7 +352,7 @@ def _ranges(layers: Sequence[Layer]) -> Markup:
         'computed; the axis is logarithmic on both sides of zero.'
     )
     if prefix:
-        said += ' %s is left out of the names.' % prefix
+        said += ' %s is left out of the names.' % cut(prefix, 200)
     if begun:
         said += ' Where values are not finite the row is marked.'
     table = element('table', element('tbody', rows), class_='ranges')
@@ -373,7 +401,7 @@ def _layer_row(layer: Layer, scale: Scale, grid: Sequence[Markup], prefix: str) 
     svg = element('svg', drawn, class_='bar', height=18, role='img', aria_label=said)
     return element(
         'tr',
-        element('th', element('span', name, title=layer.name), scope='row'),
+        element('th', element('span', cut(name, 200), title=cut(layer.name, 400)), scope='row'),
         element('td', svg),
         element('td', said),
         class_=None if layer.is_finite else 'bad',
@@ -400,7 +428,7 @@ def said_of(layer: Layer) -> str:
 def _sheet(sheet: Sheet) -> Markup:
     shape = ' \N{MULTIPLICATION SIGN} '.join(map(str, sheet.shape))
     batch = len(sheet.samples)
-    said = '%s, %s, %s' % (sheet.name, sheet.dtype, shape)
+    said = '%s, %s, %s' % (cut(sheet.name, 400), sheet.dtype, shape)
     scale = 'Black is %.4g and white %.4g' % (sheet.black, sheet.white)
     if batch < sheet.rows:
         scale += '; %d of the %d samples are shown, bad ones before others' % (batch, sheet.rows)
@@ -450,7 +478,9 @@ def number(value: Optional[float]) -> str:
         return ''
     if math.isfinite(value):
         return '%.6g' % value
-    return 'NaN' if math.isnan(value) else 'Inf'
+    if math.isnan(value):
+        return 'NaN'
+    return 'Inf' if value > 0 else '\N{MINUS SIGN}Inf'
 
 
 def _count(count: int) -> str:
@@ -470,10 +500,6 @@ def _px(value: float) -> str:
 
 def _class(kind: str) -> str:
     return 'is-' + kind.replace(' ', '-')
-
-
-def _cut(said: str, most: int) -> str:
-    return said if len(said) <= most else said[: most - 1] + _ELLIPSIS
 
 
 _STYLE = """
@@ -519,11 +545,13 @@ pre { margin: .3rem 0 0; padding: .5rem .75rem; background: var(--paper); border
   border-left: 3px solid var(--bad); white-space: pre-wrap; }
 .over { font-size: .78rem; letter-spacing: .09em; text-transform: uppercase; color: var(--soft); }
 .lead { font-size: 1.15rem; line-height: 1.45; max-width: 46rem; }
+.alarm, .broken { border-left: 3px solid var(--bad); padding: .3rem 0 .3rem .9rem; }
 .quiet { color: var(--soft); font-size: .87rem; }
 figure { margin: 1rem 0 0; }
 figcaption { margin-top: .5rem; max-width: 46rem; }
 .axisname { text-align: right; margin-top: 1.4rem; max-width: none; }
 .plot { padding: .6rem 1rem 0 3.4rem; }
+.plot.wide { padding-left: 6rem; }
 svg { overflow: visible; }
 .chart { display: block; width: 100%; }
 .tick { font-size: 12px; fill: var(--soft); font-variant-numeric: tabular-nums; }
@@ -544,9 +572,9 @@ svg { overflow: visible; }
 .is-rollback { fill: var(--rollback); stroke: var(--rollback); }
 .is-skip { fill: var(--skip); stroke: var(--skip); }
 .is-save-refused { fill: var(--refused); stroke: var(--refused); }
-.is-other { fill: var(--other); stroke: var(--other); }
-path.is-raise, path.is-stop, path.is-rollback, path.is-skip, path.is-save-refused, path.is-other {
-  stroke: var(--paper); stroke-width: 1; }
+.is-other, .is-not-said { fill: var(--other); stroke: var(--other); }
+path.is-raise, path.is-stop, path.is-rollback, path.is-skip, path.is-save-refused, path.is-other,
+path.is-not-said { stroke: var(--paper); stroke-width: 1; }
 table { border-collapse: collapse; width: 100%; }
 .incidents { font-size: .93rem; }
 .incidents th, .incidents td { text-align: left; vertical-align: baseline; font-weight: 400;
@@ -563,7 +591,7 @@ thead th { white-space: nowrap; }
 a.note { color: var(--link); }
 article { background: var(--card); border: 1px solid var(--line); border-radius: 10px;
   padding: 1.5rem 1.6rem 1.3rem; margin: 0 0 1.5rem; scroll-margin-top: 1rem; }
-.broken { border-left: 3px solid var(--bad); padding: .3rem 0 .3rem .9rem; margin: 0 0 1.5rem; }
+.broken { margin: 0 0 1.5rem; }
 dl { margin: 1.1rem 0 0; font-size: .93rem; }
 dl div { display: grid; grid-template-columns: 6.5rem 1fr; gap: .2rem 1rem; padding: .22rem 0; }
 dt { color: var(--soft); }

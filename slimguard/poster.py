@@ -12,7 +12,7 @@ from matplotlib.patches import Circle, Patch, Rectangle
 
 from slimguard import findings, page
 from slimguard.findings import ACTIONS, Entry, Finding, Findings, Unreadable
-from slimguard.markup import visible
+from slimguard.markup import cut, visible
 from slimguard.scales import magnitudes, scale_of
 
 _WIDTH, _DPI = 10.0, 120  # inches, dots in an inch
@@ -26,31 +26,43 @@ _COLORS = {
     'skip': '#1f6fc4',
     'save refused': '#0b7d6e',
     'other': '#77756f',
+    'not said': '#77756f',
 }
-_MARKERS = {'raise': 'v', 'stop': 's', 'rollback': 'D', 'skip': 'o', 'save refused': 'X'}
+_MARKERS = {
+    'raise': 'v',
+    'stop': 's',
+    'rollback': 'D',
+    'skip': 'o',
+    'save refused': 'X',
+    'not said': '_',
+}
 
 
 def draw(found: Findings) -> bytes:
     """The picture, as a PNG file."""
+    # Of our own, so that nobody's matplotlibrc, LaTeX for one, has a say.
+    with matplotlib.rc_context(matplotlib.rcParamsDefault):
+        return _drawn(found)
+
+
+def _drawn(found: Findings) -> bytes:
     parts = [_header(found), _loss(found)]
     if found.entries:
         parts.append(_table(found.entries))
     for it in found.bundles[-_MOST_BUNDLES:]:
-        parts.extend(_cause(it))
+        parts.extend(_place_of(it))
     left_out = len(found.bundles) - _MOST_BUNDLES
     if left_out > 0:
         parts.append(_text(['%d earlier bundles are on the page only.' % left_out], _SOFT))
     height = sum(part[0] for part in parts) + 0.6
-    # Of our own, so that nobody's matplotlibrc, LaTeX for one, has a say.
-    with matplotlib.rc_context(matplotlib.rcParamsDefault):
-        figure = Figure(figsize=(_WIDTH, height), dpi=_DPI, facecolor='#fbfaf7')
-        FigureCanvasAgg(figure)
-        top = height - 0.3
-        for size, fill in parts:
-            fill(figure, top / height, height)
-            top -= size
-        file = io.BytesIO()
-        figure.savefig(file, format='png', facecolor=figure.get_facecolor())
+    figure = Figure(figsize=(_WIDTH, height), dpi=_DPI, facecolor='#fbfaf7')
+    FigureCanvasAgg(figure)
+    top = height - 0.3
+    for size, fill in parts:
+        fill(figure, top / height, height)
+        top -= size
+    file = io.BytesIO()
+    figure.savefig(file, format='png', facecolor=figure.get_facecolor())
     return file.getvalue()
 
 
@@ -84,17 +96,25 @@ def _text(lines: List[str], color: str = _INK, size: float = 9.0, **kwargs) -> T
 
 
 def _header(found: Findings) -> Tuple[float, Any]:
-    lines = [findings.summary(found), found.made[:1].upper() + found.made[1:]] + found.notes
+    lines = [found.made[:1].upper() + found.made[1:]] + found.notes
     if found.curve is None:
         lines.append(page.NO_CURVE)
-    title_height, title = _text([found.title], size=20, fontweight='bold')
-    below_height, below = _text(lines, _SOFT)
+    return _below_each_other(
+        _text([found.title], size=20, fontweight='bold'),
+        _text([findings.summary(found)], _BAD if found.broken else _SOFT),
+        _text(lines, _SOFT),
+    )
+
+
+def _below_each_other(*parts: Tuple[float, Any]) -> Tuple[float, Any]:
+    """Several parts as one."""
 
     def fill(figure, top: float, height: float) -> None:
-        title(figure, top, height)
-        below(figure, top - title_height / height, height)
+        for size, fill_part in parts:
+            fill_part(figure, top, height)
+            top -= size / height
 
-    return title_height + below_height + 0.3, fill
+    return sum(size for size, _ in parts) + 0.3, fill
 
 
 def _loss(found: Findings) -> Tuple[float, Any]:
@@ -105,25 +125,36 @@ def _loss(found: Findings) -> Tuple[float, Any]:
 
     def fill(figure, top: float, height: float) -> None:
         axes = _axes(figure, top - 0.3 / height, height, 2.9)
+        # Not matplotlib's own ticks, which fail at the ends of floats.
+        x = scale_of(
+            np.concatenate([s[:, 0] for s in stretches] + [[e.step for e in entries]]),
+            'linear',
+            whole=True,
+            padded=False,
+        )
         if stretches:
             y = scale_of(np.concatenate([s[:, 1] for s in stretches]))
             for number, stretch in enumerate(stretches):
-                tag = visible(found.curve.tag).replace('$', r'\$') if found.curve else ''
+                tag = visible(cut(found.curve.tag, 100)) if found.curve else ''
+                tag = tag.replace('$', r'\$')
                 # matplotlib leaves a name with a leading underscore out of the legend.
                 label = '_' if number else '\N{ZERO WIDTH SPACE}' + tag
+                steps = [x(step) for step in stretch[:, 0]]
                 places = [y(loss) for loss in stretch[:, 1]]
-                axes.plot(stretch[:, 0], places, color='#33414e', lw=1.2, label=label)
+                axes.plot(steps, places, color='#33414e', lw=1.2, label=label)
             axes.set_yticks([y(value) for value, _ in y.ticks])
             axes.set_yticklabels([label for _, label in y.ticks])
         else:
             axes.set_yticks([])
         for lane, action in enumerate(a for a in ACTIONS if any(e.kind == a for e in entries)):
-            steps = sorted({e.step for e in entries if e.kind == action})
+            steps = [x(step) for step in sorted({e.step for e in entries if e.kind == action})]
             axes.vlines(steps, -0.1 - 0.07 * lane, 1, color=_COLORS[action], lw=0.7, alpha=0.4)
             places = [-0.1 - 0.07 * lane] * len(steps)
             marker = _MARKERS.get(action, 'P')
             label = page.NAMES.get(action, action)
             axes.plot(steps, places, marker, color=_COLORS[action], ms=6, label=label)
+        axes.set_xticks([x(value) for value, _ in x.ticks])
+        axes.set_xticklabels([label for _, label in x.ticks])
         axes.grid(axis='y', color=_GRID, lw=0.8)
         axes.set_axisbelow(True)
         axes.spines['bottom'].set_visible(True)
@@ -132,7 +163,7 @@ def _loss(found: Findings) -> Tuple[float, Any]:
         axes.legend(
             loc='lower left',
             bbox_to_anchor=(0, 1.0),
-            ncol=7,
+            ncol=8,
             frameon=False,
             fontsize=8,
             borderpad=0,
@@ -147,7 +178,9 @@ def _table(entries: List[Entry]) -> Tuple[float, Any]:
     for entry in shown:
         loss = page.number(entry.loss)
         why = textwrap.shorten(visible(entry.reason), 110, placeholder=' \N{HORIZONTAL ELLIPSIS}')
-        rows.append(('' if entry.step is None else str(entry.step), entry.action, loss, why))
+        rows.append(
+            ('' if entry.step is None else str(entry.step), page.action_of(entry), loss, why)
+        )
 
     def fill(figure, top: float, height: float) -> None:
         for number, row in enumerate(rows):
@@ -159,9 +192,25 @@ def _table(entries: List[Entry]) -> Tuple[float, Any]:
     return _LINE * len(rows) + 0.4, fill
 
 
-def _cause(it: Any) -> List[Tuple[float, Any]]:
+def _place_of(it: Any) -> List[Tuple[float, Any]]:
     if isinstance(it, Unreadable):
         return [_text(['%s cannot be read: %s' % (it.name, it.why)], _BAD)]
+    try:
+        parts = _cause(it)
+        _draw_apart(parts)
+        return parts
+    except Exception as error:  # whatever it is, it must not cost the rest of the picture
+        return [_text([page.cannot_be_shown(it, error)], _BAD)]
+
+
+def _draw_apart(parts: List[Tuple[float, Any]]) -> None:
+    """Draws parts where nobody sees it, so that they fail there."""
+    figure = Figure(figsize=(_WIDTH, 1.0), dpi=_DPI)
+    for _, fill in parts:
+        fill(figure, 1.0, 1.0)
+
+
+def _cause(it: Finding) -> List[Tuple[float, Any]]:
     title = it.name if it.entry.step is None else 'Step %d' % it.entry.step
     facts = [it.where, it.place, it.code, it.output, it.spots] + it.not_seen
     parts = [
@@ -181,7 +230,7 @@ def _sheet(sheet) -> Tuple[float, Any]:
     cell = 0.9 * _WIDTH / columns
 
     def fill(figure, top: float, height: float) -> None:
-        said = '%s, %s %s' % (sheet.name, sheet.dtype, list(sheet.shape))
+        said = '%s, %s %s' % (cut(sheet.name, 100), sheet.dtype, list(sheet.shape))
         _write(figure, 0.05, top - 0.1 / height, said, fontsize=8, color=_INK)
         for number, sample in enumerate(sheet.samples):
             left = 0.05 + 0.9 * (number % columns) / columns
@@ -239,7 +288,7 @@ def _ranges(it: Finding) -> Tuple[float, Any]:
             elif not layer.is_finite:
                 axes.barh(place, 1, height=0.5, color=color, alpha=0.16)
             y = top - (0.3 + size * (place + 0.15) / len(layers)) / height
-            name = textwrap.shorten('%s  %s' % (layer.phase, layer.name), 60, placeholder='')
+            name = cut('%s  %s' % (layer.phase, layer.name), 60)
             words = _INK if layer.is_finite else _BAD
             _write(figure, 0.05, y, name, fontsize=7, color=_INK)
             _write(figure, 0.80, y, page.said_of(layer), fontsize=7, color=words)

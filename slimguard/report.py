@@ -5,58 +5,95 @@ bundle what made them bad, the ranges along the step and the samples of the batc
 runs no script and asks for nothing; everything that comes from the run is escaped.
 """
 
+import errno
 import os
+import stat
 import sys
-import tempfile
-from typing import Optional
+from typing import Any, Callable, Optional, Tuple
 
 import tensorflow as tf
 
-from slimguard import bundle, findings, page
+from slimguard import bundle, files, findings, logdirs, page
+from slimguard.findings import Findings
+from slimguard.markup import visible
 
 
 class ReportError(Exception):
     """A report cannot be made; the message says why."""
 
 
-def main(logdir: str, output: Optional[str] = None, png: Optional[str] = None) -> int:
+def main(
+    logdir: files.Path, output: Optional[files.Path] = None, png: Optional[files.Path] = None
+) -> int:
     """Makes the report of a log directory.
 
     Args:
       logdir: the log directory of a training.
-      output: the file of the page; by default slimguard/report.html in `logdir`.
+      output: the file of the page; by default slimguard/report.html in `logdir`. What is a device
+        or a FIFO (``/dev/stdout``) is written to, and not replaced.
       png: the file of the same as a picture, or None for no picture. Needs matplotlib.
 
     Returns:
-      The exit code: 0, or 2 if something could not be written.
+      The exit code: 0; 1 if the page is made, and says that the record of incidents cannot be
+      read; 2 if something could not be written, or `logdir` is no log directory.
     """
     try:
-        if output is None:
-            output = os.path.join(_folder(logdir), 'report.html')
+        logdir, output, png = _paths(logdir, output, png)
         draw = None if png is None else _poster()
         found = findings.gather(logdir)
         # A lone surrogate of somebody's JSON has no place in UTF-8.
         _write(output, page.render(found).encode('utf-8', 'backslashreplace'))
-        print(output)
+        _warn(found)
         if png is not None and draw is not None:
             _write(png, draw(found))
-            print(png)
     except ReportError as error:
-        print('slimguard: %s' % error, file=sys.stderr)
+        _say(error)
         return 2
-    return 0
+    return 1 if found.broken else 0
 
 
-def _folder(logdir: str) -> str:
-    folder = bundle.folder(logdir)
+def _paths(logdir, output, png) -> Tuple[str, str, Optional[str]]:
     try:
-        tf.io.gfile.makedirs(folder)
+        logdir = logdirs.require_logdir(logdir)
+        default = os.path.join(bundle.folder(logdir), 'report.html')
+        page_path = _file(default if output is None else output, 'output')
+        png_path = None if png is None else _file(png, 'png')
+    except ValueError as error:
+        raise ReportError(str(error)) from None
+    if output is None:
+        _make_folder(os.path.dirname(default))
+    return logdir, page_path, png_path
+
+
+def _warn(found: Findings) -> None:
+    """Says on stderr what the page says that it cannot know."""
+    if found.broken or not found.has_record:
+        _say(findings.told(found))
+    for note in found.notes:
+        _say(note)
+
+
+def _say(what: Any) -> None:
+    # A name or a record must not steer the terminal.
+    print('slimguard: %s' % visible(what).replace('\n', '\\n'), file=sys.stderr)
+
+
+def _file(path: files.Path, name: str) -> str:
+    path = files.as_path(path, name)
+    if files.is_dir(path):
+        example = os.path.join(path, 'report.png' if name == 'png' else 'report.html')
+        raise ReportError('%s is a directory; expected a file, such as %s' % (path, example))
+    return path
+
+
+def _make_folder(folder: str) -> None:
+    try:
+        files.make_dirs(folder)
     except (OSError, tf.errors.OpError) as error:
         raise ReportError('%s cannot be made: %s' % (folder, error)) from None
-    return folder
 
 
-def _poster():
+def _poster() -> Callable[[Findings], bytes]:
     try:
         from slimguard import poster
     except ImportError as error:
@@ -67,41 +104,63 @@ def _poster():
 
 
 def _write(path: str, content: bytes) -> None:
-    """Writes a file under a temporary name, and moves it into place."""
+    """Writes a file, and says on stdout where it is."""
+    number = _standard_stream(path)
     try:
-        if '://' in path:
-            _write_remotely(path, content)
+        if number is not None:
+            _write_to_stream(number, content)
+        elif _is_device(path):
+            _write_into(path, content)
         else:
-            _write_locally(os.path.abspath(path), content)
+            files.write_atomically(path, content)
     except (OSError, tf.errors.OpError) as error:
         raise ReportError('%s cannot be written: %s' % (path, error)) from None
+    if number != 1:
+        _tell(path)
 
 
-def _write_locally(path: str, content: bytes) -> None:
-    number, making = tempfile.mkstemp(prefix='.making-', dir=os.path.dirname(path))
+def _tell(path: str) -> None:
+    """Prints a path, also where the terminal has no letters for it."""
+    encoding = getattr(sys.stdout, 'encoding', None) or 'utf-8'
+    print(visible(path).encode(encoding, 'backslashreplace').decode(encoding))
+
+
+def _standard_stream(path: str) -> Optional[int]:
+    """The number of our own stdout or stderr, if that is what `path` is."""
+    for number in (1, 2):
+        try:
+            if os.path.samestat(os.stat(path), os.fstat(number)):
+                return number
+        except OSError:
+            pass
+    return None
+
+
+def _write_to_stream(number: int, content: bytes) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not opened again: a shell's `>>` goes on at the end.
+    with open(os.dup(number), 'wb') as stream:
+        stream.write(content)
+
+
+def _is_device(path: str) -> bool:
+    """Whether `path` is a character device or a FIFO: what is written to it has a reader."""
     try:
-        with os.fdopen(number, 'wb') as file:
-            file.write(content)
-        os.chmod(making, 0o666 & ~_umask())
-        os.replace(making, path)
-    except BaseException:
-        os.remove(making)
-        raise
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _write_remotely(path: str, content: bytes) -> None:
-    making = '%s.making-%d' % (path, os.getpid())
+def _write_into(path: str, content: bytes) -> None:
     try:
-        with tf.io.gfile.GFile(making, 'wb') as file:
-            file.write(content)
-        tf.io.gfile.rename(making, path, overwrite=True)
-    except BaseException:
-        if tf.io.gfile.exists(making):
-            tf.io.gfile.remove(making)
-        raise
+        # Without O_NONBLOCK, opening a FIFO waits for a reader, who may never come.
+        number = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        raise ReportError('%s cannot be written: nobody reads from it' % path) from None
+    os.set_blocking(number, True)
+    with open(number, 'wb') as stream:
+        stream.write(content)

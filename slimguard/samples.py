@@ -8,7 +8,9 @@ import numpy as np
 
 from slimguard.ranges import numbers
 
+_MOST_SHEETS = 4
 _LEAST_SIDE, _MOST_SIDE = 4, 8192
+_COUNTED_AT_ONCE = 1 << 22  # values
 _SHOWN_SIDE = 160  # pixels; larger samples are shrunk
 _CHANNELS = (1, 3, 4)
 _LARGEST = np.finfo(np.float64).max
@@ -56,7 +58,11 @@ class Sheet(NamedTuple):
 
 
 def sheets(
-    values: Dict[str, np.ndarray], suspects: Sequence[int] = (), rows: int = 0, most: int = 16
+    values: Dict[str, np.ndarray],
+    suspects: Sequence[int] = (),
+    rows: int = 0,
+    most: int = 16,
+    room: int = 16 << 20,
 ) -> List[Sheet]:
     """The arrays that look like images.
 
@@ -65,14 +71,27 @@ def sheets(
       suspects: the rows of the batch that made a later tensor bad.
       rows: the batch size that `suspects` refers to; arrays of another length have none.
       most: how many samples of an array are shown at most; bad ones come first.
+      room: about how many bytes all of them may take on a page; each array shows one at least.
     """
+    views = [(name, as_images(value)) for name, value in values.items()]
+    views = [(name, images) for name, images in views if images is not None][:_MOST_SHEETS]
     found = []
-    for name, value in values.items():
-        images = as_images(value)
-        if images is not None:
-            chosen = set(suspects) if len(images) == rows else set()
-            found.append(_sheet(name, value, images, chosen, most))
-    return found[:4]
+    for name, images in views:
+        chosen = set(suspects) if len(images) == rows else set()
+        fitting = max(1, room // len(views) // _bytes_of_a_sample(images))
+        found.append(_sheet(name, values[name], images, chosen, min(most, fitting)))
+    return found
+
+
+def _bytes_of_a_sample(images: np.ndarray) -> int:
+    """At most, on a page: in base64, of noise that no PNG makes smaller, and with all its marks."""
+    step = _shrinking(images.shape[1:3])
+    height, width = (-(-side // step) for side in images.shape[1:3])
+    return height * width * max(3, images.shape[3]) * 4 // 3 + 10000
+
+
+def _shrinking(sides) -> int:
+    return -(-max(sides) // _SHOWN_SIDE)
 
 
 def as_images(value: np.ndarray) -> Optional[np.ndarray]:
@@ -104,16 +123,33 @@ def _chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def _sheet(name: str, value, images: np.ndarray, suspects: Set[int], most: int) -> Sheet:
-    # Row by row: a batch of large images is not to be copied as a whole.
-    counts = [int(np.count_nonzero(~np.isfinite(numbers(image)))) for image in images]
-    order = sorted(range(len(images)), key=lambda r: (not counts[r], r not in suspects, r))
+    counts = _count_bad(images)
     black, white = _scale(images)
     samples = []
-    for row in sorted(order[:most]):
+    for row in _choose(counts, suspects, most):
         pixels, spots = _pixels(numbers(images[row]), black, white)
         wild = _wild(_finite(images[row]), black, white)
-        samples.append(Sample(row, pixels, spots, counts[row], row in suspects, wild))
+        samples.append(Sample(row, pixels, spots, int(counts[row]), row in suspects, wild))
     return Sheet(name, str(value.dtype), tuple(value.shape), len(images), black, white, samples)
+
+
+def _count_bad(images: np.ndarray) -> np.ndarray:
+    """How many values of each sample are not finite.
+
+    Part by part: large images are not to be copied as a whole, and many small ones take no turn of
+    Python's each.
+    """
+    at_once = max(1, _COUNTED_AT_ONCE // int(np.prod(images.shape[1:])))
+    parts = [images[i : i + at_once] for i in range(0, len(images), at_once)]
+    counts = [np.count_nonzero(~np.isfinite(numbers(p)), axis=(1, 2, 3)) for p in parts]
+    return np.concatenate(counts)
+
+
+def _choose(counts: np.ndarray, suspects: Set[int], most: int) -> List[int]:
+    """The rows to show, in order: the bad ones come first, then suspects, then what comes first."""
+    order = np.where(counts > 0, 0, 2) + 1
+    order[[row for row in suspects if 0 <= row < len(counts)]] -= 1
+    return sorted(np.argsort(order, kind='stable')[:most].tolist())
 
 
 def _scale(images: np.ndarray) -> Tuple[float, float]:
@@ -153,7 +189,7 @@ def _finite(image) -> np.ndarray:
 
 def _pixels(image: np.ndarray, black: float, white: float):
     bad = ~np.isfinite(image).all(axis=2)
-    step = -(-max(image.shape[:2]) // _SHOWN_SIDE)
+    step = _shrinking(image.shape[:2])
     if step > 1:
         bad = np.logical_or.reduceat(bad, np.arange(0, bad.shape[0], step), axis=0)
         bad = np.logical_or.reduceat(bad, np.arange(0, bad.shape[1], step), axis=1)

@@ -2,6 +2,10 @@
 
 import io
 import math
+import random
+import re
+import struct
+import sys
 
 import numpy as np
 import pytest
@@ -93,6 +97,25 @@ def test_values_at_the_ends_of_floats_are_shown_too(ends):
     shown = sheet.samples[0].pixels[..., 0]
     assert shown[2, 2] >= shown[0, 0]
     assert (shown[2, 2] > shown[0, 0]) == (ends[1] > ends[0])
+
+
+@pytest.mark.parametrize('channels', [1, 3, 4])
+def test_samples_keep_to_the_room_they_are_given_and_bad_ones_come_first(channels):
+    value = np.random.RandomState(0).uniform(0, 1, [40, 100, 100, channels])
+    value[33] = np.nan
+    found = samples.sheets({'a:0': value, 'b:0': value}, room=10**6)
+    taken = [len(samples.png(it.pixels)) * 4 / 3 for sheet in found for it in sheet.samples]
+    assert 0.2e6 < sum(taken) <= 10**6
+    assert all(33 in [it.row for it in sheet.samples] for sheet in found)
+    (sheet,) = samples.sheets({'a:0': value}, room=1)
+    assert [it.row for it in sheet.samples] == [33]
+
+
+def test_a_batch_of_very_many_samples_is_counted_as_a_whole():
+    value = np.zeros([200000, 4, 4, 1], np.float32)
+    value[[7, 199999], 1, 2] = np.nan
+    (sheet,) = samples.sheets({'x:0': value})
+    assert [(it.row, it.bad) for it in sheet.samples if it.bad] == [(7, 1), (199999, 1)]
 
 
 def test_one_wild_sample_leaves_the_others_visible_and_is_named():
@@ -192,6 +215,98 @@ def test_a_scale_holds_its_values_and_its_ticks(values, whole):
     assert len(scale.ticks) <= 20
     labels = [label for _, label in scale.ticks]
     assert len(set(labels)) == len(labels)
+
+
+LARGEST = sys.float_info.max
+ENDS = [0.0, 5e-324, 1e-323, 2.2e-308, 1e-280, 1.0, 1e15, 2.0**63, 1e308, LARGEST]
+
+
+def extreme(pick):
+    """A finite float, of any size and of special ones."""
+    how = pick.random()
+    if how < 0.4:
+        return pick.choice(ENDS) * pick.choice([1, -1])
+    if how < 0.6:
+        return round(pick.uniform(-1000, 1000), pick.randint(0, 5))
+    (value,) = struct.unpack('<d', struct.pack('<Q', pick.getrandbits(64)))
+    return value if math.isfinite(value) else LARGEST
+
+
+def values_of(pick):
+    values = [extreme(pick) for _ in range(pick.randint(1, 3))]
+    if pick.random() < 0.3:
+        values = [values[0], values[0] * (1 - pick.choice([1e-16, 1e-12, 1e-9]))]
+    return sorted(map(abs, values) if pick.random() < 0.4 else values)
+
+
+@pytest.mark.parametrize('seed', range(4))
+@pytest.mark.parametrize(
+    'kind',
+    [{}, {'whole': True}, {'kind': 'linear'}, {'kind': 'linear', 'whole': True, 'padded': False}],
+    ids=str,
+)
+def test_a_scale_holds_for_all_finite_floats(seed, kind):
+    pick = random.Random(seed)
+    for _ in range(800):
+        values = values_of(pick)
+        scale = scales.scale_of(values, **kind)
+        places = [scale(value) for value in values]
+        assert all(0 <= place <= 1 for place in places), values
+        assert places == sorted(places), values
+        # A logarithm does not tell neighbours apart.
+        assert scale.is_log or (places[0] < places[-1]) == (values[0] < values[-1]), values
+        assert scale.ticks or kind.get('whole'), values
+        require_good_ticks(scale, values)
+
+
+@pytest.mark.parametrize('seed', range(2))
+def test_magnitudes_hold_for_all_finite_floats(seed):
+    pick = random.Random(seed)
+    for _ in range(800):
+        values = values_of(pick)
+        scale = scales.magnitudes(values)
+        places = [scale(value) for value in values]
+        assert all(0 <= place <= 1 for place in places), values
+        assert places == sorted(places), values
+        require_good_ticks(scale, values)
+
+
+def require_good_ticks(scale, values):
+    ticks, labels = [value for value, _ in scale.ticks], [label for _, label in scale.ticks]
+    places = [scale(tick) for tick in ticks]
+    assert all(map(math.isfinite, ticks)), values
+    assert ticks == sorted(set(ticks)) and places == sorted(set(places)), values
+    assert all(-1e-9 <= place <= 1 + 1e-9 for place in places), values
+    assert len(set(labels)) == len(labels), values
+    for tick, label in scale.ticks:
+        assert number_of(label) == pytest.approx(tick, rel=0.06), (tick, label)
+
+
+SUPERSCRIPTS = str.maketrans('⁰¹²³⁴⁵⁶⁷⁸⁹⁻−', '0123456789--')
+
+
+@pytest.mark.parametrize(
+    'values, labels',
+    [
+        ([12000000, 12000399], ['12000000', '12000100', '12000200', '12000300']),
+        ([0, 4e7], ['0', '10⁷', '2×10⁷', '3×10⁷', '4×10⁷']),
+        ([0, 3], ['0', '1', '2', '3']),
+        ([7], ['7']),
+    ],
+)
+def test_steps_are_told_apart(values, labels):
+    scale = scales.scale_of(values, 'linear', whole=True, padded=False)
+    assert [label for _, label in scale.ticks] == labels
+
+
+def number_of(label):
+    """The number that a label is read as."""
+    found = re.match('(−?)([\\d.]*)×?(10([⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+))?$', label)
+    sign, mantissa, power, exponent = found.groups()
+    if power and mantissa == '':
+        mantissa = '1'
+    exponent = (exponent or '0').translate(SUPERSCRIPTS)
+    return float('%s%se%s' % (sign.translate(SUPERSCRIPTS), mantissa, exponent))
 
 
 def test_a_loss_over_orders_of_magnitude_has_a_logarithmic_axis():

@@ -5,20 +5,25 @@ import html.parser
 import io
 import json
 import os
+import pathlib
 import re
 import shutil
+import stat
+import struct
 import subprocess
 import sys
+import threading
+import zlib
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard import bundle, findings, gate, journal, markup, page, report
+from slimguard import bundle, findings, gate, journal, markup, page, report, samples
 from slimguard.evidence import Evidence
 from tests import test_bundle
-from tests.children import python
+from tests.children import environment, python
 
 tf1 = tf.compat.v1
 
@@ -343,27 +348,43 @@ def sound_and_not(sound, tmp_path):
     return tmp_path, str(tmp_path / 'slimguard' / 'incident-1')
 
 
+FIELDS = ('step', 'loss', 'reason', 'tensors', 'strategy', 'time', 'action')
+
+
+def line(**said):
+    """A line of a record."""
+    usual = {
+        'step': 4,
+        'loss': 'nan',
+        'reason': 'x',
+        'tensors': [],
+        'strategy': 'hook',
+        'time': 1e9,
+    }
+    return json.dumps(dict(usual, **said))
+
+
+def record(logdir, *lines):
+    """Makes a log directory with a record of these lines."""
+    path = logdir / 'slimguard' / 'incidents.jsonl'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text('\n'.join(lines) + '\n')
+    return path
+
+
 def test_a_record_of_anything_makes_a_page(tmp_path):
-    record = tmp_path / 'slimguard' / 'incidents.jsonl'
-    record.parent.mkdir()
     strange = [None, True, -1, 10**400, 1e999, 'x', [], {}, [[1]], '\ud800\u202e', '<b>']
-    lines = [
-        json.dumps({k: thing for k in ('step', 'loss', 'action', 'reason', 'tensors', 'time')})
-        for thing in strange
-    ]
-    record.write_text('\n'.join(lines + ['{}', '[]', '{"step": 1', '']))
+    lines = [json.dumps(dict.fromkeys(FIELDS, thing)) for thing in strange]
+    record(tmp_path, *lines, '{}', '[]', '{"step": 1')
     seen = see(tmp_path)
     assert harmless(seen)
-    assert len(seen.of('tr')) == 1 + len(strange) + 1
-    assert '2 lines of the record could not be read' in seen.text
+    (left_out,) = re.findall('([0-9]+) lines of the record could not be read', seen.text)
+    assert 3 <= int(left_out) <= 3 + 4  # it is for the record to say which of the strange are none
+    assert len(seen.of('tr')) - 1 + int(left_out) == len(strange) + 3
 
 
 def test_thousands_of_incidents_are_marked_and_the_table_stays_short(tmp_path):
-    record = tmp_path / 'slimguard' / 'incidents.jsonl'
-    record.parent.mkdir()
-    with open(str(record), 'w') as file:
-        for step in range(5000):
-            file.write(json.dumps({'step': step, 'action': 'skip', 'reason': 'x'}) + '\n')
+    record(tmp_path, *[line(step=step, action='skip') for step in range(5000)])
     seen = see(tmp_path)
     assert len(seen.of('tr')) == 1 + 200 + 1
     assert '4800 more, in slimguard/incidents.jsonl' in seen.text
@@ -372,11 +393,174 @@ def test_thousands_of_incidents_are_marked_and_the_table_stays_short(tmp_path):
     assert 'skip (5000)' in seen.text
 
 
+@pytest.mark.parametrize('unsaid', [{}, {'action': None}, {'action': 3}, {'action': ''}])
+def test_an_action_that_the_record_does_not_say_is_said_so(tmp_path, unsaid):
+    # A process may be killed before its policy has acted.
+    record(tmp_path, line(**unsaid))
+    seen = see(tmp_path, png=str(tmp_path / 'x.png'))
+    assert 'One incident: 1 with no word on what was done.' in seen.text
+    assert seen.words.count('not said') == 1
+    assert len(seen.of('path', class_='is-not-said')) == 3
+    assert 'None' not in ' '.join(seen.words)
+
+
 def test_without_a_loss_it_says_what_to_add(tmp_path):
+    (tmp_path / 'graph.pbtxt').write_text('')
     seen = see(tmp_path)
     assert "tf.compat.v1.summary.scalar('total_loss', total_loss)" in seen.text
-    assert 'No incident is on record.' in seen.text
     assert not seen.of('svg') and not seen.of('table')
+
+
+# What it cannot know.
+
+
+def test_without_a_record_it_says_what_that_can_mean(tmp_path, capsys):
+    (tmp_path / 'checkpoint').write_text('')
+    seen = see(tmp_path)
+    said = 'There is no record of incidents: either no step was bad, or no guard wrote here'
+    assert said in seen.text
+    assert said in capsys.readouterr().err
+    assert 'No incident' not in seen.text
+
+
+def test_bundles_without_their_record_are_shown_and_the_record_missed(copy):
+    os.remove(journal.path_in(str(copy)))
+    seen = see(copy)
+    assert 'There is no record of incidents, though bad steps were kept. 3 bad steps' in seen.text
+    assert len(seen.of('article')) == 3
+
+
+def test_an_empty_record_has_no_incidents(tmp_path):
+    record(tmp_path)
+    assert 'No incident is on record.' in see(tmp_path).text
+
+
+def a_directory(path):
+    path.unlink()
+    path.mkdir()
+
+
+def noise(path):
+    path.write_bytes(bytes(np.random.RandomState(0).bytes(1000)))
+
+
+UNREADABLE = {
+    'a directory': (a_directory, ''),
+    'noise': (noise, 'an incident'),
+    'another json': (lambda path: path.write_text('{"a": 1}\n'), 'its only line is no incident'),
+    'no objects': (lambda path: path.write_text('1\n[2]\n'), 'none of its 2 lines is an incident'),
+}
+
+
+@pytest.mark.parametrize('how', UNREADABLE)
+def test_a_record_that_cannot_be_read_is_an_error_and_the_page_is_made(tmp_path, how, capsys):
+    spoil_it, why = UNREADABLE[how]
+    spoil_it(record(tmp_path, line()))
+    assert report.main(str(tmp_path), png=str(tmp_path / 'x.png')) == 1
+    text = (tmp_path / 'slimguard' / 'report.html').read_text()
+    (lead,) = re.findall('<p class="lead alarm">(.*?)</p>', text)
+    assert lead.startswith('The record of incidents cannot be read: ') and why in lead.lower()
+    assert 'slimguard: The record of incidents cannot be read: ' in capsys.readouterr().err
+    assert 'No incident' not in text
+    assert (tmp_path / 'x.png').exists()
+
+
+def test_foreign_lines_are_counted_and_those_of_ours_shown(tmp_path, capsys):
+    record(tmp_path, line(step=7), '{"event": "start"}', line(step=8), 'null', '{"ste')
+    seen = see(tmp_path)
+    assert len(seen.of('tr')) == 1 + 2
+    said = '3 lines of the record could not be read, or are no incident'
+    assert said in seen.text and said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('there', [[], ['data.csv', 'notes.txt'], ['slimguard/__init__.py']])
+def test_a_directory_that_is_no_logdir_is_refused_and_left_as_it_is(tmp_path, there, capsys):
+    for name in there:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('')
+    before = sorted(tmp_path.rglob('*'))
+    assert report.main(str(tmp_path)) == 2
+    said = capsys.readouterr().err
+    assert 'is no log directory of a training: expected one of checkpoint, ' in said
+    assert sorted(tmp_path.rglob('*')) == before
+
+
+@pytest.mark.parametrize('bad, why', [('', 'is empty'), ('nowhere', 'there is no directory')])
+def test_a_logdir_that_cannot_be_is_a_sentence(bad, why, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert report.main(bad) == 2
+    assert why in capsys.readouterr().err
+    assert os.listdir(str(tmp_path)) == []
+
+
+def test_what_it_says_does_not_steer_the_terminal(tmp_path, capsys):
+    logdir = tmp_path / 'a\x1b[2Jb'
+    (logdir / 'events.out.tfevents.\x1b]0;x\x07\ny').mkdir(parents=True)
+    assert report.main(str(logdir)) == 0
+    said = capsys.readouterr()
+    assert '\x1b' not in said.out + said.err
+    assert 'a\\x1b[2Jb' in said.out and 'events.out.tfevents.\\x1b]0;x\\x07\\ny' in said.err
+
+
+# Where it is.
+
+
+@pytest.mark.parametrize(
+    'given',
+    [
+        'copy',
+        './copy/',
+        'x/../copy',
+        b'copy',
+        pathlib.Path('copy'),
+        'file://{here}/copy',
+        '{here}/copy',
+    ],
+    ids=str,
+)
+def test_a_logdir_as_people_give_it(copy, monkeypatch, capsys, given):
+    monkeypatch.chdir(copy.parent)
+    if isinstance(given, str):
+        given = given.format(here=copy.parent)
+    assert report.main(given) == 0
+    page_path = copy / 'slimguard' / 'report.html'
+    assert capsys.readouterr().out == '%s\n' % page_path
+    seen = Seen(page_path.read_text(encoding='utf-8'))
+    assert seen.of('path', class_='curve') and len(seen.of('article')) == 3
+    assert 'copy' in seen.words
+    assert os.listdir(str(copy.parent)) == ['copy']
+
+
+def test_a_logdir_with_spaces_and_letters_of_all_kinds(copy):
+    logdir = copy.parent / 'größe 100% #1?'
+    copy.rename(logdir)
+    output, picture = logdir / 'ä b.html', logdir / '%d.png'
+    assert report.main(logdir, output=output, png=str(picture).encode()) == 0
+    seen = Seen(output.read_text(encoding='utf-8'))
+    assert seen.of('path', class_='curve') and len(seen.of('article')) == 3
+    assert "python -m slimguard replay 'größe 100% #1?/slimguard/incident-" in seen.text
+    assert picture.exists()
+
+
+@pytest.mark.skipif(tf.__version__.startswith('1.'), reason='ram:// exists from TensorFlow 2.12 on')
+def test_a_logdir_on_another_file_system(copy, capsys):
+    logdir = 'ram://%s' % copy.parent.name
+    for path in copy.rglob('*'):
+        if path.is_file():
+            name = '%s/%s' % (logdir, path.relative_to(copy))
+            tf.io.gfile.makedirs(os.path.dirname(name))
+            tf.io.gfile.copy(str(path), name)
+    assert report.main(logdir + '/', png=logdir + '/x.png') == 0
+    page_path = logdir + '/slimguard/report.html'
+    assert capsys.readouterr().out == '%s\n%s/x.png\n' % (page_path, logdir)
+    with tf.io.gfile.GFile(page_path) as file:
+        seen = Seen(file.read())
+    assert seen.of('path', class_='curve')
+    assert '3 incidents: 1 raised, 1 rolled back, 1 skipped.' in seen.text
+    with tf.io.gfile.GFile(logdir + '/x.png', 'rb') as file:
+        assert pixels(file.read()).shape[1] == 1200
+    assert report.main('ram://nowhere') == 2
+    assert "there is no directory 'ram://nowhere'" in capsys.readouterr().err
 
 
 def test_a_torn_event_file_and_a_torn_record_are_said(copy):
@@ -387,7 +571,152 @@ def test_a_torn_event_file_and_a_torn_record_are_said(copy):
     seen = see(copy)
     assert len(seen.of('path', class_='curve')) >= 2
     assert events.name + ' was read only in part: ' in seen.text
-    assert '1 line of the record could not be read; a kill can tear one.' in seen.text
+    said = '1 line of the record could not be read, or is no incident; a kill can cut one off.'
+    assert said in seen.text
+
+
+EXTREMES = [
+    [1e-280, 1e308],
+    [5e-324, 1.0],
+    [5e-324],
+    [5e-324, 1e-323, 0.0],
+    [-1.7976931348623157e308, 1.7976931348623157e308],
+    [1.7976931348623157e308] * 3,
+    [1e308, 1e307, -1.0, 1e-310],
+    [-2.5, -1e-300],
+    [0.0],
+    [7.0, 7.0 + 1e-15],
+]
+
+
+@pytest.mark.parametrize('losses', EXTREMES, ids=str)
+@pytest.mark.parametrize('first', [0, 2**62])
+def test_losses_of_any_size_make_a_page_and_a_picture(tmp_path, losses, first):
+    with tf.Graph().as_default():
+        writer = tf1.summary.FileWriter(str(tmp_path))
+        for step, loss in enumerate(losses):
+            value = tf1.Summary.Value(tag='loss', tensor=tf1.make_tensor_proto(np.array(loss)))
+            writer.add_summary(tf1.Summary(value=[value]), first + step)
+        writer.close()
+    record(tmp_path, line(loss=losses[0], step=10**15 - 1), line(loss=losses[-1], step=0))
+    seen = see(tmp_path, png=str(tmp_path / 'x.png'))
+    assert len(seen.of('path', class_='curve')) == 2
+    assert len(seen.of('svg', class_='mark')) == (1 if first else 2)  # on a long axis they meet
+    places = re.findall('[-\\d.]+', seen.of('path', class_='curve')[1]['d'])
+    assert len(places) == 2 * max(2, len(losses))
+    assert all(0 <= float(place) <= 1000 for place in places)
+    for tag, attributes in seen.elements:
+        if tag in ('line', 'text', 'svg', 'rect'):
+            assert not re.search('nan|inf', ' '.join(map(str, attributes.values())))
+
+
+# Bundles that are not as they should be.
+
+
+@pytest.mark.parametrize(
+    'error',
+    [
+        zlib.error('x'),
+        struct.error('x'),
+        NotImplementedError('x'),
+        MemoryError(),
+        AssertionError('x'),
+        tf.errors.DataLossError(None, None, 'x'),
+        UnicodeDecodeError('utf-8', b'\xff', 0, 1, 'x'),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize('where', ['read', 'drawn'])
+def test_whatever_a_bundle_raises_only_its_place_says_so(copy, monkeypatch, error, where):
+    def fail(*args):
+        raise error
+
+    if where == 'drawn':
+        real, bad = page.sentence, os.path.basename(bundle.paths(str(copy))[1])
+        monkeypatch.setattr(page, 'sentence', lambda it: fail() if it.name == bad else real(it))
+    else:
+        real, bad_path = bundle.read, bundle.paths(str(copy))[1]
+        monkeypatch.setattr(bundle, 'read', lambda p: fail() if p == bad_path else real(p))
+    seen = see(copy, png=str(copy / 'x.png'))
+    assert len(seen.of('article')) == 2
+    assert len(seen.of('p', class_='broken')) == 1
+    assert (copy / 'x.png').exists()
+    assert re.search('incident-.* cannot be (read|shown): ', seen.text)
+
+
+LONG = '\u202ename\x00' * 20000
+
+
+def without_end(said):
+    """All that has no natural length, very long."""
+    output = said['diagnosis']['output']
+    output.update(dtype=LONG)
+    said['incident'].update(reason=LONG, action=LONG, restored=LONG, tensors=[LONG])
+    said['versions'] = {LONG: LONG}
+    said['diagnosis'].update(
+        trouble=LONG,
+        tensor=LONG,
+        op_type=LONG,
+        forward_op=LONG,
+        not_seen=[LONG] * 10,
+        line={'file': LONG, 'number': LONG, 'function': LONG, 'text': LONG},
+        inputs=[{'name': LONG, 'range': output}] * 10,
+        positions=[[[0] * 10, 'NaN']] * 100,
+    )
+    for row in said['diagnosis']['ranges'][:20]:
+        row['op'] += LONG
+
+
+def ranges_without_end(name):
+    def change(said):
+        row = said['diagnosis']['ranges'][0]
+        rows = [dict(row, op=name % number) for number in range(20000)]
+        said['diagnosis']['ranges'] = rows
+
+    return change
+
+
+@pytest.mark.parametrize(
+    'change',
+    [
+        without_end,
+        ranges_without_end('op_%d'),
+        ranges_without_end('net/block_%d/unit/conv'),
+        lambda said: said['diagnosis']['ranges'][0].update(op='a/' * 400000 + 'b'),
+    ],
+    ids=['long words', 'many ops', 'many scopes', 'a deep scope'],
+)
+def test_a_bundle_without_measure_has_a_page_that_opens(sound_and_not, change):
+    logdir, path = sound_and_not
+    test_bundle.edit_json(path, change)
+    seen = see(logdir, png=str(logdir / 'x.png'))
+    assert len(seen.of('article')) == 2
+    assert os.path.getsize(str(logdir / 'slimguard' / 'report.html')) < 2e6
+    assert pixels((logdir / 'x.png').read_bytes()).shape[0] < 10000
+
+
+def test_words_without_end_in_the_record_are_cut(tmp_path):
+    words = dict.fromkeys(('action', 'reason', 'restored', 'worker'), LONG[:30000])
+    record(tmp_path, *[line(step=step, **words) for step in range(20)])
+    with tf.Graph().as_default():
+        writer = tf1.summary.FileWriter(str(tmp_path))
+        value = tf1.Summary.Value(tag='loss ' + LONG, simple_value=1.0)
+        writer.add_summary(tf1.Summary(value=[value]), 1)
+        writer.close()
+    seen = see(tmp_path, png=str(tmp_path / 'x.png'))
+    assert len(seen.of('tr')) == 1 + 20
+    assert os.path.getsize(str(tmp_path / 'slimguard' / 'report.html')) < 1e6
+
+
+def test_a_page_full_of_pictures_of_noise_opens_on_a_phone(copy):
+    it = findings.gather(str(copy)).bundles[0]
+    noise = np.random.RandomState(0).uniform(0, 1, [16, 160, 160, 4]).astype(np.float32)
+    noise[np.random.RandomState(1).uniform(size=noise.shape) < 0.01] = np.nan
+    room = findings._MOST_IMAGES // 20
+    sheets = samples.sheets({name: noise for name in 'abcd'}, room=room)
+    assert len(sheets) == 4 and all(sheet.samples for sheet in sheets)
+    found = findings.gather(str(copy))._replace(bundles=[it._replace(sheets=sheets)])
+    assert len(page.render(found)) < 20e6 / 20
 
 
 # The command.
@@ -407,13 +736,86 @@ def test_the_command_writes_the_page_and_the_picture_whole(copy, tmp_path):
     assert not [n for n in os.listdir(str(copy / 'slimguard')) if n.startswith('.')]
 
 
-@pytest.mark.parametrize('output', ['nowhere/a.html', 'folder'])
-def test_a_page_that_cannot_be_written_is_an_error(copy, tmp_path, monkeypatch, capsys, output):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / 'folder').mkdir()
-    assert report.main(str(copy), output=output) == 2
-    assert 'slimguard: %s cannot be written: ' % output in capsys.readouterr().err
-    assert sorted(os.listdir(str(tmp_path))) == ['copy', 'folder']
+@pytest.mark.parametrize(
+    'output, why',
+    [
+        ('nowhere/a.html', 'cannot be written'),
+        ('folder', 'is a directory; expected a file, such as'),
+        ('file/a.html', 'cannot be written'),
+        ('', ' is empty; expected'),
+    ],
+)
+@pytest.mark.parametrize('option', ['output', 'png'])
+def test_what_cannot_be_written_is_an_error(copy, monkeypatch, capsys, output, why, option):
+    monkeypatch.chdir(copy.parent)
+    (copy.parent / 'folder').mkdir()
+    (copy.parent / 'file').write_text('')
+    assert report.main(str(copy), **{option: output}) == 2
+    said = capsys.readouterr().err
+    assert why in said and said.startswith('slimguard: ') and output in said
+    assert sorted(os.listdir(str(copy.parent))) == ['copy', 'file', 'folder']
+
+
+def test_a_device_is_written_to_and_stays_one(copy, tmp_path):
+    assert report.main(str(copy), output='/dev/null', png='/dev/null') == 0
+    assert stat.S_ISCHR(os.stat('/dev/null').st_mode)
+    assert not [n for n in os.listdir('/dev') if n.startswith('null.')]
+
+
+def test_a_pipe_gets_the_page_and_one_that_nobody_reads_is_an_error(copy, tmp_path, capsys):
+    fifo = tmp_path / 'fifo'
+    os.mkfifo(str(fifo))
+    assert report.main(str(copy), output=str(fifo)) == 2
+    assert '%s cannot be written: nobody reads from it' % fifo in capsys.readouterr().err
+    read = []
+    reader = threading.Thread(target=lambda: read.append(fifo.read_text()))
+    reader.start()
+    while report.main(str(copy), output=str(fifo)) != 0:  # until the reader has opened it
+        pass
+    reader.join()
+    assert read[0].startswith('<!doctype html>') and read[0].endswith('</html>\n')
+    assert stat.S_ISFIFO(os.stat(str(fifo)).st_mode)
+
+
+@pytest.mark.parametrize('kind', ['pipe', 'appended'])
+def test_the_standard_output_gets_the_page_and_nothing_else(copy, tmp_path, kind):
+    command = [sys.executable, '-m', 'slimguard', 'report', str(copy), '--output', '/dev/stdout']
+    if kind == 'pipe':
+        said = subprocess.check_output(command, env=environment(), stderr=subprocess.DEVNULL)
+    else:
+        out = tmp_path / 'out'
+        out.write_text('before')
+        with open(str(out), 'ab') as file:
+            subprocess.check_call(
+                command, env=environment(), stdout=file, stderr=subprocess.DEVNULL
+            )
+        said = out.read_bytes()
+    before = b'before' if kind == 'appended' else b''
+    assert said.startswith(before + b'<!doctype html>') and said.endswith(b'</html>\n')
+
+
+@pytest.mark.parametrize('mask', [0o022, 0o077])
+def test_the_page_may_be_read_by_whom_the_umask_lets(copy, mask):
+    before = os.umask(mask)
+    try:
+        see(copy)
+    finally:
+        os.umask(before)
+    mode = os.stat(str(copy / 'slimguard' / 'report.html')).st_mode
+    assert stat.S_IMODE(mode) == 0o666 & ~mask
+
+
+def test_a_path_that_the_terminal_has_no_letters_for_is_no_error(copy, tmp_path):
+    logdir = tmp_path / 'größe'
+    copy.rename(logdir)
+    run = subprocess.run(
+        [sys.executable, '-m', 'slimguard', 'report', str(logdir)],
+        env=dict(environment(), PYTHONIOENCODING='ascii'),
+        capture_output=True,
+    )
+    assert run.returncode == 0, run.stderr
+    assert b'gr\\xf6\\xdfe' in run.stdout
+    assert (logdir / 'slimguard' / 'report.html').exists()
 
 
 def test_without_matplotlib_the_error_names_the_extra(copy, monkeypatch, capsys):

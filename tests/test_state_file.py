@@ -10,7 +10,7 @@ import slimguard
 from slimguard import state_file
 from slimguard.repair import repair
 from tests.models import LogLines
-from tests.test_logdirs import newest, save
+from tests.test_logdir_worlds import newest, save
 
 tf1 = tf.compat.v1
 

@@ -173,20 +173,21 @@ class TestCommand:
         assert lines[1].endswith('  finite')
         assert lines[2].endswith('  not finite: w')
         assert '  torn: ' in lines[3]
-        assert lines[4].startswith('a restart resumes from model.ckpt-3, which is torn: ')
+        assert lines[4].startswith('a restart resumes from %s, which is torn: ' % paths[-1])
 
     def test_repairs(self, tmp_path, capsys):
         paths = write(tmp_path, [1.0, np.nan])
         main(['checkpoints', '--repair', str(tmp_path)])
         out = capsys.readouterr().out
         assert out.startswith('resuming from %s (model.ckpt-2 is not finite: w)' % paths[0])
-        assert out.endswith('a restart resumes from model.ckpt-1, which is finite\n')
+        assert out.endswith('a restart resumes from %s, which is finite\n' % paths[0])
         main(['checkpoints', '--repair', str(tmp_path)])
         assert capsys.readouterr().out.startswith('nothing to repair')
 
     def test_says_that_there_is_nothing(self, tmp_path, capsys):
+        (tmp_path / 'graph.pbtxt').write_text('')
         main(['checkpoints', str(tmp_path)])
-        assert capsys.readouterr().out == 'no checkpoints\n'
+        assert capsys.readouterr().out == 'no checkpoints in %s\n' % tmp_path
 
 
 def test_a_directory_may_have_any_name(tmp_path):

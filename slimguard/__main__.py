@@ -9,36 +9,30 @@ import os
 import sys
 from typing import List, Optional, Sequence, Tuple
 
-from slimguard import policies
+from slimguard import files, policies, terminal
 
 _RUN_USAGE = (
     '%(prog)s [--on_nan=POLICY] [--max_loss=X] [--tf1] script.py [ARGUMENT ...]\n'
     '       %(prog)s [--on_nan=POLICY] [--max_loss=X] [--tf1] -m module [ARGUMENT ...]'
 )
 _TAKE_A_VALUE = ('--on_nan', '--max_loss')
+# The exit code where a question cannot be answered, as argparse has it for usage errors.
+_CANNOT_KNOW = 2
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
     """Obeys a command line, by default that of the process."""
     ours, script = _split(sys.argv[1:] if arguments is None else arguments)
-    parser, run_parser = _parsers()
-    options = parser.parse_args(ours)
-    if options.command == 'run':
+    with terminal.streams():
+        parser, run_parser = _parsers()
+        options = parser.parse_args(ours)
+        if options.command != 'run':
+            if 'folder' in options:
+                options.folder = _folder(options.folder, parser)
+            _COMMANDS[options.command](options)
+            return
         _check_script(script, run_parser)
-        _run(options, script)
-    elif options.command == 'doctor':
-        _doctor()
-    else:
-        if not os.path.isdir(options.folder) and '://' not in options.folder:
-            parser.error('there is no directory %r' % options.folder)
-        if options.command == 'checkpoints':
-            _checkpoints(options.folder, options.repair)
-        elif options.command == 'incidents':
-            _incidents(options.folder)
-        elif options.command == 'report':
-            _report(options)
-        else:
-            _replay(options)
+    _run(options, script)
 
 
 def parse_policy(text: str) -> List[policies.Policy]:
@@ -80,10 +74,19 @@ def parse_max_loss(text: str) -> float:
     return max_loss
 
 
+class _Parser(argparse.ArgumentParser):
+    """Shows what it was given so that it cannot speak to the terminal."""
+
+    def print_help(self, file=None):
+        # argparse would say nothing of a stdout that cannot be written.
+        print(self.format_help(), end='', file=file)
+
+    def error(self, message):
+        argparse.ArgumentParser.error(self, terminal.visible(message))
+
+
 def _parsers() -> Tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    parser = argparse.ArgumentParser(
-        prog='slimguard', description='Guards TF-Slim training against NaN and Inf.'
-    )
+    parser = _Parser(prog='slimguard', description='Guards TF-Slim training against NaN and Inf.')
     commands = parser.add_subparsers(dest='command', metavar='COMMAND', required=True)
     run = commands.add_parser(
         'run',
@@ -119,8 +122,9 @@ def _parsers() -> Tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         'checkpoints',
         help='say which checkpoints of a logdir are whole and finite',
         description='Opens every checkpoint in a logdir and says which are whole and finite, from '
-        'the oldest to the newest. Exits with 1 if the one that a restart would resume from is '
-        'not.',
+        'the oldest to the newest. Exits with 1 if there are some and a restart would not resume '
+        'from a good one, with --repair also if there are none, and with 2 if LOGDIR is no logdir '
+        'or cannot be read.',
     )
     checkpoints.add_argument('folder', metavar='LOGDIR')
     checkpoints.add_argument(
@@ -132,8 +136,9 @@ def _parsers() -> Tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     incidents = commands.add_parser(
         'incidents',
         help='print the record of incidents of a logdir',
-        description='Prints the '
-        'record of incidents that slimguard keeps in LOGDIR/slimguard/incidents.jsonl.',
+        description='Prints the record of incidents that slimguard keeps in '
+        'LOGDIR/slimguard/incidents.jsonl. Exits with 0 if it was read, 1 if LOGDIR has none, and '
+        '2 if it cannot be read or LOGDIR is no logdir.',
     )
     incidents.add_argument('folder', metavar='LOGDIR')
     replay = commands.add_parser(
@@ -182,14 +187,37 @@ def _row(text: str) -> int:
 def _split(arguments: Sequence[str]) -> Tuple[List[str], List[str]]:
     """Splits a command line into what is for us, and the script (or ``-m module``) with its own.
 
-    Not left to argparse, which looks for our options among the script's.
+    Not left to argparse, which looks for our options among the script's. Ours have `_` between
+    words where they were given with `-`.
     """
-    if list(arguments[:1]) != ['run']:
-        return list(arguments), []
-    end = 1
-    while end < len(arguments) and arguments[end].startswith('-') and arguments[end] != '-m':
-        end += 2 if arguments[end] in _TAKE_A_VALUE else 1
-    return list(arguments[:end]), list(arguments[end:])
+    end = len(arguments)
+    if list(arguments[:1]) == ['run']:
+        end = 1
+        while end < len(arguments) and arguments[end].startswith('-') and arguments[end] != '-m':
+            end += 2 if _underscored(arguments[end]) in _TAKE_A_VALUE else 1
+    ours, script = list(arguments[:end]), list(arguments[end:])
+    options = ours.index('--') if '--' in ours else len(ours)
+    return [_underscored(option) for option in ours[:options]] + ours[options:], script
+
+
+def _underscored(argument: str) -> str:
+    if not argument.startswith('--'):
+        return argument
+    name, equals, value = argument[2:].partition('=')
+    return '--' + name.replace('-', '_') + equals + value
+
+
+def _folder(given: str, parser: argparse.ArgumentParser) -> str:
+    """The absolute path of a directory that is there."""
+    try:
+        folder = files.as_path(given, 'the directory')
+    except ValueError as error:
+        parser.error(str(error))
+    # A remote one is looked for by TensorFlow, once that is imported.
+    if not files.is_remote(folder) and not files.is_dir(folder):
+        found = os.path.lexists(folder)
+        parser.error(('%r is no directory' if found else 'there is no directory %r') % given)
+    return folder
 
 
 def _check_script(script: Sequence[str], parser: argparse.ArgumentParser) -> None:
@@ -214,50 +242,99 @@ def _run(options: argparse.Namespace, script: Sequence[str]) -> None:
         run.run_script(script[0], script[1:])
 
 
-def _checkpoints(logdir: str, repair: bool) -> None:
-    from slimguard import checkpoint, journal, state_file
+def _checkpoints(options: argparse.Namespace) -> None:
+    _require_logdir(options.folder)
+    import tensorflow as tf
+
+    from slimguard.state_file import StateFileError
+
+    try:
+        is_good = _look_at_checkpoints(options.folder, options.repair)
+    except (StateFileError, OSError, RuntimeError, tf.errors.OpError) as error:
+        _refuse('%s: %s' % (options.folder, getattr(error, 'message', error)))
+    if not is_good:
+        sys.exit(1)
+
+
+def _look_at_checkpoints(logdir: str, repair: bool) -> bool:
+    """Says what there is. Returns whether a restart meets what it should."""
+    from slimguard import checkpoint, state_file
     from slimguard import repair as repairs
 
     if repair:
-        print(repairs.repair(logdir).said or 'nothing to repair')
+        terminal.say(repairs.repair(logdir).said or 'nothing to repair in ' + logdir)
     rows = [('checkpoint', 'step', 'written', 'size', '')]
     findings = {}
     for found in checkpoint.checkpoints_in(logdir):
         finding = findings[found.path] = checkpoint.read(found.path)
-        rows.append(
-            (
-                os.path.basename(found.path),
-                '' if finding.step is None else str(finding.step),
-                journal.when(found.time),
-                '%.1f MB' % (found.size / 1e6),
-                str(finding),
-            )
-        )
-    if len(rows) == 1:
-        print('no checkpoints')
-        return
-    _print_table(rows)
+        rows.append(_row_of(found, finding))
+    if findings:
+        terminal.print_table(rows)
+    else:
+        terminal.say('no checkpoints in ' + logdir)
     named = state_file.newest_in(logdir)
     if named is None:
-        print('a restart begins anew: no state file names a checkpoint')
-        return
+        if findings:
+            terminal.say('a restart begins anew: no state file in %s names a checkpoint' % logdir)
+        return not findings and not repair
     finding = findings.get(named) or checkpoint.read(named)
-    print('a restart resumes from %s, which is %s' % (os.path.basename(named), finding))
-    if not finding.is_good:
-        sys.exit(1)
+    terminal.say('a restart resumes from %s, which is %s' % (named, finding))
+    return finding.is_good
 
 
-def _incidents(logdir: str) -> None:
+def _row_of(found, finding) -> Tuple[str, ...]:
+    from slimguard import journal
+
+    return (
+        os.path.basename(found.path),
+        '' if finding.step is None else str(finding.step),
+        journal.when(found.time),
+        '%.1f MB' % (found.size / 1e6),
+        str(finding),
+    )
+
+
+def _incidents(options: argparse.Namespace) -> None:
+    _require_logdir(options.folder)
     from slimguard import journal
 
     try:
-        records, torn = journal.read(logdir)
-    except FileNotFoundError as error:
-        print(error)
-        return
-    _print_table(journal.table(records))
-    if torn:
-        print('%d lines could not be read; a kill can tear one' % torn)
+        record = journal.read_record(options.folder)
+    except FileNotFoundError:
+        terminal.say(_NO_RECORD % options.folder)
+        sys.exit(1)
+    except OSError as error:
+        _refuse('the record of incidents cannot be read: %s' % error)
+    if record.incidents:
+        terminal.print_table(journal.table(record.incidents))
+    elif not record.is_foreign:
+        terminal.say('no incident is on record in ' + options.folder)
+    for note in record.notes:
+        terminal.complain(note)
+    if record.is_foreign:
+        path = journal.path_in(options.folder)
+        _refuse('%s is no record of slimguard, or a damaged one: it has no incident' % path)
+
+
+_NO_RECORD = (
+    'there is no record of incidents in %s: no guard of slimguard has written there. A NanLossHook '
+    'needs logdir=...; of a training under slimguard 0.1 that went well there is none either.'
+)
+
+
+def _require_logdir(folder: str) -> None:
+    """Refuses a directory in which no training has left anything."""
+    try:
+        if files.is_logdir(folder):
+            return
+    except OSError as error:
+        _refuse('%s cannot be read: %s' % (folder, error.strerror))
+    _refuse('%s is no logdir of a training: there is none of %s' % (folder, files.TRACES))
+
+
+def _refuse(why: str) -> None:
+    terminal.complain(why)
+    sys.exit(_CANNOT_KNOW)
 
 
 def _replay(options: argparse.Namespace) -> None:
@@ -267,21 +344,25 @@ def _replay(options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
+    _require_logdir(options.folder)
     from slimguard import report
 
     sys.exit(report.main(options.folder, options.output, options.png))
 
 
-def _print_table(rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    for row in rows:
-        print('  '.join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
-
-
-def _doctor() -> None:
+def _doctor(options: argparse.Namespace) -> None:
     from slimguard import compat
 
     print(compat.report())
+
+
+_COMMANDS = {
+    'checkpoints': _checkpoints,
+    'doctor': _doctor,
+    'incidents': _incidents,
+    'replay': _replay,
+    'report': _report,
+}
 
 
 if __name__ == '__main__':

@@ -47,11 +47,22 @@ class Incident:
 
     @classmethod
     def from_dict(cls, record: Dict[str, Any]) -> 'Incident':
-        """The incident that `to_dict` made a record of; what else there is in it is left out."""
-        known = {field.name: record.get(field.name) for field in dataclasses.fields(cls)}
-        known['tensors'] = tuple(record['tensors'])
-        if record['loss'] is not None:
-            known['loss'] = float(record['loss'])
+        """The incident that `to_dict` made a record of; what else there is in it is left out.
+
+        Raises:
+          ValueError: if it is no record of an incident: it lacks a step or a reason, or something
+            in it is of another kind than `to_dict` writes.
+        """
+        known = {key: record[key] for key in _KINDS if key in record}
+        for key, value in known.items():
+            if not _KINDS[key](value):
+                raise ValueError('no record of an incident: its %s is %.50r' % (key, value))
+        if not {'step', 'reason'} <= set(known):
+            raise ValueError('no record of an incident: it lacks a step or a reason')
+        known = dict({'loss': None, 'tensors': (), 'strategy': '', 'time': 0.0}, **known)
+        known['tensors'] = tuple(known['tensors'])
+        if known['loss'] is not None:
+            known['loss'] = float(known['loss'])
         return cls(**known)
 
     def to_dict(self) -> Dict[str, Any]:
@@ -73,6 +84,53 @@ class Incident:
             else 'the update had already landed, as the train op has no gate'
         )
         return '%s%s: %s; %s' % (where, loss, self.reason, state)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_step(value: Any) -> bool:
+    return value is None or isinstance(value, int) and _is_number(value) and abs(value) < 2**63
+
+
+def _is_loss(value: Any) -> bool:
+    # As an int, 10**400 is no float.
+    return value in (None, 'nan', 'inf', '-inf') or isinstance(value, float) or _is_step(value)
+
+
+def _is_time(value: Any) -> bool:
+    return _is_number(value) and abs(value) < 2**63
+
+
+def _is_text(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
+
+
+# Whether a value is of the kind that `Incident.to_dict` writes under a key.
+_KINDS = {
+    'step': _is_step,
+    'loss': _is_loss,
+    'reason': lambda value: isinstance(value, str),
+    'tensors': _are_names,
+    'strategy': lambda value: isinstance(value, str),
+    'time': _is_time,
+    'held': _is_flag,
+    'state_lost': _is_flag,
+    'action': _is_text,
+    'restored': _is_text,
+    'diagnosis': _is_text,
+    'bundle': _is_text,
+    'worker': _is_text,
+}
 
 
 def replay_hint(bundle: str) -> str:

@@ -174,20 +174,21 @@ class TestCommand:
         assert lines[1].endswith('  finite')
         assert lines[2].endswith('  not finite: w')
         assert '  torn: ' in lines[3]
-        assert lines[4].startswith('a restart resumes from model.ckpt-3, which is torn: ')
+        assert lines[4].startswith('a restart resumes from %s, which is torn: ' % paths[-1])
 
     def test_repairs(self, folder, capsys):
         paths = write(folder, [1.0, np.nan])
         main(['checkpoints', '--repair', str(folder)])
         out = capsys.readouterr().out
         assert out.startswith('resuming from %s (model.ckpt-2 is not finite: w)' % paths[0])
-        assert out.endswith('a restart resumes from model.ckpt-1, which is finite\n')
+        assert out.endswith('a restart resumes from %s, which is finite\n' % paths[0])
         main(['checkpoints', '--repair', str(folder)])
         assert capsys.readouterr().out.startswith('nothing to repair')
 
     def test_says_that_there_is_nothing(self, folder, capsys):
+        (folder / 'graph.pbtxt').write_text('')
         main(['checkpoints', str(folder)])
-        assert capsys.readouterr().out == 'no checkpoints\n'
+        assert capsys.readouterr().out == 'no checkpoints in %s\n' % os.path.abspath(str(folder))
 
 
 def test_a_directory_may_have_any_name(folder):

@@ -202,7 +202,8 @@ def require_good_checkpoint(logdir):
 
 def wait_for_record(logdir):
     end = time.time() + 60
-    while not os.path.exists(journal.path_in(str(logdir))):
+    record = journal.path_in(str(logdir))
+    while not os.path.exists(record) or not os.path.getsize(record):
         assert time.time() < end, 'no incident is recorded'
         time.sleep(0.02)
 

@@ -1,8 +1,12 @@
 """The record of incidents: the file, the log lines, TensorBoard."""
 
+import contextlib
 import glob
 import json
 import os
+import pathlib
+import resource
+import shutil
 import threading
 
 import numpy as np
@@ -11,7 +15,6 @@ import tensorflow as tf
 
 import slimguard
 from slimguard import journal
-from slimguard.__main__ import main
 from slimguard.incident import Incident
 from tests.models import Linear, LogLines, train_quietly
 
@@ -73,29 +76,318 @@ class TestFile:
 
     def test_what_cannot_be_written_does_not_end_the_training(self, tmp_path):
         (tmp_path / 'slimguard').write_text('a file where the directory should be')
+        file = journal.IncidentFile(str(tmp_path))
+        with LogLines() as lines:
+            for _ in range(3):
+                file.append(incident())
+            file.close()
+        assert 'incidents.jsonl cannot be written' in lines[0]
+        assert lines[1].startswith('slimguard: 3 incidents are missing in ')
+        assert len(lines) == 2
+
+    @pytest.mark.parametrize('make', [os.mkfifo, os.mkdir])
+    def test_what_is_no_regular_file_is_not_written_to(self, tmp_path, make):
+        (tmp_path / 'slimguard').mkdir()
+        make(journal.path_in(str(tmp_path)))
         with LogLines() as lines:
             journal.IncidentFile(str(tmp_path)).append(incident())
         assert 'incidents.jsonl cannot be written' in lines[0]
 
-    def test_it_is_printed_as_a_table(self, tmp_path, capsys):
-        write(tmp_path, [4, 11])
-        with open(journal.path_in(str(tmp_path)), 'a') as file:
-            file.write('{"step": 12, "los')
-        main(['incidents', str(tmp_path)])
-        lines = capsys.readouterr().out.splitlines()
-        assert lines[0].split() == ['time', 'step', 'loss', 'action', 'reason']
-        assert [line.split()[2:5] for line in lines[1:3]] == [
-            [s, 'nan', 'skip'] for s in ('4', '11')
+    @pytest.mark.parametrize(
+        'given', ['logs', './logs/', b'logs', 'a/../logs', pathlib.Path('logs'), '']
+    )
+    def test_the_logdir_is_read_once(self, tmp_path, monkeypatch, given):
+        monkeypatch.chdir(tmp_path)
+        file = journal.IncidentFile(given)
+        (tmp_path / 'elsewhere').mkdir()
+        monkeypatch.chdir(tmp_path / 'elsewhere')
+        file.append(incident())
+        file.close()
+        monkeypatch.chdir(tmp_path)
+        assert steps(given or '.') == [4]
+        assert not os.listdir(str(tmp_path / 'elsewhere'))
+
+    def test_it_may_be_on_another_file_system(self):
+        try:
+            tf.io.gfile.makedirs('ram://there')
+        except tf.errors.UnimplementedError:
+            pytest.skip('ram:// is in TensorFlow 2.12 and later')
+        logdir = 'ram://logs of test_journal'
+        write(logdir, [1, 2])
+        with tf.io.gfile.GFile(journal.path_in(logdir), 'ab') as file:
+            file.write(b'{"step": 9, "los')
+        write(logdir, [3])
+        assert steps(logdir) == [1, 2, 3]
+        assert journal.read_record(logdir).unreadable == 1
+        file = journal.IncidentFile(logdir)
+        file.append(incident(4))
+        tf.io.gfile.rmtree(logdir)
+        with LogLines() as lines:
+            file.append(incident(5))
+        assert 'was deleted or replaced' in lines[0] and len(lines) == 1
+        assert steps(logdir) == [5]
+
+    def test_an_incident_of_a_huge_model_fits_in_a_line(self, tmp_path):
+        huge = incident(reason='\u2665' * 10**6)
+        huge.tensors = tuple('gradient of layer_%d/weights' % n for n in range(100000))
+        file = journal.IncidentFile(str(tmp_path))
+        file.append(huge)
+        file.close()
+        (found,) = journal.read_record(str(tmp_path)).incidents
+        assert found.tensors[-1] == 'and 99000 more'
+        assert found.reason.startswith('\u2665' * 1000) and found.reason.endswith('...')
+
+    def test_values_of_numpy_are_numbers(self, tmp_path):
+        file = journal.IncidentFile(str(tmp_path))
+        for loss in (np.float32(0.5), np.float32('nan')):
+            file.append(incident(step=np.int64(3), loss=loss))
+        first, second = journal.read_record(str(tmp_path)).incidents
+        assert (first.step, first.loss) == (3, 0.5) and np.isnan(second.loss)
+
+
+def steps(logdir):
+    return [found.step for found in journal.read_record(logdir).incidents]
+
+
+@contextlib.contextmanager
+def a_disk_with_room_for(size):
+    """No file of this process gets longer: writes are short first, and then fail."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+class TestCutShort:
+    def test_on_a_full_disk_incidents_wait_for_room(self, tmp_path):
+        write(tmp_path, range(300))
+        path = journal.path_in(str(tmp_path))
+        file = journal.IncidentFile(str(tmp_path))
+        with LogLines() as lines:
+            with a_disk_with_room_for(os.path.getsize(path) + 100):
+                for step in (300, 301, 302):
+                    file.append(incident(step))
+            assert os.path.getsize(path) % 100  # half a line is there
+            file.append(incident(303))
+            file.close()
+        assert steps(str(tmp_path)) == list(range(304))
+        assert journal.read_record(str(tmp_path)).unreadable == 1
+        assert 'incidents.jsonl cannot be written: ' in lines[0]
+        assert lines[1].endswith('incidents.jsonl can be written again') and len(lines) == 2
+
+    def test_what_never_found_room_is_said_in_the_end(self, tmp_path):
+        write(tmp_path, range(300))
+        file = journal.IncidentFile(str(tmp_path))
+        with LogLines() as lines:
+            with a_disk_with_room_for(os.path.getsize(journal.path_in(str(tmp_path))) + 100):
+                for step in range(1200):
+                    file.append(incident(step))
+                file.close()
+        assert lines[-1].startswith('slimguard: 1200 incidents are missing in ')
+        assert len(lines) == 2
+
+    def test_the_line_of_another_that_was_cut_short_costs_no_second_one(self, tmp_path):
+        file = journal.IncidentFile(str(tmp_path))
+        file.append(incident(1))
+        with open(journal.path_in(str(tmp_path)), 'ab') as other:
+            other.write(b'{"step": 9, "los')
+        file.append(incident(2))
+        assert steps(str(tmp_path)) == [1, 2]
+        with open(journal.path_in(str(tmp_path)), 'rb') as record:
+            assert record.read().split(b'\n')[1] == b'{"step": 9, "los'  # and nothing glued to it
+
+    def test_not_even_if_it_comes_between_the_look_and_the_write(self, tmp_path, monkeypatch):
+        file = journal.IncidentFile(str(tmp_path))
+        file.append(incident(1))
+        look = journal._ends_a_line
+
+        def look_too_early(opened):
+            answer = look(opened)
+            monkeypatch.setattr(journal, '_ends_a_line', look)
+            with open(journal.path_in(str(tmp_path)), 'ab') as other:
+                other.write(b'{"step": 9, "los')
+            return answer
+
+        monkeypatch.setattr(journal, '_ends_a_line', look_too_early)
+        file.append(incident(2))
+        assert steps(str(tmp_path)) == [1, 2]
+
+    def test_workers_share_it_with_one_whose_disk_is_full(self, tmp_path):
+        (tmp_path / 'slimguard').mkdir()
+
+        def cut_short():
+            with open(journal.path_in(str(tmp_path)), 'ab', buffering=0) as other:
+                for _ in range(300):
+                    other.write(b'{"step": 9, "los')
+
+        workers = [
+            threading.Thread(target=write, args=(tmp_path, range(n, n + 300))) for n in (0, 1000)
         ]
-        assert lines[3] == '1 lines could not be read; a kill can tear one'
+        workers.append(threading.Thread(target=cut_short))
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        assert set(steps(str(tmp_path))) == {*range(300), *range(1000, 1300)}
 
-    def test_there_may_be_none(self, tmp_path, capsys):
-        main(['incidents', str(tmp_path)])
-        assert 'there is no record of incidents' in capsys.readouterr().out
 
-    @pytest.mark.parametrize('time', [1e300, -1e300, None])
+class TestGone:
+    def test_a_logdir_that_is_deleted_is_noticed_and_written_anew(self, tmp_path):
+        logdir = tmp_path / 'logs'
+        file = journal.IncidentFile(str(logdir))
+        file.append(incident(1))
+        shutil.rmtree(str(logdir))
+        with LogLines() as lines:
+            for step in (2, 3):
+                file.append(incident(step))
+        assert 'was deleted or replaced' in lines[0] and len(lines) == 1
+        assert steps(str(logdir)) == [2, 3]
+
+    def test_a_record_that_is_replaced_is_noticed_and_goes_on(self, tmp_path):
+        file = journal.IncidentFile(str(tmp_path))
+        file.append(incident(1))
+        write(tmp_path / 'other', [7])
+        os.replace(journal.path_in(str(tmp_path / 'other')), journal.path_in(str(tmp_path)))
+        with LogLines() as lines:
+            for step in (2, 3):
+                file.append(incident(step))
+        assert 'was deleted or replaced' in lines[0] and len(lines) == 1
+        assert steps(str(tmp_path)) == [7, 2, 3]
+
+    def test_a_record_that_is_emptied_is_begun_anew(self, tmp_path):
+        file = journal.IncidentFile(str(tmp_path))
+        file.append(incident(1))
+        open(journal.path_in(str(tmp_path)), 'w').close()
+        file.append(incident(2))
+        assert steps(str(tmp_path)) == [2]
+
+
+GOOD = {'step': 1, 'reason': 'x', 'loss': 'nan', 'tensors': ['loss'], 'time': 1.0}
+
+
+def record_of(tmp_path, *lines):
+    (tmp_path / 'slimguard').mkdir()
+    path = tmp_path / 'slimguard' / 'incidents.jsonl'
+    path.write_bytes(
+        b'\n'.join(
+            line if isinstance(line, bytes) else json.dumps(line).encode('ascii') for line in lines
+        )
+    )
+    return str(tmp_path)
+
+
+class TestReading:
+    @pytest.mark.parametrize(
+        'line',
+        [
+            b'[' * 100000,
+            b'{"step":' * 100000,
+            b'9' * 100000,
+            b'{"step": 1, "los',
+            b'\xff\xfe',
+            b'\0' * 4096,
+            b'{"step": 1, "reason": "' + b'x' * 3000000 + b'"}',
+        ],
+        ids=lambda line: repr(line[:12]),
+    )
+    def test_a_line_that_is_no_json_is_counted(self, tmp_path, line):
+        logdir = record_of(tmp_path, GOOD, line, GOOD)
+        found = journal.read_record(logdir)
+        assert (len(found.incidents), found.unreadable, found.foreign) == (2, 1, 0)
+        assert found.notes == ['1 line of the record could not be read; a kill can cut one short.']
+        records, torn = journal.read(logdir)
+        assert (len(records), torn) == (2, 1)
+
+    @pytest.mark.parametrize(
+        'line',
+        [
+            [1],
+            'a word',
+            None,
+            {},
+            {'a': 1},
+            dict(GOOD, loss='garbage'),
+            dict(GOOD, loss=10**400),
+            dict(GOOD, loss=[1.0]),
+            dict(GOOD, step='1'),
+            dict(GOOD, step=10**400),
+            dict(GOOD, step=True),
+            dict(GOOD, reason=None),
+            dict(GOOD, tensors=[[1]]),
+            dict(GOOD, time=1e999),
+            dict(GOOD, held='no'),
+            dict(GOOD, action={}),
+        ],
+        ids=lambda line: repr(line)[:40],
+    )
+    def test_a_line_that_is_no_incident_is_counted(self, tmp_path, line):
+        found = journal.read_record(record_of(tmp_path, GOOD, line, GOOD))
+        assert (len(found.incidents), found.unreadable, found.foreign) == (2, 0, 1)
+        assert found.notes == ['1 line of the record is no incident of slimguard.']
+
+    def test_it_gives_back_the_incidents_that_were_written(self, tmp_path):
+        written = [incident(1, loss=0.5), incident(2, loss=None), incident(3, loss=float('inf'))]
+        written[2].step = None
+        written[1].bundle, written[1].held, written[1].state_lost = 'a', False, True
+        file = journal.IncidentFile(str(tmp_path))
+        for it in written:
+            file.append(it)
+        found = journal.read_record(tmp_path)
+        assert found == (written, 0, 0, True)
+        assert not found.is_foreign and not found.notes
+
+    def test_what_a_newer_version_adds_is_left_out(self, tmp_path):
+        found = journal.read_record(record_of(tmp_path, dict(GOOD, news=[{}])))
+        assert found.incidents[0].to_dict() == journal.Incident.from_dict(GOOD).to_dict()
+        assert journal.read(tmp_path)[0] == [GOOD]
+
+    @pytest.mark.parametrize('lines', [[[1], {'a': 1}], [b'\x89PNG'], [GOOD['reason']]])
+    def test_a_file_of_something_else_is_foreign(self, tmp_path, lines):
+        assert journal.read_record(record_of(tmp_path, *lines)).is_foreign
+
+    @pytest.mark.parametrize('make', [os.mkfifo, os.mkdir])
+    def test_what_is_no_regular_file_is_an_error_at_once(self, tmp_path, make):
+        (tmp_path / 'slimguard').mkdir()
+        make(journal.path_in(str(tmp_path)))
+        for read in (journal.read, journal.read_record):
+            with pytest.raises(OSError, match='is no regular file'):
+                read(str(tmp_path))
+
+    def test_there_may_be_none(self, tmp_path):
+        for read in (journal.read, journal.read_record):
+            with pytest.raises(FileNotFoundError, match='no record of incidents'):
+                read(str(tmp_path))
+
+    def test_of_a_long_record_the_newest_are_read(self, tmp_path, monkeypatch):
+        write(tmp_path, range(100))
+        monkeypatch.setattr(journal, '_MOST_BYTES', 5000)
+        found = journal.read_record(str(tmp_path))
+        read = [it.step for it in found.incidents]
+        assert read == list(range(100))[-len(read) :] and 5 < len(read) < 20
+        assert found.notes == [
+            'The record is long: only its newest %d incidents were read.' % len(read)
+        ]
+        assert not found.unreadable
+        monkeypatch.undo()
+        monkeypatch.setattr(journal, '_MOST_INCIDENTS', 10)
+        found = journal.read_record(str(tmp_path))
+        assert [it.step for it in found.incidents] == list(range(90, 100)) and not found.is_whole
+
+    @pytest.mark.parametrize('time', [1e18, -1e18, 0.0])
     def test_a_time_that_is_none_does_not_end_the_table(self, time):
-        assert journal.table([{'time': time, 'step': 3}])[1][:2] == ('', '3')
+        assert journal.table([Incident(3, None, 'x', (), '', time)])[1][:2] == ('', '3')
+
+
+def test_a_training_without_an_incident_leaves_an_empty_record(tmp_path):
+    model = Linear(bad=())
+    train_op = slimguard.create_train_op(model.loss, model.optimizer)
+    with LogLines() as lines:
+        train_quietly(train_op, tmp_path, number_of_steps=2)
+    assert os.path.getsize(journal.path_in(str(tmp_path))) == 0
+    assert journal.read_record(tmp_path) == ([], 0, 0, True)
+    assert not [line for line in lines if line.startswith('slimguard')]
 
 
 class TestLog:

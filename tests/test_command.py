@@ -1,0 +1,282 @@
+"""The commands that look into a logdir: what they take, print, and answer with their exit code."""
+
+import os
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from slimguard import journal
+from slimguard.__main__ import main
+from slimguard.incident import Incident
+from tests.children import environment, python
+from tests.test_checkpoint import truncate, write
+
+HOSTILE = 'a\x1b[31m\u202e\0\nb'
+WITHOUT_TENSORFLOW = """\
+import sys
+from slimguard.__main__ import main
+try:
+    main()
+finally:
+    assert not [name for name in sys.modules if name.partition('.')[0] == 'tensorflow']
+"""
+
+
+def run(*arguments):
+    """Runs a command here. Returns its exit code."""
+    try:
+        main([str(argument) for argument in arguments])
+    except SystemExit as left:
+        return left.code
+    return 0
+
+
+def record(logdir, *reasons):
+    file = journal.IncidentFile(str(logdir))
+    file.make()
+    for number, reason in enumerate(reasons):
+        file.append(Incident(number, 0.5, reason, (), 'hook', 1000.0, action='skip'))
+    file.close()
+
+
+class TestIncidents:
+    def test_are_a_table(self, tmp_path, capsys):
+        record(tmp_path, 'first', 'second')
+        assert run('incidents', tmp_path) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].split() == ['time', 'step', 'loss', 'action', 'reason']
+        assert [line.split()[2:] for line in lines[1:]] == [
+            ['0', '0.5', 'skip', 'first'],
+            ['1', '0.5', 'skip', 'second'],
+        ]
+
+    def test_lines_that_are_none_are_counted_and_not_printed(self, tmp_path, capsys):
+        record(tmp_path, 'x')
+        with open(journal.path_in(str(tmp_path)), 'a') as file:
+            file.write('[1]\n{"a": 1}\n{"step": 3, "reason": "x", "loss": "garbage"}\n{"step": 12')
+        assert run('incidents', tmp_path) == 0
+        out, err = capsys.readouterr()
+        assert len(out.splitlines()) == 2 and 'None' not in out
+        assert err.splitlines() == [
+            'slimguard: 1 line of the record could not be read; a kill can cut one short.',
+            'slimguard: 3 lines of the record are no incidents of slimguard.',
+        ]
+
+    def test_there_were_none_and_that_is_known(self, tmp_path, capsys):
+        record(tmp_path)
+        assert run('incidents', tmp_path) == 0
+        assert capsys.readouterr().out == 'no incident is on record in %s\n' % tmp_path
+
+    def test_without_a_record_it_is_not_known(self, tmp_path, capsys):
+        write(tmp_path, [1.0])
+        assert run('incidents', tmp_path) == 1
+        out = capsys.readouterr().out
+        assert out.startswith('there is no record of incidents in %s: ' % tmp_path)
+        assert 'NanLossHook needs logdir' in out
+        assert not (tmp_path / 'slimguard').exists()
+
+    @pytest.mark.parametrize('text', ['[1]\n', '\x89PNG\r\n\x1a\n', '{"step": 1'])
+    def test_a_record_in_which_nothing_can_be_read_is_said_to_be_so(self, tmp_path, capsys, text):
+        record(tmp_path)
+        with open(journal.path_in(str(tmp_path)), 'w') as file:
+            file.write(text)
+        assert run('incidents', tmp_path) == 2
+        out, err = capsys.readouterr()
+        assert not out and 'is no record of slimguard, or a damaged one' in err
+
+    @pytest.mark.parametrize('make', [os.mkfifo, os.mkdir])
+    def test_what_is_no_regular_file_is_said_to_be_so(self, tmp_path, capsys, make):
+        (tmp_path / 'slimguard').mkdir()
+        make(journal.path_in(str(tmp_path)))
+        assert run('incidents', tmp_path) == 2
+        err = capsys.readouterr().err
+        assert err.startswith('slimguard: the record of incidents cannot be read: ')
+        assert 'no regular file' in err
+
+    def test_on_another_file_system(self, capsys):
+        logdir = 'ram://logs of test_command'
+        try:
+            tf.io.gfile.makedirs(logdir)
+        except tf.errors.UnimplementedError:
+            pytest.skip('ram:// is in TensorFlow 2.12 and later')
+        assert run('incidents', logdir) == 2
+        assert 'is no logdir' in capsys.readouterr().err
+        record(logdir, 'x')
+        assert run('incidents', logdir + '/') == 0
+        assert len(capsys.readouterr().out.splitlines()) == 2
+
+    def test_what_was_recorded_does_not_speak_to_the_terminal(self, tmp_path, capsys):
+        record(tmp_path, HOSTILE, 'x' * 10**6)
+        assert run('incidents', tmp_path) == 0
+        out = capsys.readouterr().out
+        assert 'a\\x1b[31m\\u202e\\x00\\nb' in out
+        assert len(out) < 1000
+
+
+NOT_TO_BE_READ = """\
+import os, sys, tensorflow
+from slimguard import checkpoint, journal
+from slimguard.__main__ import main
+if os.getuid() == 0:
+    os.setuid(65534)
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize('closed', ['', 'slimguard', 'slimguard/incidents.jsonl'])
+def test_rights_that_are_missing_are_said_to_be_so(closed):
+    with tempfile.TemporaryDirectory() as logdir:  # not tmp_path: others have no way to it
+        os.chmod(logdir, 0o755)
+        record(logdir)
+        path = os.path.join(logdir, closed)
+        os.chmod(path, 0)
+        try:
+            done = python('-c', NOT_TO_BE_READ, 'incidents', logdir)
+        finally:
+            os.chmod(path, 0o700)
+    assert done.returncode == 2, done.stderr
+    assert 'cannot be read' in done.stderr and 'Permission denied' in done.stderr
+    assert 'Traceback' not in done.stderr and not done.stdout
+
+
+class TestCheckpoints:
+    def test_exit_with_1_if_a_restart_would_begin_anew_beside_them(self, tmp_path, capsys):
+        write(tmp_path, [1.0])
+        os.remove(str(tmp_path / 'checkpoint'))
+        assert run('checkpoints', tmp_path) == 1
+        assert 'no state file in %s names' % tmp_path in capsys.readouterr().out
+        assert run('checkpoints', tmp_path, '--repair') == 0
+
+    @pytest.mark.parametrize('values', [[], [np.nan], [np.nan, np.inf]])
+    def test_a_repair_exits_with_1_if_nothing_can_be_resumed_from(self, tmp_path, values):
+        (tmp_path / 'graph.pbtxt').write_text('')
+        write(tmp_path, values)
+        for _ in range(2):
+            assert run('checkpoints', '--repair', tmp_path) == 1
+
+    def test_the_folder_may_be_given_in_any_way(self, tmp_path, monkeypatch, capsys):
+        paths = write(tmp_path / 'l\u00f6gs 100%', [1.0, 2.0])
+        monkeypatch.chdir(tmp_path)
+        url = 'file://%s' % (tmp_path / 'l\u00f6gs 100%')
+        for given in ('l\u00f6gs 100%', './l\u00f6gs 100%/', 'a/../l\u00f6gs 100%', url):
+            assert run('checkpoints', given) == 0
+            assert 'a restart resumes from %s, which' % paths[-1] in capsys.readouterr().out
+
+    def test_names_of_files_do_not_speak_to_the_terminal(self, tmp_path, capsys):
+        (path,) = write(tmp_path, [1.0])
+        for end in ('.index', '.data-00000-of-00001'):
+            os.rename(path + end, str(tmp_path / ('a\x1b[31m\u202e' + 'x' * 100 + end)))
+        truncate(str(tmp_path / ('a\x1b[31m\u202e' + 'x' * 100 + '.index')))
+        assert run('checkpoints', tmp_path) == 1
+        out = capsys.readouterr().out
+        assert 'a\\x1b[31m\\u202e' in out
+        assert not {'\x1b', '\u202e'} & set(out)
+        assert max(map(len, out.splitlines())) < 600
+
+
+@pytest.mark.parametrize('command', ['incidents', 'checkpoints', 'checkpoints --repair', 'report'])
+def test_a_directory_that_is_no_logdir_is_refused_with_what_was_looked_for(tmp_path, command):
+    (tmp_path / 'notes.txt').write_text('')
+    done = python('-c', WITHOUT_TENSORFLOW, *command.split(), tmp_path)
+    assert (done.returncode, done.stdout) == (2, '')
+    assert done.stderr.startswith('slimguard: %s is no logdir of a training' % tmp_path)
+    for looked_for in ('(checkpoint)', '*.index', '*.tfevents.*', 'graph.pbtxt', 'slimguard'):
+        assert looked_for in done.stderr
+    assert os.listdir(str(tmp_path)) == ['notes.txt']
+
+
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        (['incidents', ''], 'the directory is empty'),
+        (['incidents', 'setup.cfg'], "'setup.cfg' is no directory"),
+        (['incidents', 'file:///nowhere'], "there is no directory 'file:///nowhere'"),
+        (['incidents', b'\xff'], 'is no UTF-8'),
+        (
+            ['incidents', '.', HOSTILE.replace('\0', '')],
+            'unrecognized arguments: a\\x1b[31m\\u202e',
+        ),
+        (['run', '--on-nan=foo', 'x.py'], "unknown policy on_nan='foo'"),
+        (['run', '--on-nan', 'foo', 'x.py'], "unknown policy on_nan='foo'"),
+        (['run', '--max-loss', '-1', 'x.py'], "expected a positive finite number, not '-1'"),
+        (['run', '--on-nan', 'skip', '--max-loss=1', 'no-file.py'], "no file 'no-file.py'"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_a_usage_error_comes_without_tensorflow(tmp_path, arguments, message):
+    (tmp_path / 'setup.cfg').write_text('')
+    done = subprocess.run(
+        [sys.executable, '-c', WITHOUT_TENSORFLOW, *arguments],
+        capture_output=True,
+        env=environment(),
+        cwd=str(tmp_path),
+        timeout=300,
+    )
+    said = done.stderr.decode('utf-8')
+    assert done.returncode == 2 and not done.stdout
+    assert 'usage: slimguard' in said and message in said and 'Traceback' not in said
+
+
+def test_options_of_the_script_stay_as_they_are(tmp_path):
+    (tmp_path / 'script.py').write_text('import sys; print(sys.argv[1:])')
+    arguments = ['--on-nan', 'skip', 'script.py', '--my-flag', '--on-nan=x']
+    done = python('-m', 'slimguard', 'run', *arguments, cwd=str(tmp_path))
+    assert done.stdout == "['--my-flag', '--on-nan=x']\n"
+
+
+@pytest.fixture(scope='module')
+def logdir(tmp_path_factory):
+    """The log directory of a training with many incidents; not to be changed."""
+    logdir = tmp_path_factory.mktemp('logs')
+    record(logdir, *['gr\u00f6\u00dfe'] * 3000)
+    return str(logdir)
+
+
+class TestStdout:
+    """What a shell does with it."""
+
+    def shell(self, command, logdir, **variables):
+        done = subprocess.run(
+            ['bash', '-o', 'pipefail', '-c', command],
+            capture_output=True,
+            env=dict(environment(), PYTHON=sys.executable, LOGDIR=logdir, **variables),
+            timeout=300,
+        )
+        # TensorFlow writes lines of its own while it is imported.
+        said = done.stderr.decode('utf-8')
+        assert 'Traceback' not in said and 'Exception ignored' not in said, said
+        ours = [line for line in said.splitlines() if line.startswith('slimguard')]
+        return done.returncode, done.stdout, ours
+
+    @pytest.mark.parametrize('unbuffered', ['', '1'])
+    def test_a_closed_pipe_ends_quietly(self, logdir, unbuffered):
+        command = '"$PYTHON" -m slimguard incidents "$LOGDIR" | head -1'
+        code, out, err = self.shell(command, logdir, PYTHONUNBUFFERED=unbuffered)
+        assert code == 141 and not err
+        assert out.split() == [b'time', b'step', b'loss', b'action', b'reason']
+
+    @pytest.mark.skipif(not os.path.exists('/dev/full'), reason='there is no /dev/full here')
+    @pytest.mark.parametrize('arguments', ['incidents "$LOGDIR"', '--help'])
+    @pytest.mark.parametrize('unbuffered', ['', '1'])
+    def test_a_full_disk_is_a_sentence(self, logdir, arguments, unbuffered):
+        command = '"$PYTHON" -m slimguard %s > /dev/full' % arguments
+        code, _, err = self.shell(command, logdir, PYTHONUNBUFFERED=unbuffered)
+        assert code == 2
+        assert err == ['slimguard: stdout cannot be written: No space left on device']
+
+    @pytest.mark.parametrize('closed', ['>&-', '>&- 2>&-', '<&- >&- 2>&-'])
+    def test_one_that_is_closed_leaves_the_exit_code_as_it_is(self, logdir, closed):
+        for folder, expected in ((logdir, 0), (logdir + '/slimguard', 2)):
+            command = '"$PYTHON" -m slimguard incidents "$LOGDIR" ' + closed
+            code, out, _ = self.shell(command, folder)
+            assert code == expected and not out
+
+    def test_one_of_ascii_gets_escapes(self, logdir):
+        command = 'LC_ALL=C PYTHONIOENCODING=ascii "$PYTHON" -m slimguard incidents "$LOGDIR"'
+        code, out, _ = self.shell(command, logdir)
+        assert code == 0
+        assert out.splitlines()[1].endswith(b'gr\\xf6\\xdfe')

@@ -9,6 +9,7 @@ import numpy as np
 from slimguard.ranges import numbers
 
 _LEAST_SIDE, _MOST_SIDE = 4, 8192
+_COUNTED_AT_ONCE = 1 << 22  # values
 _SHOWN_SIDE = 160  # pixels; larger samples are shrunk
 _CHANNELS = (1, 3, 4)
 _LARGEST = np.finfo(np.float64).max
@@ -104,16 +105,33 @@ def _chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def _sheet(name: str, value, images: np.ndarray, suspects: Set[int], most: int) -> Sheet:
-    # Row by row: a batch of large images is not to be copied as a whole.
-    counts = [int(np.count_nonzero(~np.isfinite(numbers(image)))) for image in images]
-    order = sorted(range(len(images)), key=lambda r: (not counts[r], r not in suspects, r))
+    counts = _count_bad(images)
     black, white = _scale(images)
     samples = []
-    for row in sorted(order[:most]):
+    for row in _choose(counts, suspects, most):
         pixels, spots = _pixels(numbers(images[row]), black, white)
         wild = _wild(_finite(images[row]), black, white)
-        samples.append(Sample(row, pixels, spots, counts[row], row in suspects, wild))
+        samples.append(Sample(row, pixels, spots, int(counts[row]), row in suspects, wild))
     return Sheet(name, str(value.dtype), tuple(value.shape), len(images), black, white, samples)
+
+
+def _count_bad(images: np.ndarray) -> np.ndarray:
+    """How many values of each sample are not finite.
+
+    Part by part: large images are not to be copied as a whole, and many small ones take no turn of
+    Python's each.
+    """
+    at_once = max(1, _COUNTED_AT_ONCE // int(np.prod(images.shape[1:])))
+    parts = [images[i : i + at_once] for i in range(0, len(images), at_once)]
+    counts = [np.count_nonzero(~np.isfinite(numbers(p)), axis=(1, 2, 3)) for p in parts]
+    return np.concatenate(counts)
+
+
+def _choose(counts: np.ndarray, suspects: Set[int], most: int) -> List[int]:
+    """The rows to show, in order: the bad ones come first, then suspects, then what comes first."""
+    order = np.where(counts > 0, 0, 2) + 1
+    order[[row for row in suspects if 0 <= row < len(counts)]] -= 1
+    return sorted(np.argsort(order, kind='stable')[:most].tolist())
 
 
 def _scale(images: np.ndarray) -> Tuple[float, float]:

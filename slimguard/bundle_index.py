@@ -6,6 +6,7 @@ blocks of keys and values, a block that lists them, and a footer. A value is a `
 """
 
 import struct
+import warnings
 from typing import Dict, Iterator, NamedTuple, Tuple
 
 import tensorflow as tf
@@ -67,14 +68,14 @@ def parse(content: bytes) -> Index:
 
 
 def _header(key: bytes, value: bytes) -> int:
-    header = tensor_bundle_pb2.BundleHeaderProto.FromString(value)
+    header = _message(tensor_bundle_pb2.BundleHeaderProto, value)
     if key or not 0 < header.num_shards <= _MOST_SHARDS:
         raise ValueError('it has no header, or one of %d data files' % header.num_shards)
     return header.num_shards
 
 
 def _entry(value: bytes, shards: int) -> Entry:
-    entry = tensor_bundle_pb2.BundleEntryProto.FromString(value)
+    entry = _message(tensor_bundle_pb2.BundleEntryProto, value)
     shape = tuple(dim.size for dim in entry.shape.dim)
     dtype = tf.as_dtype(entry.dtype)
     count = elements(shape)
@@ -86,6 +87,20 @@ def _entry(value: bytes, shards: int) -> Entry:
     if not entry.slices and not _fits(count, dtype, entry.size):
         raise ValueError('%d values of %s in %d bytes' % (count, dtype.name, entry.size))
     return Entry(dtype, shape, entry.shard_id, entry.offset, entry.size, bool(entry.slices))
+
+
+def _message(kind, value: bytes):
+    """A message that is written as TensorFlow writes it.
+
+    Parsers differ in what they let pass: Python's for TensorFlow 1.15 only warns of the end of a
+    group that never began, where the one in C++ ends the process.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore', RuntimeWarning)
+        message = kind.FromString(value)
+    if message.SerializeToString() != value:
+        raise ValueError('a message that TensorFlow would write otherwise')
+    return message
 
 
 def _fits(count: int, dtype: tf.DType, size: int) -> bool:

@@ -335,6 +335,7 @@ DAMAGES = {
     'an index of a shape that overflows': fill_index(
         b'\x08\x01\x12\x18' + 2 * (b'\x12\x0a\x08' + b'\x80' * 8 + b'\x40')
     ),
+    'an index with the end of no group': fill_index(b'\x08\x01\x0c'),
     'an index of noise': fill('state.index', bytes(range(256)) * 4),
 }
 
@@ -413,6 +414,7 @@ def test_a_hostile_bundle_spoils_no_report(tmp_path, sound):
         ('a deep diagnosis', 'nested deeper than'),
         ('positions without end', r'diagnosis\.positions: 2000 entries, more than 1000'),
         ('an index that ends the process', r'state\.index is damaged'),
+        ('an index with the end of no group', r'state\.index is damaged'),
     ],
 )
 def test_the_error_names_the_file_and_what_is_wrong_with_it(tmp_path, sound, damage, why):

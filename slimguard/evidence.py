@@ -8,7 +8,7 @@ from typing import NamedTuple, Optional, Sequence
 
 import tensorflow as tf
 
-from slimguard import bundle
+from slimguard import bundle, files
 from slimguard.capture import Capture
 from slimguard.diagnose import Diagnosis, diagnose
 from slimguard.gate import Gate, Label
@@ -35,7 +35,8 @@ class Evidence:
 
     Args:
       gate: the gate. Its graph must not be finalized.
-      logdir: where bundles go; None to write none.
+      logdir: where bundles go; None to write none. What a process that was killed has left of one
+        there is removed.
       max_bundles: how many bundles there may be in `logdir`.
 
     Attributes:
@@ -47,8 +48,10 @@ class Evidence:
         require_max_bundles(max_bundles)
         self.capture = Capture(gate)
         self.fetch = self.capture.fetch
-        self._logdir = logdir
+        self._logdir = None if logdir is None else files.as_path(logdir)
         self._max_bundles = max_bundles
+        if self._logdir is not None:
+            _tidy_up(self._logdir)
 
     def examine(self, session, incident, labels: Sequence[Label], is_last: bool = True) -> Found:
         """Diagnoses the bad step that just ran, and writes its bundle.
@@ -62,8 +65,7 @@ class Evidence:
         """
         try:
             values = self.capture.take(session)
-            has_room = self._logdir is None or len(bundle.paths(self._logdir)) < self._max_bundles
-            if not (is_last or has_room):
+            if not (is_last or self._has_room()):
                 return Found()
         except Exception as error:
             return _failed('what the bad step drew could not be taken', error)
@@ -80,6 +82,20 @@ class Evidence:
         except Exception as error:
             return _failed('the bundle could not be written', error)._replace(diagnosis=diagnosis)
         return Found(diagnosis, path)
+
+    def _has_room(self) -> bool:
+        try:
+            return self._logdir is None or len(bundle.own_paths(self._logdir)) < self._max_bundles
+        except Exception:
+            return True  # the attempt to write will say what is wrong there
+
+
+def _tidy_up(logdir: str) -> None:
+    """Removes what a process that was killed has left of a bundle."""
+    try:
+        bundle.remove_abandoned(logdir)
+    except Exception as error:
+        _failed('what is left of unfinished bundles in %s could not be removed' % logdir, error)
 
 
 def require_max_bundles(max_bundles) -> None:

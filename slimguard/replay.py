@@ -1,6 +1,7 @@
 """Runs a bad step again, out of its bundle: ``python -m slimguard replay BUNDLE``."""
 
 import code
+import os
 import sys
 from typing import Dict, List, NamedTuple, Optional
 
@@ -8,14 +9,19 @@ import numpy as np
 import tensorflow as tf
 
 from slimguard import bundle as bundles
+from slimguard import files, journal
 from slimguard import gate as gates
 from slimguard.bundle import Bundle, BundleError
 from slimguard.diagnose import Diagnosis, diagnose_step
 from slimguard.gate import Label
+from slimguard.markup import visible
 from slimguard.ranges import find_spots, numbers
 from slimguard.step import ReplayError, Replica
 
 tf1 = tf.compat.v1
+
+_MOST_SHOWN = 4000  # letters of an error
+_MOST_OF_A_REASON = 120
 
 _BANNER = """\
 The bad step, before it ran. Here are:
@@ -44,40 +50,96 @@ class Replay(NamedTuple):
         return bool(self.labels)
 
 
-def main(path: str, shell: bool = False, without: Optional[int] = None) -> int:
-    """Replays a bundle and prints what was found.
+def main(path: files.Path, shell: bool = False, without: Optional[int] = None) -> int:
+    """Replays a bundle and prints what was found; of a log directory, lists the bundles.
+
+    Nothing is raised but KeyboardInterrupt, and SystemExit from the prompt.
 
     Args:
-      path: the folder of the bundle.
+      path: the folder of the bundle, or a log directory, on any file system of `tf.io.gfile`.
       shell: whether to open a Python prompt with the session, the graph and the feed.
       without: a row of the batch to leave out for a second run.
 
     Returns:
-      The exit code: 0 if the failure came back, 1 if it did not, 2 if the bundle is damaged or
-      cannot run here.
+      The exit code: 0 if the failure came back, 1 if it did not, 2 if nothing was run to its end:
+      the bundle is damaged or cannot run here, or there is one to be chosen first.
     """
     try:
-        return _main(bundles.read(path), shell, without)
+        folder = files.as_path(path, 'bundle')
+        if not bundles.is_bundle(folder):
+            return _list(folder)
+        return _main(bundles.read(folder), shell, without)
     except (BundleError, ReplayError) as error:
         _complain(path, str(error))
     except tf.errors.OpError as error:
         _complain(path, 'TensorFlow %s cannot run it: %s' % (tf.__version__, error.message))
+    except Exception as error:  # a bundle can make libraries fail in ways that nobody has listed
+        _complain(path, '%s: %s' % (type(error).__name__, error))
     return 2
 
 
-def _complain(path: str, what: str) -> None:
-    print('slimguard: cannot replay %s: %s' % (path, what), file=sys.stderr)
+def _complain(path: files.Path, what: str) -> None:
+    _say('slimguard: cannot replay %s: %s' % (os.fsdecode(path), what[:_MOST_SHOWN]), sys.stderr)
+
+
+def _say(text: str, stream=None) -> None:
+    """Prints what a bundle or a library says: to any terminal, and to none that has gone."""
+    stream = stream or sys.stdout
+    if stream is None:  # the process was started with it closed
+        return
+    text = '\n'.join(visible(line) for line in text.split('\n')) + '\n'
+    encoding = getattr(stream, 'encoding', None) or 'utf-8'
+    try:
+        stream.write(text.encode(encoding, 'backslashreplace').decode(encoding))
+        stream.flush()
+    except BrokenPipeError:
+        _discard(stream)
+
+
+def _discard(stream) -> None:
+    """Sends what is still to be written nowhere; Python would complain of it when it exits."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def _list(folder: str) -> int:
+    found = bundles.paths(folder)
+    if not found:
+        raise BundleError(
+            'it is neither a bundle (a folder with incident.json) nor a log directory with bundles '
+            '(%s)' % os.path.join(bundles.folder(folder), 'incident-...')
+        )
+    for path in found:
+        _say(_line(path))
+    _say(
+        'slimguard: %s is a log directory with the bundles above, the newest last. Choose one: '
+        'python -m slimguard replay %s' % (folder, found[-1]),
+        sys.stderr,
+    )
+    return 2
+
+
+def _line(path: str) -> str:
+    try:
+        incident = bundles.read_json(path)['incident']
+    except BundleError as error:
+        return '%s  cannot be read: %s' % (path, error)
+    time, step = incident.get('time'), incident.get('step')
+    when = journal.when(time) if isinstance(time, (int, float)) else ''
+    shown = (when, 'step %s' % step, str(incident.get('reason'))[:_MOST_OF_A_REASON])
+    return '  '.join((path,) + shown).replace('\n', ' ')
 
 
 def _main(bundle: Bundle, shell: bool, without: Optional[int]) -> int:
     _check_shapes(bundle)
     fewer = None if without is None else leave_out(bundle, without)
     with Replica(bundle.plain, bundle.variables) as replica:
-        print('%s, made with TensorFlow %s' % (bundle.path, bundle.versions.get('tensorflow')))
+        _say('%s, made with TensorFlow %s' % (bundle.path, bundle.versions.get('tensorflow')))
         found = replay(replica, bundle.values)
-        print(describe(found))
+        _say(describe(found))
         if fewer is not None:
-            print(_describe_fewer(replica, bundle, fewer))
+            _say(_describe_fewer(replica, bundle, fewer))
         if shell:
             _open_shell(replica, bundle, found.diagnosis)
     return 0 if found.came_back else 1

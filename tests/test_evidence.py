@@ -10,6 +10,7 @@ from slimguard import bundle, gate, replay
 from slimguard.evidence import Evidence
 from slimguard.incident import Incident
 from tests.models import Linear, LogLines
+from tests.test_bundle_folders import kill_one
 
 tf1 = tf.compat.v1
 
@@ -87,6 +88,46 @@ def test_what_goes_wrong_here_is_logged_and_does_not_hide_the_incident(tmp_path)
     assert found.bundle is None
     assert found.diagnosis.found
     assert any('the bundle could not be written' in line for line in lines)
+
+
+def test_the_next_training_removes_what_a_killed_one_left(tmp_path):
+    left = kill_one(tmp_path)
+    train(str(tmp_path), bad=[])
+    assert not left.exists()
+
+
+def test_a_relative_logdir_is_read_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = Linear(bad=[0])
+    train_op = gate.guard(model.minimize(), model.loss)
+    found = gate.gate_of(train_op)
+    hook = Watch(found, Evidence(found, 'logs'))
+    (tmp_path / 'elsewhere').mkdir()
+    monkeypatch.chdir(tmp_path / 'elsewhere')
+    with tf1.train.MonitoredTrainingSession(hooks=[hook]) as session:
+        session.run(train_op)
+    assert hook.found[0].bundle == str(tmp_path / 'logs' / 'slimguard' / 'incident-0')
+    assert os.listdir('.') == []
+
+
+def test_what_cannot_be_tidied_up_is_logged_and_the_training_goes_on(tmp_path, monkeypatch):
+    def fail(_):
+        raise OSError('no such device')
+
+    monkeypatch.setattr(bundle, 'remove_abandoned', fail)
+    with LogLines() as lines:
+        (found,) = train(str(tmp_path), bad=[1])
+    assert found.bundle is not None
+    assert any('could not be removed: OSError: no such device' in line for line in lines)
+
+
+def test_a_place_that_cannot_be_listed_still_gives_a_diagnosis(tmp_path, monkeypatch):
+    def fail(_):
+        raise OSError('no such device')
+
+    monkeypatch.setattr(bundle, 'own_paths', fail)
+    (found,) = train(str(tmp_path), bad=[1])
+    assert found.diagnosis.found and found.bundle is not None
 
 
 @pytest.mark.parametrize('value', [0, -1, True, 1.5, None])

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard import bundle, replay
+from slimguard import bundle, bundle_arrays, replay
 from slimguard.step import Replica
 from tests import zoo
 from tests.test_bundle import write
@@ -93,8 +93,8 @@ def test_a_step_that_is_finite_after_all_is_exit_code_1(bundles, tmp_path, capsy
     assert 'The failure did not come back' in capsys.readouterr().out
 
 
-def copy_of(path, tmp_path):
-    return shutil.copytree(path, str(tmp_path / 'copy'))
+def copy_of(path, tmp_path, name='copy'):
+    return shutil.copytree(path, str(tmp_path / name))
 
 
 def save_values(path, values):
@@ -102,7 +102,7 @@ def save_values(path, values):
     name = os.path.join(path, 'incident.json')
     with open(name) as file:
         said = json.load(file)
-    said['arrays'] = bundle._save_arrays(values, os.path.join(path, 'drawn.npz'))
+    said['arrays'] = bundle_arrays.save_arrays(values, os.path.join(path, 'drawn.npz'))
     with open(name, 'w') as file:
         json.dump(said, file)
 
@@ -204,3 +204,105 @@ def read_of(graph, name):
     with graph.as_default():
         dtype = variable.get_attr('dtype')
         return tf.raw_ops.ReadVariableOp(resource=variable.outputs[0], dtype=dtype)
+
+
+# What is asked for, and what comes of it.
+
+
+def test_of_a_log_directory_the_bundles_are_listed_and_nothing_is_run(tmp_path, capsys):
+    failed = zoo.failed('log_of_zero')
+    made = [write(failed, tmp_path, step=step) for step in (30, 4)]
+    with open(os.path.join(made[0], 'incident.json'), 'r+') as file:
+        said = json.load(file)
+        said['incident']['reason'] = 'red\x1b[31m and\u202e' + 'x' * 10**5
+        file.seek(0)
+        json.dump(said, file)
+        file.truncate()
+    damaged = copy_of(made[0], tmp_path, os.path.join('slimguard', 'incident-99'))
+    with open(os.path.join(damaged, 'incident.json'), 'w') as file:
+        file.write('[')
+    for folder in (str(tmp_path), tmp_path, os.fsencode(str(tmp_path))):
+        assert replay.main(folder) == 2
+        said = capsys.readouterr()
+        lines = said.out.splitlines()
+        assert [line.split('  ')[0] for line in lines] == [damaged] + made
+        assert 'cannot be read: incident.json is damaged' in lines[0]
+        assert 'step 30' in lines[1] and 'red\\x1b[31m and\\u202ex' in lines[1]
+        assert 'step 4' in lines[2] and 'not finite: ' in lines[2]
+        assert len(said.out) < 2000
+        assert said.err.endswith('Choose one: python -m slimguard replay %s\n' % made[1])
+
+
+def test_a_folder_that_is_neither_is_told_what_was_looked_for(tmp_path, capsys):
+    for folder in (tmp_path, tmp_path / 'nothing'):
+        assert replay.main(str(folder)) == 2
+        said = capsys.readouterr()
+        assert 'neither a bundle (a folder with incident.json) nor a log directory' in said.err
+        assert str(folder / 'slimguard' / 'incident-...') in said.err
+        assert said.out == ''
+    assert os.listdir(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize('path', ['', 'a\0b', b'\xff\xfe', 's3q://nowhere/a'])
+def test_a_path_that_cannot_be_is_exit_code_2(path, capsys):
+    assert replay.main(path) == 2
+    assert capsys.readouterr().err.startswith('slimguard: cannot replay')
+
+
+def test_whatever_goes_wrong_is_a_sentence_and_exit_code_2(bundles, monkeypatch, capsys):
+    def explode(*_):
+        raise ZeroDivisionError('by \x1b nothing')
+
+    monkeypatch.setattr(replay, 'describe', explode)
+    assert replay.main(bundles['a_label']) == 2
+    said = capsys.readouterr().err
+    assert said.endswith(': ZeroDivisionError: by \\x1b nothing\n')
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(replay, 'describe', interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        replay.main(bundles['a_label'])
+
+
+def test_a_state_that_is_too_short_is_exit_code_2(bundles, tmp_path, capsys):
+    path = copy_of(bundles['a_feed'], tmp_path)
+    name = os.path.join(path, 'state.data-00000-of-00001')
+    os.truncate(name, os.path.getsize(name) - 1)
+    assert replay.main(path) == 2
+    assert 'state.data-00000-of-00001 is damaged: ' in capsys.readouterr().err
+
+
+def run_replay(path, **kwargs):
+    return subprocess.run(
+        [sys.executable, '-m', 'slimguard', 'replay', path],
+        env=dict(os.environ, PYTHONPATH=ROOT, PYTHONIOENCODING=kwargs.pop('encoding', 'utf-8')),
+        stderr=subprocess.PIPE,
+        **kwargs,
+    )
+
+
+def test_a_path_with_accents_goes_to_a_terminal_that_has_none(bundles, tmp_path):
+    path = copy_of(bundles['a_label'], tmp_path, 'd\u00e9j\u00e0 vu')
+    run = run_replay(path, encoding='ascii', stdout=subprocess.PIPE)
+    assert run.returncode == 0, run.stderr
+    assert b'd\\xe9j\\xe0 vu, made with TensorFlow' in run.stdout
+    assert b'The failure came back' in run.stdout
+
+
+def test_a_reader_that_has_gone_changes_nothing(bundles):
+    reading, writing = os.pipe()
+    os.close(reading)
+    run = run_replay(bundles['a_label'], stdout=writing)
+    os.close(writing)
+    assert run.returncode == 0
+    assert b'Traceback' not in run.stderr and b'BrokenPipe' not in run.stderr
+
+
+@pytest.mark.skipif(not os.path.exists('/dev/full'), reason='there is no /dev/full')
+def test_a_full_disk_behind_the_output_is_exit_code_2(bundles):
+    with open('/dev/full', 'w') as full:
+        run = run_replay(bundles['a_label'], stdout=full)
+    assert run.returncode == 2
+    assert b'No space left on device' in run.stderr and b'Traceback' not in run.stderr

@@ -9,7 +9,7 @@ import os
 import sys
 from typing import List, Optional, Sequence, Tuple
 
-from slimguard import files, policies, terminal
+from slimguard import files, logdirs, policies, terminal
 
 _RUN_USAGE = (
     '%(prog)s [--on_nan=POLICY] [--max_loss=X] [--tf1] script.py [ARGUMENT ...]\n'
@@ -324,12 +324,9 @@ _NO_RECORD = (
 
 def _require_logdir(folder: str) -> None:
     """Refuses a directory in which no training has left anything."""
-    try:
-        if files.is_logdir(folder):
-            return
-    except OSError as error:
-        _refuse('%s cannot be read: %s' % (folder, error.strerror))
-    _refuse('%s is no logdir of a training: there is none of %s' % (folder, files.TRACES))
+    missing = logdirs.what_is_missing(folder)
+    if missing is not None:
+        _refuse(missing)
 
 
 def _refuse(why: str) -> None:

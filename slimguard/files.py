@@ -5,7 +5,6 @@ A path is read once, where it is given: :func:`as_path` makes it absolute there,
 """
 
 import os
-import re
 import uuid
 from typing import Any, Callable, List, Optional, Union
 
@@ -15,15 +14,6 @@ Path = Union[str, bytes, 'os.PathLike[Any]']
 # cards: it would save, and never find what it saved.
 _WILD = '*?[\\'
 _LOCAL_SCHEME = 'file://'
-# What a training leaves in its logdir.
-_TRACE = re.compile(
-    r'checkpoint(\.bad)?$|graph\.pbtxt$|slimguard$|.*\.tfevents\.|.*\.(index|meta)$|'
-    r'.*-\d{5}-of-\d{5}$'
-)
-TRACES = (
-    'a state file (checkpoint), checkpoints (*.index, *.meta), event files (*.tfevents.*), '
-    'graph.pbtxt, a folder slimguard'
-)
 
 
 def as_path(path: Path, name: str = 'logdir') -> str:
@@ -109,11 +99,6 @@ def list_dir(path: str) -> List[str]:
     if is_remote(path):
         return sorted(name.rstrip('/') for name in _gfile().listdir(path))
     return sorted(name for name in os.listdir(path) if _is_utf8(name))
-
-
-def is_logdir(path: str) -> bool:
-    """Whether a training has left anything in a directory: any of `TRACES`."""
-    return any(_TRACE.match(name) for name in list_dir(path))
 
 
 def make_dirs(path: str) -> None:

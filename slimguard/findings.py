@@ -4,7 +4,6 @@ Everything here was written by a run, or by somebody who says so. What is not as
 left out or becomes a sentence; nothing of it is run.
 """
 
-import dataclasses
 import datetime
 import os
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
@@ -14,7 +13,6 @@ import tensorflow as tf
 import slimguard
 from slimguard import bundle, curve, files, journal, layers, samples
 from slimguard.curve import Curve
-from slimguard.incident import Incident
 from slimguard.layers import Layer
 from slimguard.markup import cut
 from slimguard.ranges import Range
@@ -206,33 +204,18 @@ def _made() -> str:
 
 def _record(logdir: str) -> _Record:
     try:
-        records, unreadable = journal.read(logdir)
+        record = journal.read_record(logdir)
     except FileNotFoundError:
         return _Record([], [], is_there=False)
     except Exception as error:  # whatever it is, it must not cost the rest of the page
         return _Record([], [], broken=_sentence(error))
-    ours = [record for record in records if is_incident(record)]
-    unreadable += len(records) - len(ours)
-    if unreadable and not ours:
-        what = 'its only line' if unreadable == 1 else 'none of its %d lines' % unreadable
-        is_none = 'is no incident' if unreadable == 1 else 'is an incident'
-        return _Record([], [], broken='%s %s (slimguard/incidents.jsonl).' % (what, is_none))
-    entries = [entry_of(number, record) for number, record in enumerate(ours, 1)]
-    if not unreadable:
-        return _Record(entries, [])
-    lines = '1 line' if unreadable == 1 else '%d lines' % unreadable
-    note = '%s of the record could not be read, or %s no incident; a kill can cut one off.'
-    return _Record(entries, [note % (lines, 'is' if unreadable == 1 else 'are')])
-
-
-def is_incident(record: Any) -> bool:
-    """Whether a line of a record has the fields that every incident is written with."""
-    return isinstance(record, dict) and _FIELDS <= set(record)
-
-
-_FIELDS = {
-    field.name for field in dataclasses.fields(Incident) if field.default is dataclasses.MISSING
-}
+    if record.is_foreign:
+        count = record.unreadable + record.foreign
+        what = 'its only line is no' if count == 1 else 'none of its %d lines is an' % count
+        return _Record([], [], broken='%s incident (slimguard/incidents.jsonl).' % what)
+    incidents = enumerate(record.incidents, 1)
+    entries = [entry_of(number, incident.to_dict()) for number, incident in incidents]
+    return _Record(entries, record.notes)
 
 
 def entry_of(number: int, record: Dict[str, Any]) -> Entry:

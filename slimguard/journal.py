@@ -8,7 +8,6 @@ what cuts a write short (a kill, a full disk) costs that line alone. Readers lea
 
 import collections
 import contextlib
-import dataclasses
 import json
 import os
 import socket
@@ -409,38 +408,7 @@ def read_record(logdir: files.Path) -> Record:
     return Record(list(incidents), unreadable, foreign, is_whole and count == len(incidents))
 
 
-def read(logdir: files.Path) -> Tuple[List[Dict[str, Any]], int]:
-    """The objects in the record of a logdir, unchecked, and the number of lines that are none.
-
-    Of what an object holds, only keys of ours are kept, and only what is flat. `read_record` checks
-    them.
-
-    Raises:
-      FileNotFoundError, OSError: as `read_record`.
-    """
-    records: Deque[Dict[str, Any]] = collections.deque(maxlen=_MOST_INCIDENTS)
-    torn = 0
-    with _opened(logdir) as (file, _):
-        for value in _values(file):
-            if isinstance(value, dict):
-                records.append(_flat(value))
-            else:
-                torn += 1
-    return list(records), torn
-
-
-_KEYS = frozenset([field.name for field in dataclasses.fields(Incident)] + ['process'])
 _UNREADABLE = object()
-
-
-def _flat(value: Dict[str, Any]) -> Dict[str, Any]:
-    flat = {}
-    for key in _KEYS.intersection(value):
-        if not isinstance(value[key], (dict, list)):
-            flat[key] = value[key]
-        elif key == 'tensors' and not any(isinstance(name, (dict, list)) for name in value[key]):
-            flat[key] = list(value[key])
-    return flat
 
 
 def _incident_of(value: Any) -> Optional[Incident]:

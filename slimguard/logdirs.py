@@ -46,14 +46,12 @@ def what_is_missing(logdir: str) -> Optional[str]:
         if _has_any(names, _MARKS) or (_FOLDER in names and _is_ours(logdir)):
             return None
     except OSError as error:
-        return '%r cannot be listed: %s' % (logdir, error)
-    return (
-        '%r is no log directory of a training: expected one of %s, or %s/ with a record in it'
-        % (
-            logdir,
-            ', '.join(_MARKS),
-            _FOLDER,
-        )
+        return '%s cannot be read: %s' % (logdir, error)
+    marks = ', '.join(_MARKS)
+    return '%s is no logdir of a training: expected one of %s, or %s/ with a record in it' % (
+        logdir,
+        marks,
+        _FOLDER,
     )
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 import slimguard
+from slimguard import journal
 
 tf1 = tf.compat.v1
 
@@ -104,6 +105,13 @@ def checkpoint_at(logdir):
     reader = tf1.train.load_checkpoint(path)
     values = {name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}
     return int(values['global_step']), [n for n, v in values.items() if not np.isfinite(v).all()]
+
+
+def records_in(logdir):
+    """The incidents in the record of a logdir, as dictionaries; every line of it has to be one."""
+    record = journal.read_record(logdir)
+    assert record.notes == []
+    return [incident.to_dict() for incident in record.incidents]
 
 
 class LogLines(logging.Handler):

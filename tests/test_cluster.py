@@ -5,8 +5,9 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard import checkpoint, compat, journal
+from slimguard import checkpoint, compat
 from tests.jobs import Job
+from tests.models import records_in
 
 tf1 = tf.compat.v1
 slim = compat.import_slim()
@@ -167,8 +168,7 @@ def require_each_skips_alone(logdir, function, bad, ps, workers, sync=False, **k
 
 
 def count_recorded(logdir):
-    records, torn = journal.read(str(logdir))
-    assert not torn
+    records = records_in(str(logdir))
     return len(records)
 
 

@@ -184,7 +184,7 @@ def test_a_directory_that_is_no_logdir_is_refused_with_what_was_looked_for(tmp_p
     done = python('-c', WITHOUT_TENSORFLOW, *command.split(), tmp_path)
     assert (done.returncode, done.stdout) == (2, '')
     assert done.stderr.startswith('slimguard: %s is no logdir of a training' % tmp_path)
-    for looked_for in ('(checkpoint)', '*.index', '*.tfevents.*', 'graph.pbtxt', 'slimguard'):
+    for looked_for in ('checkpoint, ', '*.index', 'tfevents.*', 'graph.pbtxt', 'slimguard/'):
         assert looked_for in done.stderr
     assert os.listdir(str(tmp_path)) == ['notes.txt']
 

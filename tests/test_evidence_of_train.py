@@ -4,8 +4,8 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard import bundle, journal, replay
-from tests.models import Linear, train_quietly
+from slimguard import bundle, replay
+from tests.models import Linear, records_in, train_quietly
 
 tf1 = tf.compat.v1
 
@@ -32,7 +32,7 @@ def test_the_error_says_what_it_was_and_how_to_run_it_again(tmp_path, train_step
     assert lines[-1] == 'to run it again: python -m slimguard replay ' + path
     assert error.incident.bundle == path
     assert replay.main(path) == 0
-    (record,), _ = journal.read(str(tmp_path))
+    (record,) = records_in(str(tmp_path))
     assert record['bundle'] == path
     assert bundle.read(path).incident['step'] == 2
 

@@ -110,24 +110,3 @@ def test_names_that_are_no_utf8_are_not_listed(here):
     open('good', 'w').close()
     assert files.list_dir(here) == ['good']
     assert files.list_dir(os.path.join(here, 'not there')) == []
-
-
-@pytest.mark.parametrize(
-    'name, is_trace',
-    [
-        ('checkpoint', True),
-        ('checkpoint.bad', True),
-        ('model.ckpt-1.index', True),
-        ('model.ckpt-1-00000-of-00001', True),
-        ('graph.pbtxt', True),
-        ('slimguard', True),
-        ('events.out.tfevents.1700000000.host', True),
-        ('checkpoint.txt', False),
-        ('model.py', False),
-        ('index.html', False),
-    ],
-)
-def test_a_logdir_is_known_by_what_a_training_leaves_there(here, name, is_trace):
-    pathlib.Path(name).touch()
-    assert files.is_logdir(here) is is_trace
-    assert not files.is_logdir(os.path.join(here, 'not there'))

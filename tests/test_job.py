@@ -14,6 +14,7 @@ from slimguard import checkpoint, cluster, compat, journal
 from slimguard.board import Board
 from slimguard.checkpoint_files import step_in_name
 from tests.jobs import Job
+from tests.models import records_in
 
 tf1 = tf.compat.v1
 slim = compat.import_slim()
@@ -237,8 +238,8 @@ def test_raise_on_one_ends_all(tmp_path, monitored, sync, who):
         assert end.incident['worker'] == '/job:worker/task:%d' % who
         assert end.incident['action'] == 'raise'
     require_good_checkpoint(tmp_path)
-    (record,), torn = journal.read(str(tmp_path))
-    assert record['worker'] == '/job:worker/task:%d' % who and not torn
+    (record,) = records_in(str(tmp_path))
+    assert record['worker'] == '/job:worker/task:%d' % who
 
 
 @pytest.mark.parametrize(KINDS, kinds(WORKER_ROLES, 'train-async-chief', 'monitored-sync-worker'))
@@ -347,7 +348,7 @@ def test_rollbacks_are_counted_for_the_whole_job(tmp_path):
     ) as job:
         ended = job.wait_for_workers()
     assert [end.error for end in ended] == ['NanLossError'] * WORKERS
-    actions = [record['action'] for record in journal.read(str(tmp_path))[0]]
+    actions = [record['action'] for record in records_in(str(tmp_path))]
     assert actions == ['rollback', 'raise']
 
 
@@ -369,7 +370,7 @@ def test_a_killed_process_is_started_again_and_the_job_ends_well(tmp_path, monit
             job.hear('worker', task)
         wait_for_record(tmp_path)
         job.kill(*killed)
-        before = journal.read(str(tmp_path))[0]
+        before = records_in(str(tmp_path))
         saved = step_in_name(slimguard.latest_finite_checkpoint(str(tmp_path)))
         job.start(*killed)
         ended = job.wait_for_workers()
@@ -379,7 +380,7 @@ def test_a_killed_process_is_started_again_and_the_job_ends_well(tmp_path, monit
         times = [len(end.value['entered']) for end in ended]
         assert times == ([1, 2] if killed == ('worker', 0) else [2, 2])
         assert ended[0].value['entered'][-1][1] >= saved
-    assert journal.read(str(tmp_path))[0][: len(before)] == before
+    assert records_in(str(tmp_path))[: len(before)] == before
     assert step_in_name(require_good_checkpoint(tmp_path)) >= STEPS
 
 

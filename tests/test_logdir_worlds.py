@@ -8,10 +8,9 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard import journal
 from slimguard.repair import repair
 from slimguard.state_file import StateFileError
-from tests.models import Linear, checkpoint_at
+from tests.models import Linear, checkpoint_at, records_in
 
 tf1 = tf.compat.v1
 
@@ -96,7 +95,7 @@ def test_a_training_saves_goes_back_and_resumes_wherever_its_process_goes(logdir
     assert train(logdir, bad=(1,), on_nan='rollback', hooks=[ChangesDirectory()]) == 1 + 1 + 4
     assert checkpoint_at(there) == (6, [])
     assert newest(there) == os.path.join(there, 'model.ckpt-6')
-    records, _ = journal.read(there)
+    records = records_in(there)
     assert [record['action'] for record in records] == ['raise', 'rollback']
     assert records[1]['restored'] == os.path.join(there, 'model.ckpt-2')
     assert all(os.path.isdir(record['bundle']) for record in records)
@@ -233,7 +232,7 @@ class TestAnotherFileSystem:
         assert newest(root) == root + '/model.ckpt-2'
         assert train(root + '/', bad=(1,), on_nan='rollback', capture=False) == 1 + 1 + 4
         assert newest(root) == root + '/model.ckpt-6'
-        assert [r['action'] for r in journal.read(root)[0]] == ['raise', 'rollback']
+        assert [r['action'] for r in records_in(root)] == ['raise', 'rollback']
         assert os.listdir('.') == []
 
     def test_a_poisoned_one_is_passed_over_and_repaired(self, root):

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard import Rollback, Skip, checkpoint, journal
-from tests.models import Linear, LogLines, checkpoint_at, non_finite, state
+from slimguard import Rollback, Skip, checkpoint
+from tests.models import Linear, LogLines, checkpoint_at, non_finite, records_in, state
 from tests.models import train_quietly as train
 
 tf1 = tf.compat.v1
@@ -58,7 +58,7 @@ def test_the_state_is_the_checkpoints_bit_for_bit_and_the_next_batch_comes(folde
     assert set(hook.states[0]) == {'w:0', 'w/Momentum:0', 'global_step:0'}
     assert model.batches.drawn == 2 + 1 + 3
     assert checkpoint_at(folder) == (6, [])
-    (record,), _ = journal.read(str(folder))
+    (record,) = records_in(str(folder))
     assert record['restored'] == incident.restored
 
 
@@ -167,7 +167,7 @@ def test_watch_takes_a_logdir(folder):
             watched.run(train_op)
         assert session.run(model.step) == 1  # one step, back to 0, one step
         watched.close()
-    (record,), _ = journal.read(str(folder))
+    (record,) = records_in(str(folder))
     assert record['action'] == 'rollback'
 
 

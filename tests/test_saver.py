@@ -11,9 +11,9 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard import checkpoint, compat, journal, repair
+from slimguard import checkpoint, compat, repair
 from slimguard.sessions import SessionWrapper
-from tests.models import Linear, LogLines, train_quietly
+from tests.models import Linear, LogLines, records_in, train_quietly
 
 tf1 = tf.compat.v1
 slim = compat.import_slim()
@@ -70,7 +70,7 @@ def test_a_bad_variable_is_not_saved_and_what_was_saved_stays(folder, settings, 
     assert 'm-2 is refused, not finite: w. The newest is still ' + os.path.abspath(good) in line
     (incident,) = saver.refused
     assert (incident.step, incident.tensors, incident.action) == (2, ('w',), 'save refused')
-    (record,), _ = journal.read(str(folder))
+    (record,) = records_in(str(folder))
     assert record['tensors'] == ['w'] and record['step'] == 2
 
 

@@ -128,8 +128,7 @@ class Preemption(tf1.train.SessionRunHook):
         self._receiver.close()
 
     def _leave_in_child(self) -> None:
-        """Leaves, in a child: the thread is not here, and what the parent was asked is not ours."""
-        self._asked = None
+        """Leaves, in a child, which has no such thread, and which nobody has asked to end."""
         try:
             self._put_back()
         finally:

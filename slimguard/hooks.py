@@ -11,8 +11,9 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 import numpy as np
 import tensorflow as tf
 
+from slimguard import files, graphs
 from slimguard import gate as gates
-from slimguard import graphs
+from slimguard.checkpoint_dir import checkpoint_dir_for
 from slimguard.cluster import Job, job_of
 from slimguard.histograms import leave_out_bad_values
 from slimguard.incident import Incident, NanLossError
@@ -48,6 +49,8 @@ __all__ = [
 
 # How many incidents a hook remembers; the record in the logdir has them all.
 _REMEMBERED = 1000
+# How much of an error's message is told in the record, in characters.
+_LONGEST = 300
 
 
 class Fetched(NamedTuple):
@@ -64,6 +67,8 @@ class GateWatcher(SessionRunHook):
     Attributes:
       incidents: the last thousand incidents, a list of `Incident`.
       incident_count: how many there were in all.
+      failed_at: the incident whose handling ended in an error, if what is in memory is still the
+        last good state; else None.
       is_alone: whether it takes no part in a job of several processes, although there is one.
       job: the part it takes in one, or None.
     """
@@ -73,15 +78,16 @@ class GateWatcher(SessionRunHook):
         on_nan: OnNan = None,
         fail_on_nan_loss: bool = True,
         max_loss=None,
-        logdir: Optional[str] = None,
+        logdir: Optional[files.Path] = None,
         ends_job: bool = True,
     ):
         gates.require_max_loss(max_loss)
         self.incidents: List[Incident] = []
         self.incident_count = 0
+        self.failed_at = None  # type: Optional[Incident]
         self.on_nan = on_nan
         self.max_loss = max_loss
-        self.logdir = logdir
+        self.logdir = None if logdir is None else files.as_logdir(logdir)
         self.ends_job = ends_job
         self.is_alone = False
         self.job = None  # type: Optional[Job]
@@ -89,7 +95,9 @@ class GateWatcher(SessionRunHook):
         self._otherwise = Raise() if fail_on_nan_loss else Stop()
         self._ladder = Ladder(on_nan, self._otherwise)
         self._policy: Policy = self._otherwise
+        self._acting = ''
         self._journal = Journal()
+        self._directory = self.logdir  # of this training
         self._restorer = None  # type: Optional[Restorer]
         self._loss = None  # type: Optional[tf.Tensor]
         self._runs: Dict[tuple, Optional[Run]] = {}
@@ -111,15 +119,39 @@ class GateWatcher(SessionRunHook):
         self._last = None, None
         self.job = None
         self._ladder = Ladder(self.on_nan, self._otherwise)
-        if self._ladder.may(Rollback) and self.logdir is None:
+        self._directory = self.logdir or self._find_directory()
+        if self._ladder.may(Rollback) and self._directory is None:
             raise ValueError(_NO_LOGDIR)
         self._restorer = None
-        if self.logdir is not None:
-            self._restorer = Restorer(self._saver or offer_saver(graph), self.logdir)
-        self._journal = Journal(self.logdir, self._summary_writer)
+        # Where only the record goes to a directory that was found, the graph's savers are as ever.
+        if self.logdir is not None or (self._directory is not None and self._may_go_back()):
+            self._restorer = Restorer(self._saver or offer_saver(graph), self._directory)
+        self._journal = Journal(self._directory, self._summary_writer)
         leave_out_bad_values(graph)
         if self.ends_job:
             keep_tokens_open(graph)
+
+    def _find_directory(self) -> Optional[str]:
+        """Where the session saves, for a hook that was given no logdir; says so."""
+        found = checkpoint_dir_for(self)
+        if found is None:
+            return None
+        # A directory that TensorFlow can save to and never restore from will do for the record.
+        read = files.as_logdir if self._ladder.may(Rollback) else files.as_path
+        found = read(found, 'checkpoint_dir')
+        tf1.logging.warning(
+            'slimguard: %s has no logdir; incidents go to %s, where this session keeps its '
+            'checkpoints.',
+            type(self).__name__,
+            found,
+        )
+        return found
+
+    def _may_go_back(self) -> bool:
+        """Whether a policy rolls back; a callable may say so."""
+        return any(
+            isinstance(rung, Rollback) or not isinstance(rung, Policy) for rung in self.rungs
+        )
 
     def after_create_session(self, session, coord):
         if self.job is None and not self.is_alone:
@@ -215,25 +247,52 @@ class GateWatcher(SessionRunHook):
         gate: Optional[gates.Gate] = None,
         bad: Sequence[bool] = (),
     ) -> None:
-        """Records an incident and lets `on_nan_loss` act on it; `bad` is what `gate` found."""
+        """Records an incident and lets `on_nan_loss` act on it; `bad` is what `gate` found.
+
+        What a callable of the user's raises leaves here once the incident is on record.
+        """
         if self.job is not None:
             incident.worker = self.job.worker
         self.incidents.append(incident)
         self.incident_count += 1
         del self.incidents[:-_REMEMBERED]
-        self._policy = self._ladder.decide(incident)
-        if gate in self.evidence:  # before anybody acts: the weights are as the bad step found them
-            ends = isinstance(self._policy, (Raise, Stop)) and self._acts_by_policy()
-            labels = gate.labels_of(bad)
-            found = self.evidence[gate].examine(run_context.session, incident, labels, ends)
-            incident.diagnosis = None if found.diagnosis is None else str(found.diagnosis)
-            incident.bundle = found.bundle
+        self.failed_at = None
+        self._acting = 'on_nan'
         try:
+            self._decide(run_context.session, incident, gate, bad)
+            self._acting = type(self).__name__ + '.on_nan_loss'
             self.on_nan_loss(run_context, incident)
+        except _ENDS_AS_DECIDED:
+            raise
+        except BaseException as error:
+            self._note_failure(incident, error)
+            raise
         finally:
             if incident.action is None:
                 incident.action = 'on_nan_loss'
-            self._journal.record(incident, type(self).__name__ + '.on_nan_loss')
+            self._journal.record(incident, self._acting)
+
+    def _decide(self, session, incident: Incident, gate: Optional[gates.Gate], bad) -> None:
+        try:
+            self._policy = self._ladder.decide(incident)
+        except Exception:
+            self._examine(session, incident, gate, bad, ends=True)
+            raise
+        ends = isinstance(self._policy, (Raise, Stop)) and self._acts_by_policy()
+        self._examine(session, incident, gate, bad, ends)
+
+    def _examine(self, session, incident: Incident, gate, bad, ends: bool) -> None:
+        """Before anybody acts: the weights are as the bad step found them."""
+        if gate in self.evidence:
+            found = self.evidence[gate].examine(session, incident, gate.labels_of(bad), ends)
+            incident.diagnosis = None if found.diagnosis is None else str(found.diagnosis)
+            incident.bundle = found.bundle
+
+    def _note_failure(self, incident: Incident, error: BaseException) -> None:
+        incident.reason += '; %s raised %s' % (self._acting, _in_short(error))
+        if incident.restored is None:  # else the last good state is a checkpoint already
+            incident.action = 'error'
+            self.failed_at = incident
 
     def on_nan_loss(self, run_context, incident: Incident) -> None:
         """Acts on an incident; override it to act otherwise.
@@ -274,6 +333,7 @@ class GateWatcher(SessionRunHook):
         if not self._restorer.restore(session, incident):
             incident.action = Raise.action
         elif policy.on_rollback is not None:
+            self._acting = 'on_rollback'
             policy.on_rollback(session, incident)
 
     # In a cluster.
@@ -284,7 +344,7 @@ class GateWatcher(SessionRunHook):
         near = [self._loss.op] if self._loss is not None else []
         near += [op_of(gate.train_op) for gate in gates.gates_of(graph).values()]
         for op in near:
-            job = job_of(session, op.device, self._is_chief, self.logdir)
+            job = job_of(session, op.device, self._is_chief, self._directory)
             if job is not None:
                 return job
         return None
@@ -384,15 +444,18 @@ class NanLossHook(GateWatcher, NanTensorHook):
         ladder of them.
       max_loss: a larger loss is an incident too; a positive finite number. Default: no limit.
       logdir: where the record of incidents goes (``slimguard/incidents.jsonl``), and where a
-        rollback finds its checkpoints. `slimguard.train` says its own. Elsewhere, if the graph
-        has no saver yet, a `FiniteSaver` becomes the one that a MonitoredTrainingSession uses.
+        rollback finds its checkpoints; a str, bytes or `os.PathLike`, which is read here once.
+        `slimguard.train` says its own. Elsewhere, if the graph has no saver yet, a `FiniteSaver`
+        becomes the one that a MonitoredTrainingSession uses. Default: the directory that the
+        session saves to, if it has a `checkpoint_dir` or a `CheckpointSaverHook`; a log line names
+        it. The saver then stays as it is, unless a policy may roll back.
       ends_job: in a job of several processes, whether 'raise' and 'stop' on this one, or its end
         if it is the chief, end the others as well.
 
     Raises:
       TypeError, ValueError: for a loss that is no floating scalar, an unknown policy, or a bad
         `max_loss`; before the first step also if a policy skips and the train op has no gate, or
-        rolls back and there is no `logdir`.
+        rolls back and there is neither a `logdir` nor a directory that the session saves to.
       RuntimeError: if the loss is an eager tensor.
     """
 
@@ -402,7 +465,7 @@ class NanLossHook(GateWatcher, NanTensorHook):
         fail_on_nan_loss: bool = True,
         on_nan: OnNan = None,
         max_loss: Optional[float] = None,
-        logdir: Optional[str] = None,
+        logdir: Optional[files.Path] = None,
         ends_job: bool = True,
     ):
         gates.require_loss(loss_tensor, 'loss_tensor')
@@ -415,7 +478,7 @@ def with_watcher(
     hooks: Sequence[SessionRunHook],
     on_nan: OnNan,
     max_loss: Optional[float],
-    logdir: Optional[str] = None,
+    logdir: Optional[files.Path] = None,
     ends_job: bool = True,
 ) -> Tuple[List[SessionRunHook], GateWatcher]:
     """The hooks, and the one of them that decides: a NanLossHook, or else one that is added.
@@ -425,6 +488,7 @@ def with_watcher(
         we know.
     """
     gates.require_max_loss(max_loss)
+    logdir = files.as_logdir(logdir) if logdir else None  # slim takes '' for none
     given = [hook for hook in hooks if isinstance(hook, GateWatcher)]
     if not given:
         watcher = GateWatcher(on_nan, max_loss=max_loss, logdir=logdir, ends_job=ends_job)
@@ -516,9 +580,20 @@ _NO_GATE = (
 
 _NO_LOGDIR = (
     "on_nan='rollback' restores a checkpoint, and no logdir is given to find it in: pass "
-    'logdir=... to slimguard.train(), or NanLossHook(..., logdir=...) with the directory that '
-    'the session saves to'
+    'logdir=... to slimguard.train(), checkpoint_dir=... to MonitoredTrainingSession, or '
+    'NanLossHook(..., logdir=...) with the directory that the session saves to'
 )
+
+# What ends a step, and is no failure of the handling: the policy's own error, and what makes a
+# process of a job begin a new session.
+_ENDS_AS_DECIDED = (NanLossError, tf.errors.AbortedError, tf.errors.UnavailableError)
+
+
+def _in_short(error: BaseException) -> str:
+    """The type of an error, and the first line of what it says."""
+    said = str(error).strip().split('\n')[0]
+    said = said if len(said) <= _LONGEST else said[:_LONGEST] + '...'
+    return '%s: %s' % (type(error).__name__, said) if said else type(error).__name__
 
 
 def fetched_elements(fetches, graph: tf.Graph) -> list:

@@ -336,6 +336,12 @@ class HookedSteps:
             raise
         except StopIteration:
             loss, should_stop = self._loss, True
+        except Exception:
+            for hook in self._hooks:
+                if isinstance(hook, GateWatcher) and hook.failed_at is not None:
+                    self._save_before(hook.failed_at)
+                    hook.failed_at = None
+            raise
         if self._watcher.incident_count > incidents:
             self._step_before = None  # a policy may have set the step back
             loss = math.nan if self._loss is None else self._loss

@@ -143,6 +143,17 @@ def rungs_of(on_nan: OnNan) -> List[Any]:
     )
 
 
+def _rungs_of_answer(rung: Callable, answer) -> List[Any]:
+    try:
+        if callable(answer) and not isinstance(answer, Policy):
+            raise TypeError('expected the name of a policy, a policy object, a list, or None')
+        return rungs_of(answer)
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            'the on_nan callable %r returned %r: %s' % (rung, answer, error)
+        ) from None
+
+
 class Ladder:
     """Policies in order: the first that is willing takes an incident, and after the last comes
     raise.
@@ -187,12 +198,7 @@ class Ladder:
             else:
                 answer = rung(incident)
                 answer = self._otherwise if answer is None else answer
-                if callable(answer) and not isinstance(answer, Policy):
-                    raise TypeError(
-                        'the on_nan callable %r returned %r; expected the name of a policy, '
-                        'a policy object, a list of these, or None' % (rung, answer)
-                    )
-                policy = self._climb(rungs_of(answer), incident)
+                policy = self._climb(_rungs_of_answer(rung, answer), incident)
             if policy is not None:
                 return policy
         return None

@@ -1,10 +1,13 @@
-"""SIGTERM and Ctrl-C end a training at the end of a step, with everything saved."""
+"""SIGTERM and Ctrl-C end a training at the end of a step, with everything saved.
+
+They end that of the process that trains. Its children have none of this: see :class:`Preemption`.
+"""
 
 import os
 import signal
 import socket
 import threading
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, List
 
 import tensorflow as tf
 
@@ -12,6 +15,11 @@ tf1 = tf.compat.v1
 
 # How long a step may take after SIGTERM, in seconds. What sends it does not wait for ever.
 _PATIENCE = 10.0
+
+# Those that are entered in this process: what a child leaves.
+_entered: List['Preemption'] = []
+# By thread, as several may fork at once: the signals that are held up meanwhile.
+_held_up = threading.local()
 
 
 class Preemption(tf1.train.SessionRunHook):
@@ -24,8 +32,12 @@ class Preemption(tf1.train.SessionRunHook):
     A step may be waiting for input that never comes, and Python's handlers wait with it. So a
     thread looks out for SIGTERM, too: if no step ends, it saves, and ends the process itself.
 
-    Handlers that a program has set itself are left alone, and so are threads other than the main
-    one, as Python lets only that one have handlers.
+    Handlers that a program has set itself are left alone, before and while it is entered, and so
+    are threads other than the main one, as Python lets only that one have handlers.
+
+    A child that the process forks meanwhile (multiprocessing, `os.fork`, `preexec_fn`) gets what
+    was there before: signals do to it what they did without a training, and the training hears
+    nothing of them. A child that is spawned never had anything else.
 
     Args:
       request_stop: ends the loop after the step under way; called from a signal handler.
@@ -39,6 +51,8 @@ class Preemption(tf1.train.SessionRunHook):
         self._asked = None  # type: Optional[int]
         self._heard = threading.Event()
         self._previous: Dict[int, Any] = {}
+        self._old_wakeup_fd = -1
+        self._process = os.getpid()
 
     # The hook.
 
@@ -56,41 +70,75 @@ class Preemption(tf1.train.SessionRunHook):
     def __enter__(self) -> 'Preemption':
         if threading.current_thread() is not threading.main_thread():
             return self
+        previous = {}
         defaults = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
         for number, default in defaults.items():
             if signal.getsignal(number) == default:
-                self._previous[number] = default
-        if self._previous:
-            self._watch()
+                previous[number] = default
+        if previous:
+            self._watch(previous)
         return self
 
     def __exit__(self, *_) -> None:
         self._heard.set()
-        if not self._previous:
+        if self not in _entered:  # or in a child, which has left it already
             return
-        for number, previous in self._previous.items():
-            signal.signal(number, previous)
-        signal.set_wakeup_fd(self._old_wakeup_fd)
-        self._sender.close()  # which ends the thread
+        self._put_back()
+        _entered.remove(self)
+        # Closing the sender ends the thread only where no child holds a copy of it.
+        self._sender.shutdown(socket.SHUT_RDWR)
         self._thread.join()
-        self._receiver.close()
+        self._close()
         if self._asked == signal.SIGINT:
             raise KeyboardInterrupt
         if self._asked is not None:
             os.kill(os.getpid(), self._asked)  # so that the exit status tells
 
-    def _watch(self) -> None:
+    def _watch(self, previous: Dict[int, Any]) -> None:
+        self._process = os.getpid()
+        self._previous = previous
         self._receiver, self._sender = socket.socketpair()
         self._sender.setblocking(False)
-        for number in self._previous:
-            signal.signal(number, self._on_signal)
-        self._old_wakeup_fd = signal.set_wakeup_fd(self._sender.fileno())
         self._thread = threading.Thread(
             target=self._look_out, name='slimguard-preemption', daemon=True
         )
         self._thread.start()
+        _entered.append(self)  # before there is anything that a child would have to leave
+        for number in previous:
+            signal.signal(number, self._on_signal)
+        self._old_wakeup_fd = signal.set_wakeup_fd(self._sender.fileno())
+
+    def _put_back(self) -> None:
+        """Puts back what was there before, where it is ours that is there now."""
+        for number, previous in self._previous.items():
+            if self._handles(number):
+                signal.signal(number, previous)
+        there = signal.set_wakeup_fd(-1)
+        try:
+            ours = there == self._sender.fileno()
+            signal.set_wakeup_fd(self._old_wakeup_fd if ours else there)
+        except (OSError, ValueError):
+            pass  # whose it was has closed it
+
+    def _handles(self, number: int) -> bool:
+        return signal.getsignal(number) == self._on_signal
+
+    def _close(self) -> None:
+        self._sender.close()
+        self._receiver.close()
+
+    def _leave_in_child(self) -> None:
+        """Leaves, in a child, which has no such thread, and which nobody has asked to end."""
+        try:
+            self._put_back()
+        finally:
+            self._close()
 
     def _on_signal(self, number: int, frame) -> None:
+        if self not in _entered or os.getpid() != self._process:
+            # A handler of the program's own still calls us, or a library forked without Python.
+            _act_as(self._previous[number], number, frame)
+            return
         if number == signal.SIGINT and self._asked == number:
             self._asked = None
             raise KeyboardInterrupt
@@ -104,7 +152,9 @@ class Preemption(tf1.train.SessionRunHook):
                 return
             if self._old_wakeup_fd != -1:
                 os.write(self._old_wakeup_fd, received)
-            if received[0] == signal.SIGTERM and not self._heard.wait(_PATIENCE):
+            if received[0] != signal.SIGTERM or not self._handles(signal.SIGTERM):
+                continue
+            if not self._heard.wait(_PATIENCE):
                 tf1.logging.error(
                     'slimguard: SIGTERM, and no step has ended for %g s; saving and ending.',
                     _PATIENCE,
@@ -112,3 +162,49 @@ class Preemption(tf1.train.SessionRunHook):
                 if self._session is not None:
                     self._save(self._session)
                 os._exit(128 + signal.SIGTERM)
+
+
+def _act_as(handler, number: int, frame) -> None:
+    """Does what `handler` does with a signal."""
+    if callable(handler):
+        handler(number, frame)
+    else:
+        signal.signal(number, handler)
+        os.kill(os.getpid(), number)
+
+
+# What Python calls around a fork, in the thread that forks. It cannot be taken back, so it is
+# registered once, and acts on what is entered.
+
+
+def _before_fork() -> None:
+    """Holds up the signals: the child must not get one while it still has the parent's handlers.
+
+    It would tell the parent's thread of it and forget it, where without us it would have ended.
+    """
+    numbers = {number for preemption in _entered for number in preemption._previous}
+    if numbers:
+        _held_up.numbers = numbers - signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+
+def _after_fork() -> None:
+    numbers = _held_up.__dict__.pop('numbers', ())
+    if numbers:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+
+
+def _after_fork_in_child() -> None:
+    try:
+        while _entered:
+            _entered.pop()._leave_in_child()
+    finally:
+        _after_fork()
+
+
+if hasattr(os, 'register_at_fork'):  # elsewhere nothing forks
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork,
+        after_in_child=_after_fork_in_child,
+    )

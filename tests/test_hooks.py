@@ -1,5 +1,8 @@
 """NanLossHook in every loop that takes SessionRunHooks."""
 
+import os
+import pathlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -359,3 +362,36 @@ def test_tensorflows_hook_classes_are_at_one_path():
     for name in hooks.__all__:
         if name != 'NanLossHook':
             assert getattr(hooks, name) is getattr(tf1.train, name)
+
+
+class TestLogdir:
+    @pytest.mark.parametrize('form', [str, os.fsencode, pathlib.Path, lambda path: path + '/'])
+    def test_it_may_be_any_path_and_is_absolute(self, form, tmp_path):
+        hook = slimguard.NanLossHook(Linear().loss, logdir=form(str(tmp_path)))
+        assert hook.logdir == str(tmp_path)
+
+    def test_a_relative_one_stays_where_it_was_when_it_was_given(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / 'elsewhere').mkdir()
+        model = Linear(bad=(3,))
+        train_op = slimguard.guard(model.minimize(), loss=model.loss)
+        hook = slimguard.NanLossHook(model.loss, on_nan='skip', logdir='log')
+        monkeypatch.chdir(tmp_path / 'elsewhere')
+        monitored(hook, train_op)
+        assert (tmp_path / 'log' / 'slimguard' / 'incidents.jsonl').exists()
+        assert not os.listdir(str(tmp_path / 'elsewhere'))
+
+    @pytest.mark.parametrize(
+        'logdir, error, words', [(3, TypeError, 'logdir must be a path'), ('', ValueError, 'empty')]
+    )
+    def test_what_is_no_path_is_named(self, logdir, error, words):
+        with pytest.raises(error, match=words):
+            slimguard.NanLossHook(Linear().loss, logdir=logdir)
+
+    def test_two_spellings_of_one_directory_agree(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        hook = slimguard.NanLossHook(Linear().loss, logdir='a/../log')
+        _, watcher = hooks.with_watcher([hook], None, None, logdir=tmp_path / 'log')
+        assert watcher is hook and hook.logdir == str(tmp_path / 'log')
+        with pytest.raises(ValueError, match='logdir=.* disagrees'):
+            hooks.with_watcher([hook], None, None, logdir=tmp_path / 'other')

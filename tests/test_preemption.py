@@ -2,15 +2,18 @@
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 
 import pytest
 import tensorflow as tf
 
 import slimguard
+from slimguard import preemption
 from tests.children import environment
 from tests.models import Linear, checkpoint_at, train_quietly
 
@@ -122,6 +125,171 @@ def test_another_thread_than_the_main_one_trains_without_handlers(tmp_path):
     thread.join()
     assert seen and set(seen) == {before}
     assert checkpoint_at(tmp_path) == (5, [])
+
+
+def test_a_handler_that_is_set_meanwhile_stays_and_what_it_calls_of_ours_does_the_default(tmp_path):
+    def install():
+        ours = signal.getsignal(signal.SIGINT)
+
+        def chained(number, frame):
+            ours(number, frame)
+
+        signal.signal(signal.SIGINT, chained)
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        train(tmp_path, install, number_of_steps=6)
+        assert signal.getsignal(signal.SIGINT).__name__ == 'chained'
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert checkpoint_at(tmp_path) == (6, [])
+
+
+def test_a_wakeup_fd_that_is_set_meanwhile_stays(tmp_path):
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    try:
+        train(tmp_path, lambda: signal.set_wakeup_fd(writing), number_of_steps=6)
+        assert signal.set_wakeup_fd(-1) == writing
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def answer_of_child(question):
+    """What `question` returns in a child that os.fork makes, as text."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writing, str(question()).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        text = answer.read()
+    os.waitpid(child, 0)
+    return text
+
+
+def signal_handling():
+    wakeup = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(wakeup)
+    return handlers(), wakeup, signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def sockets():
+    """The descriptors of sockets that this process holds."""
+    return [fd for fd in range(3, 1000) if is_socket(fd)]
+
+
+def is_socket(descriptor):
+    try:
+        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
+    except OSError:
+        return False
+
+
+def test_a_child_has_the_handlers_the_wakeup_fd_and_the_sockets_of_before(tmp_path):
+    def ask():
+        return signal_handling(), sockets()
+
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    seen = []
+
+    def act():
+        seen.append(signal_handling())
+        seen.append(answer_of_child(ask))
+        seen.append(answer_of_child(lambda: answer_of_child(ask)))  # a child of a child
+        seen.append(signal_handling())
+
+    signal.set_wakeup_fd(writing)
+    try:
+        before = answer_of_child(ask)  # asyncio takes the wake-up fd from a child, from 3.12 on
+        train(tmp_path, act, number_of_steps=6)
+    finally:
+        signal.set_wakeup_fd(-1)
+        os.close(reading)
+        os.close(writing)
+    assert seen[0] == seen[3] and seen[0][0] != handlers()
+    assert seen[1] == seen[2] == before
+
+
+def test_a_child_that_is_terminated_as_soon_as_it_is_there_ends_by_that(tmp_path):
+    statuses = []
+
+    def act():
+        while len(statuses) < 200 and set(statuses) <= {signal.SIGTERM}:
+            child = os.fork()
+            if child == 0:
+                time.sleep(10)
+                os._exit(7)
+            os.kill(child, signal.SIGTERM)
+            statuses.append(os.waitpid(child, 0)[1])
+
+    train(tmp_path, act, number_of_steps=6)
+    assert set(statuses) == {signal.SIGTERM}
+    assert checkpoint_at(tmp_path) == (6, [])
+
+
+def test_a_command_with_preexec_fn_can_be_terminated(tmp_path):
+    def act():
+        code = 'import time; print(flush=True); time.sleep(20)'
+        command = [sys.executable, '-c', code]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=os.getpid) as child:
+            child.stdout.readline()
+            child.terminate()
+        statuses.append(child.returncode)
+
+    statuses = []
+    train(tmp_path, act, number_of_steps=6)
+    assert statuses == [-signal.SIGTERM]
+
+
+def test_a_child_that_outlives_the_training_does_not_hold_it_up(tmp_path):
+    children = []
+
+    def act():
+        children.append(os.fork())
+        if children[0] == 0:
+            time.sleep(600)
+            os._exit(0)
+
+    try:
+        train(tmp_path, act, number_of_steps=6)
+    finally:
+        os.kill(children[0], signal.SIGKILL)
+        os.waitpid(children[0], 0)
+    assert checkpoint_at(tmp_path) == (6, [])
+
+
+def test_a_child_that_leaves_by_an_exception_does_nothing_of_what_the_parent_was_asked():
+    child = None
+    try:
+        with preemption.Preemption(lambda: None, print):
+            os.kill(os.getpid(), signal.SIGINT)
+            child = os.fork()
+            if child == 0:
+                raise EOFError
+            assert os.waitpid(child, 0)[1] == 7 << 8
+    except (EOFError, KeyboardInterrupt) as error:
+        if child == 0:
+            os._exit(7 if isinstance(error, EOFError) else 8)
+        assert isinstance(error, KeyboardInterrupt)
+
+
+def test_ctrl_c_after_children_still_saves(tmp_path):
+    def act():
+        answer_of_child(os.getpid)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, act)
+    assert checkpoint_at(tmp_path) == (4, [])
 
 
 CHILD = """

@@ -1,0 +1,48 @@
+"""The directory that the session which is just being made saves to; TensorFlow tells no hook."""
+
+import sys
+from types import FrameType
+from typing import Iterator, Optional
+
+import tensorflow as tf
+
+tf1 = tf.compat.v1
+
+
+def checkpoint_dir_for(hook: tf1.train.SessionRunHook) -> Optional[str]:
+    """Where the training that calls `hook.begin` keeps its checkpoints; None if it keeps none.
+
+    A hook gets neither its session nor the other hooks. But whoever calls `begin` has them, so
+    they are looked for among the arguments of the callers: a `CheckpointSaverHook` in `hooks`
+    beside this one, or the `checkpoint_dir` of a MonitoredTrainingSession, which has no such hook
+    where the process is not the chief.
+    """
+    for frame in _callers():
+        found = _beside(hook, frame.f_locals.get('hooks')) or _of_session(frame)
+        if found:
+            return found
+    return None
+
+
+def _callers() -> Iterator[FrameType]:
+    frame = sys._getframe(1)  # type: Optional[FrameType]
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _beside(hook, hooks) -> Optional[str]:
+    if not isinstance(hooks, (list, tuple)) or not any(one is hook for one in hooks):
+        return None
+    savers = [one for one in hooks if isinstance(one, tf1.train.CheckpointSaverHook)]
+    # `_checkpoint_dir` is what the argument `checkpoint_dir` is kept as, from TensorFlow 1.0 to
+    # 2.21 at least; there is no public name.
+    found = [getattr(saver, '_checkpoint_dir', None) for saver in savers]
+    return next(filter(None, found), None)
+
+
+def _of_session(frame: FrameType) -> Optional[str]:
+    module = str(frame.f_globals.get('__name__'))
+    if frame.f_code.co_name != 'MonitoredTrainingSession' or not module.startswith('tensorflow'):
+        return None
+    return frame.f_locals.get('checkpoint_dir')

@@ -1,0 +1,157 @@
+"""Whole trainings whose input comes from children, by each way that multiprocessing makes them."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.children import environment, python
+from tests.models import checkpoint_at
+
+# TensorFlow is imported where it is needed: a child that is spawned imports this, too.
+SCRIPT = """
+import multiprocessing, sys, time
+
+
+def square(x):
+    return x * x
+
+
+def sleep():
+    time.sleep(3600)
+
+
+def batches(method, stops_in_epoch):
+    context = multiprocessing.get_context(method)
+    for epoch in range(3):
+        process = context.Process(target=sleep, daemon=True)
+        process.start()
+        with context.Pool(2) as pool:
+            values = pool.map(square, range(4))
+            if epoch == stops_in_epoch:
+                print('waiting', flush=True)
+                sys.stdin.readline()
+        process.terminate()
+        process.join()
+        print('epoch', epoch, 'ended a process with', process.exitcode, flush=True)
+        for value in values:
+            yield float(value)
+
+
+def main(kind, method, stops_in_epoch, patience, logdir):
+    import tensorflow as tf
+    import slimguard
+    from slimguard import compat, preemption
+
+    tf1 = tf.compat.v1
+    tf1.disable_eager_execution()
+    preemption._PATIENCE = float(patience)
+    drawn = batches(method, int(stops_in_epoch))
+    x = tf1.py_func(lambda: next(drawn), [], tf.float64, stateful=True)
+    tf1.train.get_or_create_global_step()
+    weights = tf1.get_variable('w', initializer=2.0)
+    loss = tf.square(weights * tf.cast(tf.reshape(x, []), tf.float32)) / 1000.0
+    learning = slimguard if kind == 'slimguard' else compat.import_slim().learning
+    train_op = learning.create_train_op(loss, tf1.train.GradientDescentOptimizer(0.1))
+    loss = learning.train(
+        train_op, logdir, number_of_steps=12, save_interval_secs=0, save_summaries_secs=0
+    )
+    print('the last loss is', loss)
+
+
+if __name__ == '__main__':
+    main(*sys.argv[1:])
+"""
+
+METHODS = ['fork', 'spawn', 'forkserver']
+NEVER = -1
+SHORT, LONG = 0.05, 100  # seconds
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / 'script.py'
+    path.write_text(SCRIPT)
+    return path
+
+
+@pytest.mark.parametrize('method', METHODS)
+def test_a_pool_and_a_terminated_process_in_each_epoch_train_as_under_slim(
+    method, script, tmp_path
+):
+    outcomes = {}
+    for kind in ('slim', 'slimguard'):
+        logdir = tmp_path / kind
+        # Whatever the parent took for its own SIGTERM, it would act on at once.
+        done = python(script, kind, method, NEVER, SHORT, logdir, stderr=subprocess.DEVNULL)
+        outcomes[kind] = done.returncode, done.stdout, checkpoint_at(logdir)
+    assert outcomes['slimguard'] == outcomes['slim']
+    status, output, checkpoint = outcomes['slimguard']
+    assert (status, checkpoint) == (0, (12, []))
+    assert output.count('ended a process with -15') == 3
+
+
+class Training:
+    """The script above, in a process group of its own, when its second epoch waits for input."""
+
+    def __init__(self, script, method, logdir, patience=LONG):
+        self._process = subprocess.Popen(
+            [sys.executable, str(script), 'slimguard', method, '1', str(patience), str(logdir)],
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        while self._process.stdout.readline() != 'waiting\n':
+            assert self._process.poll() is None
+
+    def send(self, number):
+        self._process.send_signal(number)
+
+    def go_on(self):
+        self._process.stdin.write('\n')
+        self._process.stdin.flush()
+
+    def wait(self):
+        return self._process.wait(timeout=120)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)  # its children live on, as under slim
+        except ProcessLookupError:
+            pass
+        self._process.wait()
+        self._process.stdin.close()
+        self._process.stdout.close()
+
+
+@pytest.mark.parametrize('method', METHODS)
+def test_sigterm_to_the_parent_still_saves(method, script, tmp_path):
+    with Training(script, method, tmp_path / 'log') as training:
+        training.send(signal.SIGTERM)
+        training.go_on()
+        assert training.wait() == -signal.SIGTERM
+    assert checkpoint_at(tmp_path / 'log') == (5, [])
+
+
+def test_sigterm_to_the_parent_still_saves_where_the_step_never_ends(script, tmp_path):
+    with Training(script, 'fork', tmp_path / 'log', patience=SHORT) as training:
+        training.send(signal.SIGTERM)
+        assert training.wait() == 128 + signal.SIGTERM
+    assert checkpoint_at(tmp_path / 'log') == (4, [])
+
+
+@pytest.mark.parametrize('method', METHODS)
+def test_ctrl_c_to_the_parent_still_saves(method, script, tmp_path):
+    with Training(script, method, tmp_path / 'log') as training:
+        training.send(signal.SIGINT)
+        training.go_on()
+        assert training.wait() in (-signal.SIGINT, 1)  # 1 before Python 3.8
+    assert checkpoint_at(tmp_path / 'log') == (5, [])

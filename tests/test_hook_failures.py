@@ -1,0 +1,144 @@
+"""Callables of the user's that fail at an incident: it is recorded, logged and saved first."""
+
+import pytest
+import tensorflow as tf
+
+import slimguard
+from slimguard import journal
+from tests.models import Linear, LogLines, checkpoint_at, train_quietly
+
+tf1 = tf.compat.v1
+
+
+class Boom(Exception):
+    pass
+
+
+def explode(*_):
+    raise Boom('it broke\nand more')
+
+
+class Overriding(slimguard.NanLossHook):
+    def on_nan_loss(self, run_context, incident):
+        explode()
+
+
+CASES = {
+    'on_nan raises': (explode, slimguard.NanLossHook, Boom, 'on_nan raised Boom: it broke'),
+    'on_nan in a list raises': (
+        [slimguard.Rollback(1, None), explode][1:],
+        slimguard.NanLossHook,
+        Boom,
+        'on_nan raised Boom: it broke',
+    ),
+    'on_nan returns a number': (
+        lambda incident: 42,
+        slimguard.NanLossHook,
+        TypeError,
+        'on_nan raised TypeError: the on_nan callable',
+    ),
+    'on_nan returns an unknown name': (
+        lambda incident: 'skp',
+        slimguard.NanLossHook,
+        ValueError,
+        "returned 'skp': unknown policy on_nan='skp'; expected one of",
+    ),
+    'on_nan_loss raises': (
+        'skip',
+        Overriding,
+        Boom,
+        'Overriding.on_nan_loss raised Boom: it broke',
+    ),
+    'both raise': (explode, Overriding, Boom, 'on_nan raised Boom: it broke'),
+}
+each_case = pytest.mark.parametrize('case', sorted(CASES))
+
+
+def one_record(logdir):
+    (record,), unreadable = journal.read(str(logdir))
+    assert not unreadable
+    return record
+
+
+def incidents_in(lines):
+    return [line for line in lines if line.startswith('slimguard: incident 1 at global step 3')]
+
+
+@each_case
+@pytest.mark.parametrize('check_numerics', [True, False])
+def test_in_train_it_is_on_record_logged_and_saved_before_the_error_leaves(
+    case, check_numerics, tmp_path
+):
+    on_nan, kind, error, words = CASES[case]
+    model = Linear(bad=(3,))
+    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=check_numerics)
+    with LogLines() as lines, pytest.raises(error):
+        train_quietly(train_op, tmp_path, hooks=[kind(model.loss, on_nan=on_nan)])
+    record = one_record(tmp_path)
+    assert (record['step'], record['action']) == (3, 'error')
+    assert words in record['reason'] and 'and more' not in record['reason']
+    assert record['bundle'] is not None
+    (line,) = incidents_in(lines)
+    assert words in line
+    assert checkpoint_at(tmp_path) == (3, [])
+
+
+@each_case
+def test_in_a_monitored_session_it_is_on_record_and_logged(case, tmp_path):
+    on_nan, kind, error, words = CASES[case]
+    model = Linear(bad=(3,))
+    train_op = slimguard.guard(model.minimize(), loss=model.loss)
+    hook = kind(model.loss, on_nan=on_nan, logdir=tmp_path)
+    with LogLines() as lines, pytest.raises(error):
+        with tf1.train.SingularMonitoredSession(hooks=[hook]) as session:
+            for _ in range(6):
+                session.run(train_op)
+    assert one_record(tmp_path)['action'] == 'error'
+    (line,) = incidents_in(lines)
+    assert words in line
+
+
+def test_the_second_of_two_hooks_may_be_the_one_that_fails(tmp_path):
+    model = Linear(bad=(3,))
+    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
+    hooks = [slimguard.NanLossHook(model.loss, on_nan=on_nan) for on_nan in ('skip', explode)]
+    with pytest.raises(Boom):
+        train_quietly(train_op, tmp_path, hooks=hooks)
+    assert checkpoint_at(tmp_path) == (3, [])
+
+
+def test_where_on_rollback_raises_the_rollback_is_on_record(tmp_path):
+    model = Linear(bad=(3,))
+    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
+    with LogLines() as lines, pytest.raises(Boom):
+        train_quietly(train_op, tmp_path, on_nan=slimguard.Rollback(on_rollback=explode))
+    record = one_record(tmp_path)
+    assert record['action'] == 'rollback' and record['restored'] is not None
+    assert 'on_rollback raised Boom: it broke' in record['reason']
+    assert len(incidents_in(lines)) == 1
+    assert checkpoint_at(tmp_path) == (0, [])  # what was restored
+
+
+def test_a_policy_that_cannot_act_is_on_record_as_what_it_is(tmp_path):
+    model = Linear(bad=(3,))
+    hook = slimguard.NanLossHook(model.loss, on_nan=lambda incident: 'skip', logdir=tmp_path)
+    train_op = model.minimize()
+    with pytest.raises(ValueError, match='has no gate'):
+        with tf1.train.SingularMonitoredSession(hooks=[hook]) as session:
+            for _ in range(6):
+                session.run(train_op)
+    assert one_record(tmp_path)['action'] == 'error'
+
+
+def test_an_error_of_a_later_step_saves_nothing_on_account_of_an_incident(tmp_path):
+    model = Linear(bad=(3,))
+    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
+
+    class Later(tf1.train.SessionRunHook):
+        def before_run(self, run_context):
+            if model.batches.drawn == 5:
+                explode()
+
+    with pytest.raises(Boom):
+        train_quietly(train_op, tmp_path, on_nan='skip', hooks=[Later()])
+    assert checkpoint_at(tmp_path) == (None, [])

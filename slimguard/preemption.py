@@ -16,6 +16,7 @@ tf1 = tf.compat.v1
 # How long a step may take after SIGTERM, in seconds. What sends it does not wait for ever.
 _PATIENCE = 10.0
 
+_OURS = {signal.SIGTERM, signal.SIGINT}
 # Those that are entered in this process: what a child leaves.
 _entered: List['Preemption'] = []
 # By thread, as several may fork at once: the signals that are held up meanwhile.
@@ -182,16 +183,13 @@ def _before_fork() -> None:
 
     It would tell the parent's thread of it and forget it, where without us it would have ended.
     """
-    numbers = {number for preemption in _entered for number in preemption._previous}
-    if numbers:
-        _held_up.numbers = numbers - signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    # Also where nothing is entered: another thread may do so before the process is forked.
+    _held_up.numbers = _OURS - signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
 
 
 def _after_fork() -> None:
-    numbers = _held_up.__dict__.pop('numbers', ())
-    if numbers:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _held_up.__dict__.pop('numbers', ()))
 
 
 def _after_fork_in_child() -> None:

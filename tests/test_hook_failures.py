@@ -26,7 +26,7 @@ class Overriding(slimguard.NanLossHook):
 CASES = {
     'on_nan raises': (explode, slimguard.NanLossHook, Boom, 'on_nan raised Boom: it broke'),
     'on_nan in a list raises': (
-        [slimguard.Rollback(1, None), explode][1:],
+        [explode, 'skip'],
         slimguard.NanLossHook,
         Boom,
         'on_nan raised Boom: it broke',
@@ -96,6 +96,18 @@ def test_in_a_monitored_session_it_is_on_record_and_logged(case, tmp_path):
     assert one_record(tmp_path)['action'] == 'error'
     (line,) = incidents_in(lines)
     assert words in line
+
+
+def test_the_incident_that_ends_the_training_has_a_bundle_though_others_took_the_room(tmp_path):
+    model = Linear(bad=(2, 3))
+    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
+    hook = slimguard.NanLossHook(
+        model.loss, on_nan=lambda incident: 'skip' if len(hook.incidents) == 1 else explode()
+    )
+    with pytest.raises(Boom):
+        train_quietly(train_op, tmp_path, hooks=[hook], max_bundles=1)
+    assert [incident.action for incident in hook.incidents] == ['skip', 'error']
+    assert hook.incidents[1].bundle is not None
 
 
 def test_the_second_of_two_hooks_may_be_the_one_that_fails(tmp_path):

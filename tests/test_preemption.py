@@ -236,6 +236,26 @@ def test_a_child_that_is_terminated_as_soon_as_it_is_there_ends_by_that(tmp_path
     assert checkpoint_at(tmp_path) == (6, [])
 
 
+def test_a_thread_may_fork_at_any_moment_of_entering_and_leaving():
+    statuses = []
+
+    def fork():
+        while len(statuses) < 300 and set(statuses) <= {signal.SIGTERM}:
+            child = os.fork()
+            if child == 0:
+                time.sleep(10)
+                os._exit(7)
+            os.kill(child, signal.SIGTERM)
+            statuses.append(os.waitpid(child, 0)[1])
+
+    thread = threading.Thread(target=fork)
+    thread.start()
+    while thread.is_alive():
+        with preemption.Preemption(lambda: None, print):
+            pass
+    assert set(statuses) == {signal.SIGTERM}
+
+
 def test_a_command_with_preexec_fn_can_be_terminated(tmp_path):
     def act():
         code = 'import time; print(flush=True); time.sleep(20)'

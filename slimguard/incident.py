@@ -23,8 +23,9 @@ class Incident:
         update had landed when the loss was seen.
       state_lost: whether variables were not finite already before the step: then going on does not
         help, and an older checkpoint has to be restored.
-      action: what was done: 'raise', 'stop', 'skip', 'rollback', 'save refused', or 'on_nan_loss'
-        where a subclass of NanLossHook decided by itself.
+      action: what was done: 'raise', 'stop', 'skip', 'rollback', 'save refused', 'error' where
+        a callable of the user's failed, or 'on_nan_loss' where a subclass of NanLossHook decided by
+        itself.
       restored: the checkpoint that a rollback restored.
       diagnosis: what made the step bad, in a few lines, where it was captured.
       bundle: the folder to run the step again from: ``python -m slimguard replay BUNDLE``.

@@ -6,8 +6,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard import journal
-from tests.models import Linear, LogLines, checkpoint_at
+from tests.models import Linear, LogLines, checkpoint_at, records_in
 
 tf1 = tf.compat.v1
 
@@ -24,7 +23,7 @@ def run(session, train_op, steps=6):
 
 
 def recorded(logdir):
-    records, _ = journal.read(str(logdir))
+    records = records_in(logdir)
     return [(record['step'], record['action']) for record in records]
 
 

@@ -4,8 +4,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard import journal
-from tests.models import Linear, LogLines, checkpoint_at, train_quietly
+from tests.models import Linear, LogLines, checkpoint_at, records_in, train_quietly
 
 tf1 = tf.compat.v1
 
@@ -55,8 +54,7 @@ each_case = pytest.mark.parametrize('case', sorted(CASES))
 
 
 def one_record(logdir):
-    (record,), unreadable = journal.read(str(logdir))
-    assert not unreadable
+    (record,) = records_in(logdir)
     return record
 
 

@@ -15,6 +15,7 @@ _INDEX = re.compile(r'(.+)\.index$')
 _META = re.compile(r'(.+)\.meta$')
 _ENDS = ('.index', '.data-?????-of-?????', '', '-?????-of-?????')
 _STEP = re.compile(r'-(\d+)(-\?+-of-\d+)?$')
+_SHARDS = re.compile(r'-\?{5}-of-\d{5}$')
 # What a failed save leaves beside a checkpoint's own files, or in their place.
 _LEFTOVERS = ('.index*', '.data-*', '.tempstate*', '_temp*/*', '_temp*')
 
@@ -53,7 +54,9 @@ def look_at(path: str) -> Checkpoint:
 
 def files_of(path: str) -> List[str]:
     """The files of a checkpoint, of any format, without its graph; empty if there is none."""
-    return _with_ends(path, _ENDS)
+    return [
+        name for name in _with_ends(path, _ENDS) if files.is_remote(name) or files.is_file(name)
+    ]
 
 
 def remove(path: str) -> None:
@@ -113,6 +116,7 @@ def _with_ends(path: str, ends) -> List[str]:
         if not tf.io.gfile.isdir(folder):
             return []  # its glob would raise
         find, escape = tf.io.gfile.glob, str
-    if '?' not in name:  # else V1 means all shards by it
-        name = escape(name)
+    shards = _SHARDS.search(name)  # by which V1 means all of them
+    end_of_name = shards.group() if shards else ''
+    name = escape(name[: len(name) - len(end_of_name)]) + end_of_name
     return [file for end in ends for file in find(os.path.join(escape(folder), name) + end)]

@@ -119,6 +119,10 @@ def _parse(logdir: str, latest_filename: str):
         raise StateFileError('%s cannot be read: %s' % (path, error)) from None
     if proto is None:
         raise StateFileError('%s is damaged' % path)
+    if any(
+        '\0' in named for named in (proto.model_checkpoint_path, *proto.all_model_checkpoint_paths)
+    ):
+        raise StateFileError('%s names a path with a NUL in it' % path)
     return proto
 
 

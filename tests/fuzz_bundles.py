@@ -13,7 +13,6 @@ import io
 import json
 import os
 import random
-import resource
 import shutil
 import struct
 import sys
@@ -366,7 +365,9 @@ def main():
     )
     for failure in failures:
         print(failure)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    # Not ru_maxrss, which begins with what the process had that started this one.
+    with open('/proc/self/status') as status:
+        peak = int(next(line.split()[1] for line in status if line.startswith('VmHWM'))) >> 10
     print(
         '%d mutants, %d refused, %d failures, at most %d MB'
         % (options.mutants, refused, len(failures), peak)

@@ -148,8 +148,16 @@ def test_sigterm_to_the_parent_still_saves_where_the_step_never_ends(script, tmp
     assert checkpoint_at(tmp_path / 'log') == (4, [])
 
 
+@pytest.fixture
+def heeds_ctrl_c():
+    """Whoever starts the tests in the background may have them, and their children, ignore it."""
+    given = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, given)
+
+
 @pytest.mark.parametrize('method', METHODS)
-def test_ctrl_c_to_the_parent_still_saves(method, script, tmp_path):
+def test_ctrl_c_to_the_parent_still_saves(method, script, tmp_path, heeds_ctrl_c):
     with Training(script, method, tmp_path / 'log') as training:
         training.send(signal.SIGINT)
         training.go_on()

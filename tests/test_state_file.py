@@ -14,8 +14,6 @@ from tests.test_logdir_worlds import newest, save
 
 tf1 = tf.compat.v1
 
-MUTANTS = 300
-
 
 @pytest.fixture
 def logdir(tmp_path):
@@ -87,11 +85,12 @@ def mutate(content, choose):
     return bytes(content)
 
 
-def test_whatever_is_in_it_the_newest_good_checkpoint_is_resumed_from(logdir):
-    choose = random.Random(1)
+@pytest.mark.parametrize('mutants', [300, pytest.param(3000, marks=pytest.mark.slow)])
+def test_whatever_is_in_it_the_newest_good_checkpoint_is_resumed_from(logdir, mutants):
+    choose = random.Random(mutants)
     path = logdir / 'checkpoint'
     content = path.read_bytes().replace(b'%s/' % os.fsencode(str(logdir)), b'')
-    for _ in range(MUTANTS):
+    for _ in range(mutants):
         mutant = mutate(content, choose)
         path.write_bytes(mutant)
         with LogLines():

@@ -145,9 +145,9 @@ def _parsers() -> Tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         'replay',
         help='run a bad step again, out of its bundle',
         description='Runs a bad step again, out of the bundle that a training left in '
-        'LOGDIR/slimguard, writes nothing, and says what made it bad. Exits with 0 if the failure '
-        'came back, 1 if not, 2 if the bundle is damaged or cannot run here. A bundle holds a '
-        'graph, and a graph is code: replay only bundles that you trust.',
+        'LOGDIR/slimguard, writes nothing, and says what made it bad. Of a LOGDIR, lists the '
+        'bundles. Exits with 0 if the failure came back, 1 if not, 2 if nothing was run to its '
+        'end. A bundle holds a graph, and a graph is code: replay only bundles that you trust.',
     )
     replay.add_argument('folder', metavar='BUNDLE')
     replay.add_argument(
@@ -166,7 +166,8 @@ def _parsers() -> Tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         help='make a page to look at: the loss, the incidents, what made them bad',
         description='Writes one HTML page with the loss and its incidents, and for those that have '
         'a bundle the diagnosis, the ranges along the step and the samples of the batch. It asks '
-        'for nothing from the network.',
+        'for nothing from the network. Exits with 1 if the record of incidents cannot be read, '
+        'which the page then says, and 2 if nothing can be written or LOGDIR is no logdir.',
     )
     report.add_argument('folder', metavar='LOGDIR')
     report.add_argument(

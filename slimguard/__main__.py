@@ -7,7 +7,7 @@ import argparse
 import math
 import os
 import sys
-from typing import List, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from slimguard import files, logdirs, policies, terminal
 
@@ -250,37 +250,51 @@ def _checkpoints(options: argparse.Namespace) -> None:
     from slimguard.state_file import StateFileError
 
     try:
-        is_good = _look_at_checkpoints(options.folder, options.repair)
+        seen = _look_at_checkpoints(options.folder, options.repair)
     except (StateFileError, OSError, RuntimeError, tf.errors.OpError) as error:
         _refuse('%s: %s' % (options.folder, getattr(error, 'message', error)))
-    if not is_good:
+    # Out of the try: what goes wrong with stdout is no fault of the logdir.
+    for sentence in seen.before:
+        terminal.say(sentence)
+    if len(seen.rows) > 1:
+        terminal.print_table(seen.rows)
+    for sentence in seen.after:
+        terminal.say(sentence)
+    if not seen.is_good:
         sys.exit(1)
 
 
-def _look_at_checkpoints(logdir: str, repair: bool) -> bool:
-    """Says what there is. Returns whether a restart meets what it should."""
+class _Seen(NamedTuple):
+    """What `checkpoints` prints, and whether a restart meets what it should."""
+
+    before: List[str]
+    rows: List[Tuple[str, ...]]
+    after: List[str]
+    is_good: bool
+
+
+def _look_at_checkpoints(logdir: str, repair: bool) -> _Seen:
     from slimguard import checkpoint, state_file
     from slimguard import repair as repairs
 
+    before = []
     if repair:
-        terminal.say(repairs.repair(logdir).said or 'nothing to repair in ' + logdir)
-    rows = [('checkpoint', 'step', 'written', 'size', '')]
+        before.append(repairs.repair(logdir).said or 'nothing to repair in ' + logdir)
+    rows = [('checkpoint', 'step', 'written', 'size', '')]  # type: List[Tuple[str, ...]]
     findings = {}
     for found in checkpoint.checkpoints_in(logdir):
-        finding = findings[found.path] = checkpoint.read(found.path)
+        finding = findings[found.path] = checkpoint.inspect(found.path)
         rows.append(_row_of(found, finding))
-    if findings:
-        terminal.print_table(rows)
-    else:
-        terminal.say('no checkpoints in ' + logdir)
     named = state_file.newest_in(logdir)
-    if named is None:
-        if findings:
-            terminal.say('a restart begins anew: no state file in %s names a checkpoint' % logdir)
-        return not findings and not repair
-    finding = findings.get(named) or checkpoint.read(named)
-    terminal.say('a restart resumes from %s, which is %s' % (named, finding))
-    return finding.is_good
+    if named is not None:
+        finding = findings.get(named) or checkpoint.inspect(named)
+        after = ['a restart resumes from %s, which is %s' % (named, finding)]
+        return _Seen(before, rows, after, finding.is_good)
+    if findings:
+        after = ['a restart begins anew: no state file in %s names a checkpoint' % logdir]
+    else:
+        after = ['no checkpoints in ' + logdir]
+    return _Seen(before, rows, after, not findings and not repair)
 
 
 def _row_of(found, finding) -> Tuple[str, ...]:

@@ -15,6 +15,12 @@ from slimguard.checkpoint_files import Checkpoint, look_at, step_in_name
 
 tf1 = tf.compat.v1
 
+_CHUNK = 1 << 20
+
+
+class UnreadableError(OSError):
+    """A checkpoint is there, and cannot be read (rights, a failing disk): it may be good."""
+
 
 class Finding(NamedTuple):
     """What was found on reading a checkpoint.
@@ -58,10 +64,11 @@ def latest_finite_checkpoint(logdir: files.Path) -> Optional[str]:
       The absolute prefix to restore from, or None if no checkpoint in `logdir` is good.
 
     Raises:
-      TypeError: if `logdir` is no path.
+      TypeError, ValueError: if `logdir` is no path.
+      UnreadableError: if one that may be the newest good one cannot be read.
     """
     for checkpoint in reversed(checkpoints_in(logdir)):
-        if read(checkpoint.path).is_good:
+        if inspect(checkpoint.path).is_good:
             return checkpoint.path
     return None
 
@@ -100,10 +107,39 @@ def _listed(logdir: str) -> List[str]:
     return [] if state is None else state.paths
 
 
+def inspect(path: str) -> Finding:
+    """As `read`, for who would pass over what is damaged.
+
+    Raises:
+      UnreadableError: if it could not be read, which is no damage: it may be good.
+    """
+    found = read(path)
+    if found.damage is not None:
+        _require_readable(path)
+    return found
+
+
+def _require_readable(path: str) -> None:
+    """Reads the files themselves: TensorFlow 2 tells a missing right and a bad checksum alike."""
+    for name in checkpoint_files.files_of(path):
+        try:
+            with (
+                open(name, 'rb') if not files.is_remote(name) else tf.io.gfile.GFile(name, 'rb')
+            ) as file:
+                while file.read(_CHUNK):
+                    pass
+        except (FileNotFoundError, tf.errors.NotFoundError):
+            continue  # its trainer has just deleted it
+        except (OSError, tf.errors.OpError) as error:
+            raise UnreadableError('%s cannot be read: %s' % (name, error)) from None
+
+
 def read(path: str) -> Finding:
-    """Reads a checkpoint whole and says what is wrong with it."""
+    """Reads a checkpoint whole and says what is wrong with it, if only that it cannot be read."""
     step = step_in_name(path)
     non_finite = []
+    if files.exists(path + '.index') and not files.is_file(path + '.index'):
+        return Finding(step, '%s.index is no regular file' % path, ())  # a FIFO is waited for
     try:
         # Not load_checkpoint, which takes the prefix for a directory where a file system has none.
         reader = tf1.train.NewCheckpointReader(path)

@@ -32,6 +32,7 @@ def repair(logdir: str) -> Repair:
     """Makes the state file in `logdir` name the newest good checkpoint.
 
     Raises:
+      UnreadableError: if a checkpoint that may be good cannot be read; nothing is written.
       StateFileError, OSError, tf.errors.OpError: if it cannot be written, or TensorFlow would not
         read from it what is meant; it is left as it was.
     """
@@ -40,7 +41,7 @@ def repair(logdir: str) -> Repair:
     found = checkpoint.checkpoints_in(logdir)
     bad: Dict[str, str] = {}
     for each in reversed(found):
-        inspected = checkpoint.read(each.path)
+        inspected = checkpoint.inspect(each.path)
         if inspected.is_good:
             return _resume_from(logdir, each.path, bad, damage)
         bad[each.path] = '%s is %s' % (os.path.basename(each.path), inspected)
@@ -53,9 +54,11 @@ def resume_from_good(logdir: str) -> None:
     Raises:
       As `repair`.
     """
-    said = repair(logdir).said
-    if said is not None:
-        tf1.logging.warning('slimguard: %s', said)
+    repaired = repair(logdir)
+    if repaired.is_lost:
+        tf1.logging.error('slimguard: %s; the training begins anew', repaired.said)
+    elif repaired.said is not None:
+        tf1.logging.warning('slimguard: %s', repaired.said)
 
 
 def _resume_from(logdir: str, path: str, bad: Dict[str, str], damage: Optional[str]) -> Repair:
@@ -64,7 +67,7 @@ def _resume_from(logdir: str, path: str, bad: Dict[str, str], damage: Optional[s
         is_elsewhere = not state_file.is_same(os.path.dirname(path), logdir)
         return Repair(path, 'resuming from another folder: %s' % path if is_elsewhere else None)
     others = [] if state is None else [p for p in state.paths if p != path and p not in bad]
-    kept = [other for other in others if checkpoint.read(other).is_good]
+    kept = [other for other in others if checkpoint.inspect(other).is_good]
     state_file.write(logdir, kept + [path])
     why = list(bad.values())
     if state is not None and not files_of(state.newest):

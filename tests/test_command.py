@@ -259,8 +259,17 @@ class TestStdout:
         assert code == 141 and not err
         assert out.split() == [b'time', b'step', b'loss', b'action', b'reason']
 
+    @pytest.mark.parametrize('unbuffered', ['', '1'])
+    def test_a_closed_pipe_ends_the_checkpoints_quietly_too(self, logdir, unbuffered):
+        # `true` reads nothing at all, so that the first line is the one that fails.
+        command = '"$PYTHON" -m slimguard checkpoints "$LOGDIR" | true'
+        code, out, err = self.shell(command, logdir, PYTHONUNBUFFERED=unbuffered)
+        assert code == 141 and not err and not out
+
     @pytest.mark.skipif(not os.path.exists('/dev/full'), reason='there is no /dev/full here')
-    @pytest.mark.parametrize('arguments', ['incidents "$LOGDIR"', '--help'])
+    @pytest.mark.parametrize(
+        'arguments', ['incidents "$LOGDIR"', 'checkpoints "$LOGDIR"', '--help']
+    )
     @pytest.mark.parametrize('unbuffered', ['', '1'])
     def test_a_full_disk_is_a_sentence(self, logdir, arguments, unbuffered):
         command = '"$PYTHON" -m slimguard %s > /dev/full' % arguments

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
+from slimguard.__main__ import main
 from slimguard.repair import repair
 from slimguard.state_file import StateFileError
 from tests.models import Linear, checkpoint_at, records_in
@@ -263,3 +264,40 @@ class TestAnotherFileSystem:
             'm-1.meta',
             'slimguard',
         ]
+
+
+@pytest.mark.parametrize('part', ['.index', '.data-00000-of-00001'])
+class TestACheckpointThatCannotBeRead:
+    """It may be good: to pass over it, or to begin anew, would lose what it holds."""
+
+    @pytest.fixture
+    def logdir(self, tmp_path, part):
+        train(tmp_path / 'logs')
+        name = str(tmp_path / 'logs' / 'model.ckpt-6') + part
+        os.rename(name, name + '.kept')
+        os.symlink('/proc/self/mem', name)  # a regular file; reading it is an error of its device
+        yield tmp_path / 'logs'
+        os.remove(name)
+        os.rename(name + '.kept', name)
+        assert train(tmp_path / 'logs', number_of_steps=8) == 2  # nothing was lost
+
+    def test_ends_the_training_before_it_begins_and_nothing_is_written(self, logdir, part):
+        before = {p.name: p.lstat().st_mtime_ns for p in logdir.iterdir()}
+        for act in (train, repair, slimguard.latest_finite_checkpoint):
+            with pytest.raises(OSError, match='model.ckpt-6.* cannot be read: '):
+                act(logdir)
+        assert {p.name: p.lstat().st_mtime_ns for p in logdir.iterdir()} == before
+
+    def test_is_said_by_the_command(self, logdir, part, capsys):
+        for command in (['checkpoints'], ['checkpoints', '--repair']):
+            with pytest.raises(SystemExit) as left:
+                main(command + [str(logdir)])
+            assert left.value.code == 2
+            assert 'cannot be read: ' in capsys.readouterr().err
+
+
+def test_an_index_that_is_a_fifo_is_not_waited_for(tmp_path):
+    save(tmp_path, values=(1.0, 2.0))
+    os.remove(str(tmp_path / 'model.ckpt-2.index'))
+    os.mkfifo(str(tmp_path / 'model.ckpt-2.index'))
+    assert repair(tmp_path).resumes_from == str(tmp_path / 'model.ckpt-1')

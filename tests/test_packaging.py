@@ -2,6 +2,8 @@
 
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 from packaging.requirements import Requirement
@@ -57,3 +59,13 @@ def test_the_tf_extra_fits_the_python(distribution, minor):
         # Without it slim.batch_norm has nothing to stand on from TensorFlow 2.16 on, which needs
         # Python 3.9.
         assert ('tf-keras' in tf) == (minor >= 9)
+
+
+def test_it_is_found_where_the_working_directory_is_a_logdir(distribution, tmp_path):
+    # The record's folder has the package's name, and the working directory is asked first.
+    (tmp_path / 'slimguard').mkdir()
+    where = 'import importlib.util; print(importlib.util.find_spec("slimguard").origin)'
+    found = subprocess.run(
+        [sys.executable, '-c', where], cwd=tmp_path, check=True, stdout=subprocess.PIPE
+    )
+    assert found.stdout.decode().strip() == slimguard.__file__

@@ -66,7 +66,7 @@ def main(path: files.Path, shell: bool = False, without: Optional[int] = None) -
     """
     try:
         folder = files.as_path(path, 'bundle')
-        if not bundles.is_bundle(folder):
+        if not _is_bundle(folder):
             return _list(folder)
         return _main(bundles.read(folder), shell, without)
     except (BundleError, ReplayError) as error:
@@ -101,6 +101,13 @@ def _discard(stream) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
+
+
+def _is_bundle(folder: str) -> bool:
+    try:
+        return bundles.is_bundle(folder)
+    except tf.errors.OpError as error:
+        raise BundleError('it cannot be read: %s' % error.message) from None
 
 
 def _list(folder: str) -> int:

@@ -38,7 +38,19 @@ def main(
       read; 2 if something could not be written, or `logdir` is no log directory.
     """
     try:
-        logdir, output, png = _paths(logdir, output, png)
+        logdir = logdirs.require_logdir(logdir)
+    except ValueError as error:
+        _say(error)
+        return 2
+    return write(logdir, output, png)
+
+
+def write(
+    logdir: str, output: Optional[files.Path] = None, png: Optional[files.Path] = None
+) -> int:
+    """As `main`, for who has seen that `logdir`, an absolute path, is a log directory."""
+    try:
+        output, png = _paths(logdir, output, png)
         draw = None if png is None else _poster()
         found = findings.gather(logdir)
         # A lone surrogate of somebody's JSON has no place in UTF-8.
@@ -49,12 +61,14 @@ def main(
     except ReportError as error:
         _say(error)
         return 2
+    except tf.errors.OpError as error:  # another file system, in the middle of it
+        _say('%s cannot be read: %s' % (logdir, error.message))
+        return 2
     return 1 if found.broken else 0
 
 
-def _paths(logdir, output, png) -> Tuple[str, str, Optional[str]]:
+def _paths(logdir, output, png) -> Tuple[str, Optional[str]]:
     try:
-        logdir = logdirs.require_logdir(logdir)
         default = os.path.join(bundle.folder(logdir), 'report.html')
         page_path = _file(default if output is None else output, 'output')
         png_path = None if png is None else _file(png, 'png')
@@ -62,7 +76,7 @@ def _paths(logdir, output, png) -> Tuple[str, str, Optional[str]]:
         raise ReportError(str(error)) from None
     if output is None:
         _make_folder(os.path.dirname(default))
-    return logdir, page_path, png_path
+    return page_path, png_path
 
 
 def _warn(found: Findings) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Callable, Deque, Dict, Iterator, List, NamedTuple, Optio
 
 import tensorflow as tf
 
-from slimguard import files
+from slimguard import files, texts
 from slimguard.incident import Incident
 
 tf1 = tf.compat.v1
@@ -236,8 +236,7 @@ def _shortened(record: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _cut(value: Any, most: int) -> Any:
-    is_long = isinstance(value, str) and len(value) > most
-    return value[: most - 3] + '...' if is_long else value
+    return texts.cut(value, most, '...') if isinstance(value, str) else value
 
 
 class Journal:

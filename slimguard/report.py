@@ -9,13 +9,12 @@ import errno
 import os
 import stat
 import sys
-from typing import Any, Callable, Optional, Tuple
+from typing import Callable, Optional, Tuple
 
 import tensorflow as tf
 
-from slimguard import bundle, files, findings, logdirs, page
+from slimguard import bundle, files, findings, logdirs, page, terminal
 from slimguard.findings import Findings
-from slimguard.markup import visible
 
 
 class ReportError(Exception):
@@ -40,7 +39,7 @@ def main(
     try:
         logdir = logdirs.require_logdir(logdir)
     except ValueError as error:
-        _say(error)
+        terminal.complain(error)
         return 2
     return write(logdir, output, png)
 
@@ -59,10 +58,10 @@ def write(
         if png is not None and draw is not None:
             _write(png, draw(found))
     except ReportError as error:
-        _say(error)
+        terminal.complain(error)
         return 2
     except tf.errors.OpError as error:  # another file system, in the middle of it
-        _say('%s cannot be read: %s' % (logdir, error.message))
+        terminal.complain('%s cannot be read: %s' % (logdir, error.message))
         return 2
     return 1 if found.broken else 0
 
@@ -82,14 +81,9 @@ def _paths(logdir, output, png) -> Tuple[str, Optional[str]]:
 def _warn(found: Findings) -> None:
     """Says on stderr what the page says that it cannot know."""
     if found.broken or not found.has_record:
-        _say(findings.told(found))
+        terminal.complain(findings.told(found))
     for note in found.notes:
-        _say(note)
-
-
-def _say(what: Any) -> None:
-    # A name or a record must not steer the terminal.
-    print('slimguard: %s' % visible(what).replace('\n', '\\n'), file=sys.stderr)
+        terminal.complain(note)
 
 
 def _file(path: files.Path, name: str) -> str:
@@ -130,13 +124,7 @@ def _write(path: str, content: bytes) -> None:
     except (OSError, tf.errors.OpError) as error:
         raise ReportError('%s cannot be written: %s' % (path, error)) from None
     if number != 1:
-        _tell(path)
-
-
-def _tell(path: str) -> None:
-    """Prints a path, also where the terminal has no letters for it."""
-    encoding = getattr(sys.stdout, 'encoding', None) or 'utf-8'
-    print(visible(path).encode(encoding, 'backslashreplace').decode(encoding))
+        terminal.say(path)
 
 
 def _standard_stream(path: str) -> Optional[int]:

@@ -72,13 +72,13 @@ def test_it_is_read_once_by_a_repair(logdir, monkeypatch):
 SAVES_AGAIN = """\
 import os, sys
 import tensorflow as tf
-import slimguard
+from slimguard import saver as savers  # now: as another user, Python's own files may be closed
 tf1 = tf.compat.v1
 tf1.disable_eager_execution()
 if os.getuid() == 0:
     os.setuid(65534)
 tf1.get_variable('w', initializer=1.0)
-saver = slimguard.FiniteSaver()
+saver = savers.FiniteSaver()
 with tf1.Session() as session:
     session.run(tf1.global_variables_initializer())
     saver.save(session, sys.argv[1] + '/m', 1)

@@ -7,7 +7,7 @@ import argparse
 import math
 import os
 import sys
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 from slimguard import files, logdirs, policies, terminal
 
@@ -247,11 +247,11 @@ def _checkpoints(options: argparse.Namespace) -> None:
     _require_logdir(options.folder)
     import tensorflow as tf
 
-    from slimguard.state_file import StateFileError
+    from slimguard import restart
 
     try:
-        seen = _look_at_checkpoints(options.folder, options.repair)
-    except (StateFileError, OSError, RuntimeError, tf.errors.OpError) as error:
+        seen = restart.look(options.folder, options.repair)
+    except (OSError, tf.errors.OpError) as error:
         _refuse('%s: %s' % (options.folder, getattr(error, 'message', error)))
     # Out of the try: what goes wrong with stdout is no fault of the logdir.
     for sentence in seen.before:
@@ -262,51 +262,6 @@ def _checkpoints(options: argparse.Namespace) -> None:
         terminal.say(sentence)
     if not seen.is_good:
         sys.exit(1)
-
-
-class _Seen(NamedTuple):
-    """What `checkpoints` prints, and whether a restart meets what it should."""
-
-    before: List[str]
-    rows: List[Tuple[str, ...]]
-    after: List[str]
-    is_good: bool
-
-
-def _look_at_checkpoints(logdir: str, repair: bool) -> _Seen:
-    from slimguard import checkpoint, state_file
-    from slimguard import repair as repairs
-
-    before = []
-    if repair:
-        before.append(repairs.repair(logdir).said or 'nothing to repair in ' + logdir)
-    rows = [('checkpoint', 'step', 'written', 'size', '')]  # type: List[Tuple[str, ...]]
-    findings = {}
-    for found in checkpoint.checkpoints_in(logdir):
-        finding = findings[found.path] = checkpoint.inspect(found.path)
-        rows.append(_row_of(found, finding))
-    named = state_file.newest_in(logdir)
-    if named is not None:
-        finding = findings.get(named) or checkpoint.inspect(named)
-        after = ['a restart resumes from %s, which is %s' % (named, finding)]
-        return _Seen(before, rows, after, finding.is_good)
-    if findings:
-        after = ['a restart begins anew: no state file in %s names a checkpoint' % logdir]
-    else:
-        after = ['no checkpoints in ' + logdir]
-    return _Seen(before, rows, after, not findings and not repair)
-
-
-def _row_of(found, finding) -> Tuple[str, ...]:
-    from slimguard import journal
-
-    return (
-        os.path.basename(found.path),
-        '' if finding.step is None else str(finding.step),
-        journal.when(found.time),
-        '%.1f MB' % (found.size / 1e6),
-        str(finding),
-    )
 
 
 def _incidents(options: argparse.Namespace) -> None:
@@ -332,8 +287,9 @@ def _incidents(options: argparse.Namespace) -> None:
 
 
 _NO_RECORD = (
-    'there is no record of incidents in %s: no guard of slimguard has written there. A NanLossHook '
-    'needs logdir=...; of a training under slimguard 0.1 that went well there is none either.'
+    'there is no record of incidents in %s: no guard of slimguard was to write there, or else it '
+    'was deleted. A guarded training makes one, empty, when it begins; a NanLossHook needs '
+    'logdir=... for that.'
 )
 
 
@@ -359,7 +315,7 @@ def _report(options: argparse.Namespace) -> None:
     _require_logdir(options.folder)
     from slimguard import report
 
-    sys.exit(report.main(options.folder, options.output, options.png))
+    sys.exit(report.write(options.folder, options.output, options.png))
 
 
 def _doctor(options: argparse.Namespace) -> None:

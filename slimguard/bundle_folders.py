@@ -86,18 +86,11 @@ def _time_of(path: str) -> float:
     In a string of JSON a quotation mark follows a backslash, so that the first match is a key.
     """
     try:
-        found = _TIME.search(_beginning(os.path.join(path, JSON)))
+        with files.open_to_read(os.path.join(path, JSON)) as file:
+            found = _TIME.search(file.read(_LOOKED_AT))
     except (OSError, tf.errors.OpError):
         return -math.inf
     return float(found.group(1)) if found else -math.inf
-
-
-def _beginning(path: str) -> bytes:
-    if files.is_remote(path):
-        with tf.io.gfile.GFile(path, 'rb') as file:
-            return file.read(_LOOKED_AT)
-    with open(os.open(path, os.O_RDONLY | getattr(os, 'O_NONBLOCK', 0)), 'rb') as file:
-        return file.read(_LOOKED_AT)
 
 
 # Making.

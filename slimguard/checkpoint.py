@@ -80,7 +80,17 @@ def checkpoints_in(logdir: files.Path) -> List[Checkpoint]:
     that it does not name is newer if its time and its step both say so.
     """
     logdir = files.as_path(logdir)
-    listed = [look_at(path) for path in _listed(logdir)]
+    try:
+        state = state_file.read(logdir)
+    except state_file.StateFileError as error:
+        tf1.logging.warning('slimguard: %s', error)
+        state = None
+    return checkpoints_beside(logdir, state)
+
+
+def checkpoints_beside(logdir: str, state: Optional[state_file.State]) -> List[Checkpoint]:
+    """As `checkpoints_in`, for who has read the state file; None says that it names nothing."""
+    listed = [look_at(path) for path in (() if state is None else state.paths)]
     listed = [checkpoint for checkpoint in listed if checkpoint.size]
     known = {checkpoint.path for checkpoint in listed}
     others = [look_at(path) for path in checkpoint_files.paths_in(logdir) if path not in known]
@@ -96,15 +106,6 @@ def _is_newer(checkpoint: Checkpoint, listed: List[Checkpoint]) -> bool:
     step, newest = step_in_name(checkpoint.path), step_in_name(listed[-1].path)
     is_later = step is None or newest is None or step > newest
     return is_later and checkpoint.time > listed[-1].time
-
-
-def _listed(logdir: str) -> List[str]:
-    try:
-        state = state_file.read(logdir)
-    except state_file.StateFileError as error:
-        tf1.logging.warning('slimguard: %s', error)
-        return []
-    return [] if state is None else state.paths
 
 
 def inspect(path: str) -> Finding:
@@ -123,9 +124,7 @@ def _require_readable(path: str) -> None:
     """Reads the files themselves: TensorFlow 2 tells a missing right and a bad checksum alike."""
     for name in checkpoint_files.files_of(path):
         try:
-            with (
-                open(name, 'rb') if not files.is_remote(name) else tf.io.gfile.GFile(name, 'rb')
-            ) as file:
+            with files.open_to_read(name) as file:
                 while file.read(_CHUNK):
                     pass
         except (FileNotFoundError, tf.errors.NotFoundError):

@@ -5,8 +5,10 @@ A path is read once, where it is given: :func:`as_path` makes it absolute there,
 """
 
 import os
+import re
+import stat
 import uuid
-from typing import Any, Callable, List, Optional, Union
+from typing import IO, Any, Callable, List, Optional, Sequence, Tuple, Type, Union
 
 Path = Union[str, bytes, 'os.PathLike[Any]']
 
@@ -14,6 +16,14 @@ Path = Union[str, bytes, 'os.PathLike[Any]']
 # cards: it would save, and never find what it saved.
 _WILD = '*?[\\'
 _LOCAL_SCHEME = 'file://'
+# What pathlib makes of `ram://x`; a single letter is a drive of Windows.
+_COLLAPSED_URL = re.compile(r'([A-Za-z][A-Za-z0-9+.-]+):[/\\](?!/)')
+# What a bundle is told by: the first, and one of the others.
+_BUNDLE = ('incident.json', 'state.index', 'step.pb', 'drawn.npz')
+_IN_A_LOGDIR = re.compile(r'(.+)/slimguard/[^/]+$')
+
+# Without waiting: for the other end of a FIFO, say.
+_NO_WAIT = getattr(os, 'O_NONBLOCK', 0) | getattr(os, 'O_BINARY', 0)
 
 
 def as_path(path: Path, name: str = 'logdir') -> str:
@@ -26,11 +36,10 @@ def as_path(path: Path, name: str = 'logdir') -> str:
 
     Raises:
       TypeError: if it is no path.
-      ValueError: if it is empty, or holds what no file name of TensorFlow's can.
+      ValueError: if it is empty, or holds what no file name of TensorFlow's can, or is a URL that
+        `pathlib` has made a local path of.
     """
-    if not isinstance(path, (str, bytes, os.PathLike)):
-        raise TypeError('%s must be a path (str, bytes or os.PathLike), not %r' % (name, path))
-    text = os.fsdecode(path)
+    text = as_text(path, name)
     if not text:
         raise ValueError(
             "%s is empty; expected the path of a directory, such as 'logs' ('.' is the working "
@@ -52,11 +61,31 @@ def as_path(path: Path, name: str = 'logdir') -> str:
     return os.path.abspath(text)
 
 
+def as_text(path: Path, name: str = 'logdir') -> str:
+    """What a path says, as a str, neither made absolute nor looked at.
+
+    Raises:
+      TypeError: if it is no path.
+      ValueError: if it is a URL that `pathlib` has made a local path of.
+    """
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise TypeError('%s must be a path (str, bytes or os.PathLike), not %r' % (name, path))
+    text = os.fsdecode(path)
+    url = _COLLAPSED_URL.match(text) if isinstance(path, os.PathLike) else None
+    if url:
+        raise ValueError(
+            '%s %r is a local path: pathlib has dropped a slash of the URL; give the URL as a str, '
+            "'%s://...', or, if a local folder of the name '%s:' is meant, its absolute path"
+            % (name, path, url.group(1), url.group(1))
+        )
+    return text
+
+
 def as_logdir(path: Path, name: str = 'logdir') -> str:
     """As `as_path`, for a directory that checkpoints are saved to and restored from.
 
     Raises:
-      ValueError: also if TensorFlow could never restore what it saves there.
+      ValueError: also if TensorFlow could never restore what it saves there, or if it is a bundle.
     """
     text = as_path(path, name)
     found = [letter for letter in text if letter in _WILD]
@@ -66,7 +95,21 @@ def as_logdir(path: Path, name: str = 'logdir') -> str:
             'restore, so what is saved there could never be restored; choose a path without %s'
             % (name, text, found[0], ' '.join(_WILD))
         )
+    # A file system that may be slow to answer is asked only if the name gives a reason to.
+    if not is_remote(text) or _IN_A_LOGDIR.match(text):
+        bundle = why_a_bundle(text, [each for each in _BUNDLE if exists(os.path.join(text, each))])
+        if bundle is not None:
+            raise ValueError('%s %s' % (name, bundle))
     return text
+
+
+def why_a_bundle(folder: str, names: Sequence[str]) -> Optional[str]:
+    """A sentence on a folder with files of these names, if that is a bundle; else None."""
+    if _BUNDLE[0] not in names or not set(_BUNDLE[1:]) & set(names):
+        return None
+    found = _IN_A_LOGDIR.match(folder.replace(os.sep, '/'))
+    told = 'that of its training is %s' % found.group(1) if found else 'give that of its training'
+    return '%s is a bundle, which holds one bad step, and no logdir: %s' % (folder, told)
 
 
 def is_remote(path: str) -> bool:
@@ -99,6 +142,48 @@ def list_dir(path: str) -> List[str]:
     if is_remote(path):
         return sorted(name.rstrip('/') for name in _gfile().listdir(path))
     return sorted(name for name in os.listdir(path) if _is_utf8(name))
+
+
+def open_to_read(path: str) -> IO[bytes]:
+    """Opens a regular file wherever it is, without ever waiting for a FIFO or a device.
+
+    Raises:
+      FileNotFoundError, tf.errors.NotFoundError: if there is none.
+      OSError, tf.errors.OpError: if it is no regular file, or cannot be opened.
+    """
+    if not is_remote(path):
+        return open_regular(path, os.O_RDONLY, 'rb')
+    if not _gfile().exists(path):
+        raise FileNotFoundError(path)
+    if _gfile().isdir(path):
+        raise OSError('%s is no regular file' % path)
+    return _gfile().GFile(path, 'rb')
+
+
+def open_regular(path: str, flags: int, mode: str, **kwargs) -> IO[bytes]:
+    """Opens a regular file of this machine. To open or read another might take for ever."""
+    number = os.open(path, flags | _NO_WAIT, 0o666)
+    try:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise OSError('%s is no regular file' % path)
+        return os.fdopen(number, mode, **kwargs)
+    except BaseException:
+        os.close(number)
+        raise
+
+
+def size_of(file) -> int:
+    """The size in bytes of a file that is open, here or elsewhere."""
+    return file.size() if hasattr(file, 'size') else os.fstat(file.fileno()).st_size
+
+
+def errors(path: str) -> Tuple[Type[Exception], ...]:
+    """What is raised where a file system fails, or there is none of that name."""
+    if not is_remote(path):
+        return (OSError,)
+    import tensorflow as tf
+
+    return OSError, tf.errors.OpError
 
 
 def make_dirs(path: str) -> None:

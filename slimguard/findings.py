@@ -14,9 +14,9 @@ import slimguard
 from slimguard import bundle, curve, files, journal, layers, samples
 from slimguard.curve import Curve
 from slimguard.layers import Layer
-from slimguard.markup import cut
 from slimguard.ranges import Range
 from slimguard.samples import Sheet
+from slimguard.texts import cut
 
 ACTIONS = ('raise', 'stop', 'rollback', 'skip', 'save refused', 'other', 'not said')
 # So many bundles, and so much of each: a page has to open on a phone.
@@ -182,8 +182,8 @@ def told(found: Findings) -> str:
 
 
 NO_RECORD = (
-    'There is no record of incidents: either no step was bad, or no guard wrote here; a '
-    'NanLossHook needs logdir=... to write one.'
+    'There is no record of incidents: no guard was to write here, or else it was deleted. A '
+    'guarded training makes one, empty, when it begins; a NanLossHook needs logdir=... for that.'
 )
 _DONE = {
     'raise': 'raised',

@@ -488,7 +488,7 @@ def with_watcher(
         we know.
     """
     gates.require_max_loss(max_loss)
-    logdir = files.as_logdir(logdir) if logdir else None  # slim takes '' for none
+    logdir = None if logdir is None else files.as_logdir(logdir)
     given = [hook for hook in hooks if isinstance(hook, GateWatcher)]
     if not given:
         watcher = GateWatcher(on_nan, max_loss=max_loss, logdir=logdir, ends_job=ends_job)

@@ -11,13 +11,12 @@ import contextlib
 import json
 import os
 import socket
-import stat
 import time
 from typing import Any, Callable, Deque, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
-from slimguard import files
+from slimguard import files, texts
 from slimguard.incident import Incident
 
 tf1 = tf.compat.v1
@@ -38,9 +37,6 @@ _MOST_INCIDENTS, _MOST_BYTES = 50000, 2**24
 _CHUNK = 2**18
 # As newer Pythons have it; older ones take seconds to read an int of a million digits.
 _MOST_DIGITS = 4300
-
-# Without waiting: for the other end of a FIFO, say.
-_NO_WAIT = getattr(os, 'O_NONBLOCK', 0) | getattr(os, 'O_BINARY', 0)
 
 _DONE = {
     'raise': 'raising NanLossError',
@@ -133,7 +129,7 @@ class _LocalFile:
         if self._file is None:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
-            self._file = _open_regular(self._path, flags, 'r+b', buffering=0)
+            self._file = files.open_regular(self._path, flags, 'r+b', buffering=0)
 
     def append(self, line: bytes) -> None:
         """Writes a line, on a line of its own."""
@@ -205,29 +201,13 @@ class _RemoteFile:
 _GONE = 'slimguard: %s was deleted or replaced while the training ran; it is begun anew'
 
 
-def _open_regular(path: str, flags: int, mode: str, **kwargs):
-    """Opens a regular file. To open or read another, a FIFO, might take for ever."""
-    number = os.open(path, flags | _NO_WAIT, 0o666)
-    try:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise OSError('%s is no regular file' % path)
-        return os.fdopen(number, mode, **kwargs)
-    except BaseException:
-        os.close(number)
-        raise
-
-
 def _ends_a_line(file) -> bool:
     """Whether the next line written to the end of a file begins a line."""
-    size = _size_of(file)
+    size = files.size_of(file)
     if size == 0:
         return True
     file.seek(size - 1)
     return file.read(1) == b'\n'
-
-
-def _size_of(file) -> int:
-    return file.size() if hasattr(file, 'size') else os.fstat(file.fileno()).st_size
 
 
 def _line_of(incident: Incident, process: str) -> bytes:
@@ -256,8 +236,7 @@ def _shortened(record: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _cut(value: Any, most: int) -> Any:
-    is_long = isinstance(value, str) and len(value) > most
-    return value[: most - 3] + '...' if is_long else value
+    return texts.cut(value, most, '...') if isinstance(value, str) else value
 
 
 class Journal:
@@ -429,8 +408,8 @@ def _opened(logdir: files.Path) -> Iterator[Tuple[Any, bool]]:
     """The record, open for reading where the reading is to begin, and whether that is its start."""
     path = path_in(logdir)
     try:
-        with _open(path) as file:
-            skipped = max(0, _size_of(file) - _MOST_BYTES)
+        with files.open_to_read(path) as file:
+            skipped = max(0, files.size_of(file) - _MOST_BYTES)
             file.seek(skipped)
             if skipped:  # into the middle of a line, and on to its end
                 file.readline()
@@ -439,16 +418,6 @@ def _opened(logdir: files.Path) -> Iterator[Tuple[Any, bool]]:
         raise FileNotFoundError('there is no record of incidents: %s' % path) from None
     except tf.errors.OpError as error:
         raise OSError('%s: %s' % (path, error.message)) from None
-
-
-def _open(path: str):
-    if not files.is_remote(path):
-        return _open_regular(path, os.O_RDONLY, 'rb')
-    if not tf.io.gfile.exists(path):
-        raise FileNotFoundError(path)
-    if tf.io.gfile.isdir(path):
-        raise OSError('%s is no regular file' % path)
-    return tf.io.gfile.GFile(path, 'rb')
 
 
 def _values(file) -> Iterator[Any]:

@@ -38,15 +38,18 @@ def require_logdir(logdir: files.Path) -> str:
 
 def what_is_missing(logdir: str) -> Optional[str]:
     """Why a path is no log directory, as a sentence; None if it is one."""
-    if not files.is_dir(logdir):
-        what = 'a file, and no directory' if files.exists(logdir) else 'no directory'
-        return 'there is %s %r' % (what, logdir)
     try:
+        if not files.is_dir(logdir):
+            what = 'a file, and no directory' if files.exists(logdir) else 'no directory'
+            return 'there is %s %r' % (what, logdir)
         names = files.list_dir(logdir)
+        bundle = files.why_a_bundle(logdir, names)
+        if bundle is not None:
+            return bundle
         if _has_any(names, _MARKS) or (_FOLDER in names and _is_ours(logdir)):
             return None
-    except OSError as error:
-        return '%s cannot be read: %s' % (logdir, error)
+    except files.errors(logdir) as error:
+        return '%s cannot be read: %s' % (logdir, getattr(error, 'message', error))
     marks = ', '.join(_MARKS)
     return '%s is no logdir of a training: expected one of %s, or %s/ with a record in it' % (
         logdir,

@@ -208,7 +208,6 @@ def watch(
             'session must be a tf.compat.v1.Session, not %r; a MonitoredSession takes the hook '
             'itself: hooks=[slimguard.NanLossHook(loss)]' % (session,)
         )
-    logdir = None if logdir is None else files.as_logdir(logdir)
     hooks, watcher = with_watcher(hooks, on_nan, max_loss, logdir)
     watcher.is_alone = True  # nobody makes its session anew
     # As a MonitoredSession's: what a thread reports is raised, whatever it is.

@@ -1,8 +1,9 @@
 """HTML that is escaped by construction: what is not :class:`Markup` is text, and shown as such."""
 
 import html
-import unicodedata
 from typing import Any
+
+from slimguard.texts import visible
 
 _VOID = frozenset(['meta', 'br', 'hr', 'col'])
 
@@ -18,23 +19,6 @@ def text(value: Any) -> Markup:
     written as escapes: what a run has named shall look like what it is.
     """
     return Markup(html.escape(visible(value), quote=True))
-
-
-def visible(value: Any) -> str:
-    """The same as plain text, for what is no HTML."""
-    return ''.join(_visible(character) for character in str(value))
-
-
-def _visible(character: str) -> str:
-    if character in '\n\t' or not unicodedata.category(character).startswith('C'):
-        return character
-    return character.encode('unicode_escape').decode('ascii')
-
-
-def cut(value: Any, most: int) -> str:
-    """The beginning of what `value` says, `most` characters at most."""
-    said = str(value)
-    return said if len(said) <= most else said[: most - 1] + '\N{HORIZONTAL ELLIPSIS}'
 
 
 def join(children) -> Markup:

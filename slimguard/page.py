@@ -12,9 +12,10 @@ from slimguard import findings, journal, samples
 from slimguard.curve import Curve
 from slimguard.findings import ACTIONS, Entry, Finding, Findings, Unreadable
 from slimguard.layers import Layer
-from slimguard.markup import Markup, cut, element
+from slimguard.markup import Markup, element
 from slimguard.samples import Sample, Sheet
 from slimguard.scales import Scale, magnitudes, scale_of
+from slimguard.texts import cut
 
 _POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; "

@@ -12,8 +12,8 @@ from matplotlib.patches import Circle, Patch, Rectangle
 
 from slimguard import findings, page
 from slimguard.findings import ACTIONS, Entry, Finding, Findings, Unreadable
-from slimguard.markup import cut, visible
 from slimguard.scales import magnitudes, scale_of
+from slimguard.texts import cut, visible
 
 _WIDTH, _DPI = 10.0, 120  # inches, dots in an inch
 _LINE = 0.21  # the height of a line of text in inches

@@ -4,12 +4,13 @@ Only the state file changes. What is not good leaves its list and stays on disk.
 """
 
 import os
-from typing import Dict, List, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
 from slimguard import checkpoint, files, state_file
 from slimguard.checkpoint_files import files_of
+from slimguard.state_file import State
 
 tf1 = tf.compat.v1
 
@@ -33,19 +34,20 @@ def repair(logdir: str) -> Repair:
 
     Raises:
       UnreadableError: if a checkpoint that may be good cannot be read; nothing is written.
-      StateFileError, OSError, tf.errors.OpError: if it cannot be written, or TensorFlow would not
-        read from it what is meant; it is left as it was.
+      StateFileError: if the state file cannot be read, as where a right is missing, or TensorFlow
+        would not read from it what is meant; it is left as it was.
+      OSError, tf.errors.OpError: if it cannot be written; it is left as it was.
     """
     logdir = files.as_path(logdir)
-    damage = _damage_of_state(logdir)
-    found = checkpoint.checkpoints_in(logdir)
+    state, damage = _read_state(logdir)
+    found = checkpoint.checkpoints_beside(logdir, state)
     bad: Dict[str, str] = {}
     for each in reversed(found):
         inspected = checkpoint.inspect(each.path)
         if inspected.is_good:
-            return _resume_from(logdir, each.path, bad, damage)
+            return _resume_from(logdir, each.path, bad, state, damage)
         bad[each.path] = '%s is %s' % (os.path.basename(each.path), inspected)
-    return _begin_anew(logdir, list(bad.values()), damage)
+    return _begin_anew(logdir, list(bad.values()), state, damage)
 
 
 def resume_from_good(logdir: str) -> None:
@@ -61,8 +63,9 @@ def resume_from_good(logdir: str) -> None:
         tf1.logging.warning('slimguard: %s', repaired.said)
 
 
-def _resume_from(logdir: str, path: str, bad: Dict[str, str], damage: Optional[str]) -> Repair:
-    state = None if damage else state_file.read(logdir)
+def _resume_from(
+    logdir: str, path: str, bad: Dict[str, str], state: Optional[State], damage: Optional[str]
+) -> Repair:
     if state is not None and state_file.is_same(state.as_read, path):
         is_elsewhere = not state_file.is_same(os.path.dirname(path), logdir)
         return Repair(path, 'resuming from another folder: %s' % path if is_elsewhere else None)
@@ -81,10 +84,11 @@ def _resume_from(logdir: str, path: str, bad: Dict[str, str], damage: Optional[s
     return Repair(path, 'resuming from %s (%s)' % (path, '; '.join(why)))
 
 
-def _begin_anew(logdir: str, bad: List[str], damage: Optional[str]) -> Repair:
+def _begin_anew(
+    logdir: str, bad: List[str], state: Optional[State], damage: Optional[str]
+) -> Repair:
     """Puts the state file aside: it names nothing that can be resumed from."""
     path = state_file.path_in(logdir)
-    state = None if damage else state_file.read(logdir)
     if not bad and state is None and damage is None:
         return Repair(None, None)
     if files.exists(path):
@@ -97,18 +101,13 @@ def _begin_anew(logdir: str, bad: List[str], damage: Optional[str]) -> Repair:
     return Repair(None, said, is_lost=True)
 
 
-def _damage_of_state(logdir: str) -> Optional[str]:
-    """Why the state file cannot be read, or None.
+def _read_state(logdir: str) -> Tuple[Optional[State], Optional[str]]:
+    """What the state file says, and else why it is damaged; twice None if there is none.
 
     Raises:
-      StateFileError: if it is no regular file: TensorFlow would wait for ever, and it is not ours
-        to remove.
+      StateFileError: if it cannot be read. It may be good, and it is not ours to remove.
     """
     try:
-        state_file.read(logdir)
-    except state_file.StateFileError as error:
-        path = state_file.path_in(logdir)
-        if files.exists(path) and not files.is_file(path):
-            raise
-        return str(error)
-    return None
+        return state_file.read(logdir), None
+    except state_file.DamagedStateError as error:
+        return None, str(error)

@@ -9,12 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from slimguard import bundle as bundles
-from slimguard import files, journal
+from slimguard import files, journal, terminal, texts
 from slimguard import gate as gates
 from slimguard.bundle import Bundle, BundleError
 from slimguard.diagnose import Diagnosis, diagnose_step
 from slimguard.gate import Label
-from slimguard.markup import visible
 from slimguard.ranges import find_spots, numbers
 from slimguard.step import ReplayError, Replica
 
@@ -66,7 +65,7 @@ def main(path: files.Path, shell: bool = False, without: Optional[int] = None) -
     """
     try:
         folder = files.as_path(path, 'bundle')
-        if not bundles.is_bundle(folder):
+        if not _is_bundle(folder):
             return _list(folder)
         return _main(bundles.read(folder), shell, without)
     except (BundleError, ReplayError) as error:
@@ -79,18 +78,23 @@ def main(path: files.Path, shell: bool = False, without: Optional[int] = None) -
 
 
 def _complain(path: files.Path, what: str) -> None:
-    _say('slimguard: cannot replay %s: %s' % (os.fsdecode(path), what[:_MOST_SHOWN]), sys.stderr)
+    _say(
+        'slimguard: cannot replay %s: %s' % (os.fsdecode(path), texts.cut(what, _MOST_SHOWN)),
+        sys.stderr,
+    )
 
 
 def _say(text: str, stream=None) -> None:
-    """Prints what a bundle or a library says: to any terminal, and to none that has gone."""
+    """Prints lines that a bundle or a library says.
+
+    Unlike a sentence of `terminal`, they stay lines; and a reader who has gone changes nothing of
+    what the replay comes to.
+    """
     stream = stream or sys.stdout
     if stream is None:  # the process was started with it closed
         return
-    text = '\n'.join(visible(line) for line in text.split('\n')) + '\n'
-    encoding = getattr(stream, 'encoding', None) or 'utf-8'
     try:
-        stream.write(text.encode(encoding, 'backslashreplace').decode(encoding))
+        stream.write(terminal.encodable(texts.visible(text) + '\n', stream))
         stream.flush()
     except BrokenPipeError:
         _discard(stream)
@@ -101,6 +105,13 @@ def _discard(stream) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
+
+
+def _is_bundle(folder: str) -> bool:
+    try:
+        return bundles.is_bundle(folder)
+    except tf.errors.OpError as error:
+        raise BundleError('it cannot be read: %s' % error.message) from None
 
 
 def _list(folder: str) -> int:
@@ -127,7 +138,7 @@ def _line(path: str) -> str:
         return '%s  cannot be read: %s' % (path, error)
     time, step = incident.get('time'), incident.get('step')
     when = journal.when(time) if isinstance(time, (int, float)) else ''
-    shown = (when, 'step %s' % step, str(incident.get('reason'))[:_MOST_OF_A_REASON])
+    shown = (when, 'step %s' % step, texts.cut(incident.get('reason'), _MOST_OF_A_REASON))
     return '  '.join((path,) + shown).replace('\n', ' ')
 
 

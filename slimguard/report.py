@@ -9,13 +9,12 @@ import errno
 import os
 import stat
 import sys
-from typing import Any, Callable, Optional, Tuple
+from typing import Callable, Optional, Tuple
 
 import tensorflow as tf
 
-from slimguard import bundle, files, findings, logdirs, page
+from slimguard import bundle, files, findings, logdirs, page, terminal
 from slimguard.findings import Findings
-from slimguard.markup import visible
 
 
 class ReportError(Exception):
@@ -38,7 +37,19 @@ def main(
       read; 2 if something could not be written, or `logdir` is no log directory.
     """
     try:
-        logdir, output, png = _paths(logdir, output, png)
+        logdir = logdirs.require_logdir(logdir)
+    except ValueError as error:
+        terminal.complain(error)
+        return 2
+    return write(logdir, output, png)
+
+
+def write(
+    logdir: str, output: Optional[files.Path] = None, png: Optional[files.Path] = None
+) -> int:
+    """As `main`, for who has seen that `logdir`, an absolute path, is a log directory."""
+    try:
+        output, png = _paths(logdir, output, png)
         draw = None if png is None else _poster()
         found = findings.gather(logdir)
         # A lone surrogate of somebody's JSON has no place in UTF-8.
@@ -47,14 +58,16 @@ def main(
         if png is not None and draw is not None:
             _write(png, draw(found))
     except ReportError as error:
-        _say(error)
+        terminal.complain(error)
+        return 2
+    except tf.errors.OpError as error:  # another file system, in the middle of it
+        terminal.complain('%s cannot be read: %s' % (logdir, error.message))
         return 2
     return 1 if found.broken else 0
 
 
-def _paths(logdir, output, png) -> Tuple[str, str, Optional[str]]:
+def _paths(logdir, output, png) -> Tuple[str, Optional[str]]:
     try:
-        logdir = logdirs.require_logdir(logdir)
         default = os.path.join(bundle.folder(logdir), 'report.html')
         page_path = _file(default if output is None else output, 'output')
         png_path = None if png is None else _file(png, 'png')
@@ -62,20 +75,15 @@ def _paths(logdir, output, png) -> Tuple[str, str, Optional[str]]:
         raise ReportError(str(error)) from None
     if output is None:
         _make_folder(os.path.dirname(default))
-    return logdir, page_path, png_path
+    return page_path, png_path
 
 
 def _warn(found: Findings) -> None:
     """Says on stderr what the page says that it cannot know."""
     if found.broken or not found.has_record:
-        _say(findings.told(found))
+        terminal.complain(findings.told(found))
     for note in found.notes:
-        _say(note)
-
-
-def _say(what: Any) -> None:
-    # A name or a record must not steer the terminal.
-    print('slimguard: %s' % visible(what).replace('\n', '\\n'), file=sys.stderr)
+        terminal.complain(note)
 
 
 def _file(path: files.Path, name: str) -> str:
@@ -116,13 +124,7 @@ def _write(path: str, content: bytes) -> None:
     except (OSError, tf.errors.OpError) as error:
         raise ReportError('%s cannot be written: %s' % (path, error)) from None
     if number != 1:
-        _tell(path)
-
-
-def _tell(path: str) -> None:
-    """Prints a path, also where the terminal has no letters for it."""
-    encoding = getattr(sys.stdout, 'encoding', None) or 'utf-8'
-    print(visible(path).encode(encoding, 'backslashreplace').decode(encoding))
+        terminal.say(path)
 
 
 def _standard_stream(path: str) -> Optional[int]:

@@ -111,7 +111,9 @@ class FiniteSaver(tf1.train.Saver):
     def restore(self, sess, save_path):
         """As `Saver.restore`; `save_path` may be bytes or an `os.PathLike` as well."""
         with self.lock:
-            self._saver.restore(sess, save_path if save_path is None else os.fsdecode(save_path))
+            self._saver.restore(
+                sess, save_path if save_path is None else files.as_text(save_path, 'save_path')
+            )
 
     def save(self, sess, save_path, global_step=None, latest_filename=None, *args, **kwargs):
         """Saves as `Saver.save` does, or refuses.
@@ -128,7 +130,7 @@ class FiniteSaver(tf1.train.Saver):
           The prefix of the checkpoint, which begins as `save_path` does; None if nothing was saved
           because a variable holds a NaN or Inf.
         """
-        given = os.fsdecode(save_path)
+        given = files.as_text(save_path, 'save_path')
         path = _absolute(given)
         rest = (global_step, latest_filename) + args
         if self._checked is None:  # an empty saver, or one that was never built: Saver says so

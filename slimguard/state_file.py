@@ -22,8 +22,25 @@ SPARE = '.spare'
 _MOST_BYTES = 64 << 20
 
 
-class StateFileError(Exception):
-    """A state file cannot be read or written; the message says which, and why."""
+# What plain TensorFlow does where it restarts beside a state file that we cannot read.
+_BEGINS_ANEW, _FAILS, _WAITS = 'begins anew', 'ends with an error', 'waits for ever'
+_READS_IT = 'reads it all the same'
+
+
+class StateFileError(OSError):
+    """A state file cannot be read or written; the message says which, and why.
+
+    Attributes:
+      in_tensorflow: what plain TensorFlow does where it restarts beside that file, in words.
+    """
+
+    def __init__(self, message: str, in_tensorflow: str = _FAILS):
+        OSError.__init__(self, message)
+        self.in_tensorflow = in_tensorflow
+
+
+class DamagedStateError(StateFileError):
+    """A state file can be read and says nothing of use: who knows better may write it anew."""
 
 
 class State(NamedTuple):
@@ -49,7 +66,8 @@ def read(logdir: str, latest_filename: str = 'checkpoint') -> Optional[State]:
     """What the state file in `logdir` says, or None if there is none.
 
     Raises:
-      StateFileError: if it cannot be read, as when it is no regular file or damaged.
+      DamagedStateError: if what it holds is no list of checkpoints.
+      StateFileError: if it cannot be read: it is no regular file, or the rights are missing.
     """
     proto = _parse(logdir, latest_filename)
     if proto is None:
@@ -75,7 +93,7 @@ def write(logdir: str, paths: Sequence[str], latest_filename: str = 'checkpoint'
 
     Raises:
       StateFileError: if TensorFlow would read something else from it; then it is not written.
-      OSError, tf.errors.OpError: if it cannot be written.
+      OSError, tf.errors.OpError: if it cannot be written for another reason.
     """
     written = [_relative(logdir, path) for path in paths]
     # With an absolute folder that function leaves the paths as they are.
@@ -105,25 +123,41 @@ def is_same(path: str, other: str) -> bool:
 def _parse(logdir: str, latest_filename: str):
     """The proto in the state file, its paths as TensorFlow makes them absolute, or None."""
     path = path_in(logdir, latest_filename)
+    size = _readable_size(path)
+    if size is None:
+        return None
+    if size > _MOST_BYTES:
+        raise DamagedStateError('%s is larger than %d bytes' % (path, _MOST_BYTES), _READS_IT)
     try:
-        if not files.is_file(path):
-            if files.exists(path):  # a FIFO, say, would be waited for
-                raise StateFileError('%s is no regular file' % path)
-            return None
-        if tf.io.gfile.stat(path).length > _MOST_BYTES:
-            raise StateFileError('%s is larger than %d bytes' % (path, _MOST_BYTES))
         proto = tf1.train.get_checkpoint_state(logdir, latest_filename)
-    except StateFileError:
-        raise
     except Exception as error:  # its parser's errors differ by version
-        raise StateFileError('%s cannot be read: %s' % (path, error)) from None
+        raise DamagedStateError('%s is damaged: %s' % (path, error)) from None
     if proto is None:
-        raise StateFileError('%s is damaged' % path)
+        raise DamagedStateError('%s is damaged' % path, _BEGINS_ANEW)
     if any(
         '\0' in named for named in (proto.model_checkpoint_path, *proto.all_model_checkpoint_paths)
     ):
-        raise StateFileError('%s names a path with a NUL in it' % path)
+        raise DamagedStateError('%s names a path with a NUL in it' % path)
     return proto
+
+
+def _readable_size(path: str) -> Optional[int]:
+    """The size of a state file that can be read; None if there is none."""
+    try:
+        if not files.is_file(path) and files.exists(path):  # a FIFO, say, would be waited for
+            waits = not files.is_dir(path)
+            raise StateFileError('%s is no regular file' % path, _WAITS if waits else _BEGINS_ANEW)
+        # TensorFlow tells a missing right and a damage alike.
+        with files.open_to_read(path) as file:
+            file.read(1)
+            return files.size_of(file)
+    except StateFileError:
+        raise
+    except (FileNotFoundError, NotADirectoryError, tf.errors.NotFoundError):
+        return None
+    except (OSError, tf.errors.OpError) as error:
+        why = getattr(error, 'strerror', None) or getattr(error, 'message', error)
+        raise StateFileError('%s cannot be read: %s' % (path, why), _BEGINS_ANEW) from None
 
 
 def _meant(logdir: str, path: str) -> str:

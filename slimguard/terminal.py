@@ -9,6 +9,8 @@ import os
 import sys
 from typing import Any, Iterator, Sequence
 
+from slimguard import texts
+
 # As a shell shows it of a program that SIGPIPE has ended (`git log | head`). The exit code that
 # Python's documentation suggests, 1, has a meaning of its own in our commands.
 _PIPE_CLOSED = 141
@@ -18,26 +20,29 @@ _IN_A_CELL, _IN_THE_LAST_CELL, _IN_A_SENTENCE = 60, 300, 10000
 
 
 def visible(text: Any, most: int = _IN_A_SENTENCE) -> str:
-    r"""Any text in one line of at most `most` characters that are what they look like.
+    """Any text in one line of at most `most` characters that are what they look like.
 
-    What shows nothing, turns the text around it or speaks to the terminal is written as an escape
-    (``\x1b``, ``\u202e``). What is too long loses its middle.
+    What is too long loses its middle.
     """
-    text = _cut(str(text), most)
-    if text.isprintable():
-        return text
-    return _cut(''.join(c if c.isprintable() else _escape(c) for c in text), most)
+    return _cut(texts.in_one_line(_cut(str(text), most)), most)
 
 
-def say(text: str) -> None:
+def say(text: Any) -> None:
     """Prints a sentence to stdout."""
-    print(visible(text))
+    print(encodable(visible(text), sys.stdout))
 
 
-def complain(text: str) -> None:
+def complain(text: Any) -> None:
     """Prints a sentence to stderr, if anybody listens there."""
-    with contextlib.suppress(OSError):
-        print('slimguard: ' + visible(text), file=sys.stderr, flush=True)
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print('slimguard: ' + visible(text), file=sys.stderr, flush=True)
+
+
+def encodable(text: str, stream: Any) -> str:
+    """`text` with escapes for the characters that a stream has no letters for."""
+    encoding = getattr(stream, 'encoding', None) or 'utf-8'
+    return text.encode(encoding, 'backslashreplace').decode(encoding)
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
@@ -97,10 +102,6 @@ def _dots() -> str:
     except (UnicodeEncodeError, LookupError):
         return '...'
     return '\N{HORIZONTAL ELLIPSIS}'
-
-
-def _escape(character: str) -> str:
-    return character.encode('unicode_escape').decode('ascii')
 
 
 def _open_what_is_closed() -> None:

@@ -12,9 +12,13 @@ import tensorflow as tf
 from slimguard import journal
 from slimguard.__main__ import main
 from slimguard.incident import Incident
+from slimguard.repair import repair
 from tests.children import environment, python
 from tests.test_checkpoint import truncate, write
 
+tf1 = tf.compat.v1
+
+SAID_OF = ['slimguard.train %s', 'plain TensorFlow %s']
 HOSTILE = 'a\x1b[31m\u202e\0\nb'
 WITHOUT_TENSORFLOW = """\
 import sys
@@ -117,6 +121,17 @@ class TestIncidents:
         assert len(out) < 1000
 
 
+@pytest.mark.parametrize(
+    'command', ['incidents', 'checkpoints', 'checkpoints --repair', 'report', 'replay']
+)
+def test_a_file_system_that_tensorflow_does_not_know_is_a_sentence(command, capsys):
+    assert run(*command.split(), 'bogus://x') == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert 'bogus://x' in err and "cannot be read: File system scheme 'bogus' not impl" in err
+    assert 'cannot run it' not in err
+
+
 NOT_TO_BE_READ = """\
 import os, sys, tensorflow
 from slimguard import checkpoint, journal
@@ -143,7 +158,81 @@ def test_rights_that_are_missing_are_said_to_be_so(closed):
     assert 'Traceback' not in done.stderr and not done.stdout
 
 
+class RestartOfPlainTensorFlow:
+    """What a SessionManager makes of a logdir: the one of slim and of a MonitoredSession."""
+
+    def __init__(self, logdir):
+        with tf.Graph().as_default():
+            w = tf1.get_variable('w', initializer=[0.0, 0.0])
+            step = tf1.train.get_or_create_global_step()
+            init = tf1.global_variables_initializer()
+            manager = tf1.train.SessionManager()
+            try:
+                with manager.prepare_session(
+                    '', init, tf1.train.Saver([w, step]), str(logdir)
+                ) as session:
+                    step = int(session.run(step))
+                    self.said = 'resumes from ' if step else 'begins anew: '
+            except Exception:
+                self.said = 'ends with an error: '
+
+
+STATES = {
+    'a list of them': None,
+    'garbage': b'\0\xff rubbish {',
+    'text': b'rubbish: 3',
+    'nothing': b'',
+    'no name': b'model_checkpoint_path: ""',
+    'one that is gone': b'model_checkpoint_path: "gone-9"',
+    'one of another folder': b'model_checkpoint_path: "/nowhere/model.ckpt-2"',
+    'a NUL': b'model_checkpoint_path: "model.ckpt-2\\000"',
+    'an older one': b'model_checkpoint_path: "model.ckpt-1"',
+    'no file': os.remove,
+    'a directory': lambda path: (os.remove(path), os.mkdir(path)),
+}
+
+
 class TestCheckpoints:
+    @pytest.mark.parametrize('state', STATES.values(), ids=STATES)
+    def test_what_is_said_of_a_restart_is_what_happens(self, tmp_path, state, capsys):
+        paths = write(tmp_path, [1.0, 2.0])
+        path = str(tmp_path / 'checkpoint')
+        if callable(state):
+            state(path)
+        elif state is not None:
+            (tmp_path / 'checkpoint').write_bytes(state)
+        code = run('checkpoints', tmp_path)
+        said = capsys.readouterr().out.splitlines()[3:]
+        if said[0].startswith('a restart '):
+            said = [line % said[0][len('a restart ') :] for line in SAID_OF]
+        ours, plain = [line[len(start) - 2 :] for start, line in zip(SAID_OF, said)]
+        assert plain.startswith(RestartOfPlainTensorFlow(tmp_path).said), plain
+        assert code == (0 if plain.startswith('resumes from ') else 1)
+        try:
+            repair(tmp_path)
+            assert ours == 'resumes from %s, which is finite' % paths[-1]
+            assert RestartOfPlainTensorFlow(tmp_path).said == 'resumes from '
+        except OSError as error:
+            assert ours == 'ends with an error: %s' % error
+
+    def test_a_state_file_without_the_right_to_read_it_is_not_called_damaged(self):
+        with tempfile.TemporaryDirectory() as logdir:  # not tmp_path: others have no way to it
+            os.chmod(logdir, 0o777)
+            write(logdir, [1.0])
+            state = os.path.join(logdir, 'checkpoint')
+            os.chmod(state, 0)
+            told = python('-c', NOT_TO_BE_READ, 'checkpoints', logdir)
+            repaired = python('-c', NOT_TO_BE_READ, 'checkpoints', '--repair', logdir)
+            assert os.listdir(logdir).count('checkpoint.bad') == 0
+            assert os.path.getsize(state) > 0 and os.stat(state).st_mode & 0o777 == 0
+        why = '%s cannot be read: Permission denied' % state
+        assert told.returncode == 1
+        assert told.stdout.splitlines()[2:] == [
+            'slimguard.train ends with an error: ' + why,
+            'plain TensorFlow begins anew: ' + why,
+        ]
+        assert repaired.returncode == 2 and why in repaired.stderr and not repaired.stdout
+
     def test_exit_with_1_if_a_restart_would_begin_anew_beside_them(self, tmp_path, capsys):
         write(tmp_path, [1.0])
         os.remove(str(tmp_path / 'checkpoint'))

@@ -2,10 +2,13 @@
 
 import os
 import pathlib
+import re
 import stat
 
 import pytest
+import tensorflow as tf
 
+import slimguard
 from slimguard import files
 
 
@@ -48,6 +51,47 @@ def test_what_is_no_path_is_a_type_error_that_shows_it(bad):
 def test_a_path_that_cannot_be_says_why(bad, why):
     with pytest.raises(ValueError, match=why):
         files.as_path(bad)
+
+
+@pytest.mark.parametrize('url', ['ram://x', 'gs://bucket/logs', 'file:///x', 'hdfs+s3://h/x'])
+def test_a_url_that_pathlib_has_made_a_local_path_of_is_refused(here, url):
+    scheme = url.partition(':')[0]
+    with pytest.raises(ValueError, match=r"give the URL as a str, '%s://" % re.escape(scheme)):
+        files.as_path(pathlib.Path(url))
+    with pytest.raises(ValueError, match='save_path .* is a local path'):
+        with tf.Graph().as_default():
+            tf.compat.v1.get_variable('w', [])
+            slimguard.FiniteSaver().save(None, pathlib.Path(url))
+    assert os.listdir('.') == []
+
+
+@pytest.mark.parametrize('given', ['ram:/x', 'C:/logs', b'gs:/x'])
+def test_a_local_folder_with_a_colon_is_one(here, given):
+    name = os.fsdecode(given)
+    assert files.as_path(given) == os.path.join(here, name)
+    assert files.as_path(pathlib.Path(here, name)) == os.path.join(here, name)
+
+
+@pytest.mark.parametrize('name', ['C:/logs', 'a/ram:/x', 'ram:x', ':/x'])
+def test_a_path_that_is_no_url_is_none(here, name):
+    assert files.as_path(pathlib.Path(name)) == os.path.join(here, name)
+
+
+def test_a_path_object_that_keeps_the_url_is_one():
+    class Remote(os.PathLike):
+        def __fspath__(self):
+            return 'ram://x'
+
+    assert files.as_path(Remote()) == 'ram://x'
+
+
+@pytest.mark.parametrize('make', [os.mkfifo, os.mkdir])
+def test_what_is_no_regular_file_is_not_opened_and_not_waited_for(here, make):
+    make('there')
+    with pytest.raises(OSError, match='there is no regular file'):
+        files.open_to_read('there')
+    with pytest.raises(FileNotFoundError):
+        files.open_to_read('not there')
 
 
 @pytest.mark.parametrize('name', ['run[1]', 'all*', 'what?', 'back\\slash'])

@@ -2,11 +2,15 @@
 
 import os
 import pathlib
+import shutil
 
 import pytest
 
-from slimguard import logdirs
+import slimguard
+from slimguard import files, logdirs
+from slimguard.__main__ import main
 from tests.children import python
+from tests.models import Linear
 
 
 @pytest.mark.parametrize(
@@ -42,6 +46,53 @@ def test_a_directory_of_other_things_is_none_and_the_error_says_what_was_looked_
     for mark in ('checkpoint', '*.index', '*.meta', 'events.out.tfevents.*', 'slimguard/'):
         assert mark in str(caught.value)
     assert str(tmp_path) in str(caught.value)
+
+
+BUNDLE = os.path.join(os.path.dirname(__file__), 'data', 'made_by_tf115')
+
+
+class TestABundle:
+    """It has a checkpoint in it, and is no logdir: nothing is to be written there."""
+
+    @pytest.fixture
+    def bundle(self, tmp_path):
+        path = tmp_path / 'logs' / 'slimguard' / 'incident-4'
+        shutil.copytree(BUNDLE, str(path))
+        before = sorted(os.listdir(str(path)))
+        yield path
+        assert sorted(os.listdir(str(path))) == before
+
+    def test_is_no_logdir_for_a_command(self, bundle, tmp_path, capsys):
+        for command in (['checkpoints'], ['checkpoints', '--repair'], ['incidents'], ['report']):
+            with pytest.raises(SystemExit) as left:
+                main(command + [str(bundle)])
+            assert left.value.code == 2
+            assert capsys.readouterr().err == (
+                'slimguard: %s is a bundle, which holds one bad step, and no logdir: that of its '
+                'training is %s\n' % (bundle, tmp_path / 'logs')
+            )
+
+    def test_is_no_logdir_for_a_training(self, bundle, tmp_path):
+        model = Linear()
+        words = 'logdir .* is a bundle, .* no logdir: that of its training is .*logs$'
+        with pytest.raises(ValueError, match=words):
+            slimguard.train(model.minimize(), bundle)
+        with pytest.raises(ValueError, match=words):
+            slimguard.NanLossHook(model.loss, logdir=bundle)
+
+    def test_that_was_moved_is_one_too(self, bundle, tmp_path):
+        moved = shutil.copytree(str(bundle), str(tmp_path / 'moved'))
+        assert logdirs.what_is_missing(moved).endswith('no logdir: give that of its training')
+
+    def test_that_a_repair_has_written_to_is_one_too(self, bundle, tmp_path):
+        moved = shutil.copytree(str(bundle), str(tmp_path / 'moved'))
+        open(os.path.join(moved, 'checkpoint'), 'w').close()
+        assert 'is a bundle' in logdirs.what_is_missing(moved)
+
+    def test_is_more_than_a_file_of_its_name(self, tmp_path):
+        for name in ('incident.json', 'checkpoint', 'model.ckpt-1.index'):
+            (tmp_path / name).write_text('')
+        assert logdirs.require_logdir(tmp_path) == files.as_logdir(tmp_path) == str(tmp_path)
 
 
 def test_what_is_no_directory_is_said_so(tmp_path):

@@ -418,7 +418,7 @@ def test_without_a_loss_it_says_what_to_add(tmp_path):
 def test_without_a_record_it_says_what_that_can_mean(tmp_path, capsys):
     (tmp_path / 'checkpoint').write_text('')
     seen = see(tmp_path)
-    said = 'There is no record of incidents: either no step was bad, or no guard wrote here'
+    said = 'There is no record of incidents: no guard was to write here, or else it was deleted.'
     assert said in seen.text
     assert said in capsys.readouterr().err
     assert 'No incident' not in seen.text

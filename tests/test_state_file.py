@@ -2,6 +2,7 @@
 
 import os
 import random
+import tempfile
 
 import pytest
 import tensorflow as tf
@@ -9,6 +10,7 @@ import tensorflow as tf
 import slimguard
 from slimguard import state_file
 from slimguard.repair import repair
+from tests.children import python
 from tests.models import LogLines
 from tests.test_logdir_worlds import newest, save
 
@@ -53,9 +55,51 @@ def test_a_damaged_one_is_put_aside_where_there_is_nothing_to_resume_from(tmp_pa
         tf1.train.latest_checkpoint(str(tmp_path))
     repaired = repair(tmp_path)
     assert repaired.is_lost
-    assert '%s cannot be read: ' % (tmp_path / 'checkpoint') in repaired.said
+    assert '%s is damaged: ' % (tmp_path / 'checkpoint') in repaired.said
     assert newest(tmp_path) is None
     assert (tmp_path / 'checkpoint.bad').exists()
+
+
+def test_it_is_read_once_by_a_repair(logdir, monkeypatch):
+    read, times = state_file.read, []
+    monkeypatch.setattr(state_file, 'read', lambda *args: times.append(1) or read(*args))
+    os.rename(str(logdir / 'model.ckpt-3.index'), str(logdir / 'aside'))
+    assert repair(logdir).resumes_from == str(logdir / 'model.ckpt-2')
+    assert len(times) == 1
+
+
+# With rights of its own: root may read everything.
+SAVES_AGAIN = """\
+import os, sys
+import tensorflow as tf
+from slimguard import saver as savers  # now: as another user, Python's own files may be closed
+tf1 = tf.compat.v1
+tf1.disable_eager_execution()
+if os.getuid() == 0:
+    os.setuid(65534)
+tf1.get_variable('w', initializer=1.0)
+saver = savers.FiniteSaver()
+with tf1.Session() as session:
+    session.run(tf1.global_variables_initializer())
+    saver.save(session, sys.argv[1] + '/m', 1)
+    os.umask(0o777)  # from here on, nobody can read what is written
+    saver.save(session, sys.argv[1] + '/m', 1)
+print('saved')
+"""
+
+
+def test_one_that_cannot_be_read_back_does_not_keep_a_step_from_being_saved_again():
+    with tempfile.TemporaryDirectory() as logdir:  # not tmp_path: others have no way to it
+        os.chmod(logdir, 0o777)
+        done = python('-c', SAVES_AGAIN, logdir)
+    assert done.stdout == 'saved\n', done.stderr
+    assert 'is written over without a spare: ' in done.stderr
+    assert 'checkpoint.making-' in done.stderr and 'Permission denied' in done.stderr
+
+
+def test_its_error_is_an_os_error_that_says_what_is_wrong():
+    error = state_file.DamagedStateError('it is damaged', 'begins anew')
+    assert isinstance(error, OSError) and str(error) == 'it is damaged' and error.errno is None
 
 
 def mutate(content, choose):

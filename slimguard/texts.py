@@ -1,0 +1,42 @@
+"""What others have written (names, errors, lines of a record), made visible, and cut.
+
+Imports no TensorFlow.
+"""
+
+import unicodedata
+from typing import Any
+
+
+def visible(value: Any) -> str:
+    r"""What `value` says, in characters that are what they look like; lines and tabs stay.
+
+    What shows nothing, turns the text around it or speaks to the terminal is written as an escape
+    (``\x1b``, ``\u202e``).
+    """
+    return _escaped(str(value), kept='\n\t')
+
+
+def in_one_line(value: Any) -> str:
+    """As `visible`, with the ends of lines and tabs as escapes, too."""
+    return _escaped(str(value), kept='')
+
+
+def cut(value: Any, most: int, dots: str = '\N{HORIZONTAL ELLIPSIS}') -> str:
+    """The beginning of what `value` says, `most` characters at most."""
+    said = str(value)
+    return said if len(said) <= most else said[: most - len(dots)] + dots
+
+
+def _escaped(text: str, kept: str) -> str:
+    if text.isprintable():
+        return text
+    return ''.join(c if c in kept or _shows(c) else _escape(c) for c in text)
+
+
+def _shows(character: str) -> bool:
+    category = unicodedata.category(character)
+    return category[0] != 'C' and category not in ('Zl', 'Zp')  # these end lines
+
+
+def _escape(character: str) -> str:
+    return character.encode('unicode_escape').decode('ascii')

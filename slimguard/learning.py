@@ -22,6 +22,7 @@ from slimguard.loop import HookedSteps, Schedule
 from slimguard.policies import OnNan
 from slimguard.preemption import Preemption
 from slimguard.progress import progress_bar
+from slimguard.room import Room
 from slimguard.saver import FiniteSaver, offer_saver
 
 tf1 = tf.compat.v1
@@ -236,7 +237,8 @@ def train(
         if summary_writer == _USE_DEFAULT:
             # As the Supervisor would make it, so that incidents go where the run's summaries go.
             summary_writer = tf1.summary.FileWriter(logdir)
-    evidence = _evidence(graph, logdir if saves else None, max_bundles) if capture else {}
+    room = Room(logdir, saver) if saves and capture else None
+    evidence = _evidence(graph, logdir if saves else None, max_bundles, room) if capture else {}
     watchers = [hook for hook in hooks if isinstance(hook, GateWatcher)]
     is_done = functools.partial(_has_reached, number_of_steps, global_step)
     for hook in watchers:
@@ -249,6 +251,10 @@ def train(
     with contextlib.ExitStack() as stack:
         for hook in watchers:
             stack.callback(hook.close)
+        for each in evidence.values():
+            stack.callback(each.close)
+        if room is not None:
+            stack.enter_context(room)
         stack.enter_context(graph.as_default())
         bar = stack.enter_context(progress_bar(progress, number_of_steps))
         steps = HookedSteps(
@@ -304,14 +310,14 @@ def train(
 
 
 def _evidence(
-    graph: tf.Graph, logdir: Optional[str], max_bundles: int
+    graph: tf.Graph, logdir: Optional[str], max_bundles: int, room: Optional[Room]
 ) -> Dict[gates.Gate, Evidence]:
     """What captures the bad steps of each gate."""
     require_max_bundles(max_bundles)
     found = {}
     for gate in dict.fromkeys(gates.gates_of(graph).values()):
         try:
-            found[gate] = Evidence(gate, logdir, max_bundles)
+            found[gate] = Evidence(gate, logdir, max_bundles, room)
         except Exception as error:  # a graph beyond what we know is trained all the same
             tf1.logging.warning('slimguard: nothing will be captured: %s', error)
     return found

@@ -19,6 +19,7 @@ from slimguard.histograms import leave_out_bad_values
 from slimguard.hooks import GateWatcher, with_watcher
 from slimguard.incident import Incident
 from slimguard.loop import HookedSteps, Schedule
+from slimguard.occupancy import occupied
 from slimguard.policies import OnNan
 from slimguard.preemption import Preemption
 from slimguard.progress import progress_bar
@@ -249,6 +250,8 @@ def train(
     if train_step_fn is _slim.train_step and train_step_kwargs == _USE_DEFAULT:
         schedule = Schedule(number_of_steps, log_every_n_steps, trace_every_n_steps)
     with contextlib.ExitStack() as stack:
+        if saves:
+            stack.enter_context(occupied(logdir))
         for hook in watchers:
             stack.callback(hook.close)
         for each in evidence.values():

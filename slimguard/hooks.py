@@ -466,6 +466,7 @@ class NanLossHook(GateWatcher, NanTensorHook):
         becomes the one that a MonitoredTrainingSession uses. Default: the directory that the
         session saves to, if it has a `checkpoint_dir` or a `CheckpointSaverHook`; a log line names
         it. The saver then stays as it is, unless a policy may roll back.
+        One that differs from that directory is taken as it is, and a warning says so.
       ends_job: in a job of several processes, whether 'raise' and 'stop' on this one, or its end
         if it is the chief, end the others as well.
 

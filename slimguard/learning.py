@@ -191,8 +191,8 @@ def train(
       progress: whether to show a progress bar, where stderr is a terminal. It needs the extra
         `progress`.
       capture: whether to keep what a bad step drew (its batch, its dropout masks), to find what
-        made it bad, and, as the chief, to write that into a bundle in ``logdir/slimguard``. Good
-        steps pay next to nothing for it.
+        made it bad, and, as the chief, to write that into a bundle in ``logdir/slimguard``, if the
+        next checkpoint finds room beside it. Good steps pay next to nothing for it.
       max_bundles: how many bundles there may be in `logdir`.
       ends_job: in a job of several processes, whether 'raise' and 'stop' on this one, or its end
         if it is the chief, end the others as well.

@@ -10,6 +10,7 @@ import os
 from typing import Dict, Iterator, List, NamedTuple, Tuple
 
 from slimguard import bundle_folders, files
+from slimguard.bundle_files import JSON
 from slimguard.incident import Incident
 from slimguard.saver import FiniteSaver
 
@@ -21,7 +22,7 @@ class NoRoomError(OSError):
 class _Written(NamedTuple):
     """A bundle of this training: which folder it is, and the incident that names it."""
 
-    identity: Tuple[int, int]
+    identity: Tuple[int, int, int]
     incident: Incident
 
 
@@ -110,9 +111,11 @@ class Room:
         self._saver.make_room = None
 
 
-def _identity(path: str) -> Tuple[int, int]:
+def _identity(path: str) -> Tuple[int, int, int]:
     found = os.lstat(path)
-    return found.st_dev, found.st_ino
+    # The number of a folder that was removed is given away again, and then the time tells.
+    written = os.lstat(os.path.join(path, JSON)).st_mtime_ns
+    return found.st_dev, found.st_ino, written
 
 
 def _is_still(path: str, written: _Written) -> bool:

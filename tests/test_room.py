@@ -218,16 +218,26 @@ def test_lack_of_memory_takes_no_bundle(tmp_path):
     assert len(bundle.paths(str(tmp_path))) == 1
 
 
-def test_what_somebody_put_in_a_bundles_place_is_not_removed(tmp_path):
-    class Swaps(slimguard.NanLossHook):
+def by_another_folder(path):
+    os.rename(path, path + '.kept')
+    shutil.copytree(path + '.kept', path)
+
+
+def by_another_bundle_in_the_folder(path):
+    os.utime(os.path.join(path, 'incident.json'), (1.0, 1.0))
+
+
+@pytest.mark.parametrize('replace', [by_another_folder, by_another_bundle_in_the_folder])
+def test_what_somebody_put_in_a_bundles_place_is_not_removed(tmp_path, replace):
+    class Replaced(slimguard.NanLossHook):
         def on_nan_loss(self, run_context, incident):
-            os.rename(incident.bundle, str(tmp_path / 'kept'))
-            shutil.copytree(str(tmp_path / 'kept'), incident.bundle)
+            replace(incident.bundle)
 
     model = Large(bad=(1,))
+    hooks = [Replaced(model.loss)]
     with pytest.raises(tf.errors.ResourceExhaustedError):
-        train_quietly(model.train_op, tmp_path, saver=FullOnce(NO_ROOM), hooks=[Swaps(model.loss)])
-    assert bundle.is_bundle(str(tmp_path / 'kept')) and len(bundle.paths(str(tmp_path))) == 1
+        train_quietly(model.train_op, tmp_path, saver=FullOnce(NO_ROOM), hooks=hooks)
+    assert len(bundle.paths(str(tmp_path))) == 1
 
 
 def test_a_saver_lets_go_of_a_training_that_has_ended(tmp_path):

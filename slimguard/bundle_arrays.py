@@ -37,6 +37,13 @@ def save_arrays(values: Dict[str, np.ndarray], path: str) -> List[Dict[str, Any]
     return said
 
 
+def bytes_of_array(value: np.ndarray) -> int:
+    """How many bytes `save_arrays` writes for an array."""
+    if value.dtype.kind in 'OSU':
+        return sum(len(tf.compat.as_bytes(text)) + 8 for text in value.ravel().tolist())
+    return value.nbytes
+
+
 def read_arrays(opened: Files, said: List[Dict[str, Any]]) -> Dict[str, np.ndarray]:
     """Reads what `save_arrays` wrote; `said` is what it returned, by way of incident.json.
 

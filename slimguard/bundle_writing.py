@@ -5,19 +5,19 @@ import json
 import math
 import os
 import platform
-from typing import Any, Dict, Optional
+from typing import Any, Callable, Dict, Optional
 
 import numpy as np
 import tensorflow as tf
 
 from slimguard import bundle_folders, files
-from slimguard.bundle_arrays import save_arrays
+from slimguard.bundle_arrays import bytes_of_array, save_arrays
 from slimguard.bundle_files import ARRAYS, GRAPH, JSON, STATE, BundleError, most_bytes
 from slimguard.bundle_reading import MOST_ROWS, VERSION, check_sizes
 from slimguard.bundle_state import run_alone
 from slimguard.capture import Capture
 from slimguard.diagnose import Diagnosis
-from slimguard.step import export, variables_in_chunks
+from slimguard.step import Plain, bytes_of, export, variables_in_chunks
 
 tf1 = tf.compat.v1
 
@@ -30,6 +30,7 @@ def write(
     values: Dict[str, np.ndarray],
     diagnosis: Optional[Diagnosis] = None,
     max_bundles: int = 5,
+    require_room: Callable[[int], None] = lambda size: None,
 ) -> str:
     """Writes a bundle, and removes the oldest ones beyond `max_bundles`.
 
@@ -43,6 +44,8 @@ def write(
       values: what the step drew, as `capture.take` returned it.
       diagnosis: the `Diagnosis`, if there is one.
       max_bundles: how many bundles there may be in `logdir`; at least 1.
+      require_room: called with the size that the bundle will have, in bytes, before anything of it
+        is written. It raises if that is too much.
 
     Returns:
       The path of the bundle.
@@ -57,6 +60,7 @@ def write(
     parent = bundle_folders.folder(logdir)
     files.make_dirs(parent)
     plain = export(capture)
+    require_room(_size(capture, plain, values))
     with bundle_folders.Making(parent) as making:
         _write(making.path, GRAPH, plain.graph_def.SerializeToString())
         save_state(session, capture, plain.names['variables'], os.path.join(making.path, STATE))
@@ -75,6 +79,12 @@ def write(
         path = making.publish(incident.step)
     bundle_folders.remove_oldest(logdir, max_bundles, path)
     return path
+
+
+def _size(capture: Capture, plain: Plain, values: Dict[str, np.ndarray]) -> int:
+    """How large the bundle will be, about: all but what is said in words."""
+    variables = sum(bytes_of(capture.reads[name]) for name in plain.names['variables'])
+    return plain.graph_def.ByteSize() + variables + sum(map(bytes_of_array, values.values()))
 
 
 def _write(folder: str, name: str, content: bytes) -> None:

@@ -2,47 +2,48 @@
 
 import sys
 from types import FrameType
-from typing import Iterator, Optional
+from typing import Dict, Iterator, List, Optional
 
 import tensorflow as tf
 
 tf1 = tf.compat.v1
 
 
-def checkpoint_dir_for(hook: tf1.train.SessionRunHook) -> Optional[str]:
-    """Where the training that calls `hook.begin` keeps its checkpoints; None if it keeps none.
+def checkpoint_dirs_for(hook: tf1.train.SessionRunHook) -> List[str]:
+    """Where the training that calls `hook.begin` keeps its checkpoints; empty if it keeps none.
 
     A hook gets neither its session nor the other hooks. But whoever calls `begin` has them, so
     they are looked for among the arguments of the callers: a `CheckpointSaverHook` in `hooks`
     beside this one, or the `checkpoint_dir` of a MonitoredTrainingSession, which has no such hook
-    where the process is not the chief.
+    where the process is not the chief. There may be several; the first is the session's own.
     """
+    found: Dict[str, None] = {}
     for frame in _callers():
-        found = _beside(hook, frame.f_locals.get('hooks')) or _of_session(frame)
-        if found:
-            return found
-    return None
+        found.update(dict.fromkeys(_beside(hook, frame.f_locals.get('hooks'))))
+        found.update(dict.fromkeys(_of_session(frame)))
+    return list(found)
 
 
 def _callers() -> Iterator[FrameType]:
-    frame = sys._getframe(1)  # type: Optional[FrameType]
+    frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
-def _beside(hook, hooks) -> Optional[str]:
+def _beside(hook, hooks) -> List[str]:
     if not isinstance(hooks, (list, tuple)) or not any(one is hook for one in hooks):
-        return None
+        return []
     savers = [one for one in hooks if isinstance(one, tf1.train.CheckpointSaverHook)]
     # `_checkpoint_dir` is what the argument `checkpoint_dir` is kept as, from TensorFlow 1.0 to
     # 2.21 at least; there is no public name.
     found = [getattr(saver, '_checkpoint_dir', None) for saver in savers]
-    return next(filter(None, found), None)
+    return [each for each in found if each]
 
 
-def _of_session(frame: FrameType) -> Optional[str]:
+def _of_session(frame: FrameType) -> List[str]:
     module = str(frame.f_globals.get('__name__'))
     if frame.f_code.co_name != 'MonitoredTrainingSession' or not module.startswith('tensorflow'):
-        return None
-    return frame.f_locals.get('checkpoint_dir')
+        return []
+    found = frame.f_locals.get('checkpoint_dir')
+    return [found] if found else []

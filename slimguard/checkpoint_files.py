@@ -16,8 +16,9 @@ _META = re.compile(r'(.+)\.meta$')
 _ENDS = ('.index', '.data-?????-of-?????', '', '-?????-of-?????')
 _STEP = re.compile(r'-(\d+)(-\?+-of-\d+)?$')
 _SHARDS = re.compile(r'-\?{5}-of-\d{5}$')
-# What a failed save leaves beside a checkpoint's own files, or in their place.
-_LEFTOVERS = ('.index*', '.data-*', '.tempstate*', '_temp*/*', '_temp*')
+# What a save that is cut short leaves beside a checkpoint's own files; and what in their place.
+_TEMPORARY = ('.index.tempstate*', '.data-*.tempstate*', '.tempstate*', '_temp*/*', '_temp*')
+_LEFTOVERS = ('.index*', '.data-*') + _TEMPORARY
 
 
 class Checkpoint(NamedTuple):
@@ -61,7 +62,17 @@ def files_of(path: str) -> List[str]:
 
 def remove(path: str) -> None:
     """Removes what a save that failed or was refused has left behind."""
-    for name in _with_ends(path, _LEFTOVERS) + files_of(path):
+    remove_files(_with_ends(path, _LEFTOVERS) + files_of(path))
+
+
+def remove_temporary(path: str) -> None:
+    """Removes what a save that failed has left beside the checkpoint `path`, which stays."""
+    remove_files(_with_ends(path, _TEMPORARY))
+
+
+def remove_files(names: List[str]) -> None:
+    """Removes files, and folders that are empty, as far as possible."""
+    for name in names:
         try:
             if files.is_remote(name):
                 tf.io.gfile.remove(name)

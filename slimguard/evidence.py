@@ -2,9 +2,13 @@
 
 :class:`Evidence` puts :mod:`capture`, :mod:`diagnose` and :mod:`bundle` together for the loops that
 train. Whatever goes wrong here is logged and forgotten: it must not hide the incident.
+A failure may come with each bad step: the log has the first of a kind in full, then one in ten
+seconds, with the number it held back.
 """
 
-from typing import NamedTuple, Optional, Sequence
+import collections
+import time
+from typing import Callable, Dict, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
 
@@ -13,6 +17,8 @@ from slimguard.capture import Capture
 from slimguard.diagnose import Diagnosis, diagnose
 from slimguard.gate import Gate, Label
 from slimguard.incident import replay_hint
+from slimguard.rate import Rate
+from slimguard.room import NoRoomError, Room
 
 tf1 = tf.compat.v1
 
@@ -38,18 +44,30 @@ class Evidence:
       logdir: where bundles go; None to write none. What a process that was killed has left of one
         there is removed.
       max_bundles: how many bundles there may be in `logdir`.
+      room: what bundles share with the training's checkpoints; None if there are none to be.
+      clock: seconds that only grow.
 
     Attributes:
       capture: the `Capture`.
       fetch: an Operation to fetch in every step, beside the train op.
     """
 
-    def __init__(self, gate: Gate, logdir: Optional[str] = None, max_bundles: int = 5):
+    def __init__(
+        self,
+        gate: Gate,
+        logdir: Optional[str] = None,
+        max_bundles: int = 5,
+        room: Optional[Room] = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         require_max_bundles(max_bundles)
         self.capture = Capture(gate)
         self.fetch = self.capture.fetch
         self._logdir = None if logdir is None else files.as_path(logdir)
         self._max_bundles = max_bundles
+        self._room = room
+        self._no_room = Rate(seconds=None)
+        self._failures: Dict[str, Rate] = collections.defaultdict(lambda: Rate(clock=clock))
         if self._logdir is not None:
             _tidy_up(self._logdir)
 
@@ -68,20 +86,56 @@ class Evidence:
             if not (is_last or self._has_room()):
                 return Found()
         except Exception as error:
-            return _failed('what the bad step drew could not be taken', error)
+            self._say('what the bad step drew could not be taken', error)
+            return Found()
+        diagnosis = None  # type: Optional[Diagnosis]
         try:
-            diagnosis = diagnose(session, self.capture, values, labels)  # type: Optional[Diagnosis]
+            diagnosis = diagnose(session, self.capture, values, labels)
         except Exception as error:
-            diagnosis = _failed('the bad step could not be diagnosed', error).diagnosis
+            self._say('the bad step could not be diagnosed', error)
         if self._logdir is None:
             return Found(diagnosis)
         try:
-            path = bundle.write(
-                self._logdir, session, self.capture, incident, values, diagnosis, self._max_bundles
-            )
+            return Found(diagnosis, self._write(session, incident, values, diagnosis))
+        except NoRoomError as error:
+            if self._no_room.is_due():
+                tf1.logging.warning(
+                    'slimguard: no bundle is written: %s. Until there is room, incidents have '
+                    'none; this is said once.',
+                    error,
+                )
         except Exception as error:
-            return _failed('the bundle could not be written', error)._replace(diagnosis=diagnosis)
-        return Found(diagnosis, path)
+            self._say('the bundle could not be written', error)
+        return Found(diagnosis)
+
+    def close(self) -> None:
+        """Says how many lines were held back."""
+        told = [(what, rate) for what, rate in self._failures.items() if rate.held_back]
+        for what, rate in told:
+            tf1.logging.error(
+                'slimguard: %s: %d more since the last of these lines', what, rate.held_back
+            )
+            rate.held_back = 0
+        if self._no_room.held_back:
+            tf1.logging.warning(
+                'slimguard: for lack of room %d incidents more have no bundle.',
+                self._no_room.held_back,
+            )
+            self._no_room.held_back = 0
+
+    def _write(self, session, incident, values, diagnosis: Optional[Diagnosis]) -> str:
+        given = self._logdir, session, self.capture, incident, values, diagnosis, self._max_bundles
+        if self._room is None:
+            return bundle.write(*given)
+        with self._room.for_bundle():
+            path = bundle.write(*given, require_room=self._room.require)
+            self._room.note(path, incident)
+        return path
+
+    def _say(self, what: str, error: Exception) -> None:
+        rate = self._failures[what]
+        if rate.is_due():
+            _log_failure(what, error, rate.told())
 
     def _has_room(self) -> bool:
         try:
@@ -95,7 +149,9 @@ def _tidy_up(logdir: str) -> None:
     try:
         bundle.remove_abandoned(logdir)
     except Exception as error:
-        _failed('what is left of unfinished bundles in %s could not be removed' % logdir, error)
+        _log_failure(
+            'what is left of unfinished bundles in %s could not be removed' % logdir, error
+        )
 
 
 def require_max_bundles(max_bundles) -> None:
@@ -104,6 +160,5 @@ def require_max_bundles(max_bundles) -> None:
         raise ValueError('max_bundles must be an int, at least 1, not %r' % (max_bundles,))
 
 
-def _failed(what: str, error: Exception) -> Found:
-    tf1.logging.error('slimguard: %s: %s: %s', what, type(error).__name__, error)
-    return Found()
+def _log_failure(what: str, error: Exception, more: str = '') -> None:
+    tf1.logging.error('slimguard: %s: %s: %s%s', what, type(error).__name__, error, more)

@@ -6,6 +6,7 @@ A path is read once, where it is given: :func:`as_path` makes it absolute there,
 
 import os
 import re
+import shutil
 import stat
 import uuid
 from typing import IO, Any, Callable, List, Optional, Sequence, Tuple, Type, Union
@@ -189,6 +190,31 @@ def errors(path: str) -> Tuple[Type[Exception], ...]:
 def make_dirs(path: str) -> None:
     """Makes a directory and its parents, unless they are there."""
     _gfile().makedirs(path) if is_remote(path) else os.makedirs(path, exist_ok=True)
+
+
+def free_bytes(path: str) -> Optional[int]:
+    """How much room there is on the file system of a local directory, for who runs this process.
+
+    None if that cannot be told: some file systems of a network say that they have no blocks at all.
+    """
+    try:
+        total, _, free = shutil.disk_usage(path)
+    except OSError:
+        return None
+    return free if total > 0 else None
+
+
+def is_same_disk(path: str, other: str) -> bool:
+    """Whether two local paths are on one file system: what one takes, the other lacks."""
+    try:
+        return os.stat(path).st_dev == os.stat(other).st_dev
+    except OSError:
+        return False
+
+
+def megabytes(size: float) -> str:
+    """A number of bytes for people."""
+    return '%.1f MB' % (size / 1e6)
 
 
 def write_atomically(

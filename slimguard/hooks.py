@@ -11,9 +11,9 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 import numpy as np
 import tensorflow as tf
 
-from slimguard import files, graphs
+from slimguard import files, graphs, state_file
 from slimguard import gate as gates
-from slimguard.checkpoint_dir import checkpoint_dir_for
+from slimguard.checkpoint_dir import checkpoint_dirs_for
 from slimguard.cluster import Job, job_of
 from slimguard.histograms import leave_out_bad_values
 from slimguard.incident import Incident, NanLossError
@@ -120,6 +120,8 @@ class GateWatcher(SessionRunHook):
         self.job = None
         self._ladder = Ladder(self.on_nan, self._otherwise)
         self._directory = self.logdir or self._find_directory()
+        if self.logdir is not None and self._saver is None:  # else `train` saves to it
+            self._compare_directories()
         if self._ladder.may(Rollback) and self._directory is None:
             raise ValueError(_NO_LOGDIR)
         self._restorer = None
@@ -133,12 +135,12 @@ class GateWatcher(SessionRunHook):
 
     def _find_directory(self) -> Optional[str]:
         """Where the session saves, for a hook that was given no logdir; says so."""
-        found = checkpoint_dir_for(self)
-        if found is None:
+        dirs = checkpoint_dirs_for(self)
+        if not dirs:
             return None
         # A directory that TensorFlow can save to and never restore from will do for the record.
         read = files.as_logdir if self._ladder.may(Rollback) else files.as_path
-        found = read(found, 'checkpoint_dir')
+        found = read(dirs[0], 'checkpoint_dir')
         tf1.logging.warning(
             'slimguard: %s has no logdir; incidents go to %s, where this session keeps its '
             'checkpoints.',
@@ -146,6 +148,21 @@ class GateWatcher(SessionRunHook):
             found,
         )
         return found
+
+    def _compare_directories(self) -> None:
+        """Says so where the session saves to another directory than ours."""
+        dirs = [files.as_path(each, 'checkpoint_dir') for each in checkpoint_dirs_for(self)]
+        if not dirs or any(state_file.is_same(self.logdir, each) for each in dirs):
+            return
+        tf1.logging.warning(
+            'slimguard: %s records incidents in %s, its logdir, but this session keeps its '
+            'checkpoints in %s.%s To have all in one place, pass logdir=%r, or none.',
+            type(self).__name__,
+            self.logdir,
+            dirs[0],
+            _ROLLS_BACK % self.logdir if self._may_go_back() else '',
+            dirs[0],
+        )
 
     def _may_go_back(self) -> bool:
         """Whether a policy rolls back; a callable may say so."""
@@ -449,6 +466,7 @@ class NanLossHook(GateWatcher, NanTensorHook):
         becomes the one that a MonitoredTrainingSession uses. Default: the directory that the
         session saves to, if it has a `checkpoint_dir` or a `CheckpointSaverHook`; a log line names
         it. The saver then stays as it is, unless a policy may roll back.
+        One that differs from that directory is taken as it is, and a warning says so.
       ends_job: in a job of several processes, whether 'raise' and 'stop' on this one, or its end
         if it is the chief, end the others as well.
 
@@ -582,6 +600,11 @@ _NO_LOGDIR = (
     "on_nan='rollback' restores a checkpoint, and no logdir is given to find it in: pass "
     'logdir=... to slimguard.train(), checkpoint_dir=... to MonitoredTrainingSession, or '
     'NanLossHook(..., logdir=...) with the directory that the session saves to'
+)
+
+_ROLLS_BACK = (
+    ' A rollback restores what is in %s: not what this session saves, but an older state, or that '
+    'of another training.'
 )
 
 # What ends a step, and is no failure of the handling: the policy's own error, and what makes a

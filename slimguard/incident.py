@@ -28,7 +28,8 @@ class Incident:
         itself.
       restored: the checkpoint that a rollback restored.
       diagnosis: what made the step bad, in a few lines, where it was captured.
-      bundle: the folder to run the step again from: ``python -m slimguard replay BUNDLE``.
+      bundle: the folder to run the step again from: ``python -m slimguard replay BUNDLE``. None if
+        there is none, or none any more as a checkpoint needed its room.
       worker: the process of a cluster it happened in, such as ``'/job:worker/task:1'``.
     """
 
@@ -155,12 +156,17 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.Inva
 
     def __init__(self, incident: Incident):
         self.incident = incident
-        lines = ['Bad step ' + str(incident)]
-        if incident.diagnosis is not None:
-            lines.append(incident.diagnosis)
-        if incident.bundle is not None:
-            lines.append(replay_hint(incident.bundle))
-        tf.errors.InvalidArgumentError.__init__(self, None, None, '\n'.join(lines))
+        tf.errors.InvalidArgumentError.__init__(self, None, None, self.message)
+
+    @property
+    def message(self) -> str:
+        """What happened. It is put together when it is read: a bundle may be gone by then."""
+        lines = ['Bad step ' + str(self.incident)]
+        if self.incident.diagnosis is not None:
+            lines.append(self.incident.diagnosis)
+        if self.incident.bundle is not None:
+            lines.append(replay_hint(self.incident.bundle))
+        return '\n'.join(lines)
 
     def __str__(self) -> str:
         return self.message

@@ -18,12 +18,12 @@ import tensorflow as tf
 
 from slimguard import files, texts
 from slimguard.incident import Incident
+from slimguard.rate import Rate
 
 tf1 = tf.compat.v1
 
-# The first incidents are logged one by one; of those after them that a training goes on from, one
-# in so many seconds.
-_FIRST, _SECONDS = 10, 10.0
+# The first incidents are logged one by one.
+_FIRST = 10
 
 # No line is longer: readers need not hold what may be gigabytes.
 _LONGEST_LINE = 2**20
@@ -261,9 +261,7 @@ class Journal:
         self.count = 0
         self._file = None if logdir is None else IncidentFile(logdir)
         self._summary_writer = summary_writer
-        self._clock = clock
-        self._held_back = 0
-        self._spoke = 0.0
+        self._rate = Rate(_FIRST, clock=clock)
         if self._file is not None:
             self._file.make()
 
@@ -277,13 +275,13 @@ class Journal:
 
     def close(self) -> None:
         """Says how many log lines were held back, and closes the file."""
-        if self._held_back:
+        if self._rate.held_back:
             tf1.logging.warning(
                 'slimguard: %d incidents in all; the last %d were not logged one by one.',
                 self.count,
-                self._held_back,
+                self._rate.held_back,
             )
-            self._held_back = 0
+            self._rate.held_back = 0
         if self._file is not None:
             self._file.close()
 
@@ -304,20 +302,13 @@ class Journal:
 
     def _log(self, incident: Incident, done_by: str) -> None:
         goes_on = incident.action in ('skip', 'on_nan_loss')
-        now = self._clock()
-        if goes_on and self.count > _FIRST and now - self._spoke < _SECONDS:
-            self._held_back += 1
+        if not self._rate.is_due(must=not goes_on):
             return
-        self._spoke = now
         done = _DONE.get(incident.action or '', 'left to ' + done_by)
         if incident.restored is not None:
             done += ' to ' + incident.restored
-        held_back = ''
-        if self._held_back:
-            held_back = ' (%d more since the last of these lines)' % self._held_back
-            self._held_back = 0
         log = tf1.logging.warning if incident.action == 'skip' else tf1.logging.error
-        log('slimguard: incident %d %s; %s.%s', self.count, incident, done, held_back)
+        log('slimguard: incident %d %s; %s.%s', self.count, incident, done, self._rate.told())
 
 
 class Record(NamedTuple):

@@ -19,9 +19,11 @@ from slimguard.histograms import leave_out_bad_values
 from slimguard.hooks import GateWatcher, with_watcher
 from slimguard.incident import Incident
 from slimguard.loop import HookedSteps, Schedule
+from slimguard.occupancy import occupied
 from slimguard.policies import OnNan
 from slimguard.preemption import Preemption
 from slimguard.progress import progress_bar
+from slimguard.room import Room
 from slimguard.saver import FiniteSaver, offer_saver
 
 tf1 = tf.compat.v1
@@ -189,8 +191,8 @@ def train(
       progress: whether to show a progress bar, where stderr is a terminal. It needs the extra
         `progress`.
       capture: whether to keep what a bad step drew (its batch, its dropout masks), to find what
-        made it bad, and, as the chief, to write that into a bundle in ``logdir/slimguard``. Good
-        steps pay next to nothing for it.
+        made it bad, and, as the chief, to write that into a bundle in ``logdir/slimguard``, if the
+        next checkpoint finds room beside it. Good steps pay next to nothing for it.
       max_bundles: how many bundles there may be in `logdir`.
       ends_job: in a job of several processes, whether 'raise' and 'stop' on this one, or its end
         if it is the chief, end the others as well.
@@ -236,7 +238,8 @@ def train(
         if summary_writer == _USE_DEFAULT:
             # As the Supervisor would make it, so that incidents go where the run's summaries go.
             summary_writer = tf1.summary.FileWriter(logdir)
-    evidence = _evidence(graph, logdir if saves else None, max_bundles) if capture else {}
+    room = Room(logdir, saver) if saves and capture else None
+    evidence = _evidence(graph, logdir if saves else None, max_bundles, room) if capture else {}
     watchers = [hook for hook in hooks if isinstance(hook, GateWatcher)]
     is_done = functools.partial(_has_reached, number_of_steps, global_step)
     for hook in watchers:
@@ -247,8 +250,14 @@ def train(
     if train_step_fn is _slim.train_step and train_step_kwargs == _USE_DEFAULT:
         schedule = Schedule(number_of_steps, log_every_n_steps, trace_every_n_steps)
     with contextlib.ExitStack() as stack:
+        if saves:
+            stack.enter_context(occupied(logdir))
         for hook in watchers:
             stack.callback(hook.close)
+        for each in evidence.values():
+            stack.callback(each.close)
+        if room is not None:
+            stack.enter_context(room)
         stack.enter_context(graph.as_default())
         bar = stack.enter_context(progress_bar(progress, number_of_steps))
         steps = HookedSteps(
@@ -304,14 +313,14 @@ def train(
 
 
 def _evidence(
-    graph: tf.Graph, logdir: Optional[str], max_bundles: int
+    graph: tf.Graph, logdir: Optional[str], max_bundles: int, room: Optional[Room]
 ) -> Dict[gates.Gate, Evidence]:
     """What captures the bad steps of each gate."""
     require_max_bundles(max_bundles)
     found = {}
     for gate in dict.fromkeys(gates.gates_of(graph).values()):
         try:
-            found[gate] = Evidence(gate, logdir, max_bundles)
+            found[gate] = Evidence(gate, logdir, max_bundles, room)
         except Exception as error:  # a graph beyond what we know is trained all the same
             tf1.logging.warning('slimguard: nothing will be captured: %s', error)
     return found

@@ -12,10 +12,12 @@ may be, the file is read.
 """
 
 import contextlib
+import functools
 import os
+import re
 import threading
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
 
@@ -36,6 +38,14 @@ _REFUSED = 'slimguard: not finite, so this checkpoint is not written:'
 _TRIES, _PAUSE = 5, 0.05
 # How many refused saves are remembered.
 _REMEMBERED = 100
+# What a checkpoint takes beyond its values: a part of them, and so many bytes for the names, the
+# collections of the graph, the state file, and the events that are written meanwhile.
+_MORE, _MARGIN = 1.05, 1 << 20
+# What TensorFlow's errors say of a disk that is full, from 1.15 to 2.21: they are of a class,
+# ResourceExhaustedError, that stands for lack of memory as well.
+_FULL = ('No space left on device', 'Disk quota exceeded')
+# Where they name a file that was to replace another: it is left behind.
+_UNFINISHED = re.compile(r'(\S.*\.tmp[0-9a-f]{32}); (?:%s)' % '|'.join(_FULL))
 
 
 class FiniteSaver(tf1.train.Saver):
@@ -52,7 +62,8 @@ class FiniteSaver(tf1.train.Saver):
     None; the checkpoints that exist stay, and so does the state file.
 
     A save that fails, because the disk is full, say, raises TensorFlow's error as ever; what it
-    had written is removed.
+    had written is removed. In `slimguard.train`, the bundles that this training wrote give way
+    first, and the save is tried once more.
 
     Args:
       var_list: what to save, as for a Saver; or the Saver to wrap, with all its settings.
@@ -62,6 +73,8 @@ class FiniteSaver(tf1.train.Saver):
       refused: an `Incident` for each of the last refused saves.
       failure: the error of the last save, if it could not be written; else None.
       lock: held while a checkpoint is saved or restored; threads save as well.
+      make_room: called where a checkpoint does not fit on its disk, with its folder and the bytes
+        it may need; removes what is worth less, and returns the paths. None for nothing.
 
     Raises:
       ValueError: if there are settings beside a Saver to wrap; as a Saver does.
@@ -71,7 +84,9 @@ class FiniteSaver(tf1.train.Saver):
     def __init__(self, var_list=None, **settings):
         self.refused: List[Incident] = []
         self.failure = None  # type: Optional[tf.errors.OpError]
+        self.make_room = None  # type: Optional[Callable[[str, int], List[str]]]
         self._checked = None  # type: Optional[_CheckedSave]
+        self._graph_size = -1, 0  # the version of the graph, and its size
         # The Supervisor saves from a thread of its own, and a rollback restores meanwhile.
         self.lock = threading.RLock()
         if isinstance(var_list, tf1.train.Saver):
@@ -140,7 +155,8 @@ class FiniteSaver(tf1.train.Saver):
             session = _SavingSession(sess, self._checked, self._saver, spare)
             self.failure = None
             try:
-                saved = self._saver.save(session, path, *rest, **kwargs)
+                save = functools.partial(self._saver.save, session, path, *rest, **kwargs)
+                saved = self._save_or_make_room(save, path, session)
                 return given + saved[len(path) :]
             except _NotFinite as refusal:
                 self._refuse(refusal, path)
@@ -150,6 +166,64 @@ class FiniteSaver(tf1.train.Saver):
                 raise
             finally:
                 spare.drop()
+
+    def room_needed(self) -> int:
+        """How many bytes the next checkpoint may take on its disk, its graph included; generously.
+
+        It is written beside those that exist: the oldest goes once the new one is whole.
+        """
+        if self._checked is None:
+            return 0
+        newest = self._saver.last_checkpoints[-1:]
+        # What has no shape in the graph, a table say, is known from what was saved of it.
+        saved = max([self._checked.size] + [checkpoint_files.look_at(p).size for p in newest])
+        return int(saved * _MORE) + self._size_of_graph() + _MARGIN
+
+    def _size_of_graph(self) -> int:
+        graph = self._checked.save_tensor.graph
+        if self._graph_size[0] != graph.version:
+            try:
+                self._graph_size = graph.version, graph.as_graph_def().ByteSize()
+            except (ValueError, tf.errors.OpError):  # of two gigabytes and more, none is saved
+                self._graph_size = graph.version, 0
+        return self._graph_size[1]
+
+    def _save_or_make_room(self, save: Callable[[], str], path: str, session) -> str:
+        """Saves; on a full disk, what is worth less than a checkpoint gives way to it."""
+        try:
+            return save()
+        except tf.errors.OpError as error:
+            if not _is_for_lack_of_room(error):
+                raise
+            written = session.written or path
+            _remove_half_written(written, error)
+            removed = self._make_room(os.path.dirname(path))
+            if not removed:
+                raise
+        what = 'the bundle %s' if len(removed) == 1 else 'the bundles %s'
+        what = what % ', '.join(removed)
+        tf1.logging.warning(
+            'slimguard: %s of this training gave way to checkpoint %s, which had no room; saving '
+            'it once more.',
+            what,
+            written,
+        )
+        try:
+            saved = save()
+        except tf.errors.OpError as error:
+            if not _is_for_lack_of_room(error):
+                raise
+            _remove_half_written(written, error)
+            said = '%s; slimguard had removed %s of this training to make room, and saved once more'
+            message = said % (_reason(error), what)
+            raise type(error)(error.node_def, error.op, message) from None
+        tf1.logging.warning('slimguard: checkpoint %s is written.', saved)
+        return saved
+
+    def _make_room(self, folder: str) -> List[str]:
+        if self.make_room is None or files.is_remote(folder):
+            return []
+        return self.make_room(folder, self.room_needed())
 
     def _build_checks(self) -> None:
         if self._checked is not None or self._saver.saver_def is None:
@@ -206,12 +280,14 @@ class _SavingSession(SessionWrapper):
         self._checked = checked
         self._saver_def = saver.saver_def
         self._spare = spare
+        self.written = None  # type: Optional[str]  # the prefix, once it is known
 
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
         is_name = isinstance(fetches, str)
         if not is_name or fetches != self._saver_def.save_tensor_name:
             return self._session.run(fetches, feed_dict, options, run_metadata)
         (path,) = feed_dict.values()
+        self.written = path
         self._spare.make(path)
         found = gates.gates_of(self.graph).values()
         transient = any(gate.transient for gate in found)
@@ -332,6 +408,7 @@ class _CheckedSave:
 
     Attributes:
       save_tensor: the tensor to run in place of `SaverDef.save_tensor_name`.
+      size: the bytes of all that is saved and whose shape is known.
       has_refs: whether ref variables of floats are saved.
       refs_ahead: a tensor whose evaluation raises if one of those is not finite; None without.
     """
@@ -340,6 +417,7 @@ class _CheckedSave:
         save_tensor = graph.as_graph_element(saver_def.save_tensor_name)
         order = graphs.ancestors([save_tensor.op])
         saves = [op for op in order if op.type in _SAVES]
+        self.size = sum(_bytes_of(tensor) for op in saves for tensor in _values_of(op))
         saved = list(_saved_floats(saves))
         refs = [value for value in saved if graphs.is_reference(value.tensor)]
         others = [value for value in saved if not graphs.is_reference(value.tensor)]
@@ -375,13 +453,22 @@ class _Saved(NamedTuple):
 
 def _saved_floats(saves: Sequence[tf.Operation]):
     for op in saves:
-        # filename, names, and slices but for the oldest; then the values.
-        first = 2 if op.type == 'Save' else 3
         names = tf.get_static_value(op.inputs[1])
-        for number, tensor in enumerate(list(op.inputs)[first:]):
+        for number, tensor in enumerate(_values_of(op)):
             if graphs.is_float(tensor):
                 name = tensor.op.name if names is None else tf.compat.as_str_any(names[number])
                 yield _Saved(_source(tensor), name)
+
+
+def _values_of(op: tf.Operation) -> List[tf.Tensor]:
+    """What an op saves."""
+    # After filename, names, and slices but for the oldest.
+    return list(op.inputs)[2 if op.type == 'Save' else 3 :]
+
+
+def _bytes_of(tensor: tf.Tensor) -> int:
+    is_known = tensor.shape.is_fully_defined()
+    return tensor.shape.num_elements() * tensor.dtype.base_dtype.size if is_known else 0
 
 
 def _source(tensor):
@@ -428,6 +515,20 @@ def _is_bad(tensor: tf.Tensor) -> tf.Tensor:
 def _reason(error: tf.errors.OpError) -> str:
     """The line of an error that says what is wrong; TensorFlow puts it between two tracebacks."""
     return error.message.partition('\n\t [[')[0].strip().rpartition('\n')[2]
+
+
+def _is_for_lack_of_room(error: tf.errors.OpError) -> bool:
+    return any(said in error.message for said in _FULL)
+
+
+def _remove_half_written(path: str, error: tf.errors.OpError) -> None:
+    """Removes what TensorFlow leaves where there is no room: it takes what room there was."""
+    checkpoint_files.remove_temporary(path)
+    folder = os.path.dirname(path)
+    # Of the state file or of the graph, and named in the error: nobody else's.
+    for name in _UNFINISHED.findall(error.message):
+        if os.path.dirname(name) == folder:
+            checkpoint_files.remove_files([name])
 
 
 def offer_saver(graph: tf.Graph, saver: Optional[tf1.train.Saver] = None) -> tf1.train.Saver:

@@ -134,7 +134,7 @@ class Step:
         chunk: List[tf.Tensor] = []
         size = 0
         for tensor in tensors:
-            more = _bytes(tensor, rows)
+            more = bytes_of(tensor, rows)
             if chunk and size + more > _CHUNK_BYTES:
                 yield chunk
                 chunk, size = [], 0
@@ -550,7 +550,7 @@ def variables_in_chunks(session, capture: Capture, names) -> Iterable[Dict[str, 
     size = 0
     for name in names:
         read = capture.reads[name]
-        more = _bytes(read, 1)
+        more = bytes_of(read, 1)
         if chunk and size + more > _VARIABLE_BYTES:
             yield session.run(chunk)
             chunk, size = {}, 0
@@ -560,7 +560,8 @@ def variables_in_chunks(session, capture: Capture, names) -> Iterable[Dict[str, 
         yield session.run(chunk)
 
 
-def _bytes(tensor: tf.Tensor, rows: int) -> int:
+def bytes_of(tensor: tf.Tensor, rows: int = 1) -> int:
+    """How large a tensor is, about; what is not known of its shape counts as `rows`."""
     if tensor.shape.rank is None:
         return _UNKNOWN_BYTES
     sizes = [size or rows for size in tensor.shape.as_list()]

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from tests.models import Linear, LogLines, checkpoint_at, records_in
+from tests.models import Linear, LogLines, checkpoint_at, records_in, train_quietly
 
 tf1 = tf.compat.v1
 
@@ -190,3 +190,80 @@ def test_a_relative_directory_is_where_it_was_when_the_session_began(tmp_path, m
         run(session, train_op, 3)
     assert not os.path.exists(os.path.join('log', 'slimguard'))
     assert recorded(tmp_path / 'log') == [(3, 'skip')]
+
+
+class TestTwoDirectories:
+    """A logdir that is not where the session saves."""
+
+    def said(self, loop, tmp_path, logdir, on_nan='rollback'):
+        train_op, hook = build(on_nan, logdir=logdir)
+        with LogLines() as lines:
+            loop(hook, train_op, tmp_path)
+        return [line for line in lines if 'but this session keeps' in line], hook
+
+    @pytest.mark.parametrize('loop', LOOPS[:4])
+    def test_one_line_says_which_is_used_for_what(self, loop, tmp_path):
+        ours, theirs = tmp_path / 'ours', tmp_path / 'theirs'
+        (line,), hook = self.said(loop, theirs, ours)
+        assert line == (
+            'slimguard: NanLossHook records incidents in %s, its logdir, but this session keeps '
+            'its checkpoints in %s. A rollback restores what is in %s: not what this session '
+            'saves, but an older state, or that of another training. To have all in one place, '
+            'pass logdir=%r, or none.' % (ours, theirs, ours, str(theirs))
+        )
+        (incident,) = hook.incidents
+        if loop is not in_a_watched_session:  # it is alone, and saves nothing first
+            assert incident.restored == str(ours / 'model.ckpt-0')
+
+    def test_without_a_rollback_only_the_record_is_elsewhere(self, tmp_path):
+        lines, _ = self.said(
+            in_monitored_training_session, tmp_path / 'theirs', tmp_path / 'ours', 'skip'
+        )
+        (line,) = lines
+        assert 'records incidents in %s,' % (tmp_path / 'ours') in line
+        assert 'A rollback restores' not in line
+
+    @pytest.mark.parametrize(
+        'spelling', ['logs', 'logs/', './logs/../logs', 'link', 'whole', b'logs']
+    )
+    @pytest.mark.parametrize('is_there', [True, False])
+    def test_one_directory_has_many_spellings(self, tmp_path, monkeypatch, spelling, is_there):
+        monkeypatch.chdir(tmp_path)
+        if is_there:
+            os.mkdir('logs')
+        os.symlink('logs', 'link')
+        logdir = str(tmp_path / 'logs') if spelling == 'whole' else spelling
+        if spelling == 'link' and not is_there:
+            os.mkdir('logs')
+        lines, hook = self.said(in_monitored_training_session, 'logs', logdir)
+        assert lines == [] and hook.incidents[0].restored is not None
+
+    def test_a_second_saver_may_save_to_it(self, tmp_path):
+        train_op, hook = build('rollback', logdir=tmp_path / 'ours')
+        hooks = [hook, checkpoint_saver(tmp_path / 'ours')]
+        theirs = str(tmp_path / 'theirs')
+        with LogLines() as lines:
+            with tf1.train.MonitoredTrainingSession(checkpoint_dir=theirs, hooks=hooks) as session:
+                run(session, train_op)
+        assert not [line for line in lines if 'but this session keeps' in line]
+
+    def test_watch_is_given_it(self, tmp_path):
+        model = Linear(bad=(3,))
+        train_op = slimguard.guard(model.minimize(), loss=model.loss)
+        saver = checkpoint_saver(tmp_path / 'theirs', saver=tf1.train.Saver())
+        plain = tf1.Session()
+        plain.run(tf1.global_variables_initializer())
+        ours = tmp_path / 'ours'
+        with LogLines() as lines:
+            with slimguard.watch(plain, hooks=[saver], on_nan='skip', logdir=ours) as session:
+                run(session, train_op)
+        (line,) = [line for line in lines if 'but this session keeps' in line]
+        assert str(ours) in line and str(tmp_path / 'theirs') in line
+
+    def test_a_training_of_slimguards_saves_to_its_own(self, tmp_path):
+        model = Linear(bad=(3,))
+        train_op = slimguard.create_train_op(model.loss, model.optimizer)
+        hooks = [checkpoint_saver(tmp_path / 'theirs')]
+        with LogLines() as lines:
+            train_quietly(train_op, tmp_path / 'ours', on_nan='rollback', hooks=hooks)
+        assert not [line for line in lines if 'but this session keeps' in line]

@@ -6,7 +6,7 @@ import time
 import pytest
 import tensorflow as tf
 
-from slimguard import bundle, gate, replay
+from slimguard import bundle, evidence, gate, replay
 from slimguard.evidence import Evidence
 from slimguard.incident import Incident
 from tests.models import Linear, LogLines
@@ -88,6 +88,58 @@ def test_what_goes_wrong_here_is_logged_and_does_not_hide_the_incident(tmp_path)
     assert found.bundle is None
     assert found.diagnosis.found
     assert any('the bundle could not be written' in line for line in lines)
+
+
+class TestSayingSoOften:
+    """What fails with one bad step fails with the next."""
+
+    def examine(self, logdir, times):
+        now = iter(times)
+        model = Linear(bad=range(len(times)))
+        train_op = gate.guard(model.minimize(), model.loss)
+        found = gate.gate_of(train_op)
+        asked = Evidence(found, str(logdir), clock=lambda: next(now))
+        hook = Watch(found, asked)
+        with LogLines() as lines:
+            with tf1.train.MonitoredTrainingSession(hooks=[hook]) as session:
+                for _ in times:
+                    session.run(train_op)
+            asked.close()
+        assert all(each.diagnosis.found for each in hook.found)
+        return [line for line in lines if line.startswith('slimguard: ')]
+
+    def test_the_first_is_said_and_the_others_are_counted(self, tmp_path):
+        (tmp_path / 'slimguard').write_text('in the way')
+        lines = self.examine(tmp_path, [0.0, 1.0, 2.0, 12.0, 13.0])
+        assert len(lines) == 3
+        assert lines[0].startswith('slimguard: the bundle could not be written: ')
+        assert not lines[0].endswith(')')
+        assert lines[1].endswith(' (2 more since the last of these lines)')
+        assert (
+            lines[2]
+            == 'slimguard: the bundle could not be written: 1 more since the last of these lines'
+        )
+
+    def test_each_kind_has_its_own_count(self, tmp_path, monkeypatch):
+        def fail(*args):
+            raise ArithmeticError('of ours')
+
+        monkeypatch.setattr(evidence, 'diagnose', fail)
+        (tmp_path / 'slimguard').write_text('in the way')
+        model = Linear(bad=(0, 1))
+        train_op = gate.guard(model.minimize(), model.loss)
+        found = gate.gate_of(train_op)
+        asked = Evidence(found, str(tmp_path))
+        hook = Watch(found, asked)
+        with LogLines() as lines:
+            with tf1.train.MonitoredTrainingSession(hooks=[hook]) as session:
+                session.run(train_op)
+                session.run(train_op)
+            asked.close()
+        kinds = ['the bad step could not be diagnosed: ', 'the bundle could not be written: ']
+        for kind in kinds:
+            told = [line for line in lines if line.startswith('slimguard: ' + kind)]
+            assert len(told) == 2 and told[1].endswith(': 1 more since the last of these lines')
 
 
 def test_the_next_training_removes_what_a_killed_one_left(tmp_path):

@@ -1,0 +1,49 @@
+"""How often the log is spoken to: the first lines in full, then one in so many seconds."""
+
+import time
+from typing import Callable, Optional
+
+# For lines that may come with each step.
+SECONDS = 10.0
+
+
+class Rate:
+    """Decides which lines of a kind go to the log, and counts those that do not.
+
+    Args:
+      first: how many are always logged.
+      seconds: after those, one in so many seconds is; None for none.
+      clock: seconds that only grow.
+
+    Attributes:
+      held_back: how many were not logged since the last that was.
+    """
+
+    def __init__(
+        self,
+        first: int = 1,
+        seconds: Optional[float] = SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.held_back = 0
+        self._first, self._seconds, self._clock = first, seconds, clock
+        self._count = 0
+        self._spoke = 0.0
+
+    def is_due(self, must: bool = False) -> bool:
+        """Whether to log this one; if so, log `told` after it. One that `must` always is."""
+        self._count += 1
+        now = self._clock()
+        if not must and self._count > self._first and not self._is_time(now):
+            self.held_back += 1
+            return False
+        self._spoke = now
+        return True
+
+    def told(self) -> str:
+        """What a line that is logged ends with: how many were held back before it; '' for none."""
+        held_back, self.held_back = self.held_back, 0
+        return ' (%d more since the last of these lines)' % held_back if held_back else ''
+
+    def _is_time(self, now: float) -> bool:
+        return self._seconds is not None and now - self._spoke >= self._seconds

@@ -438,6 +438,17 @@ def fourth_before_run():
             preemption._PATIENCE = {patience}
             print('caught', flush=True)
 """
+HOOK_TAKES_ITS_TIME = """
+import time
+preemption._GRACE = 2
+
+def fourth_before_run():
+    try:
+        wait()
+    except KeyboardInterrupt:
+        time.sleep(2 * preemption._GRACE)
+        raise
+"""
 NO_MORE_THREADS = """
 def fourth_step():
     def start(self):
@@ -555,6 +566,15 @@ def test_who_holds_a_keyboard_interrupt_back_is_ended_in_time_or_by_a_third(
         assert child.wait() == 128 + signal.SIGINT
 
 
+def test_who_hears_of_a_second_ctrl_c_has_time_to_save(tmp_path):
+    with training(tmp_path, HOOK_TAKES_ITS_TIME, LONG) as child:
+        child.wait_for('waiting')
+        press_ctrl_c(child)
+        child.send(signal.SIGINT)
+        assert child.wait() in BY_CTRL_C
+    assert checkpoint_at(tmp_path) == (3, [])
+
+
 def test_ctrl_c_at_a_prompt_saves_and_never_ends_the_process(tmp_path):
     with training(tmp_path, AT_A_PROMPT + STEP_WAITS, SHORT) as child:
         child.wait_for('waiting')
@@ -569,4 +589,5 @@ def test_ctrl_c_at_a_prompt_saves_and_never_ends_the_process(tmp_path):
             child.wait_for('Ctrl-C again; KeyboardInterrupt is raised when the step ends')
         child.go_on()
         assert child.wait() in BY_CTRL_C
+        assert 'the step is done' not in child.process.stdout.read()  # it was not the first
     assert checkpoint_at(tmp_path) == (4, [])

@@ -561,9 +561,20 @@ def test_who_holds_a_keyboard_interrupt_back_is_ended_in_time_or_by_a_third(
         child.send(signal.SIGINT)
         child.wait_for('caught')
         if presses == 3:
+            child.wait_for('waiting')  # where it catches the next one, too
             child.send(signal.SIGINT)
         child.wait_for('Ctrl-C again; ending at once')
         assert child.wait() == 128 + signal.SIGINT
+
+
+def test_each_ctrl_c_after_the_first_raises_at_a_prompt(tmp_path):
+    with training(tmp_path, AT_A_PROMPT + HOOK_HOLDS_ON.format(patience=SHORT), LONG) as child:
+        child.wait_for('waiting')
+        press_ctrl_c(child)
+        for _ in range(3):
+            child.send(signal.SIGINT)
+            child.wait_for('caught')
+            child.wait_for('waiting')
 
 
 def test_who_hears_of_a_second_ctrl_c_has_time_to_save(tmp_path):

@@ -167,7 +167,9 @@ def train(
     Checkpoints go through a `FiniteSaver`, also if a `saver` is given. A chief that finds its
     newest checkpoint damaged or not finite says so, and resumes from the newest good one. On
     SIGTERM or Ctrl-C the step under way is finished and the state saved before the process ends
-    or KeyboardInterrupt is raised. Incidents are recorded in ``logdir/slimguard/incidents.jsonl``
+    or KeyboardInterrupt is raised; if no step ends within ten seconds, the state is saved and the
+    process ends. A second Ctrl-C ends it at once. Ctrl-C at a prompt or in a notebook never ends
+    the process. Incidents are recorded in ``logdir/slimguard/incidents.jsonl``
     and, by the chief, in the run's summaries. Histogram summaries leave out what is not finite,
     where TensorFlow's raise and end the training.
 

@@ -6,6 +6,7 @@ They end that of the process that trains. Its children have none of this: see :c
 import os
 import signal
 import socket
+import sys
 import threading
 from typing import Any, Callable, Dict, List
 
@@ -13,8 +14,11 @@ import tensorflow as tf
 
 tf1 = tf.compat.v1
 
-# How long a step may take after SIGTERM, in seconds. What sends it does not wait for ever.
+# How long a step may take after SIGTERM or Ctrl-C, in seconds. Who sends it does not wait for ever.
 _PATIENCE = 10.0
+# How long the main thread has to hear of a second Ctrl-C, in seconds. Where it runs Python, it
+# takes none of that.
+_GRACE = 1.0
 
 _OURS = {signal.SIGTERM, signal.SIGINT}
 # Those that are entered in this process: what a child leaves.
@@ -31,10 +35,18 @@ class Preemption(tf1.train.SessionRunHook):
     SIGTERM, or KeyboardInterrupt is raised. A second Ctrl-C raises it at once.
 
     A step may be waiting for input that never comes, and Python's handlers wait with it. So a
-    thread looks out for SIGTERM, too: if no step ends, it saves, and ends the process itself.
+    thread looks out for the signals, too. If no step ends, it saves, and ends the process itself.
+    If the main thread does not hear of a second Ctrl-C, or does not leave the training by it, or if
+    there is a third, it ends the process without that. The exit status is 128 and the signal.
+
+    In a notebook and at a prompt, Ctrl-C never ends the process, with all that a user has there: if
+    no step ends the state is saved, and KeyboardInterrupt is raised when a step does.
 
     Handlers that a program has set itself are left alone, before and while it is entered, and so
     are threads other than the main one, as Python lets only that one have handlers.
+
+    Where one is entered within another, as a hook may train as well, signals end the inner
+    training, and then the outer one.
 
     A child that the process forks meanwhile (multiprocessing, `os.fork`, `preexec_fn`) gets what
     was there before: signals do to it what they did without a training, and the training hears
@@ -50,8 +62,13 @@ class Preemption(tf1.train.SessionRunHook):
         self._save = save
         self._session = None  # type: Any
         self._asked = None  # type: Optional[int]
-        self._heard = threading.Event()
+        # Events take a lock, which the handler must not: it may run while they are being set.
+        self._heard = threading.Event()  # a step has ended
+        self._left = threading.Event()
+        self._ctrl_cs = 0  # as many as the thread was told of; the handler may get two as one
+        self._interrupted = False  # the handler has raised KeyboardInterrupt
         self._previous: Dict[int, Any] = {}
+        self._threads: List[threading.Thread] = []
         self._old_wakeup_fd = -1
         self._process = os.getpid()
 
@@ -73,22 +90,26 @@ class Preemption(tf1.train.SessionRunHook):
             return self
         previous = {}
         defaults = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+        ours = [entered._on_signal for entered in _entered]
         for number, default in defaults.items():
-            if signal.getsignal(number) == default:
-                previous[number] = default
+            handler = signal.getsignal(number)
+            if handler == default or handler in ours:
+                previous[number] = handler
         if previous:
             self._watch(previous)
         return self
 
     def __exit__(self, *_) -> None:
-        self._heard.set()
         if self not in _entered:  # or in a child, which has left it already
             return
         self._put_back()
         _entered.remove(self)
+        self._heard.set()
+        self._left.set()
         # Closing the sender ends the thread only where no child holds a copy of it.
         self._sender.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
+        for thread in self._threads:  # the first adds to them until it ends
+            thread.join()
         self._close()
         if self._asked == signal.SIGINT:
             raise KeyboardInterrupt
@@ -100,10 +121,7 @@ class Preemption(tf1.train.SessionRunHook):
         self._previous = previous
         self._receiver, self._sender = socket.socketpair()
         self._sender.setblocking(False)
-        self._thread = threading.Thread(
-            target=self._look_out, name='slimguard-preemption', daemon=True
-        )
-        self._thread.start()
+        self._start(self._look_out)
         _entered.append(self)  # before there is anything that a child would have to leave
         for number in previous:
             signal.signal(number, self._on_signal)
@@ -140,29 +158,99 @@ class Preemption(tf1.train.SessionRunHook):
             # A handler of the program's own still calls us, or a library forked without Python.
             _act_as(self._previous[number], number, frame)
             return
-        if number == signal.SIGINT and self._asked == number:
+        is_again = self._asked == number or self._interrupted or self._ctrl_cs > 1
+        if number == signal.SIGINT and is_again:
             self._asked = None
+            self._interrupted = True
             raise KeyboardInterrupt
         self._asked = number
         self._request_stop()
 
+    # The threads.
+
+    def _start(self, target: Callable[..., None], *args) -> None:
+        thread = threading.Thread(
+            target=target, args=args, name='slimguard-preemption', daemon=True
+        )
+        thread.start()
+        self._threads.append(thread)
+
+    def _start_or_do(self, target: Callable[..., None], *args) -> None:
+        try:
+            self._start(target, *args)
+        except RuntimeError:  # the process may have no more threads
+            target(*args)
+
     def _look_out(self) -> None:
+        awaited = set()
+        # An outer training hears of the signal when this one has ended.
+        outer = {-1, *(entered._sender.fileno() for entered in _entered if entered is not self)}
         while True:
             received = self._receiver.recv(1)
             if not received:
                 return
-            if self._old_wakeup_fd != -1:
-                os.write(self._old_wakeup_fd, received)
-            if received[0] != signal.SIGTERM or not self._handles(signal.SIGTERM):
+            if self._old_wakeup_fd not in outer:
+                try:
+                    os.write(self._old_wakeup_fd, received)
+                except OSError:
+                    pass  # full or closed; Python says so where it is its own
+            number = received[0]
+            if not self._handles(number):
                 continue
-            if not self._heard.wait(_PATIENCE):
-                tf1.logging.error(
-                    'slimguard: SIGTERM, and no step has ended for %g s; saving and ending.',
-                    _PATIENCE,
-                )
-                if self._session is not None:
-                    self._save(self._session)
-                os._exit(128 + signal.SIGTERM)
+            # What waits or saves does so in another thread: this one is there for the next signal.
+            if number not in awaited:
+                awaited.add(number)
+                self._start_or_do(self._await_step, number)
+            if number == signal.SIGINT:
+                self._ctrl_cs += 1
+                self._look_at_ctrl_c()
+
+    def _look_at_ctrl_c(self) -> None:
+        if self._ctrl_cs > 1 and _is_interactive():
+            tf1.logging.warning(
+                'slimguard: Ctrl-C again; KeyboardInterrupt is raised when the step ends.'
+            )
+        elif self._ctrl_cs > 2:
+            self._end_at_once()
+        elif self._ctrl_cs == 2:
+            self._start_or_do(self._await_leaving)
+        elif not self._heard.is_set():
+            tf1.logging.warning(
+                'slimguard: Ctrl-C; the step under way is finished first. A second one does not '
+                'wait for it.'
+            )
+
+    def _await_step(self, number: int) -> None:
+        """Saves, and ends the process, if no step ends."""
+        if self._heard.wait(_PATIENCE) or number == signal.SIGINT and self._interrupted:
+            return
+        stays = number == signal.SIGINT and _is_interactive()
+        tf1.logging.error(
+            'slimguard: %s, and no step has ended for %g s; saving%s.',
+            signal.Signals(number).name,
+            _PATIENCE,
+            ', and waiting on' if stays else ' and ending',
+        )
+        for entered in reversed(list(_entered)):
+            if entered._session is not None:
+                entered._save(entered._session)
+        if not stays:
+            os._exit(128 + number)
+
+    def _await_leaving(self) -> None:
+        """Ends the process if a second Ctrl-C does not end the training."""
+        if self._left.wait(_GRACE) or self._interrupted and self._left.wait(_PATIENCE):
+            return
+        self._end_at_once()
+
+    def _end_at_once(self) -> None:
+        tf1.logging.error('slimguard: Ctrl-C again; ending at once, with what was saved before.')
+        os._exit(128 + signal.SIGINT)
+
+
+def _is_interactive() -> bool:
+    """Whether somebody types into this process: a notebook, `python -i`, any prompt."""
+    return hasattr(sys, 'ps1') or bool(sys.flags.interactive)
 
 
 def _act_as(handler, number: int, frame) -> None:

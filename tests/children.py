@@ -2,8 +2,10 @@
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import threading
 
 import slimguard
 
@@ -27,3 +29,63 @@ def python(*arguments, **kwargs):
         timeout=300,
         **kwargs,
     )
+
+
+class Started:
+    """A Python process that runs, in a process group of its own, which ends with the test.
+
+    A test waits for its lines, those of its log among them, and not for time.
+    """
+
+    def __init__(self, *arguments):
+        self.process = subprocess.Popen(
+            [sys.executable, *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment(),
+            start_new_session=True,
+        )
+        self._killer = threading.Timer(240, self._kill)  # so that no test waits for ever
+        self._killer.daemon = True
+        self._killer.start()
+
+    def wait_for(self, text):
+        """Reads until there is a line with `text` in it, which it returns."""
+        lines = []
+        while not lines or text not in lines[-1]:
+            lines.append(self.process.stdout.readline())
+            assert lines[-1], '%r was never written, but:\n%s' % (text, ''.join(lines))
+        return lines[-1]
+
+    def send(self, number):
+        self.process.send_signal(number)
+
+    def send_to_group(self, number):
+        """As a terminal does."""
+        os.killpg(self.process.pid, number)
+
+    def go_on(self):
+        """Writes the line that the process waits for."""
+        self.process.stdin.write('\n')
+        self.process.stdin.flush()
+
+    def wait(self):
+        return self.process.wait(timeout=240)
+
+    def _kill(self):
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)  # its children live on, as under slim
+        except ProcessLookupError:
+            pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._kill()
+        self._killer.cancel()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()

@@ -1,13 +1,11 @@
 """Whole trainings whose input comes from children, by each way that multiprocessing makes them."""
 
-import os
 import signal
 import subprocess
-import sys
 
 import pytest
 
-from tests.children import environment, python
+from tests.children import Started, python
 from tests.models import checkpoint_at
 
 # TensorFlow is imported where it is needed: a child that is spawned imports this, too.
@@ -23,16 +21,23 @@ def sleep():
     time.sleep(3600)
 
 
-def batches(method, stops_in_epoch):
+def never_return(x):
+    print('waiting', flush=True)
+    time.sleep(3600)
+
+
+def batches(method, stops_in_epoch, waits):
     context = multiprocessing.get_context(method)
     for epoch in range(3):
         process = context.Process(target=sleep, daemon=True)
         process.start()
         with context.Pool(2) as pool:
             values = pool.map(square, range(4))
-            if epoch == stops_in_epoch:
+            if epoch == stops_in_epoch and waits == 'for a line':
                 print('waiting', flush=True)
                 sys.stdin.readline()
+            elif epoch == stops_in_epoch:
+                pool.map(never_return, range(2))
         process.terminate()
         process.join()
         print('epoch', epoch, 'ended a process with', process.exitcode, flush=True)
@@ -40,7 +45,7 @@ def batches(method, stops_in_epoch):
             yield float(value)
 
 
-def main(kind, method, stops_in_epoch, patience, logdir):
+def main(kind, method, stops_in_epoch, waits, patience, logdir):
     import tensorflow as tf
     import slimguard
     from slimguard import compat, preemption
@@ -48,7 +53,7 @@ def main(kind, method, stops_in_epoch, patience, logdir):
     tf1 = tf.compat.v1
     tf1.disable_eager_execution()
     preemption._PATIENCE = float(patience)
-    drawn = batches(method, int(stops_in_epoch))
+    drawn = batches(method, int(stops_in_epoch), waits)
     x = tf1.py_func(lambda: next(drawn), [], tf.float64, stateful=True)
     tf1.train.get_or_create_global_step()
     weights = tf1.get_variable('w', initializer=2.0)
@@ -85,7 +90,7 @@ def test_a_pool_and_a_terminated_process_in_each_epoch_train_as_under_slim(
     for kind in ('slim', 'slimguard'):
         logdir = tmp_path / kind
         # Whatever the parent took for its own SIGTERM, it would act on at once.
-        done = python(script, kind, method, NEVER, SHORT, logdir, stderr=subprocess.DEVNULL)
+        done = python(script, kind, method, NEVER, '', SHORT, logdir, stderr=subprocess.DEVNULL)
         outcomes[kind] = done.returncode, done.stdout, checkpoint_at(logdir)
     assert outcomes['slimguard'] == outcomes['slim']
     status, output, checkpoint = outcomes['slimguard']
@@ -93,43 +98,12 @@ def test_a_pool_and_a_terminated_process_in_each_epoch_train_as_under_slim(
     assert output.count('ended a process with -15') == 3
 
 
-class Training:
-    """The script above, in a process group of its own, when its second epoch waits for input."""
+class Training(Started):
+    """The script above, when its second epoch waits for input: for a line, or for its pool."""
 
-    def __init__(self, script, method, logdir, patience=LONG):
-        self._process = subprocess.Popen(
-            [sys.executable, str(script), 'slimguard', method, '1', str(patience), str(logdir)],
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-        )
-        while self._process.stdout.readline() != 'waiting\n':
-            assert self._process.poll() is None
-
-    def send(self, number):
-        self._process.send_signal(number)
-
-    def go_on(self):
-        self._process.stdin.write('\n')
-        self._process.stdin.flush()
-
-    def wait(self):
-        return self._process.wait(timeout=120)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)  # its children live on, as under slim
-        except ProcessLookupError:
-            pass
-        self._process.wait()
-        self._process.stdin.close()
-        self._process.stdout.close()
+    def __init__(self, script, method, logdir, patience=LONG, waits='for a line'):
+        Started.__init__(self, script, 'slimguard', method, 1, waits, patience, logdir)
+        self.wait_for('waiting')
 
 
 @pytest.mark.parametrize('method', METHODS)
@@ -163,3 +137,14 @@ def test_ctrl_c_to_the_parent_still_saves(method, script, tmp_path, heeds_ctrl_c
         training.go_on()
         assert training.wait() in (-signal.SIGINT, 1)  # 1 before Python 3.8
     assert checkpoint_at(tmp_path / 'log') == (5, [])
+
+
+@pytest.mark.parametrize('method', METHODS)
+def test_ctrl_c_to_all_that_ends_the_pool_for_which_the_step_waits_saves(
+    method, script, tmp_path, heeds_ctrl_c
+):
+    arguments = script, method, tmp_path / 'log', SHORT, 'for its pool'
+    with Training(*arguments) as training:
+        training.send_to_group(signal.SIGINT)
+        assert training.wait() == 128 + signal.SIGINT
+    assert checkpoint_at(tmp_path / 'log') == (4, [])

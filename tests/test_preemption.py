@@ -5,7 +5,6 @@ import signal
 import stat
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 
@@ -14,8 +13,8 @@ import tensorflow as tf
 
 import slimguard
 from slimguard import preemption
-from tests.children import environment
-from tests.models import Linear, checkpoint_at, train_quietly
+from tests.children import Started
+from tests.models import Linear, LogLines, checkpoint_at, train_quietly
 
 tf1 = tf.compat.v1
 
@@ -70,7 +69,9 @@ def test_ctrl_c_lets_the_step_finish_and_saves(tmp_path):
     assert train.ended and train.drawn == 4
 
 
-def test_a_second_ctrl_c_ends_at_once(tmp_path):
+def test_a_second_ctrl_c_ends_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(preemption, '_GRACE', 100)  # seconds for this process to save
+
     def twice():
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
@@ -90,14 +91,22 @@ def test_a_keyboard_interrupt_that_somebody_raises_saves_as_well(tmp_path):
     assert checkpoint_at(tmp_path) == (3, [])
 
 
-def test_a_handler_of_the_programs_own_is_left_alone(tmp_path):
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_handler_of_the_programs_own_is_left_alone(number, tmp_path, monkeypatch):
+    monkeypatch.setattr(preemption, '_PATIENCE', 0)
+    monkeypatch.setattr(preemption, '_GRACE', 0)
     got = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: got.append(number))
+
+    def act():
+        for _ in range(3):
+            os.kill(os.getpid(), number)
+
+    before = signal.signal(number, lambda number, frame: got.append(number))
     try:
-        train(tmp_path, send(signal.SIGTERM), number_of_steps=6)
+        train(tmp_path, act, number_of_steps=6)
     finally:
-        signal.signal(signal.SIGTERM, before)
-    assert got == [signal.SIGTERM]
+        signal.signal(number, before)
+    assert got == [number] * 3
     assert checkpoint_at(tmp_path) == (6, [])
 
 
@@ -157,6 +166,48 @@ def test_a_wakeup_fd_that_is_set_meanwhile_stays(tmp_path):
     finally:
         os.close(reading)
         os.close(writing)
+
+
+def test_a_wakeup_fd_that_takes_no_more_does_not_keep_the_training_from_hearing(tmp_path):
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with pytest.raises(BlockingIOError):
+        while True:
+            os.write(writing, bytes(4096))
+
+    def act():
+        os.kill(os.getpid(), signal.SIGINT)
+        limit = time.time() + 60
+        while not any('Ctrl-C' in line for line in lines) and time.time() < limit:
+            time.sleep(0.01)
+
+    signal.set_wakeup_fd(writing)
+    try:
+        with LogLines() as lines, pytest.raises(KeyboardInterrupt):
+            train(tmp_path, act)
+    finally:
+        signal.set_wakeup_fd(-1)
+        os.close(reading)
+        os.close(writing)
+    assert any('Ctrl-C; the step under way is finished first' in line for line in lines)
+
+
+def test_signals_end_an_inner_training_and_then_the_outer_one(tmp_path):
+    inner = {}
+
+    def act():
+        handlers_of_outer = handlers()
+        with tf.Graph().as_default(), pytest.raises(KeyboardInterrupt) as caught:
+            train(tmp_path / 'inner', send(signal.SIGINT))
+        inner['drawn'] = train.drawn
+        assert handlers() == handlers_of_outer
+        raise caught.value
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / 'outer', act)
+    assert inner['drawn'] == 4
+    assert checkpoint_at(tmp_path / 'inner') == (4, [])
+    assert checkpoint_at(tmp_path / 'outer') == (3, [])
 
 
 def answer_of_child(question):
@@ -219,36 +270,32 @@ def test_a_child_has_the_handlers_the_wakeup_fd_and_the_sockets_of_before(tmp_pa
     assert seen[1] == seen[2] == before
 
 
+def statuses_of_terminated(count):
+    """The exit statuses of children, each of which gets SIGTERM as soon as it is there.
+
+    There are `count` of them, or fewer where one did not end by that.
+    """
+    statuses = []
+    while len(statuses) < count and set(statuses) <= {signal.SIGTERM}:
+        child = os.fork()
+        if child == 0:
+            time.sleep(10)
+            os._exit(7)
+        os.kill(child, signal.SIGTERM)
+        statuses.append(os.waitpid(child, 0)[1])
+    return statuses
+
+
 def test_a_child_that_is_terminated_as_soon_as_it_is_there_ends_by_that(tmp_path):
     statuses = []
-
-    def act():
-        while len(statuses) < 200 and set(statuses) <= {signal.SIGTERM}:
-            child = os.fork()
-            if child == 0:
-                time.sleep(10)
-                os._exit(7)
-            os.kill(child, signal.SIGTERM)
-            statuses.append(os.waitpid(child, 0)[1])
-
-    train(tmp_path, act, number_of_steps=6)
+    train(tmp_path, lambda: statuses.extend(statuses_of_terminated(200)), number_of_steps=6)
     assert set(statuses) == {signal.SIGTERM}
     assert checkpoint_at(tmp_path) == (6, [])
 
 
 def test_a_thread_may_fork_at_any_moment_of_entering_and_leaving():
     statuses = []
-
-    def fork():
-        while len(statuses) < 300 and set(statuses) <= {signal.SIGTERM}:
-            child = os.fork()
-            if child == 0:
-                time.sleep(10)
-                os._exit(7)
-            os.kill(child, signal.SIGTERM)
-            statuses.append(os.waitpid(child, 0)[1])
-
-    thread = threading.Thread(target=fork)
+    thread = threading.Thread(target=lambda: statuses.extend(statuses_of_terminated(300)))
     thread.start()
     while thread.is_alive():
         with preemption.Preemption(lambda: None, print):
@@ -312,51 +359,246 @@ def test_ctrl_c_after_children_still_saves(tmp_path):
     assert checkpoint_at(tmp_path) == (4, [])
 
 
-CHILD = """
-import sys, time
+# A program that trains. What a test changes of it comes between its parts.
+FUNCTIONS = """
+import sys, threading
 import tensorflow as tf
 import slimguard
 from slimguard import preemption
+from tensorflow.python.training.saver import BaseSaverBuilder
 
 tf1 = tf.compat.v1
 tf1.disable_eager_execution()
-preemption._PATIENCE = 0.5
-batches = [0]
+logdir, number_of_steps, patience = sys.argv[1:]
+preemption._PATIENCE = float(patience)
+drawn = [0]
 
+def wait():
+    print('waiting', flush=True)
+    sys.stdin.readline()
+
+def fourth_before_run():
+    pass
+
+def fourth_step():
+    pass
+
+def save():
+    pass
+"""
+TRAINING = """
 def draw():
-    batches[0] += 1
-    if batches[0] == 4:
-        print('third step done', flush=True)
-        time.sleep({seconds})
+    drawn[0] += 1
+    if drawn[0] == 4:
+        fourth_step()
     return 1.0
+
+def value_to_save():
+    save()
+    return 0
+
+class Hook(tf1.train.SessionRunHook):
+    def before_run(self, run_context):
+        if drawn[0] == 3:
+            fourth_before_run()
+
+class Drawn(BaseSaverBuilder.SaveableObject):
+    def __init__(self):
+        value = tf1.py_func(value_to_save, [], tf.int64, stateful=True)
+        value.set_shape([])
+        spec = BaseSaverBuilder.SaveSpec(value, '', 'saved', tf.int64)
+        BaseSaverBuilder.SaveableObject.__init__(self, value, [spec], 'saved')
+
+    def restore(self, restored_tensors, restored_shapes):
+        return tf.no_op()
 
 x = tf1.py_func(draw, [], tf.float64, stateful=True)
 weights = tf1.get_variable('w', initializer=2.0)
 loss = tf.square(weights * tf.cast(tf.reshape(x, []), tf.float32))
 train_op = slimguard.create_train_op(loss, tf1.train.GradientDescentOptimizer(0.1))
-slimguard.train(train_op, sys.argv[1], save_interval_secs=0, save_summaries_secs=0)
+slimguard.train(
+    train_op,
+    logdir,
+    number_of_steps=int(number_of_steps),
+    saver=tf1.train.Saver(tf1.global_variables() + [Drawn()]),
+    hooks=[Hook()],
+    save_interval_secs=0,
+    save_summaries_secs=0,
+)
 """
+STEP_WAITS = """
+fourth_step = wait
+"""
+HOOK_HOLDS_ON = """
+def fourth_before_run():
+    while True:
+        try:
+            wait()
+        except KeyboardInterrupt:
+            preemption._PATIENCE = {patience}
+            print('caught', flush=True)
+"""
+HOOK_TAKES_ITS_TIME = """
+import time
+preemption._GRACE = 2
+
+def fourth_before_run():
+    try:
+        wait()
+    except KeyboardInterrupt:
+        time.sleep(2 * preemption._GRACE)
+        raise
+"""
+NO_MORE_THREADS = """
+def fourth_step():
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    threading.Thread.start = start
+    wait()
+"""
+SAVE_WAITS = """
+def save():
+    if drawn[0] > 2:
+        wait()
+"""
+AT_A_PROMPT = """
+sys.ps1 = '>>> '
+preemption._GRACE = 0
+"""
+SHORT, LONG = 0.05, 1000  # seconds
+BY_CTRL_C = (-signal.SIGINT, 1)  # 1 before Python 3.8
+
+
+def training(logdir, changes, patience, number_of_steps=10):
+    code = FUNCTIONS + changes + TRAINING
+    return Started('-c', code, logdir, number_of_steps, patience)
+
+
+def train_to_end(logdir, number_of_steps):
+    with training(logdir, '', LONG, number_of_steps) as child:
+        assert child.wait() == 0
+    assert checkpoint_at(logdir) == (number_of_steps, [])
+
+
+def press_ctrl_c(child):
+    child.send(signal.SIGINT)
+    child.wait_for('Ctrl-C; the step under way is finished first')
+
+
+def press_ctrl_c_again(child):
+    child.send(signal.SIGINT)
+    child.wait_for('Ctrl-C again; ending at once')
 
 
 @pytest.mark.parametrize(
-    'seconds, status, step', [(0.2, -signal.SIGTERM, 4), (3600, 128 + signal.SIGTERM, 3)]
+    'number, statuses', [(signal.SIGTERM, (-signal.SIGTERM,)), (signal.SIGINT, BY_CTRL_C)]
 )
-def test_sigterm_saves_and_ends_the_process_also_where_a_step_never_ends(
-    tmp_path, seconds, status, step
+def test_a_signal_lets_a_step_that_waits_finish_and_saves(number, statuses, tmp_path):
+    with training(tmp_path, STEP_WAITS, LONG) as child:
+        child.wait_for('waiting')
+        child.send(number)
+        child.go_on()
+        assert child.wait() in statuses
+    assert checkpoint_at(tmp_path) == (4, [])
+
+
+@pytest.mark.parametrize('changes', [STEP_WAITS, NO_MORE_THREADS])
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_ends_the_process_where_a_step_never_ends(number, changes, tmp_path):
+    with training(tmp_path, changes, SHORT) as child:
+        child.wait_for('waiting')
+        child.send(number)
+        child.wait_for('%s, and no step has ended for 0.05 s; saving and ending' % number.name)
+        assert child.wait() == 128 + number
+    assert checkpoint_at(tmp_path) == (3, [])
+
+
+def test_a_second_ctrl_c_ends_a_step_that_never_ends(tmp_path):
+    train_to_end(tmp_path, 2)
+    with training(tmp_path, STEP_WAITS, LONG) as child:
+        child.wait_for('waiting')
+        press_ctrl_c(child)
+        press_ctrl_c_again(child)
+        assert child.wait() == 128 + signal.SIGINT
+    assert checkpoint_at(tmp_path) == (2, [])
+    train_to_end(tmp_path, 6)
+
+
+def test_a_second_ctrl_c_ends_a_save_and_the_newest_checkpoint_stays(tmp_path):
+    train_to_end(tmp_path, 2)
+    with training(tmp_path, STEP_WAITS + SAVE_WAITS, LONG) as child:
+        child.wait_for('waiting')
+        press_ctrl_c(child)
+        child.go_on()
+        child.wait_for('the step is done, saving before the end')
+        child.wait_for('waiting')
+        press_ctrl_c_again(child)
+        assert child.wait() == 128 + signal.SIGINT
+    assert checkpoint_at(tmp_path) == (2, [])
+    train_to_end(tmp_path, 6)
+
+
+def test_a_second_ctrl_c_ends_a_save_where_a_step_never_ends(tmp_path):
+    train_to_end(tmp_path, 2)
+    with training(tmp_path, STEP_WAITS + SAVE_WAITS, SHORT) as child:
+        child.wait_for('waiting')
+        child.send(signal.SIGINT)
+        child.wait_for('saving and ending')
+        child.wait_for('waiting')
+        press_ctrl_c_again(child)
+        assert child.wait() == 128 + signal.SIGINT
+    assert checkpoint_at(tmp_path) == (2, [])
+
+
+@pytest.mark.parametrize('patience, presses', [(SHORT, 2), (LONG, 3)])
+def test_who_holds_a_keyboard_interrupt_back_is_ended_in_time_or_by_a_third(
+    patience, presses, tmp_path
 ):
-    code = textwrap.dedent(CHILD).format(seconds=seconds)
-    child = subprocess.Popen(
-        [sys.executable, '-c', code, str(tmp_path)],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        assert child.stdout.readline() == 'third step done\n'
-        child.send_signal(signal.SIGTERM)
-        assert child.wait(timeout=120) == status
-    finally:
-        child.kill()
-        child.communicate()
-    assert checkpoint_at(tmp_path) == (step, [])
+    with training(tmp_path, HOOK_HOLDS_ON.format(patience=patience), LONG) as child:
+        child.wait_for('waiting')
+        press_ctrl_c(child)
+        child.send(signal.SIGINT)
+        child.wait_for('caught')
+        if presses == 3:
+            child.wait_for('waiting')  # where it catches the next one, too
+            child.send(signal.SIGINT)
+        child.wait_for('Ctrl-C again; ending at once')
+        assert child.wait() == 128 + signal.SIGINT
+
+
+def test_each_ctrl_c_after_the_first_raises_at_a_prompt(tmp_path):
+    with training(tmp_path, AT_A_PROMPT + HOOK_HOLDS_ON.format(patience=SHORT), LONG) as child:
+        child.wait_for('waiting')
+        press_ctrl_c(child)
+        for _ in range(3):
+            child.send(signal.SIGINT)
+            child.wait_for('caught')
+            child.wait_for('waiting')
+
+
+def test_who_hears_of_a_second_ctrl_c_has_time_to_save(tmp_path):
+    with training(tmp_path, HOOK_TAKES_ITS_TIME, LONG) as child:
+        child.wait_for('waiting')
+        press_ctrl_c(child)
+        child.send(signal.SIGINT)
+        assert child.wait() in BY_CTRL_C
+    assert checkpoint_at(tmp_path) == (3, [])
+
+
+def test_ctrl_c_at_a_prompt_saves_and_never_ends_the_process(tmp_path):
+    with training(tmp_path, AT_A_PROMPT + STEP_WAITS, SHORT) as child:
+        child.wait_for('waiting')
+        child.send(signal.SIGINT)
+        child.wait_for('no step has ended for 0.05 s; saving, and waiting on')
+        limit = time.time() + 60
+        while checkpoint_at(tmp_path) != (3, []) and time.time() < limit:
+            time.sleep(0.1)
+        assert checkpoint_at(tmp_path) == (3, [])
+        for _ in range(2):
+            child.send(signal.SIGINT)
+            child.wait_for('Ctrl-C again; KeyboardInterrupt is raised when the step ends')
+        child.go_on()
+        assert child.wait() in BY_CTRL_C
+        assert 'the step is done' not in child.process.stdout.read()  # it was not the first
+    assert checkpoint_at(tmp_path) == (4, [])

@@ -22,8 +22,8 @@ from measure import interleave, table
 
 import slimguard
 from slimguard import compat, gate
-from slimguard.capture import Capture
-from slimguard.diagnose import diagnose
+from slimguard.diagnosis.capture import Capture
+from slimguard.diagnosis.diagnose import diagnose
 
 tf1 = tf.compat.v1
 tf1.disable_eager_execution()

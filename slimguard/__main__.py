@@ -9,7 +9,8 @@ import os
 import sys
 from typing import List, Optional, Sequence, Tuple
 
-from slimguard import files, logdirs, policies, terminal
+from slimguard.incidents import policies
+from slimguard.system import files, logdirs, terminal
 
 _RUN_USAGE = (
     '%(prog)s [--on_nan=POLICY] [--max_loss=X] [--tf1] script.py [ARGUMENT ...]\n'
@@ -230,13 +231,13 @@ def _check_script(script: Sequence[str], parser: argparse.ArgumentParser) -> Non
 
 def _run(options: argparse.Namespace, script: Sequence[str]) -> None:
     import slimguard
-    from slimguard import legacy, run
+    from slimguard.scripts import run, tf1_names
 
     if options.tf1:
-        legacy.install()
+        tf1_names.install()
     slimguard.instrument(on_nan=options.on_nan, max_loss=options.max_loss)
-    if options.tf1 or legacy.is_native():
-        legacy.let_flags_be_redefined()
+    if options.tf1 or tf1_names.is_native():
+        tf1_names.let_flags_be_redefined()
     if script[0] == '-m':
         run.run_module(script[1], script[2:])
     else:
@@ -247,7 +248,7 @@ def _checkpoints(options: argparse.Namespace) -> None:
     _require_logdir(options.folder)
     import tensorflow as tf
 
-    from slimguard import restart
+    from slimguard.checkpoints import restart
 
     try:
         seen = restart.look(options.folder, options.repair)
@@ -266,7 +267,7 @@ def _checkpoints(options: argparse.Namespace) -> None:
 
 def _incidents(options: argparse.Namespace) -> None:
     _require_logdir(options.folder)
-    from slimguard import journal
+    from slimguard.incidents import journal
 
     try:
         record = journal.read_record(options.folder)
@@ -306,14 +307,14 @@ def _refuse(why: str) -> None:
 
 
 def _replay(options: argparse.Namespace) -> None:
-    from slimguard import replay
+    from slimguard.diagnosis import replay
 
     sys.exit(replay.main(options.folder, options.shell, options.without))
 
 
 def _report(options: argparse.Namespace) -> None:
     _require_logdir(options.folder)
-    from slimguard import report
+    from slimguard.report import report
 
     sys.exit(report.write(options.folder, options.output, options.png))
 

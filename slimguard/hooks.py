@@ -11,18 +11,29 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 import numpy as np
 import tensorflow as tf
 
-from slimguard import files, graphs, state_file
 from slimguard import gate as gates
-from slimguard.checkpoint_dir import checkpoint_dirs_for
-from slimguard.cluster import Job, job_of
-from slimguard.histograms import leave_out_bad_values
-from slimguard.incident import Incident, NanLossError
-from slimguard.journal import Journal
-from slimguard.plan import op_of
-from slimguard.policies import Ladder, OnNan, Policy, Raise, Rollback, Skip, Stop, rungs_of
-from slimguard.replicas import keep_tokens_open
-from slimguard.rollback import Restorer
-from slimguard.saver import offer_saver
+from slimguard import graph as graphs
+from slimguard.checkpoints import state_file
+from slimguard.checkpoints.finite_saver import offer_saver
+from slimguard.checkpoints.rollback import Restorer
+from slimguard.cluster.job import Job, job_of
+from slimguard.cluster.sync_replicas import keep_tokens_open
+from slimguard.gate.histograms import leave_out_bad_values
+from slimguard.gate.plan import op_of
+from slimguard.incidents.incident import Incident, NanLossError
+from slimguard.incidents.journal import Journal
+from slimguard.incidents.policies import (
+    Ladder,
+    OnNan,
+    Policy,
+    Raise,
+    Rollback,
+    Skip,
+    Stop,
+    rungs_of,
+)
+from slimguard.system import files
+from slimguard.training.checkpoint_dir import checkpoint_dirs_for
 
 tf1 = tf.compat.v1
 

@@ -11,20 +11,22 @@ from typing import Any, Callable, Dict, Optional, Sequence
 
 import tensorflow as tf
 
-from slimguard import compat, files, repair
+from slimguard import compat
 from slimguard import gate as gates
-from slimguard.cluster import Readiness, is_remote
-from slimguard.evidence import Evidence, require_max_bundles
-from slimguard.histograms import leave_out_bad_values
+from slimguard.checkpoints import repair
+from slimguard.checkpoints.finite_saver import FiniteSaver, offer_saver
+from slimguard.cluster.job import Readiness, is_remote
+from slimguard.diagnosis.disk_room import Room
+from slimguard.diagnosis.evidence import Evidence, require_max_bundles
+from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.hooks import GateWatcher, with_watcher
-from slimguard.incident import Incident
-from slimguard.loop import HookedSteps, Schedule
-from slimguard.occupancy import occupied
-from slimguard.policies import OnNan
-from slimguard.preemption import Preemption
-from slimguard.progress import progress_bar
-from slimguard.room import Room
-from slimguard.saver import FiniteSaver, offer_saver
+from slimguard.incidents.incident import Incident
+from slimguard.incidents.policies import OnNan
+from slimguard.system import files
+from slimguard.training.loop import HookedSteps, Schedule
+from slimguard.training.occupancy import occupied
+from slimguard.training.preemption import Preemption
+from slimguard.training.progress import progress_bar
 
 tf1 = tf.compat.v1
 

@@ -29,7 +29,8 @@ import numpy as np
 import tensorflow as tf
 
 import slimguard
-from slimguard import checkpoint, compat
+from slimguard import compat
+from slimguard.checkpoints import checkpoint_reader
 from tests.jobs import Job
 
 tf1 = tf.compat.v1
@@ -152,12 +153,15 @@ class Watched:
         """The newest checkpoint's step, and the verdict on all there are, or ''."""
         while True:
             newest = tf1.train.latest_checkpoint(self.logdir)
-            found = [checkpoint.read(each.path) for each in checkpoint.checkpoints_in(self.logdir)]
+            found = [
+                checkpoint_reader.read(each.path)
+                for each in checkpoint_reader.checkpoints_in(self.logdir)
+            ]
             if any(finding.non_finite for finding in found):
                 return 0, 'poisoned'
             if newest is None:
                 return 0, ''
-            finding = checkpoint.read(newest)
+            finding = checkpoint_reader.read(newest)
             if finding.is_good:
                 return finding.step, ''
             # A chief that goes on deletes old checkpoints, this one perhaps.

@@ -22,7 +22,8 @@ import zipfile
 
 import tensorflow as tf
 
-from slimguard import bundle, findings, page, replay
+from slimguard.diagnosis import bundle, replay
+from slimguard.report.report import html, report_data
 
 tf1 = tf.compat.v1
 
@@ -320,7 +321,7 @@ def open_everything(logdir, folder, replays):
     except bundle.BundleError as error:
         is_whole = False
         assert 0 < len(str(error)) < 4000, 'an error of %d letters' % len(str(error))
-    page.render(findings.gather(logdir))
+    html.render(report_data.gather(logdir))
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         replay.main(logdir)
         if replays:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slimguard import gate, graphs
+from slimguard import gate
+from slimguard import graph as graphs
 
 tf1 = tf.compat.v1
 

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 import slimguard
-from slimguard import journal
+from slimguard.incidents import journal
 
 tf1 = tf.compat.v1
 

@@ -28,7 +28,8 @@ import numpy as np
 import tensorflow as tf
 
 import slimguard
-from slimguard import checkpoint, compat, repair
+from slimguard import compat
+from slimguard.checkpoints import checkpoint_reader, repair
 
 tf1 = tf.compat.v1
 slim = compat.import_slim()
@@ -126,10 +127,10 @@ def in_a_fork(function, *arguments):
 def inspect(logdir, say):
     """Says what a logdir holds: the published checkpoint, the newest good one, and its step."""
     published = tf1.train.latest_checkpoint(logdir)
-    finding = checkpoint.read(published) if published else None
+    finding = checkpoint_reader.read(published) if published else None
     say('none' if finding is None else str(finding))
     good = slimguard.latest_finite_checkpoint(logdir)
-    say('none' if good is None else checkpoint.read(good).step)
+    say('none' if good is None else checkpoint_reader.read(good).step)
     os._exit(0)
 
 

@@ -28,9 +28,9 @@ import tensorflow as tf
 from tensorflow.python.lib.io import file_io
 
 import slimguard
-from slimguard import checkpoint
-from slimguard.repair import resume_from_good
-from slimguard.sessions import SessionWrapper
+from slimguard.checkpoints import checkpoint_reader
+from slimguard.checkpoints.repair import resume_from_good
+from slimguard.graph.sessions import SessionWrapper
 from tests.soak import in_a_fork
 
 tf1 = tf.compat.v1
@@ -120,7 +120,7 @@ def inspect(logdir, published):
         return 'unreachable' if published else None
     if os.path.dirname(newest) != logdir:
         return 'of another folder'
-    found = checkpoint.read(newest)
+    found = checkpoint_reader.read(newest)
     if not found.is_good:
         return str(found)
     serial = int(tf1.train.load_checkpoint(newest).get_tensor('serial'))

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slimguard import bundle, bundle_arrays, bundle_files, gate
-from slimguard.bundle import BundleError
-from slimguard.diagnose import diagnose
-from slimguard.incident import Incident
+from slimguard import gate
+from slimguard.diagnosis import bundle, bundle_arrays, bundle_files
+from slimguard.diagnosis.bundle import BundleError
+from slimguard.diagnosis.diagnose import diagnose
+from slimguard.incidents.incident import Incident
 from tests import zoo
 from tests.fuzz_bundles import masked_crc
 
@@ -342,7 +343,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize('damage', DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_or_hostile_bundle_is_an_error_and_nothing_else(tmp_path, sound, damage, capfd):
-    from slimguard import replay
+    from slimguard.diagnosis import replay
 
     path = str(tmp_path / 'copy')
     shutil.copytree(sound, path)
@@ -376,7 +377,7 @@ def test_a_folder_that_is_none_is_an_error(tmp_path):
 @pytest.mark.skipif(os.name != 'posix' or os.geteuid() != 0, reason='only root can become another')
 @pytest.mark.parametrize('name', ['', 'drawn.npz'])
 def test_what_may_not_be_opened_is_said_where_the_bundle_would_be(sound, name):
-    from slimguard import findings
+    from slimguard.report.report import report_data
 
     with tempfile.TemporaryDirectory() as logdir:
         os.chmod(logdir, 0o755)
@@ -384,7 +385,7 @@ def test_what_may_not_be_opened_is_said_where_the_bundle_would_be(sound, name):
         os.chmod(os.path.join(path, name), 0)
         os.seteuid(65534)
         try:
-            (found,) = findings.gather(logdir).bundles
+            (found,) = report_data.gather(logdir).bundles
         finally:
             os.seteuid(0)
     assert found.name == 'incident-1'
@@ -392,14 +393,14 @@ def test_what_may_not_be_opened_is_said_where_the_bundle_would_be(sound, name):
 
 
 def test_a_hostile_bundle_spoils_no_report(tmp_path, sound):
-    from slimguard import findings
+    from slimguard.report.report import report_data
 
     for number, damage in enumerate(DAMAGES.values()):
         path = shutil.copytree(sound, str(tmp_path / str(number) / 'slimguard' / 'incident-1'))
         damage(path)
-        (found,) = findings.gather(str(tmp_path / str(number))).bundles
+        (found,) = report_data.gather(str(tmp_path / str(number))).bundles
         # What only running the step tells is no matter for a report.
-        assert isinstance(found, findings.Finding) or 0 < len(found.why) < 1000
+        assert isinstance(found, report_data.Finding) or 0 < len(found.why) < 1000
 
 
 @pytest.mark.parametrize(
@@ -432,7 +433,7 @@ def test_a_bundle_that_could_not_be_read_back_is_not_written(tmp_path, monkeypat
 
 
 def test_a_row_of_many_tiny_pictures_is_counted_at_once():
-    from slimguard import samples
+    from slimguard.report.report import samples
 
     value = np.zeros([200000, 4, 4, 1], np.float32)
     value[[7, 150000]] = np.nan

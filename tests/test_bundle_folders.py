@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slimguard import bundle, bundle_folders, replay
-from slimguard.bundle import BundleError
+from slimguard.diagnosis import bundle, bundle_folders, replay
+from slimguard.diagnosis.bundle import BundleError
 from tests import zoo
 from tests.children import python
 from tests.test_bundle import write
@@ -118,12 +118,12 @@ def test_the_umask_says_who_may_read_it(tmp_path, mask):
 
 KILLED = """
 import os, signal, sys
-from slimguard.bundle_folders import Making
+from slimguard.diagnosis.bundle_folders import Making
 making = Making(sys.argv[1])
 open(os.path.join(making.path, 'step.pb'), 'w').close()
 os.kill(os.getpid(), signal.SIGKILL)
 """
-TIDY = 'import sys; from slimguard import bundle; bundle.remove_abandoned(sys.argv[1])'
+TIDY = 'import sys; from slimguard.diagnosis import bundle; bundle.remove_abandoned(sys.argv[1])'
 
 
 def hidden(logdir):
@@ -350,7 +350,7 @@ def test_a_damaged_remote_bundle_is_an_error(ram, temporary, name, content, says
 
 @needs_ram
 def test_a_remote_file_is_measured_before_it_is_copied(ram, monkeypatch, temporary):
-    from slimguard import bundle_files
+    from slimguard.diagnosis import bundle_files
 
     path = write(zoo.failed('log_of_zero'), ram)
     monkeypatch.setitem(bundle_files._MOST_BYTES, 'step.pb', 100)

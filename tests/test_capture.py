@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from slimguard import compat, gate
-from slimguard.capture import Capture
-from slimguard.diagnose import diagnose
+from slimguard.diagnosis.capture import Capture
+from slimguard.diagnosis.diagnose import diagnose
 from tests.gate_models import initialize, new_session
 from tests.models import Batches
 

@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard import checkpoint
 from slimguard.__main__ import main
-from slimguard.repair import repair
+from slimguard.checkpoints import checkpoint_reader
+from slimguard.checkpoints.repair import repair
 
 tf1 = tf.compat.v1
 
@@ -54,7 +54,7 @@ def test_the_newest_finite_one_is_found_in_every_format(folder, settings, dtype,
     paths = write(folder, [1.0, 2.0, bad, bad], dtype, **settings)
     assert os.path.abspath(tf1.train.latest_checkpoint(str(folder))) == paths[-1]
     assert slimguard.latest_finite_checkpoint(str(folder)) == paths[1]
-    assert checkpoint.read(paths[-1]) == (4, None, ('w',))
+    assert checkpoint_reader.read(paths[-1]) == (4, None, ('w',))
 
 
 @pytest.mark.parametrize(
@@ -195,6 +195,6 @@ class TestCommand:
 def test_a_directory_may_have_any_name(folder):
     folder = folder / 'run [1] of *'
     (path,) = write(folder, [1.0])
-    (found,) = checkpoint.checkpoints_in(str(folder))
+    (found,) = checkpoint_reader.checkpoints_in(str(folder))
     assert found.path == path
     assert found.size == sum(f.stat().st_size for f in folder.glob('model.ckpt-1.[di]*'))

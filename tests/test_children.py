@@ -48,7 +48,7 @@ def batches(method, stops_in_epoch, waits):
 def main(kind, method, stops_in_epoch, waits, patience, logdir):
     import tensorflow as tf
     import slimguard
-    from slimguard import compat, preemption
+    from slimguard import compat; from slimguard.training import preemption
 
     tf1 = tf.compat.v1
     tf1.disable_eager_execution()

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import slimguard
 from slimguard import compat, gate
-from slimguard.clones import summands_by_clone
+from slimguard.graph.clones import summands_by_clone
 from tests import models
 from tests.gate_models import Damage, Guarded
 

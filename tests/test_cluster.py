@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard import checkpoint, compat
+from slimguard import compat
+from slimguard.checkpoints import checkpoint_reader
 from tests.jobs import Job
 from tests.models import records_in
 
@@ -143,7 +144,9 @@ def monitored(role, logdir, bad, kwargs):
 
 def require_good_checkpoints(logdir):
     """Requires that all checkpoints are finite. Returns the step of the newest."""
-    found = [checkpoint.read(each.path) for each in checkpoint.checkpoints_in(str(logdir))]
+    found = [
+        checkpoint_reader.read(each.path) for each in checkpoint_reader.checkpoints_in(str(logdir))
+    ]
     assert found and all(finding.is_good for finding in found), found
     return found[-1].step
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slimguard import journal
 from slimguard.__main__ import main
-from slimguard.incident import Incident
-from slimguard.repair import repair
+from slimguard.checkpoints.repair import repair
+from slimguard.incidents import journal
+from slimguard.incidents.incident import Incident
 from tests.children import environment, python
 from tests.test_checkpoint import truncate, write
 
@@ -134,7 +134,7 @@ def test_a_file_system_that_tensorflow_does_not_know_is_a_sentence(command, caps
 
 NOT_TO_BE_READ = """\
 import os, sys, tensorflow
-from slimguard import checkpoint, journal
+from slimguard.checkpoints import checkpoint_reader as checkpoint; from slimguard.incidents import journal
 from slimguard.__main__ import main
 if os.getuid() == 0:
     os.setuid(65534)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slimguard import curve
+from slimguard.report.report import loss_history
 
 tf1 = tf.compat.v1
 
@@ -32,7 +32,7 @@ def value_of(tag, value):
 
 
 def read(logdir):
-    found, troubles = curve.read(str(logdir))
+    found, troubles = loss_history.read(str(logdir))
     assert troubles == []
     return found
 
@@ -86,7 +86,7 @@ def test_a_damaged_file_keeps_what_came_before(tmp_path, damage):
     content = path.read_bytes()
     path.write_bytes({'torn': content[:-3], 'noise': b'\xff' * 100, 'empty': b''}[damage])
     write(tmp_path, [(20, 2.0)], suffix='.2')
-    found, troubles = curve.read(str(tmp_path))
+    found, troubles = loss_history.read(str(tmp_path))
     assert len(troubles) == (damage != 'empty')
     assert all(path.name + ' was read only in part: ' in said for said in troubles)
     steps = [step for s in found.stretches for step in s[:, 0]]
@@ -99,7 +99,7 @@ def test_a_record_that_says_to_be_huge_ends_its_file_and_not_the_process(tmp_pat
     header = struct.pack('<Q', length)
     with open(str(path), 'ab') as file:
         file.write(header + struct.pack('<I', masked_crc(header)) + b'xx')
-    found, troubles = curve.read(str(tmp_path))
+    found, troubles = loss_history.read(str(tmp_path))
     assert [s[:, 0].tolist() for s in found.stretches] == [[0, 1, 2]]
     assert troubles == [path.name + ' was read only in part: record 5 is cut off, or damaged']
 
@@ -119,7 +119,7 @@ def masked_crc(content):
 def test_what_only_bears_the_name_of_an_event_file_is_not_opened(tmp_path, make):
     write(tmp_path, [(1, 2.0)])
     make(str(tmp_path / 'events.out.tfevents.x'))
-    found, troubles = curve.read(str(tmp_path))
+    found, troubles = loss_history.read(str(tmp_path))
     assert found.points == 1
     assert troubles == ['events.out.tfevents.x was not read: it is no regular file.']
 
@@ -127,7 +127,7 @@ def test_what_only_bears_the_name_of_an_event_file_is_not_opened(tmp_path, make)
 def test_an_event_file_with_a_name_that_is_no_utf8_is_said_and_left_out(tmp_path):
     path = write(tmp_path, [(1, 2.0)])
     shutil.copy(str(path), os.fsencode(str(path)) + b'\xff')
-    found, troubles = curve.read(str(tmp_path))
+    found, troubles = loss_history.read(str(tmp_path))
     assert found.points == 1
     (said,) = troubles
     assert 'its name is no UTF-8' in said
@@ -147,14 +147,14 @@ def test_a_tensor_that_says_to_be_huge_is_no_loss(tmp_path):
 
 
 def test_no_event_files_are_no_curve(tmp_path):
-    assert curve.read(str(tmp_path)) == (None, [])
+    assert loss_history.read(str(tmp_path)) == (None, [])
 
 
 def test_a_long_curve_keeps_its_peaks(tmp_path):
     steps = np.arange(300000.0)
     points = np.stack([steps, np.sin(steps / 1e4)], axis=1)
     points[123456, 1], points[234567, 1] = 9.0, -9.0
-    thin = curve.thin_out(points, 2000)
+    thin = loss_history.thin_out(points, 2000)
     assert len(thin) <= 2002
     assert (np.diff(thin[:, 0]) > 0).all()
     kept = {tuple(point) for point in thin}
@@ -164,5 +164,5 @@ def test_a_long_curve_keeps_its_peaks(tmp_path):
 
 def test_a_loss_that_jumps_back_all_the_time_stays_small():
     points = np.stack([np.tile([2.0, 1.0], 50000), np.arange(100000.0)], axis=1)
-    found = curve._curve('loss', points, 2000)
+    found = loss_history._curve('loss', points, 2000)
     assert len(found.stretches) == 100

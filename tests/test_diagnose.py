@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slimguard import compat, step
-from slimguard.diagnose import diagnose
+from slimguard import compat
+from slimguard.diagnosis import rerun
+from slimguard.diagnosis.diagnose import diagnose
 from tests import zoo
 from tests.models import Batches
 from tests.zoo import Failed, batches, put, regression, weights
@@ -55,7 +56,7 @@ def test_a_forward_pass_that_writes_is_run_in_a_copy():
         tf.matmul(batches(put(0.0, 2)), weights()), updates_collections=None, is_training=True
     )
     failed = Failed(tf.reduce_mean(tf.math.log(normal)))  # at fault: log
-    assert not step.can_run_live(failed.capture, failed.values)
+    assert not rerun.can_run_live(failed.capture, failed.values)
     found = diagnosis_of(failed)
     assert (found.phase, found.op_type) == ('forward', 'Log')
     assert 'at fault: log' in found.line.text

@@ -6,9 +6,10 @@ import time
 import pytest
 import tensorflow as tf
 
-from slimguard import bundle, evidence, gate, replay
-from slimguard.evidence import Evidence
-from slimguard.incident import Incident
+from slimguard import gate
+from slimguard.diagnosis import bundle, evidence, replay
+from slimguard.diagnosis.evidence import Evidence
+from slimguard.incidents.incident import Incident
 from tests.models import Linear, LogLines
 from tests.test_bundle_folders import kill_one
 

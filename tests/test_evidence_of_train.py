@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard import bundle, replay
+from slimguard.diagnosis import bundle, replay
 from tests.models import Linear, records_in, train_quietly
 
 tf1 = tf.compat.v1

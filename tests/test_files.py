@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard import files
+from slimguard.system import files
 
 
 @pytest.fixture

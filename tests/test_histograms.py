@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import slimguard
 from slimguard import compat
-from slimguard.histograms import leave_out_bad_values
+from slimguard.gate.histograms import leave_out_bad_values
 from tests.models import Linear, non_finite, state, train_quietly
 
 tf1 = tf.compat.v1

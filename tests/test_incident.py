@@ -5,7 +5,7 @@ import pickle
 import pytest
 import tensorflow as tf
 
-from slimguard.incident import Incident, NanLossError
+from slimguard.incidents.incident import Incident, NanLossError
 
 tf1 = tf.compat.v1
 

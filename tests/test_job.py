@@ -10,9 +10,12 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard import checkpoint, cluster, compat, journal
-from slimguard.board import Board
-from slimguard.checkpoint_files import step_in_name
+from slimguard import compat
+from slimguard.checkpoints import checkpoint_reader
+from slimguard.checkpoints.checkpoint_files import step_in_name
+from slimguard.cluster.job import job
+from slimguard.cluster.job_table import Board
+from slimguard.incidents import journal
 from tests.jobs import Job
 from tests.models import records_in
 
@@ -197,7 +200,7 @@ def end_by_incident(logdir, on_nan, monitored, sync, who):
 
 def require_good_checkpoint(logdir):
     path = tf1.train.latest_checkpoint(str(logdir))
-    assert checkpoint.read(path).is_good, path
+    assert checkpoint_reader.read(path).is_good, path
     return path
 
 
@@ -426,7 +429,7 @@ def test_who_waits_for_its_first_step_hears_of_the_end(tmp_path):
 
 def beside_plain_slim(role, logdir):
     """The chief trains with plain slim until the other, under slimguard, has ended."""
-    cluster._NO_CHIEF = 0.5
+    job._NO_CHIEF = 0.5
     step = [0]
 
     def draw():

@@ -14,8 +14,8 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard import journal
-from slimguard.incident import Incident
+from slimguard.incidents import journal
+from slimguard.incidents.incident import Incident
 from tests.models import Linear, LogLines, records_in, train_quietly
 
 tf1 = tf.compat.v1

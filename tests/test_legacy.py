@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slimguard import legacy
+from slimguard.scripts import tf1_names
 from tests.children import ROOT, python
 
 tf1 = tf.compat.v1
@@ -65,7 +65,9 @@ def test_an_old_script_runs_unchanged_and_survives_a_nan(tmp_path, name, argumen
 def test_by_default_a_nan_ends_the_script_with_our_error(tmp_path):
     run = python(*RUN + [script('train_clones.py'), '--train_dir=%s' % tmp_path, '--nan_sample=20'])
     assert run.returncode == 1
-    said = run.stderr[run.stderr.rindex('slimguard.incident.NanLossError: ') :].splitlines()
+    said = run.stderr[
+        run.stderr.rindex('slimguard.incidents.incident.NanLossError: ') :
+    ].splitlines()
     assert 'gradient of' in said[0]
     assert said[-1].startswith('to run it again: python -m slimguard replay ' + str(tmp_path))
     assert bad_variables(str(tmp_path)) == []
@@ -114,7 +116,7 @@ def test_libraries_go_on_getting_the_tensorflow_that_is_installed(tmp_path):
     run = python(*RUN + [str(tmp_path / 'script.py'), str(library)])
     assert run.stderr.splitlines()[-1].startswith('ImportError: TensorFlow 2.'), run.stderr
     assert 'has no tf.contrib.crf: use tfa.text' in run.stderr
-    assert 'legacy.py' not in run.stderr
+    assert 'scripts/tf1_names.py' not in run.stderr
 
 
 @on_tensorflow_2
@@ -130,14 +132,14 @@ def test_libraries_go_on_getting_the_tensorflow_that_is_installed(tmp_path):
 )
 def test_what_is_gone_is_named_and_what_replaced_it(name, message):
     with pytest.raises(AttributeError, match=message.replace('.', r'\.')):
-        value = legacy.namespace()
+        value = tf1_names.namespace()
         for part in name.split('.'):
             value = getattr(value, part)
 
 
 @on_tensorflow_2
 def test_a_namespace_lists_its_names():
-    tf = legacy.namespace()
+    tf = tf1_names.namespace()
     assert {'contrib', 'estimator', 'placeholder', 'train'} <= set(dir(tf))
     assert {'framework', 'layers', 'slim', 'training'} <= set(dir(tf.contrib))
     assert {'arg_scope', 'get_or_create_global_step'} <= set(tf.contrib.framework.__all__)

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 import slimguard
 from slimguard.__main__ import main
-from slimguard.repair import repair
-from slimguard.state_file import StateFileError
+from slimguard.checkpoints.repair import repair
+from slimguard.checkpoints.state_file import StateFileError
 from tests.models import Linear, checkpoint_at, records_in
 
 tf1 = tf.compat.v1

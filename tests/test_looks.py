@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slimguard import gate, graphs, ops
+from slimguard import gate
+from slimguard import graph as graphs
+from slimguard.graph import ops
 from tests import gate_models as models
 
 tf1 = tf.compat.v1

@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard import compat, fast, loop
+from slimguard import compat
+from slimguard.training import fast_step, loop
 from tests.models import Counted, Linear, LogLines, checkpoint_at
 
 tf1 = tf.compat.v1
@@ -47,13 +48,13 @@ class Asking(tf1.train.SessionRunHook):
 def fast_steps(monkeypatch):
     """What the fast steps of a test came to."""
     done = []
-    run = fast.FastStep.run
+    run = fast_step.FastStep.run
 
     def spy(self):
         done.append(run(self))
         return done[-1]
 
-    monkeypatch.setattr(fast.FastStep, 'run', spy)
+    monkeypatch.setattr(fast_step.FastStep, 'run', spy)
     return done
 
 

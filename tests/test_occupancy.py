@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard.occupancy import occupied
+from slimguard.training.occupancy import occupied
 from tests.models import Linear, LogLines, checkpoint_at, train_quietly
 
 fcntl = pytest.importorskip('fcntl')

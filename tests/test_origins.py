@@ -5,7 +5,7 @@ import linecache
 
 import pytest
 
-from slimguard.origins import Origins
+from slimguard.diagnosis.source_lines import Origins
 
 CELL = '<ipython-input-1>'
 SOURCE = """\

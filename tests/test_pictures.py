@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from matplotlib import image
 
-from slimguard import layers, samples, scales
+from slimguard.report.report import layer_ranges, samples, scales
 
 
 @pytest.mark.parametrize('shape', [(5, 3, 3), (1, 1, 4), (130, 7, 3)])
@@ -147,7 +147,7 @@ def test_the_tensors_of_a_layer_are_put_together_in_each_pass():
         row('conv1/weights', 'forward'),
         row('conv1/weights/Momentum', 'update'),
     ]
-    found = layers.layers_of(rows, 'conv1/Relu:0')
+    found = layer_ranges.layers_of(rows, 'conv1/Relu:0')
     assert [(x.phase, x.name, x.tensors) for x in found] == [
         ('input', 'images', 1),
         ('forward', 'conv1', 3),
@@ -164,7 +164,7 @@ def test_the_tensors_of_a_layer_are_put_together_in_each_pass():
 def test_a_large_graph_fits_and_what_is_at_fault_stays_alone(name):
     rows = [row(name % number) for number in range(1000)]
     culprit = name % 500
-    found = layers.layers_of(rows, culprit + ':0')
+    found = layer_ranges.layers_of(rows, culprit + ':0')
     assert len(found) <= 36 + 2
     assert sum(x.tensors for x in found) == 1000
     (begins,) = [x for x in found if x.begins]
@@ -176,7 +176,7 @@ def test_each_pass_is_as_deep_as_it_can_be():
     names = ['net/block%d/unit%d/conv' % (b, u) for b in range(5) for u in range(6)]
     rows = [row('%s/op%d' % (name, n)) for name in names for n in range(2)]
     rows += [row('gradients/%s/op_grad/Mul' % name, 'backward') for name in names]
-    found = layers.layers_of(rows, None)
+    found = layer_ranges.layers_of(rows, None)
     forward = [x.name for x in found if x.phase == 'forward']
     backward = [x.name for x in found if x.phase == 'backward']
     assert forward == names
@@ -194,7 +194,7 @@ def test_each_pass_is_as_deep_as_it_can_be():
     ],
 )
 def test_the_scope_of_an_op(op, phase, scope):
-    assert '/'.join(layers.scope_of(op, phase)) == scope
+    assert '/'.join(layer_ranges.scope_of(op, phase)) == scope
 
 
 # Scales.

@@ -2,8 +2,8 @@
 
 import pytest
 
-from slimguard.incident import Incident
-from slimguard.policies import Ladder, Raise, Rollback, Skip, Stop, rungs_of
+from slimguard.incidents.incident import Incident
+from slimguard.incidents.policies import Ladder, Raise, Rollback, Skip, Stop, rungs_of
 
 RAISE = Raise()
 

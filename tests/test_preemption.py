@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard import preemption
+from slimguard.training import preemption
 from tests.children import Started
 from tests.models import Linear, LogLines, checkpoint_at, train_quietly
 
@@ -364,7 +364,7 @@ FUNCTIONS = """
 import sys, threading
 import tensorflow as tf
 import slimguard
-from slimguard import preemption
+from slimguard.training import preemption
 from tensorflow.python.training.saver import BaseSaverBuilder
 
 tf1 = tf.compat.v1

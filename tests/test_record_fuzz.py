@@ -12,9 +12,9 @@ import tempfile
 
 import pytest
 
-from slimguard import journal
 from slimguard.__main__ import main
-from slimguard.incident import Incident
+from slimguard.incidents import journal
+from slimguard.incidents.incident import Incident
 from tests.children import python
 
 LINES = 6
@@ -135,7 +135,7 @@ def test_spoiled_records_are_read_as_far_as_they_can_be(count):
 
 READS = """
 import os, sys
-from slimguard import journal
+from slimguard.incidents import journal
 from slimguard.__main__ import main
 for name in sorted(os.listdir(sys.argv[1])):
     logdir = os.path.join(sys.argv[1], name)

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard import bundle, bundle_arrays, replay
-from slimguard.step import Replica
+from slimguard.diagnosis import bundle, bundle_arrays, replay
+from slimguard.diagnosis.rerun import Replica
 from tests import zoo
 from tests.test_bundle import write
 
@@ -47,7 +47,7 @@ def test_the_failure_comes_back_with_the_same_loss_and_diagnosis(bundles, name):
 
 SCRIPT = """
 import sys
-from slimguard import replay
+from slimguard.diagnosis import replay
 for path in sys.argv[1:]:
     assert replay.main(path) == 0, path
 """
@@ -166,9 +166,7 @@ def test_the_shell_has_session_graph_and_feed(bundles):
         'print("bad", [str(l) for l, b in zip(gate.labels, session.run(gate.bad, feed)) if b])',
         'print("phase", diagnosis.phase, sorted(values))',
     ]
-    script = (
-        'import sys; from slimguard import replay; sys.exit(replay.main(sys.argv[1], shell=True))'
-    )
+    script = 'import sys; from slimguard.diagnosis import replay; sys.exit(replay.main(sys.argv[1], shell=True))'
     run = subprocess.run(
         [sys.executable, '-c', script, bundles['a_feed']],
         input='\n'.join(lines) + '\n',

@@ -20,8 +20,11 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard import bundle, findings, gate, journal, markup, page, report, samples
-from slimguard.evidence import Evidence
+from slimguard import gate
+from slimguard.diagnosis import bundle
+from slimguard.diagnosis.evidence import Evidence
+from slimguard.incidents import journal
+from slimguard.report.report import html, markup, report, report_data, samples
 from tests import test_bundle
 from tests.children import environment, python
 
@@ -305,14 +308,14 @@ WRONG = {
 def test_a_damaged_bundle_is_one_line_and_not_the_end(sound_and_not, name):
     logdir, path = sound_and_not
     (WRONG.get(name) or test_bundle.DAMAGES[name])(path)
-    found = findings.gather(str(logdir))
+    found = report_data.gather(str(logdir))
     if name in _SHOWN_ALL_THE_SAME:
         assert len(found.bundles) == 2
-    elif not isinstance(found.bundles[0], findings.Unreadable):
+    elif not isinstance(found.bundles[0], report_data.Unreadable):
         raise AssertionError(found.bundles[0])
-    seen = Seen(page.render(found))
+    seen = Seen(html.render(found))
     assert harmless(seen)
-    lines = [b for b in found.bundles if isinstance(b, findings.Unreadable)]
+    lines = [b for b in found.bundles if isinstance(b, report_data.Unreadable)]
     assert len(seen.of('p', class_='broken')) == len(lines) <= 1
     for it in lines:
         assert '%s cannot be read: ' % it.name in seen.text
@@ -636,8 +639,8 @@ def test_whatever_a_bundle_raises_only_its_place_says_so(copy, monkeypatch, erro
         raise error
 
     if where == 'drawn':
-        real, bad = page.sentence, os.path.basename(bundle.paths(str(copy))[1])
-        monkeypatch.setattr(page, 'sentence', lambda it: fail() if it.name == bad else real(it))
+        real, bad = html.sentence, os.path.basename(bundle.paths(str(copy))[1])
+        monkeypatch.setattr(html, 'sentence', lambda it: fail() if it.name == bad else real(it))
     else:
         real, bad_path = bundle.read, bundle.paths(str(copy))[1]
         monkeypatch.setattr(bundle, 'read', lambda p: fail() if p == bad_path else real(p))
@@ -713,14 +716,14 @@ def test_words_without_end_in_the_record_are_cut(tmp_path):
 
 
 def test_a_page_full_of_pictures_of_noise_opens_on_a_phone(copy):
-    it = findings.gather(str(copy)).bundles[0]
+    it = report_data.gather(str(copy)).bundles[0]
     noise = np.random.RandomState(0).uniform(0, 1, [16, 160, 160, 4]).astype(np.float32)
     noise[np.random.RandomState(1).uniform(size=noise.shape) < 0.01] = np.nan
-    room = findings._MOST_IMAGES // 20
+    room = report_data._MOST_IMAGES // 20
     sheets = samples.sheets({name: noise for name in 'abcd'}, room=room)
     assert len(sheets) == 4 and all(sheet.samples for sheet in sheets)
-    found = findings.gather(str(copy))._replace(bundles=[it._replace(sheets=sheets)])
-    assert len(page.render(found)) < 20e6 / 20
+    found = report_data.gather(str(copy))._replace(bundles=[it._replace(sheets=sheets)])
+    assert len(html.render(found)) < 20e6 / 20
 
 
 # The command.
@@ -824,7 +827,7 @@ def test_a_path_that_the_terminal_has_no_letters_for_is_no_error(copy, tmp_path)
 
 def test_without_matplotlib_the_error_names_the_extra(copy, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, 'matplotlib', None)
-    monkeypatch.delitem(sys.modules, 'slimguard.poster', raising=False)
+    monkeypatch.delitem(sys.modules, 'slimguard.report.png', raising=False)
     monkeypatch.delattr(slimguard, 'poster', raising=False)
     assert report.main(str(copy), png=str(copy / 'a.png')) == 2
     said = capsys.readouterr().err
@@ -955,9 +958,9 @@ def test_a_browser_that_asks_for_something_would_be_seen(tmp_path):
     run, asked = browse(tmp_path, plain, '--dump-dom')
     assert address in asked
     assert 'CONSOLE' in run.stderr
-    empty = findings.Findings('x', '', None, [], [], [])
+    empty = report_data.Findings('x', '', None, [], [], [])
     guarded = tmp_path / 'guarded.html'
-    guarded.write_text(page.render(empty).replace('<main>', '<main><img src="%s">' % address))
+    guarded.write_text(html.render(empty).replace('<main>', '<main><img src="%s">' % address))
     run, asked = browse(tmp_path, guarded, '--dump-dom')
     assert address in run.stdout and asked == []
     assert 'Content Security Policy' in run.stderr

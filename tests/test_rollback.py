@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard import Rollback, Skip, checkpoint
+from slimguard import Rollback, Skip
+from slimguard.checkpoints import checkpoint_reader
 from tests.models import Linear, LogLines, checkpoint_at, non_finite, records_in, state
 from tests.models import train_quietly as train
 
@@ -256,4 +257,4 @@ class TestResume:
         assert model.batches.drawn == 3
         savers = tf1.get_collection(tf1.GraphKeys.SAVERS)
         assert [type(saver) for saver in savers] == [slimguard.FiniteSaver]
-        assert checkpoint.read(str(folder / 'model.ckpt-3')).is_good
+        assert checkpoint_reader.read(str(folder / 'model.ckpt-3')).is_good

@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard import bundle, files
+from slimguard.diagnosis import bundle
+from slimguard.system import files
 from tests.models import Batches, LogLines, checkpoint_at, records_in, train_quietly
 
 tf1 = tf.compat.v1

@@ -11,7 +11,7 @@ from tests.children import python
 # Runs a script or a module as `slimguard run` does, without the guard: no TensorFlow.
 RUN_ONLY = """\
 import sys
-from slimguard import run
+from slimguard.scripts import run
 if sys.argv[1] == '-m':
     run.run_module(sys.argv[2], sys.argv[3:])
 else:

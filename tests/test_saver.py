@@ -11,8 +11,9 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard import checkpoint, compat, repair
-from slimguard.sessions import SessionWrapper
+from slimguard import compat
+from slimguard.checkpoints import checkpoint_reader, repair
+from slimguard.graph.sessions import SessionWrapper
 from tests.models import Linear, LogLines, records_in, train_quietly
 
 tf1 = tf.compat.v1
@@ -142,7 +143,7 @@ def test_a_nan_that_comes_while_it_saves_is_not_published(folder, use_resource):
             path = str(folder / 'm')
             while path is not None:
                 path = saver.save(session, str(folder / 'm'), number, write_meta_graph=False)
-                assert path is None or checkpoint.read(path).is_good
+                assert path is None or checkpoint_reader.read(path).is_good
             delay.join()
 
 
@@ -174,7 +175,7 @@ def test_what_the_gate_takes_back_is_not_published_meanwhile(folder):
         thread.join()
     published = [path for path in saved if path is not None]
     assert published
-    assert all(checkpoint.read(path).is_good for path in published)
+    assert all(checkpoint_reader.read(path).is_good for path in published)
 
 
 def poison(weights):

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard import state_file
-from slimguard.repair import repair
+from slimguard.checkpoints import state_file
+from slimguard.checkpoints.repair import repair
 from tests.children import python
 from tests.models import LogLines
 from tests.test_logdir_worlds import newest, save
@@ -72,7 +72,7 @@ def test_it_is_read_once_by_a_repair(logdir, monkeypatch):
 SAVES_AGAIN = """\
 import os, sys
 import tensorflow as tf
-from slimguard import saver as savers  # now: as another user, Python's own files may be closed
+from slimguard.checkpoints import finite_saver as saver as savers  # now: as another user, Python's own files may be closed
 tf1 = tf.compat.v1
 tf1.disable_eager_execution()
 if os.getuid() == 0:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from slimguard import terminal
+from slimguard.system import terminal
 
 
 @pytest.mark.parametrize(

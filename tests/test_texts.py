@@ -2,7 +2,8 @@
 
 import pytest
 
-from slimguard import markup, terminal, texts
+from slimguard.report.report import markup
+from slimguard.system import terminal, texts
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from slimguard import gate
-from slimguard.capture import Capture
+from slimguard.diagnosis.capture import Capture
 from tests.gate_models import initialize, new_session
 
 tf1 = tf.compat.v1

@@ -6,10 +6,11 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from slimguard import bundle, compat, gate
-from slimguard.capture import Capture
-from slimguard.diagnose import diagnose
-from slimguard.incident import Incident
+from slimguard import compat, gate
+from slimguard.diagnosis import bundle
+from slimguard.diagnosis.capture import Capture
+from slimguard.diagnosis.diagnose import diagnose
+from slimguard.incidents.incident import Incident
 
 slim = compat.import_slim()
 

@@ -1,0 +1,133 @@
+"""The files of a checkpoint: which there are on disk, by their names alone; none is opened."""
+
+import glob
+import os
+import re
+from typing import Dict, Iterator, List, NamedTuple, Optional
+
+import tensorflow as tf
+
+from slimguard.system import files
+
+# What a checkpoint `model.ckpt-8` consists of on disk: `.index` and `.data-...` in the format V2;
+# the name itself, or `-00000-of-00002`, in V1. `.meta` is the graph, which restoring does without.
+_INDEX = re.compile(r'(.+)\.index$')
+_META = re.compile(r'(.+)\.meta$')
+_ENDS = ('.index', '.data-?????-of-?????', '', '-?????-of-?????')
+_STEP = re.compile(r'-(\d+)(-\?+-of-\d+)?$')
+_SHARDS = re.compile(r'-\?{5}-of-\d{5}$')
+# What a save that is cut short leaves beside a checkpoint's own files; and what in their place.
+_TEMPORARY = ('.index.tempstate*', '.data-*.tempstate*', '.tempstate*', '_temp*/*', '_temp*')
+_LEFTOVERS = ('.index*', '.data-*') + _TEMPORARY
+
+
+class Checkpoint(NamedTuple):
+    """What is known of a checkpoint from its files' names.
+
+    Attributes:
+      path: the prefix, as `tf.compat.v1.train.Saver.restore` takes it.
+      time: when it was written, in seconds since the epoch.
+      size: the size of its files, in bytes; 0 if there are none.
+    """
+
+    path: str
+    time: float
+    size: int
+
+
+def look_at(path: str) -> Checkpoint:
+    """What the files of the checkpoint `path` say without being opened."""
+    written, size = 0.0, 0
+    for name in files_of(path):
+        try:
+            if os.path.exists(name):  # TensorFlow's own stat gives whole seconds
+                stat = os.stat(name)
+                seconds, length = stat.st_mtime, stat.st_size
+            else:
+                stat = tf.io.gfile.stat(name)
+                seconds, length = stat.mtime_nsec / 1e9, stat.length
+        except (OSError, tf.errors.NotFoundError):
+            continue  # its trainer has just deleted it
+        written = max(written, seconds)
+        size += length
+    return Checkpoint(path, written, size)
+
+
+def files_of(path: str) -> List[str]:
+    """The files of a checkpoint, of any format, without its graph; empty if there is none."""
+    return [
+        name for name in _with_ends(path, _ENDS) if files.is_remote(name) or files.is_file(name)
+    ]
+
+
+def remove(path: str) -> None:
+    """Removes what a save that failed or was refused has left behind."""
+    remove_files(_with_ends(path, _LEFTOVERS) + files_of(path))
+
+
+def remove_temporary(path: str) -> None:
+    """Removes what a save that failed has left beside the checkpoint `path`, which stays."""
+    remove_files(_with_ends(path, _TEMPORARY))
+
+
+def remove_files(names: List[str]) -> None:
+    """Removes files, and folders that are empty, as far as possible."""
+    for name in names:
+        try:
+            if files.is_remote(name):
+                tf.io.gfile.remove(name)
+            else:
+                os.rmdir(name) if os.path.isdir(name) else os.remove(name)
+        except (OSError, tf.errors.OpError):
+            continue  # it is gone; or a folder of an object store, which goes with its files
+
+
+def link(path: str, other: str) -> None:
+    """Gives the files of the checkpoint `path` a second name; where there are no links, a copy.
+
+    Raises:
+      OSError, tf.errors.OpError: if there is no room for a copy.
+    """
+    for name in files_of(path):
+        twin = other + name[len(path) :]
+        try:
+            os.link(name, twin)
+        except OSError:  # another file system than a local disk
+            tf.io.gfile.copy(name, twin, overwrite=True)
+
+
+def paths_in(folder: str) -> Iterator[str]:
+    """The prefixes of all checkpoints in a folder, in the order of their names."""
+    names = files.list_dir(folder)
+    there = set(names)
+    prefixes: Dict[str, None] = {}
+    for name in names:
+        match = _INDEX.match(name) or _META.match(name)
+        if match:
+            prefixes[match.group(1)] = None
+    for prefix in prefixes:
+        path = os.path.join(folder, prefix)
+        shards = [n for n in names if re.match(re.escape(prefix) + r'-\d{5}-of-\d{5}$', n)]
+        if prefix + '.index' not in there and prefix not in there and shards:
+            path += '-?????' + shards[0][len(prefix) + 6 :]  # as V1 names its shards together
+        if prefix + '.index' in there or prefix in there or shards:
+            yield path
+
+
+def step_in_name(path: str) -> Optional[int]:
+    """The global step that a checkpoint's name ends in, or None."""
+    match = _STEP.search(os.path.basename(path))
+    return int(match.group(1)) if match else None
+
+
+def _with_ends(path: str, ends) -> List[str]:
+    folder, name = os.path.split(path)
+    find, escape = glob.glob, glob.escape
+    if files.is_remote(path):
+        if not tf.io.gfile.isdir(folder):
+            return []  # its glob would raise
+        find, escape = tf.io.gfile.glob, str
+    shards = _SHARDS.search(name)  # by which V1 means all of them
+    end_of_name = shards.group() if shards else ''
+    name = escape(name[: len(name) - len(end_of_name)]) + end_of_name
+    return [file for end in ends for file in find(os.path.join(escape(folder), name) + end)]

@@ -1,0 +1,170 @@
+"""Checkpoints on disk, read and not trusted: which of them are whole, and finite.
+
+TensorFlow's state file (``checkpoint``) names the newest checkpoint without looking into it. Here
+each is opened: every tensor is read, which compares TensorFlow's checksums, and every float is
+looked at. One tensor is in memory at a time.
+"""
+
+from typing import List, NamedTuple, Optional, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from slimguard.checkpoints import checkpoint_files, state_file
+from slimguard.checkpoints.checkpoint_files import Checkpoint, look_at, step_in_name
+from slimguard.system import files
+
+tf1 = tf.compat.v1
+
+_CHUNK = 1 << 20
+
+
+class UnreadableError(OSError):
+    """A checkpoint is there, and cannot be read (rights, a failing disk): it may be good."""
+
+
+class Finding(NamedTuple):
+    """What was found on reading a checkpoint.
+
+    Attributes:
+      step: the global step in it (or else in its name), or None.
+      damage: why it cannot be restored, or None if it is whole.
+      non_finite: names of the variables that hold a NaN or Inf.
+    """
+
+    step: Optional[int]
+    damage: Optional[str]
+    non_finite: Tuple[str, ...]
+
+    @property
+    def is_good(self) -> bool:
+        return self.damage is None and not self.non_finite
+
+    def __str__(self) -> str:
+        if self.damage is not None:
+            return 'torn: ' + self.damage
+        if not self.non_finite:
+            return 'finite'
+        more = len(self.non_finite) - 3
+        names = ', '.join(self.non_finite[:3]) + (' and %d more' % more if more > 0 else '')
+        return 'not finite: ' + names
+
+
+def latest_finite_checkpoint(logdir: files.Path) -> Optional[str]:
+    """The newest checkpoint in `logdir` whose files are whole and whose floats are finite.
+
+    Takes the place of `tf.train.latest_checkpoint`, which returns what the state file says. It
+    looks at checkpoints that the state file does not name as well: those that another program
+    forgot, and one that was written when the process was killed.
+
+    Args:
+      logdir: a directory (a str, bytes or `os.PathLike`), on any file system that `tf.io.gfile`
+        knows.
+
+    Returns:
+      The absolute prefix to restore from, or None if no checkpoint in `logdir` is good.
+
+    Raises:
+      TypeError, ValueError: if `logdir` is no path.
+      UnreadableError: if one that may be the newest good one cannot be read.
+    """
+    for checkpoint in reversed(checkpoints_in(logdir)):
+        if inspect(checkpoint.path).is_good:
+            return checkpoint.path
+    return None
+
+
+def checkpoints_in(logdir: files.Path) -> List[Checkpoint]:
+    """All checkpoints in a directory, from the oldest to the newest; none of them is opened.
+
+    Those in the state file keep its order, since copying a directory loses the times of files. One
+    that it does not name is newer if its time and its step both say so.
+    """
+    logdir = files.as_path(logdir)
+    try:
+        state = state_file.read(logdir)
+    except state_file.StateFileError as error:
+        tf1.logging.warning('slimguard: %s', error)
+        state = None
+    return checkpoints_beside(logdir, state)
+
+
+def checkpoints_beside(logdir: str, state: Optional[state_file.State]) -> List[Checkpoint]:
+    """As `checkpoints_in`, for who has read the state file; None says that it names nothing."""
+    listed = [look_at(path) for path in (() if state is None else state.paths)]
+    listed = [checkpoint for checkpoint in listed if checkpoint.size]
+    known = {checkpoint.path for checkpoint in listed}
+    others = [look_at(path) for path in checkpoint_files.paths_in(logdir) if path not in known]
+    others.sort(key=lambda checkpoint: (checkpoint.time, step_in_name(checkpoint.path) or 0))
+    newer = [checkpoint for checkpoint in others if _is_newer(checkpoint, listed)]
+    older = [checkpoint for checkpoint in others if checkpoint not in newer]
+    return older + listed + newer
+
+
+def _is_newer(checkpoint: Checkpoint, listed: List[Checkpoint]) -> bool:
+    if not listed:
+        return True
+    step, newest = step_in_name(checkpoint.path), step_in_name(listed[-1].path)
+    is_later = step is None or newest is None or step > newest
+    return is_later and checkpoint.time > listed[-1].time
+
+
+def inspect(path: str) -> Finding:
+    """As `read`, for who would pass over what is damaged.
+
+    Raises:
+      UnreadableError: if it could not be read, which is no damage: it may be good.
+    """
+    found = read(path)
+    if found.damage is not None:
+        _require_readable(path)
+    return found
+
+
+def _require_readable(path: str) -> None:
+    """Reads the files themselves: TensorFlow 2 tells a missing right and a bad checksum alike."""
+    for name in checkpoint_files.files_of(path):
+        try:
+            with files.open_to_read(name) as file:
+                while file.read(_CHUNK):
+                    pass
+        except (FileNotFoundError, tf.errors.NotFoundError):
+            continue  # its trainer has just deleted it
+        except (OSError, tf.errors.OpError) as error:
+            raise UnreadableError('%s cannot be read: %s' % (name, error)) from None
+
+
+def read(path: str) -> Finding:
+    """Reads a checkpoint whole and says what is wrong with it, if only that it cannot be read."""
+    step = step_in_name(path)
+    non_finite = []
+    if files.exists(path + '.index') and not files.is_file(path + '.index'):
+        return Finding(step, '%s.index is no regular file' % path, ())  # a FIFO is waited for
+    try:
+        # Not load_checkpoint, which takes the prefix for a directory where a file system has none.
+        reader = tf1.train.NewCheckpointReader(path)
+        for name, dtype in sorted(reader.get_variable_to_dtype_map().items()):
+            value = np.asarray(_tensor(reader, path, name, dtype))
+            if name == 'global_step' and value.size == 1 and value.dtype.kind == 'i':
+                step = int(value)
+            if not _is_finite(value):
+                non_finite.append(name)
+    except Exception as error:  # whatever it is, restoring would meet it as well
+        return Finding(step, str(error).partition('\n')[0] or type(error).__name__, ())
+    return Finding(step, None, tuple(non_finite))
+
+
+def _tensor(reader, path: str, name: str, dtype: tf.DType):
+    if dtype != tf.float16 or tf.io.gfile.exists(path + '.index'):
+        return reader.get_tensor(name)
+    # In the format V1 a reader knows no float16, but the op that restores does.
+    with tf.Graph().as_default(), tf1.Session() as session:
+        return session.run(tf.raw_ops.Restore(file_pattern=path, tensor_name=name, dt=dtype))
+
+
+def _is_finite(value: np.ndarray) -> bool:
+    if value.dtype.kind in 'biuSUO':  # numbers that cannot be otherwise, and strings
+        return True
+    if value.dtype.kind not in 'fc':  # bfloat16 and its like, unknown to numpy
+        value = value.astype(np.float32)
+    return bool(np.isfinite(value).all())

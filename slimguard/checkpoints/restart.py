@@ -1,0 +1,129 @@
+"""What ``python -m slimguard checkpoints`` says: which there are, and what a restart makes of them.
+
+A restart is one of two. :func:`slimguard.train` reads the checkpoints, and goes by what it finds;
+plain TensorFlow, a `MonitoredTrainingSession` with our hook included, does what the state file
+says. Where they differ, both are told.
+"""
+
+import os
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+from slimguard.checkpoints import checkpoint_reader, state_file
+from slimguard.checkpoints import repair as repairs
+from slimguard.checkpoints.checkpoint_files import Checkpoint, files_of
+from slimguard.checkpoints.checkpoint_reader import Finding
+from slimguard.checkpoints.state_file import DamagedStateError, State, StateFileError
+from slimguard.incidents import journal
+from slimguard.system import files
+
+
+class Seen(NamedTuple):
+    """What there is to say, and whether a restart meets what it should.
+
+    Attributes:
+      before: sentences on what was repaired.
+      rows: the table of checkpoints, with its head.
+      after: sentences on what a restart does.
+      is_good: whether either kind of restart resumes from a good checkpoint; or there is none.
+    """
+
+    before: List[str]
+    rows: List[Tuple[str, ...]]
+    after: List[str]
+    is_good: bool
+
+
+class _Fate(NamedTuple):
+    """What a restart does, in words, and whether it resumes from a good checkpoint."""
+
+    said: str
+    is_good: bool
+
+
+def look(logdir: str, repair: bool = False) -> Seen:
+    """Opens all checkpoints in a logdir, after a repair if so asked.
+
+    Raises:
+      UnreadableError: if one of them is there, and cannot be read.
+      StateFileError, OSError, tf.errors.OpError: if the repair fails.
+    """
+    before = []
+    if repair:
+        before.append(repairs.repair(logdir).said or 'nothing to repair in ' + logdir)
+    state, trouble = _read_state(logdir)
+    rows = [('checkpoint', 'step', 'written', 'size', '')]  # type: List[Tuple[str, ...]]
+    findings = {}
+    for found in checkpoint_reader.checkpoints_beside(logdir, state):
+        finding = findings[found.path] = checkpoint_reader.inspect(found.path)
+        rows.append(_row_of(found, finding))
+    if not findings and state is None and (trouble is None or _is_mended(trouble)):
+        return Seen(before, rows, ['no checkpoints in ' + logdir], not repair)
+    ours = _under_slimguard(logdir, findings, trouble)
+    plain = _under_tensorflow(logdir, findings, state, trouble)
+    if ours == plain:
+        after = ['a restart ' + ours.said]
+    else:
+        after = ['slimguard.train ' + ours.said, 'plain TensorFlow ' + plain.said]
+    return Seen(before, rows, after, ours.is_good and plain.is_good)
+
+
+def _read_state(logdir: str) -> Tuple[Optional[State], Optional[StateFileError]]:
+    try:
+        return state_file.read(logdir), None
+    except StateFileError as error:
+        return None, error
+
+
+def _is_mended(trouble: StateFileError) -> bool:
+    """Whether a training writes the state file anew, and does not end."""
+    return isinstance(trouble, DamagedStateError)
+
+
+def _under_slimguard(
+    logdir: str, findings: Dict[str, Finding], trouble: Optional[StateFileError]
+) -> _Fate:
+    if trouble is not None and not _is_mended(trouble):
+        return _Fate('ends with an error: %s' % trouble, False)
+    try:
+        files.as_logdir(logdir)
+    except ValueError as error:
+        return _Fate('ends with an error: %s' % error, False)
+    good = [path for path, finding in findings.items() if finding.is_good]
+    if good:
+        return _resumes(good[-1], findings[good[-1]])
+    return _Fate('begins anew: no checkpoint in %s is whole and finite' % logdir, False)
+
+
+def _under_tensorflow(
+    logdir: str,
+    findings: Dict[str, Finding],
+    state: Optional[State],
+    trouble: Optional[StateFileError],
+) -> _Fate:
+    if trouble is not None:
+        return _Fate('%s: %s' % (trouble.in_tensorflow, trouble), False)
+    if state is None:
+        return _Fate('begins anew: no state file in %s names a checkpoint' % logdir, False)
+    read = state.as_read
+    path = next((path for path in findings if state_file.is_same(path, read)), read)
+    if not files_of(path):
+        why = 'the state file names %s, which is not there' % path
+        return _Fate('ends with an error: ' + why, False)
+    finding = findings.get(path) or checkpoint_reader.inspect(path)
+    if finding.damage is not None:
+        return _Fate('ends with an error: %s is %s' % (path, finding), False)
+    return _resumes(path, finding)
+
+
+def _resumes(path: str, finding: Finding) -> _Fate:
+    return _Fate('resumes from %s, which is %s' % (path, finding), finding.is_good)
+
+
+def _row_of(found: Checkpoint, finding: Finding) -> Tuple[str, ...]:
+    return (
+        os.path.basename(found.path),
+        '' if finding.step is None else str(finding.step),
+        journal.when(found.time),
+        '%.1f MB' % (found.size / 1e6),
+        str(finding),
+    )

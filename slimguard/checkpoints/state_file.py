@@ -1,0 +1,175 @@
+"""TensorFlow's state file (``checkpoint``): which checkpoints there are, and which is the newest.
+
+It holds paths, and directories are moved and copied. So a path in it means the checkpoint of that
+name beside the state file, if there is one, whatever folder the path says. TensorFlow itself goes
+by what is written: what is written here is relative to the state file's own folder, and is read
+back with TensorFlow's own function before it takes its place.
+"""
+
+import os
+from typing import List, NamedTuple, Optional, Sequence
+
+import tensorflow as tf
+
+from slimguard.checkpoints.checkpoint_files import files_of
+from slimguard.system import files
+
+tf1 = tf.compat.v1
+
+# While a FiniteSaver writes a checkpoint anew, the old one has this in its name.
+SPARE = '.spare'
+# No state file is as large; TensorFlow would read it whole.
+_MOST_BYTES = 64 << 20
+
+
+# What plain TensorFlow does where it restarts beside a state file that we cannot read.
+_BEGINS_ANEW, _FAILS, _WAITS = 'begins anew', 'ends with an error', 'waits for ever'
+_READS_IT = 'reads it all the same'
+
+
+class StateFileError(OSError):
+    """A state file cannot be read or written; the message says which, and why.
+
+    Attributes:
+      in_tensorflow: what plain TensorFlow does where it restarts beside that file, in words.
+    """
+
+    def __init__(self, message: str, in_tensorflow: str = _FAILS):
+        OSError.__init__(self, message)
+        self.in_tensorflow = in_tensorflow
+
+
+class DamagedStateError(StateFileError):
+    """A state file can be read and says nothing of use: who knows better may write it anew."""
+
+
+class State(NamedTuple):
+    """What a state file says, as absolute paths.
+
+    Attributes:
+      newest: the checkpoint that is meant to be the newest.
+      paths: all that are listed, the oldest first, `newest` the last.
+      as_read: what TensorFlow takes for the newest.
+    """
+
+    newest: str
+    paths: List[str]
+    as_read: str
+
+
+def path_in(logdir: str, latest_filename: str = 'checkpoint') -> str:
+    """The path of the state file in `logdir`."""
+    return os.path.join(logdir, latest_filename)
+
+
+def read(logdir: str, latest_filename: str = 'checkpoint') -> Optional[State]:
+    """What the state file in `logdir` says, or None if there is none.
+
+    Raises:
+      DamagedStateError: if what it holds is no list of checkpoints.
+      StateFileError: if it cannot be read: it is no regular file, or the rights are missing.
+    """
+    proto = _parse(logdir, latest_filename)
+    if proto is None:
+        return None
+    newest = proto.model_checkpoint_path
+    others = [other for other in proto.all_model_checkpoint_paths if other and other != newest]
+    meant = list(dict.fromkeys(_meant(logdir, written) for written in others + [newest]))
+    last = _meant(logdir, newest)
+    return State(last, [each for each in meant if each != last] + [last], newest)
+
+
+def newest_in(logdir: str, latest_filename: str = 'checkpoint') -> Optional[str]:
+    """The checkpoint that is meant to be the newest; None where no state file names one."""
+    try:
+        state = read(logdir, latest_filename)
+    except StateFileError:
+        return None
+    return None if state is None else state.newest
+
+
+def write(logdir: str, paths: Sequence[str], latest_filename: str = 'checkpoint') -> None:
+    """Makes the state file list `paths`, the newest last, at one stroke.
+
+    Raises:
+      StateFileError: if TensorFlow would read something else from it; then it is not written.
+      OSError, tf.errors.OpError: if it cannot be written for another reason.
+    """
+    written = [_relative(logdir, path) for path in paths]
+    # With an absolute folder that function leaves the paths as they are.
+    proto = tf1.train.generate_checkpoint_state_proto('/', written[-1], written)
+
+    def require_intended(making: str) -> None:
+        read_back = _parse(logdir, os.path.basename(making))
+        found = None if read_back is None else read_back.model_checkpoint_path
+        if found is None or not is_same(found, paths[-1]):
+            raise StateFileError(
+                '%s was to name %s, and TensorFlow would read %s; it is left as it was'
+                % (path_in(logdir, latest_filename), paths[-1], found)
+            )
+
+    files.write_atomically(
+        path_in(logdir, latest_filename), str(proto).encode('utf-8'), check=require_intended
+    )
+
+
+def is_same(path: str, other: str) -> bool:
+    """Whether two absolute paths are of one file, be it through a link to its folder."""
+    if path == other or files.is_remote(path) or files.is_remote(other):
+        return path == other
+    return os.path.realpath(path) == os.path.realpath(other)
+
+
+def _parse(logdir: str, latest_filename: str):
+    """The proto in the state file, its paths as TensorFlow makes them absolute, or None."""
+    path = path_in(logdir, latest_filename)
+    size = _readable_size(path)
+    if size is None:
+        return None
+    if size > _MOST_BYTES:
+        raise DamagedStateError('%s is larger than %d bytes' % (path, _MOST_BYTES), _READS_IT)
+    try:
+        proto = tf1.train.get_checkpoint_state(logdir, latest_filename)
+    except Exception as error:  # its parser's errors differ by version
+        raise DamagedStateError('%s is damaged: %s' % (path, error)) from None
+    if proto is None:
+        raise DamagedStateError('%s is damaged' % path, _BEGINS_ANEW)
+    if any(
+        '\0' in named for named in (proto.model_checkpoint_path, *proto.all_model_checkpoint_paths)
+    ):
+        raise DamagedStateError('%s names a path with a NUL in it' % path)
+    return proto
+
+
+def _readable_size(path: str) -> Optional[int]:
+    """The size of a state file that can be read; None if there is none."""
+    try:
+        if not files.is_file(path) and files.exists(path):  # a FIFO, say, would be waited for
+            waits = not files.is_dir(path)
+            raise StateFileError('%s is no regular file' % path, _WAITS if waits else _BEGINS_ANEW)
+        # TensorFlow tells a missing right and a damage alike.
+        with files.open_to_read(path) as file:
+            file.read(1)
+            return files.size_of(file)
+    except StateFileError:
+        raise
+    except (FileNotFoundError, NotADirectoryError, tf.errors.NotFoundError):
+        return None
+    except (OSError, tf.errors.OpError) as error:
+        why = getattr(error, 'strerror', None) or getattr(error, 'message', error)
+        raise StateFileError('%s cannot be read: %s' % (path, why), _BEGINS_ANEW) from None
+
+
+def _meant(logdir: str, path: str) -> str:
+    """The checkpoint that a path of a state file means, wherever the directory was then."""
+    name = os.path.basename(path)
+    for local in (name, name.replace(SPARE, '', 1)):
+        if files_of(os.path.join(logdir, local)):
+            return os.path.join(logdir, local)
+    return os.path.normpath(path) if not files.is_remote(path) else path
+
+
+def _relative(logdir: str, path: str) -> str:
+    if is_same(os.path.dirname(path), logdir):
+        return os.path.basename(path)
+    return path  # of another directory, which does not move with this one

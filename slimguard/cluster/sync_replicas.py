@@ -1,0 +1,137 @@
+"""What a `SyncReplicasOptimizer` keeps on the parameter servers between the steps of its workers.
+
+Its workers put gradients into *accumulators*, and wait for a *token* from a queue; the chief takes
+the gradients, updates the variables, and hands out tokens. Both outlive the sessions that made
+them, and go by a name that all processes share. So they can be reached from another graph.
+"""
+
+import gc
+from typing import List
+
+import tensorflow as tf
+
+from slimguard.graph import ops
+
+tf1 = tf.compat.v1
+
+# Kinds of accumulators, and the ops that count and take what is in them.
+_ACCUMULATORS = {
+    'ConditionalAccumulator': ('AccumulatorNumAccumulated', 'AccumulatorTakeGradient'),
+    'SparseConditionalAccumulator': (
+        'AccumulatorNumAccumulated',
+        'SparseAccumulatorTakeGradient',
+    ),
+    'ResourceConditionalAccumulator': (
+        'ResourceAccumulatorNumAccumulated',
+        'ResourceAccumulatorTakeGradient',
+    ),
+}
+_QUEUES = frozenset(['FIFOQueue', 'FIFOQueueV2'])
+# TensorFlow's name for the queue of tokens.
+_TOKENS = b'sync_token_q'
+# A gradient that is taken may be followed by one more, of a process that was just killed.
+_MOST = 100
+
+
+def keep_tokens_open(graph: tf.Graph) -> None:
+    """Lets the queue of tokens live on when a chief ends its session.
+
+    On TensorFlow 2 the chief's queue runner closes that queue when it is told to stop; it stays so
+    on the parameter server, and no chief can train with it again.
+    """
+    if not any(_is_token_queue(op) for op in graph.get_operations()):
+        return
+    for runner in gc.get_objects():  # the optimizer has it, and nobody hands that out
+        if isinstance(runner, tf1.train.QueueRunner) and _is_for_tokens(runner, graph):
+            with ops.our_scope(graph, 'job'):
+                # It has no public names for what it runs at its end.
+                runner._cancel_op = runner._close_op = tf.no_op(name='keep_open')
+
+
+def _is_for_tokens(runner: tf1.train.QueueRunner, graph: tf.Graph) -> bool:
+    queue = runner.queue.queue_ref.op
+    return queue.graph is graph and _is_token_queue(queue)
+
+
+def _is_token_queue(op: tf.Operation) -> bool:
+    return op.type in _QUEUES and op.get_attr('shared_name') == _TOKENS
+
+
+class Replicas:
+    """Reaches the accumulators and the tokens of a graph's `SyncReplicasOptimizer`s.
+
+    Args:
+      graph: the graph of the training; it is only read.
+      board: the `Board` whose graph and session are used.
+    """
+
+    def __init__(self, graph: tf.Graph, board):
+        self._board = board
+        self._counts: List[tf.Tensor] = []
+        self._takes: List[tf.Operation] = []
+        self._waiting: List[tf.Tensor] = []
+        self._token: List[tf.Operation] = []
+        self._drain: List[tf.Operation] = []
+        with board.graph.as_default():
+            for op in graph.get_operations():
+                if op.type in _ACCUMULATORS:
+                    self._add_accumulator(op)
+                elif _is_token_queue(op):
+                    self._add_queue(op)
+
+    def __bool__(self) -> bool:
+        return bool(self._token)
+
+    def release(self) -> None:
+        """Lets one process that waits for a token go on, if none is there."""
+        if any(size == 0 for size in self._board.run(self._waiting)):
+            self._board.run(self._token)
+
+    def have_gradients(self) -> bool:
+        """Whether gradients wait to be taken."""
+        return any(self._board.run(self._counts))
+
+    def clear(self) -> None:
+        """Throws gradients and tokens away. Nobody may be taking gradients meanwhile.
+
+        The optimizer's initialization is needed next: it tells the accumulators the global step.
+        """
+        for _ in range(_MOST):
+            counts = self._board.run(self._counts)
+            takes = [take for count, take in zip(counts, self._takes) if count]
+            if not takes:
+                break
+            self._board.run(takes)
+        self._board.run(self._drain)
+
+    def _add_accumulator(self, op: tf.Operation) -> None:
+        handle = _same(op).outputs[0]
+        count, take = [getattr(tf.raw_ops, name) for name in _ACCUMULATORS[op.type]]
+        with tf.device(op.device):
+            self._counts.append(count(handle=handle))
+            taken = take(handle=handle, num_required=tf.constant(1), dtype=op.get_attr('dtype'))
+        self._takes.append(taken[0].op if isinstance(taken, tuple) else taken.op)
+
+    def _add_queue(self, op: tf.Operation) -> None:
+        handle = _same(op).outputs[0]
+        raw, dtype = tf.raw_ops, op.get_attr('component_types')[0]
+        is_ref = handle.dtype != tf.resource
+        with tf.device(op.device):
+            size = (raw.QueueSize if is_ref else raw.QueueSizeV2)(handle=handle)
+            put = raw.QueueEnqueue if is_ref else raw.QueueEnqueueV2
+            take = raw.QueueDequeueMany if is_ref else raw.QueueDequeueManyV2
+            # The step that it stands for: none is too old for a gradient that comes with it.
+            token = tf.constant(tf.dtypes.as_dtype(dtype).max, dtype)
+            self._token.append(put(handle=handle, components=[token]))
+            drained = take(handle=handle, n=size, component_types=[dtype])
+        self._waiting.append(size)
+        self._drain.append(drained[0].op)
+
+
+def _same(op: tf.Operation) -> tf.Operation:
+    """An op of the present graph that gives the same shared thing as `op` of another graph."""
+    node = tf1.NodeDef()
+    node.CopyFrom(op.node_def)
+    node.attr.pop('_class', None)  # it names ops of the other graph
+    graph = tf1.GraphDef(node=[node])
+    return tf1.import_graph_def(graph, name='', return_elements=[op.name])[0]

@@ -1,0 +1,275 @@
+"""Keeps what a bad step drew: its batch, its dropout masks, all that was outside or chance.
+
+:class:`Capture` finds these *sources* by walking the graph back from a gate, and adds ops that put
+their values aside, in the graph, when the gate found the step to be bad. On good steps they are a
+dead branch: no copy, no fetch. Nothing is drawn a second time.
+
+    capture = Capture(gate)                          # before the graph is finalized
+    session.run([gate.train_op, gate.written, capture.fetch], ...)
+    values = capture.take(session)                   # after a bad step; a dictionary of arrays
+
+How it works
+------------
+What counts as a source: a placeholder; any op with a state that is no variable (iterators, queues,
+tables, random ops, `py_func`); whatever takes what such an op hands out as a handle; a write
+whose value is used, such as a counter that picks the batch; and a variable that is read after a
+write in the same step. A v2 `tf.cond` or `tf.function` with one of these inside is one as a whole.
+
+Fed with what its sources drew, the step computes what it computed before, since a bad step leaves
+the variables as they are.
+
+A staging area keeps the values. Sources in a branch of a v1 `tf.cond` have one for each branch, for
+an op in a branch that was not taken has no value at all. Inside a v1 `tf.while_loop` a source has
+a value for each turn, and none of them can be had: such sources are listed in `missing`.
+"""
+
+import re
+from typing import Dict, Iterator, List, Set, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from slimguard import graph as graphs
+from slimguard.gate import Gate
+from slimguard.gate.plan import key, op_of
+from slimguard.graph import ops
+
+tf1 = tf.compat.v1
+
+# These have a state, and yet what they return is computed from their inputs: the checks and prints
+# that hand a value on, and what loops are made of.
+_COMPUTES = re.compile(
+    r'(CheckNumerics(V2)?|Print(V2)?|TensorArray.*|(Ref)?Stack(V2|Push.*|Pop.*|Close.*)?'
+    r'|TemporaryVariable|DestroyTemporaryVariable|Assert)$'
+)
+_RANDOM = re.compile(r'.*(Random|Multinomial|TruncatedNormal|Uniform|Gamma|Poisson|Binomial)')
+_HANDLES = (tf.resource, tf.variant)
+
+
+class Capture:
+    """The sources of a gate's step, and the ops that keep their values after a bad one.
+
+    Args:
+      gate: the gate of the train op. Its graph must not be finalized.
+
+    Attributes:
+      gate: the gate.
+      ops: the ops of the step but for the gate's own, each after what it needs.
+      sources: the Tensors whose values are kept.
+      missing: the ops that drew something that cannot be kept.
+      reads: for each variable op of the step, by name, a Tensor that reads it and does no more.
+      fetch: an Operation to fetch in every step, beside the train op.
+
+    Raises:
+      RuntimeError: if the graph is finalized.
+    """
+
+    def __init__(self, gate: Gate):
+        self.gate = gate
+        self._graph = gate.bad.graph
+        if self._graph.finalized:
+            raise RuntimeError(
+                'the graph is finalized, so nothing can be captured any more. Make the Capture '
+                'right after the train op is guarded'
+            )
+        everything = graphs.ancestors(gate_roots(gate))
+        self.ops = [op for op in everything if not op.name.startswith(graphs.OURS)]
+        self.variables = [op for op in everything if op.type in graphs.VARIABLES]
+        draws = Draws(self._graph, self.ops)
+        self.draws = [op for op in self.ops if op in draws]
+        self.sources, self.missing = self._split(set(everything))
+        with ops.our_scope(self._graph, 'capture'):
+            self.reads = {v.name: _read(v) for v in self.variables}
+            with tf.device(self._device()):
+                self._build()
+
+    def take(self, session) -> Dict[str, np.ndarray]:
+        """Empties the staging area. Returns what the last bad step drew, by the Tensors' names.
+
+        The names of sources in branches that were not taken are left out; after a good step,
+        all are.
+        """
+        values = {}
+        sizes = session.run([area.size for area in self._areas])
+        while any(sizes):
+            full = [area for area, size in zip(self._areas, sizes) if size]
+            for area, taken in zip(full, session.run([area.unstage for area in full])):
+                for tensor, value in zip(area.tensors, taken):
+                    values[tensor.name] = np.asarray(value)
+            sizes = [max(0, size - 1) for size in sizes]
+        return values
+
+    def _split(self, step) -> Tuple[List[tf.Tensor], List[tf.Operation]]:
+        sources = [] if self.gate.limit is None else [self.gate.limit]
+        missing = []
+        for op in self.draws:
+            if graphs.loop_around(op) is not None:
+                missing.append(op)
+                continue
+            used = [t for t in op.outputs if not step.isdisjoint(t.consumers())]
+            sources.extend(t for t in used if not _is_handle(t))
+        # One that only other sources need is not missed.
+        known = {key(t) for t in sources}
+        reached = set(graphs.ancestors(gate_roots(self.gate), lambda op: needs_beyond(op, known)))
+        return sources, [op for op in missing if op in reached]
+
+    def _device(self) -> tf1.DeviceSpec:
+        """The processor that goes with the gate's device: what is kept takes no other's memory."""
+        device = tf1.DeviceSpec.from_string(self.gate.written.device)
+        device.device_type, device.device_index = 'CPU', 0
+        return device
+
+    def _build(self) -> None:
+        # What is switched is not the predicate: see gate/builder.py.
+        is_good = self.gate.is_good
+        bad = tf.raw_ops.Switch(data=self.gate.watched, pred=is_good).output_false
+        self._areas = [_Area(self._graph, tensors) for tensors in self._by_branch()]
+        # An older incident makes room, so nothing ever waits.
+        with tf.control_dependencies([tf.identity(bad, name='bad_step')]):
+            cleared = [area.clear() for area in self._areas]
+        staged = [area.stage(is_good, cleared) for area in self._areas]
+        self.fetch = tf.group(*staged, name='capture')
+
+    def _by_branch(self) -> List[List[tf.Tensor]]:
+        """The sources in groups that are alive together."""
+        groups = {}  # type: Dict[object, List[tf.Tensor]]
+        for tensor in self.sources:
+            groups.setdefault(graphs.flow_around(tensor.op), []).append(tensor)
+        return list(groups.values())
+
+
+class _Area:
+    """A staging area for tensors that are alive together. It is made where its ops go."""
+
+    def __init__(self, graph: tf.Graph, tensors: List[tf.Tensor]):
+        self.tensors = tensors
+        self._names = dict(
+            dtypes=[t.dtype.base_dtype for t in tensors], shared_name=graph.unique_name('area')
+        )
+        self.size = tf.raw_ops.StageSize(**self._names)
+        self.unstage = tf.raw_ops.Unstage(**self._names)
+
+    def clear(self) -> tf.Operation:
+        return tf.raw_ops.StageClear(**self._names)
+
+    def stage(self, is_good: tf.Tensor, cleared: List[tf.Operation]) -> tf.Operation:
+        values = []
+        for tensor in self.tensors:
+            with tf1.colocate_with(tensor.op):
+                # A reference would be read too late, when others may have written again.
+                value = tf.raw_ops.DeepCopy(x=tensor) if graphs.is_reference(tensor) else tensor
+                values.append(tf.raw_ops.Switch(data=value, pred=is_good).output_false)
+        with tf.control_dependencies(cleared):
+            return tf.raw_ops.Stage(values=values, shared_name=self._names['shared_name'])
+
+
+def gate_roots(gate: Gate) -> List[tf.Operation]:
+    """The ops that make up a gate's step with all they need."""
+    return [op_of(gate.train_op), gate.written.op, gate.bad.op]
+
+
+def needs_beyond(op, fed) -> Iterator[tf.Operation]:
+    """The ops that have to run before `op` if the tensors whose keys are in `fed` are fed."""
+    for tensor in op.inputs:
+        if key(tensor) not in fed:
+            yield tensor.op
+    yield from op.control_inputs
+
+
+def is_random(op) -> bool:
+    """Whether what `op` draws is chance and nothing else: drawing again takes from nobody."""
+    return bool(_RANDOM.match(op.type))
+
+
+class Draws:
+    """Answers which of a step's ops draw something from outside, or by chance.
+
+    Args:
+      graph: the graph.
+      ops: the ops of the step, each after what it needs.
+    """
+
+    def __init__(self, graph: tf.Graph, ops: List[tf.Operation]):
+        self._graph = graph
+        self._writes = graphs.Writes(graph)
+        self._bodies: Dict[str, bool] = {}
+        self._draws: Set[tf.Operation] = set()
+        self._tainted: Set[Tuple[tf.Operation, int]] = set()  # handles of something outside
+        self._written: Dict[tf.Operation, frozenset] = {}  # variables, ahead of an op
+        for op in ops:
+            self._look_at(op)
+
+    def __contains__(self, op) -> bool:
+        return op in self._draws
+
+    def _look_at(self, op) -> None:
+        before = [self._written.get(needed, frozenset()) for needed in graphs.needs(op)]
+        ahead = frozenset().union(*before)
+        variables = self._writes.variables(op)
+        self._written[op] = ahead.union(variables) if variables else ahead
+        if not self._reaches_out(op, ahead, bool(variables)):
+            return
+        if not all(_is_handle(t) for t in op.outputs):
+            self._draws.add(op)
+        self._tainted.update(key(t) for t in op.outputs if _is_handle(t))
+
+    def _reaches_out(self, op, ahead, writes: bool) -> bool:
+        if op.type.startswith('Placeholder'):
+            return True
+        if op.type in graphs.VARIABLES or _COMPUTES.match(op.type):
+            return False
+        if graphs.is_variable_read(op):
+            return graphs.variable_behind(op.inputs[0] if op.inputs else op.outputs[0]) in ahead
+        if self._writes.calls(op):
+            return any(self._draws_inside(name) for name in self._writes.calls(op))
+        if any(key(t) in self._tainted for t in op.inputs):
+            return True
+        stateful = graphs.is_stateful(op) and op.type not in graphs.READS
+        return stateful or (writes and _returns_values(op))
+
+    def _draws_inside(self, name: str) -> bool:
+        """Whether the library function of that name draws something."""
+        if name not in self._bodies:
+            self._bodies[name] = False  # for those that call themselves
+            function = self._writes.function(name)
+            self._bodies[name] = function is not None and any(
+                self._node_draws(node) for node in function.node_def
+            )
+        return self._bodies[name]
+
+    def _node_draws(self, node) -> bool:
+        if node.op in graphs.VARIABLES or node.op in graphs.READS or _COMPUTES.match(node.op):
+            return False
+        inner = self._writes.called_by(node)
+        if inner:
+            return any(self._draws_inside(name) for name in inner)
+        op_def = graphs.op_def_of_type(self._graph, node.op)
+        return op_def is not None and op_def.is_stateful and bool(op_def.output_arg)
+
+
+def _returns_values(op) -> bool:
+    """Whether what a write returns is only read. Who wants the variable itself cannot be fed."""
+    return bool(op.outputs) and not any(
+        graphs.takes_reference(consumer, index)
+        for tensor in op.outputs
+        if graphs.is_reference(tensor)
+        for consumer in tensor.consumers()
+        for index, given in enumerate(consumer.inputs)
+        if key(given) == key(tensor)
+    )
+
+
+def _is_handle(tensor) -> bool:
+    """Whether a tensor stands for something: a resource, a variant, a queue of TensorFlow 1."""
+    if tensor.dtype.base_dtype in _HANDLES:
+        return True
+    return graphs.is_reference(tensor) and tensor.dtype.base_dtype == tf.string
+
+
+def _read(variable: tf.Operation) -> tf.Tensor:
+    output = variable.outputs[0]
+    if output.dtype != tf.resource:
+        return output
+    with tf1.colocate_with(variable):
+        dtype = tf.as_dtype(variable.get_attr('dtype'))
+        return tf.raw_ops.ReadVariableOp(resource=output, dtype=dtype)

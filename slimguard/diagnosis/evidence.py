@@ -1,0 +1,165 @@
+"""After a bad step: takes what it drew, finds the cause, and writes both into a bundle.
+
+:class:`Evidence` puts :mod:`capture`, :mod:`diagnose` and :mod:`bundle` together for the loops that
+train. Whatever goes wrong here is logged and forgotten: it must not hide the incident.
+A failure may come with each bad step: the log has the first of a kind in full, then one in ten
+seconds, with the number it held back.
+"""
+
+import collections
+import time
+from typing import Callable, Dict, NamedTuple, Optional, Sequence
+
+import tensorflow as tf
+
+from slimguard.diagnosis import bundle
+from slimguard.diagnosis.capture import Capture
+from slimguard.diagnosis.diagnose import Diagnosis, diagnose
+from slimguard.diagnosis.disk_room import NoRoomError, Room
+from slimguard.gate import Gate, Label
+from slimguard.incidents.incident import replay_hint
+from slimguard.system import files
+from slimguard.system.rate import Rate
+
+tf1 = tf.compat.v1
+
+
+class Found(NamedTuple):
+    """What is known after an incident; None for what is not."""
+
+    diagnosis: Optional[Diagnosis] = None
+    bundle: Optional[str] = None
+
+    def __str__(self) -> str:
+        lines = [] if self.diagnosis is None else [str(self.diagnosis)]
+        if self.bundle is not None:
+            lines.append(replay_hint(self.bundle))
+        return '\n'.join(lines)
+
+
+class Evidence:
+    """Keeps, explains and writes down the bad steps of a gate.
+
+    Args:
+      gate: the gate. Its graph must not be finalized.
+      logdir: where bundles go; None to write none. What a process that was killed has left of one
+        there is removed.
+      max_bundles: how many bundles there may be in `logdir`.
+      room: what bundles share with the training's checkpoints; None if there are none to be.
+      clock: seconds that only grow.
+
+    Attributes:
+      capture: the `Capture`.
+      fetch: an Operation to fetch in every step, beside the train op.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        logdir: Optional[str] = None,
+        max_bundles: int = 5,
+        room: Optional[Room] = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        require_max_bundles(max_bundles)
+        self.capture = Capture(gate)
+        self.fetch = self.capture.fetch
+        self._logdir = None if logdir is None else files.as_path(logdir)
+        self._max_bundles = max_bundles
+        self._room = room
+        self._no_room = Rate(seconds=None)
+        self._failures: Dict[str, Rate] = collections.defaultdict(lambda: Rate(clock=clock))
+        if self._logdir is not None:
+            _tidy_up(self._logdir)
+
+    def examine(self, session, incident, labels: Sequence[Label], is_last: bool = True) -> Found:
+        """Diagnoses the bad step that just ran, and writes its bundle.
+
+        Args:
+          session: the session, with the variables as the bad step left them.
+          incident: the `Incident`.
+          labels: the labels of what the gate found to be bad.
+          is_last: whether the training ends with it. While it goes on, as many bundles are
+            written as there may be, and later incidents cost nothing; the last one always is.
+        """
+        try:
+            values = self.capture.take(session)
+            if not (is_last or self._has_room()):
+                return Found()
+        except Exception as error:
+            self._say('what the bad step drew could not be taken', error)
+            return Found()
+        diagnosis = None  # type: Optional[Diagnosis]
+        try:
+            diagnosis = diagnose(session, self.capture, values, labels)
+        except Exception as error:
+            self._say('the bad step could not be diagnosed', error)
+        if self._logdir is None:
+            return Found(diagnosis)
+        try:
+            return Found(diagnosis, self._write(session, incident, values, diagnosis))
+        except NoRoomError as error:
+            if self._no_room.is_due():
+                tf1.logging.warning(
+                    'slimguard: no bundle is written: %s. Until there is room, incidents have '
+                    'none; this is said once.',
+                    error,
+                )
+        except Exception as error:
+            self._say('the bundle could not be written', error)
+        return Found(diagnosis)
+
+    def close(self) -> None:
+        """Says how many lines were held back."""
+        told = [(what, rate) for what, rate in self._failures.items() if rate.held_back]
+        for what, rate in told:
+            tf1.logging.error(
+                'slimguard: %s: %d more since the last of these lines', what, rate.held_back
+            )
+            rate.held_back = 0
+        if self._no_room.held_back:
+            tf1.logging.warning(
+                'slimguard: for lack of room %d incidents more have no bundle.',
+                self._no_room.held_back,
+            )
+            self._no_room.held_back = 0
+
+    def _write(self, session, incident, values, diagnosis: Optional[Diagnosis]) -> str:
+        given = self._logdir, session, self.capture, incident, values, diagnosis, self._max_bundles
+        if self._room is None:
+            return bundle.write(*given)
+        with self._room.for_bundle():
+            path = bundle.write(*given, require_room=self._room.require)
+            self._room.note(path, incident)
+        return path
+
+    def _say(self, what: str, error: Exception) -> None:
+        rate = self._failures[what]
+        if rate.is_due():
+            _log_failure(what, error, rate.told())
+
+    def _has_room(self) -> bool:
+        try:
+            return self._logdir is None or len(bundle.own_paths(self._logdir)) < self._max_bundles
+        except Exception:
+            return True  # the attempt to write will say what is wrong there
+
+
+def _tidy_up(logdir: str) -> None:
+    """Removes what a process that was killed has left of a bundle."""
+    try:
+        bundle.remove_abandoned(logdir)
+    except Exception as error:
+        _log_failure(
+            'what is left of unfinished bundles in %s could not be removed' % logdir, error
+        )
+
+
+def require_max_bundles(max_bundles) -> None:
+    """Raises ValueError unless `max_bundles` is a positive int."""
+    if isinstance(max_bundles, bool) or not isinstance(max_bundles, int) or max_bundles < 1:
+        raise ValueError('max_bundles must be an int, at least 1, not %r' % (max_bundles,))
+
+
+def _log_failure(what: str, error: Exception, more: str = '') -> None:
+    tf1.logging.error('slimguard: %s: %s: %s%s', what, type(error).__name__, error, more)

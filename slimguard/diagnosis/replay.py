@@ -1,0 +1,296 @@
+"""Runs a bad step again, out of its bundle: ``python -m slimguard replay BUNDLE``."""
+
+import code
+import os
+import sys
+from typing import Dict, List, NamedTuple, Optional
+
+import numpy as np
+import tensorflow as tf
+
+from slimguard import gate as gates
+from slimguard.diagnosis import bundle as bundles
+from slimguard.diagnosis.bundle import Bundle, BundleError
+from slimguard.diagnosis.diagnose import Diagnosis, diagnose_step
+from slimguard.diagnosis.ranges import find_spots, numbers
+from slimguard.diagnosis.rerun import ReplayError, Replica
+from slimguard.gate import Label
+from slimguard.incidents import journal
+from slimguard.system import files, terminal, texts
+
+tf1 = tf.compat.v1
+
+_MOST_SHOWN = 4000  # letters of an error
+_MOST_OF_A_REASON = 120
+
+_BANNER = """\
+The bad step, before it ran. Here are:
+  session, graph   as usual, with the variables as they were
+  feed             what the step drew; session.run(tensor, feed)
+  gate             gate.loss, gate.bad, gate.labels, ...
+  values           what the step drew, by the names of the training's graph
+  diagnosis        what was found
+  np, tf
+For example: session.run(gate.loss, feed)"""
+
+
+class Replay(NamedTuple):
+    """What came of running a step again.
+
+    Attributes:
+      labels: what the gate found to be bad this time; empty if nothing was.
+      diagnosis: what made it bad.
+    """
+
+    labels: List[Label]
+    diagnosis: Diagnosis
+
+    @property
+    def came_back(self) -> bool:
+        return bool(self.labels)
+
+
+def main(path: files.Path, shell: bool = False, without: Optional[int] = None) -> int:
+    """Replays a bundle and prints what was found; of a log directory, lists the bundles.
+
+    Nothing is raised but KeyboardInterrupt, and SystemExit from the prompt.
+
+    Args:
+      path: the folder of the bundle, or a log directory, on any file system of `tf.io.gfile`.
+      shell: whether to open a Python prompt with the session, the graph and the feed.
+      without: a row of the batch to leave out for a second run.
+
+    Returns:
+      The exit code: 0 if the failure came back, 1 if it did not, 2 if nothing was run to its end:
+      the bundle is damaged or cannot run here, or there is one to be chosen first.
+    """
+    try:
+        folder = files.as_path(path, 'bundle')
+        if not _is_bundle(folder):
+            return _list(folder)
+        return _main(bundles.read(folder), shell, without)
+    except (BundleError, ReplayError) as error:
+        _complain(path, str(error))
+    except tf.errors.OpError as error:
+        _complain(path, 'TensorFlow %s cannot run it: %s' % (tf.__version__, error.message))
+    except Exception as error:  # a bundle can make libraries fail in ways that nobody has listed
+        _complain(path, '%s: %s' % (type(error).__name__, error))
+    return 2
+
+
+def _complain(path: files.Path, what: str) -> None:
+    _say(
+        'slimguard: cannot replay %s: %s' % (os.fsdecode(path), texts.cut(what, _MOST_SHOWN)),
+        sys.stderr,
+    )
+
+
+def _say(text: str, stream=None) -> None:
+    """Prints lines that a bundle or a library says.
+
+    Unlike a sentence of `terminal`, they stay lines; and a reader who has gone changes nothing of
+    what the replay comes to.
+    """
+    stream = stream or sys.stdout
+    if stream is None:  # the process was started with it closed
+        return
+    try:
+        stream.write(terminal.encodable(texts.visible(text) + '\n', stream))
+        stream.flush()
+    except BrokenPipeError:
+        _discard(stream)
+
+
+def _discard(stream) -> None:
+    """Sends what is still to be written nowhere; Python would complain of it when it exits."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def _is_bundle(folder: str) -> bool:
+    try:
+        return bundles.is_bundle(folder)
+    except tf.errors.OpError as error:
+        raise BundleError('it cannot be read: %s' % error.message) from None
+
+
+def _list(folder: str) -> int:
+    found = bundles.paths(folder)
+    if not found:
+        raise BundleError(
+            'it is neither a bundle (a folder with incident.json) nor a log directory with bundles '
+            '(%s)' % os.path.join(bundles.folder(folder), 'incident-...')
+        )
+    for path in found:
+        _say(_line(path))
+    _say(
+        'slimguard: %s is a log directory with the bundles above, the newest last. Choose one: '
+        'python -m slimguard replay %s' % (folder, found[-1]),
+        sys.stderr,
+    )
+    return 2
+
+
+def _line(path: str) -> str:
+    try:
+        incident = bundles.read_json(path)['incident']
+    except BundleError as error:
+        return '%s  cannot be read: %s' % (path, error)
+    time, step = incident.get('time'), incident.get('step')
+    when = journal.when(time) if isinstance(time, (int, float)) else ''
+    shown = (when, 'step %s' % step, texts.cut(incident.get('reason'), _MOST_OF_A_REASON))
+    return '  '.join((path,) + shown).replace('\n', ' ')
+
+
+def _main(bundle: Bundle, shell: bool, without: Optional[int]) -> int:
+    _check_shapes(bundle)
+    fewer = None if without is None else leave_out(bundle, without)
+    with Replica(bundle.plain, bundle.variables) as replica:
+        _say('%s, made with TensorFlow %s' % (bundle.path, bundle.versions.get('tensorflow')))
+        found = replay(replica, bundle.values)
+        _say(describe(found))
+        if fewer is not None:
+            _say(_describe_fewer(replica, bundle, fewer))
+        if shell:
+            _open_shell(replica, bundle, found.diagnosis)
+    return 0 if found.came_back else 1
+
+
+def replay(replica: Replica, values: Dict[str, np.ndarray]) -> Replay:
+    """Runs the step again, gate and all, and looks for what makes it bad."""
+    labels = replica.decide(values)
+    return Replay(labels, diagnose_step(replica.step(values), labels))
+
+
+def describe(found: Replay) -> str:
+    """What came of it, in a few lines."""
+    if not found.came_back:
+        lines = ['The failure did not come back: run again, the step is finite.']
+        lines.extend(found.diagnosis.not_seen)
+        return '\n'.join(lines)
+    reason = gates.explain(found.labels).reason
+    return 'The failure came back: %s\n%s' % (reason, found.diagnosis)
+
+
+class Fewer(NamedTuple):
+    """A batch without one of its rows."""
+
+    row: int
+    values: Dict[str, np.ndarray]
+    replaced_by: Optional[int]  # the row that stands in its place, where a row cannot be taken out
+
+
+def leave_out(bundle: Bundle, row: int) -> Fewer:
+    """What the step drew, without a row of the batch.
+
+    Arrays are of the batch if their first dimension is the batch's. Where the graph was built for
+    batches of one size, the row is overwritten with another that is finite.
+
+    Raises:
+      BundleError: if there is no such row, or no other.
+    """
+    rows = _batch_size(bundle)
+    if rows is None:
+        raise BundleError('nothing that the step drew has rows, so none can be left out')
+    if not 0 <= row < rows:
+        raise BundleError('there is no row %d; the batch has rows 0 to %d' % (row, rows - 1))
+    if rows == 1:
+        raise BundleError('row 0 is all there is of the batch')
+    batch = {n: v for n, v in bundle.values.items() if np.ndim(v) and len(v) == rows}
+    if all(_may_shrink(bundle, name) for name in batch):
+        fewer = {name: np.delete(value, row, axis=0) for name, value in batch.items()}
+        return Fewer(row, dict(bundle.values, **fewer), None)
+    return _overwrite(bundle, batch, row)
+
+
+def _overwrite(bundle: Bundle, batch: Dict[str, np.ndarray], row: int) -> Fewer:
+    rows = len(next(iter(batch.values())))
+    bad = {row}
+    for value in batch.values():
+        if value.dtype.kind not in 'OSUbiu':
+            bad.update(find_spots(value).rows)
+    others = [r for r in range(rows) if r not in bad] or [r for r in range(rows) if r != row]
+    replaced = {}
+    for name, value in batch.items():
+        replaced[name] = value.copy()
+        replaced[name][row] = value[others[0]]
+    return Fewer(row, dict(bundle.values, **replaced), others[0])
+
+
+def _batch_size(bundle: Bundle) -> Optional[int]:
+    """The first dimension of what is bad; else the one that most arrays have, random ones last."""
+    sources = bundle.plain.names['sources']
+    sizes: Dict[int, float] = {}
+    for name, value in bundle.values.items():
+        if not np.ndim(value):
+            continue
+        is_bad = value.dtype.kind not in 'OSUbiu' and not np.isfinite(numbers(value)).all()
+        weight = 100.0 if is_bad else (0.01 if 'Random' in sources[name][1] else 1.0)
+        sizes[len(value)] = sizes.get(len(value), 0.0) + weight
+    return max(sizes, key=lambda size: sizes[size]) if sizes else None
+
+
+def _static_shapes(bundle: Bundle) -> Dict[str, tf.TensorShape]:
+    nodes = {node.name: node for node in bundle.plain.graph_def.node}
+    shapes = {}
+    for name, (stand_in, _) in bundle.plain.names['sources'].items():
+        if stand_in not in nodes or nodes[stand_in].op != 'Placeholder':
+            raise BundleError('%s is damaged: no placeholder %r' % (bundle.path, stand_in))
+        shapes[name] = tf.TensorShape(nodes[stand_in].attr['shape'].shape)
+    return shapes
+
+
+def _check_shapes(bundle: Bundle) -> None:
+    shapes = _static_shapes(bundle)
+    for name, value in bundle.values.items():
+        if not shapes[name].is_compatible_with(np.shape(value)):
+            raise BundleError(
+                '%s is damaged: %s has shape %s, and the graph expects %s'
+                % (bundle.path, name, np.shape(value), shapes[name])
+            )
+
+
+def _may_shrink(bundle: Bundle, name: str) -> bool:
+    shape = _static_shapes(bundle)[name]
+    return shape.rank is None or shape.as_list()[0] is None
+
+
+def _describe_fewer(replica: Replica, bundle: Bundle, fewer: Fewer) -> str:
+    try:
+        found = replay(replica, fewer.values)
+    except tf.errors.InvalidArgumentError:
+        if fewer.replaced_by is not None:
+            raise
+        # Somewhere inside, the graph counts on the size of the batch after all.
+        rows = _batch_size(bundle)
+        batch = {n: v for n, v in bundle.values.items() if np.ndim(v) and len(v) == rows}
+        fewer = _overwrite(bundle, batch, fewer.row)
+        found = replay(replica, fewer.values)
+    how = 'Without row %d' % fewer.row
+    if fewer.replaced_by is not None:
+        how += ' (a copy of row %d in its place, as the graph is made for batches of this size)' % (
+            fewer.replaced_by
+        )
+    if not found.came_back:
+        return how + ' the step is clean.'
+    reason = gates.explain(found.labels).reason
+    return '%s the step is still bad: %s\n%s' % (how, reason, found.diagnosis)
+
+
+def _open_shell(replica: Replica, bundle: Bundle, diagnosis: Diagnosis) -> None:
+    replica.load_all()
+    step = replica.step(bundle.values)
+    names = {
+        'session': replica.session,
+        'graph': replica.graph,
+        'feed': dict(step.feed),
+        'gate': replica.gate,
+        'values': bundle.values,
+        'diagnosis': diagnosis,
+        'np': np,
+        'tf': tf,
+    }
+    names['feed'][replica.gate.watched] = True
+    with replica.graph.as_default(), replica.session.as_default():
+        code.interact(banner=_BANNER, local=names, exitmsg='')

@@ -1,0 +1,195 @@
+"""Exact looks at many values, in few ops.
+
+A gate's second look asks of each value whether all of it is finite. Nearly all of the time nobody
+asks, and still each op that could answer takes its time to build, and a little of each step. So
+values of one shape in one place are joined, and looked at together.
+"""
+
+from typing import Dict, List, NamedTuple, Sequence, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from slimguard.graph import ops
+from slimguard.graph.devices import Home
+
+tf1 = tf.compat.v1
+
+# A number that makes small of any other: what was finite has a finite sum then, or sum of squares.
+SMALL_32 = 2.0**-100  # for dtypes that are not named here
+_SMALL = {tf.float64: 2.0**-600, tf.complex128: 2.0**-600, tf.float16: 2.0**-24}
+# The largest number that a square is rounded to in the optimizer's dtype, and no Inf.
+_LARGEST_SQUARE = {
+    tf.float64: float(np.finfo(np.float64).max),
+    tf.float32: float(np.finfo(np.float32).max),
+    tf.bfloat16: float(np.nextafter(np.float32(2.0**127 * (2 - 2.0**-8)), np.float32(0))),
+    tf.float16: float(np.nextafter(np.float32(65520), np.float32(0))),
+}
+
+
+class Now:
+    """A moment of the step, as numbers that are there from then on, and dead if it never comes.
+
+    Who computes with one of them cannot be early. With control inputs one could be: Grappler takes
+    away an Identity of a ref variable that waits (seen on TensorFlow 1.15), and swaps a DeepCopy
+    that waits with the IsFinite after it (on 2.21).
+
+    Attributes:
+      token: the float32 scalar that arrives at that moment; its value is `SMALL_32`.
+    """
+
+    def __init__(self, token: tf.Tensor):
+        self.token = token
+        self._small = {}
+        self._zero = None
+
+    def small(self, wide: tf.DType, dtype: tf.DType) -> tf.Tensor:
+        """A number of dtype `wide` that makes small of any number of `dtype`."""
+        value = _SMALL.get(dtype, SMALL_32)
+        if (wide, value) not in self._small:
+            number = self.token
+            if (wide, value) != (tf.float32, SMALL_32):
+                number = tf.cast(tf.cast(number, tf.float64) * (value / SMALL_32), wide)
+            self._small[wide, value] = number
+        return self._small[wide, value]
+
+    @property
+    def zero(self) -> tf.Tensor:
+        """The first axis of a tensor."""
+        if self._zero is None:
+            with tf.control_dependencies(None):
+                self._zero = tf.cast(self.token, tf.int32)
+        return self._zero
+
+
+class _Part(NamedTuple):
+    """Values that are looked at together: one as it is, or several as the rows of a matrix."""
+
+    numbers: List[int]
+    scaled: tf.Tensor
+    dtype: tf.DType
+    near: tf.Operation
+
+
+class Look:
+    """One look at some float tensors, each where it is, at one moment of the step."""
+
+    def __init__(self, make: ops.Maker, tensors: Sequence[tf.Tensor], now: Now, home: Home):
+        self._make = make
+        self._home = home
+        self._tensors = tensors
+        self._now = now
+        self._parts = [self._part(numbers) for numbers in make.alike(tensors)]
+
+    def not_finite(self) -> tf.Tensor:
+        """A bool vector: of which tensors not all is finite."""
+        make, home = self._make, self._home
+        sums: Dict[Tuple[str, tf.DType], List[_Found]] = {}
+        alone: Dict[Tuple[str, tf.DType], List[Tuple[int, tf.Tensor]]] = {}
+        for part in self._parts:
+            numbers, scaled, _, near = part
+            if len(numbers) > 1:
+                vector = make.sum_of(scaled, make.constant((1,), near), near)
+                here = home.device_near(vector), vector.dtype
+                sums.setdefault(here, []).append(_Found(numbers, vector))
+            else:
+                size = make.sum_of_squares(ops.for_arithmetic(scaled), near)
+                size = ops.lift(size, self._tensors[numbers[0]].op, 0.0)
+                here = home.device_near(size), size.dtype
+                alone.setdefault(here, []).append((numbers[0], size))
+        for (device, dtype), sizes in alone.items():
+            numbers, scalars = zip(*sizes)
+            with tf.device(device):
+                found = _Found(list(numbers), tf.stack(scalars))
+            sums.setdefault((device, dtype), []).append(found)
+        flags = []
+        for (device, _), found in sums.items():
+            with tf.device(device):
+                numbers, vector = _join(found)
+                flags.append(_Found(numbers, tf.logical_not(tf.math.is_finite(vector))))
+        return _in_order(flags, range(len(self._tensors)))
+
+    def overflows(self, chosen: Sequence[int]) -> tf.Tensor:
+        """A bool vector: of which tensors a finite element's square is not, in its own dtype."""
+        wanted = set(chosen)
+        flags: Dict[str, List[_Found]] = {}
+        for part in self._parts:
+            if not wanted.isdisjoint(part.numbers):
+                device = self._home.device_near(part.scaled)
+                with tf.device(device):
+                    found = _Found(part.numbers, self._overflows(part))
+                flags.setdefault(device, []).append(found)
+        joined = []
+        for device, found in flags.items():
+            with tf.device(device):
+                joined.append(_join(found))
+        return _in_order(joined, chosen)
+
+    def _part(self, numbers: List[int]) -> _Part:
+        make, now = self._make, self._now
+        tensors = [self._tensors[number] for number in numbers]
+        dtype, near = tensors[0].dtype.base_dtype, tensors[0].op
+        if len(tensors) == 1:
+            near = self._home.near(tensors[0])
+            scaled = make.multiply(tensors[0], now.small(dtype, dtype), near)
+            return _Part(numbers, scaled, dtype, near)
+        wide = make.rows(make.join(tensors, now.zero, near), len(tensors), near)
+        if dtype.size == 2:
+            wide = make.cast(wide, tf.float32, near)
+        return _Part(numbers, make.multiply(wide, now.small(wide.dtype, dtype), near), dtype, near)
+
+    def _overflows(self, part: _Part) -> tf.Tensor:
+        make, near = self._make, part.near
+        scaled, axes = part.scaled, make.constant((1,), near)
+        if len(part.numbers) == 1:
+            scaled, axes = self._wide(part), self._axes(part)
+        # A power of two: scaled, the numbers are rounded as ever.
+        largest = make.largest(make.square(scaled, near), axes, near)
+        limit = _LARGEST_SQUARE[part.dtype if part.dtype in _LARGEST_SQUARE else scaled.dtype]
+        limit = limit * _SMALL.get(part.dtype, SMALL_32) ** 2
+        # What is not finite itself has its own flag.
+        flag = tf.logical_and(tf.greater(largest, limit), tf.math.is_finite(largest))
+        if len(part.numbers) > 1:
+            return flag
+        flag = ops.lift(flag, self._tensors[part.numbers[0]].op, False)
+        return tf.expand_dims(flag, 0)
+
+    def _wide(self, part: _Part) -> tf.Tensor:
+        """A value that is alone, scaled in a dtype in which its scaled square is exact."""
+        tensor = self._tensors[part.numbers[0]]
+        if part.dtype.size > 2 and not part.dtype.is_complex:
+            return part.scaled
+        with tf1.colocate_with(part.near):
+            wide = tf.cast(tensor, tf.float32) if part.dtype.size == 2 else tf.abs(tensor)
+        return self._make.multiply(wide, self._now.small(wide.dtype, part.dtype), part.near)
+
+    def _axes(self, part: _Part) -> tf.Tensor:
+        """All axes of a value that is alone."""
+        tensor = self._tensors[part.numbers[0]]
+        if tensor.shape.rank is not None:
+            return self._make.constant(tuple(range(tensor.shape.rank)), part.near)
+        with tf1.colocate_with(part.near):
+            return tf.range(tf.rank(tensor))
+
+
+class _Found(NamedTuple):
+    """A vector with an element for each of some tensors, which are given by their numbers."""
+
+    numbers: List[int]
+    vector: tf.Tensor
+
+
+def _join(found: Sequence[_Found]) -> _Found:
+    numbers = [number for each in found for number in each.numbers]
+    vectors = [each.vector for each in found]
+    return _Found(numbers, tf.concat(vectors, 0) if len(vectors) > 1 else vectors[0])
+
+
+def _in_order(flags: Sequence[_Found], wanted: Sequence[int]) -> tf.Tensor:
+    """One vector of all flags, for the tensors of the numbers `wanted`."""
+    if not flags:
+        return tf.zeros([0], tf.bool)
+    numbers, vector = _join(flags)
+    places = {number: place for place, number in enumerate(numbers)}
+    order = [places[number] for number in wanted]
+    return vector if order == list(range(len(numbers))) else tf.gather(vector, order)

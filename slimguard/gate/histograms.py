@@ -1,0 +1,49 @@
+"""Histograms of what is not finite.
+
+TensorFlow's op for a histogram summary raises "Nan in summary histogram for: ..." where it should
+draw one. Whoever runs it, a Supervisor's thread or a `SummarySaverHook`, then ends the training
+for a batch that the gate would have kept from doing harm.
+"""
+
+import tensorflow as tf
+
+from slimguard import graph as graphs
+from slimguard.graph import ops
+
+tf1 = tf.compat.v1
+
+
+def leave_out_bad_values(graph: tf.Graph) -> None:
+    """Lets the graph's histogram summaries show the finite ones of their values, and never raise.
+
+    The same histogram is drawn where all values are finite. What a session may have seen stays as
+    it is: it cannot be wired any more.
+    """
+    histograms = [op for op in graph.get_operations() if _may_raise(op)]
+    if not histograms or graph.finalized or graphs.open_sessions(graph):
+        return
+    with graph._mutation_lock():  # no session of another thread may see the half of it
+        for op in histograms:
+            op._update_input(1, _finite_values(op))
+
+
+def _may_raise(op: tf.Operation) -> bool:
+    if op.type != 'HistogramSummary':
+        return False
+    values = op.inputs[1]
+    return graphs.is_float(values) and not values.op.name.startswith(graphs.OURS)
+
+
+def _finite_values(op: tf.Operation) -> tf.Tensor:
+    values, context = op.inputs[1], graphs.flow_around(op)
+    with ops.our_scope(op.graph, 'histograms'), tf.device(op.device or None):
+        if context is not None:
+            context.Enter()
+        try:
+            values = tf.reshape(values, [-1])  # a mask needs a known rank
+            finite = tf.boolean_mask(values, tf.math.is_finite(values))
+            # Of no known shape: TensorFlow takes no other in the place of the one it knows.
+            return tf1.placeholder_with_default(finite, None)
+        finally:
+            if context is not None:
+                context.Exit()

@@ -1,0 +1,76 @@
+"""Gradients of regularizers, made no sooner than they are needed.
+
+The gradient of a weight is a sum: of what comes from the data, layer by layer, and of what the
+weight's regularizer adds. That one is made of the weight alone, so TensorFlow makes all of them at
+once when the backward pass begins, and there they lie, as large as all weights together, while
+most memory is taken anyway. Under a gate all gradients stay until the last is known; for that to
+take no more memory than there was, each summand of this kind is made to wait for the others of its
+sum. The sum has to wait for those in any case, and no value changes.
+"""
+
+import itertools
+from typing import Iterator, List, Tuple
+
+import tensorflow as tf
+
+from slimguard import graph as graphs
+from slimguard.gate.plan import Plan
+
+# What has no more bytes than a few numbers may come from anywhere, and be in memory early.
+_SMALL_BYTES = 256
+# A regularizer's gradient takes one op, or a few. What takes more is something else.
+_MOST_OPS = 8
+_MERGES = frozenset(['Merge', 'RefMerge'])  # every way out of a branch or a loop leads through one
+
+_Wait = Tuple[tf.Operation, tf.Operation]  # an op, and one that it is to wait for
+
+
+def delay(plan: Plan) -> None:
+    """Makes the summands of gradients that are made of variables alone wait for the others.
+
+    Nothing is done if a session is open on the graph: what it has seen cannot be wired any more.
+    """
+    late: List[_Wait] = []
+    for op in plan.order:
+        if op.type == 'AddN' and op not in plan.held and graphs.flow_around(op) is None:
+            late.extend(_waits(op, plan))
+    if late and not graphs.open_sessions(plan.graph):
+        for first, other in late:
+            first._add_control_input(other)
+
+
+def _waits(add, plan: Plan) -> Iterator[_Wait]:
+    """What is to wait so that the summands of `add` that can wait do so, and for what."""
+    firsts = [_firsts(summand.op, add, plan) for summand in add.inputs]
+    others = [summand.op for summand, found in zip(add.inputs, firsts) if not found]
+    return itertools.product(itertools.chain.from_iterable(firsts), others)
+
+
+def _firsts(last, add, plan: Plan) -> List[tf.Operation]:
+    """The first of the ops that make a summand of `add`; empty if it cannot wait."""
+    makers = [last]
+    firsts = []
+    for op in makers:  # which grows meanwhile
+        if not op.inputs or op.type in _MERGES or graphs.is_stateful(op):
+            return []
+        if op.device != add.device or op._control_outputs:
+            return []
+        made = [t.op for t in op.inputs if not _is_there(t, plan)]
+        if not made:
+            firsts.append(op)
+        makers.extend(each for each in dict.fromkeys(made) if each not in makers)
+        if len(makers) > _MOST_OPS:
+            return []
+    # Who else takes what they make would have to wait as well.
+    takers = (taker for op in makers for tensor in op.outputs for taker in tensor.consumers())
+    return firsts if all(taker is add or taker in makers for taker in takers) else []
+
+
+def _is_there(tensor: tf.Tensor, plan: Plan) -> bool:
+    """Whether a tensor that somebody waits with takes no memory of its own meanwhile."""
+    op = tensor.op
+    if op.type in ('ReadVariableOp', 'Identity') and graphs.is_variable_read(op):
+        # What the forward pass writes may be another value by then.
+        return graphs.variable_behind(op.inputs[0]) not in plan.put_back
+    size = tensor.shape.num_elements()
+    return op.type == 'Const' or (size is not None and size * tensor.dtype.size <= _SMALL_BYTES)

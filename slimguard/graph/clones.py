@@ -1,0 +1,96 @@
+"""Which clone a value comes from, where a model is trained as several clones in one graph.
+
+Clones (towers) are the same model on parts of a batch, each under a scope of its own: ``clone_0``,
+``clone_1``. What is applied is the sum of their gradients, or the mean, and whether all of that is
+finite does not say whose fault it was. :func:`summands_by_clone` finds what was summed up.
+"""
+
+import re
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
+
+import tensorflow as tf
+
+from slimguard import graph as graphs
+
+# Sums, and what makes one tensor of several for a mean.
+_SUMS = frozenset('AddN AccumulateNV2 Add AddV2 ConcatV2 Pack'.split())
+# Between a sum and what is applied.
+_ON_THE_WAY = frozenset(
+    'Identity CheckNumerics CheckNumericsV2 Cast Mul RealDiv Mean Sum Reshape ExpandDims '
+    'UnsortedSegmentSum'.split()
+)
+_MOST_ON_THE_WAY = 12
+_GRADIENTS = re.compile(r'gradients(_\d+)?$')
+_NUMBERED = re.compile(r'(.*?)(_?\d+)*$')
+
+
+def summands_by_clone(
+    values: Sequence[tf.Tensor], resolve: Callable[[tf.Tensor], tf.Tensor]
+) -> Dict[str, List[tf.Tensor]]:
+    """What the clones of a model put into `values`, by the clones' names; empty without clones.
+
+    Args:
+      values: float tensors.
+      resolve: maps a tensor to the one that it stands for.
+    """
+    found: Dict[str, List[tf.Tensor]] = {}
+    for value in values:
+        for name, summand in _summands(value, resolve):
+            found.setdefault(name, []).append(summand)
+    return found
+
+
+def _summands(value: tf.Tensor, resolve) -> List[Tuple[str, tf.Tensor]]:
+    waiting = [value]
+    for _ in range(_MOST_ON_THE_WAY):
+        if not waiting:
+            break
+        tensor = resolve(waiting.pop(0))
+        kind = tensor.op.type
+        if kind not in _SUMS and kind not in _ON_THE_WAY:
+            continue
+        inputs = [t for t in tensor.op.inputs if graphs.is_float(t)]
+        if kind in _SUMS and len(inputs) > 1:
+            names = _clones_of([_origin(t, resolve).op.name for t in inputs])
+            if names is not None:
+                return list(zip(names, inputs))
+        waiting.extend(inputs)
+    return []
+
+
+def _origin(tensor: tf.Tensor, resolve) -> tf.Tensor:
+    """Where a summand comes from: it may be scaled and reshaped outside of its clone's scope."""
+    for _ in range(_MOST_ON_THE_WAY):
+        tensor = resolve(tensor)
+        if tensor.op.type not in _ON_THE_WAY:
+            break
+        inputs = [t for t in tensor.op.inputs if graphs.is_float(t)]
+        if tensor.shape.rank != 0:
+            inputs = [t for t in inputs if t.shape.rank != 0]
+        if len(inputs) != 1:
+            break
+        tensor = inputs[0]
+    return tensor
+
+
+def _clones_of(names: Sequence[str]) -> Optional[List[str]]:
+    """The scopes that make the difference between ops of the same make in different clones.
+
+    For ``clone_0/gradients/AddN`` and ``clone_1/gradients/AddN``, these are ``clone_0`` and
+    ``clone_1``. Layers that share a weight are no clones: ``gradients/fc`` and ``gradients/fc_1``.
+    """
+    paths = [name.split('/') for name in names]
+    for parts in zip(*paths):
+        if len(set(parts)) > 1:
+            break
+        if _GRADIENTS.match(parts[0]):
+            return None
+    else:
+        return None
+    # Where each clone's gradients were asked for outside of its scope, that comes first.
+    scopes = [[part for part in path[:-1] if not _GRADIENTS.match(part)] for path in paths]
+    for parts in zip(*scopes):
+        if len(set(parts)) > 1:
+            words = {_NUMBERED.match(part).group(1) for part in parts}
+            return list(parts) if len(set(parts)) == len(parts) and len(words) == 1 else None
+    return None

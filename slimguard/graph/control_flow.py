@@ -1,0 +1,74 @@
+"""What of a graph runs under a condition, and what runs more than once.
+
+Read from the Switch, Merge, Enter and Exit ops alone, and not from TensorFlow's records of what
+`tf.cond` and `tf.while_loop` it built: an imported graph has no such records.
+"""
+
+from typing import Dict, FrozenSet, List, NamedTuple, Sequence, Tuple
+
+import tensorflow as tf
+
+from slimguard import graph as graphs
+from slimguard.gate.plan import key
+
+_ENTERS = ('Enter', 'RefEnter')
+_EXITS = ('Exit', 'RefExit')
+_SWITCHES = ('Switch', 'RefSwitch')
+_MERGES = ('Merge', 'RefMerge')
+
+
+class Condition(NamedTuple):
+    """A bool scalar, by its op and output, and the value it must have."""
+
+    pred: Tuple[tf.Operation, int]
+    value: bool
+
+
+class Flow:
+    """The conditions and loops of v1 control flow around the ops of a step.
+
+    Args:
+      ops: the ops, each after what it needs.
+    """
+
+    def __init__(self, ops: Sequence[tf.Operation]):
+        self._conditions: Dict[tf.Operation, FrozenSet[Condition]] = {}
+        self._frames: Dict[tf.Operation, Tuple[str, ...]] = {}
+        for op in ops:
+            self._frames[op] = self._find_frames(op)
+            self._conditions[op] = self._find_conditions(op)
+
+    def conditions(self, tensor: tf.Tensor) -> FrozenSet[Condition]:
+        """What has to hold for `tensor` to have a value."""
+        found = self._conditions.get(tensor.op, frozenset())
+        if tensor.op.type in _SWITCHES:
+            pred = key(tensor.op.inputs[1])
+            found = found | {Condition(pred, bool(tensor.value_index))}
+        return found
+
+    def is_in_loop(self, op: tf.Operation) -> bool:
+        """Whether what `op` returns is the value of one turn of a loop."""
+        return bool(self._frames.get(op))
+
+    def loop_left_by(self, op: tf.Operation) -> str:
+        """The name of the loop whose result `op` returns; empty if it is none."""
+        return self._frames[op.inputs[0].op][-1] if op.type in _EXITS else ''
+
+    def _find_frames(self, op) -> Tuple[str, ...]:
+        around = max((self._frames.get(n, ()) for n in graphs.needs(op)), key=len, default=())
+        if op.type in _ENTERS:
+            return around + (tf.compat.as_str(op.get_attr('frame_name')),)
+        return around[:-1] if op.type in _EXITS else around
+
+    def _find_conditions(self, op) -> FrozenSet[Condition]:
+        known: List[FrozenSet[Condition]] = [
+            self.conditions(t) for t in op.inputs if t.op in self._conditions
+        ]
+        if op.type in _MERGES and known:
+            return frozenset.intersection(*known)
+        known += [self._conditions.get(control, frozenset()) for control in op.control_inputs]
+        found = frozenset().union(*known)
+        if op.type in _EXITS:
+            depth = len(self._frames[op])
+            found = frozenset(c for c in found if len(self._frames[c.pred[0]]) <= depth)
+        return found

@@ -1,0 +1,50 @@
+"""Where things are, in a training on several machines.
+
+A *task* is one process of a cluster. What a gate finds out about values in another task than its
+own should cross the network in one piece, and as flags.
+"""
+
+import tensorflow as tf
+
+from slimguard import graph as graphs
+
+tf1 = tf.compat.v1
+
+
+def task_of(device: str) -> tuple:
+    """The task that a device belongs to; the same for all devices that name none."""
+    spec = tf1.DeviceSpec.from_string(device)
+    return spec.job, spec.replica or 0, spec.task or 0
+
+
+def processor_of(device: str) -> str:
+    """The processor that goes with a device: flags are read there."""
+    spec = tf1.DeviceSpec.from_string(device)
+    return tf1.DeviceSpec(spec.job, spec.replica, spec.task, 'CPU', 0).to_string()
+
+
+class Home:
+    """Where what is found comes together.
+
+    Attributes:
+      device: the device.
+      op: an op that is there.
+    """
+
+    def __init__(self, op: tf.Operation):
+        self.op = op
+        self.device = op.device
+
+    def device_near(self, tensor: tf.Tensor) -> str:
+        """The device for what is found about a tensor: of its task, if that is known."""
+        device = graphs.device_of(tensor.op)
+        is_here = task_of(device) in (task_of(self.device), task_of(''))
+        return self.device if is_here else processor_of(device)
+
+    def near(self, tensor: tf.Tensor) -> tf.Operation:
+        """The op in whose place to look at a tensor: its own.
+
+        A scalar from elsewhere comes here, as a sum of it would have to.
+        """
+        comes = tensor.shape.rank == 0 and not graphs.is_reference(tensor)
+        return self.op if comes and self.device_near(tensor) != self.device else tensor.op

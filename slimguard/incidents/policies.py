@@ -1,0 +1,204 @@
+"""What happens after an incident: :class:`Raise`, :class:`Stop`, :class:`Skip`, and ladders.
+
+A policy only answers one question: is it still willing, given how things went so far? *What* its
+action means is up to who runs the training. Policies are plain values: they hold no state, compare
+by what they say, and can be used in several trainings.
+"""
+
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Union
+
+if TYPE_CHECKING:  # it imports TensorFlow, and the command line reads policies without
+    from slimguard.incidents.incident import Incident
+
+
+class Record:
+    """How a training went so far, as far as policies ask.
+
+    Attributes:
+      in_a_row: the number of incidents since the last good step or rollback, the present one
+        included.
+      rollbacks: the number of rollbacks so far.
+      state_lost: whether variables were not finite already before the present incident's step.
+    """
+
+    def __init__(self):
+        self.in_a_row = 0
+        self.rollbacks = 0
+        self.state_lost = False
+
+
+class Policy:
+    """Base of all policies. `action` is the word for what is done."""
+
+    action = ''
+
+    def is_willing(self, record: Record) -> bool:
+        """Whether this policy takes the present incident; if not, the next of a ladder does."""
+        return True
+
+    def __eq__(self, other) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((type(self), tuple(sorted(vars(self).items()))))
+
+    def __repr__(self) -> str:
+        arguments = ', '.join('%s=%r' % item for item in vars(self).items())
+        return '%s(%s)' % (type(self).__name__, arguments)
+
+
+class Raise(Policy):
+    """End the training with a `NanLossError`."""
+
+    action = 'raise'
+
+
+class Stop(Policy):
+    """End the training cleanly: hooks' `end` runs, and the last finite loss is returned."""
+
+    action = 'stop'
+
+
+class Skip(Policy):
+    """Go on with the next batch, until `max_consecutive` steps in a row were skipped.
+
+    It does not skip where the weights themselves are lost, since every batch is bad then.
+    """
+
+    action = 'skip'
+
+    def __init__(self, max_consecutive: int = 10):
+        self.max_consecutive = _count(max_consecutive, 'max_consecutive')
+
+    def is_willing(self, record: Record) -> bool:
+        return record.in_a_row <= self.max_consecutive and not record.state_lost
+
+
+class Rollback(Policy):
+    """Restore the newest finite checkpoint and go on with the next batch, up to `max_times` times.
+
+    The state of a training that has written no checkpoint yet is saved ahead of its first step.
+
+    Args:
+      max_times: how often, in one training.
+      on_rollback: called as ``on_rollback(session, incident)`` once the checkpoint is restored, to
+        lower a learning rate, say.
+    """
+
+    action = 'rollback'
+
+    def __init__(
+        self, max_times: int = 3, on_rollback: Optional[Callable[[Any, 'Incident'], Any]] = None
+    ):
+        self.max_times = _count(max_times, 'max_times')
+        if on_rollback is not None and not callable(on_rollback):
+            raise TypeError('on_rollback must be callable, not %r' % (on_rollback,))
+        self.on_rollback = on_rollback
+
+    def is_willing(self, record: Record) -> bool:
+        return record.rollbacks < self.max_times
+
+
+def _count(number, name: str) -> int:
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise TypeError('%s must be an int, not %r' % (name, number))
+    if number < 1:
+        raise ValueError('%s must be at least 1, not %d' % (name, number))
+    return number
+
+
+_BY_NAME = {'raise': Raise, 'stop': Stop, 'skip': Skip, 'rollback': Rollback}
+
+OnNan = Union[None, str, Policy, Callable[['Incident'], Any], Sequence[Any]]
+
+
+def rungs_of(on_nan: OnNan) -> List[Any]:
+    """The policies and callables that an `on_nan` argument stands for, in order.
+
+    Raises:
+      ValueError: for an unknown name or an empty list.
+      TypeError: for anything that is no name, policy, callable or list of them.
+    """
+    if isinstance(on_nan, (list, tuple)):
+        if not on_nan:
+            raise ValueError('on_nan is an empty list; name at least one policy, like "raise"')
+        return [rung for item in on_nan for rung in rungs_of(item)]
+    if isinstance(on_nan, Policy):
+        return [on_nan]
+    if isinstance(on_nan, str):
+        if on_nan not in _BY_NAME:
+            raise ValueError(
+                'unknown policy on_nan=%r; expected one of %s, a policy object like '
+                'slimguard.Skip(max_consecutive=10), a callable, or a list of these'
+                % (on_nan, ', '.join(repr(name) for name in _BY_NAME))
+            )
+        return [_BY_NAME[on_nan]()]
+    if isinstance(on_nan, type) and issubclass(on_nan, Policy):
+        raise TypeError('on_nan=%s is a class; pass %s()' % (on_nan.__name__, on_nan.__name__))
+    if callable(on_nan):
+        return [on_nan]
+    raise TypeError(
+        'on_nan must be the name of a policy, a policy object, a callable or a list of these, '
+        'not %r' % (on_nan,)
+    )
+
+
+def _rungs_of_answer(rung: Callable, answer) -> List[Any]:
+    try:
+        if callable(answer) and not isinstance(answer, Policy):
+            raise TypeError('expected the name of a policy, a policy object, a list, or None')
+        return rungs_of(answer)
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            'the on_nan callable %r returned %r: %s' % (rung, answer, error)
+        ) from None
+
+
+class Ladder:
+    """Policies in order: the first that is willing takes an incident, and after the last comes
+    raise.
+
+    A good step sets `Skip` back, and so does a rollback: a ladder begins at its top again.
+
+    Args:
+      on_nan: what the user said; None stands for `otherwise`.
+      otherwise: the policy for None, also when a callable returns it.
+    """
+
+    def __init__(self, on_nan: OnNan, otherwise: Policy):
+        self.rungs = [otherwise] if on_nan is None else rungs_of(on_nan)
+        self._otherwise = otherwise
+        self._record = Record()
+
+    def decide(self, incident: 'Incident') -> Policy:
+        """The policy that takes one more incident. A callable's own exceptions pass through."""
+        self._record.in_a_row += 1
+        self._record.state_lost = incident.state_lost
+        policy = self._climb(self.rungs, incident) or Raise()
+        if isinstance(policy, Rollback):
+            self._record.rollbacks += 1
+            self._record.in_a_row = 0
+        return policy
+
+    def step_was_good(self) -> None:
+        self._record.in_a_row = 0
+
+    def note_rollbacks(self, rollbacks: int) -> None:
+        """Notes how often others went back to a checkpoint, and this training with them."""
+        self._record.rollbacks = max(self._record.rollbacks, rollbacks)
+
+    def may(self, kind: type) -> bool:
+        """Whether a policy here is of a kind. What a callable returns is not known ahead."""
+        return any(isinstance(rung, kind) for rung in self.rungs)
+
+    def _climb(self, rungs: Sequence[Any], incident: 'Incident') -> Optional[Policy]:
+        for rung in rungs:
+            if isinstance(rung, Policy):
+                policy = rung if rung.is_willing(self._record) else None
+            else:
+                answer = rung(incident)
+                answer = self._otherwise if answer is None else answer
+                policy = self._climb(_rungs_of_answer(rung, answer), incident)
+            if policy is not None:
+                return policy
+        return None

@@ -1,0 +1,167 @@
+"""The ranges along a step, put together by layers, for a picture that fits on a page."""
+
+import math
+import re
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+from slimguard.diagnosis.bundle import number
+
+PHASES = ('input', 'forward', 'backward', 'update')
+
+
+class Layer(NamedTuple):
+    """The tensors of one scope in one pass.
+
+    Attributes:
+      phase: one of `PHASES`.
+      name: the scope, or the op where there is none.
+      tensors: how many tensors there are.
+      min, max: of their finite elements; None if there are none.
+      nan, inf: how many elements are not finite.
+      begins: whether what made the step bad is among them.
+    """
+
+    phase: str
+    name: str
+    tensors: int
+    min: Optional[float]
+    max: Optional[float]
+    nan: int
+    inf: int
+    begins: bool
+
+    @property
+    def is_finite(self) -> bool:
+        return not (self.nan or self.inf)
+
+
+Scoped = Tuple[Tuple[str, ...], Layer]
+
+
+def layers_of(
+    rows: List[Dict[str, Any]], culprit: Optional[str], most: Optional[Dict[str, int]] = None
+) -> List[Layer]:
+    """The layers of a step, pass by pass, in the order in which they are computed.
+
+    Args:
+      rows: the 'ranges' of a diagnosis in incident.json.
+      culprit: the name of the tensor at fault, or None.
+      most: how many layers there may be in each pass. If there are more, outer scopes stand for
+        theirs.
+
+    Raises:
+      KeyError, TypeError, ValueError, OverflowError, AttributeError: if the rows are not as a
+        diagnosis writes them.
+    """
+    passes = {phase: [] for phase in PHASES}  # type: Dict[str, List[Scoped]]
+    apart = {phase: [] for phase in PHASES}  # type: Dict[str, List[Scoped]]
+    ops = {row['op'] for row in rows}
+    for row in rows:
+        op, phase = row['op'], row['phase'] if row['phase'] in PHASES else 'update'
+        if op.startswith('slimguard/'):
+            continue
+        if phase == 'update' and op.rpartition('/')[0] in ops:
+            op = op.rpartition('/')[0]  # a slot, which is named after its variable
+        scope = scope_of(op, phase)
+        if _is_sum_of_gradients(op) and passes[phase]:
+            scope = passes[phase][-1][0]
+        layer = _layer(row, phase, culprit)
+        (apart if _is_any_time(row) else passes)[phase].append((scope, layer))
+    layers = []  # type: List[Layer]
+    for phase in PHASES:
+        layers.extend(_fit(passes[phase] + apart[phase], (most or _MOST)[phase]))
+    return layers
+
+
+_DEEPEST = 20  # scopes of a name; nobody nests so many, but a damaged bundle may
+_MOST = {'input': 8, 'forward': 36, 'backward': 28, 'update': 10}
+
+
+def _is_any_time(row: Dict[str, Any]) -> bool:
+    """Whether an op says nothing about when its layer is computed: it needs but a variable."""
+    return row['type'] in _READS or '/Regularizer/' in row['op']
+
+
+_READS = frozenset('ReadVariableOp VariableV2 Variable VarHandleOp'.split())
+
+
+def _is_sum_of_gradients(op: str) -> bool:
+    """Gradients of one tensor are added up outside of the scope of any layer."""
+    return bool(re.search(r'(^|/)gradients(_\d+)?/[^/]*$', op))
+
+
+def _fit(found: List[Scoped], most: int) -> List[Layer]:
+    depth = max([len(scope) for scope, _ in found], default=0)
+    found = _merge(found, depth)
+    while len(found) > most and depth > 1:
+        depth -= 1
+        found = _merge(found, depth)
+    return _squeeze([layer._replace(name='/'.join(scope)) for scope, layer in found], most)
+
+
+def scope_of(op: str, phase: str) -> Tuple[str, ...]:
+    """The scopes around an op; around the forward op, for the op of a gradient."""
+    parts = op.split('/')
+    if phase in ('backward', 'update'):
+        for place, part in enumerate(parts[:-1]):
+            if re.match(r'gradients(_\d+)?$', part):
+                parts = parts[place + 1 :]
+                break
+        for place, part in enumerate(parts):
+            if re.search(r'_grad(_\d+)?$', part):
+                parts = parts[: place + 1]
+                break
+        if len(parts) > 2 and re.match(r'AssignMovingAvg', parts[-2]):
+            parts = parts[:-1]
+    return tuple((parts[:-1] or parts)[:_DEEPEST])
+
+
+def _layer(row: Dict[str, Any], phase: str, culprit: Optional[str]) -> Layer:
+    found = row['range']
+    least, largest = (None if found[k] is None else float(number(found[k])) for k in ('min', 'max'))
+    for end in (least, largest):
+        if end is not None and not math.isfinite(end):
+            raise ValueError('the range of %r ends at %s' % (row['op'], end))
+    begins = culprit is not None and row['tensor'] == culprit
+    return Layer(phase, '', 1, least, largest, int(found['nan']), int(found['inf']), begins)
+
+
+def _merge(found: List[Scoped], depth: int) -> List[Scoped]:
+    layers: Dict[Tuple[str, ...], Layer] = {}
+    for scope, layer in found:
+        known = layers.get(scope[:depth])
+        layers[scope[:depth]] = layer if known is None else _both(known, layer)
+    return list(layers.items())
+
+
+def _both(one: Layer, other: Layer) -> Layer:
+    mins = [x.min for x in (one, other) if x.min is not None]
+    maxes = [x.max for x in (one, other) if x.max is not None]
+    return one._replace(
+        tensors=one.tensors + other.tensors,
+        min=min(mins, default=None),
+        max=max(maxes, default=None),
+        nan=one.nan + other.nan,
+        inf=one.inf + other.inf,
+        begins=one.begins or other.begins,
+    )
+
+
+def _squeeze(layers: List[Layer], most: int) -> List[Layer]:
+    """Neighbours in one, where a graph has no scopes: but not what is at fault."""
+    size = -(-len(layers) // most)
+    if size <= 1:
+        return layers
+    squeezed = []  # type: List[Layer]
+    first, count = '', 0
+    for layer in layers:
+        last = squeezed[-1] if squeezed else None
+        apart = last is None or last.begins or layer.begins
+        if apart or count == size:
+            squeezed.append(layer)
+            first, count = layer.name, 1
+        else:
+            name = '%s \N{HORIZONTAL ELLIPSIS} %s' % (first, layer.name)
+            squeezed[-1] = _both(squeezed[-1], layer)._replace(name=name)
+            count += 1
+    return squeezed

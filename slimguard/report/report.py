@@ -1,0 +1,170 @@
+"""A training as a page to look at: ``python -m slimguard report LOGDIR``.
+
+The page holds the loss with the incidents marked, what was done at each, and for those that have a
+bundle what made them bad, the ranges along the step and the samples of the batch. It is one file,
+runs no script and asks for nothing; everything that comes from the run is escaped.
+"""
+
+import errno
+import os
+import stat
+import sys
+from typing import Callable, Optional, Tuple
+
+import tensorflow as tf
+
+from slimguard.diagnosis import bundle
+from slimguard.report import html, report_data
+from slimguard.report.report_data import Findings
+from slimguard.system import files, logdirs, terminal
+
+
+class ReportError(Exception):
+    """A report cannot be made; the message says why."""
+
+
+def main(
+    logdir: files.Path, output: Optional[files.Path] = None, png: Optional[files.Path] = None
+) -> int:
+    """Makes the report of a log directory.
+
+    Args:
+      logdir: the log directory of a training.
+      output: the file of the page; by default slimguard/report.html in `logdir`. What is a device
+        or a FIFO (``/dev/stdout``) is written to, and not replaced.
+      png: the file of the same as a picture, or None for no picture. Needs matplotlib.
+
+    Returns:
+      The exit code: 0; 1 if the page is made, and says that the record of incidents cannot be
+      read; 2 if something could not be written, or `logdir` is no log directory.
+    """
+    try:
+        logdir = logdirs.require_logdir(logdir)
+    except ValueError as error:
+        terminal.complain(error)
+        return 2
+    return write(logdir, output, png)
+
+
+def write(
+    logdir: str, output: Optional[files.Path] = None, png: Optional[files.Path] = None
+) -> int:
+    """As `main`, for who has seen that `logdir`, an absolute path, is a log directory."""
+    try:
+        output, png = _paths(logdir, output, png)
+        draw = None if png is None else _poster()
+        found = report_data.gather(logdir)
+        # A lone surrogate of somebody's JSON has no place in UTF-8.
+        _write(output, html.render(found).encode('utf-8', 'backslashreplace'))
+        _warn(found)
+        if png is not None and draw is not None:
+            _write(png, draw(found))
+    except ReportError as error:
+        terminal.complain(error)
+        return 2
+    except tf.errors.OpError as error:  # another file system, in the middle of it
+        terminal.complain('%s cannot be read: %s' % (logdir, error.message))
+        return 2
+    return 1 if found.broken else 0
+
+
+def _paths(logdir, output, png) -> Tuple[str, Optional[str]]:
+    try:
+        default = os.path.join(bundle.folder(logdir), 'report.html')
+        page_path = _file(default if output is None else output, 'output')
+        png_path = None if png is None else _file(png, 'png')
+    except ValueError as error:
+        raise ReportError(str(error)) from None
+    if output is None:
+        _make_folder(os.path.dirname(default))
+    return page_path, png_path
+
+
+def _warn(found: Findings) -> None:
+    """Says on stderr what the page says that it cannot know."""
+    if found.broken or not found.has_record:
+        terminal.complain(report_data.told(found))
+    for note in found.notes:
+        terminal.complain(note)
+
+
+def _file(path: files.Path, name: str) -> str:
+    path = files.as_path(path, name)
+    if files.is_dir(path):
+        example = os.path.join(path, 'report.png' if name == 'png' else 'report.html')
+        raise ReportError('%s is a directory; expected a file, such as %s' % (path, example))
+    return path
+
+
+def _make_folder(folder: str) -> None:
+    try:
+        files.make_dirs(folder)
+    except (OSError, tf.errors.OpError) as error:
+        raise ReportError('%s cannot be made: %s' % (folder, error)) from None
+
+
+def _poster() -> Callable[[Findings], bytes]:
+    try:
+        from slimguard.report import png
+    except ImportError as error:
+        raise ReportError(
+            "--png needs matplotlib (%s); install it with: pip install 'slimguard[report]'" % error
+        ) from None
+    return png.draw
+
+
+def _write(path: str, content: bytes) -> None:
+    """Writes a file, and says on stdout where it is."""
+    number = _standard_stream(path)
+    try:
+        if number is not None:
+            _write_to_stream(number, content)
+        elif _is_device(path):
+            _write_into(path, content)
+        else:
+            files.write_atomically(path, content)
+    except (OSError, tf.errors.OpError) as error:
+        raise ReportError('%s cannot be written: %s' % (path, error)) from None
+    if number != 1:
+        terminal.say(path)
+
+
+def _standard_stream(path: str) -> Optional[int]:
+    """The number of our own stdout or stderr, if that is what `path` is."""
+    for number in (1, 2):
+        try:
+            if os.path.samestat(os.stat(path), os.fstat(number)):
+                return number
+        except OSError:
+            pass
+    return None
+
+
+def _write_to_stream(number: int, content: bytes) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not opened again: a shell's `>>` goes on at the end.
+    with open(os.dup(number), 'wb') as stream:
+        stream.write(content)
+
+
+def _is_device(path: str) -> bool:
+    """Whether `path` is a character device or a FIFO: what is written to it has a reader."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
+
+
+def _write_into(path: str, content: bytes) -> None:
+    try:
+        # Without O_NONBLOCK, opening a FIFO waits for a reader, who may never come.
+        number = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        raise ReportError('%s cannot be written: nobody reads from it' % path) from None
+    os.set_blocking(number, True)
+    with open(number, 'wb') as stream:
+        stream.write(content)

@@ -1,0 +1,202 @@
+"""The samples of a batch as images, where they look like images; and PNG files, byte by byte."""
+
+import struct
+import zlib
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import numpy as np
+
+from slimguard.diagnosis.ranges import numbers
+
+_MOST_SHEETS = 4
+_LEAST_SIDE, _MOST_SIDE = 4, 8192
+_COUNTED_AT_ONCE = 1 << 22  # values
+_SHOWN_SIDE = 160  # pixels; larger samples are shrunk
+_CHANNELS = (1, 3, 4)
+_LARGEST = np.finfo(np.float64).max
+BAD = (255, 0, 144)  # the colour of a pixel that is not finite
+
+
+class Sample(NamedTuple):
+    """One sample of a batch.
+
+    Attributes:
+      row: its place in the batch.
+      pixels: uint8 [height, width, 3 or 4]; what is not finite has the colour `BAD`.
+      spots: (y, x) of the pixels of `pixels` that are not finite, at most 64.
+      bad: how many values of the sample are not finite.
+      suspect: whether it made a later tensor bad, by the diagnosis.
+      wild: the value farthest from what is shown, if it is far from it; else None.
+    """
+
+    row: int
+    pixels: np.ndarray
+    spots: List[Tuple[int, int]]
+    bad: int
+    suspect: bool
+    wild: Optional[float]
+
+
+class Sheet(NamedTuple):
+    """The samples of one array.
+
+    Attributes:
+      name: the Tensor's name.
+      dtype, shape: of the array.
+      rows: how many samples the batch has.
+      black, white: the values that are shown as black and as white.
+      samples: those that are shown, in the order of the batch; the bad ones are among them.
+    """
+
+    name: str
+    dtype: str
+    shape: Tuple[int, ...]
+    rows: int
+    black: float
+    white: float
+    samples: List[Sample]
+
+
+def sheets(
+    values: Dict[str, np.ndarray],
+    suspects: Sequence[int] = (),
+    rows: int = 0,
+    most: int = 16,
+    room: int = 16 << 20,
+) -> List[Sheet]:
+    """The arrays that look like images.
+
+    Args:
+      values: arrays by Tensor names.
+      suspects: the rows of the batch that made a later tensor bad.
+      rows: the batch size that `suspects` refers to; arrays of another length have none.
+      most: how many samples of an array are shown at most; bad ones come first.
+      room: about how many bytes all of them may take on a page; each array shows one at least.
+    """
+    views = [(name, as_images(value)) for name, value in values.items()]
+    views = [(name, images) for name, images in views if images is not None][:_MOST_SHEETS]
+    found = []
+    for name, images in views:
+        chosen = set(suspects) if len(images) == rows else set()
+        fitting = max(1, room // len(views) // _bytes_of_a_sample(images))
+        found.append(_sheet(name, values[name], images, chosen, min(most, fitting)))
+    return found
+
+
+def _bytes_of_a_sample(images: np.ndarray) -> int:
+    """At most, on a page: in base64, of noise that no PNG makes smaller, and with all its marks."""
+    step = _shrinking(images.shape[1:3])
+    height, width = (-(-side // step) for side in images.shape[1:3])
+    return height * width * max(3, images.shape[3]) * 4 // 3 + 10000
+
+
+def _shrinking(sides) -> int:
+    return -(-max(sides) // _SHOWN_SIDE)
+
+
+def as_images(value: np.ndarray) -> Optional[np.ndarray]:
+    """A view [batch, height, width, channels] of an array of images; None if it is none."""
+    value = np.asarray(value)
+    if value.ndim != 4 or not value.size or value.dtype.kind in 'OSUbc':
+        return None
+    for images in (value, np.moveaxis(value, 1, 3)):
+        sides = images.shape[1:3]
+        if images.shape[3] in _CHANNELS and all(_LEAST_SIDE <= s <= _MOST_SIDE for s in sides):
+            return images
+    return None
+
+
+def png(pixels: np.ndarray) -> bytes:
+    """A PNG file of uint8 pixels [height, width, 3 or 4]."""
+    height, width, channels = pixels.shape
+    color = {3: 2, 4: 6}[channels]
+    header = struct.pack('>2I5B', width, height, 8, color, 0, 0, 0)
+    lines = np.zeros([height, 1 + width * channels], np.uint8)  # 0: a line without a filter
+    lines[:, 1:] = pixels.reshape(height, -1)
+    chunks = [(b'IHDR', header), (b'IDAT', zlib.compress(lines.tobytes(), 9)), (b'IEND', b'')]
+    return b'\x89PNG\r\n\x1a\n' + b''.join(_chunk(*chunk) for chunk in chunks)
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    check = zlib.crc32(kind + content) & 0xFFFFFFFF
+    return struct.pack('>I', len(content)) + kind + content + struct.pack('>I', check)
+
+
+def _sheet(name: str, value, images: np.ndarray, suspects: Set[int], most: int) -> Sheet:
+    counts = _count_bad(images)
+    black, white = _scale(images)
+    samples = []
+    for row in _choose(counts, suspects, most):
+        pixels, spots = _pixels(numbers(images[row]), black, white)
+        wild = _wild(_finite(images[row]), black, white)
+        samples.append(Sample(row, pixels, spots, int(counts[row]), row in suspects, wild))
+    return Sheet(name, str(value.dtype), tuple(value.shape), len(images), black, white, samples)
+
+
+def _count_bad(images: np.ndarray) -> np.ndarray:
+    """How many values of each sample are not finite.
+
+    Part by part: large images are not to be copied as a whole, and many small ones take no turn of
+    Python's each.
+    """
+    at_once = max(1, _COUNTED_AT_ONCE // int(np.prod(images.shape[1:])))
+    parts = [images[i : i + at_once] for i in range(0, len(images), at_once)]
+    counts = [np.count_nonzero(~np.isfinite(numbers(p)), axis=(1, 2, 3)) for p in parts]
+    return np.concatenate(counts)
+
+
+def _choose(counts: np.ndarray, suspects: Set[int], most: int) -> List[int]:
+    """The rows to show, in order: the bad ones come first, then suspects, then what comes first."""
+    order = np.where(counts > 0, 0, 2) + 1
+    order[[row for row in suspects if 0 <= row < len(counts)]] -= 1
+    return sorted(np.argsort(order, kind='stable')[:most].tolist())
+
+
+def _scale(images: np.ndarray) -> Tuple[float, float]:
+    """What is black and what is white: a usual range that holds the values, or their own."""
+    if images.dtype == np.uint8:
+        return 0.0, 255.0
+    ends = []
+    for image in images[:: max(1, len(images) // 32)]:
+        finite = _finite(image)
+        if finite.size:
+            ends.append((float(finite.min()), float(finite.max())))
+    if not ends:
+        return 0.0, 1.0
+    # Those of a usual sample: a wild one must not leave the rest of the batch black. And not a mean
+    # of two, which may overflow.
+    low, high = (sorted(column)[len(ends) // 2] for column in zip(*ends))
+    for black, white in ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0)):
+        if black <= low and high <= white and high - low > (white - black) / 50:
+            return black, white
+    if high <= low:
+        room = max(0.5, 1e-3 * abs(low))
+        low, high = max(low - room, -_LARGEST), min(low + room, _LARGEST)
+    return low, high
+
+
+def _wild(values: np.ndarray, black: float, white: float) -> Optional[float]:
+    if not values.size:
+        return None
+    value = max((float(values.min()), float(values.max())), key=lambda v: abs(v - black))
+    return value if abs(value - black) > 20 * (white - black) else None
+
+
+def _finite(image) -> np.ndarray:
+    image = numbers(image)
+    return image[np.isfinite(image)]
+
+
+def _pixels(image: np.ndarray, black: float, white: float):
+    bad = ~np.isfinite(image).all(axis=2)
+    step = _shrinking(image.shape[:2])
+    if step > 1:
+        bad = np.logical_or.reduceat(bad, np.arange(0, bad.shape[0], step), axis=0)
+        bad = np.logical_or.reduceat(bad, np.arange(0, bad.shape[1], step), axis=1)
+        image = image[::step, ::step]
+    with np.errstate(all='ignore'):
+        shown = (image / 2.0 - black / 2) / (white / 2 - black / 2) * 255.0
+    shown = np.clip(np.nan_to_num(shown), 0, 255).round().astype(np.uint8)
+    pixels = np.repeat(shown, 3, axis=2) if shown.shape[2] == 1 else shown.copy()
+    pixels[bad] = BAD if pixels.shape[2] == 3 else BAD + (255,)
+    return pixels, [(int(y), int(x)) for y, x in np.argwhere(bad)[:64]]

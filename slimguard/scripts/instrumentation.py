@@ -1,0 +1,232 @@
+"""For code that is not edited: puts guarded functions in the place of slim's.
+
+Everything that the code then trains is guarded:
+
+    with slimguard.instrument(on_nan='skip'):
+        import train_mobilenet            # calls slim.learning.create_train_op and train
+        train_mobilenet.main()
+"""
+
+import functools
+import importlib.machinery
+import inspect
+import sys
+from typing import Any, Callable, Dict, Optional
+
+import tensorflow as tf
+
+from slimguard import compat, learning
+from slimguard import gate as gates
+from slimguard.checkpoints import repair
+from slimguard.checkpoints.finite_saver import FiniteSaver
+from slimguard.hooks import GateWatcher, with_watcher
+from slimguard.incidents.policies import OnNan, Skip, rungs_of
+from slimguard.system import files
+
+tf1 = tf.compat.v1
+
+# Modules with a `create_train_op` and a `train` to replace, and which of the two kinds of `train`
+# it is: slim's, around a Supervisor, or that around a MonitoredSession. The last two belong to
+# TensorFlow 1.15, which imports them only once somebody asks for tf.contrib.
+_MODULES = {
+    'tf_slim.learning': 'slim',
+    'tf_slim.training.training': 'monitored',
+    'tensorflow.contrib.slim.python.slim.learning': 'slim',
+    'tensorflow.contrib.training.python.training.training': 'monitored',
+}
+
+_active = None  # type: Optional[Instrumentation]
+
+
+def instrument(on_nan: OnNan = None, max_loss: Optional[float] = None) -> 'Instrumentation':
+    """Guards every training of slim from here on, in code that knows nothing of slimguard.
+
+    `create_train_op` and `train` of `slim.learning`, of `tf_slim.training`, and of `tf.contrib`
+    where it exists, are replaced by guarded ones: in their modules, and wherever code that is
+    already loaded has imported them by name. A train op that was built by hand and is given to
+    `train` is guarded on the way in. In a plain session a bad step raises if the train op was
+    made with ``check_numerics=True``, as ever; or, if `on_nan` begins with skipping, is skipped
+    with one line on stderr. Histogram summaries leave out what is not finite, where TensorFlow's
+    raise.
+
+    Args:
+      on_nan: what happens after a bad step; see `NanLossHook`. Default: raise.
+      max_loss: a larger loss is a bad step too; a positive finite number. Default: no limit.
+
+    Returns:
+      The `Instrumentation`: a context manager, with `uninstrument()`. Calling this again with the
+      same arguments returns the same.
+
+    Raises:
+      ValueError, TypeError: for an unknown policy or a bad `max_loss`; if slim is instrumented
+        already with other arguments.
+    """
+    global _active
+    gates.require_max_loss(max_loss)
+    if on_nan is not None:
+        rungs_of(on_nan)
+    if _active is not None:
+        if (on_nan, max_loss) != (_active.on_nan, _active.max_loss):
+            raise ValueError(
+                'slim is instrumented already, with on_nan=%r and max_loss=%r; call '
+                'uninstrument() on that first' % (_active.on_nan, _active.max_loss)
+            )
+        return _active
+    compat.import_slim()
+    _active = Instrumentation(on_nan, max_loss)
+    return _active
+
+
+class Instrumentation:
+    """What `instrument` did, and how to undo it.
+
+    Attributes:
+      on_nan, max_loss: as given to `instrument`.
+    """
+
+    def __init__(self, on_nan: OnNan, max_loss: Optional[float]):
+        self.on_nan = on_nan
+        self.max_loss = max_loss
+        self._replaced: Dict[Callable, Callable] = {}
+        for name in _MODULES:
+            if name in sys.modules:
+                self._instrument(sys.modules[name])
+        self._finder = _AfterImport(self._instrument)
+        sys.meta_path.insert(0, self._finder)
+        tf1.logging.info(
+            'slimguard: instrumented %s; on_nan=%r, max_loss=%r',
+            ', '.join('%s.%s' % (f.__module__, f.__name__) for f in self._replaced),
+            on_nan,
+            max_loss,
+        )
+
+    def uninstrument(self) -> None:
+        """Puts back what was there, everywhere. Train ops that were guarded stay guarded."""
+        global _active
+        if _active is not self:
+            return
+        sys.meta_path.remove(self._finder)
+        for original, replacement in self._replaced.items():
+            _replace_everywhere(replacement, original)
+        _active = None
+
+    def __enter__(self) -> 'Instrumentation':
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.uninstrument()
+
+    def _instrument(self, module) -> None:
+        train = self._train if _MODULES[module.__name__] == 'slim' else self._train_monitored
+        replacements = {
+            module.create_train_op: self._create_train_op(module.create_train_op),
+            module.train: train(module.train),
+        }
+        for original, replacement in replacements.items():
+            _replace_everywhere(original, replacement)
+        self._replaced.update(replacements)
+
+    def _create_train_op(self, original: Callable) -> Callable:
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def create_train_op(*args, **kwargs):
+            bound = signature.bind(*args, **kwargs)
+            if self._skips_first():
+                # The gate checks all the same; a check that raises would end a plain loop.
+                bound.arguments['check_numerics'] = False
+            return learning.guard_new(original(*bound.args, **bound.kwargs))
+
+        return create_train_op
+
+    def _train(self, original: Callable) -> Callable:
+        @functools.wraps(original)
+        def train(*args, **kwargs):
+            return learning.train(*args, **self._with_policy(kwargs))
+
+        return train
+
+    def _train_monitored(self, original: Callable) -> Callable:
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def train(*args, **kwargs):
+            arguments = signature.bind(*args, **kwargs).arguments
+            hooks = arguments.get('hooks') or ()
+            logdir = arguments.get('logdir')
+            logdir = files.as_logdir(logdir) if logdir else None
+            policy = self._with_policy({'hooks': hooks})
+            arguments['hooks'], _ = with_watcher(
+                hooks, policy.get('on_nan'), policy.get('max_loss'), logdir
+            )
+            arguments['scaffold'] = _finite(arguments.get('scaffold'))
+            if logdir is not None and arguments.get('is_chief', True):
+                repair.resume_from_good(logdir)
+            if gates.writes_something(arguments['train_op']):
+                arguments['train_op'] = gates.guard(arguments['train_op'])
+            return original(**arguments)
+
+        return train
+
+    def _with_policy(self, kwargs: Dict[str, Any]) -> Dict[str, Any]:
+        """`kwargs` with our policy, unless the code says its own."""
+        hooks = kwargs.get('hooks') or ()
+        if any(isinstance(hook, GateWatcher) for hook in hooks):
+            return kwargs
+        return dict({'on_nan': self.on_nan, 'max_loss': self.max_loss}, **kwargs)
+
+    def _skips_first(self) -> bool:
+        return self.on_nan is not None and isinstance(rungs_of(self.on_nan)[0], Skip)
+
+
+def _finite(scaffold: Optional[tf1.train.Scaffold]) -> Optional[tf1.train.Scaffold]:
+    """The scaffold with its saver wrapped. Without one, the watcher puts a saver in its place."""
+    if scaffold is None or scaffold.saver is None or isinstance(scaffold.saver, FiniteSaver):
+        return scaffold
+    return tf1.train.Scaffold(saver=FiniteSaver(scaffold.saver), copy_from_scaffold=scaffold)
+
+
+def _replace_everywhere(old: Callable, new: Callable) -> None:
+    """Puts `new` wherever a module has `old`: where it is defined, and where it was imported to.
+
+    slimguard's own modules keep what they have: they call the originals.
+    """
+    for name, module in list(sys.modules.items()):
+        if name.partition('.')[0] == 'slimguard':
+            continue
+        for attribute, value in list(getattr(module, '__dict__', {}).items()):
+            if value is old:
+                setattr(module, attribute, new)
+
+
+class _AfterImport:
+    """A finder for `sys.meta_path` that calls `instrument` with each of _MODULES once loaded."""
+
+    def __init__(self, instrument: Callable):
+        self._instrument = instrument
+
+    def find_spec(self, name, path=None, target=None):
+        if name not in _MODULES:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None:
+            spec.loader = _Loader(spec.loader, self._instrument)
+        return spec
+
+
+class _Loader:
+    """A module's own loader, and `instrument` afterwards."""
+
+    def __init__(self, loader, instrument: Callable):
+        self._loader = loader
+        self._instrument = instrument
+
+    def __getattr__(self, name):
+        return getattr(self._loader, name)
+
+    def create_module(self, spec):
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module):
+        self._loader.exec_module(module)
+        self._instrument(module)

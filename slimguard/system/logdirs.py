@@ -1,0 +1,70 @@
+"""Whether a directory is the log directory of a training, told by the files that trainings leave.
+
+Imports no TensorFlow for a local path.
+"""
+
+import fnmatch
+import os
+from typing import Iterable, Optional
+
+from slimguard.system import files
+
+_MARKS = (
+    *('checkpoint', 'checkpoint.bad', '*.index', '*.meta', '*-?????-of-?????'),
+    *('events.out.tfevents.*', 'graph.pbtxt'),
+)
+_FOLDER = 'slimguard'
+# A folder of this name may be somebody's copy of this package as well.
+_MARKS_IN_FOLDER = ('incidents.jsonl*', 'incident-*', 'report.*', '.making-*')
+
+
+class LogdirError(ValueError):
+    """A path is no log directory; the message says what was looked for."""
+
+
+def require_logdir(logdir: files.Path) -> str:
+    """A log directory as an absolute str.
+
+    Raises:
+      LogdirError: if there is no such directory, or nothing in it is of a training.
+      TypeError, ValueError: if it is no path, as :func:`files.as_path` says.
+    """
+    path = files.as_path(logdir)
+    missing = what_is_missing(path)
+    if missing is not None:
+        raise LogdirError(missing)
+    return path
+
+
+def what_is_missing(logdir: str) -> Optional[str]:
+    """Why a path is no log directory, as a sentence; None if it is one."""
+    try:
+        if not files.is_dir(logdir):
+            what = 'a file, and no directory' if files.exists(logdir) else 'no directory'
+            return 'there is %s %r' % (what, logdir)
+        names = files.list_dir(logdir)
+        bundle = files.why_a_bundle(logdir, names)
+        if bundle is not None:
+            return bundle
+        if _has_any(names, _MARKS) or (_FOLDER in names and _is_ours(logdir)):
+            return None
+    except files.errors(logdir) as error:
+        return '%s cannot be read: %s' % (logdir, getattr(error, 'message', error))
+    marks = ', '.join(_MARKS)
+    return '%s is no logdir of a training: expected one of %s, or %s/ with a record in it' % (
+        logdir,
+        marks,
+        _FOLDER,
+    )
+
+
+def _is_ours(logdir: str) -> bool:
+    folder = os.path.join(logdir, _FOLDER)
+    if not files.is_dir(folder):
+        return False
+    names = files.list_dir(folder)
+    return not names or _has_any(names, _MARKS_IN_FOLDER)
+
+
+def _has_any(names: Iterable[str], patterns: Iterable[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in patterns)

@@ -1,0 +1,77 @@
+"""Whether another process trains in a logdir at the moment: two of them undo each other's work.
+
+Who trains there holds an advisory lock (`flock`) on the folder ``LOGDIR/slimguard``. No file is
+made for it, and the system lets go of it when the process ends, however it ends: nothing can be
+left behind. On a folder the lock stays on this machine, whatever its file system, so no server is
+waited for. Hence it is not noticed if the other one is on another machine, nor where there are no
+such locks. Nobody is ever refused.
+"""
+
+import contextlib
+import os
+from typing import Iterator, Optional, Set
+
+import tensorflow as tf
+
+from slimguard.diagnosis import bundle_folders
+from slimguard.system import files
+
+try:
+    import fcntl
+except ImportError:  # no POSIX
+    fcntl = None  # type: ignore
+
+tf1 = tf.compat.v1
+
+# The folders that are held open in this process.
+_held: Set[int] = set()
+
+
+@contextlib.contextmanager
+def occupied(logdir: str) -> Iterator[None]:
+    """Marks a logdir as one that this process trains in; says so if another does already.
+
+    It is for the process that saves checkpoints: the others of a job share its logdir.
+    """
+    number = None if files.is_remote(logdir) else _hold(logdir)
+    try:
+        yield
+    finally:
+        if number in _held:  # else it is a child's, which never had it
+            _held.discard(number)
+            os.close(number)
+
+
+def _hold(logdir: str) -> Optional[int]:
+    folder = bundle_folders.folder(logdir)
+    if fcntl is None:
+        return None
+    try:
+        files.make_dirs(folder)
+        number = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return None  # whoever has to write there will say what is wrong
+    _held.add(number)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        tf1.logging.warning(
+            'slimguard: another training is writing to %s at the moment. Both save there, and '
+            'either may remove or go on from what the other saved: end one of them, and give it '
+            'a logdir of its own.',
+            logdir,
+        )
+    except OSError:
+        pass  # there are no locks here
+    return number
+
+
+def _let_go() -> None:
+    """In a child: what it holds open would keep the lock when the training has ended."""
+    for number in _held:
+        os.close(number)
+    _held.clear()
+
+
+if hasattr(os, 'register_at_fork'):
+    os.register_at_fork(after_in_child=_let_go)

@@ -41,6 +41,7 @@ import numpy as np
 import tensorflow as tf
 
 from slimguard import compat, gate
+from slimguard.gate import builder
 
 slim = compat.import_slim()
 tf1 = tf.compat.v1
@@ -124,12 +125,12 @@ class looking_by:
         self._is_calm = is_calm
 
     def __enter__(self):
-        self._chosen = gate._Build._is_calm
+        self._chosen = builder.Build._is_calm
         if self._is_calm is not None:
-            gate._Build._is_calm = self._is_calm
+            builder.Build._is_calm = self._is_calm
 
     def __exit__(self, *_):
-        gate._Build._is_calm = self._chosen
+        builder.Build._is_calm = self._chosen
 
 
 def by_reduction(build, checks):

@@ -10,6 +10,8 @@ Importing it also makes the installed tf-slim work on the installed TensorFlow
 line can answer before TensorFlow is imported.
 """
 
+from typing import TYPE_CHECKING, List
+
 from slimguard import compat as _compat
 
 __version__ = '0.1.0'
@@ -17,37 +19,78 @@ __version__ = '0.1.0'
 _compat.require_tensorflow()
 _compat.on_slim_import()
 
+# For type checkers and editors. Python imports each of these when its name is first used.
+if TYPE_CHECKING:
+    from slimguard import compat as compat
+    from slimguard import hooks as hooks
+    from slimguard import learning as learning
+    from slimguard.checkpoints.checkpoint_reader import (
+        latest_finite_checkpoint as latest_finite_checkpoint,
+    )
+    from slimguard.checkpoints.finite_saver import FiniteSaver as FiniteSaver
+    from slimguard.gate import guard as guard
+    from slimguard.hooks import NanLossHook as NanLossHook
+    from slimguard.incidents.incident import Incident as Incident
+    from slimguard.incidents.incident import NanLossError as NanLossError
+    from slimguard.incidents.policies import Raise as Raise
+    from slimguard.incidents.policies import Rollback as Rollback
+    from slimguard.incidents.policies import Skip as Skip
+    from slimguard.incidents.policies import Stop as Stop
+    from slimguard.learning import create_train_op as create_train_op
+    from slimguard.learning import train as train
+    from slimguard.scripts.instrumentation import instrument as instrument
+    from slimguard.training.loop import watch as watch
+
 # Where each public name lives.
 _HOMES = {
-    'FiniteSaver': 'saver',
-    'Incident': 'incident',
-    'NanLossError': 'incident',
+    'FiniteSaver': 'checkpoints.finite_saver',
+    'Incident': 'incidents.incident',
+    'NanLossError': 'incidents.incident',
     'NanLossHook': 'hooks',
-    'Raise': 'policies',
-    'Rollback': 'policies',
-    'Skip': 'policies',
-    'Stop': 'policies',
+    'Raise': 'incidents.policies',
+    'Rollback': 'incidents.policies',
+    'Skip': 'incidents.policies',
+    'Stop': 'incidents.policies',
     'create_train_op': 'learning',
     'guard': 'gate',
-    'instrument': 'instrumentation',
-    'latest_finite_checkpoint': 'checkpoint',
+    'instrument': 'scripts.instrumentation',
+    'latest_finite_checkpoint': 'checkpoints.checkpoint_reader',
     'train': 'learning',
-    'watch': 'loop',
+    'watch': 'training.loop',
 }
-_MODULES = ('checkpoint', 'compat', 'gate', 'hooks', 'incident', 'learning', 'policies')
+_MODULES = ('compat', 'hooks', 'learning')
 
-__all__ = sorted(_HOMES) + sorted(_MODULES)
+__all__ = [
+    'FiniteSaver',
+    'Incident',
+    'NanLossError',
+    'NanLossHook',
+    'Raise',
+    'Rollback',
+    'Skip',
+    'Stop',
+    'compat',
+    'create_train_op',
+    'guard',
+    'hooks',
+    'instrument',
+    'latest_finite_checkpoint',
+    'learning',
+    'train',
+    'watch',
+]
+
+if not TYPE_CHECKING:  # to whom every name would be known then
+
+    def __getattr__(name: str) -> object:
+        import importlib
+
+        if name in _MODULES:
+            return importlib.import_module('slimguard.' + name)
+        if name in _HOMES:
+            return getattr(importlib.import_module('slimguard.' + _HOMES[name]), name)
+        raise AttributeError('module %r has no attribute %r' % (__name__, name))
 
 
-def __getattr__(name):
-    import importlib
-
-    if name in _MODULES:
-        return importlib.import_module('slimguard.' + name)
-    if name in _HOMES:
-        return getattr(importlib.import_module('slimguard.' + _HOMES[name]), name)
-    raise AttributeError('module %r has no attribute %r' % (__name__, name))
-
-
-def __dir__():
-    return sorted(set(globals()) | set(__all__))
+def __dir__() -> List[str]:
+    return sorted(__all__ + ['__doc__', '__file__', '__name__', '__path__', '__version__'])

@@ -19,7 +19,7 @@ from slimguard.checkpoints.rollback import Restorer
 from slimguard.cluster.job import Job, job_of
 from slimguard.cluster.sync_replicas import keep_tokens_open
 from slimguard.gate.histograms import leave_out_bad_values
-from slimguard.gate.plan import op_of
+from slimguard.graph import op_of
 from slimguard.incidents.incident import Incident, NanLossError
 from slimguard.incidents.journal import Journal
 from slimguard.incidents.policies import (

@@ -19,6 +19,7 @@ from slimguard.cluster.job import Readiness, is_remote
 from slimguard.diagnosis.disk_room import Room
 from slimguard.diagnosis.evidence import Evidence, require_max_bundles
 from slimguard.gate.histograms import leave_out_bad_values
+from slimguard.graph import TrainOp
 from slimguard.hooks import GateWatcher, with_watcher
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.policies import OnNan
@@ -119,7 +120,7 @@ def create_train_op(
     return guard_new(train_op)
 
 
-def guard_new(train_op: gates.TrainOp) -> gates.TrainOp:
+def guard_new(train_op: TrainOp) -> TrainOp:
     """Guards a train op that was just created, and the histogram summaries made with it."""
     guarded = gates.guard(train_op)
     leave_out_bad_values(guarded.graph)

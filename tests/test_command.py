@@ -134,7 +134,8 @@ def test_a_file_system_that_tensorflow_does_not_know_is_a_sentence(command, caps
 
 NOT_TO_BE_READ = """\
 import os, sys, tensorflow
-from slimguard.checkpoints import checkpoint_reader as checkpoint; from slimguard.incidents import journal
+from slimguard.checkpoints import checkpoint_reader
+from slimguard.incidents import journal
 from slimguard.__main__ import main
 if os.getuid() == 0:
     os.setuid(65534)

@@ -429,7 +429,7 @@ def test_who_waits_for_its_first_step_hears_of_the_end(tmp_path):
 
 def beside_plain_slim(role, logdir):
     """The chief trains with plain slim until the other, under slimguard, has ended."""
-    job._NO_CHIEF = 0.5
+    cluster_job._NO_CHIEF = 0.5
     step = [0]
 
     def draw():

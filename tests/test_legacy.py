@@ -65,9 +65,7 @@ def test_an_old_script_runs_unchanged_and_survives_a_nan(tmp_path, name, argumen
 def test_by_default_a_nan_ends_the_script_with_our_error(tmp_path):
     run = python(*RUN + [script('train_clones.py'), '--train_dir=%s' % tmp_path, '--nan_sample=20'])
     assert run.returncode == 1
-    said = run.stderr[
-        run.stderr.rindex('slimguard.incidents.incident.NanLossError: ') :
-    ].splitlines()
+    said = run.stderr[run.stderr.rindex('slimguard.NanLossError: ') :].splitlines()
     assert 'gradient of' in said[0]
     assert said[-1].startswith('to run it again: python -m slimguard replay ' + str(tmp_path))
     assert bad_variables(str(tmp_path)) == []

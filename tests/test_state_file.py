@@ -72,7 +72,7 @@ def test_it_is_read_once_by_a_repair(logdir, monkeypatch):
 SAVES_AGAIN = """\
 import os, sys
 import tensorflow as tf
-from slimguard.checkpoints import finite_saver as saver as savers  # now: as another user, Python's own files may be closed
+from slimguard.checkpoints import finite_saver  # now: as another user, Python's own files may be closed
 tf1 = tf.compat.v1
 tf1.disable_eager_execution()
 if os.getuid() == 0:

@@ -31,8 +31,7 @@ import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.gate import Gate
-from slimguard.gate.plan import key, op_of
-from slimguard.graph import ops
+from slimguard.graph import key, op_of, ops
 
 tf1 = tf.compat.v1
 

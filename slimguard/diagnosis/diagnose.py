@@ -32,7 +32,7 @@ from slimguard.diagnosis.rerun import (
 )
 from slimguard.diagnosis.source_lines import Line
 from slimguard.gate import Label
-from slimguard.gate.plan import key
+from slimguard.graph import key
 
 tf1 = tf.compat.v1
 
@@ -164,7 +164,8 @@ def diagnose(
 
     Raises:
       tf.errors.OpError: if running the step again fails.
-      slimguard.diagnosis.rerun.ReplayError: if it can only run in a graph of its own, and that fails.
+      slimguard.diagnosis.rerun.ReplayError: if it can only run in a graph of its own, and that
+        fails.
     """
     if can_run_live(capture, values):
         return diagnose_step(live_step(session, capture, values), labels)

@@ -16,7 +16,7 @@ from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.diagnosis.capture import Capture, gate_roots, is_random, needs_beyond
 from slimguard.diagnosis.source_lines import Origin, Origins, Recorded, record
-from slimguard.gate.plan import key, op_of
+from slimguard.graph import key, op_of
 from slimguard.graph.control_flow import Flow
 
 tf1 = tf.compat.v1

@@ -1,42 +1,5 @@
-"""The gate: a train op is rewritten so that a bad step changes nothing.
+"""Builds a gate: carries out the plan of one train op. :mod:`slimguard.gate` says how it works."""
 
-:func:`guard` takes any train op and returns one that does the same, except that nothing is
-written unless everything about to be written is finite. It knows graphs, and nothing of sessions,
-hooks or slim.
-
-How it works
-------------
-Looking back from the train op, every op falls into one of three parts (:mod:`slimguard.gate.plan`):
-
-* *forward*: what the loss and the gradients are computed from. It is never touched.
-* *held*: the writes (optimizer kernels, moving averages, the global step) and whatever runs after
-  one of them. These ops are created a second time, behind a switch, and the guarded train op runs
-  those. A dead branch is never executed, so a bad step writes nothing. The originals stay in the
-  graph and are not run.
-* *forward writes*: writes that gradients wait for, such as the moving averages of
-  ``slim.batch_norm(updates_collections=None)``. They cannot be held back, so they are put back:
-  the variable is copied ahead of the write, and restored after a bad step.
-
-The decision is made in two looks. The first is cheap: one sum of squares for each value, short
-vectors together, and one comparison. If all are small, the step is *calm*: all values are finite,
-and a sum of such steps cannot overflow either (adding numbers of that size to a large one leaves it
-as it is). Else the second look decides exactly, value by value, and also looks at the variables
-*after* the update, with copies at hand to undo it: that is how a finite gradient that overflows
-inside an optimizer is caught. While steps are calm, the second look is a dead branch; so that it is
-a small one, values of one shape in one place are joined there, looked at, copied and put back
-together (:mod:`slimguard.gate.finite_checks`).
-
-Where that does not hold, no step is calm: writes inside loops and functions, and kernels that can
-make a NaN of small numbers (centered RMSProp, or an `epsilon` of zero). There each step is a
-trial, with copies of what it writes.
-
-On a cluster, the decision is made where the loss is. Each task that holds variables gets one
-number, the verdict, and from it makes its own switches: its variables are copied, looked at and
-put back where they are, and only flags come back.
-"""
-
-import contextlib
-import gc
 import math
 import sys
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -46,8 +9,9 @@ import tensorflow as tf
 from slimguard import graph as graphs
 from slimguard.gate import regularizers
 from slimguard.gate.finite_checks import SMALL_32, Look, Now
-from slimguard.gate.plan import Check, Plan, TrainOp, key, op_of
-from slimguard.graph import ops
+from slimguard.gate.plan import Check, Plan
+from slimguard.gate.verdict import ERROR, Label
+from slimguard.graph import TrainOp, key, op_of, ops
 from slimguard.graph.devices import Home, processor_of, task_of
 from slimguard.graph.ops import branch, for_arithmetic, merge
 
@@ -61,24 +25,6 @@ _CALM = {tf.float64: 1e280, tf.float32: 1e28, tf.bfloat16: 1e28, tf.float16: 4.0
 _CALM_FACTOR = 1e12
 
 _ENTERS = frozenset(['Enter', 'RefEnter'])
-
-
-class Label(NamedTuple):
-    """What one element of a gate's `bad` vector stands for."""
-
-    kind: str  # 'value', 'square', 'limit', 'state' or 'clone'
-    name: str
-
-    def __str__(self) -> str:
-        return '%s:%s' % self
-
-
-class Finding(NamedTuple):
-    """What was bad about a step: the names, and a sentence."""
-
-    tensors: Tuple[str, ...]
-    reason: str
-    state_lost: bool  # variables were not finite already before the step
 
 
 class Outcome(NamedTuple):
@@ -97,256 +43,7 @@ class _Copy(NamedTuple):
     value: tf.Tensor
 
 
-class Gate:
-    """What is known of one guarded train op; hooks and loops fetch from it.
-
-    Attributes:
-      train_op: the guarded train op, of the kind (Tensor or Operation) that was given.
-      original: the train op that was given.
-      loss: the floating scalar that counts as the step's loss, or None.
-      written: bool scalar, whether the step was written. This and what follows is read after the
-        step is done.
-      bad: bool vector, an element for each of `labels`; all False if the step was written.
-      labels: a `Label` for each element of `bad`.
-      step: the global step after the step, or None if the graph has none.
-      watched: bool scalar to feed. Fed True, a bad step neither prints nor raises.
-      quiet: train_op, written, bad and step once more, as an `Outcome`. Fetched instead of those, a
-        bad step neither prints nor raises, and nothing has to be fed: that is quicker.
-      is_good: bool scalar, whether a step that was looked at twice is written; dead in a calm step,
-        so what waits for it costs nothing there.
-      limit: float64 scalar to feed: the largest loss that is no incident; None without a loss.
-      max_loss: the default of `limit`, or None.
-      raises: whether a bad step raises `InvalidArgumentError` in the session.
-      transient: the ops of the variables that can hold what is not finite for a moment in any bad
-        step, until it is put back or undone: who reads them from another thread may see it. Empty
-        for a usual gate, which writes nothing in a bad step; there only an update of finite values
-        that overflows inside the optimizer is written and undone.
-    """
-
-    def __init__(self, plan: Plan, max_loss: Optional[float]):
-        self.original = plan.train_op
-        self.loss = plan.losses[0] if plan.losses else None  # type: Optional[tf.Tensor]
-        self.raises = bool(plan.raises)
-        undone = plan.variables if plan.trial else []
-        self.transient = tuple(dict.fromkeys(list(plan.put_back) + undone))
-        self.max_loss = max_loss
-        build = _Build(plan, max_loss)
-        self.train_op, self.written, self.bad, self.step = build.announced
-        self.quiet = build.quiet
-        self.is_good = build.is_good
-        self.labels = tuple(build.labels)
-        self.watched = build.watched
-        self.limit = build.limit
-
-    def explain(self, bad: Sequence[bool]) -> Finding:
-        """What a fetched `bad` vector says."""
-        return explain(self.labels_of(bad))
-
-    def labels_of(self, bad: Sequence[bool]) -> List[Label]:
-        """The labels of what a fetched `bad` vector says is bad."""
-        return [label for label, is_bad in zip(self.labels, bad) if is_bad]
-
-
 # What the error of a gate with `raises` says, ahead of its labels.
-ERROR = 'slimguard: this step wrote nothing. Bad: '
-
-
-def labels_in(message: str) -> List[Label]:
-    """The labels in the message of an error that a gate raised; empty for any other message."""
-    _, found, rest = message.partition(ERROR + '] [')
-    items = rest.partition(']')[0].split('|') if found else ()
-    return [Label(*item.split(':', 1)) for item in items]
-
-
-def explain(labels: Sequence[Label]) -> Finding:
-    """Puts what was bad about a step into a sentence."""
-
-    def named(kind: str, most: int = 5) -> str:
-        names = [label.name for label in labels if label.kind == kind]
-        rest = ' and %d more' % (len(names) - most) if len(names) > most else ''
-        return ', '.join(names[:most]) + rest
-
-    parts = []
-    if named('value'):
-        where = ' (in %s)' % named('clone') if named('clone') else ''
-        parts.append('not finite: ' + named('value') + where)
-    if named('square'):
-        parts.append('too large to be squared by the optimizer: ' + named('square'))
-    if named('limit'):
-        parts.append('above max_loss: ' + named('limit'))
-    state_lost = bool(named('state') and parts)
-    if state_lost:
-        parts.append('not finite already before this step: ' + named('state'))
-    elif named('state'):
-        parts.append('not finite once updated: ' + named('state'))
-    tensors = tuple(dict.fromkeys(label.name for label in labels if label.kind != 'clone'))
-    return Finding(tensors, '; '.join(parts) or 'not finite', state_lost)
-
-
-def gates_of(graph: tf.Graph) -> Dict[str, Gate]:
-    """The gates of a graph, by the names of the given train op and of the guarded one."""
-    # On the graph itself, so that it goes when the graph goes. A collection would make
-    # `export_meta_graph` warn about what it cannot serialize.
-    if not hasattr(graph, '_slimguard_gates'):
-        graph._slimguard_gates = {}
-    return graph._slimguard_gates
-
-
-def gate_of(train_op: TrainOp) -> Optional[Gate]:
-    """The gate of a guarded train op, or None if it is not guarded."""
-    op = op_of(train_op)
-    gate = gates_of(op.graph).get(op.name)
-    return gate if gate is not None and op_of(gate.train_op) is op else None
-
-
-def guard(
-    train_op: TrainOp, loss: Optional[tf.Tensor] = None, max_loss: Optional[float] = None
-) -> TrainOp:
-    """Returns a train op that does what `train_op` does, and changes nothing in a bad step.
-
-    A step is bad if a gradient or another value about to be written is NaN or Inf, if the loss
-    is, if the loss is above `max_loss`, if the optimizer would square a gradient into an Inf, or
-    if a variable is not finite after the update. Then every variable keeps its bits.
-
-    Run the returned op instead of the given one. If nobody watches (no `NanLossHook`, no
-    `slimguard.train`), a bad step prints one line to stderr; or, where the given op has a
-    ``check_numerics`` of its own around the loss, it raises `tf.errors.InvalidArgumentError`.
-
-    To put back what the forward pass writes (``slim.batch_norm(updates_collections=None)``,
-    or update ops under ``tf.control_dependencies`` around ``minimize``), a copy of each such
-    variable is made ahead of the write, for which the write op gets one more control input. The
-    gradient of a regularizer gets one as well, so that it does not lie in memory before the
-    gradient of the data that it is added to is there (:mod:`slimguard.gate.regularizers`).
-    Nothing else that exists in the graph is changed. New ops live under the scope ``slimguard``.
-    If `train_op` is in the TRAIN_OP collection, the returned op takes its place there.
-
-    Args:
-      train_op: a Tensor or an Operation: of `create_train_op`, `optimizer.minimize`,
-        `apply_gradients`, a `tf.group` or `tf.cond` of such, or anything else that writes.
-      loss: a floating scalar Tensor to check as well. By default the train op itself, where it is
-        a Tensor with the loss's value; else those members of the LOSSES collection that the train
-        op computes.
-      max_loss: a positive finite number; a larger loss is a bad step. Default: no limit.
-
-    Returns:
-      A Tensor or an Operation, as `train_op` is. Its value in a bad step is the bad loss; or NaN
-      (zeros, for integers and the like), where the value comes out of the update itself.
-      Guarding a guarded train op returns it as it is.
-
-    Raises:
-      TypeError: if `train_op` is neither a Tensor nor an Operation.
-      ValueError: if a write can be neither held back nor put back; if `loss` is no floating
-        scalar of the same graph; if `max_loss` is not positive and finite, or there is no loss.
-      RuntimeError: in eager mode, or if the graph is finalized.
-    """
-    train_op = as_train_op(train_op)
-    require_max_loss(max_loss)
-    if loss is not None:
-        require_loss(loss, 'loss')
-        if loss.graph is not train_op.graph:
-            raise ValueError(
-                'loss %r belongs to another graph than train op %r; build both in one tf.Graph'
-                % (loss.name, train_op.name)
-            )
-    graph = train_op.graph
-    known = gates_of(graph)
-    gate = known.get(op_of(train_op).name)
-    if gate is not None:
-        same_loss = loss is None or (gate.loss is not None and key(loss) == key(gate.loss))
-        if same_loss and max_loss in (None, gate.max_loss):
-            return gate.train_op
-        train_op = gate.original
-    if graph.finalized:
-        raise RuntimeError(
-            'the graph is finalized, so train op %r cannot be guarded any more. Call '
-            'slimguard.guard() right after the train op is built, before a Supervisor or a '
-            'MonitoredSession takes the graph' % train_op.name
-        )
-    guarded = {op_of(g.train_op): op_of(g.original) for g in known.values()}
-    # No session of another thread may see a gate half built: what a session has seen cannot be
-    # wired any more. The lock that sessions take has no public name.
-    with graph.as_default(), graph._mutation_lock(), _no_collection():
-        gate = Gate(Plan(train_op, loss, lambda op: guarded.get(op, op)), max_loss)
-    known[op_of(gate.train_op).name] = gate
-    known.setdefault(op_of(train_op).name, gate)
-    train_ops = graph.get_collection_ref(tf1.GraphKeys.TRAIN_OP)
-    train_ops[:] = [gate.train_op if element is train_op else element for element in train_ops]
-    return gate.train_op
-
-
-@contextlib.contextmanager
-def _no_collection():
-    """No garbage collection: among thousands of new ops that stay, it takes as long as they do."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def writes_something(train_op: TrainOp) -> bool:
-    """Whether running `train_op` writes a variable or an accumulator."""
-    writes = graphs.Writes(train_op.graph)
-    return any(op in writes for op in graphs.ancestors([op_of(train_op)]))
-
-
-def require_loss(loss, name: str) -> None:
-    """Raises TypeError, ValueError or RuntimeError unless `loss` is a floating scalar Tensor."""
-    if not isinstance(loss, tf.Tensor):
-        raise TypeError('%s must be a tf.Tensor, the scalar loss, but is %r' % (name, loss))
-    _require_graph(loss, name)
-    if not loss.dtype.base_dtype.is_floating:
-        raise ValueError(
-            '%s must be a floating scalar, but %r is of dtype %s'
-            % (name, loss.name, loss.dtype.base_dtype.name)
-        )
-    if not loss.shape.is_compatible_with([]):
-        raise ValueError(
-            '%s must be a floating scalar, but %r has shape %s; reduce it first, for example '
-            'with tf.reduce_mean' % (name, loss.name, loss.shape)
-        )
-
-
-def require_max_loss(max_loss) -> None:
-    """Raises ValueError unless `max_loss` is None or a positive finite number."""
-    if max_loss is None:
-        return
-    try:
-        good = not isinstance(max_loss, bool) and 0 < float(max_loss) < math.inf
-    except (TypeError, ValueError):
-        good = False
-    if not good:
-        raise ValueError('max_loss must be a positive finite number or None, not %r' % (max_loss,))
-
-
-def as_train_op(train_op) -> TrainOp:
-    """`train_op`, if it is a Tensor or an Operation of a graph; for a variable, what writes it.
-
-    `assign` of a resource variable returns a variable, and so does SyncReplicasOptimizer.
-
-    Raises:
-      TypeError, RuntimeError: for anything else.
-    """
-    if isinstance(train_op, tf.Variable) and not tf.executing_eagerly():
-        return train_op.op
-    if not isinstance(train_op, (tf.Tensor, tf.Operation)):
-        raise TypeError(
-            'train_op must be a tf.Tensor or a tf.Operation, as create_train_op() or '
-            'optimizer.minimize() return it, not %r' % (train_op,)
-        )
-    _require_graph(train_op, 'train_op')
-    return train_op
-
-
-def _require_graph(element, name: str) -> None:
-    if hasattr(element, 'numpy'):  # as only tensors of eager mode have it
-        raise RuntimeError(
-            '%s is an eager tensor, and slimguard guards graphs. Call '
-            'tf.compat.v1.disable_eager_execution() at the start of the program, or build the '
-            'model inside "with tf.Graph().as_default():"' % name
-        )
 
 
 class _Place:
@@ -373,7 +70,7 @@ class _Place:
         self.copies: List[_Copy] = []
 
 
-class _Build:
+class Build:
     """Carries out a plan. It is made inside the graph, and read by `Gate`."""
 
     def __init__(self, plan: Plan, max_loss: Optional[float]):

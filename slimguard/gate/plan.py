@@ -4,16 +4,15 @@
 and explains the words *forward*, *held*, *forward write* and *calm* that are used here.
 """
 
-from typing import Callable, Dict, List, NamedTuple, Optional, Set, Tuple, Union
+from typing import Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 import tensorflow as tf
 
 from slimguard import graph as graphs
+from slimguard.graph import TrainOp, key, op_of
 from slimguard.graph.clones import summands_by_clone
 
 tf1 = tf.compat.v1
-
-TrainOp = Union[tf.Tensor, tf.Operation]
 
 # A value that is read after a held write need not be looked at if it is made of variables and
 # checked values by these ops alone: then it is finite if they are (an overflow by adding is what
@@ -34,15 +33,6 @@ class Check(NamedTuple):
     name: str
     # A learning rate or the like: it multiplies what is written.
     is_factor: bool = False
-
-
-def op_of(element: TrainOp) -> tf.Operation:
-    return element if isinstance(element, tf.Operation) else element.op
-
-
-def key(tensor: tf.Tensor) -> Tuple[tf.Operation, int]:
-    """A key for dictionaries: with TensorFlow 2's equality a Tensor may not be hashable."""
-    return tensor.op, tensor.value_index
 
 
 class Plan:

@@ -10,7 +10,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from slimguard import graph as graphs
+from slimguard.graph.walk import is_float
 
 # Sums, and what makes one tensor of several for a mean.
 _SUMS = frozenset('AddN AccumulateNV2 Add AddV2 ConcatV2 Pack'.split())
@@ -49,7 +49,7 @@ def _summands(value: tf.Tensor, resolve) -> List[Tuple[str, tf.Tensor]]:
         kind = tensor.op.type
         if kind not in _SUMS and kind not in _ON_THE_WAY:
             continue
-        inputs = [t for t in tensor.op.inputs if graphs.is_float(t)]
+        inputs = [t for t in tensor.op.inputs if is_float(t)]
         if kind in _SUMS and len(inputs) > 1:
             names = _clones_of([_origin(t, resolve).op.name for t in inputs])
             if names is not None:
@@ -64,7 +64,7 @@ def _origin(tensor: tf.Tensor, resolve) -> tf.Tensor:
         tensor = resolve(tensor)
         if tensor.op.type not in _ON_THE_WAY:
             break
-        inputs = [t for t in tensor.op.inputs if graphs.is_float(t)]
+        inputs = [t for t in tensor.op.inputs if is_float(t)]
         if tensor.shape.rank != 0:
             inputs = [t for t in inputs if t.shape.rank != 0]
         if len(inputs) != 1:

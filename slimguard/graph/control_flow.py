@@ -1,15 +1,15 @@
 """What of a graph runs under a condition, and what runs more than once.
 
-Read from the Switch, Merge, Enter and Exit ops alone, and not from TensorFlow's records of what
-`tf.cond` and `tf.while_loop` it built: an imported graph has no such records.
+:class:`Flow` reads it from the Switch, Merge, Enter and Exit ops alone. The functions after it ask
+TensorFlow's records of what `tf.cond` and `tf.while_loop` it built, which is quicker: an imported
+graph has no such records.
 """
 
 from typing import Dict, FrozenSet, List, NamedTuple, Sequence, Tuple
 
 import tensorflow as tf
 
-from slimguard import graph as graphs
-from slimguard.gate.plan import key
+from slimguard.graph.walk import key, needs
 
 _ENTERS = ('Enter', 'RefEnter')
 _EXITS = ('Exit', 'RefExit')
@@ -55,7 +55,7 @@ class Flow:
         return self._frames[op.inputs[0].op][-1] if op.type in _EXITS else ''
 
     def _find_frames(self, op) -> Tuple[str, ...]:
-        around = max((self._frames.get(n, ()) for n in graphs.needs(op)), key=len, default=())
+        around = max((self._frames.get(n, ()) for n in needs(op)), key=len, default=())
         if op.type in _ENTERS:
             return around + (tf.compat.as_str(op.get_attr('frame_name')),)
         return around[:-1] if op.type in _EXITS else around
@@ -72,3 +72,38 @@ class Flow:
             depth = len(self._frames[op])
             found = frozenset(c for c in found if len(self._frames[c.pred[0]]) <= depth)
         return found
+
+
+def flow_around(op):
+    """The branch or loop (of v1 control flow) that `op` runs in, or None.
+
+    There is no public name for an op's control flow context.
+    """
+    return op._get_control_flow_context()
+
+
+def context_of(op):
+    """The branch or loop (of v1 control flow) that what `op` puts out belongs to, or None."""
+    context = flow_around(op)
+    if context is not None and op.type in ('Exit', 'RefExit'):
+        return context.outer_context
+    return context
+
+
+def outermost_context(op):
+    """The outermost branch or loop (of v1 control flow) that `op` runs in, or None."""
+    found = context = flow_around(op)
+    while context is not None:
+        found, context = context, context.outer_context
+    return found
+
+
+def loop_around(op):
+    """The outermost `tf.while_loop` (of v1 control flow) that `op` runs in, or None."""
+    found = None
+    context = flow_around(op)
+    while context is not None:
+        if context.IsWhileContext():
+            found = context
+        context = context.outer_context
+    return found

@@ -6,7 +6,8 @@ own should cross the network in one piece, and as flags.
 
 import tensorflow as tf
 
-from slimguard import graph as graphs
+from slimguard.graph.variables import device_of
+from slimguard.graph.walk import is_reference
 
 tf1 = tf.compat.v1
 
@@ -37,7 +38,7 @@ class Home:
 
     def device_near(self, tensor: tf.Tensor) -> str:
         """The device for what is found about a tensor: of its task, if that is known."""
-        device = graphs.device_of(tensor.op)
+        device = device_of(tensor.op)
         is_here = task_of(device) in (task_of(self.device), task_of(''))
         return self.device if is_here else processor_of(device)
 
@@ -46,5 +47,5 @@ class Home:
 
         A scalar from elsewhere comes here, as a sum of it would have to.
         """
-        comes = tensor.shape.rank == 0 and not graphs.is_reference(tensor)
+        comes = tensor.shape.rank == 0 and not is_reference(tensor)
         return self.op if comes and self.device_near(tensor) != self.device else tensor.op

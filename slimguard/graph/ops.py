@@ -10,7 +10,9 @@ from typing import Callable, Dict, FrozenSet, Iterator, List, Sequence, Set, Tup
 
 import tensorflow as tf
 
-from slimguard import graph as graphs
+from slimguard.graph.control_flow import flow_around
+from slimguard.graph.variables import dtype_of, is_resource
+from slimguard.graph.walk import OURS, is_reference, op_def_of
 
 tf1 = tf.compat.v1
 
@@ -38,7 +40,7 @@ def _type(dtype: tf.DType) -> tf1.AttrValue:
 @contextlib.contextmanager
 def our_scope(graph: tf.Graph, name: str) -> Iterator[None]:
     """The scope ``slimguard/<name>``, and nothing of what the caller's code is in the middle of."""
-    with graph.as_default(), graph.name_scope(None), graph.name_scope(graphs.OURS), tf.device(None):
+    with graph.as_default(), graph.name_scope(None), graph.name_scope(OURS), tf.device(None):
         with tf.control_dependencies(None), graph.name_scope(name):
             yield
 
@@ -110,13 +112,13 @@ class Maker:
         self, tensors: Sequence[tf.Tensor], fit: Callable[[tf.Tensor], Tuple[object, int]]
     ) -> List[List[int]]:
         """Groups of one place; `fit` says of a tensor what has to be the same, and how many fit."""
-        self._bind([tensor for tensor in tensors if graphs.is_reference(tensor)])
+        self._bind([tensor for tensor in tensors if is_reference(tensor)])
         groups: List[List[int]] = []
         open_groups: Dict[object, List[int]] = {}
         for number, tensor in enumerate(tensors):
             op, dtype = tensor.op, tensor.dtype.base_dtype
             kind, most = number, 1  # type: object, int
-            if dtype in _JOINED and _bytes_of(tensor) and graphs.flow_around(op) is None:
+            if dtype in _JOINED and _bytes_of(tensor) and flow_around(op) is None:
                 same, most = fit(tensor)
                 kind = (dtype, same, op.type, op.device, self._bound.get(op))
             group = open_groups.get(kind)
@@ -167,17 +169,17 @@ class Maker:
 
     def copy(self, variable: tf.Operation) -> tf.Tensor:
         """A copy of a variable, which later writes leave alone."""
-        if not graphs.is_resource(variable):
+        if not is_resource(variable):
             return self._unary('DeepCopy', variable.outputs[0], variable)
         # Shares the buffer until somebody writes; then the writer makes its own.
-        dtype = graphs.dtype_of(variable)
+        dtype = dtype_of(variable)
         attributes = {'dtype': _type(dtype)}
         op = self._create('ReadVariableOp', variable.outputs[:1], [dtype], attributes, variable)
         return op.outputs[0]
 
     def assign(self, variable: tf.Operation, value: tf.Tensor) -> tf.Operation:
         inputs = [variable.outputs[0], value]
-        if graphs.is_resource(variable):
+        if is_resource(variable):
             return self._create('AssignVariableOp', inputs, [], {}, variable)
         attributes = {'validate_shape': _NO}
         return self._create('Assign', inputs, [inputs[0].dtype], attributes, variable)
@@ -233,7 +235,7 @@ def lift(value: tf.Tensor, op: tf.Operation, default) -> tf.Tensor:
 
     This is for v1 control flow; the branches of v2 are functions, and nothing comes out of them.
     """
-    context = graphs.flow_around(op)
+    context = flow_around(op)
     while context is not None:
         if context.IsCondContext():
             otherwise = tf.constant(default, value.dtype)
@@ -269,7 +271,7 @@ def create_like(
             [t.dtype for t in op.outputs],
             name=op.name,
             attrs=attributes,
-            op_def=graphs.op_def_of(op),
+            op_def=op_def_of(op),
             compute_device=False,
         )
     if op.device:

@@ -1,4 +1,7 @@
-"""What stands in for a session: :class:`SessionWrapper`."""
+"""The sessions on a graph, and what stands in for one: :class:`SessionWrapper`."""
+
+import gc
+from typing import List
 
 import tensorflow as tf
 
@@ -42,3 +45,22 @@ class SessionWrapper(SessionInterface):
     def as_default(self):
         """As `tf.compat.v1.Session.as_default`, so that `eval()` and `run()` of ops come here."""
         return tf1.Session.as_default(self)
+
+
+def open_sessions(graph: tf.Graph) -> List[tf1.Session]:
+    """The sessions on a graph that are not closed; what they may have seen cannot be wired."""
+    found = []
+    # What refers to a session's graph is the session, or the dict of its attributes.
+    for holder in gc.get_referrers(graph):
+        if type(holder) is not dict:
+            things = [holder]
+        else:
+            things = gc.get_referrers(holder) if '_closed' in holder else []
+        found.extend(
+            thing
+            for thing in things
+            if isinstance(thing, (tf1.Session, tf1.InteractiveSession))
+            and thing.graph is graph
+            and not thing._closed
+        )
+    return found

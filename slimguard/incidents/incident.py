@@ -154,6 +154,8 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.Inva
       incident: the `Incident`.
     """
 
+    __module__ = 'slimguard'  # what tracebacks show is the name that users import
+
     def __init__(self, incident: Incident):
         self.incident = incident
         tf.errors.InvalidArgumentError.__init__(self, None, None, self.message)

@@ -105,12 +105,12 @@ def _make_folder(folder: str) -> None:
 
 def _poster() -> Callable[[Findings], bytes]:
     try:
-        from slimguard.report import png
+        from slimguard.report import png as png_page
     except ImportError as error:
         raise ReportError(
             "--png needs matplotlib (%s); install it with: pip install 'slimguard[report]'" % error
         ) from None
-    return png.draw
+    return png_page.draw
 
 
 def _write(path: str, content: bytes) -> None:

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
 from slimguard import gate as gates
-from slimguard.gate.plan import TrainOp, key
+from slimguard.graph import TrainOp, key
 from slimguard.hooks import GateWatcher, SessionRunHook, incident_of
 from slimguard.training.hook_fetches import Requests
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.cluster.job import as_aborted
-from slimguard.gate.plan import TrainOp, op_of
+from slimguard.graph import TrainOp, op_of
 from slimguard.graph.sessions import SessionInterface, SessionWrapper
 from slimguard.hooks import GateWatcher, fetched_elements, with_watcher
 from slimguard.incidents.incident import Incident, NanLossError

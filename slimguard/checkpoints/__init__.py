@@ -1,0 +1,9 @@
+"""Checkpoints on disk that are whole and finite: reading, saving, going back, repairing.
+
+checkpoint_files.py   the files of a checkpoint, by their names
+state_file.py         TensorFlow's state file: what it means, and how it is written
+checkpoint_reader.py  which checkpoints are whole and finite
+finite_saver.py       a Saver that publishes no other
+rollback.py           restores the newest good one in a live session
+repair.py             makes the state file name the newest good one
+"""

@@ -1,0 +1,64 @@
+"""The gate: a train op is rewritten so that a bad step changes nothing.
+
+:func:`guard` takes any train op and returns one that does the same, except that nothing is
+written unless everything about to be written is finite. It knows graphs, and nothing of sessions,
+hooks or slim.
+
+    gate.py           guard(), and what is known of a guarded train op
+    arguments.py      a train op, its loss, the largest loss: as users give them
+    plan.py           what a train op consists of, and what has to happen to each part
+    builder.py        carries the plan out
+    finite_checks.py  exact checks of many values in few ops
+    regularizers.py   makes the gradients of regularizers wait for those of the data
+    histograms.py     histogram summaries that do not raise
+    verdict.py        what a bad step is told by
+
+How it works
+------------
+Looking back from the train op, every op falls into one of three parts (:mod:`slimguard.gate.plan`):
+
+* *forward*: what the loss and the gradients are computed from. It is never touched.
+* *held*: the writes (optimizer kernels, moving averages, the global step) and whatever runs after
+  one of them. These ops are created a second time, behind a switch, and the guarded train op runs
+  those. A dead branch is never executed, so a bad step writes nothing. The originals stay in the
+  graph and are not run.
+* *forward writes*: writes that gradients wait for, such as the moving averages of
+  ``slim.batch_norm(updates_collections=None)``. They cannot be held back, so they are put back:
+  the variable is copied ahead of the write, and restored after a bad step.
+
+The decision is made in two looks. The first is cheap: one sum of squares for each value, short
+vectors together, and one comparison. If all are small, the step is *calm*: all values are finite,
+and a sum of such steps cannot overflow either (adding numbers of that size to a large one leaves it
+as it is). Else the second look decides exactly, value by value, and also looks at the variables
+*after* the update, with copies at hand to undo it: that is how a finite gradient that overflows
+inside an optimizer is caught. While steps are calm, the second look is a dead branch; so that it is
+a small one, values of one shape in one place are joined there, looked at, copied and put back
+together (:mod:`slimguard.gate.finite_checks`).
+
+Where that does not hold, no step is calm: writes inside loops and functions, and kernels that can
+make a NaN of small numbers (centered RMSProp, or an `epsilon` of zero). There each step is a
+trial, with copies of what it writes.
+
+On a cluster, the decision is made where the loss is. Each task that holds variables gets one
+number, the verdict, and from it makes its own switches: its variables are copied, looked at and
+put back where they are, and only flags come back.
+"""
+
+from slimguard.gate.arguments import as_train_op, require_loss, require_max_loss, writes_something
+from slimguard.gate.gate import Gate, gate_of, gates_of, guard
+from slimguard.gate.verdict import Finding, Label, explain, labels_in
+
+__all__ = [
+    'Finding',
+    'Gate',
+    'Label',
+    'as_train_op',
+    'explain',
+    'gate_of',
+    'gates_of',
+    'guard',
+    'labels_in',
+    'require_loss',
+    'require_max_loss',
+    'writes_something',
+]

@@ -1,0 +1,71 @@
+"""Reading the arguments that users give: a train op, its loss, the largest loss."""
+
+import math
+
+import tensorflow as tf
+
+from slimguard import graph as graphs
+from slimguard.graph import TrainOp, op_of
+
+
+def writes_something(train_op: TrainOp) -> bool:
+    """Whether running `train_op` writes a variable or an accumulator."""
+    writes = graphs.Writes(train_op.graph)
+    return any(op in writes for op in graphs.ancestors([op_of(train_op)]))
+
+
+def require_loss(loss, name: str) -> None:
+    """Raises TypeError, ValueError or RuntimeError unless `loss` is a floating scalar Tensor."""
+    if not isinstance(loss, tf.Tensor):
+        raise TypeError('%s must be a tf.Tensor, the scalar loss, but is %r' % (name, loss))
+    _require_graph(loss, name)
+    if not loss.dtype.base_dtype.is_floating:
+        raise ValueError(
+            '%s must be a floating scalar, but %r is of dtype %s'
+            % (name, loss.name, loss.dtype.base_dtype.name)
+        )
+    if not loss.shape.is_compatible_with([]):
+        raise ValueError(
+            '%s must be a floating scalar, but %r has shape %s; reduce it first, for example '
+            'with tf.reduce_mean' % (name, loss.name, loss.shape)
+        )
+
+
+def require_max_loss(max_loss) -> None:
+    """Raises ValueError unless `max_loss` is None or a positive finite number."""
+    if max_loss is None:
+        return
+    try:
+        good = not isinstance(max_loss, bool) and 0 < float(max_loss) < math.inf
+    except (TypeError, ValueError):
+        good = False
+    if not good:
+        raise ValueError('max_loss must be a positive finite number or None, not %r' % (max_loss,))
+
+
+def as_train_op(train_op) -> TrainOp:
+    """`train_op`, if it is a Tensor or an Operation of a graph; for a variable, what writes it.
+
+    `assign` of a resource variable returns a variable, and so does SyncReplicasOptimizer.
+
+    Raises:
+      TypeError, RuntimeError: for anything else.
+    """
+    if isinstance(train_op, tf.Variable) and not tf.executing_eagerly():
+        return train_op.op
+    if not isinstance(train_op, (tf.Tensor, tf.Operation)):
+        raise TypeError(
+            'train_op must be a tf.Tensor or a tf.Operation, as create_train_op() or '
+            'optimizer.minimize() return it, not %r' % (train_op,)
+        )
+    _require_graph(train_op, 'train_op')
+    return train_op
+
+
+def _require_graph(element, name: str) -> None:
+    if hasattr(element, 'numpy'):  # as only tensors of eager mode have it
+        raise RuntimeError(
+            '%s is an eager tensor, and slimguard guards graphs. Call '
+            'tf.compat.v1.disable_eager_execution() at the start of the program, or build the '
+            'model inside "with tf.Graph().as_default():"' % name
+        )

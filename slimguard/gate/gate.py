@@ -1,0 +1,168 @@
+"""`guard`, and `Gate`: what is known of a guarded train op."""
+
+import contextlib
+import gc
+from typing import Dict, List, Optional, Sequence
+
+import tensorflow as tf
+
+from slimguard.gate.arguments import as_train_op, require_loss, require_max_loss
+from slimguard.gate.builder import Build
+from slimguard.gate.plan import Plan
+from slimguard.gate.verdict import Finding, Label, explain
+from slimguard.graph import TrainOp, key, op_of
+
+tf1 = tf.compat.v1
+
+
+class Gate:
+    """What is known of one guarded train op; hooks and loops fetch from it.
+
+    Attributes:
+      train_op: the guarded train op, of the kind (Tensor or Operation) that was given.
+      original: the train op that was given.
+      loss: the floating scalar that counts as the step's loss, or None.
+      written: bool scalar, whether the step was written. This and what follows is read after the
+        step is done.
+      bad: bool vector, an element for each of `labels`; all False if the step was written.
+      labels: a `Label` for each element of `bad`.
+      step: the global step after the step, or None if the graph has none.
+      watched: bool scalar to feed. Fed True, a bad step neither prints nor raises.
+      quiet: train_op, written, bad and step once more, as an `Outcome`. Fetched instead of those, a
+        bad step neither prints nor raises, and nothing has to be fed: that is quicker.
+      is_good: bool scalar, whether a step that was looked at twice is written; dead in a calm step,
+        so what waits for it costs nothing there.
+      limit: float64 scalar to feed: the largest loss that is no incident; None without a loss.
+      max_loss: the default of `limit`, or None.
+      raises: whether a bad step raises `InvalidArgumentError` in the session.
+      transient: the ops of the variables that can hold what is not finite for a moment in any bad
+        step, until it is put back or undone: who reads them from another thread may see it. Empty
+        for a usual gate, which writes nothing in a bad step; there only an update of finite values
+        that overflows inside the optimizer is written and undone.
+    """
+
+    def __init__(self, plan: Plan, max_loss: Optional[float]):
+        self.original = plan.train_op
+        self.loss = plan.losses[0] if plan.losses else None  # type: Optional[tf.Tensor]
+        self.raises = bool(plan.raises)
+        undone = plan.variables if plan.trial else []
+        self.transient = tuple(dict.fromkeys(list(plan.put_back) + undone))
+        self.max_loss = max_loss
+        build = Build(plan, max_loss)
+        self.train_op, self.written, self.bad, self.step = build.announced
+        self.quiet = build.quiet
+        self.is_good = build.is_good
+        self.labels = tuple(build.labels)
+        self.watched = build.watched
+        self.limit = build.limit
+
+    def explain(self, bad: Sequence[bool]) -> Finding:
+        """What a fetched `bad` vector says."""
+        return explain(self.labels_of(bad))
+
+    def labels_of(self, bad: Sequence[bool]) -> List[Label]:
+        """The labels of what a fetched `bad` vector says is bad."""
+        return [label for label, is_bad in zip(self.labels, bad) if is_bad]
+
+
+def gates_of(graph: tf.Graph) -> Dict[str, Gate]:
+    """The gates of a graph, by the names of the given train op and of the guarded one."""
+    # On the graph itself, so that it goes when the graph goes. A collection would make
+    # `export_meta_graph` warn about what it cannot serialize.
+    if not hasattr(graph, '_slimguard_gates'):
+        graph._slimguard_gates = {}
+    return graph._slimguard_gates
+
+
+def gate_of(train_op: TrainOp) -> Optional[Gate]:
+    """The gate of a guarded train op, or None if it is not guarded."""
+    op = op_of(train_op)
+    gate = gates_of(op.graph).get(op.name)
+    return gate if gate is not None and op_of(gate.train_op) is op else None
+
+
+def guard(
+    train_op: TrainOp, loss: Optional[tf.Tensor] = None, max_loss: Optional[float] = None
+) -> TrainOp:
+    """Returns a train op that does what `train_op` does, and changes nothing in a bad step.
+
+    A step is bad if a gradient or another value about to be written is NaN or Inf, if the loss
+    is, if the loss is above `max_loss`, if the optimizer would square a gradient into an Inf, or
+    if a variable is not finite after the update. Then every variable keeps its bits.
+
+    Run the returned op instead of the given one. If nobody watches (no `NanLossHook`, no
+    `slimguard.train`), a bad step prints one line to stderr; or, where the given op has a
+    ``check_numerics`` of its own around the loss, it raises `tf.errors.InvalidArgumentError`.
+
+    To put back what the forward pass writes (``slim.batch_norm(updates_collections=None)``,
+    or update ops under ``tf.control_dependencies`` around ``minimize``), a copy of each such
+    variable is made ahead of the write, for which the write op gets one more control input. The
+    gradient of a regularizer gets one as well, so that it does not lie in memory before the
+    gradient of the data that it is added to is there (:mod:`slimguard.gate.regularizers`).
+    Nothing else that exists in the graph is changed. New ops live under the scope ``slimguard``.
+    If `train_op` is in the TRAIN_OP collection, the returned op takes its place there.
+
+    Args:
+      train_op: a Tensor or an Operation: of `create_train_op`, `optimizer.minimize`,
+        `apply_gradients`, a `tf.group` or `tf.cond` of such, or anything else that writes.
+      loss: a floating scalar Tensor to check as well. By default the train op itself, where it is
+        a Tensor with the loss's value; else those members of the LOSSES collection that the train
+        op computes.
+      max_loss: a positive finite number; a larger loss is a bad step. Default: no limit.
+
+    Returns:
+      A Tensor or an Operation, as `train_op` is. Its value in a bad step is the bad loss; or NaN
+      (zeros, for integers and the like), where the value comes out of the update itself.
+      Guarding a guarded train op returns it as it is.
+
+    Raises:
+      TypeError: if `train_op` is neither a Tensor nor an Operation.
+      ValueError: if a write can be neither held back nor put back; if `loss` is no floating
+        scalar of the same graph; if `max_loss` is not positive and finite, or there is no loss.
+      RuntimeError: in eager mode, or if the graph is finalized.
+    """
+    train_op = as_train_op(train_op)
+    require_max_loss(max_loss)
+    if loss is not None:
+        require_loss(loss, 'loss')
+        if loss.graph is not train_op.graph:
+            raise ValueError(
+                'loss %r belongs to another graph than train op %r; build both in one tf.Graph'
+                % (loss.name, train_op.name)
+            )
+    graph = train_op.graph
+    known = gates_of(graph)
+    gate = known.get(op_of(train_op).name)
+    if gate is not None:
+        same_loss = loss is None or (gate.loss is not None and key(loss) == key(gate.loss))
+        if same_loss and max_loss in (None, gate.max_loss):
+            return gate.train_op
+        train_op = gate.original
+    if graph.finalized:
+        raise RuntimeError(
+            'the graph is finalized, so train op %r cannot be guarded any more. Call '
+            'slimguard.guard() right after the train op is built, before a Supervisor or a '
+            'MonitoredSession takes the graph' % train_op.name
+        )
+    guarded = {op_of(g.train_op): op_of(g.original) for g in known.values()}
+    # No session of another thread may see a gate half built: what a session has seen cannot be
+    # wired any more. The lock that sessions take has no public name.
+    with graph.as_default(), graph._mutation_lock(), _no_collection():
+        gate = Gate(Plan(train_op, loss, lambda op: guarded.get(op, op)), max_loss)
+    known[op_of(gate.train_op).name] = gate
+    known.setdefault(op_of(train_op).name, gate)
+    train_ops = graph.get_collection_ref(tf1.GraphKeys.TRAIN_OP)
+    train_ops[:] = [gate.train_op if element is train_op else element for element in train_ops]
+    return gate.train_op
+
+
+@contextlib.contextmanager
+def _no_collection():
+    """No garbage collection: among thousands of new ops that stay, it takes as long as they do."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,56 @@
+"""What a bad step is told by: the labels of a gate's flags, and a sentence made of them."""
+
+from typing import List, NamedTuple, Sequence, Tuple
+
+# What an error that a gate raises begins with; the labels of what was bad follow.
+ERROR = 'slimguard: this step wrote nothing. Bad: '
+
+
+class Label(NamedTuple):
+    """What one element of a gate's `bad` vector stands for."""
+
+    kind: str  # 'value', 'square', 'limit', 'state' or 'clone'
+    name: str
+
+    def __str__(self) -> str:
+        return '%s:%s' % self
+
+
+class Finding(NamedTuple):
+    """What was bad about a step: the names, and a sentence."""
+
+    tensors: Tuple[str, ...]
+    reason: str
+    state_lost: bool  # variables were not finite already before the step
+
+
+def labels_in(message: str) -> List[Label]:
+    """The labels in the message of an error that a gate raised; empty for any other message."""
+    _, found, rest = message.partition(ERROR + '] [')
+    items = rest.partition(']')[0].split('|') if found else ()
+    return [Label(*item.split(':', 1)) for item in items]
+
+
+def explain(labels: Sequence[Label]) -> Finding:
+    """Puts what was bad about a step into a sentence."""
+
+    def named(kind: str, most: int = 5) -> str:
+        names = [label.name for label in labels if label.kind == kind]
+        rest = ' and %d more' % (len(names) - most) if len(names) > most else ''
+        return ', '.join(names[:most]) + rest
+
+    parts = []
+    if named('value'):
+        where = ' (in %s)' % named('clone') if named('clone') else ''
+        parts.append('not finite: ' + named('value') + where)
+    if named('square'):
+        parts.append('too large to be squared by the optimizer: ' + named('square'))
+    if named('limit'):
+        parts.append('above max_loss: ' + named('limit'))
+    state_lost = bool(named('state') and parts)
+    if state_lost:
+        parts.append('not finite already before this step: ' + named('state'))
+    elif named('state'):
+        parts.append('not finite once updated: ' + named('state'))
+    tensors = tuple(dict.fromkeys(label.name for label in labels if label.kind != 'clone'))
+    return Finding(tensors, '; '.join(parts) or 'not finite', state_lost)

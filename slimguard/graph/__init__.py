@@ -1,0 +1,88 @@
+"""Reads and edits a `tf.Graph`; knows nothing of what is guarded, or why.
+
+    walk.py          what an op is declared as, what has to run before it
+    variables.py     variables, by reference and by resource handle
+    writes.py        what ops write, and with which values
+    control_flow.py  conditions and loops around an op
+    clones.py        which clone of a model a value comes from
+    devices.py       where an op that serves another belongs
+    ops.py           creating ops, many and quickly
+    sessions.py      the sessions on a graph, and what stands in for one
+
+Only :mod:`slimguard.graph.ops` adds to a graph. The names below read.
+"""
+
+from slimguard.graph.control_flow import context_of, flow_around, loop_around, outermost_context
+from slimguard.graph.sessions import open_sessions
+from slimguard.graph.variables import (
+    READS,
+    VARIABLES,
+    device_of,
+    dtype_of,
+    is_float_variable,
+    is_resource,
+    is_variable_read,
+    variable_behind,
+)
+from slimguard.graph.walk import (
+    OURS,
+    TrainOp,
+    ancestors,
+    constant_scalar,
+    is_float,
+    is_reference,
+    is_stateful,
+    key,
+    needs,
+    op_def_of,
+    op_def_of_type,
+    op_of,
+    takes_reference,
+)
+from slimguard.graph.writes import (
+    CALLS,
+    Writes,
+    can_divide_by_zero,
+    feeds_square,
+    is_accumulator,
+    is_apply,
+    squares_gradient,
+    values_of,
+)
+
+__all__ = [
+    'CALLS',
+    'OURS',
+    'READS',
+    'VARIABLES',
+    'TrainOp',
+    'Writes',
+    'ancestors',
+    'can_divide_by_zero',
+    'constant_scalar',
+    'context_of',
+    'device_of',
+    'dtype_of',
+    'feeds_square',
+    'flow_around',
+    'is_accumulator',
+    'is_apply',
+    'is_float',
+    'is_float_variable',
+    'is_reference',
+    'is_resource',
+    'is_stateful',
+    'is_variable_read',
+    'key',
+    'loop_around',
+    'needs',
+    'op_def_of',
+    'op_def_of_type',
+    'op_of',
+    'open_sessions',
+    'outermost_context',
+    'squares_gradient',
+    'takes_reference',
+    'values_of',
+    'variable_behind',
+]

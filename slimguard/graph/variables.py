@@ -1,0 +1,66 @@
+"""Variables of a graph, those by reference and those by resource handle alike."""
+
+from typing import Optional
+
+import tensorflow as tf
+
+from slimguard.graph.walk import is_reference
+
+# Hand a variable on, unchanged, to whoever takes their output.
+PASS_ON = frozenset(
+    'Identity RefIdentity Switch RefSwitch Merge RefMerge Enter RefEnter Exit RefExit '
+    'NextIteration RefNextIteration RefSelect LoopCond'.split()
+)
+# Take a variable and leave it as it is.
+READS = frozenset(
+    'ReadVariableOp _ReadVariablesOp VarIsInitializedOp IsVariableInitialized VariableShape '
+    'ResourceGather ResourceGatherNd DisableCopyOnRead DeepCopy'.split()
+)
+VARIABLES = frozenset('VariableV2 Variable VarHandleOp'.split())
+
+
+def variable_behind(tensor) -> Optional[tf.Operation]:
+    """The variable op that a reference or a resource handle leads back to, or None."""
+    seen = set()
+    op = tensor.op
+    while op not in seen:
+        seen.add(op)
+        if op.type in VARIABLES:
+            return op
+        hands_on = op.type in PASS_ON or any(is_reference(t) for t in op.outputs)
+        if not hands_on or not op.inputs:
+            return None
+        op = op.inputs[0].op
+    return None
+
+
+def dtype_of(variable: tf.Operation) -> tf.DType:
+    if is_resource(variable):
+        return tf.as_dtype(variable.get_attr('dtype')).base_dtype
+    return variable.outputs[0].dtype.base_dtype  # attributes are slow to ask for
+
+
+def device_of(op) -> str:
+    """The device of `op`; if it names none and takes a variable, that of the variable."""
+    if not op.device:
+        for tensor in op.inputs:
+            if tensor.dtype == tf.resource or is_reference(tensor):
+                variable = variable_behind(tensor)
+                return '' if variable is None else variable.device
+    return op.device
+
+
+def is_float_variable(variable: tf.Operation) -> bool:
+    dtype = dtype_of(variable)
+    return dtype.is_floating or dtype.is_complex
+
+
+def is_resource(variable: tf.Operation) -> bool:
+    return variable.type == 'VarHandleOp'
+
+
+def is_variable_read(op) -> bool:
+    """Whether the output of `op` is the value of a variable (or the variable, by reference)."""
+    if op.type in ('ReadVariableOp', 'VariableV2', 'Variable', 'ResourceGather'):
+        return True
+    return op.type == 'Identity' and is_reference(op.inputs[0])

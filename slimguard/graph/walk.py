@@ -1,0 +1,163 @@
+"""Walking a graph: what an op is declared as, what must run before it, and keys for both."""
+
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple, Union
+
+import tensorflow as tf
+
+TrainOp = Union[tf.Tensor, tf.Operation]
+
+# The scope of all that we add to a graph.
+OURS = 'slimguard/'
+
+# The enum of a reference's dtype is that of what it refers to, and 100 more (types.proto).
+REFERENCES = 100
+
+# What is asked for often is found out once, by the name of a type; not for a function, since each
+# graph may mean another one by a name.
+_op_defs: Dict[str, object] = {}
+_arguments_of_type: Dict[str, List['_Argument']] = {}
+_floats: Dict[int, bool] = {}
+
+
+def op_def_of(op):
+    """The OpDef of `op`; TensorFlow parses it anew at every access, so it is kept by type."""
+    return op_def_of_type(op.graph, op.type)
+
+
+def op_def_of_type(graph: tf.Graph, op_type: str):
+    """The OpDef of a type of op, also of one that only function bodies have; None if unknown.
+
+    The method has no public name on TensorFlow 1.15.
+    """
+    if op_type in _op_defs:
+        return _op_defs[op_type]
+    find = getattr(graph, 'op_def_for_type', None) or graph._get_op_def
+    try:
+        op_def = find(op_type)
+    except (tf.errors.NotFoundError, KeyError):
+        return None
+    if not is_function(graph, op_type):
+        _op_defs[op_type] = op_def
+    return op_def
+
+
+def is_function(graph: tf.Graph, op_type: str) -> bool:
+    """Whether a type of op is a function of the graph's library, as those of a `Defun` are."""
+    return graph._is_function(op_type)  # has no public name
+
+
+def is_stateful(op) -> bool:
+    """Whether two runs of `op` with the same inputs may differ: it reads, draws or writes."""
+    return op_def_of(op).is_stateful
+
+
+def needs(op) -> Iterator[tf.Operation]:
+    """The ops that must run before `op`, through data and control edges."""
+    for tensor in op.inputs:
+        yield tensor.op
+    yield from op.control_inputs
+
+
+def ancestors(roots: Iterable[tf.Operation], needs=needs) -> List[tf.Operation]:
+    """Every op that `roots` need, themselves included, each after what it needs.
+
+    The back edges of `tf.while_loop` close cycles; there the loop's Merge comes first.
+    """
+    order: List[tf.Operation] = []
+    seen: Set[tf.Operation] = set()
+    waiting = list(roots)
+    while waiting:
+        root = waiting.pop()
+        if root in seen:
+            continue
+        seen.add(root)
+        stack = [(root, iter(needs(root)), _is_merge(root))]
+        while stack:
+            op, rest, is_merge = stack[-1]
+            for needed in rest:
+                if needed in seen:
+                    continue
+                if is_merge and needed.type in ('NextIteration', 'RefNextIteration'):
+                    waiting.append(needed)
+                    continue
+                seen.add(needed)
+                stack.append((needed, iter(needs(needed)), _is_merge(needed)))
+                break
+            else:
+                order.append(op)
+                stack.pop()
+    return order
+
+
+def _is_merge(op) -> bool:
+    # To count the outputs is quicker than to ask for the type, and this is asked of every op.
+    return len(op.outputs) == 2 and op.type in ('Merge', 'RefMerge')
+
+
+def is_reference(tensor) -> bool:
+    return tensor.dtype.as_datatype_enum > REFERENCES
+
+
+def is_float(tensor) -> bool:
+    number = tensor.dtype.as_datatype_enum
+    if number not in _floats:
+        dtype = tensor.dtype.base_dtype
+        _floats[number] = dtype.is_floating or dtype.is_complex
+    return _floats[number]
+
+
+class _Argument(NamedTuple):
+    name: str
+    is_ref: bool  # whether it is declared as a reference
+
+
+def arguments_of(op) -> List[_Argument]:
+    """The argument of the op that each of its inputs belongs to."""
+    found = _arguments_of_type.get(op.type)
+    if found is not None:
+        return found
+    found = []
+    arguments = op_def_of(op).input_arg
+    lists = [a for a in arguments if a.number_attr or a.type_list_attr]
+    for argument in arguments:
+        count = 1
+        if argument in lists:
+            # One list takes what the single arguments leave; with several, ask the op.
+            count = (
+                len(op.inputs) - len(arguments) + 1 if len(lists) == 1 else _length(op, argument)
+            )
+        found.extend([_Argument(argument.name, argument.is_ref)] * count)
+    if not lists and not is_function(op.graph, op.type):
+        _arguments_of_type[op.type] = found
+    return found
+
+
+def _length(op, argument) -> int:
+    if argument.number_attr:
+        return op.get_attr(argument.number_attr)
+    return len(op.get_attr(argument.type_list_attr))
+
+
+def takes_reference(op, index: int) -> bool:
+    """Whether input `index` is declared as a reference, not merely fed with one."""
+    return arguments_of(op)[index].is_ref
+
+
+def constant_scalar(tensor) -> Optional[float]:
+    """The value of a scalar constant, also behind Identity and Cast; None for anything else."""
+    op = tensor.op
+    while op.type in ('Identity', 'Cast') and not is_reference(op.inputs[0]):
+        op = op.inputs[0].op
+    value = tf.get_static_value(op.outputs[0]) if op.type == 'Const' else None
+    if value is None or value.size != 1:
+        return None
+    return float(value.astype(tensor.dtype.base_dtype.as_numpy_dtype))  # as a Cast rounds it
+
+
+def op_of(element: TrainOp) -> tf.Operation:
+    return element if isinstance(element, tf.Operation) else element.op
+
+
+def key(tensor: tf.Tensor) -> Tuple[tf.Operation, int]:
+    """A key for dictionaries: with TensorFlow 2's equality a Tensor may not be hashable."""
+    return tensor.op, tensor.value_index

@@ -1,0 +1,216 @@
+"""What the ops of a graph write, and with which values.
+
+A *write* is an op that changes a variable or an accumulator. There is no list of write ops to
+keep up to date: an op writes if it takes a variable (by reference or by resource handle) and is
+not one of the few ops known to read. An optimizer kernel that somebody wrote last week is a write.
+"""
+
+import re
+from typing import Dict, List, NamedTuple, Set
+
+import tensorflow as tf
+
+from slimguard.graph.variables import PASS_ON, READS, VARIABLES, variable_behind
+from slimguard.graph.walk import (
+    REFERENCES,
+    arguments_of,
+    constant_scalar,
+    is_float,
+    is_reference,
+    takes_reference,
+)
+
+_NO_WRITES = PASS_ON | READS | VARIABLES
+# State that is neither a variable nor readable, but ends up in checkpoints or in gradients.
+_OTHER_WRITES = re.compile(
+    r'(Resource|Sparse)?AccumulatorApplyGradient$|LookupTable(Insert|Remove|Import)'
+)
+# Optimizer kernels that square the gradient: `ApplyAdam`, `ResourceSparseApplyAdagradV2`, ...
+_SQUARES = re.compile(
+    r'(Resource)?(Sparse)?Apply(Adam(WithAmsgrad)?|(Centered)?RMSProp|(Proximal)?Adagrad(V2|DA)?'
+    r'|Adadelta|Ftrl(V2)?)$'
+)
+_APPLIES = re.compile(r'(Resource)?(Sparse)?(Accumulator)?Apply[A-Z]')
+# Writes whose result can be non-finite although variable and value are finite and small.
+_MULTIPLIES = re.compile(r'(Resource)?Scatter(Nd)?(Mul|Div)$')
+_RESOURCE = tf.resource.as_datatype_enum
+
+
+class Writes:
+    """Answers, for one graph, which ops write and what.
+
+    It keeps what it found out about function bodies, so use one instance for one question and
+    let it go: the graph may grow.
+    """
+
+    def __init__(self, graph: tf.Graph):
+        self._graph = graph
+        self._library = None  # type: Optional[dict]
+        self._written: Dict[tf.Operation, List[tf.Operation]] = {}
+        self._writing: Dict[tf.Operation, bool] = {}
+
+    def variables(self, op) -> List[tf.Operation]:
+        """The variable ops that `op` may write, empty if it writes none."""
+        if op not in self._written:
+            self._written[op] = self._find(op)
+        return self._written[op]
+
+    def __contains__(self, op) -> bool:
+        if op not in self._writing:
+            self._writing[op] = bool(self.variables(op) or _OTHER_WRITES.match(op.type))
+        return self._writing[op]
+
+    def is_opaque(self, op) -> bool:
+        """Whether what `op` will have written can only be known afterwards."""
+        return bool(_MULTIPLIES.match(op.type)) or (op in self and bool(self.calls(op)))
+
+    def _find(self, op) -> List[tf.Operation]:
+        if op.type in _NO_WRITES:
+            return []
+        candidates = []
+        for index, tensor in enumerate(op.inputs):
+            dtype = tensor.dtype.as_datatype_enum
+            if dtype == _RESOURCE or (dtype > REFERENCES and takes_reference(op, index)):
+                candidates.append(index)
+        if not candidates:
+            return []
+        bodies = self.calls(op)
+        if bodies:
+            # `If`, `Case` and the like spend their first input on the choice.
+            offset = 1 if op.type in ('If', 'StatelessIf', 'Case', 'StatelessCase') else 0
+            inside = set()  # type: Set[int]
+            for body in bodies:
+                inside |= self._writtenarguments_of(body)
+            candidates = [index for index in candidates if index - offset in inside]
+        found = []
+        for index in candidates:
+            variable = variable_behind(op.inputs[index])
+            if variable is not None and variable not in found:
+                found.append(variable)
+        return found
+
+    def calls(self, op) -> List[str]:
+        """Names of the library functions that `op` calls."""
+        if op.type not in CALLS:
+            if op.type in self._functions():
+                return [op.type]  # a legacy Defun is an op type of its own
+            return []
+        return self.called_by(op.node_def)
+
+    def called_by(self, node) -> List[str]:
+        """The same of a NodeDef, as function bodies are made of."""
+        names = []
+        for value in node.attr.values():
+            names.extend(f.name for f in [value.func] + list(value.list.func) if f.name)
+        if node.op in self._functions():
+            names.append(node.op)
+        return names
+
+    def function(self, name: str):
+        """The FunctionDef of that name in the graph's library, or None."""
+        return self._functions().get(name)
+
+    def _functions(self) -> dict:
+        if self._library is None:
+            graph_def = tf.compat.v1.GraphDef()
+            # No public name: `as_graph_def` would copy every constant of the model as well.
+            self._graph._copy_functions_to_graph_def(graph_def, 0)
+            self._library = {f.signature.name: f for f in graph_def.library.function}
+        return self._library
+
+    def _writtenarguments_of(self, name: str, seen=frozenset()) -> Set[int]:
+        """Which arguments of a library function the function may write."""
+        function = self._functions().get(name)
+        if function is None or name in seen:
+            return set()
+        origin = {arg.name: i for i, arg in enumerate(function.signature.input_arg)}
+        written = set()  # type: Set[int]
+        for node in function.node_def:
+            data = [i.split(':')[0] for i in node.input if not i.startswith('^')]
+            if node.op in PASS_ON:
+                if data and data[0] in origin:
+                    origin[node.name] = origin[data[0]]
+            elif node.op in READS:
+                continue
+            else:
+                handles = {i: origin[n] for i, n in enumerate(data) if n in origin}
+                inner = self.called_by(node)
+                if inner:
+                    offset = 1 if node.op in ('If', 'StatelessIf', 'Case', 'StatelessCase') else 0
+                    inside = set()  # type: Set[int]
+                    for body in inner:
+                        inside |= self._writtenarguments_of(body, seen | {name})
+                    handles = {i: a for i, a in handles.items() if i - offset in inside}
+                written |= {
+                    a
+                    for a in handles.values()
+                    if function.signature.input_arg[a].type == tf.resource.as_datatype_enum
+                }
+        return written
+
+
+CALLS = frozenset(
+    'If StatelessIf Case StatelessCase While StatelessWhile For PartitionedCall '
+    'StatefulPartitionedCall RemoteCall SymbolicGradient'.split()
+)
+
+
+def is_apply(op) -> bool:
+    """Whether `op` is an optimizer's kernel (or hands a gradient to one, by an accumulator)."""
+    return bool(_APPLIES.match(op.type))
+
+
+def is_accumulator(op) -> bool:
+    return 'AccumulatorApply' in op.type
+
+
+def squares_gradient(op) -> bool:
+    return bool(_SQUARES.match(op.type))
+
+
+def can_divide_by_zero(op) -> bool:
+    """Whether an optimizer's kernel can make a NaN of numbers that are finite and small.
+
+    Centered RMSProp takes the root of a difference that rounding can make negative; others divide
+    zero by zero if their `epsilon` is zero, as 1e-8 is in float16.
+    """
+    if not is_apply(op):
+        return False
+    if 'CenteredRMSProp' in op.type:
+        return True
+    return any(
+        argument.name == 'epsilon' and constant_scalar(tensor) == 0
+        for tensor, argument in zip(op.inputs, arguments_of(op))
+    )
+
+
+def feeds_square(write) -> bool:
+    """Whether what an accumulator collects reaches an optimizer that squares it."""
+    accumulator = write.inputs[0].op
+    seen = set(t for t in accumulator.outputs[0].consumers() if 'TakeGradient' in t.type)
+    waiting = list(seen)
+    while waiting:
+        for output in waiting.pop().outputs:
+            for consumer in output.consumers():
+                if squares_gradient(consumer):
+                    return True
+                if consumer not in seen:
+                    seen.add(consumer)
+                    waiting.append(consumer)
+    return False
+
+
+class Value(NamedTuple):
+    """A float tensor that a write is about to use."""
+
+    tensor: tf.Tensor
+    role: str  # the argument of the write op: 'grad', 'lr', 'value', ...
+
+
+def values_of(write) -> List[Value]:
+    """The float inputs that `write` writes or computes from; the variables themselves left out."""
+    found = []
+    for tensor, argument in zip(write.inputs, arguments_of(write)):
+        if is_float(tensor) and not (argument.is_ref and is_reference(tensor)):
+            found.append(Value(tensor, argument.name))
+    return found

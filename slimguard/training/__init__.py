@@ -1,0 +1,11 @@
+"""Loops: what runs a train op, what watches each step, and what ends a training.
+
+    loop.py            runs hooks inside the loop of slim.learning.train; watch()
+    fast_step.py       a step of slim's in one prepared call
+    hook_fetches.py    what hooks ask for in a run, merged
+    preemption.py      SIGTERM and Ctrl-C
+    progress.py        the progress bar
+    checkpoint_dir.py  the directory that a session saves to
+
+The hook itself is in :mod:`slimguard.hooks`.
+"""

@@ -10,6 +10,7 @@ import os
 from typing import Any, Callable, Dict, Optional, Sequence
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard import compat
 from slimguard import gate as gates
@@ -20,16 +21,14 @@ from slimguard.diagnosis.disk_room import Room
 from slimguard.diagnosis.evidence import Evidence, require_max_bundles
 from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.graph import TrainOp
-from slimguard.hooks import GateWatcher, with_watcher
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.policies import OnNan
 from slimguard.system import files
+from slimguard.training.gate_watcher import GateWatcher, with_watcher
 from slimguard.training.loop import HookedSteps, Schedule
 from slimguard.training.occupancy import occupied
 from slimguard.training.preemption import Preemption
 from slimguard.training.progress import progress_bar
-
-tf1 = tf.compat.v1
 
 _slim = compat.import_slim().learning
 # Kept, as `_slim`'s own attributes may be replaced by the functions below.

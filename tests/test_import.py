@@ -1,5 +1,6 @@
 """What importing slimguard does, and does not."""
 
+import importlib
 import os
 import subprocess
 import sys
@@ -47,6 +48,34 @@ def test_every_public_name_is_there():
         'print(slimguard.__version__, NanLossHook.__name__)\n'
     )
     assert run.stdout == '0.1.0 NanLossHook\n', run.stderr
+
+
+def test_what_is_shown_are_the_public_names_alone():
+    run = python(
+        'import slimguard\n'
+        'slimguard.train, slimguard.instrument\n'  # which imports all the modules
+        'shown = [name for name in dir(slimguard) if not name.startswith("__")]\n'
+        'print(shown == sorted(slimguard.__all__))\n'
+    )
+    assert run.stdout == 'True\n', run.stderr
+
+
+def test_type_checkers_see_what_python_gives():
+    import ast
+
+    tree = ast.parse(open(slimguard.__file__).read())
+    for_checkers = next(
+        node for node in tree.body if isinstance(node, ast.If) and 'TYPE_CHECKING' in ast.dump(node)
+    )
+    seen = {
+        alias.asname: (node.module, alias.name)
+        for node in for_checkers.body
+        for alias in node.names
+    }
+    assert sorted(seen) == sorted(slimguard.__all__)
+    for name, (module, original) in seen.items():
+        value = getattr(importlib.import_module(module), original)
+        assert getattr(slimguard, name) is value, name
 
 
 def test_an_unknown_name_is_an_attribute_error():

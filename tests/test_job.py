@@ -13,7 +13,7 @@ import slimguard
 from slimguard import compat
 from slimguard.checkpoints import checkpoint_reader
 from slimguard.checkpoints.checkpoint_files import step_in_name
-from slimguard.cluster.job import job
+from slimguard.cluster import job as cluster_job
 from slimguard.cluster.job_table import Board
 from slimguard.incidents import journal
 from tests.jobs import Job

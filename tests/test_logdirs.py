@@ -109,6 +109,9 @@ def test_a_name_that_is_no_utf8_is_passed_over(tmp_path):
 
 
 def test_a_local_path_is_looked_at_without_tensorflow(tmp_path):
-    code = 'import sys; from slimguard.system.logdirs import what_is_missing as w; print(w(sys.argv[1]))'
+    code = (
+        'import sys; from slimguard.system.logdirs import what_is_missing;'
+        'print(what_is_missing(sys.argv[1]))'
+    )
     run = python('-c', code + "; assert 'tensorflow' not in sys.modules", tmp_path)
     assert run.returncode == 0 and 'is no logdir of a training' in run.stdout, run.stderr

@@ -166,7 +166,10 @@ def test_the_shell_has_session_graph_and_feed(bundles):
         'print("bad", [str(l) for l, b in zip(gate.labels, session.run(gate.bad, feed)) if b])',
         'print("phase", diagnosis.phase, sorted(values))',
     ]
-    script = 'import sys; from slimguard.diagnosis.replay import main; sys.exit(main(sys.argv[1], shell=True))'
+    script = (
+        'import sys; from slimguard.diagnosis.replay import main;'
+        'sys.exit(main(sys.argv[1], shell=True))'
+    )
     run = subprocess.run(
         [sys.executable, '-c', script, bundles['a_feed']],
         input='\n'.join(lines) + '\n',

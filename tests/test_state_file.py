@@ -72,13 +72,14 @@ def test_it_is_read_once_by_a_repair(logdir, monkeypatch):
 SAVES_AGAIN = """\
 import os, sys
 import tensorflow as tf
-from slimguard.checkpoints import finite_saver  # now: as another user, Python's own files may be closed
+# Now: as another user, Python's own files may be closed.
+from slimguard.checkpoints import finite_saver
 tf1 = tf.compat.v1
 tf1.disable_eager_execution()
 if os.getuid() == 0:
     os.setuid(65534)
 tf1.get_variable('w', initializer=1.0)
-saver = savers.FiniteSaver()
+saver = finite_saver.FiniteSaver()
 with tf1.Session() as session:
     session.run(tf1.global_variables_initializer())
     saver.save(session, sys.argv[1] + '/m', 1)

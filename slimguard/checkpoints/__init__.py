@@ -1,9 +1,12 @@
 """Checkpoints on disk that are whole and finite: reading, saving, going back, repairing.
 
-checkpoint_files.py   the files of a checkpoint, by their names
-state_file.py         TensorFlow's state file: what it means, and how it is written
-checkpoint_reader.py  which checkpoints are whole and finite
-finite_saver.py       a Saver that publishes no other
-rollback.py           restores the newest good one in a live session
-repair.py             makes the state file name the newest good one
+The files:
+
+    checkpoint_files.py   the files of a checkpoint, by their names
+    state_file.py         TensorFlow's state file: what it means, and how it is written
+    checkpoint_reader.py  which checkpoints are whole and finite
+    finite_saver.py       a Saver that publishes no other
+    rollback.py           restores the newest good one in a live session
+    repair.py             makes the state file name the newest good one
+    restart.py            what a restart will do: the command `checkpoints`
 """

@@ -9,12 +9,11 @@ from typing import List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard.checkpoints import checkpoint_files, state_file
 from slimguard.checkpoints.checkpoint_files import Checkpoint, look_at, step_in_name
 from slimguard.system import files
-
-tf1 = tf.compat.v1
 
 _CHUNK = 1 << 20
 

@@ -20,6 +20,7 @@ import time
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard import graph as graphs
@@ -31,8 +32,6 @@ from slimguard.graph.sessions import SessionWrapper
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.journal import IncidentFile
 from slimguard.system import files
-
-tf1 = tf.compat.v1
 
 _SAVES = frozenset(['Save', 'SaveSlices', 'SaveV2'])
 # Says in an error that we raised it; the names follow.
@@ -86,9 +85,9 @@ class FiniteSaver(tf1.train.Saver):
 
     def __init__(self, var_list=None, **settings):
         self.refused: List[Incident] = []
-        self.failure = None  # type: Optional[tf.errors.OpError]
-        self.make_room = None  # type: Optional[Callable[[str, int], List[str]]]
-        self._checked = None  # type: Optional[_CheckedSave]
+        self.failure: Optional[tf.errors.OpError] = None
+        self.make_room: Optional[Callable[[str, int], List[str]]] = None
+        self._checked: Optional[_CheckedSave] = None
         self._graph_size = -1, 0  # the version of the graph, and its size
         # The Supervisor saves from a thread of its own, and a rollback restores meanwhile.
         self.lock = threading.RLock()
@@ -283,7 +282,7 @@ class _SavingSession(SessionWrapper):
         self._checked = checked
         self._saver_def = saver.saver_def
         self._spare = spare
-        self.written = None  # type: Optional[str]  # the prefix, once it is known
+        self.written: Optional[str]  # the prefix, once it is known = None
 
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
         is_name = isinstance(fetches, str)
@@ -341,7 +340,8 @@ class _Spare:
         self._saver = saver
         self._logdir = logdir
         self._latest_filename = latest_filename
-        self._path = self._spare = None  # type: Optional[str]
+        self._path: Optional[str] = None
+        self._spare: Optional[str] = None
 
     def make(self, path: str) -> None:
         """Publishes the checkpoint at `path`, if it is the newest, under its other name."""

@@ -7,13 +7,12 @@ import os
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard.checkpoints import checkpoint_reader, state_file
 from slimguard.checkpoints.checkpoint_files import files_of
 from slimguard.checkpoints.state_file import State
 from slimguard.system import files
-
-tf1 = tf.compat.v1
 
 
 class Repair(NamedTuple):

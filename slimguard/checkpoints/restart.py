@@ -51,7 +51,7 @@ def look(logdir: str, repair: bool = False) -> Seen:
     if repair:
         before.append(repairs.repair(logdir).said or 'nothing to repair in ' + logdir)
     state, trouble = _read_state(logdir)
-    rows = [('checkpoint', 'step', 'written', 'size', '')]  # type: List[Tuple[str, ...]]
+    rows: List[Tuple[str, ...]] = [('checkpoint', 'step', 'written', 'size', '')]
     findings = {}
     for found in checkpoint_reader.checkpoints_beside(logdir, state):
         finding = findings[found.path] = checkpoint_reader.inspect(found.path)

@@ -5,12 +5,11 @@ import os
 from typing import ContextManager
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard.checkpoints import checkpoint_reader
 from slimguard.checkpoints.finite_saver import FiniteSaver
 from slimguard.incidents.incident import Incident
-
-tf1 = tf.compat.v1
 
 
 class Restorer:

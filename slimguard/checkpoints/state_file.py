@@ -10,11 +10,10 @@ import os
 from typing import List, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard.checkpoints.checkpoint_files import files_of
 from slimguard.system import files
-
-tf1 = tf.compat.v1
 
 # While a FiniteSaver writes a checkpoint anew, the old one has this in its name.
 SPARE = '.spare'

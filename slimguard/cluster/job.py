@@ -32,14 +32,13 @@ import time
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard.checkpoints import checkpoint_reader, repair
 from slimguard.cluster.job_table import Board, Note
 from slimguard.cluster.sync_replicas import Replicas
 from slimguard.graph import ops
 from slimguard.incidents.incident import Incident, NanLossError
-
-tf1 = tf.compat.v1
 
 # Where the chief's note is; the other processes take random numbers.
 _CHIEF = 0
@@ -181,7 +180,7 @@ class Job:
         self.target = target
         self.worker = place.worker
         self.rollbacks = 0
-        self.went_back = None  # type: Optional[Incident]
+        self.went_back: Optional[Incident] = None
         self.is_chief = is_chief
         self._me = _CHIEF if is_chief else _number()
         self._board = Board(target, place.board)
@@ -189,11 +188,12 @@ class Job:
         self._logdir = logdir
         self._note: Note = {'round': None, 'open': False, 'beat': 0, 'worker': self.worker}
         self._lock = threading.RLock()
-        self._round = None  # type: Optional[int]
-        self._asked_in = None  # type: Optional[int]
+        self._round: Optional[int] = None
+        self._asked_in: Optional[int] = None
         # What the chief has done on the way to an open round.
         self._has_begun = self._is_clear = False
-        self._session = self._coordinator = None  # type: Any
+        self._session: Any = None
+        self._coordinator: Any = None
         self._left = threading.Event()
         self._hurries = False
 

@@ -10,8 +10,7 @@ import threading
 from typing import Any, Dict
 
 import tensorflow as tf
-
-tf1 = tf.compat.v1
+import tensorflow.compat.v1 as tf1
 
 # How long an answer may take, in milliseconds; a process that is gone never answers.
 _PATIENCE = 3000
@@ -37,7 +36,7 @@ class Board:
         self._target = target
         self.graph = tf.Graph()
         self._lock = threading.RLock()
-        self._session = None  # type: Any
+        self._session: Any = None
         with self.graph.as_default(), tf.device(device):
             table = tf.raw_ops.MutableHashTableV2(
                 key_dtype=tf.int64, value_dtype=tf.string, shared_name='slimguard_board'

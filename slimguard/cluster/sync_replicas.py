@@ -9,10 +9,9 @@ import gc
 from typing import List
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard.graph import ops
-
-tf1 = tf.compat.v1
 
 # Kinds of accumulators, and the ops that count and take what is in them.
 _ACCUMULATORS = {

@@ -1,12 +1,15 @@
 """Why a step went bad: it is captured, run again, searched for its cause, and kept in a bundle.
 
-capture.py       keeps what a bad step drew
-rerun.py         a step that can be run again, in place or in a copy of the graph
-diagnose.py      finds the op that made the step bad
-ranges.py        what there is to say about an array of numbers in a line
-causes.py        the known ways to get a NaN, each in a sentence
-source_lines.py  which line of the user's code made an op
-evidence.py      the four together, for loops that train
-bundle.py        a bad step in a folder: the face of the files bundle_*.py
-replay.py        the command that runs a bundle
+The files:
+
+    capture.py       keeps what a bad step drew
+    rerun.py         a step that can be run again, in place or in a copy of the graph
+    diagnose.py      finds the op that made the step bad
+    ranges.py        what there is to say about an array of numbers in a line
+    causes.py        the known ways to get a NaN, each in a sentence
+    source_lines.py  which line of the user's code made an op
+    evidence.py      the four together, for loops that train
+    bundle.py        a bad step in a folder: the face of the files bundle_*.py
+    disk_room.py     bundles and checkpoints on one disk: who gives way
+    replay.py        the command that runs a bundle
 """

@@ -12,7 +12,7 @@ import os
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional
 
 import numpy as np
-import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard.diagnosis.bundle_arrays import read_arrays
 from slimguard.diagnosis.bundle_files import (
@@ -29,8 +29,6 @@ from slimguard.diagnosis.bundle_index import MOST_DIMENSIONS
 from slimguard.diagnosis.bundle_state import State
 from slimguard.diagnosis.rerun import Plain
 from slimguard.system import files
-
-tf1 = tf.compat.v1
 
 VERSION = 1
 _NON_FINITE = {'NaN': math.nan, 'Infinity': math.inf, '-Infinity': -math.inf}

@@ -4,11 +4,10 @@ from typing import Any, Dict, Iterable, List
 
 import numpy as np
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard.diagnosis import bundle_index
 from slimguard.diagnosis.bundle_files import INDEX, STATE, BundleError, Files, brief, damaged
-
-tf1 = tf.compat.v1
 
 
 def run_alone(build) -> Any:

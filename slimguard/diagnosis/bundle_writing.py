@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, Optional
 
 import numpy as np
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard.diagnosis import bundle_folders
 from slimguard.diagnosis.bundle_arrays import bytes_of_array, save_arrays
@@ -19,8 +20,6 @@ from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.diagnose import Diagnosis
 from slimguard.diagnosis.rerun import Plain, bytes_of, export, variables_in_chunks
 from slimguard.system import files
-
-tf1 = tf.compat.v1
 
 
 def write(

@@ -28,12 +28,11 @@ from typing import Dict, Iterator, List, Set, Tuple
 
 import numpy as np
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.gate import Gate
 from slimguard.graph import key, op_of, ops
-
-tf1 = tf.compat.v1
 
 # These have a state, and yet what they return is computed from their inputs: the checks and prints
 # that hand a value on, and what loops are made of.
@@ -131,7 +130,7 @@ class Capture:
 
     def _by_branch(self) -> List[List[tf.Tensor]]:
         """The sources in groups that are alive together."""
-        groups = {}  # type: Dict[object, List[tf.Tensor]]
+        groups: Dict[object, List[tf.Tensor]] = {}
         for tensor in self.sources:
             groups.setdefault(graphs.flow_around(tensor.op), []).append(tensor)
         return list(groups.values())

@@ -34,8 +34,6 @@ from slimguard.diagnosis.source_lines import Line
 from slimguard.gate import Label
 from slimguard.graph import key
 
-tf1 = tf.compat.v1
-
 # Hand their first input on, in another shape or none: its range is theirs.
 _SAME_NUMBERS = frozenset(
     'Identity Reshape Squeeze ExpandDims StopGradient PreventGradient Snapshot CheckNumerics '

@@ -10,7 +10,7 @@ import collections
 import time
 from typing import Callable, Dict, NamedTuple, Optional, Sequence
 
-import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard.diagnosis import bundle
 from slimguard.diagnosis.capture import Capture
@@ -20,8 +20,6 @@ from slimguard.gate import Gate, Label
 from slimguard.incidents.incident import replay_hint
 from slimguard.system import files
 from slimguard.system.rate import Rate
-
-tf1 = tf.compat.v1
 
 
 class Found(NamedTuple):
@@ -89,7 +87,7 @@ class Evidence:
         except Exception as error:
             self._say('what the bad step drew could not be taken', error)
             return Found()
-        diagnosis = None  # type: Optional[Diagnosis]
+        diagnosis: Optional[Diagnosis] = None
         try:
             diagnosis = diagnose(session, self.capture, values, labels)
         except Exception as error:

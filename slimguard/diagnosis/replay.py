@@ -18,8 +18,6 @@ from slimguard.gate import Label
 from slimguard.incidents import journal
 from slimguard.system import files, terminal, texts
 
-tf1 = tf.compat.v1
-
 _MOST_SHOWN = 4000  # letters of an error
 _MOST_OF_A_REASON = 120
 

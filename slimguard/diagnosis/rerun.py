@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Se
 
 import numpy as np
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard import graph as graphs
@@ -18,8 +19,6 @@ from slimguard.diagnosis.capture import Capture, gate_roots, is_random, needs_be
 from slimguard.diagnosis.source_lines import Origin, Origins, Recorded, record
 from slimguard.graph import key, op_of
 from slimguard.graph.control_flow import Flow
-
-tf1 = tf.compat.v1
 
 # What is fetched at once: larger parts take more memory, and smaller ones more runs.
 _CHUNK_BYTES = 192 << 20

@@ -5,6 +5,7 @@ import sys
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.gate import regularizers
@@ -14,8 +15,6 @@ from slimguard.gate.verdict import ERROR, Label
 from slimguard.graph import TrainOp, key, op_of, ops
 from slimguard.graph.devices import Home, processor_of, task_of
 from slimguard.graph.ops import branch, for_arithmetic, merge
-
-tf1 = tf.compat.v1
 
 # A step is calm if every value's sum of squares (halved) is below this. With p bits of precision,
 # adding what is smaller than x / 2**(p+1) leaves x as it is, so accumulated values and squares

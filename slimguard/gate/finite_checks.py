@@ -9,11 +9,10 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard.graph import ops
 from slimguard.graph.devices import Home
-
-tf1 = tf.compat.v1
 
 # A number that makes small of any other: what was finite has a finite sum then, or sum of squares.
 SMALL_32 = 2.0**-100  # for dtypes that are not named here

@@ -5,14 +5,13 @@ import gc
 from typing import Dict, List, Optional, Sequence
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard.gate.arguments import as_train_op, require_loss, require_max_loss
 from slimguard.gate.builder import Build
 from slimguard.gate.plan import Plan
 from slimguard.gate.verdict import Finding, Label, explain
 from slimguard.graph import TrainOp, key, op_of
-
-tf1 = tf.compat.v1
 
 
 class Gate:
@@ -43,7 +42,7 @@ class Gate:
 
     def __init__(self, plan: Plan, max_loss: Optional[float]):
         self.original = plan.train_op
-        self.loss = plan.losses[0] if plan.losses else None  # type: Optional[tf.Tensor]
+        self.loss: Optional[tf.Tensor] = plan.losses[0] if plan.losses else None
         self.raises = bool(plan.raises)
         undone = plan.variables if plan.trial else []
         self.transient = tuple(dict.fromkeys(list(plan.put_back) + undone))

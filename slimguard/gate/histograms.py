@@ -6,11 +6,10 @@ for a batch that the gate would have kept from doing harm.
 """
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.graph import ops
-
-tf1 = tf.compat.v1
 
 
 def leave_out_bad_values(graph: tf.Graph) -> None:

@@ -7,12 +7,11 @@ and explains the words *forward*, *held*, *forward write* and *calm* that are us
 from typing import Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.graph import TrainOp, key, op_of
 from slimguard.graph.clones import summands_by_clone
-
-tf1 = tf.compat.v1
 
 # A value that is read after a held write need not be looked at if it is made of variables and
 # checked values by these ops alone: then it is finite if they are (an overflow by adding is what

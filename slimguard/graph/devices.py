@@ -5,11 +5,10 @@ own should cross the network in one piece, and as flags.
 """
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard.graph.variables import device_of
 from slimguard.graph.walk import is_reference
-
-tf1 = tf.compat.v1
 
 
 def task_of(device: str) -> tuple:

@@ -9,12 +9,11 @@ import contextlib
 from typing import Callable, Dict, FrozenSet, Iterator, List, Sequence, Set, Tuple
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard.graph.control_flow import flow_around
 from slimguard.graph.variables import dtype_of, is_resource
 from slimguard.graph.walk import OURS, is_reference, op_def_of
-
-tf1 = tf.compat.v1
 
 _NO = tf1.AttrValue(b=False)
 _types = {}
@@ -117,7 +116,8 @@ class Maker:
         open_groups: Dict[object, List[int]] = {}
         for number, tensor in enumerate(tensors):
             op, dtype = tensor.op, tensor.dtype.base_dtype
-            kind, most = number, 1  # type: object, int
+            kind: object = number
+            most = 1
             if dtype in _JOINED and _bytes_of(tensor) and flow_around(op) is None:
                 same, most = fit(tensor)
                 kind = (dtype, same, op.type, op.device, self._bound.get(op))

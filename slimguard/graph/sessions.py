@@ -4,8 +4,7 @@ import gc
 from typing import List
 
 import tensorflow as tf
-
-tf1 = tf.compat.v1
+import tensorflow.compat.v1 as tf1
 
 # What TensorFlow's Saver and Supervisor take for a session. It has no public name.
 SessionInterface = next(c for c in tf1.Session.__mro__ if c.__name__ == 'SessionInterface')

@@ -6,7 +6,7 @@ not one of the few ops known to read. An optimizer kernel that somebody wrote la
 """
 
 import re
-from typing import Dict, List, NamedTuple, Set
+from typing import Dict, List, NamedTuple, Optional, Set
 
 import tensorflow as tf
 
@@ -45,7 +45,7 @@ class Writes:
 
     def __init__(self, graph: tf.Graph):
         self._graph = graph
-        self._library = None  # type: Optional[dict]
+        self._library: Optional[dict] = None
         self._written: Dict[tf.Operation, List[tf.Operation]] = {}
         self._writing: Dict[tf.Operation, bool] = {}
 
@@ -78,7 +78,7 @@ class Writes:
         if bodies:
             # `If`, `Case` and the like spend their first input on the choice.
             offset = 1 if op.type in ('If', 'StatelessIf', 'Case', 'StatelessCase') else 0
-            inside = set()  # type: Set[int]
+            inside: Set[int] = set()
             for body in bodies:
                 inside |= self._writtenarguments_of(body)
             candidates = [index for index in candidates if index - offset in inside]
@@ -124,7 +124,7 @@ class Writes:
         if function is None or name in seen:
             return set()
         origin = {arg.name: i for i, arg in enumerate(function.signature.input_arg)}
-        written = set()  # type: Set[int]
+        written: Set[int] = set()
         for node in function.node_def:
             data = [i.split(':')[0] for i in node.input if not i.startswith('^')]
             if node.op in PASS_ON:
@@ -137,7 +137,7 @@ class Writes:
                 inner = self.called_by(node)
                 if inner:
                     offset = 1 if node.op in ('If', 'StatelessIf', 'Case', 'StatelessCase') else 0
-                    inside = set()  # type: Set[int]
+                    inside: Set[int] = set()
                     for body in inner:
                         inside |= self._writtenarguments_of(body, seen | {name})
                     handles = {i: a for i, a in handles.items() if i - offset in inside}

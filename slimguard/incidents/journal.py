@@ -15,12 +15,11 @@ import time
 from typing import Any, Callable, Deque, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard.incidents.incident import Incident
 from slimguard.system import files, texts
 from slimguard.system.rate import Rate
-
-tf1 = tf.compat.v1
 
 # The first incidents are logged one by one.
 _FIRST = 10
@@ -119,7 +118,7 @@ class _LocalFile:
 
     def __init__(self, path: str):
         self._path = path
-        self._file = None  # type: Any
+        self._file: Any = None
 
     def open(self) -> None:
         """Makes the file if it is not there."""
@@ -433,7 +432,7 @@ def _int(digits: str) -> int:
 
 def _lines(file) -> Iterator[Optional[bytes]]:
     """The lines of a file; None for one that is too long to be ours, which is never held whole."""
-    line = b''  # type: Optional[bytes]
+    line: Optional[bytes] = b''
     for chunk in iter(lambda: file.read(_CHUNK), b''):
         pieces = chunk.split(b'\n')
         pieces[0] = None if line is None else line + pieces[0]
@@ -458,7 +457,7 @@ def when(seconds: Optional[float]) -> str:
 
 def table(incidents: List[Incident]) -> List[Tuple[str, ...]]:
     """Rows for people: when, at which step, the loss, what was done, and why."""
-    rows = [('time', 'step', 'loss', 'action', 'reason')]  # type: List[Tuple[str, ...]]
+    rows: List[Tuple[str, ...]] = [('time', 'step', 'loss', 'action', 'reason')]
     for incident in incidents:
         rows.append(
             (

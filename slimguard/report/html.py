@@ -4,7 +4,7 @@ import base64
 import collections
 import math
 import shlex
-from typing import Any, List, NamedTuple, Optional, Sequence
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -98,7 +98,7 @@ def _chart(curve: Optional[Curve], entries: Sequence[Entry]) -> Markup:
     actions = [a for a in ACTIONS if any(e.kind == a for e in entries)]
     plot = _PLOT if stretches else 0
     height = plot + 8 + _LANE * len(actions)
-    drawn = []  # type: List[Any]
+    drawn: List[Any] = []
     if stretches:
         y = scale_of(np.concatenate([s[:, 1] for s in stretches]))
         for value, label in y.ticks:
@@ -160,7 +160,7 @@ class _Mark(NamedTuple):
 
 def _marks(x: Scale, entries: Sequence[Entry], kind: str) -> List[_Mark]:
     """Incidents that would lie on one another share a mark."""
-    marks = []  # type: List[_Mark]
+    marks: List[_Mark] = []
     for entry in sorted(entries, key=lambda e: (e.step, e.number)):
         at = x(entry.step)
         if marks and at - marks[-1].x < 0.006:
@@ -304,7 +304,7 @@ def sentence(it: Finding) -> str:
 
 
 def _facts(it: Finding) -> Optional[Markup]:
-    facts = []  # type: List[Tuple[str, Any]]
+    facts: List[Tuple[str, Any]] = []
     if it.where:
         facts.append(('Tensor', element('code', it.where)))
     if it.place:
@@ -337,7 +337,7 @@ def _ranges(layers: Sequence[Layer]) -> Markup:
         element('text', label, x=at, y=14, class_='tick middle' + extra)
         for at, label, extra in zip(ticks, [label for _, label in scale.ticks], extras)
     ]
-    rows = []  # type: List[Markup]
+    rows: List[Markup] = []
     phase, begun = '', False
     last = begins_at(layers)
     for place, layer in enumerate(layers):

@@ -53,8 +53,8 @@ def layers_of(
       KeyError, TypeError, ValueError, OverflowError, AttributeError: if the rows are not as a
         diagnosis writes them.
     """
-    passes = {phase: [] for phase in PHASES}  # type: Dict[str, List[Scoped]]
-    apart = {phase: [] for phase in PHASES}  # type: Dict[str, List[Scoped]]
+    passes: Dict[str, List[Scoped]] = {phase: [] for phase in PHASES}
+    apart: Dict[str, List[Scoped]] = {phase: [] for phase in PHASES}
     ops = {row['op'] for row in rows}
     for row in rows:
         op, phase = row['op'], row['phase'] if row['phase'] in PHASES else 'update'
@@ -67,7 +67,7 @@ def layers_of(
             scope = passes[phase][-1][0]
         layer = _layer(row, phase, culprit)
         (apart if _is_any_time(row) else passes)[phase].append((scope, layer))
-    layers = []  # type: List[Layer]
+    layers: List[Layer] = []
     for phase in PHASES:
         layers.extend(_fit(passes[phase] + apart[phase], (most or _MOST)[phase]))
     return layers
@@ -152,7 +152,7 @@ def _squeeze(layers: List[Layer], most: int) -> List[Layer]:
     size = -(-len(layers) // most)
     if size <= 1:
         return layers
-    squeezed = []  # type: List[Layer]
+    squeezed: List[Layer] = []
     first, count = '', 0
     for layer in layers:
         last = squeezed[-1] if squeezed else None

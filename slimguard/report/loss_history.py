@@ -9,10 +9,9 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard.system import files
-
-tf1 = tf.compat.v1
 
 _LOSS = re.compile(r'(^|[^a-z])(total_?)?loss(es)?([^a-z]|$)')
 _NO_LOSS = re.compile(r'scale|weight|rate')

@@ -138,7 +138,7 @@ def _linear_ticks(
 
 def _labelled(ticks: Iterable[Decimal]) -> List[Tuple[float, str]]:
     """Ticks as floats, and their labels; without those that no float is close to."""
-    found = []  # type: List[Tuple[float, Decimal]]
+    found: List[Tuple[float, Decimal]] = []
     for tick in ticks:
         value = float(tick)
         if math.isfinite(value) and abs(Decimal(value) - tick) <= abs(tick) / 20:

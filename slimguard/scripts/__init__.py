@@ -1,6 +1,8 @@
 """Code that nobody edits: what it calls is replaced by what is guarded.
 
-instrumentation.py  instrument(): puts guarded functions in the place of slim's
-tf1_names.py        the names of TensorFlow 1, for scripts on TensorFlow 2
-run.py              runs a script as python would
+The files:
+
+    instrumentation.py  instrument(): puts guarded functions in the place of slim's
+    tf1_names.py        the names of TensorFlow 1, for scripts on TensorFlow 2
+    run.py              runs a script as python would
 """

@@ -13,17 +13,15 @@ import inspect
 import sys
 from typing import Any, Callable, Dict, Optional
 
-import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard import compat, learning
 from slimguard import gate as gates
 from slimguard.checkpoints import repair
 from slimguard.checkpoints.finite_saver import FiniteSaver
-from slimguard.hooks import GateWatcher, with_watcher
 from slimguard.incidents.policies import OnNan, Skip, rungs_of
 from slimguard.system import files
-
-tf1 = tf.compat.v1
+from slimguard.training.gate_watcher import GateWatcher, with_watcher
 
 # Modules with a `create_train_op` and a `train` to replace, and which of the two kinds of `train`
 # it is: slim's, around a Supervisor, or that around a MonitoredSession. The last two belong to
@@ -35,7 +33,7 @@ _MODULES = {
     'tensorflow.contrib.training.python.training.training': 'monitored',
 }
 
-_active = None  # type: Optional[Instrumentation]
+_active: Optional['Instrumentation'] = None
 
 
 def instrument(on_nan: OnNan = None, max_loss: Optional[float] = None) -> 'Instrumentation':

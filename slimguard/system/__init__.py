@@ -1,6 +1,10 @@
 """What the operating system gives: files, directories, the terminal. It knows nothing of training.
 
-files.py     paths as users give them, and files that are replaced at one stroke
-logdirs.py   whether a directory is the log directory of a training
-terminal.py  prints what others have written
+The files:
+
+    files.py     paths as users give them, and files that are replaced at one stroke
+    logdirs.py   whether a directory is the log directory of a training
+    texts.py     what others have written, made visible and cut
+    terminal.py  prints it
+    rate.py      how often the log is spoken to
 """

@@ -4,9 +4,7 @@ import sys
 from types import FrameType
 from typing import Dict, Iterator, List, Optional
 
-import tensorflow as tf
-
-tf1 = tf.compat.v1
+import tensorflow.compat.v1 as tf1
 
 
 def checkpoint_dirs_for(hook: tf1.train.SessionRunHook) -> List[str]:

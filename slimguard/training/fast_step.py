@@ -15,14 +15,14 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 from tensorflow.core.protobuf import config_pb2
 
 from slimguard import gate as gates
 from slimguard.graph import TrainOp, key
-from slimguard.hooks import GateWatcher, SessionRunHook, incident_of
+from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hook_fetches import Requests
-
-tf1 = tf.compat.v1
+from slimguard.training.watched_run import incident_of
 
 # Runs that differ in what hooks fetch are prepared apart, up to this number of them. Each takes
 # an executor of its own in the session, and its memory.
@@ -83,7 +83,7 @@ class FastStep:
         evidence = [w.evidence[gate] for w in watchers if gate in w.evidence]
         self._targets = [one.fetch for one in dict.fromkeys(evidence)]
         self._calls: Dict[Any, Optional[_Call]] = {}
-        self._max_loss = None  # type: Optional[float]
+        self._max_loss: Optional[float] = None
         self._forget()
 
     def run(self) -> Done:
@@ -255,7 +255,7 @@ class _Feed:
         self._dtype = tensor.dtype
         self._numpy = np.dtype(tensor.dtype.as_numpy_dtype)
         self._shape = tensor.shape
-        self._fits = None  # type: Optional[tuple]
+        self._fits: Optional[tuple] = None
 
     def ready(self, value) -> Optional[np.ndarray]:
         """`value`, if it is what is fed as it is, or a scalar that is easily made so."""
@@ -303,7 +303,9 @@ def _is_as_tensorflow_made_it(session) -> bool:
 
 def _has(hook, name: str) -> bool:
     """Whether a hook does something in a call; what it inherits does nothing."""
-    return getattr(getattr(hook, name), '__func__', None) is not getattr(SessionRunHook, name)
+    return getattr(getattr(hook, name), '__func__', None) is not getattr(
+        tf1.train.SessionRunHook, name
+    )
 
 
 def _is_value_of(train_op: tf.Tensor, loss: tf.Tensor) -> bool:

@@ -2,9 +2,7 @@
 
 from typing import Any, Dict, Optional, Sequence
 
-import tensorflow as tf
-
-tf1 = tf.compat.v1
+import tensorflow.compat.v1 as tf1
 
 
 class Requests:

@@ -14,21 +14,21 @@ import time
 from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.cluster.job import as_aborted
 from slimguard.graph import TrainOp, op_of
 from slimguard.graph.sessions import SessionInterface, SessionWrapper
-from slimguard.hooks import GateWatcher, fetched_elements, with_watcher
 from slimguard.incidents.incident import Incident, NanLossError
 from slimguard.incidents.policies import OnNan
 from slimguard.system import files
 from slimguard.training.fast_step import FastStep
+from slimguard.training.gate_watcher import GateWatcher, with_watcher
 from slimguard.training.hook_fetches import Requests
 from slimguard.training.progress import Progress
-
-tf1 = tf.compat.v1
+from slimguard.training.watched_run import fetched_elements
 
 _CHECKS = ('CheckNumerics', 'CheckNumericsV2')
 
@@ -60,7 +60,7 @@ class HookedSession(SessionWrapper):
         self._train_op = train_op
         self._steps: Dict[Tuple[str, ...], bool] = {}
         self.stop_requested = False
-        self.before_other_run = None  # type: Optional[Callable[[], None]]
+        self.before_other_run: Optional[Callable[[], None]] = None
 
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
         """As `tf.compat.v1.Session.run`."""
@@ -273,10 +273,10 @@ class HookedSteps:
         self._save = save
         self._schedule = schedule
         self._progress = progress
-        self._loss = None  # type: Any
+        self._loss: Any = None
         self._traces: Dict[str, int] = {}
         self._stop_asked = False
-        self._swallowed = None  # type: Optional[tf.errors.OutOfRangeError]
+        self._swallowed: Optional[tf.errors.OutOfRangeError] = None
         self.coordinator = tf1.train.Coordinator()
         self._begin_session(None)
 
@@ -377,9 +377,9 @@ class HookedSteps:
 
     def _begin_session(self, session) -> None:
         self._session = self._runs_in = session
-        self._fast = None  # type: Optional[FastStep]
+        self._fast: Optional[FastStep] = None
         self._may_be_fast = self._schedule is not None
-        self._step_before = None  # type: Optional[int]
+        self._step_before: Optional[int] = None
         self._ended = False
 
     # In a cluster.

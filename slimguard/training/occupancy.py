@@ -11,7 +11,7 @@ import contextlib
 import os
 from typing import Iterator, Optional, Set
 
-import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard.diagnosis import bundle_folders
 from slimguard.system import files
@@ -21,7 +21,6 @@ try:
 except ImportError:  # no POSIX
     fcntl = None  # type: ignore
 
-tf1 = tf.compat.v1
 
 # The folders that are held open in this process.
 _held: Set[int] = set()

@@ -8,11 +8,9 @@ import signal
 import socket
 import sys
 import threading
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Optional
 
-import tensorflow as tf
-
-tf1 = tf.compat.v1
+import tensorflow.compat.v1 as tf1
 
 # How long a step may take after SIGTERM or Ctrl-C, in seconds. Who sends it does not wait for ever.
 _PATIENCE = 10.0
@@ -60,8 +58,8 @@ class Preemption(tf1.train.SessionRunHook):
     def __init__(self, request_stop: Callable[[], None], save: Callable[[Any], None]):
         self._request_stop = request_stop
         self._save = save
-        self._session = None  # type: Any
-        self._asked = None  # type: Optional[int]
+        self._session: Any = None
+        self._asked: Optional[int] = None
         # Events take a lock, which the handler must not: it may run while they are being set.
         self._heard = threading.Event()  # a step has ended
         self._left = threading.Event()

@@ -4,11 +4,9 @@ import contextlib
 import logging
 import sys
 import time
-from typing import Iterator, Optional
+from typing import Any, Iterator, Optional
 
-import tensorflow as tf
-
-tf1 = tf.compat.v1
+import tensorflow.compat.v1 as tf1
 
 _SECONDS_BETWEEN = 0.1
 
@@ -60,7 +58,7 @@ class Progress:
     def __init__(self, make_bar, number_of_steps: Optional[int]):
         self._make_bar = make_bar
         self._number_of_steps = number_of_steps
-        self._bar = None  # type: Any
+        self._bar: Any = None
         self._next = 0.0
 
     def is_due(self) -> bool:

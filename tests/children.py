@@ -47,7 +47,8 @@ class Started:
             env=environment(),
             start_new_session=True,
         )
-        self._killer = threading.Timer(240, self._kill)  # so that no test waits for ever
+        self.was_too_slow = False
+        self._killer = threading.Timer(240, self._give_up)  # so that no test waits for ever
         self._killer.daemon = True
         self._killer.start()
 
@@ -73,6 +74,15 @@ class Started:
 
     def wait(self):
         return self.process.wait(timeout=240)
+
+    def wait_for_children(self):
+        """Waits until nobody is left who could write to where the process writes."""
+        self.process.stdout.read()
+        assert not self.was_too_slow, 'there are children after 240 s'
+
+    def _give_up(self):
+        self.was_too_slow = True
+        self._kill()
 
     def _kill(self):
         try:

@@ -148,3 +148,14 @@ def test_ctrl_c_to_all_that_ends_the_pool_for_which_the_step_waits_saves(
         training.send_to_group(signal.SIGINT)
         assert training.wait() == 128 + signal.SIGINT
     assert checkpoint_at(tmp_path / 'log') == (4, [])
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_no_worker_of_a_pool_outlives_a_training_whose_step_never_ends(
+    number, script, tmp_path, heeds_ctrl_c
+):
+    # Workers that end are replaced by the pool, which needs a moment for it.
+    with Training(script, 'fork', tmp_path / 'log', 1.0, 'for its pool') as training:
+        training.send_to_group(number)
+        assert training.wait() == 128 + number
+        training.wait_for_children()

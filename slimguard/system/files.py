@@ -4,6 +4,7 @@ A path is read once, where it is given: :func:`as_path` makes it absolute there,
 `os.chdir` changes nothing. Imports no TensorFlow before a path needs it.
 """
 
+import errno
 import os
 import re
 import shutil
@@ -39,6 +40,7 @@ def as_path(path: Path, name: str = 'logdir') -> str:
       TypeError: if it is no path.
       ValueError: if it is empty, or holds what no file name of TensorFlow's can, or is a URL that
         `pathlib` has made a local path of.
+      FileNotFoundError: if it is relative, and the working directory was deleted.
     """
     text = as_text(path, name)
     if not text:
@@ -59,7 +61,15 @@ def as_path(path: Path, name: str = 'logdir') -> str:
     if is_remote(text):
         return text.rstrip('/') if not text.endswith('://') else text
     # Not realpath: a logdir is shown as it was given. TensorFlow resolves `..` as abspath does.
-    return os.path.abspath(text)
+    try:
+        return os.path.abspath(text)
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            errno.ENOENT,
+            '%s is relative, and the working directory that it starts from is gone; go to another '
+            'one, or give an absolute path' % name,
+            text,
+        ) from None
 
 
 def as_text(path: Path, name: str = 'logdir') -> str:

@@ -233,7 +233,7 @@ class Preemption(tf1.train.SessionRunHook):
             if entered._session is not None:
                 entered._save(entered._session)
         if not stays:
-            os._exit(128 + number)
+            _exit(128 + number)
 
     def _await_leaving(self) -> None:
         """Ends the process if a second Ctrl-C does not end the training."""
@@ -243,7 +243,23 @@ class Preemption(tf1.train.SessionRunHook):
 
     def _end_at_once(self) -> None:
         tf1.logging.error('slimguard: Ctrl-C again; ending at once, with what was saved before.')
-        os._exit(128 + signal.SIGINT)
+        _exit(128 + signal.SIGINT)
+
+
+def _exit(status: int) -> None:
+    """Ends the process from any thread, and the children that Python ends when a process ends.
+
+    Without that, the workers of a `multiprocessing.Pool` would wait for work for ever.
+    """
+    multiprocessing = sys.modules.get('multiprocessing.process')
+    children = multiprocessing.active_children() if multiprocessing is not None else []
+    for child in children:
+        try:
+            if child.daemon:
+                child.terminate()
+        except Exception:  # it has ended, or the process that looks after it has
+            pass
+    os._exit(status)
 
 
 def _is_interactive() -> bool:

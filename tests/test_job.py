@@ -15,7 +15,7 @@ from slimguard.checkpoints import checkpoint_reader
 from slimguard.checkpoints.checkpoint_files import step_in_name
 from slimguard.cluster import job as cluster_job
 from slimguard.cluster.job_table import Board
-from slimguard.incidents import journal
+from slimguard.incidents import record_file
 from tests.jobs import Job
 from tests.models import records_in
 
@@ -206,7 +206,7 @@ def require_good_checkpoint(logdir):
 
 def wait_for_record(logdir):
     end = time.time() + 60
-    record = journal.path_in(str(logdir))
+    record = record_file.path_in(str(logdir))
     while not os.path.exists(record) or not os.path.getsize(record):
         assert time.time() < end, 'no incident is recorded'
         time.sleep(0.02)

@@ -30,7 +30,7 @@ from slimguard.checkpoints.state_file import SPARE
 from slimguard.graph import ops
 from slimguard.graph.sessions import SessionWrapper
 from slimguard.incidents.incident import Incident
-from slimguard.incidents.journal import IncidentFile
+from slimguard.incidents.record_file import IncidentFile
 from slimguard.system import files
 
 _SAVES = frozenset(['Save', 'SaveSlices', 'SaveV2'])

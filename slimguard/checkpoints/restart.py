@@ -13,7 +13,7 @@ from slimguard.checkpoints import repair as repairs
 from slimguard.checkpoints.checkpoint_files import Checkpoint, files_of
 from slimguard.checkpoints.checkpoint_reader import Finding
 from slimguard.checkpoints.state_file import DamagedStateError, State, StateFileError
-from slimguard.incidents import journal
+from slimguard.incidents import record_table
 from slimguard.system import files
 
 
@@ -123,7 +123,7 @@ def _row_of(found: Checkpoint, finding: Finding) -> Tuple[str, ...]:
     return (
         os.path.basename(found.path),
         '' if finding.step is None else str(finding.step),
-        journal.when(found.time),
+        record_table.when(found.time),
         '%.1f MB' % (found.size / 1e6),
         str(finding),
     )

@@ -208,7 +208,8 @@ class _AfterImport:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None:
-            spec.loader = _Loader(spec.loader, self._instrument)
+            loader: Any = _Loader(spec.loader, self._instrument)  # has all that the other has
+            spec.loader = loader
         return spec
 
 

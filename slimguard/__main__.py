@@ -50,7 +50,7 @@ def parse_policy(text: str) -> List[policies.Policy]:
 
 def _parse_rung(text: str) -> policies.Policy:
     name, colon, number = text.partition(':')
-    (policy,) = policies.rungs_of(name)
+    (policy,) = policies.fallbacks_of(name)
     if not colon:
         return policy
     if not vars(policy):

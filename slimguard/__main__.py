@@ -50,7 +50,7 @@ def parse_policy(text: str) -> List[policies.Policy]:
 
 def _parse_rung(text: str) -> policies.Policy:
     name, colon, number = text.partition(':')
-    (policy,) = policies.rungs_of(name)
+    (policy,) = policies.fallbacks_of(name)
     if not colon:
         return policy
     if not vars(policy):
@@ -267,23 +267,23 @@ def _checkpoints(options: argparse.Namespace) -> None:
 
 def _incidents(options: argparse.Namespace) -> None:
     _require_logdir(options.folder)
-    from slimguard.incidents import journal
+    from slimguard.incidents import record_file, record_reader, record_table
 
     try:
-        record = journal.read_record(options.folder)
+        record = record_reader.read_record(options.folder)
     except FileNotFoundError:
         terminal.say(_NO_RECORD % options.folder)
         sys.exit(1)
     except OSError as error:
         _refuse('the record of incidents cannot be read: %s' % error)
     if record.incidents:
-        terminal.print_table(journal.table(record.incidents))
+        terminal.print_table(record_table.table(record.incidents))
     elif not record.is_foreign:
         terminal.say('no incident is on record in ' + options.folder)
     for note in record.notes:
         terminal.complain(note)
     if record.is_foreign:
-        path = journal.path_in(options.folder)
+        path = record_file.path_in(options.folder)
         _refuse('%s is no record of slimguard, or a damaged one: it has no incident' % path)
 
 

@@ -53,8 +53,8 @@ class NanLossHook(GateWatcher, NanTensorHook):
       loss_tensor: the loss, a floating scalar Tensor.
       fail_on_nan_loss: what to do without `on_nan`: True raises, False stops.
       on_nan: 'raise', 'stop', 'skip' or 'rollback'; a policy object; a callable that gets the
-        `Incident` and returns any of these or None (then `fail_on_nan_loss` says); or a list, a
-        ladder of them.
+        `Incident` and returns any of these or None (then `fail_on_nan_loss` says); or a list of
+        these: when one is used up, the next takes over.
       max_loss: a larger loss is an incident too; a positive finite number. Default: no limit.
       logdir: where the record of incidents goes (``slimguard/incidents.jsonl``), and where a
         rollback finds its checkpoints; a str, bytes or `os.PathLike`, which is read here once.

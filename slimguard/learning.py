@@ -16,7 +16,8 @@ from slimguard import compat
 from slimguard import gate as gates
 from slimguard.checkpoints import repair
 from slimguard.checkpoints.finite_saver import FiniteSaver, offer_saver
-from slimguard.cluster.job import Readiness, is_remote
+from slimguard.cluster.place import is_remote
+from slimguard.cluster.waiting import Readiness
 from slimguard.diagnosis.disk_room import Room
 from slimguard.diagnosis.evidence import Evidence, require_max_bundles
 from slimguard.gate.histograms import leave_out_bad_values

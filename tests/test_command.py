@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from slimguard.__main__ import main
 from slimguard.checkpoints.repair import repair
-from slimguard.incidents import journal
+from slimguard.incidents import record_file
 from slimguard.incidents.incident import Incident
 from tests.children import environment, python
 from tests.test_checkpoint import truncate, write
@@ -40,7 +40,7 @@ def run(*arguments):
 
 
 def record(logdir, *reasons):
-    file = journal.IncidentFile(str(logdir))
+    file = record_file.IncidentFile(str(logdir))
     file.make()
     for number, reason in enumerate(reasons):
         file.append(Incident(number, 0.5, reason, (), 'hook', 1000.0, action='skip'))
@@ -60,7 +60,7 @@ class TestIncidents:
 
     def test_lines_that_are_none_are_counted_and_not_printed(self, tmp_path, capsys):
         record(tmp_path, 'x')
-        with open(journal.path_in(str(tmp_path)), 'a') as file:
+        with open(record_file.path_in(str(tmp_path)), 'a') as file:
             file.write('[1]\n{"a": 1}\n{"step": 3, "reason": "x", "loss": "garbage"}\n{"step": 12')
         assert run('incidents', tmp_path) == 0
         out, err = capsys.readouterr()
@@ -86,7 +86,7 @@ class TestIncidents:
     @pytest.mark.parametrize('text', ['[1]\n', '\x89PNG\r\n\x1a\n', '{"step": 1'])
     def test_a_record_in_which_nothing_can_be_read_is_said_to_be_so(self, tmp_path, capsys, text):
         record(tmp_path)
-        with open(journal.path_in(str(tmp_path)), 'w') as file:
+        with open(record_file.path_in(str(tmp_path)), 'w') as file:
             file.write(text)
         assert run('incidents', tmp_path) == 2
         out, err = capsys.readouterr()
@@ -95,7 +95,7 @@ class TestIncidents:
     @pytest.mark.parametrize('make', [os.mkfifo, os.mkdir])
     def test_what_is_no_regular_file_is_said_to_be_so(self, tmp_path, capsys, make):
         (tmp_path / 'slimguard').mkdir()
-        make(journal.path_in(str(tmp_path)))
+        make(record_file.path_in(str(tmp_path)))
         assert run('incidents', tmp_path) == 2
         err = capsys.readouterr().err
         assert err.startswith('slimguard: the record of incidents cannot be read: ')
@@ -135,7 +135,7 @@ def test_a_file_system_that_tensorflow_does_not_know_is_a_sentence(command, caps
 NOT_TO_BE_READ = """\
 import os, sys, tensorflow
 from slimguard.checkpoints import checkpoint_reader
-from slimguard.incidents import journal
+from slimguard.incidents import record_reader, record_table
 from slimguard.__main__ import main
 if os.getuid() == 0:
     os.setuid(65534)

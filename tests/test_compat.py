@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import slimguard
 from slimguard import compat
+from slimguard.compat import modules, repairs, table
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 VERSION = tuple(int(part) for part in tf.__version__.split('.')[:2])
@@ -130,13 +132,14 @@ def test_nothing_that_tensorflow_has_is_replaced():
         import tensorflow
         import tensorflow.compat.v1
         from slimguard import compat
+        from slimguard.compat import modules, table
 
         def names():
-            modules = [(key, m) for key, m in sys.modules.items() if key.startswith('tensorflow')]
-            return {(key, n): v for key, m in modules for n, v in list(vars(m).items())}
+            loaded = [(key, m) for key, m in sys.modules.items() if key.startswith('tensorflow')]
+            return {(key, n): v for key, m in loaded for n, v in list(vars(m).items())}
 
-        for row in compat._TABLE:  # revive() imports these modules, if they are not yet
-            compat._import_or_none(row.module)
+        for row in table.TABLE:  # revive() imports these modules, if they are not yet
+            modules.import_or_none(row.module)
         before = names()
         compat.revive()
         after = names()
@@ -148,15 +151,15 @@ def test_nothing_that_tensorflow_has_is_replaced():
     )
 
 
-@pytest.mark.parametrize('row', compat._TABLE, ids=lambda row: row.full_name)
+@pytest.mark.parametrize('row', table.TABLE, ids=lambda row: row.full_name)
 def test_a_row_of_the_table_names_what_tensorflow_has_there_or_had(row, slim):
     """Where this TensorFlow still has the name, it must be the very thing that the row gives."""
-    module = compat._import_or_none(row.module)
+    module = modules.import_or_none(row.module)
     if isinstance(row.home, str):
-        assert compat._public(row.home) is not None
-        assert getattr(module, row.name, compat._public(row.home)) is compat._public(row.home)
+        assert modules.public(row.home) is not None
+        assert getattr(module, row.name, modules.public(row.home)) is modules.public(row.home)
     elif VERSION >= (2, 13):  # up to 2.12 they are where TensorFlow itself looks
-        assert compat._source(row)
+        assert repairs.source_of(row)
 
 
 def test_reviving_twice_is_reviving_once(slim):
@@ -171,15 +174,16 @@ def test_import_waits_for_tf_slim_and_revives_it_once():
     run_python(
         """
         from slimguard import compat
+        from slimguard.compat import repairs, slim_watcher
 
         compat.on_slim_import()
         compat.on_slim_import()
         assert 'tensorflow' not in sys.modules
-        watchers = [f for f in sys.meta_path if isinstance(f, compat._SlimWatcher)]
+        watchers = [f for f in sys.meta_path if isinstance(f, slim_watcher.SlimWatcher)]
         assert len(watchers) == 1
         import tf_slim
-        assert not any(isinstance(f, compat._SlimWatcher) for f in sys.meta_path)
-        assert not compat._missing_rows()
+        assert not any(isinstance(f, slim_watcher.SlimWatcher) for f in sys.meta_path)
+        assert not repairs.missing_rows()
         assert 'tf_keras' not in sys.modules
         """
     )
@@ -190,9 +194,10 @@ def test_a_tf_slim_that_is_imported_already_is_revived_at_once():
         """
         import tf_slim
         from slimguard import compat
+        from slimguard.compat import repairs
 
         compat.on_slim_import()
-        assert not compat._missing_rows()
+        assert not repairs.missing_rows()
         """
     )
 
@@ -256,13 +261,12 @@ def test_without_keras_batch_norm_says_what_to_install():
 def test_without_tensorflow_the_error_says_what_to_install():
     out = run_python(
         """
-        import importlib
-        from importlib.util import module_from_spec, spec_from_file_location
+        import types
 
-        # Not through the package, which asks for TensorFlow when it is imported.
-        spec = spec_from_file_location('compat', %r)
-        compat = sys.modules['compat'] = module_from_spec(spec)
-        spec.loader.exec_module(compat)
+        # Without running slimguard/__init__.py, which asks for TensorFlow.
+        package = sys.modules['slimguard'] = types.ModuleType('slimguard')
+        package.__path__ = [%r]
+        from slimguard import compat
         for function in compat.require_tensorflow, compat.revive, compat.import_slim:
             try:
                 function()
@@ -270,7 +274,7 @@ def test_without_tensorflow_the_error_says_what_to_install():
                 print(error)
         print(compat.report())
         """
-        % compat.__file__,
+        % os.path.dirname(slimguard.__file__),
         without=['tensorflow'],
     )
     errors, report = out.splitlines()[:3], out.split('\n', 3)[3]

@@ -13,9 +13,9 @@ import slimguard
 from slimguard import compat
 from slimguard.checkpoints import checkpoint_reader
 from slimguard.checkpoints.checkpoint_files import step_in_name
-from slimguard.cluster import job as cluster_job
-from slimguard.cluster.job_table import Board
-from slimguard.incidents import journal
+from slimguard.cluster import follower
+from slimguard.cluster.job_table import SharedTable
+from slimguard.incidents import record_file
 from tests.jobs import Job
 from tests.models import records_in
 
@@ -206,7 +206,7 @@ def require_good_checkpoint(logdir):
 
 def wait_for_record(logdir):
     end = time.time() + 60
-    record = journal.path_in(str(logdir))
+    record = record_file.path_in(str(logdir))
     while not os.path.exists(record) or not os.path.getsize(record):
         assert time.time() < end, 'no incident is recorded'
         time.sleep(0.02)
@@ -429,7 +429,7 @@ def test_who_waits_for_its_first_step_hears_of_the_end(tmp_path):
 
 def beside_plain_slim(role, logdir):
     """The chief trains with plain slim until the other, under slimguard, has ended."""
-    cluster_job._NO_CHIEF = 0.5
+    follower._NO_CHIEF = 0.5
     step = [0]
 
     def draw():
@@ -471,11 +471,11 @@ def test_beside_a_chief_without_slimguard_there_is_no_rollback(tmp_path):
     assert 'does not train under slimguard' in worker.log
 
 
-class TestBoard:
-    def test_notes_are_kept_by_number(self):
+class TestSharedTable:
+    def test_entries_are_kept_by_number(self):
         server = tf1.train.Server({'holder': ['localhost:0']})
         device = '/job:holder/task:0'
-        one, other = Board(server.target, device), Board(server.target, device)
+        one, other = SharedTable(server.target, device), SharedTable(server.target, device)
         one.write(1, {'round': 3, 'incident': {'loss': 'nan'}})
         other.write(2**52, {'round': None})
         one.write(1, {'round': 4})
@@ -488,7 +488,7 @@ class TestBoard:
         one.close()
         other.close()
 
-    def test_one_process_has_no_board(self, tmp_path):
+    def test_one_process_has_no_shared_table(self, tmp_path):
         server = tf1.train.Server.create_local_server()
         with tf.Graph().as_default():
             tf1.train.get_or_create_global_step()

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard.incidents import journal
+from slimguard.incidents import journal, record_file, record_reader, record_table
 from slimguard.incidents.incident import Incident
 from tests.models import Linear, LogLines, records_in, train_quietly
 
@@ -31,7 +31,7 @@ def strictly(line):
 
 
 def write(logdir, steps):
-    file = journal.IncidentFile(str(logdir))
+    file = record_file.IncidentFile(str(logdir))
     for step in steps:
         file.append(incident(step, reason='x' * 300))
     file.close()
@@ -39,7 +39,7 @@ def write(logdir, steps):
 
 class TestFile:
     def test_each_incident_is_a_line_of_json(self, tmp_path):
-        file = journal.IncidentFile(str(tmp_path))
+        file = record_file.IncidentFile(str(tmp_path))
         for loss in (float('nan'), float('-inf'), 0.5, None):
             file.append(incident(loss=loss))
         lines = (tmp_path / 'slimguard' / 'incidents.jsonl').read_text().splitlines()
@@ -56,7 +56,7 @@ class TestFile:
         first, second, _ = path.read_bytes().split(b'\n')
         path.write_bytes(first + b'\n' + second[:kept])
         write(tmp_path, [3])
-        record = journal.read_record(tmp_path)
+        record = record_reader.read_record(tmp_path)
         assert [incident.step for incident in record.incidents] == [1, 3]
         assert record.unreadable == 1
 
@@ -74,7 +74,7 @@ class TestFile:
 
     def test_what_cannot_be_written_does_not_end_the_training(self, tmp_path):
         (tmp_path / 'slimguard').write_text('a file where the directory should be')
-        file = journal.IncidentFile(str(tmp_path))
+        file = record_file.IncidentFile(str(tmp_path))
         with LogLines() as lines:
             for _ in range(3):
                 file.append(incident())
@@ -86,9 +86,9 @@ class TestFile:
     @pytest.mark.parametrize('make', [os.mkfifo, os.mkdir])
     def test_what_is_no_regular_file_is_not_written_to(self, tmp_path, make):
         (tmp_path / 'slimguard').mkdir()
-        make(journal.path_in(str(tmp_path)))
+        make(record_file.path_in(str(tmp_path)))
         with LogLines() as lines:
-            journal.IncidentFile(str(tmp_path)).append(incident())
+            record_file.IncidentFile(str(tmp_path)).append(incident())
         assert 'incidents.jsonl cannot be written' in lines[0]
 
     @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ class TestFile:
     )
     def test_the_logdir_is_read_once(self, tmp_path, monkeypatch, given):
         monkeypatch.chdir(tmp_path)
-        file = journal.IncidentFile(given)
+        file = record_file.IncidentFile(given)
         (tmp_path / 'elsewhere').mkdir()
         monkeypatch.chdir(tmp_path / 'elsewhere')
         file.append(incident())
@@ -112,12 +112,12 @@ class TestFile:
             pytest.skip('ram:// is in TensorFlow 2.12 and later')
         logdir = 'ram://logs of test_journal'
         write(logdir, [1, 2])
-        with tf.io.gfile.GFile(journal.path_in(logdir), 'ab') as file:
+        with tf.io.gfile.GFile(record_file.path_in(logdir), 'ab') as file:
             file.write(b'{"step": 9, "los')
         write(logdir, [3])
         assert steps(logdir) == [1, 2, 3]
-        assert journal.read_record(logdir).unreadable == 1
-        file = journal.IncidentFile(logdir)
+        assert record_reader.read_record(logdir).unreadable == 1
+        file = record_file.IncidentFile(logdir)
         file.append(incident(4))
         tf.io.gfile.rmtree(logdir)
         with LogLines() as lines:
@@ -128,23 +128,23 @@ class TestFile:
     def test_an_incident_of_a_huge_model_fits_in_a_line(self, tmp_path):
         huge = incident(reason='\u2665' * 10**6)
         huge.tensors = tuple('gradient of layer_%d/weights' % n for n in range(100000))
-        file = journal.IncidentFile(str(tmp_path))
+        file = record_file.IncidentFile(str(tmp_path))
         file.append(huge)
         file.close()
-        (found,) = journal.read_record(str(tmp_path)).incidents
+        (found,) = record_reader.read_record(str(tmp_path)).incidents
         assert found.tensors[-1] == 'and 99000 more'
         assert found.reason.startswith('\u2665' * 1000) and found.reason.endswith('...')
 
     def test_values_of_numpy_are_numbers(self, tmp_path):
-        file = journal.IncidentFile(str(tmp_path))
+        file = record_file.IncidentFile(str(tmp_path))
         for loss in (np.float32(0.5), np.float32('nan')):
             file.append(incident(step=np.int64(3), loss=loss))
-        first, second = journal.read_record(str(tmp_path)).incidents
+        first, second = record_reader.read_record(str(tmp_path)).incidents
         assert (first.step, first.loss) == (3, 0.5) and np.isnan(second.loss)
 
 
 def steps(logdir):
-    return [found.step for found in journal.read_record(logdir).incidents]
+    return [found.step for found in record_reader.read_record(logdir).incidents]
 
 
 @contextlib.contextmanager
@@ -161,8 +161,8 @@ def a_disk_with_room_for(size):
 class TestCutShort:
     def test_on_a_full_disk_incidents_wait_for_room(self, tmp_path):
         write(tmp_path, range(300))
-        path = journal.path_in(str(tmp_path))
-        file = journal.IncidentFile(str(tmp_path))
+        path = record_file.path_in(str(tmp_path))
+        file = record_file.IncidentFile(str(tmp_path))
         with LogLines() as lines:
             with a_disk_with_room_for(os.path.getsize(path) + 100):
                 for step in (300, 301, 302):
@@ -171,15 +171,15 @@ class TestCutShort:
             file.append(incident(303))
             file.close()
         assert steps(str(tmp_path)) == list(range(304))
-        assert journal.read_record(str(tmp_path)).unreadable == 1
+        assert record_reader.read_record(str(tmp_path)).unreadable == 1
         assert 'incidents.jsonl cannot be written: ' in lines[0]
         assert lines[1].endswith('incidents.jsonl can be written again') and len(lines) == 2
 
     def test_what_never_found_room_is_said_in_the_end(self, tmp_path):
         write(tmp_path, range(300))
-        file = journal.IncidentFile(str(tmp_path))
+        file = record_file.IncidentFile(str(tmp_path))
         with LogLines() as lines:
-            with a_disk_with_room_for(os.path.getsize(journal.path_in(str(tmp_path))) + 100):
+            with a_disk_with_room_for(os.path.getsize(record_file.path_in(str(tmp_path))) + 100):
                 for step in range(1200):
                     file.append(incident(step))
                 file.close()
@@ -187,28 +187,28 @@ class TestCutShort:
         assert len(lines) == 2
 
     def test_the_line_of_another_that_was_cut_short_costs_no_second_one(self, tmp_path):
-        file = journal.IncidentFile(str(tmp_path))
+        file = record_file.IncidentFile(str(tmp_path))
         file.append(incident(1))
-        with open(journal.path_in(str(tmp_path)), 'ab') as other:
+        with open(record_file.path_in(str(tmp_path)), 'ab') as other:
             other.write(b'{"step": 9, "los')
         file.append(incident(2))
         assert steps(str(tmp_path)) == [1, 2]
-        with open(journal.path_in(str(tmp_path)), 'rb') as record:
+        with open(record_file.path_in(str(tmp_path)), 'rb') as record:
             assert record.read().split(b'\n')[1] == b'{"step": 9, "los'  # and nothing glued to it
 
     def test_not_even_if_it_comes_between_the_look_and_the_write(self, tmp_path, monkeypatch):
-        file = journal.IncidentFile(str(tmp_path))
+        file = record_file.IncidentFile(str(tmp_path))
         file.append(incident(1))
-        look = journal._ends_a_line
+        look = record_file._ends_a_line
 
         def look_too_early(opened):
             answer = look(opened)
-            monkeypatch.setattr(journal, '_ends_a_line', look)
-            with open(journal.path_in(str(tmp_path)), 'ab') as other:
+            monkeypatch.setattr(record_file, '_ends_a_line', look)
+            with open(record_file.path_in(str(tmp_path)), 'ab') as other:
                 other.write(b'{"step": 9, "los')
             return answer
 
-        monkeypatch.setattr(journal, '_ends_a_line', look_too_early)
+        monkeypatch.setattr(record_file, '_ends_a_line', look_too_early)
         file.append(incident(2))
         assert steps(str(tmp_path)) == [1, 2]
 
@@ -216,7 +216,7 @@ class TestCutShort:
         (tmp_path / 'slimguard').mkdir()
 
         def cut_short():
-            with open(journal.path_in(str(tmp_path)), 'ab', buffering=0) as other:
+            with open(record_file.path_in(str(tmp_path)), 'ab', buffering=0) as other:
                 for _ in range(300):
                     other.write(b'{"step": 9, "los')
 
@@ -234,7 +234,7 @@ class TestCutShort:
 class TestGone:
     def test_a_logdir_that_is_deleted_is_noticed_and_written_anew(self, tmp_path):
         logdir = tmp_path / 'logs'
-        file = journal.IncidentFile(str(logdir))
+        file = record_file.IncidentFile(str(logdir))
         file.append(incident(1))
         shutil.rmtree(str(logdir))
         with LogLines() as lines:
@@ -244,10 +244,10 @@ class TestGone:
         assert steps(str(logdir)) == [2, 3]
 
     def test_a_record_that_is_replaced_is_noticed_and_goes_on(self, tmp_path):
-        file = journal.IncidentFile(str(tmp_path))
+        file = record_file.IncidentFile(str(tmp_path))
         file.append(incident(1))
         write(tmp_path / 'other', [7])
-        os.replace(journal.path_in(str(tmp_path / 'other')), journal.path_in(str(tmp_path)))
+        os.replace(record_file.path_in(str(tmp_path / 'other')), record_file.path_in(str(tmp_path)))
         with LogLines() as lines:
             for step in (2, 3):
                 file.append(incident(step))
@@ -255,9 +255,9 @@ class TestGone:
         assert steps(str(tmp_path)) == [7, 2, 3]
 
     def test_a_record_that_is_emptied_is_begun_anew(self, tmp_path):
-        file = journal.IncidentFile(str(tmp_path))
+        file = record_file.IncidentFile(str(tmp_path))
         file.append(incident(1))
-        open(journal.path_in(str(tmp_path)), 'w').close()
+        open(record_file.path_in(str(tmp_path)), 'w').close()
         file.append(incident(2))
         assert steps(str(tmp_path)) == [2]
 
@@ -292,7 +292,7 @@ class TestReading:
     )
     def test_a_line_that_is_no_json_is_counted(self, tmp_path, line):
         logdir = record_of(tmp_path, GOOD, line, GOOD)
-        found = journal.read_record(logdir)
+        found = record_reader.read_record(logdir)
         assert (len(found.incidents), found.unreadable, found.foreign) == (2, 1, 0)
         assert found.notes == ['1 line of the record could not be read; a kill can cut one short.']
 
@@ -319,7 +319,7 @@ class TestReading:
         ids=lambda line: repr(line)[:40],
     )
     def test_a_line_that_is_no_incident_is_counted(self, tmp_path, line):
-        found = journal.read_record(record_of(tmp_path, GOOD, line, GOOD))
+        found = record_reader.read_record(record_of(tmp_path, GOOD, line, GOOD))
         assert (len(found.incidents), found.unreadable, found.foreign) == (2, 0, 1)
         assert found.notes == ['1 line of the record is no incident of slimguard.']
 
@@ -327,36 +327,36 @@ class TestReading:
         written = [incident(1, loss=0.5), incident(2, loss=None), incident(3, loss=float('inf'))]
         written[2].step = None
         written[1].bundle, written[1].held, written[1].state_lost = 'a', False, True
-        file = journal.IncidentFile(str(tmp_path))
+        file = record_file.IncidentFile(str(tmp_path))
         for it in written:
             file.append(it)
-        found = journal.read_record(tmp_path)
+        found = record_reader.read_record(tmp_path)
         assert found == (written, 0, 0, True)
         assert not found.is_foreign and not found.notes
 
     def test_what_a_newer_version_adds_is_left_out(self, tmp_path):
-        found = journal.read_record(record_of(tmp_path, dict(GOOD, news=[{}])))
-        assert found.incidents[0].to_dict() == journal.Incident.from_dict(GOOD).to_dict()
+        found = record_reader.read_record(record_of(tmp_path, dict(GOOD, news=[{}])))
+        assert found.incidents[0].to_dict() == Incident.from_dict(GOOD).to_dict()
 
     @pytest.mark.parametrize('lines', [[[1], {'a': 1}], [b'\x89PNG'], [GOOD['reason']]])
     def test_a_file_of_something_else_is_foreign(self, tmp_path, lines):
-        assert journal.read_record(record_of(tmp_path, *lines)).is_foreign
+        assert record_reader.read_record(record_of(tmp_path, *lines)).is_foreign
 
     @pytest.mark.parametrize('make', [os.mkfifo, os.mkdir])
     def test_what_is_no_regular_file_is_an_error_at_once(self, tmp_path, make):
         (tmp_path / 'slimguard').mkdir()
-        make(journal.path_in(str(tmp_path)))
+        make(record_file.path_in(str(tmp_path)))
         with pytest.raises(OSError, match='is no regular file'):
-            journal.read_record(tmp_path)
+            record_reader.read_record(tmp_path)
 
     def test_there_may_be_none(self, tmp_path):
         with pytest.raises(FileNotFoundError, match='no record of incidents'):
-            journal.read_record(tmp_path)
+            record_reader.read_record(tmp_path)
 
     def test_of_a_long_record_the_newest_are_read(self, tmp_path, monkeypatch):
         write(tmp_path, range(100))
-        monkeypatch.setattr(journal, '_MOST_BYTES', 5000)
-        found = journal.read_record(str(tmp_path))
+        monkeypatch.setattr(record_reader, '_MOST_BYTES', 5000)
+        found = record_reader.read_record(str(tmp_path))
         read = [it.step for it in found.incidents]
         assert read == list(range(100))[-len(read) :] and 5 < len(read) < 20
         assert found.notes == [
@@ -364,13 +364,13 @@ class TestReading:
         ]
         assert not found.unreadable
         monkeypatch.undo()
-        monkeypatch.setattr(journal, '_MOST_INCIDENTS', 10)
-        found = journal.read_record(str(tmp_path))
+        monkeypatch.setattr(record_reader, '_MOST_INCIDENTS', 10)
+        found = record_reader.read_record(str(tmp_path))
         assert [it.step for it in found.incidents] == list(range(90, 100)) and not found.is_whole
 
     @pytest.mark.parametrize('time', [1e18, -1e18, 0.0])
     def test_a_time_that_is_none_does_not_end_the_table(self, time):
-        assert journal.table([Incident(3, None, 'x', (), '', time)])[1][:2] == ('', '3')
+        assert record_table.table([Incident(3, None, 'x', (), '', time)])[1][:2] == ('', '3')
 
 
 def test_a_training_without_an_incident_leaves_an_empty_record(tmp_path):
@@ -378,8 +378,8 @@ def test_a_training_without_an_incident_leaves_an_empty_record(tmp_path):
     train_op = slimguard.create_train_op(model.loss, model.optimizer)
     with LogLines() as lines:
         train_quietly(train_op, tmp_path, number_of_steps=2)
-    assert os.path.getsize(journal.path_in(str(tmp_path))) == 0
-    assert journal.read_record(tmp_path) == ([], 0, 0, True)
+    assert os.path.getsize(record_file.path_in(str(tmp_path))) == 0
+    assert record_reader.read_record(tmp_path) == ([], 0, 0, True)
     assert not [line for line in lines if line.startswith('slimguard')]
 
 

@@ -1,9 +1,9 @@
-"""Policies and ladders: no TensorFlow graph is needed to read or to test them."""
+"""Policies and chains of them: no TensorFlow graph is needed to read or to test them."""
 
 import pytest
 
 from slimguard.incidents.incident import Incident
-from slimguard.incidents.policies import Ladder, Raise, Rollback, Skip, Stop, rungs_of
+from slimguard.incidents.policies import FallbackChain, Raise, Rollback, Skip, Stop, fallbacks_of
 
 RAISE = Raise()
 
@@ -13,14 +13,14 @@ def incident():
 
 
 def decisions(on_nan, events, otherwise=RAISE):
-    """What a ladder decides on the bad steps ('x') of a sequence of steps ('.' is a good one)."""
-    ladder = Ladder(on_nan, otherwise)
+    """What a chain decides on the bad steps ('x') of a sequence of steps ('.' is a good one)."""
+    chain = FallbackChain(on_nan, otherwise)
     decided = []
     for event in events:
         if event == 'x':
-            decided.append(ladder.decide(incident()).action)
+            decided.append(chain.decide(incident()).action)
         else:
-            ladder.step_was_good()
+            chain.step_was_good()
     return decided
 
 
@@ -42,20 +42,20 @@ def test_skip_skips_ten_in_a_row_by_default():
     assert decisions('skip', 'x' * 11) == ['skip'] * 10 + ['raise']
 
 
-def test_in_a_ladder_the_next_takes_over_and_after_the_last_comes_raise():
+def test_in_a_chain_the_next_takes_over_and_after_the_last_comes_raise():
     assert decisions([Skip(1), 'stop'], 'xx') == ['skip', 'stop']
     assert decisions([Skip(1), Skip(2)], 'xxx') == ['skip', 'skip', 'raise']
 
 
 def test_a_rollback_renews_skip_and_is_used_up_over_the_whole_training():
-    ladder = [Skip(1), Rollback(max_times=2)]
-    assert decisions(ladder, 'xx.xx.xx') == ['skip', 'rollback'] * 2 + ['skip', 'raise']
+    chain = [Skip(1), Rollback(max_times=2)]
+    assert decisions(chain, 'xx.xx.xx') == ['skip', 'rollback'] * 2 + ['skip', 'raise']
 
 
 def test_skip_leaves_lost_weights_to_the_next():
-    ladder = Ladder(['skip', 'rollback'], RAISE)
+    chain = FallbackChain(['skip', 'rollback'], RAISE)
     lost = Incident(4, None, 'not finite: w', ('w',), 'hook', 0.0, state_lost=True)
-    assert ladder.decide(lost).action == 'rollback'
+    assert chain.decide(lost).action == 'rollback'
 
 
 def test_a_callable_decides_with_the_incident():
@@ -69,7 +69,7 @@ def test_a_callable_decides_with_the_incident():
     assert seen == [4, 4, 4]
 
 
-def test_a_callable_may_return_a_ladder_and_be_in_one():
+def test_a_callable_may_return_a_list_and_be_in_one():
     assert decisions([Skip(1), lambda incident: ['stop']], 'xx') == ['skip', 'stop']
 
 
@@ -103,7 +103,7 @@ def test_policies_are_values():
 )
 def test_what_is_no_policy_is_named(on_nan, error, words):
     with pytest.raises(error, match=words):
-        rungs_of(on_nan)
+        fallbacks_of(on_nan)
 
 
 @pytest.mark.parametrize('policy', [Skip, Rollback])

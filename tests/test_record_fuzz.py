@@ -13,7 +13,7 @@ import tempfile
 import pytest
 
 from slimguard.__main__ import main
-from slimguard.incidents import journal
+from slimguard.incidents import record_file, record_line, record_reader
 from slimguard.incidents.incident import Incident
 from tests.children import python
 
@@ -45,7 +45,7 @@ def incidents(count=LINES):
 
 
 def a_record():
-    return b''.join(journal._line_of(incident, 'host:1') for incident in incidents())
+    return b''.join(record_line.line_of(incident, 'host:1') for incident in incidents())
 
 
 def mutant(chance):
@@ -101,9 +101,9 @@ DAMAGES = [cut, flip, insert, replace_value, replace_value, replace_value, repea
 def try_one(seed, logdir):
     """Reads and prints a mutant."""
     content, untouched = mutant(random.Random(seed))
-    with open(journal.path_in(logdir), 'wb') as file:
+    with open(record_file.path_in(logdir), 'wb') as file:
         file.write(content)
-    found = journal.read_record(logdir)
+    found = record_reader.read_record(logdir)
     # What was not touched is read, whatever the other lines are.
     expected = incidents()
     assert all(expected[number] in found.incidents for number in untouched), seed
@@ -123,7 +123,7 @@ def try_one(seed, logdir):
 
 def try_many(seeds):
     with tempfile.TemporaryDirectory() as logdir:
-        journal.IncidentFile(logdir).make()
+        record_file.IncidentFile(logdir).make()
         for seed in seeds:
             try_one(seed, logdir)
 
@@ -135,7 +135,7 @@ def test_spoiled_records_are_read_as_far_as_they_can_be(count):
 
 READS = """
 import os, sys
-from slimguard.incidents import journal
+from slimguard.incidents import record_reader
 from slimguard.__main__ import main
 for name in sorted(os.listdir(sys.argv[1])):
     logdir = os.path.join(sys.argv[1], name)
@@ -170,8 +170,8 @@ HUGE = {
 
 def test_no_record_takes_a_gigabyte_of_memory(tmp_path):
     for name, (piece, times) in HUGE.items():
-        journal.IncidentFile(str(tmp_path / name)).make()
-        with open(journal.path_in(str(tmp_path / name)), 'wb') as file:
+        record_file.IncidentFile(str(tmp_path / name)).make()
+        with open(record_file.path_in(str(tmp_path / name)), 'wb') as file:
             if piece == b'\0':
                 file.truncate(times)  # takes no room on the disk
             else:

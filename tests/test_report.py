@@ -23,7 +23,7 @@ import slimguard
 from slimguard import gate
 from slimguard.diagnosis import bundle
 from slimguard.diagnosis.evidence import Evidence
-from slimguard.incidents import journal
+from slimguard.incidents import record_file, record_reader
 from slimguard.report.report import html, markup, report, report_data, samples
 from tests import test_bundle
 from tests.children import environment, python
@@ -381,7 +381,7 @@ def test_a_record_of_anything_makes_a_page(tmp_path):
     record(tmp_path, *lines, '{}', '[]', '{"step": 1')
     seen = see(tmp_path)
     assert harmless(seen)
-    found = journal.read_record(tmp_path)
+    found = record_reader.read_record(tmp_path)
     assert (found.unreadable, len(found.incidents) + found.foreign) == (1, len(lines) + 2)
     assert len(seen.of('tr')) == 1 + len(found.incidents)
     assert '%d lines of the record are no incidents of slimguard.' % found.foreign in seen.text
@@ -428,7 +428,7 @@ def test_without_a_record_it_says_what_that_can_mean(tmp_path, capsys):
 
 
 def test_bundles_without_their_record_are_shown_and_the_record_missed(copy):
-    os.remove(journal.path_in(str(copy)))
+    os.remove(record_file.path_in(str(copy)))
     seen = see(copy)
     assert 'There is no record of incidents, though bad steps were kept. 3 bad steps' in seen.text
     assert len(seen.of('article')) == 3
@@ -574,7 +574,7 @@ def test_a_logdir_on_another_file_system(copy, capsys):
 def test_a_torn_event_file_and_a_torn_record_are_said(copy):
     (events,) = copy.glob('events.out.tfevents.*')
     events.write_bytes(events.read_bytes()[:-5])
-    with open(journal.path_in(str(copy)), 'a') as file:
+    with open(record_file.path_in(str(copy)), 'a') as file:
         file.write('{"step": 1')
     seen = see(copy)
     assert len(seen.of('path', class_='curve')) >= 2

@@ -6,6 +6,10 @@ The files:
     state_file.py         TensorFlow's state file: what it means, and how it is written
     checkpoint_reader.py  which checkpoints are whole and finite
     finite_saver.py       a Saver that publishes no other
+    checked_save.py       its save op, behind a check of every float
+    saving_session.py     the session that runs that op
+    spare.py              the spare copy of a checkpoint that is saved again
+    save_room.py          room for a save, and what gives way to it
     rollback.py           restores the newest good one in a live session
     repair.py             makes the state file name the newest good one
     restart.py            what a restart will do: the command `checkpoints`

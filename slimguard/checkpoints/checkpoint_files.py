@@ -89,11 +89,11 @@ def link(path: str, other: str) -> None:
       OSError, tf.errors.OpError: if there is no room for a copy.
     """
     for name in files_of(path):
-        twin = other + name[len(path) :]
+        second = other + name[len(path) :]
         try:
-            os.link(name, twin)
+            os.link(name, second)
         except OSError:  # another file system than a local disk
-            tf.io.gfile.copy(name, twin, overwrite=True)
+            tf.io.gfile.copy(name, second, overwrite=True)
 
 
 def paths_in(folder: str) -> Iterator[str]:

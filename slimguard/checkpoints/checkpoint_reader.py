@@ -22,7 +22,7 @@ class UnreadableError(OSError):
     """A checkpoint is there, and cannot be read (rights, a failing disk): it may be good."""
 
 
-class Finding(NamedTuple):
+class Inspection(NamedTuple):
     """What was found on reading a checkpoint.
 
     Attributes:
@@ -108,7 +108,7 @@ def _is_newer(checkpoint: Checkpoint, listed: List[Checkpoint]) -> bool:
     return is_later and checkpoint.time > listed[-1].time
 
 
-def inspect(path: str) -> Finding:
+def inspect(path: str) -> Inspection:
     """As `read`, for who would pass over what is damaged.
 
     Raises:
@@ -133,12 +133,12 @@ def _require_readable(path: str) -> None:
             raise UnreadableError('%s cannot be read: %s' % (name, error)) from None
 
 
-def read(path: str) -> Finding:
+def read(path: str) -> Inspection:
     """Reads a checkpoint whole and says what is wrong with it, if only that it cannot be read."""
     step = step_in_name(path)
     non_finite = []
     if files.exists(path + '.index') and not files.is_file(path + '.index'):
-        return Finding(step, '%s.index is no regular file' % path, ())  # a FIFO is waited for
+        return Inspection(step, '%s.index is no regular file' % path, ())  # a FIFO is waited for
     try:
         # Not load_checkpoint, which takes the prefix for a directory where a file system has none.
         reader = tf1.train.NewCheckpointReader(path)
@@ -149,8 +149,8 @@ def read(path: str) -> Finding:
             if not _is_finite(value):
                 non_finite.append(name)
     except Exception as error:  # whatever it is, restoring would meet it as well
-        return Finding(step, str(error).partition('\n')[0] or type(error).__name__, ())
-    return Finding(step, None, tuple(non_finite))
+        return Inspection(step, str(error).partition('\n')[0] or type(error).__name__, ())
+    return Inspection(step, None, tuple(non_finite))
 
 
 def _tensor(reader, path: str, name: str, dtype: tf.DType):

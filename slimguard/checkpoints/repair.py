@@ -95,7 +95,7 @@ def _begin_anew(
         tf.io.gfile.rename(path, path + '.bad', overwrite=True)
     if damage is not None:
         bad.append(damage)
-    elif not bad:
+    elif not bad and state is not None:
         bad.append('the files of %s are gone' % state.newest)
     said = 'no checkpoint in %s can be resumed from (%s)' % (logdir, '; '.join(bad))
     return Repair(None, said, is_lost=True)

@@ -11,9 +11,9 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 from slimguard.checkpoints import checkpoint_reader, state_file
 from slimguard.checkpoints import repair as repairs
 from slimguard.checkpoints.checkpoint_files import Checkpoint, files_of
-from slimguard.checkpoints.checkpoint_reader import Finding
+from slimguard.checkpoints.checkpoint_reader import Inspection
 from slimguard.checkpoints.state_file import DamagedStateError, State, StateFileError
-from slimguard.incidents import journal
+from slimguard.incidents import record_table
 from slimguard.system import files
 
 
@@ -52,14 +52,14 @@ def look(logdir: str, repair: bool = False) -> Seen:
         before.append(repairs.repair(logdir).said or 'nothing to repair in ' + logdir)
     state, trouble = _read_state(logdir)
     rows: List[Tuple[str, ...]] = [('checkpoint', 'step', 'written', 'size', '')]
-    findings = {}
+    inspected: Dict[str, Inspection] = {}
     for found in checkpoint_reader.checkpoints_beside(logdir, state):
-        finding = findings[found.path] = checkpoint_reader.inspect(found.path)
-        rows.append(_row_of(found, finding))
-    if not findings and state is None and (trouble is None or _is_mended(trouble)):
+        inspected[found.path] = checkpoint_reader.inspect(found.path)
+        rows.append(_row_of(found, inspected[found.path]))
+    if not inspected and state is None and (trouble is None or _is_mended(trouble)):
         return Seen(before, rows, ['no checkpoints in ' + logdir], not repair)
-    ours = _under_slimguard(logdir, findings, trouble)
-    plain = _under_tensorflow(logdir, findings, state, trouble)
+    ours = _under_slimguard(logdir, inspected, trouble)
+    plain = _under_tensorflow(logdir, inspected, state, trouble)
     if ours == plain:
         after = ['a restart ' + ours.said]
     else:
@@ -80,7 +80,7 @@ def _is_mended(trouble: StateFileError) -> bool:
 
 
 def _under_slimguard(
-    logdir: str, findings: Dict[str, Finding], trouble: Optional[StateFileError]
+    logdir: str, inspected: Dict[str, Inspection], trouble: Optional[StateFileError]
 ) -> _Fate:
     if trouble is not None and not _is_mended(trouble):
         return _Fate('ends with an error: %s' % trouble, False)
@@ -88,15 +88,15 @@ def _under_slimguard(
         files.as_logdir(logdir)
     except ValueError as error:
         return _Fate('ends with an error: %s' % error, False)
-    good = [path for path, finding in findings.items() if finding.is_good]
+    good = [path for path, inspection in inspected.items() if inspection.is_good]
     if good:
-        return _resumes(good[-1], findings[good[-1]])
+        return _resumes(good[-1], inspected[good[-1]])
     return _Fate('begins anew: no checkpoint in %s is whole and finite' % logdir, False)
 
 
 def _under_tensorflow(
     logdir: str,
-    findings: Dict[str, Finding],
+    inspected: Dict[str, Inspection],
     state: Optional[State],
     trouble: Optional[StateFileError],
 ) -> _Fate:
@@ -105,25 +105,25 @@ def _under_tensorflow(
     if state is None:
         return _Fate('begins anew: no state file in %s names a checkpoint' % logdir, False)
     read = state.as_read
-    path = next((path for path in findings if state_file.is_same(path, read)), read)
+    path = next((path for path in inspected if state_file.is_same(path, read)), read)
     if not files_of(path):
         why = 'the state file names %s, which is not there' % path
         return _Fate('ends with an error: ' + why, False)
-    finding = findings.get(path) or checkpoint_reader.inspect(path)
-    if finding.damage is not None:
-        return _Fate('ends with an error: %s is %s' % (path, finding), False)
-    return _resumes(path, finding)
+    inspection = inspected.get(path) or checkpoint_reader.inspect(path)
+    if inspection.damage is not None:
+        return _Fate('ends with an error: %s is %s' % (path, inspection), False)
+    return _resumes(path, inspection)
 
 
-def _resumes(path: str, finding: Finding) -> _Fate:
-    return _Fate('resumes from %s, which is %s' % (path, finding), finding.is_good)
+def _resumes(path: str, inspection: Inspection) -> _Fate:
+    return _Fate('resumes from %s, which is %s' % (path, inspection), inspection.is_good)
 
 
-def _row_of(found: Checkpoint, finding: Finding) -> Tuple[str, ...]:
+def _row_of(found: Checkpoint, inspection: Inspection) -> Tuple[str, ...]:
     return (
         os.path.basename(found.path),
-        '' if finding.step is None else str(finding.step),
-        journal.when(found.time),
+        '' if inspection.step is None else str(inspection.step),
+        record_table.when(found.time),
         '%.1f MB' % (found.size / 1e6),
-        str(finding),
+        str(inspection),
     )

@@ -2,7 +2,14 @@
 
 The files:
 
-    job.py            the chief, its workers, and who watches whom
-    job_table.py      a table on a parameter server with an entry of each process
+    job.py            a process's part in a job; its docstring says how they agree
+    chief.py          opens the rounds of a training
+    follower.py       joins them
+    watch.py          stops a session where the others say so
+    session_end.py    how a session ends, and what leads to a new one
+    waiting.py        waits for other processes
+    place.py          where a process stands
+    own_entry.py      what a process says of itself
+    job_table.py      the shared table, where each says it
     sync_replicas.py  what a SyncReplicasOptimizer keeps on the parameter servers
 """

@@ -1,8 +1,8 @@
-"""The board: a table on a parameter server, where each process of a job keeps one note.
+"""The shared table of a job: on a parameter server, with one entry of each process.
 
 It is read and written through a small graph and a session of its own, so the graph and the session
 of a training know nothing of it, and a thread can use it while a step waits. The table lives as
-long as the process that holds it: if that is killed, the board is empty again.
+long as the process that holds it: if that is killed, the table is empty again.
 """
 
 import json
@@ -15,13 +15,13 @@ import tensorflow.compat.v1 as tf1
 # How long an answer may take, in milliseconds; a process that is gone never answers.
 _PATIENCE = 3000
 
-Note = Dict[str, Any]
+Entry = Dict[str, Any]
 
 
-class Board:
-    """The notes of a job's processes, by the number of the process. Threads may share it.
+class SharedTable:
+    """The entries of a job's processes, by the number of the process. Threads may share it.
 
-    All methods raise a `tf.errors.OpError` if the process that holds the board does not answer;
+    All methods raise a `tf.errors.OpError` if the process that holds the table does not answer;
     they may be tried again.
 
     Args:
@@ -29,7 +29,7 @@ class Board:
       device: where the table is, such as ``'/job:ps/task:0'``.
 
     Attributes:
-      graph: the board's graph. Other ops that the session is to run may be added before it is used.
+      graph: the table's graph. Other ops that the session is to run may be added before it is used.
     """
 
     def __init__(self, target: str, device: str):
@@ -55,21 +55,21 @@ class Board:
                 table_handle=table, Tkeys=tf.int64, Tvalues=tf.string
             )
 
-    def read(self) -> Dict[int, Note]:
-        return _notes(*self.run(self._read))
+    def read(self) -> Dict[int, Entry]:
+        return _entries(*self.run(self._read))
 
-    def write(self, who: int, note: Note) -> None:
-        self.run(self._write, self._feeds(who, note))
+    def write(self, who: int, entry: Entry) -> None:
+        self.run(self._write, self._feeds(who, entry))
 
-    def exchange(self, who: int, note: Note) -> Dict[int, Note]:
+    def exchange(self, who: int, entry: Entry) -> Dict[int, Entry]:
         """Writes and reads, in one go."""
-        return _notes(*self.run(self._exchange, self._feeds(who, note)))
+        return _entries(*self.run(self._exchange, self._feeds(who, entry)))
 
     def remove(self, who: int) -> None:
         self.run(self._remove, {self._who: [who]})
 
     def run(self, fetches, feed_dict=None):
-        """Runs something in the board's graph."""
+        """Runs something in the table's graph."""
         with self._lock:
             if self._session is None:
                 self._session = tf1.Session(self._target, graph=self.graph, config=self._config())
@@ -88,8 +88,8 @@ class Board:
                 except tf.errors.OpError:
                     pass  # the server forgot it, or is gone
 
-    def _feeds(self, who: int, note: Note) -> dict:
-        return {self._who: [who], self._text: [json.dumps(note)]}
+    def _feeds(self, who: int, entry: Entry) -> dict:
+        return {self._who: [who], self._text: [json.dumps(entry)]}
 
     def _config(self) -> tf1.ConfigProto:
         # Only those that hold what we ask for: a session waits until all its processes are there.
@@ -98,5 +98,5 @@ class Board:
         return tf1.ConfigProto(device_filters=jobs, operation_timeout_in_ms=_PATIENCE)
 
 
-def _notes(who, texts) -> Dict[int, Note]:
+def _entries(who, texts) -> Dict[int, Entry]:
     return {int(w): json.loads(text.decode('utf-8')) for w, text in zip(who, texts)}

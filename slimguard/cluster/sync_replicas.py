@@ -11,6 +11,7 @@ from typing import List
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
+from slimguard.cluster.job_table import SharedTable
 from slimguard.graph import ops
 
 # Kinds of accumulators, and the ops that count and take what is in them.
@@ -61,17 +62,17 @@ class Replicas:
 
     Args:
       graph: the graph of the training; it is only read.
-      board: the `Board` whose graph and session are used.
+      table: the `SharedTable` whose graph and session are used.
     """
 
-    def __init__(self, graph: tf.Graph, board):
-        self._board = board
+    def __init__(self, graph: tf.Graph, table: SharedTable):
+        self._table = table
         self._counts: List[tf.Tensor] = []
         self._takes: List[tf.Operation] = []
         self._waiting: List[tf.Tensor] = []
         self._token: List[tf.Operation] = []
         self._drain: List[tf.Operation] = []
-        with board.graph.as_default():
+        with table.graph.as_default():
             for op in graph.get_operations():
                 if op.type in _ACCUMULATORS:
                     self._add_accumulator(op)
@@ -83,12 +84,12 @@ class Replicas:
 
     def release(self) -> None:
         """Lets one process that waits for a token go on, if none is there."""
-        if any(size == 0 for size in self._board.run(self._waiting)):
-            self._board.run(self._token)
+        if any(size == 0 for size in self._table.run(self._waiting)):
+            self._table.run(self._token)
 
     def have_gradients(self) -> bool:
         """Whether gradients wait to be taken."""
-        return any(self._board.run(self._counts))
+        return any(self._table.run(self._counts))
 
     def clear(self) -> None:
         """Throws gradients and tokens away. Nobody may be taking gradients meanwhile.
@@ -96,12 +97,12 @@ class Replicas:
         The optimizer's initialization is needed next: it tells the accumulators the global step.
         """
         for _ in range(_MOST):
-            counts = self._board.run(self._counts)
+            counts = self._table.run(self._counts)
             takes = [take for count, take in zip(counts, self._takes) if count]
             if not takes:
                 break
-            self._board.run(takes)
-        self._board.run(self._drain)
+            self._table.run(takes)
+        self._table.run(self._drain)
 
     def _add_accumulator(self, op: tf.Operation) -> None:
         handle = _same(op).outputs[0]

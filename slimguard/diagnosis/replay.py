@@ -15,7 +15,7 @@ from slimguard.diagnosis.diagnose import Diagnosis, diagnose_step
 from slimguard.diagnosis.ranges import find_spots, numbers
 from slimguard.diagnosis.rerun import ReplayError, Replica
 from slimguard.gate import Label
-from slimguard.incidents import journal
+from slimguard.incidents import record_table
 from slimguard.system import files, terminal, texts
 
 _MOST_SHOWN = 4000  # letters of an error
@@ -136,7 +136,7 @@ def _line(path: str) -> str:
     except BundleError as error:
         return '%s  cannot be read: %s' % (path, error)
     time, step = incident.get('time'), incident.get('step')
-    when = journal.when(time) if isinstance(time, (int, float)) else ''
+    when = record_table.when(time) if isinstance(time, (int, float)) else ''
     shown = (when, 'step %s' % step, texts.cut(incident.get('reason'), _MOST_OF_A_REASON))
     return '  '.join((path,) + shown).replace('\n', ' ')
 

@@ -2,7 +2,11 @@
 
 The files:
 
-    incident.py  Incident, and NanLossError, which ends a training with one
-    policies.py  Raise, Stop, Skip, Rollback, and chains of them
-    journal.py   the record: log lines, slimguard/incidents.jsonl, TensorBoard
+    incident.py       Incident, and NanLossError, which ends a training with one
+    policies.py       Raise, Stop, Skip, Rollback, and chains of them
+    journal.py        where a training's incidents go: the log, the record, TensorBoard
+    record_file.py    the record, slimguard/incidents.jsonl: trainings append to it
+    record_line.py    an incident as one line of it
+    record_reader.py  reads it, whatever has become of it
+    record_table.py   shows it to people
 """

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import tensorflow as tf
 
@@ -55,17 +55,17 @@ class Incident:
           ValueError: if it is no record of an incident: it lacks a step or a reason, or something
             in it is of another kind than `to_dict` writes.
         """
-        known = {key: record[key] for key in _KINDS if key in record}
+        known: Dict[str, Any] = {key: record[key] for key in _KINDS if key in record}
         for key, value in known.items():
             if not _KINDS[key](value):
                 raise ValueError('no record of an incident: its %s is %.50r' % (key, value))
         if not {'step', 'reason'} <= set(known):
             raise ValueError('no record of an incident: it lacks a step or a reason')
-        known = dict({'loss': None, 'tensors': (), 'strategy': '', 'time': 0.0}, **known)
-        known['tensors'] = tuple(known['tensors'])
-        if known['loss'] is not None:
-            known['loss'] = float(known['loss'])
-        return cls(**known)
+        filled = dict(_WHERE_ABSENT, **known)
+        filled['tensors'] = tuple(filled['tensors'])
+        if filled['loss'] is not None:
+            filled['loss'] = float(filled['loss'])
+        return cls(**filled)
 
     def to_dict(self) -> Dict[str, Any]:
         """For JSON, which has no NaN: a loss that is not finite becomes 'nan', 'inf' or '-inf'."""
@@ -117,8 +117,11 @@ def _are_names(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
 
 
+# What stands for an attribute that has no default and that a record may lack.
+_WHERE_ABSENT: Dict[str, Any] = {'loss': None, 'tensors': (), 'strategy': '', 'time': 0.0}
+
 # Whether a value is of the kind that `Incident.to_dict` writes under a key.
-_KINDS = {
+_KINDS: Dict[str, Callable[[Any], bool]] = {
     'step': _is_step,
     'loss': _is_loss,
     'reason': lambda value: isinstance(value, str),

@@ -1,4 +1,4 @@
-"""What happens after an incident: :class:`Raise`, :class:`Stop`, :class:`Skip`, and ladders.
+"""What happens after an incident: `Raise`, `Stop`, `Skip`, `Rollback`, and chains of fallbacks.
 
 A policy only answers one question: is it still willing, given how things went so far? *What* its
 action means is up to who runs the training. Policies are plain values: they hold no state, compare
@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # it imports TensorFlow, and the command line reads policies 
     from slimguard.incidents.incident import Incident
 
 
-class Record:
+class PolicyState:
     """How a training went so far, as far as policies ask.
 
     Attributes:
@@ -32,8 +32,8 @@ class Policy:
 
     action = ''
 
-    def is_willing(self, record: Record) -> bool:
-        """Whether this policy takes the present incident; if not, the next of a ladder does."""
+    def is_willing(self, state: PolicyState) -> bool:
+        """Whether this policy takes the present incident; if not, the next of a chain does."""
         return True
 
     def __eq__(self, other) -> bool:
@@ -70,8 +70,8 @@ class Skip(Policy):
     def __init__(self, max_consecutive: int = 10):
         self.max_consecutive = _count(max_consecutive, 'max_consecutive')
 
-    def is_willing(self, record: Record) -> bool:
-        return record.in_a_row <= self.max_consecutive and not record.state_lost
+    def is_willing(self, state: PolicyState) -> bool:
+        return state.in_a_row <= self.max_consecutive and not state.state_lost
 
 
 class Rollback(Policy):
@@ -95,8 +95,8 @@ class Rollback(Policy):
             raise TypeError('on_rollback must be callable, not %r' % (on_rollback,))
         self.on_rollback = on_rollback
 
-    def is_willing(self, record: Record) -> bool:
-        return record.rollbacks < self.max_times
+    def is_willing(self, state: PolicyState) -> bool:
+        return state.rollbacks < self.max_times
 
 
 def _count(number, name: str) -> int:
@@ -112,7 +112,7 @@ _BY_NAME = {'raise': Raise, 'stop': Stop, 'skip': Skip, 'rollback': Rollback}
 OnNan = Union[None, str, Policy, Callable[['Incident'], Any], Sequence[Any]]
 
 
-def rungs_of(on_nan: OnNan) -> List[Any]:
+def fallbacks_of(on_nan: OnNan) -> List[Any]:
     """The policies and callables that an `on_nan` argument stands for, in order.
 
     Raises:
@@ -122,7 +122,7 @@ def rungs_of(on_nan: OnNan) -> List[Any]:
     if isinstance(on_nan, (list, tuple)):
         if not on_nan:
             raise ValueError('on_nan is an empty list; name at least one policy, like "raise"')
-        return [rung for item in on_nan for rung in rungs_of(item)]
+        return [fallback for item in on_nan for fallback in fallbacks_of(item)]
     if isinstance(on_nan, Policy):
         return [on_nan]
     if isinstance(on_nan, str):
@@ -143,62 +143,65 @@ def rungs_of(on_nan: OnNan) -> List[Any]:
     )
 
 
-def _rungs_of_answer(rung: Callable, answer) -> List[Any]:
+def _fallbacks_of_answer(asked: Callable, answer) -> List[Any]:
     try:
         if callable(answer) and not isinstance(answer, Policy):
             raise TypeError('expected the name of a policy, a policy object, a list, or None')
-        return rungs_of(answer)
+        return fallbacks_of(answer)
     except (TypeError, ValueError) as error:
         raise type(error)(
-            'the on_nan callable %r returned %r: %s' % (rung, answer, error)
+            'the on_nan callable %r returned %r: %s' % (asked, answer, error)
         ) from None
 
 
-class Ladder:
+class FallbackChain:
     """Policies in order: the first that is willing takes an incident, and after the last comes
     raise.
 
-    A good step sets `Skip` back, and so does a rollback: a ladder begins at its top again.
+    A good step sets `Skip` back, and so does a rollback: the chain begins with its first again.
 
     Args:
       on_nan: what the user said; None stands for `otherwise`.
       otherwise: the policy for None, also when a callable returns it.
+
+    Attributes:
+      fallbacks: the policies and callables, in order.
     """
 
     def __init__(self, on_nan: OnNan, otherwise: Policy):
-        self.rungs = [otherwise] if on_nan is None else rungs_of(on_nan)
+        self.fallbacks = [otherwise] if on_nan is None else fallbacks_of(on_nan)
         self._otherwise = otherwise
-        self._record = Record()
+        self._state = PolicyState()
 
     def decide(self, incident: 'Incident') -> Policy:
         """The policy that takes one more incident. A callable's own exceptions pass through."""
-        self._record.in_a_row += 1
-        self._record.state_lost = incident.state_lost
-        policy = self._climb(self.rungs, incident) or Raise()
+        self._state.in_a_row += 1
+        self._state.state_lost = incident.state_lost
+        policy = self._first_willing(self.fallbacks, incident) or Raise()
         if isinstance(policy, Rollback):
-            self._record.rollbacks += 1
-            self._record.in_a_row = 0
+            self._state.rollbacks += 1
+            self._state.in_a_row = 0
         return policy
 
     def step_was_good(self) -> None:
-        self._record.in_a_row = 0
+        self._state.in_a_row = 0
 
     def note_rollbacks(self, rollbacks: int) -> None:
         """Notes how often others went back to a checkpoint, and this training with them."""
-        self._record.rollbacks = max(self._record.rollbacks, rollbacks)
+        self._state.rollbacks = max(self._state.rollbacks, rollbacks)
 
     def may(self, kind: type) -> bool:
         """Whether a policy here is of a kind. What a callable returns is not known ahead."""
-        return any(isinstance(rung, kind) for rung in self.rungs)
+        return any(isinstance(each, kind) for each in self.fallbacks)
 
-    def _climb(self, rungs: Sequence[Any], incident: 'Incident') -> Optional[Policy]:
-        for rung in rungs:
-            if isinstance(rung, Policy):
-                policy = rung if rung.is_willing(self._record) else None
+    def _first_willing(self, fallbacks: Sequence[Any], incident: 'Incident') -> Optional[Policy]:
+        for fallback in fallbacks:
+            if isinstance(fallback, Policy):
+                policy = fallback if fallback.is_willing(self._state) else None
             else:
-                answer = rung(incident)
+                answer = fallback(incident)
                 answer = self._otherwise if answer is None else answer
-                policy = self._climb(_rungs_of_answer(rung, answer), incident)
+                policy = self._first_willing(_fallbacks_of_answer(fallback, answer), incident)
             if policy is not None:
                 return policy
         return None

@@ -8,7 +8,7 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
-from slimguard.incidents import journal
+from slimguard.incidents import record_table
 from slimguard.report import report_data, samples
 from slimguard.report.layer_ranges import Layer
 from slimguard.report.loss_history import Curve
@@ -237,7 +237,7 @@ def _row(entry: Entry, bundle: Optional[Finding]) -> Markup:
         element('td', _symbol(entry.kind), action_of(entry), class_='action'),
         element('td', number(entry.loss), class_='number', data_name='loss'),
         element('td', why, class_='why'),
-        element('td', journal.when(entry.time), class_='when'),
+        element('td', record_table.when(entry.time), class_='when'),
     ]
     return element('tr', cells, id='row-%d' % entry.number)
 

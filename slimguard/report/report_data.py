@@ -13,7 +13,7 @@ import tensorflow as tf
 import slimguard
 from slimguard.diagnosis import bundle
 from slimguard.diagnosis.ranges import Range
-from slimguard.incidents import journal
+from slimguard.incidents import record_reader
 from slimguard.report import layer_ranges, loss_history, samples
 from slimguard.report.layer_ranges import Layer
 from slimguard.report.loss_history import Curve
@@ -207,7 +207,7 @@ def _made() -> str:
 
 def _record(logdir: str) -> _Record:
     try:
-        record = journal.read_record(logdir)
+        record = record_reader.read_record(logdir)
     except FileNotFoundError:
         return _Record([], [], is_there=False)
     except Exception as error:  # whatever it is, it must not cost the rest of the page

@@ -19,7 +19,7 @@ from slimguard import compat, learning
 from slimguard import gate as gates
 from slimguard.checkpoints import repair
 from slimguard.checkpoints.finite_saver import FiniteSaver
-from slimguard.incidents.policies import OnNan, Skip, rungs_of
+from slimguard.incidents.policies import OnNan, Skip, fallbacks_of
 from slimguard.system import files
 from slimguard.training.gate_watcher import GateWatcher, with_watcher
 
@@ -62,7 +62,7 @@ def instrument(on_nan: OnNan = None, max_loss: Optional[float] = None) -> 'Instr
     global _active
     gates.require_max_loss(max_loss)
     if on_nan is not None:
-        rungs_of(on_nan)
+        fallbacks_of(on_nan)
     if _active is not None:
         if (on_nan, max_loss) != (_active.on_nan, _active.max_loss):
             raise ValueError(
@@ -174,7 +174,7 @@ class Instrumentation:
         return dict({'on_nan': self.on_nan, 'max_loss': self.max_loss}, **kwargs)
 
     def _skips_first(self) -> bool:
-        return self.on_nan is not None and isinstance(rungs_of(self.on_nan)[0], Skip)
+        return self.on_nan is not None and isinstance(fallbacks_of(self.on_nan)[0], Skip)
 
 
 def _finite(scaffold: Optional[tf1.train.Scaffold]) -> Optional[tf1.train.Scaffold]:
@@ -208,7 +208,8 @@ class _AfterImport:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None:
-            spec.loader = _Loader(spec.loader, self._instrument)
+            loader: Any = _Loader(spec.loader, self._instrument)  # has all that the other has
+            spec.loader = loader
         return spec
 
 

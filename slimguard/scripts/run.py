@@ -30,9 +30,11 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
     sys.argv[:] = ['-m'] + list(arguments)
     _set_first_path(os.getcwd())
     spec = _find_module(name)
-    sys.argv[0] = spec.origin
-    main = _new_main(spec.origin, spec.loader, spec)
-    _execute(lambda: spec.loader.get_code(spec.name), main)
+    loader: Any = spec.loader  # which has a get_code
+    path: Any = spec.origin  # None where an importer does not say it
+    sys.argv[0] = path
+    main = _new_main(path, loader, spec)
+    _execute(lambda: loader.get_code(spec.name), main)
 
 
 def _set_first_path(folder: str) -> None:
@@ -64,8 +66,7 @@ def _new_main(
     main.__loader__ = loader
     main.__spec__ = spec
     main.__package__ = spec.parent if spec else None
-    main.__cached__ = spec.cached if spec else None
-    main.__builtins__ = builtins
+    vars(main).update(__cached__=spec.cached if spec else None, __builtins__=builtins)
     main.__annotations__ = {}
     sys.modules['__main__'] = main
     return main
@@ -104,10 +105,11 @@ def _hide_our_frames(code: Optional[types.CodeType]) -> None:
 def _drop_hidden_frames(error: BaseException) -> None:
     """Takes our frames out of an exception's traceback, and out of those that led to it."""
     seen = set()  # of ids: a chain may lead back to where it began
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        error.__traceback__ = _visible(error.__traceback__)
-        error = error.__cause__ or error.__context__
+    shown: Optional[BaseException] = error
+    while shown is not None and id(shown) not in seen:
+        seen.add(id(shown))
+        shown.__traceback__ = _visible(shown.__traceback__)
+        shown = shown.__cause__ or shown.__context__
 
 
 def _visible(traceback: Optional[types.TracebackType]) -> Optional[types.TracebackType]:

@@ -17,14 +17,14 @@ from slimguard.graph import op_of
 from slimguard.incidents.incident import Incident, NanLossError
 from slimguard.incidents.journal import Journal
 from slimguard.incidents.policies import (
-    Ladder,
+    FallbackChain,
     OnNan,
     Policy,
     Raise,
     Rollback,
     Skip,
     Stop,
-    rungs_of,
+    fallbacks_of,
 )
 from slimguard.system import files
 from slimguard.training.checkpoint_dir import checkpoint_dirs_for
@@ -68,7 +68,7 @@ class GateWatcher(tf1.train.SessionRunHook):
         self.job: Optional[Job] = None
         self.lend(None, None, {})
         self._otherwise = Raise() if fail_on_nan_loss else Stop()
-        self._ladder = Ladder(on_nan, self._otherwise)
+        self._ladder = FallbackChain(on_nan, self._otherwise)
         self._policy: Policy = self._otherwise
         self._acting = ''
         self._journal = Journal()
@@ -81,7 +81,7 @@ class GateWatcher(tf1.train.SessionRunHook):
     @property
     def rungs(self) -> Sequence[Any]:
         """The policies in force, in order."""
-        return self._ladder.rungs
+        return self._ladder.fallbacks
 
     def begin(self):
         graph = tf1.get_default_graph()
@@ -93,7 +93,7 @@ class GateWatcher(tf1.train.SessionRunHook):
         self._runs = {}
         self._last = None, None
         self.job = None
-        self._ladder = Ladder(self.on_nan, self._otherwise)
+        self._ladder = FallbackChain(self.on_nan, self._otherwise)
         self._directory = self.logdir or self._find_directory()
         if self.logdir is not None and self._saver is None:  # else `train` saves to it
             self._compare_directories()
@@ -438,7 +438,7 @@ def with_watcher(
         watcher = GateWatcher(on_nan, max_loss=max_loss, logdir=logdir, ends_job=ends_job)
         return list(hooks) + [watcher], watcher
     for hook in given:
-        if on_nan is not None and list(hook.rungs) != rungs_of(on_nan):
+        if on_nan is not None and list(hook.rungs) != fallbacks_of(on_nan):
             _disagree('on_nan', on_nan, hook, list(hook.rungs))
         if max_loss is not None and hook.max_loss not in (None, max_loss):
             _disagree('max_loss', max_loss, hook, hook.max_loss)

@@ -18,7 +18,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard import graph as graphs
-from slimguard.cluster.job import as_aborted
+from slimguard.cluster.session_end import as_aborted
 from slimguard.graph import TrainOp, op_of
 from slimguard.graph.sessions import SessionInterface, SessionWrapper
 from slimguard.incidents.incident import Incident, NanLossError

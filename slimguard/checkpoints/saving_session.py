@@ -1,0 +1,115 @@
+"""The session that a `Saver` gets to save with: it runs the checked save op in place of its own.
+
+What is published is what was checked, although other threads may train meanwhile. A ref variable is
+checked once it is written. A NaN that a step wrote before is then still there, unless a gate took
+it back. Where that may be, the file is read.
+"""
+
+import threading
+import time
+from typing import Any, Optional, Sequence
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard import gate as gates
+from slimguard.checkpoints import checkpoint_files, checkpoint_reader
+from slimguard.checkpoints.checked_save import CheckedSave, refused_names
+from slimguard.checkpoints.checkpoint_files import step_in_name
+from slimguard.checkpoints.save_room import reason_of
+from slimguard.checkpoints.spare import Spare
+from slimguard.graph.sessions import SessionWrapper
+
+# How often a save is tried anew where a gate may just be taking a NaN back, and how long between.
+_TRIES, _PAUSE = 5, 0.05
+
+
+class NotFinite(Exception):
+    """A checkpoint is not to be published.
+
+    Attributes:
+      names: of what is not finite.
+      path: the prefix of the checkpoint.
+      step: the global step in it, or None.
+    """
+
+    def __init__(self, names: Sequence[str], path: str, step: Optional[int]):
+        Exception.__init__(self, ', '.join(names))
+        self.names = list(names)
+        self.path = path
+        self.step = step
+
+
+class SavingSession(SessionWrapper):
+    """A session in which a Saver's save op stands for the checked one.
+
+    Args:
+      session: the session to save.
+      checked: the checked save op, and what belongs to it.
+      saver: the saver.
+      spare: keeps the checkpoint that is replaced, if any.
+
+    Attributes:
+      written: the prefix of the checkpoint, once it is known; else None.
+    """
+
+    def __init__(self, session, checked: CheckedSave, saver: tf1.train.Saver, spare: Spare):
+        SessionWrapper.__init__(self, session)
+        self._checked = checked
+        self._saver_def = saver.saver_def
+        self._spare = spare
+        self.written: Optional[str] = None
+
+    def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
+        is_name = isinstance(fetches, str)
+        if not is_name or fetches != self._saver_def.save_tensor_name:
+            return self._session.run(fetches, feed_dict, options, run_metadata)
+        assert feed_dict is not None  # a Saver feeds the prefix
+        (path,) = feed_dict.values()
+        self.written = path
+        self._spare.make(path)
+        return self._try_to_write(path, feed_dict)
+
+    def _try_to_write(self, path: str, feed_dict: dict) -> Any:
+        """Writes the checkpoint, once more where a gate may just be taking a NaN back."""
+        found = gates.gates_of(self.graph).values()
+        transient = any(gate.transient for gate in found)
+        # Any gate may take back an update that overflowed; the thread that trains waits for that.
+        beside = bool(found) and threading.current_thread() is not threading.main_thread()
+        for tries_left in reversed(range(_TRIES if transient else 1)):
+            try:
+                written = self._write(path, feed_dict)
+                if self._checked.has_refs and (transient or beside):
+                    _read_back(path, written)
+                return written
+            except NotFinite:
+                if not tries_left:
+                    raise
+                time.sleep(_PAUSE)
+
+    def _write(self, path: str, feed_dict: dict) -> Any:
+        existed = bool(checkpoint_files.files_of(path))
+        try:
+            if existed and self._checked.refs_ahead is not None:
+                # Do not replace a good one by a bad one.
+                self._session.run(self._checked.refs_ahead.op)
+            return self._session.run(self._checked.save_tensor, feed_dict)
+        except tf.errors.OpError as error:
+            names = refused_names(error.message)
+            # A server that dies may have written all of it: who restores can have that.
+            is_whole = not (existed or names) and checkpoint_reader.read(path).is_good
+            if not (existed or is_whole):
+                checkpoint_files.remove(path)
+            if names:
+                raise NotFinite(names, path, step_in_name(path)) from None
+            said = 'is whole, but saving it failed' if is_whole else 'could not be written'
+            tf1.logging.error('slimguard: checkpoint %s %s: %s', path, said, reason_of(error))
+            raise
+
+
+def _read_back(path: str, written: Any) -> None:
+    """Reads what was written; removes it, and raises, if that is not finite."""
+    inspection = checkpoint_reader.read(tf.compat.as_str_any(written))
+    if inspection.non_finite:
+        checkpoint_files.remove(path)
+        raise NotFinite(inspection.non_finite, path, inspection.step)

@@ -1,0 +1,141 @@
+"""The chief of a job: it opens rounds, once nobody writes what belongs to the round before."""
+
+import time
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import tensorflow as tf
+
+from slimguard.checkpoints import checkpoint_reader, repair
+from slimguard.cluster.job_table import Entry
+from slimguard.cluster.own_entry import CHIEF, OwnEntry, new_number
+from slimguard.cluster.session_end import aborted, stop
+from slimguard.cluster.sync_replicas import Replicas
+from slimguard.cluster.waiting import PAUSE, Reminder, insist
+from slimguard.incidents.incident import Incident, NanLossError
+
+# A process whose entry does not change for so many seconds is dead.
+_SILENCE = 6.0
+
+
+class Chief:
+    """What the chief does in a job, which no other process does.
+
+    Args:
+      entry: the chief's entry.
+      replicas: what a `SyncReplicasOptimizer` keeps on the parameter servers.
+      logdir: where the checkpoints are that the chief restores, or None.
+
+    Attributes:
+      rollbacks: how often the job went back to a checkpoint.
+      went_back: the `Incident` that the present round began with, or None.
+    """
+
+    def __init__(self, entry: OwnEntry, replicas: Replicas, logdir: Optional[str]):
+        self.rollbacks = 0
+        self.went_back: Optional[Incident] = None
+        self._entry = entry
+        self._replicas = replicas
+        self._logdir = logdir
+        # What has been done on the way to an open round.
+        self._has_begun = self._is_clear = False
+
+    def open_round(self, session, coordinator: Any, prepare: Callable[[Any], None]) -> None:
+        """Lets the others join, after `prepare` has been called with the session.
+
+        Raises:
+          tf.errors.AbortedError: the session has to be made once more; the coordinator was told.
+        """
+        if not self._is_clear:  # the first session of this process
+            insist(lambda: self.begin_round(None))
+            if self._others() or (self._replicas and insist(self._replicas.have_gradients)):
+                error = aborted('restoring once more, while nobody trains')
+                stop(coordinator, error)
+                self._begin_anew(session)
+                raise error
+        prepare(session)
+        self._has_begun = self._is_clear = False
+        insist(self._announce)
+
+    def begin_round(self, incident: Optional[Incident]) -> None:
+        """Tells the others to leave."""
+        with self._entry.lock:
+            new, rollbacks = new_number(), self.rollbacks + (incident is not None)
+            self._entry.write(round=new, open=False, rollbacks=rollbacks, ends=None, incident=None)
+            self._entry.round, self.rollbacks = new, rollbacks
+            self.went_back = incident
+            self._has_begun = True
+
+    def roll_back(self, incident: Incident) -> None:
+        """Sends the whole job back to the newest good checkpoint."""
+        self.begin_round(incident)
+
+    def grant(self, entry: Entry) -> Exception:
+        """The answer to a process that asks to go back."""
+        incident = Incident.from_dict(entry['incident'])
+        if not self._has_checkpoint():
+            self._entry.tell(ends=self._entry.round, incident=entry['incident'])
+            return NanLossError(incident)
+        self.begin_round(incident)
+        return aborted('%s goes back to a checkpoint' % entry['worker'])
+
+    def leave(self, session, restarts: bool) -> None:
+        """Leaves the round; where a new session follows, waits until nobody trains."""
+        if restarts and not self._is_clear:
+            self._begin_anew(session)
+        try:
+            self._entry.write(open=False)  # its word that a round begins has to stay
+        except tf.errors.OpError:
+            pass  # the table is gone, and the entry with it
+
+    def _begin_anew(self, session) -> None:
+        """Between two sessions: waits until nobody trains, and leaves nothing of what they did."""
+        session.close()
+        if not self._has_begun:
+            insist(lambda: self.begin_round(None))
+        self._wait_for_others()
+        if self._replicas:
+            insist(self._replicas.clear)
+        if self._logdir is not None:
+            repair.resume_from_good(self._logdir)
+        self._is_clear = True
+
+    def _announce(self) -> None:
+        for who in self._entry.table.read():
+            if who != CHIEF:
+                self._entry.table.remove(who)
+        self._entry.write(open=True)
+
+    def _others(self) -> Dict[int, Entry]:
+        """The entries of the other processes that take part in some round."""
+        entries = insist(self._entry.table.read)
+        return {w: e for w, e in entries.items() if w != CHIEF and e['round'] is not None}
+
+    def _wait_for_others(self) -> None:
+        """Waits until all others have left, or are dead."""
+        beats: Dict[int, Tuple[int, float]] = {}
+        reminder = Reminder()
+        while True:
+            others = self._others()
+            for who in _silent(others, beats):
+                self._entry.table.remove(who)
+                del others[who]
+            if not others:
+                return
+            reminder.say('waits for %s', ', '.join(sorted(e['worker'] for e in others.values())))
+            time.sleep(PAUSE)
+
+    def _has_checkpoint(self) -> bool:
+        logdir = self._logdir
+        return logdir is not None and checkpoint_reader.latest_finite_checkpoint(logdir) is not None
+
+
+def _silent(others: Dict[int, Entry], beats: Dict[int, Tuple[int, float]]) -> List[int]:
+    """Whose entry has not changed for long; `beats` says what was seen when, and is kept up."""
+    now, silent = time.monotonic(), []
+    for who, entry in others.items():
+        beat, since = beats.get(who, (None, now))
+        if beat != entry['beat']:
+            beats[who] = entry['beat'], now
+        elif now - since > _SILENCE:
+            silent.append(who)
+    return silent

@@ -1,0 +1,43 @@
+"""Where a process of a job stands: its own name, and the device of the job's shared table."""
+
+from typing import NamedTuple, Optional
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+
+class Place(NamedTuple):
+    """Where a process of a job stands.
+
+    Attributes:
+      worker: its name, such as ``'/job:worker/task:1'``.
+      table: the device of the shared table, such as ``'/job:ps/task:0'``.
+    """
+
+    worker: str
+    table: str
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether it is the chief by its name, as TensorFlow's own libraries choose it."""
+        device = tf1.DeviceSpec.from_string(self.worker)
+        return device.job in ('chief', 'master') or (device.job == 'worker' and device.task == 0)
+
+
+def is_remote(target: str) -> bool:
+    """Whether sessions on `target` are those of a server."""
+    return '://' in target
+
+
+def place_of(graph: tf.Graph, near: str) -> Optional[Place]:
+    """The place of the process that computes on the device `near`; None if it trains alone."""
+    step = tf1.train.get_global_step(graph)
+    if step is None:
+        return None
+    holder, worker = tf1.DeviceSpec.from_string(step.device), tf1.DeviceSpec.from_string(near)
+    if holder.job is None or worker.job is None or worker.task is None:
+        return None
+    return Place(
+        '/job:%s/task:%d' % (worker.job, worker.task),
+        '/job:%s/task:%d' % (holder.job, holder.task or 0),
+    )

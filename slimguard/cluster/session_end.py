@@ -1,0 +1,84 @@
+"""How a session ends: the errors that lead to a new one, and what happens once its threads end."""
+
+import threading
+from typing import Any, Callable, Dict, Optional
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard.cluster.waiting import PAUSE
+from slimguard.incidents.incident import Incident, NanLossError
+
+# How long threads may take to end by themselves, in seconds, before the session is closed on them.
+_GRACE = 2.0
+
+# What ends a session, and not the training.
+_RESTARTING = (tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.UnavailableError)
+
+
+def as_aborted(error: tf.errors.OpError) -> tf.errors.AbortedError:
+    """The same error as the one that slim answers with a new session."""
+    return tf.errors.AbortedError(error.node_def, error.op, error.message)
+
+
+def aborted(why: str) -> tf.errors.AbortedError:
+    """An error that leads to a new session."""
+    return tf.errors.AbortedError(None, None, 'slimguard: ' + why)
+
+
+def error_of(incident: Optional[Dict[str, Any]]) -> Optional[NanLossError]:
+    """What a training ends with for an incident, given as a dict; None for a good end."""
+    return None if incident is None else NanLossError(Incident.from_dict(incident))
+
+
+def stop(coordinator: Any, error: Optional[Exception]) -> None:
+    """Asks a coordinator to stop: with an error, or because all is done."""
+    if error is None:
+        coordinator.request_stop()
+        return
+    try:
+        raise error  # a coordinator takes errors that were raised
+    except type(error) as raised:
+        coordinator.request_stop(raised)
+
+
+def call_when_joined(
+    session, coordinator: Any, leave: Callable[[bool], None], closes_session: bool
+) -> None:
+    """Calls `leave` when the coordinator's threads have ended, which it sees to.
+
+    Args:
+      session: the coordinator's session.
+      coordinator: the coordinator, whose `join` is replaced.
+      leave: called, perhaps twice, with whether a new session follows.
+      closes_session: whether the session is closed on threads that do not end by themselves.
+    """
+
+    def join(*args, **kwargs):
+        joined = threading.Event()
+        if closes_session:
+            arguments = [session, joined]
+            threading.Thread(target=_close_in_time, args=arguments, daemon=True).start()
+        try:
+            type(coordinator).join(coordinator, *args, **kwargs)
+        except _RESTARTING as error:
+            joined.set()
+            leave(True)
+            if isinstance(error, tf.errors.AbortedError):
+                raise
+            raise as_aborted(error) from error
+        finally:
+            joined.set()
+            leave(False)
+
+    coordinator.join = join
+
+
+def _close_in_time(session, joined: threading.Event) -> None:
+    """Closes a session on the threads that wait in it, but on none that may be saving."""
+    if joined.wait(_GRACE):
+        return
+    while any(isinstance(thread, tf1.train.LooperThread) for thread in threading.enumerate()):
+        if joined.wait(PAUSE):
+            return
+    session.close()

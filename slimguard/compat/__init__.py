@@ -1,0 +1,39 @@
+"""Which TensorFlow, which tf-slim; puts back the names that tf-slim needs and TensorFlow dropped.
+
+tf-slim reaches into ``tensorflow.python``, and TensorFlow 2.13 and later have moved what it reaches
+for. `revive` puts those names back where the installed tf-slim looks for them, and only those: what
+is there stays as it is, and where nothing is missing nothing is done. ``import slimguard`` sees to
+it that this happens before tf-slim is first imported.
+
+Example::
+
+    import slimguard                  # does not import TensorFlow
+    import tf_slim as slim            # works on TensorFlow 1.15 and on the newest
+    print(slimguard.compat.report())  # versions, repairs and what is missing, for a bug report
+
+The files:
+
+    table.py         the names that some tf-slim uses and some TensorFlow lacks
+    repairs.py       revive(): puts them back; on_slim_import(): in time
+    slim_watcher.py  notices the first import of tf-slim
+    keras_layers.py  the layers of Keras 2, which tf-slim uses
+    slim_sources.py  which names the installed tf-slim uses
+    slim.py          import_slim(): which TF-Slim there is
+    inventory.py     report(): what is installed, put back and missing
+    modules.py       looks modules and names up
+"""
+
+from slimguard.compat.inventory import Report, report
+from slimguard.compat.repairs import Repair, on_slim_import, require_tensorflow, revive
+from slimguard.compat.slim import Missing, import_slim
+
+__all__ = [
+    'Missing',
+    'Repair',
+    'Report',
+    'import_slim',
+    'on_slim_import',
+    'report',
+    'require_tensorflow',
+    'revive',
+]

@@ -1,0 +1,137 @@
+"""Puts back the names that the installed tf-slim uses and the installed TensorFlow lacks."""
+
+import importlib
+import os
+import sys
+import types
+from typing import Any, List, NamedTuple, Optional, Tuple
+
+from slimguard.compat.keras_layers import KerasLayers
+from slimguard.compat.modules import (
+    find_spec,
+    import_or_create,
+    import_or_none,
+    is_on_disk,
+    public,
+)
+from slimguard.compat.slim_sources import slim_folders, used_rows
+from slimguard.compat.slim_watcher import SlimWatcher, stop_watching
+from slimguard.compat.table import LAYERS, TABLE, Row
+
+_put_back_rows: List[Row] = []
+
+
+class Repair(NamedTuple):
+    """A name that was put back, and the name it now stands for."""
+
+    name: str
+    source: str
+
+
+def require_tensorflow() -> None:
+    """Raises an ImportError that says what to install when there is no TensorFlow.
+
+    Looks, but imports nothing.
+    """
+    if sys.modules.get('tensorflow') is None and find_spec('tensorflow') is None:
+        raise ImportError(
+            'slimguard uses the TensorFlow that you have, and found none. '
+            'pip install "slimguard[tf]" installs one; any other build of TensorFlow '
+            "(tensorflow-cpu, tensorflow-gpu, a vendor's own) works as well."
+        )
+
+
+def revive() -> Tuple[Repair, ...]:
+    """Puts back what the installed tf-slim uses and the installed TensorFlow lacks.
+
+    Imports TensorFlow, but neither tf-slim nor Keras. Safe to call again: names that are there,
+    TensorFlow's own or put back before, are left alone.
+
+    Returns:
+      All repairs made in this process so far.
+
+    Raises:
+      ImportError: if TensorFlow is not installed.
+    """
+    require_tensorflow()
+    stop_watching()
+    for row in missing_rows():
+        if _put_back(row):
+            _put_back_rows.append(row)
+    sources = ((row.full_name, source_of(row)) for row in _put_back_rows)
+    return tuple(Repair(name, source) for name, source in sources if source)
+
+
+def on_slim_import() -> None:
+    """Revives tf-slim now if it is imported already, else just before it first is.
+
+    Imports nothing itself, so that ``import slimguard`` stays quick.
+    """
+    if 'tf_slim' in sys.modules:
+        revive()
+    elif not any(isinstance(finder, SlimWatcher) for finder in sys.meta_path):
+        sys.meta_path.insert(0, SlimWatcher(revive))
+
+
+def put_back_rows() -> Tuple[Row, ...]:
+    """The rows of the table that were put back in this process so far."""
+    return tuple(_put_back_rows)
+
+
+def missing_rows() -> List[Row]:
+    """The rows that tf-slim uses and TensorFlow lacks."""
+    lacking = [row for row in TABLE if _is_missing(row)]
+    used = used_rows(slim_folders()) if lacking else ()
+    return [row for row in lacking if row in used]
+
+
+def _is_missing(row: Row) -> bool:
+    module = import_or_none(row.module)
+    if isinstance(row.home, str):
+        return module is None or not hasattr(module, row.name)
+    return module is not None and _leads_nowhere(vars(module).get(_loader_name(row, module)))
+
+
+def _put_back(row: Row) -> bool:
+    """Returns whether there is something to put back."""
+    if isinstance(row.home, str):
+        value = public(row.home)
+        if value is None:
+            return False
+        setattr(import_or_create(row.module), row.name, value)
+    else:
+        module = importlib.import_module(row.module)
+        layers = KerasLayers(row.full_name, row.home)
+        setattr(module, _loader_name(row, module), layers)
+    return True
+
+
+def source_of(row: Row) -> Optional[str]:
+    """Where the name comes from; None if it has to be installed first."""
+    if isinstance(row.home, str):
+        return row.home
+    return next((home for home in row.home if is_on_disk(home)), None)
+
+
+def _loader_name(row: Row, module: types.ModuleType) -> str:
+    """The global that holds TensorFlow's lazy loader for a name.
+
+    That is the name itself, or in a module that serves its names from a loader, such as
+    ``tensorflow.python.layers.normalization``, the global called as the module.
+    """
+    return row.name if row.name in vars(module) else row.module.rpartition('.')[2]
+
+
+def _leads_nowhere(value: Any) -> bool:
+    """Whether this is a lazy loader whose module is not installed; does not wake it."""
+    # Internal, without a public name: only its type tells a lazy loader from what it loads.
+    lazy_loader = importlib.import_module('tensorflow.python.util.lazy_loader')
+    if not isinstance(value, lazy_loader.LazyLoader):
+        return False
+    # The loader that chooses between the packages of Keras has no name until it has chosen. Only
+    # Keras 2 has what it is asked for, whichever Keras it would choose.
+    target = vars(value).get('__name__')
+    if target is None:
+        legacy = os.environ.get('TF_USE_LEGACY_KERAS') in ('true', 'True', '1')
+        target = LAYERS[0 if legacy else 1]
+    return not is_on_disk(target)

@@ -1,0 +1,56 @@
+"""Which TF-Slim there is: ``tf_slim``, or the ``tf.contrib.slim`` of TensorFlow 1.15."""
+
+import importlib
+import types
+from typing import NamedTuple, Optional
+
+from slimguard.compat.modules import find_spec, has_contrib
+from slimguard.compat.repairs import revive
+
+
+class Missing(NamedTuple):
+    """Something that cannot work here: its name, the reason, and what to do."""
+
+    name: str
+    why: str
+    remedy: str
+
+
+def import_slim() -> types.ModuleType:
+    """Imports TF-Slim: ``tf_slim`` if it is installed, else TensorFlow 1.15's ``tf.contrib.slim``.
+
+    Raises:
+      ImportError: if there is neither, or a tf-slim that cannot work with this TensorFlow; says
+        what to install.
+    """
+    revive()
+    missing = missing_slim()
+    if missing is not None:
+        raise ImportError('{}: {}. {}'.format(*missing))
+    name = _slim_name()
+    assert name is not None  # or else it were missing
+    return importlib.import_module(name)
+
+
+def _slim_name() -> Optional[str]:
+    """The module that is TF-Slim here."""
+    if find_spec('tf_slim'):
+        return 'tf_slim'
+    return 'tensorflow.contrib.slim' if has_contrib() else None
+
+
+def missing_slim() -> Optional[Missing]:
+    """Why there is no TF-Slim that works with this TensorFlow; None if there is one."""
+    slim = _slim_name()
+    if slim is None:
+        return Missing('tf-slim', 'it is not installed', 'pip install tf-slim')
+    if slim == 'tf_slim' and _is_shell_of_contrib() and not has_contrib():
+        why = 'tf-slim 1.0 is made of tf.contrib, which only TensorFlow 1 has'
+        return Missing('tf-slim', why, 'pip install "tf-slim>=1.1"')
+    return None
+
+
+def _is_shell_of_contrib() -> bool:
+    """Whether ``tf_slim`` is version 1.0, told by its imports: a copy may carry no version."""
+    with open(find_spec('tf_slim').origin, encoding='utf-8') as file:
+        return 'from tensorflow.contrib' in file.read()

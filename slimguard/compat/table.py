@@ -1,0 +1,92 @@
+"""The table of names that some tf-slim uses and some TensorFlow lacks, and what they stand for."""
+
+from typing import NamedTuple, Tuple, Union
+
+
+class Row(NamedTuple):
+    """A name that some tf-slim uses and some TensorFlow lacks."""
+
+    module: str  # where tf-slim looks for it
+    name: str
+    home: Union[str, Tuple[str, ...]]  # TensorFlow's public name; or Keras modules, first come
+
+    @property
+    def full_name(self) -> str:
+        return self.module + '.' + self.name
+
+
+# The v1 layers belong to Keras 2: the package tf-keras, and up to TensorFlow 2.15 also keras.
+_NORMALIZATION = (
+    'tf_keras.src.legacy_tf_layers.normalization',
+    'keras.src.legacy_tf_layers.normalization',
+)
+
+
+LAYERS = (
+    'tf_keras.api._v1.keras.__internal__.legacy.layers',
+    'keras.api._v1.keras.__internal__.legacy.layers',
+)
+
+
+# The public name in the last column is what the internal one in the first two stands for.
+TABLE = (
+    # tf-slim 1.0 and 1.1 look in the places of TensorFlow 1.15; 2.13 and later have moved out.
+    Row('tensorflow.python.framework.ops', 'IndexedSlices', 'tf.IndexedSlices'),
+    Row('tensorflow.python.framework.ops', 'Tensor', 'tf.Tensor'),
+    Row('tensorflow.python.layers.normalization', 'BatchNormalization', _NORMALIZATION),
+    Row('tensorflow.python.layers.normalization', 'batch_normalization', _NORMALIZATION),
+    Row('tensorflow.python.ops.array_ops', 'stack', 'tf.stack'),
+    Row('tensorflow.python.ops.array_ops', 'unstack', 'tf.unstack'),
+    Row('tensorflow.python.ops.control_flow_ops', 'Assert', 'tf.compat.v1.Assert'),
+    Row('tensorflow.python.ops.control_flow_ops', 'case', 'tf.compat.v1.case'),
+    Row('tensorflow.python.ops.control_flow_ops', 'cond', 'tf.compat.v1.cond'),
+    Row('tensorflow.python.ops.control_flow_ops', 'while_loop', 'tf.compat.v1.while_loop'),
+    Row(
+        'tensorflow.python.ops.variable_scope',
+        'disable_resource_variables',
+        'tf.compat.v1.disable_resource_variables',
+    ),
+    Row(
+        'tensorflow.python.ops.variable_scope',
+        'enable_resource_variables',
+        'tf.compat.v1.enable_resource_variables',
+    ),
+    Row(
+        'tensorflow.python.ops.variable_scope',
+        'resource_variables_enabled',
+        'tf.compat.v1.resource_variables_enabled',
+    ),
+    Row('tensorflow.python.ops.variable_scope', 'variable', 'tf.compat.v1.Variable'),
+    Row('tensorflow.python.ops.variables', 'VariableV1', 'tf.compat.v1.Variable'),
+    # tf-slim 1.2 looks in the places of the newest TensorFlow, which older ones do not have yet.
+    Row(
+        'tensorflow.python.checkpoint.checkpoint_management',
+        'latest_checkpoint',
+        'tf.train.latest_checkpoint',
+    ),
+    Row('tensorflow.python.framework.tensor', 'Tensor', 'tf.Tensor'),
+    Row('tensorflow.python.ops.array_ops_stack', 'stack', 'tf.stack'),
+    Row('tensorflow.python.ops.array_ops_stack', 'unstack', 'tf.unstack'),
+    Row('tensorflow.python.ops.cond', 'cond', 'tf.compat.v1.cond'),
+    Row('tensorflow.python.ops.control_flow_assert', 'Assert', 'tf.compat.v1.Assert'),
+    Row('tensorflow.python.ops.control_flow_case', 'case', 'tf.compat.v1.case'),
+    Row(
+        'tensorflow.python.ops.resource_variables_toggle',
+        'disable_resource_variables',
+        'tf.compat.v1.disable_resource_variables',
+    ),
+    Row(
+        'tensorflow.python.ops.resource_variables_toggle',
+        'enable_resource_variables',
+        'tf.compat.v1.enable_resource_variables',
+    ),
+    Row(
+        'tensorflow.python.ops.resource_variables_toggle',
+        'resource_variables_enabled',
+        'tf.compat.v1.resource_variables_enabled',
+    ),
+    Row('tensorflow.python.ops.variable_v1', 'VariableV1', 'tf.compat.v1.Variable'),
+    Row('tensorflow.python.ops.while_loop', 'while_loop', 'tf.compat.v1.while_loop'),
+    # TensorFlow 2.16 and later look for tf.compat.v1.layers in Keras 3, which has none.
+    Row('tensorflow.compat.v1', 'layers', LAYERS),
+)

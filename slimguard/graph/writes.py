@@ -10,6 +10,7 @@ from typing import Dict, List, NamedTuple, Optional, Set
 
 import tensorflow as tf
 
+from slimguard.graph import tf_private
 from slimguard.graph.variables import PASS_ON, READS, VARIABLES, variable_behind
 from slimguard.graph.walk import (
     REFERENCES,
@@ -80,7 +81,7 @@ class Writes:
             offset = 1 if op.type in ('If', 'StatelessIf', 'Case', 'StatelessCase') else 0
             inside: Set[int] = set()
             for body in bodies:
-                inside |= self._writtenarguments_of(body)
+                inside |= self._written_arguments_of(body)
             candidates = [index for index in candidates if index - offset in inside]
         found = []
         for index in candidates:
@@ -112,13 +113,10 @@ class Writes:
 
     def _functions(self) -> dict:
         if self._library is None:
-            graph_def = tf.compat.v1.GraphDef()
-            # No public name: `as_graph_def` would copy every constant of the model as well.
-            self._graph._copy_functions_to_graph_def(graph_def, 0)
-            self._library = {f.signature.name: f for f in graph_def.library.function}
+            self._library = tf_private.function_library(self._graph)
         return self._library
 
-    def _writtenarguments_of(self, name: str, seen=frozenset()) -> Set[int]:
+    def _written_arguments_of(self, name: str, seen=frozenset()) -> Set[int]:
         """Which arguments of a library function the function may write."""
         function = self._functions().get(name)
         if function is None or name in seen:
@@ -139,7 +137,7 @@ class Writes:
                     offset = 1 if node.op in ('If', 'StatelessIf', 'Case', 'StatelessCase') else 0
                     inside: Set[int] = set()
                     for body in inner:
-                        inside |= self._writtenarguments_of(body, seen | {name})
+                        inside |= self._written_arguments_of(body, seen | {name})
                     handles = {i: a for i, a in handles.items() if i - offset in inside}
                 written |= {
                     a

@@ -71,12 +71,12 @@ put back where they are, and only flags come back.
 
 from slimguard.gate.arguments import as_train_op, require_loss, require_max_loss, writes_something
 from slimguard.gate.gate import Gate, gate_of, gates_of, guard
-from slimguard.gate.verdict import Finding, Label, explain, labels_in
+from slimguard.gate.verdict import Label, Verdict, explain, labels_in
 
 __all__ = [
     'Gate',
     'Label',
-    'Finding',
+    'Verdict',
     'as_train_op',
     'explain',
     'gate_of',

@@ -10,7 +10,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard.gate.arguments import as_train_op, require_loss, require_max_loss
 from slimguard.gate.builder import build
 from slimguard.gate.plan import Plan, make_plan
-from slimguard.gate.verdict import Finding, Label, explain
+from slimguard.gate.verdict import Label, Verdict, explain
 from slimguard.graph import TrainOp, key, op_of, tf_private
 
 _KEPT_AS = '_slimguard_gates'
@@ -57,7 +57,7 @@ class Gate:
         self.watched = built.watched
         self.limit = built.limit
 
-    def explain(self, bad: Sequence[bool]) -> Finding:
+    def explain(self, bad: Sequence[bool]) -> Verdict:
         """What a fetched `bad` vector says."""
         return explain(self.labels_of(bad))
 

@@ -1,6 +1,6 @@
 """What is put back after a bad step: the forward writes, and what has to wait for them."""
 
-from typing import Dict, List, Optional, Set
+from typing import Dict, List, Optional, Sequence, Set
 
 import tensorflow as tf
 
@@ -16,7 +16,7 @@ class ForwardWrites:
       opaque: the float variables of `put_back` whose new value can only be read afterwards.
     """
 
-    def __init__(self, step: StepGraph, gated: Set[tf.Operation], losses: List[tf.Tensor]):
+    def __init__(self, step: StepGraph, gated: Set[tf.Operation], losses: Sequence[tf.Tensor]):
         self._step = step
         self._gated = gated
         self._losses = losses

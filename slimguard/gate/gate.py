@@ -128,11 +128,7 @@ def guard(
     require_max_loss(max_loss)
     if loss is not None:
         require_loss(loss, 'loss')
-        if loss.graph is not train_op.graph:
-            raise ValueError(
-                'loss %r belongs to another graph than train op %r; build both in one tf.Graph'
-                % (loss.name, train_op.name)
-            )
+        _require_same_graph(loss, train_op)
     graph = train_op.graph
     known = gates_of(graph)
     gate = known.get(op_of(train_op).name)
@@ -141,12 +137,7 @@ def guard(
         if same_loss and max_loss in (None, gate.max_loss):
             return gate.train_op
         train_op = gate.original
-    if graph.finalized:
-        raise RuntimeError(
-            'the graph is finalized, so train op %r cannot be guarded any more. Call '
-            'slimguard.guard() right after the train op is built, before a Supervisor or a '
-            'MonitoredSession takes the graph' % train_op.name
-        )
+    _require_open_graph(train_op)
     guarded = {op_of(g.train_op): op_of(g.original) for g in known.values()}
     # No session of another thread may see a gate half built: what a session has seen cannot be
     # wired any more.
@@ -157,6 +148,23 @@ def guard(
     train_ops = graph.get_collection_ref(tf1.GraphKeys.TRAIN_OP)
     train_ops[:] = [gate.train_op if element is train_op else element for element in train_ops]
     return gate.train_op
+
+
+def _require_same_graph(loss: tf.Tensor, train_op: TrainOp) -> None:
+    if loss.graph is not train_op.graph:
+        raise ValueError(
+            'loss %r belongs to another graph than train op %r; build both in one tf.Graph'
+            % (loss.name, train_op.name)
+        )
+
+
+def _require_open_graph(train_op: TrainOp) -> None:
+    if train_op.graph.finalized:
+        raise RuntimeError(
+            'the graph is finalized, so train op %r cannot be guarded any more. Call '
+            'slimguard.guard() right after the train op is built, before a Supervisor or a '
+            'MonitoredSession takes the graph' % train_op.name
+        )
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@
 the words *forward*, *gated*, *forward write* and *trial* that are used here.
 """
 
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 
@@ -67,16 +67,7 @@ def make_plan(train_op: TrainOp, loss: Optional[tf.Tensor], stand_in: Callable) 
     sources = Sources(step, gated)
     losses = find_losses(step, gated, sources, loss)
     late_loss = find_late_loss(step, gated, sources, loss)
-    values = CheckedValues(step, gated, losses)
-    forward = ForwardWrites(step, gated, losses)
-    gated_writes: List[GatedWrite] = []
-    for write in step.writing:
-        if write in gated:
-            gated_writes.append(read_gated_write(write, step, sources))
-            values.add_gated(gated_writes[-1])
-        elif forward.add(write):
-            values.add_forward(write)
-    trial = late_loss is not None or any(write.is_trial for write in gated_writes)
+    gated_writes, values, forward = _read_writes(step, gated, sources, losses)
     variables = [v for write in gated_writes for v in step.writes.variables(write.op)]
     plan = Plan(
         step=step,
@@ -89,12 +80,28 @@ def make_plan(train_op: TrainOp, loss: Optional[tf.Tensor], stand_in: Callable) 
         variables=list(dict.fromkeys(variables)),
         put_back=forward.put_back,
         opaque_forward=forward.opaque,
-        trial=trial,
+        trial=late_loss is not None or any(write.is_trial for write in gated_writes),
         barrier=find_barrier(step, gated, forward.put_back),
     )
-    if trial:
+    if plan.trial:
         _require_undo(plan)
     return plan
+
+
+def _read_writes(
+    step: StepGraph, gated: Set[tf.Operation], sources: Sources, losses: Sequence[tf.Tensor]
+) -> Tuple[List[GatedWrite], CheckedValues, ForwardWrites]:
+    """Finds what has to happen to each write, in the order in which they run."""
+    gated_writes: List[GatedWrite] = []
+    values = CheckedValues(step, gated, losses)
+    forward = ForwardWrites(step, gated, losses)
+    for write in step.writing:
+        if write in gated:
+            gated_writes.append(read_gated_write(write, step, sources))
+            values.add_gated(gated_writes[-1])
+        elif forward.add(write):
+            values.add_forward(write)
+    return gated_writes, values, forward
 
 
 def _find_model_clones(

@@ -13,8 +13,8 @@ from slimguard.gate.plan import Plan
 from slimguard.graph.devices import processor_of, task_of
 
 
-class Task(NamedTuple):
-    """A task of the cluster.
+class Task:
+    """A task of the cluster. It is a key of dictionaries, so it is compared by identity.
 
     Attributes:
       device: where to put what is done there.
@@ -22,9 +22,12 @@ class Task(NamedTuple):
       put_back: those of the plan's `put_back` that are there.
     """
 
-    device: str
-    variables: Sequence[tf.Operation]
-    put_back: Sequence[tf.Operation]
+    def __init__(
+        self, device: str, variables: Sequence[tf.Operation], put_back: Sequence[tf.Operation]
+    ):
+        self.device = device
+        self.variables = variables
+        self.put_back = put_back
 
 
 class Tasks:

@@ -41,7 +41,7 @@ import numpy as np
 import tensorflow as tf
 
 from slimguard import compat, gate
-from slimguard.gate import builder
+from slimguard.gate import fast_path
 
 slim = compat.import_slim()
 tf1 = tf.compat.v1
@@ -94,14 +94,14 @@ def train_op_of(loss):
 class Stepper:
     """A training in a session of its own, in finite steps."""
 
-    def __init__(self, build, guarded=False, quiet=False, threads=0, is_calm=None):
+    def __init__(self, build, guarded=False, quiet=False, threads=0, all_are_small=None):
         with tf.Graph().as_default():
             tf1.set_random_seed(1)
             train_op = build()
             step = tf1.train.get_global_step()
             fetches = [train_op, step]
             if guarded:
-                with looking_by(is_calm):
+                with looking_by(all_are_small):
                     gated = gate.gate_of(gate.guard(train_op))
                 outcome = gated.quiet if quiet else gated
                 fetches = [outcome.train_op, outcome.bad, outcome.step]
@@ -119,27 +119,27 @@ class Stepper:
 
 
 class looking_by:
-    """While it is open, gates are built with another first look."""
+    """While it is open, gates are built with another fast path."""
 
-    def __init__(self, is_calm):
-        self._is_calm = is_calm
+    def __init__(self, all_are_small):
+        self._other = all_are_small
 
     def __enter__(self):
-        self._chosen = builder.Build._is_calm
-        if self._is_calm is not None:
-            builder.Build._is_calm = self._is_calm
+        self._chosen = fast_path.all_are_small
+        if self._other is not None:
+            fast_path.all_are_small = self._other
 
     def __exit__(self, *_):
-        builder.Build._is_calm = self._chosen
+        fast_path.all_are_small = self._chosen
 
 
-def by_reduction(build, checks):
-    tensors = build._plan.losses + [check.tensor for check in checks]
+def by_reduction(plan, checks, *_):
+    tensors = list(plan.losses) + [check.tensor for check in checks]
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(t)) for t in tensors])
 
 
-def by_debug_numerics(build, checks):
-    tensors = build._plan.losses + [check.tensor for check in checks]
+def by_debug_numerics(plan, checks, *_):
+    tensors = list(plan.losses) + [check.tensor for check in checks]
     three_slots = 8
     summaries = [
         tf.raw_ops.DebugNumericSummaryV2(input=t, tensor_debug_mode=three_slots) for t in tensors
@@ -147,9 +147,8 @@ def by_debug_numerics(build, checks):
     return tf.reduce_all(tf.equal(tf.stack(summaries), 0.0))
 
 
-def by_loss_alone(build, checks):
-    del checks
-    return tf.reduce_all([tf.math.is_finite(t) for t in build._plan.losses])
+def by_loss_alone(plan, *_):
+    return tf.reduce_all([tf.math.is_finite(t) for t in plan.losses])
 
 
 OTHER_LOOKS = {'`reduce_all(is_finite)`': by_reduction, 'the loss alone': by_loss_alone}
@@ -186,8 +185,10 @@ def step():
             'guarded': Stepper(build, guarded=True),
         }
         if size == 64:
-            for what, is_calm in OTHER_LOOKS.items():
-                steppers['looking by ' + what] = Stepper(build, guarded=True, is_calm=is_calm)
+            for what, all_are_small in OTHER_LOOKS.items():
+                steppers['looking by ' + what] = Stepper(
+                    build, guarded=True, all_are_small=all_are_small
+                )
         print('\nResNet-50, Momentum, 8 x %d x %d x 3\n' % (size, size))
         print(measure.table([HEAD] + rows_of(steppers, rounds)), flush=True)
 

@@ -120,7 +120,7 @@ class Guarded:
         assert written == (not any(self.bad))
         return written
 
-    def finding(self) -> gate.Finding:
+    def finding(self) -> gate.Verdict:
         return self.gate.explain(self.bad)
 
     def assert_held(self, feed, why: str, input_variables=()) -> None:

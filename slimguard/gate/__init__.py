@@ -4,54 +4,79 @@
 written unless everything about to be written is finite. It knows graphs, and nothing of sessions,
 hooks or slim.
 
-    gate.py           guard(), and what is known of a guarded train op
-    arguments.py      a train op, its loss, the largest loss: as users give them
-    plan.py           what a train op consists of, and what has to happen to each part
-    builder.py        carries the plan out
-    finite_checks.py  exact checks of many values in few ops
-    regularizers.py   makes the gradients of regularizers wait for those of the data
-    histograms.py     histogram summaries that do not raise
-    verdict.py        what a bad step is told by
+    gate.py               guard(), and what is known of a guarded train op
+    arguments.py          a train op, its loss, the largest loss: as users give them
+    regularizers.py       makes the gradients of regularizers wait for those of the data
+    histograms.py         histogram summaries that do not raise
+    verdict.py            what a bad step is told by
+
+Planning reads the graph:
+
+    plan.py               what a train op consists of, and what has to happen to each part
+    step_graph.py         the ops of a step, read through gates that are there already
+    gated_ops.py          which of them are gated
+    losses.py             which scalars are losses
+    checked_values.py     the values to check before the update
+    sources.py            what to check for a value that is computed after it
+    finite_arithmetic.py  ops that make finite numbers of finite numbers
+    forward_writes.py     what is put back, and what has to wait
+
+Building adds to it:
+
+    builder.py            carries the plan out, in this order:
+    forward_copies.py     copies what forward writes are about to change
+    fast_path.py          the cheap check that nearly every step passes
+    step_checks.py        the exact checks before and after the update
+    finite_checks.py      exact checks of many values in few ops
+    flags.py              what checks found, with what each flag stands for
+    decision.py           tells each task whether to run the update
+    gated_clones.py       creates the gated ops a second time, behind a switch
+    undo.py               puts variables back, in each task
+    step_value.py         the value that the guarded train op returns
+    announcement.py       prints or raises where nobody watches
+    outcome.py            what there is to fetch
+    copies.py             copies of variables
+    tasks.py              the tasks that hold variables
 
 How it works
 ------------
 Looking back from the train op, every op falls into one of three parts (:mod:`slimguard.gate.plan`):
 
 * *forward*: what the loss and the gradients are computed from. It is never touched.
-* *held*: the writes (optimizer kernels, moving averages, the global step) and whatever runs after
+* *gated*: the writes (optimizer kernels, moving averages, the global step) and whatever runs after
   one of them. These ops are created a second time, behind a switch, and the guarded train op runs
-  those. A dead branch is never executed, so a bad step writes nothing. The originals stay in the
-  graph and are not run.
+  those clones. A dead branch is never executed, so a bad step writes nothing. The originals stay in
+  the graph and are not run.
 * *forward writes*: writes that gradients wait for, such as the moving averages of
-  ``slim.batch_norm(updates_collections=None)``. They cannot be held back, so they are put back:
-  the variable is copied ahead of the write, and restored after a bad step.
+  ``slim.batch_norm(updates_collections=None)``. They cannot be gated, so they are put back: the
+  variable is copied ahead of the write, and restored after a bad step.
 
-The decision is made in two looks. The first is cheap: one sum of squares for each value, short
-vectors together, and one comparison. If all are small, the step is *calm*: all values are finite,
-and a sum of such steps cannot overflow either (adding numbers of that size to a large one leaves it
-as it is). Else the second look decides exactly, value by value, and also looks at the variables
-*after* the update, with copies at hand to undo it: that is how a finite gradient that overflows
-inside an optimizer is caught. While steps are calm, the second look is a dead branch; so that it is
-a small one, values of one shape in one place are joined there, looked at, copied and put back
+The decision is made by two checks. The first is cheap: one sum of squares for each value, short
+vectors together, and one comparison. If all are small, the step takes the *fast path*: all values
+are finite, and a sum of such steps cannot overflow either (adding numbers of that size to a large
+one leaves it as it is). Else the second check decides exactly, value by value, and also checks the
+variables *after* the update, with copies at hand to undo it: that is how a finite gradient that
+overflows inside an optimizer is caught. On the fast path, the exact check is a dead branch; so that
+it is a small one, values of one shape in one place are joined there, checked, copied and put back
 together (:mod:`slimguard.gate.finite_checks`).
 
-Where that does not hold, no step is calm: writes inside loops and functions, and kernels that can
-make a NaN of small numbers (centered RMSProp, or an `epsilon` of zero). There each step is a
-trial, with copies of what it writes.
+Where that does not hold, no step takes the fast path: writes inside loops and functions, and
+kernels that can make a NaN of small numbers (centered RMSProp, or an `epsilon` of zero). There each
+step is a *trial*, with copies of what it writes.
 
 On a cluster, the decision is made where the loss is. Each task that holds variables gets one
-number, the verdict, and from it makes its own switches: its variables are copied, looked at and
+number, the decision, and from it makes its own switches: its variables are copied, checked and
 put back where they are, and only flags come back.
 """
 
 from slimguard.gate.arguments import as_train_op, require_loss, require_max_loss, writes_something
 from slimguard.gate.gate import Gate, gate_of, gates_of, guard
-from slimguard.gate.verdict import Finding, Label, explain, labels_in
+from slimguard.gate.verdict import Label, Verdict, explain, labels_in
 
 __all__ = [
-    'Finding',
     'Gate',
     'Label',
+    'Verdict',
     'as_train_op',
     'explain',
     'gate_of',

@@ -1,8 +1,8 @@
-"""Exact looks at many values, in few ops.
+"""Exact finite checks, batched: tensors of one shape, dtype and device are checked together.
 
-A gate's second look asks of each value whether all of it is finite. Nearly all of the time nobody
-asks, and still each op that could answer takes its time to build, and a little of each step. So
-values of one shape in one place are joined, and looked at together.
+A gate's exact check asks of each value whether all of it is finite. In nearly all steps the fast
+path has answered before, and still each op of the exact check takes time to build, and a little of
+each step. So what can be joined is joined, and a network takes few ops.
 """
 
 from typing import Dict, List, NamedTuple, Sequence, Tuple
@@ -26,7 +26,7 @@ _LARGEST_SQUARE = {
 }
 
 
-class Now:
+class Moment:
     """A moment of the step, as numbers that are there from then on, and dead if it never comes.
 
     Who computes with one of them cannot be early. With control inputs one could be: Grappler takes
@@ -62,7 +62,7 @@ class Now:
 
 
 class _Part(NamedTuple):
-    """Values that are looked at together: one as it is, or several as the rows of a matrix."""
+    """Values that are checked together: one as it is, or several as the rows of a matrix."""
 
     numbers: List[int]
     scaled: tf.Tensor
@@ -70,14 +70,14 @@ class _Part(NamedTuple):
     near: tf.Operation
 
 
-class Look:
-    """One look at some float tensors, each where it is, at one moment of the step."""
+class FiniteCheck:
+    """Checks float tensors, each where it is, at one moment of the step."""
 
-    def __init__(self, make: ops.Maker, tensors: Sequence[tf.Tensor], now: Now, home: Home):
+    def __init__(self, make: ops.Maker, tensors: Sequence[tf.Tensor], moment: Moment, home: Home):
         self._make = make
         self._home = home
         self._tensors = tensors
-        self._now = now
+        self._moment = moment
         self._parts = [self._part(numbers) for numbers in make.alike(tensors)]
 
     def not_finite(self) -> tf.Tensor:
@@ -125,17 +125,19 @@ class Look:
         return _in_order(joined, chosen)
 
     def _part(self, numbers: List[int]) -> _Part:
-        make, now = self._make, self._now
+        make, moment = self._make, self._moment
         tensors = [self._tensors[number] for number in numbers]
         dtype, near = tensors[0].dtype.base_dtype, tensors[0].op
         if len(tensors) == 1:
             near = self._home.near(tensors[0])
-            scaled = make.multiply(tensors[0], now.small(dtype, dtype), near)
+            scaled = make.multiply(tensors[0], moment.small(dtype, dtype), near)
             return _Part(numbers, scaled, dtype, near)
-        wide = make.rows(make.join(tensors, now.zero, near), len(tensors), near)
+        wide = make.rows(make.join(tensors, moment.zero, near), len(tensors), near)
         if dtype.size == 2:
             wide = make.cast(wide, tf.float32, near)
-        return _Part(numbers, make.multiply(wide, now.small(wide.dtype, dtype), near), dtype, near)
+        return _Part(
+            numbers, make.multiply(wide, moment.small(wide.dtype, dtype), near), dtype, near
+        )
 
     def _overflows(self, part: _Part) -> tf.Tensor:
         make, near = self._make, part.near
@@ -160,7 +162,7 @@ class Look:
             return part.scaled
         with tf1.colocate_with(part.near):
             wide = tf.cast(tensor, tf.float32) if part.dtype.size == 2 else tf.abs(tensor)
-        return self._make.multiply(wide, self._now.small(wide.dtype, part.dtype), part.near)
+        return self._make.multiply(wide, self._moment.small(wide.dtype, part.dtype), part.near)
 
     def _axes(self, part: _Part) -> tf.Tensor:
         """All axes of a value that is alone."""

@@ -8,10 +8,12 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.gate.arguments import as_train_op, require_loss, require_max_loss
-from slimguard.gate.builder import Build
-from slimguard.gate.plan import Plan
-from slimguard.gate.verdict import Finding, Label, explain
-from slimguard.graph import TrainOp, key, op_of
+from slimguard.gate.builder import build
+from slimguard.gate.plan import Plan, make_plan
+from slimguard.gate.verdict import Label, Verdict, explain
+from slimguard.graph import TrainOp, key, op_of, tf_private
+
+_KEPT_AS = '_slimguard_gates'
 
 
 class Gate:
@@ -29,8 +31,8 @@ class Gate:
       watched: bool scalar to feed. Fed True, a bad step neither prints nor raises.
       quiet: train_op, written, bad and step once more, as an `Outcome`. Fetched instead of those, a
         bad step neither prints nor raises, and nothing has to be fed: that is quicker.
-      is_good: bool scalar, whether a step that was looked at twice is written; dead in a calm step,
-        so what waits for it costs nothing there.
+      is_good: bool scalar, whether a step off the fast path is written; dead on the fast path, so
+        what waits for it costs nothing there.
       limit: float64 scalar to feed: the largest loss that is no incident; None without a loss.
       max_loss: the default of `limit`, or None.
       raises: whether a bad step raises `InvalidArgumentError` in the session.
@@ -41,21 +43,21 @@ class Gate:
     """
 
     def __init__(self, plan: Plan, max_loss: Optional[float]):
-        self.original = plan.train_op
+        self.original = plan.step.train_op
         self.loss: Optional[tf.Tensor] = plan.losses[0] if plan.losses else None
-        self.raises = bool(plan.raises)
-        undone = plan.variables if plan.trial else []
+        self.raises = bool(plan.step.raises)
+        undone = list(plan.variables) if plan.trial else []
         self.transient = tuple(dict.fromkeys(list(plan.put_back) + undone))
         self.max_loss = max_loss
-        build = Build(plan, max_loss)
-        self.train_op, self.written, self.bad, self.step = build.announced
-        self.quiet = build.quiet
-        self.is_good = build.is_good
-        self.labels = tuple(build.labels)
-        self.watched = build.watched
-        self.limit = build.limit
+        built = build(plan, max_loss)
+        self.train_op, self.written, self.bad, self.step = built.announced
+        self.quiet = built.quiet
+        self.is_good = built.is_good
+        self.labels = tuple(built.labels)
+        self.watched = built.watched
+        self.limit = built.limit
 
-    def explain(self, bad: Sequence[bool]) -> Finding:
+    def explain(self, bad: Sequence[bool]) -> Verdict:
         """What a fetched `bad` vector says."""
         return explain(self.labels_of(bad))
 
@@ -68,9 +70,11 @@ def gates_of(graph: tf.Graph) -> Dict[str, Gate]:
     """The gates of a graph, by the names of the given train op and of the guarded one."""
     # On the graph itself, so that it goes when the graph goes. A collection would make
     # `export_meta_graph` warn about what it cannot serialize.
-    if not hasattr(graph, '_slimguard_gates'):
-        graph._slimguard_gates = {}
-    return graph._slimguard_gates
+    known = getattr(graph, _KEPT_AS, None)
+    if known is None:
+        known = {}
+        setattr(graph, _KEPT_AS, known)
+    return known
 
 
 def gate_of(train_op: TrainOp) -> Optional[Gate]:
@@ -124,11 +128,7 @@ def guard(
     require_max_loss(max_loss)
     if loss is not None:
         require_loss(loss, 'loss')
-        if loss.graph is not train_op.graph:
-            raise ValueError(
-                'loss %r belongs to another graph than train op %r; build both in one tf.Graph'
-                % (loss.name, train_op.name)
-            )
+        _require_same_graph(loss, train_op)
     graph = train_op.graph
     known = gates_of(graph)
     gate = known.get(op_of(train_op).name)
@@ -137,22 +137,34 @@ def guard(
         if same_loss and max_loss in (None, gate.max_loss):
             return gate.train_op
         train_op = gate.original
-    if graph.finalized:
-        raise RuntimeError(
-            'the graph is finalized, so train op %r cannot be guarded any more. Call '
-            'slimguard.guard() right after the train op is built, before a Supervisor or a '
-            'MonitoredSession takes the graph' % train_op.name
-        )
+    _require_open_graph(train_op)
     guarded = {op_of(g.train_op): op_of(g.original) for g in known.values()}
     # No session of another thread may see a gate half built: what a session has seen cannot be
-    # wired any more. The lock that sessions take has no public name.
-    with graph.as_default(), graph._mutation_lock(), _no_collection():
-        gate = Gate(Plan(train_op, loss, lambda op: guarded.get(op, op)), max_loss)
+    # wired any more.
+    with graph.as_default(), tf_private.lock_against_sessions(graph), _no_collection():
+        gate = Gate(make_plan(train_op, loss, lambda op: guarded.get(op, op)), max_loss)
     known[op_of(gate.train_op).name] = gate
     known.setdefault(op_of(train_op).name, gate)
     train_ops = graph.get_collection_ref(tf1.GraphKeys.TRAIN_OP)
     train_ops[:] = [gate.train_op if element is train_op else element for element in train_ops]
     return gate.train_op
+
+
+def _require_same_graph(loss: tf.Tensor, train_op: TrainOp) -> None:
+    if loss.graph is not train_op.graph:
+        raise ValueError(
+            'loss %r belongs to another graph than train op %r; build both in one tf.Graph'
+            % (loss.name, train_op.name)
+        )
+
+
+def _require_open_graph(train_op: TrainOp) -> None:
+    if train_op.graph.finalized:
+        raise RuntimeError(
+            'the graph is finalized, so train op %r cannot be guarded any more. Call '
+            'slimguard.guard() right after the train op is built, before a Supervisor or a '
+            'MonitoredSession takes the graph' % train_op.name
+        )
 
 
 @contextlib.contextmanager

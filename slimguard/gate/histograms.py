@@ -9,7 +9,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.graph import ops
+from slimguard.graph import ops, tf_private
 
 
 def leave_out_bad_values(graph: tf.Graph) -> None:
@@ -21,9 +21,11 @@ def leave_out_bad_values(graph: tf.Graph) -> None:
     histograms = [op for op in graph.get_operations() if _may_raise(op)]
     if not histograms or graph.finalized or graphs.open_sessions(graph):
         return
-    with graph._mutation_lock():  # no session of another thread may see the half of it
+    with tf_private.lock_against_sessions(
+        graph
+    ):  # no session of another thread may see the half of it
         for op in histograms:
-            op._update_input(1, _finite_values(op))
+            tf_private.replace_input(op, 1, _finite_values(op))
 
 
 def _may_raise(op: tf.Operation) -> bool:

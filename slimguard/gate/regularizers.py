@@ -1,4 +1,4 @@
-"""Gradients of regularizers, made no sooner than they are needed.
+"""Makes the gradients of regularizers wait for the gradients of the data.
 
 The gradient of a weight is a sum: of what comes from the data, layer by layer, and of what the
 weight's regularizer adds. That one is made of the weight alone, so TensorFlow makes all of them at
@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.gate.plan import Plan
+from slimguard.graph import tf_private
 
 # What has no more bytes than a few numbers may come from anywhere, and be in memory early.
 _SMALL_BYTES = 256
@@ -31,12 +32,12 @@ def delay(plan: Plan) -> None:
     Nothing is done if a session is open on the graph: what it has seen cannot be wired any more.
     """
     late: List[_Wait] = []
-    for op in plan.order:
-        if op.type == 'AddN' and op not in plan.held and graphs.flow_around(op) is None:
+    for op in plan.step.order:
+        if op.type == 'AddN' and op not in plan.gated and graphs.flow_around(op) is None:
             late.extend(_waits(op, plan))
-    if late and not graphs.open_sessions(plan.graph):
+    if late and not graphs.open_sessions(plan.step.graph):
         for first, other in late:
-            first._add_control_input(other)
+            tf_private.add_control_input(first, other)
 
 
 def _waits(add, plan: Plan) -> Iterator[_Wait]:
@@ -53,7 +54,7 @@ def _firsts(last, add, plan: Plan) -> List[tf.Operation]:
     for op in makers:  # which grows meanwhile
         if not op.inputs or op.type in _MERGES or graphs.is_stateful(op):
             return []
-        if op.device != add.device or op._control_outputs:
+        if op.device != add.device or tf_private.ops_waiting_for(op):
             return []
         made = [t.op for t in op.inputs if not _is_there(t, plan)]
         if not made:

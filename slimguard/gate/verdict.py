@@ -16,7 +16,7 @@ class Label(NamedTuple):
         return '%s:%s' % self
 
 
-class Finding(NamedTuple):
+class Verdict(NamedTuple):
     """What was bad about a step: the names, and a sentence."""
 
     tensors: Tuple[str, ...]
@@ -31,7 +31,7 @@ def labels_in(message: str) -> List[Label]:
     return [Label(*item.split(':', 1)) for item in items]
 
 
-def explain(labels: Sequence[Label]) -> Finding:
+def explain(labels: Sequence[Label]) -> Verdict:
     """Puts what was bad about a step into a sentence."""
 
     def named(kind: str, most: int = 5) -> str:
@@ -53,4 +53,4 @@ def explain(labels: Sequence[Label]) -> Finding:
     elif named('state'):
         parts.append('not finite once updated: ' + named('state'))
     tensors = tuple(dict.fromkeys(label.name for label in labels if label.kind != 'clone'))
-    return Finding(tensors, '; '.join(parts) or 'not finite', state_lost)
+    return Verdict(tensors, '; '.join(parts) or 'not finite', state_lost)

@@ -5,9 +5,10 @@
     writes.py        what ops write, and with which values
     control_flow.py  conditions and loops around an op
     clones.py        which clone of a model a value comes from
-    devices.py       where an op that serves another belongs
+    devices.py       the device for an op that serves another
     ops.py           creating ops, many and quickly
     sessions.py      the sessions on a graph, and what stands in for one
+    tf_private.py    every private name of TensorFlow that this takes, and why
 
 Only :mod:`slimguard.graph.ops` adds to a graph. The names below read.
 """

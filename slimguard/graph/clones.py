@@ -1,4 +1,4 @@
-"""Which clone a value comes from, where a model is trained as several clones in one graph.
+"""Which clone of a model a value comes from, where several are trained in one graph.
 
 Clones (towers) are the same model on parts of a batch, each under a scope of its own: ``clone_0``,
 ``clone_1``. What is applied is the sum of their gradients, or the mean, and whether all of that is
@@ -21,7 +21,7 @@ _ON_THE_WAY = frozenset(
 )
 _MOST_ON_THE_WAY = 12
 _GRADIENTS = re.compile(r'gradients(_\d+)?$')
-_NUMBERED = re.compile(r'(.*?)(_?\d+)*$')
+_NUMBER = re.compile(r'(_?\d+)+$')
 
 
 def summands_by_clone(
@@ -91,6 +91,6 @@ def _clones_of(names: Sequence[str]) -> Optional[List[str]]:
     scopes = [[part for part in path[:-1] if not _GRADIENTS.match(part)] for path in paths]
     for parts in zip(*scopes):
         if len(set(parts)) > 1:
-            words = {_NUMBERED.match(part).group(1) for part in parts}
+            words = {_NUMBER.sub('', part) for part in parts}
             return list(parts) if len(set(parts)) == len(parts) and len(words) == 1 else None
     return None

@@ -9,9 +9,10 @@ from typing import Dict, FrozenSet, List, NamedTuple, Sequence, Tuple
 
 import tensorflow as tf
 
+from slimguard.graph import tf_private
 from slimguard.graph.walk import key, needs
 
-_ENTERS = ('Enter', 'RefEnter')
+ENTERS = ('Enter', 'RefEnter')
 _EXITS = ('Exit', 'RefExit')
 _SWITCHES = ('Switch', 'RefSwitch')
 _MERGES = ('Merge', 'RefMerge')
@@ -56,7 +57,7 @@ class Flow:
 
     def _find_frames(self, op) -> Tuple[str, ...]:
         around = max((self._frames.get(n, ()) for n in needs(op)), key=len, default=())
-        if op.type in _ENTERS:
+        if op.type in ENTERS:
             return around + (tf.compat.as_str(op.get_attr('frame_name')),)
         return around[:-1] if op.type in _EXITS else around
 
@@ -75,11 +76,8 @@ class Flow:
 
 
 def flow_around(op):
-    """The branch or loop (of v1 control flow) that `op` runs in, or None.
-
-    There is no public name for an op's control flow context.
-    """
-    return op._get_control_flow_context()
+    """The branch or loop (of v1 control flow) that `op` runs in, or None."""
+    return tf_private.control_flow_context(op)
 
 
 def context_of(op):

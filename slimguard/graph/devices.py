@@ -1,4 +1,4 @@
-"""Where things are, in a training on several machines.
+"""The device for what is found out about a tensor: the gate's own, or the CPU of the tensor's task.
 
 A *task* is one process of a cluster. What a gate finds out about values in another task than its
 own should cross the network in one piece, and as flags.
@@ -42,7 +42,7 @@ class Home:
         return self.device if is_here else processor_of(device)
 
     def near(self, tensor: tf.Tensor) -> tf.Operation:
-        """The op in whose place to look at a tensor: its own.
+        """The op in whose place to check a tensor: its own.
 
         A scalar from elsewhere comes here, as a sum of it would have to.
         """

@@ -6,14 +6,15 @@ where it belongs. What is made once per gate is made with those functions all th
 """
 
 import contextlib
-from typing import Callable, Dict, FrozenSet, Iterator, List, Sequence, Set, Tuple
+from typing import Callable, Dict, FrozenSet, Iterable, Iterator, List, Sequence, Set, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
+from slimguard.graph import tf_private
 from slimguard.graph.control_flow import flow_around
 from slimguard.graph.variables import dtype_of, is_resource
-from slimguard.graph.walk import OURS, is_reference, op_def_of
+from slimguard.graph.walk import OURS, TrainOp, is_reference, op_def_of
 
 _NO = tf1.AttrValue(b=False)
 _types = {}
@@ -194,12 +195,9 @@ class Maker:
     def _create(self, kind, inputs, dtypes, attributes, near) -> tf.Operation:
         if kind not in _TAKE_VARIABLES:
             attributes['_class'] = self._group(near)
-        # `create_op`, the public name, spends its time on arguments that are no longer used.
-        op = self._graph._create_op_internal(
-            kind, inputs, dtypes, attrs=attributes, compute_device=False
-        )
+        op = tf_private.create_op(self._graph, kind, inputs, dtypes, attrs=attributes)
         if near.device:
-            op._set_device(near.device)
+            tf_private.set_device(op, near.device)
         return op
 
     def _group(self, near: tf.Operation) -> tf1.AttrValue:
@@ -228,6 +226,12 @@ def branch(value: tf.Tensor, pred: tf.Tensor, name: str) -> Tuple[tf.Tensor, tf.
 def merge(tensors: Sequence[tf.Tensor], name: str) -> tf.Tensor:
     """Whichever of `tensors` is alive."""
     return tf.raw_ops.Merge(inputs=list(tensors), name=name).output
+
+
+def after(first: Iterable[TrainOp], tensor: tf.Tensor, name: str) -> tf.Tensor:
+    """`tensor`, once all of `first` have run."""
+    with tf.control_dependencies(list(first)):
+        return tf.identity(tensor, name=name)
 
 
 def lift(value: tf.Tensor, op: tf.Operation, default) -> tf.Tensor:
@@ -265,15 +269,15 @@ def create_like(
     if 'frame_name' in attributes:  # a loop of its own, the same for all that enter it
         attributes['frame_name'].s += tf.compat.as_bytes(frame_suffix)
     with tf.control_dependencies(list(dict.fromkeys(controls))):
-        made = op.graph._create_op_internal(
+        made = tf_private.create_op(
+            op.graph,
             op.type,
             inputs,
             [t.dtype for t in op.outputs],
             name=op.name,
             attrs=attributes,
             op_def=op_def_of(op),
-            compute_device=False,
         )
     if op.device:
-        made._set_device(op.device)
+        tf_private.set_device(made, op.device)
     return made

@@ -6,8 +6,9 @@ from typing import List
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-# What TensorFlow's Saver and Supervisor take for a session. It has no public name.
-SessionInterface = next(c for c in tf1.Session.__mro__ if c.__name__ == 'SessionInterface')
+from slimguard.graph import tf_private
+
+SessionInterface = tf_private.SessionInterface
 
 
 class SessionWrapper(SessionInterface):
@@ -60,6 +61,6 @@ def open_sessions(graph: tf.Graph) -> List[tf1.Session]:
             for thing in things
             if isinstance(thing, (tf1.Session, tf1.InteractiveSession))
             and thing.graph is graph
-            and not thing._closed
+            and not tf_private.is_closed(thing)
         )
     return found

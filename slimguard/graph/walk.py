@@ -1,8 +1,10 @@
 """Walking a graph: what an op is declared as, what must run before it, and keys for both."""
 
-from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple, Union
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple, Union
 
 import tensorflow as tf
+
+from slimguard.graph import tf_private
 
 TrainOp = Union[tf.Tensor, tf.Operation]
 
@@ -14,7 +16,7 @@ REFERENCES = 100
 
 # What is asked for often is found out once, by the name of a type; not for a function, since each
 # graph may mean another one by a name.
-_op_defs: Dict[str, object] = {}
+_op_defs: Dict[str, Any] = {}
 _arguments_of_type: Dict[str, List['_Argument']] = {}
 _floats: Dict[int, bool] = {}
 
@@ -24,26 +26,17 @@ def op_def_of(op):
     return op_def_of_type(op.graph, op.type)
 
 
-def op_def_of_type(graph: tf.Graph, op_type: str):
-    """The OpDef of a type of op, also of one that only function bodies have; None if unknown.
-
-    The method has no public name on TensorFlow 1.15.
-    """
+def op_def_of_type(graph: tf.Graph, op_type: str) -> Any:
+    """The OpDef of a type of op, also of one that only function bodies have; None if unknown."""
     if op_type in _op_defs:
         return _op_defs[op_type]
-    find = getattr(graph, 'op_def_for_type', None) or graph._get_op_def
     try:
-        op_def = find(op_type)
+        op_def = tf_private.op_def_for_type(graph, op_type)
     except (tf.errors.NotFoundError, KeyError):
         return None
-    if not is_function(graph, op_type):
+    if not tf_private.is_function(graph, op_type):
         _op_defs[op_type] = op_def
     return op_def
-
-
-def is_function(graph: tf.Graph, op_type: str) -> bool:
-    """Whether a type of op is a function of the graph's library, as those of a `Defun` are."""
-    return graph._is_function(op_type)  # has no public name
 
 
 def is_stateful(op) -> bool:
@@ -127,7 +120,7 @@ def arguments_of(op) -> List[_Argument]:
                 len(op.inputs) - len(arguments) + 1 if len(lists) == 1 else _length(op, argument)
             )
         found.extend([_Argument(argument.name, argument.is_ref)] * count)
-    if not lists and not is_function(op.graph, op.type):
+    if not lists and not tf_private.is_function(op.graph, op.type):
         _arguments_of_type[op.type] = found
     return found
 

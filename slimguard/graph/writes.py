@@ -6,10 +6,11 @@ not one of the few ops known to read. An optimizer kernel that somebody wrote la
 """
 
 import re
-from typing import Dict, List, NamedTuple, Optional, Set
+from typing import Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set
 
 import tensorflow as tf
 
+from slimguard.graph import tf_private
 from slimguard.graph.variables import PASS_ON, READS, VARIABLES, variable_behind
 from slimguard.graph.walk import (
     REFERENCES,
@@ -76,12 +77,8 @@ class Writes:
             return []
         bodies = self.calls(op)
         if bodies:
-            # `If`, `Case` and the like spend their first input on the choice.
-            offset = 1 if op.type in ('If', 'StatelessIf', 'Case', 'StatelessCase') else 0
-            inside: Set[int] = set()
-            for body in bodies:
-                inside |= self._writtenarguments_of(body)
-            candidates = [index for index in candidates if index - offset in inside]
+            inside = self._written_inputs_of(op.type, bodies, frozenset())
+            candidates = [index for index in candidates if index in inside]
         found = []
         for index in candidates:
             variable = variable_behind(op.inputs[index])
@@ -112,40 +109,39 @@ class Writes:
 
     def _functions(self) -> dict:
         if self._library is None:
-            graph_def = tf.compat.v1.GraphDef()
-            # No public name: `as_graph_def` would copy every constant of the model as well.
-            self._graph._copy_functions_to_graph_def(graph_def, 0)
-            self._library = {f.signature.name: f for f in graph_def.library.function}
+            self._library = tf_private.function_library(self._graph)
         return self._library
 
-    def _writtenarguments_of(self, name: str, seen=frozenset()) -> Set[int]:
+    def _written_inputs_of(
+        self, op_type: str, bodies: Sequence[str], seen: FrozenSet[str]
+    ) -> Set[int]:
+        """Which inputs an op may write that calls the functions `bodies`."""
+        # `If`, `Case` and the like spend their first input on the choice.
+        offset = 1 if op_type in ('If', 'StatelessIf', 'Case', 'StatelessCase') else 0
+        return {
+            index + offset for body in bodies for index in self._written_arguments_of(body, seen)
+        }
+
+    def _written_arguments_of(self, name: str, seen: FrozenSet[str]) -> Set[int]:
         """Which arguments of a library function the function may write."""
-        function = self._functions().get(name)
+        function = self.function(name)
         if function is None or name in seen:
             return set()
-        origin = {arg.name: i for i, arg in enumerate(function.signature.input_arg)}
+        arguments = function.signature.input_arg
+        origin = {argument.name: index for index, argument in enumerate(arguments)}
         written: Set[int] = set()
         for node in function.node_def:
             data = [i.split(':')[0] for i in node.input if not i.startswith('^')]
             if node.op in PASS_ON:
                 if data and data[0] in origin:
                     origin[node.name] = origin[data[0]]
-            elif node.op in READS:
-                continue
-            else:
+            elif node.op not in READS:
                 handles = {i: origin[n] for i, n in enumerate(data) if n in origin}
                 inner = self.called_by(node)
                 if inner:
-                    offset = 1 if node.op in ('If', 'StatelessIf', 'Case', 'StatelessCase') else 0
-                    inside: Set[int] = set()
-                    for body in inner:
-                        inside |= self._writtenarguments_of(body, seen | {name})
-                    handles = {i: a for i, a in handles.items() if i - offset in inside}
-                written |= {
-                    a
-                    for a in handles.values()
-                    if function.signature.input_arg[a].type == tf.resource.as_datatype_enum
-                }
+                    inside = self._written_inputs_of(node.op, inner, seen | {name})
+                    handles = {i: a for i, a in handles.items() if i in inside}
+                written.update(a for a in handles.values() if arguments[a].type == _RESOURCE)
         return written
 
 

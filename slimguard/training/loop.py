@@ -482,7 +482,7 @@ class HookedSteps:
         elif error.op is not None and error.op.type in _CHECKS:
             checked = error.op.inputs[0].op.name
             said = tf.compat.as_str(error.op.get_attr('message'))
-            finding = gates.Finding((checked,), 'not finite: %s (%s)' % (checked, said), False)
+            finding = gates.Verdict((checked,), 'not finite: %s (%s)' % (checked, said), False)
         else:
             return None
         return Incident(

@@ -1,0 +1,51 @@
+"""How a bad step is told where nobody watches: it prints a line, or raises."""
+
+import sys
+from typing import Sequence
+
+import tensorflow as tf
+
+from slimguard.gate.flags import Flags
+from slimguard.gate.outcome import GlobalStep
+from slimguard.gate.plan import Plan
+from slimguard.gate.verdict import ERROR
+from slimguard.graph import ops
+
+
+def announce(
+    plan: Plan, flags: Flags, watched: tf.Tensor, undone: tf.Tensor, step: GlobalStep
+) -> tf.Tensor:
+    """Tells of a bad step, unless it is watched. Returns the token `undone`, afterwards."""
+    quiet, loud = ops.branch(undone, watched, 'watched')
+    with tf.control_dependencies([loud]):
+        told = _raise(plan, flags) if plan.step.raises else _print(plan, flags, step, loud)
+    return ops.merge([quiet, ops.after([told], loud, 'told')], 'announced')
+
+
+def _raise(plan: Plan, flags: Flags) -> tf.Operation:
+    bad = _those([str(label) for label in flags.labels], flags.vector)
+    # The words users know, where it is the loss.
+    first = tf.gather(['', plan.step.raises[0]], tf.cast(flags.vector[0], tf.int32))
+    data = [first, tf.constant(ERROR), tf.strings.reduce_join(bad, separator='|')]
+    data += plan.losses[:1]
+    return tf.raw_ops.Assert(condition=tf.constant(False), data=data, summarize=1)
+
+
+def _print(plan: Plan, flags: Flags, step: GlobalStep, loud: tf.Tensor) -> tf.Operation:
+    bad = _those([label.name for label in flags.labels], flags.vector)
+    bad = tf.strings.reduce_join(bad, separator=', ')
+    step_now = step.read(loud)
+    text = ['slimguard: this step wrote nothing']
+    if step_now is not None:
+        text += [' (global step ', tf.strings.as_string(step_now), ')']
+    text += ['; bad: ', bad]
+    if plan.losses:
+        # On TensorFlow 1.15 there are no words for 16 bits.
+        loss = tf.cast(plan.losses[0], tf.float64)
+        text += ['; loss ', tf.strings.as_string(loss, shortest=True)]
+    return tf.print(tf.strings.join(text), output_stream=sys.stderr)
+
+
+def _those(words: Sequence[str], flags: tf.Tensor) -> tf.Tensor:
+    """The words whose flag is true. `tf.boolean_mask` builds twenty ops for any shape."""
+    return tf.gather(tf.constant(words, tf.string), tf.reshape(tf.where(flags), [-1]))

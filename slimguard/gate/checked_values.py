@@ -1,0 +1,160 @@
+"""The values to check before anything is written: each once, and by what name it is told."""
+
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import tensorflow as tf
+
+from slimguard import graph as graphs
+from slimguard.gate.sources import Sources
+from slimguard.gate.step_graph import StepGraph
+from slimguard.graph import key
+
+_ROLES = {'lr': 'learning rate', 'alpha': 'learning rate'}
+_GRADIENTS = frozenset('grad delta gradient gradient_values'.split())
+
+
+class Check(NamedTuple):
+    """A float tensor to check before anything is written."""
+
+    tensor: tf.Tensor
+    name: str
+    # A learning rate or the like: it multiplies what is written.
+    is_factor: bool = False
+
+
+class GatedWrite(NamedTuple):
+    """What is known of a gated write before it runs.
+
+    Attributes:
+      op: the write.
+      inputs: what to check of the values that it takes.
+      is_trial: whether what it writes can only be judged afterwards.
+    """
+
+    op: tf.Operation
+    inputs: Sequence['_Input']
+    is_trial: bool
+
+
+class _Input(NamedTuple):
+    tensor: tf.Tensor  # the value that is written, or computed with
+    role: str  # the argument of the write
+    sources: Sequence[tf.Tensor]  # what to check so that it is finite
+
+
+def read_gated_write(write: tf.Operation, step: StepGraph, sources: Sources) -> GatedWrite:
+    """Finds what a gated write takes, and whether checking that is enough."""
+    is_trial = graphs.can_divide_by_zero(write)
+    if step.writes.is_opaque(write) or graphs.loop_around(write) is not None:
+        return GatedWrite(write, (), True)
+    inputs: List[_Input] = []
+    for value in graphs.values_of(write):
+        tensor = step.resolve(value.tensor)
+        found = sources.of(tensor)
+        if found is None:
+            is_trial = True
+        else:
+            inputs.append(_Input(tensor, value.role, found))
+    return GatedWrite(write, inputs, is_trial)
+
+
+class CheckedValues:
+    """Collects the values that writes take, for each value one check.
+
+    Args:
+      step: the ops of the step.
+      gated: those of them that are gated.
+      losses: what is checked in any case.
+    """
+
+    def __init__(self, step: StepGraph, gated: Set[tf.Operation], losses: Sequence[tf.Tensor]):
+        self._step = step
+        self._gated = gated
+        self._losses = {key(loss) for loss in losses}
+        self._checks: Dict[Tuple[tf.Operation, int], Check] = {}
+        self._squares: Dict[Tuple[tf.Operation, int], Check] = {}
+        self._is_small: Dict[tf.Operation, bool] = {}  # of constants, which many writes share
+        self._written_ahead = {
+            variable
+            for write in step.writing
+            if write not in gated
+            for variable in step.writes.variables(write)
+        }
+
+    @property
+    def checks(self) -> List[Check]:
+        """All checks, in the order they were added."""
+        return list(self._checks.values())
+
+    @property
+    def squares(self) -> List[Check]:
+        """The checks of gradients that an optimizer squares."""
+        return list(self._squares.values())
+
+    def add_gated(self, write: GatedWrite) -> None:
+        """Checks what a gated write takes."""
+        for tensor, role, sources in write.inputs:
+            for source in sources:
+                check = self._add(source, write.op, role)
+                if check is not None and source is tensor and _is_squared(write.op, role):
+                    self._squares.setdefault(key(check.tensor), check)
+
+    def add_forward(self, write: tf.Operation) -> None:
+        """Checks what a forward write takes."""
+        for value in graphs.values_of(write):
+            self._add(self._step.resolve(value.tensor), write, value.role)
+
+    def _add(self, tensor: tf.Tensor, write: tf.Operation, role: str) -> Optional[Check]:
+        if self._is_small_constant(tensor) or key(tensor) in self._losses:
+            return None
+        of = self._key_of(tensor)
+        if of not in self._checks:
+            is_factor = graphs.is_apply(write) and role not in _GRADIENTS
+            name = '%s of %s' % (_role_name(write, role), self._written_name(write))
+            self._checks[of] = Check(tensor, name, is_factor)
+        return self._checks[of]
+
+    def _is_small_constant(self, tensor: tf.Tensor) -> bool:
+        if tensor.op not in self._is_small:
+            constant = graphs.constant_scalar(tensor)
+            self._is_small[tensor.op] = constant is not None and abs(constant) < 1e6
+        return self._is_small[tensor.op]
+
+    def _key_of(self, tensor: tf.Tensor) -> Tuple[tf.Operation, int]:
+        """The same for tensors of the same value: an optimizer reads its powers for each apply."""
+        op = tensor.op
+        while op.type == 'Identity' and not graphs.is_reference(op.inputs[0]):
+            op = self._step.resolve(op.inputs[0]).op
+        if op.type == 'ReadVariableOp' and op not in self._gated:
+            variable = graphs.variable_behind(op.inputs[0])
+            if variable is not None and variable not in self._written_ahead:
+                return variable, 0
+        return key(tensor)
+
+    def _written_name(self, write: tf.Operation) -> str:
+        variables = self._step.writes.variables(write)
+        return variables[0].name if variables else _accumulated_name(write)
+
+
+def _role_name(write: tf.Operation, role: str) -> str:
+    if role in _GRADIENTS:
+        return 'gradient'
+    return _ROLES.get(role, role) if graphs.is_apply(write) else 'update'
+
+
+def _accumulated_name(write: tf.Operation) -> str:
+    """The variable whose gradient an accumulator collects: SyncReplicasOptimizer names it so."""
+    accumulator = write.inputs[0].op
+    try:
+        name = tf.compat.as_str(accumulator.get_attr('shared_name'))
+    except ValueError:
+        name = ''
+    return name[: -len('/grad_accum')] if name.endswith('/grad_accum') else accumulator.name
+
+
+def _is_squared(write: tf.Operation, role: str) -> bool:
+    if role not in _GRADIENTS:
+        return False
+    if graphs.is_accumulator(write):
+        return graphs.feeds_square(write)
+    return graphs.squares_gradient(write)

@@ -1,0 +1,81 @@
+"""Forward writes in the graph: their variables are copied ahead, and read once they are written."""
+
+from typing import List, Sequence
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard import graph as graphs
+from slimguard.gate.checked_values import Check
+from slimguard.gate.copies import Copy, copy
+from slimguard.gate.plan import Plan
+from slimguard.graph import ops, tf_private
+from slimguard.graph.control_flow import ENTERS
+
+
+def require_unseen(plan: Plan) -> None:
+    """Raises if a write that needs one more control input may be known to a session already."""
+    if not plan.put_back:
+        return
+    for session in graphs.open_sessions(plan.step.graph):
+        variable, writes = next(iter(plan.put_back.items()))
+        raise ValueError(
+            'cannot guard: %s %r writes %r in the forward pass, before the gradients are known, '
+            'so it has to be put back after a bad step; but the session %r was opened on this '
+            'graph before, and what a session has seen cannot be wired any more. Build the train '
+            'op first and open the session then; or leave update ops in the UPDATE_OPS '
+            'collection and use slimguard.create_train_op, which holds them back'
+            % (writes[0].type, writes[0].name, variable.name, session)
+        )
+
+
+def copy_ahead(plan: Plan, make: ops.Maker) -> List[Copy]:
+    """Copies the variables that are to be put back, and makes their writes wait for the copies."""
+    copies = copy(make, list(plan.put_back), None)
+    for made in copies:
+        writes = [write for variable in made.variables for write in plan.put_back[variable]]
+        for entry in _entries(writes, plan):
+            tf_private.add_control_input(entry, made.value.op)
+    return copies
+
+
+def read_opaque_writes(plan: Plan, make: ops.Maker, known: tf.Tensor) -> List[Check]:
+    """Reads the variables whose new value can only be read afterwards.
+
+    Args:
+      plan: the plan of the gate.
+      make: makes the ops.
+      known: a bool scalar that is there from the beginning.
+    """
+    if not plan.opaque_forward:
+        return []
+    written = ops.after(plan.barrier, known, 'written_forward')
+    return [
+        Check(_read_after(written, variable, make), 'update of ' + variable.name)
+        for variable in plan.opaque_forward
+    ]
+
+
+def _read_after(token: tf.Tensor, variable: tf.Operation, make: ops.Maker) -> tf.Tensor:
+    """The value a variable has once `token`, a bool scalar, is there."""
+    with tf1.colocate_with(variable):
+        if graphs.is_resource(variable):
+            with tf.control_dependencies([token]):
+                return make.copy(variable)
+        # Grappler may swap a copy with what is done to it (see `finite_checks.Moment`); a switch,
+        # of which no one knows the side before it runs, stays where it is.
+        switch = tf.raw_ops.Switch(data=variable.outputs[0], pred=token)
+        return ops.merge([switch.output_false, switch.output_true], 'written')
+
+
+def _entries(writes: Sequence[tf.Operation], plan: Plan) -> List[tf.Operation]:
+    """The ops to wait with so that `writes` wait: in a loop, what enters the loop."""
+    entries: List[tf.Operation] = []
+    for write in writes:
+        loop = graphs.loop_around(write)
+        if loop is None:
+            entries.append(write)
+            continue
+        enters = [op for op in plan.step.order if op.type in ENTERS]
+        entries.extend(op for op in enters if graphs.flow_around(op) is loop)
+    return entries

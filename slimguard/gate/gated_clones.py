@@ -1,0 +1,89 @@
+"""The gated ops, created a second time behind a switch. The originals stay and are not run."""
+
+from typing import Dict, List, NamedTuple
+
+import tensorflow as tf
+
+from slimguard import graph as graphs
+from slimguard.gate.plan import Plan
+from slimguard.gate.tasks import Task, Tasks
+from slimguard.graph import ops, tf_private
+from slimguard.graph.control_flow import ENTERS
+
+_MERGES = frozenset(['Merge', 'RefMerge'])
+
+
+class _BackEdge(NamedTuple):
+    """An input of an op that closes a loop: its clone comes after the clone of the op."""
+
+    op: tf.Operation
+    index: int
+    source: tf.Tensor
+
+
+class GatedClones:
+    """Creates the gated ops a second time, to run only if the update may go.
+
+    Args:
+      plan: the plan of the gate.
+      tasks: its tasks.
+      go: by task, the token that starts the update there.
+    """
+
+    def __init__(self, plan: Plan, tasks: Tasks, go: Dict[Task, tf.Tensor]):
+        self._plan = plan
+        self._tasks = tasks
+        self._go = go
+        self._clones: Dict[tf.Operation, tf.Operation] = {}
+        back_edges: List[_BackEdge] = []
+        for op in plan.step.order:
+            if op in plan.gated:
+                self._clones[op] = self._create(op, back_edges)
+        for op, index, source in back_edges:
+            tf_private.replace_input(self._clones[op], index, self.of(source))
+
+    def of_op(self, op: tf.Operation) -> tf.Operation:
+        """The clone of a gated op."""
+        return self._clones[op]
+
+    def of(self, tensor: tf.Tensor) -> tf.Tensor:
+        """What the clone puts out in the place of `tensor`; for what is not gated, `tensor`."""
+        clone = self._clones.get(tensor.op)
+        return tensor if clone is None else clone.outputs[tensor.value_index]
+
+    def writes_at(self, task: Task) -> List[tf.Operation]:
+        """The clones that write variables of a task."""
+        return [
+            clone
+            for op, clone in self._clones.items()
+            if op in self._plan.step.writes and self._tasks.of(op) is task
+        ]
+
+    def _create(self, op: tf.Operation, back_edges: List[_BackEdge]) -> tf.Operation:
+        inputs: List[tf.Tensor] = []
+        for index, source in enumerate(map(self._plan.step.resolve, op.inputs)):
+            if source.op in self._plan.gated and source.op not in self._clones:
+                back_edges.append(_BackEdge(op, index, source))
+                inputs.append(inputs[0])  # until then, the loop's entry
+            else:
+                inputs.append(self.of(source))
+        controls = [self._clones.get(c, c) for c in self._plan.step.controls(op)]
+        controls += self._switch(op)
+        return ops.create_like(op, inputs, controls, '_' + self._go[self._tasks.home].op.name)
+
+    def _switch(self, op: tf.Operation) -> List[tf.Operation]:
+        """What to wait for so that `op` is dead if `go` is: nothing, if an input of it is dead."""
+        if op.type in _MERGES:
+            return []  # alive if one of its inputs is, whatever it waits for
+        loop = graphs.loop_around(op)
+        if loop is not None and not (op.type in ENTERS and graphs.flow_around(op) is loop):
+            return []  # nothing inside of a loop can wait for what is outside; its entries do
+        task = self._tasks.of(op)
+        go = self._go[task].op
+        if task is not self._tasks.home and op in self._plan.step.writes:
+            return [go]  # the copies that it has to wait for are made there
+        dies_anyway = any(
+            needed in self._clones and needed.type not in _MERGES
+            for needed in self._plan.step.needs(op)
+        )
+        return [] if dies_anyway else [go]

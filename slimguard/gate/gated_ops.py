@@ -1,0 +1,124 @@
+"""Which ops of a step are gated: the writes that can wait for the decision, and what follows them.
+
+What comes before the gradients is left as it is; a write there is a *forward write*.
+"""
+
+from typing import List, Set
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard import graph as graphs
+from slimguard.gate.finite_arithmetic import keeps_finite
+from slimguard.gate.step_graph import StepGraph
+
+_Ops = Set[tf.Operation]
+
+
+def find_gated_ops(step: StepGraph) -> _Ops:
+    """The writes to gate, and all that runs after one of them.
+
+    Raises:
+      ValueError: if a placeholder is among them.
+    """
+    training = _find_training_writes(step)
+    forward = _find_forward_ops(step, training)
+    if not forward:
+        training = set(step.writing)
+    gated: _Ops = set()
+    loops: Set[object] = set()
+    for op in step.order:
+        starts = op in training or (op in step.writes and op not in forward)
+        if starts or any(needed in gated for needed in step.needs(op)):
+            gated.add(op)
+            loops.add(graphs.loop_around(op))
+    gated = _with_loops(step, gated, loops - {None})
+    _require_no_placeholder(step, gated)
+    return gated
+
+
+def _find_training_writes(step: StepGraph) -> _Ops:
+    """The writes that train: optimizer kernels, and what writes trainable variables."""
+    trainable = {variable.op.name for variable in _trainable_variables(step.graph)}
+    return {
+        write
+        for write in step.writing
+        if graphs.is_apply(write)
+        or any(variable.name in trainable for variable in step.writes.variables(write))
+    }
+
+
+def _find_forward_ops(step: StepGraph, training: _Ops) -> _Ops:
+    """What the loss and the gradients are computed from."""
+    forward: _Ops = set()
+    if step.core is not None and graphs.is_float(step.core):
+        forward.update(graphs.ancestors([step.core.op], step.needs))
+        if not training.isdisjoint(forward):
+            forward = set()  # a loss computed after the update says nothing about the rest
+    computed = set(forward)
+    before_training = [needed for write in training for needed in step.needs(write)]
+    forward.update(graphs.ancestors(before_training, step.needs))
+    return forward - _find_slot_writes(step, training, computed)
+
+
+def _find_slot_writes(step: StepGraph, training: _Ops, computed: _Ops) -> _Ops:
+    """Writes that a training write needs, but no gradient: they can be gated as well.
+
+    Adam's sparse update is made so: it decays and scatters into its moments, and subtracts
+    what it then reads from them. Here we follow such arithmetic from the training writes
+    back to where something else, a gradient, enters it.
+    """
+    slot_writes: _Ops = set()
+    seen: _Ops = set()
+    gradients: List[tf.Operation] = []
+    waiting = _makers_of_written_values(step, training)
+    while waiting:
+        op = waiting.pop()
+        if op in seen:
+            continue
+        seen.add(op)
+        if op in step.writes and not step.writes.is_opaque(op):
+            slot_writes.add(op)
+            waiting.extend(step.needs(op))
+        elif graphs.is_variable_read(op):
+            waiting.extend(step.needs(op))
+        elif keeps_finite(op):
+            waiting.extend(step.resolve(t).op for t in op.inputs)
+        elif op.type not in graphs.VARIABLES:
+            gradients.append(op)
+    return slot_writes - training - computed - set(graphs.ancestors(gradients, step.needs))
+
+
+def _makers_of_written_values(step: StepGraph, training: _Ops) -> List[tf.Operation]:
+    """The ops whose results are written to trainable variables, other than by a kernel."""
+    return [
+        step.resolve(value.tensor).op
+        for write in training
+        if not graphs.is_apply(write) and not step.writes.is_opaque(write)
+        for value in graphs.values_of(write)
+    ]
+
+
+def _with_loops(step: StepGraph, gated: _Ops, loops: Set[object]) -> _Ops:
+    """A loop runs as one: if one op in it is gated, all are, and what comes after."""
+    if not loops:
+        return gated
+    for op in step.order:
+        if graphs.loop_around(op) in loops or any(n in gated for n in step.needs(op)):
+            gated.add(op)
+    return gated
+
+
+def _require_no_placeholder(step: StepGraph, gated: _Ops) -> None:
+    for op in step.order:
+        if op in gated and op.type.startswith('Placeholder'):
+            raise ValueError(
+                'cannot guard: placeholder %r waits for a write (it was made under '
+                'tf.control_dependencies), so it would have to be fed twice. Make it ahead of '
+                'the train ops' % op.name
+            )
+
+
+def _trainable_variables(graph: tf.Graph) -> list:
+    with graph.as_default():
+        return tf1.trainable_variables()

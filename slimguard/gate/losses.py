@@ -1,0 +1,46 @@
+"""Which scalars of a step are its losses."""
+
+from typing import List, Optional, Set
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard import graph as graphs
+from slimguard.gate.sources import Sources
+from slimguard.gate.step_graph import StepGraph
+from slimguard.graph import key
+
+
+def find_losses(
+    step: StepGraph, gated: Set[tf.Operation], sources: Sources, loss: Optional[tf.Tensor]
+) -> List[tf.Tensor]:
+    """The floating scalars that are losses and are known before the update; `loss` comes first."""
+    found = [] if loss is None else [step.source_of(loss)]
+    if step.core is not None and _is_scalar(step.core):
+        found.extend(t for t in sources.of(step.core) or () if _is_scalar(t))
+    if not found:
+        needed = set(step.order)
+        candidates = step.graph.get_collection(tf1.GraphKeys.LOSSES)
+        found = [t for t in candidates if t.op in needed and _is_scalar(t)]
+    unique = {key(t): t for t in found if t.op not in gated}
+    return list(unique.values())
+
+
+def find_late_loss(
+    step: StepGraph, gated: Set[tf.Operation], sources: Sources, loss: Optional[tf.Tensor]
+) -> Optional[tf.Tensor]:
+    """The loss, if it comes out of the update, as when two trainings follow each other."""
+    if loss is not None and step.source_of(loss).op in gated:
+        return step.source_of(loss)
+    is_late = (
+        step.core is not None
+        and graphs.is_float(step.core)
+        and step.core.op in gated
+        and step.core.op not in step.writes
+        and sources.of(step.core) is None
+    )
+    return step.core if is_late else None
+
+
+def _is_scalar(tensor: tf.Tensor) -> bool:
+    return tensor.dtype.base_dtype.is_floating and tensor.shape.is_compatible_with([])

@@ -1,0 +1,97 @@
+"""The exact checks of a step: of all values before the update, of the variables after it."""
+
+from typing import List, Optional, Sequence
+
+import tensorflow as tf
+
+from slimguard import graph as graphs
+from slimguard.gate.checked_values import Check
+from slimguard.gate.finite_checks import FiniteCheck, Moment
+from slimguard.gate.flags import Flags, join_flags
+from slimguard.gate.plan import Plan
+from slimguard.gate.tasks import Task
+from slimguard.gate.verdict import Label
+from slimguard.graph import key, ops
+from slimguard.graph.devices import Home
+
+
+class StepChecks:
+    """Checks one step.
+
+    Args:
+      plan: the plan of the gate.
+      max_loss: the limit of the loss; None without a loss.
+      make: makes the ops.
+      home: where what is found comes together.
+    """
+
+    def __init__(self, plan: Plan, max_loss: Optional[tf.Tensor], make: ops.Maker, home: Home):
+        self._plan = plan
+        self._max_loss = max_loss
+        self._make = make
+        self._home = home
+
+    def before_update(self, checks: Sequence[Check], token: tf.Tensor) -> Flags:
+        """Checks losses, values, squares and clones once `token` is there."""
+        plan = self._plan
+        losses = [Check(loss, 'loss ' + loss.op.name) for loss in plan.losses]
+        values = losses + list(checks)
+        tensors = [value.tensor for value in values]
+        check = FiniteCheck(self._make, tensors, Moment(token), self._home)
+        labels = [Label('value', value.name) for value in values]
+        found = [Flags(labels, check.not_finite())]
+        if self._max_loss is not None:
+            found.append(_check_limit(losses[0], self._max_loss, token))
+        if plan.squares:
+            found.append(_check_squares(check, values, plan.squares))
+        if plan.model_clones:
+            found.append(self._check_model_clones(token))
+        return join_flags(found)
+
+    def after_update(self, task: Task, token: tf.Tensor) -> Flags:
+        """Checks the variables of a task once `token` is there."""
+        written = dict.fromkeys([*task.variables, *task.put_back])
+        floats = [variable for variable in written if graphs.is_float_variable(variable)]
+        with tf.control_dependencies([token]):
+            values = [self._make.copy(v) if graphs.is_resource(v) else v.outputs[0] for v in floats]
+        labels = [Label('state', variable.name) for variable in floats]
+        check = FiniteCheck(self._make, values, Moment(token), Home(token.op))
+        return Flags(labels, check.not_finite())
+
+    def _check_model_clones(self, token: tf.Tensor) -> Flags:
+        """Which clones of the model put something into gradients or losses that is not finite."""
+        clones = self._plan.model_clones
+        summands = [summand for given in clones.values() for summand in given]
+        found = FiniteCheck(self._make, summands, Moment(token), self._home).not_finite()
+        sizes = [len(given) for given in clones.values()]
+        labels = [Label('clone', name) for name in clones]
+        return Flags(labels, tf.stack([tf.reduce_any(part) for part in tf.split(found, sizes)]))
+
+
+def check_late_loss(loss: tf.Tensor, value: tf.Tensor, refused: tf.Tensor) -> Flags:
+    """The flag of a loss that comes out of the update; it is false where that was refused.
+
+    Args:
+      loss: the loss that was given.
+      value: its value in the guarded step.
+      refused: arrives if the update is refused.
+    """
+    with tf.control_dependencies([refused]):
+        unknown = tf.constant(False)
+    is_bad = tf.logical_not(tf.math.is_finite(ops.for_arithmetic(value)))
+    flag = tf.expand_dims(ops.merge([is_bad, unknown], 'bad_late_loss'), 0)
+    return Flags([Label('value', 'loss ' + loss.op.name)], flag)
+
+
+def _check_limit(loss: Check, max_loss: tf.Tensor, token: tf.Tensor) -> Flags:
+    with tf.control_dependencies([token]):
+        above = tf.greater(tf.cast(loss.tensor, tf.float64), max_loss)
+    return Flags([Label('limit', loss.name)], tf.expand_dims(above, 0))
+
+
+def _check_squares(check: FiniteCheck, values: Sequence[Check], squares: Sequence[Check]) -> Flags:
+    """Which of `squares`, all of them among the checked `values`, are too large to be squared."""
+    numbers = {key(value.tensor): number for number, value in enumerate(values)}
+    chosen: List[int] = [numbers[key(square.tensor)] for square in squares]
+    labels = [Label('square', square.name) for square in squares]
+    return Flags(labels, check.overflows(chosen))

@@ -1,0 +1,99 @@
+"""The ops of a step: all that a train op needs, and its value without the checks around it."""
+
+from typing import Callable, Dict, List, Optional
+
+import tensorflow as tf
+
+from slimguard import graph as graphs
+from slimguard.graph import TrainOp, op_of
+
+_CHECKS = frozenset('CheckNumerics CheckNumericsV2'.split())
+
+
+class StepGraph:
+    """What a train op needs, read through gates that are there already.
+
+    Attributes:
+      train_op: the train op.
+      graph: its graph.
+      core: the Tensor whose value it returns, without the Identity and CheckNumerics ops around
+        it; None if it is an Operation.
+      raises: the messages of those CheckNumerics ops.
+      waits: what those CheckNumerics ops wait for.
+      order: every op the train op needs, each after what it needs.
+      writes: which ops of the graph write, and what.
+      writing: those of `order` that write.
+    """
+
+    def __init__(self, train_op: TrainOp, loss: Optional[tf.Tensor], stand_in: Callable):
+        """`stand_in` maps an op to the one that stood in its place before it was guarded."""
+        self.train_op = train_op
+        self.graph = train_op.graph
+        self.raises: List[str] = []
+        self.waits: List[tf.Operation] = []
+        self._stand_in = stand_in
+        self._peeled: Dict[tf.Operation, tf.Tensor] = {}
+        self._needs: Dict[tf.Operation, List[tf.Operation]] = {}  # asked for several times
+        self.core = self._peel(train_op) if isinstance(train_op, tf.Tensor) else None
+        if self.core is None:
+            self._peel_group(op_of(train_op))
+        roots = [op_of(train_op)] + ([] if loss is None else [loss.op])
+        self.order = graphs.ancestors(roots, self.needs)
+        self.writes = graphs.Writes(self.graph)
+        self.writing = [op for op in self.order if op in self.writes]
+        if not self.writing:
+            raise ValueError(
+                'train op %r writes no variable, so there is nothing to guard; pass the op that '
+                'applies the gradients' % train_op.name
+            )
+
+    def resolve(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor that `tensor` stands for: without a gate, without its CheckNumerics."""
+        if tensor.op in self._peeled:
+            return self._peeled[tensor.op]
+        stand_in = self._stand_in(tensor.op)
+        return tensor if stand_in is tensor.op else stand_in.outputs[0]
+
+    def needs(self, op: tf.Operation) -> List[tf.Operation]:
+        """What `op` needs, read through gates that are there already."""
+        found = self._needs.get(op)
+        if found is None:
+            found = [self.resolve(t).op for t in op.inputs] + self.controls(op)
+            self._needs[op] = found
+        return found
+
+    def controls(self, op: tf.Operation) -> List[tf.Operation]:
+        """The control inputs of `op`, read through gates that are there already."""
+        return [self._stand_in(control) for control in op.control_inputs]
+
+    def source_of(self, loss: tf.Tensor) -> tf.Tensor:
+        """The tensor under a loss that create_train_op wrapped, so that it is checked once."""
+        while loss.op.type == 'Identity' and not graphs.is_reference(loss.op.inputs[0]):
+            loss = self.resolve(loss.op.inputs[0])
+        return self.resolve(loss)
+
+    def _peel(self, core: tf.Tensor) -> tf.Tensor:
+        while core.op.type in _CHECKS or (
+            core.op.type == 'Identity' and not graphs.is_reference(core.op.inputs[0])
+        ):
+            inner = core.op.inputs[0]
+            if core.op.type in _CHECKS:
+                self.raises.append(tf.compat.as_str(core.op.get_attr('message')))
+                self.waits.extend(self.controls(core.op))
+                self._peeled[core.op] = inner
+            core = self.resolve(inner)
+        return core
+
+    def _peel_group(self, train_op: tf.Operation) -> None:
+        """Peels the train ops that were put into a `tf.group`."""
+        seen = set()
+        waiting = [train_op]
+        while waiting:
+            op = waiting.pop()
+            if op in seen:
+                continue
+            seen.add(op)
+            if op.type == 'NoOp':
+                waiting.extend(self.controls(op))
+            elif op.type in _CHECKS or (op.type == 'Identity' and self.controls(op)):
+                self._peel(op.outputs[0])

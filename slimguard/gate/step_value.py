@@ -1,0 +1,68 @@
+"""The value that a guarded train op returns."""
+
+import math
+from typing import Dict, Optional
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard import graph as graphs
+from slimguard.gate.decision import Decision
+from slimguard.gate.gated_clones import GatedClones
+from slimguard.gate.plan import Plan
+from slimguard.graph import op_of, ops
+
+
+def value_of_step(plan: Plan, clones: GatedClones, decision: Decision) -> Optional[tf.Tensor]:
+    """The value of the train op; None if it is an Operation.
+
+    Where the value comes out of an update that was refused, it is what it would be without.
+    """
+    core = plan.step.core
+    if core is None or core.op not in plan.gated:
+        return core
+    ran = ops.after([clones.of_op(op_of(plan.step.train_op))], decision.go, 'ran')
+    value = ops.after([ran], clones.of(core), 'value')
+    with tf.control_dependencies([decision.refused]):
+        instead = tf.identity(_without_update(core, plan, {}))
+    return ops.merge([value, instead], 'value_of_step')
+
+
+def _without_update(
+    tensor: tf.Tensor, plan: Plan, made: Dict[tf.Operation, tf.Operation]
+) -> tf.Tensor:
+    """`tensor`, computed from the variables as they are."""
+    op = tensor.op
+    if op not in plan.gated:
+        return tensor
+    variable = graphs.variable_behind(tensor)
+    if variable is not None and tensor.dtype != tf.resource:
+        return _read(variable)
+    steers = op.type in ('Switch', 'Merge', 'Exit')
+    if op in plan.step.writes or steers or graphs.loop_around(op) is not None:
+        return _no_value(tensor)  # it would take running the writes
+    if op not in made:
+        inputs = [_without_update(plan.step.resolve(t), plan, made) for t in op.inputs]
+        controls = [c for c in plan.step.controls(op) if c not in plan.gated]
+        made[op] = ops.create_like(op, inputs, controls)
+    return made[op].outputs[tensor.value_index]
+
+
+def _read(variable: tf.Operation) -> tf.Tensor:
+    """The value of a variable; of a ref variable the buffer itself, which later writes change."""
+    output = variable.outputs[0]
+    if not graphs.is_resource(variable):
+        with tf1.colocate_with(variable):
+            return tf.identity(output)
+    dtype = graphs.dtype_of(variable)
+    value = tf.raw_ops.ReadVariableOp(resource=output, dtype=dtype)
+    value.set_shape(variable.get_attr('shape'))
+    return value
+
+
+def _no_value(tensor: tf.Tensor) -> tf.Tensor:
+    """What stands in for a value that there is none of: NaN, or zeros where there is no NaN."""
+    shape = [size or 0 for size in tensor.shape.as_list()] if tensor.shape.rank else []
+    if graphs.is_float(tensor):
+        return tf.cast(tf.fill(shape, math.nan), tensor.dtype.base_dtype)
+    return tf.zeros(shape, tensor.dtype.base_dtype)

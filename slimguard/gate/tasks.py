@@ -1,0 +1,86 @@
+"""The tasks that hold variables of a gate. In a training on one machine there is one.
+
+What is told to a task crosses the network, so in each task everything that can be is done with what
+is there: variables are copied, checked and put back where they are.
+"""
+
+from typing import Dict, List, NamedTuple, Sequence
+
+import tensorflow as tf
+
+from slimguard import graph as graphs
+from slimguard.gate.plan import Plan
+from slimguard.graph.devices import processor_of, task_of
+
+
+class Task:
+    """A task of the cluster. It is a key of dictionaries, so it is compared by identity.
+
+    Attributes:
+      device: where to put what is done there.
+      variables: those of the plan's `variables` that are there.
+      put_back: those of the plan's `put_back` that are there.
+    """
+
+    def __init__(
+        self, device: str, variables: Sequence[tf.Operation], put_back: Sequence[tf.Operation]
+    ):
+        self.device = device
+        self.variables = variables
+        self.put_back = put_back
+
+
+class Tasks:
+    """The tasks of a gate.
+
+    Attributes:
+      home: where the loss is. It makes the decision, wherever the variables live.
+      others: the other tasks that hold variables.
+    """
+
+    def __init__(self, plan: Plan):
+        self._writes = plan.step.writes
+        tasks = _find_tasks(plan, _device_of_loss(plan))
+        self._tasks = dict(zip(tasks, map(_frozen, tasks.values())))
+        self.home, *self.others = self._tasks.values()
+
+    def of(self, op: tf.Operation) -> Task:
+        """Where an op runs. A write runs where its variable is, whatever its device says."""
+        variables = self._writes.variables(op)
+        return self.at(variables[0].device if variables else graphs.device_of(op))
+
+    def at(self, device: str) -> Task:
+        """The task of a device; home, if it is of none that holds variables."""
+        return self._tasks.get(task_of(device), self.home)
+
+
+class _Found(NamedTuple):
+    device: str
+    variables: List[tf.Operation]
+    put_back: List[tf.Operation]
+
+
+def _frozen(found: _Found) -> Task:
+    return Task(found.device, tuple(found.variables), tuple(found.put_back))
+
+
+def _find_tasks(plan: Plan, device: str) -> Dict[tuple, _Found]:
+    """By task, what is there; the home of the decision, on `device`, first."""
+    tasks = {task_of(device): _Found(device, [], [])}
+    # What can only be judged afterwards, or is in a branch that may not run, is waited for as
+    # a whole: then it is all done at home.
+    together = plan.trial or any(graphs.context_of(op) is not None for op in plan.step.writing)
+    gated = set(plan.variables)
+    for variable in dict.fromkeys([*plan.variables, *plan.put_back]):
+        name = task_of(device if together else variable.device)
+        task = tasks.setdefault(name, _Found(processor_of(variable.device), [], []))
+        if variable in plan.put_back:
+            task.put_back.append(variable)
+        if variable in gated:
+            task.variables.append(variable)
+    return tasks
+
+
+def _device_of_loss(plan: Plan) -> str:
+    near = [*plan.losses, *(check.tensor for check in plan.checks)]
+    return near[0].device if near else plan.step.train_op.device

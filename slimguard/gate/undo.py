@@ -1,0 +1,70 @@
+"""What each task does after the update: it keeps what was written, or puts its variables back."""
+
+from typing import NamedTuple, Sequence
+
+import tensorflow as tf
+
+from slimguard.gate.copies import Copy, restore
+from slimguard.gate.decision import Decision
+from slimguard.gate.tasks import Task
+from slimguard.graph import ops
+
+
+class Settled(NamedTuple):
+    """How a step ended in another task than that of the loss, as tokens.
+
+    Attributes:
+      undone: arrives after a bad step, when the variables of the task are as they were.
+      settled: arrives after any step, when nothing is written there any more.
+    """
+
+    undone: tf.Tensor
+    settled: tf.Tensor
+
+
+def undo_here(
+    make: ops.Maker,
+    task: Task,
+    ahead: Sequence[Copy],
+    copies: Sequence[Copy],
+    undo: tf.Tensor,
+    unwritten: tf.Tensor,
+) -> tf.Tensor:
+    """Puts the variables of a task back; the returned token arrives when that is done.
+
+    Args:
+      make: makes the ops.
+      task: the task.
+      ahead: the copies made ahead of forward writes, of all tasks.
+      copies: the copies made before the update, of this task.
+      undo: arrives if the update ran and was bad.
+      unwritten: arrives if the update was refused.
+    """
+    undone = ops.merge([restore(make, copies, undo, 'undone'), unwritten], 'held')
+    ahead_here = [copy for copy in ahead if copy.variables[0] in task.put_back]
+    return restore(make, ahead_here, undone, 'put_back')
+
+
+def settle_there(
+    make: ops.Maker,
+    task: Task,
+    ahead: Sequence[Copy],
+    decision: Decision,
+    written: Sequence[tf.Operation],
+    end: tf.Tensor,
+) -> Settled:
+    """Tells another task how the check after the update ended: 2 is good, 1 is to be undone.
+
+    This does not wait until the update has run everywhere: on the fast path there is nothing to
+    tell, and the task would wait for that.
+    """
+    assert decision.fast is not None, 'a trial has one task'
+    with tf.device(task.device):
+        end = tf.identity(end)
+        good, bad = ops.branch(end, tf.greater(end, 1.5), 'good')
+        undo, unwritten = ops.branch(bad, tf.greater(end, 0.5), 'undo')
+        undo = ops.after(written, undo, 'undo')
+        undone = undo_here(make, task, ahead, decision.copies, undo, unwritten)
+        fast = ops.after(written, decision.fast, 'ran_calm')
+        good = ops.after(written, good, 'ran_good')
+        return Settled(undone, ops.merge([fast, good, undone], 'settled'))

@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 
 from slimguard import gate
-from slimguard.diagnosis import bundle, bundle_arrays, bundle_files
-from slimguard.diagnosis.bundle import BundleError
+from slimguard.diagnosis import bundle
+from slimguard.diagnosis.bundle import BundleError, arrays, files
 from slimguard.diagnosis.diagnose import diagnose
 from slimguard.incidents.incident import Incident
 from tests import zoo
@@ -92,9 +92,9 @@ def test_the_state_is_a_checkpoint_that_a_saver_restores(tmp_path):
     ids=lambda value: str(value.dtype),
 )
 def test_arrays_of_every_dtype_come_back_bit_for_bit(tmp_path, value):
-    said = bundle_arrays.save_arrays({'x:0': value}, str(tmp_path / 'drawn.npz'))
-    opened = bundle_files.Files(str(tmp_path))
-    again = bundle_arrays.read_arrays(opened, json.loads(json.dumps(said)))['x:0']
+    said = arrays.save_arrays({'x:0': value}, str(tmp_path / 'drawn.npz'))
+    opened = files.Files(str(tmp_path))
+    again = arrays.read_arrays(opened, json.loads(json.dumps(said)))['x:0']
     assert again.shape == value.shape
     assert again.dtype == value.dtype
     assert again.tolist() == value.tolist() or again.tobytes() == value.tobytes()
@@ -426,7 +426,7 @@ def test_the_error_names_the_file_and_what_is_wrong_with_it(tmp_path, sound, dam
 
 
 def test_a_bundle_that_could_not_be_read_back_is_not_written(tmp_path, monkeypatch):
-    monkeypatch.setitem(bundle_files._MOST_BYTES, 'step.pb', 100)
+    monkeypatch.setitem(files._MOST_BYTES, 'step.pb', 100)
     with pytest.raises(BundleError, match=r'step\.pb would have \d+ bytes, and more than 100'):
         write(zoo.failed('log_of_zero'), tmp_path)
     assert bundle.paths(str(tmp_path)) == []

@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard.diagnosis import bundle, bundle_arrays, replay
+from slimguard.diagnosis import bundle, replay
+from slimguard.diagnosis.bundle import arrays
 from slimguard.diagnosis.rerun import Replica
 from tests import zoo
 from tests.test_bundle import write
@@ -102,7 +103,7 @@ def save_values(path, values):
     name = os.path.join(path, 'incident.json')
     with open(name) as file:
         said = json.load(file)
-    said['arrays'] = bundle_arrays.save_arrays(values, os.path.join(path, 'drawn.npz'))
+    said['arrays'] = arrays.save_arrays(values, os.path.join(path, 'drawn.npz'))
     with open(name, 'w') as file:
         json.dump(said, file)
 

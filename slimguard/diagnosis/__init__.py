@@ -9,7 +9,7 @@ The files:
     causes.py        the known ways to get a NaN, each in a sentence
     source_lines.py  which line of the user's code made an op
     evidence.py      the four together, for loops that train
-    bundle.py        a bad step in a folder: the face of the files bundle_*.py
+    bundle/          a bad step in a folder, to be opened elsewhere
     disk_room.py     bundles and checkpoints on one disk: who gives way
     replay.py        the command that runs a bundle
 """

@@ -11,11 +11,11 @@ import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from slimguard.diagnosis import bundle_folders
-from slimguard.diagnosis.bundle_arrays import bytes_of_array, save_arrays
-from slimguard.diagnosis.bundle_files import ARRAYS, GRAPH, JSON, STATE, BundleError, most_bytes
-from slimguard.diagnosis.bundle_reading import MOST_ROWS, VERSION, check_sizes
-from slimguard.diagnosis.bundle_state import run_alone
+from slimguard.diagnosis.bundle import folders
+from slimguard.diagnosis.bundle.arrays import bytes_of_array, save_arrays
+from slimguard.diagnosis.bundle.files import ARRAYS, GRAPH, JSON, STATE, BundleError, most_bytes
+from slimguard.diagnosis.bundle.reading import MOST_ROWS, VERSION, check_sizes
+from slimguard.diagnosis.bundle.state import run_alone
 from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.diagnose import Diagnosis
 from slimguard.diagnosis.rerun import Plain, bytes_of, export, variables_in_chunks
@@ -34,7 +34,7 @@ def write(
 ) -> str:
     """Writes a bundle, and removes the oldest ones beyond `max_bundles`.
 
-    It is never seen half-written: see `bundle_folders`.
+    It is never seen half-written: see `folders`.
 
     Args:
       logdir: the log directory of the training, on any file system that `tf.io.gfile` knows.
@@ -57,11 +57,11 @@ def write(
     """
     if max_bundles < 1:
         raise ValueError('max_bundles must be at least 1, not %r' % (max_bundles,))
-    parent = bundle_folders.folder(logdir)
+    parent = folders.folder(logdir)
     files.make_dirs(parent)
     plain = export(capture)
     require_room(_size(capture, plain, values))
-    with bundle_folders.Making(parent) as making:
+    with folders.Making(parent) as making:
         _write(making.path, GRAPH, plain.graph_def.SerializeToString())
         save_state(session, capture, plain.names['variables'], os.path.join(making.path, STATE))
         said = {
@@ -77,7 +77,7 @@ def write(
         check_sizes(said)
         _write(making.path, JSON, json.dumps(_to_json(said), allow_nan=False).encode('utf-8'))
         path = making.publish(incident.step)
-    bundle_folders.remove_oldest(logdir, max_bundles, path)
+    folders.remove_oldest(logdir, max_bundles, path)
     return path
 
 

@@ -14,8 +14,8 @@ from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional
 import numpy as np
 import tensorflow.compat.v1 as tf1
 
-from slimguard.diagnosis.bundle_arrays import read_arrays
-from slimguard.diagnosis.bundle_files import (
+from slimguard.diagnosis.bundle.arrays import read_arrays
+from slimguard.diagnosis.bundle.files import (
     ARRAYS,
     GRAPH,
     INDEX,
@@ -25,8 +25,8 @@ from slimguard.diagnosis.bundle_files import (
     brief,
     damaged,
 )
-from slimguard.diagnosis.bundle_index import MOST_DIMENSIONS
-from slimguard.diagnosis.bundle_state import State
+from slimguard.diagnosis.bundle.index import MOST_DIMENSIONS
+from slimguard.diagnosis.bundle.state import State
 from slimguard.diagnosis.rerun import Plain
 from slimguard.system import files
 

@@ -316,7 +316,7 @@ def open_everything(logdir, folder, replays):
     is_whole = True
     try:
         it = bundle.read(folder)
-        for _ in it.variables(list(it.plain.names['variables'])):
+        for _ in it.variables(list(it.exported.names['variables'])):
             pass
     except bundle.BundleError as error:
         is_whole = False

@@ -56,7 +56,7 @@ def test_it_holds_what_the_step_drew_the_graph_the_state_and_the_diagnosis(tmp_p
     assert found.diagnosis['ranges'][-1]['range']['shape'] is not None
     for name, value in failed.values.items():
         np.testing.assert_array_equal(found.values[name], value)
-    names = list(found.plain.names['variables'])
+    names = list(found.exported.names['variables'])
     assert sorted(names) == ['global_step', 'w']
     values = {n: v for part in found.variables(names) for n, v in part.items()}
     np.testing.assert_array_equal(values['w'], failed.session.run('w/Read/ReadVariableOp:0'))
@@ -74,7 +74,7 @@ def test_the_state_is_a_checkpoint_that_a_saver_restores(tmp_path):
             again = tf1.get_variable('v', [5], initializer=tf1.zeros_initializer())
         tf1.train.Saver([again]).restore(session, os.path.join(path, 'state'))
         np.testing.assert_array_equal(session.run(list(again)[0]), expected[0])
-    names = list(bundle.read(path).plain.names['variables'])
+    names = list(bundle.read(path).exported.names['variables'])
     values = {n: v for p in bundle.read(path).variables(names) for n, v in p.items()}
     np.testing.assert_array_equal(values['parts/v/part_1'], expected[1])
 

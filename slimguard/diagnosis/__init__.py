@@ -3,7 +3,8 @@
 The files:
 
     capture.py       keeps what a bad step drew
-    rerun.py         a step that can be run again, in place or in a copy of the graph
+    step_ops.py      which ops make up a step
+    rerun/           a step that can be run again, in place or in a copy of the graph
     diagnose.py      finds the op that made the step bad
     ranges.py        what there is to say about an array of numbers in a line
     causes.py        the known ways to get a NaN, each in a sentence

@@ -24,15 +24,16 @@ a value for each turn, and none of them can be had: such sources are listed in `
 """
 
 import re
-from typing import Dict, Iterator, List, Set, Tuple
+from typing import Dict, List, Set, Tuple
 
 import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
+from slimguard.diagnosis.step_ops import gate_roots, needs_beyond
 from slimguard.gate import Gate
-from slimguard.graph import key, op_of, ops
+from slimguard.graph import key, ops
 
 # These have a state, and yet what they return is computed from their inputs: the checks and prints
 # that hand a value on, and what loops are made of.
@@ -159,19 +160,6 @@ class _Area:
                 values.append(tf.raw_ops.Switch(data=value, pred=is_good).output_false)
         with tf.control_dependencies(cleared):
             return tf.raw_ops.Stage(values=values, shared_name=self._names['shared_name'])
-
-
-def gate_roots(gate: Gate) -> List[tf.Operation]:
-    """The ops that make up a gate's step with all they need."""
-    return [op_of(gate.train_op), gate.written.op, gate.bad.op]
-
-
-def needs_beyond(op, fed) -> Iterator[tf.Operation]:
-    """The ops that have to run before `op` if the tensors whose keys are in `fed` are fed."""
-    for tensor in op.inputs:
-        if key(tensor) not in fed:
-            yield tensor.op
-    yield from op.control_inputs
 
 
 def is_random(op) -> bool:

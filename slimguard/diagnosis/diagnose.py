@@ -23,8 +23,8 @@ from slimguard.diagnosis import causes
 from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.ranges import Range, Spots, find_spots, measure
 from slimguard.diagnosis.rerun import (
-    Replica,
     Step,
+    StepCopy,
     can_run_live,
     export,
     live_step,
@@ -171,8 +171,8 @@ def diagnose(
     def variables(names):
         return variables_in_chunks(session, capture, names)
 
-    with Replica(export(capture), variables) as replica:
-        return diagnose_step(replica.step(values), labels)
+    with StepCopy(export(capture), variables) as copy:
+        return diagnose_step(copy.step(values), labels)
 
 
 def diagnose_step(step: Step, labels: Sequence[Label] = ()) -> Diagnosis:

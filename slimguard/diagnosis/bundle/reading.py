@@ -27,7 +27,7 @@ from slimguard.diagnosis.bundle.files import (
 )
 from slimguard.diagnosis.bundle.index import MOST_DIMENSIONS
 from slimguard.diagnosis.bundle.state import State
-from slimguard.diagnosis.rerun import Plain
+from slimguard.diagnosis.rerun import ExportedStep
 from slimguard.system import files
 
 VERSION = 1
@@ -59,7 +59,7 @@ class Bundle(NamedTuple):
       text: the diagnosis in a few lines.
       versions: of TensorFlow, numpy, Python and slimguard, where it was made.
       values: what the step drew, by Tensor names.
-      plain: the step.
+      exported: the step.
       variables: called with names of variable ops; yields dictionaries with their values. Of a
         remote bundle they are copied to this machine at the first call; the copy goes when nobody
         holds this any more, or the process ends.
@@ -71,7 +71,7 @@ class Bundle(NamedTuple):
     text: str
     versions: Dict[str, str]
     values: Dict[str, np.ndarray]
-    plain: Plain
+    exported: ExportedStep
     variables: Callable[[List[str]], Iterable[Dict[str, np.ndarray]]]
 
 
@@ -101,7 +101,7 @@ def _read(opened: Files) -> Bundle:
     with _blaming(JSON):
         _require(set(values) <= set(said['step']['sources']), 'arrays: not among step.sources')
     with _blaming(GRAPH):
-        plain = Plain(_read_graph(opened), said['step'])
+        exported = ExportedStep(_read_graph(opened), said['step'])
     with _blaming(INDEX):
         variables = State(opened, said['step']['variables'])
     return Bundle(
@@ -111,7 +111,7 @@ def _read(opened: Files) -> Bundle:
         said['text'],
         said['versions'],
         values,
-        plain,
+        exported,
         variables,
     )
 

@@ -18,7 +18,7 @@ from slimguard.diagnosis.bundle.reading import MOST_ROWS, VERSION, check_sizes
 from slimguard.diagnosis.bundle.state import run_alone
 from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.diagnose import Diagnosis
-from slimguard.diagnosis.rerun import Plain, bytes_of, export, variables_in_chunks
+from slimguard.diagnosis.rerun import ExportedStep, bytes_of, export, variables_in_chunks
 from slimguard.system import files
 
 
@@ -59,11 +59,11 @@ def write(
         raise ValueError('max_bundles must be at least 1, not %r' % (max_bundles,))
     parent = folders.folder(logdir)
     files.make_dirs(parent)
-    plain = export(capture)
-    require_room(_size(capture, plain, values))
+    exported = export(capture)
+    require_room(_size(capture, exported, values))
     with folders.Making(parent) as making:
-        _write(making.path, GRAPH, plain.graph_def.SerializeToString())
-        save_state(session, capture, plain.names['variables'], os.path.join(making.path, STATE))
+        _write(making.path, GRAPH, exported.graph_def.SerializeToString())
+        save_state(session, capture, exported.names['variables'], os.path.join(making.path, STATE))
         said = {
             'version': VERSION,
             'time': incident.time,  # near the beginning, where it is looked for
@@ -71,7 +71,7 @@ def write(
             'incident': dataclasses.asdict(incident),
             'diagnosis': None if diagnosis is None else _dict_of(diagnosis),
             'text': '' if diagnosis is None else str(diagnosis),
-            'step': plain.names,
+            'step': exported.names,
             'arrays': save_arrays(values, os.path.join(making.path, ARRAYS)),
         }
         check_sizes(said)
@@ -81,10 +81,10 @@ def write(
     return path
 
 
-def _size(capture: Capture, plain: Plain, values: Dict[str, np.ndarray]) -> int:
+def _size(capture: Capture, exported: ExportedStep, values: Dict[str, np.ndarray]) -> int:
     """How large the bundle will be, about: all but what is said in words."""
-    variables = sum(bytes_of(capture.reads[name]) for name in plain.names['variables'])
-    return plain.graph_def.ByteSize() + variables + sum(map(bytes_of_array, values.values()))
+    variables = sum(bytes_of(capture.reads[name]) for name in exported.names['variables'])
+    return exported.graph_def.ByteSize() + variables + sum(map(bytes_of_array, values.values()))
 
 
 def _write(folder: str, name: str, content: bytes) -> None:

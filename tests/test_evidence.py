@@ -54,7 +54,7 @@ def train(logdir, bad, steps=4, **kwargs):
 
 def test_a_bad_step_is_diagnosed_and_its_bundle_replays(tmp_path, capsys):
     (found,) = train(str(tmp_path), bad=[2])
-    assert found.diagnosis.spots.rows == [1]
+    assert found.diagnosis.non_finite.rows == [1]
     assert found.bundle == str(tmp_path / 'slimguard' / 'incident-0')
     lines = str(found).splitlines()
     assert lines[0] == 'in the input: bad data: 1 NaN among 12 values, in row 1'

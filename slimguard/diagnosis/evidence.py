@@ -14,7 +14,8 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard.diagnosis import bundle
 from slimguard.diagnosis.capture import Capture
-from slimguard.diagnosis.diagnose import Diagnosis, diagnose
+from slimguard.diagnosis.diagnose import diagnose
+from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.disk_room import NoRoomError, Room
 from slimguard.gate import Gate, Label
 from slimguard.incidents.incident import replay_hint

@@ -76,7 +76,7 @@ def measure(value: np.ndarray, dtype: str) -> Range:
     return Range(dtype, shape, float(finite.min()), float(finite.max()), nan, inf)
 
 
-class Spots(NamedTuple):
+class NonFinite(NamedTuple):
     """Where an array is not finite.
 
     Attributes:
@@ -90,7 +90,7 @@ class Spots(NamedTuple):
     count: int
 
 
-def find_spots(value: np.ndarray, most: int = 20) -> Spots:
+def find_non_finite(value: np.ndarray, most: int = 20) -> NonFinite:
     """Where `value` is not finite; `most` is how many positions are listed."""
     value = numbers(value)
     where = np.argwhere(~np.isfinite(value))
@@ -98,4 +98,4 @@ def find_spots(value: np.ndarray, most: int = 20) -> Spots:
         value = np.abs(value)
     rows = sorted(set(where[:, 0].tolist())) if value.ndim else []
     positions = [(tuple(int(i) for i in p), float(value[tuple(p)])) for p in where[:most]]
-    return Spots(rows, positions, len(where))
+    return NonFinite(rows, positions, len(where))

@@ -11,8 +11,9 @@ import tensorflow as tf
 from slimguard import gate as gates
 from slimguard.diagnosis import bundle as bundles
 from slimguard.diagnosis.bundle import Bundle, BundleError
-from slimguard.diagnosis.diagnose import Diagnosis, diagnose_step
-from slimguard.diagnosis.ranges import find_spots, numbers
+from slimguard.diagnosis.diagnose import diagnose_step
+from slimguard.diagnosis.diagnosis import Diagnosis
+from slimguard.diagnosis.ranges import find_non_finite, numbers
 from slimguard.diagnosis.rerun import ReplayError, StepCopy
 from slimguard.gate import Label
 from slimguard.incidents import journal
@@ -207,7 +208,7 @@ def _overwrite(bundle: Bundle, batch: Dict[str, np.ndarray], row: int) -> Fewer:
     bad = {row}
     for value in batch.values():
         if value.dtype.kind not in 'OSUbiu':
-            bad.update(find_spots(value).rows)
+            bad.update(find_non_finite(value).rows)
     others = [r for r in range(rows) if r not in bad] or [r for r in range(rows) if r != row]
     replaced = {}
     for name, value in batch.items():

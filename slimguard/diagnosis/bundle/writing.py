@@ -17,7 +17,7 @@ from slimguard.diagnosis.bundle.files import ARRAYS, GRAPH, JSON, STATE, BundleE
 from slimguard.diagnosis.bundle.reading import MOST_ROWS, VERSION, check_sizes
 from slimguard.diagnosis.bundle.state import run_alone
 from slimguard.diagnosis.capture import Capture
-from slimguard.diagnosis.diagnose import Diagnosis
+from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.rerun import ExportedStep, bytes_of, export, variables_in_chunks
 from slimguard.system import files
 

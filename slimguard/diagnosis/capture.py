@@ -24,7 +24,7 @@ a value for each turn, and none of them can be had: such sources are listed in `
 """
 
 import re
-from typing import Dict, List, Set, Tuple
+from typing import Any, Dict, List, Set, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -229,7 +229,7 @@ class Draws:
         inner = self._writes.called_by(node)
         if inner:
             return any(self._draws_inside(name) for name in inner)
-        op_def = graphs.op_def_of_type(self._graph, node.op)
+        op_def: Any = graphs.op_def_of_type(self._graph, node.op)
         return op_def is not None and op_def.is_stateful and bool(op_def.output_arg)
 
 

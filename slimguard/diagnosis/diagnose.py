@@ -14,7 +14,7 @@ What is found there, or what is wrong with a step that is finite, is put into a 
 (:mod:`explanations`).
 """
 
-from typing import Dict, List, Sequence
+from typing import Dict, List, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -24,10 +24,10 @@ from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.measured_step import MeasuredStep
 from slimguard.diagnosis.rerun import (
+    ExportOnce,
     Step,
     StepCopy,
     can_run_live,
-    export,
     live_step,
     variables_in_chunks,
 )
@@ -43,7 +43,11 @@ _BY_KIND = (
 
 
 def diagnose(
-    session, capture: Capture, values: Dict[str, np.ndarray], labels: Sequence[Label] = ()
+    session,
+    capture: Capture,
+    values: Dict[str, np.ndarray],
+    labels: Sequence[Label] = (),
+    export: Optional[ExportOnce] = None,
 ) -> Diagnosis:
     """Finds what made the last step bad. Writes nothing and draws nothing.
 
@@ -52,6 +56,7 @@ def diagnose(
       capture: the `Capture` of the train op.
       values: what the step drew, as `capture.take` returned it.
       labels: what the gate found to be bad: the labels of the true elements of `gate.bad`.
+      export: exports the step of `capture`; given by who needs the exported step as well.
 
     Raises:
       tf.errors.OpError: if running the step again fails.
@@ -64,7 +69,8 @@ def diagnose(
     def variables(names):
         return variables_in_chunks(session, capture, names)
 
-    with StepCopy(export(capture), variables) as copy:
+    exported = (export or ExportOnce(capture))()
+    with StepCopy(exported, variables) as copy:
         return diagnose_step(copy.step(values), labels)
 
 

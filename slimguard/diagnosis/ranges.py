@@ -32,7 +32,9 @@ class Range(NamedTuple):
     @property
     def largest(self) -> float:
         """The largest absolute value among the finite elements; 0 if there are none."""
-        return 0.0 if self.min is None else max(abs(self.min), abs(self.max))
+        if self.min is None or self.max is None:
+            return 0.0
+        return max(abs(self.min), abs(self.max))
 
     def __str__(self) -> str:
         size = int(np.prod(self.shape, dtype=np.int64))

@@ -145,8 +145,8 @@ def _blaming(name: str):
         raise damaged(name, '%s: %s' % (type(error).__name__, error)) from None
 
 
-def number(value) -> Optional[float]:
-    """A number of incident.json as a float: there, NaN and Inf are strings."""
+def number(value: Any) -> Any:
+    """A number of incident.json as a float: there, NaN and Inf are strings. All else as it is."""
     return _NON_FINITE.get(value, value) if isinstance(value, str) else value
 
 

@@ -18,7 +18,7 @@ from slimguard.diagnosis.bundle.reading import MOST_ROWS, VERSION, check_sizes
 from slimguard.diagnosis.bundle.state import run_alone
 from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.diagnosis import Diagnosis
-from slimguard.diagnosis.rerun import ExportedStep, bytes_of, export, variables_in_chunks
+from slimguard.diagnosis.rerun import ExportedStep, ExportOnce, bytes_of, variables_in_chunks
 from slimguard.system import files
 
 
@@ -31,6 +31,7 @@ def write(
     diagnosis: Optional[Diagnosis] = None,
     max_bundles: int = 5,
     require_room: Callable[[int], None] = lambda size: None,
+    export: Optional[ExportOnce] = None,
 ) -> str:
     """Writes a bundle, and removes the oldest ones beyond `max_bundles`.
 
@@ -46,6 +47,7 @@ def write(
       max_bundles: how many bundles there may be in `logdir`; at least 1.
       require_room: called with the size that the bundle will have, in bytes, before anything of it
         is written. It raises if that is too much.
+      export: exports the step of `capture`; given by who has exported it already.
 
     Returns:
       The path of the bundle.
@@ -59,7 +61,7 @@ def write(
         raise ValueError('max_bundles must be at least 1, not %r' % (max_bundles,))
     parent = folders.folder(logdir)
     files.make_dirs(parent)
-    exported = export(capture)
+    exported = (export or ExportOnce(capture))()
     require_room(_size(capture, exported, values))
     with folders.Making(parent) as making:
         _write(making.path, GRAPH, exported.graph_def.SerializeToString())

@@ -14,19 +14,19 @@ where the forward pass writes.
 """
 
 from slimguard.diagnosis.rerun.chunks import bytes_of, variables_in_chunks
-from slimguard.diagnosis.rerun.exported_step import ExportedStep, export
+from slimguard.diagnosis.rerun.exported_step import ExportedStep, ExportOnce
 from slimguard.diagnosis.rerun.live_step import can_run_live, live_step
 from slimguard.diagnosis.rerun.step import Step
 from slimguard.diagnosis.rerun.step_copy import ReplayError, StepCopy
 
 __all__ = [
+    'ExportOnce',
     'ExportedStep',
     'ReplayError',
     'Step',
     'StepCopy',
     'bytes_of',
     'can_run_live',
-    'export',
     'live_step',
     'variables_in_chunks',
 ]

@@ -1,6 +1,6 @@
 """A step as plain data, taken out of its graph: for a bundle to keep, for a copy to be built of."""
 
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -28,6 +28,19 @@ class ExportedStep(NamedTuple):
 def export(capture: Capture) -> ExportedStep:
     """Takes a step out of its graph. The graph is only read."""
     return _Export(capture).step()
+
+
+class ExportOnce:
+    """Exports a step when it is first called; each later call returns the same."""
+
+    def __init__(self, capture: Capture):
+        self._capture = capture
+        self._exported: Optional[ExportedStep] = None
+
+    def __call__(self) -> ExportedStep:
+        if self._exported is None:
+            self._exported = export(self._capture)
+        return self._exported
 
 
 class _Export:

@@ -11,7 +11,7 @@ from slimguard.diagnosis import bundle, evidence, replay
 from slimguard.diagnosis.evidence import Evidence
 from slimguard.diagnosis.rerun import exported_step
 from slimguard.incidents.incident import Incident
-from tests.models import Linear, LogLines
+from tests.models import Batches, Linear, LogLines
 from tests.test_bundle_folders import kill_one
 
 tf1 = tf.compat.v1
@@ -67,12 +67,15 @@ def test_the_graph_is_exported_once_for_the_diagnosis_and_the_bundle(tmp_path, m
     exported = []
     export = exported_step.export
     monkeypatch.setattr(exported_step, 'export', lambda of: exported.append(1) or export(of))
-    model = Linear(bad=[1])
+    batches = Batches(bad=[1])
+    step = tf1.train.get_or_create_global_step()
     count = tf1.get_variable('count', initializer=0.0, trainable=False)
     # A forward pass that writes is diagnosed in a copy of the graph.
     with tf.control_dependencies([count.assign_add(1.0)]):
-        loss = tf.identity(model.loss)
-    train_op = gate.guard(model.optimizer.minimize(loss, global_step=model.step), loss)
+        x = tf.identity(batches.x)
+    loss = tf.reduce_mean(tf.square(tf.matmul(x, tf1.get_variable('w', [3, 1]))))
+    optimizer = tf1.train.GradientDescentOptimizer(0.1)
+    train_op = gate.guard(optimizer.minimize(loss, global_step=step), loss)
     found = gate.gate_of(train_op)
     hook = Watch(found, Evidence(found, str(tmp_path)))
     with tf1.train.MonitoredTrainingSession(hooks=[hook]) as session:

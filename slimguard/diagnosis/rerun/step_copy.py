@@ -160,11 +160,9 @@ class _Variables:
 
 
 def _import(exported: ExportedStep) -> None:
-    # TensorFlow writes default attributes into the GraphDef that it is given.
-    graph_def = tf1.GraphDef()
-    graph_def.CopyFrom(exported.graph_def)
     try:
-        tf.import_graph_def(graph_def, name='')
+        # It writes the defaults of missing attributes into the GraphDef; an exported step has all.
+        tf.import_graph_def(exported.graph_def, name='')
     except (ValueError, tf.errors.OpError, TypeError) as error:
         raise ReplayError(
             'TensorFlow %s cannot build the graph of this step, which TensorFlow %s made: '

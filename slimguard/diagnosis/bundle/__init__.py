@@ -13,18 +13,20 @@ code: it can read and write files when it is run. Replay only what you trust.
 
 The files:
 
-    files.py    the names of the files, and opening them safely
-    arrays.py   drawn.npz
-    index.py    state.index, read without TensorFlow
-    state.py    the state: a checkpoint, read variable by variable
-    reading.py  a whole bundle, read
-    writing.py  a whole bundle, written
-    folders.py  the bundles of a log directory: found, put in order, made, removed
+    files.py          the names of the files, and opening them safely
+    incident_json.py  incident.json
+    arrays.py         drawn.npz
+    index.py          state.index, read without TensorFlow
+    state.py          the state: a checkpoint, read variable by variable
+    reading.py        a whole bundle, read
+    writing.py        a whole bundle, written
+    folders.py        the bundles of a log directory: found, put in order, made, removed
 """
 
 from slimguard.diagnosis.bundle.files import BundleError
 from slimguard.diagnosis.bundle.folders import folder, is_bundle, own_paths, paths, remove_abandoned
-from slimguard.diagnosis.bundle.reading import Bundle, number, read, read_json
+from slimguard.diagnosis.bundle.incident_json import number
+from slimguard.diagnosis.bundle.reading import Bundle, read, read_json
 from slimguard.diagnosis.bundle.writing import write
 
 __all__ = [

@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard.diagnosis.bundle import folders
 from slimguard.diagnosis.bundle.arrays import bytes_of_array, save_arrays
 from slimguard.diagnosis.bundle.files import ARRAYS, GRAPH, JSON, STATE, BundleError, most_bytes
-from slimguard.diagnosis.bundle.reading import MOST_ROWS, VERSION, check_sizes
+from slimguard.diagnosis.bundle.incident_json import MOST_ROWS, VERSION, check_sizes
 from slimguard.diagnosis.bundle.state import run_alone
 from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.diagnosis import Diagnosis

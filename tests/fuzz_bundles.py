@@ -23,7 +23,7 @@ import zipfile
 import tensorflow as tf
 
 from slimguard.diagnosis import bundle, replay
-from slimguard.report.report import html, report_data
+from slimguard.report import html, report_data
 
 tf1 = tf.compat.v1
 
@@ -316,7 +316,7 @@ def open_everything(logdir, folder, replays):
     is_whole = True
     try:
         it = bundle.read(folder)
-        for _ in it.variables(list(it.plain.names['variables'])):
+        for _ in it.variables(list(it.exported.names['variables'])):
             pass
     except bundle.BundleError as error:
         is_whole = False

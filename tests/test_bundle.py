@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 
 from slimguard import gate
-from slimguard.diagnosis import bundle, bundle_arrays, bundle_files
-from slimguard.diagnosis.bundle import BundleError
+from slimguard.diagnosis import bundle
+from slimguard.diagnosis.bundle import BundleError, arrays, files
 from slimguard.diagnosis.diagnose import diagnose
 from slimguard.incidents.incident import Incident
 from tests import zoo
@@ -56,7 +56,7 @@ def test_it_holds_what_the_step_drew_the_graph_the_state_and_the_diagnosis(tmp_p
     assert found.diagnosis['ranges'][-1]['range']['shape'] is not None
     for name, value in failed.values.items():
         np.testing.assert_array_equal(found.values[name], value)
-    names = list(found.plain.names['variables'])
+    names = list(found.exported.names['variables'])
     assert sorted(names) == ['global_step', 'w']
     values = {n: v for part in found.variables(names) for n, v in part.items()}
     np.testing.assert_array_equal(values['w'], failed.session.run('w/Read/ReadVariableOp:0'))
@@ -74,7 +74,7 @@ def test_the_state_is_a_checkpoint_that_a_saver_restores(tmp_path):
             again = tf1.get_variable('v', [5], initializer=tf1.zeros_initializer())
         tf1.train.Saver([again]).restore(session, os.path.join(path, 'state'))
         np.testing.assert_array_equal(session.run(list(again)[0]), expected[0])
-    names = list(bundle.read(path).plain.names['variables'])
+    names = list(bundle.read(path).exported.names['variables'])
     values = {n: v for p in bundle.read(path).variables(names) for n, v in p.items()}
     np.testing.assert_array_equal(values['parts/v/part_1'], expected[1])
 
@@ -92,9 +92,9 @@ def test_the_state_is_a_checkpoint_that_a_saver_restores(tmp_path):
     ids=lambda value: str(value.dtype),
 )
 def test_arrays_of_every_dtype_come_back_bit_for_bit(tmp_path, value):
-    said = bundle_arrays.save_arrays({'x:0': value}, str(tmp_path / 'drawn.npz'))
-    opened = bundle_files.Files(str(tmp_path))
-    again = bundle_arrays.read_arrays(opened, json.loads(json.dumps(said)))['x:0']
+    said = arrays.save_arrays({'x:0': value}, str(tmp_path / 'drawn.npz'))
+    opened = files.Files(str(tmp_path))
+    again = arrays.read_arrays(opened, json.loads(json.dumps(said)))['x:0']
     assert again.shape == value.shape
     assert again.dtype == value.dtype
     assert again.tolist() == value.tolist() or again.tobytes() == value.tobytes()
@@ -377,7 +377,7 @@ def test_a_folder_that_is_none_is_an_error(tmp_path):
 @pytest.mark.skipif(os.name != 'posix' or os.geteuid() != 0, reason='only root can become another')
 @pytest.mark.parametrize('name', ['', 'drawn.npz'])
 def test_what_may_not_be_opened_is_said_where_the_bundle_would_be(sound, name):
-    from slimguard.report.report import report_data
+    from slimguard.report import report_data
 
     with tempfile.TemporaryDirectory() as logdir:
         os.chmod(logdir, 0o755)
@@ -393,7 +393,7 @@ def test_what_may_not_be_opened_is_said_where_the_bundle_would_be(sound, name):
 
 
 def test_a_hostile_bundle_spoils_no_report(tmp_path, sound):
-    from slimguard.report.report import report_data
+    from slimguard.report import report_data
 
     for number, damage in enumerate(DAMAGES.values()):
         path = shutil.copytree(sound, str(tmp_path / str(number) / 'slimguard' / 'incident-1'))
@@ -426,14 +426,14 @@ def test_the_error_names_the_file_and_what_is_wrong_with_it(tmp_path, sound, dam
 
 
 def test_a_bundle_that_could_not_be_read_back_is_not_written(tmp_path, monkeypatch):
-    monkeypatch.setitem(bundle_files._MOST_BYTES, 'step.pb', 100)
+    monkeypatch.setitem(files._MOST_BYTES, 'step.pb', 100)
     with pytest.raises(BundleError, match=r'step\.pb would have \d+ bytes, and more than 100'):
         write(zoo.failed('log_of_zero'), tmp_path)
     assert bundle.paths(str(tmp_path)) == []
 
 
 def test_a_row_of_many_tiny_pictures_is_counted_at_once():
-    from slimguard.report.report import samples
+    from slimguard.report import samples
 
     value = np.zeros([200000, 4, 4, 1], np.float32)
     value[[7, 150000]] = np.nan

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slimguard.diagnosis import bundle, bundle_folders, replay
-from slimguard.diagnosis.bundle import BundleError
+from slimguard.diagnosis import bundle, replay
+from slimguard.diagnosis.bundle import BundleError, folders
 from tests import zoo
 from tests.children import python
 from tests.test_bundle import write
@@ -118,7 +118,7 @@ def test_the_umask_says_who_may_read_it(tmp_path, mask):
 
 KILLED = """
 import os, signal, sys
-from slimguard.diagnosis.bundle_folders import Making
+from slimguard.diagnosis.bundle.folders import Making
 making = Making(sys.argv[1])
 open(os.path.join(making.path, 'step.pb'), 'w').close()
 os.kill(os.getpid(), signal.SIGKILL)
@@ -140,7 +140,7 @@ def kill_one(logdir):
 
 def test_what_a_killed_process_left_goes_at_once_and_what_is_being_written_stays(tmp_path):
     left = kill_one(tmp_path)
-    with bundle_folders.Making(str(tmp_path / 'slimguard')) as making:
+    with folders.Making(str(tmp_path / 'slimguard')) as making:
         for tidy_up in (bundle.remove_abandoned, lambda logdir: python('-c', TIDY, logdir)):
             tidy_up(str(tmp_path))
             assert not left.exists()
@@ -182,7 +182,7 @@ def test_a_link_or_a_fifo_of_such_a_name_is_left_alone(tmp_path):
     (outside / 'kept').write_text('')
     parent = tmp_path / 'slimguard'
     parent.mkdir()
-    name = '.making-%s-' % bundle_folders._kernel()
+    name = '.making-%s-' % folders._kernel()
     os.symlink(str(outside), str(parent / (name + 'link')))
     os.mkfifo(str(parent / (name + 'fifo')))
     (parent / (name + 'folder')).mkdir()
@@ -288,24 +288,22 @@ def test_a_remote_bundle_that_could_not_be_finished_leaves_nothing(ram, monkeypa
     with pytest.raises(tf.errors.ResourceExhaustedError, match='no space left'):
         write(zoo.failed('log_of_zero'), ram)
     assert bundle.paths(ram) == []
-    assert bundle_folders._parts(ram + '/slimguard/incident-1') == []
+    assert folders._parts(ram + '/slimguard/incident-1') == []
 
 
 @needs_ram
 def test_two_that_write_at_once_take_two_remote_folders(ram, monkeypatch, temporary):
-    lay, others = bundle_folders._lay, ram + '/slimguard/incident-1/making-%d-' % time.time()
+    lay, others = folders._lay, ram + '/slimguard/incident-1/making-%d-' % time.time()
 
     def lay_after_another(path, claim):
         if path.endswith('incident-1'):
             put_remotely(others + 'a' * 32)
         return lay(path, claim)
 
-    monkeypatch.setattr(bundle_folders, '_lay', lay_after_another)
+    monkeypatch.setattr(folders, '_lay', lay_after_another)
     assert os.path.basename(write(zoo.failed('log_of_zero'), ram)) == 'incident-1-2'
     # The other's claim stands, and only it.
-    assert bundle_folders._parts(ram + '/slimguard/incident-1') == [
-        os.path.basename(others) + 'a' * 32
-    ]
+    assert folders._parts(ram + '/slimguard/incident-1') == [os.path.basename(others) + 'a' * 32]
 
 
 def put_remotely(path, content='x'):
@@ -324,7 +322,7 @@ def test_what_a_killed_process_left_remotely_goes_after_a_day(ram):
     put_remotely(whole + '/incident.json', '{}')
     put_remotely(whole + '/making-1-' + 'c' * 32)
     bundle.remove_abandoned(ram)
-    left = [len(bundle_folders._parts(ram + '/slimguard/incident-%d' % n)) for n in (1, 2, 3)]
+    left = [len(folders._parts(ram + '/slimguard/incident-%d' % n)) for n in (1, 2, 3)]
     assert left == [0, 2, 2]
 
 
@@ -350,10 +348,10 @@ def test_a_damaged_remote_bundle_is_an_error(ram, temporary, name, content, says
 
 @needs_ram
 def test_a_remote_file_is_measured_before_it_is_copied(ram, monkeypatch, temporary):
-    from slimguard.diagnosis import bundle_files
+    from slimguard.diagnosis.bundle import files
 
     path = write(zoo.failed('log_of_zero'), ram)
-    monkeypatch.setitem(bundle_files._MOST_BYTES, 'step.pb', 100)
+    monkeypatch.setitem(files._MOST_BYTES, 'step.pb', 100)
     with pytest.raises(BundleError, match=r'step\.pb is damaged: larger than 100 bytes'):
         bundle.read(path)
     with pytest.raises(BundleError, match='there is no bundle'):

@@ -40,7 +40,7 @@ def test_the_diagnosis_names_the_op_the_line_and_the_reason(name):
     assert found.op_type in expected.op_types
     assert_line_at_fault(found.line, expected)
     if expected.rows:
-        assert found.spots.rows == list(expected.rows)
+        assert found.non_finite.rows == list(expected.rows)
 
 
 def diagnosis_of(failed):
@@ -72,7 +72,7 @@ def test_each_run_of_the_copy_begins_with_the_same_variables():
         x = tf.identity(x)
     logs = tf.math.log(x + begins - 1.0)
     found = diagnosis_of(Failed(regression(tf.matmul(logs, weights()))))
-    assert found.spots.positions == [((2, 1), -np.inf)]
+    assert found.non_finite.positions == [((2, 1), -np.inf)]
     assert found.output.inf == 1
 
 
@@ -83,7 +83,7 @@ def test_an_op_that_waits_for_the_batch_draws_no_other():
     failed = Failed(tf.reduce_mean(tf.matmul(drawn.x, weights([3, 1]))) * one)
     before = drawn.drawn
     found = diagnosis_of(failed)
-    assert (found.phase, found.spots.rows) == ('input', [1])
+    assert (found.phase, found.non_finite.rows) == ('input', [1])
     assert drawn.drawn == before
 
 
@@ -186,5 +186,5 @@ def test_one_pixel_of_a_resnet_50_is_named():
     batch[5, 7, 9, 1] = np.nan
     failed = Failed(tf1.losses.get_total_loss(), feed=lambda step: {'images:0': batch})
     found = diagnosis_of(failed)
-    assert (found.phase, found.tensor, found.spots.rows) == ('input', 'images:0', [5])
-    assert found.spots.positions[0][0] == (5, 7, 9, 1)
+    assert (found.phase, found.tensor, found.non_finite.rows) == ('input', 'images:0', [5])
+    assert found.non_finite.positions[0][0] == (5, 7, 9, 1)

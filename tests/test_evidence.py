@@ -9,8 +9,9 @@ import tensorflow as tf
 from slimguard import gate
 from slimguard.diagnosis import bundle, evidence, replay
 from slimguard.diagnosis.evidence import Evidence
+from slimguard.diagnosis.rerun import exported_step
 from slimguard.incidents.incident import Incident
-from tests.models import Linear, LogLines
+from tests.models import Batches, Linear, LogLines
 from tests.test_bundle_folders import kill_one
 
 tf1 = tf.compat.v1
@@ -54,12 +55,35 @@ def train(logdir, bad, steps=4, **kwargs):
 
 def test_a_bad_step_is_diagnosed_and_its_bundle_replays(tmp_path, capsys):
     (found,) = train(str(tmp_path), bad=[2])
-    assert found.diagnosis.spots.rows == [1]
+    assert found.diagnosis.non_finite.rows == [1]
     assert found.bundle == str(tmp_path / 'slimguard' / 'incident-0')
     lines = str(found).splitlines()
     assert lines[0] == 'in the input: bad data: 1 NaN among 12 values, in row 1'
     assert lines[-1] == 'to run it again: python -m slimguard replay ' + found.bundle
     assert replay.main(found.bundle) == 0
+
+
+def test_the_graph_is_exported_once_for_the_diagnosis_and_the_bundle(tmp_path, monkeypatch):
+    exported = []
+    export = exported_step.export
+    monkeypatch.setattr(exported_step, 'export', lambda of: exported.append(1) or export(of))
+    batches = Batches(bad=[1])
+    step = tf1.train.get_or_create_global_step()
+    count = tf1.get_variable('count', initializer=0.0, trainable=False)
+    # A forward pass that writes is diagnosed in a copy of the graph.
+    with tf.control_dependencies([count.assign_add(1.0)]):
+        x = tf.identity(batches.x)
+    loss = tf.reduce_mean(tf.square(tf.matmul(x, tf1.get_variable('w', [3, 1]))))
+    optimizer = tf1.train.GradientDescentOptimizer(0.1)
+    train_op = gate.guard(optimizer.minimize(loss, global_step=step), loss)
+    found = gate.gate_of(train_op)
+    hook = Watch(found, Evidence(found, str(tmp_path)))
+    with tf1.train.MonitoredTrainingSession(hooks=[hook]) as session:
+        for _ in range(3):
+            session.run(train_op)
+    assert [f.diagnosis.non_finite.rows for f in hook.found] == [[1]]
+    assert len(exported) == 1
+    assert replay.main(hook.found[0].bundle) == 0
 
 
 def test_without_a_logdir_there_is_a_diagnosis_and_no_file(tmp_path, monkeypatch):

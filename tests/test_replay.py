@@ -11,8 +11,9 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard.diagnosis import bundle, bundle_arrays, replay
-from slimguard.diagnosis.rerun import Replica
+from slimguard.diagnosis import bundle, replay
+from slimguard.diagnosis.bundle import arrays
+from slimguard.diagnosis.rerun import StepCopy
 from tests import zoo
 from tests.test_bundle import write
 
@@ -36,12 +37,12 @@ def bundles(tmp_path_factory):
 @pytest.mark.parametrize('name', sorted(zoo.ZOO))
 def test_the_failure_comes_back_with_the_same_loss_and_diagnosis(bundles, name):
     it = bundle.read(bundles[name])
-    with Replica(it.plain, it.variables) as replica:
-        found = replay.replay(replica, it.values)
+    with StepCopy(it.exported, it.variables) as copy:
+        found = replay.replay(copy, it.values)
         assert found.came_back
         assert str(found.diagnosis) == it.text
-        step = replica.step(it.values)
-        loss = replica.session.run(replica.gate.loss, step.feed)
+        step = copy.step(it.values)
+        loss = copy.session.run(copy.gate.loss, step.feed)
         np.testing.assert_equal(float(loss), bundle.number(it.incident['loss']))
 
 
@@ -102,7 +103,7 @@ def save_values(path, values):
     name = os.path.join(path, 'incident.json')
     with open(name) as file:
         said = json.load(file)
-    said['arrays'] = bundle_arrays.save_arrays(values, os.path.join(path, 'drawn.npz'))
+    said['arrays'] = arrays.save_arrays(values, os.path.join(path, 'drawn.npz'))
     with open(name, 'w') as file:
         json.dump(said, file)
 
@@ -190,11 +191,11 @@ def test_a_replay_leaves_the_variables_as_they_were(bundles):
         name: np.where(value == 0, 0.5, value).astype(value.dtype)
         for name, value in it.values.items()
     }
-    with Replica(it.plain, it.variables) as replica:
+    with StepCopy(it.exported, it.variables) as copy:
         # Even a step that turns out to be good, and is therefore written.
-        assert not replay.replay(replica, good).came_back
-        replica.load_all()
-        after = replica.session.run({name: read_of(replica.graph, name) for name in before})
+        assert not replay.replay(copy, good).came_back
+        copy.load_all()
+        after = copy.session.run({name: read_of(copy.graph, name) for name in before})
     assert {name: value.tobytes() for name, value in after.items()} == before
 
 

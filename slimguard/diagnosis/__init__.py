@@ -2,14 +2,20 @@
 
 The files:
 
-    capture.py       keeps what a bad step drew
-    rerun.py         a step that can be run again, in place or in a copy of the graph
-    diagnose.py      finds the op that made the step bad
-    ranges.py        what there is to say about an array of numbers in a line
-    causes.py        the known ways to get a NaN, each in a sentence
-    source_lines.py  which line of the user's code made an op
-    evidence.py      the four together, for loops that train
-    bundle.py        a bad step in a folder: the face of the files bundle_*.py
-    disk_room.py     bundles and checkpoints on one disk: who gives way
-    replay.py        the command that runs a bundle
+    capture.py        keeps what a bad step drew
+    step_ops.py       which ops make up a step
+    rerun/            a step that can be run again, in place or in a copy of the graph
+    diagnose.py       finds the op that made the step bad: measures, searches, explains
+    measured_step.py  the ranges of the tensors of a step
+    search.py         where in a step non-finite numbers began
+    explanations.py   explains a step, for each way in which it can be bad
+    causes.py         the known ways to get a NaN, each in a sentence
+    hidden_ops.py     what may be at fault inside of a loop or a function
+    diagnosis.py      what a diagnosis says, in a few lines and as data
+    ranges.py         what there is to say about an array of numbers in a line
+    source_lines.py   which line of the user's code made an op
+    evidence.py       capture, diagnosis and bundle together, for loops that train
+    bundle/           a bad step in a folder, to be opened elsewhere
+    disk_room.py      bundles and checkpoints on one disk: who gives way
+    replay.py         the command that runs a bundle
 """

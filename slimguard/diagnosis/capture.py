@@ -24,15 +24,16 @@ a value for each turn, and none of them can be had: such sources are listed in `
 """
 
 import re
-from typing import Dict, Iterator, List, Set, Tuple
+from typing import Any, Dict, List, Set, Tuple
 
 import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
+from slimguard.diagnosis.step_ops import gate_roots, needs_beyond
 from slimguard.gate import Gate
-from slimguard.graph import key, op_of, ops
+from slimguard.graph import key, ops
 
 # These have a state, and yet what they return is computed from their inputs: the checks and prints
 # that hand a value on, and what loops are made of.
@@ -161,19 +162,6 @@ class _Area:
             return tf.raw_ops.Stage(values=values, shared_name=self._names['shared_name'])
 
 
-def gate_roots(gate: Gate) -> List[tf.Operation]:
-    """The ops that make up a gate's step with all they need."""
-    return [op_of(gate.train_op), gate.written.op, gate.bad.op]
-
-
-def needs_beyond(op, fed) -> Iterator[tf.Operation]:
-    """The ops that have to run before `op` if the tensors whose keys are in `fed` are fed."""
-    for tensor in op.inputs:
-        if key(tensor) not in fed:
-            yield tensor.op
-    yield from op.control_inputs
-
-
 def is_random(op) -> bool:
     """Whether what `op` draws is chance and nothing else: drawing again takes from nobody."""
     return bool(_RANDOM.match(op.type))
@@ -241,7 +229,7 @@ class Draws:
         inner = self._writes.called_by(node)
         if inner:
             return any(self._draws_inside(name) for name in inner)
-        op_def = graphs.op_def_of_type(self._graph, node.op)
+        op_def: Any = graphs.op_def_of_type(self._graph, node.op)
         return op_def is not None and op_def.is_stateful and bool(op_def.output_arg)
 
 

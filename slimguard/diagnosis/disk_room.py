@@ -10,8 +10,8 @@ import os
 from typing import Dict, Iterator, List, NamedTuple, Tuple
 
 from slimguard.checkpoints.finite_saver import FiniteSaver
-from slimguard.diagnosis import bundle_folders
-from slimguard.diagnosis.bundle_files import JSON
+from slimguard.diagnosis.bundle import folders
+from slimguard.diagnosis.bundle.files import JSON
 from slimguard.incidents.incident import Incident
 from slimguard.system import files
 
@@ -55,7 +55,7 @@ class Room:
         Raises:
           NoRoomError: if it does not.
         """
-        folder = bundle_folders.folder(self._logdir)
+        folder = folders.folder(self._logdir)
         if files.is_remote(folder) or not files.is_same_disk(folder, self._logdir):
             return
         free = files.free_bytes(folder)
@@ -95,8 +95,8 @@ class Room:
             if not _is_still(path, written) or not files.is_same_disk(path, folder):
                 continue
             size = _size_of(path)
-            bundle_folders.remove(path)
-            if bundle_folders.is_bundle(path):
+            folders.remove(path)
+            if folders.is_bundle(path):
                 continue  # somebody has taken the right to remove it
             del self._written[path]
             written.incident.bundle = None

@@ -7,6 +7,7 @@ seconds, with the number it held back.
 """
 
 import collections
+import functools
 import time
 from typing import Callable, Dict, NamedTuple, Optional, Sequence
 
@@ -14,8 +15,10 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard.diagnosis import bundle
 from slimguard.diagnosis.capture import Capture
-from slimguard.diagnosis.diagnose import Diagnosis, diagnose
+from slimguard.diagnosis.diagnose import diagnose
+from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.disk_room import NoRoomError, Room
+from slimguard.diagnosis.rerun import ExportOnce
 from slimguard.gate import Gate, Label
 from slimguard.incidents.incident import replay_hint
 from slimguard.system import files
@@ -87,15 +90,31 @@ class Evidence:
         except Exception as error:
             self._say('what the bad step drew could not be taken', error)
             return Found()
+        export = ExportOnce(self.capture)  # for both: it takes as long as a few steps
         diagnosis: Optional[Diagnosis] = None
         try:
-            diagnosis = diagnose(session, self.capture, values, labels)
+            diagnosis = diagnose(session, self.capture, values, labels, export)
         except Exception as error:
             self._say('the bad step could not be diagnosed', error)
+        return Found(diagnosis, self._keep(session, incident, values, diagnosis, export))
+
+    def _keep(self, session, incident, values, diagnosis, export: ExportOnce) -> Optional[str]:
+        """Writes a bundle if it can; returns its path."""
         if self._logdir is None:
-            return Found(diagnosis)
+            return None
+        write = functools.partial(
+            bundle.write,
+            self._logdir,
+            session,
+            self.capture,
+            incident,
+            values,
+            diagnosis,
+            self._max_bundles,
+            export=export,
+        )
         try:
-            return Found(diagnosis, self._write(session, incident, values, diagnosis))
+            return write() if self._room is None else _write_in(self._room, write, incident)
         except NoRoomError as error:
             if self._no_room.is_due():
                 tf1.logging.warning(
@@ -105,7 +124,7 @@ class Evidence:
                 )
         except Exception as error:
             self._say('the bundle could not be written', error)
-        return Found(diagnosis)
+        return None
 
     def close(self) -> None:
         """Says how many lines were held back."""
@@ -122,15 +141,6 @@ class Evidence:
             )
             self._no_room.held_back = 0
 
-    def _write(self, session, incident, values, diagnosis: Optional[Diagnosis]) -> str:
-        given = self._logdir, session, self.capture, incident, values, diagnosis, self._max_bundles
-        if self._room is None:
-            return bundle.write(*given)
-        with self._room.for_bundle():
-            path = bundle.write(*given, require_room=self._room.require)
-            self._room.note(path, incident)
-        return path
-
     def _say(self, what: str, error: Exception) -> None:
         rate = self._failures[what]
         if rate.is_due():
@@ -141,6 +151,14 @@ class Evidence:
             return self._logdir is None or len(bundle.own_paths(self._logdir)) < self._max_bundles
         except Exception:
             return True  # the attempt to write will say what is wrong there
+
+
+def _write_in(room: Room, write: Callable[..., str], incident) -> str:
+    """Writes a bundle where checkpoints need room too."""
+    with room.for_bundle():
+        path = write(require_room=room.require)
+        room.note(path, incident)
+    return path
 
 
 def _tidy_up(logdir: str) -> None:

@@ -32,7 +32,9 @@ class Range(NamedTuple):
     @property
     def largest(self) -> float:
         """The largest absolute value among the finite elements; 0 if there are none."""
-        return 0.0 if self.min is None else max(abs(self.min), abs(self.max))
+        if self.min is None or self.max is None:
+            return 0.0
+        return max(abs(self.min), abs(self.max))
 
     def __str__(self) -> str:
         size = int(np.prod(self.shape, dtype=np.int64))
@@ -76,7 +78,7 @@ def measure(value: np.ndarray, dtype: str) -> Range:
     return Range(dtype, shape, float(finite.min()), float(finite.max()), nan, inf)
 
 
-class Spots(NamedTuple):
+class NonFinite(NamedTuple):
     """Where an array is not finite.
 
     Attributes:
@@ -90,7 +92,7 @@ class Spots(NamedTuple):
     count: int
 
 
-def find_spots(value: np.ndarray, most: int = 20) -> Spots:
+def find_non_finite(value: np.ndarray, most: int = 20) -> NonFinite:
     """Where `value` is not finite; `most` is how many positions are listed."""
     value = numbers(value)
     where = np.argwhere(~np.isfinite(value))
@@ -98,4 +100,4 @@ def find_spots(value: np.ndarray, most: int = 20) -> Spots:
         value = np.abs(value)
     rows = sorted(set(where[:, 0].tolist())) if value.ndim else []
     positions = [(tuple(int(i) for i in p), float(value[tuple(p)])) for p in where[:most]]
-    return Spots(rows, positions, len(where))
+    return NonFinite(rows, positions, len(where))

@@ -11,9 +11,10 @@ import tensorflow as tf
 from slimguard import gate as gates
 from slimguard.diagnosis import bundle as bundles
 from slimguard.diagnosis.bundle import Bundle, BundleError
-from slimguard.diagnosis.diagnose import Diagnosis, diagnose_step
-from slimguard.diagnosis.ranges import find_spots, numbers
-from slimguard.diagnosis.rerun import ReplayError, Replica
+from slimguard.diagnosis.diagnose import diagnose_step
+from slimguard.diagnosis.diagnosis import Diagnosis
+from slimguard.diagnosis.ranges import find_non_finite, numbers
+from slimguard.diagnosis.rerun import ReplayError, StepCopy
 from slimguard.gate import Label
 from slimguard.incidents import record_table
 from slimguard.system import files, terminal, texts
@@ -144,21 +145,21 @@ def _line(path: str) -> str:
 def _main(bundle: Bundle, shell: bool, without: Optional[int]) -> int:
     _check_shapes(bundle)
     fewer = None if without is None else leave_out(bundle, without)
-    with Replica(bundle.plain, bundle.variables) as replica:
+    with StepCopy(bundle.exported, bundle.variables) as copy:
         _say('%s, made with TensorFlow %s' % (bundle.path, bundle.versions.get('tensorflow')))
-        found = replay(replica, bundle.values)
+        found = replay(copy, bundle.values)
         _say(describe(found))
         if fewer is not None:
-            _say(_describe_fewer(replica, bundle, fewer))
+            _say(_describe_fewer(copy, bundle, fewer))
         if shell:
-            _open_shell(replica, bundle, found.diagnosis)
+            _open_shell(copy, bundle, found.diagnosis)
     return 0 if found.came_back else 1
 
 
-def replay(replica: Replica, values: Dict[str, np.ndarray]) -> Replay:
+def replay(copy: StepCopy, values: Dict[str, np.ndarray]) -> Replay:
     """Runs the step again, gate and all, and looks for what makes it bad."""
-    labels = replica.decide(values)
-    return Replay(labels, diagnose_step(replica.step(values), labels))
+    labels = copy.decide(values)
+    return Replay(labels, diagnose_step(copy.step(values), labels))
 
 
 def describe(found: Replay) -> str:
@@ -207,7 +208,7 @@ def _overwrite(bundle: Bundle, batch: Dict[str, np.ndarray], row: int) -> Fewer:
     bad = {row}
     for value in batch.values():
         if value.dtype.kind not in 'OSUbiu':
-            bad.update(find_spots(value).rows)
+            bad.update(find_non_finite(value).rows)
     others = [r for r in range(rows) if r not in bad] or [r for r in range(rows) if r != row]
     replaced = {}
     for name, value in batch.items():
@@ -218,7 +219,7 @@ def _overwrite(bundle: Bundle, batch: Dict[str, np.ndarray], row: int) -> Fewer:
 
 def _batch_size(bundle: Bundle) -> Optional[int]:
     """The first dimension of what is bad; else the one that most arrays have, random ones last."""
-    sources = bundle.plain.names['sources']
+    sources = bundle.exported.names['sources']
     sizes: Dict[int, float] = {}
     for name, value in bundle.values.items():
         if not np.ndim(value):
@@ -230,9 +231,9 @@ def _batch_size(bundle: Bundle) -> Optional[int]:
 
 
 def _static_shapes(bundle: Bundle) -> Dict[str, tf.TensorShape]:
-    nodes = {node.name: node for node in bundle.plain.graph_def.node}
+    nodes = {node.name: node for node in bundle.exported.graph_def.node}
     shapes = {}
-    for name, (stand_in, _) in bundle.plain.names['sources'].items():
+    for name, (stand_in, _) in bundle.exported.names['sources'].items():
         if stand_in not in nodes or nodes[stand_in].op != 'Placeholder':
             raise BundleError('%s is damaged: no placeholder %r' % (bundle.path, stand_in))
         shapes[name] = tf.TensorShape(nodes[stand_in].attr['shape'].shape)
@@ -254,9 +255,9 @@ def _may_shrink(bundle: Bundle, name: str) -> bool:
     return shape.rank is None or shape.as_list()[0] is None
 
 
-def _describe_fewer(replica: Replica, bundle: Bundle, fewer: Fewer) -> str:
+def _describe_fewer(copy: StepCopy, bundle: Bundle, fewer: Fewer) -> str:
     try:
-        found = replay(replica, fewer.values)
+        found = replay(copy, fewer.values)
     except tf.errors.InvalidArgumentError:
         if fewer.replaced_by is not None:
             raise
@@ -264,7 +265,7 @@ def _describe_fewer(replica: Replica, bundle: Bundle, fewer: Fewer) -> str:
         rows = _batch_size(bundle)
         batch = {n: v for n, v in bundle.values.items() if np.ndim(v) and len(v) == rows}
         fewer = _overwrite(bundle, batch, fewer.row)
-        found = replay(replica, fewer.values)
+        found = replay(copy, fewer.values)
     how = 'Without row %d' % fewer.row
     if fewer.replaced_by is not None:
         how += ' (a copy of row %d in its place, as the graph is made for batches of this size)' % (
@@ -276,19 +277,19 @@ def _describe_fewer(replica: Replica, bundle: Bundle, fewer: Fewer) -> str:
     return '%s the step is still bad: %s\n%s' % (how, reason, found.diagnosis)
 
 
-def _open_shell(replica: Replica, bundle: Bundle, diagnosis: Diagnosis) -> None:
-    replica.load_all()
-    step = replica.step(bundle.values)
+def _open_shell(copy: StepCopy, bundle: Bundle, diagnosis: Diagnosis) -> None:
+    copy.load_all()
+    step = copy.step(bundle.values)
     names = {
-        'session': replica.session,
-        'graph': replica.graph,
+        'session': copy.session,
+        'graph': copy.graph,
         'feed': dict(step.feed),
-        'gate': replica.gate,
+        'gate': copy.gate,
         'values': bundle.values,
         'diagnosis': diagnosis,
         'np': np,
         'tf': tf,
     }
-    names['feed'][replica.gate.watched] = True
-    with replica.graph.as_default(), replica.session.as_default():
+    names['feed'][copy.gate.watched] = True
+    with copy.graph.as_default(), copy.session.as_default():
         code.interact(banner=_BANNER, local=names, exitmsg='')

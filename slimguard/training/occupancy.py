@@ -13,7 +13,7 @@ from typing import Iterator, Optional, Set
 
 import tensorflow.compat.v1 as tf1
 
-from slimguard.diagnosis import bundle_folders
+from slimguard.diagnosis import bundle
 from slimguard.system import files
 
 try:
@@ -42,7 +42,7 @@ def occupied(logdir: str) -> Iterator[None]:
 
 
 def _hold(logdir: str) -> Optional[int]:
-    folder = bundle_folders.folder(logdir)
+    folder = bundle.folder(logdir)
     if fcntl is None:
         return None
     try:

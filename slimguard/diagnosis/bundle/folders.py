@@ -20,7 +20,7 @@ from typing import List, Optional, Tuple
 
 import tensorflow as tf
 
-from slimguard.diagnosis.bundle_files import JSON, PARTS
+from slimguard.diagnosis.bundle.files import JSON, PARTS
 from slimguard.system import files
 
 try:

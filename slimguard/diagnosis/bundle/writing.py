@@ -11,14 +11,14 @@ import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from slimguard.diagnosis import bundle_folders
-from slimguard.diagnosis.bundle_arrays import bytes_of_array, save_arrays
-from slimguard.diagnosis.bundle_files import ARRAYS, GRAPH, JSON, STATE, BundleError, most_bytes
-from slimguard.diagnosis.bundle_reading import MOST_ROWS, VERSION, check_sizes
-from slimguard.diagnosis.bundle_state import run_alone
+from slimguard.diagnosis.bundle import folders
+from slimguard.diagnosis.bundle.arrays import bytes_of_array, save_arrays
+from slimguard.diagnosis.bundle.files import ARRAYS, GRAPH, JSON, STATE, BundleError, most_bytes
+from slimguard.diagnosis.bundle.incident_json import MOST_ROWS, VERSION, check_sizes
+from slimguard.diagnosis.bundle.state import run_alone
 from slimguard.diagnosis.capture import Capture
-from slimguard.diagnosis.diagnose import Diagnosis
-from slimguard.diagnosis.rerun import Plain, bytes_of, export, variables_in_chunks
+from slimguard.diagnosis.diagnosis import Diagnosis
+from slimguard.diagnosis.rerun import ExportedStep, ExportOnce, bytes_of, variables_in_chunks
 from slimguard.system import files
 
 
@@ -31,10 +31,11 @@ def write(
     diagnosis: Optional[Diagnosis] = None,
     max_bundles: int = 5,
     require_room: Callable[[int], None] = lambda size: None,
+    export: Optional[ExportOnce] = None,
 ) -> str:
     """Writes a bundle, and removes the oldest ones beyond `max_bundles`.
 
-    It is never seen half-written: see `bundle_folders`.
+    It is never seen half-written: see `folders`.
 
     Args:
       logdir: the log directory of the training, on any file system that `tf.io.gfile` knows.
@@ -46,6 +47,7 @@ def write(
       max_bundles: how many bundles there may be in `logdir`; at least 1.
       require_room: called with the size that the bundle will have, in bytes, before anything of it
         is written. It raises if that is too much.
+      export: exports the step of `capture`; given by who has exported it already.
 
     Returns:
       The path of the bundle.
@@ -57,13 +59,13 @@ def write(
     """
     if max_bundles < 1:
         raise ValueError('max_bundles must be at least 1, not %r' % (max_bundles,))
-    parent = bundle_folders.folder(logdir)
+    parent = folders.folder(logdir)
     files.make_dirs(parent)
-    plain = export(capture)
-    require_room(_size(capture, plain, values))
-    with bundle_folders.Making(parent) as making:
-        _write(making.path, GRAPH, plain.graph_def.SerializeToString())
-        save_state(session, capture, plain.names['variables'], os.path.join(making.path, STATE))
+    exported = (export or ExportOnce(capture))()
+    require_room(_size(capture, exported, values))
+    with folders.Making(parent) as making:
+        _write(making.path, GRAPH, exported.graph_def.SerializeToString())
+        save_state(session, capture, exported.names['variables'], os.path.join(making.path, STATE))
         said = {
             'version': VERSION,
             'time': incident.time,  # near the beginning, where it is looked for
@@ -71,20 +73,20 @@ def write(
             'incident': dataclasses.asdict(incident),
             'diagnosis': None if diagnosis is None else _dict_of(diagnosis),
             'text': '' if diagnosis is None else str(diagnosis),
-            'step': plain.names,
+            'step': exported.names,
             'arrays': save_arrays(values, os.path.join(making.path, ARRAYS)),
         }
         check_sizes(said)
         _write(making.path, JSON, json.dumps(_to_json(said), allow_nan=False).encode('utf-8'))
         path = making.publish(incident.step)
-    bundle_folders.remove_oldest(logdir, max_bundles, path)
+    folders.remove_oldest(logdir, max_bundles, path)
     return path
 
 
-def _size(capture: Capture, plain: Plain, values: Dict[str, np.ndarray]) -> int:
+def _size(capture: Capture, exported: ExportedStep, values: Dict[str, np.ndarray]) -> int:
     """How large the bundle will be, about: all but what is said in words."""
-    variables = sum(bytes_of(capture.reads[name]) for name in plain.names['variables'])
-    return plain.graph_def.ByteSize() + variables + sum(map(bytes_of_array, values.values()))
+    variables = sum(bytes_of(capture.reads[name]) for name in exported.names['variables'])
+    return exported.graph_def.ByteSize() + variables + sum(map(bytes_of_array, values.values()))
 
 
 def _write(folder: str, name: str, content: bytes) -> None:

@@ -6,8 +6,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from slimguard.diagnosis import bundle_index
-from slimguard.diagnosis.bundle_files import INDEX, STATE, BundleError, Files, brief, damaged
+from slimguard.diagnosis.bundle import index
+from slimguard.diagnosis.bundle.files import INDEX, STATE, BundleError, Files, brief, damaged
 
 
 def run_alone(build) -> Any:
@@ -38,7 +38,7 @@ class State:
         self._files = opened
         self._variables = variables
         if variables:
-            self._index = bundle_index.parse(opened.read(INDEX))
+            self._index = index.parse(opened.read(INDEX))
             self._check_data()
             for name in variables:
                 self._check(name)
@@ -92,7 +92,7 @@ class State:
             return
         with self._files.open(self._shard(entry.shard)) as file:
             file.seek(entry.offset)
-            if not bundle_index.are_strings(file.read(entry.size), entry.shape):
+            if not index.are_strings(file.read(entry.size), entry.shape):
                 raise damaged(self._shard(entry.shard), 'strings of wrong lengths')
 
 

@@ -9,8 +9,8 @@ from typing import IO, Any, Dict, List
 import numpy as np
 import tensorflow as tf
 
-from slimguard.diagnosis.bundle_files import ARRAYS, JSON, Files, brief, damaged
-from slimguard.diagnosis.bundle_index import MOST_DIMENSIONS, elements
+from slimguard.diagnosis.bundle.files import ARRAYS, JSON, Files, brief, damaged
+from slimguard.diagnosis.bundle.index import MOST_DIMENSIONS, elements
 
 _MOST_DIRECTORY = 8 << 20  # bytes that list what is in the file
 

@@ -10,12 +10,24 @@
 go wherever `tf.io.gfile` does. Nothing is pickled. :func:`read` believes nothing: whatever is not
 as it should be is a `BundleError`, and sizes are checked before memory is taken. Still, a graph is
 code: it can read and write files when it is run. Replay only what you trust.
+
+The files:
+
+    files.py          the names of the files, and opening them safely
+    incident_json.py  incident.json
+    arrays.py         drawn.npz
+    index.py          state.index, read without TensorFlow
+    state.py          the state: a checkpoint, read variable by variable
+    reading.py        a whole bundle, read
+    writing.py        a whole bundle, written
+    folders.py        the bundles of a log directory: found, put in order, made, removed
 """
 
-from slimguard.diagnosis.bundle_files import BundleError
-from slimguard.diagnosis.bundle_folders import folder, is_bundle, own_paths, paths, remove_abandoned
-from slimguard.diagnosis.bundle_reading import Bundle, number, read, read_json
-from slimguard.diagnosis.bundle_writing import write
+from slimguard.diagnosis.bundle.files import BundleError
+from slimguard.diagnosis.bundle.folders import folder, is_bundle, own_paths, paths, remove_abandoned
+from slimguard.diagnosis.bundle.incident_json import number
+from slimguard.diagnosis.bundle.reading import Bundle, read, read_json
+from slimguard.diagnosis.bundle.writing import write
 
 __all__ = [
     'Bundle',

@@ -1,0 +1,122 @@
+"""What a diagnosis says, in a few lines and as data."""
+
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+from slimguard.diagnosis.ranges import NonFinite, Range
+from slimguard.diagnosis.source_lines import Line
+
+
+class Input(NamedTuple):
+    """An input of the op at fault."""
+
+    name: str
+    range: Optional[Range]  # None if it is no float tensor, or could not be measured
+
+    def to_dict(self) -> Dict[str, Any]:
+        return {'name': self.name, 'range': None if self.range is None else self.range.to_dict()}
+
+
+class Row(NamedTuple):
+    """One line of the table of ranges along the step."""
+
+    op: str
+    type: str
+    tensor: str
+    phase: str
+    range: Range
+
+    def to_dict(self) -> Dict[str, Any]:
+        return dict(self._asdict(), range=self.range.to_dict())
+
+
+class Diagnosis(NamedTuple):
+    """What made a step bad.
+
+    Attributes:
+      phase: where: 'input', 'forward', 'backward' or 'update'; 'variable' if a weight was not
+        finite before the step; 'constant'; or 'unknown'.
+      trouble: what happened, in a sentence without a full stop.
+      op, op_type: the op at fault, or the one that drew the bad input. None if unknown.
+      tensor: the name of its bad output.
+      line: the user's line that made it; of a gradient op, the line of the forward op.
+      forward_op: for a gradient op, the op whose gradient it computes.
+      output: the range of that output.
+      inputs: its inputs.
+      non_finite: where the output is not finite, or None.
+      not_seen: sentences about what could not be examined.
+      ranges: the range of each float tensor of the step, in the order of the ops.
+    """
+
+    phase: str
+    trouble: str
+    op: Optional[str] = None
+    op_type: Optional[str] = None
+    tensor: Optional[str] = None
+    line: Optional[Line] = None
+    forward_op: Optional[str] = None
+    output: Optional[Range] = None
+    inputs: Tuple[Input, ...] = ()
+    non_finite: Optional[NonFinite] = None
+    not_seen: Tuple[str, ...] = ()
+    ranges: Tuple[Row, ...] = ()
+
+    @property
+    def found(self) -> bool:
+        return self.phase != 'unknown'
+
+    def __str__(self) -> str:
+        lines = ['%s: %s' % (_PHASES[self.phase], self.trouble)]
+        if self.op is not None:
+            of = ', gradient of %s' % self.forward_op if self.forward_op else ''
+            lines.append('  %s (%s%s)' % (self.tensor or self.op, self.op_type, of))
+        if self.line is not None:
+            lines.append('  %s' % (self.line,))
+        for given in self.inputs[:5]:
+            if given.range is not None:
+                lines.append('  input %s: %s' % (given.name, given.range))
+        if self.output is not None:
+            lines.append('  output: %s' % (self.output,))
+        if self.non_finite is not None and self.non_finite.positions:
+            lines.append('  ' + _where(self.non_finite))
+        lines.extend('  ' + sentence for sentence in self.not_seen)
+        return '\n'.join(lines)
+
+    def to_dict(self) -> Dict[str, Any]:
+        """The same as dictionaries, lists, strings and numbers; a float may be NaN."""
+        where = self.non_finite
+        return {
+            'phase': self.phase,
+            'trouble': self.trouble,
+            'op': self.op,
+            'op_type': self.op_type,
+            'tensor': self.tensor,
+            'line': None if self.line is None else dict(self.line._asdict()),
+            'forward_op': self.forward_op,
+            'output': None if self.output is None else self.output.to_dict(),
+            'inputs': [given.to_dict() for given in self.inputs],
+            'rows': [] if where is None else where.rows,
+            'positions': _positions(where),
+            'not_seen': list(self.not_seen),
+            'ranges': [row.to_dict() for row in self.ranges],
+        }
+
+
+_PHASES = {
+    'input': 'in the input',
+    'forward': 'in the forward pass',
+    'backward': 'in the backward pass',
+    'update': 'in the update',
+    'variable': 'a variable was bad before the step',
+    'constant': 'a constant is bad',
+    'unknown': 'not found',
+}
+
+
+def _where(found: NonFinite) -> str:
+    shown = ', '.join('%s = %s' % (list(place), value) for place, value in found.positions[:3])
+    more = ' and %d more' % (found.count - 3) if found.count > 3 else ''
+    return 'at %s%s' % (shown, more)
+
+
+def _positions(found: Optional[NonFinite]) -> List[Any]:
+    return [] if found is None else [[list(place), value] for place, value in found.positions]

@@ -1,0 +1,203 @@
+"""Explains a bad step, one function for each way in which it can be bad.
+
+A tensor is not finite; a norm overflows when it is squared; the loss is above its limit; or a
+variable overflows when it is updated.
+"""
+
+from typing import List, Optional, Sequence, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from slimguard import graph as graphs
+from slimguard.diagnosis import causes
+from slimguard.diagnosis.diagnosis import Diagnosis, Input
+from slimguard.diagnosis.hidden_ops import explain_inside
+from slimguard.diagnosis.measured_step import SAME_NUMBERS, MeasuredStep
+from slimguard.diagnosis.ranges import NonFinite, Range, find_non_finite
+from slimguard.diagnosis.rerun import Step
+from slimguard.graph import key
+
+_LARGE_WEIGHT = 1e6
+_NO_VALUE = np.array(np.nan, np.float32)  # stands for a tensor in a branch that did not run
+
+
+def explain_non_finite(measured: MeasuredStep, tensor: tf.Tensor) -> Diagnosis:
+    """Why a tensor is not finite, though none of what it was computed from is."""
+    step, op = measured.step, tensor.op
+    given = measured.inputs_of(tensor)
+    values = step.fetch([tensor] + [t for t in given if measured.range_of(t) is not None])
+    output, *inputs = [_NO_VALUE if value is None else value for value in values]
+    told = _describe(measured, tensor)._replace(non_finite=find_non_finite(output))
+    if step.is_fed(tensor):
+        return _explain_source(told)
+    if graphs.is_variable_read(op) or op.type in graphs.VARIABLES:
+        return _explain_variable(told, tensor)
+    if op.type == 'Const':
+        return told._replace(phase='constant', trouble='the graph itself holds it')
+    told = told._replace(inputs=tuple(Input(step.name_of(t), measured.range_of(t)) for t in given))
+    trouble = explain_inside(step, op)
+    if not trouble:
+        forward, dtype = _type_of(step, told.forward_op), tensor.dtype.base_dtype.name
+        culprit = causes.Culprit(step.type_of(op), forward, inputs, output, dtype)
+        trouble = causes.explain(culprit)
+        if trouble.startswith('overflow'):
+            trouble += _large_weights(measured)
+    return told._replace(trouble=trouble)
+
+
+def explain_square(measured: MeasuredStep, name: str) -> Diagnosis:
+    """What `name` names is finite, and its square is not."""
+
+    def squared(tensor) -> float:
+        found = measured.range_of(tensor)
+        # In the dtype's own terms: 1e20 is much for float32, and 1e3 for float16.
+        return 0.0 if found is None else found.largest / _root_of_largest(found.dtype)
+
+    floats = [t for t in measured.step.checked if squared(t) > 1]
+    trouble = 'the %s is finite, but its square is not, and the optimizer squares it' % name
+    if not floats:
+        return Diagnosis('update', trouble)
+    first = min(floats, key=lambda t: measured.number_of(t.op))
+    while first.op.type in SAME_NUMBERS and not measured.step.is_fed(first):
+        first = first.op.inputs[0]
+    return _describe(measured, first)._replace(trouble=trouble + _large_weights(measured))
+
+
+def explain_limit(measured: MeasuredStep, name: str) -> Diagnosis:
+    """The loss is above `max_loss`; `name` is not needed."""
+    gate = measured.step.gate
+    assert gate.loss is not None and gate.limit is not None  # where there is that label
+    limits = [v for t, v in measured.step.feed.items() if key(t) == key(gate.limit)]
+    limit = ' (%.6g)' % float(limits[0]) if limits else ''
+    trouble = 'the loss is above max_loss%s, and everything is finite' % limit
+    told = _describe(measured, gate.loss)
+    return told._replace(trouble=trouble + _large_weights(measured))
+
+
+def explain_update(measured: MeasuredStep, name: str) -> Diagnosis:
+    """Everything that went into the update of the variable `name` was finite; the result is not."""
+    trouble = '%s overflows when it is updated: the learning rate is too large' % name
+    kernel = _kernel_of(measured.step, name)
+    if kernel is None:
+        return Diagnosis('update', trouble)
+    inputs = []
+    for value in graphs.values_of(kernel):
+        found = measured.range_of(value.tensor)
+        inputs.append(Input('%s (%s)' % (value.tensor.name, value.role), found))
+    original = _original_name(kernel.name)
+    return Diagnosis(
+        phase='update',
+        trouble=trouble,
+        op=original,
+        op_type=kernel.type,
+        line=measured.step.origins(original).line,
+        inputs=tuple(inputs),
+    )
+
+
+def _describe(measured: MeasuredStep, tensor: tf.Tensor) -> Diagnosis:
+    """All but the trouble: which op it is, who made it, and the range of its output."""
+    step, op = measured.step, tensor.op
+    origin = step.origins(op.name)
+    name = step.name_of(tensor)
+    return Diagnosis(
+        phase=measured.phase_of(op),
+        trouble='',
+        op=name.rpartition(':')[0],
+        op_type=step.type_of(op),
+        tensor=name,
+        line=origin.line,
+        forward_op=origin.forward,
+        output=measured.range_of(tensor),
+    )
+
+
+def _explain_source(told: Diagnosis) -> Diagnosis:
+    assert told.output is not None and told.non_finite is not None
+    trouble = _bad_data(told.output, told.non_finite)
+    if told.op_type in graphs.CALLS:
+        trouble += '; it comes out of a function, which cannot be looked into'
+    return told._replace(phase='input', trouble=trouble)
+
+
+def _bad_data(output: Range, found: NonFinite) -> str:
+    counts = ((output.nan, 'NaN'), (output.inf, 'Inf'))
+    what = ' and '.join('%d %s' % (n, word) for n, word in counts if n)
+    size = int(np.prod(output.shape, dtype=np.int64))
+    rows = ''
+    if found.rows:
+        rows = ', in row%s %s' % ('s' if len(found.rows) > 1 else '', _list(found.rows))
+    return 'bad data: %s among %d values%s' % (what, size, rows)
+
+
+def _list(rows: Sequence[int], most: int = 10) -> str:
+    shown = ', '.join(str(row) for row in rows[:most])
+    return shown + (' and %d more' % (len(rows) - most) if len(rows) > most else '')
+
+
+def _explain_variable(told: Diagnosis, tensor: tf.Tensor) -> Diagnosis:
+    variable = _variable_behind(tensor)
+    name = variable.name if variable is not None else tensor.op.name
+    return told._replace(
+        phase='variable', trouble='%s was not finite already before this step' % name
+    )
+
+
+def _variable_behind(tensor: tf.Tensor) -> Optional[tf.Operation]:
+    return graphs.variable_behind(tensor.op.inputs[0] if tensor.op.inputs else tensor)
+
+
+def _type_of(step: Step, name: Optional[str]) -> str:
+    """The type of the op of that name; empty if there is none."""
+    if name is None:
+        return ''
+    try:
+        return step.type_of(step.graph.get_operation_by_name(name))
+    except KeyError:
+        return ''
+
+
+def _large_weights(measured: MeasuredStep) -> str:
+    largest, name = _largest_weight(measured)
+    if largest < _LARGE_WEIGHT:
+        return ''
+    return (
+        '. The weights have grown to %.3g (%s): the learning rate is so large that the '
+        'training runs away' % (largest, name)
+    )
+
+
+def _largest_weight(measured: MeasuredStep) -> Tuple[float, str]:
+    found = (0.0, '')
+    for op in measured.step.ops:
+        weights = measured.range_of(op.outputs[0]) if graphs.is_variable_read(op) else None
+        if weights is not None:
+            variable = _variable_behind(op.outputs[0])
+            if variable is not None:
+                found = max(found, (weights.largest, variable.name))
+    return found
+
+
+def _kernel_of(step: Step, name: str) -> Optional[tf.Operation]:
+    """The gate's clone of the op that updates the variable `name`."""
+    writes = graphs.Writes(step.graph)
+    kernels: List[tf.Operation] = [
+        op
+        for op in step.ours
+        if any(v.name == name for v in writes.variables(op))
+        and (graphs.values_of(op) or graphs.is_apply(op))
+        # Those that undo an update are no clones, and take a copy of the variable.
+        and _original_name(op.name) != op.name
+    ]
+    return next((op for op in kernels if graphs.is_apply(op)), kernels[0] if kernels else None)
+
+
+def _original_name(name: str) -> str:
+    """The name of the op that a gate's clone was made of: slimguard/gate/NAME."""
+    parts = name.split('/', 2)
+    return parts[2] if len(parts) == 3 else name
+
+
+def _root_of_largest(dtype: str) -> float:
+    return {'float16': 255.9, 'float64': 1.34e154, 'complex128': 1.34e154}.get(dtype, 1.84e19)

@@ -1,0 +1,49 @@
+"""What may be at fault inside of a loop or a function, whose ops nobody can fetch."""
+
+from typing import List, Sequence
+
+from slimguard import graph as graphs
+from slimguard.diagnosis import causes
+from slimguard.diagnosis.rerun import Step
+
+_MOST_NAMED = 5
+
+
+def explain_inside(step: Step, op) -> str:
+    """The sentence about an op that is a loop's or calls a function; empty if it does neither."""
+    loop = step.flow.loop_left_by(op)
+    writes = graphs.Writes(step.graph)
+    bodies = writes.calls(op)
+    if not loop and not bodies:
+        return ''
+    where = 'the loop %s' % loop if loop else 'a function of %s' % step.type_of(op)
+    found = _risky_in_loops(step) if loop else _risky_in_functions(writes, bodies)
+    may = '; what may do it there: ' + ', '.join(found[:_MOST_NAMED]) if found else ''
+    return 'somewhere in %s, which cannot be looked into%s' % (where, may)
+
+
+def _risky_in_loops(step: Step) -> List[str]:
+    found = []
+    for op in step.ops:
+        if op.type in causes.RISKY and step.flow.is_in_loop(op):
+            origin = step.origins(op.name)
+            line = ' at %s:%d' % origin.line[:2] if origin.line is not None else ''
+            found.append('%s %s%s' % (op.type, op.name, line))
+    return found
+
+
+def _risky_in_functions(writes: graphs.Writes, bodies: Sequence[str]) -> List[str]:
+    found = []
+    seen = set()
+    waiting = list(bodies)
+    while waiting:
+        name = waiting.pop()
+        function = writes.function(name)
+        if name in seen or function is None:
+            continue
+        seen.add(name)
+        for node in function.node_def:
+            if node.op in causes.RISKY:
+                found.append('%s %s' % (node.op, node.name))
+            waiting.extend(writes.called_by(node))
+    return found

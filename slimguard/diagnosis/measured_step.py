@@ -1,0 +1,161 @@
+"""Measures a step: the range of each of its float tensors, and the pass that each op belongs to."""
+
+from typing import Dict, Iterator, List, Optional, Set, Tuple
+
+import tensorflow as tf
+
+from slimguard import graph as graphs
+from slimguard.diagnosis.diagnosis import Row
+from slimguard.diagnosis.ranges import Range, measure
+from slimguard.diagnosis.rerun import Step
+from slimguard.graph import key
+
+# Hand their first input on, in another shape or none: its range is theirs.
+SAME_NUMBERS = frozenset(
+    'Identity Reshape Squeeze ExpandDims StopGradient PreventGradient Snapshot CheckNumerics '
+    'CheckNumericsV2'.split()
+)
+
+
+class MeasuredStep:
+    """A step, run once, with what is known of its tensors.
+
+    Args:
+      step: the `Step` to run.
+
+    Attributes:
+      step: the same.
+      phases: for each op 'forward', 'backward' or 'update'.
+      fixed: the ops that are the same in every step.
+    """
+
+    def __init__(self, step: Step):
+        self.step = step
+        self.phases = _phases_of(step)
+        self.fixed = _fixed_ops(step)
+        self._order = {op: number for number, op in enumerate(step.ops)}
+        self._ranges: Dict[Tuple[tf.Operation, int], Range] = {}
+        self._measure_feed()
+        for chunk in step.in_chunks(t for op in step.ops for t in self._to_fetch(op)):
+            self._measure(chunk)
+        self._hand_on()
+
+    def range_of(self, tensor: tf.Tensor) -> Optional[Range]:
+        """The range of a tensor; None if it is no float tensor, or could not be measured."""
+        return self._ranges.get(key(tensor))
+
+    def is_bad(self, tensor: tf.Tensor) -> bool:
+        """Whether a tensor is known not to be finite."""
+        found = self.range_of(tensor)
+        return found is not None and not found.is_finite
+
+    def phase_of(self, op: tf.Operation) -> str:
+        return self.phases.get(op, 'forward')
+
+    def number_of(self, op: tf.Operation) -> int:
+        """Where in the order of the step an op runs."""
+        return self._order.get(op, 0)
+
+    def inputs_of(self, tensor: tf.Tensor) -> List[tf.Tensor]:
+        """The inputs of a tensor's op; for one that could not be measured, what it needs."""
+        if self.step.is_fed(tensor):
+            return []
+        found = []
+        seen = set()
+        waiting = list(tensor.op.inputs)
+        while waiting:
+            given = waiting.pop(0)
+            if key(given) in seen:
+                continue
+            seen.add(key(given))
+            if self._is_end(given):
+                found.append(given)
+            elif given.op.type not in graphs.VARIABLES:
+                waiting.extend(given.op.inputs)
+        return found
+
+    def rows(self) -> Iterator[Row]:
+        """The table of ranges along the step: what was fed, then the ops in their order."""
+        step = self.step
+        for tensor in step.feed:
+            if self.range_of(tensor) is not None:
+                yield self._row(tensor, 'input')
+        for op in step.ops:
+            if op.type in SAME_NUMBERS or op in self.fixed:
+                continue
+            for tensor in op.outputs:
+                if self.range_of(tensor) is not None and not step.is_fed(tensor):
+                    yield self._row(tensor, self.phases[op])
+
+    def _measure_feed(self) -> None:
+        for tensor, value in self.step.feed.items():
+            if graphs.is_float(tensor):
+                self._ranges[key(tensor)] = measure(value, tensor.dtype.base_dtype.name)
+
+    def _measure(self, tensors: List[tf.Tensor]) -> None:
+        for tensor, value in zip(tensors, self.step.fetch(tensors)):
+            if value is not None:
+                self._ranges[key(tensor)] = measure(value, tensor.dtype.base_dtype.name)
+
+    def _hand_on(self) -> None:
+        """Gives those that hand numbers on the range of their input."""
+        for op in self.step.ops:
+            if op.type in SAME_NUMBERS and key(op.outputs[0]) not in self._ranges:
+                found = self.range_of(op.inputs[0])
+                if found is not None and graphs.is_float(op.outputs[0]):
+                    self._ranges[op, 0] = found
+
+    def _to_fetch(self, op) -> List[tf.Tensor]:
+        if op.type in ('Switch', 'RefSwitch'):
+            return []
+        if op.type in SAME_NUMBERS and not graphs.is_reference(op.inputs[0]):
+            return []
+        return [
+            t
+            for t in op.outputs
+            if graphs.is_float(t)
+            and not self.step.is_fed(t)
+            and self.step.can_fetch(t)
+            and (t.consumers() or len(op.outputs) == 1)
+        ]
+
+    def _is_end(self, tensor) -> bool:
+        """Whether a way back from an op ends at `tensor`: it was measured, or holds no floats."""
+        if self.range_of(tensor) is not None or self.step.is_fed(tensor):
+            return True
+        hides_floats = tensor.dtype.base_dtype in (tf.resource, tf.variant)
+        return not (graphs.is_float(tensor) or hides_floats)
+
+    def _row(self, tensor, phase: str) -> Row:
+        name = self.step.name_of(tensor)
+        op = name.rpartition(':')[0]
+        return Row(op, self.step.type_of(tensor.op), name, phase, self._ranges[key(tensor)])
+
+
+def _phases_of(step: Step) -> Dict[tf.Operation, str]:
+    loss = step.gate.loss
+    forward = set() if loss is None else set(graphs.ancestors([loss.op]))
+    phases: Dict[tf.Operation, str] = {}
+    for op in step.ops:
+        if op in forward:
+            phases[op] = 'forward'
+        elif step.origins(op.name).forward is not None or any(
+            phases.get(t.op) == 'backward' for t in op.inputs
+        ):
+            phases[op] = 'backward'
+        else:
+            phases[op] = 'update' if loss is not None else 'forward'
+    return phases
+
+
+def _fixed_ops(step: Step) -> Set[tf.Operation]:
+    """Ops that are the same in every step, for they need no variable and nothing drawn."""
+    fixed: Set[tf.Operation] = set()
+    for op in step.ops:
+        if op.type in graphs.VARIABLES or any(step.is_fed(t) for t in op.outputs):
+            continue
+        if graphs.is_stateful(op):
+            continue
+        if all(t.op in fixed and not step.is_fed(t) for t in op.inputs):
+            fixed.add(op)
+    return fixed

@@ -1,0 +1,195 @@
+"""A step as plain data, taken out of its graph: for a bundle to keep, for a copy to be built of."""
+
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard import graph as graphs
+from slimguard.diagnosis.capture import Capture
+from slimguard.diagnosis.source_lines import Origins, record
+from slimguard.diagnosis.step_ops import gate_roots
+from slimguard.graph import op_of
+from slimguard.graph.control_flow import Flow
+
+
+class ExportedStep(NamedTuple):
+    """A step as plain data: a GraphDef without what draws, and the names to run it by.
+
+    Attributes:
+      graph_def: the ops of the step, the gate's included; a placeholder for each source.
+      names: a dictionary of what JSON can hold: names of tensors, sources and variables.
+    """
+
+    graph_def: tf1.GraphDef
+    names: Dict[str, Any]
+
+
+def export(capture: Capture) -> ExportedStep:
+    """Takes a step out of its graph. The graph is only read."""
+    return _Export(capture).step()
+
+
+class ExportOnce:
+    """Exports a step when it is first called; each later call returns the same."""
+
+    def __init__(self, capture: Capture):
+        self._capture = capture
+        self._exported: Optional[ExportedStep] = None
+
+    def __call__(self) -> ExportedStep:
+        if self._exported is None:
+            self._exported = export(self._capture)
+        return self._exported
+
+
+class _Export:
+    def __init__(self, capture: Capture):
+        self._capture = capture
+        gate = capture.gate
+        self._graph = gate.bad.graph
+        self._sources: Dict[tf.Operation, List[tf.Tensor]] = {}
+        for tensor in capture.sources:
+            self._sources.setdefault(tensor.op, []).append(tensor)
+        self._flow = Flow(graphs.ancestors(gate_roots(gate)))
+        # Also those that only other sources need, to look at.
+        ops = graphs.ancestors(
+            gate_roots(gate) + list(self._sources) + capture.variables, self._needs
+        )
+        self._kept = {op.name for op in ops}
+
+    def step(self) -> ExportedStep:
+        graph_def = tf1.GraphDef()
+        whole = self._graph.as_graph_def()
+        graph_def.versions.CopyFrom(whole.versions)
+        for node in whole.node:
+            if node.name in self._kept:
+                op = self._graph.get_operation_by_name(node.name)
+                if op in self._sources:
+                    graph_def.node.extend(self._placeholders(op))
+                else:
+                    graph_def.node.append(self._without_ties(node))
+        _copy_functions(whole.library, graph_def)
+        return ExportedStep(graph_def, self._names())
+
+    def _needs(self, op):
+        if op not in self._sources:
+            return graphs.needs(op)
+        # In a branch, the placeholder is to be as dead as the source was.
+        in_branch = any(self._flow.conditions(t) for t in op.outputs)
+        return list(graphs.needs(op)) if in_branch else []
+
+    def _placeholders(self, op) -> List[tf1.NodeDef]:
+        controls = ['^' + needed.name for needed in dict.fromkeys(self._needs(op))]
+        nodes = []
+        if len(op.outputs) > 1:
+            nodes.append(tf1.NodeDef(name=op.name, op='NoOp', input=controls))
+        for tensor in self._sources[op]:
+            node = tf1.NodeDef(name=_placeholder_of(tensor), op='Placeholder', input=controls)
+            node.attr['dtype'].type = tensor.dtype.base_dtype.as_datatype_enum
+            node.attr['shape'].shape.CopyFrom(tensor.shape.as_proto())
+            nodes.append(node)
+        return nodes
+
+    def _without_ties(self, node) -> tf1.NodeDef:
+        """A node without its device, and with placeholders for what it took from sources."""
+        if node.op == 'PrintV2':
+            # Nothing is to be printed; and TensorFlow 1.15 cannot import one after a loop, where
+            # it has lost sight of what is a scalar.
+            controls = ['^' + self._renamed(n).lstrip('^').partition(':')[0] for n in node.input]
+            return tf1.NodeDef(name=node.name, op='NoOp', input=list(dict.fromkeys(controls)))
+        copy = tf1.NodeDef()
+        copy.CopyFrom(node)
+        copy.device = ''
+        del copy.input[:]
+        for name in node.input:
+            copy.input.append(self._renamed(name))
+        ties = copy.attr['_class'].list.s if '_class' in copy.attr else ()
+        known = [t for t in ties if tf.compat.as_str(t)[len('loc:@') :] in self._kept]
+        if ties:
+            del copy.attr['_class']
+        if known:
+            copy.attr['_class'].list.s.extend(known)
+        return copy
+
+    def _renamed(self, name: str) -> str:
+        if name.startswith('^'):
+            return name
+        op_name, _, index = name.partition(':')
+        op = self._graph.get_operation_by_name(op_name)
+        if op not in self._sources:
+            return name
+        return _placeholder_of(op.outputs[int(index or 0)])
+
+    def _names(self) -> Dict[str, Any]:
+        gate, capture = self._capture.gate, self._capture
+        slices = _slices(self._graph)
+        return {
+            'made_with': tf.__version__,
+            'train_op': op_of(gate.train_op).name,
+            'loss': None if gate.loss is None else self._tensor(gate.loss),
+            'written': gate.written.name,
+            'bad': gate.bad.name,
+            'watched': gate.watched.name,
+            'limit': None if gate.limit is None else gate.limit.name,
+            'labels': [list(label) for label in gate.labels],
+            'sources': {t.name: [_placeholder_of(t), t.op.type] for t in capture.sources},
+            'variables': {
+                v.name: [tf.as_dtype(v.get_attr('dtype')).base_dtype.name]
+                + list(slices.get(v.name, (v.name, '')))
+                for v in capture.variables
+            },
+            'missing': [op.name for op in capture.missing],
+            'origins': self._origins(),
+        }
+
+    def _tensor(self, tensor) -> str:
+        return _placeholder_of(tensor) + ':0' if tensor.op in self._sources else tensor.name
+
+    def _origins(self) -> Dict[str, Any]:
+        ops = graphs.ancestors([op_of(self._capture.gate.original)])
+        table = record(Origins(self._graph), dict.fromkeys(ops + self._capture.ops))
+        for op, tensors in self._sources.items():
+            for tensor in tensors:
+                if op.name in table['ops']:
+                    table['ops'][_placeholder_of(tensor)] = table['ops'][op.name]
+        return table
+
+
+def _copy_functions(library, graph_def: tf1.GraphDef) -> None:
+    """Copies those functions of a library that a graph calls, and those that these call."""
+    functions = {function.signature.name: function for function in library.function}
+    gradients = {gradient.function_name: gradient for gradient in library.gradient}
+    waiting = list(graph_def.node)
+    seen = set()
+    while waiting:
+        node = waiting.pop()
+        called = [f.name for v in node.attr.values() for f in [v.func] + list(v.list.func)]
+        for name in called + [node.op]:
+            if name not in functions or name in seen:
+                continue
+            seen.add(name)
+            graph_def.library.function.append(functions[name])
+            waiting.extend(functions[name].node_def)
+            if name in gradients:
+                graph_def.library.gradient.append(gradients[name])
+                waiting.append(tf1.NodeDef(op=gradients[name].gradient_func))
+
+
+def _placeholder_of(source: tf.Tensor) -> str:
+    """The name of the placeholder for a source."""
+    if len(source.op.outputs) == 1:
+        return source.op.name
+    return '%s/output_%d' % (source.op.name, source.value_index)
+
+
+def _slices(graph: tf.Graph) -> Dict[str, Tuple[str, str]]:
+    """For partitioned variables, by op name: the name in checkpoints, and which part it is."""
+    found = {}
+    for name in (tf1.GraphKeys.GLOBAL_VARIABLES, tf1.GraphKeys.LOCAL_VARIABLES):
+        for variable in graph.get_collection(name):
+            # As TensorFlow's Saver does; there is no public name.
+            info = getattr(variable, '_save_slice_info', None)
+            if info is not None:
+                found[variable.op.name] = (info.full_name, info.spec)
+    return found

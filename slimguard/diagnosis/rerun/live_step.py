@@ -1,0 +1,40 @@
+"""A bad step in the training's own session, where running it again writes and draws nothing."""
+
+from typing import Dict
+
+import numpy as np
+
+from slimguard import graph as graphs
+from slimguard.diagnosis.capture import Capture
+from slimguard.diagnosis.rerun.step import Step
+from slimguard.diagnosis.source_lines import Origins
+from slimguard.diagnosis.step_ops import ops_up_to, split_at_gate
+from slimguard.graph import key
+from slimguard.graph.control_flow import Flow
+
+
+def live_step(session, capture: Capture, values: Dict[str, np.ndarray]) -> Step:
+    """The step in the training's own session. Use it if `can_run_live` says so."""
+    missing = [op.name for op in capture.missing]
+    return Step(session, capture.gate, values, Origins(session.graph), {}, missing)
+
+
+def can_run_live(capture: Capture, values: Dict[str, np.ndarray]) -> bool:
+    """Whether the forward and backward pass can be run again in the training's own session.
+
+    They would write or draw where a write of a moving average has to come before the loss; where an
+    op waits for an iterator and does not use what it returns; and where a function draws, since
+    TensorFlow replaces calls by what is called before it looks at what is fed.
+    """
+    fed = {key(t) for t in capture.sources if t.name in values}
+    drawn = {op for op, _ in fed}
+    _, checked = split_at_gate(capture.gate)
+    writes = graphs.Writes(capture.gate.bad.graph)
+    if any(writes.calls(op) for op in drawn):
+        return False
+    ops = ops_up_to(checked, fed)
+    if any(op in drawn or op in writes for op in ops):
+        return False
+    flow = Flow(ops)
+    # TensorFlow lets nobody fetch what is in a branch, and loses track of that in a copy.
+    return all(op.graph.is_fetchable(op) or flow.is_in_loop(op) for op in ops)

@@ -1,0 +1,161 @@
+"""A step that can be run again, as often as one likes, without writing."""
+
+from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from slimguard import graph as graphs
+from slimguard.diagnosis.capture import is_random
+from slimguard.diagnosis.rerun.chunks import bytes_of, in_chunks
+from slimguard.diagnosis.source_lines import Origin
+from slimguard.diagnosis.step_ops import (
+    AnyGate,
+    gate_roots,
+    needs_beyond,
+    ops_up_to,
+    split_at_gate,
+)
+from slimguard.graph import key
+from slimguard.graph.control_flow import Flow
+
+_CHUNK_BYTES = 192 << 20  # fetched at once
+
+
+class Step:
+    """A step to run again.
+
+    Args:
+      session: the session, with the variables as they were before the step.
+      gate: the `Gate`, or a `GateCopy`.
+      feed: what the step drew, by Tensor names.
+      origins: says where the op of a name comes from.
+      names: for a tensor that stands in for another: the other's name and its op's type.
+      missing: names of ops that drew something that was not kept.
+      restore: called after each run, to undo what it wrote; None if a run writes nothing.
+
+    Attributes:
+      ops: the ops to run again, each after what it needs. The gate's own are not among them, nor
+        is what only what is fed needs.
+      ours: the ops of the gate.
+      checked: the float tensors that the gate checks and the gated ops take.
+    """
+
+    def __init__(
+        self,
+        session,
+        gate: AnyGate,
+        feed: Dict[str, np.ndarray],
+        origins: Callable[[str], Origin],
+        names: Dict[str, Tuple[str, str]],
+        missing: Sequence[str],
+        restore: Optional[Callable[[], None]] = None,
+    ):
+        self.session = session
+        self.gate = gate
+        self.graph = session.graph
+        self.feed = {self.graph.get_tensor_by_name(name): v for name, v in feed.items()}
+        self.origins = origins
+        self.missing = list(missing)
+        self._names = names
+        self._restore = restore
+        self._fed = {key(t) for t in self.feed}
+        self.ours, self.checked = split_at_gate(gate)
+        self.ops = ops_up_to(self.checked, self._fed)
+        self.flow = Flow(graphs.ancestors(gate_roots(gate)))
+        self._blind = self._find_blind()
+        self._taken: Dict[Tuple[tf.Operation, int], bool] = {}
+        self._find_taken()
+
+    def is_fed(self, tensor: tf.Tensor) -> bool:
+        return key(tensor) in self._fed
+
+    def name_of(self, tensor: tf.Tensor) -> str:
+        """The name that `tensor` has in the user's graph."""
+        return self._names.get(tensor.name, (tensor.name,))[0]
+
+    def type_of(self, op: tf.Operation) -> str:
+        """The type that `op` has in the user's graph."""
+        for tensor in op.outputs[:1]:
+            if tensor.name in self._names:
+                return self._names[tensor.name][1]
+        return op.type
+
+    def can_fetch(self, tensor: tf.Tensor) -> bool:
+        """Whether `tensor` has one value in this step, and running up to it draws nothing new."""
+        if self.is_fed(tensor):
+            return True
+        if self.flow.is_in_loop(tensor.op) or tensor.op in self._blind:
+            return False
+        conditions = self.flow.conditions(tensor)
+        return all(self._taken.get(c.pred) == c.value for c in conditions)
+
+    def is_blind(self, op: tf.Operation) -> bool:
+        """Whether `op` cannot be run again because something it needs was not kept."""
+        return op in self._blind
+
+    def fetch(self, tensors: Sequence[tf.Tensor]) -> List[Optional[np.ndarray]]:
+        """Runs the step as far as `tensors`. None stands for a tensor that has no value."""
+        fed = {key(t): value for t, value in self.feed.items()}
+        values: Dict[Tuple[tf.Operation, int], Optional[np.ndarray]] = {}
+        to_run = []
+        for tensor in tensors:
+            if key(tensor) in fed:
+                values[key(tensor)] = fed[key(tensor)]
+            else:
+                to_run.append(tensor)
+        values.update(zip([key(t) for t in to_run], self._run_or_split(to_run)))
+        return [values[key(t)] for t in tensors]
+
+    def in_chunks(self, tensors: Iterable[tf.Tensor]) -> Iterable[List[tf.Tensor]]:
+        """`tensors` in lists that fit into memory beside a training, as far as shapes are known."""
+        rows = max([v.shape[0] for v in self.feed.values() if np.ndim(v)], default=1)
+        return in_chunks(tensors, lambda tensor: bytes_of(tensor, rows), _CHUNK_BYTES)
+
+    def _run(self, tensors: List[tf.Tensor]) -> List[np.ndarray]:
+        values = self.session.run(tensors, self.feed)
+        if self._restore is not None:
+            self._restore()
+        return values
+
+    def _run_or_split(self, tensors):
+        if not tensors:
+            return []
+        try:
+            return self._run(list(tensors))
+        except tf.errors.InvalidArgumentError as error:
+            if len(tensors) == 1:
+                if 'not have value' in error.message or 'was dead' in error.message:
+                    return [None]  # in a branch that we took for one that runs
+                raise
+            half = len(tensors) // 2
+            return self._run_or_split(tensors[:half]) + self._run_or_split(tensors[half:])
+
+    def _find_taken(self) -> None:
+        """Which branches the step took: conditions inside branches after those around them."""
+        conditions = {c for op in self.ops for t in op.outputs for c in self.flow.conditions(t)}
+        preds = {c.pred: c.pred[0].outputs[c.pred[1]] for c in conditions}
+        waiting = {k: t for k, t in preds.items() if not self.flow.is_in_loop(t.op)}
+        while True:
+            ready = [t for t in waiting.values() if self.can_fetch(t)]
+            if not ready:
+                return
+            for tensor, value in zip(ready, self.fetch(ready)):
+                del waiting[key(tensor)]
+                if value is not None:
+                    self._taken[key(tensor)] = bool(value)
+
+    def _find_blind(self) -> set:
+        """The ops that need something that was drawn and is not kept. Chance is drawn anew."""
+        missing = set(self.missing)
+        blind = {op for op in self.ops if op.name in missing and not is_random(op)}
+        grown = bool(blind)
+        while grown:  # a loop hands it back to its beginning
+            found = [
+                op
+                for op in self.ops
+                if op not in blind and any(n in blind for n in needs_beyond(op, self._fed))
+            ]
+            blind.update(found)
+            grown = bool(found)
+        return blind

@@ -1,0 +1,212 @@
+"""A step in a graph and a session of its own, with a copy of the variables."""
+
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Set
+
+import numpy as np
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard import graph as graphs
+from slimguard.diagnosis.rerun.exported_step import ExportedStep
+from slimguard.diagnosis.rerun.step import Step
+from slimguard.diagnosis.source_lines import Recorded
+from slimguard.diagnosis.step_ops import GateCopy, gate_roots, split_at_gate
+from slimguard.gate import Label
+
+Values = Dict[str, np.ndarray]
+
+
+class ReplayError(ValueError):
+    """A step cannot be run again here; the message says what is missing."""
+
+
+class StepCopy:
+    """A step in a graph and a session of its own.
+
+    Use it as a context manager, or call `close`.
+
+    Args:
+      exported: the step.
+      variables: called with names of variable ops; yields dictionaries with their values.
+
+    Attributes:
+      graph, session: its own.
+      gate: a `GateCopy`.
+
+    Raises:
+      ReplayError: if the graph cannot be built here, because this TensorFlow lacks an op.
+    """
+
+    def __init__(self, exported: ExportedStep, variables: Callable[[List[str]], Iterable[Values]]):
+        self._names = names = exported.names
+        self.graph = tf.Graph()
+        with self.graph.as_default():
+            _import(exported)
+            try:
+                loads = {name: _load_op(self.graph, name) for name in names['variables']}
+                self.gate = _find_gate(self.graph, names)
+            except (KeyError, ValueError, TypeError) as error:
+                raise ReplayError('the graph of this step is not whole: %s' % error) from None
+        written = _written_ahead(self.gate)
+        config = tf1.ConfigProto(allow_soft_placement=True)
+        self.session = tf1.Session(graph=self.graph, config=config)
+        self._variables = _Variables(self.session, loads, variables, written)
+
+    def step(self, values: Values) -> Step:
+        """The step, fed with what it drew, by the names of the sources in the user's graph."""
+        originals = {
+            self._placeholder(name): (name, op_type)
+            for name, (_, op_type) in self._names['sources'].items()
+        }
+        _, checked = split_at_gate(self.gate)
+        self._variables.load([op.name for op in graphs.ancestors(t.op for t in checked)])
+        return Step(
+            self.session,
+            self.gate,
+            self._feed(values),
+            Recorded(self._names['origins']),
+            originals,
+            self._names['missing'],
+            self._variables.restore if self._variables.written_ahead else None,
+        )
+
+    def decide(self, values: Values) -> List[Label]:
+        """Runs the whole step through its gate, fed with what it drew: the labels of what is bad.
+
+        A good step is written. The variables get their values back before they are used again.
+        """
+        self.load_all()
+        feed: Dict[Any, Any] = dict(self._feed(values))
+        feed[self.gate.watched] = True
+        bad = self.session.run(self.gate.bad, feed)
+        if np.shape(bad) != (len(self.gate.labels),):
+            raise ReplayError('the gate of this step says %s, not a flag a label' % (bad,))
+        labels = [label for label, is_bad in zip(self.gate.labels, bad) if is_bad]
+        if not labels:
+            self._variables.forget()
+        return labels
+
+    def load_all(self) -> None:
+        """Gives all variables the values they had before the step, if they do not have them."""
+        self._variables.load(self._names['variables'])
+
+    def _feed(self, values: Values) -> Values:
+        return {self._placeholder(name): value for name, value in values.items()}
+
+    def _placeholder(self, source: str) -> str:
+        return self._names['sources'][source][0] + ':0'
+
+    def close(self) -> None:
+        self.session.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+class _Load(NamedTuple):
+    """Gives a variable a value: what to feed, and the op to run."""
+
+    value: tf.Tensor
+    op: tf.Operation
+
+
+class _Variables:
+    """The variables of a copy: loaded when a run needs them, put back after one that writes.
+
+    Args:
+      session: the copy's.
+      loads: a `_Load` for each variable, by the name of its op.
+      read: called with names of variable ops; yields dictionaries with their values.
+      written_ahead: the names of those that the forward pass writes.
+    """
+
+    def __init__(
+        self,
+        session: tf1.Session,
+        loads: Dict[str, _Load],
+        read: Callable[[List[str]], Iterable[Values]],
+        written_ahead: Set[str],
+    ):
+        self.written_ahead = written_ahead
+        self._session = session
+        self._loads = loads
+        self._read = read
+        self._loaded: Set[str] = set()
+        self._ahead: Values = {}
+
+    def load(self, names: Iterable[str]) -> None:
+        """Loads those variables among the ops `names` that are not loaded yet."""
+        missing = [name for name in names if name in self._loads and name not in self._loaded]
+        for values in self._read(missing) if missing else ():
+            self._assign(values)
+            self._loaded.update(values)
+            for name in self.written_ahead.intersection(values):
+                self._ahead[name] = values[name]
+
+    def restore(self) -> None:
+        """Undoes what the forward pass wrote."""
+        self._assign(self._ahead)
+
+    def forget(self) -> None:
+        """Takes none for loaded any more: a step was written."""
+        self._loaded.clear()
+
+    def _assign(self, values: Values) -> None:
+        feed = {self._loads[name].value: value for name, value in values.items()}
+        self._session.run([self._loads[name].op for name in values], feed)
+
+
+def _import(exported: ExportedStep) -> None:
+    try:
+        # It writes the defaults of missing attributes into the GraphDef; an exported step has all.
+        tf.import_graph_def(exported.graph_def, name='')
+    except (ValueError, tf.errors.OpError, TypeError) as error:
+        raise ReplayError(
+            'TensorFlow %s cannot build the graph of this step, which TensorFlow %s made: '
+            '%s. Use the TensorFlow that trained, or a newer one; and if the op comes from '
+            'a library, call tf.load_op_library first'
+            % (tf.__version__, exported.names['made_with'], _first_part(error))
+        ) from None
+
+
+def _first_part(error: Exception) -> str:
+    """What an import complains of, without the signature of the op that follows."""
+    return str(error).partition('; signature=')[0].partition('\n')[0]
+
+
+def _find_gate(graph: tf.Graph, names: Dict[str, Any]) -> GateCopy:
+    def find(kind: str) -> Optional[tf.Tensor]:
+        return None if names[kind] is None else graph.get_tensor_by_name(names[kind])
+
+    return GateCopy(
+        train_op=graph.get_operation_by_name(names['train_op']),
+        loss=find('loss'),
+        written=graph.get_tensor_by_name(names['written']),
+        bad=graph.get_tensor_by_name(names['bad']),
+        labels=tuple(Label(*label) for label in names['labels']),
+        watched=graph.get_tensor_by_name(names['watched']),
+        limit=find('limit'),
+    )
+
+
+def _load_op(graph: tf.Graph, name: str) -> _Load:
+    variable = graph.get_operation_by_name(name)
+    dtype = tf.as_dtype(variable.get_attr('dtype')).base_dtype
+    target = variable.outputs[0]
+    with tf.name_scope(graphs.OURS + 'load/'):
+        value = tf1.placeholder(dtype)
+        if variable.type == 'VarHandleOp':
+            return _Load(value, tf.raw_ops.AssignVariableOp(resource=target, value=value))
+        assigned = tf.raw_ops.Assign(ref=target, value=value, validate_shape=False)
+        return _Load(value, assigned.op)
+
+
+def _written_ahead(gate: GateCopy) -> Set[str]:
+    """The variables that the forward pass writes, by the names of their ops."""
+    writes = graphs.Writes(gate.bad.graph)
+    ops = graphs.ancestors(gate_roots(gate))
+    theirs = [op for op in ops if not op.name.startswith(graphs.OURS)]
+    return {v.name for op in theirs for v in writes.variables(op)}

@@ -1,0 +1,39 @@
+"""Finds where in a step non-finite numbers began.
+
+The search walks back from bad tensors, along what is not finite, to an op whose output is not
+finite and whose inputs are; or to a source, a variable or a constant, which have no inputs.
+"""
+
+from typing import Sequence, Tuple
+
+import tensorflow as tf
+
+from slimguard.diagnosis.measured_step import MeasuredStep
+from slimguard.graph import key
+
+_PHASES = ('forward', 'backward', 'update')
+
+
+def where_it_began(measured: MeasuredStep, bad: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The tensor that made `bad` non-finite; of several, the first of the step."""
+    beginnings = []
+    seen = set()
+    waiting = list(bad)
+    while waiting:
+        tensor = waiting.pop()
+        if key(tensor) in seen:
+            continue
+        seen.add(key(tensor))
+        before = [t for t in measured.inputs_of(tensor) if measured.is_bad(t)]
+        waiting.extend(before)
+        if not before:
+            beginnings.append(tensor)
+    return min(beginnings, key=lambda tensor: _rank(measured, tensor))
+
+
+def _rank(measured: MeasuredStep, tensor: tf.Tensor) -> Tuple[bool, int, int]:
+    if measured.step.is_fed(tensor):
+        return False, -1, 0
+    op = tensor.op
+    # A constant was the same in all the good steps.
+    return op in measured.fixed, _PHASES.index(measured.phase_of(op)), measured.number_of(op)

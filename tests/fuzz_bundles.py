@@ -23,7 +23,7 @@ import zipfile
 import tensorflow as tf
 
 from slimguard.diagnosis import bundle, replay
-from slimguard.report.report import html, report_data
+from slimguard.report import html, report_data
 
 tf1 = tf.compat.v1
 

@@ -377,7 +377,7 @@ def test_a_folder_that_is_none_is_an_error(tmp_path):
 @pytest.mark.skipif(os.name != 'posix' or os.geteuid() != 0, reason='only root can become another')
 @pytest.mark.parametrize('name', ['', 'drawn.npz'])
 def test_what_may_not_be_opened_is_said_where_the_bundle_would_be(sound, name):
-    from slimguard.report.report import report_data
+    from slimguard.report import report_data
 
     with tempfile.TemporaryDirectory() as logdir:
         os.chmod(logdir, 0o755)
@@ -393,14 +393,14 @@ def test_what_may_not_be_opened_is_said_where_the_bundle_would_be(sound, name):
 
 
 def test_a_hostile_bundle_spoils_no_report(tmp_path, sound):
-    from slimguard.report.report import report_data
+    from slimguard.report import bundle_view, report_data
 
     for number, damage in enumerate(DAMAGES.values()):
         path = shutil.copytree(sound, str(tmp_path / str(number) / 'slimguard' / 'incident-1'))
         damage(path)
         (found,) = report_data.gather(str(tmp_path / str(number))).bundles
         # What only running the step tells is no matter for a report.
-        assert isinstance(found, report_data.Finding) or 0 < len(found.why) < 1000
+        assert isinstance(found, bundle_view.BundleView) or 0 < len(found.why) < 1000
 
 
 @pytest.mark.parametrize(
@@ -433,7 +433,7 @@ def test_a_bundle_that_could_not_be_read_back_is_not_written(tmp_path, monkeypat
 
 
 def test_a_row_of_many_tiny_pictures_is_counted_at_once():
-    from slimguard.report.report import samples
+    from slimguard.report import samples
 
     value = np.zeros([200000, 4, 4, 1], np.float32)
     value[[7, 150000]] = np.nan

@@ -172,7 +172,7 @@ def _finite(image) -> np.ndarray:
 def _pixels(
     image: np.ndarray, black: float, white: float
 ) -> Tuple[np.ndarray, List[Tuple[int, int]]]:
-    bad: np.ndarray = ~np.isfinite(image).all(axis=2)
+    bad: np.ndarray = np.any(~np.isfinite(image), axis=2)
     step = _shrinking(image.shape[:2])
     if step > 1:
         bad = np.logical_or.reduceat(bad, np.arange(0, bad.shape[0], step), axis=0)

@@ -36,7 +36,7 @@ if tf.__version__.startswith('1.'):
 pixels = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
 (file,) = sample_pictures.png_files([pixels])
 assert tf.executing_eagerly()
-assert np.array_equal(tf.io.decode_png(file).numpy(), pixels)
+assert np.array_equal(tf.image.decode_png(file).numpy(), pixels)
 """
 
 
@@ -53,7 +53,7 @@ def test_a_png_costs_the_graph_and_the_session_of_the_user_nothing():
         assert tf1.get_default_graph() is before and tf1.get_default_session() is session
         assert before.get_operations() == []
         for file, expected in ((first, pixels), (second, pixels + 1)):
-            np.testing.assert_array_equal(session.run(tf.io.decode_png(file)), expected)
+            np.testing.assert_array_equal(session.run(tf.image.decode_png(file)), expected)
 
 
 @pytest.mark.parametrize(

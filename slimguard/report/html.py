@@ -51,6 +51,7 @@ def environment() -> jinja2.Environment:
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         finalize=_visible,
+        keep_trailing_newline=True,
         trim_blocks=True,
         lstrip_blocks=True,
     )

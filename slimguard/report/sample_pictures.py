@@ -73,7 +73,7 @@ def png_files(images: Sequence[np.ndarray]) -> List[bytes]:
     config = tf1.ConfigProto(device_count={'GPU': 0})
     with tf.Graph().as_default() as graph:  # not the user's; and no eager mode in it
         pixels = tf1.placeholder(tf.uint8, [None, None, None])
-        file = tf.io.encode_png(pixels, compression=9)
+        file = tf1.image.encode_png(pixels, compression=9)
         with tf1.Session(graph=graph, config=config) as session:
             return [session.run(file, {pixels: image}) for image in images]
 

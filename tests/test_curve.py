@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slimguard.report.report import loss_history
+from slimguard.report import loss_history
 
 tf1 = tf.compat.v1
 
@@ -42,7 +42,7 @@ def test_a_scalar_is_read_in_whichever_form_it_was_written(tmp_path):
     write(tmp_path, [(5, [1.0, 2.0])], suffix='.2')
     found = read(tmp_path)
     assert found.tag == 'total_loss'
-    assert [s.tolist() for s in found.stretches] == [[[1, 0.5], [2, 0.25], [3, 0.125]]]
+    assert [s.tolist() for s in found.segments] == [[[1, 0.5], [2, 0.25], [3, 0.125]]]
 
 
 @pytest.mark.parametrize(
@@ -61,23 +61,23 @@ def test_the_loss_is_told_by_its_tag(tmp_path, tags, loss):
     assert (found and found.tag) == loss
 
 
-def test_a_rollback_and_a_restart_begin_new_stretches(tmp_path):
+def test_a_rollback_and_a_restart_begin_new_segments(tmp_path):
     write(tmp_path, [(1, 4.0), (2, 3.0), (3, 2.0), (2, 2.5), (3, 1.5)], suffix='.1')
     write(tmp_path, [(3, 1.4), (4, 1.3)], suffix='.2')
     found = read(tmp_path)
-    assert [s[:, 0].tolist() for s in found.stretches] == [[1, 2, 3], [2, 3, 3, 4]]
+    assert [s[:, 0].tolist() for s in found.segments] == [[1, 2, 3], [2, 3, 3, 4]]
 
 
 def test_what_is_not_finite_is_counted_and_left_out(tmp_path):
     write(tmp_path, [(1, 4.0), (2, float('nan')), (3, float('inf')), (4, 1.0)])
     found = read(tmp_path)
     assert (found.points, found.bad) == (4, 2)
-    assert [s.tolist() for s in found.stretches] == [[[1, 4], [4, 1]]]
+    assert [s.tolist() for s in found.segments] == [[[1, 4], [4, 1]]]
 
 
-def test_nothing_but_nan_is_a_curve_without_stretches(tmp_path):
+def test_nothing_but_nan_is_a_curve_without_segments(tmp_path):
     write(tmp_path, [(1, float('nan'))])
-    assert read(tmp_path).stretches == []
+    assert read(tmp_path).segments == []
 
 
 @pytest.mark.parametrize('damage', ['torn', 'noise', 'empty'])
@@ -89,7 +89,7 @@ def test_a_damaged_file_keeps_what_came_before(tmp_path, damage):
     found, troubles = loss_history.read(str(tmp_path))
     assert len(troubles) == (damage != 'empty')
     assert all(path.name + ' was read only in part: ' in said for said in troubles)
-    steps = [step for s in found.stretches for step in s[:, 0]]
+    steps = [step for s in found.segments for step in s[:, 0]]
     assert steps == ([*range(9), 20] if damage == 'torn' else [20])
 
 
@@ -100,7 +100,7 @@ def test_a_record_that_says_to_be_huge_ends_its_file_and_not_the_process(tmp_pat
     with open(str(path), 'ab') as file:
         file.write(header + struct.pack('<I', masked_crc(header)) + b'xx')
     found, troubles = loss_history.read(str(tmp_path))
-    assert [s[:, 0].tolist() for s in found.stretches] == [[0, 1, 2]]
+    assert [s[:, 0].tolist() for s in found.segments] == [[0, 1, 2]]
     assert troubles == [path.name + ' was read only in part: record 5 is cut off, or damaged']
 
 
@@ -165,4 +165,4 @@ def test_a_long_curve_keeps_its_peaks(tmp_path):
 def test_a_loss_that_jumps_back_all_the_time_stays_small():
     points = np.stack([np.tile([2.0, 1.0], 50000), np.arange(100000.0)], axis=1)
     found = loss_history._curve('loss', points, 2000)
-    assert len(found.stretches) == 100
+    assert len(found.segments) == 100

@@ -1,5 +1,6 @@
 """What pip installs, and when."""
 
+import configparser
 import pathlib
 import re
 import subprocess
@@ -45,7 +46,20 @@ def test_the_version_is_the_newest_in_the_changelog(distribution):
 
 @pytest.mark.parametrize('python', ['3.7', '3.13'])
 def test_tensorflow_is_no_hard_requirement(distribution, python):
-    assert set(requirements(distribution, '', python)) == {'tf-slim'}
+    assert requirements(distribution, '', python) == {'tf-slim': '>=1.0', 'jinja2': '>=3.0'}
+
+
+def test_a_wheel_holds_all_that_is_no_python_too():
+    config = configparser.ConfigParser()
+    config.read(str(ROOT / 'setup.cfg'))
+    shipped = set()
+    for package, patterns in config['options.package_data'].items():
+        folder = ROOT.joinpath(*package.split('.'))
+        shipped.update(path for pattern in patterns.split() for path in folder.glob(pattern))
+    files = {path for path in (ROOT / 'slimguard').rglob('*') if path.is_file()}
+    data = {path for path in files if path.suffix not in ('.py', '.pyc')}
+    assert ROOT / 'slimguard' / 'report' / 'templates' / 'report.css' in data
+    assert data == shipped
 
 
 @pytest.mark.parametrize('minor', range(7, 14))

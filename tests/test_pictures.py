@@ -9,16 +9,51 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from matplotlib import image
 
-from slimguard.report.report import layer_ranges, samples, scales
+from slimguard.report import layer_ranges, sample_pictures, samples, scales
+from tests.children import python
+
+tf1 = tf.compat.v1
 
 
 @pytest.mark.parametrize('shape', [(5, 3, 3), (1, 1, 4), (130, 7, 3)])
 def test_a_png_holds_its_pixels(shape):
     pixels = np.random.RandomState(0).randint(0, 256, shape).astype(np.uint8)
-    shown = image.imread(io.BytesIO(samples.png(pixels)))
+    shown = image.imread(io.BytesIO(sample_pictures.png_files([pixels])[0]))
     np.testing.assert_array_equal((shown * 255).round(), pixels)
+
+
+IN_EAGER_MODE = """
+import sys
+import numpy as np
+import tensorflow as tf
+from slimguard.report import sample_pictures
+
+if tf.__version__.startswith('1.'):
+    tf.compat.v1.enable_eager_execution()
+pixels = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
+(file,) = sample_pictures.png_files([pixels])
+assert tf.executing_eagerly()
+assert np.array_equal(tf.image.decode_png(file).numpy(), pixels)
+"""
+
+
+def test_a_png_is_made_in_eager_mode_too():
+    run = python('-c', IN_EAGER_MODE)
+    assert run.returncode == 0, run.stderr
+
+
+def test_a_png_costs_the_graph_and_the_session_of_the_user_nothing():
+    before = tf1.get_default_graph()
+    with tf1.Session() as session:
+        pixels = np.zeros([2, 3, 4], np.uint8)
+        first, second = sample_pictures.png_files([pixels, pixels + 1])
+        assert tf1.get_default_graph() is before and tf1.get_default_session() is session
+        assert before.get_operations() == []
+        for file, expected in ((first, pixels), (second, pixels + 1)):
+            np.testing.assert_array_equal(session.run(tf.image.decode_png(file)), expected)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +86,7 @@ def test_bad_pixels_are_marked_and_bad_samples_are_always_shown():
     (sheet,) = samples.sheets({'x:0': value}, most=16)
     assert (sheet.black, sheet.white, sheet.rows) == (0.0, 1.0, 40)
     assert [s.row for s in sheet.samples] == [*range(15), 33]
-    bad = {s.row: (s.bad, s.spots) for s in sheet.samples if s.bad}
+    bad = {s.row: (s.bad, s.bad_pixels) for s in sheet.samples if s.bad}
     assert bad == {33: (1, [(2, 5)]), 7: (1, [(0, 0)])}
     assert tuple(sheet.samples[-1].pixels[2, 5]) == samples.BAD
     assert np.all(
@@ -70,7 +105,7 @@ def test_a_large_sample_is_shrunk_and_its_bad_pixel_is_not_lost():
     value[1, 499, 3, 2] = np.nan
     (sheet,) = samples.sheets({'x:0': value})
     assert sheet.samples[1].pixels.shape == (125, 125, 3)
-    assert sheet.samples[1].spots == [(124, 0)]
+    assert sheet.samples[1].bad_pixels == [(124, 0)]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +139,8 @@ def test_samples_keep_to_the_room_they_are_given_and_bad_ones_come_first(channel
     value = np.random.RandomState(0).uniform(0, 1, [40, 100, 100, channels])
     value[33] = np.nan
     found = samples.sheets({'a:0': value, 'b:0': value}, room=10**6)
-    taken = [len(samples.png(it.pixels)) * 4 / 3 for sheet in found for it in sheet.samples]
+    shown = [it.pixels for sheet in found for it in sheet.samples]
+    taken = [len(file) * 4 / 3 for file in sample_pictures.png_files(shown)]
     assert 0.2e6 < sum(taken) <= 10**6
     assert all(33 in [it.row for it in sheet.samples] for sheet in found)
     (sheet,) = samples.sheets({'a:0': value}, room=1)

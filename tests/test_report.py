@@ -1,7 +1,6 @@
 """The report: shows what there is to see, believes nothing, and asks for nothing."""
 
 import base64
-import html.parser
 import io
 import json
 import os
@@ -14,7 +13,9 @@ import subprocess
 import sys
 import threading
 import zlib
+from html.parser import HTMLParser
 
+import jinja2
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -24,7 +25,7 @@ from slimguard import gate
 from slimguard.diagnosis import bundle
 from slimguard.diagnosis.evidence import Evidence
 from slimguard.incidents import record_file, record_reader
-from slimguard.report.report import html, markup, report, report_data, samples
+from slimguard.report import bundle_view, html, report, report_data, samples, words
 from tests import test_bundle
 from tests.children import environment, python
 
@@ -46,7 +47,7 @@ class Keeps(slimguard.NanLossHook):
 
     def on_nan_loss(self, run_context, incident):
         labels = [label for label in self._found.labels if str(label.name) in str(incident.tensors)]
-        self._evidence.examine(run_context.session, incident, labels)
+        incident.bundle = self._evidence.examine(run_context.session, incident, labels).bundle
         super().on_nan_loss(run_context, incident)
 
 
@@ -114,7 +115,7 @@ def copy(trained, tmp_path):
     return tmp_path / 'copy'
 
 
-class Seen(html.parser.HTMLParser):
+class Seen(HTMLParser):
     """The elements of a page and their text."""
 
     def __init__(self, text):
@@ -163,7 +164,7 @@ def test_it_shows_the_curve_the_incidents_the_diagnosis_the_ranges_and_the_sampl
     assert seen.text.count('bad data: 1 NaN among 384 values, in row 4') == 3
     assert 'test_report.py:' in seen.text
     assert tf.__version__ in seen.text and 'copy' in seen.text
-    assert seen.text.count('here finite ends') == 3
+    assert seen.text.count('non-finite from here on') == 3
     assert len(seen.of('image')) == 3 * 6
     assert len(seen.of('li', class_='bad')) == 3
     assert len(seen.of('rect', class_='ring')) == 3
@@ -179,6 +180,28 @@ def test_each_incident_with_a_bundle_leads_to_it(copy):
     links = [a['href'] for a in seen.of('a')]
     assert len(links) == 6  # three marks, three rows
     assert all(link[0] == '#' and link[1:] in targets for link in links)
+
+
+def links_of(logdir, **changes):
+    """The rows of the table by the bundles they lead to; `changes` are made in the record."""
+    path = logdir / 'slimguard' / 'incidents.jsonl'
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line.update(changes)
+    path.write_text('\n'.join(map(json.dumps, lines)))
+    text = see(logdir) and (logdir / 'slimguard' / 'report.html').read_text()
+    rows = re.findall('<tr id="(row-[0-9]+)">(.*?)</tr>', text, re.DOTALL)
+    return {link: row for row, said in rows for link in re.findall('<a href="#(.*?)"', said)}
+
+
+def test_a_bundle_is_told_by_its_name_and_not_by_a_time(copy):
+    linked = {'incident-5': 'row-1', 'incident-8': 'row-2', 'incident-10': 'row-3'}
+    assert links_of(copy) == linked
+    assert links_of(copy, time=1e9) == linked
+    # Of bundles with one name, all but the last were removed.
+    assert links_of(copy, bundle='C:\\logs\\slimguard\\incident-8\\') == {'incident-8': 'row-3'}
+    for none in (None, '', '/', 'incident-7'):
+        assert links_of(copy, bundle=none) == {}
 
 
 @pytest.mark.parametrize('shape, rows', [([6], [1, 2]), ([7], []), ([], [])])
@@ -273,16 +296,26 @@ def test_everything_from_the_run_is_escaped(copy, tmp_path):
         ('a\u200bb\x00\x1b', 'a\\u200bb\\x00\\x1b'),
         ('\ud800', '\\ud800'),
         ('größe\t1 < 2', 'größe\t1 &lt; 2'),
-        ('\'"', '&#x27;&quot;'),
+        ('\'"', '&#39;&#34;'),
     ],
 )
 def test_what_cannot_be_seen_is_written_out(said, shown):
-    assert markup.text(said) == shown
+    template = html.environment().from_string('<p title="{{ said }}">{{ said }}</p>')
+    assert template.render(said=said) == '<p title="%s">%s</p>' % (shown, shown)
 
 
-def test_an_attribute_is_escaped_and_a_child_that_is_no_markup_too():
-    said = markup.element('p', '<b>', ['&', markup.Markup('<i>')], None, title='"<', class_='x')
-    assert said == '<p title="&quot;&lt;" class="x">&lt;b&gt;&amp;<i></p>'
+def test_what_a_macro_gives_is_escaped_once():
+    template = html.environment().from_string(
+        '{% macro bold(it) %}<b>{{ it }}</b>{% endmacro %}<p>{{ bold(said) }}{{ said }}</p>'
+    )
+    assert (
+        template.render(said='<i>&\x00') == '<p><b>&lt;i&gt;&amp;\\x00</b>&lt;i&gt;&amp;\\x00</p>'
+    )
+
+
+def test_a_name_that_a_template_has_no_value_for_is_an_error():
+    with pytest.raises(jinja2.UndefinedError, match='is undefined'):
+        html.environment().from_string('<p>{{ nowhere }}</p>').render()
 
 
 WRONG = {
@@ -311,11 +344,11 @@ def test_a_damaged_bundle_is_one_line_and_not_the_end(sound_and_not, name):
     found = report_data.gather(str(logdir))
     if name in _SHOWN_ALL_THE_SAME:
         assert len(found.bundles) == 2
-    elif not isinstance(found.bundles[0], report_data.Unreadable):
+    elif not isinstance(found.bundles[0], bundle_view.UnreadableBundle):
         raise AssertionError(found.bundles[0])
     seen = Seen(html.render(found))
     assert harmless(seen)
-    lines = [b for b in found.bundles if isinstance(b, report_data.Unreadable)]
+    lines = [b for b in found.bundles if isinstance(b, bundle_view.UnreadableBundle)]
     assert len(seen.of('p', class_='broken')) == len(lines) <= 1
     for it in lines:
         assert '%s cannot be read: ' % it.name in seen.text
@@ -639,8 +672,8 @@ def test_whatever_a_bundle_raises_only_its_place_says_so(copy, monkeypatch, erro
         raise error
 
     if where == 'drawn':
-        real, bad = html.sentence, os.path.basename(bundle.paths(str(copy))[1])
-        monkeypatch.setattr(html, 'sentence', lambda it: fail() if it.name == bad else real(it))
+        real, bad = words.sentence, os.path.basename(bundle.paths(str(copy))[1])
+        monkeypatch.setattr(words, 'sentence', lambda it: fail() if it.name == bad else real(it))
     else:
         real, bad_path = bundle.read, bundle.paths(str(copy))[1]
         monkeypatch.setattr(bundle, 'read', lambda p: fail() if p == bad_path else real(p))
@@ -828,7 +861,7 @@ def test_a_path_that_the_terminal_has_no_letters_for_is_no_error(copy, tmp_path)
 def test_without_matplotlib_the_error_names_the_extra(copy, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, 'matplotlib', None)
     monkeypatch.delitem(sys.modules, 'slimguard.report.png', raising=False)
-    monkeypatch.delattr(slimguard, 'poster', raising=False)
+    monkeypatch.delattr(slimguard.report, 'png', raising=False)
     assert report.main(str(copy), png=str(copy / 'a.png')) == 2
     said = capsys.readouterr().err
     assert "install it with: pip install 'slimguard[report]'" in said
@@ -958,7 +991,7 @@ def test_a_browser_that_asks_for_something_would_be_seen(tmp_path):
     run, asked = browse(tmp_path, plain, '--dump-dom')
     assert address in asked
     assert 'CONSOLE' in run.stderr
-    empty = report_data.Findings('x', '', None, [], [], [])
+    empty = report_data.ReportData('x', '', None, [], [], [])
     guarded = tmp_path / 'guarded.html'
     guarded.write_text(html.render(empty).replace('<main>', '<main><img src="%s">' % address))
     run, asked = browse(tmp_path, guarded, '--dump-dom')

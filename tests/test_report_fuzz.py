@@ -11,7 +11,7 @@ import shutil
 import pytest
 import tensorflow as tf
 
-from slimguard.report.report import report
+from slimguard.report import report
 
 tf1 = tf.compat.v1
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slimguard.report.report import markup
+from slimguard.report import html
 from slimguard.system import terminal, texts
 
 
@@ -19,7 +19,8 @@ from slimguard.system import terminal, texts
 )
 def test_it_looks_the_same_wherever_it_is_shown(said, shown):
     assert texts.visible(said) == texts.in_one_line(said) == shown
-    assert markup.text(said) == terminal.visible(said) == shown
+    on_page = html.environment().from_string('{{ said }}').render(said=said)
+    assert on_page == terminal.visible(said) == shown
 
 
 def test_lines_stay_lines_but_for_a_sentence():

@@ -118,12 +118,33 @@ def scope_of(op: str, phase: str) -> Tuple[str, ...]:
 
 def _layer(row: Dict[str, Any], phase: str, culprit: Optional[str]) -> Layer:
     found = row['range']
-    least, largest = (None if found[k] is None else float(number(found[k])) for k in ('min', 'max'))
+    least, largest = ends_of(found)
     for end in (least, largest):
         if end is not None and not math.isfinite(end):
             raise ValueError('the range of %r ends at %s' % (row['op'], end))
     begins = culprit is not None and row['tensor'] == culprit
     return Layer(phase, '', 1, least, largest, int(found['nan']), int(found['inf']), begins)
+
+
+def ends_of(found: Dict[str, Any]) -> Tuple[Optional[float], Optional[float]]:
+    """The least and the largest finite value of a range in incident.json; None if there is none."""
+    least, largest = (None if found[key] is None else float_of(found[key]) for key in _ENDS)
+    return least, largest
+
+
+_ENDS = ('min', 'max')
+
+
+def float_of(value: Any) -> float:
+    """A number of incident.json as a float.
+
+    Raises:
+      TypeError, ValueError, OverflowError: if it is none.
+    """
+    found = number(value)
+    if found is None:
+        raise TypeError('expected a number, not null')
+    return float(found)
 
 
 def _merge(found: List[Scoped], depth: int) -> List[Scoped]:

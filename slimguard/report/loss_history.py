@@ -16,7 +16,7 @@ from slimguard.system import files
 _LOSS = re.compile(r'(^|[^a-z])(total_?)?loss(es)?([^a-z]|$)')
 _NO_LOSS = re.compile(r'scale|weight|rate')
 _PART_OF_IT = re.compile(r'regulari[sz]|clone|aux|val|eval|test|raw')
-_MOST_STRETCHES = 100
+_MOST_SEGMENTS = 100
 _EVENTS = 'events.out.tfevents.'
 _FRAME, _LARGEST = 16, 1 << 31  # bytes: around a record; and what protobuf can read
 
@@ -26,14 +26,14 @@ class Curve(NamedTuple):
 
     Attributes:
       tag: the tag of the summary.
-      stretches: arrays [points, 2] of steps and finite losses, in the order they were written. A
+      segments: arrays [points, 2] of steps and finite losses, in the order they were written. A
         new one begins where the step goes back: after a restart, or a rollback.
       points: how many points there were, before the curve was thinned out.
       bad: how many of them were not finite.
     """
 
     tag: str
-    stretches: List[np.ndarray]
+    segments: List[np.ndarray]
     points: int
     bad: int
 
@@ -162,13 +162,13 @@ def _number(value) -> Optional[float]:
 def _curve(tag: str, points: np.ndarray, most: int) -> Curve:
     good = points[np.isfinite(points).all(axis=1)]
     back = np.flatnonzero(np.diff(good[:, 0]) < 0) + 1
-    stretches = [s for s in np.split(good, back) if len(s)]
-    if len(stretches) > _MOST_STRETCHES:
-        least = sorted(map(len, stretches))[-_MOST_STRETCHES]
-        stretches = [s for s in stretches if len(s) >= least][:_MOST_STRETCHES]
-    total = sum(map(len, stretches))
-    stretches = [thin_out(s, max(4, most * len(s) // total)) for s in stretches]
-    return Curve(tag, stretches, len(points), len(points) - len(good))
+    segments = [s for s in np.split(good, back) if len(s)]
+    if len(segments) > _MOST_SEGMENTS:
+        least = sorted(map(len, segments))[-_MOST_SEGMENTS]
+        segments = [s for s in segments if len(s) >= least][:_MOST_SEGMENTS]
+    total = sum(map(len, segments))
+    segments = [thin_out(s, max(4, most * len(s) // total)) for s in segments]
+    return Curve(tag, segments, len(points), len(points) - len(good))
 
 
 def thin_out(points: np.ndarray, most: int) -> np.ndarray:

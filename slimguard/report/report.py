@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from slimguard.diagnosis import bundle
 from slimguard.report import html, report_data
-from slimguard.report.report_data import Findings
+from slimguard.report.report_data import ReportData
 from slimguard.system import files, logdirs, terminal
 
 
@@ -52,20 +52,20 @@ def write(
     """As `main`, for who has seen that `logdir`, an absolute path, is a log directory."""
     try:
         output, png = _paths(logdir, output, png)
-        draw = None if png is None else _poster()
-        found = report_data.gather(logdir)
+        draw = None if png is None else _drawing()
+        data = report_data.gather(logdir)
         # A lone surrogate of somebody's JSON has no place in UTF-8.
-        _write(output, html.render(found).encode('utf-8', 'backslashreplace'))
-        _warn(found)
+        _write(output, html.render(data).encode('utf-8', 'backslashreplace'))
+        _warn(data)
         if png is not None and draw is not None:
-            _write(png, draw(found))
+            _write(png, draw(data))
     except ReportError as error:
         terminal.complain(error)
         return 2
     except tf.errors.OpError as error:  # another file system, in the middle of it
         terminal.complain('%s cannot be read: %s' % (logdir, error.message))
         return 2
-    return 1 if found.broken else 0
+    return 1 if data.broken else 0
 
 
 def _paths(logdir, output, png) -> Tuple[str, Optional[str]]:
@@ -80,11 +80,11 @@ def _paths(logdir, output, png) -> Tuple[str, Optional[str]]:
     return page_path, png_path
 
 
-def _warn(found: Findings) -> None:
+def _warn(data: ReportData) -> None:
     """Says on stderr what the page says that it cannot know."""
-    if found.broken or not found.has_record:
-        terminal.complain(report_data.told(found))
-    for note in found.notes:
+    if data.broken or not data.has_record:
+        terminal.complain(report_data.told(data))
+    for note in data.notes:
         terminal.complain(note)
 
 
@@ -103,7 +103,7 @@ def _make_folder(folder: str) -> None:
         raise ReportError('%s cannot be made: %s' % (folder, error)) from None
 
 
-def _poster() -> Callable[[Findings], bytes]:
+def _drawing() -> Callable[[ReportData], bytes]:
     try:
         from slimguard.report import png as png_page
     except ImportError as error:

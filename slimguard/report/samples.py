@@ -1,7 +1,5 @@
-"""The samples of a batch as images, where they look like images; and PNG files, byte by byte."""
+"""The samples of a batch as images, where they look like images."""
 
-import struct
-import zlib
 from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -23,7 +21,7 @@ class Sample(NamedTuple):
     Attributes:
       row: its place in the batch.
       pixels: uint8 [height, width, 3 or 4]; what is not finite has the colour `BAD`.
-      spots: (y, x) of the pixels of `pixels` that are not finite, at most 64.
+      bad_pixels: (y, x) of those of `pixels` that are not finite, at most 64.
       bad: how many values of the sample are not finite.
       suspect: whether it made a later tensor bad, by the diagnosis.
       wild: the value farthest from what is shown, if it is far from it; else None.
@@ -31,7 +29,7 @@ class Sample(NamedTuple):
 
     row: int
     pixels: np.ndarray
-    spots: List[Tuple[int, int]]
+    bad_pixels: List[Tuple[int, int]]
     bad: int
     suspect: bool
     wild: Optional[float]
@@ -106,30 +104,14 @@ def as_images(value: np.ndarray) -> Optional[np.ndarray]:
     return None
 
 
-def png(pixels: np.ndarray) -> bytes:
-    """A PNG file of uint8 pixels [height, width, 3 or 4]."""
-    height, width, channels = pixels.shape
-    color = {3: 2, 4: 6}[channels]
-    header = struct.pack('>2I5B', width, height, 8, color, 0, 0, 0)
-    lines = np.zeros([height, 1 + width * channels], np.uint8)  # 0: a line without a filter
-    lines[:, 1:] = pixels.reshape(height, -1)
-    chunks = [(b'IHDR', header), (b'IDAT', zlib.compress(lines.tobytes(), 9)), (b'IEND', b'')]
-    return b'\x89PNG\r\n\x1a\n' + b''.join(_chunk(*chunk) for chunk in chunks)
-
-
-def _chunk(kind: bytes, content: bytes) -> bytes:
-    check = zlib.crc32(kind + content) & 0xFFFFFFFF
-    return struct.pack('>I', len(content)) + kind + content + struct.pack('>I', check)
-
-
 def _sheet(name: str, value, images: np.ndarray, suspects: Set[int], most: int) -> Sheet:
     counts = _count_bad(images)
     black, white = _scale(images)
     samples = []
     for row in _choose(counts, suspects, most):
-        pixels, spots = _pixels(numbers(images[row]), black, white)
+        pixels, bad = _pixels(numbers(images[row]), black, white)
         wild = _wild(_finite(images[row]), black, white)
-        samples.append(Sample(row, pixels, spots, int(counts[row]), row in suspects, wild))
+        samples.append(Sample(row, pixels, bad, int(counts[row]), row in suspects, wild))
     return Sheet(name, str(value.dtype), tuple(value.shape), len(images), black, white, samples)
 
 
@@ -187,8 +169,10 @@ def _finite(image) -> np.ndarray:
     return image[np.isfinite(image)]
 
 
-def _pixels(image: np.ndarray, black: float, white: float):
-    bad = ~np.isfinite(image).all(axis=2)
+def _pixels(
+    image: np.ndarray, black: float, white: float
+) -> Tuple[np.ndarray, List[Tuple[int, int]]]:
+    bad: np.ndarray = np.any(~np.isfinite(image), axis=2)
     step = _shrinking(image.shape[:2])
     if step > 1:
         bad = np.logical_or.reduceat(bad, np.arange(0, bad.shape[0], step), axis=0)

@@ -157,8 +157,9 @@ def _label(tick: Decimal, largest: int) -> str:
     """
     if not tick:
         return '0'
-    sign, digits, exponent = tick.normalize(_DIGITS).as_tuple()
-    minus, exponent = _MINUS if sign else '', exponent + len(digits) - 1
+    shortest = tick.normalize(_DIGITS)
+    sign, digits, _ = shortest.as_tuple()
+    minus, exponent = _MINUS if sign else '', shortest.adjusted()
     if -4 <= exponent < largest:
         return minus + format(abs(tick).normalize(_DIGITS), 'f')
     power = '10' + str(exponent).translate(_SUPERSCRIPTS)

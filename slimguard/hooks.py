@@ -1,4 +1,4 @@
-"""The hook: from the values of a run to an incident, and from an incident to a policy.
+"""The hook that users see, and TensorFlow's own.
 
 :class:`NanLossHook` is for every loop that takes `SessionRunHook`s: `slimguard.train`,
 `MonitoredTrainingSession`, `tf_slim.training.train`, an Estimator. TensorFlow's own hook classes
@@ -11,9 +11,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
-from slimguard.incidents.policies import (
-    OnNan,
-)
+from slimguard.incidents.policies import OnNan
 from slimguard.system import files
 from slimguard.training.gate_watcher import GateWatcher
 
@@ -53,8 +51,8 @@ class NanLossHook(GateWatcher, NanTensorHook):
       loss_tensor: the loss, a floating scalar Tensor.
       fail_on_nan_loss: what to do without `on_nan`: True raises, False stops.
       on_nan: 'raise', 'stop', 'skip' or 'rollback'; a policy object; a callable that gets the
-        `Incident` and returns any of these or None (then `fail_on_nan_loss` says); or a list, a
-        ladder of them.
+        `Incident` and returns any of these or None (then `fail_on_nan_loss` says); or a list of
+        them, where the first that is willing acts.
       max_loss: a larger loss is an incident too; a positive finite number. Default: no limit.
       logdir: where the record of incidents goes (``slimguard/incidents.jsonl``), and where a
         rollback finds its checkpoints; a str, bytes or `os.PathLike`, which is read here once.
@@ -84,5 +82,6 @@ class NanLossHook(GateWatcher, NanTensorHook):
     ):
         gates.require_loss(loss_tensor, 'loss_tensor')
         NanTensorHook.__init__(self, loss_tensor, fail_on_nan_loss)
-        GateWatcher.__init__(self, on_nan, fail_on_nan_loss, max_loss, logdir, ends_job)
-        self._loss = loss_tensor
+        GateWatcher.__init__(
+            self, on_nan, fail_on_nan_loss, max_loss, logdir, ends_job, loss_tensor
+        )

@@ -69,6 +69,15 @@ def test_what_a_user_changes_during_a_training_stays():
     assert hook.max_loss == 5e3
 
 
+def test_a_subclass_may_say_it_later(tmp_path):
+    class Mine(slimguard.NanLossHook):
+        def __init__(self, loss):
+            slimguard.NanLossHook.__init__(self, loss)
+            self.max_loss, self.logdir, self.ends_job = 7.0, str(tmp_path), False
+
+    assert said_by(Mine(Linear().loss)) == (7.0, str(tmp_path), False)
+
+
 def test_watch_leaves_a_hook_as_it_was(tmp_path):
     model = Linear()
     train_op = slimguard.guard(model.minimize(), loss=model.loss)

@@ -1,6 +1,7 @@
-"""What a training hands to the hooks that watch it: :class:`TrainingContext`."""
+"""What a training hands to the hooks that watch it, and takes back: :class:`TrainingContext`."""
 
-from typing import Any, Callable, Mapping, NamedTuple, Optional
+import contextlib
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf1
 
@@ -35,3 +36,58 @@ class TrainingContext(NamedTuple):
     is_chief: Optional[bool] = None
     joins_job: bool = True
     is_done: Callable[[Any], bool] = lambda session: False
+
+
+class Borrower:
+    """A hook that knows what a training has, while it lasts.
+
+    Args:
+      max_loss, logdir, ends_job: what the hook's user says, which goes before what a training says.
+        It is never overwritten, so the hook is afterwards as it was.
+    """
+
+    def __init__(self, max_loss: Optional[float], logdir: Optional[str], ends_job: bool):
+        self._max_loss = max_loss
+        self._logdir = logdir
+        self._ends_job = ends_job
+        self._training = TrainingContext()
+
+    @contextlib.contextmanager
+    def borrowing(self, context: TrainingContext) -> Iterator[None]:
+        """For a `with` block, has what a training has."""
+        before, self._training = self._training, context
+        try:
+            yield
+        finally:
+            self._training = before
+            self.give_back()
+
+    def give_back(self) -> None:
+        """Lets go of whatever was made of what a training has."""
+
+    @property
+    def max_loss(self) -> Optional[float]:
+        """A larger loss is an incident; None for no limit."""
+        return self._training.max_loss if self._max_loss is None else self._max_loss
+
+    @max_loss.setter
+    def max_loss(self, max_loss: Optional[float]) -> None:
+        self._max_loss = max_loss
+
+    @property
+    def logdir(self) -> Optional[str]:
+        """Where the record goes, and where a rollback finds its checkpoints; None if not said."""
+        return self._training.logdir if self._logdir is None else self._logdir
+
+    @logdir.setter
+    def logdir(self, logdir: Optional[str]) -> None:
+        self._logdir = logdir
+
+    @property
+    def ends_job(self) -> bool:
+        """Whether 'raise', 'stop' and the chief's end are to end the other processes of a job."""
+        return self._ends_job and self._training.ends_job
+
+    @ends_job.setter
+    def ends_job(self, ends_job: bool) -> None:
+        self._ends_job = ends_job

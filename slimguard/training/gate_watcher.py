@@ -4,8 +4,7 @@ It puts together what is each a file of its own: which runs to watch (watched_ru
 tell (incident_reading.py), and what is then done (incident_handler.py).
 """
 
-import contextlib
-from typing import Any, Iterator, List, Optional, Sequence
+from typing import Any, List, Optional, Sequence
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -23,7 +22,7 @@ from slimguard.incidents.journal import Journal
 from slimguard.incidents.policies import Ladder, OnNan, Policy, Raise, Rollback, Skip, Stop
 from slimguard.system import files
 from slimguard.training import checkpoint_dir
-from slimguard.training.context import TrainingContext
+from slimguard.training.context import Borrower, TrainingContext
 from slimguard.training.incident_handler import NO_GATE, NO_LOGDIR, Action, IncidentHandler
 from slimguard.training.incident_reading import Reading
 from slimguard.training.recovery import Recovery
@@ -33,7 +32,7 @@ from slimguard.training.watched_run import WatchedRuns, limits_of
 _REMEMBERED = 1000
 
 
-class GateWatcher(tf1.train.SessionRunHook):
+class GateWatcher(Borrower, tf1.train.SessionRunHook):
     """Watches every train op of a graph; what `NanLossHook` does, with or without a loss.
 
     Attributes:
@@ -52,55 +51,26 @@ class GateWatcher(tf1.train.SessionRunHook):
         loss: Optional[tf.Tensor] = None,
     ):
         gates.require_max_loss(max_loss)
+        Borrower.__init__(
+            self, max_loss, None if logdir is None else files.as_logdir(logdir), ends_job
+        )
         self.incidents: List[Incident] = []
         self.incident_count = 0
         self.on_nan = on_nan
         self.job: Optional[Job] = None
-        self._max_loss = max_loss
-        self._logdir = None if logdir is None else files.as_logdir(logdir)
-        self._ends_job = ends_job
         self._loss = loss
         self._otherwise = Raise() if fail_on_nan_loss else Stop()
-        self._training = TrainingContext()
-        self._directory = self._logdir  # of this training
+        self._directory = self.logdir  # of this training
         self._be_idle()
-
-    # What a training may say as well. The hook's own word goes first, and stays as it is.
-
-    @property
-    def max_loss(self) -> Optional[float]:
-        """A larger loss is an incident; None for no limit."""
-        return self._training.max_loss if self._max_loss is None else self._max_loss
-
-    @max_loss.setter
-    def max_loss(self, max_loss: Optional[float]) -> None:
-        self._max_loss = max_loss
-
-    @property
-    def logdir(self) -> Optional[str]:
-        """Where the record goes, and where a rollback finds its checkpoints; None if not said."""
-        return self._training.logdir if self._logdir is None else self._logdir
-
-    @property
-    def ends_job(self) -> bool:
-        """Whether 'raise', 'stop' and the chief's end are to end the other processes of a job."""
-        return self._ends_job and self._training.ends_job
 
     @property
     def rungs(self) -> Sequence[Any]:
         """The policies in force, in order."""
         return self._handler.rungs
 
-    @contextlib.contextmanager
-    def borrowing(self, context: TrainingContext) -> Iterator[None]:
-        """For a `with` block, has what a training has; then closes the record and gives it back."""
-        before, self._training = self._training, context
-        try:
-            yield
-        finally:
-            self._handler.close()
-            self._training = before
-            self._be_idle()
+    def give_back(self) -> None:
+        self._handler.close()
+        self._be_idle()
 
     def evidence_of(self, gate: gates.Gate) -> Optional[Evidence]:
         """What captures the bad steps of a gate, if the training has that."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from slimguard.learning import create_train_op as create_train_op
     from slimguard.learning import train as train
     from slimguard.scripts.instrumentation import instrument as instrument
-    from slimguard.training.loop import watch as watch
+    from slimguard.training.watched_session import watch as watch
 
 # Where each public name lives.
 _HOMES = {
@@ -56,7 +56,7 @@ _HOMES = {
     'instrument': 'scripts.instrumentation',
     'latest_finite_checkpoint': 'checkpoints.checkpoint_reader',
     'train': 'learning',
-    'watch': 'training.loop',
+    'watch': 'training.watched_session',
 }
 _MODULES = ('compat', 'hooks', 'learning')
 

@@ -1,4 +1,4 @@
-"""The hook: from the values of a run to an incident, and from an incident to a policy.
+"""The hook that users see, and TensorFlow's own.
 
 :class:`NanLossHook` is for every loop that takes `SessionRunHook`s: `slimguard.train`,
 `MonitoredTrainingSession`, `tf_slim.training.train`, an Estimator. TensorFlow's own hook classes
@@ -11,9 +11,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
-from slimguard.incidents.policies import (
-    OnNan,
-)
+from slimguard.incidents.policies import OnNan
 from slimguard.system import files
 from slimguard.training.gate_watcher import GateWatcher
 
@@ -84,5 +82,6 @@ class NanLossHook(GateWatcher, NanTensorHook):
     ):
         gates.require_loss(loss_tensor, 'loss_tensor')
         NanTensorHook.__init__(self, loss_tensor, fail_on_nan_loss)
-        GateWatcher.__init__(self, on_nan, fail_on_nan_loss, max_loss, logdir, ends_job)
-        self._loss = loss_tensor
+        GateWatcher.__init__(
+            self, on_nan, fail_on_nan_loss, max_loss, logdir, ends_job, loss_tensor
+        )

@@ -6,30 +6,28 @@ Every other name of the installed `slim.learning` is here as it is there, so tha
 
 import contextlib
 import functools
-import os
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence, cast
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import compat
 from slimguard import gate as gates
-from slimguard.checkpoints import repair
 from slimguard.checkpoints.finite_saver import FiniteSaver, offer_saver
 from slimguard.cluster.place import is_remote
 from slimguard.cluster.waiting import Readiness
-from slimguard.diagnosis.disk_room import Room
 from slimguard.diagnosis.evidence import Evidence, require_max_bundles
 from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.graph import TrainOp
-from slimguard.incidents.incident import Incident
 from slimguard.incidents.policies import OnNan
 from slimguard.system import files
-from slimguard.training.gate_watcher import GateWatcher, with_watcher
-from slimguard.training.loop import HookedSteps, Schedule
-from slimguard.training.occupancy import occupied
+from slimguard.training.checkpoint_keeper import CheckpointKeeper
+from slimguard.training.context import TrainingContext
+from slimguard.training.loop import HookedSteps, StopRequest
 from slimguard.training.preemption import Preemption
 from slimguard.training.progress import progress_bar
+from slimguard.training.step_runner import Schedule
+from slimguard.training.watchers import lent, with_watcher
 
 _slim = compat.import_slim().learning
 # Kept, as `_slim`'s own attributes may be replaced by the functions below.
@@ -117,7 +115,7 @@ def create_train_op(
         gradient_multipliers=gradient_multipliers,
         check_numerics=check_numerics,
     )
-    return guard_new(train_op)
+    return cast(tf.Tensor, guard_new(train_op))  # guarding a Tensor gives a Tensor
 
 
 def guard_new(train_op: TrainOp) -> TrainOp:
@@ -224,104 +222,110 @@ def train(
     graph = graph or tf1.get_default_graph()
     train_op = gates.as_train_op(train_op)
     _require_trainable(train_op, graph)
-    with graph.as_default():
-        # As slim does, only earlier: the gate reads the step, and we save before an error leaves.
-        if global_step is None:
-            global_step = tf1.train.get_or_create_global_step()
-        if logdir is not None and not isinstance(saver, FiniteSaver):
-            saver = FiniteSaver(saver)
+    global_step, saver = _step_and_saver(graph, global_step, saver, logdir)
     # An op that writes nothing needs no guard, and slim trains such ops as well.
     if gates.writes_something(train_op):
         train_op = gates.guard(train_op)
-    hooks, watcher = with_watcher(hooks or (), on_nan, max_loss, logdir, ends_job)
+    hooks, watcher = with_watcher(hooks or (), on_nan, max_loss, logdir)
     if any(isinstance(hook, tf1.train.CheckpointSaverHook) for hook in hooks):
         offer_saver(graph, saver)
-    saves = is_chief and logdir is not None
-    save = _Save(saver, logdir, global_step) if saves else None
-    if saves:
-        repair.resume_from_good(logdir)
+    keeper = None
+    if is_chief and logdir is not None:
+        keeper = CheckpointKeeper(logdir, saver, global_step)
+        keeper.resume_from_good()
         if summary_writer == _USE_DEFAULT:
             # As the Supervisor would make it, so that incidents go where the run's summaries go.
             summary_writer = tf1.summary.FileWriter(logdir)
-    room = Room(logdir, saver) if saves and capture else None
-    evidence = _evidence(graph, logdir if saves else None, max_bundles, room) if capture else {}
-    watchers = [hook for hook in hooks if isinstance(hook, GateWatcher)]
-    is_done = functools.partial(_has_reached, number_of_steps, global_step)
-    for hook in watchers:
-        hook.lend(saver, summary_writer if saves else None, evidence, is_chief, is_done)
+    context = TrainingContext(
+        max_loss=max_loss,
+        logdir=logdir,
+        ends_job=ends_job,
+        saver=saver,
+        summary_writer=None if keeper is None else summary_writer,
+        evidence=_evidence(graph, keeper, max_bundles) if capture else {},
+        is_chief=is_chief,
+        is_done=functools.partial(_has_reached, number_of_steps, global_step),
+    )
     before_session = _wait_for_chief(graph, master, is_chief, session_config)
     # With slim's own step and its own arguments, we know what it would do.
     schedule = None
     if train_step_fn is _slim.train_step and train_step_kwargs == _USE_DEFAULT:
         schedule = Schedule(number_of_steps, log_every_n_steps, trace_every_n_steps)
-    with contextlib.ExitStack() as stack:
-        if saves:
-            stack.enter_context(occupied(logdir))
-        for hook in watchers:
-            stack.callback(hook.close)
-        for each in evidence.values():
-            stack.callback(each.close)
-        if room is not None:
-            stack.enter_context(room)
-        stack.enter_context(graph.as_default())
-        bar = stack.enter_context(progress_bar(progress, number_of_steps))
-        steps = HookedSteps(
-            train_step_fn,
-            session_wrapper,
-            hooks,
-            watcher,
-            train_op,
-            save=save,
-            schedule=schedule,
-            progress=bar,
-            before_session=before_session,
-        )
-        for hook in hooks:
-            hook.begin()
-        if saves:
-            # The first to hear of the end, and of the session.
-            hooks.insert(0, stack.enter_context(Preemption(steps.request_stop, save)))
-        before_session()
-        loss = _slim_train(
-            train_op,
-            logdir,
-            train_step_fn=steps.step,
-            train_step_kwargs=train_step_kwargs,
-            log_every_n_steps=log_every_n_steps,
-            graph=graph,
-            master=master,
-            is_chief=is_chief,
-            global_step=global_step,
-            number_of_steps=number_of_steps,
-            init_op=init_op,
-            init_feed_dict=init_feed_dict,
-            local_init_op=local_init_op,
-            init_fn=init_fn,
-            ready_op=ready_op,
-            summary_op=summary_op,
-            save_summaries_secs=save_summaries_secs,
-            summary_writer=summary_writer,
-            startup_delay_steps=startup_delay_steps,
-            saver=saver,
-            save_interval_secs=save_interval_secs,
-            sync_optimizer=sync_optimizer,
-            session_config=session_config,
-            session_wrapper=steps.wrap,
-            trace_every_n_steps=trace_every_n_steps,
-            ignore_live_threads=ignore_live_threads,
-        )
-    steps.raise_swallowed()
-    watcher.end_job()
-    if saves and saver.failure is not None:
-        raise saver.failure  # of the last save, which the Supervisor drops
+    stop = StopRequest()
+    preemption = None if keeper is None else Preemption(stop.ask, keeper.save)
+    with _open(context, hooks, keeper, capture):
+        with graph.as_default(), progress_bar(progress, number_of_steps) as bar:
+            steps = HookedSteps(
+                train_step_fn,
+                session_wrapper,
+                # The first to hear of the end, and of the session, is what saves on a signal.
+                hooks if preemption is None else [preemption, *hooks],
+                watcher,
+                train_op,
+                save=None if keeper is None else keeper.save,
+                schedule=schedule,
+                progress=bar,
+                before_session=before_session,
+                stop=stop,
+            )
+            for hook in hooks:
+                hook.begin()
+            with preemption or contextlib.ExitStack():
+                before_session()
+                loss = _slim_train(
+                    train_op,
+                    logdir,
+                    train_step_fn=steps.step,
+                    train_step_kwargs=train_step_kwargs,
+                    log_every_n_steps=log_every_n_steps,
+                    graph=graph,
+                    master=master,
+                    is_chief=is_chief,
+                    global_step=global_step,
+                    number_of_steps=number_of_steps,
+                    init_op=init_op,
+                    init_feed_dict=init_feed_dict,
+                    local_init_op=local_init_op,
+                    init_fn=init_fn,
+                    ready_op=ready_op,
+                    summary_op=summary_op,
+                    save_summaries_secs=save_summaries_secs,
+                    summary_writer=summary_writer,
+                    startup_delay_steps=startup_delay_steps,
+                    saver=saver,
+                    save_interval_secs=save_interval_secs,
+                    sync_optimizer=sync_optimizer,
+                    session_config=session_config,
+                    session_wrapper=steps.wrap,
+                    trace_every_n_steps=trace_every_n_steps,
+                    ignore_live_threads=ignore_live_threads,
+                )
+        steps.raise_swallowed()
+        watcher.end_job()
+    if keeper is not None:
+        keeper.raise_failure()
     return loss
 
 
+def _step_and_saver(graph: tf.Graph, global_step, saver, logdir: Optional[str]):
+    """The global step and the saver, made where none is given; a saver of ours around a user's.
+
+    slim makes both, only later: the gate reads the step, and we save before an error leaves.
+    """
+    with graph.as_default():
+        if global_step is None:
+            global_step = tf1.train.get_or_create_global_step()
+        if logdir is not None and not isinstance(saver, FiniteSaver):
+            saver = FiniteSaver(saver)
+    return global_step, saver
+
+
 def _evidence(
-    graph: tf.Graph, logdir: Optional[str], max_bundles: int, room: Optional[Room]
+    graph: tf.Graph, keeper: Optional[CheckpointKeeper], max_bundles: int
 ) -> Dict[gates.Gate, Evidence]:
-    """What captures the bad steps of each gate."""
+    """What captures the bad steps of each gate, and writes bundles where checkpoints are kept."""
     require_max_bundles(max_bundles)
+    logdir, room = (None, None) if keeper is None else (keeper.logdir, keeper.room)
     found = {}
     for gate in dict.fromkeys(gates.gates_of(graph).values()):
         try:
@@ -329,6 +333,23 @@ def _evidence(
         except Exception as error:  # a graph beyond what we know is trained all the same
             tf1.logging.warning('slimguard: nothing will be captured: %s', error)
     return found
+
+
+@contextlib.contextmanager
+def _open(
+    context: TrainingContext,
+    hooks: Sequence[tf1.train.SessionRunHook],
+    keeper: Optional[CheckpointKeeper],
+    captures: bool,
+) -> Iterator[None]:
+    """While a training runs, hooks have what it lends them, and its logdir is taken."""
+    with contextlib.ExitStack() as stack:
+        if keeper is not None:
+            stack.enter_context(keeper.keeping(shares_room=captures))
+        stack.enter_context(lent(hooks, context))
+        for each in context.evidence.values():
+            stack.callback(each.close)
+        yield
 
 
 def _require_trainable(train_op, graph: tf.Graph) -> None:
@@ -368,20 +389,3 @@ to
     slimguard.train(train_op, logdir, ..., hooks=hooks)
 The hooks go into train(), and the block goes away."""
 )
-
-
-class _Save:
-    """Saves the last good state, before an error or an interrupt ends the training."""
-
-    def __init__(self, saver: tf1.train.Saver, logdir: str, global_step):
-        self._saver = saver
-        self._path = os.path.join(logdir, 'model.ckpt')
-        self._global_step = global_step
-
-    def __call__(self, session, incident: Optional[Incident] = None) -> None:
-        if incident is not None and not incident.held:
-            return  # the bad update is in memory
-        try:
-            self._saver.save(session, self._path, global_step=self._global_step)
-        except Exception as error:  # whatever it is, it must not hide the incident
-            tf1.logging.error('slimguard: the last good state could not be saved: %s', error)

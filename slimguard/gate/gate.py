@@ -2,7 +2,7 @@
 
 import contextlib
 import gc
-from typing import Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -54,8 +54,9 @@ class Gate:
         self.quiet = built.quiet
         self.is_good = built.is_good
         self.labels = tuple(built.labels)
-        self.watched = built.watched
-        self.limit = built.limit
+        # Any: they are keys of feeds, and type stubs take a Tensor for unhashable.
+        self.watched: Any = built.watched
+        self.limit: Any = built.limit
 
     def explain(self, bad: Sequence[bool]) -> Verdict:
         """What a fetched `bad` vector says."""

@@ -158,7 +158,7 @@ def _sheets(opened: bundle.Bundle, diagnosis: Dict[str, Any], room: int) -> List
 
 def _drawn_by_the_user(opened: bundle.Bundle) -> Dict[str, np.ndarray]:
     """The values that the step took in, without random numbers and what is ours."""
-    sources = opened.plain.names['sources']
+    sources = opened.exported.names['sources']
     return {
         name: value
         for name, value in opened.values.items()

@@ -21,7 +21,8 @@ from slimguard.checkpoints import repair
 from slimguard.checkpoints.finite_saver import FiniteSaver
 from slimguard.incidents.policies import OnNan, Skip, fallbacks_of
 from slimguard.system import files
-from slimguard.training.gate_watcher import GateWatcher, with_watcher
+from slimguard.training.context import TrainingContext
+from slimguard.training.watchers import lent, watchers_in, with_watcher
 
 # Modules with a `create_train_op` and a `train` to replace, and which of the two kinds of `train`
 # it is: slim's, around a Supervisor, or that around a MonitoredSession. The last two belong to
@@ -154,22 +155,23 @@ class Instrumentation:
             logdir = arguments.get('logdir')
             logdir = files.as_logdir(logdir) if logdir else None
             policy = self._with_policy({'hooks': hooks})
-            arguments['hooks'], _ = with_watcher(
-                hooks, policy.get('on_nan'), policy.get('max_loss'), logdir
-            )
+            max_loss = policy.get('max_loss')
+            hooks, _ = with_watcher(hooks, policy.get('on_nan'), max_loss, logdir)
+            arguments['hooks'] = hooks
             arguments['scaffold'] = _finite(arguments.get('scaffold'))
             if logdir is not None and arguments.get('is_chief', True):
                 repair.resume_from_good(logdir)
             if gates.writes_something(arguments['train_op']):
                 arguments['train_op'] = gates.guard(arguments['train_op'])
-            return original(**arguments)
+            with lent(hooks, TrainingContext(max_loss=max_loss, logdir=logdir)):
+                return original(**arguments)
 
         return train
 
     def _with_policy(self, kwargs: Dict[str, Any]) -> Dict[str, Any]:
         """`kwargs` with our policy, unless the code says its own."""
         hooks = kwargs.get('hooks') or ()
-        if any(isinstance(hook, GateWatcher) for hook in hooks):
+        if watchers_in(hooks):
             return kwargs
         return dict({'on_nan': self.on_nan, 'max_loss': self.max_loss}, **kwargs)
 

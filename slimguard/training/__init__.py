@@ -1,14 +1,33 @@
 """Loops: what runs a train op, what watches each step, and what ends a training.
 
-    gate_watcher.py    from the values of a run to an incident, and from that to a policy
-    watched_run.py     which guarded train ops a session.run holds
-    loop.py            runs hooks inside the loop of slim.learning.train; watch()
-    fast_step.py       a step of slim's in one prepared call
-    hook_fetches.py    what hooks ask for in a run, merged
-    preemption.py      SIGTERM and Ctrl-C
-    progress.py        the progress bar
-    checkpoint_dir.py  the directory that a session saves to
-    occupancy.py       whether another process trains in a logdir
+What watches, in any loop:
+
+    gate_watcher.py       GateWatcher, the hook behind NanLossHook
+    watched_run.py        which runs are steps to watch, and what to fetch in them
+    incident_reading.py   an Incident from a gate's values, a loss, or a check that raised
+    incident_handler.py   decides, examines, acts and records
+    recovery.py           back to a checkpoint: one process, or a job
+    context.py            what a training hands to its watchers
+    watchers.py           lends them that; picks the one that decides
+    checkpoint_dir.py     the directory that a session saves to
+
+The loops:
+
+    watched_session.py    watch(), for a plain session
+    hooked_session.py     a session that calls hooks
+    hook_fetches.py       what hooks ask for in a run, merged
+    loop.py               the step function and session wrapper for slim.learning.train
+    supervisor.py         what that asks of its Supervisor
+    step_runner.py        one step: fast, or by the step function
+    fast_step.py          a step of slim's in one prepared call
+    prepared_call.py      a session.run prepared once
+
+Around a training:
+
+    checkpoint_keeper.py  resumes, and saves before an error ends it
+    preemption.py         SIGTERM and Ctrl-C
+    progress.py           the progress bar
+    occupancy.py          whether another process trains in a logdir
 
 The hook that users see is in :mod:`slimguard.hooks`.
 """

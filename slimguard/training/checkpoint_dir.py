@@ -6,6 +6,9 @@ from typing import Dict, Iterator, List, Optional
 
 import tensorflow.compat.v1 as tf1
 
+from slimguard.checkpoints import state_file
+from slimguard.system import files
+
 
 def checkpoint_dirs_for(hook: tf1.train.SessionRunHook) -> List[str]:
     """Where the training that calls `hook.begin` keeps its checkpoints; empty if it keeps none.
@@ -45,3 +48,47 @@ def _of_session(frame: FrameType) -> List[str]:
         return []
     found = frame.f_locals.get('checkpoint_dir')
     return [found] if found else []
+
+
+def found_for(hook: tf1.train.SessionRunHook, must_restore: bool) -> Optional[str]:
+    """Where the session saves, for a hook that was given no logdir; says so. None if nowhere.
+
+    Args:
+      hook: the hook.
+      must_restore: whether TensorFlow has to be able to restore from there; for the record alone,
+        it may be a directory that it can only save to.
+    """
+    dirs = checkpoint_dirs_for(hook)
+    if not dirs:
+        return None
+    read = files.as_logdir if must_restore else files.as_path
+    found = read(dirs[0], 'checkpoint_dir')
+    tf1.logging.warning(
+        'slimguard: %s has no logdir; incidents go to %s, where this session keeps its '
+        'checkpoints.',
+        type(hook).__name__,
+        found,
+    )
+    return found
+
+
+def warn_of_another(hook: tf1.train.SessionRunHook, logdir: str, may_restore: bool) -> None:
+    """Says so where the session saves to another directory than a hook's logdir."""
+    dirs = [files.as_path(each, 'checkpoint_dir') for each in checkpoint_dirs_for(hook)]
+    if not dirs or any(state_file.is_same(logdir, each) for each in dirs):
+        return
+    tf1.logging.warning(
+        'slimguard: %s records incidents in %s, its logdir, but this session keeps its '
+        'checkpoints in %s.%s To have all in one place, pass logdir=%r, or none.',
+        type(hook).__name__,
+        logdir,
+        dirs[0],
+        _ROLLS_BACK % logdir if may_restore else '',
+        dirs[0],
+    )
+
+
+_ROLLS_BACK = (
+    ' A rollback restores what is in %s: not what this session saves, but an older state, or that '
+    'of another training.'
+)

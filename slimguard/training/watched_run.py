@@ -1,22 +1,16 @@
 """A `session.run` as a watcher sees it: its guarded train ops, what to fetch, its incidents."""
 
-import time
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+import functools
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
-from slimguard.incidents.incident import Incident
-
-
-class Fetched(NamedTuple):
-    """What is fetched beside a train op, and what it is then found to be."""
-
-    bad: Any = None
-    step: Any = None
-    loss: Any = None
+from slimguard import graph as graphs
+from slimguard.graph import op_of
+from slimguard.training import incident_reading
+from slimguard.training.incident_reading import GateValues, Reading
 
 
 class Run:
@@ -29,53 +23,103 @@ class Run:
         self._global_step = tf1.train.get_global_step(graph)
         self.fetches: Dict[str, Any] = {}
         for number, gate in enumerate(found):
-            fetched = Fetched(gate.bad, gate.step, gate.loss)
-            for name, tensor in fetched._asdict().items():
+            tensors = GateValues(gate.bad, gate.step, gate.loss)
+            for name, tensor in tensors._asdict().items():
                 if tensor is not None:
                     self.fetches['%s %d' % (name, number)] = tensor
         if loss is not None:
             self.fetches['loss'] = loss
 
-    def incidents(self, results: dict, max_loss: Optional[float], session) -> List[tuple]:
-        """The incidents in the values of one run, each with its gate and the gate's `bad`."""
+    def read(self, results: dict, max_loss: Optional[float], session) -> List[Reading]:
+        """The incidents in the values of one run."""
         found = []
         for number, gate in enumerate(self.gates):
-            fetched = Fetched(*[results.get('%s %d' % (f, number)) for f in Fetched._fields])
-            if np.count_nonzero(fetched.bad):
-                found.append((incident_of(gate, *fetched), gate, fetched.bad))
+            fetched = [results.get('%s %d' % (name, number)) for name in GateValues._fields]
+            values = GateValues(*fetched)
+            if values.is_bad:
+                found.append(incident_reading.of_gate(gate, values))
         if self._loss is not None and not found:
-            loss = float(results['loss'])
-            if not np.isfinite(loss) or (max_loss is not None and loss > max_loss):
-                found.append((self._of_loss(loss, session), None, ()))
+            step = functools.partial(self._step_now, session)
+            reading = incident_reading.of_loss(self._loss, results['loss'], max_loss, step)
+            found += [] if reading is None else [reading]
         return found
 
-    def _of_loss(self, loss: float, session) -> Incident:
-        name = 'loss ' + self._loss.op.name
+    def _step_now(self, session) -> Optional[int]:
+        """The global step. Fetched with the run, it could be that before the update or after."""
         step = self._global_step
-        return Incident(
-            # Fetched with the run, it could have been read before the update or after.
-            step=None if step is None else int(session.run(step)),
-            loss=loss,
-            reason='not finite: ' + name if not np.isfinite(loss) else 'above max_loss: ' + name,
-            tensors=(name,),
-            strategy='hook',
-            time=time.time(),
-            held=False,
+        return None if step is None else int(session.run(step))
+
+
+class WatchedRuns:
+    """Knows which runs are steps to watch, and what to fetch in each kind of them.
+
+    Args:
+      loss: a loss to watch where no gate knows it; None for none.
+      refusal: what a step of a train op without a gate is refused with; None to take it.
+    """
+
+    def __init__(self, loss: Optional[tf.Tensor], refusal: Optional[str]):
+        self._loss = loss
+        self._refusal = refusal
+        self._runs: Dict[tuple, Optional[Run]] = {}
+        self._last: Tuple[Any, Optional[Run]] = (None, None)
+
+    def run_for(self, run_context) -> Optional[Run]:
+        """What to fetch in such a run, or None if it is no step to watch."""
+        args = run_context.original_args
+        if args is not self._last[0]:
+            graph = run_context.session.graph
+            elements = fetched_elements(args.fetches, graph)
+            names = tuple(element.name for element in elements)
+            if names not in self._runs:
+                self._runs[names] = self._plan(elements, graph)
+            self._last = args, self._runs[names]
+        return self._last[1]
+
+    def _plan(self, elements: list, graph: tf.Graph) -> Optional[Run]:
+        found = [gate for gate in map(gates.gate_of, elements) if gate is not None]
+        if found:
+            found = [gate for gate in dict.fromkeys(found) if self._is_mine(gate)]
+            return Run(found, self._loss_beside(found), graph) if found else None
+        if self._loss is None or not _is_step(elements, self._loss, graph):
+            return None
+        if self._refusal is not None:
+            raise ValueError(self._refusal)
+        return Run([], self._loss, graph)
+
+    def _is_mine(self, gate: gates.Gate) -> bool:
+        """With several trainings in a graph, a hook with a loss watches those that have it."""
+        if self._loss is None or gate.loss is None:
+            return True
+        needed = graphs.ancestors([op_of(gate.original), gate.loss.op])
+        return self._loss.op in needed or gate.loss.op in graphs.ancestors([self._loss.op])
+
+    def _loss_beside(self, found: Sequence[gates.Gate]) -> Optional[tf.Tensor]:
+        """The loss to look at beside the gates: one that no gate knows."""
+        return self._loss if all(gate.loss is None for gate in found) else None
+
+
+def _is_step(elements: list, loss: tf.Tensor, graph: tf.Graph) -> bool:
+    needed = graphs.ancestors([op_of(element) for element in elements])
+    writes = graphs.Writes(graph)
+    return loss.op in needed or any(op in writes for op in needed)
+
+
+def limits_of(gate: gates.Gate, max_loss: Optional[float]) -> dict:
+    """What to feed so that a gate knows the largest loss that is no incident."""
+    if max_loss is None:
+        return {}
+    if gate.limit is None:
+        raise ValueError(
+            'max_loss=%r needs a loss in the gate, and train op %r has none; pass it as '
+            'slimguard.guard(train_op, loss=total_loss)' % (max_loss, gate.original.name)
         )
-
-
-def incident_of(gate: gates.Gate, bad: Sequence[bool], step, loss) -> Incident:
-    """The incident that the values of a gate's `bad`, `step` and `loss` tell of."""
-    finding = gate.explain(bad)
-    return Incident(
-        step=None if step is None else int(step),
-        loss=None if loss is None else float(loss),
-        reason=finding.reason,
-        tensors=finding.tensors,
-        strategy='check_numerics' if gate.raises else 'hook',
-        time=time.time(),
-        state_lost=finding.state_lost,
-    )
+    if gate.max_loss not in (None, max_loss):
+        raise ValueError(
+            'max_loss=%r here, but slimguard.guard() was given max_loss=%r; say it once'
+            % (max_loss, gate.max_loss)
+        )
+    return {gate.limit: float(max_loss)}
 
 
 def fetched_elements(fetches, graph: tf.Graph) -> list:

@@ -1,0 +1,61 @@
+"""What a training does for its checkpoints, in the process that saves them: `CheckpointKeeper`."""
+
+import contextlib
+import os
+from typing import Iterator, Optional
+
+import tensorflow.compat.v1 as tf1
+
+from slimguard.checkpoints import repair
+from slimguard.checkpoints.finite_saver import FiniteSaver
+from slimguard.diagnosis.disk_room import Room
+from slimguard.incidents.incident import Incident
+from slimguard.training.occupancy import occupied
+
+
+class CheckpointKeeper:
+    """Resumes from a good checkpoint, marks the logdir as taken, and saves before an error ends it.
+
+    Args:
+      logdir: where the checkpoints are.
+      saver: the training's saver.
+      global_step: the global step, which checkpoints are named by.
+
+    Attributes:
+      logdir: as given.
+      room: the disk room that the checkpoints share with bundles.
+    """
+
+    def __init__(self, logdir: str, saver: FiniteSaver, global_step):
+        self.logdir = logdir
+        self.room = Room(logdir, saver)
+        self._saver = saver
+        self._path = os.path.join(logdir, 'model.ckpt')
+        self._global_step = global_step
+
+    def resume_from_good(self) -> None:
+        """Sees to it that what is restored first is a good checkpoint."""
+        repair.resume_from_good(self.logdir)
+
+    @contextlib.contextmanager
+    def keeping(self, shares_room: bool) -> Iterator[None]:
+        """For the time of a training; `shares_room` says whether bundles may be written."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(occupied(self.logdir))
+            if shares_room:
+                stack.enter_context(self.room)
+            yield
+
+    def save(self, session, incident: Optional[Incident] = None) -> None:
+        """Saves the last good state, before an error or an interrupt ends the training."""
+        if incident is not None and not incident.held:
+            return  # the bad update is in memory
+        try:
+            self._saver.save(session, self._path, global_step=self._global_step)
+        except Exception as error:  # whatever it is, it must not hide the incident
+            tf1.logging.error('slimguard: the last good state could not be saved: %s', error)
+
+    def raise_failure(self) -> None:
+        """Raises what kept the last save from being written; the Supervisor drops it."""
+        if self._saver.failure is not None:
+            raise self._saver.failure

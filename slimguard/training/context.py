@@ -1,0 +1,93 @@
+"""What a training hands to the hooks that watch it, and takes back: :class:`TrainingContext`."""
+
+import contextlib
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional
+
+import tensorflow.compat.v1 as tf1
+
+from slimguard import gate as gates
+from slimguard.diagnosis.evidence import Evidence
+
+
+class TrainingContext(NamedTuple):
+    """What a training has. It is made once, and handed to every `GateWatcher` among the hooks.
+
+    The defaults are what a watcher knows in a loop that hands it nothing, such as a
+    MonitoredTrainingSession.
+
+    Attributes:
+      max_loss: a larger loss is an incident, where the watcher has no limit of its own.
+      logdir: where the record and the checkpoints are, where the watcher has no logdir of its own.
+      ends_job: whether 'raise', 'stop' and the chief's end are to end the other processes.
+      saver: the training's saver, for rollbacks; None for the graph's.
+      summary_writer: the `FileWriter` of the training's summaries, or None.
+      evidence: by gate, what captures and examines its bad steps.
+      is_chief: whether this process is the chief; None for what the name of its device says.
+      joins_job: whether the process takes part in its job, if there is one.
+      is_done: whether, in a session, there is nothing more to do.
+    """
+
+    max_loss: Optional[float] = None
+    logdir: Optional[str] = None
+    ends_job: bool = True
+    saver: Optional[tf1.train.Saver] = None
+    summary_writer: Any = None
+    evidence: Mapping[gates.Gate, Evidence] = {}
+    is_chief: Optional[bool] = None
+    joins_job: bool = True
+    is_done: Callable[[Any], bool] = lambda session: False
+
+
+class Borrower:
+    """A hook that knows what a training has, while it lasts.
+
+    Args:
+      max_loss, logdir, ends_job: what the hook's user says, which goes before what a training says.
+        It is never overwritten, so the hook is afterwards as it was.
+    """
+
+    def __init__(self, max_loss: Optional[float], logdir: Optional[str], ends_job: bool):
+        self._max_loss = max_loss
+        self._logdir = logdir
+        self._ends_job = ends_job
+        self._training = TrainingContext()
+
+    @contextlib.contextmanager
+    def borrowing(self, context: TrainingContext) -> Iterator[None]:
+        """For a `with` block, has what a training has."""
+        before, self._training = self._training, context
+        try:
+            yield
+        finally:
+            self._training = before
+            self.give_back()
+
+    def give_back(self) -> None:
+        """Lets go of whatever was made of what a training has."""
+
+    @property
+    def max_loss(self) -> Optional[float]:
+        """A larger loss is an incident; None for no limit."""
+        return self._training.max_loss if self._max_loss is None else self._max_loss
+
+    @max_loss.setter
+    def max_loss(self, max_loss: Optional[float]) -> None:
+        self._max_loss = max_loss
+
+    @property
+    def logdir(self) -> Optional[str]:
+        """Where the record goes, and where a rollback finds its checkpoints; None if not said."""
+        return self._training.logdir if self._logdir is None else self._logdir
+
+    @logdir.setter
+    def logdir(self, logdir: Optional[str]) -> None:
+        self._logdir = logdir
+
+    @property
+    def ends_job(self) -> bool:
+        """Whether 'raise', 'stop' and the chief's end are to end the other processes of a job."""
+        return self._ends_job and self._training.ends_job
+
+    @ends_job.setter
+    def ends_job(self, ends_job: bool) -> None:
+        self._ends_job = ends_job

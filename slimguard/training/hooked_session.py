@@ -1,0 +1,102 @@
+"""A session that calls hooks around each step, as a `MonitoredSession` does: `HookedSession`."""
+
+from typing import Callable, Dict, Optional, Sequence, Tuple
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard import gate as gates
+from slimguard import graph as graphs
+from slimguard.graph import TrainOp, op_of
+from slimguard.graph.sessions import SessionWrapper
+from slimguard.training.hook_fetches import Requests
+from slimguard.training.watched_run import fetched_elements
+
+
+class HookedSession(SessionWrapper):
+    """A session that calls hooks around runs of train ops, as a `MonitoredSession` does.
+
+    Everything else (`graph`, `make_callable`, ...) is that of the session it wraps.
+
+    Args:
+      session: the `tf.compat.v1.Session` to wrap, or a wrapper of one.
+      hooks: the `SessionRunHook`s, whose `begin` was called.
+      train_op: a train op whose runs are steps. Those of every guarded train op are, and of any
+        op that runs an optimizer.
+      before_other_run: called before each run that is no step, or None.
+
+    Attributes:
+      stop_requested: whether a hook asked to stop.
+    """
+
+    def __init__(
+        self,
+        session,
+        hooks: Sequence[tf1.train.SessionRunHook],
+        train_op: Optional[TrainOp] = None,
+        before_other_run: Optional[Callable[[], None]] = None,
+    ):
+        SessionWrapper.__init__(self, session)
+        self._hooks = list(hooks)
+        self._train_op = train_op
+        self._steps: Dict[Tuple[str, ...], bool] = {}
+        self._before_other_run = before_other_run
+        self.stop_requested = False
+
+    def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
+        """As `tf.compat.v1.Session.run`."""
+        if not self._is_step(fetches):
+            if self._before_other_run is not None:
+                self._before_other_run()
+            return self._session.run(fetches, feed_dict, options, run_metadata)
+        context = tf1.train.SessionRunContext(
+            tf1.train.SessionRunArgs(fetches, feed_dict), self._session
+        )
+        requests = Requests(self._hooks, context, options)
+        feeds = requests.feeds_with(feed_dict)
+        given = requests.run_options, run_metadata
+        run_metadata = run_metadata or tf1.RunMetadata()
+        if requests.run_options is not None:
+            given = requests.run_options, run_metadata
+        all_fetches = [self._through_gates(fetches)] + list(requests.fetches.values())
+        mine, *others = self._session.run(all_fetches, feeds, *given)
+        results = dict(zip(requests.fetches, others))
+        for hook in self._hooks:
+            hook.after_run(
+                context,
+                tf1.train.SessionRunValues(results.get(hook), requests.options, run_metadata),
+            )
+        self.note_stop(context.stop_requested)
+        return mine
+
+    def note_stop(self, is_asked: bool) -> None:
+        """Notes whether a hook asked to stop in a step."""
+        self.stop_requested = self.stop_requested or is_asked
+
+    def _is_step(self, fetches) -> bool:
+        elements = fetched_elements(fetches, self.graph)
+        names = tuple(element.name for element in elements)
+        if names not in self._steps:
+            self._steps[names] = any(self._trains(op_of(element)) for element in elements)
+        return self._steps[names]
+
+    def _trains(self, op: tf.Operation) -> bool:
+        if op.name in gates.gates_of(self.graph):
+            return True
+        if self._train_op is not None and op is op_of(self._train_op):
+            return True
+        return any(graphs.is_apply(needed) for needed in graphs.ancestors([op]))
+
+    def _through_gates(self, fetches):
+        """`fetches`, with the guarded train op wherever the one it was made from is asked for.
+
+        A step function may hold on to the train op that it was given before it was guarded.
+        """
+        if isinstance(fetches, (tf.Tensor, tf.Operation)):
+            gate = gates.gates_of(self._session.graph).get(op_of(fetches).name)
+            return gate.train_op if gate is not None else fetches
+        if isinstance(fetches, dict):
+            return type(fetches)((k, self._through_gates(v)) for k, v in fetches.items())
+        if type(fetches) in (list, tuple):
+            return type(fetches)(self._through_gates(fetch) for fetch in fetches)
+        return fetches

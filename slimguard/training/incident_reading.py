@@ -1,0 +1,120 @@
+"""Makes an `Incident` of what a run gave: a gate's values, a loss, a numeric check that raised.
+
+What is found comes as a :class:`Reading`: the incident, and the gate that told of it.
+"""
+
+import time
+from typing import Any, Callable, NamedTuple, Optional, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from slimguard import gate as gates
+from slimguard.incidents.incident import Incident
+
+# The ops of `tf.debugging.check_numerics`.
+_CHECKS = ('CheckNumerics', 'CheckNumericsV2')
+
+
+class GateValues(NamedTuple):
+    """What a gate tells of a step. Made of tensors it is what to fetch, of values what was told.
+
+    Attributes:
+      bad: a flag for each label of the gate.
+      step: the global step after the step; None if the graph has none.
+      loss: the step's loss; None if the gate knows none.
+    """
+
+    bad: Any = None
+    step: Any = None
+    loss: Any = None
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether the values, not the tensors, tell of an incident."""
+        return bool(np.count_nonzero(self.bad))
+
+
+class Reading(NamedTuple):
+    """An incident, and what told of it.
+
+    Attributes:
+      incident: the `Incident`.
+      gate: the gate whose flags told of it, or None.
+      bad: the flags.
+    """
+
+    incident: Incident
+    gate: Optional[gates.Gate] = None
+    bad: Sequence[bool] = ()
+
+
+def of_gate(gate: gates.Gate, values: GateValues) -> Reading:
+    """What the values of a gate tell of a bad step."""
+    finding = gate.explain(values.bad)
+    incident = Incident(
+        step=None if values.step is None else int(values.step),
+        loss=None if values.loss is None else float(values.loss),
+        reason=finding.reason,
+        tensors=finding.tensors,
+        strategy='check_numerics' if gate.raises else 'hook',
+        time=time.time(),
+        state_lost=finding.state_lost,
+    )
+    return Reading(incident, gate, values.bad)
+
+
+def of_loss(
+    loss: tf.Tensor, value, max_loss: Optional[float], step: Callable[[], Optional[int]]
+) -> Optional[Reading]:
+    """What the value of a loss tells where no gate holds the update back; None if it is good.
+
+    Args:
+      loss: the loss.
+      value: what was fetched of it.
+      max_loss: the largest loss that is no incident, or None.
+      step: asks for the global step; called after a bad loss only.
+    """
+    value = float(value)
+    is_finite = np.isfinite(value)
+    if is_finite and (max_loss is None or value <= max_loss):
+        return None
+    name = 'loss ' + loss.op.name
+    incident = Incident(
+        step=step(),
+        loss=value,
+        reason=('above max_loss: ' if is_finite else 'not finite: ') + name,
+        tensors=(name,),
+        strategy='hook',
+        time=time.time(),
+        held=False,
+    )
+    return Reading(incident)
+
+
+def of_error(error: tf.errors.OpError, step: Callable[[], int]) -> Optional[Reading]:
+    """What a numeric check that raised tells; None for any other error."""
+    finding = _explain(error)
+    if finding is None:
+        return None
+    incident = Incident(
+        step=step(),
+        loss=None,
+        reason=finding.reason,
+        tensors=finding.tensors,
+        strategy='check_numerics',
+        time=time.time(),
+        state_lost=finding.state_lost,
+    )
+    return Reading(incident)
+
+
+def _explain(error: tf.errors.OpError) -> Optional[gates.Verdict]:
+    labels = gates.labels_in(error.message)
+    if labels:
+        return gates.explain(labels)
+    if error.op is None or error.op.type not in _CHECKS:
+        return None
+    checked = error.op.inputs[0].op.name
+    said = tf.compat.as_str(error.op.get_attr('message'))
+    return gates.Verdict((checked,), 'not finite: %s (%s)' % (checked, said), False)

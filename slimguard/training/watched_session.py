@@ -1,0 +1,130 @@
+"""Hooks and policies for a plain session: :func:`watch`."""
+
+import contextlib
+from typing import Callable, Optional, Sequence
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard.graph.sessions import SessionInterface
+from slimguard.incidents.policies import OnNan
+from slimguard.system import files
+from slimguard.training.context import TrainingContext
+from slimguard.training.hooked_session import HookedSession
+from slimguard.training.watchers import lent, with_watcher
+
+
+class WatchedSession(HookedSession):
+    """What `watch` returns: a `HookedSession` with an end."""
+
+    def __init__(
+        self,
+        session,
+        hooks: Sequence[tf1.train.SessionRunHook],
+        coordinator: tf1.train.Coordinator,
+        give_back: Callable[[], None],
+    ):
+        HookedSession.__init__(self, session, hooks)
+        self._coordinator = coordinator
+        self._give_back = give_back  # what the hooks were lent
+        self._ended = False
+        self._contexts = contextlib.ExitStack()
+
+    def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
+        """As `tf.compat.v1.Session.run`; a step after a hook asked to stop is a RuntimeError."""
+        if self.should_stop() and self._is_step(fetches):
+            raise RuntimeError(
+                'a hook has asked to stop, and this would be one more step; loop with '
+                '"while not session.should_stop()"'
+            )
+        return HookedSession.run(self, fetches, feed_dict, options, run_metadata)
+
+    def should_stop(self) -> bool:
+        """Whether a hook asked to stop, as `MonitoredSession.should_stop` says."""
+        return self.stop_requested or self._coordinator.should_stop()
+
+    def close(self):
+        """Calls the hooks' `end`, joins their threads, and closes the session.
+
+        An error that a thread of theirs reported to the coordinator is raised.
+        """
+        with contextlib.ExitStack() as stack:  # the last that is pushed is called first
+            stack.callback(self._give_back)
+            stack.callback(self._session.close)
+            stack.callback(self._join)
+            if not self._ended:
+                self._ended = True
+                for hook in self._hooks:
+                    hook.end(self._session)
+
+    def _join(self) -> None:
+        self._coordinator.request_stop()
+        if not self._coordinator.joined:
+            self._coordinator.join(ignore_live_threads=True)
+
+    def __enter__(self):
+        self._contexts.enter_context(self.graph.as_default())
+        self._contexts.enter_context(self.as_default())
+        return self
+
+    def __exit__(self, error_type, error, traceback):
+        clean = error_type in (None, tf.errors.OutOfRangeError, StopIteration)
+        self._ended = self._ended or not clean
+        try:
+            self.close()
+        finally:
+            self._contexts.close()
+
+
+def watch(
+    session: tf1.Session,
+    hooks: Sequence[tf1.train.SessionRunHook] = (),
+    on_nan: OnNan = None,
+    max_loss: Optional[float] = None,
+    logdir: Optional[files.Path] = None,
+) -> WatchedSession:
+    """Gives a plain session hooks and policies.
+
+    The returned session behaves as the given one, and calls the hooks for runs of a train op only:
+    of a guarded one, or any op that runs an optimizer. Other runs are as they were.
+
+        with tf.compat.v1.Session() as session:
+            session = slimguard.watch(session, on_nan='skip')
+            session.run(tf.compat.v1.global_variables_initializer())
+            while not session.should_stop():
+                session.run(train_op, feed_dict={...})
+
+    The hooks' `end` is called when the returned session is closed, or left as a context manager
+    without an error (the end of the input is none, nor is StopIteration).
+
+    Args:
+      session: a `tf.compat.v1.Session`, new or in use.
+      hooks: `SessionRunHook`s. A `NanLossHook` among them decides what happens after a bad step.
+      on_nan: what happens after a bad step where no `NanLossHook` says; see `NanLossHook`.
+      max_loss: a larger loss is a bad step too; a positive finite number. Default: no limit.
+      logdir: where the record of incidents goes, and where a rollback finds its checkpoints: a
+        str, bytes or `os.PathLike`. A relative one is read here.
+
+    Raises:
+      TypeError: if `session` is no session.
+      ValueError: if `on_nan` or `max_loss` is not what is expected, or disagrees with a hook.
+    """
+    if not isinstance(session, SessionInterface):
+        raise TypeError(
+            'session must be a tf.compat.v1.Session, not %r; a MonitoredSession takes the hook '
+            'itself: hooks=[slimguard.NanLossHook(loss)]' % (session,)
+        )
+    logdir = None if logdir is None else files.as_logdir(logdir)
+    hooks, _ = with_watcher(hooks, on_nan, max_loss, logdir)
+    # Nobody makes its session anew, as a job may ask for.
+    context = TrainingContext(max_loss=max_loss, logdir=logdir, joins_job=False)
+    # As a MonitoredSession's: what a thread reports is raised, whatever it is.
+    coordinator = tf1.train.Coordinator(clean_stop_exception_types=[])
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(lent(hooks, context))
+        with session.graph.as_default():
+            for hook in hooks:
+                hook.begin()
+        for hook in hooks:
+            hook.after_create_session(session, coordinator)
+        return WatchedSession(session, hooks, coordinator, stack.pop_all().close)

@@ -1,0 +1,63 @@
+"""The watchers among the hooks of a training: which one decides, and what it borrows them for."""
+
+import contextlib
+from typing import Iterator, List, Optional, Sequence, Tuple
+
+import tensorflow.compat.v1 as tf1
+
+from slimguard import gate as gates
+from slimguard.incidents.policies import OnNan, fallbacks_of
+from slimguard.system import files
+from slimguard.training.context import TrainingContext
+from slimguard.training.gate_watcher import GateWatcher
+
+
+def with_watcher(
+    hooks: Sequence[tf1.train.SessionRunHook],
+    on_nan: OnNan,
+    max_loss: Optional[float],
+    logdir: Optional[files.Path] = None,
+) -> Tuple[List[tf1.train.SessionRunHook], GateWatcher]:
+    """The hooks, and the one of them that decides: a NanLossHook, or else one that is added.
+
+    No hook is changed: what the training says besides goes to all of them by `lent`.
+
+    Raises:
+      ValueError: if `on_nan`, `max_loss` or `logdir` disagrees with a NanLossHook, or is nothing
+        we know.
+    """
+    gates.require_max_loss(max_loss)
+    logdir = None if logdir is None else files.as_logdir(logdir)
+    given = watchers_in(hooks)
+    if not given:
+        watcher = GateWatcher(on_nan)
+        return list(hooks) + [watcher], watcher
+    for hook in given:
+        if on_nan is not None and list(hook.fallbacks) != fallbacks_of(on_nan):
+            _disagree('on_nan', on_nan, hook, list(hook.fallbacks))
+        if max_loss is not None and hook.max_loss not in (None, max_loss):
+            _disagree('max_loss', max_loss, hook, hook.max_loss)
+        if logdir is not None and hook.logdir not in (None, logdir):
+            _disagree('logdir', logdir, hook, hook.logdir)
+    return list(hooks), given[0]
+
+
+def _disagree(name: str, value, hook: GateWatcher, other) -> None:
+    raise ValueError(
+        '%s=%r disagrees with the %s among the hooks, which says %r; say it in one place'
+        % (name, value, type(hook).__name__, other)
+    )
+
+
+def watchers_in(hooks: Sequence[tf1.train.SessionRunHook]) -> List[GateWatcher]:
+    """Those of the hooks that watch gates."""
+    return [hook for hook in hooks if isinstance(hook, GateWatcher)]
+
+
+@contextlib.contextmanager
+def lent(hooks: Sequence[tf1.train.SessionRunHook], context: TrainingContext) -> Iterator[None]:
+    """Lends what a training has to the watchers among its hooks, and takes it back at the end."""
+    with contextlib.ExitStack() as stack:
+        for hook in watchers_in(hooks):
+            stack.enter_context(hook.borrowing(context))
+        yield

@@ -76,7 +76,7 @@ class GateWatcher(tf1.train.SessionRunHook):
         self._restorer: Optional[Restorer] = None
         self._loss: Optional[tf.Tensor] = None
         self._runs: Dict[tuple, Optional[Run]] = {}
-        self._last: Tuple[Any, Optional[Run]] = None, None
+        self._last: Tuple[Any, Optional[Run]] = (None, None)
 
     @property
     def rungs(self) -> Sequence[Any]:

@@ -14,8 +14,9 @@
     assert chief.error is None and chief.value < 0.1
 
 TensorFlow takes seconds to start, and cannot be forked once it runs. So one process beside the
-tests, the nursery, imports TensorFlow, never uses it, and forks each role when it is asked to. The
-nursery ends with the test process, however that ends, and the roles with the nursery.
+tests, the nursery, has TensorFlow imported, never uses it, and forks each role when it is asked to;
+it was itself forked from the template, see `template.py`. The nursery ends with the test process,
+however that ends, and the roles with the nursery.
 """
 
 import atexit
@@ -48,6 +49,7 @@ if __name__ == '__main__':  # the nursery; it takes slimguard from where the tes
 import tensorflow as tf
 
 from tests.children import environment
+from tests.template import Forked
 
 tf1 = tf.compat.v1
 
@@ -345,11 +347,11 @@ class _Nursery:
 
     def __init__(self):
         self._pipe, its = multiprocessing.Pipe()
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, str(its.fileno())],
+        self._process = Forked(
+            [__file__, its.fileno()],
+            environment(),
             pass_fds=[its.fileno()],
             stdin=subprocess.DEVNULL,
-            env=environment(),
         )
         its.close()
         atexit.register(self.close)

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from tests.children import Started, python
+from tests.children import Started, forked_python
 from tests.models import checkpoint_at
 
 # TensorFlow is imported where it is needed: a child that is spawned imports this, too.
@@ -90,7 +90,8 @@ def test_a_pool_and_a_terminated_process_in_each_epoch_train_as_under_slim(
     for kind in ('slim', 'slimguard'):
         logdir = tmp_path / kind
         # Whatever the parent took for its own SIGTERM, it would act on at once.
-        done = python(script, kind, method, NEVER, '', SHORT, logdir, stderr=subprocess.DEVNULL)
+        arguments = script, kind, method, NEVER, '', SHORT, logdir
+        done = forked_python(*arguments, stderr=subprocess.DEVNULL)
         outcomes[kind] = done.returncode, done.stdout, checkpoint_at(logdir)
     assert outcomes['slimguard'] == outcomes['slim']
     status, output, checkpoint = outcomes['slimguard']

@@ -13,7 +13,7 @@ from slimguard.__main__ import main
 from slimguard.checkpoints.repair import repair
 from slimguard.incidents import record_file
 from slimguard.incidents.incident import Incident
-from tests.children import environment, python
+from tests.children import environment, forked_python, python
 from tests.test_checkpoint import truncate, write
 
 tf1 = tf.compat.v1
@@ -151,7 +151,7 @@ def test_rights_that_are_missing_are_said_to_be_so(closed):
         path = os.path.join(logdir, closed)
         os.chmod(path, 0)
         try:
-            done = python('-c', NOT_TO_BE_READ, 'incidents', logdir)
+            done = forked_python('-c', NOT_TO_BE_READ, 'incidents', logdir)
         finally:
             os.chmod(path, 0o700)
     assert done.returncode == 2, done.stderr
@@ -222,8 +222,8 @@ class TestCheckpoints:
             write(logdir, [1.0])
             state = os.path.join(logdir, 'checkpoint')
             os.chmod(state, 0)
-            told = python('-c', NOT_TO_BE_READ, 'checkpoints', logdir)
-            repaired = python('-c', NOT_TO_BE_READ, 'checkpoints', '--repair', logdir)
+            told = forked_python('-c', NOT_TO_BE_READ, 'checkpoints', logdir)
+            repaired = forked_python('-c', NOT_TO_BE_READ, 'checkpoints', '--repair', logdir)
             assert os.listdir(logdir).count('checkpoint.bad') == 0
             assert os.path.getsize(state) > 0 and os.stat(state).st_mode & 0o777 == 0
         why = '%s cannot be read: Permission denied' % state

@@ -10,17 +10,17 @@ import sys
 
 import pytest
 
-from tests.children import ROOT, environment, python
+from tests.children import ROOT, environment, forked_python, python
 from tests.jobs import Job, free_ports
 
 
-def start(*flags):
-    return python(ROOT / 'examples' / 'slim_train.py', *flags, stderr=subprocess.STDOUT)
+def start(*flags, by=forked_python):
+    return by(ROOT / 'examples' / 'slim_train.py', *flags, stderr=subprocess.STDOUT)
 
 
-def run(tmp_path, *flags):
+def run(tmp_path, *flags, **kwargs):
     """Runs the example to its end. Returns its table as a dict of strings."""
-    done = start('--logdir', str(tmp_path), *flags)
+    done = start('--logdir', str(tmp_path), *flags, **kwargs)
     assert done.returncode == 0, done.stdout
     return table_in(done.stdout)
 
@@ -49,7 +49,7 @@ def test_plain_tf_slim_ends_with_non_finite_variables(tmp_path):
 
 
 def test_raise_ends_at_the_last_good_step_with_its_checkpoint(tmp_path):
-    table = run(tmp_path, '--nan_every=10', '--on_nan=raise')
+    table = run(tmp_path, '--nan_every=10', '--on_nan=raise', by=python)
     assert table['outcome'].startswith('NanLossError: ')
     assert table['checkpoint'].endswith('model.ckpt-9')
     assert table['steps'] == '9'

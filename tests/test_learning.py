@@ -1,8 +1,6 @@
 """create_train_op and train, in place of slim's."""
 
 import inspect
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -10,6 +8,7 @@ import tensorflow as tf
 
 import slimguard
 from slimguard import compat, gate, learning
+from tests.children import forked_python
 from tests.models import Counted, Linear, LogLines, checkpoint_at, non_finite
 
 tf1 = tf.compat.v1
@@ -429,7 +428,7 @@ class TestErrors:
             '        assert "disable_eager_execution" in str(error), error\n'
             '        print("refused")\n'
         )
-        run = subprocess.run([sys.executable, '-c', script], stdout=subprocess.PIPE, text=True)
+        run = forked_python('-c', script)
         assert run.stdout.split() == ['refused'] * 4
 
 

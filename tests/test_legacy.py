@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from slimguard.scripts import tf1_names
-from tests.children import ROOT, python
+from tests.children import ROOT, forked_python, python
 
 tf1 = tf.compat.v1
 
@@ -54,7 +54,7 @@ def bad_variables(logdir):
 )
 def test_an_old_script_runs_unchanged_and_survives_a_nan(tmp_path, name, arguments, last_line):
     arguments = [argument.format(tmp_path) for argument in arguments]
-    run = python(*RUN + ['--on_nan=skip', script(name)] + arguments)
+    run = forked_python(*RUN + ['--on_nan=skip', script(name)] + arguments)
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines()[-1].startswith(last_line)
     assert np.isfinite(float(run.stdout.split()[-1]))
@@ -63,7 +63,8 @@ def test_an_old_script_runs_unchanged_and_survives_a_nan(tmp_path, name, argumen
 
 
 def test_by_default_a_nan_ends_the_script_with_our_error(tmp_path):
-    run = python(*RUN + [script('train_clones.py'), '--train_dir=%s' % tmp_path, '--nan_sample=20'])
+    arguments = [script('train_clones.py'), '--train_dir=%s' % tmp_path, '--nan_sample=20']
+    run = forked_python(*RUN + arguments)
     assert run.returncode == 1
     said = run.stderr[run.stderr.rindex('slimguard.NanLossError: ') :].splitlines()
     assert 'gradient of' in said[0]
@@ -73,7 +74,7 @@ def test_by_default_a_nan_ends_the_script_with_our_error(tmp_path):
 
 @on_tensorflow_1
 def test_without_us_the_nan_is_in_the_checkpoint(tmp_path):
-    run = python(script('train_clones.py'), '--train_dir=%s' % tmp_path, '--nan_sample=20')
+    run = forked_python(script('train_clones.py'), '--train_dir=%s' % tmp_path, '--nan_sample=20')
     assert run.returncode == 0, run.stderr
     assert 'predictions/weights' in bad_variables(str(tmp_path))
 

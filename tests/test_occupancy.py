@@ -1,21 +1,20 @@
 """Two trainings that write to one logdir at the same time: the second says so."""
 
 import os
-import pathlib
 import signal
 import subprocess
-import sys
 
 import pytest
 import tensorflow as tf
 
 import slimguard
 from slimguard.training.occupancy import occupied
+from tests.children import ROOT, environment
 from tests.models import Linear, LogLines, checkpoint_at, train_quietly
+from tests.template import Forked
 
 fcntl = pytest.importorskip('fcntl')
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 WORDS = 'another training is writing to '
 
 
@@ -40,11 +39,9 @@ def warnings_while_held(logdir):
 
 
 def test_the_second_of_two_says_so_and_trains_until_the_first_is_killed(tmp_path):
-    environment = dict(os.environ, PYTHONPATH=str(ROOT), TF_CPP_MIN_LOG_LEVEL='3')
-    script = str(ROOT / 'tests' / 'scripts' / 'train_until_told.py')
-    first = subprocess.Popen(
-        [sys.executable, script, str(tmp_path)],
-        env=environment,
+    first = Forked(
+        [ROOT / 'tests' / 'scripts' / 'train_until_told.py', tmp_path],
+        environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

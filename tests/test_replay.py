@@ -15,6 +15,7 @@ from slimguard.diagnosis import bundle, replay
 from slimguard.diagnosis.bundle import arrays
 from slimguard.diagnosis.rerun import StepCopy
 from tests import zoo
+from tests.children import forked_python
 from tests.test_bundle import write
 
 tf1 = tf.compat.v1
@@ -171,13 +172,7 @@ def test_the_shell_has_session_graph_and_feed(bundles):
         'import sys; from slimguard.diagnosis.replay import main;'
         'sys.exit(main(sys.argv[1], shell=True))'
     )
-    run = subprocess.run(
-        [sys.executable, '-c', script, bundles['a_feed']],
-        input='\n'.join(lines) + '\n',
-        env=dict(os.environ, PYTHONPATH=ROOT),
-        capture_output=True,
-        text=True,
-    )
+    run = forked_python('-c', script, bundles['a_feed'], input='\n'.join(lines) + '\n')
     assert run.returncode == 0, run.stderr
     assert 'loss nan True' in run.stdout
     assert "bad ['value:loss" in run.stdout
@@ -276,18 +271,17 @@ def test_a_state_that_is_too_short_is_exit_code_2(bundles, tmp_path, capsys):
     assert 'state.data-00000-of-00001 is damaged: ' in capsys.readouterr().err
 
 
-def run_replay(path, **kwargs):
-    return subprocess.run(
-        [sys.executable, '-m', 'slimguard', 'replay', path],
-        env=dict(os.environ, PYTHONPATH=ROOT, PYTHONIOENCODING=kwargs.pop('encoding', 'utf-8')),
-        stderr=subprocess.PIPE,
-        **kwargs,
-    )
+def run_replay(path, stdout):
+    return forked_python('-m', 'slimguard', 'replay', path, stdout=stdout, text=False)
 
 
 def test_a_path_with_accents_goes_to_a_terminal_that_has_none(bundles, tmp_path):
     path = copy_of(bundles['a_label'], tmp_path, 'd\u00e9j\u00e0 vu')
-    run = run_replay(path, encoding='ascii', stdout=subprocess.PIPE)
+    run = subprocess.run(
+        [sys.executable, '-m', 'slimguard', 'replay', path],
+        env=dict(os.environ, PYTHONPATH=ROOT, PYTHONIOENCODING='ascii'),
+        capture_output=True,
+    )
     assert run.returncode == 0, run.stderr
     assert b'd\\xe9j\\xe0 vu, made with TensorFlow' in run.stdout
     assert b'The failure came back' in run.stdout

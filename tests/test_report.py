@@ -27,7 +27,7 @@ from slimguard.diagnosis.evidence import Evidence
 from slimguard.incidents import record_file, record_reader
 from slimguard.report import bundle_view, html, report, report_data, samples, words
 from tests import test_bundle
-from tests.children import environment, python
+from tests.children import environment, forked_python, python
 
 tf1 = tf.compat.v1
 
@@ -765,7 +765,8 @@ def test_a_page_full_of_pictures_of_noise_opens_on_a_phone(copy):
 def test_the_command_writes_the_page_and_the_picture_whole(copy, tmp_path):
     output, picture = tmp_path / 'a.html', tmp_path / 'a.png'
     output.write_text('old')
-    run = python('-m', 'slimguard', 'report', copy, '--output', output, '--png', picture)
+    command = '-m', 'slimguard', 'report', copy, '--output', output, '--png', picture
+    run = forked_python(*command)
     assert (run.returncode, run.stdout) == (0, '%s\n%s\n' % (output, picture)), run.stderr
     assert harmless(Seen(output.read_text(encoding='utf-8')))
     shown = pixels(picture.read_bytes())
@@ -819,17 +820,17 @@ def test_a_pipe_gets_the_page_and_one_that_nobody_reads_is_an_error(copy, tmp_pa
 
 @pytest.mark.parametrize('kind', ['pipe', 'appended'])
 def test_the_standard_output_gets_the_page_and_nothing_else(copy, tmp_path, kind):
-    command = [sys.executable, '-m', 'slimguard', 'report', str(copy), '--output', '/dev/stdout']
+    command = '-m', 'slimguard', 'report', copy, '--output', '/dev/stdout'
     if kind == 'pipe':
-        said = subprocess.check_output(command, env=environment(), stderr=subprocess.DEVNULL)
+        done = forked_python(*command, text=False)
+        said = done.stdout
     else:
         out = tmp_path / 'out'
         out.write_text('before')
         with open(str(out), 'ab') as file:
-            subprocess.check_call(
-                command, env=environment(), stdout=file, stderr=subprocess.DEVNULL
-            )
+            done = forked_python(*command, stdout=file)
         said = out.read_bytes()
+    assert done.returncode == 0, done.stderr
     before = b'before' if kind == 'appended' else b''
     assert said.startswith(before + b'<!doctype html>') and said.endswith(b'</html>\n')
 

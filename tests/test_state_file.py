@@ -10,7 +10,7 @@ import tensorflow as tf
 import slimguard
 from slimguard.checkpoints import state_file
 from slimguard.checkpoints.repair import repair
-from tests.children import python
+from tests.children import forked_python
 from tests.models import LogLines
 from tests.test_logdir_worlds import newest, save
 
@@ -92,7 +92,7 @@ print('saved')
 def test_one_that_cannot_be_read_back_does_not_keep_a_step_from_being_saved_again():
     with tempfile.TemporaryDirectory() as logdir:  # not tmp_path: others have no way to it
         os.chmod(logdir, 0o777)
-        done = python('-c', SAVES_AGAIN, logdir)
+        done = forked_python('-c', SAVES_AGAIN, logdir)
     assert done.stdout == 'saved\n', done.stderr
     assert 'is written over without a spare: ' in done.stderr
     assert 'checkpoint.making-' in done.stderr and 'Permission denied' in done.stderr

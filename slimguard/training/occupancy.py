@@ -19,7 +19,7 @@ from slimguard.system import files
 try:
     import fcntl
 except ImportError:  # no POSIX
-    fcntl = None  # type: ignore
+    fcntl = None
 
 
 # The folders that are held open in this process.

@@ -26,7 +26,7 @@ from slimguard.system import files
 try:
     import fcntl
 except ImportError:  # no POSIX: what a killed process left is told by its age alone
-    fcntl = None  # type: ignore
+    fcntl = None
 
 _NAME = re.compile(r'incident-(\d+|unknown)(?:-(\d+))?$')
 _TIME = re.compile(rb'"time"\s*:\s*(-?\d{1,20}(?:\.\d{1,40})?(?:[eE][-+]?\d{1,3})?)\s*[,}]')

@@ -218,6 +218,8 @@ def train(
     """
     if train_op is None:
         raise ValueError('train_op cannot be None.')
+    if logdir is not None and not logdir:  # as slim takes it; from a flag that was not set, often
+        tf1.logging.warning('slimguard: logdir is empty, so nothing is saved and nothing recorded.')
     logdir = files.as_logdir(logdir) if logdir else None
     graph = graph or tf1.get_default_graph()
     train_op = gates.as_train_op(train_op)

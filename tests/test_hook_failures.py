@@ -140,6 +140,78 @@ def test_a_policy_that_cannot_act_is_on_record_as_what_it_is(tmp_path):
     assert one_record(tmp_path)['action'] == 'error'
 
 
+class Looking(tf1.train.SessionRunHook):
+    """Looks at each loss, and fails at a NaN."""
+
+    def __init__(self, loss):
+        self._loss = loss
+
+    def before_run(self, run_context):
+        return tf1.train.SessionRunArgs(self._loss)
+
+    def after_run(self, run_context, run_values):
+        if run_values.results != run_values.results:
+            explode()
+
+
+@pytest.mark.parametrize('wrapped', [False, True])
+@pytest.mark.parametrize('last', ['the watcher', 'a hook of the user'])
+def test_a_hook_of_the_users_that_fails_at_a_bad_step_hides_no_incident(wrapped, last, tmp_path):
+    model = Linear(bad=(3,))
+    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
+    hooks = [Looking(model.loss)]
+    if last == 'a hook of the user':
+        hooks.append(Looking(model.loss))
+    kwargs = {'session_wrapper': lambda session: session} if wrapped else {}
+    with LogLines() as lines, pytest.raises(Boom):
+        train_quietly(train_op, tmp_path, hooks=hooks, on_nan='skip', **kwargs)
+    record = one_record(tmp_path)
+    assert (record['step'], record['action']) == (3, 'error')
+    assert 'Looking.after_run raised Boom: it broke' in record['reason']
+    assert record['bundle'] is not None
+    assert len(incidents_in(lines)) == 1
+    assert checkpoint_at(tmp_path) == (3, [])
+
+
+def test_tensorflows_own_nan_hook_before_ours_hides_no_incident(tmp_path):
+    model = Linear(bad=(3,))
+    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
+    with pytest.raises(tf1.train.NanLossDuringTrainingError):
+        train_quietly(
+            train_op, tmp_path, hooks=[tf1.train.NanTensorHook(model.loss)], on_nan='skip'
+        )
+    assert one_record(tmp_path)['action'] == 'error'
+
+
+@pytest.mark.parametrize('check_numerics', [True, False])
+@pytest.mark.parametrize(
+    'error', [StopIteration(), tf.errors.OutOfRangeError(None, None, 'none left')]
+)
+def test_a_policy_that_raises_what_ends_the_input_does_not_end_it(error, check_numerics, tmp_path):
+    def end(incident):
+        raise error
+
+    model = Linear(bad=(3,))
+    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=check_numerics)
+    with pytest.raises(RuntimeError, match='^on_nan raised (StopIteration|OutOfRangeError)'):
+        train_quietly(train_op, tmp_path, on_nan=end)
+    assert one_record(tmp_path)['action'] == 'error'
+    assert checkpoint_at(tmp_path) == (3, [])
+
+
+@pytest.mark.parametrize('error', [Boom, KeyboardInterrupt])
+def test_where_a_hooks_end_fails_the_training_is_saved(error, tmp_path):
+    class Ending(tf1.train.SessionRunHook):
+        def end(self, session):
+            raise error
+
+    model = Linear()
+    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
+    with pytest.raises(error):
+        train_quietly(train_op, tmp_path, hooks=[Ending()])
+    assert checkpoint_at(tmp_path) == (6, [])
+
+
 def test_an_error_of_a_later_step_saves_nothing_on_account_of_an_incident(tmp_path):
     model = Linear(bad=(3,))
     train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)

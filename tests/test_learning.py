@@ -9,7 +9,14 @@ import tensorflow as tf
 import slimguard
 from slimguard import compat, gate, learning
 from tests.children import forked_python
-from tests.models import Counted, Linear, LogLines, checkpoint_at, non_finite
+from tests.models import (
+    Counted,
+    Linear,
+    LogLines,
+    checkpoint_at,
+    non_finite,
+    train_quietly,
+)
 
 tf1 = tf.compat.v1
 slim = compat.import_slim()
@@ -438,3 +445,13 @@ def test_the_loss_that_slim_logs_and_the_incident_are_both_there():
         slimguard.train(train_op, None, number_of_steps=3, log_every_n_steps=1, on_nan='skip')
     assert sum('global step' in line and 'sec/step' in line for line in lines) == 4
     assert sum(line.startswith('slimguard: incident 1 at global step 1') for line in lines) == 1
+
+
+def test_an_empty_logdir_is_none_and_that_is_said(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    model = Linear()
+    train_op = slimguard.create_train_op(model.loss, model.optimizer)
+    with LogLines() as lines:
+        train_quietly(train_op, '')
+    assert 'slimguard: logdir is empty, so nothing is saved and nothing recorded.' in lines
+    assert list(tmp_path.iterdir()) == []

@@ -168,3 +168,21 @@ def test_threads_of_the_hooks_are_joined():
         session.run(train_op)
         assert hook.thread.is_alive()
     assert not hook.thread.is_alive()
+
+
+def test_a_rollback_goes_back_to_the_state_that_was_initialized_in_the_watched_session(tmp_path):
+    model, train_op = build(bad=(2,))
+    with slimguard.watch(tf1.Session(), on_nan='rollback', logdir=tmp_path) as session:
+        session.run(tf1.global_variables_initializer())
+        before = state(session)
+        for _ in range(3):
+            session.run(train_op)
+        assert state(session) == before
+        assert session.run(model.step) == 0
+
+
+def test_who_forgets_to_initialize_is_told_so_by_tensorflow(tmp_path):
+    _, train_op = build()
+    with slimguard.watch(tf1.Session(), on_nan='rollback', logdir=tmp_path) as session:
+        with pytest.raises(tf.errors.FailedPreconditionError):
+            session.run(train_op)

@@ -20,6 +20,7 @@ from slimguard.training.hook_fetches import Requests
 from slimguard.training.incident_reading import GateValues
 from slimguard.training.prepared_call import PreparedCall, key_of
 from slimguard.training.watched_run import limits_of
+from slimguard.training.watchers import after_run_of, watchers_in
 
 # Runs that differ in what hooks fetch are prepared apart, up to this number of them. Each takes
 # an executor of its own in the session, and its memory.
@@ -114,11 +115,17 @@ class FastStep:
     def _tell_of_incident(
         self, context, values: GateValues, asked: Optional['_Asked'], results: dict
     ) -> None:
-        for hook in self._hooks:
+        for number, hook in enumerate(self._hooks):
             if hook in self._watchers:
                 hook.handle(context, incident_reading.of_gate(self._gate, values))
             elif asked is not None and hook in self._looking:
-                _show([hook], asked, results)
+                try:
+                    _show([hook], asked, results)
+                except BaseException as error:
+                    for later in watchers_in(self._hooks[number + 1 :]):
+                        reading = incident_reading.of_gate(self._gate, values)
+                        later.record_failure(context, reading, after_run_of(hook), error)
+                    raise
 
     def _context(self) -> tf1.train.SessionRunContext:
         return tf1.train.SessionRunContext(self._args, self._session)

@@ -101,7 +101,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
             self.job = _job_in(session, self._loss, self._training.is_chief, self._directory)
         if self.job is None:
             if self._training.is_chief is not False:
-                self._prepare(session)
+                self._prepare_if_initialized(session)
             return
         self.job.enter(session, coord, self._prepare, self._training.is_done)
         self._handler.note_rollbacks(self.job.rollbacks)
@@ -109,6 +109,9 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
     def before_run(self, run_context):
         if self.job is not None:
             self.job.check()
+        if self._has_yet_to_prepare:
+            self._has_yet_to_prepare = False
+            self._prepare(run_context.session)
         run = self._runs.run_for(run_context)
         if run is None:
             return None
@@ -124,14 +127,30 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         return tf1.train.SessionRunArgs(fetches, feed_dict=feeds or None)
 
     def after_run(self, run_context, run_values):
+        found = self._read(run_context, run_values)
+        if found == []:
+            self.step_was_good()
+        for reading in found or ():
+            self.handle(run_context, reading)
+
+    def after_run_failed(self, run_context, run_values, acting: str, error: BaseException) -> None:
+        """Comes in place of `after_run` where that of a hook before this one has raised an error.
+
+        Args:
+          run_context: as for `after_run`.
+          run_values: as for `after_run`.
+          acting: what raised the error, for the record.
+          error: the error.
+        """
+        for reading in self._read(run_context, run_values) or ():
+            self.record_failure(run_context, reading, acting, error)
+
+    def _read(self, run_context, run_values) -> Optional[List[Reading]]:
+        """The incidents of a run; None if it is no step of a training that is watched."""
         run = self._runs.run_for(run_context)
         if run is None:
-            return
-        found = run.read(run_values.results, self.max_loss, run_context.session)
-        if not found:
-            self.step_was_good()
-        for reading in found:
-            self.handle(run_context, reading)
+            return None
+        return run.read(run_values.results, self.max_loss, run_context.session)
 
     def end(self, session):
         self._handler.close()
@@ -171,12 +190,22 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
 
         What a callable of the user's raises leaves here once the incident is on record.
         """
+        self._remember(reading.incident)
+        self._handler.handle(run_context, reading, _action_of(self))
+
+    def record_failure(
+        self, run_context, reading: Reading, acting: str, error: BaseException
+    ) -> None:
+        """Records an incident that nobody acts on, as another hook's error ends the step."""
+        self._remember(reading.incident)
+        self._handler.record_failure(run_context.session, reading, acting, error)
+
+    def _remember(self, incident: Incident) -> None:
         if self.job is not None:
-            reading.incident.worker = self.job.worker
-        self.incidents.append(reading.incident)
+            incident.worker = self.job.worker
+        self.incidents.append(incident)
         self.incident_count += 1
         del self.incidents[:-_REMEMBERED]
-        self._handler.handle(run_context, reading, _action_of(self))
 
     def take_failure(self) -> Optional[Incident]:
         """The incident whose handling failed, if the last good state is in memory; told once."""
@@ -190,6 +219,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
 
     def _be_idle(self) -> None:
         """Keeps nothing of a training; `begin` makes it ready for the next."""
+        self._has_yet_to_prepare = False
         self._handle_with(FallbackChain(self.on_nan, self._otherwise), Journal())
 
     def _handle_with(
@@ -199,6 +229,13 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         self._handler = IncidentHandler(policies, self._otherwise, journal, evidence, recovery)
         refusal = NO_GATE % (self.on_nan,) if policies.may(Skip) else None
         self._runs = WatchedRuns(self._loss, refusal)
+
+    def _prepare_if_initialized(self, session) -> None:
+        try:
+            self._prepare(session)
+        except tf.errors.FailedPreconditionError:
+            # The session is a plain one, whose variables are initialized before the first step.
+            self._has_yet_to_prepare = True
 
     def _prepare(self, session) -> None:
         self._handler.prepare(session, None if self.job is None else self.job.went_back)

@@ -11,6 +11,7 @@ from slimguard.graph import TrainOp, op_of
 from slimguard.graph.sessions import SessionWrapper
 from slimguard.training.hook_fetches import Requests
 from slimguard.training.watched_run import fetched_elements
+from slimguard.training.watchers import after_run_of, watchers_in
 
 
 class HookedSession(SessionWrapper):
@@ -61,11 +62,15 @@ class HookedSession(SessionWrapper):
         all_fetches = [self._through_gates(fetches)] + list(requests.fetches.values())
         mine, *others = self._session.run(all_fetches, feeds, *given)
         results = dict(zip(requests.fetches, others))
-        for hook in self._hooks:
-            hook.after_run(
-                context,
-                tf1.train.SessionRunValues(results.get(hook), requests.options, run_metadata),
-            )
+        values = tf1.train.SessionRunValues(None, requests.options, run_metadata)
+        for number, hook in enumerate(self._hooks):
+            try:
+                hook.after_run(context, values._replace(results=results.get(hook)))
+            except BaseException as error:
+                for later in watchers_in(self._hooks[number + 1 :]):
+                    seen = values._replace(results=results.get(later))
+                    later.after_run_failed(context, seen, after_run_of(hook), error)
+                raise
         self.note_stop(context.stop_requested)
         return mine
 

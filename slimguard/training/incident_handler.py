@@ -86,7 +86,8 @@ class IncidentHandler:
     def handle(self, run_context, reading: Reading, action: Action) -> None:
         """Decides, examines, acts and records.
 
-        What a callable of the user's raises leaves here once the incident is on record.
+        What a callable of the user's raises leaves here once the incident is on record; as a
+        RuntimeError, where a loop would take it for the end of the input.
 
         Args:
           run_context: the `SessionRunContext` of the run.
@@ -104,11 +105,27 @@ class IncidentHandler:
             raise
         except BaseException as error:
             self._note_failure(incident, error)
+            if isinstance(error, _ENDS_QUIETLY):
+                raise RuntimeError('%s raised %s' % (self._acting, _in_short(error))) from error
             raise
         finally:
             if incident.action is None:
                 incident.action = 'on_nan_loss'
             self._journal.record(incident, self._acting)
+
+    def record_failure(self, session, reading: Reading, acting: str, error: BaseException) -> None:
+        """Examines and records an incident that nobody acts on: another hook's error ends the step.
+
+        Args:
+          session: the session of the run.
+          reading: the incident, and what told of it.
+          acting: what raised the error.
+          error: the error.
+        """
+        self._acting = acting
+        self._examine(session, reading, ends=True)
+        self._note_failure(reading.incident, error)
+        self._journal.record(reading.incident, acting)
 
     def _decide_and_examine(self, session, reading: Reading, action: Action) -> None:
         try:
@@ -194,6 +211,9 @@ NO_LOGDIR = (
 # What ends a step, and is no failure of the handling: the policy's own error, and what makes a
 # process of a job begin a new session.
 _ENDS_AS_DECIDED = (NanLossError, tf.errors.AbortedError, tf.errors.UnavailableError)
+
+# What a loop takes for the end of the input: it would leave as if all were well.
+_ENDS_QUIETLY = (StopIteration, tf.errors.OutOfRangeError)
 
 
 def _in_short(error: BaseException) -> str:

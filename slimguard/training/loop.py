@@ -25,6 +25,9 @@ from slimguard.training.step_runner import Schedule, StepRunner
 from slimguard.training.supervisor import supervisor_that_calls, take_reins
 from slimguard.training.watchers import watchers_in
 
+# What makes a process of a job begin a new session: there is nothing to save in the old one.
+_OF_THE_JOB = (tf.errors.AbortedError, tf.errors.UnavailableError)
+
 
 class StopRequest:
     """Whether somebody outside of the loop asked it to end after the step under way."""
@@ -204,9 +207,15 @@ class HookedSteps:
 
     def _end(self) -> None:
         self._ended = True
-        with self._not_the_end_of_the_input():
-            for hook in self._hooks:
-                hook.end(self._session)
+        try:
+            with self._not_the_end_of_the_input():
+                for hook in self._hooks:
+                    hook.end(self._session)
+        except _OF_THE_JOB:
+            raise
+        except BaseException:
+            self._save_before(None)  # the training is done, and slim saves after a clean end only
+            raise
 
     @contextlib.contextmanager
     def _not_the_end_of_the_input(self) -> Iterator[None]:

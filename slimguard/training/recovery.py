@@ -37,7 +37,11 @@ class Recovery:
         return not job.is_chief or self._restorer.finds(incident)
 
     def save_first(self, session) -> None:
-        """Saves the state before the first step, unless there is a good checkpoint already."""
+        """Saves the state before the first step, unless there is a good checkpoint already.
+
+        Raises:
+          tf.errors.FailedPreconditionError: if a variable is not initialized.
+        """
         self._restorer.save_first(session)
 
 

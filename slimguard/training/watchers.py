@@ -54,6 +54,11 @@ def watchers_in(hooks: Sequence[tf1.train.SessionRunHook]) -> List[GateWatcher]:
     return [hook for hook in hooks if isinstance(hook, GateWatcher)]
 
 
+def after_run_of(hook: tf1.train.SessionRunHook) -> str:
+    """What a record of incidents calls the `after_run` of a hook."""
+    return type(hook).__name__ + '.after_run'
+
+
 @contextlib.contextmanager
 def lent(hooks: Sequence[tf1.train.SessionRunHook], context: TrainingContext) -> Iterator[None]:
     """Lends what a training has to the watchers among its hooks, and takes it back at the end."""

@@ -37,18 +37,18 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
 
 
 def parse_policy(text: str) -> List[policies.Policy]:
-    """The policies that a name, or a ladder such as ``skip:5,raise``, stands for.
+    """The policies that a name, or a fallback chain such as ``skip:5,raise``, stands for.
 
     Raises:
       argparse.ArgumentTypeError: for an unknown name, or a number that does not fit.
     """
     try:
-        return [_parse_rung(rung.strip()) for rung in text.split(',')]
+        return [_parse_fallback(each.strip()) for each in text.split(',')]
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _parse_rung(text: str) -> policies.Policy:
+def _parse_fallback(text: str) -> policies.Policy:
     name, colon, number = text.partition(':')
     (policy,) = policies.fallbacks_of(name)
     if not colon:

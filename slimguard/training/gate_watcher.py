@@ -101,7 +101,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
             self.job = _job_in(session, self._loss, self._training.is_chief, self._directory)
         if self.job is None:
             if self._training.is_chief is not False:
-                self._prepare_if_initialized(session)
+                self._handler.prepare_once_initialized(session)
             return
         self.job.enter(session, coord, self._prepare, self._training.is_done)
         self._handler.note_rollbacks(self.job.rollbacks)
@@ -109,9 +109,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
     def before_run(self, run_context):
         if self.job is not None:
             self.job.check()
-        if self._has_yet_to_prepare:
-            self._has_yet_to_prepare = False
-            self._prepare(run_context.session)
+        self._handler.prepare_late(run_context.session)
         run = self._runs.run_for(run_context)
         if run is None:
             return None
@@ -219,7 +217,6 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
 
     def _be_idle(self) -> None:
         """Keeps nothing of a training; `begin` makes it ready for the next."""
-        self._has_yet_to_prepare = False
         self._handle_with(FallbackChain(self.on_nan, self._otherwise), Journal())
 
     def _handle_with(
@@ -229,13 +226,6 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         self._handler = IncidentHandler(policies, self._otherwise, journal, evidence, recovery)
         refusal = NO_GATE % (self.on_nan,) if policies.may(Skip) else None
         self._runs = WatchedRuns(self._loss, refusal)
-
-    def _prepare_if_initialized(self, session) -> None:
-        try:
-            self._prepare(session)
-        except tf.errors.FailedPreconditionError:
-            # The session is a plain one, whose variables are initialized before the first step.
-            self._has_yet_to_prepare = True
 
     def _prepare(self, session) -> None:
         self._handler.prepare(session, None if self.job is None else self.job.went_back)
@@ -272,7 +262,7 @@ def _directory_for(
 def _may_go_back(policies: FallbackChain) -> bool:
     """Whether a policy rolls back; a callable may say so."""
     return any(
-        isinstance(rung, Rollback) or not isinstance(rung, Policy) for rung in policies.fallbacks
+        isinstance(each, Rollback) or not isinstance(each, Policy) for each in policies.fallbacks
     )
 
 

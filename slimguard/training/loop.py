@@ -207,15 +207,9 @@ class HookedSteps:
 
     def _end(self) -> None:
         self._ended = True
-        try:
-            with self._not_the_end_of_the_input():
-                for hook in self._hooks:
-                    hook.end(self._session)
-        except _OF_THE_JOB:
-            raise
-        except BaseException:
-            self._save_before(None)  # the training is done, and slim saves after a clean end only
-            raise
+        with _saved_all_the_same(self._save_before), self._not_the_end_of_the_input():
+            for hook in self._hooks:
+                hook.end(self._session)
 
     @contextlib.contextmanager
     def _not_the_end_of_the_input(self) -> Iterator[None]:
@@ -259,3 +253,15 @@ class _Retried:
     def __exit__(self, error_type, error, traceback):
         if isinstance(error, tf.errors.UnavailableError) and self._watcher.job is not None:
             raise as_aborted(error) from error
+
+
+@contextlib.contextmanager
+def _saved_all_the_same(save: Callable[[None], None]) -> Iterator[None]:
+    """Saves if an error is raised at the end of a training, where slim would save nothing."""
+    try:
+        yield
+    except _OF_THE_JOB:
+        raise
+    except BaseException:
+        save(None)
+        raise

@@ -1,4 +1,7 @@
-"""Watches the shared table while a session trains, and stops the session where others say so."""
+"""Watches the shared table while a session trains, and stops the session where others say so.
+
+Here a process hears of a rollback of its job: the chief has begun a new round.
+"""
 
 import threading
 from typing import Any, Dict, Optional

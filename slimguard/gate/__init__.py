@@ -8,7 +8,7 @@ hooks or slim.
     arguments.py          a train op, its loss, the largest loss: as users give them
     regularizers.py       makes the gradients of regularizers wait for those of the data
     histograms.py         histogram summaries that do not raise
-    verdict.py            what a bad step is told by
+    verdict.py            puts the flags of a bad step into words
 
 Planning reads the graph:
 
@@ -23,13 +23,13 @@ Planning reads the graph:
 
 Building adds to it:
 
-    builder.py            carries the plan out, in this order:
+    builder.py            carries the plan out, and decides; in this order:
     forward_copies.py     copies what forward writes are about to change
     fast_path.py          the cheap check that nearly every step passes
     step_checks.py        the exact checks before and after the update
     finite_checks.py      exact checks of many values in few ops
     flags.py              what checks found, with what each flag stands for
-    decision.py           tells each task whether to run the update
+    decision.py           tells each task what was decided
     gated_clones.py       creates the gated ops a second time, behind a switch
     undo.py               puts variables back, in each task
     step_value.py         the value that the guarded train op returns

@@ -1,4 +1,4 @@
-"""Reading the arguments that users give: a train op, its loss, the largest loss."""
+"""Reads and checks the arguments that users give: a train op, its loss, the largest loss."""
 
 import math
 
@@ -44,7 +44,7 @@ def require_max_loss(max_loss) -> None:
 
 
 def as_train_op(train_op) -> TrainOp:
-    """`train_op`, if it is a Tensor or an Operation of a graph; for a variable, what writes it.
+    """Returns a train op as a Tensor or an Operation; of a variable, the op that writes it.
 
     `assign` of a resource variable returns a variable, and so does SyncReplicasOptimizer.
 

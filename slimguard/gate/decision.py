@@ -1,4 +1,7 @@
-"""What each task is told before the update: run it, run it with copies at hand, or refuse it."""
+"""Tells each task what was decided: run the update, run it with copies at hand, or refuse it.
+
+The deciding checks are those of builder.py: fast_path.py and step_checks.py.
+"""
 
 from typing import NamedTuple, Optional, Sequence
 

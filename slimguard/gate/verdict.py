@@ -1,8 +1,12 @@
-"""What a bad step is told by: the labels of a gate's flags, and a sentence made of them."""
+"""Puts a gate's flags into words, in Python, after the step: labels, and a sentence made of them.
+
+Whether the step is bad was decided in the graph, by what :mod:`slimguard.gate.builder` put there.
+"""
 
 from typing import List, NamedTuple, Sequence, Tuple
 
-# What an error that a gate raises begins with; the labels of what was bad follow.
+# What an error that a gate raises begins with. announcement.py gives it to an Assert, whose message
+# goes on with `] [` and the labels of what was bad, joined by `|`: see `labels_in`.
 ERROR = 'slimguard: this step wrote nothing. Bad: '
 
 

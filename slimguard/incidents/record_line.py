@@ -1,4 +1,7 @@
-"""One line of the record: an incident as JSON, its strings no longer than anybody wants to see."""
+"""Writes an incident as a line of the record: JSON, its strings cut to what people want to see.
+
+record_reader.py reads such lines, and believes none of them.
+"""
 
 import json
 from typing import Any, Dict

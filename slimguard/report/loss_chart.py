@@ -1,4 +1,6 @@
-"""The chart of the loss in numbers: where lines, ticks and the marks of incidents go on the page.
+"""Computes the chart of the loss: where lines, ticks and the marks of incidents go on the page.
+
+templates/loss.html.j2 draws it from these numbers.
 
 Places across are percentages of the chart's width, which the browser knows; places down are pixels.
 """

@@ -39,11 +39,11 @@ class TrainingContext(NamedTuple):
 
 
 class Borrower:
-    """A hook that knows what a training has, while it lasts.
+    """A hook that knows what a training has, as long as the training lasts.
 
     Args:
-      max_loss, logdir, ends_job: what the hook's user says, which goes before what a training says.
-        It is never overwritten, so the hook is afterwards as it was.
+      max_loss, logdir, ends_job: the settings of the hook's user. They go before those of a
+        training, which never overwrites them: after the training, the hook is as it was.
     """
 
     def __init__(self, max_loss: Optional[float], logdir: Optional[str], ends_job: bool):
@@ -63,7 +63,7 @@ class Borrower:
             self.give_back()
 
     def give_back(self) -> None:
-        """Lets go of whatever was made of what a training has."""
+        """Releases what the hook made for a training, such as its open record."""
 
     @property
     def max_loss(self) -> Optional[float]:

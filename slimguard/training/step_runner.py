@@ -10,7 +10,10 @@ from slimguard.training.hooked_session import HookedSession
 
 
 class Schedule(NamedTuple):
-    """When slim's own `train_step` stops, logs and traces, by global step; None for never."""
+    """When slim's own `train_step` stops, logs and traces, by global step; None for never.
+
+    A `StepRunner` that is given one may take the fast step, as it knows what slim's step would do.
+    """
 
     number_of_steps: Optional[int]
     log_every_n_steps: Optional[int]

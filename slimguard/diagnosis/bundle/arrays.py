@@ -77,7 +77,7 @@ def _is_size(size) -> bool:
 def _member(contents: Dict[str, np.ndarray], key: str) -> np.ndarray:
     if key not in contents:
         raise damaged(ARRAYS, 'no array %s' % brief(key))
-    # Taken out: a hundred names for one large array would be a hundred copies.
+    # Removed from the dict: else a hundred names for one large array would be a hundred copies.
     return contents.pop(key)
 
 
@@ -96,7 +96,7 @@ def _texts(content: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 def _read_npz(file: IO[bytes]) -> Dict[str, np.ndarray]:
     """The arrays of an .npz that `np.savez` wrote: bytes or int64, and nothing compressed.
 
-    `np.load` would take the memory that a file says it needs before it looks at how long it is.
+    `np.load` allocates what a file claims to hold before it looks at how long the file is.
     Here all that is in the file is no larger than the file.
     """
     size = file.seek(0, os.SEEK_END)

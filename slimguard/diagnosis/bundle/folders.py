@@ -53,7 +53,7 @@ def paths(logdir: files.Path) -> List[str]:
 
 
 def own_paths(logdir: files.Path) -> List[str]:
-    """As `paths`, without what is only linked from elsewhere: those that count, and may go."""
+    """As `paths`, without links to bundles elsewhere: these are counted, and the oldest removed."""
     return [path for path in paths(logdir) if not os.path.islink(path)]
 
 
@@ -83,7 +83,7 @@ def _order(path: str) -> Tuple[float, float, int]:
 def _time_of(path: str) -> float:
     """When the incident was, from the beginning of incident.json; all of it may be large.
 
-    In a string of JSON a quotation mark follows a backslash, so that the first match is a key.
+    JSON puts a backslash before each quotation mark within a string, so the first match is a key.
     """
     try:
         with files.open_to_read(os.path.join(path, JSON)) as file:
@@ -156,8 +156,9 @@ def _rename_to(making: str, path: str) -> bool:
 def _copy_to(making: str, path: str) -> bool:
     """Copies a folder to another file system, unless there is one that somebody has or makes.
 
-    No store of objects makes a folder exclusively. But what was written is listed: who lays a claim
-    and then finds it alone has the folder, and who finds another's goes on to the next name.
+    An object store cannot make a folder exclusively, but it lists every file that was written. So
+    each process writes a claim, and then lists the folder: the one that finds its own claim alone
+    has the folder, and the others try the next name.
     """
     if _parts(path):
         return False

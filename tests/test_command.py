@@ -134,8 +134,8 @@ def test_a_file_system_that_tensorflow_does_not_know_is_a_sentence(command, caps
 
 NOT_TO_BE_READ = """\
 import os, sys, tensorflow
-from slimguard.checkpoints import checkpoint_reader
-from slimguard.incidents import record_reader, record_table
+from slimguard.checkpoints import restart
+from slimguard.incidents import record_file, record_reader, record_table
 from slimguard.__main__ import main
 if os.getuid() == 0:
     os.setuid(65534)

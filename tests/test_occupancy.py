@@ -86,6 +86,26 @@ def test_who_watches_and_the_user_lock_the_logdir_itself_without_an_alarm(tmp_pa
         os.close(number)
 
 
+def test_a_child_of_a_training_that_was_killed_holds_nothing(tmp_path):
+    read, write = os.pipe()
+    started, start = os.pipe()
+    training = os.fork()
+    if not training:
+        with occupied(str(tmp_path)):
+            if not os.fork():  # a worker, which lives on
+                os.write(start, b'.')
+                os.close(write)
+                os.read(read, 1)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        os.waitpid(training, 0)
+        os.read(started, 1)
+        assert warnings_while_held(tmp_path) == []
+    finally:
+        os.close(write)
+
+
 def test_a_child_that_outlives_the_training_holds_nothing(tmp_path):
     read, write = os.pipe()
     with occupied(str(tmp_path)):

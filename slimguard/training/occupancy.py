@@ -38,6 +38,7 @@ def occupied(logdir: str) -> Iterator[None]:
     finally:
         if number in _held:  # else it is a child's, which never had it
             _held.discard(number)
+            _unlock(number)
             os.close(number)
 
 
@@ -65,8 +66,17 @@ def _hold(logdir: str) -> Optional[int]:
     return number
 
 
+def _unlock(number: int) -> None:
+    """Lets go of the lock for children as well: one that was just forked still has its copy."""
+    assert fcntl is not None, 'what is held was locked'
+    try:
+        fcntl.flock(number, fcntl.LOCK_UN)
+    except OSError:
+        pass  # there are no locks here
+
+
 def _let_go() -> None:
-    """In a child: what it holds open would keep the lock when the training has ended."""
+    """In a child: what it holds open would keep the lock of a training that was killed."""
     for number in _held:
         os.close(number)
     _held.clear()

@@ -27,7 +27,7 @@ import subprocess
 import sys
 import threading
 import types
-from multiprocessing import connection, reduction
+from multiprocessing import connection, process, reduction
 from typing import Dict, List, NamedTuple
 
 _PR_SET_PDEATHSIG = 1
@@ -145,7 +145,7 @@ class _Template:
         reading, writing = os.pipe()
         try:
             with self._lock:
-                self._pipe.send(program)
+                self._pipe.send(tuple(program))  # the template may have no way to our class
                 for fd in fds + [writing]:
                     reduction.send_handle(self._pipe, fd, self._process.pid)
                 return self._pipe.recv(), reading
@@ -192,7 +192,7 @@ def _serve(pipe):
             _tell_who_has_ended(statuses)
         if pipe in ready:
             try:
-                program = pipe.recv()
+                program = _Program(*pipe.recv())
             except (EOFError, ConnectionError):
                 return None
             *fds, status = (reduction.recv_handle(pipe) for _ in range(len(program.targets) + 1))
@@ -242,6 +242,7 @@ def _take_on(program, fds):
         os.close(fd)
     os.umask(program.umask)
     os.chdir(program.folder)
+    process.ORIGINAL_DIR = os.getcwd()  # from where a spawned child finds the script
     os.environ.clear()
     os.environ.update(program.environment)
     _open_streams()

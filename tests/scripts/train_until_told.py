@@ -1,11 +1,16 @@
 """Trains in a logdir, says so once it does, and goes on until its input is closed."""
 
+import pathlib
 import sys
 
 import tensorflow as tf
 
 import slimguard
-from tests.models import Linear
+
+# Behind all else: beside an installed wheel, only the tests are to be found there.
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2]))
+
+from tests.models import Linear  # noqa: E402
 
 tf1 = tf.compat.v1
 tf1.disable_eager_execution()

@@ -484,6 +484,9 @@ def train_to_end(logdir, number_of_steps):
 def press_ctrl_c(child):
     child.send(signal.SIGINT)
     child.wait_for('Ctrl-C; the step under way is finished first')
+    # The line is that of a thread: the main thread hears of it a moment later. A second press in
+    # that moment would be taken for two, as no person's would.
+    time.sleep(0.5)
 
 
 def press_ctrl_c_again(child):

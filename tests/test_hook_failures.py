@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from tests.models import Linear, LogLines, checkpoint_at, records_in, train_quietly
+from tests.models import Counted, Linear, LogLines, checkpoint_at, records_in, train_quietly
 
 tf1 = tf.compat.v1
 
@@ -162,7 +162,7 @@ def test_a_hook_of_the_users_that_fails_at_a_bad_step_hides_no_incident(wrapped,
     hooks = [Looking(model.loss)]
     if last == 'a hook of the user':
         hooks.append(Looking(model.loss))
-    kwargs = {'session_wrapper': lambda session: session} if wrapped else {}
+    kwargs = {'session_wrapper': lambda session: Counted(session, [])} if wrapped else {}
     with LogLines() as lines, pytest.raises(Boom):
         train_quietly(train_op, tmp_path, hooks=hooks, on_nan='skip', **kwargs)
     record = one_record(tmp_path)
@@ -171,6 +171,18 @@ def test_a_hook_of_the_users_that_fails_at_a_bad_step_hides_no_incident(wrapped,
     assert record['bundle'] is not None
     assert len(incidents_in(lines)) == 1
     assert checkpoint_at(tmp_path) == (3, [])
+
+
+@pytest.mark.parametrize('wrapped', [False, True])
+def test_what_one_watcher_raises_is_no_incident_of_the_next(wrapped, tmp_path):
+    model = Linear(bad=(3,))
+    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
+    hooks = [slimguard.NanLossHook(model.loss, on_nan=on_nan) for on_nan in ('raise', 'skip')]
+    kwargs = {'session_wrapper': lambda session: Counted(session, [])} if wrapped else {}
+    with pytest.raises(slimguard.NanLossError):
+        train_quietly(train_op, tmp_path, hooks=hooks, **kwargs)
+    assert one_record(tmp_path)['action'] == 'raise'
+    assert hooks[1].incidents == []
 
 
 def test_tensorflows_own_nan_hook_before_ours_hides_no_incident(tmp_path):

@@ -20,7 +20,7 @@ from slimguard.training.hook_fetches import Requests
 from slimguard.training.incident_reading import GateValues
 from slimguard.training.prepared_call import PreparedCall, key_of
 from slimguard.training.watched_run import limits_of
-from slimguard.training.watchers import after_run_of, watchers_in
+from slimguard.training.watchers import after_run_of, watchers_after
 
 # Runs that differ in what hooks fetch are prepared apart, up to this number of them. Each takes
 # an executor of its own in the session, and its memory.
@@ -122,7 +122,7 @@ class FastStep:
                 try:
                     _show([hook], asked, results)
                 except BaseException as error:
-                    for later in watchers_in(self._hooks[number + 1 :]):
+                    for later in watchers_after(self._hooks, number):
                         reading = incident_reading.of_gate(self._gate, values)
                         later.record_failure(context, reading, after_run_of(hook), error)
                     raise

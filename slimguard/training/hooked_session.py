@@ -11,7 +11,7 @@ from slimguard.graph import TrainOp, op_of
 from slimguard.graph.sessions import SessionWrapper
 from slimguard.training.hook_fetches import Requests
 from slimguard.training.watched_run import fetched_elements
-from slimguard.training.watchers import after_run_of, watchers_in
+from slimguard.training.watchers import after_run_of, watchers_after
 
 
 class HookedSession(SessionWrapper):
@@ -67,7 +67,7 @@ class HookedSession(SessionWrapper):
             try:
                 hook.after_run(context, values._replace(results=results.get(hook)))
             except BaseException as error:
-                for later in watchers_in(self._hooks[number + 1 :]):
+                for later in watchers_after(self._hooks, number):
                     seen = values._replace(results=results.get(later))
                     later.after_run_failed(context, seen, after_run_of(hook), error)
                 raise

@@ -51,16 +51,10 @@ class Reading(NamedTuple):
 
 def of_gate(gate: gates.Gate, values: GateValues) -> Reading:
     """What the values of a gate tell of a bad step."""
-    finding = gate.explain(values.bad)
-    incident = Incident(
-        step=None if values.step is None else int(values.step),
-        loss=None if values.loss is None else float(values.loss),
-        reason=finding.reason,
-        tensors=finding.tensors,
-        strategy='check_numerics' if gate.raises else 'hook',
-        time=time.time(),
-        state_lost=finding.state_lost,
-    )
+    step = None if values.step is None else int(values.step)
+    loss = None if values.loss is None else float(values.loss)
+    strategy = 'check_numerics' if gate.raises else 'hook'
+    incident = _incident_of(gate.explain(values.bad), step, loss, strategy)
     return Reading(incident, gate, values.bad)
 
 
@@ -94,19 +88,24 @@ def of_loss(
 
 def of_error(error: tf.errors.OpError, step: Callable[[], int]) -> Optional[Reading]:
     """What a numeric check that raised tells; None for any other error."""
-    finding = _explain(error)
-    if finding is None:
+    verdict = _explain(error)
+    if verdict is None:
         return None
-    incident = Incident(
-        step=step(),
-        loss=None,
-        reason=finding.reason,
-        tensors=finding.tensors,
-        strategy='check_numerics',
+    return Reading(_incident_of(verdict, step(), None, 'check_numerics'))
+
+
+def _incident_of(
+    verdict: gates.Verdict, step: Optional[int], loss: Optional[float], strategy: str
+) -> Incident:
+    return Incident(
+        step=step,
+        loss=loss,
+        reason=verdict.reason,
+        tensors=verdict.tensors,
+        strategy=strategy,
         time=time.time(),
-        state_lost=finding.state_lost,
+        state_lost=verdict.state_lost,
     )
-    return Reading(incident)
 
 
 def _explain(error: tf.errors.OpError) -> Optional[gates.Verdict]:

@@ -54,6 +54,14 @@ def watchers_in(hooks: Sequence[tf1.train.SessionRunHook]) -> List[GateWatcher]:
     return [hook for hook in hooks if isinstance(hook, GateWatcher)]
 
 
+def watchers_after(hooks: Sequence[tf1.train.SessionRunHook], number: int) -> List[GateWatcher]:
+    """The watchers that hear nothing of a run as the `after_run` of `hooks[number]` raised.
+
+    None if that is a watcher itself: it has put the incident on record.
+    """
+    return [] if isinstance(hooks[number], GateWatcher) else watchers_in(hooks[number + 1 :])
+
+
 def after_run_of(hook: tf1.train.SessionRunHook) -> str:
     """What a record of incidents calls the `after_run` of a hook."""
     return type(hook).__name__ + '.after_run'

@@ -177,7 +177,9 @@ def _serve(pipe):
     """Forks as it is asked to. Returns the program in each child, and None once nobody asks."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the test process hears it, and ends
+    path = list(sys.path)
     importlib.import_module('slimguard.learning')  # with TensorFlow and tf-slim
+    sys.path[:] = path  # setuptools, that old TensorFlow imports, adds a folder of its own
     gc.collect()
     gc.freeze()  # so that children do not copy what they never change
     woken, wakes = os.pipe()

@@ -27,7 +27,7 @@ import tensorflow as tf
 
 import slimguard
 from slimguard import compat
-from tests.jobs import Job
+from tests.helpers.jobs import Job
 
 slim = compat.import_slim()
 tf1 = tf.compat.v1

@@ -13,8 +13,8 @@ from slimguard.__main__ import main
 from slimguard.checkpoints.repair import repair
 from slimguard.incidents import record_file
 from slimguard.incidents.incident import Incident
-from tests.children import environment, forked_python, python
-from tests.test_checkpoint import truncate, write
+from tests.helpers.checkpoints import truncate, write
+from tests.helpers.children import environment, forked_python, python
 
 tf1 = tf.compat.v1
 

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from tests.children import ROOT, environment, forked_python, python
-from tests.jobs import Job, free_ports
+from tests.helpers.children import ROOT, environment, forked_python, python
+from tests.helpers.jobs import Job, free_ports
 
 
 def start(*flags, by=forked_python):

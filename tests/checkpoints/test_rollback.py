@@ -1,0 +1,260 @@
+"""Rollback: back to the newest finite checkpoint, in the live session."""
+
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slimguard
+from slimguard import Rollback, Skip
+from slimguard.checkpoints import checkpoint_reader
+from tests.helpers.models import Linear, LogLines, checkpoint_at, non_finite, records_in, state
+from tests.helpers.models import train_quietly as train
+
+tf1 = tf.compat.v1
+
+
+def bad(draws):
+    return lambda draw: draw in draws
+
+
+class Watching(slimguard.NanLossHook):
+    """Writes down the state of the session after each incident."""
+
+    def __init__(self, *args, **kwargs):
+        slimguard.NanLossHook.__init__(self, *args, **kwargs)
+        self.states = []
+
+    def on_nan_loss(self, run_context, incident):
+        slimguard.NanLossHook.on_nan_loss(self, run_context, incident)
+        self.states.append(state(run_context.session))
+
+
+def build(**kwargs):
+    model = Linear(**kwargs)
+    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
+    return model, train_op
+
+
+def in_checkpoint(path):
+    reader = tf.train.load_checkpoint(path)
+    return {
+        name + ':0': np.asarray(reader.get_tensor(name)).tobytes()
+        for name in reader.get_variable_to_shape_map()
+    }
+
+
+def test_the_state_is_the_checkpoints_bit_for_bit_and_the_next_batch_comes(folder):
+    _, train_op = build()
+    train(train_op, folder, number_of_steps=3)  # leaves model.ckpt-3
+    with tf.Graph().as_default():
+        model, train_op = build(bad=(2,))
+        hook = Watching(model.loss, on_nan='rollback')
+        train(train_op, folder, hooks=[hook])
+    (incident,) = hook.incidents
+    assert (incident.step, incident.action) == (5, 'rollback')
+    assert incident.restored == os.path.abspath(str(folder / 'model.ckpt-3'))
+    assert hook.states == [in_checkpoint(incident.restored)]
+    assert set(hook.states[0]) == {'w:0', 'w/Momentum:0', 'global_step:0'}
+    assert model.batches.drawn == 2 + 1 + 3
+    assert checkpoint_at(folder) == (6, [])
+    (record,) = records_in(str(folder))
+    assert record['restored'] == incident.restored
+
+
+def test_the_initial_state_is_a_checkpoint_if_there_is_none(folder):
+    model, train_op = build(bad=(0,))
+    hook = Watching(model.loss, on_nan='rollback')
+    train(train_op, folder, hooks=[hook])
+    assert hook.incidents[0].restored == os.path.abspath(str(folder / 'model.ckpt-0'))
+    assert hook.states == [in_checkpoint(hook.incidents[0].restored)]
+    assert checkpoint_at(folder) == (6, [])
+
+
+def test_a_learning_rate_can_be_lowered(folder):
+    rate = tf1.get_variable('rate', initializer=0.1, trainable=False)
+    lower = rate.assign(rate * 0.5)
+    model = Linear(bad=(2, 5))
+    model.optimizer = tf1.train.GradientDescentOptimizer(rate)
+    train_op = slimguard.create_train_op(model.loss, model.optimizer)
+    seen = []
+
+    def on_rollback(session, incident):
+        seen.append((incident.step, float(session.run(rate)), float(session.run(lower))))
+
+    train(train_op, folder, on_nan=Rollback(on_rollback=on_rollback))
+    # Each time the checkpoint's own rate has come back.
+    np.testing.assert_allclose(seen, [(2, 0.1, 0.05), (2, 0.1, 0.05)])
+
+
+def test_a_ladder_skips_then_rolls_back_then_raises(folder):
+    model, train_op = build(bad=lambda draw: draw >= 2)
+    hook = slimguard.NanLossHook(model.loss, on_nan=[Skip(2), Rollback(2)])
+    with pytest.raises(slimguard.NanLossError):
+        train(train_op, folder, hooks=[hook])
+    actions = [incident.action for incident in hook.incidents]
+    assert actions == ['skip', 'skip', 'rollback'] * 2 + ['skip', 'skip', 'raise']
+
+
+@pytest.mark.parametrize('on_nan', ['rollback', ['skip', 'rollback'], ['rollback', 'skip']])
+def test_weights_that_are_lost_come_back(folder, on_nan):
+    """Something without a gate made them NaN: skipping is no use, and no policy skips."""
+    model, train_op = build()
+    poison = model.weights.assign(model.weights * np.nan).op
+    steps = []
+
+    def train_step_fn(session, op, global_step, kwargs):
+        steps.append(len(steps))
+        if len(steps) == 3:
+            session.run(poison)
+        loss = session.run(op)
+        return loss, len(steps) == 8
+
+    hook = slimguard.NanLossHook(model.loss, on_nan=on_nan)
+    train(train_op, folder, train_step_fn=train_step_fn, hooks=[hook])
+    (incident,) = hook.incidents
+    assert incident.state_lost and incident.action == 'rollback'
+    assert 'not finite already before this step: w' in incident.reason
+    assert checkpoint_at(folder) == (5, [])
+
+
+def test_weights_that_are_lost_are_not_skipped_for_ever(folder):
+    model, train_op = build()
+    poison = model.weights.assign(model.weights * np.nan).op
+
+    def train_step_fn(session, op, global_step, kwargs):
+        session.run(poison)
+        return session.run(op), False
+
+    with pytest.raises(slimguard.NanLossError) as caught:
+        train(train_op, folder, train_step_fn=train_step_fn, on_nan=Skip(10))
+    assert caught.value.incident.state_lost
+    assert slimguard.latest_finite_checkpoint(str(folder)) is None  # what is lost is not saved
+
+
+@pytest.mark.parametrize('guarded', [True, False])
+def test_in_a_monitored_session(folder, guarded):
+    model = Linear(bad=(4,))
+    train_op = model.minimize()
+    if guarded:
+        train_op = slimguard.guard(train_op, model.loss)
+    hook = slimguard.NanLossHook(model.loss, on_nan='rollback', logdir=str(folder))
+    stop = tf1.train.StopAtStepHook(last_step=6)
+    with tf1.train.MonitoredTrainingSession(
+        checkpoint_dir=str(folder),
+        save_checkpoint_steps=3,
+        save_checkpoint_secs=None,
+        hooks=[hook, stop],
+    ) as session:
+        raw = session._tf_sess()
+        while not session.should_stop():
+            session.run([train_op, model.loss])
+            if hook.incidents:
+                assert not non_finite(raw)
+    (incident,) = hook.incidents
+    assert incident.held == guarded
+    assert os.path.basename(incident.restored) == 'model.ckpt-3'
+    assert model.batches.drawn == 5 + 3
+    assert checkpoint_at(folder) == (6, [])
+
+
+def test_watch_takes_a_logdir(folder):
+    model, train_op = build(bad=(1,))
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        watched = slimguard.watch(session, on_nan='rollback', logdir=str(folder))
+        for _ in range(3):
+            watched.run(train_op)
+        assert session.run(model.step) == 1  # one step, back to 0, one step
+        watched.close()
+    (record,) = records_in(str(folder))
+    assert record['action'] == 'rollback'
+
+
+def test_without_a_checkpoint_left_it_raises_and_says_why(folder):
+    model, train_op = build(bad=(2,))
+
+    class Delete(tf1.train.SessionRunHook):
+        def after_run(self, run_context, run_values):
+            for path in folder.glob('model.ckpt*'):
+                path.unlink()
+
+    hook = slimguard.NanLossHook(model.loss, on_nan='rollback')
+    with pytest.raises(slimguard.NanLossError, match='holds no good checkpoint to go back to'):
+        train(train_op, folder, hooks=[Delete(), hook])
+    assert hook.incidents[0].action == 'raise'
+
+
+def test_without_a_logdir_it_is_an_error_before_the_first_step():
+    model, train_op = build()
+    with pytest.raises(ValueError, match="on_nan='rollback' restores a checkpoint, and no logdir"):
+        slimguard.train(train_op, None, on_nan='rollback')
+    hook = slimguard.NanLossHook(model.loss, on_nan=['skip', 'rollback'])
+    with pytest.raises(ValueError, match=r'or NanLossHook\(\.\.\., logdir=\.\.\.\)'):
+        tf1.train.MonitoredTrainingSession(hooks=[hook])
+    assert model.batches.drawn == 0
+
+
+def test_a_logdir_that_disagrees_is_an_error(folder):
+    model, train_op = build()
+    hook = slimguard.NanLossHook(model.loss, logdir='elsewhere')
+    with pytest.raises(
+        ValueError, match="disagrees with the NanLossHook .* which says '.*/elsewhere'"
+    ):
+        train(train_op, folder, hooks=[hook])
+
+
+class TestResume:
+    """What a training finds in its logdir is read, and not trusted."""
+
+    def poison(self, folder, steps=4):
+        """Leaves checkpoints 1 to `steps`; the newest was poisoned by another program."""
+        with tf.Graph().as_default(), tf1.Session() as session:
+            model, train_op = build()
+            session.run(tf1.global_variables_initializer())
+            saver = tf1.train.Saver()
+            for step in range(steps):
+                session.run(train_op)
+                if step == steps - 1:
+                    session.run(model.weights.assign(model.weights * np.nan))
+                saver.save(session, str(folder / 'model.ckpt'), model.step)
+
+    def test_training_resumes_from_the_newest_good_one_and_says_so(self, folder):
+        self.poison(folder)
+        model, train_op = build()
+        with LogLines() as lines:
+            train(train_op, folder)
+        assert model.batches.drawn == 3
+        assert checkpoint_at(folder) == (6, [])
+        good = os.path.abspath(str(folder / 'model.ckpt-3'))
+        assert 'slimguard: resuming from %s (model.ckpt-4 is not finite: w)' % good in lines
+
+    def test_with_none_that_is_good_it_says_so_and_begins_anew(self, folder):
+        self.poison(folder, steps=1)
+        model, train_op = build()
+        with LogLines() as lines:
+            train(train_op, folder)
+        assert model.batches.drawn == 6
+        said = 'no checkpoint in %s can be resumed from' % os.path.abspath(str(folder))
+        assert any(said in line for line in lines)
+
+    def test_the_monitored_training_of_slim_does_so_under_instrument(self, folder):
+        from slimguard import compat
+
+        training = compat.import_slim().training
+        self.poison(folder)
+        with slimguard.instrument():
+            model = Linear()
+            train_op = training.create_train_op(model.loss, model.optimizer)
+            training.train(
+                train_op,
+                str(folder),
+                save_checkpoint_secs=None,
+                save_summaries_steps=None,
+                hooks=[tf1.train.StopAtStepHook(last_step=6)],
+            )
+        assert model.batches.drawn == 3
+        savers = tf1.get_collection(tf1.GraphKeys.SAVERS)
+        assert [type(saver) for saver in savers] == [slimguard.FiniteSaver]
+        assert checkpoint_reader.read(str(folder / 'model.ckpt-3')).is_good

@@ -1,0 +1,404 @@
+"""FiniteSaver: what is not finite never becomes the newest checkpoint."""
+
+import os
+import resource
+import shutil
+import subprocess
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slimguard
+from slimguard import compat
+from slimguard.checkpoints import checkpoint_reader, repair
+from slimguard.graph.sessions import SessionWrapper
+from tests.helpers.models import Linear, LogLines, records_in, train_quietly
+
+tf1 = tf.compat.v1
+slim = compat.import_slim()
+
+V1 = tf1.train.SaverDef.V1
+REF_OR_RESOURCE = pytest.mark.parametrize('use_resource', [False, True])
+
+
+class Weights:
+    """One variable, that can be set to anything."""
+
+    def __init__(self, use_resource=False, dtype=tf.float32, size=3):
+        self.step = tf1.train.get_or_create_global_step()
+        self.w = tf1.get_variable(
+            'w', [size], dtype, tf1.ones_initializer(), use_resource=use_resource
+        )
+        self.value = tf1.placeholder(dtype, [])
+        self.assign = self.w.assign(tf.fill([size], self.value)).op
+
+    def set(self, session, value):
+        session.run(self.assign, {self.value: value})
+
+
+def newest(logdir):
+    path = tf1.train.latest_checkpoint(str(logdir))
+    return path and os.path.basename(path)
+
+
+@REF_OR_RESOURCE
+@pytest.mark.parametrize(
+    'settings',
+    [{}, {'sharded': True}, {'write_version': V1}, {'write_version': V1, 'sharded': True}],
+)
+@pytest.mark.parametrize('bad', [np.nan, np.inf])
+def test_a_bad_variable_is_not_saved_and_what_was_saved_stays(folder, settings, use_resource, bad):
+    weights = Weights(use_resource)
+    saver = slimguard.FiniteSaver(**settings)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        good = saver.save(session, str(folder / 'm'), 1)
+        assert good == tf1.train.latest_checkpoint(str(folder))
+        before = sorted(os.listdir(str(folder)))
+        weights.set(session, bad)
+        with LogLines() as lines:
+            assert saver.save(session, str(folder / 'm'), 2) is None
+        assert tf1.train.latest_checkpoint(str(folder)) == good
+        assert saver.last_checkpoints == [os.path.abspath(good)]
+        assert sorted(os.listdir(str(folder))) == before + ['slimguard']
+        saver.restore(session, good)
+        assert (session.run(weights.w) == 1).all()
+        newer = saver.save(session, str(folder / 'm'), 3)
+        assert os.path.abspath(newer) == saver.last_checkpoints[-1]
+    (line,) = [line for line in lines if line.startswith('slimguard: ')]
+    assert 'm-2 is refused, not finite: w. The newest is still ' + os.path.abspath(good) in line
+    (incident,) = saver.refused
+    assert (incident.step, incident.tensors, incident.action) == (2, ('w',), 'save refused')
+    (record,) = records_in(str(folder))
+    assert record['tensors'] == ['w'] and record['step'] == 2
+
+
+@REF_OR_RESOURCE
+@pytest.mark.parametrize('dtype', [tf.float16, tf.bfloat16, tf.float32, tf.float64])
+def test_large_values_are_saved(folder, dtype, use_resource):
+    weights = Weights(use_resource, dtype)
+    saver = slimguard.FiniteSaver()
+    with tf1.Session() as session:
+        weights.set(session, dtype.max)
+        session.run(weights.step.initializer)
+        assert saver.save(session, str(folder / 'm')) is not None
+        weights.set(session, np.inf)
+        assert saver.save(session, str(folder / 'n')) is None
+
+
+def test_a_saver_that_exists_is_wrapped_with_its_settings_and_its_list(folder):
+    Weights()
+    inner = tf1.train.Saver(max_to_keep=2, pad_step_number=True)
+    saver = slimguard.FiniteSaver(inner)
+    assert isinstance(saver, tf1.train.Saver)
+    assert saver.saver_def is inner.saver_def
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        for step in range(4):
+            saver.save(session, str(folder / 'm'), step)
+    assert [os.path.basename(p) for p in inner.last_checkpoints] == ['m-00000002', 'm-00000003']
+    assert saver.last_checkpoints == inner.last_checkpoints
+    assert not (folder / 'm-00000001.index').exists()
+    saver.recover_last_checkpoints(inner.last_checkpoints[:1])
+    assert len(inner.last_checkpoints) == 1
+    with tf.Graph().as_default():  # the graph it writes is one that stock TensorFlow imports
+        restored = tf1.train.import_meta_graph(str(folder / 'm-00000003.meta'))
+        with tf1.Session() as session:
+            restored.restore(session, str(folder / 'm-00000003'))
+
+
+def test_a_deferred_saver_is_checked_once_it_is_built(folder):
+    saver = slimguard.FiniteSaver(defer_build=True)
+    weights = Weights()
+    saver.build()
+    with tf1.Session() as session:
+        session.run(weights.step.initializer)
+        weights.set(session, np.nan)
+        assert saver.save(session, str(folder / 'm')) is None
+
+
+def test_what_it_cannot_do_is_said(graph):
+    Weights()
+    with pytest.raises(ValueError, match='was given a Saver and max_to_keep beside it'):
+        slimguard.FiniteSaver(tf1.train.Saver(), max_to_keep=3)
+    saver = tf1.train.Saver()
+    graph.finalize()
+    with pytest.raises(RuntimeError, match='the graph is finalized, so FiniteSaver'):
+        slimguard.FiniteSaver(saver)
+
+
+@REF_OR_RESOURCE
+def test_a_nan_that_comes_while_it_saves_is_not_published(folder, use_resource):
+    """Another thread writes a NaN at any moment, and it stays: as an optimizer without a gate."""
+    weights = Weights(use_resource, size=2000000)
+    saver = slimguard.FiniteSaver(max_to_keep=None)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        for number in range(12):
+            weights.set(session, 1.0)
+            delay = threading.Timer(0.002 * number, weights.set, (session, np.nan))
+            delay.start()
+            path = str(folder / 'm')
+            while path is not None:
+                path = saver.save(session, str(folder / 'm'), number, write_meta_graph=False)
+                assert path is None or checkpoint_reader.read(path).is_good
+            delay.join()
+
+
+def test_what_the_gate_takes_back_is_not_published_meanwhile(folder):
+    """A forward pass writes a NaN, which is put back: the saver's thread may come in between."""
+    bad = tf1.placeholder_with_default(np.float32(np.nan), [])
+    x = tf.fill([4, 200000], bad)
+    net = slim.batch_norm(x, updates_collections=None, is_training=True, scope='bn')
+    weights = tf1.get_variable('w', [200000])
+    loss = tf.reduce_mean(net * weights)
+    train_op = slimguard.create_train_op(loss, tf1.train.GradientDescentOptimizer(0.1))
+    watched = slimguard.gate.gate_of(train_op).watched
+    saver = slimguard.FiniteSaver(max_to_keep=None)
+    saved = []
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        done = threading.Event()
+
+        def save():
+            for number in range(25):
+                path = saver.save(session, str(folder / 'm'), number, write_meta_graph=False)
+                saved.append(path)
+            done.set()
+
+        thread = threading.Thread(target=save)
+        thread.start()
+        while not done.is_set():
+            session.run(train_op, {watched: True})
+        thread.join()
+    published = [path for path in saved if path is not None]
+    assert published
+    assert all(checkpoint_reader.read(path).is_good for path in published)
+
+
+def poison(weights):
+    """A train op without a gate, that makes the weights NaN in its third step."""
+    step = weights.step.assign_add(1)
+    value = tf.where(step >= 3, tf.constant(np.nan), tf.constant(1.0))
+    return weights.w.assign(tf.fill([3], value)).op
+
+
+@pytest.mark.parametrize('how', ['scaffold', 'saver hook', 'NanLossHook'])
+def test_it_is_the_saver_of_a_monitored_session(folder, how):
+    weights = Weights()
+    train_op = poison(weights)
+    logdir = str(folder)
+    arguments = {'checkpoint_dir': logdir, 'save_checkpoint_steps': 1}
+    loss = tf.reduce_sum(tf.zeros([3]))
+    if how == 'scaffold':
+        arguments['scaffold'] = tf1.train.Scaffold(saver=slimguard.FiniteSaver())
+    elif how == 'saver hook':
+        saver = slimguard.FiniteSaver()
+        arguments = {'hooks': [tf1.train.CheckpointSaverHook(logdir, save_steps=1, saver=saver)]}
+    else:
+        arguments['hooks'] = [slimguard.NanLossHook(loss, logdir=logdir)]
+    with tf1.train.MonitoredTrainingSession(**arguments) as session:
+        for _ in range(5):
+            session.run(train_op)
+    assert newest(folder) == 'model.ckpt-2'
+
+
+@pytest.mark.skipif(not hasattr(tf, 'estimator'), reason='this TensorFlow has no Estimator')
+def test_it_is_the_saver_of_an_estimator(folder):
+    try:
+        estimators = tf1.estimator
+    except AttributeError:
+        pytest.skip('this TensorFlow has no Estimator')
+
+    def model_fn(features, mode):
+        weights = Weights()
+        return estimators.EstimatorSpec(
+            mode,
+            loss=tf.reduce_sum(features),
+            train_op=poison(weights),
+            scaffold=tf1.train.Scaffold(saver=slimguard.FiniteSaver()),
+        )
+
+    config = estimators.RunConfig(str(folder), save_checkpoints_steps=1)
+    estimator = estimators.Estimator(model_fn, config=config)
+    estimator.train(lambda: tf1.data.Dataset.from_tensors([1.0]).repeat(), steps=5)
+    assert newest(folder) == 'model.ckpt-2'
+
+
+class TestFullDisk:
+    """A limit on the size of a file stands in for the disk: writing fails in the same place."""
+
+    @pytest.fixture
+    def full(self):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+        def fill():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000000, before[1]))
+
+        yield fill
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    @pytest.mark.parametrize('settings', [{}, {'sharded': True}])
+    def test_the_previous_checkpoint_stays_and_the_rest_is_cleared(self, folder, full, settings):
+        weights = Weights(size=1000000)
+        saver = slimguard.FiniteSaver(**settings)
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            good = saver.save(session, str(folder / 'm'), 1)
+            before = sorted(os.listdir(str(folder)))
+            full()
+            with LogLines() as lines, pytest.raises(tf.errors.OpError):
+                saver.save(session, str(folder / 'm'), 2)
+            assert sorted(os.listdir(str(folder))) == before
+            assert slimguard.latest_finite_checkpoint(str(folder)) == os.path.abspath(good)
+            assert tf1.train.latest_checkpoint(str(folder)) == good
+            saver.restore(session, good)
+            weights.set(session, 1.0)
+        (line,) = [line for line in lines if 'm-2 could not be written' in line]
+        assert line.endswith('File too large')
+
+    def test_a_training_says_what_happened(self, folder, full):
+        model = Linear()
+        tf1.get_variable('large', [1000000])
+        train_op = slimguard.create_train_op(model.loss, model.optimizer)
+        train_quietly(train_op, folder, number_of_steps=3)
+        with tf.Graph().as_default():
+            model = Linear()
+            tf1.get_variable('large', [1000000])
+            train_op = slimguard.create_train_op(model.loss, model.optimizer)
+            full()
+            with LogLines() as lines, pytest.raises(tf.errors.OpError):
+                train_quietly(train_op, folder)
+        assert newest(folder) == 'model.ckpt-3'
+        assert any('could not be written' in line for line in lines)
+
+
+class TestSavingAStepAgain:
+    """As after each restart: two files are replaced, and a kill may come between."""
+
+    class Dies(SessionWrapper):
+        """A session in which the process dies when the first of the two files is replaced."""
+
+        def __init__(self, session, path):
+            SessionWrapper.__init__(self, session)
+            self._path = path
+
+        def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
+            result = self._session.run(fetches, feed_dict)
+            if feed_dict:
+                os.remove(self._path + '.index')
+                raise KeyboardInterrupt
+            return result
+
+    def test_whatever_happens_the_newest_is_good(self, folder):
+        weights = Weights()
+        saver = slimguard.FiniteSaver()
+        prefix = str(folder / 'm')
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            first, second = [saver.save(session, prefix, step) for step in (1, 2)]
+            weights.set(session, 5.0)
+            with pytest.raises(KeyboardInterrupt):
+                saver.save(self.Dies(session, second), prefix, 2)
+            newest = tf1.train.latest_checkpoint(str(folder))
+            assert newest == prefix + '.spare-2'
+            assert saver.last_checkpoints == [os.path.abspath(p) for p in (first, newest)]
+            saver.restore(session, newest)
+            assert (session.run(weights.w) == 1).all()
+            # What the accident left is cleared away when its turn comes.
+            for step in range(2, 8):
+                saver.save(session, prefix, step)
+        assert not list(folder.glob('*spare*'))
+
+    def test_all_is_as_it_was_when_nothing_happens(self, folder):
+        weights = Weights()
+        saver = slimguard.FiniteSaver()
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            saver.save(session, str(folder / 'm'), 2)
+            before = sorted(os.listdir(str(folder)))
+            weights.set(session, 5.0)
+            again = saver.save(session, str(folder / 'm'), 2)
+            assert os.path.abspath(again) == saver.last_checkpoints[0]
+            assert sorted(os.listdir(str(folder))) == before
+            weights.set(session, np.nan)
+            assert saver.save(session, str(folder / 'm'), 2) is None
+        assert newest(folder) == 'm-2'
+        assert tf.train.load_variable(str(folder / 'm-2'), 'w')[0] == 5.0
+
+
+@pytest.fixture
+def tiny_disk(folder):
+    """A file system of three megabytes."""
+    made = subprocess.run(
+        ['mount', '-t', 'tmpfs', '-o', 'size=3m', 'tmpfs', str(folder)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    if made.returncode:
+        pytest.skip('a file system of its own takes the right to mount one')
+    yield folder
+    subprocess.run(['umount', '-l', str(folder)], check=True)
+
+
+@pytest.mark.skipif(shutil.which('mount') is None, reason='there is no mount')
+def test_on_a_disk_that_is_full_the_newest_checkpoint_can_be_restored(tiny_disk):
+    weights = Weights(size=250000)  # a megabyte
+    saver = slimguard.FiniteSaver(max_to_keep=None)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        with pytest.raises(tf.errors.OpError, match='No space left on device'):
+            for step in range(10):
+                good = saver.save(session, str(tiny_disk / 'm'), step)
+        assert tf1.train.latest_checkpoint(str(tiny_disk)) == good
+        assert slimguard.latest_finite_checkpoint(str(tiny_disk)) == os.path.abspath(good)
+        assert not list(tiny_disk.glob('*%d*' % (step)))
+        weights.set(session, 5.0)
+        saver.restore(session, good)
+        assert (session.run(weights.w) == 1).all()
+
+
+class _LosesAnswer(SessionWrapper):
+    """A session whose server dies once it has written a checkpoint, before it says so."""
+
+    def run(self, *args, **kwargs):
+        result = self._session.run(*args, **kwargs)
+        if isinstance(result, bytes):
+            raise tf.errors.UnavailableError(None, None, 'Socket closed')
+        return result
+
+
+def test_what_is_there_already_is_not_taken_for_what_could_not_be_written(folder):
+    class Fails(SessionWrapper):
+        def run(self, *args, **kwargs):
+            raise tf.errors.ResourceExhaustedError(None, None, 'No space left')
+
+    Weights()
+    saver = slimguard.FiniteSaver()
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        saver.save(session, str(folder / 'm'), 1)
+        with LogLines() as lines, pytest.raises(tf.errors.ResourceExhaustedError):
+            saver.save(Fails(session), str(folder / 'm'), 1)
+    assert lines[-1].endswith('m-1 could not be written: No space left')
+    assert newest(folder) == 'm-1'
+
+
+def test_what_a_server_wrote_before_it_died_is_what_a_restart_resumes_from(folder):
+    weights = Weights()
+    saver = slimguard.FiniteSaver()
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        saver.save(session, str(folder / 'm'), 1)
+        weights.set(session, 2)
+        with LogLines() as lines, pytest.raises(tf.errors.UnavailableError):
+            saver.save(_LosesAnswer(session), str(folder / 'm'), 2)
+        assert lines[-1].endswith('m-2 is whole, but saving it failed: Socket closed')
+        assert newest(folder) == 'm-1'
+        repair.resume_from_good(str(folder))
+        assert newest(folder) == 'm-2'
+        weights.set(session, 3)
+        saver.restore(session, str(folder / 'm-2'))
+        assert (session.run(weights.w) == 2).all()

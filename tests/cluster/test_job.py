@@ -1,0 +1,503 @@
+"""What happens to one process of a job, the others hear of. Real processes on loopback."""
+
+import itertools
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slimguard
+from slimguard import compat
+from slimguard.checkpoints import checkpoint_reader
+from slimguard.checkpoints.checkpoint_files import step_in_name
+from slimguard.cluster import follower
+from slimguard.cluster.job_table import SharedTable
+from slimguard.incidents import record_file
+from tests.helpers.jobs import Job
+from tests.helpers.models import records_in
+
+tf1 = tf.compat.v1
+slim = compat.import_slim()
+
+WORKERS = 2
+# The draws that all make in step with each other, so that nobody is done before the others begin.
+TOGETHER = 3
+BAD = 8
+# Enough for a process to be killed and started again meanwhile.
+STEPS = 200
+
+
+class Count:
+    """Every step adds one to a variable, and one more for each rollback that came before it began.
+
+    So the variable tells whether something that was computed before a rollback is written after it.
+    """
+
+    def __init__(self, role, options):
+        self.role, self.options = role, options
+        self.hook = None
+        self.drawn = 0
+        self.entered = []
+        with role.device():
+            self.step = tf1.train.get_or_create_global_step()
+            x = tf1.py_func(self._draw, [], tf.float64, stateful=True)
+            x.set_shape([])
+            self.count = tf1.get_variable(
+                'count', [], tf.float64, initializer=tf1.zeros_initializer(), use_resource=True
+            )
+            self.loss = tf.identity(-x * self.count, name='loss')
+            self.optimizer = tf1.train.GradientDescentOptimizer(1.0)
+            self.sync = None
+            if options.get('sync'):
+                self.optimizer = self.sync = role.synchronous(self.optimizer)
+            self.train_op = slimguard.create_train_op(
+                self.loss, self.optimizer, check_numerics=False
+            )
+
+    def _draw(self):
+        draw = self.drawn
+        self.drawn += 1
+        before = self.hook.job.rollbacks  # as long as a step may take, others may roll back
+        meets = draw == 0 or (draw < TOGETHER and not self.sync)
+        if meets and not self.options.get('lonely'):
+            self.role.meet('draw %d' % draw)
+        time.sleep(self.options.get('pause', 0.01))
+        if draw in self.options['bad'].get(self.role.task, ()):
+            return np.float64('nan')
+        return np.float64(1 + before)
+
+
+class Thief(tf1.train.SessionRunHook):
+    """Takes so many tokens that all wait for more.
+
+    Then, as where a server is gone, a thread fails; or that is when the other worker has ended.
+    """
+
+    def __init__(self, model):
+        self._model, self._has_stolen = model, False
+
+    def begin(self):
+        self._steal = self._model.sync._sync_token_queue.dequeue()
+
+    def after_create_session(self, session, coord):
+        if self._model.role.is_chief and not self._has_stolen:
+            self._has_stolen = True
+            threading.Thread(target=self._work, args=[session, coord], daemon=True).start()
+
+    def _work(self, session, coord):
+        fails = self._model.options['steals'] == 'and fails'
+        self._model.role.wait_for('draw 0 1' if fails else 'left 1')
+        for _ in range(4):
+            threading.Thread(target=self._take, args=[session], daemon=True).start()
+        if not fails:
+            return
+        time.sleep(1)
+        try:
+            raise tf.errors.UnavailableError(None, None, 'a server is gone')
+        except tf.errors.UnavailableError as error:
+            coord.request_stop(error)
+
+    def _take(self, session):
+        try:
+            session.run(self._steal)
+        except (tf.errors.OpError, RuntimeError):
+            pass  # the session was closed meanwhile
+
+
+class Entered(tf1.train.SessionRunHook):
+    """Notes the state in which a process takes up the training, each time."""
+
+    def __init__(self, model):
+        self._model = model
+
+    def after_create_session(self, session, coord):
+        model = self._model
+        model.entered.append([float(v) for v in session.run([model.count, model.step])])
+        model.role.say('entered')
+        if model.role.is_chief:
+            model.role.post('state')
+
+
+def train(role, logdir, options):
+    """The function of all workers. Returns what they saw; a NanLossError leaves as it is."""
+    if not role.is_chief and not options.get('early'):
+        # Who looks before there is a state looks again in half a minute.
+        role.wait_for('state')
+    model = Count(role, options)
+    rolled_back = []
+
+    def on_rollback(session, incident):
+        rolled_back.append(incident.worker)
+
+    on_nan = options['on_nan']
+    if on_nan == 'rollback':
+        on_nan = slimguard.Rollback(options.get('max_times', 3), on_rollback)
+    hook = model.hook = slimguard.NanLossHook(
+        model.loss, on_nan=on_nan, logdir=logdir, ends_job=options.get('ends_job', True)
+    )
+    steps = options['steps'].get(role.task)
+    run = _monitored if options.get('monitored') else _train
+    hooks = [hook, Entered(model)] + ([Thief(model)] if options.get('steals') else [])
+    run(role, logdir, model, hooks, steps, options)
+    role.post('left %d' % role.task)
+    return {
+        'entered': model.entered,
+        'drawn': model.drawn,
+        'rolled back': rolled_back,
+        'rollbacks': hook.job.rollbacks,
+        'incidents': [(i.action, i.worker) for i in hook.incidents],
+    }
+
+
+def _train(role, logdir, model, hooks, steps, options):
+    slimguard.train(
+        model.train_op,
+        logdir,
+        master=role.server().target,
+        is_chief=role.is_chief,
+        number_of_steps=steps,
+        startup_delay_steps=0 if role.is_chief else options.get('delay', 0),
+        log_every_n_steps=0,
+        save_interval_secs=options.get('save_secs', 0.1),
+        save_summaries_secs=0,
+        session_config=role.config(),
+        sync_optimizer=model.sync,
+        hooks=hooks,
+        capture=False,
+    )
+
+
+def _monitored(role, logdir, model, hooks, steps, options):
+    if steps is not None:
+        hooks = hooks + [tf1.train.StopAtStepHook(last_step=steps)]
+    save_secs = options.get('save_secs', 0.1)
+    role.train_monitored(model.train_op, logdir, hooks, model.sync, save_checkpoint_secs=save_secs)
+
+
+def job_of(logdir, ps=1, workers=WORKERS, **options):
+    options.setdefault('bad', {})
+    options.setdefault('steps', {task: 60 for task in range(workers)})
+    options.setdefault('on_nan', 'skip')
+    return Job(train, str(logdir), options, ps=ps, workers=workers)
+
+
+def end_by_incident(logdir, on_nan, monitored, sync, who):
+    """How the workers end where one of them has a NaN, and none would end otherwise."""
+    without_end = {0: 10**6, 1: 10**6}
+    with job_of(
+        logdir,
+        monitored=monitored,
+        sync=sync,
+        bad={who: [BAD]},
+        on_nan=on_nan,
+        steps=without_end,
+    ) as job:
+        return job.wait_for_workers()
+
+
+def require_good_checkpoint(logdir):
+    path = tf1.train.latest_checkpoint(str(logdir))
+    assert checkpoint_reader.read(path).is_good, path
+    return path
+
+
+def wait_for_record(logdir):
+    end = time.time() + 60
+    record = record_file.path_in(str(logdir))
+    while not os.path.exists(record) or not os.path.getsize(record):
+        assert time.time() < end, 'no incident is recorded'
+        time.sleep(0.02)
+
+
+def kinds(roles, *quick, slow=()):
+    """All kinds of job, with each of some roles; all but those that are named are the matrix's."""
+    found = []
+    for monitored, sync, role in itertools.product((False, True), (False, True), roles):
+        loop, mode = 'monitored' if monitored else 'train', 'sync' if sync else 'async'
+        name = '-'.join([loop, mode, role])
+        marks = [pytest.mark.slow] if name in slow else [pytest.mark.matrix]
+        if name in quick:
+            marks = []
+        found.append(pytest.param(monitored, sync, ROLES[role], id=name, marks=marks))
+    return found
+
+
+ROLES = {'chief': ('worker', 0), 'worker': ('worker', 1), 'ps': ('ps', 0)}
+WORKER_ROLES = ('chief', 'worker')
+KINDS = 'monitored, sync, who'
+
+
+@pytest.mark.parametrize(
+    KINDS, kinds(WORKER_ROLES, 'train-sync-worker', slow=['monitored-sync-chief'])
+)
+def test_raise_on_one_ends_all(tmp_path, monitored, sync, who):
+    who = who[1]
+    ended = end_by_incident(tmp_path, 'raise', monitored, sync, who)
+    assert [end.error for end in ended] == ['NanLossError'] * WORKERS
+    for end in ended:
+        assert end.incident['worker'] == '/job:worker/task:%d' % who
+        assert end.incident['action'] == 'raise'
+    require_good_checkpoint(tmp_path)
+    (record,) = records_in(str(tmp_path))
+    assert record['worker'] == '/job:worker/task:%d' % who
+
+
+@pytest.mark.parametrize(KINDS, kinds(WORKER_ROLES, 'train-async-chief', 'monitored-sync-worker'))
+def test_stop_on_one_ends_all_cleanly(tmp_path, monitored, sync, who):
+    who = who[1]
+    ended = end_by_incident(tmp_path, 'stop', monitored, sync, who)
+    assert [end.error for end in ended] == [None] * WORKERS
+    incidents = [end.value['incidents'] for end in ended]
+    assert incidents[who] == [('stop', '/job:worker/task:%d' % who)]
+    assert incidents[1 - who] == []
+    require_good_checkpoint(tmp_path)
+
+
+def test_a_worker_may_end_alone(tmp_path):
+    with job_of(
+        tmp_path, bad={1: [BAD]}, on_nan='raise', ends_job=False, steps={0: 60, 1: 10**6}
+    ) as job:
+        chief, worker = job.wait_for_workers()
+    assert worker.error == 'NanLossError'
+    assert chief.error is None and not chief.value['incidents']
+    assert step_in_name(require_good_checkpoint(tmp_path)) >= 60
+
+
+@pytest.mark.parametrize('monitored', [False, True], ids=['train', 'monitored'])
+def test_the_chiefs_end_is_the_jobs(tmp_path, monitored):
+    with job_of(tmp_path, monitored=monitored, steps={0: 20}) as job:
+        chief, worker = job.wait_for_workers()
+    assert chief.error is None and worker.error is None
+
+
+@pytest.mark.parametrize(
+    KINDS, kinds(WORKER_ROLES, 'train-async-worker', slow=['train-sync-chief'])
+)
+def test_nothing_from_before_a_rollback_is_written_after_it(tmp_path, monitored, sync, who):
+    who = who[1]
+    with job_of(
+        tmp_path,
+        monitored=monitored,
+        sync=sync,
+        bad={who: [BAD, 2 * BAD]},
+        on_nan='rollback',
+        # The others take ten times as long for a step, so there is always one under way.
+        pause=0.05,
+        save_secs=0.02,
+    ) as job:
+        ended = job.wait_for_workers()
+    assert [end.error for end in ended] == [None] * WORKERS
+    chief = ended[0].value
+    asker = '/job:worker/task:%d' % who
+    assert ended[who].value['incidents'] == [('rollback', asker)] * 2
+    # The chief went back, once for each, and all went with it.
+    assert chief['rolled back'] == [asker] * 2 and ended[1].value['rolled back'] == []
+    assert [end.value['rollbacks'] for end in ended] == [2, 2]
+    assert [len(end.value['entered']) for end in ended] == [3, 3]
+    require_nothing_stale(tmp_path, chief, sync, WORKERS)
+
+
+def require_nothing_stale(logdir, chief, sync, workers):
+    """Every step of the last round added one and the number of rollbacks before it, no less."""
+    path = require_good_checkpoint(logdir)
+    count, step = chief['entered'][-1]
+    counted = tf1.train.load_variable(path, 'count') - count
+    stepped = tf1.train.load_variable(path, 'global_step') - step
+    steps, rest = divmod(counted, 1 + chief['rollbacks'])
+    assert rest == 0
+    # A worker may be between its two writes when the chief saves.
+    assert abs(steps - stepped) <= (0 if sync else workers - 1)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize('on_nan', ['raise', 'stop', 'rollback'])
+@pytest.mark.parametrize('who', ['chief', 'one', 'all'])
+@pytest.mark.parametrize('sync', [False, True], ids=['async', 'sync'])
+@pytest.mark.parametrize('monitored', [False, True], ids=['train', 'monitored'])
+@pytest.mark.parametrize('ps, workers', [(1, 2), (2, 3)])
+def test_every_policy_in_every_job(tmp_path, ps, workers, monitored, sync, who, on_nan):
+    tasks = {'chief': [0], 'one': [workers - 1], 'all': range(workers)}[who]
+    goes_on = on_nan == 'rollback'
+    with job_of(
+        tmp_path,
+        ps,
+        workers,
+        monitored=monitored,
+        sync=sync,
+        bad={task: [BAD] for task in tasks},
+        on_nan=on_nan,
+        max_times=10,
+        steps={task: 60 if goes_on else 10**6 for task in range(workers)},
+    ) as job:
+        ended = job.wait_for_workers()
+    error = 'NanLossError' if on_nan == 'raise' else None
+    assert [end.error for end in ended] == [error] * workers
+    require_good_checkpoint(tmp_path)
+    if goes_on:
+        assert 1 <= ended[0].value['rollbacks'] <= len(tasks)
+        require_nothing_stale(tmp_path, ended[0].value, sync, workers)
+
+
+def test_rollbacks_are_counted_for_the_whole_job(tmp_path):
+    with job_of(
+        tmp_path,
+        bad={0: [BAD], 1: [4 * BAD]},
+        on_nan='rollback',
+        max_times=1,
+        steps={0: 10**6, 1: 10**6},
+    ) as job:
+        ended = job.wait_for_workers()
+    assert [end.error for end in ended] == ['NanLossError'] * WORKERS
+    actions = [record['action'] for record in records_in(str(tmp_path))]
+    assert actions == ['rollback', 'raise']
+
+
+@pytest.mark.parametrize(
+    'monitored, sync, killed',
+    kinds(ROLES, 'train-async-ps', slow=['train-sync-chief', 'monitored-async-worker']),
+)
+def test_a_killed_process_is_started_again_and_the_job_ends_well(tmp_path, monitored, sync, killed):
+    with job_of(
+        tmp_path,
+        monitored=monitored,
+        sync=sync,
+        bad={1: [BAD]},
+        steps={0: STEPS, 1: STEPS},
+        pause=0.02,
+        lonely=1,
+    ) as job:
+        for task in range(WORKERS):
+            job.hear('worker', task)
+        wait_for_record(tmp_path)
+        job.kill(*killed)
+        before = records_in(str(tmp_path))
+        saved = step_in_name(slimguard.latest_finite_checkpoint(str(tmp_path)))
+        job.start(*killed)
+        ended = job.wait_for_workers()
+    assert [end.error for end in ended] == [None] * WORKERS
+    if killed != ('worker', 1):
+        # Everybody went back to the newest checkpoint: hooks saw a new session.
+        times = [len(end.value['entered']) for end in ended]
+        assert times == ([1, 2] if killed == ('worker', 0) else [2, 2])
+        assert ended[0].value['entered'][-1][1] >= saved
+    assert records_in(str(tmp_path))[: len(before)] == before
+    assert step_in_name(require_good_checkpoint(tmp_path)) >= STEPS
+
+
+@pytest.mark.slow
+def test_a_step_does_not_wait_for_tokens_that_nobody_hands_out_any_more(tmp_path):
+    with job_of(tmp_path, sync=True, steals='and fails') as job:
+        ended = job.wait_for_workers()
+    assert [end.error for end in ended] == [None] * WORKERS
+    assert [len(end.value['entered']) for end in ended] == [2, 2]
+    assert step_in_name(require_good_checkpoint(tmp_path)) >= 60
+
+
+@pytest.mark.slow
+def test_a_step_does_not_wait_for_a_worker_that_is_done(tmp_path):
+    with job_of(tmp_path, sync=True, steals='late', steps={0: 40, 1: 10}) as job:
+        ended = job.wait_for_workers()
+    assert [end.error for end in ended] == [None] * WORKERS
+    assert step_in_name(require_good_checkpoint(tmp_path)) >= 40
+
+
+def test_who_comes_when_all_is_done_ends_at_once(tmp_path):
+    with job_of(tmp_path, steps={0: 30, 1: 30}, lonely=1) as job:
+        assert [end.error for end in job.wait_for_workers()] == [None] * WORKERS
+        job.start('worker', 1)
+        worker = job.wait('worker', 1)
+    assert worker.error is None and worker.value['drawn'] <= 1
+
+
+def test_who_waits_for_its_first_step_hears_of_the_end(tmp_path):
+    with job_of(
+        tmp_path,
+        bad={0: [60]},
+        on_nan='raise',
+        delay=10**6,
+        lonely=1,
+        early=1,
+        steps={0: 10**7, 1: 10**7},
+    ) as job:
+        chief, worker = job.wait_for_workers()
+    assert chief.error == worker.error == 'NanLossError'
+    assert chief.incident['worker'] == worker.incident['worker'] == '/job:worker/task:0'
+
+
+def beside_plain_slim(role, logdir):
+    """The chief trains with plain slim until the other, under slimguard, has ended."""
+    follower._NO_CHIEF = 0.5
+    step = [0]
+
+    def draw():
+        step[0] += 1
+        time.sleep(0.01)
+        return np.float64('nan' if step[0] == 3 and not role.is_chief else 1)
+
+    with role.device():
+        tf1.train.create_global_step()
+        x = tf1.py_func(draw, [], tf.float64, stateful=True)
+        x.set_shape([])
+        loss = x * tf1.get_variable('w', [], tf.float64, initializer=tf1.zeros_initializer())
+        optimizer = tf1.train.GradientDescentOptimizer(1.0)
+        learning = slim.learning if role.is_chief else slimguard.learning
+        train_op = learning.create_train_op(loss, optimizer, check_numerics=False)
+    kwargs = {'session_config': role.config(), 'log_every_n_steps': 0}
+    if role.is_chief:
+        role.post('over 0')
+
+        def train_step(session, *_):
+            session.run(train_op)
+            return 0.0, role.all_have_posted('over')
+
+        kwargs['train_step_fn'] = train_step
+    else:
+        kwargs['on_nan'] = 'rollback'
+    try:
+        master = role.server().target
+        learning.train(train_op, logdir, master=master, is_chief=role.is_chief, **kwargs)
+    finally:
+        role.post('over %d' % role.task)
+
+
+def test_beside_a_chief_without_slimguard_there_is_no_rollback(tmp_path):
+    with Job(beside_plain_slim, str(tmp_path)) as job:
+        chief, worker = job.wait_for_workers()
+    assert chief.error is None
+    assert worker.error == 'NanLossError' and 'the chief' in worker.incident['reason']
+    assert 'does not train under slimguard' in worker.log
+
+
+class TestSharedTable:
+    def test_entries_are_kept_by_number(self):
+        server = tf1.train.Server({'holder': ['localhost:0']})
+        device = '/job:holder/task:0'
+        one, other = SharedTable(server.target, device), SharedTable(server.target, device)
+        one.write(1, {'round': 3, 'incident': {'loss': 'nan'}})
+        other.write(2**52, {'round': None})
+        one.write(1, {'round': 4})
+        assert other.read() == {1: {'round': 4}, 2**52: {'round': None}}
+        assert other.exchange(2**52, {'round': 5}) == {1: {'round': 4}, 2**52: {'round': 5}}
+        other.remove(1)
+        assert one.read() == {2**52: {'round': 5}}
+        one.close()
+        assert one.read() == {2**52: {'round': 5}}  # opened again
+        one.close()
+        other.close()
+
+    def test_one_process_has_no_shared_table(self, tmp_path):
+        server = tf1.train.Server.create_local_server()
+        with tf.Graph().as_default():
+            tf1.train.get_or_create_global_step()
+            weight = tf1.get_variable('w', [])
+            loss = tf.square(weight)
+            train_op = slimguard.create_train_op(loss, tf1.train.GradientDescentOptimizer(0.1))
+            hook = slimguard.NanLossHook(loss)
+            hook.job = 'of an earlier training'
+            slimguard.train(
+                train_op, str(tmp_path), number_of_steps=2, master=server.target, hooks=[hook]
+            )
+        assert hook.job is None

@@ -1,0 +1,366 @@
+"""What must hold when slimguard puts tf-slim's names back."""
+
+import ast
+import importlib
+import os
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slimguard
+from slimguard import compat
+from slimguard.compat import modules, repairs, table
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+VERSION = tuple(int(part) for part in tf.__version__.split('.')[:2])
+
+tf1 = tf.compat.v1
+
+
+def run_python(code, without=(), path=()):
+    """Runs code in a Python of its own, in which some packages cannot be imported."""
+    block = 'import sys\nsys.modules.update(dict.fromkeys({!r}))\n'.format(list(without))
+    paths = [*map(str, path), str(ROOT), str(ROOT / 'tests'), os.environ.get('PYTHONPATH', '')]
+    done = subprocess.run(
+        [sys.executable, '-c', block + textwrap.dedent(code)],
+        env=dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, paths))),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def used_names(folder):
+    """The names below TensorFlow that the Python files in a folder write out."""
+    names = set()
+    for path in pathlib.Path(folder).rglob('*.py'):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding='utf-8'))))
+        full = {}
+        for node in nodes:
+            if isinstance(node, ast.ImportFrom):
+                full.update((n.asname or n.name, node.module + '.' + n.name) for n in node.names)
+            elif isinstance(node, ast.Import):
+                full.update((n.asname or n.name, n.name) for n in node.names)
+        uses = [n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)]
+        names.update(full.values())
+        names.update('{}.{}'.format(full.get(use.value.id), use.attr) for use in uses)
+    return {name for name in names if name.startswith('tensorflow.') and not name.endswith('*')}
+
+
+def is_there(name):
+    """Whether the name `a.b` can be had by `import a.b` or by `from a import b`."""
+    parent, _, child = name.rpartition('.')
+    try:
+        getattr(importlib.import_module(parent), child)
+        return True
+    except (AttributeError, ImportError):
+        return _is_module(name)
+
+
+def _is_module(name):
+    try:
+        importlib.import_module(name)
+        return True
+    except ImportError:
+        return False
+
+
+@pytest.fixture(scope='module')
+def slim():
+    return compat.import_slim()
+
+
+@pytest.fixture
+def slim_folder(slim):
+    if slim.__name__ != 'tf_slim':
+        pytest.skip('tf.contrib.slim comes with its TensorFlow: it lacks nothing')
+    return os.path.dirname(slim.__file__)
+
+
+@pytest.fixture
+def slim_of_tomorrow(tmp_path):
+    """A tf_slim that looks for names where tf-slim 1.2 does: in the newest TensorFlow's places."""
+    folder = tmp_path / 'tf_slim'
+    folder.mkdir()
+    (folder / '__init__.py').write_text(
+        textwrap.dedent(
+            """
+            import tensorflow.compat.v1 as tf
+            from tensorflow.python.checkpoint import checkpoint_management
+            from tensorflow.python.framework import tensor
+            from tensorflow.python.ops import cond
+
+            class Layer(tf.layers.Layer):
+                pass
+
+            latest = checkpoint_management.latest_checkpoint
+            Tensor = tensor.Tensor
+
+            def choose(pred):
+                return cond.cond(pred, lambda: tf.constant(1), lambda: tf.constant(2))
+            """
+        )
+    )
+    return tmp_path
+
+
+def test_tf_slim_finds_every_name_that_it_uses(slim_folder):
+    assert not sorted(name for name in used_names(slim_folder) if not is_there(name))
+
+
+def test_exactly_the_missing_names_are_put_back(slim_folder):
+    run_python(
+        """
+        import test_compat
+
+        missing = {n for n in test_compat.used_names(%r) if not test_compat.is_there(n)}
+        assert {repair.name for repair in test_compat.compat.revive()} == missing
+        """
+        % slim_folder
+    )
+
+
+def test_nothing_that_tensorflow_has_is_replaced():
+    run_python(
+        """
+        import tensorflow
+        import tensorflow.compat.v1
+        from slimguard import compat
+        from slimguard.compat import modules, table
+
+        def names():
+            loaded = [(key, m) for key, m in sys.modules.items() if key.startswith('tensorflow')]
+            return {(key, n): v for key, m in loaded for n, v in list(vars(m).items())}
+
+        for row in table.TABLE:  # revive() imports these modules, if they are not yet
+            modules.import_or_none(row.module)
+        before = names()
+        compat.revive()
+        after = names()
+        replaced = [before[key] for key in before if after[key] is not before[key]]
+        # A lazy loader gives its place to what it loads: here it had nothing to load.
+        assert all('LazyLoader' in type(value).__name__ for value in replaced), replaced
+        assert len(replaced) <= 1
+        """
+    )
+
+
+@pytest.mark.parametrize('row', table.TABLE, ids=lambda row: row.full_name)
+def test_a_row_of_the_table_names_what_tensorflow_has_there_or_had(row, slim):
+    """Where this TensorFlow still has the name, it must be the very thing that the row gives."""
+    module = modules.import_or_none(row.module)
+    if isinstance(row.home, str):
+        assert modules.public(row.home) is not None
+        assert getattr(module, row.name, modules.public(row.home)) is modules.public(row.home)
+    elif VERSION >= (2, 13):  # up to 2.12 they are where TensorFlow itself looks
+        assert repairs.source_of(row)
+
+
+def test_reviving_twice_is_reviving_once(slim):
+    repairs = compat.revive()
+    values = [is_there(repair.name) for repair in repairs]
+    assert compat.revive() == repairs
+    assert len(set(repairs)) == len(repairs)
+    assert all(values)
+
+
+def test_import_waits_for_tf_slim_and_revives_it_once():
+    run_python(
+        """
+        from slimguard import compat
+        from slimguard.compat import repairs, slim_watcher
+
+        compat.on_slim_import()
+        compat.on_slim_import()
+        assert 'tensorflow' not in sys.modules
+        watchers = [f for f in sys.meta_path if isinstance(f, slim_watcher.SlimWatcher)]
+        assert len(watchers) == 1
+        import tf_slim
+        assert not any(isinstance(f, slim_watcher.SlimWatcher) for f in sys.meta_path)
+        assert not repairs.missing_rows()
+        assert 'tf_keras' not in sys.modules
+        """
+    )
+
+
+def test_a_tf_slim_that_is_imported_already_is_revived_at_once():
+    run_python(
+        """
+        import tf_slim
+        from slimguard import compat
+        from slimguard.compat import repairs
+
+        compat.on_slim_import()
+        assert not repairs.missing_rows()
+        """
+    )
+
+
+def test_batch_norm_trains(slim):
+    """On images, which tf-slim leaves to the layer: rank 2 it computes itself."""
+    images = np.random.RandomState(0).normal(3.0, 2.0, (8, 4, 4, 2)).astype(np.float32)
+    inputs = tf.constant(images)
+    net = slim.batch_norm(inputs, is_training=True, decay=0.5, scope='bn')
+    loss = tf1.losses.mean_squared_error(tf.ones_like(net), net)
+    train_op = slim.learning.create_train_op(loss, tf1.train.GradientDescentOptimizer(0.1))
+    variables = {v.op.name: v for v in tf1.global_variables() if v.op.name.startswith('bn/')}
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        before = session.run(variables)
+        session.run(train_op)
+        after = session.run(variables)
+    assert set(before) == {'bn/beta', 'bn/moving_mean', 'bn/moving_variance'}
+    assert not any(np.array_equal(before[name], after[name]) for name in before)
+
+
+def test_a_step_with_clipped_and_summarized_gradients_runs(slim):
+    loss = tf1.losses.mean_squared_error([[0.0]], slim.linear([[1.0]], 1))
+    train_op = slim.learning.create_train_op(
+        loss,
+        tf1.train.GradientDescentOptimizer(0.1),
+        clip_gradient_norm=1.0,
+        gradient_multipliers={'fully_connected/weights': 0.5},
+        summarize_gradients=True,
+    )
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        assert session.run(train_op) > session.run(loss)
+
+
+@pytest.mark.skipif(VERSION < (2, 0), reason='TensorFlow 1 has the layers itself')
+def test_without_keras_batch_norm_says_what_to_install():
+    out = run_python(
+        """
+        import slimguard
+        import tf_slim as slim
+        import tensorflow as tf
+
+        assert slim.fully_connected(tf.zeros([2, 3]), 1) is not None  # needs no Keras
+        try:
+            slim.batch_norm(tf.zeros([2, 4, 4, 3]))
+        except ImportError as error:
+            print(error)
+        print(slimguard.compat.report())
+        """,
+        without=['keras', 'tf_keras'],
+    )
+    package = 'tf-keras' if VERSION >= (2, 16) else 'keras'
+    advice = 'pip install "{}=={}.{}.*"'.format(package, *VERSION)
+    error, report = out.split('\n', 1)
+    assert advice in error
+    assert advice in report.partition('missing:')[2]
+    assert 'BatchNormalization' not in report.partition('missing:')[0]
+
+
+def test_without_tensorflow_the_error_says_what_to_install():
+    out = run_python(
+        """
+        import types
+
+        # Without running slimguard/__init__.py, which asks for TensorFlow.
+        package = sys.modules['slimguard'] = types.ModuleType('slimguard')
+        package.__path__ = [%r]
+        from slimguard import compat
+        for function in compat.require_tensorflow, compat.revive, compat.import_slim:
+            try:
+                function()
+            except ImportError as error:
+                print(error)
+        print(compat.report())
+        """
+        % os.path.dirname(slimguard.__file__),
+        without=['tensorflow'],
+    )
+    errors, report = out.splitlines()[:3], out.split('\n', 3)[3]
+    for advice in 'the TensorFlow that you have', 'pip install "slimguard[tf]"', 'tensorflow-cpu':
+        assert all(advice in error for error in errors)
+    assert 'pip install "slimguard[tf]"' in report
+
+
+def test_without_tf_slim_contrib_serves_or_the_error_says_what_to_install():
+    out = run_python(
+        """
+        from slimguard import compat
+
+        try:
+            print(compat.import_slim().__name__)
+        except ImportError as error:
+            print(error)
+        print(compat.report())
+        """,
+        without=['tf_slim'],
+    )
+    slim, report = out.split('\n', 1)
+    if VERSION < (2, 0):
+        assert slim.endswith('contrib.slim')
+        assert 'missing: nothing' in report
+    else:
+        assert 'pip install tf-slim' in slim
+        assert 'pip install tf-slim' in report
+
+
+@pytest.mark.skipif(VERSION < (2, 0), reason='TensorFlow 1 has tf.contrib, tf-slim 1.0 works')
+def test_a_tf_slim_made_of_contrib_is_turned_down_with_the_cure(tmp_path):
+    (tmp_path / 'tf_slim').mkdir()
+    (tmp_path / 'tf_slim' / '__init__.py').write_text('from tensorflow.contrib import losses\n')
+    out = run_python(
+        """
+        from slimguard import compat
+
+        try:
+            compat.import_slim()
+        except ImportError as error:
+            print(error)
+        print(compat.report())
+        """,
+        path=[tmp_path],
+    )
+    assert out.count('pip install "tf-slim>=1.1"') == 2
+
+
+def test_a_tf_slim_of_the_newest_tensorflow_works_on_this_one(slim_of_tomorrow):
+    run_python(
+        """
+        import slimguard
+        import tensorflow as tf
+        import tf_slim
+
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            assert session.run(tf_slim.choose(tf.constant(False))) == 2
+        assert tf_slim.Tensor is tf.Tensor
+        assert tf_slim.latest('nowhere') is None
+        assert tf_slim.Layer(name='mine').name == 'mine'
+        # What only other versions of tf-slim look for stays as it was.
+        assert not any('control_flow' in repair.name for repair in slimguard.compat.revive())
+        """,
+        path=[slim_of_tomorrow],
+    )
+
+
+def test_the_report_shows_versions_and_repairs(slim):
+    report = compat.report()
+    versions = dict(report.versions)
+    assert versions['TensorFlow'] == tf.__version__
+    assert versions['numpy'] == np.__version__
+    assert set(versions) >= {'Python', 'tf-slim', 'tf-keras', 'protobuf'}
+    assert report.repairs == compat.revive()
+    assert not report.missing
+    text = str(report)
+    for name, value in report.versions + report.repairs:
+        assert any(line.split() == [name] + value.split() for line in text.splitlines())
+    assert 'missing: nothing' in text
+
+
+def test_the_report_names_what_tf_slim_uses_and_nobody_has(tmp_path):
+    (tmp_path / 'tf_slim').mkdir()
+    (tmp_path / 'tf_slim' / '__init__.py').write_text(
+        'from tensorflow.python.ops import math_ops\nmath_ops.add\nmath_ops.gone_tomorrow\n'
+    )
+    out = run_python('from slimguard import compat; print(compat.report())', path=[tmp_path])
+    assert 'missing: 1\n  tensorflow.python.ops.math_ops.gone_tomorrow\n' in out

@@ -1,0 +1,190 @@
+"""The diagnosis: it names the op, the line and the reason, and changes nothing."""
+
+import inspect
+import linecache
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from slimguard import compat
+from slimguard.diagnosis import rerun
+from slimguard.diagnosis.diagnose import diagnose
+from tests.helpers import zoo
+from tests.helpers.models import Batches
+from tests.helpers.zoo import Failed, batches, put, regression, weights
+
+tf1 = tf.compat.v1
+
+HERE = zoo.__file__
+
+
+def assert_line_at_fault(line, animal):
+    """The line has the mark, and is the animal's own, or the one that makes an iterator."""
+    assert line.file == HERE
+    assert '# at fault' in linecache.getline(HERE, line.number)
+    own, start = inspect.getsourcelines(animal.build)
+    is_own = start <= line.number < start + len(own)
+    assert is_own or (animal.phase == 'input' and 'an iterator' in line.text)
+
+
+@pytest.mark.parametrize('name', sorted(zoo.ZOO))
+def test_the_diagnosis_names_the_op_the_line_and_the_reason(name):
+    expected = zoo.ZOO[name]
+    failed = zoo.failed(name)
+    before = failed.state()
+    found = diagnose(failed.session, failed.capture, failed.values, failed.labels)
+    assert failed.state() == before
+    assert expected.says in found.trouble
+    assert found.phase == expected.phase
+    assert found.op_type in expected.op_types
+    assert_line_at_fault(found.line, expected)
+    if expected.rows:
+        assert found.non_finite.rows == list(expected.rows)
+
+
+def diagnosis_of(failed):
+    before = failed.state()
+    found = diagnose(failed.session, failed.capture, failed.values, failed.labels)
+    assert failed.state() == before
+    return found
+
+
+def test_a_forward_pass_that_writes_is_run_in_a_copy():
+    slim = compat.import_slim()
+    normal = slim.batch_norm(
+        tf.matmul(batches(put(0.0, 2)), weights()), updates_collections=None, is_training=True
+    )
+    failed = Failed(tf.reduce_mean(tf.math.log(normal)))  # at fault: log
+    assert not rerun.can_run_live(failed.capture, failed.values)
+    found = diagnosis_of(failed)
+    assert (found.phase, found.op_type) == ('forward', 'Log')
+    assert 'at fault: log' in found.line.text
+
+
+def test_each_run_of_the_copy_begins_with_the_same_variables():
+    x = batches(put(0.0, 2, 1), bad_step=0)
+    n = tf1.get_variable('n', initializer=1.0, trainable=False, use_resource=True)
+    begins = n.read_value()
+    with tf.control_dependencies([begins]):
+        write = n.assign_sub(1.0).op
+    with tf.control_dependencies([write]):
+        x = tf.identity(x)
+    logs = tf.math.log(x + begins - 1.0)
+    found = diagnosis_of(Failed(regression(tf.matmul(logs, weights()))))
+    assert found.non_finite.positions == [((2, 1), -np.inf)]
+    assert found.output.inf == 1
+
+
+def test_an_op_that_waits_for_the_batch_draws_no_other():
+    drawn = Batches(bad=[1])
+    with tf.control_dependencies([drawn.x]):
+        one = tf.constant(1.0)
+    failed = Failed(tf.reduce_mean(tf.matmul(drawn.x, weights([3, 1]))) * one)
+    before = drawn.drawn
+    found = diagnosis_of(failed)
+    assert (found.phase, found.non_finite.rows) == ('input', [1])
+    assert drawn.drawn == before
+
+
+def test_a_mask_of_infinity_is_not_to_blame():
+    x = batches(put(-3.0, 1, 1))
+    mask = tf.constant([0.0, 0.0, -np.inf])
+    x += 0.0 * tf.exp(mask)[0]  # so that the mask comes first
+    shares = tf.nn.softmax(mask + tf.matmul(tf.sqrt(x), weights()))  # at fault: sqrt
+    found = diagnosis_of(Failed(tf.reduce_mean(tf.square(shares))))
+    assert (found.op_type, 'at fault: sqrt' in found.line.text) == ('Sqrt', True)
+
+
+def test_a_constant_that_is_bad_is_named():
+    x = batches(put(5.0, 1))
+    factor = tf.where(x > 4.0, tf.fill([6, 4], np.float32(np.nan)), tf.ones([6, 4]))
+    found = diagnosis_of(Failed(regression(tf.matmul(x * factor, weights()))))
+    assert found.phase == 'constant' or found.op_type == 'Fill'
+
+
+def test_a_branch_is_looked_into_if_it_was_taken(control_flow):
+    x = batches(put(0.0, 3, 3))
+    w = weights()
+    taken = tf1.cond(
+        tf.reduce_min(x) < 1e-3,
+        lambda: tf.matmul(tf.math.log(x), w),  # at fault: a branch
+        lambda: tf.matmul(tf.sqrt(x), w),
+    )  # at fault: a cond
+    found = diagnosis_of(Failed(regression(taken)))
+    if control_flow == 'v2':
+        assert found.op_type in ('If', 'StatelessIf')
+        assert 'which cannot be looked into' in found.trouble and 'Log' in found.trouble
+    else:
+        assert found.op_type == 'Log'
+        assert 'at fault: a branch' in linecache.getline(found.line.file, found.line.number)
+
+
+def test_what_a_loop_drew_is_said_not_to_be_kept(control_flow_v1):
+    drawn = Batches(bad=[3])
+
+    def body(i, total):
+        row = tf1.py_func(drawn._draw, [], tf.float32, stateful=True)
+        row.set_shape([4, 3])
+        return i + 1, total + row
+
+    _, total = tf1.while_loop(lambda i, _: i < 2, body, [0, tf.zeros([4, 3])])
+    failed = Failed(regression(tf.matmul(total, weights([3, 1]))))
+    before = drawn.drawn
+    found = diagnosis_of(failed)
+    assert drawn.drawn == before == 4
+    assert not found.found
+    assert 'not kept, for it was drawn inside a loop: while/PyFunc' in str(found)
+
+
+def test_a_loss_above_max_loss_is_said_to_be_just_that():
+    loss = regression(tf.matmul(batches(put(100.0, 3)), weights()))  # at fault: max_loss
+    found = diagnosis_of(Failed(loss, max_loss=1000.0))
+    assert 'above max_loss (1000), and everything is finite' in found.trouble
+    assert found.op == loss.op.name
+
+
+def test_a_variable_that_was_bad_before_the_step_is_named():
+    w = weights(value=np.nan)
+    found = diagnosis_of(Failed(regression(tf.matmul(batches(put(0.0, 0)), w))))
+    assert (found.phase, found.trouble) == ('variable', 'w was not finite already before this step')
+
+
+def test_the_ranges_go_along_the_step():
+    found = diagnosis_of(zoo.failed('log_of_zero'))
+    tensors = [row.tensor for row in found.ranges]
+    assert tensors[1] == 'IteratorGetNext:0'
+    assert tensors.index('Log:0') < tensors.index('MatMul:0') < tensors.index('Mean:0')
+    log = found.ranges[tensors.index('Log:0')]
+    assert (log.phase, log.range.inf, log.range.shape) == ('forward', 1, (6, 4))
+    assert {row.phase for row in found.ranges} >= {'input', 'forward', 'backward'}
+
+
+@pytest.mark.skipif(tf.__version__.startswith('1.'), reason='tf.function came with TensorFlow 2')
+def test_a_function_that_draws_is_kept_as_a_whole():
+    @tf.function
+    def damaged(x):
+        return tf.math.log(tf.nn.dropout(x, rate=0.5))
+
+    x = damaged(batches(put(1.0, 0)))  # at fault: a function
+    found = diagnosis_of(Failed(regression(tf.matmul(x, weights()))))
+    assert found.phase == 'input'
+    assert found.op_type in ('StatefulPartitionedCall', 'PartitionedCall')
+    assert 'it comes out of a function' in found.trouble
+    assert 'at fault: a function' in found.line.text
+
+
+@pytest.mark.slow
+def test_one_pixel_of_a_resnet_50_is_named():
+    nets = pytest.importorskip('tf_slim.nets')
+    slim = compat.import_slim()
+    images = tf1.placeholder(tf.float32, [8, 64, 64, 3], name='images')
+    with slim.arg_scope(nets.resnet_v1.resnet_arg_scope()):
+        logits = nets.resnet_v1.resnet_v1_50(images, 10, is_training=True)[0]
+    tf1.losses.sparse_softmax_cross_entropy([0] * 8, tf.reshape(logits, [8, 10]))
+    batch = np.random.RandomState(0).randn(8, 64, 64, 3).astype(np.float32)
+    batch[5, 7, 9, 1] = np.nan
+    failed = Failed(tf1.losses.get_total_loss(), feed=lambda step: {'images:0': batch})
+    found = diagnosis_of(failed)
+    assert (found.phase, found.tensor, found.non_finite.rows) == ('input', 'images:0', [5])
+    assert found.non_finite.positions[0][0] == (5, 7, 9, 1)

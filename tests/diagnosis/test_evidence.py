@@ -1,0 +1,215 @@
+"""After an incident: the cause is found and written down, and nothing of it hides the incident."""
+
+import os
+import time
+
+import pytest
+import tensorflow as tf
+
+from slimguard import gate
+from slimguard.diagnosis import bundle, evidence, replay
+from slimguard.diagnosis.evidence import Evidence
+from slimguard.diagnosis.rerun import exported_step
+from slimguard.incidents.incident import Incident
+from tests.helpers.bundles import kill_one
+from tests.helpers.models import Batches, Linear, LogLines
+
+tf1 = tf.compat.v1
+
+
+class Watch(tf1.train.SessionRunHook):
+    """Fetches what `Evidence` needs, and asks it after each bad step."""
+
+    def __init__(self, gate, evidence, is_last=False):
+        self._gate, self._evidence, self._is_last = gate, evidence, is_last
+        self.found = []
+
+    def before_run(self, run_context):
+        fetches = [self._gate.written, self._gate.bad, self._evidence.fetch]
+        return tf1.train.SessionRunArgs(fetches, {self._gate.watched: True})
+
+    def after_run(self, run_context, run_values):
+        written, bad, _ = run_values.results
+        if not written:
+            labels = [label for label, is_bad in zip(self._gate.labels, bad) if is_bad]
+            finding = gate.explain(labels)
+            incident = Incident(
+                len(self.found), None, finding.reason, finding.tensors, 'hook', time.time()
+            )
+            session = run_context.session
+            self.found.append(self._evidence.examine(session, incident, labels, self._is_last))
+
+
+def train(logdir, bad, steps=4, **kwargs):
+    model = Linear(bad=bad)
+    train_op = gate.guard(model.minimize(), model.loss)
+    found = gate.gate_of(train_op)
+    is_last = kwargs.pop('is_last', False)
+    hook = Watch(found, Evidence(found, logdir, **kwargs), is_last)
+    with tf1.train.MonitoredTrainingSession(hooks=[hook]) as session:
+        for _ in range(steps):
+            session.run(train_op)
+    assert model.batches.drawn == steps
+    return hook.found
+
+
+def test_a_bad_step_is_diagnosed_and_its_bundle_replays(tmp_path, capsys):
+    (found,) = train(str(tmp_path), bad=[2])
+    assert found.diagnosis.non_finite.rows == [1]
+    assert found.bundle == str(tmp_path / 'slimguard' / 'incident-0')
+    lines = str(found).splitlines()
+    assert lines[0] == 'in the input: bad data: 1 NaN among 12 values, in row 1'
+    assert lines[-1] == 'to run it again: python -m slimguard replay ' + found.bundle
+    assert replay.main(found.bundle) == 0
+
+
+def test_the_graph_is_exported_once_for_the_diagnosis_and_the_bundle(tmp_path, monkeypatch):
+    exported = []
+    export = exported_step.export
+    monkeypatch.setattr(exported_step, 'export', lambda of: exported.append(1) or export(of))
+    batches = Batches(bad=[1])
+    step = tf1.train.get_or_create_global_step()
+    count = tf1.get_variable('count', initializer=0.0, trainable=False)
+    # A forward pass that writes is diagnosed in a copy of the graph.
+    with tf.control_dependencies([count.assign_add(1.0)]):
+        x = tf.identity(batches.x)
+    loss = tf.reduce_mean(tf.square(tf.matmul(x, tf1.get_variable('w', [3, 1]))))
+    optimizer = tf1.train.GradientDescentOptimizer(0.1)
+    train_op = gate.guard(optimizer.minimize(loss, global_step=step), loss)
+    found = gate.gate_of(train_op)
+    hook = Watch(found, Evidence(found, str(tmp_path)))
+    with tf1.train.MonitoredTrainingSession(hooks=[hook]) as session:
+        for _ in range(3):
+            session.run(train_op)
+    assert [f.diagnosis.non_finite.rows for f in hook.found] == [[1]]
+    assert len(exported) == 1
+    assert replay.main(hook.found[0].bundle) == 0
+
+
+def test_without_a_logdir_there_is_a_diagnosis_and_no_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (found,) = train(None, bad=[1])
+    assert found.bundle is None
+    assert 'in row 1' in str(found)
+    assert os.listdir(str(tmp_path)) == []
+
+
+def test_while_the_training_goes_on_later_incidents_cost_nothing(tmp_path):
+    found = train(str(tmp_path), bad=[0, 1, 2], max_bundles=2)
+    assert [f.bundle is not None for f in found] == [True, True, False]
+    assert str(found[2]) == ''
+
+
+def test_the_last_incident_is_always_written(tmp_path):
+    found = train(str(tmp_path), bad=[0, 1, 2], max_bundles=2, is_last=True)
+    assert all(f.bundle is not None for f in found)
+    assert bundle.paths(str(tmp_path)) == [f.bundle for f in found[1:]]
+
+
+def test_what_goes_wrong_here_is_logged_and_does_not_hide_the_incident(tmp_path):
+    (tmp_path / 'slimguard').write_text('in the way')
+    with LogLines() as lines:
+        (found,) = train(str(tmp_path), bad=[1])
+    assert found.bundle is None
+    assert found.diagnosis.found
+    assert any('the bundle could not be written' in line for line in lines)
+
+
+class TestSayingSoOften:
+    """What fails with one bad step fails with the next."""
+
+    def examine(self, logdir, times):
+        now = iter(times)
+        model = Linear(bad=range(len(times)))
+        train_op = gate.guard(model.minimize(), model.loss)
+        found = gate.gate_of(train_op)
+        asked = Evidence(found, str(logdir), clock=lambda: next(now))
+        hook = Watch(found, asked)
+        with LogLines() as lines:
+            with tf1.train.MonitoredTrainingSession(hooks=[hook]) as session:
+                for _ in times:
+                    session.run(train_op)
+            asked.close()
+        assert all(each.diagnosis.found for each in hook.found)
+        return [line for line in lines if line.startswith('slimguard: ')]
+
+    def test_the_first_is_said_and_the_others_are_counted(self, tmp_path):
+        (tmp_path / 'slimguard').write_text('in the way')
+        lines = self.examine(tmp_path, [0.0, 1.0, 2.0, 12.0, 13.0])
+        assert len(lines) == 3
+        assert lines[0].startswith('slimguard: the bundle could not be written: ')
+        assert not lines[0].endswith(')')
+        assert lines[1].endswith(' (2 more since the last of these lines)')
+        assert (
+            lines[2]
+            == 'slimguard: the bundle could not be written: 1 more since the last of these lines'
+        )
+
+    def test_each_kind_has_its_own_count(self, tmp_path, monkeypatch):
+        def fail(*args):
+            raise ArithmeticError('of ours')
+
+        monkeypatch.setattr(evidence, 'diagnose', fail)
+        (tmp_path / 'slimguard').write_text('in the way')
+        model = Linear(bad=(0, 1))
+        train_op = gate.guard(model.minimize(), model.loss)
+        found = gate.gate_of(train_op)
+        asked = Evidence(found, str(tmp_path))
+        hook = Watch(found, asked)
+        with LogLines() as lines:
+            with tf1.train.MonitoredTrainingSession(hooks=[hook]) as session:
+                session.run(train_op)
+                session.run(train_op)
+            asked.close()
+        kinds = ['the bad step could not be diagnosed: ', 'the bundle could not be written: ']
+        for kind in kinds:
+            told = [line for line in lines if line.startswith('slimguard: ' + kind)]
+            assert len(told) == 2 and told[1].endswith(': 1 more since the last of these lines')
+
+
+def test_the_next_training_removes_what_a_killed_one_left(tmp_path):
+    left = kill_one(tmp_path)
+    train(str(tmp_path), bad=[])
+    assert not left.exists()
+
+
+def test_a_relative_logdir_is_read_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = Linear(bad=[0])
+    train_op = gate.guard(model.minimize(), model.loss)
+    found = gate.gate_of(train_op)
+    hook = Watch(found, Evidence(found, 'logs'))
+    (tmp_path / 'elsewhere').mkdir()
+    monkeypatch.chdir(tmp_path / 'elsewhere')
+    with tf1.train.MonitoredTrainingSession(hooks=[hook]) as session:
+        session.run(train_op)
+    assert hook.found[0].bundle == str(tmp_path / 'logs' / 'slimguard' / 'incident-0')
+    assert os.listdir('.') == []
+
+
+def test_what_cannot_be_tidied_up_is_logged_and_the_training_goes_on(tmp_path, monkeypatch):
+    def fail(_):
+        raise OSError('no such device')
+
+    monkeypatch.setattr(bundle, 'remove_abandoned', fail)
+    with LogLines() as lines:
+        (found,) = train(str(tmp_path), bad=[1])
+    assert found.bundle is not None
+    assert any('could not be removed: OSError: no such device' in line for line in lines)
+
+
+def test_a_place_that_cannot_be_listed_still_gives_a_diagnosis(tmp_path, monkeypatch):
+    def fail(_):
+        raise OSError('no such device')
+
+    monkeypatch.setattr(bundle, 'own_paths', fail)
+    (found,) = train(str(tmp_path), bad=[1])
+    assert found.diagnosis.found and found.bundle is not None
+
+
+@pytest.mark.parametrize('value', [0, -1, True, 1.5, None])
+def test_max_bundles_must_be_at_least_1(value):
+    model = Linear()
+    found = gate.gate_of(gate.guard(model.minimize(), model.loss))
+    with pytest.raises(ValueError, match='max_bundles'):
+        Evidence(found, None, value)

@@ -1,0 +1,73 @@
+"""slimguard.train keeps what a bad step drew, says what made it bad, and how to run it again."""
+
+import pytest
+import tensorflow as tf
+
+import slimguard
+from slimguard.diagnosis import bundle, replay
+from tests.helpers.models import Linear, records_in, train_quietly
+
+tf1 = tf.compat.v1
+
+
+def fail(logdir, bad=(2,), **kwargs):
+    model = Linear(bad=bad)
+    train_op = slimguard.create_train_op(model.loss, model.optimizer)
+    with pytest.raises(slimguard.NanLossError) as caught:
+        train_quietly(train_op, logdir, **kwargs)
+    return caught.value
+
+
+def by_hand(session, train_op, global_step, kwargs):
+    return session.run(train_op), False
+
+
+@pytest.mark.parametrize('train_step_fn', [None, by_hand])
+def test_the_error_says_what_it_was_and_how_to_run_it_again(tmp_path, train_step_fn):
+    error = fail(tmp_path, **({'train_step_fn': train_step_fn} if train_step_fn else {}))
+    lines = str(error).splitlines()
+    path = str(tmp_path / 'slimguard' / 'incident-2')
+    assert lines[0].startswith('Bad step at global step 2')
+    assert lines[1] == 'in the input: bad data: 1 NaN among 12 values, in row 1'
+    assert lines[-1] == 'to run it again: python -m slimguard replay ' + path
+    assert error.incident.bundle == path
+    assert replay.main(path) == 0
+    (record,) = records_in(str(tmp_path))
+    assert record['bundle'] == path
+    assert bundle.read(path).incident['step'] == 2
+
+
+def test_a_rollback_comes_after_the_evidence(tmp_path):
+    model = Linear(bad=(2, 3))
+    train_op = slimguard.create_train_op(model.loss, model.optimizer)
+    train_quietly(train_op, tmp_path, on_nan='rollback')
+    paths = bundle.paths(str(tmp_path))
+    assert [bundle.read(path).incident['step'] for path in paths] == [2, 0]
+    assert [replay.main(path) for path in paths] == [0, 0]
+
+
+def test_a_training_that_goes_on_leaves_so_many_bundles(tmp_path):
+    model = Linear(bad=range(0, 100, 2))
+    train_op = slimguard.create_train_op(model.loss, model.optimizer)
+    train_quietly(train_op, tmp_path, on_nan='skip', max_bundles=2)
+    assert len(bundle.paths(str(tmp_path))) == 2
+    assert model.batches.drawn == 12
+
+
+def test_without_capture_or_a_logdir_nothing_is_written(tmp_path):
+    error = fail(tmp_path, capture=False)
+    assert error.incident.bundle is None and error.incident.diagnosis is None
+    assert len(str(error).splitlines()) == 1
+    with tf.Graph().as_default():
+        model = Linear(bad=(2,))
+        train_op = slimguard.create_train_op(model.loss, model.optimizer)
+        with pytest.raises(slimguard.NanLossError, match='in the input: bad data'):
+            slimguard.train(train_op, None, number_of_steps=6)
+
+
+@pytest.mark.parametrize('count', [0, True, 2.5])
+def test_a_bad_number_of_bundles_is_said(tmp_path, count):
+    model = Linear()
+    train_op = slimguard.create_train_op(model.loss, model.optimizer)
+    with pytest.raises(ValueError, match='max_bundles must be an int, at least 1, not'):
+        train_quietly(train_op, tmp_path, max_bundles=count)

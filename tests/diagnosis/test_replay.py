@@ -1,0 +1,304 @@
+"""The replay: the failure comes back out of its bundle, elsewhere, and nothing else is needed."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slimguard
+from slimguard.diagnosis import bundle, replay
+from slimguard.diagnosis.bundle import arrays
+from slimguard.diagnosis.rerun import StepCopy
+from tests.helpers import zoo
+from tests.helpers.bundles import write
+from tests.helpers.children import forked_python
+
+tf1 = tf.compat.v1
+
+ROOT = os.path.dirname(os.path.dirname(slimguard.__file__))
+
+
+@pytest.fixture(scope='module')
+def bundles(tmp_path_factory):
+    """A bundle of each training of the zoo, by name."""
+    logdir = tmp_path_factory.mktemp('zoo')
+    made = {}
+    for name in zoo.ZOO:
+        with tf.Graph().as_default():
+            tf1.set_random_seed(1)
+            made[name] = write(zoo.failed(name), logdir / name)
+    return made
+
+
+@pytest.mark.parametrize('name', sorted(zoo.ZOO))
+def test_the_failure_comes_back_with_the_same_loss_and_diagnosis(bundles, name):
+    it = bundle.read(bundles[name])
+    with StepCopy(it.exported, it.variables) as copy:
+        found = replay.replay(copy, it.values)
+        assert found.came_back
+        assert str(found.diagnosis) == it.text
+        step = copy.step(it.values)
+        loss = copy.session.run(copy.gate.loss, step.feed)
+        np.testing.assert_equal(float(loss), bundle.number(it.incident['loss']))
+
+
+SCRIPT = """
+import sys
+from slimguard.diagnosis import replay
+for path in sys.argv[1:]:
+    assert replay.main(path) == 0, path
+"""
+
+
+def test_it_needs_nothing_but_the_bundle_and_a_fresh_process(bundles, tmp_path):
+    paths = []
+    for name, path in bundles.items():
+        # Moved, as to another machine.
+        paths.append(str(tmp_path / name))
+        os.rename(path, paths[-1])
+    run = subprocess.run(
+        [sys.executable, '-c', SCRIPT] + paths,
+        cwd=str(tmp_path),
+        env=dict(os.environ, PYTHONPATH=ROOT),
+        capture_output=True,
+        text=True,
+    )
+    for name, path in bundles.items():
+        os.rename(str(tmp_path / name), path)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.count('The failure came back') == len(paths)
+    for it in zoo.ZOO.values():
+        assert it.says in run.stdout
+
+
+def test_a_bundle_of_tensorflow_1_15_replays_here(capsys):
+    # It has a cond, a loop, strings, a py_func and moving averages; see data/make_bundle.py.
+    path = os.path.join(os.path.dirname(__file__), '..', 'data', 'made_by_tf115')
+    assert replay.main(path, without=2) == 0
+    said = capsys.readouterr().out
+    assert 'made with TensorFlow 1.15.5\nThe failure came back: not finite: loss' in said
+    assert 'bad data: 1 NaN among 768 values, in row 2' in said
+    assert 'train.py:23' in said
+    assert said.endswith(' the step is clean.\n')
+
+
+def test_a_step_that_is_finite_after_all_is_exit_code_1(bundles, tmp_path, capsys):
+    path = copy_of(bundles['a_feed'], tmp_path)
+    values = bundle.read(path).values
+    save_values(path, dict(values, **{'images:0': np.ones_like(values['images:0'])}))
+    assert replay.main(path) == 1
+    assert 'The failure did not come back' in capsys.readouterr().out
+
+
+def copy_of(path, tmp_path, name='copy'):
+    return shutil.copytree(path, str(tmp_path / name))
+
+
+def save_values(path, values):
+    """Puts other values into a bundle."""
+    name = os.path.join(path, 'incident.json')
+    with open(name) as file:
+        said = json.load(file)
+    said['arrays'] = arrays.save_arrays(values, os.path.join(path, 'drawn.npz'))
+    with open(name, 'w') as file:
+        json.dump(said, file)
+
+
+def test_an_op_that_is_not_known_here_is_named(bundles, tmp_path, capsys):
+    path = copy_of(bundles['log_of_zero'], tmp_path)
+    name = os.path.join(path, 'step.pb')
+    with open(name, 'rb') as file:
+        content = file.read()
+    with open(name, 'wb') as file:
+        file.write(content.replace(b'\x12\x03Log', b'\x12\x03Lug'))
+    assert replay.main(path) == 2
+    said = capsys.readouterr().err
+    assert 'Lug' in said and 'which TensorFlow %s made' % tf.__version__ in said
+
+
+def test_without_the_bad_row_the_step_is_clean(bundles, capsys):
+    assert replay.main(bundles['a_label'], without=2) == 0
+    assert capsys.readouterr().out.endswith(
+        'Without row 2 (a copy of row 0 in its place, as the graph is made for batches of this '
+        'size) the step is clean.\n'
+    )
+
+
+def test_without_one_of_two_bad_rows_it_is_still_bad(bundles, capsys):
+    assert replay.main(bundles['a_feed'], without=0) == 0
+    said = capsys.readouterr().out
+    # A batch of any size: the row is taken out.
+    assert 'Without row 0 the step is still bad: ' in said
+    assert said.count('1 NaN among 20 values, in row 2') == 1
+
+
+def test_a_row_is_replaced_where_the_graph_turns_out_to_need_all(tmp_path, capsys):
+    x = tf1.placeholder(tf.float32, [None, 4], name='images')
+    outputs = tf.matmul(x, zoo.weights()) + tf.ones([zoo.ROWS, 3])
+    batch = np.ones([zoo.ROWS, 4], np.float32)
+    batch[0] = np.nan
+    failed = zoo.Failed(zoo.regression(outputs), feed=lambda step: {'images:0': batch})
+    assert replay.main(write(failed, tmp_path), without=0) == 0
+    assert 'Without row 0 (a copy of row 1 in its place' in capsys.readouterr().out
+
+
+def test_what_goes_with_the_batch_leaves_with_the_row(bundles):
+    it = bundle.read(bundles['dropout_decides'])
+    fewer = replay.leave_out(it, 0).values
+    batch = [name for name, value in it.values.items() if value.ndim]
+    assert len(batch) == 2  # the batch, and the mask of its dropout
+    for name in batch:
+        np.testing.assert_array_equal(fewer[name][0], it.values[name][1])
+
+
+@pytest.mark.parametrize('row, says', [(6, 'rows 0 to 5'), (-1, 'rows 0 to 5')])
+def test_a_row_that_is_not_there_is_an_error(bundles, capsys, row, says):
+    assert replay.main(bundles['a_label'], without=row) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_the_shell_has_session_graph_and_feed(bundles):
+    lines = [
+        'print("loss", session.run(gate.loss, feed), session.graph is graph)',
+        'print("bad", [str(l) for l, b in zip(gate.labels, session.run(gate.bad, feed)) if b])',
+        'print("phase", diagnosis.phase, sorted(values))',
+    ]
+    script = (
+        'import sys; from slimguard.diagnosis.replay import main;'
+        'sys.exit(main(sys.argv[1], shell=True))'
+    )
+    run = forked_python('-c', script, bundles['a_feed'], input='\n'.join(lines) + '\n')
+    assert run.returncode == 0, run.stderr
+    assert 'loss nan True' in run.stdout
+    assert "bad ['value:loss" in run.stdout
+    assert "phase input ['images:0', 'keep:0'" in run.stdout
+
+
+def test_a_replay_leaves_the_variables_as_they_were(bundles):
+    it = bundle.read(bundles['log_of_zero'])
+    before = {n: v.tobytes() for p in it.variables(['w', 'global_step']) for n, v in p.items()}
+    good = {
+        name: np.where(value == 0, 0.5, value).astype(value.dtype)
+        for name, value in it.values.items()
+    }
+    with StepCopy(it.exported, it.variables) as copy:
+        # Even a step that turns out to be good, and is therefore written.
+        assert not replay.replay(copy, good).came_back
+        copy.load_all()
+        after = copy.session.run({name: read_of(copy.graph, name) for name in before})
+    assert {name: value.tobytes() for name, value in after.items()} == before
+
+
+def read_of(graph, name):
+    variable = graph.get_operation_by_name(name)
+    if variable.type != 'VarHandleOp':
+        return variable.outputs[0]
+    with graph.as_default():
+        dtype = variable.get_attr('dtype')
+        return tf.raw_ops.ReadVariableOp(resource=variable.outputs[0], dtype=dtype)
+
+
+# What is asked for, and what comes of it.
+
+
+def test_of_a_log_directory_the_bundles_are_listed_and_nothing_is_run(tmp_path, capsys):
+    failed = zoo.failed('log_of_zero')
+    made = [write(failed, tmp_path, step=step) for step in (30, 4)]
+    with open(os.path.join(made[0], 'incident.json'), 'r+') as file:
+        said = json.load(file)
+        said['incident']['reason'] = 'red\x1b[31m and\u202e' + 'x' * 10**5
+        file.seek(0)
+        json.dump(said, file)
+        file.truncate()
+    damaged = copy_of(made[0], tmp_path, os.path.join('slimguard', 'incident-99'))
+    with open(os.path.join(damaged, 'incident.json'), 'w') as file:
+        file.write('[')
+    for folder in (str(tmp_path), tmp_path, os.fsencode(str(tmp_path))):
+        assert replay.main(folder) == 2
+        said = capsys.readouterr()
+        lines = said.out.splitlines()
+        assert [line.split('  ')[0] for line in lines] == [damaged] + made
+        assert 'cannot be read: incident.json is damaged' in lines[0]
+        assert 'step 30' in lines[1] and 'red\\x1b[31m and\\u202ex' in lines[1]
+        assert 'step 4' in lines[2] and 'not finite: ' in lines[2]
+        assert len(said.out) < 2000
+        assert said.err.endswith('Choose one: python -m slimguard replay %s\n' % made[1])
+
+
+def test_a_folder_that_is_neither_is_told_what_was_looked_for(tmp_path, capsys):
+    for folder in (tmp_path, tmp_path / 'nothing'):
+        assert replay.main(str(folder)) == 2
+        said = capsys.readouterr()
+        assert 'neither a bundle (a folder with incident.json) nor a log directory' in said.err
+        assert str(folder / 'slimguard' / 'incident-...') in said.err
+        assert said.out == ''
+    assert os.listdir(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize('path', ['', 'a\0b', b'\xff\xfe', 's3q://nowhere/a'])
+def test_a_path_that_cannot_be_is_exit_code_2(path, capsys):
+    assert replay.main(path) == 2
+    assert capsys.readouterr().err.startswith('slimguard: cannot replay')
+
+
+def test_whatever_goes_wrong_is_a_sentence_and_exit_code_2(bundles, monkeypatch, capsys):
+    def explode(*_):
+        raise ZeroDivisionError('by \x1b nothing')
+
+    monkeypatch.setattr(replay, 'describe', explode)
+    assert replay.main(bundles['a_label']) == 2
+    said = capsys.readouterr().err
+    assert said.endswith(': ZeroDivisionError: by \\x1b nothing\n')
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(replay, 'describe', interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        replay.main(bundles['a_label'])
+
+
+def test_a_state_that_is_too_short_is_exit_code_2(bundles, tmp_path, capsys):
+    path = copy_of(bundles['a_feed'], tmp_path)
+    name = os.path.join(path, 'state.data-00000-of-00001')
+    os.truncate(name, os.path.getsize(name) - 1)
+    assert replay.main(path) == 2
+    assert 'state.data-00000-of-00001 is damaged: ' in capsys.readouterr().err
+
+
+def run_replay(path, stdout):
+    return forked_python('-m', 'slimguard', 'replay', path, stdout=stdout, text=False)
+
+
+def test_a_path_with_accents_goes_to_a_terminal_that_has_none(bundles, tmp_path):
+    path = copy_of(bundles['a_label'], tmp_path, 'd\u00e9j\u00e0 vu')
+    run = subprocess.run(
+        [sys.executable, '-m', 'slimguard', 'replay', path],
+        env=dict(os.environ, PYTHONPATH=ROOT, PYTHONIOENCODING='ascii'),
+        capture_output=True,
+    )
+    assert run.returncode == 0, run.stderr
+    assert b'd\\xe9j\\xe0 vu, made with TensorFlow' in run.stdout
+    assert b'The failure came back' in run.stdout
+
+
+def test_a_reader_that_has_gone_changes_nothing(bundles):
+    reading, writing = os.pipe()
+    os.close(reading)
+    run = run_replay(bundles['a_label'], stdout=writing)
+    os.close(writing)
+    assert run.returncode == 0
+    assert b'Traceback' not in run.stderr and b'BrokenPipe' not in run.stderr
+
+
+@pytest.mark.skipif(not os.path.exists('/dev/full'), reason='there is no /dev/full')
+def test_a_full_disk_behind_the_output_is_exit_code_2(bundles):
+    with open('/dev/full', 'w') as full:
+        run = run_replay(bundles['a_label'], stdout=full)
+    assert run.returncode == 2
+    assert b'No space left on device' in run.stderr and b'Traceback' not in run.stderr

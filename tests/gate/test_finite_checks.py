@@ -1,0 +1,213 @@
+"""Values of one shape are looked at, copied and put back together: each still counts by itself."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from slimguard import gate
+from slimguard import graph as graphs
+from slimguard.graph import ops
+from tests.helpers import gate_models as models
+
+tf1 = tf.compat.v1
+
+NUMBER = 4
+kinds = pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'resource'])
+
+
+def weights(use_resource, dtype=tf.float32, start=1.0, shape=(2, 3), number=NUMBER):
+    return [
+        tf1.get_variable(
+            'w%d' % i,
+            shape,
+            dtype,
+            tf1.constant_initializer(start),
+            use_resource=use_resource,
+        )
+        for i in range(number)
+    ]
+
+
+def hurt_gradients(variables, optimizer):
+    """A train op, and a vector to feed: what is added to an element of each gradient."""
+    dtype = variables[0].dtype.base_dtype
+    extra = tf1.placeholder_with_default(tf.zeros([len(variables)], dtype), [len(variables)])
+    corner = tf.one_hot(4, 6, dtype=dtype)
+    gradients = [
+        tf.ones(w.shape, dtype)
+        + tf.reshape(tf.where(corner > 0, corner * extra[i], corner), [2, 3])
+        for i, w in enumerate(variables)
+    ]
+    return optimizer.apply_gradients(list(zip(gradients, variables))), extra
+
+
+def joins(graph):
+    """The ops that join values (and not what was found out of those)."""
+    return [
+        op
+        for op in graph.get_operations()
+        if op.type == 'ConcatV2' and op.name.startswith(graphs.OURS)
+        if graphs.is_float(op.outputs[0]) and op.inputs[0].op.type not in ('Sum', 'Pack')
+    ]
+
+
+@kinds
+@pytest.mark.parametrize('dtype', ['float16', 'float32', 'float64'])
+def test_each_of_many_gradients_is_named(dtype, use_resource):
+    dtype = tf.as_dtype(dtype)
+    optimizer = tf1.train.MomentumOptimizer(0.0, 0.9)
+    train_op, extra = hurt_gradients(weights(use_resource, dtype), optimizer)
+    guarded = models.Guarded(train_op)
+    assert joins(tf1.get_default_graph())
+    for i in range(NUMBER):
+        hurt = np.zeros(NUMBER)
+        hurt[i] = math.nan if i % 2 else -math.inf
+        guarded.assert_held({extra: hurt}, 'gradient %d' % i)
+        assert guarded.finding().tensors == ('gradient of w%d' % i,)
+    guarded.assert_held({extra: [math.inf, 0, 0, math.nan]}, 'two gradients')
+    assert guarded.finding().tensors == ('gradient of w0', 'gradient of w3')
+    # Their sums of squares overflow, and so would a sum of all.
+    guarded.assert_written({extra: np.full(NUMBER, dtype.max / 2)})
+
+
+@kinds
+@pytest.mark.parametrize('dtype, large', [('float16', 300), ('float32', 1e25), ('float64', 1e160)])
+def test_each_of_many_squares_is_named(dtype, large, use_resource):
+    optimizer = tf1.train.RMSPropOptimizer(0.01, epsilon=0.1)
+    train_op, extra = hurt_gradients(weights(use_resource, tf.as_dtype(dtype)), optimizer)
+    guarded = models.Guarded(train_op)
+    guarded.assert_held({extra: [0, large, 0, -large]}, 'two large gradients')
+    assert guarded.finding().tensors == ('gradient of w1', 'gradient of w3')
+    assert 'too large to be squared' in guarded.finding().reason
+    guarded.assert_held({extra: [large, math.nan, 0, 0]}, 'a large gradient and a NaN')
+    assert 'not finite: gradient of w1;' in guarded.finding().reason
+    guarded.assert_written()
+
+
+@kinds
+@pytest.mark.parametrize('shape', [[2], [2, 3]], ids=['vectors', 'matrices'])
+def test_many_updates_are_undone_and_those_that_overflowed_are_named(shape, use_resource):
+    variables = weights(use_resource, start=3e38, shape=shape)
+    sizes = tf1.placeholder_with_default(tf.ones([NUMBER]), [NUMBER])
+    updates = [tf1.assign_add(w, tf.fill(shape, sizes[i])) for i, w in enumerate(variables)]
+    guarded = models.Guarded(tf.group(*updates))
+    for i in range(120):  # what is read too early is read in time now and then
+        large = np.zeros(NUMBER)
+        large[i % NUMBER] = 3e38
+        guarded.assert_held({sizes: large}, 'a sum beyond float32')
+        assert guarded.finding().tensors == ('w%d' % (i % NUMBER),)
+    assert 'once updated' in guarded.finding().reason
+
+
+@kinds
+def test_many_forward_writes_are_put_back(use_resource):
+    averages = weights(use_resource)
+    batch = tf1.placeholder_with_default(tf.zeros([2, 3]), [2, 3])
+    writes = [tf1.assign(average, i + batch) for i, average in enumerate(averages)]
+    w = tf1.get_variable('w', [], initializer=tf1.constant_initializer(1.0))
+    with tf.control_dependencies(writes):
+        loss = tf.identity(w) * 2.0
+    guarded = models.Guarded(tf1.train.GradientDescentOptimizer(0.1).minimize(loss))
+    guarded.assert_written({batch: np.ones([2, 3])})
+    for _ in range(20):
+        guarded.assert_held({batch: np.full([2, 3], math.nan)}, 'averages that are not finite')
+    guarded.assert_written({batch: np.zeros([2, 3])})
+
+
+def test_a_variable_more_is_few_ops_more():
+    """Its sum of squares, its update, and what puts it and its slot back."""
+
+    def number_of_ops(number):
+        with tf.Graph().as_default() as graph:
+            variables = weights(False, number=number)
+            gradients = [tf.ones(w.shape) * 0.5 for w in variables]
+            optimizer = tf1.train.MomentumOptimizer(0.1, 0.9)
+            train_op = optimizer.apply_gradients(list(zip(gradients, variables)))
+            before = len(graph.get_operations())
+            gate.guard(train_op)
+            return len(graph.get_operations()) - before
+
+    assert number_of_ops(20) - number_of_ops(10) == 10 * 4
+
+
+def test_what_is_on_other_devices_is_not_joined():
+    variables = []
+    for cpu in range(2):
+        with tf.device('/cpu:%d' % cpu), tf1.variable_scope('cpu%d' % cpu):
+            variables += weights(False)
+    with tf.device('/cpu:0'):
+        loss = tf.add_n([tf.nn.l2_loss(w) for w in variables])
+    optimizer = tf1.train.MomentumOptimizer(0.1, 0.9)
+    guarded = models.Guarded(
+        (optimizer.minimize(loss, colocate_gradients_with_ops=True), loss), cpus=2
+    )
+    guarded.assert_written()
+    found = joins(tf1.get_default_graph())
+    assert {op.device for op in found} == {'/device:CPU:0', '/device:CPU:1'}
+    for op in found:
+        of_values = [t for t in op.inputs if graphs.is_float(t)]
+        assert {t.op.device for t in of_values} == {op.device}
+
+
+def test_variables_that_other_ops_are_bound_to_are_not_joined():
+    """A device may have kernels for the ops that one of them is bound to, and not for the other's.
+
+    TensorFlow then puts them on different ones, and what takes both would be sent one, as it is
+    before the update.
+    """
+    with tf.Graph().as_default() as graph:
+        first, second, third = weights(False, number=3)
+        tf1.scatter_update(third, [0], [[1.0, 1.0, 1.0]])
+        groups = ops.Maker(graph).alike([w.op.outputs[0] for w in (first, second, third)])
+        assert groups == [[0, 1], [2]]
+
+
+def test_what_is_joined_takes_little_memory():
+    with tf.Graph().as_default() as graph:
+        large = [tf1.placeholder(tf.float32, [2**21]) for _ in range(5)]  # 8 MiB each
+        huge = [tf1.placeholder(tf.float32, [2**23]) for _ in range(2)]
+        assert ops.Maker(graph).alike(large + huge) == [[0, 1], [2, 3], [4], [5], [6]]
+
+
+def test_what_has_no_known_shape_or_is_in_a_branch_is_looked_at_alone():
+    with tf.Graph().as_default() as graph:
+        shapes = [None, [None], [], [0], [2], [2]]
+        tensors = [tf1.placeholder(tf.float32, shape) for shape in shapes]
+        numbers = [tf1.placeholder(tf.int32, [2]) for _ in range(2)]
+        groups = ops.Maker(graph).alike(tensors + numbers)
+        assert groups == [[0], [1], [2], [3], [4, 5], [6], [7]]
+
+
+LENGTHS = [3, 5, 1, 4097, 7]  # the fourth is too long to be joined
+
+
+def of_lengths(dtype, use_resource):
+    """A train op of vectors of several lengths, and what to feed to be added to each gradient."""
+    extra = tf1.placeholder_with_default(tf.zeros([len(LENGTHS)], dtype), [len(LENGTHS)])
+    optimizer = tf1.train.MomentumOptimizer(0.0, 0.9)
+    pairs = []
+    for i, length in enumerate(LENGTHS):
+        w = tf1.get_variable('w%d' % i, [length], dtype, use_resource=use_resource)
+        pairs.append((tf.one_hot(length - 1, length, dtype=dtype) * (extra[i] + 1), w))
+    return optimizer.apply_gradients(pairs), extra
+
+
+@kinds
+@pytest.mark.parametrize('dtype, first_looks', [('float32', 2), ('float64', 2), ('float16', 5)])
+def test_the_first_look_takes_short_vectors_together(dtype, first_looks, use_resource):
+    dtype = tf.as_dtype(dtype)
+    train_op, extra = of_lengths(dtype, use_resource)
+    guarded = models.Guarded(train_op)
+    (comparison,) = [op for op in train_op.graph.get_operations() if op.type == 'Less']
+    assert len(comparison.inputs[0].op.inputs) == first_looks  # added, or stacked
+    for i in range(len(LENGTHS)):
+        name = 'gradient of w%d' % i
+        hurt = np.zeros(len(LENGTHS))
+        hurt[i] = [math.nan, math.inf, -math.inf][i % 3]
+        guarded.assert_held({extra: hurt}, name)
+        assert guarded.finding().tensors == (name,)
+    # Not calm, and yet no incident.
+    guarded.assert_written({extra: np.full(len(LENGTHS), dtype.max / 2)})
+    guarded.assert_written()

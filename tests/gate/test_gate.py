@@ -1,0 +1,447 @@
+"""`guard`: what it takes, what it refuses, what it tells, and what it leaves alone."""
+
+import math
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.training import moving_averages
+
+from slimguard import compat, gate
+from tests.helpers import gate_models as models
+
+tf1 = tf.compat.v1
+slim = compat.import_slim()
+
+
+def sgd(damage, name='w'):
+    """A train op as an Operation, and its loss."""
+    w = tf1.get_variable(name, initializer=tf.constant([0.5, -0.5]))
+    loss = tf.reduce_sum(damage.gradient(w)) + damage('loss')
+    return tf1.train.GradientDescentOptimizer(0.1).minimize(loss), loss
+
+
+def slim_train_op(damage, check_numerics=False):
+    w = tf1.get_variable('w', initializer=tf.constant([0.5, -0.5]))
+    average = tf1.get_variable('average', initializer=tf.constant(0.0), trainable=False)
+    loss = tf.reduce_sum(damage.gradient(w)) + damage('loss')
+    update = moving_averages.assign_moving_average(
+        average, loss * 0.0 + damage('average'), 0.9, zero_debias=False
+    )
+    tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, update)
+    tf1.train.get_or_create_global_step()
+    optimizer = tf1.train.GradientDescentOptimizer(0.1)
+    return slim.learning.create_train_op(loss, optimizer, check_numerics=check_numerics)
+
+
+# What it refuses.
+
+
+@pytest.mark.parametrize('wrong', [None, 1.5, 'train_op'])
+def test_train_op_has_to_be_a_train_op(wrong):
+    with pytest.raises(TypeError, match=r'train_op must be a tf.Tensor or a tf.Operation.*not '):
+        gate.guard(wrong)
+
+
+@pytest.mark.skipif(tf.__version__ < '2', reason='eager mode cannot be entered on TensorFlow 1')
+def test_eager_tensors_are_refused():
+    from tensorflow.python.eager import context
+
+    with context.eager_mode():
+        eager = tf.constant(1.0)
+    with pytest.raises(RuntimeError, match='train_op is an eager tensor.*disable_eager_execution'):
+        gate.guard(eager)
+
+
+def test_loss_of_another_graph():
+    with tf.Graph().as_default():
+        other = tf.constant(1.0, name='stranger')
+    train_op, _ = sgd(models.Damage())
+    with pytest.raises(ValueError, match="loss 'stranger:0' belongs to another graph"):
+        gate.guard(train_op, other)
+
+
+def test_loss_has_to_be_a_floating_scalar():
+    train_op, loss = sgd(models.Damage())
+    with pytest.raises(ValueError, match=r"'vector:0' has shape \(2,\); reduce it first"):
+        gate.guard(train_op, tf.zeros([2], name='vector'))
+    with pytest.raises(ValueError, match="'count:0' is of dtype int32"):
+        gate.guard(train_op, tf.constant(1, name='count'))
+    with pytest.raises(TypeError, match='loss must be a tf.Tensor, the scalar loss, but is 3.0'):
+        gate.guard(train_op, 3.0)
+
+
+def test_finalized_graph(graph):
+    train_op, loss = sgd(models.Damage())
+    graph.finalize()
+    with pytest.raises(RuntimeError, match='the graph is finalized.*right after the train op'):
+        gate.guard(train_op)
+
+
+def test_train_op_that_writes_nothing():
+    with pytest.raises(ValueError, match="train op 'idle' writes no variable"):
+        gate.guard(tf.no_op(name='idle'))
+
+
+def test_forward_write_that_a_session_has_seen():
+    w = tf1.get_variable('w', initializer=tf.constant(0.5))
+    average = tf1.get_variable('average', initializer=tf.constant(0.5), trainable=False)
+    with tf.control_dependencies([tf1.assign(average, w * 2.0)]):
+        train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(tf.square(w))
+    with models.new_session() as sess:
+        models.initialize(sess)
+        with pytest.raises(ValueError, match="writes 'average' in the forward pass.*open the ses"):
+            gate.guard(train_op)
+
+
+def test_placeholder_behind_a_write():
+    train_op, _ = sgd(models.Damage())
+    with tf.control_dependencies([train_op]):
+        late = tf1.placeholder_with_default(1.0, [], name='late')
+        with tf.control_dependencies([late]):
+            both = tf.no_op()
+    with pytest.raises(ValueError, match="placeholder 'late' waits for a write"):
+        gate.guard(both)
+
+
+# Guarding twice.
+
+
+def test_guarding_twice_is_guarding_once(graph):
+    train_op, loss = sgd(models.Damage())
+    guarded = gate.guard(train_op, loss)
+    size = len(graph.get_operations())
+    assert gate.guard(guarded) is guarded
+    assert gate.guard(train_op) is guarded
+    assert gate.guard(guarded, loss) is guarded
+    assert len(graph.get_operations()) == size
+
+
+def test_guarding_again_with_a_limit():
+    damage = models.Damage()
+    train_op, loss = sgd(damage)
+    guarded = models.Guarded((gate.guard(train_op, loss), loss), max_loss=5.0)
+    guarded.assert_held({damage.places['loss']: 10.0}, 'above the limit')
+    guarded.assert_held({damage.places['loss']: math.nan}, 'nan')
+    guarded.assert_written()
+
+
+def test_two_guarded_trainings_of_one_graph():
+    damage = models.Damage()
+    first = models.Guarded(sgd(damage, 'first'))
+    other_damage = models.Damage()
+    second = models.Guarded(sgd(other_damage, 'second'), sess=first.sess)
+    hurt = {damage.places['gradient']: math.nan}
+    first.assert_held(hurt, 'its own gradient')
+    second.assert_written(hurt)
+    assert first.gate is not second.gate
+
+
+# What it leaves alone.
+
+
+def test_what_was_in_the_graph_is_what_it_was(graph):
+    train_op = slim_train_op(models.Damage())
+    before = {node.name: node for node in graph.as_graph_def().node}
+    gate.guard(train_op)
+    after = {node.name: node for node in graph.as_graph_def().node}
+    assert all(after[name] == before[name] for name in before)
+    assert all(name.startswith('slimguard/') for name in after if name not in before)
+
+
+def test_only_forward_writes_get_a_control_input(graph):
+    w = tf1.get_variable('w', initializer=tf.constant(0.5))
+    average = tf1.get_variable('average', initializer=tf.constant(0.5), trainable=False)
+    write = tf1.assign(average, w * 2.0)
+    with tf.control_dependencies([write]):
+        train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(tf.square(w))
+    before = {node.name: node for node in graph.as_graph_def().node}
+    gate.guard(train_op)
+    after = {node.name: node for node in graph.as_graph_def().node}
+    (changed,) = [name for name in before if after[name] != before[name]]
+    assert after[changed].op.startswith('Assign')
+    added = [name for name in after[changed].input if name not in before[changed].input]
+    assert len(added) == 1 and added[0].startswith('^slimguard/')
+
+
+# What it tells.
+
+
+def test_what_was_bad_is_named():
+    damage = models.Damage()
+    guarded = models.Guarded(slim_train_op(damage))
+    assert guarded.step()
+    assert guarded.gate.explain(guarded.bad).tensors == ()
+    expected = {'loss': 'loss add', 'gradient': 'gradient of w', 'average': 'update of average'}
+    for place, name in expected.items():
+        guarded.assert_held({damage.places[place]: math.nan}, place)
+        if place == 'loss':
+            assert guarded.finding().tensors[0] == name
+        else:
+            assert guarded.finding().tensors == (name,)
+        assert guarded.finding().reason.startswith('not finite: ' + name)
+
+
+def test_value_of_a_bad_step_is_the_bad_loss():
+    damage = models.Damage()
+    guarded = models.Guarded(slim_train_op(damage))
+    value = guarded.sess.run(guarded.train_op, {damage.places['loss']: math.inf})
+    assert value == math.inf
+    value = guarded.sess.run(guarded.train_op, {damage.places['gradient']: math.nan})
+    assert value == 0.0
+
+
+def test_step_after_the_update():
+    damage = models.Damage()
+    guarded = models.Guarded(slim_train_op(damage))
+    fetches = [guarded.train_op, guarded.gate.step]
+    feed = {guarded.gate.watched: True, damage.places['loss']: 0.0}
+    steps = []
+    for hurt in (0.0, math.nan, 0.0):
+        feed[damage.places['loss']] = hurt
+        steps.append(guarded.sess.run(fetches, feed)[1])
+    assert steps == [1, 1, 2]
+
+
+def test_the_quiet_outcome_of_a_step_is_the_same_and_says_nothing(capfd):
+    damage = models.Damage()
+    guarded = models.Guarded(slim_train_op(damage, check_numerics=True))
+    quiet = guarded.gate.quiet
+    fetches = [quiet.train_op, quiet.written, quiet.bad, quiet.step]
+    for place, hurt in (('loss', 0.0), ('gradient', math.nan), ('loss', math.inf), ('loss', 0.0)):
+        before = guarded.snapshot(guarded.sess)
+        value, written, bad, step = guarded.sess.run(fetches, {damage.places[place]: hurt})
+        assert written == math.isfinite(hurt) == (not any(bad))
+        assert bool(models.changed(before, guarded.snapshot(guarded.sess))) == written
+        assert step == guarded.sess.run(tf1.train.get_global_step())
+        assert math.isfinite(value) == (math.isfinite(hurt) or place != 'loss')
+    assert 'slimguard' not in capfd.readouterr().err
+
+
+def test_unwatched_bad_step_prints_one_line(capfd):
+    damage = models.Damage()
+    guarded = models.Guarded(slim_train_op(damage))
+    guarded.sess.run(guarded.train_op)
+    capfd.readouterr()
+    guarded.sess.run(guarded.train_op, {damage.places['gradient']: math.nan})
+    lines = [line for line in capfd.readouterr().err.splitlines() if 'slimguard' in line]
+    assert lines == [
+        'slimguard: this step wrote nothing (global step 1); bad: gradient of w; loss -0.2'
+    ] or (len(lines) == 1 and 'global step 1); bad: gradient of w; loss ' in lines[0])
+    guarded.assert_held({damage.places['gradient']: math.nan}, 'watched')
+    assert 'slimguard' not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize('dtype', [tf.float16, tf.bfloat16, tf.float64], ids=lambda d: d.name)
+def test_any_loss_can_be_printed(dtype, capfd):
+    w = tf1.get_variable('w', initializer=tf.constant(0.5))
+    loss = tf.cast(w, dtype) + tf1.placeholder_with_default(tf.cast(math.nan, dtype), [])
+    train_op = gate.guard(tf.group(tf1.assign_sub(w, 0.1)), loss)
+    with models.new_session() as sess:
+        models.initialize(sess)
+        sess.run(train_op)
+    assert 'loss nan' in capfd.readouterr().err
+
+
+def test_raising_form():
+    damage = models.Damage()
+    guarded = models.Guarded(slim_train_op(damage, check_numerics=True))
+    assert guarded.gate.raises
+    guarded.sess.run(guarded.train_op)
+    named = {'loss': 'loss add', 'gradient': 'gradient of w', 'average': 'update of average'}
+    for place, name in named.items():
+        for value in models.BAD.values():
+            hurt = {damage.places[place]: value}
+            before = guarded.snapshot(guarded.sess)
+            with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+                guarded.sess.run(guarded.train_op, hurt)
+            assert not models.changed(before, guarded.snapshot(guarded.sess))
+            assert gate.Label('value', name) in gate.labels_in(caught.value.message)
+            assert ('LossTensor is inf or nan' in caught.value.message) == (place == 'loss')
+            guarded.assert_held(hurt, 'watched')
+    guarded.assert_written()
+
+
+def test_raising_train_op_in_a_group():
+    damage = models.Damage()
+    guarded = models.Guarded(tf.group(slim_train_op(damage, check_numerics=True), tf.no_op()))
+    hurt = {damage.places['loss']: math.nan}
+    guarded.assert_held(hurt, 'watched, it does not raise')
+    with pytest.raises(tf.errors.InvalidArgumentError, match='this step wrote nothing'):
+        guarded.sess.run(guarded.train_op, hurt)
+
+
+def test_no_labels_in_the_message_of_another_error():
+    assert gate.labels_in('LossTensor is inf or nan : Tensor had NaN values') == []
+
+
+# Each batch once.
+
+
+@pytest.mark.parametrize('source', ['dataset', 'queue', 'py_func'])
+def test_each_batch_is_drawn_once(source):
+    """The batches count up; every seventh is NaN, and every one is seen once."""
+    drawn = []
+
+    def draw(number):
+        drawn.append(int(number))
+        return np.float32(math.nan if number % 7 == 3 else number)
+
+    if source == 'py_func':
+        counter = iter(range(1000))
+        batch = tf1.py_func(lambda: draw(next(counter)), [], tf.float32)
+    elif source == 'dataset':
+        numbers = tf.data.Dataset.range(1000)
+        dataset = numbers.map(lambda i: tf1.py_func(draw, [i], tf.float32))
+        batch = tf1.data.make_one_shot_iterator(dataset).get_next()
+    else:
+        queue = tf.queue.FIFOQueue(100, tf.float32, [[]])
+        fill = queue.enqueue_many([[draw(i) for i in range(40)]])
+        batch = queue.dequeue()
+    batch = tf.reshape(batch, [])
+    seen = tf1.get_variable('seen', initializer=0.0, trainable=False)
+    w = tf1.get_variable('w', initializer=0.0)
+    train = tf1.train.AdamOptimizer(0.1).minimize(tf.square(w - batch))
+    guarded = models.Guarded(tf.group(train, tf1.assign_add(seen, batch)))
+    if source == 'queue':
+        guarded.sess.run(fill)
+    written = [guarded.step() for _ in range(20)]
+    assert written == [i % 7 != 3 for i in range(20)]
+    assert guarded.sess.run(seen) == sum(i for i in range(20) if i % 7 != 3)
+    if source == 'queue':
+        assert guarded.sess.run(queue.size()) == 40 - 20
+    elif source == 'py_func':
+        assert drawn == list(range(20))
+
+
+def test_counter_that_picks_the_batch_is_input():
+    picked = tf1.get_variable('picked', initializer=0, trainable=False, use_resource=True)
+    ignored = tf1.get_variable('ignored', initializer=0, trainable=False)
+    data = tf.constant([1.0, math.nan, 3.0, 4.0])
+    w = tf1.get_variable('w', initializer=0.0)
+    with tf.control_dependencies([tf1.assign_add(ignored, 1)]):
+        batch = tf.gather(data, tf1.assign_add(picked, 1) - 1)
+    loss = tf.square(tf.sin(w) - batch)
+    guarded = models.Guarded((tf1.train.GradientDescentOptimizer(0.1).minimize(loss), loss))
+    assert [guarded.step() for _ in range(4)] == [True, False, True, True]
+    assert guarded.sess.run([picked, ignored]) == [4, 3]
+
+
+def test_variables_that_are_written_and_undone_are_known():
+    damage = models.Damage()
+    usual = gate.gate_of(gate.guard(slim_train_op(damage)))
+    assert usual.transient == ()
+    v = tf1.get_variable('v', initializer=tf.constant([1.0, 2.0]))
+    average = tf1.get_variable('forward', initializer=0.5, trainable=False)
+    with tf.control_dependencies([tf1.assign(average, damage('forward'))]):
+        loss = tf.reduce_sum(tf.square(v))
+        put_back = gate.guard(tf1.train.GradientDescentOptimizer(0.1).minimize(loss))
+    assert gate.gate_of(put_back).transient == (average.op,)
+    centered = tf1.train.RMSPropOptimizer(0.1, centered=True)
+    trial = gate.guard(centered.minimize(tf.reduce_sum(tf.square(v))))
+    slots = [centered.get_slot(v, name).op for name in centered.get_slot_names()]
+    assert set(gate.gate_of(trial).transient) == {v.op, *slots}
+
+
+# Where it runs.
+
+
+def test_session_that_was_there_before():
+    queue = tf.queue.FIFOQueue(10, tf.float32, [[]])
+    number = tf1.placeholder(tf.float32, [])
+    enqueue = queue.enqueue(number)
+    table = tf1.get_variable('table', initializer=tf.ones([4, 2]))
+    initializer = tf1.global_variables_initializer()
+    sess = models.new_session()
+    sess.run(initializer)
+
+    def feed():
+        for value in (1.0, math.nan, 2.0):
+            sess.run(enqueue, {number: value})
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    rows = tf.nn.embedding_lookup(table, [0, 1])
+    loss = tf.reduce_sum(tf.square(rows - queue.dequeue()))
+    train_op = tf1.train.AdamOptimizer(0.1).minimize(loss)
+    guarded = models.Guarded((train_op, loss), sess=sess)
+    assert [guarded.step() for _ in range(3)] == [True, False, True]
+    feeder.join()
+
+
+def test_values_on_one_device_and_variables_on_another():
+    damage = models.Damage()
+    with tf.device('/cpu:1'):
+        w = tf1.get_variable('w', initializer=tf.constant([0.5, -0.5]))
+        table = tf1.get_variable('table', initializer=tf.ones([4, 2]))
+        average = tf1.get_variable('average', initializer=tf.constant(0.0), trainable=False)
+    with tf.device('/cpu:0'):
+        rows = damage.gradient(tf.nn.embedding_lookup(table, [0, 1]))
+        loss = tf.reduce_sum(tf.square(rows * w)) + damage('loss')
+        with tf.control_dependencies([tf1.assign(average, damage('average'))]):
+            train_op = tf1.train.AdamOptimizer(0.1).minimize(loss)
+    guarded = models.Guarded((train_op, loss), cpus=2)
+    guarded.assert_written()
+    for place, placeholder in damage.places.items():
+        guarded.assert_held({placeholder: math.nan}, place)
+    guarded.assert_written()
+
+
+# Optimizers with a life of their own.
+
+
+def test_sync_replicas():
+    damage = models.Damage()
+    w = tf1.get_variable('w', initializer=tf.constant([0.5, -0.5]))
+    loss = tf.reduce_sum(damage.gradient(w)) + damage('loss')
+    tf1.train.get_or_create_global_step()
+    optimizer = tf1.train.SyncReplicasOptimizer(
+        tf1.train.AdamOptimizer(0.1), replicas_to_aggregate=1, total_num_replicas=1
+    )
+    train_op = optimizer.minimize(loss, global_step=tf1.train.get_global_step())
+    hook = optimizer.make_session_run_hook(is_chief=True, num_tokens=1)
+    guarded = gate.guard(train_op, loss)
+    known = gate.gate_of(guarded)
+    with tf1.train.MonitoredTrainingSession(hooks=[hook], stop_grace_period_secs=1) as sess:
+        values = []
+        for place, hurt in (
+            ('loss', 0.0),
+            ('gradient', math.nan),
+            ('gradient', 1e25),
+            ('loss', math.inf),
+            ('loss', 0.0),
+        ):
+            feed = {damage.places[place]: hurt, known.watched: True}
+            values.append(sess.run([guarded, known.written], feed)[1])
+        assert values == [True, False, False, False, True]
+        assert np.isfinite(sess.run(w)).all()
+
+
+def loss_scale_optimizer():
+    scaled = tf1.train.GradientDescentOptimizer(0.1)
+    for home in (tf1.mixed_precision, tf1.train.experimental):
+        if hasattr(home, 'MixedPrecisionLossScaleOptimizer'):
+            scale = home.DynamicLossScale(initial_loss_scale=8.0, increment_period=1000)
+            return home.MixedPrecisionLossScaleOptimizer(scaled, scale)
+    return pytest.skip('TensorFlow %s has no loss-scale optimizer' % tf.__version__)
+
+
+def test_loss_scale_optimizer_handles_an_inf_gradient_itself():
+    if not hasattr(tf1, 'mixed_precision'):
+        tf1.mixed_precision = tf1.train.experimental
+    damage = models.Damage()
+    w = tf1.get_variable('w', initializer=tf.constant([0.5, -0.5]))
+    loss = tf.reduce_sum(damage.gradient(w)) + damage('loss')
+    optimizer = loss_scale_optimizer()
+    pairs = optimizer.compute_gradients(loss, [w])
+    guarded = models.Guarded((optimizer.apply_gradients(pairs), loss))
+    (scale,) = [v for v in tf1.global_variables() if 'loss_scale' in v.name]
+    guarded.assert_written()
+    assert guarded.sess.run(scale) == 8.0
+    before = guarded.sess.run(w)
+    guarded.assert_written({damage.places['gradient']: math.inf})
+    assert guarded.sess.run(scale) == 4.0
+    assert (guarded.sess.run(w) == before).all()
+    guarded.assert_held({damage.places['loss']: math.nan}, 'a loss that no scale explains')
+    guarded.assert_written()

@@ -1,0 +1,629 @@
+"""The gate around train ops of every build: a bad step leaves every bit, a good one all it wrote.
+
+Each function below builds one training and names the places where it can be hurt.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.framework import function
+from tensorflow.python.ops import gen_resource_variable_ops as resource_ops
+from tensorflow.python.training import moving_averages
+
+from slimguard import compat, gate
+from tests.helpers import gate_models as models
+
+tf1 = tf.compat.v1
+slim = compat.import_slim()
+
+ONE = tf.constant_initializer(1.0)
+MODELS = {}
+
+
+def model(build):
+    MODELS[build.__name__] = build
+    return build
+
+
+def weight(name='w', value=(0.5, -0.25, 0.75), **kwargs):
+    return tf1.get_variable(name, initializer=tf.constant(value), **kwargs)
+
+
+def simple_loss(damage, w, scope=''):
+    error = damage.gradient(w, scope + 'gradient') - [1.0, 2.0, 3.0]
+    return tf.reduce_sum(tf.tanh(error)) + damage(scope + 'loss')
+
+
+def sgd(loss, **kwargs):
+    return tf1.train.GradientDescentOptimizer(0.1).minimize(loss, **kwargs)
+
+
+# Train ops as slim, and as people, make them.
+
+
+@model
+def slim_create_train_op(damage):
+    loss = simple_loss(damage, weight())
+    tf1.train.get_or_create_global_step()
+    return slim.learning.create_train_op(loss, tf1.train.AdamOptimizer(0.1))
+
+
+@model
+def slim_clipping_and_multipliers(damage):
+    w, v = weight(), weight('v')
+    loss = simple_loss(damage, w) + tf.reduce_sum(tf.square(damage.gradient(v, 'other gradient')))
+    return slim.learning.create_train_op(
+        loss,
+        tf1.train.MomentumOptimizer(0.1, 0.9),
+        clip_gradient_norm=0.5,
+        gradient_multipliers={w.op.name: 0.25},
+        summarize_gradients=True,
+    )
+
+
+@model
+def clipping_by_global_norm(damage):
+    w, v = weight(), weight('v')
+    loss = simple_loss(damage, w) + tf.reduce_sum(tf.square(damage.gradient(v, 'other gradient')))
+    gradients, _ = tf.clip_by_global_norm(tf.gradients(loss, [w, v]), 1.0)
+    apply = tf1.train.AdagradOptimizer(0.1).apply_gradients(zip(gradients, [w, v]))
+    return apply, loss
+
+
+@model
+def several_losses_in_the_collection(damage):
+    tf1.losses.add_loss(simple_loss(damage, weight()))
+    tf1.losses.add_loss(tf.reduce_sum(tf.square(weight('v'))) + damage('second loss'))
+    total = tf1.losses.get_total_loss()
+    train = sgd(total, global_step=tf1.train.get_or_create_global_step())
+    return tf.group(train, tf.identity(total))
+
+
+@model
+def train_tensor(damage):
+    loss = simple_loss(damage, weight())
+    with tf.control_dependencies([sgd(loss)]):
+        return tf.identity(loss)
+
+
+@model
+def global_step_before(damage):
+    loss = simple_loss(damage, weight())
+    with tf.control_dependencies([tf1.assign_add(tf1.train.get_or_create_global_step(), 1)]):
+        return sgd(loss), loss
+
+
+@model
+def global_step_after(damage):
+    loss = simple_loss(damage, weight())
+    step = tf1.train.get_or_create_global_step()
+    with tf.control_dependencies([sgd(loss)]):
+        with tf.control_dependencies([tf1.assign_add(step, 1)]):
+            return tf.identity(loss)
+
+
+@model
+def decayed_learning_rate(damage):
+    step = tf1.train.get_or_create_global_step()
+    rate = tf1.train.exponential_decay(0.1, step, 2, 0.5)
+    loss = simple_loss(damage, weight())
+    return tf1.train.GradientDescentOptimizer(rate).minimize(loss, global_step=step), loss
+
+
+@model
+def learning_rate_alone(damage):
+    loss = simple_loss(damage, weight())
+    rate = 0.1 + damage('learning rate')
+    return tf1.train.AdamOptimizer(rate).minimize(loss), loss
+
+
+@model
+def hand_made_assign_sub(damage):
+    w = weight()
+    loss = simple_loss(damage, w)
+    return tf.group(tf1.assign_sub(w, 0.1 * tf.gradients(loss, w)[0])), loss
+
+
+@model
+def hand_made_adam_weight_decay(damage):
+    w = weight()
+    m = weight('m', (0.0, 0.0, 0.0), trainable=False)
+    v = weight('v', (0.0, 0.0, 0.0), trainable=False)
+    loss = simple_loss(damage, w)
+    gradient = tf.clip_by_global_norm(tf.gradients(loss, [w]), 1.0)[0][0]
+    next_m = tf.multiply(0.9, m) + tf.multiply(0.1, gradient)
+    next_v = tf.multiply(0.999, v) + tf.multiply(0.001, tf.square(gradient))
+    update = next_m / (tf.sqrt(next_v) + 1e-6) + 0.01 * w
+    step = tf1.train.get_or_create_global_step()
+    train = tf.group(w.assign(w - 0.1 * update), m.assign(next_m), v.assign(next_v))
+    return tf.group(train, [step.assign(step + 1)]), loss
+
+
+@model
+def ref_variables_by_hand(damage):
+    w = weight(use_resource=False)
+    m = weight('m', (0.0, 0.0, 0.0), trainable=False, use_resource=False)
+    loss = simple_loss(damage, w)
+    velocity = tf1.assign(m, 0.9 * m + tf.gradients(loss, w)[0], use_locking=True)
+    return tf1.assign_sub(w, 0.1 * velocity, use_locking=True), loss
+
+
+@model
+def scattered_by_hand(damage):
+    table = weight('table', ((1.0, 2.0), (3.0, 4.0), (5.0, 6.0)), use_resource=False)
+    rows = damage.gradient(tf.gather(table, [0, 2]))
+    loss = tf.reduce_sum(tf.square(rows)) + damage('loss')
+    slices = tf.gradients(loss, table)[0]
+    return tf1.scatter_sub(table, slices.indices, 0.01 * slices.values), loss
+
+
+@model
+def scattered_products(damage):
+    """A product can overflow although what is multiplied is finite."""
+    table = weight('table', (1.0, 2.0, 3.0), use_resource=False)
+    loss = tf.reduce_sum(table) + damage('loss')
+    return tf1.scatter_mul(table, [0, 2], 2.0 + tf.stack([damage('factor'), 0.0])), loss
+
+
+@model
+def slice_assign(damage):
+    w = weight(use_resource=False)
+    loss = simple_loss(damage, w)
+    return w[:2].assign((w - tf.gradients(loss, w)[0])[:2]), loss
+
+
+@model
+def partitioned(damage):
+    partitioner = tf1.fixed_size_partitioner(2)
+    with tf1.variable_scope('parts', partitioner=partitioner):
+        w = tf1.get_variable('w', [4, 3], initializer=ONE)
+        table = tf1.get_variable('table', [4, 3], initializer=ONE)
+    rows = tf.nn.embedding_lookup(table, [0, 3])
+    whole = damage.gradient(tf.convert_to_tensor(w))
+    loss = tf.reduce_sum(tf.square(whole)) + tf.reduce_sum(damage.gradient(rows, 'rows'))
+    return tf1.train.AdamOptimizer(0.01).minimize(loss + damage('loss')), loss + damage('loss')
+
+
+@model
+def other_state(damage):
+    """Variables that are no floats, and local ones."""
+    flag = tf1.get_variable('flag', initializer=False, trainable=False)
+    text = tf1.get_variable('text', initializer='a', trainable=False, use_resource=False)
+    count = tf1.get_variable(
+        'count', initializer=0, trainable=False, collections=[tf1.GraphKeys.LOCAL_VARIABLES]
+    )
+    loss = simple_loss(damage, weight('w/with/slashes'))
+    other = [flag.assign(tf.logical_not(flag)), count.assign_add(1)]
+    other.append(tf1.assign(text, tf.strings.join([text, 'b'])))
+    return tf.group(sgd(loss), *other), loss
+
+
+# Moving averages.
+
+
+def only_finite(x):
+    """What a ReLU or a max-pooling kernel may do: it drops the NaN."""
+    return tf.where(tf.math.is_finite(x), x, tf.zeros_like(x))
+
+
+def with_average(damage, x):
+    """`x`, and a moving average of it that can be hurt alone."""
+    average = tf1.get_variable('average', [3], trainable=False, initializer=ONE)
+    mean = tf.reduce_mean(x, [0, 1, 2]) + damage('average')
+    return moving_averages.assign_moving_average(average, mean, 0.9, zero_debias=False)
+
+
+def image(damage):
+    data = tf.constant(np.linspace(-1, 1, 24).reshape(2, 2, 2, 3), tf.float32)
+    return data * tf1.get_variable('scale', [3], initializer=ONE)
+
+
+def trained(damage, x):
+    gradient = damage.gradient(x)
+    return tf.reduce_mean(tf.square(gradient - 1.0)) + damage('loss')
+
+
+@model
+def average_in_a_group(damage):
+    x = image(damage)
+    loss = trained(damage, x)
+    return tf.group(sgd(loss), with_average(damage, x)), loss
+
+
+@model
+def average_before_minimize(damage):
+    x = image(damage)
+    update = with_average(damage, x)
+    loss = trained(damage, x)
+    with tf.control_dependencies([update]):
+        return tf1.train.AdamOptimizer(0.1).minimize(loss), loss
+
+
+@model
+def average_before_minimize_ref(damage):
+    with tf1.variable_scope('', use_resource=False):
+        return average_before_minimize(damage)
+
+
+@model
+def average_in_the_forward_pass(damage):
+    x = image(damage)
+    with tf.control_dependencies([with_average(damage, x)]):
+        x = tf.identity(x)
+    loss = trained(damage, x)
+    with tf.control_dependencies([sgd(loss)]):
+        return tf.identity(loss)
+
+
+@model
+def average_with_zero_debias(damage):
+    x = image(damage)
+    average = tf1.get_variable('average', [], trainable=False, initializer=ONE)
+    value = tf.reduce_mean(x) + damage('average')
+    update = moving_averages.assign_moving_average(average, value, 0.9, zero_debias=True)
+    loss = trained(damage, x)
+    return tf.group(sgd(loss), update), loss
+
+
+@model
+def exponential_moving_average(damage):
+    w = weight()
+    loss = simple_loss(damage, w)
+    step = tf1.train.get_or_create_global_step()
+    ema = tf1.train.ExponentialMovingAverage(0.9, step)
+    with tf.control_dependencies([sgd(loss, global_step=step)]):
+        return ema.apply([w]), loss
+
+
+@model
+def exponential_moving_average_of_a_tensor(damage):
+    w = weight()
+    loss = simple_loss(damage, w)
+    ema = tf1.train.ExponentialMovingAverage(0.9, zero_debias=True)
+    return tf.group(sgd(loss), ema.apply([loss + damage('average')])), loss
+
+
+@model
+def moving_average_optimizer(damage):
+    contrib_opt = contrib('opt')
+    loss = simple_loss(damage, weight())
+    optimizer = contrib_opt.MovingAverageOptimizer(tf1.train.AdamOptimizer(0.1), 0.9)
+    return optimizer.minimize(loss, global_step=tf1.train.get_or_create_global_step()), loss
+
+
+def contrib(name):
+    if tf.__version__ >= '2':
+        pytest.skip('tf.contrib ended with TensorFlow 1')
+    return getattr(__import__('tensorflow.contrib', fromlist=[name]), name)
+
+
+# Batch normalization.
+
+
+def normalized(damage, x, is_training=True, **kwargs):
+    hurt_update = x + damage('average')  # reaches the moving averages
+    return slim.batch_norm(hurt_update, decay=0.9, is_training=is_training, **kwargs)
+
+
+def batch_norm_model(is_training=None, around_minimize=False, **kwargs):
+    def build(damage):
+        net = image(damage)
+        training = True if is_training is None else is_training()
+        net = normalized(damage, net, training, **kwargs)
+        loss = trained(damage, only_finite(net))
+        updates = tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)
+        if around_minimize:
+            with tf.control_dependencies(updates):
+                return tf1.train.MomentumOptimizer(0.1, 0.9).minimize(loss), loss
+        tf1.train.get_or_create_global_step()
+        return slim.learning.create_train_op(loss, tf1.train.MomentumOptimizer(0.1, 0.9))
+
+    return build
+
+
+def is_training_tensor():
+    return tf1.placeholder_with_default(True, [], 'is_training')
+
+
+for _fused in (False, True):
+    _name = 'batch_norm_' + ('fused' if _fused else 'unfused')
+    MODELS[_name] = batch_norm_model(fused=_fused)
+    MODELS[_name + '_zero_debias'] = batch_norm_model(fused=_fused, zero_debias_moving_mean=True)
+    MODELS[_name + '_in_forward_pass'] = batch_norm_model(fused=_fused, updates_collections=None)
+    MODELS[_name + '_in_forward_pass_zero_debias'] = batch_norm_model(
+        fused=_fused, updates_collections=None, zero_debias_moving_mean=True
+    )
+    MODELS[_name + '_around_minimize'] = batch_norm_model(fused=_fused, around_minimize=True)
+    MODELS[_name + '_is_training_tensor'] = batch_norm_model(
+        is_training_tensor, fused=_fused, around_minimize=True
+    )
+    MODELS[_name + '_is_training_tensor_in_forward_pass'] = batch_norm_model(
+        is_training_tensor, fused=_fused, updates_collections=None
+    )
+MODELS['batch_renorm'] = batch_norm_model(fused=False, renorm=True)
+
+
+# Control flow.
+
+
+@model
+def apply_in_cond(damage):
+    w = weight()
+    loss = simple_loss(damage, w)
+    optimizer = tf1.train.AdamOptimizer(0.1)
+    pairs = optimizer.compute_gradients(loss, [w])
+    optimizer._create_slots([w])  # outside of the branch, where variables can be initialized
+    take = tf1.placeholder_with_default(True, [])
+
+    def apply():
+        with tf.control_dependencies([optimizer.apply_gradients(pairs)]):
+            return tf.constant(1)
+
+    return tf.cond(take, apply, lambda: tf.constant(0)), loss
+
+
+@model
+def assign_in_nested_cond(damage):
+    w = weight()
+    loss = simple_loss(damage, w)
+    gradient = tf.gradients(loss, w)[0]
+    yes = tf1.placeholder_with_default(True, [])
+
+    def update():
+        with tf.control_dependencies([tf1.assign_sub(w, 0.1 * gradient)]):
+            return tf.constant(1)
+
+    def inner():
+        return tf.cond(yes, update, lambda: tf.constant(0))
+
+    return tf.cond(yes, inner, lambda: tf.constant(0)), loss
+
+
+@model
+def gradient_accumulation(damage):
+    """Collects for two steps, then applies and starts over."""
+    w = weight()
+    total = weight('total', (0.0, 0.0, 0.0), trainable=False)
+    step = tf1.train.get_or_create_global_step()
+    loss = simple_loss(damage, w)
+    collect = tf1.assign_add(total, tf.gradients(loss, w)[0])
+
+    def apply():
+        with tf.control_dependencies([tf1.assign_sub(w, 0.1 * total)]):
+            with tf.control_dependencies([tf1.assign(total, tf.zeros([3]))]):
+                return tf.constant(1)
+
+    with tf.control_dependencies([collect]):
+        applied = tf.cond(tf.equal(step % 2, 1), apply, lambda: tf.constant(0))
+    with tf.control_dependencies([applied]):
+        return tf.group(tf1.assign_add(step, 1)), loss
+
+
+@model
+def training_in_while_loop(damage):
+    w, hurt = weight(), damage('loss')
+
+    def body(i):
+        loss = tf.reduce_sum(tf.square(w - 1.0 + hurt))
+        with tf.control_dependencies([tf1.assign_sub(w, 0.1 * tf.gradients(loss, w)[0])]):
+            return i + 1
+
+    return tf.group(tf.while_loop(lambda i: i < 3, body, [tf.constant(0)], parallel_iterations=1))
+
+
+@model
+def counting_training_in_while_loop(damage):
+    """The value of the train op is how often the loop ran."""
+    w, hurt = weight(), damage('gradient')
+
+    def body(i):
+        with tf.control_dependencies([tf1.assign_sub(w, 0.1 * (w + hurt))]):
+            return [i + 1]
+
+    count = tf.while_loop(lambda i: i < 3, body, [tf.constant(0)])
+    return count[0] if isinstance(count, list) else count
+
+
+@model
+def training_in_function(damage):
+    w = weight(use_resource=True)
+
+    @tf.function(autograph=False)
+    def update(hurt):
+        gradient = 2.0 * (w - 1.0) + hurt
+        w.assign_sub(0.1 * gradient)
+        return tf.reduce_sum(gradient)
+
+    return update(damage('gradient'))
+
+
+@model
+def forward_while_loop_then_average(damage):
+    """As a recurrent net has it: the loop computes, the moving average is written after it."""
+    w = weight()
+
+    def body(i, state):
+        return i + 1, tf.tanh(state * w + 0.1)
+
+    _, state = tf.while_loop(lambda i, _: i < 3, body, [tf.constant(0), tf.ones([3])])
+    average = tf1.get_variable('average', [3], trainable=False, initializer=ONE)
+    update = moving_averages.assign_moving_average(
+        average, state + damage('average'), 0.9, zero_debias=False
+    )
+    loss = tf.reduce_sum(damage.gradient(state)) + damage('loss')
+    with tf.control_dependencies([update]):
+        return sgd(loss), loss
+
+
+@model
+def average_written_in_forward_while_loop(damage):
+    w = weight()
+    average = tf1.get_variable('average', [3], trainable=False, initializer=ONE)
+    hurt = damage('average')
+
+    def body(i, state):
+        update = tf1.assign(average, 0.9 * average + 0.1 * state + hurt)
+        with tf.control_dependencies([update]):
+            return i + 1, tf.tanh(state * w + 0.1)
+
+    _, state = tf.while_loop(
+        lambda i, _: i < 3, body, [tf.constant(0), tf.ones([3])], parallel_iterations=1
+    )
+    loss = tf.reduce_sum(damage.gradient(state)) + damage('loss')
+    return sgd(loss), loss
+
+
+# Several trainings in one graph.
+
+
+@model
+def one_train_op_for_both_players(damage):
+    """The second loss is computed from what the first training wrote."""
+    g, d = weight('g'), weight('d', (1.0, 2.0, -1.0))
+    d_loss = tf.reduce_sum(tf.square(damage.gradient(d, 'd gradient') * g))
+    hurt_g, hurt_loss = damage.gradient(g, 'g gradient'), damage('g loss')
+    with tf.control_dependencies([sgd(d_loss, var_list=[d])]):
+        g_loss = tf.reduce_sum(tf.sin(hurt_g * d.read_value())) + hurt_loss
+        g_step = sgd(g_loss, var_list=[g])
+    with tf.control_dependencies([g_step]):
+        return tf.identity(g_loss)
+
+
+@model
+def group_of_guarded_ops(damage):
+    g, d = weight('g'), weight('d')
+    g_loss, d_loss = simple_loss(damage, g, 'g '), simple_loss(damage, d, 'd ')
+    return tf.group(
+        gate.guard(sgd(d_loss, var_list=[d]), d_loss),
+        gate.guard(sgd(g_loss, var_list=[g]), g_loss),
+    ), d_loss + g_loss
+
+
+@model
+def average_after_a_guarded_op(damage):
+    w = weight()
+    loss = simple_loss(damage, w)
+    train = gate.guard(slim.learning.create_train_op(loss, tf1.train.AdamOptimizer(0.1)))
+    with tf.control_dependencies([train]):
+        return tf.group(tf1.train.ExponentialMovingAverage(0.9).apply([w])), loss
+
+
+@pytest.mark.parametrize('name', sorted(MODELS))
+def test_bad_step_changes_nothing(name):
+    models.check_every_damage(MODELS[name])
+
+
+@pytest.mark.parametrize('name', sorted(MODELS))
+def test_finite_steps_give_the_same_bits(name):
+    models.check_same_bits(MODELS[name], steps=30)
+
+
+CONTROL_FLOW = [
+    'apply_in_cond',
+    'assign_in_nested_cond',
+    'gradient_accumulation',
+    'training_in_while_loop',
+    'counting_training_in_while_loop',
+    'forward_while_loop_then_average',
+    'average_written_in_forward_while_loop',
+    'batch_norm_fused_is_training_tensor',
+    'batch_norm_unfused_is_training_tensor_in_forward_pass',
+]
+
+
+@pytest.mark.parametrize('name', CONTROL_FLOW)
+def test_bad_step_changes_nothing_in_control_flow(name, control_flow):
+    # The branches and loops of v2 are functions, and take no reference.
+    tf1.get_variable_scope().set_use_resource(control_flow == 'v2')
+    models.check_every_damage(MODELS[name])
+
+
+def test_a_train_op_that_only_counts_is_guarded_like_any_other():
+    step = tf1.train.get_or_create_global_step()
+    guarded = gate.guard(step.assign_add(1))
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        for _ in range(3):
+            session.run(guarded)
+        assert session.run(step) == 3
+
+
+def test_two_graphs_may_mean_other_functions_by_one_name():
+    """The call of a `Defun` is an op of a type that is named as the function is."""
+    for count in (1, 2):
+        with tf.Graph().as_default():
+
+            @function.Defun(tf.resource, *[tf.float32] * count, func_name='update')
+            def update(handle, *amounts):
+                amount = tf.add_n(amounts)
+                with tf.control_dependencies([resource_ops.assign_sub_variable_op(handle, amount)]):
+                    return tf.identity(amount)
+
+            hurt = tf1.placeholder_with_default(0.0, [])
+            w = weight(use_resource=True)
+            guarded = models.Guarded(update(w.handle, *[hurt + tf.ones([3])] * count))
+            guarded.assert_written({hurt: 0.0})
+            guarded.assert_held({hurt: np.nan}, 'nan in what a function writes')
+
+
+kinds = pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'resource'])
+
+
+@kinds
+def test_a_loop_never_writes_more_than_is_seen(use_resource, control_flow_v1):
+    """Often, as what is read too early is read in time now and then."""
+    hurt = tf1.placeholder_with_default(0.0, [])
+    w = weight(use_resource=use_resource)
+
+    def body(i):
+        with tf.control_dependencies([tf1.assign_sub(w, 0.1 * (w + hurt))]):
+            return [i + 1]
+
+    count = tf1.while_loop(lambda i: i < 3, body, [tf.constant(0)])
+    guarded = models.Guarded(count[0] if isinstance(count, list) else count)
+    for _ in range(150):
+        guarded.assert_held({hurt: np.nan}, 'nan in the loop')
+    guarded.assert_written({hurt: 0.0})
+
+
+@kinds
+def test_a_forward_write_in_a_loop_that_only_the_update_waits_for(use_resource, control_flow_v1):
+    """Neither the loss nor a gradient is computed from what leaves the loop."""
+    hurt = tf1.placeholder_with_default(0.0, [])
+    w = weight(use_resource=use_resource)
+    average = weight('average', trainable=False, use_resource=use_resource)
+
+    def body(i):
+        slow = tf.linalg.matmul(tf.ones([60, 60]) * hurt, tf.ones([60, 60]))
+        update = tf1.assign(average, 0.9 * average + 0.1 * slow[0, 0])
+        with tf.control_dependencies([update]):
+            return [i + 1]
+
+    count = tf1.while_loop(lambda i: i < 3, body, [tf.constant(0)])
+    gradient = w * 0.5
+    with tf.control_dependencies(count if isinstance(count, list) else [count]):
+        train_op = tf1.assign_sub(w, gradient)
+    guarded = models.Guarded(tf.group(train_op))
+    guarded.assert_written({hurt: 0.0})
+    for _ in range(100):
+        guarded.assert_held({hurt: np.nan}, 'nan in the loop')
+
+
+def test_a_loss_that_waits_for_a_write_to_a_weight_is_looked_at_all_the_same():
+    """The write is held, and with it the loss that waits for it: it is judged afterwards."""
+    weight = tf1.get_variable('w', initializer=2.0)
+    counted = tf1.get_variable('counted', initializer=0.0)  # trainable, as is the default
+    noise = tf1.placeholder(tf.float32, [])
+    with tf.control_dependencies([counted.assign_add(1.0)]):
+        loss = weight * 3.0 + noise  # its gradient is 3, whatever the noise
+    optimizer = tf1.train.GradientDescentOptimizer(0.1)
+    train_op = gate.guard(optimizer.minimize(loss, var_list=[weight]), loss=loss)
+    watched = gate.gate_of(train_op).watched
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(train_op, {noise: 0.0})
+        before = session.run([weight, counted])
+        session.run(train_op, {noise: np.nan, watched: True})
+        assert session.run([weight, counted]) == before
+        session.run(train_op, {noise: 0.0})
+        assert session.run([weight, counted]) != before

@@ -1,0 +1,50 @@
+"""The gate under every optimizer of `tf.compat.v1.train`: a bad step leaves every bit."""
+
+import functools
+
+import pytest
+import tensorflow as tf
+
+from tests.helpers import gate_models as models
+
+tf1 = tf.compat.v1
+
+optimizers = pytest.mark.parametrize('optimizer', sorted(models.OPTIMIZERS))
+kinds = pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'resource'])
+OTHER_DTYPES = {'float16': tf.float16, 'bfloat16': tf.bfloat16, 'float64': tf.float64}
+
+
+def model(optimizer, **kwargs):
+    return functools.partial(
+        models.two_weights, make_optimizer=models.OPTIMIZERS[optimizer], **kwargs
+    )
+
+
+@optimizers
+@kinds
+def test_bad_step_changes_nothing(optimizer, use_resource):
+    models.check_every_damage(model(optimizer, use_resource=use_resource))
+
+
+@optimizers
+@pytest.mark.parametrize('dtype', sorted(OTHER_DTYPES))
+def test_bad_step_changes_nothing_in_other_dtypes(optimizer, dtype):
+    def build(damage):
+        steps, losses = [], []
+        for use_resource in (False, True):
+            with tf1.variable_scope('resource' if use_resource else 'ref'):
+                one = model(optimizer, dtype=OTHER_DTYPES[dtype], use_resource=use_resource)
+                step, loss = one(damage)
+            steps.append(step)
+            losses.append(loss)
+        return tf.group(*steps), tf.add_n(losses)
+
+    with models.skip_without_kernels():
+        models.train(build, 1, guarded=False)
+    models.check_every_damage(build)
+
+
+@optimizers
+@kinds
+def test_finite_steps_give_the_same_bits(optimizer, use_resource):
+    models.check_same_bits(model(optimizer, use_resource=use_resource), steps=200)

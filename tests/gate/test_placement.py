@@ -1,0 +1,198 @@
+"""On a cluster: the decision is the worker's, the state stays on the parameter servers.
+
+What crosses the network for it is counted, in messages and in bytes.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from slimguard import compat, gate
+from tests.helpers.clusters import Cluster, messages
+from tests.helpers.gate_models import Damage, Snapshot, changed, initialize
+
+tf1 = tf.compat.v1
+slim = compat.import_slim()
+
+PS = 2
+# What a gate sends each parameter server and gets back: the verdict, what was found after the
+# update, how that ended, and a signal once all is put back.
+PER_PS = 4
+# The same for the gradient of an embedding, which is summed up on its parameter server: whether it
+# is calm, a token to look again with, in two dtypes, and what was found.
+PER_PS_OF_EMBEDDING = 4
+# The powers and rates of Adam that are made on the parameter servers.
+NUMBERS = 4
+
+OPTIMIZERS = {
+    'Momentum': lambda: tf1.train.MomentumOptimizer(0.01, 0.9),
+    'Adam': lambda: tf1.train.AdamOptimizer(0.01),
+}
+CASES = [
+    # optimizer, use_resource, late_updates: whether batch norm's updates wait for the gradients
+    ('Momentum', True, True),
+    ('Momentum', False, False),
+    ('Adam', True, True),
+]
+
+
+class Training:
+    """A net with partitioned variables on two parameter servers, guarded or not."""
+
+    def __init__(self, cluster, optimizer, use_resource, late_updates, guarded):
+        self.damage = Damage()
+        self.has_embedding = optimizer == 'Adam'
+        tf1.set_random_seed(1)
+        with cluster.device():
+            loss = self._loss(use_resource, late_updates)
+            train_op = slim.learning.create_train_op(
+                loss, OPTIMIZERS[optimizer](), check_numerics=False
+            )
+        self.variables = Snapshot()
+        self.gate = None
+        self.fetches = [train_op, tf1.train.get_global_step()]
+        if guarded:
+            self.gate = gate.gate_of(gate.guard(train_op))
+            quiet = self.gate.quiet
+            self.fetches = [quiet.train_op, quiet.step, quiet.written, quiet.bad]
+        self.session = cluster.session()
+        initialize(self.session)
+        self.run()
+
+    def _loss(self, use_resource, late_updates):
+        scope = tf1.get_variable_scope()
+        scope.set_use_resource(use_resource)
+        scope.set_partitioner(tf1.fixed_size_partitioner(PS))
+        tf1.train.get_or_create_global_step()
+        x = tf.constant(np.random.RandomState(0).randn(8, 64), tf.float32)
+        net = slim.fully_connected(x, 32)
+        scope.set_partitioner(None)
+        kwargs = {} if late_updates else {'updates_collections': None}
+        net = slim.batch_norm(net, is_training=True, **kwargs)
+        scope.set_partitioner(tf1.fixed_size_partitioner(PS))
+        net = slim.fully_connected(self.damage.gradient(net), 64, activation_fn=None)
+        if self.has_embedding:
+            rows = tf1.get_variable('table', [20, 64])
+            net += tf.nn.embedding_lookup(rows, [1, 1, 4, 5, 0, 2, 3, 19])
+        bias = tf1.get_variable('bias', [PS, 1])
+        net += 0.0 * tf.reduce_sum(self.damage.gradient(bias, 'bias'))
+        loss = tf.reduce_mean(tf.square(net)) + self.damage('loss')
+        tf1.losses.add_loss(loss)
+        return loss
+
+    def run(self, **feed):
+        """The values of a step."""
+        feed = {self.damage.places[place]: value for place, value in feed.items()}
+        return self.session.run(self.fetches, feed)
+
+    def messages(self, **feed):
+        """The values of a step, and what crossed the network."""
+        feed = {self.damage.places[place]: value for place, value in feed.items()}
+        return messages(self.session, self.fetches, feed)
+
+
+@pytest.fixture(scope='module')
+def cluster():
+    return Cluster(PS)
+
+
+@pytest.fixture(scope='module', params=CASES, ids=lambda case: case[0])
+def training(request, cluster):
+    """A guarded training, which knows the messages of the same unguarded."""
+    with tf.Graph().as_default():
+        plain = Training(cluster, *request.param, guarded=False)
+        _, sent = plain.messages()
+        plain.session.close()
+    with tf.Graph().as_default():
+        guarded = Training(cluster, *request.param, guarded=True)
+        guarded.unguarded = sent
+        yield guarded
+        guarded.session.close()
+
+
+def size(sent):
+    return sum(message.bytes for message in sent)
+
+
+def test_in_a_good_step_only_numbers_cross_the_network_for_the_gate(training):
+    values, sent = training.messages()
+    assert values[2]
+    verdict, calm, numbers = 4 * PS, PS, 4 * NUMBERS
+    assert size(sent) <= size(training.unguarded) + verdict + calm + numbers
+
+
+def test_a_parameter_server_gets_and_sends_two_messages_more(training):
+    _, sent = training.messages()
+    more = PER_PS * PS
+    if training.has_embedding:
+        more += PER_PS_OF_EMBEDDING * PS + NUMBERS
+    assert len(sent) <= len(training.unguarded) + more
+
+
+@pytest.mark.parametrize('place, value', [('bias', 1e16), ('gradient', np.nan), ('loss', np.nan)])
+def test_in_the_second_look_only_numbers_and_flags_cross_the_network(training, place, value):
+    values, sent = training.messages(**{place: value})
+    assert values[2] == (value == 1e16)
+    flags = len(training.gate.labels)
+    numbers = 4 * (PER_PS + PER_PS_OF_EMBEDDING) * PS + 4 * NUMBERS
+    assert size(sent) <= size(training.unguarded) + numbers + flags
+    assert max(m.bytes for m in sent if m.tensor.startswith('slimguard/')) <= flags
+
+
+def test_a_bad_step_changes_nothing_on_any_parameter_server(training):
+    before = training.variables(training.session)
+    for feed in ({'gradient': np.nan}, {'loss': np.inf}):
+        assert not training.run(**feed)[2]
+        assert not changed(before, training.variables(training.session))
+    assert training.run(bias=1e16)[2]
+    assert len(changed(before, training.variables(training.session))) > 8
+
+
+def test_the_step_is_read_after_the_update_wherever_it_is(training):
+    begin = int(training.run()[1])
+    feeds = ({}, {'loss': np.nan}, {}, {'bias': 1e16}, {'gradient': np.nan})
+    steps = [int(training.run(**feed)[1]) - begin for feed in feeds]
+    assert steps == [1, 1, 2, 3, 3]
+
+
+def test_an_update_that_overflows_is_undone_on_every_parameter_server(training):
+    if training.has_embedding:
+        pytest.skip('Adam refuses such a gradient, for it squares it')
+    training.run(bias=3e38)
+    before = training.variables(training.session)
+    values = training.run(bias=3e38)
+    assert not values[2]
+    finding = training.gate.explain(values[3])
+    assert finding.reason.startswith('not finite once updated')
+    assert {name.split('/')[1] for name in finding.tensors} == {'part_0', 'part_1'}
+    assert not changed(before, training.variables(training.session))
+
+
+def test_sync_replicas_gets_no_bad_gradient_and_the_same_few_messages(cluster):
+    with tf.Graph().as_default():
+        damage = Damage()
+        scope = tf1.get_variable_scope()
+        scope.set_use_resource(True)
+        scope.set_partitioner(tf1.fixed_size_partitioner(PS))
+        optimizer = tf1.train.SyncReplicasOptimizer(tf1.train.MomentumOptimizer(0.01, 0.9), 1)
+        with cluster.device():
+            step = tf1.train.get_or_create_global_step()
+            w = tf1.get_variable('sync_w', [64, 8])
+            loss = tf.reduce_sum(damage.gradient(tf.convert_to_tensor(w))) + damage('loss')
+            plain = optimizer.minimize(loss, global_step=step)
+            hook = optimizer.make_session_run_hook(is_chief=True, num_tokens=1)
+        guarded = gate.gate_of(gate.guard(plain, loss)).quiet
+        fetches = [guarded.train_op, guarded.written]
+        with tf1.train.MonitoredTrainingSession(
+            cluster.master(), hooks=[hook], stop_grace_period_secs=1
+        ) as monitored:
+            session = monitored._tf_sess()  # of a hook's run there is no trace to be had
+            session.run(fetches)
+            _, sent = messages(session, fetches)
+            _, unguarded = messages(session, [plain, step, loss])
+            assert size(sent) <= size(unguarded) + 2 * 4 * PS
+            assert len(sent) <= len(unguarded) + PER_PS * PS
+            for place in damage.places.values():
+                assert not session.run(fetches, {place: np.nan})[1]
+            assert session.run(fetches)[1]
+            assert all(np.isfinite(part).all() for part in session.run(list(w)))

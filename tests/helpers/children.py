@@ -1,0 +1,128 @@
+"""Programs that tests start: Python, with the slimguard that the tests themselves were given."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+
+import slimguard
+from tests.helpers.template import Forked
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def environment():
+    """For a Python process: quiet, and with our slimguard, installed or not."""
+    here = os.path.dirname(os.path.dirname(slimguard.__file__))
+    return dict(os.environ, PYTHONPATH=here, TF_CPP_MIN_LOG_LEVEL='3')
+
+
+def python(*arguments, **kwargs):
+    """Runs Python to its end. Returns the `CompletedProcess`, with what it wrote as text."""
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=kwargs.pop('stderr', subprocess.PIPE),
+        text=True,
+        env=environment(),
+        timeout=300,
+        **kwargs,
+    )
+
+
+def forked_python(
+    *arguments, input=None, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=None
+):
+    """As `python`, for programs that import TensorFlow: they find it imported already.
+
+    That saves seconds. Where it matters how an interpreter starts, and in which order it imports
+    what, take `python`.
+    """
+    with Forked(
+        arguments,
+        environment(),
+        stdin=None if input is None else subprocess.PIPE,
+        stdout=stdout,
+        stderr=stderr,
+        text=text,
+        cwd=cwd,
+    ) as process:
+        try:
+            output, errors = process.communicate(input, timeout=300)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
+
+
+class Started:
+    """A Python process that runs, in a process group of its own, which ends with the test.
+
+    It is forked as in `forked_python`. A test waits for its lines, those of its log among them,
+    and not for time.
+    """
+
+    def __init__(self, *arguments):
+        self.process = Forked(
+            arguments,
+            environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.was_too_slow = False
+        self._killer = threading.Timer(240, self._give_up)  # so that no test waits for ever
+        self._killer.daemon = True
+        self._killer.start()
+
+    def wait_for(self, text):
+        """Reads until there is a line with `text` in it, which it returns."""
+        lines = []
+        while not lines or text not in lines[-1]:
+            lines.append(self.process.stdout.readline())
+            assert lines[-1], '%r was never written, but:\n%s' % (text, ''.join(lines))
+        return lines[-1]
+
+    def send(self, number):
+        self.process.send_signal(number)
+
+    def send_to_group(self, number):
+        """As a terminal does."""
+        os.killpg(self.process.pid, number)
+
+    def go_on(self):
+        """Writes the line that the process waits for."""
+        self.process.stdin.write('\n')
+        self.process.stdin.flush()
+
+    def wait(self):
+        return self.process.wait(timeout=240)
+
+    def wait_for_children(self):
+        """Waits until nobody is left who could write to where the process writes."""
+        self.process.stdout.read()
+        assert not self.was_too_slow, 'there are children after 240 s'
+
+    def _give_up(self):
+        self.was_too_slow = True
+        self._kill()
+
+    def _kill(self):
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)  # its children live on, as under slim
+        except ProcessLookupError:
+            pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._kill()
+        self._killer.cancel()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()

@@ -1,0 +1,69 @@
+"""A cluster in this process, and what its tasks send each other in a step."""
+
+import re
+from typing import Iterator, NamedTuple
+
+import tensorflow as tf
+
+from tests.helpers.jobs import free_ports
+
+tf1 = tf.compat.v1
+
+_LABEL = re.compile(r'\[(\d+)B\].* edge_\d+_(\S+) from (\S+) to (\S+)')
+
+
+class Cluster:
+    """Parameter servers and workers, each a server of this process.
+
+    TensorFlow has no way to end such a server: make one cluster for many tests.
+    """
+
+    def __init__(self, ps: int = 2, workers: int = 1):
+        addresses = ['127.0.0.1:%d' % port for port in free_ports(ps + workers)]
+        self.spec = tf1.train.ClusterSpec({'ps': addresses[:ps], 'worker': addresses[ps:]})
+        tasks = [(job, task) for job in self.spec.jobs for task in range(self.spec.num_tasks(job))]
+        self._servers = {task: tf1.train.Server(self.spec, *task) for task in tasks}
+
+    def master(self, worker: int = 0) -> str:
+        return self._servers['worker', worker].target
+
+    def session(self, worker: int = 0) -> tf1.Session:
+        return tf1.Session(self.master(worker))
+
+    def device(self, worker: int = 0):
+        """Variables in turn on the parameter servers, everything else on the worker."""
+        setter = tf1.train.replica_device_setter(
+            cluster=self.spec, worker_device='/job:worker/task:%d' % worker
+        )
+        return tf1.device(setter)
+
+
+class Message(NamedTuple):
+    """What one task sent another in a step. A dead tensor, and a signal, has no bytes."""
+
+    bytes: int
+    tensor: str
+    source: str
+    target: str
+
+
+def messages(session, fetches, feed=None):
+    """Runs a step some times. Returns its last values, and what the tasks sent each other."""
+    options = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE)
+    found, calm_runs = set(), 0
+    while calm_runs < 3:  # TensorFlow's trace may end before the last message is noted
+        metadata = tf1.RunMetadata()
+        values = session.run(fetches, feed, options=options, run_metadata=metadata)
+        sent = set(_messages_in(metadata))
+        calm_runs = calm_runs + 1 if sent <= found else 0
+        found |= sent
+    return values, found
+
+
+def _messages_in(metadata) -> Iterator[Message]:
+    for device in metadata.step_stats.dev_stats:
+        for node in device.node_stats:
+            match = _LABEL.match(node.timeline_label)
+            if node.node_name == 'RecvTensor' and match:
+                size, *rest = match.groups()
+                yield Message(int(size), *rest)

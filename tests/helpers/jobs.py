@@ -1,0 +1,445 @@
+"""Jobs of several real processes on loopback: parameter servers and workers.
+
+    def train(role, logdir):  # at the top of a module, so that it can be found by name
+        with role.device():
+            train_op = ...
+        master = role.server().target
+        return slimguard.train(train_op, logdir, master=master, is_chief=role.is_chief)
+
+    with Job(train, str(tmp_path), ps=1, workers=2) as job:
+        assert job.hear('worker', 1) == 5  # what it said with role.say(5)
+        job.kill('worker', 1)
+        job.start('worker', 1)
+        chief, other = job.wait_for_workers()
+    assert chief.error is None and chief.value < 0.1
+
+TensorFlow takes seconds to start, and cannot be forked once it runs. So one process beside the
+tests, the nursery, has TensorFlow imported, never uses it, and forks each role when it is asked to;
+it was itself forked from the template, see `template.py`. The nursery ends with the test process,
+however that ends, and the roles with the nursery.
+"""
+
+import atexit
+import ctypes
+import faulthandler
+import importlib
+import multiprocessing
+import os
+import pathlib
+import pickle
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from multiprocessing import connection, reduction
+from typing import Any, NamedTuple, Optional
+
+if __name__ == '__main__':  # the nursery; it takes slimguard from where the tests took it
+    sys.path[:1] = []
+    sys.path.append(str(pathlib.Path(__file__).resolve().parents[2]))
+    from tests.helpers import jobs
+
+    sys.exit(jobs.nurse(connection.Connection(int(sys.argv[1]))))
+
+import tensorflow as tf
+
+from tests.helpers.children import environment
+from tests.helpers.template import Forked
+
+tf1 = tf.compat.v1
+
+# Below the ports that systems give to connections (from 32768 on), so that the port of a role
+# which was killed is free when it is started again.
+_PORTS = range(10000, 32000)
+_PR_SET_PDEATHSIG = 1
+
+
+class Ended(NamedTuple):
+    """How a role ended.
+
+    Attributes:
+      value: what its function returned.
+      error: the name of the class of the error it raised; 'Killed' if it ended without a word.
+      message: the error's.
+      incident: the error's incident as a dict, where it has one.
+      log: what the process wrote to stdout and stderr.
+    """
+
+    value: Any = None
+    error: Optional[str] = None
+    message: str = ''
+    incident: Optional[dict] = None
+    log: str = ''
+
+
+class Role:
+    """What the function of a role is given first.
+
+    Attributes:
+      job: 'ps' or 'worker'.
+      task: its number in the job; worker 0 is the chief.
+      cluster: the addresses, a list for each job.
+    """
+
+    def __init__(self, job, task, cluster, folder, pipe):
+        self.job = job
+        self.task = task
+        self.cluster = cluster
+        self._folder = folder
+        self._pipe = pipe
+        self._server = None
+
+    @property
+    def is_chief(self):
+        return self.job == 'worker' and self.task == 0
+
+    def server(self):
+        """The role's `tf.compat.v1.train.Server`, started when it is first asked for."""
+        if self._server is None:
+            cluster = tf1.train.ClusterSpec(self.cluster)
+            self._server = tf1.train.Server(cluster, job_name=self.job, task_index=self.task)
+        return self._server
+
+    def device(self, **kwargs):
+        """Puts variables on the parameter servers, and the rest on this worker."""
+        return tf1.device(
+            tf1.train.replica_device_setter(
+                cluster=tf1.train.ClusterSpec(self.cluster),
+                worker_device='/job:%s/task:%d' % (self.job, self.task),
+                **kwargs,
+            )
+        )
+
+    def config(self):
+        """For its sessions: they reach the parameter servers and this role, and need no other.
+
+        Without it a session waits for all workers to start, and on TensorFlow 1.15 its `close`
+        never returns once one of them is gone.
+        """
+        mine = '/job:%s/task:%d' % (self.job, self.task)
+        return tf1.ConfigProto(device_filters=['/job:ps', mine])
+
+    def synchronous(self, optimizer):
+        """The `SyncReplicasOptimizer` that waits for all workers."""
+        workers = len(self.cluster['worker'])
+        return tf1.train.SyncReplicasOptimizer(
+            optimizer, replicas_to_aggregate=workers, total_num_replicas=workers
+        )
+
+    def train_monitored(self, train_op, logdir, hooks, sync=None, **kwargs):
+        """Trains in a `MonitoredTrainingSession` until that is to stop.
+
+        Args:
+          sync: the `SyncReplicasOptimizer`, or None.
+          **kwargs: for the session.
+        """
+        if sync is not None:
+            hooks = hooks + [sync.make_session_run_hook(self.is_chief)]
+        with tf1.train.MonitoredTrainingSession(
+            self.server().target,
+            self.is_chief,
+            checkpoint_dir=logdir,
+            hooks=hooks,
+            save_summaries_steps=None,
+            save_summaries_secs=None,
+            log_step_count_steps=None,
+            config=self.config(),
+            **kwargs,
+        ) as session:
+            while not session.should_stop():
+                session.run(train_op)
+
+    def say(self, value):
+        """Sends a value to the test, which reads it with `Job.hear`."""
+        self._pipe.send(('said', value))
+
+    def post(self, name):
+        """Lets those go on who wait for `name`, in this job, now or later."""
+        pathlib.Path(self._folder, 'posted ' + name).touch()
+
+    def wait_for(self, name):
+        """Waits until `name` is posted, by a role or the test."""
+        while not os.path.exists(os.path.join(self._folder, 'posted ' + name)):
+            time.sleep(0.002)
+
+    def all_have_posted(self, name):
+        """Whether every worker has posted `name` with its number."""
+        tasks = range(len(self.cluster['worker']))
+        paths = [os.path.join(self._folder, 'posted %s %d' % (name, task)) for task in tasks]
+        return all(map(os.path.exists, paths))
+
+    def meet(self, name):
+        """Waits until all workers have come here."""
+        self.post('%s %d' % (name, self.task))
+        for task in range(len(self.cluster['worker'])):
+            self.wait_for('%s %d' % (name, task))
+
+
+def serve(role):
+    """The function of a parameter server: it never ends."""
+    role.server().join()
+
+
+class Job:
+    """A job whose workers run ``function(role, *args)``, each in a process of its own.
+
+    Leaving the block kills what still runs. If it is left by an error, the roles' logs are shown.
+
+    Args:
+      function: of a module's top level. It gets a :class:`Role`, and a fresh default graph.
+      *args: for the function; anything that can be pickled.
+      ps: the number of parameter servers.
+      workers: the number of workers.
+      start: whether all start at once; otherwise `start` starts them.
+    """
+
+    def __init__(self, function, *args, ps=1, workers=2, start=True):
+        self._function, self._args = function, args
+        ports = iter(free_ports(ps + workers))
+        self.cluster = {
+            job: ['127.0.0.1:%d' % next(ports) for _ in range(number)]
+            for job, number in (('ps', ps), ('worker', workers))
+        }
+        self._starts = start
+        self._numbers = {}
+        self._pipes = {}
+        self._ended = {}
+        self._folder = None
+
+    def __enter__(self):
+        self._folder = tempfile.mkdtemp(prefix='slimguard_job_')
+        if self._starts:
+            try:
+                for job, addresses in self.cluster.items():
+                    for task in range(len(addresses)):
+                        self.start(job, task)
+            except BaseException:
+                self.__exit__(*sys.exc_info())
+                raise
+        return self
+
+    def __exit__(self, error_type, error, traceback):
+        try:
+            if error_type is not None:
+                for number in self._numbers.values():
+                    _nursery().ask(('where', number))
+                time.sleep(0.5)  # for their answers, in their logs
+                for job, task in sorted(self._numbers):
+                    print('----- %s %d\n%s' % (job, task, self.log(job, task)[-4000:]))
+        finally:
+            for job, task in list(self._numbers):
+                self.kill(job, task)
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def start(self, job, task, function=None, *args):
+        """Starts a role, also again, on its old port; with its own function if one is given."""
+        self.kill(job, task)
+        if function is None:
+            function, args = (serve, ()) if job == 'ps' else (self._function, self._args)
+        mine, its = multiprocessing.Pipe(duplex=False)
+        work = pickle.dumps((function, args))
+        role = job, task, self.cluster, self._folder
+        request = ('fork', function.__module__, work, role, self._log_of(job, task))
+        self._numbers[job, task] = _nursery().ask(request, its)
+        its.close()
+        self._pipes[job, task] = mine
+        self._ended.pop((job, task), None)
+
+    def kill(self, job, task):
+        """Kills a role with SIGKILL, if it runs. Its port is free when this returns."""
+        number = self._numbers.pop((job, task), None)
+        if number is not None:
+            _nursery().ask(('kill', number))
+        pipe = self._pipes.pop((job, task), None)
+        if pipe is not None:
+            pipe.close()
+
+    def hear(self, job, task, timeout=60):
+        """The next value that a role says.
+
+        Raises:
+          RuntimeError: if it ends instead.
+          TimeoutError: if it says nothing for `timeout` seconds.
+        """
+        if (job, task) not in self._ended:
+            word, said = self._next(job, task, timeout)
+            if word == 'said':
+                return said
+            self._ended[job, task] = said
+        raise RuntimeError('%s %d has ended: %r' % (job, task, self._ended[job, task]))
+
+    def wait(self, job, task, timeout=60):
+        """Waits for the end of a role. Returns how it :class:`Ended`.
+
+        Raises:
+          TimeoutError: if it still runs then; it says where each of its threads stood.
+        """
+        end = time.time() + timeout
+        while (job, task) not in self._ended:
+            word, said = self._next(job, task, end - time.time())
+            if word == 'ended':
+                self._ended[job, task] = said
+        return self._ended[job, task]
+
+    def has_ended(self, job, task):
+        """Whether a role has ended by itself. It must say nothing."""
+        return (job, task) in self._ended or self._pipes[job, task].poll()
+
+    def wait_for_workers(self, timeout=60):
+        """Waits for the end of all workers. Returns how each `Ended`, by number."""
+        end = time.time() + timeout
+        workers = range(len(self.cluster['worker']))
+        return [self.wait('worker', task, end - time.time()) for task in workers]
+
+    def post(self, name):
+        """As `Role.post`."""
+        pathlib.Path(self._folder, 'posted ' + name).touch()
+
+    def log(self, job, task):
+        """What a role has written to stdout and stderr, over all its lives."""
+        log = pathlib.Path(self._log_of(job, task))
+        return log.read_text(errors='replace') if log.exists() else ''
+
+    def _next(self, job, task, timeout):
+        pipe = self._pipes[job, task]
+        if not pipe.poll(max(timeout, 0)):
+            _nursery().ask(('where', self._numbers[job, task]))
+            time.sleep(0.5)  # for its answer, in its log
+            where = self.log(job, task).rpartition('Current thread')
+            raise TimeoutError('%s %d still runs\n%s' % (job, task, where[1] + where[2]))
+        try:
+            word, said = pipe.recv()
+        except (EOFError, ConnectionError):
+            word, said = 'ended', Ended(error='Killed')
+        if word == 'ended':
+            said = said._replace(log=self.log(job, task))
+        return word, said
+
+    def _log_of(self, job, task):
+        return os.path.join(self._folder, '%s-%d.log' % (job, task))
+
+
+def free_ports(number):
+    """So many ports of this machine that nobody listens on, nor another of xdist's workers will."""
+    ports = []
+    choose = random.Random()  # the tests' own seeds would choose the same in each process
+    worker = int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0')[2:])
+    mine = _PORTS[worker :: int(os.environ.get('PYTEST_XDIST_WORKER_COUNT', 1))]
+    while len(ports) < number:
+        port = choose.choice(mine)
+        with socket.socket() as probe:
+            try:
+                probe.bind(('127.0.0.1', port))
+            except OSError:
+                continue
+        if port not in ports:
+            ports.append(port)
+    return ports
+
+
+class _Nursery:
+    """The test process's side of the nursery."""
+
+    def __init__(self):
+        self._pipe, its = multiprocessing.Pipe()
+        self._process = Forked(
+            [__file__, its.fileno()],
+            environment(),
+            pass_fds=[its.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+        its.close()
+        atexit.register(self.close)
+
+    def ask(self, request, pipe=None):
+        self._pipe.send(request)
+        if pipe is not None:
+            reduction.send_handle(self._pipe, pipe.fileno(), self._process.pid)
+        return self._pipe.recv()
+
+    def close(self):
+        self._pipe.close()
+        self._process.wait()
+
+
+_the_nursery = []
+
+
+def _nursery():
+    if not _the_nursery:
+        _the_nursery.append(_Nursery())
+    return _the_nursery[0]
+
+
+def nurse(pipe):
+    """The nursery: forks and kills as it is asked to, until the test process is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the test process hears it, and ends the job
+    tf1.disable_eager_execution()
+    importlib.import_module('slimguard.learning')  # with tf-slim
+    while True:
+        try:
+            word, *request = pipe.recv()
+        except (EOFError, ConnectionError):
+            return
+        if word == 'fork':
+            handle = reduction.recv_handle(pipe)
+            module, *request = request
+            try:
+                importlib.import_module(module)  # once for all that are forked from here
+            except Exception:
+                traceback.print_exc()  # the role will say so as well
+            number = os.fork()
+            if number == 0:
+                pipe.close()
+                _live(connection.Connection(handle, readable=False), *request)
+            os.close(handle)
+            pipe.send(number)
+        elif word == 'kill':
+            os.kill(request[0], signal.SIGKILL)
+            os.waitpid(request[0], 0)
+            pipe.send(None)
+        elif word == 'where':
+            os.kill(request[0], signal.SIGUSR1)
+            pipe.send(None)
+
+
+def _live(pipe, work, role, log):
+    """The life of a role, in its own process."""
+    try:
+        nursery = os.getppid()
+        if sys.platform == 'linux':
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != nursery:
+            os._exit(1)
+        written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(written, 1)
+        os.dup2(written, 2)
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        function, args = pickle.loads(work)
+        with tf.Graph().as_default():
+            tf1.set_random_seed(1)
+            ended = Ended(value=function(Role(*role, pipe), *args))
+    except BaseException as error:
+        traceback.print_exc()
+        incident = getattr(error, 'incident', None)
+        ended = Ended(
+            error=type(error).__name__,
+            message=str(error),
+            incident=None if incident is None else incident.to_dict(),
+        )
+    sys.stdout.flush()  # who hears of the end reads the log
+    sys.stderr.flush()
+    try:
+        pipe.send(('ended', ended))
+    except BaseException:
+        traceback.print_exc()
+        message = 'it cannot be pickled: %r' % (ended.value,)
+        sys.stderr.flush()
+        pipe.send(('ended', Ended(error='ValueError', message=message)))
+    os._exit(0)

@@ -1,0 +1,446 @@
+"""The record of incidents: the file, the log lines, TensorBoard."""
+
+import contextlib
+import glob
+import json
+import os
+import pathlib
+import resource
+import shutil
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slimguard
+from slimguard.incidents import journal, record_file, record_reader, record_table
+from slimguard.incidents.incident import Incident
+from tests.helpers.models import Linear, LogLines, records_in, train_quietly
+
+tf1 = tf.compat.v1
+
+
+def incident(step=4, action='skip', loss=float('nan'), reason='not finite: loss'):
+    return Incident(step, loss, reason, ('loss',), 'hook', 1000000.0 + step, action=action)
+
+
+def strictly(line):
+    """JSON without the NaN that other readers than Python's refuse."""
+    return json.loads(line, parse_constant=lambda name: pytest.fail('%s in %s' % (name, line)))
+
+
+def write(logdir, steps):
+    file = record_file.IncidentFile(str(logdir))
+    for step in steps:
+        file.append(incident(step, reason='x' * 300))
+    file.close()
+
+
+class TestFile:
+    def test_each_incident_is_a_line_of_json(self, tmp_path):
+        file = record_file.IncidentFile(str(tmp_path))
+        for loss in (float('nan'), float('-inf'), 0.5, None):
+            file.append(incident(loss=loss))
+        lines = (tmp_path / 'slimguard' / 'incidents.jsonl').read_text().splitlines()
+        assert [strictly(line)['loss'] for line in lines] == ['nan', '-inf', 0.5, None]
+        written = [strictly(line) for line in lines]
+        assert all(line.pop('process').endswith(':%d' % os.getpid()) for line in written)
+        assert records_in(tmp_path) == written
+        assert written[0]['tensors'] == ['loss']
+
+    @pytest.mark.parametrize('kept', [1, 40, -1])
+    def test_a_torn_last_line_is_left_out_and_the_next_writer_goes_on(self, tmp_path, kept):
+        write(tmp_path, [1, 2])
+        path = tmp_path / 'slimguard' / 'incidents.jsonl'
+        first, second, _ = path.read_bytes().split(b'\n')
+        path.write_bytes(first + b'\n' + second[:kept])
+        write(tmp_path, [3])
+        record = record_reader.read_record(tmp_path)
+        assert [incident.step for incident in record.incidents] == [1, 3]
+        assert record.unreadable == 1
+
+    def test_workers_share_it(self, tmp_path):
+        # Threads, each with a file of its own: the operating system sees no difference.
+        workers = [
+            threading.Thread(target=write, args=(tmp_path, range(n, n + 300))) for n in (0, 1000)
+        ]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        steps = [record['step'] for record in records_in(tmp_path)]
+        assert sorted(steps) == list(range(300)) + list(range(1000, 1300))
+
+    def test_what_cannot_be_written_does_not_end_the_training(self, tmp_path):
+        (tmp_path / 'slimguard').write_text('a file where the directory should be')
+        file = record_file.IncidentFile(str(tmp_path))
+        with LogLines() as lines:
+            for _ in range(3):
+                file.append(incident())
+            file.close()
+        assert 'incidents.jsonl cannot be written' in lines[0]
+        assert lines[1].startswith('slimguard: 3 incidents are missing in ')
+        assert len(lines) == 2
+
+    @pytest.mark.parametrize('make', [os.mkfifo, os.mkdir])
+    def test_what_is_no_regular_file_is_not_written_to(self, tmp_path, make):
+        (tmp_path / 'slimguard').mkdir()
+        make(record_file.path_in(str(tmp_path)))
+        with LogLines() as lines:
+            record_file.IncidentFile(str(tmp_path)).append(incident())
+        assert 'incidents.jsonl cannot be written' in lines[0]
+
+    @pytest.mark.parametrize(
+        'given', ['logs', './logs/', b'logs', 'a/../logs', pathlib.Path('logs'), '']
+    )
+    def test_the_logdir_is_read_once(self, tmp_path, monkeypatch, given):
+        monkeypatch.chdir(tmp_path)
+        file = record_file.IncidentFile(given)
+        (tmp_path / 'elsewhere').mkdir()
+        monkeypatch.chdir(tmp_path / 'elsewhere')
+        file.append(incident())
+        file.close()
+        monkeypatch.chdir(tmp_path)
+        assert steps(given or '.') == [4]
+        assert not os.listdir(str(tmp_path / 'elsewhere'))
+
+    def test_it_may_be_on_another_file_system(self):
+        try:
+            tf.io.gfile.makedirs('ram://there')
+        except tf.errors.UnimplementedError:
+            pytest.skip('ram:// is in TensorFlow 2.12 and later')
+        logdir = 'ram://logs of test_journal'
+        write(logdir, [1, 2])
+        with tf.io.gfile.GFile(record_file.path_in(logdir), 'ab') as file:
+            file.write(b'{"step": 9, "los')
+        write(logdir, [3])
+        assert steps(logdir) == [1, 2, 3]
+        assert record_reader.read_record(logdir).unreadable == 1
+        file = record_file.IncidentFile(logdir)
+        file.append(incident(4))
+        tf.io.gfile.rmtree(logdir)
+        with LogLines() as lines:
+            file.append(incident(5))
+        assert 'was deleted or replaced' in lines[0] and len(lines) == 1
+        assert steps(logdir) == [5]
+
+    def test_an_incident_of_a_huge_model_fits_in_a_line(self, tmp_path):
+        huge = incident(reason='\u2665' * 10**6)
+        huge.tensors = tuple('gradient of layer_%d/weights' % n for n in range(100000))
+        file = record_file.IncidentFile(str(tmp_path))
+        file.append(huge)
+        file.close()
+        (found,) = record_reader.read_record(str(tmp_path)).incidents
+        assert found.tensors[-1] == 'and 99000 more'
+        assert found.reason.startswith('\u2665' * 1000) and found.reason.endswith('...')
+
+    def test_values_of_numpy_are_numbers(self, tmp_path):
+        file = record_file.IncidentFile(str(tmp_path))
+        for loss in (np.float32(0.5), np.float32('nan')):
+            file.append(incident(step=np.int64(3), loss=loss))
+        first, second = record_reader.read_record(str(tmp_path)).incidents
+        assert (first.step, first.loss) == (3, 0.5) and np.isnan(second.loss)
+
+
+def steps(logdir):
+    return [found.step for found in record_reader.read_record(logdir).incidents]
+
+
+@contextlib.contextmanager
+def a_disk_with_room_for(size):
+    """No file of this process gets longer: writes are short first, and then fail."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+class TestCutShort:
+    def test_on_a_full_disk_incidents_wait_for_room(self, tmp_path):
+        write(tmp_path, range(300))
+        path = record_file.path_in(str(tmp_path))
+        file = record_file.IncidentFile(str(tmp_path))
+        with LogLines() as lines:
+            with a_disk_with_room_for(os.path.getsize(path) + 100):
+                for step in (300, 301, 302):
+                    file.append(incident(step))
+            assert os.path.getsize(path) % 100  # half a line is there
+            file.append(incident(303))
+            file.close()
+        assert steps(str(tmp_path)) == list(range(304))
+        assert record_reader.read_record(str(tmp_path)).unreadable == 1
+        assert 'incidents.jsonl cannot be written: ' in lines[0]
+        assert lines[1].endswith('incidents.jsonl can be written again') and len(lines) == 2
+
+    def test_what_never_found_room_is_said_in_the_end(self, tmp_path):
+        write(tmp_path, range(300))
+        file = record_file.IncidentFile(str(tmp_path))
+        with LogLines() as lines:
+            with a_disk_with_room_for(os.path.getsize(record_file.path_in(str(tmp_path))) + 100):
+                for step in range(1200):
+                    file.append(incident(step))
+                file.close()
+        assert lines[-1].startswith('slimguard: 1200 incidents are missing in ')
+        assert len(lines) == 2
+
+    def test_the_line_of_another_that_was_cut_short_costs_no_second_one(self, tmp_path):
+        file = record_file.IncidentFile(str(tmp_path))
+        file.append(incident(1))
+        with open(record_file.path_in(str(tmp_path)), 'ab') as other:
+            other.write(b'{"step": 9, "los')
+        file.append(incident(2))
+        assert steps(str(tmp_path)) == [1, 2]
+        with open(record_file.path_in(str(tmp_path)), 'rb') as record:
+            assert record.read().split(b'\n')[1] == b'{"step": 9, "los'  # and nothing glued to it
+
+    def test_not_even_if_it_comes_between_the_look_and_the_write(self, tmp_path, monkeypatch):
+        file = record_file.IncidentFile(str(tmp_path))
+        file.append(incident(1))
+        look = record_file._ends_a_line
+
+        def look_too_early(opened):
+            answer = look(opened)
+            monkeypatch.setattr(record_file, '_ends_a_line', look)
+            with open(record_file.path_in(str(tmp_path)), 'ab') as other:
+                other.write(b'{"step": 9, "los')
+            return answer
+
+        monkeypatch.setattr(record_file, '_ends_a_line', look_too_early)
+        file.append(incident(2))
+        assert steps(str(tmp_path)) == [1, 2]
+
+    def test_workers_share_it_with_one_whose_disk_is_full(self, tmp_path):
+        (tmp_path / 'slimguard').mkdir()
+
+        def cut_short():
+            with open(record_file.path_in(str(tmp_path)), 'ab', buffering=0) as other:
+                for _ in range(300):
+                    other.write(b'{"step": 9, "los')
+
+        workers = [
+            threading.Thread(target=write, args=(tmp_path, range(n, n + 300))) for n in (0, 1000)
+        ]
+        workers.append(threading.Thread(target=cut_short))
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        assert set(steps(str(tmp_path))) == {*range(300), *range(1000, 1300)}
+
+
+class TestGone:
+    def test_a_logdir_that_is_deleted_is_noticed_and_written_anew(self, tmp_path):
+        logdir = tmp_path / 'logs'
+        file = record_file.IncidentFile(str(logdir))
+        file.append(incident(1))
+        shutil.rmtree(str(logdir))
+        with LogLines() as lines:
+            for step in (2, 3):
+                file.append(incident(step))
+        assert 'was deleted or replaced' in lines[0] and len(lines) == 1
+        assert steps(str(logdir)) == [2, 3]
+
+    def test_a_record_that_is_replaced_is_noticed_and_goes_on(self, tmp_path):
+        file = record_file.IncidentFile(str(tmp_path))
+        file.append(incident(1))
+        write(tmp_path / 'other', [7])
+        os.replace(record_file.path_in(str(tmp_path / 'other')), record_file.path_in(str(tmp_path)))
+        with LogLines() as lines:
+            for step in (2, 3):
+                file.append(incident(step))
+        assert 'was deleted or replaced' in lines[0] and len(lines) == 1
+        assert steps(str(tmp_path)) == [7, 2, 3]
+
+    def test_a_record_that_is_emptied_is_begun_anew(self, tmp_path):
+        file = record_file.IncidentFile(str(tmp_path))
+        file.append(incident(1))
+        open(record_file.path_in(str(tmp_path)), 'w').close()
+        file.append(incident(2))
+        assert steps(str(tmp_path)) == [2]
+
+
+GOOD = {'step': 1, 'reason': 'x', 'loss': 'nan', 'tensors': ['loss'], 'time': 1.0}
+
+
+def record_of(tmp_path, *lines):
+    (tmp_path / 'slimguard').mkdir()
+    path = tmp_path / 'slimguard' / 'incidents.jsonl'
+    path.write_bytes(
+        b'\n'.join(
+            line if isinstance(line, bytes) else json.dumps(line).encode('ascii') for line in lines
+        )
+    )
+    return str(tmp_path)
+
+
+class TestReading:
+    @pytest.mark.parametrize(
+        'line',
+        [
+            b'[' * 100000,
+            b'{"step":' * 100000,
+            b'9' * 100000,
+            b'{"step": 1, "los',
+            b'\xff\xfe',
+            b'\0' * 4096,
+            b'{"step": 1, "reason": "' + b'x' * 3000000 + b'"}',
+        ],
+        ids=lambda line: repr(line[:12]),
+    )
+    def test_a_line_that_is_no_json_is_counted(self, tmp_path, line):
+        logdir = record_of(tmp_path, GOOD, line, GOOD)
+        found = record_reader.read_record(logdir)
+        assert (len(found.incidents), found.unreadable, found.foreign) == (2, 1, 0)
+        assert found.notes == ['1 line of the record could not be read; a kill can cut one short.']
+
+    @pytest.mark.parametrize(
+        'line',
+        [
+            [1],
+            'a word',
+            None,
+            {},
+            {'a': 1},
+            dict(GOOD, loss='garbage'),
+            dict(GOOD, loss=10**400),
+            dict(GOOD, loss=[1.0]),
+            dict(GOOD, step='1'),
+            dict(GOOD, step=10**400),
+            dict(GOOD, step=True),
+            dict(GOOD, reason=None),
+            dict(GOOD, tensors=[[1]]),
+            dict(GOOD, time=1e999),
+            dict(GOOD, held='no'),
+            dict(GOOD, action={}),
+        ],
+        ids=lambda line: repr(line)[:40],
+    )
+    def test_a_line_that_is_no_incident_is_counted(self, tmp_path, line):
+        found = record_reader.read_record(record_of(tmp_path, GOOD, line, GOOD))
+        assert (len(found.incidents), found.unreadable, found.foreign) == (2, 0, 1)
+        assert found.notes == ['1 line of the record is no incident of slimguard.']
+
+    def test_it_gives_back_the_incidents_that_were_written(self, tmp_path):
+        written = [incident(1, loss=0.5), incident(2, loss=None), incident(3, loss=float('inf'))]
+        written[2].step = None
+        written[1].bundle, written[1].held, written[1].state_lost = 'a', False, True
+        file = record_file.IncidentFile(str(tmp_path))
+        for it in written:
+            file.append(it)
+        found = record_reader.read_record(tmp_path)
+        assert found == (written, 0, 0, True)
+        assert not found.is_foreign and not found.notes
+
+    def test_what_a_newer_version_adds_is_left_out(self, tmp_path):
+        found = record_reader.read_record(record_of(tmp_path, dict(GOOD, news=[{}])))
+        assert found.incidents[0].to_dict() == Incident.from_dict(GOOD).to_dict()
+
+    @pytest.mark.parametrize('lines', [[[1], {'a': 1}], [b'\x89PNG'], [GOOD['reason']]])
+    def test_a_file_of_something_else_is_foreign(self, tmp_path, lines):
+        assert record_reader.read_record(record_of(tmp_path, *lines)).is_foreign
+
+    @pytest.mark.parametrize('make', [os.mkfifo, os.mkdir])
+    def test_what_is_no_regular_file_is_an_error_at_once(self, tmp_path, make):
+        (tmp_path / 'slimguard').mkdir()
+        make(record_file.path_in(str(tmp_path)))
+        with pytest.raises(OSError, match='is no regular file'):
+            record_reader.read_record(tmp_path)
+
+    def test_there_may_be_none(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match='no record of incidents'):
+            record_reader.read_record(tmp_path)
+
+    def test_of_a_long_record_the_newest_are_read(self, tmp_path, monkeypatch):
+        write(tmp_path, range(100))
+        monkeypatch.setattr(record_reader, '_MOST_BYTES', 5000)
+        found = record_reader.read_record(str(tmp_path))
+        read = [it.step for it in found.incidents]
+        assert read == list(range(100))[-len(read) :] and 5 < len(read) < 20
+        assert found.notes == [
+            'The record is long: only its newest %d incidents were read.' % len(read)
+        ]
+        assert not found.unreadable
+        monkeypatch.undo()
+        monkeypatch.setattr(record_reader, '_MOST_INCIDENTS', 10)
+        found = record_reader.read_record(str(tmp_path))
+        assert [it.step for it in found.incidents] == list(range(90, 100)) and not found.is_whole
+
+    @pytest.mark.parametrize('time', [1e18, -1e18, 0.0])
+    def test_a_time_that_is_none_does_not_end_the_table(self, time):
+        assert record_table.table([Incident(3, None, 'x', (), '', time)])[1][:2] == ('', '3')
+
+
+def test_a_training_without_an_incident_leaves_an_empty_record(tmp_path):
+    model = Linear(bad=())
+    train_op = slimguard.create_train_op(model.loss, model.optimizer)
+    with LogLines() as lines:
+        train_quietly(train_op, tmp_path, number_of_steps=2)
+    assert os.path.getsize(record_file.path_in(str(tmp_path))) == 0
+    assert record_reader.read_record(tmp_path) == ([], 0, 0, True)
+    assert not [line for line in lines if line.startswith('slimguard')]
+
+
+class TestLog:
+    def test_many_lines_are_held_back_and_counted(self):
+        now = [0.0]
+        record = journal.Journal(clock=lambda: now[0])
+        with LogLines() as lines:
+            for number in range(10000):
+                now[0] = number * 0.01
+                record.record(incident())
+            record.close()
+        assert lines[9].startswith('slimguard: incident 10 ')
+        assert '(999 more since the last of these lines)' in lines[11]
+        assert len(lines) == 10 + 9 + 1
+        assert lines[-1].startswith('slimguard: 10000 incidents in all; the last ')
+        told = [int(line.rpartition('(')[2].split()[0]) for line in lines[10:-1]]
+        last = int(lines[-1].split('the last ')[1].split()[0])
+        assert 10 + len(told) + sum(told) + last == 10000
+
+    def test_what_ends_or_turns_a_training_is_always_told(self):
+        record = journal.Journal(clock=lambda: 0.0)
+        for _ in range(100):
+            record.record(incident())
+        with LogLines() as lines:
+            record.record(incident(action='rollback'))
+            record.record(incident(action='raise'))
+        assert 'rolling back. (90 more since' in lines[0]
+        assert 'raising NanLossError' in lines[1]
+
+
+@pytest.mark.parametrize('count', [1500, pytest.param(10000, marks=pytest.mark.slow)])
+def test_many_incidents_leave_memory_flat_and_all_are_recorded(tmp_path, count):
+    model = Linear(bad=lambda draw: draw > 0)
+    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
+    hook = slimguard.NanLossHook(model.loss, on_nan=slimguard.Skip(20000), logdir=str(tmp_path))
+    with tf1.train.SingularMonitoredSession(hooks=[hook]) as session, LogLines() as lines:
+        for _ in range(count + 1):
+            session.run(train_op)
+    assert hook.incident_count == count
+    assert len(hook.incidents) == 1000
+    assert len(records_in(tmp_path)) == count
+    assert len(lines) < 100
+
+
+def test_the_count_and_the_reason_go_to_the_runs_summaries(tmp_path):
+    model = Linear(bad=(2, 4))
+    tf1.summary.scalar('loss', model.loss)
+    train_op = slimguard.create_train_op(model.loss, model.optimizer)
+    train_quietly(train_op, tmp_path, number_of_steps=4, on_nan='skip')
+    (path,) = glob.glob(str(tmp_path / 'events.out*'))  # one file: the run's own writer
+    values = [
+        (event.step, value)
+        for event in tf1.train.summary_iterator(path)
+        for value in event.summary.value
+    ]
+    counts = [(s, v.simple_value) for s, v in values if v.tag == 'slimguard/incidents']
+    assert counts == [(2, 1.0), (3, 2.0)]
+    reasons = [v for _, v in values if v.tag == 'slimguard/reason']
+    assert reasons[0].metadata.plugin_data.plugin_name == 'text'
+    text = tf.make_ndarray(reasons[0].tensor).item().decode()
+    assert text.startswith('not finite: loss') and text.endswith('(skip)')
+    assert [record['step'] for record in records_in(tmp_path)] == [2, 3]
+    assert np.isfinite([v.simple_value for _, v in values]).all()

@@ -1,0 +1,189 @@
+"""Records of incidents that somebody or something has spoiled: read, counted, printed, no more.
+
+`python -m tests.incidents.test_record_fuzz [COUNT [SEED]]` tries many more mutants.
+"""
+
+import contextlib
+import io
+import json
+import random
+import sys
+import tempfile
+
+import pytest
+
+from slimguard.__main__ import main
+from slimguard.incidents import record_file, record_line, record_reader
+from slimguard.incidents.incident import Incident
+from tests.helpers.children import python
+
+LINES = 6
+VALUES = [
+    '"garbage"', '[1]', '{}', 'null', 'true', '-1', '1e999', 'NaN', '-Infinity', '9' * 400,
+    '9' * 5000, '0.' + '9' * 5000, '"\\ud800\\u202e\\u0000\\u001b[2J"', '"' + 'x' * 70000 + '"',
+    '[' * 3000, '{"a":' * 3000, '[[[[1]]]]', '["a", 1]', '"nan"', '[' + '"\\u0000",' * 999 + '""]',
+]  # fmt: skip
+BYTES = [
+    b'\0',
+    b'\n',
+    b'\r\n',
+    b'\xff',
+    b'\xef\xbb\xbf',
+    b'\x1b[2J',
+    b'"',
+    b'{',
+    b'\\',
+    b'\n\n[1]\n',
+]
+
+
+def incidents(count=LINES):
+    return [
+        Incident(n, n / 2, 'not finite: w%d' % n, ('w%d' % n,), 'hook', 1e9 + n, action='skip')
+        for n in range(count)
+    ]
+
+
+def a_record():
+    return b''.join(record_line.line_of(incident, 'host:1') for incident in incidents())
+
+
+def mutant(chance):
+    """A spoiled record, and which of its incidents nothing has touched."""
+    lines = a_record().splitlines(True)
+    touched = set()
+    for _ in range(chance.choice([1, 1, 1, 2, 5])):
+        number = chance.randrange(LINES)
+        lines[number] = chance.choice(DAMAGES)(chance, lines[number])
+        # A line without its end takes the one after it along.
+        touched.update([number, number + 1])
+    return b''.join(lines), [n for n in range(LINES) if n not in touched]
+
+
+def cut(chance, line):
+    return line[: chance.randrange(len(line) + 1)]
+
+
+def flip(chance, line):
+    spoiled = bytearray(line)
+    for _ in range(chance.choice([1, 3, 30])):
+        if spoiled:
+            spoiled[chance.randrange(len(spoiled))] ^= 1 << chance.randrange(8)
+    return bytes(spoiled)
+
+
+def insert(chance, line):
+    place = chance.randrange(len(line) + 1)
+    return line[:place] + chance.choice(BYTES) * chance.choice([1, 1, 100, 5000]) + line[place:]
+
+
+def replace_value(chance, line):
+    try:
+        record = json.loads(line.decode('utf-8'))
+        key = chance.choice(sorted(record))
+        record[key] = '@'
+    except (ValueError, AttributeError, IndexError, TypeError, RecursionError):
+        return line
+    return json.dumps(record).replace('"@"', chance.choice(VALUES)).encode('utf-8') + b'\n'
+
+
+def repeat(chance, line):
+    return line * chance.choice([2, 20])
+
+
+def noise(chance, line):
+    return bytes(chance.randrange(256) for _ in range(chance.choice([1, 100, 10000])))
+
+
+DAMAGES = [cut, flip, insert, replace_value, replace_value, replace_value, repeat, noise]
+
+
+def try_one(seed, logdir):
+    """Reads and prints a mutant."""
+    content, untouched = mutant(random.Random(seed))
+    with open(record_file.path_in(logdir), 'wb') as file:
+        file.write(content)
+    found = record_reader.read_record(logdir)
+    # What was not touched is read, whatever the other lines are.
+    expected = incidents()
+    assert all(expected[number] in found.incidents for number in untouched), seed
+    out, err = io.StringIO(), io.StringIO()
+    code = 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main(['incidents', logdir])
+        except SystemExit as left:
+            code = left.code
+    assert code == (2 if found.is_foreign else 0), seed
+    said = out.getvalue() + err.getvalue()
+    assert said.replace('\n', '').isprintable(), seed
+    assert max(map(len, said.splitlines())) < 1000, seed
+    assert len(said.splitlines()) <= len(found.incidents) + 4, seed
+
+
+def try_many(seeds):
+    with tempfile.TemporaryDirectory() as logdir:
+        record_file.IncidentFile(logdir).make()
+        for seed in seeds:
+            try_one(seed, logdir)
+
+
+@pytest.mark.parametrize('count', [400, pytest.param(10000, marks=pytest.mark.slow)])
+def test_spoiled_records_are_read_as_far_as_they_can_be(count):
+    try_many(range(count))
+
+
+READS = """
+import os, sys
+from slimguard.incidents import record_reader
+from slimguard.__main__ import main
+for name in sorted(os.listdir(sys.argv[1])):
+    logdir = os.path.join(sys.argv[1], name)
+    try:
+        main(['incidents', logdir])
+    except SystemExit as left:
+        assert left.code == 2
+    # Not ru_maxrss, which begins with what the process had that started this one.
+    peak = next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM'))
+    print(peak, 'KB', name, file=sys.stderr)
+"""
+WIDE = '\N{GRINNING FACE}'.encode('utf-8')  # makes the characters beside it take four bytes each
+
+
+def line_of(key, value):
+    return b'{"step": 1, "reason": "", "%s": %s}\n' % (key, value)
+
+
+# A piece of a record, and how often it comes.
+HUGE = {
+    'lines without a word': (b'\n' * 2**20, 20),
+    'small incidents': (b'{"step":1,"reason":""}\n' * 10**5, 3),
+    'long words': (line_of(b'reason', b'"%s%s"' % (WIDE, b'x' * 10**6)), 400),
+    'many names': (line_of(b'tensors', b'[%s""]' % (b'"ab%s",' % WIDE * 10**5)), 20),
+    'many objects': (line_of(b'tensors', b'[%s{}]' % (b'{},' * 300000)), 20),
+    'many digits': (line_of(b'step', b'9' * 10**6), 20),
+    'many digits after the point': (line_of(b'loss', b'0.' + b'9' * 10**6), 20),
+    'many escapes': (line_of(b'diagnosis', b'"%s"' % (b'\\u001b' * 150000)), 20),
+    'one line without an end': (b'\0', 2**31),
+}
+
+
+def test_no_record_takes_a_gigabyte_of_memory(tmp_path):
+    for name, (piece, times) in HUGE.items():
+        record_file.IncidentFile(str(tmp_path / name)).make()
+        with open(record_file.path_in(str(tmp_path / name)), 'wb') as file:
+            if piece == b'\0':
+                file.truncate(times)  # takes no room on the disk
+            else:
+                file.writelines([piece] * times)
+    done = python('-c', READS, tmp_path)
+    assert done.returncode == 0 and 'Traceback' not in done.stderr, done.stderr
+    sizes = [line.split(' KB ') for line in done.stderr.splitlines() if ' KB ' in line]
+    assert [name for _, name in sizes] == sorted(HUGE)
+    assert all(int(size) < 2**20 for size, _ in sizes), sizes
+
+
+if __name__ == '__main__':
+    count, seed = [*map(int, sys.argv[1:]), *(10000, 0)[len(sys.argv) - 1 :]]
+    try_many(range(seed, seed + count))
+    print('%d mutants: no traceback' % count)

@@ -1,0 +1,173 @@
+"""slimguard.instrument: slim's functions replaced in place, and put back."""
+
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slimguard
+from slimguard import compat, gate
+from tests.helpers.models import Linear, LogLines, checkpoint_at, non_finite
+
+tf1 = tf.compat.v1
+slim = compat.import_slim()
+
+
+def namespace():
+    """Every attribute of every slim module that is loaded."""
+    return {
+        (name, attribute): value
+        for name, module in list(sys.modules.items())
+        if name.startswith(('tf_slim', 'tensorflow.contrib.slim', 'tensorflow.contrib.training'))
+        for attribute, value in list(vars(module).items())
+    }
+
+
+def create_train_op(model, **kwargs):
+    return slim.learning.create_train_op(model.loss, model.optimizer, **kwargs)
+
+
+def train(train_op, logdir=None):
+    return slim.learning.train(train_op, logdir, number_of_steps=6, log_every_n_steps=0)
+
+
+def test_uninstrument_leaves_every_attribute_as_it_was():
+    before = namespace()
+    with slimguard.instrument(on_nan='skip'):
+        assert namespace()['tf_slim.learning', 'train'] is not before['tf_slim.learning', 'train']
+    after = namespace()
+    assert after.keys() == before.keys()
+    assert all(after[key] is before[key] for key in before)
+
+
+def test_twice_is_once():
+    first = slimguard.instrument(on_nan='skip')
+    try:
+        inside = namespace()
+        assert slimguard.instrument(on_nan='skip') is first
+        assert all(namespace()[key] is value for key, value in inside.items())
+        with pytest.raises(ValueError, match="instrumented already, with on_nan='skip'"):
+            slimguard.instrument(on_nan='stop')
+    finally:
+        first.uninstrument()
+    first.uninstrument()
+
+
+def test_one_log_line_says_what_was_replaced():
+    with LogLines() as lines:
+        with slimguard.instrument(on_nan='stop', max_loss=5.0):
+            pass
+    (line,) = [line for line in lines if 'instrumented' in line]
+    assert 'tf_slim.learning.create_train_op, tf_slim.learning.train' in line
+    assert "on_nan='stop', max_loss=5.0" in line
+
+
+def test_code_that_imported_the_functions_by_name_before():
+    script = types.ModuleType('a_script')
+    script.train, original = slim.learning.train, slim.learning.train
+    sys.modules['a_script'] = script
+    try:
+        with slimguard.instrument():
+            assert script.train is slim.learning.train is not original
+        assert script.train is original
+    finally:
+        del sys.modules['a_script']
+
+
+@pytest.mark.parametrize('check_numerics', [True, False])
+class TestTraining:
+    def test_skip(self, check_numerics, tmp_path):
+        model = Linear(bad=(3,))
+        with slimguard.instrument(on_nan='skip'):
+            assert np.isfinite(train(create_train_op(model, check_numerics=check_numerics)))
+        assert model.batches.drawn == 7
+
+    def test_raise_is_the_default(self, check_numerics, tmp_path):
+        with slimguard.instrument():
+            with pytest.raises(slimguard.NanLossError, match='global step 3'):
+                train_op = create_train_op(Linear(bad=(3,)), check_numerics=check_numerics)
+                train(train_op, str(tmp_path))
+        assert checkpoint_at(tmp_path) == (3, [])
+
+    def test_a_plain_session(self, check_numerics, capfd):
+        model = Linear(bad=(1,))
+        with slimguard.instrument(on_nan='skip'):
+            train_op = create_train_op(model, check_numerics=check_numerics)
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            losses = [session.run(train_op) for _ in range(4)]
+            assert np.isnan(losses[1]) and np.isfinite(losses[2:]).all()
+            assert session.run(model.step) == 3 and not non_finite(session)
+        assert capfd.readouterr().err.count('slimguard: this step wrote nothing') == 1
+
+
+def test_a_train_op_built_by_hand_is_guarded_on_the_way_in():
+    """As slim's model_deploy does it: updates grouped, and the loss behind them."""
+    model = Linear(bad=(3,))
+    mean = tf1.get_variable('mean', [3], initializer=tf1.zeros_initializer(), trainable=False)
+    tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, mean.assign(tf.reduce_mean(model.batches.x, 0)))
+    gradients = model.optimizer.compute_gradients(model.loss)
+    updates = tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)
+    updates.append(model.optimizer.apply_gradients(gradients, global_step=model.step))
+    with tf.control_dependencies([tf.group(*updates)]):
+        train_tensor = tf.identity(model.loss)
+    seen = []
+
+    def step(session, *args):
+        result = slim.learning.train_step(session, *args)
+        seen.extend(non_finite(session))
+        return result
+
+    with slimguard.instrument(on_nan='skip'):
+        slim.learning.train(train_tensor, None, train_step_fn=step, number_of_steps=6)
+    assert not seen and model.batches.drawn == 7
+
+
+def test_training_in_a_monitored_session(tmp_path):
+    training = pytest.importorskip('tf_slim.training.training')
+    model = Linear(bad=(3,))
+    with slimguard.instrument(on_nan='skip'):
+        train_op = training.create_train_op(model.loss, model.optimizer)
+        assert gate.gate_of(train_op) is not None
+        stop = tf1.train.StopAtStepHook(last_step=6)
+        training.train(train_op, str(tmp_path), hooks=[stop])
+    assert model.batches.drawn == 7
+
+
+def test_code_that_says_its_own_policy_keeps_it():
+    model = Linear(bad=(3,))
+    with slimguard.instrument(on_nan='skip'):
+        train_op = create_train_op(model)
+        hook = slimguard.NanLossHook(model.loss, on_nan='stop')
+        slim.learning.train(train_op, None, number_of_steps=6, hooks=[hook])
+    assert [incident.action for incident in hook.incidents] == ['stop']
+
+
+@pytest.mark.parametrize(
+    'arguments, words',
+    [({'on_nan': 'ignore'}, "on_nan='ignore'"), ({'max_loss': -1}, 'positive finite number')],
+)
+def test_bad_arguments_change_nothing(arguments, words):
+    before = namespace()
+    with pytest.raises(ValueError, match=words):
+        slimguard.instrument(**arguments)
+    assert all(namespace()[key] is value for key, value in before.items())
+
+
+@pytest.mark.skipif(not hasattr(tf, 'contrib'), reason='tf.contrib ended with TensorFlow 1.15')
+def test_tf_contrib_imported_afterwards():
+    script = (
+        'import tensorflow as tf, slimguard\n'
+        'running = slimguard.instrument(on_nan="skip")\n'
+        'slim = tf.contrib.slim\n'
+        'assert slim.learning.train.__wrapped__\n'
+        'assert tf.contrib.training.create_train_op.__wrapped__\n'
+        'running.uninstrument()\n'
+        'for function in (slim.learning.train, slim.learning.create_train_op,\n'
+        '                 tf.contrib.training.create_train_op, tf.contrib.training.train):\n'
+        '    assert not hasattr(function, "__wrapped__"), function\n'
+    )
+    subprocess.run([sys.executable, '-c', script], check=True)

@@ -1,0 +1,152 @@
+"""``python -m slimguard``: its options, and scripts that run as plain Python would run them."""
+
+import pytest
+
+from slimguard import Raise, Rollback, Skip, Stop
+from slimguard.__main__ import parse_policy
+from tests.helpers.children import python
+from tests.helpers.user_scripts import SCRIPTS, write_scripts
+
+# Runs a script or a module as `slimguard run` does, without the guard: no TensorFlow.
+RUN_ONLY = """\
+import sys
+from slimguard.scripts import run
+if sys.argv[1] == '-m':
+    run.run_module(sys.argv[2], sys.argv[3:])
+else:
+    run.run_script(sys.argv[1], sys.argv[2:])
+"""
+WITHOUT_TENSORFLOW = """\
+import sys
+from slimguard.__main__ import main
+try:
+    main()
+finally:
+    assert 'tensorflow' not in sys.modules
+"""
+
+
+@pytest.mark.parametrize(
+    'text, policies',
+    [
+        ('raise', [Raise()]),
+        ('stop', [Stop()]),
+        ('skip', [Skip()]),
+        ('skip:5,rollback:2,raise', [Skip(5), Rollback(2), Raise()]),
+        ('skip:5', [Skip(5)]),
+        ('skip:5,raise', [Skip(5), Raise()]),
+        ('skip:2, stop', [Skip(2), Stop()]),
+    ],
+)
+def test_a_policy_is_a_name_or_a_ladder(text, policies):
+    assert parse_policy(text) == policies
+
+
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        ('run --on_nan=foo x.py', "unknown policy on_nan='foo'"),
+        ('run --on_nan foo x.py', "unknown policy on_nan='foo'"),
+        ('run --on_nan=skip:x x.py', "'skip:x': expected a number after the colon, as in skip:5"),
+        ('run --on_nan=skip:0 x.py', 'max_consecutive must be at least 1, not 0'),
+        ('run --on_nan=raise:3 x.py', "'raise:3': raise takes no number"),
+        ('run --on_nan=skip, x.py', "unknown policy on_nan=''"),
+        ('run --max_loss=-1 x.py', "expected a positive finite number, not '-1'"),
+        ('run --max_loss=inf x.py', "expected a positive finite number, not 'inf'"),
+        ('run --max_loss=much x.py', "expected a positive finite number, not 'much'"),
+        ('run --tf2 x.py', 'unrecognized arguments: --tf2'),
+        ('run --tf1', 'name a script to run, or a module after -m'),
+        ('run -m', 'name a script to run, or a module after -m'),
+        ('run nowhere.py', "there is no file 'nowhere.py' to run"),
+        ('checkpoints', 'LOGDIR'),
+        ('checkpoints nowhere', "there is no directory 'nowhere'"),
+        ('incidents nowhere', "there is no directory 'nowhere'"),
+        ('replay', 'BUNDLE'),
+        ('replay nowhere', "there is no directory 'nowhere'"),
+        ('replay --without=-1 x', "expected a row of the batch, 0 or more, not '-1'"),
+        ('', 'COMMAND'),
+        ('walk', "'walk'"),
+    ],
+)
+def test_a_usage_error_says_so_without_importing_tensorflow(arguments, message):
+    run = python('-c', WITHOUT_TENSORFLOW, *arguments.split())
+    assert run.returncode == 2
+    assert 'usage: slimguard' in run.stderr
+    assert message in run.stderr
+
+
+def test_help_comes_without_importing_tensorflow():
+    assert 'doctor' in python('-c', WITHOUT_TENSORFLOW, '--help').stdout
+    run = python('-c', WITHOUT_TENSORFLOW, 'run', '--on_nan=skip', '--help')
+    assert run.returncode == 0
+    assert '-m module' in run.stdout
+
+
+@pytest.mark.parametrize('script', sorted(SCRIPTS))
+def test_a_script_runs_as_plain_python_runs_it(tmp_path, script):
+    write_scripts(tmp_path, SCRIPTS[script])
+    compare_with_plain_python(tmp_path, ['script.py'])
+
+
+@pytest.mark.parametrize(
+    'module, script',
+    [
+        ('package', 'its world'),
+        ('package', 'an exception'),
+        ('package.script', 'its world'),
+        ('package.script', 'processes and pickles'),
+    ],
+)
+def test_a_module_runs_as_plain_python_runs_it(tmp_path, module, script):
+    package = tmp_path / 'package'
+    package.mkdir()
+    (package / '__init__.py').write_text('')
+    write_scripts(package, SCRIPTS[script].replace('import sib', 'from . import sib'))
+    (package / '__main__.py').write_text((package / 'script.py').read_text())
+    compare_with_plain_python(tmp_path, ['-m', module])
+
+
+def compare_with_plain_python(folder, script):
+    arguments = script + ['--on_nan=foo', '-m', '--tf1', 'x y']
+    expected = python(*arguments, cwd=str(folder), input='some input')
+    got = python('-c', RUN_ONLY, *arguments, cwd=str(folder), input='some input')
+    assert got.stdout == expected.stdout
+    assert got.stderr == without_runpy(expected.stderr)
+    assert got.returncode == expected.returncode
+
+
+def without_runpy(text):
+    """Python's own traceback for ``-m``, without the two frames of runpy that begin it."""
+    lines = text.splitlines(True)
+    frames = [i for i, line in enumerate(lines) if 'runpy' in line]
+    if frames:
+        following = next(
+            i for i in range(frames[-1] + 1, len(lines)) if lines[i].startswith('  File')
+        )
+        del lines[frames[0] : following]
+    return ''.join(lines)
+
+
+def test_a_module_that_is_not_there_is_said_as_python_says_it(tmp_path):
+    run = python('-c', RUN_ONLY, '-m', 'nowhere.to_be_found', cwd=str(tmp_path))
+    assert run.returncode == 1
+    assert 'No module named nowhere.to_be_found' in run.stderr
+    assert 'Traceback' not in run.stderr
+
+
+def test_a_guarded_script_fails_as_it_would_without_us(tmp_path):
+    write_scripts(tmp_path, SCRIPTS['an exception'])
+    arguments = ['script.py', '--on_nan=foo', '--tf1']
+    plain = python(*arguments, cwd=str(tmp_path))
+    guarded = python(
+        '-m', 'slimguard', 'run', '--on_nan', 'skip:3,stop', '--tf1', *arguments, cwd=str(tmp_path)
+    )
+    assert guarded.returncode == plain.returncode == 1
+    assert guarded.stderr.endswith(plain.stderr)
+    assert guarded.stderr.count('Traceback') == 1
+
+
+def test_the_doctor_reports():
+    run = python('-m', 'slimguard', 'doctor')
+    assert run.returncode == 0
+    assert 'put back:' in run.stdout

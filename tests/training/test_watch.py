@@ -1,0 +1,188 @@
+"""slimguard.watch: hooks and policies for a plain session."""
+
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slimguard
+from tests.helpers.models import Linear, non_finite, state
+
+tf1 = tf.compat.v1
+
+
+class Counting(tf1.train.SessionRunHook):
+    def __init__(self):
+        self.calls = []
+
+    def after_create_session(self, session, coord):
+        self.calls.append('after_create_session')
+
+    def after_run(self, run_context, run_values):
+        self.calls.append('after_run')
+
+    def end(self, session):
+        self.calls.append('end')
+
+
+def build(bad=(), **kwargs):
+    model = Linear(bad)
+    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
+    return model, train_op
+
+
+def test_hooks_are_called_for_runs_of_the_train_op_only():
+    model, train_op = build()
+    counting = Counting()
+    with slimguard.watch(tf1.Session(), hooks=[counting]) as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(model.step)
+        session.run({'train': [train_op], 'step': model.step})
+        assert model.batches.drawn == 1
+        assert session.run(model.weights.initializer) is None
+    assert counting.calls == ['after_create_session', 'after_run', 'end']
+
+
+def test_skip(capfd):
+    model, train_op = build(bad=(1,))
+    hook = slimguard.NanLossHook(model.loss, on_nan='skip')
+    with slimguard.watch(tf1.Session(), hooks=[hook]) as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(train_op)
+        before = state(session)
+        session.run(train_op)
+        assert state(session) == before
+        session.run(train_op)
+    assert [incident.step for incident in hook.incidents] == [1]
+    assert 'slimguard' not in capfd.readouterr().err
+
+
+def test_raise_is_the_default():
+    _, train_op = build(bad=(1,))
+    with pytest.raises(slimguard.NanLossError, match='global step 1'):
+        with slimguard.watch(tf1.Session()) as session:
+            session.run(tf1.global_variables_initializer())
+            for _ in range(3):
+                session.run(train_op)
+
+
+def test_stop():
+    model, train_op = build(bad=(3,))
+    with slimguard.watch(tf1.Session(), on_nan='stop') as session:
+        session.run(tf1.global_variables_initializer())
+        while not session.should_stop():
+            session.run(train_op)
+        assert model.batches.drawn == 4
+        assert session.run(model.step) == 3
+        with pytest.raises(RuntimeError, match='asked to stop.*should_stop'):
+            session.run(train_op)
+
+
+def test_an_unguarded_train_op_is_watched_too():
+    model = Linear(bad=(1,))
+    train_op = model.minimize()
+    hook = slimguard.NanLossHook(model.loss, fail_on_nan_loss=False)
+    with slimguard.watch(tf1.Session(), hooks=[hook]) as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(train_op)
+        session.run(train_op)
+    assert [incident.held for incident in hook.incidents] == [False]
+
+
+def test_it_is_the_default_session_inside_and_a_session_for_savers(tmp_path):
+    model, train_op = build(bad=(0,))
+    saver = tf1.train.Saver()
+    hook = slimguard.NanLossHook(model.loss, on_nan='skip')
+    with slimguard.watch(tf1.Session(), hooks=[hook]) as session:
+        assert tf1.get_default_session() is session
+        tf1.global_variables_initializer().run()
+        assert np.isnan(train_op.eval())
+        assert hook.incidents
+        path = saver.save(session, str(tmp_path / 'model'), global_step=model.step)
+        saver.restore(session, path)
+        assert session.graph is model.loss.graph
+        assert session.make_callable(model.step)() == 0
+        assert session.sess_str is not None
+
+
+def test_a_session_in_use_with_a_thread_that_feeds_a_queue():
+    """The loop that users write: a queue, fed by a thread that was started before the train op."""
+    fed = tf1.placeholder(tf.float32, [3])
+    queue = tf1.FIFOQueue(4, tf.float32, [[3]])
+    enqueue, closing = queue.enqueue(fed), queue.close(cancel_pending_enqueues=True)
+    session = tf1.Session()
+
+    def feed():
+        rng = np.random.RandomState(0)
+        for number in range(1000):
+            row = rng.randn(3).astype(np.float32)
+            row[0] = np.nan if number == 5 else row[0]
+            try:
+                session.run(enqueue, {fed: row})
+            except (tf.errors.CancelledError, RuntimeError):
+                return
+
+    thread = threading.Thread(target=feed)
+    thread.start()
+    session.run(queue.size())
+    weights = tf1.get_variable('w', [3], initializer=tf1.ones_initializer())
+    loss = tf.reduce_sum(weights * queue.dequeue())
+    train_op = slimguard.create_train_op(loss, tf1.train.AdamOptimizer(0.1))
+    hook = slimguard.NanLossHook(loss, on_nan='skip')
+    with slimguard.watch(session, hooks=[hook]) as session:
+        session.run(tf1.global_variables_initializer())
+        for _ in range(10):
+            session.run(train_op)
+            assert not non_finite(session)
+        session.run(closing)
+        thread.join()
+    assert [incident.step for incident in hook.incidents] == [5]
+
+
+def test_an_error_of_the_users_leaves_end_alone():
+    _, train_op = build()
+    counting = Counting()
+    with pytest.raises(KeyError):
+        with slimguard.watch(tf1.Session(), hooks=[counting]):
+            raise KeyError('mine')
+    assert counting.calls == ['after_create_session']
+
+
+def test_what_is_no_session_is_named():
+    with pytest.raises(TypeError, match="must be a tf.compat.v1.Session, not 'session'"):
+        slimguard.watch('session')
+
+
+def test_threads_of_the_hooks_are_joined():
+    class Threaded(tf1.train.SessionRunHook):
+        def after_create_session(self, session, coord):
+            self.thread = threading.Thread(target=coord.wait_for_stop)
+            coord.register_thread(self.thread)
+            self.thread.start()
+
+    _, train_op = build()
+    hook = Threaded()
+    with slimguard.watch(tf1.Session(), hooks=[hook]) as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(train_op)
+        assert hook.thread.is_alive()
+    assert not hook.thread.is_alive()
+
+
+def test_a_rollback_goes_back_to_the_state_that_was_initialized_in_the_watched_session(tmp_path):
+    model, train_op = build(bad=(2,))
+    with slimguard.watch(tf1.Session(), on_nan='rollback', logdir=tmp_path) as session:
+        session.run(tf1.global_variables_initializer())
+        before = state(session)
+        for _ in range(3):
+            session.run(train_op)
+        assert state(session) == before
+        assert session.run(model.step) == 0
+
+
+def test_who_forgets_to_initialize_is_told_so_by_tensorflow(tmp_path):
+    _, train_op = build()
+    with slimguard.watch(tf1.Session(), on_nan='rollback', logdir=tmp_path) as session:
+        with pytest.raises(tf.errors.FailedPreconditionError):
+            session.run(train_op)

@@ -1,5 +1,6 @@
 """The report on what is installed: versions, what was put back, and what is missing."""
 
+import importlib
 import platform
 import sys
 from typing import Iterable, List, NamedTuple, Optional, Tuple
@@ -90,7 +91,7 @@ def _distribution_version(name: str) -> Optional[str]:
             return metadata.version(name)
         except metadata.PackageNotFoundError:
             return None
-    import pkg_resources
+    pkg_resources = importlib.import_module('pkg_resources')  # Python 3.7 has nothing else
 
     try:
         return pkg_resources.get_distribution(name).version

@@ -113,19 +113,20 @@ class _Feed:
         self._shape = tensor.shape
         self._fits: Optional[tuple] = None
 
-    def ready(self, value) -> Optional[np.ndarray]:
+    def ready(self, value: Any) -> Optional[np.ndarray]:
         """`value`, if it is what is fed as it is, or a scalar that is easily made so."""
+        array: Any = value
         if isinstance(value, bool) and self._dtype == tf.bool:
-            value = np.array(value)
+            array = np.array(value)
         elif isinstance(value, float) and self._dtype.is_floating:
-            value = np.array(value, self._numpy)
-        if not isinstance(value, np.ndarray) or value.dtype != self._numpy:
+            array = np.array(value, self._numpy)
+        if not isinstance(array, np.ndarray) or array.dtype != self._numpy:
             return None
-        if value.shape != self._fits:
-            if not self._shape.is_compatible_with(value.shape):
+        if array.shape != self._fits:
+            if not self._shape.is_compatible_with(array.shape):
                 return None
-            self._fits = value.shape
-        return value
+            self._fits = array.shape
+        return array
 
 
 def key_of(fetches):

@@ -149,16 +149,17 @@ def _save_part(part: str, values, variables):
     return build
 
 
-def _to_json(thing):
+def _to_json(thing: Any) -> Any:
     """JSON has no NaN: there, such a number is one of the strings NaN, Infinity and -Infinity."""
     if isinstance(thing, dict):
         return {str(name): _to_json(value) for name, value in thing.items()}
     if isinstance(thing, (list, tuple)):
         return [_to_json(value) for value in thing]
+    number: Any = thing
+    if isinstance(thing, np.generic):
+        return _to_json(number.item())
     if isinstance(thing, float) and not math.isfinite(thing):
         return 'NaN' if math.isnan(thing) else ('Infinity' if thing > 0 else '-Infinity')
-    if isinstance(thing, np.generic):
-        return _to_json(thing.item())
     if thing is None or isinstance(thing, (bool, int, float, str)):
         return thing
     return str(thing)

@@ -9,7 +9,6 @@ import contextlib
 import functools
 import os
 import threading
-import time
 from typing import Any, Callable, Iterator, List, Optional
 
 import tensorflow as tf
@@ -178,13 +177,12 @@ class FiniteSaver(tf1.train.Saver):
         self._room_needed = RoomNeeded(self._checked.save_tensor.graph, self._checked.size)
 
     def _refuse(self, refusal: NotFinite, save_path: str) -> None:
-        incident = Incident(
+        incident = Incident.now(
             step=refusal.step,
             loss=None,
             reason='not finite: ' + ', '.join(refusal.names),
             tensors=tuple(refusal.names),
             strategy='saver',
-            time=time.time(),
             state_lost=True,
             action='save refused',
         )

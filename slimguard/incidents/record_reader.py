@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import dataclasses
 import json
 from typing import Any, Deque, Iterator, List, NamedTuple, Optional, Tuple
 
@@ -147,7 +148,7 @@ def _incident_of(value: Any) -> Optional[Incident]:
     except ValueError:
         return None
     short = with_short_strings(vars(incident))
-    return Incident(**dict(short, tensors=tuple(short['tensors'])))
+    return dataclasses.replace(incident, **dict(short, tensors=tuple(short['tensors'])))
 
 
 def _lines_in_words(count: int) -> str:

@@ -4,6 +4,7 @@ It puts together what is each a file of its own: which runs to watch (watched_ru
 tell (incident_reading.py), and what is then done (incident_handler.py).
 """
 
+import threading
 from typing import Any, List, Optional, Sequence
 
 import tensorflow as tf
@@ -56,6 +57,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         )
         self.incidents: List[Incident] = []
         self.incident_count = 0
+        self._listing = threading.Lock()  # a bundle may give way in a thread that saves
         self.on_nan = on_nan
         self.job: Optional[Job] = None
         self._loss = loss
@@ -188,27 +190,35 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
 
         What a callable of the user's raises leaves here once the incident is on record.
         """
-        self._remember(reading.incident)
-        self._handler.handle(run_context, reading, _action_of(self))
+        self._handler.handle(run_context, self._remember(reading), _action_of(self))
 
     def record_failure(
         self, run_context, reading: Reading, acting: str, error: BaseException
     ) -> None:
         """Records an incident that nobody acts on, as another hook's error ends the step."""
-        self._remember(reading.incident)
-        self._handler.record_failure(run_context.session, reading, acting, error)
+        self._handler.record_failure(run_context.session, self._remember(reading), acting, error)
 
-    def _remember(self, incident: Incident) -> None:
+    def _remember(self, reading: Reading) -> Reading:
+        """Lists the incident, which comes back with the name of this process."""
         if self.job is not None:
-            incident.worker = self.job.worker
-        self.incidents.append(incident)
+            reading = reading.on(self.job.worker)
+        with self._listing:
+            self.incidents.append(reading.incident)
+            del self.incidents[:-_REMEMBERED]
         self.incident_count += 1
-        del self.incidents[:-_REMEMBERED]
+        return reading
+
+    def _replace(self, old: Incident, new: Incident) -> None:
+        """Lists an incident in the place of the one that told less."""
+        with self._listing:
+            for index in reversed(range(len(self.incidents))):  # most often it is the last
+                if self.incidents[index] is old:
+                    self.incidents[index] = new
+                    return
 
     def take_failure(self) -> Optional[Incident]:
         """The incident whose handling failed, if the last good state is in memory; told once."""
-        failed_at, self._handler.failed_at = self._handler.failed_at, None
-        return failed_at
+        return self._handler.take_failure()
 
     def end_job(self) -> None:
         """Ends the job that this process is the chief of, if any: its work is done."""
@@ -223,7 +233,9 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         self, policies: FallbackChain, journal: Journal, recovery: Optional[Recovery] = None
     ) -> None:
         evidence = self._training.evidence
-        self._handler = IncidentHandler(policies, self._otherwise, journal, evidence, recovery)
+        self._handler = IncidentHandler(
+            policies, self._otherwise, journal, evidence, recovery, self._replace
+        )
         refusal = NO_GATE % (self.on_nan,) if policies.may(Skip) else None
         self._runs = WatchedRuns(self._loss, refusal)
 

@@ -26,7 +26,8 @@ The loops:
 Around a training:
 
     checkpoint_keeper.py  resumes, and saves before an error ends it
-    preemption.py         SIGTERM and Ctrl-C
+    preemption.py         SIGTERM and Ctrl-C end a training, with everything saved
+    signal_watch.py       hears of them: by Python's handlers, and in a thread
     progress.py           the progress bar
     occupancy.py          whether another process trains in a logdir
 

@@ -63,7 +63,6 @@ class IncidentHandler:
         self._handled: Optional[OpenIncident] = None  # now
         self._failed_at: Optional[OpenIncident] = None
         self._acting = ''  # the name of what is running of the user's
-        self._is_to_prepare = False
 
     @property
     def fallbacks(self) -> Sequence[Any]:
@@ -232,22 +231,6 @@ class IncidentHandler:
             call_on_rollback(session, went_back, [self._policy, *self.fallbacks])
         elif self._recovery is not None and self.may(Rollback):
             self._recovery.save_first(session)
-
-    def prepare_once_initialized(self, session) -> None:
-        """As `prepare`, for a session on its own: at once, or before its first step.
-
-        A plain session's variables may be initialized between the two.
-        """
-        try:
-            self.prepare(session, None)
-        except tf.errors.FailedPreconditionError:
-            self._is_to_prepare = True
-
-    def prepare_late(self, session) -> None:
-        """Before a step: prepares a session whose variables were not initialized at first."""
-        if self._is_to_prepare:
-            self._is_to_prepare = False
-            self.prepare(session, None)
 
 
 NO_GATE = (

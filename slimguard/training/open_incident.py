@@ -6,6 +6,38 @@ from typing import Callable, List, Optional
 
 from slimguard.incidents.incident import Incident, NanLossError
 
+# How many incidents a hook remembers; the record in the logdir has them all.
+_REMEMBERED = 1000
+
+
+class IncidentList:
+    """The incidents of a hook, each as far as it is known.
+
+    Attributes:
+      incidents: the last thousand, the newest at the end.
+      count: how many there were in all.
+    """
+
+    def __init__(self):
+        self.incidents: List[Incident] = []
+        self.count = 0
+        self._lock = threading.Lock()  # a bundle may give way in a thread that saves
+
+    def add(self, incident: Incident) -> None:
+        """Adds one; the oldest may go."""
+        with self._lock:
+            self.incidents.append(incident)
+            del self.incidents[:-_REMEMBERED]
+            self.count += 1
+
+    def replace(self, old: Incident, new: Incident) -> None:
+        """Lists `new` in the place of `old`, if that is still there."""
+        with self._lock:
+            for index in reversed(range(len(self.incidents))):  # most often it is the last
+                if self.incidents[index] is old:
+                    self.incidents[index] = new
+                    return
+
 
 class OpenIncident:
     """What is known of one bad step so far; it grows while the incident is handled.

@@ -1,6 +1,8 @@
 """Going back to a checkpoint after an incident: this process alone, or with its job."""
 
-from typing import Any, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
+
+import tensorflow as tf
 
 from slimguard.checkpoints.rollback import Restorer
 from slimguard.cluster.job import Job
@@ -57,6 +59,33 @@ class Recovery:
           tf.errors.FailedPreconditionError: if a variable is not initialized.
         """
         self._restorer.save_first(session)
+
+
+class Preparation:
+    """Prepares a session as soon as its variables are initialized: at once, or before a step.
+
+    A plain session's variables may be initialized after its hooks got it.
+
+    Args:
+      prepare: called with the session; raises FailedPreconditionError if it is too early.
+    """
+
+    def __init__(self, prepare: Callable[[Any], None]):
+        self._prepare = prepare
+        self._is_due = False
+
+    def try_now(self, session) -> None:
+        """For a new session."""
+        try:
+            self._prepare(session)
+        except tf.errors.FailedPreconditionError:
+            self._is_due = True
+
+    def before_step(self, session) -> None:
+        """Prepares the session if it was too early for that before."""
+        if self._is_due:
+            self._is_due = False
+            self._prepare(session)
 
 
 def call_on_rollback(session, incident: Incident, policies: Sequence[Any]) -> None:

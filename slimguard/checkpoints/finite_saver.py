@@ -18,6 +18,7 @@ from slimguard.checkpoints.checked_save import CheckedSave
 from slimguard.checkpoints.save_room import RoomNeeded, save_or_make_room
 from slimguard.checkpoints.saving_session import NotFinite, SavingSession
 from slimguard.checkpoints.spare import Spare
+from slimguard.compat import tf_private
 from slimguard.graph import ops
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.record_file import IncidentFile
@@ -77,7 +78,7 @@ class FiniteSaver(tf1.train.Saver):
             self._saver: tf1.train.Saver = var_list
         else:
             self._saver = tf1.train.Saver(var_list, **settings)
-        if self._saver._is_built:
+        if tf_private.is_built(self._saver):
             self._build_checks()
 
     # The state is the wrapped saver's. What a Saver's own methods read, they find there.
@@ -209,15 +210,10 @@ def _absolute(save_path: str) -> str:
 @contextlib.contextmanager
 def _relative_state(saver: tf1.train.Saver) -> Iterator[None]:
     """Lets a saver list absolute paths, and write them down relative to the state file's folder."""
-    saver.set_last_checkpoints_with_time(
-        [(_absolute(path), written) for path, written in saver._last_checkpoints]
-    )
-    before = saver._save_relative_paths
-    saver._save_relative_paths = True
-    try:
+    listed = tf_private.checkpoints_and_times(saver)
+    saver.set_last_checkpoints_with_time([(_absolute(path), written) for path, written in listed])
+    with tf_private.saving_relative_paths(saver):
         yield
-    finally:
-        saver._save_relative_paths = before
 
 
 def offer_saver(graph: tf.Graph, saver: Optional[tf1.train.Saver] = None) -> tf1.train.Saver:

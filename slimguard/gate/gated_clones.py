@@ -5,9 +5,10 @@ from typing import Dict, List, NamedTuple
 import tensorflow as tf
 
 from slimguard import graph as graphs
+from slimguard.compat import tf_private
 from slimguard.gate.plan import Plan
 from slimguard.gate.tasks import Task, Tasks
-from slimguard.graph import ops, tf_private
+from slimguard.graph import ops
 from slimguard.graph.control_flow import ENTERS
 
 _MERGES = frozenset(['Merge', 'RefMerge'])

@@ -9,7 +9,8 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.graph import ops, tf_private
+from slimguard.compat import tf_private
+from slimguard.graph import ops
 
 
 def leave_out_bad_values(graph: tf.Graph) -> None:

@@ -14,8 +14,8 @@ from typing import Iterator, List, Tuple
 import tensorflow as tf
 
 from slimguard import graph as graphs
+from slimguard.compat import tf_private
 from slimguard.gate.plan import Plan
-from slimguard.graph import tf_private
 
 # What has no more bytes than a few numbers may come from anywhere, and be in memory early.
 _SMALL_BYTES = 256

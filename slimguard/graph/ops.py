@@ -11,7 +11,7 @@ from typing import Callable, Dict, FrozenSet, Iterable, Iterator, List, Sequence
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from slimguard.graph import tf_private
+from slimguard.compat import tf_private
 from slimguard.graph.control_flow import flow_around
 from slimguard.graph.variables import dtype_of, is_resource
 from slimguard.graph.walk import OURS, TrainOp, is_reference, op_def_of

@@ -15,6 +15,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.cluster.session_end import as_aborted
+from slimguard.compat import tf_private
 from slimguard.graph import TrainOp
 from slimguard.incidents.incident import Incident, NanLossError
 from slimguard.training import incident_reading
@@ -22,7 +23,7 @@ from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hooked_session import HookedSession
 from slimguard.training.progress import Progress
 from slimguard.training.step_runner import Schedule, StepRunner
-from slimguard.training.supervisor import supervisor_that_calls, take_reins
+from slimguard.training.supervisor import take_reins
 from slimguard.training.watchers import watchers_in
 
 # What makes a process of a job begin a new session: there is nothing to save in the old one.
@@ -109,7 +110,7 @@ class HookedSteps:
         """The session wrapper: slim calls it for every session it makes."""
         runs_in = self._begin_session(session)
         hooked = HookedSession(runs_in, self._hooks, self._train_op, self._wait_no_longer)
-        supervisor = supervisor_that_calls()
+        supervisor = tf_private.supervisor_that_calls()
         if supervisor is not None:
             self.coordinator = supervisor.coord
             take_reins(supervisor, hooked, self._has_ended, self._before_session, self._retried)

@@ -7,10 +7,12 @@ import tensorflow as tf
 
 from slimguard import gate as gates
 from slimguard.cluster.job import Job
+from slimguard.cluster.session_end import NEW_SESSION
 from slimguard.diagnosis.evidence import Evidence
 from slimguard.incidents.incident import Incident, NanLossError
 from slimguard.incidents.journal import Journal
 from slimguard.incidents.policies import FallbackChain, Policy, Raise, Rollback, Stop
+from slimguard.system import texts
 from slimguard.training.incident_reading import Reading
 from slimguard.training.open_incident import OpenIncident
 from slimguard.training.recovery import Recovery, call_on_rollback
@@ -247,7 +249,7 @@ NO_LOGDIR = (
 
 # What ends a step, and is no failure of the handling: the policy's own error, and what makes a
 # process of a job begin a new session.
-_ENDS_AS_DECIDED = (NanLossError, tf.errors.AbortedError, tf.errors.UnavailableError)
+_ENDS_AS_DECIDED = (NanLossError, *NEW_SESSION)
 
 # The action where a subclass of NanLossHook decides by itself.
 _BY_SUBCLASS = 'on_nan_loss'
@@ -258,6 +260,5 @@ _ENDS_QUIETLY = (StopIteration, tf.errors.OutOfRangeError)
 
 def _in_short(error: BaseException) -> str:
     """The type of an error, and the first line of what it says."""
-    said = str(error).strip().split('\n')[0]
-    said = said if len(said) <= _LONGEST else said[:_LONGEST] + '...'
+    said = texts.cut(str(error).strip().split('\n')[0], _LONGEST, '...')
     return '%s: %s' % (type(error).__name__, said) if said else type(error).__name__

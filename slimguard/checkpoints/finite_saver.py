@@ -1,4 +1,4 @@
-"""FiniteSaver: a `Saver` that lets no checkpoint with a NaN or Inf become the newest.
+"""FiniteSaver: a `Saver` that refuses to save a checkpoint with a NaN or Inf.
 
 Saving is one op of the graph, which TensorFlow's `Saver` runs before it writes its state file. That
 op is created a second time, behind a check of every float that is saved; the saver's graph and

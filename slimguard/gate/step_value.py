@@ -7,7 +7,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.gate.decision import Decision
+from slimguard.gate.decision_at_tasks import Decision
 from slimguard.gate.gated_clones import GatedClones
 from slimguard.gate.plan import Plan
 from slimguard.graph import op_of, ops

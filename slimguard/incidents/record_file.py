@@ -15,7 +15,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.incidents.incident import Incident
-from slimguard.incidents.record_line import line_of
+from slimguard.incidents.record_json import line_of
 from slimguard.system import files
 
 # How many incidents wait for a file that cannot be written, and how often a write is tried anew

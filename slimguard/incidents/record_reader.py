@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.record_file import path_in
-from slimguard.incidents.record_line import LONGEST_LINE, with_short_strings
+from slimguard.incidents.record_json import LONGEST_LINE, with_short_strings
 from slimguard.system import files
 
 # What is read of a record: so many incidents, the newest, of so many bytes at its end.

@@ -81,7 +81,7 @@ class FiniteSaver(tf1.train.Saver):
         if tf_private.is_built(self._saver):
             self._build_checks()
 
-    # The state is the wrapped saver's. What a Saver's own methods read, they find there.
+    # The state is the wrapped saver's. A Saver's own methods find all that they read there.
 
     def __getattr__(self, name):
         if name == '_saver':

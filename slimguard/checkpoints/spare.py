@@ -63,7 +63,7 @@ class Spare:
             return
         own, spare = self._names
         if state_file.newest_in(self._logdir, self._latest_filename) == spare:
-            # The new one was not published. What is in its place may be the old one, or truncated.
+            # The new one was not published. In its place may be the old one, or a truncated one.
             if not (checkpoint_reader.read(own).is_good and self._can_publish(own)):
                 listed = tf_private.checkpoints_and_times(self._saver)
                 kept = [each for each in listed if each[0] != own]

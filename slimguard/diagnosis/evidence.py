@@ -1,7 +1,7 @@
 """After a bad step: takes what it drew, finds the cause, and writes both into a bundle.
 
 :class:`Evidence` puts :mod:`capture`, :mod:`diagnose` and :mod:`bundle` together for the loops that
-train. Whatever goes wrong here is logged and forgotten: it must not hide the incident.
+train. Errors here are logged and forgotten: they must not hide the incident.
 A failure may come with each bad step: the log has the first of a kind in full, then one in ten
 seconds, with the number it held back.
 """
@@ -43,8 +43,8 @@ class Evidence:
 
     Args:
       gate: the gate. Its graph must not be finalized.
-      logdir: where bundles go; None to write none. What a process that was killed has left of one
-        there is removed.
+      logdir: where bundles go; None to write none. Unfinished bundles of processes that were killed
+        are removed from it.
       max_bundles: how many bundles there may be in `logdir`.
       room: what bundles share with the training's checkpoints; None if there are none to be.
       clock: seconds that only grow.

@@ -73,7 +73,7 @@ class GatedClones:
         return ops.create_like(op, inputs, controls, '_' + self._go[self._tasks.home].op.name)
 
     def _switch(self, op: tf.Operation) -> List[tf.Operation]:
-        """What to wait for so that `op` is dead if `go` is: nothing, if an input of it is dead."""
+        """The ops to wait for so that `op` is dead if `go` is; none, if an input of it is dead."""
         if op.type in _MERGES:
             return []  # alive if one of its inputs is, whatever it waits for
         loop = graphs.loop_around(op)

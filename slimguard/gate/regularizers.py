@@ -19,7 +19,7 @@ from slimguard.gate.plan import Plan
 
 # What has no more bytes than a few numbers may come from anywhere, and be in memory early.
 _SMALL_BYTES = 256
-# A regularizer's gradient takes one op, or a few. What takes more is something else.
+# A regularizer's gradient takes one op, or a few. A term of more ops is something else.
 _MOST_OPS = 8
 _MERGES = frozenset(['Merge', 'RefMerge'])  # every way out of a branch or a loop leads through one
 

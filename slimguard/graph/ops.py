@@ -2,7 +2,7 @@
 
 A gate has several ops for each variable, and a network has hundreds of variables. TensorFlow's own
 functions spend most of their time on what is known here beforehand: which attributes an op has, and
-where it belongs. What is made once per gate is made with those functions all the same.
+where it belongs. Ops that a gate has one of are made with those functions all the same.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """The report as one HTML page. It asks for nothing: no script, no font, no image of others.
 
-What is on the page is put together here, as text and numbers; how it looks is in ``templates/``.
+This puts the page's content together, as text and numbers; its looks are in ``templates/``.
 All of it is escaped by the template engine, as nothing here is marked as HTML.
 """
 

@@ -20,7 +20,7 @@ from slimguard.compat.table import MODE_KEYS
 # Where the names of TensorFlow 1 are today. On the left "tf" is the script's TensorFlow, on the
 # right the installed one. A string is the thing itself: a public name of TensorFlow's, a module, or
 # a module and a name in it. A tuple lists the places in which a package finds its names and its
-# modules, in order. What has no row of its own is looked for in the places of its package.
+# modules, in order. A name without a row of its own is looked for in the places of its package.
 _TABLE: Dict[str, Union[str, Tuple[str, ...]]] = {
     'tf': ('tf.compat.v1', 'tf'),
     'tf.__file__': 'tf.__file__',

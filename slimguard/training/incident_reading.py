@@ -1,6 +1,6 @@
 """Makes an `Incident` of what a run gave: a gate's values, a loss, a numeric check that raised.
 
-What is found comes as a :class:`Reading`: the incident, and the gate that told of it.
+Each comes as a :class:`Reading`: the incident, and the gate that told of it.
 """
 
 import dataclasses

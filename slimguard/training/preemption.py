@@ -15,7 +15,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard.training import signal_watch
 from slimguard.training.signal_watch import SignalListener, SignalWatch
 
-# How long a step may take after SIGTERM or Ctrl-C, in seconds. Who sends it does not wait for ever.
+# How long a step may take after SIGTERM or Ctrl-C, in seconds. The sender does not wait for ever.
 _PATIENCE = 10.0
 # How long the main thread has to hear of a second Ctrl-C, in seconds. Where it runs Python, it
 # takes none of that.

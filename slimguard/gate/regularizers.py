@@ -41,7 +41,7 @@ def delay(plan: Plan) -> None:
 
 
 def _waits(add, plan: Plan) -> Iterator[_Wait]:
-    """What is to wait so that the summands of `add` that can wait do so, and for what."""
+    """Yields (op, dependency) pairs with which the summands of `add` that can wait do so."""
     firsts = [_firsts(summand.op, add, plan) for summand in add.inputs]
     others = [summand.op for summand, found in zip(add.inputs, firsts) if not found]
     return itertools.product(itertools.chain.from_iterable(firsts), others)

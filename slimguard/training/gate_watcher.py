@@ -52,8 +52,8 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         Borrower.__init__(
             self, max_loss, None if logdir is None else files.as_logdir(logdir), ends_job
         )
-        self._found = IncidentList()
-        self.incidents = self._found.incidents
+        self._incident_list = IncidentList()
+        self.incidents = self._incident_list.incidents
         self.on_nan = on_nan
         self.job: Optional[Job] = None
         self._loss = loss
@@ -63,7 +63,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
 
     @property
     def incident_count(self) -> int:
-        return self._found.count
+        return self._incident_list.count
 
     @property
     def fallbacks(self) -> Sequence[Any]:
@@ -196,7 +196,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         """Lists the incident, which comes back with the name of this process."""
         if self.job is not None:
             reading = reading.on(self.job.worker)
-        self._found.add(reading.incident)
+        self._incident_list.add(reading.incident)
         return reading
 
     def take_failure(self) -> Optional[Incident]:
@@ -217,7 +217,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
     ) -> None:
         evidence = self._training.evidence
         self._handler = IncidentHandler(
-            policies, self._otherwise, journal, evidence, recovery, self._found.replace
+            policies, self._otherwise, journal, evidence, recovery, self._incident_list.replace
         )
         self._preparation = Preparation(self._prepare)
         refusal = NO_GATE % (self.on_nan,) if policies.may(Skip) else None

@@ -35,8 +35,7 @@ _slim_create_train_op = _slim.create_train_op
 _slim_train = _slim.train
 
 # slim's own marks for "not given"; its functions compare with these.
-_USE_GLOBAL_STEP = _slim._USE_GLOBAL_STEP
-_USE_DEFAULT = _slim._USE_DEFAULT
+_USE_GLOBAL_STEP, _USE_DEFAULT = compat.marks_of(_slim)
 
 __all__ = list(_slim.__all__)
 

@@ -54,6 +54,25 @@ def test_every_room_is_in_the_order():
     assert len([path for path in PACKAGE.iterdir() if path.name != '__pycache__']) <= 16
 
 
+def test_no_file_is_above_400_lines_and_no_class_above_200():
+    large = []
+    for name, path in modules():
+        content = path.read_text()
+        if len(content.splitlines()) > 400:
+            large.append(name)
+        large += [
+            '%s.%s' % (name, node.name)
+            for node in ast.walk(ast.parse(content))
+            if isinstance(node, ast.ClassDef) and _last_line(node) - node.lineno + 1 > 200
+        ]
+    assert not large
+
+
+def _last_line(node):
+    """Python 3.7 does not tell where a node ends."""
+    return max(getattr(inner, 'lineno', 0) for inner in ast.walk(node))
+
+
 def test_no_circle_among_modules():
     below = {}
     for importer, imported in imports():

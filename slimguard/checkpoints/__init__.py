@@ -5,7 +5,7 @@ The files:
     checkpoint_files.py   the files of a checkpoint, by their names
     state_file.py         TensorFlow's state file: what it means, and how it is written
     checkpoint_reader.py  which checkpoints are whole and finite
-    finite_saver.py       a Saver that publishes no other
+    finite_saver.py       a Saver that refuses to save any other
     checked_save.py       its save op, behind a check of every float
     saving_session.py     the session that runs that op
     spare.py              the spare copy of a checkpoint that is saved again

@@ -41,7 +41,7 @@ class Inspection(NamedTuple):
 
     def __str__(self) -> str:
         if self.damage is not None:
-            return 'torn: ' + self.damage
+            return 'truncated: ' + self.damage
         if not self.non_finite:
             return 'finite'
         more = len(self.non_finite) - 3

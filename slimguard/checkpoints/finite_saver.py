@@ -1,4 +1,4 @@
-"""FiniteSaver: a `Saver` that lets no checkpoint with a NaN or Inf become the newest.
+"""FiniteSaver: a `Saver` that refuses to save a checkpoint with a NaN or Inf.
 
 Saving is one op of the graph, which TensorFlow's `Saver` runs before it writes its state file. That
 op is created a second time, behind a check of every float that is saved; the saver's graph and
@@ -9,7 +9,6 @@ import contextlib
 import functools
 import os
 import threading
-import time
 from typing import Any, Callable, Iterator, List, Optional
 
 import tensorflow as tf
@@ -19,6 +18,7 @@ from slimguard.checkpoints.checked_save import CheckedSave
 from slimguard.checkpoints.save_room import RoomNeeded, save_or_make_room
 from slimguard.checkpoints.saving_session import NotFinite, SavingSession
 from slimguard.checkpoints.spare import Spare
+from slimguard.compat import tf_private
 from slimguard.graph import ops
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.record_file import IncidentFile
@@ -78,10 +78,10 @@ class FiniteSaver(tf1.train.Saver):
             self._saver: tf1.train.Saver = var_list
         else:
             self._saver = tf1.train.Saver(var_list, **settings)
-        if self._saver._is_built:
+        if tf_private.is_built(self._saver):
             self._build_checks()
 
-    # The state is the wrapped saver's. What a Saver's own methods read, they find there.
+    # The state is the wrapped saver's. A Saver's own methods find all that they read there.
 
     def __getattr__(self, name):
         if name == '_saver':
@@ -178,13 +178,12 @@ class FiniteSaver(tf1.train.Saver):
         self._room_needed = RoomNeeded(self._checked.save_tensor.graph, self._checked.size)
 
     def _refuse(self, refusal: NotFinite, save_path: str) -> None:
-        incident = Incident(
+        incident = Incident.now(
             step=refusal.step,
             loss=None,
             reason='not finite: ' + ', '.join(refusal.names),
             tensors=tuple(refusal.names),
             strategy='saver',
-            time=time.time(),
             state_lost=True,
             action='save refused',
         )
@@ -211,15 +210,10 @@ def _absolute(save_path: str) -> str:
 @contextlib.contextmanager
 def _relative_state(saver: tf1.train.Saver) -> Iterator[None]:
     """Lets a saver list absolute paths, and write them down relative to the state file's folder."""
-    saver.set_last_checkpoints_with_time(
-        [(_absolute(path), written) for path, written in saver._last_checkpoints]
-    )
-    before = saver._save_relative_paths
-    saver._save_relative_paths = True
-    try:
+    listed = tf_private.checkpoints_and_times(saver)
+    saver.set_last_checkpoints_with_time([(_absolute(path), written) for path, written in listed])
+    with tf_private.saving_relative_paths(saver):
         yield
-    finally:
-        saver._save_relative_paths = before
 
 
 def offer_saver(graph: tf.Graph, saver: Optional[tf1.train.Saver] = None) -> tf1.train.Saver:

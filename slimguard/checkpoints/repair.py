@@ -1,6 +1,6 @@
 """Repair: makes TensorFlow's state file name the newest good checkpoint, and proves that it does.
 
-Only the state file changes. What is not good leaves its list and stays on disk.
+Only the state file changes. Checkpoints that are not good leave its list and stay on disk.
 """
 
 import os

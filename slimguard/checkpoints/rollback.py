@@ -2,14 +2,13 @@
 
 import contextlib
 import os
-from typing import ContextManager
+from typing import ContextManager, Optional
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.checkpoints import checkpoint_reader
 from slimguard.checkpoints.finite_saver import FiniteSaver
-from slimguard.incidents.incident import Incident
 
 
 class Restorer:
@@ -18,34 +17,31 @@ class Restorer:
     Args:
       saver: the training's own saver, so that it finds the variables it saved.
       logdir: where the checkpoints are.
+
+    Attributes:
+      logdir: as given.
     """
 
     def __init__(self, saver: tf1.train.Saver, logdir: str):
+        self.logdir = logdir
         self._saver = saver
-        self._logdir = logdir
 
     def save_first(self, session) -> None:
         """Saves the state as it is, unless there is a good checkpoint already."""
-        if checkpoint_reader.latest_finite_checkpoint(self._logdir) is None:
-            tf.io.gfile.makedirs(self._logdir)
+        if checkpoint_reader.latest_finite_checkpoint(self.logdir) is None:
+            tf.io.gfile.makedirs(self.logdir)
             step = tf1.train.get_global_step(session.graph)
-            self._saver.save(session, os.path.join(self._logdir, 'model.ckpt'), global_step=step)
+            self._saver.save(session, os.path.join(self.logdir, 'model.ckpt'), global_step=step)
 
-    def finds(self, incident: Incident) -> bool:
-        """Whether there is a checkpoint to go back to; notes it in the incident."""
-        incident.restored = checkpoint_reader.latest_finite_checkpoint(self._logdir)
-        if incident.restored is None:
-            incident.reason += '; and %s holds no good checkpoint to go back to' % self._logdir
-        return incident.restored is not None
+    def newest(self) -> Optional[str]:
+        """The checkpoint to go back to, or None."""
+        return checkpoint_reader.latest_finite_checkpoint(self.logdir)
 
-    def restore(self, session, incident: Incident) -> bool:
-        """Goes back, and notes it in the incident. False if there is nothing to go back to."""
-        with self._nobody_saves():  # or else what is found may be gone before it is read
-            if not self.finds(incident):
-                return False
-            self._saver.restore(session, incident.restored)
-        return True
+    def restore(self, session, checkpoint: str) -> None:
+        """Goes back to a checkpoint."""
+        self._saver.restore(session, checkpoint)
 
-    def _nobody_saves(self) -> ContextManager:
+    def nobody_saves(self) -> ContextManager:
+        """While it is open, nobody saves: what is found may else be gone before it is read."""
         is_ours = isinstance(self._saver, FiniteSaver)
         return self._saver.lock if is_ours else contextlib.ExitStack()

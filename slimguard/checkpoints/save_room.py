@@ -1,6 +1,6 @@
 """Room for a save: how much it takes, and what is done where the disk is full.
 
-What a save that failed had written is removed. What is worth less than a checkpoint gives way to
+If a save fails, its files are removed. Then files that are worth less than a checkpoint give way to
 it, and the save is tried once more.
 """
 

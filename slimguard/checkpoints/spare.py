@@ -14,6 +14,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard.checkpoints import checkpoint_files, checkpoint_reader, state_file
 from slimguard.checkpoints.state_file import SPARE
+from slimguard.compat import tf_private
 from slimguard.system import files
 
 
@@ -62,9 +63,10 @@ class Spare:
             return
         own, spare = self._names
         if state_file.newest_in(self._logdir, self._latest_filename) == spare:
-            # The new one was not published. What is in its place may be the old one, or truncated.
+            # The new one was not published. In its place may be the old one, or a truncated one.
             if not (checkpoint_reader.read(own).is_good and self._can_publish(own)):
-                kept = [p for p in self._saver._last_checkpoints if p[0] != own]
+                listed = tf_private.checkpoints_and_times(self._saver)
+                kept = [each for each in listed if each[0] != own]
                 self._saver.set_last_checkpoints_with_time(kept + [(spare, time.time())])
                 return
         checkpoint_files.remove(spare)

@@ -4,7 +4,7 @@ The files:
 
     job.py            a process's part in a job; its docstring says how they agree
     chief.py          opens the rounds of a training
-    follower.py       joins them
+    follower.py       joins them, as each worker but the chief does
     watch.py          stops a session where the others say so, as for a rollback
     session_end.py    how a session ends, and what leads to a new one
     waiting.py        waits for other processes

@@ -130,7 +130,10 @@ class Chief:
 
 
 def _silent(others: Dict[int, Entry], beats: Dict[int, Tuple[int, float]]) -> List[int]:
-    """Whose entry has not changed for long; `beats` says what was seen when, and is kept up."""
+    """The processes whose entries have not changed for long.
+
+    `beats` has the last change that was seen of each, and when; it is brought up to date here.
+    """
     now, silent = time.monotonic(), []
     for who, entry in others.items():
         beat, since = beats.get(who, (None, now))

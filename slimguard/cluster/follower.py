@@ -1,4 +1,4 @@
-"""A process of a job that is not its chief: it joins the rounds that the chief opens."""
+"""A worker of a job that is not its chief: it joins the rounds that the chief opens."""
 
 import time
 from typing import Any, Callable, Optional

@@ -113,7 +113,7 @@ class Job:
           session: the new session.
           coordinator: its coordinator, which is asked to stop when the round or the job is over.
           prepare: called with the session by the chief, before anybody trains.
-          is_done: called with the session by who comes late: whether nothing is left to do.
+          is_done: called with the session by a process that comes late: whether all is done.
 
         Raises:
           tf.errors.AbortedError: the session has to be made once more; the coordinator was told.

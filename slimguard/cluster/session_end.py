@@ -12,8 +12,10 @@ from slimguard.incidents.incident import Incident, NanLossError
 # How long threads may take to end by themselves, in seconds, before the session is closed on them.
 _GRACE = 2.0
 
-# What ends a session, and not the training.
-_RESTARTING = (tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.UnavailableError)
+# What makes a process of a job begin a new session.
+NEW_SESSION = (tf.errors.AbortedError, tf.errors.UnavailableError)
+# What may be left of these errors once a session's threads have ended.
+_RESTARTING = (*NEW_SESSION, tf.errors.CancelledError)
 
 
 def as_aborted(error: tf.errors.OpError) -> tf.errors.AbortedError:

@@ -12,6 +12,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.cluster.job_table import SharedTable
+from slimguard.compat import tf_private
 from slimguard.graph import ops
 
 # Kinds of accumulators, and the ops that count and take what is in them.
@@ -44,8 +45,7 @@ def keep_tokens_open(graph: tf.Graph) -> None:
     for runner in gc.get_objects():  # the optimizer has it, and nobody hands that out
         if isinstance(runner, tf1.train.QueueRunner) and _is_for_tokens(runner, graph):
             with ops.our_scope(graph, 'job'):
-                # It has no public names for what it runs at its end.
-                runner._cancel_op = runner._close_op = tf.no_op(name='keep_open')
+                tf_private.run_at_end(runner, tf.no_op(name='keep_open'))
 
 
 def _is_for_tokens(runner: tf1.train.QueueRunner, graph: tf.Graph) -> bool:

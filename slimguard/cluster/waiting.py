@@ -10,7 +10,7 @@ from slimguard.graph import ops
 
 # Seconds between two looks at the shared table.
 PAUSE = 0.2
-# How often who waits says so, in seconds.
+# How often a process that waits says so, in seconds.
 _REMINDER = 30.0
 
 # What a call says if the process it went to is gone, or was started anew.
@@ -26,7 +26,7 @@ GONE = (
 class Readiness:
     """Waits until the chief has initialized the variables, and looks often.
 
-    Who looks too early otherwise looks again half a minute later.
+    Without this, a worker that looks too early looks again half a minute later.
 
     Args:
       graph: the graph of the training, to which an op is added.

@@ -21,17 +21,21 @@ The files:
     slim.py          import_slim(): which TF-Slim there is
     inventory.py     report(): what is installed, put back and missing
     modules.py       looks modules and names up
+    tf_private.py    every private name of TensorFlow that slimguard takes, and why
+
+`tf_private` imports TensorFlow; the others do so only where they are called.
 """
 
 from slimguard.compat.inventory import Report, report
 from slimguard.compat.repairs import Repair, on_slim_import, require_tensorflow, revive
-from slimguard.compat.slim import Missing, import_slim
+from slimguard.compat.slim import Missing, import_slim, marks_of
 
 __all__ = [
     'Missing',
     'Repair',
     'Report',
     'import_slim',
+    'marks_of',
     'on_slim_import',
     'report',
     'require_tensorflow',

@@ -52,7 +52,7 @@ def _missing_layers() -> List[Missing]:
 
 
 def _missing_names() -> List[Missing]:
-    """What tf-slim itself uses and nobody has: a TensorFlow newer than the table."""
+    """Names that tf-slim uses and nobody has, as in a TensorFlow newer than the table."""
     paths = [path for path in sources(slim_folders()) if not path.endswith('_test.py')]
     names = set().union(*(names_used(path) for path in paths))
     names.difference_update(row.full_name for row in put_back_rows())

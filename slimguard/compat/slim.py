@@ -2,7 +2,7 @@
 
 import importlib
 import types
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Tuple
 
 from slimguard.compat.modules import find_spec, has_contrib
 from slimguard.compat.repairs import revive
@@ -54,3 +54,12 @@ def _is_shell_of_contrib() -> bool:
     """Whether ``tf_slim`` is version 1.0, told by its imports: a copy may carry no version."""
     with open(find_spec('tf_slim').origin, encoding='utf-8') as file:
         return 'from tensorflow.contrib' in file.read()
+
+
+def marks_of(learning: types.ModuleType) -> Tuple[Any, Any]:
+    """What `slim.learning` takes for "not given": as the global step, and as any other argument.
+
+    `_USE_GLOBAL_STEP` and `_USE_DEFAULT` of tf_slim 1.1.0 and of tf.contrib.slim in 1.15. They have
+    no public names, and whoever calls slim's functions with all arguments needs them.
+    """
+    return learning._USE_GLOBAL_STEP, learning._USE_DEFAULT

@@ -28,6 +28,11 @@ LAYERS = (
 )
 
 
+# An enumeration that scripts take from tf.estimator, by module and name. It has no public name any
+# more since tf.estimator left TensorFlow, in 2.16; this one is there from 1.15 to 2.21.
+MODE_KEYS = 'tensorflow.python.saved_model.model_utils.mode_keys:EstimatorModeKeys'
+
+
 # The public name in the last column is what the internal one in the first two stands for.
 TABLE = (
     # tf-slim 1.0 and 1.1 look in the places of TensorFlow 1.15; 2.13 and later have moved out.

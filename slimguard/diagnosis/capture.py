@@ -10,7 +10,7 @@ dead branch: no copy, no fetch. Nothing is drawn a second time.
 
 How it works
 ------------
-What counts as a source: a placeholder; any op with a state that is no variable (iterators, queues,
+These are sources: a placeholder; any op with a state that is no variable (iterators, queues,
 tables, random ops, `py_func`); whatever takes what such an op hands out as a handle; a write
 whose value is used, such as a counter that picks the batch; and a variable that is read after a
 write in the same step. A v2 `tf.cond` or `tf.function` with one of these inside is one as a whole.
@@ -234,7 +234,7 @@ class Draws:
 
 
 def _returns_values(op) -> bool:
-    """Whether what a write returns is only read. Who wants the variable itself cannot be fed."""
+    """Whether a write's output is only read. An op that takes the variable itself cannot be fed."""
     return bool(op.outputs) and not any(
         graphs.takes_reference(consumer, index)
         for tensor in op.outputs

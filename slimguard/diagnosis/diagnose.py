@@ -10,7 +10,7 @@ All float tensors of the forward and the backward pass are fetched, part by part
 noted (:mod:`measured_step`). Then a search walks back from the values that the gate checks, along
 what is not finite, to where it began (:mod:`search`). It is not enough to take the first tensor
 that is not finite: a mask of minus infinity is meant to be there, and nothing bad comes of it.
-What is found there, or what is wrong with a step that is finite, is put into a sentence
+The finding there, or the fault of a step that is finite, is put into a sentence
 (:mod:`explanations`).
 """
 

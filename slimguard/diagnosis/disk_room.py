@@ -7,12 +7,11 @@ become more or others fill the disk, the bundles that this training wrote give w
 
 import contextlib
 import os
-from typing import Dict, Iterator, List, NamedTuple, Tuple
+from typing import Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 from slimguard.checkpoints.finite_saver import FiniteSaver
 from slimguard.diagnosis.bundle import folders
 from slimguard.diagnosis.bundle.files import JSON
-from slimguard.incidents.incident import Incident
 from slimguard.system import files
 
 
@@ -21,10 +20,10 @@ class NoRoomError(OSError):
 
 
 class _Written(NamedTuple):
-    """A bundle of this training: which folder it is, and the incident that names it."""
+    """A bundle of this training: which folder it is, and whom to tell when it is removed."""
 
     identity: Tuple[int, int, int]
-    incident: Incident
+    on_removed: Callable[[], None]
 
 
 class Room:
@@ -74,10 +73,10 @@ class Room:
                 )
             )
 
-    def note(self, path: str, incident: Incident) -> None:
-        """Notes that this training wrote the bundle at `path` for an incident."""
+    def note(self, path: str, on_removed: Callable[[], None]) -> None:
+        """Notes that this training wrote the bundle at `path`; `on_removed` hears of its end."""
         if not files.is_remote(path):
-            self._written[path] = _Written(_identity(path), incident)
+            self._written[path] = _Written(_identity(path), on_removed)
 
     def make(self, folder: str, needed: int) -> List[str]:
         """Removes bundles of this training, the oldest first, until `needed` bytes are gained.
@@ -99,7 +98,7 @@ class Room:
             if folders.is_bundle(path):
                 continue  # somebody has taken the right to remove it
             del self._written[path]
-            written.incident.bundle = None
+            written.on_removed()
             removed.append(path)
             gained += size
         return removed

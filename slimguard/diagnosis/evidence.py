@@ -1,7 +1,7 @@
 """After a bad step: takes what it drew, finds the cause, and writes both into a bundle.
 
 :class:`Evidence` puts :mod:`capture`, :mod:`diagnose` and :mod:`bundle` together for the loops that
-train. Whatever goes wrong here is logged and forgotten: it must not hide the incident.
+train. Errors here are logged and forgotten: they must not hide the incident.
 A failure may come with each bad step: the log has the first of a kind in full, then one in ten
 seconds, with the number it held back.
 """
@@ -43,8 +43,8 @@ class Evidence:
 
     Args:
       gate: the gate. Its graph must not be finalized.
-      logdir: where bundles go; None to write none. What a process that was killed has left of one
-        there is removed.
+      logdir: where bundles go; None to write none. Unfinished bundles of processes that were killed
+        are removed from it.
       max_bundles: how many bundles there may be in `logdir`.
       room: what bundles share with the training's checkpoints; None if there are none to be.
       clock: seconds that only grow.
@@ -73,7 +73,14 @@ class Evidence:
         if self._logdir is not None:
             _tidy_up(self._logdir)
 
-    def examine(self, session, incident, labels: Sequence[Label], is_last: bool = True) -> Found:
+    def examine(
+        self,
+        session,
+        incident,
+        labels: Sequence[Label],
+        is_last: bool = True,
+        on_removed: Callable[[], None] = lambda: None,
+    ) -> Found:
         """Diagnoses the bad step that just ran, and writes its bundle.
 
         Args:
@@ -82,6 +89,7 @@ class Evidence:
           labels: the labels of what the gate found to be bad.
           is_last: whether the training ends with it. While it goes on, as many bundles are
             written as there may be, and later incidents cost nothing; the last one always is.
+          on_removed: called if the bundle is removed again, as a checkpoint needs its room.
         """
         try:
             values = self.capture.take(session)
@@ -96,12 +104,8 @@ class Evidence:
             diagnosis = diagnose(session, self.capture, values, labels, export)
         except Exception as error:
             self._say('the bad step could not be diagnosed', error)
-        return Found(diagnosis, self._keep(session, incident, values, diagnosis, export))
-
-    def _keep(self, session, incident, values, diagnosis, export: ExportOnce) -> Optional[str]:
-        """Writes a bundle if it can; returns its path."""
         if self._logdir is None:
-            return None
+            return Found(diagnosis)
         write = functools.partial(
             bundle.write,
             self._logdir,
@@ -113,8 +117,12 @@ class Evidence:
             self._max_bundles,
             export=export,
         )
+        return Found(diagnosis, self._keep(write, on_removed))
+
+    def _keep(self, write: Callable[..., str], on_removed: Callable[[], None]) -> Optional[str]:
+        """Writes a bundle if it can; returns its path."""
         try:
-            return write() if self._room is None else _write_in(self._room, write, incident)
+            return write() if self._room is None else _write_in(self._room, write, on_removed)
         except NoRoomError as error:
             if self._no_room.is_due():
                 tf1.logging.warning(
@@ -153,11 +161,11 @@ class Evidence:
             return True  # the attempt to write will say what is wrong there
 
 
-def _write_in(room: Room, write: Callable[..., str], incident) -> str:
+def _write_in(room: Room, write: Callable[..., str], on_removed: Callable[[], None]) -> str:
     """Writes a bundle where checkpoints need room too."""
     with room.for_bundle():
         path = write(require_room=room.require)
-        room.note(path, incident)
+        room.note(path, on_removed)
     return path
 
 

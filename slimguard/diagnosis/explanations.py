@@ -47,7 +47,7 @@ def explain_non_finite(measured: MeasuredStep, tensor: tf.Tensor) -> Diagnosis:
 
 
 def explain_square(measured: MeasuredStep, name: str) -> Diagnosis:
-    """What `name` names is finite, and its square is not."""
+    """Explains a bad step in which the tensor `name` is finite, and its square is not."""
 
     def squared(tensor) -> float:
         found = measured.range_of(tensor)

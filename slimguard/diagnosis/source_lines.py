@@ -14,6 +14,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
+from slimguard.compat import tf_private
+
 _PYTHON = os.path.join(sysconfig.get_path('stdlib'), '')
 _PACKAGES = (
     'tensorflow tensorflow_core tensorflow_estimator tf_slim keras tf_keras slimguard six'.split()
@@ -53,8 +55,7 @@ class Origins:
 
     def __call__(self, name: str) -> Origin:
         op = self._graph.get_operation_by_name(name)
-        # No public name; `tf.gradients` sets it for every op that it makes.
-        forward = getattr(op, '_original_op', None)
+        forward = tf_private.op_that_was_differentiated(op)
         return Origin(self._line(forward or op), forward.name if forward is not None else None)
 
     def _line(self, op) -> Optional[Line]:

@@ -8,7 +8,7 @@ hooks or slim.
     arguments.py          a train op, its loss, the largest loss: as users give them
     regularizers.py       makes the gradients of regularizers wait for those of the data
     histograms.py         histogram summaries that do not raise
-    verdict.py            puts the flags of a bad step into words
+    flags_in_words.py     puts the flags of a bad step into words, in Python
 
 Planning reads the graph:
 
@@ -23,13 +23,13 @@ Planning reads the graph:
 
 Building adds to it:
 
-    builder.py            carries the plan out, and decides; in this order:
+    builder.py            decides whether a step is bad, and carries the plan out; in this order:
     forward_copies.py     copies what forward writes are about to change
     fast_path.py          the cheap check that nearly every step passes
     step_checks.py        the exact checks before and after the update
     finite_checks.py      exact checks of many values in few ops
     flags.py              what checks found, with what each flag stands for
-    decision.py           tells each task what was decided
+    decision_at_tasks.py  tells each task what was decided
     gated_clones.py       creates the gated ops a second time, behind a switch
     undo.py               puts variables back, in each task
     step_value.py         the value that the guarded train op returns
@@ -70,8 +70,8 @@ put back where they are, and only flags come back.
 """
 
 from slimguard.gate.arguments import as_train_op, require_loss, require_max_loss, writes_something
+from slimguard.gate.flags_in_words import Label, Verdict, explain, labels_in
 from slimguard.gate.gate import Gate, gate_of, gates_of, guard
-from slimguard.gate.verdict import Label, Verdict, explain, labels_in
 
 __all__ = [
     'Gate',

@@ -6,9 +6,9 @@ from typing import Sequence
 import tensorflow as tf
 
 from slimguard.gate.flags import Flags
+from slimguard.gate.flags_in_words import ERROR
 from slimguard.gate.outcome import GlobalStep
 from slimguard.gate.plan import Plan
-from slimguard.gate.verdict import ERROR
 from slimguard.graph import ops
 
 

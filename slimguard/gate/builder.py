@@ -1,7 +1,7 @@
-"""Builds a gate: carries out the plan of one train op. :mod:`slimguard.gate` says how it works.
+"""Builds the decision whether a step is bad, and all that hangs on it: the gate of one train op.
 
-In this order: a fast path, or else an exact check; the update, once copies are made; a check of
-what it wrote, and undoing it; telling.
+:mod:`slimguard.gate` says how it works. It is built in this order: a fast path, or else an exact
+check; the update, once copies are made; a check of what it wrote, and undoing it; telling.
 """
 
 import math
@@ -14,9 +14,10 @@ from slimguard.gate import fast_path, regularizers
 from slimguard.gate.announcement import announce
 from slimguard.gate.checked_values import Check
 from slimguard.gate.copies import Copy
-from slimguard.gate.decision import Decision, decide_here, decide_there
+from slimguard.gate.decision_at_tasks import Decision, decide_here, decide_there
 from slimguard.gate.finite_checks import SMALL_32
 from slimguard.gate.flags import Flags, join_flags
+from slimguard.gate.flags_in_words import Label
 from slimguard.gate.forward_copies import copy_ahead, read_opaque_writes, require_unseen
 from slimguard.gate.gated_clones import GatedClones
 from slimguard.gate.outcome import GlobalStep, Outcome, outcome_of
@@ -25,7 +26,6 @@ from slimguard.gate.step_checks import StepChecks, check_late_loss
 from slimguard.gate.step_value import value_of_step
 from slimguard.gate.tasks import Task, Tasks
 from slimguard.gate.undo import settle_there, undo_here
-from slimguard.gate.verdict import Label
 from slimguard.graph import op_of, ops
 from slimguard.graph.devices import Home
 from slimguard.graph.ops import after, branch, merge

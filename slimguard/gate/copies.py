@@ -18,7 +18,7 @@ class Copy(NamedTuple):
 def copy(
     make: ops.Maker, variables: Sequence[tf.Operation], moment: Optional[Moment]
 ) -> List[Copy]:
-    """Copies of variables, made at a moment, or at once. What writes them must wait for these."""
+    """Copies variables, at a moment or at once. Writes to them must wait for the copies."""
     copies = []
     with tf.control_dependencies([] if moment is None else [moment.token]):
         for group in make.alike([variable.outputs[0] for variable in variables]):

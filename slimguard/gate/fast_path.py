@@ -22,7 +22,7 @@ _LIMIT_OF_FACTORS = 1e12
 
 
 class _Kind(NamedTuple):
-    """What sums of squares have in common that are compared together."""
+    """The properties that sums of squares share if they are compared together."""
 
     device: str
     dtype: tf.DType

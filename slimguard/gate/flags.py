@@ -4,7 +4,7 @@ from typing import List, NamedTuple, Sequence
 
 import tensorflow as tf
 
-from slimguard.gate.verdict import Label
+from slimguard.gate.flags_in_words import Label
 
 
 class Flags(NamedTuple):

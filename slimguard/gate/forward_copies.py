@@ -6,10 +6,11 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
+from slimguard.compat import tf_private
 from slimguard.gate.checked_values import Check
 from slimguard.gate.copies import Copy, copy
 from slimguard.gate.plan import Plan
-from slimguard.graph import ops, tf_private
+from slimguard.graph import ops
 from slimguard.graph.control_flow import ENTERS
 
 

@@ -7,11 +7,12 @@ from typing import Any, Dict, List, Optional, Sequence
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
+from slimguard.compat import tf_private
 from slimguard.gate.arguments import as_train_op, require_loss, require_max_loss
 from slimguard.gate.builder import build
+from slimguard.gate.flags_in_words import Label, Verdict, explain
 from slimguard.gate.plan import Plan, make_plan
-from slimguard.gate.verdict import Label, Verdict, explain
-from slimguard.graph import TrainOp, key, op_of, tf_private
+from slimguard.graph import TrainOp, key, op_of
 
 _KEPT_AS = '_slimguard_gates'
 

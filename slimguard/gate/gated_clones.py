@@ -5,9 +5,10 @@ from typing import Dict, List, NamedTuple
 import tensorflow as tf
 
 from slimguard import graph as graphs
+from slimguard.compat import tf_private
 from slimguard.gate.plan import Plan
 from slimguard.gate.tasks import Task, Tasks
-from slimguard.graph import ops, tf_private
+from slimguard.graph import ops
 from slimguard.graph.control_flow import ENTERS
 
 _MERGES = frozenset(['Merge', 'RefMerge'])
@@ -72,7 +73,7 @@ class GatedClones:
         return ops.create_like(op, inputs, controls, '_' + self._go[self._tasks.home].op.name)
 
     def _switch(self, op: tf.Operation) -> List[tf.Operation]:
-        """What to wait for so that `op` is dead if `go` is: nothing, if an input of it is dead."""
+        """The ops to wait for so that `op` is dead if `go` is; none, if an input of it is dead."""
         if op.type in _MERGES:
             return []  # alive if one of its inputs is, whatever it waits for
         loop = graphs.loop_around(op)

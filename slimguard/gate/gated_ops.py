@@ -1,6 +1,6 @@
 """Which ops of a step are gated: the writes that can wait for the decision, and what follows them.
 
-What comes before the gradients is left as it is; a write there is a *forward write*.
+Ops before the gradients are left as they are; a write among them is a *forward write*.
 """
 
 from typing import List, Set

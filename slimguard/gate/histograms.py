@@ -1,22 +1,23 @@
 """Histograms of what is not finite.
 
 TensorFlow's op for a histogram summary raises "Nan in summary histogram for: ..." where it should
-draw one. Whoever runs it, a Supervisor's thread or a `SummarySaverHook`, then ends the training
-for a batch that the gate would have kept from doing harm.
+draw one. A Supervisor's thread or a `SummarySaverHook` that runs it then ends the training for a
+batch that the gate would have kept from doing harm.
 """
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.graph import ops, tf_private
+from slimguard.compat import tf_private
+from slimguard.graph import ops
 
 
 def leave_out_bad_values(graph: tf.Graph) -> None:
     """Lets the graph's histogram summaries show the finite ones of their values, and never raise.
 
-    The same histogram is drawn where all values are finite. What a session may have seen stays as
-    it is: it cannot be wired any more.
+    The same histogram is drawn where all values are finite. Ops that a session may have seen stay
+    as they are: they cannot be wired any more.
     """
     histograms = [op for op in graph.get_operations() if _may_raise(op)]
     if not histograms or graph.finalized or graphs.open_sessions(graph):

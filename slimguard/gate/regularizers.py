@@ -14,12 +14,12 @@ from typing import Iterator, List, Tuple
 import tensorflow as tf
 
 from slimguard import graph as graphs
+from slimguard.compat import tf_private
 from slimguard.gate.plan import Plan
-from slimguard.graph import tf_private
 
 # What has no more bytes than a few numbers may come from anywhere, and be in memory early.
 _SMALL_BYTES = 256
-# A regularizer's gradient takes one op, or a few. What takes more is something else.
+# A regularizer's gradient takes one op, or a few. A term of more ops is something else.
 _MOST_OPS = 8
 _MERGES = frozenset(['Merge', 'RefMerge'])  # every way out of a branch or a loop leads through one
 
@@ -41,7 +41,7 @@ def delay(plan: Plan) -> None:
 
 
 def _waits(add, plan: Plan) -> Iterator[_Wait]:
-    """What is to wait so that the summands of `add` that can wait do so, and for what."""
+    """Yields (op, dependency) pairs with which the summands of `add` that can wait do so."""
     firsts = [_firsts(summand.op, add, plan) for summand in add.inputs]
     others = [summand.op for summand, found in zip(add.inputs, firsts) if not found]
     return itertools.product(itertools.chain.from_iterable(firsts), others)

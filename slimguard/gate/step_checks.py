@@ -8,9 +8,9 @@ from slimguard import graph as graphs
 from slimguard.gate.checked_values import Check
 from slimguard.gate.finite_checks import FiniteCheck, Moment
 from slimguard.gate.flags import Flags, join_flags
+from slimguard.gate.flags_in_words import Label
 from slimguard.gate.plan import Plan
 from slimguard.gate.tasks import Task
-from slimguard.gate.verdict import Label
 from slimguard.graph import key, ops
 from slimguard.graph.devices import Home
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.gate.decision import Decision
+from slimguard.gate.decision_at_tasks import Decision
 from slimguard.gate.gated_clones import GatedClones
 from slimguard.gate.plan import Plan
 from slimguard.graph import op_of, ops
@@ -61,7 +61,7 @@ def _read(variable: tf.Operation) -> tf.Tensor:
 
 
 def _no_value(tensor: tf.Tensor) -> tf.Tensor:
-    """What stands in for a value that there is none of: NaN, or zeros where there is no NaN."""
+    """Stands in for a value that is missing: NaN, or zeros if the type has no NaN."""
     shape = [size or 0 for size in tensor.shape.as_list()] if tensor.shape.rank else []
     if graphs.is_float(tensor):
         return tf.cast(tf.fill(shape, math.nan), tensor.dtype.base_dtype)

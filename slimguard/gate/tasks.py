@@ -1,7 +1,7 @@
 """The tasks that hold variables of a gate. In a training on one machine there is one.
 
-What is told to a task crosses the network, so in each task everything that can be is done with what
-is there: variables are copied, checked and put back where they are.
+All that a task is told crosses the network. So each task does by itself what it can: it copies its
+variables, checks them, and puts them back.
 """
 
 from typing import Dict, List, NamedTuple, Sequence

@@ -5,7 +5,7 @@ from typing import NamedTuple, Sequence
 import tensorflow as tf
 
 from slimguard.gate.copies import Copy, restore
-from slimguard.gate.decision import Decision
+from slimguard.gate.decision_at_tasks import Decision
 from slimguard.gate.tasks import Task
 from slimguard.graph import ops
 

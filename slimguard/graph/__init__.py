@@ -8,7 +8,6 @@
     devices.py       the device for an op that serves another
     ops.py           creating ops, many and quickly
     sessions.py      the sessions on a graph, and what stands in for one
-    tf_private.py    every private name of TensorFlow that this takes, and why
 
 Only :mod:`slimguard.graph.ops` adds to a graph. The names below read.
 """

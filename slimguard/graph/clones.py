@@ -1,8 +1,8 @@
 """Which clone of a model a value comes from, where several are trained in one graph.
 
 Clones (towers) are the same model on parts of a batch, each under a scope of its own: ``clone_0``,
-``clone_1``. What is applied is the sum of their gradients, or the mean, and whether all of that is
-finite does not say whose fault it was. :func:`summands_by_clone` finds what was summed up.
+``clone_1``. The optimizer applies the sum of their gradients, or the mean. That tells whether all
+are finite, and not which clone was at fault: :func:`summands_by_clone` finds what was summed up.
 """
 
 import re

@@ -9,7 +9,7 @@ from typing import Dict, FrozenSet, List, NamedTuple, Sequence, Tuple
 
 import tensorflow as tf
 
-from slimguard.graph import tf_private
+from slimguard.compat import tf_private
 from slimguard.graph.walk import key, needs
 
 ENTERS = ('Enter', 'RefEnter')

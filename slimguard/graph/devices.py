@@ -1,7 +1,7 @@
 """The device for what is found out about a tensor: the gate's own, or the CPU of the tensor's task.
 
-A *task* is one process of a cluster. What a gate finds out about values in another task than its
-own should cross the network in one piece, and as flags.
+A *task* is one process of a cluster. Findings about values in another task than the gate's own
+should cross the network in one piece, and as flags.
 """
 
 import tensorflow as tf

@@ -2,7 +2,7 @@
 
 A gate has several ops for each variable, and a network has hundreds of variables. TensorFlow's own
 functions spend most of their time on what is known here beforehand: which attributes an op has, and
-where it belongs. What is made once per gate is made with those functions all the same.
+where it belongs. Ops that a gate has one of are made with those functions all the same.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from typing import Callable, Dict, FrozenSet, Iterable, Iterator, List, Sequence
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from slimguard.graph import tf_private
+from slimguard.compat import tf_private
 from slimguard.graph.control_flow import flow_around
 from slimguard.graph.variables import dtype_of, is_resource
 from slimguard.graph.walk import OURS, TrainOp, is_reference, op_def_of

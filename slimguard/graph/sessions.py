@@ -6,7 +6,7 @@ from typing import List
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from slimguard.graph import tf_private
+from slimguard.compat import tf_private
 
 SessionInterface = tf_private.SessionInterface
 

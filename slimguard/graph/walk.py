@@ -4,7 +4,7 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Se
 
 import tensorflow as tf
 
-from slimguard.graph import tf_private
+from slimguard.compat import tf_private
 
 TrainOp = Union[tf.Tensor, tf.Operation]
 

@@ -10,7 +10,7 @@ from typing import Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set
 
 import tensorflow as tf
 
-from slimguard.graph import tf_private
+from slimguard.compat import tf_private
 from slimguard.graph.variables import PASS_ON, READS, VARIABLES, variable_behind
 from slimguard.graph.walk import (
     REFERENCES,

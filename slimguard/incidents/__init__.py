@@ -4,9 +4,9 @@ The files:
 
     incident.py       Incident, and NanLossError, which ends a training with one
     policies.py       Raise, Stop, Skip, Rollback, and chains of them
-    journal.py        tells of a training's incidents: in the log, the record, TensorBoard
+    journal.py        tells of a training's incidents: the line in the log, the record, TensorBoard
     record_file.py    the record, slimguard/incidents.jsonl: trainings append to it
-    record_line.py    writes an incident as one line of it
+    record_json.py    an incident as one line of it
     record_reader.py  reads its lines, whatever has become of them
     record_table.py   shows it to people
 """

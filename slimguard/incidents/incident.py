@@ -2,14 +2,18 @@
 
 import dataclasses
 import math
+import time
 from typing import Any, Callable, Dict, Optional, Tuple
 
 import tensorflow as tf
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Incident:
     """A step that would have written something non-finite, or whose loss was bad.
+
+    It never changes. While it is handled, more becomes known of it: then a new one takes its place
+    in the hook's `incidents`.
 
     Attributes:
       step: the global step at which the state stands. A held step changes nothing: after four
@@ -25,7 +29,7 @@ class Incident:
         help, and an older checkpoint has to be restored.
       action: what was done: 'raise', 'stop', 'skip', 'rollback', 'save refused', 'error' where
         a callable of the user's failed, or 'on_nan_loss' where a subclass of NanLossHook decided by
-        itself.
+        itself. None until that is decided.
       restored: the checkpoint that a rollback restored.
       diagnosis: what made the step bad, in a few lines, where it was captured.
       bundle: the folder to run the step again from: ``python -m slimguard replay BUNDLE``. None if
@@ -46,6 +50,11 @@ class Incident:
     diagnosis: Optional[str] = None
     bundle: Optional[str] = None
     worker: Optional[str] = None
+
+    @classmethod
+    def now(cls, **known) -> 'Incident':
+        """The incident that was found just now; takes all attributes but the time, by name."""
+        return cls(time=time.time(), **known)
 
     @classmethod
     def from_dict(cls, record: Dict[str, Any]) -> 'Incident':

@@ -191,7 +191,7 @@ class FallbackChain:
         self._state.rollbacks = max(self._state.rollbacks, rollbacks)
 
     def may(self, kind: type) -> bool:
-        """Whether a policy here is of a kind. What a callable returns is not known ahead."""
+        """Whether a policy here is of a kind. A callable's answer is not known ahead."""
         return any(isinstance(each, kind) for each in self.fallbacks)
 
     def _first_willing(self, fallbacks: Sequence[Any], incident: 'Incident') -> Optional[Policy]:

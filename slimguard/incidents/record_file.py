@@ -15,7 +15,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.incidents.incident import Incident
-from slimguard.incidents.record_line import line_of
+from slimguard.incidents.record_json import line_of
 from slimguard.system import files
 
 # How many incidents wait for a file that cannot be written, and how often a write is tried anew
@@ -33,8 +33,9 @@ def path_in(logdir: files.Path) -> str:
 class IncidentFile:
     """The file of incidents in a logdir, for appending.
 
-    What keeps it from being written is logged, once: the training is worth more. What could not be
-    written is tried again with the next incident, and when the file is closed.
+    If it cannot be written, that is logged once and raises nothing: the training is worth more.
+    Lines that could not be written are tried again with the next incident, and when the file is
+    closed.
 
     Args:
       logdir: the directory, as a str, bytes or `os.PathLike`; '' is the working directory.

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import dataclasses
 import json
 from typing import Any, Deque, Iterator, List, NamedTuple, Optional, Tuple
 
@@ -9,7 +10,7 @@ import tensorflow as tf
 
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.record_file import path_in
-from slimguard.incidents.record_line import LONGEST_LINE, with_short_strings
+from slimguard.incidents.record_json import LONGEST_LINE, with_short_strings
 from slimguard.system import files
 
 # What is read of a record: so many incidents, the newest, of so many bytes at its end.
@@ -147,7 +148,7 @@ def _incident_of(value: Any) -> Optional[Incident]:
     except ValueError:
         return None
     short = with_short_strings(vars(incident))
-    return Incident(**dict(short, tensors=tuple(short['tensors'])))
+    return dataclasses.replace(incident, **dict(short, tensors=tuple(short['tensors'])))
 
 
 def _lines_in_words(count: int) -> str:

@@ -1,6 +1,6 @@
 """The report as one HTML page. It asks for nothing: no script, no font, no image of others.
 
-What is on the page is put together here, as text and numbers; how it looks is in ``templates/``.
+This puts the page's content together, as text and numbers; its looks are in ``templates/``.
 All of it is escaped by the template engine, as nothing here is marked as HTML.
 """
 
@@ -11,10 +11,16 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Union
 import jinja2
 
 from slimguard.incidents import record_table
-from slimguard.report import loss_chart, range_chart, report_data, sample_pictures, words
+from slimguard.report import (
+    loss_chart_layout,
+    range_chart_layout,
+    report_data,
+    sample_pictures,
+    words,
+)
 from slimguard.report.bundle_view import AnyBundle, BundleView, UnreadableBundle
 from slimguard.report.incident_view import IncidentView
-from slimguard.report.range_chart import RangeChart
+from slimguard.report.range_chart_layout import RangeChart
 from slimguard.report.report_data import ReportData
 from slimguard.report.sample_pictures import PictureSheet
 from slimguard.system.texts import cut, visible
@@ -31,7 +37,7 @@ def render(data: ReportData) -> str:
             data=data,
             summary=report_data.summary(data),
             no_curve=words.NO_CURVE,
-            chart=loss_chart.chart_of(data.curve, data.incidents),
+            chart=loss_chart_layout.chart_of(data.curve, data.incidents),
             table=_table(data.incidents, _numbers_by_bundle(data)),
             sections=[_section_or_why_not(bundle, data.title) for bundle in data.bundles],
             begins=words.BEGINS,
@@ -155,6 +161,6 @@ def _section(bundle: BundleView, title: str) -> _Section:
         heading=bundle.name if step is None else 'Step %d' % step,
         lead=words.sentence(bundle),
         sheets=[sample_pictures.sheet_of(sheet) for sheet in bundle.sheets],
-        ranges=range_chart.chart_of(bundle.layers),
+        ranges=range_chart_layout.chart_of(bundle.layers),
         command='python -m slimguard replay ' + path,
     )

@@ -1,7 +1,6 @@
 """One incident of the record as the report shows it: checked, cut, in plain words.
 
-The record was written by a run, or by somebody who says so. What is not as it should be is left
-out.
+The record was written by a run, or by somebody who says so. Values of the wrong kind are left out.
 """
 
 import os

@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, Patch, Rectangle
 
-from slimguard.report import loss_chart, report_data, words
+from slimguard.report import loss_chart_layout, report_data, words
 from slimguard.report.bundle_view import AnyBundle, BundleView, UnreadableBundle
 from slimguard.report.incident_view import ACTIONS, IncidentView
 from slimguard.report.layer_ranges import Layer
@@ -143,15 +143,15 @@ def _below_each_other(*parts: Part) -> Part:
 
 
 def _loss(curve: Optional[Curve], incidents: Sequence[IncidentView]) -> List[Part]:
-    segments = loss_chart.segments_of(curve)
-    stepped = loss_chart.with_steps(incidents)
+    segments = loss_chart_layout.segments_of(curve)
+    stepped = loss_chart_layout.with_steps(incidents)
     if not segments and not stepped:
         return []
 
     def fill(figure, top: float, height: float) -> None:
         axes = _axes(figure, top - 0.3 / height, height, 2.9)
         # Not matplotlib's own ticks, which fail at the ends of floats.
-        x = loss_chart.step_scale(segments, stepped)
+        x = loss_chart_layout.step_scale(segments, stepped)
         _draw_curve(axes, curve, x)
         for lane, kind in enumerate(a for a in ACTIONS if any(i.kind == a for _, i in stepped)):
             _draw_lane(axes, lane, kind, [x(step) for step in _steps_of(kind, stepped)])
@@ -163,7 +163,7 @@ def _loss(curve: Optional[Curve], incidents: Sequence[IncidentView]) -> List[Par
 
 
 def _draw_curve(axes, curve: Optional[Curve], x: Scale) -> None:
-    y = loss_chart.loss_scale(loss_chart.segments_of(curve))
+    y = loss_chart_layout.loss_scale(loss_chart_layout.segments_of(curve))
     if curve is None or y is None:
         axes.set_yticks([])
         return
@@ -178,7 +178,7 @@ def _draw_curve(axes, curve: Optional[Curve], x: Scale) -> None:
     axes.set_yticklabels([label for _, label in y.ticks])
 
 
-def _steps_of(kind: str, stepped: loss_chart.Stepped) -> List[int]:
+def _steps_of(kind: str, stepped: loss_chart_layout.Stepped) -> List[int]:
     return sorted({step for step, incident in stepped if incident.kind == kind})
 
 

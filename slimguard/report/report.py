@@ -30,8 +30,8 @@ def main(
 
     Args:
       logdir: the log directory of a training.
-      output: the file of the page; by default slimguard/report.html in `logdir`. What is a device
-        or a FIFO (``/dev/stdout``) is written to, and not replaced.
+      output: the file of the page; by default slimguard/report.html in `logdir`. A device or a FIFO
+        (``/dev/stdout``) is written to, and not replaced.
       png: the file of the same as a picture, or None for no picture. Needs matplotlib.
 
     Returns:

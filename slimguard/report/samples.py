@@ -135,7 +135,7 @@ def _choose(counts: np.ndarray, suspects: Set[int], most: int) -> List[int]:
 
 
 def _scale(images: np.ndarray) -> Tuple[float, float]:
-    """What is black and what is white: a usual range that holds the values, or their own."""
+    """The values of black and of white: a usual range that holds the values, or their own."""
     if images.dtype == np.uint8:
         return 0.0, 255.0
     ends = []

@@ -14,7 +14,7 @@ _HIDDEN_FILES = tuple(os.path.join(_FOLDER, name) for name in ('tf1_names.py', '
 
 
 def run_script(path: str, arguments: Sequence[str]) -> None:
-    """Does what ``python path arguments`` does. What leaves the script as an exception passes."""
+    """Does what ``python path arguments`` does. Exceptions of the script pass."""
     sys.argv[:] = [path] + list(arguments)
     _set_first_path(os.path.dirname(os.path.realpath(path)))
     if sys.version_info >= (3, 9):

@@ -15,14 +15,12 @@ import types
 from typing import Any, Dict, List, Optional, Tuple, Union
 
 from slimguard import compat
-
-# Has no public name any more since tf.estimator left.
-_MODE_KEYS = 'tensorflow.python.saved_model.model_utils.mode_keys:EstimatorModeKeys'
+from slimguard.compat.table import MODE_KEYS
 
 # Where the names of TensorFlow 1 are today. On the left "tf" is the script's TensorFlow, on the
 # right the installed one. A string is the thing itself: a public name of TensorFlow's, a module, or
 # a module and a name in it. A tuple lists the places in which a package finds its names and its
-# modules, in order. What has no row of its own is looked for in the places of its package.
+# modules, in order. A name without a row of its own is looked for in the places of its package.
 _TABLE: Dict[str, Union[str, Tuple[str, ...]]] = {
     'tf': ('tf.compat.v1', 'tf'),
     'tf.__file__': 'tf.__file__',
@@ -30,7 +28,7 @@ _TABLE: Dict[str, Union[str, Tuple[str, ...]]] = {
     'tf.compat': 'tf.compat',
     # Up to TensorFlow 2.15 it is all there; later its hooks are, at home in tf.train.
     'tf.estimator': ('tf.compat.v1.estimator', 'tf.compat.v1.train'),
-    'tf.estimator.ModeKeys': _MODE_KEYS,
+    'tf.estimator.ModeKeys': MODE_KEYS,
     'tf.contrib': (),
     'tf.contrib.autograph': 'tf.compat.v1.autograph',
     'tf.contrib.data': ('tf.compat.v1.data.experimental',),
@@ -60,7 +58,7 @@ _TABLE: Dict[str, Union[str, Tuple[str, ...]]] = {
     'tf.contrib.layers.python.layers': ('tf_slim.layers',),
     'tf.contrib.layers.python.ops': ('tf_slim.layers',),
     'tf.contrib.learn': (),
-    'tf.contrib.learn.ModeKeys': _MODE_KEYS,
+    'tf.contrib.learn.ModeKeys': MODE_KEYS,
     'tf.contrib.losses': ('tf_slim.losses',),
     'tf.contrib.losses.python': (),
     'tf.contrib.losses.python.losses': ('tf_slim.losses',),
@@ -172,6 +170,9 @@ class _AbslFlags:
 
     absl would take the value of a script's ``verbosity`` for its own, and even set it.
     """
+
+    _everybodys: Any
+    _own: Dict[str, Any]
 
     def __init__(self, everybodys: Any, own: Dict[str, Any]):
         vars(self).update(_everybodys=everybodys, _own=own)

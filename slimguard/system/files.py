@@ -189,7 +189,7 @@ def size_of(file) -> int:
 
 
 def errors(path: str) -> Tuple[Type[Exception], ...]:
-    """What is raised where a file system fails, or there is none of that name."""
+    """The errors that are raised if a file system fails, or if there is none of that name."""
     if not is_remote(path):
         return (OSError,)
     import tensorflow as tf
@@ -203,7 +203,7 @@ def make_dirs(path: str) -> None:
 
 
 def free_bytes(path: str) -> Optional[int]:
-    """How much room there is on the file system of a local directory, for who runs this process.
+    """The bytes that this process may still write to the file system of a local directory.
 
     None if that cannot be told: some file systems of a network say that they have no blocks at all.
     """

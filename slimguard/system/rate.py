@@ -41,7 +41,7 @@ class Rate:
         return True
 
     def told(self) -> str:
-        """What a line that is logged ends with: how many were held back before it; '' for none."""
+        """The end of a line that is logged: how many were held back before it; '' for none."""
         held_back, self.held_back = self.held_back, 0
         return ' (%d more since the last of these lines)' % held_back if held_back else ''
 

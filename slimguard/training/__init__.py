@@ -6,6 +6,7 @@ What watches, in any loop:
     watched_run.py        which runs are steps to watch, and what to fetch in them
     incident_reading.py   an Incident from a gate's values, a loss, or a check that raised
     incident_handler.py   decides, examines, acts and records
+    open_incident.py      an incident while it is handled
     recovery.py           back to a checkpoint: one process, or a job
     context.py            what a training hands to its watchers
     watchers.py           lends them that; picks the one that decides
@@ -25,7 +26,8 @@ The loops:
 Around a training:
 
     checkpoint_keeper.py  resumes, and saves before an error ends it
-    preemption.py         SIGTERM and Ctrl-C
+    preemption.py         SIGTERM and Ctrl-C end a training, with everything saved
+    signal_watch.py       hears of them: by Python's handlers, and in a thread
     progress.py           the progress bar
     occupancy.py          whether another process trains in a logdir
 

@@ -2,7 +2,7 @@
 
 slim's `train_step` runs the session three times: for the step, and to ask whether to log and to
 stop. :class:`FastStep` runs it once, and fetches what these are decided from: the loss, the global
-step after the update, and the gate's flags. What hooks ask for joins the same call. A run that
+step after the update, and the gate's flags. The fetches of hooks join the same call. A run that
 comes again is prepared once: see :class:`PreparedCall`.
 """
 

@@ -25,11 +25,9 @@ from slimguard.training import checkpoint_dir
 from slimguard.training.context import Borrower, TrainingContext
 from slimguard.training.incident_handler import NO_GATE, NO_LOGDIR, Action, IncidentHandler
 from slimguard.training.incident_reading import Reading
-from slimguard.training.recovery import Recovery
-from slimguard.training.watched_run import WatchedRuns, limits_of
-
-# How many incidents a hook remembers; the record in the logdir has them all.
-_REMEMBERED = 1000
+from slimguard.training.open_incident import IncidentList
+from slimguard.training.recovery import Preparation, Recovery
+from slimguard.training.watched_run import WatchedRuns
 
 
 class GateWatcher(Borrower, tf1.train.SessionRunHook):
@@ -54,14 +52,18 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         Borrower.__init__(
             self, max_loss, None if logdir is None else files.as_logdir(logdir), ends_job
         )
-        self.incidents: List[Incident] = []
-        self.incident_count = 0
+        self._incident_list = IncidentList()
+        self.incidents = self._incident_list.incidents
         self.on_nan = on_nan
         self.job: Optional[Job] = None
         self._loss = loss
         self._otherwise = Raise() if fail_on_nan_loss else Stop()
         self._directory = self.logdir  # of this training
         self._be_idle()
+
+    @property
+    def incident_count(self) -> int:
+        return self._incident_list.count
 
     @property
     def fallbacks(self) -> Sequence[Any]:
@@ -101,7 +103,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
             self.job = _job_in(session, self._loss, self._training.is_chief, self._directory)
         if self.job is None:
             if self._training.is_chief is not False:
-                self._handler.prepare_once_initialized(session)
+                self._preparation.try_now(session)
             return
         self.job.enter(session, coord, self._prepare, self._training.is_done)
         self._handler.note_rollbacks(self.job.rollbacks)
@@ -109,17 +111,11 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
     def before_run(self, run_context):
         if self.job is not None:
             self.job.check()
-        self._handler.prepare_late(run_context.session)
+        self._preparation.before_step(run_context.session)
         run = self._runs.run_for(run_context)
         if run is None:
             return None
-        # Two hooks may watch the same gate, and TensorFlow takes each feed from one of them.
-        fed = run_context.__dict__.setdefault('_slimguard_fed', set())
-        feeds = {}
-        for gate in run.gates:
-            if gate not in fed:
-                fed.add(gate)
-                feeds.update({gate.watched: True, **limits_of(gate, self.max_loss)})
+        feeds = run.feeds(run_context, self.max_loss)
         captures = [each.fetch for each in map(self.evidence_of, run.gates) if each is not None]
         fetches = dict(run.fetches, captures=captures) if captures else run.fetches
         return tf1.train.SessionRunArgs(fetches, feed_dict=feeds or None)
@@ -188,27 +184,24 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
 
         What a callable of the user's raises leaves here once the incident is on record.
         """
-        self._remember(reading.incident)
-        self._handler.handle(run_context, reading, _action_of(self))
+        self._handler.handle(run_context, self._remember(reading), _action_of(self))
 
     def record_failure(
         self, run_context, reading: Reading, acting: str, error: BaseException
     ) -> None:
         """Records an incident that nobody acts on, as another hook's error ends the step."""
-        self._remember(reading.incident)
-        self._handler.record_failure(run_context.session, reading, acting, error)
+        self._handler.record_failure(run_context.session, self._remember(reading), acting, error)
 
-    def _remember(self, incident: Incident) -> None:
+    def _remember(self, reading: Reading) -> Reading:
+        """Lists the incident, which comes back with the name of this process."""
         if self.job is not None:
-            incident.worker = self.job.worker
-        self.incidents.append(incident)
-        self.incident_count += 1
-        del self.incidents[:-_REMEMBERED]
+            reading = reading.on(self.job.worker)
+        self._incident_list.add(reading.incident)
+        return reading
 
     def take_failure(self) -> Optional[Incident]:
         """The incident whose handling failed, if the last good state is in memory; told once."""
-        failed_at, self._handler.failed_at = self._handler.failed_at, None
-        return failed_at
+        return self._handler.take_failure()
 
     def end_job(self) -> None:
         """Ends the job that this process is the chief of, if any: its work is done."""
@@ -223,7 +216,10 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         self, policies: FallbackChain, journal: Journal, recovery: Optional[Recovery] = None
     ) -> None:
         evidence = self._training.evidence
-        self._handler = IncidentHandler(policies, self._otherwise, journal, evidence, recovery)
+        self._handler = IncidentHandler(
+            policies, self._otherwise, journal, evidence, recovery, self._incident_list.replace
+        )
+        self._preparation = Preparation(self._prepare)
         refusal = NO_GATE % (self.on_nan,) if policies.may(Skip) else None
         self._runs = WatchedRuns(self._loss, refusal)
 

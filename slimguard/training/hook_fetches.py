@@ -11,7 +11,7 @@ class Requests:
     Args:
       hooks: the hooks, in order.
       context: the `SessionRunContext` of the run.
-      options: the caller's `RunOptions`, or None. What the hooks ask for is merged into them.
+      options: the caller's `RunOptions`, or None. The options of the hooks are merged into them.
 
     Attributes:
       fetches: by hook, what it fetches, of any structure.

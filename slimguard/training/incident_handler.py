@@ -1,16 +1,20 @@
 """What happens after an incident, in this order: decide, examine, act, record."""
 
-from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
+import contextlib
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
 
 from slimguard import gate as gates
 from slimguard.cluster.job import Job
+from slimguard.cluster.session_end import NEW_SESSION
 from slimguard.diagnosis.evidence import Evidence
 from slimguard.incidents.incident import Incident, NanLossError
 from slimguard.incidents.journal import Journal
 from slimguard.incidents.policies import FallbackChain, Policy, Raise, Rollback, Stop
+from slimguard.system import texts
 from slimguard.training.incident_reading import Reading
+from slimguard.training.open_incident import OpenIncident
 from slimguard.training.recovery import Recovery, call_on_rollback
 
 # How much of an error's message is told in the record, in characters.
@@ -40,10 +44,7 @@ class IncidentHandler:
       journal: the record of incidents.
       evidence: by gate, what examines its bad steps.
       recovery: what goes back to a checkpoint; None if there is no logdir to find one in.
-
-    Attributes:
-      failed_at: the incident whose handling ended in an error, if what is in memory is still the
-        last good state; else None.
+      replaced: called with an incident and the one that takes its place, as more is known.
     """
 
     def __init__(
@@ -53,15 +54,17 @@ class IncidentHandler:
         journal: Journal,
         evidence: Mapping[gates.Gate, Evidence],
         recovery: Optional[Recovery] = None,
+        replaced: Callable[[Incident, Incident], None] = lambda old, new: None,
     ):
-        self.failed_at: Optional[Incident] = None
         self._policies = policies
         self._policy = otherwise  # that of the last incident
         self._journal = journal
         self._evidence = evidence
         self._recovery = recovery
+        self._replaced = replaced
+        self._handled: Optional[OpenIncident] = None  # now
+        self._failed_at: Optional[OpenIncident] = None
         self._acting = ''  # the name of what is running of the user's
-        self._is_to_prepare = False
 
     @property
     def fallbacks(self) -> Sequence[Any]:
@@ -71,6 +74,14 @@ class IncidentHandler:
     def may(self, kind: type) -> bool:
         """Whether a policy in force is of a kind."""
         return self._policies.may(kind)
+
+    def take_failure(self) -> Optional[Incident]:
+        """The incident whose handling ended in an error, if the last good state is in memory.
+
+        It is told once.
+        """
+        failed_at, self._failed_at = self._failed_at, None
+        return None if failed_at is None else failed_at.incident
 
     def step_was_good(self) -> None:
         """Notes that a step was no incident."""
@@ -95,24 +106,22 @@ class IncidentHandler:
           reading: the incident, and what told of it.
           action: what acts on it.
         """
-        incident = reading.incident
-        self.failed_at = None
+        self._failed_at = None
         self._acting = 'on_nan'
-        try:
-            self._decide_and_examine(run_context.session, reading, action)
-            self._acting = action.name
-            action.act(run_context, incident)
-        except _ENDS_AS_DECIDED:
-            raise
-        except BaseException as error:
-            self._note_failure(incident, error)
-            if isinstance(error, _ENDS_QUIETLY):
-                raise RuntimeError('%s raised %s' % (self._acting, _in_short(error))) from error
-            raise
-        finally:
-            if incident.action is None:
-                incident.action = 'on_nan_loss'
-            self._journal.record(incident, self._acting)
+        with self._handling(reading) as handled:
+            try:
+                self._decide_and_examine(run_context.session, reading, action, handled)
+                self._acting = action.name
+                action.act(run_context, handled.incident)
+            except _ENDS_AS_DECIDED as error:
+                if isinstance(error, NanLossError):
+                    handled.is_told_by(error)
+                raise
+            except BaseException as error:
+                self._note_failure(handled, error)
+                if isinstance(error, _ENDS_QUIETLY):
+                    raise RuntimeError('%s raised %s' % (self._acting, _in_short(error))) from error
+                raise
 
     def record_failure(self, session, reading: Reading, acting: str, error: BaseException) -> None:
         """Examines and records an incident that nobody acts on: another hook's error ends the step.
@@ -124,33 +133,56 @@ class IncidentHandler:
           error: the error.
         """
         self._acting = acting
-        self._examine(session, reading, ends=True)
-        self._note_failure(reading.incident, error)
-        self._journal.record(reading.incident, acting)
+        with self._handling(reading) as handled:
+            self._note_failure(handled, error)
+            self._examine(session, reading, handled, ends=True)
 
-    def _decide_and_examine(self, session, reading: Reading, action: Action) -> None:
+    @contextlib.contextmanager
+    def _handling(self, reading: Reading) -> Iterator[OpenIncident]:
+        """While it is open an incident is handled; then it goes on record, whatever happened."""
+        before = self._handled
+        handled = self._handled = OpenIncident(reading.incident, self._replaced)
         try:
-            self._policy = self._policies.decide(reading.incident)
-        except Exception:
-            self._examine(session, reading, ends=True)
-            raise
-        ends = isinstance(self._policy, (Raise, Stop)) and action.is_policy
-        self._examine(session, reading, ends)
+            yield handled
+        finally:
+            self._handled = before
+            self._journal.record(handled.incident, self._acting)
 
-    def _examine(self, session, reading: Reading, ends: bool) -> None:
+    def _decide_and_examine(
+        self, session, reading: Reading, action: Action, handled: OpenIncident
+    ) -> None:
+        """Also says what will be done, as a bundle tells it."""
+        try:
+            self._policy = self._policies.decide(handled.incident)
+        except Exception as error:
+            is_theirs = isinstance(error, _ENDS_AS_DECIDED)
+            handled.note(action=_BY_SUBCLASS if is_theirs else 'error')
+            self._examine(session, reading, handled, ends=True)
+            raise
+        handled.note(action=self._policy.action if action.is_policy else _BY_SUBCLASS)
+        ends = isinstance(self._policy, (Raise, Stop)) and action.is_policy
+        self._examine(session, reading, handled, ends)
+
+    def _examine(self, session, reading: Reading, handled: OpenIncident, ends: bool) -> None:
         """Before anybody acts: the weights are as the bad step found them."""
-        incident, gate, bad = reading
+        gate = reading.gate
         if gate is None or gate not in self._evidence:
             return
-        found = self._evidence[gate].examine(session, incident, gate.labels_of(bad), ends)
-        incident.diagnosis = None if found.diagnosis is None else str(found.diagnosis)
-        incident.bundle = found.bundle
+        found = self._evidence[gate].examine(
+            session,
+            handled.incident,
+            gate.labels_of(reading.bad),
+            ends,
+            on_removed=handled.bundle_is_gone,
+        )
+        diagnosis = None if found.diagnosis is None else str(found.diagnosis)
+        handled.note(diagnosis=diagnosis, bundle=found.bundle)
 
-    def _note_failure(self, incident: Incident, error: BaseException) -> None:
-        incident.reason += '; %s raised %s' % (self._acting, _in_short(error))
-        if incident.restored is None:  # else the last good state is a checkpoint already
-            incident.action = 'error'
-            self.failed_at = incident
+    def _note_failure(self, handled: OpenIncident, error: BaseException) -> None:
+        handled.note_reason('; %s raised %s' % (self._acting, _in_short(error)))
+        if handled.incident.restored is None:  # else the last good state is a checkpoint already
+            handled.note(action='error')
+            self._failed_at = handled
 
     def act_by_policy(
         self, run_context, incident: Incident, job: Optional[Job], ends_job: bool
@@ -163,11 +195,13 @@ class IncidentHandler:
           job: the part that the process takes in a job, or None.
           ends_job: whether the end of this training is that of the job.
         """
-        incident.action = self._policy.action
+        handled = self._handled or OpenIncident(incident, self._replaced)
+        handled.take(incident)  # a subclass may hand on one that tells more
+        incident = handled.note(action=self._policy.action)
         if incident.action == 'skip' and not incident.held:
             raise ValueError(NO_GATE % 'skip')
         if isinstance(self._policy, Rollback):
-            self._roll_back(run_context.session, incident, self._policy, job)
+            incident = self._roll_back(run_context.session, handled, self._policy, job)
         if job is not None and ends_job and incident.action in ('raise', 'stop'):
             job.end(incident if incident.action == 'raise' else None)
         if incident.action == 'raise':
@@ -175,14 +209,18 @@ class IncidentHandler:
         if incident.action == 'stop':
             run_context.request_stop()
 
-    def _roll_back(self, session, incident: Incident, policy: Rollback, job: Optional[Job]) -> None:
+    def _roll_back(
+        self, session, handled: OpenIncident, policy: Rollback, job: Optional[Job]
+    ) -> Incident:
+        """Goes back, or makes the action 'raise'. Returns the incident as it is then."""
         if self._recovery is None:
             raise ValueError(NO_LOGDIR)
-        if not self._recovery.go_back(session, incident, job):
-            incident.action = Raise.action
-        elif policy.on_rollback is not None:
+        if not self._recovery.go_back(session, handled, job):
+            return handled.note(action=Raise.action)
+        if policy.on_rollback is not None:
             self._acting = 'on_rollback'
-            policy.on_rollback(session, incident)
+            policy.on_rollback(session, handled.incident)
+        return handled.incident
 
     def prepare(self, session, went_back: Optional[Incident]) -> None:
         """What the chief does to a session before anybody trains in it.
@@ -195,22 +233,6 @@ class IncidentHandler:
             call_on_rollback(session, went_back, [self._policy, *self.fallbacks])
         elif self._recovery is not None and self.may(Rollback):
             self._recovery.save_first(session)
-
-    def prepare_once_initialized(self, session) -> None:
-        """As `prepare`, for a session on its own: at once, or before its first step.
-
-        A plain session's variables may be initialized between the two.
-        """
-        try:
-            self.prepare(session, None)
-        except tf.errors.FailedPreconditionError:
-            self._is_to_prepare = True
-
-    def prepare_late(self, session) -> None:
-        """Before a step: prepares a session whose variables were not initialized at first."""
-        if self._is_to_prepare:
-            self._is_to_prepare = False
-            self.prepare(session, None)
 
 
 NO_GATE = (
@@ -227,7 +249,10 @@ NO_LOGDIR = (
 
 # What ends a step, and is no failure of the handling: the policy's own error, and what makes a
 # process of a job begin a new session.
-_ENDS_AS_DECIDED = (NanLossError, tf.errors.AbortedError, tf.errors.UnavailableError)
+_ENDS_AS_DECIDED = (NanLossError, *NEW_SESSION)
+
+# The action where a subclass of NanLossHook decides by itself.
+_BY_SUBCLASS = 'on_nan_loss'
 
 # What a loop takes for the end of the input: it would leave as if all were well.
 _ENDS_QUIETLY = (StopIteration, tf.errors.OutOfRangeError)
@@ -235,6 +260,5 @@ _ENDS_QUIETLY = (StopIteration, tf.errors.OutOfRangeError)
 
 def _in_short(error: BaseException) -> str:
     """The type of an error, and the first line of what it says."""
-    said = str(error).strip().split('\n')[0]
-    said = said if len(said) <= _LONGEST else said[:_LONGEST] + '...'
+    said = texts.cut(str(error).strip().split('\n')[0], _LONGEST, '...')
     return '%s: %s' % (type(error).__name__, said) if said else type(error).__name__

@@ -1,9 +1,9 @@
 """Makes an `Incident` of what a run gave: a gate's values, a loss, a numeric check that raised.
 
-What is found comes as a :class:`Reading`: the incident, and the gate that told of it.
+Each comes as a :class:`Reading`: the incident, and the gate that told of it.
 """
 
-import time
+import dataclasses
 from typing import Any, Callable, NamedTuple, Optional, Sequence
 
 import numpy as np
@@ -48,6 +48,10 @@ class Reading(NamedTuple):
     gate: Optional[gates.Gate] = None
     bad: Sequence[bool] = ()
 
+    def on(self, worker: str) -> 'Reading':
+        """The same, with the name of the process it happened in."""
+        return self._replace(incident=dataclasses.replace(self.incident, worker=worker))
+
 
 def of_gate(gate: gates.Gate, values: GateValues) -> Reading:
     """What the values of a gate tell of a bad step."""
@@ -74,13 +78,12 @@ def of_loss(
     if is_finite and (max_loss is None or value <= max_loss):
         return None
     name = 'loss ' + loss.op.name
-    incident = Incident(
+    incident = Incident.now(
         step=step(),
         loss=value,
         reason=('above max_loss: ' if is_finite else 'not finite: ') + name,
         tensors=(name,),
         strategy='hook',
-        time=time.time(),
         held=False,
     )
     return Reading(incident)
@@ -97,13 +100,12 @@ def of_error(error: tf.errors.OpError, step: Callable[[], int]) -> Optional[Read
 def _incident_of(
     verdict: gates.Verdict, step: Optional[int], loss: Optional[float], strategy: str
 ) -> Incident:
-    return Incident(
+    return Incident.now(
         step=step,
         loss=loss,
         reason=verdict.reason,
         tensors=verdict.tensors,
         strategy=strategy,
-        time=time.time(),
         state_lost=verdict.state_lost,
     )
 

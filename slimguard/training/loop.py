@@ -14,7 +14,8 @@ from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from slimguard.cluster.session_end import as_aborted
+from slimguard.cluster.session_end import NEW_SESSION, as_aborted
+from slimguard.compat import tf_private
 from slimguard.graph import TrainOp
 from slimguard.incidents.incident import Incident, NanLossError
 from slimguard.training import incident_reading
@@ -22,11 +23,8 @@ from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hooked_session import HookedSession
 from slimguard.training.progress import Progress
 from slimguard.training.step_runner import Schedule, StepRunner
-from slimguard.training.supervisor import supervisor_that_calls, take_reins
+from slimguard.training.supervisor import take_reins
 from slimguard.training.watchers import watchers_in
-
-# What makes a process of a job begin a new session: there is nothing to save in the old one.
-_OF_THE_JOB = (tf.errors.AbortedError, tf.errors.UnavailableError)
 
 
 class StopRequest:
@@ -109,7 +107,7 @@ class HookedSteps:
         """The session wrapper: slim calls it for every session it makes."""
         runs_in = self._begin_session(session)
         hooked = HookedSession(runs_in, self._hooks, self._train_op, self._wait_no_longer)
-        supervisor = supervisor_that_calls()
+        supervisor = tf_private.supervisor_that_calls()
         if supervisor is not None:
             self.coordinator = supervisor.coord
             take_reins(supervisor, hooked, self._has_ended, self._before_session, self._retried)
@@ -227,7 +225,7 @@ class HookedSteps:
         with self._retried:
             try:
                 self.coordinator.raise_requested_exception()
-            except (tf.errors.AbortedError, tf.errors.UnavailableError, NanLossError):
+            except (NanLossError, *NEW_SESSION):
                 raise
             except Exception:
                 pass  # slim raises it when it joins the threads
@@ -260,7 +258,7 @@ def _saved_all_the_same(save: Callable[[None], None]) -> Iterator[None]:
     """Saves if an error is raised at the end of a training, where slim would save nothing."""
     try:
         yield
-    except _OF_THE_JOB:
+    except NEW_SESSION:  # there is nothing to save in the old one
         raise
     except BaseException:
         save(None)

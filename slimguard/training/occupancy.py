@@ -1,10 +1,10 @@
 """Whether another process trains in a logdir at the moment: two of them undo each other's work.
 
-Who trains there holds an advisory lock (`flock`) on the folder ``LOGDIR/slimguard``. No file is
-made for it, and the system lets go of it when the process ends, however it ends: nothing can be
-left behind. On a folder the lock stays on this machine, whatever its file system, so no server is
-waited for. Hence it is not noticed if the other one is on another machine, nor where there are no
-such locks. Nobody is ever refused.
+A process that trains there holds an advisory lock (`flock`) on the folder ``LOGDIR/slimguard``. No
+file is made for it, and the system lets go of it when the process ends, however it ends: nothing
+can be left behind. On a folder the lock stays on this machine, whatever its file system, so no
+server is waited for. Hence a process on another machine is not noticed, nor is any where there are
+no such locks. Nobody is ever refused.
 """
 
 import contextlib

@@ -11,7 +11,8 @@ from typing import Any, Callable, List, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.protobuf import config_pb2
+
+from slimguard.compat import tf_private
 
 
 class PreparedCall:
@@ -51,13 +52,9 @@ class PreparedCall:
         self._readers = list(readers.items())
         self._feeds = [_Feed(tensor) for tensor in feeds]
         self._kept = fetches, feeds  # so that no other object gets the ids in `key_of`
-        options = config_pb2.CallableOptions(
-            feed=[tensor.name for tensor in feeds], fetch=wanted.tensors, target=wanted.operations
+        self._run = tf_private.callable_of(
+            session, [tensor.name for tensor in feeds], wanted.tensors, wanted.operations
         )
-        # `make_callable` is the public name; but that feeds by way of `run`, and takes longer to
-        # put a list together than this takes to call. What errors look like is `_do_call`'s.
-        self._session = session
-        self._handle = session._do_call(session._make_callable_from_options, options)
 
     def values_of(self, feeds: dict) -> Optional[list]:
         """The values as a prepared run takes them; None if the session has to convert one."""
@@ -66,7 +63,7 @@ class PreparedCall:
 
     def __call__(self, feed_values: Sequence[np.ndarray]):
         """Our own values, and by hook those of its fetches."""
-        values = self._session._do_call(self._handle, *feed_values)
+        values = self._run(*feed_values)
         return values[: self._own], {hook: read(values) for hook, read in self._readers}
 
 

@@ -30,6 +30,17 @@ class Run:
         if loss is not None:
             self.fetches['loss'] = loss
 
+    def feeds(self, run_context, max_loss: Optional[float]) -> Dict[tf.Tensor, Any]:
+        """What a hook feeds to have the gates tell it of the step."""
+        # Two hooks may watch the same gate, and TensorFlow takes each feed from one of them.
+        fed = run_context.__dict__.setdefault('_slimguard_fed', set())
+        feeds: Dict[tf.Tensor, Any] = {}
+        for gate in self.gates:
+            if gate not in fed:
+                fed.add(gate)
+                feeds.update({gate.watched: True, **limits_of(gate, max_loss)})
+        return feeds
+
     def read(self, results: dict, max_loss: Optional[float], session) -> List[Reading]:
         """The incidents in the values of one run."""
         found = []

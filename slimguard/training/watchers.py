@@ -7,7 +7,6 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard.incidents.policies import OnNan, fallbacks_of
-from slimguard.system import files
 from slimguard.training.context import TrainingContext
 from slimguard.training.gate_watcher import GateWatcher
 
@@ -16,18 +15,18 @@ def with_watcher(
     hooks: Sequence[tf1.train.SessionRunHook],
     on_nan: OnNan,
     max_loss: Optional[float],
-    logdir: Optional[files.Path] = None,
+    logdir: Optional[str] = None,
 ) -> Tuple[List[tf1.train.SessionRunHook], GateWatcher]:
     """The hooks, and the one of them that decides: a NanLossHook, or else one that is added.
 
-    No hook is changed: what the training says besides goes to all of them by `lent`.
+    No hook is changed: what the training says besides goes to all of them by `lent`. `logdir` is as
+    `files.as_logdir` returned it.
 
     Raises:
       ValueError: if `on_nan`, `max_loss` or `logdir` disagrees with a NanLossHook, or is nothing
         we know.
     """
     gates.require_max_loss(max_loss)
-    logdir = None if logdir is None else files.as_logdir(logdir)
     given = watchers_in(hooks)
     if not given:
         watcher = GateWatcher(on_nan)

@@ -155,9 +155,11 @@ class TestCommand:
         ]
         assert lines[1].endswith('  finite')
         assert lines[2].endswith('  not finite: w')
-        assert '  torn: ' in lines[3]
+        assert '  truncated: ' in lines[3]
         assert lines[4] == 'slimguard.train resumes from %s, which is finite' % paths[0]
-        assert lines[5].startswith('plain TensorFlow ends with an error: %s is torn: ' % paths[-1])
+        assert lines[5].startswith(
+            'plain TensorFlow ends with an error: %s is truncated: ' % paths[-1]
+        )
 
     def test_repairs(self, folder, capsys):
         paths = write(folder, [1.0, np.nan])

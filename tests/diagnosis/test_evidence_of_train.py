@@ -37,6 +37,34 @@ def test_the_error_says_what_it_was_and_how_to_run_it_again(tmp_path, train_step
     assert bundle.read(path).incident['step'] == 2
 
 
+@pytest.mark.parametrize('on_nan', ['stop', 'skip', 'rollback'])
+def test_a_bundle_knows_what_is_done(tmp_path, on_nan):
+    model = Linear(bad=(2,))
+    train_op = slimguard.create_train_op(model.loss, model.optimizer)
+    train_quietly(train_op, tmp_path, on_nan=on_nan)
+    (path,) = bundle.paths(str(tmp_path))
+    assert bundle.read(path).incident['action'] == on_nan
+
+
+@pytest.mark.parametrize(
+    'error, action', [(ValueError, 'error'), (tf.errors.AbortedError, 'on_nan_loss')]
+)
+def test_a_bundle_knows_that_the_callable_has_failed(tmp_path, error, action):
+    def explode(incident):
+        raise error(*[None] * 2, 'broken') if action == 'on_nan_loss' else error('broken')
+
+    model = Linear(bad=(2,))
+    hook = slimguard.NanLossHook(model.loss, on_nan=explode)
+    train_op = slimguard.create_train_op(model.loss, model.optimizer)
+    if action == 'error':
+        with pytest.raises(error):
+            train_quietly(train_op, tmp_path, hooks=[hook])
+    else:  # the loop goes on in a new session
+        train_quietly(train_op, tmp_path, hooks=[hook])
+    (path,) = bundle.paths(str(tmp_path))
+    assert bundle.read(path).incident['action'] == action == hook.incidents[0].action
+
+
 def test_a_rollback_comes_after_the_evidence(tmp_path):
     model = Linear(bad=(2, 3))
     train_op = slimguard.create_train_op(model.loss, model.optimizer)

@@ -1,11 +1,17 @@
 """Incidents, and the error that carries one."""
 
+import ast
+import dataclasses
+import pathlib
 import pickle
 
 import pytest
 import tensorflow as tf
 
+import slimguard
 from slimguard.incidents.incident import Incident, NanLossError
+from slimguard.training.open_incident import OpenIncident
+from tests.models import Linear, train_quietly
 
 tf1 = tf.compat.v1
 
@@ -51,3 +57,89 @@ def test_the_error_survives_pickling():
     error = pickle.loads(pickle.dumps(NanLossError(incident(loss=1.0))))
     assert error.incident == incident(loss=1.0)
     assert str(error) == str(NanLossError(incident(loss=1.0)))
+
+
+@pytest.mark.parametrize('name', [field.name for field in dataclasses.fields(Incident)])
+def test_an_incident_never_changes(name):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(incident(), name, None)
+
+
+def test_incidents_are_made_in_one_file():
+    package = pathlib.Path(slimguard.__file__).parent
+    makers = {
+        path.name
+        for path in package.rglob('*.py')
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, 'id', None) in ('Incident', 'cls')
+        if node.func.id == 'Incident' or path.name == 'incident.py'
+    }
+    assert makers == {'incident.py'}
+
+
+def test_what_is_handled_grows_by_new_incidents():
+    first = incident()
+    listed = [first]
+    handled = OpenIncident(first, lambda old, new: listed.__setitem__(listed.index(old), new))
+    error = NanLossError(first)
+    handled.note(action='raise', bundle='there')
+    handled.is_told_by(error)
+    assert first.action is None and listed == [handled.incident]
+    assert error.incident is handled.incident and 'replay there' in str(error)
+    handled.bundle_is_gone()
+    assert error.incident is listed[0] and 'replay' not in str(error)
+    handled.take(first)  # an old one brings nothing back
+    assert listed[0].action == 'raise' and listed[0].bundle is None
+
+
+def test_an_error_about_another_incident_stays_as_it_is():
+    handled = OpenIncident(incident(), lambda old, new: None)
+    another = incident(step=7)
+    error = NanLossError(another)
+    handled.is_told_by(error)
+    handled.note(action='raise')
+    assert error.incident is another
+
+
+def test_the_policys_callable_sees_the_incident_before_and_the_list_has_it_after(tmp_path):
+    seen = []
+
+    def choose(found):
+        assert hook.incidents[-1] is found  # it is listed already
+        seen.append(found)
+        return 'skip'
+
+    model = Linear(bad=(2,))
+    hook = slimguard.NanLossHook(model.loss, on_nan=choose)
+    train_op = slimguard.create_train_op(model.loss, model.optimizer)
+    train_quietly(train_op, tmp_path, hooks=[hook])
+    (before,), (after,) = seen, hook.incidents
+    assert before.action is None and after.action == 'skip'
+    assert before.diagnosis is None and 'in row 1' in after.diagnosis
+    assert (before.step, before.reason, before.time) == (after.step, after.reason, after.time)
+
+
+def test_an_error_that_the_policys_callable_raises_tells_what_was_found(tmp_path):
+    def give_up(found):
+        raise NanLossError(found)
+
+    model = Linear(bad=(2,))
+    train_op = slimguard.create_train_op(model.loss, model.optimizer)
+    with pytest.raises(NanLossError) as caught:
+        train_quietly(train_op, tmp_path, on_nan=give_up)
+    assert caught.value.incident.action == 'on_nan_loss'
+    assert 'in row 1' in str(caught.value) and 'replay' in str(caught.value)
+
+
+def test_a_subclass_may_hand_on_an_incident_that_tells_more(tmp_path):
+    class Telling(slimguard.NanLossHook):
+        def on_nan_loss(self, run_context, incident):
+            assert incident is self.incidents[-1] and incident.action == 'on_nan_loss'
+            mine = dataclasses.replace(incident, reason='mine')
+            super().on_nan_loss(run_context, mine)
+
+    model = Linear(bad=(2,))
+    hook = Telling(model.loss, on_nan='skip')
+    train_op = slimguard.create_train_op(model.loss, model.optimizer)
+    train_quietly(train_op, tmp_path, hooks=[hook])
+    assert [(each.reason, each.action) for each in hook.incidents] == [('mine', 'skip')]

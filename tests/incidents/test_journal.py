@@ -1,6 +1,7 @@
 """The record of incidents: the file, the log lines, TensorBoard."""
 
 import contextlib
+import dataclasses
 import glob
 import json
 import os
@@ -127,7 +128,8 @@ class TestFile:
 
     def test_an_incident_of_a_huge_model_fits_in_a_line(self, tmp_path):
         huge = incident(reason='\u2665' * 10**6)
-        huge.tensors = tuple('gradient of layer_%d/weights' % n for n in range(100000))
+        names = tuple('gradient of layer_%d/weights' % n for n in range(100000))
+        huge = dataclasses.replace(huge, tensors=names)
         file = record_file.IncidentFile(str(tmp_path))
         file.append(huge)
         file.close()
@@ -325,8 +327,8 @@ class TestReading:
 
     def test_it_gives_back_the_incidents_that_were_written(self, tmp_path):
         written = [incident(1, loss=0.5), incident(2, loss=None), incident(3, loss=float('inf'))]
-        written[2].step = None
-        written[1].bundle, written[1].held, written[1].state_lost = 'a', False, True
+        written[2] = dataclasses.replace(written[2], step=None)
+        written[1] = dataclasses.replace(written[1], bundle='a', held=False, state_lost=True)
         file = record_file.IncidentFile(str(tmp_path))
         for it in written:
             file.append(it)

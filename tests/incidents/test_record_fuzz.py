@@ -13,7 +13,7 @@ import tempfile
 import pytest
 
 from slimguard.__main__ import main
-from slimguard.incidents import record_file, record_line, record_reader
+from slimguard.incidents import record_file, record_json, record_reader
 from slimguard.incidents.incident import Incident
 from tests.helpers.children import python
 
@@ -45,7 +45,7 @@ def incidents(count=LINES):
 
 
 def a_record():
-    return b''.join(record_line.line_of(incident, 'host:1') for incident in incidents())
+    return b''.join(record_json.line_of(incident, 'host:1') for incident in incidents())
 
 
 def mutant(chance):

@@ -149,7 +149,7 @@ def soak(kills, seed, is_relative=False, out=print):
             verdict = 'ok'
             if published.startswith('not finite'):
                 verdict = 'poisoned'
-            elif published.startswith('torn') or not step:
+            elif published.startswith('truncated') or not step:
                 verdict = 'unreadable'
             elif not resumed or (expected != 'none' and resumed != expected):
                 verdict = 'not resumed'

@@ -80,17 +80,17 @@ def test_nothing_but_nan_is_a_curve_without_segments(tmp_path):
     assert read(tmp_path).segments == []
 
 
-@pytest.mark.parametrize('damage', ['torn', 'noise', 'empty'])
+@pytest.mark.parametrize('damage', ['truncated', 'noise', 'empty'])
 def test_a_damaged_file_keeps_what_came_before(tmp_path, damage):
     path = write(tmp_path, [(step, 1.0) for step in range(10)])
     content = path.read_bytes()
-    path.write_bytes({'torn': content[:-3], 'noise': b'\xff' * 100, 'empty': b''}[damage])
+    path.write_bytes({'truncated': content[:-3], 'noise': b'\xff' * 100, 'empty': b''}[damage])
     write(tmp_path, [(20, 2.0)], suffix='.2')
     found, troubles = loss_history.read(str(tmp_path))
     assert len(troubles) == (damage != 'empty')
     assert all(path.name + ' was read only in part: ' in said for said in troubles)
     steps = [step for s in found.segments for step in s[:, 0]]
-    assert steps == ([*range(9), 20] if damage == 'torn' else [20])
+    assert steps == ([*range(9), 20] if damage == 'truncated' else [20])
 
 
 @pytest.mark.parametrize('length', [10**4, 2**33, 2**40, 2**62])

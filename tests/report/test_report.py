@@ -1,6 +1,7 @@
 """The report: shows what there is to see, believes nothing, and asks for nothing."""
 
 import base64
+import dataclasses
 import io
 import json
 import os
@@ -47,8 +48,8 @@ class Keeps(slimguard.NanLossHook):
 
     def on_nan_loss(self, run_context, incident):
         labels = [label for label in self._found.labels if str(label.name) in str(incident.tensors)]
-        incident.bundle = self._evidence.examine(run_context.session, incident, labels).bundle
-        super().on_nan_loss(run_context, incident)
+        found = self._evidence.examine(run_context.session, incident, labels)
+        super().on_nan_loss(run_context, dataclasses.replace(incident, bundle=found.bundle))
 
 
 class Fetch(tf1.train.SessionRunHook):

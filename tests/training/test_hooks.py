@@ -392,7 +392,7 @@ class TestLogdir:
     def test_two_spellings_of_one_directory_agree(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         hook = slimguard.NanLossHook(Linear().loss, logdir='a/../log')
-        _, watcher = watchers.with_watcher([hook], None, None, logdir=tmp_path / 'log')
+        _, watcher = watchers.with_watcher([hook], None, None, logdir=str(tmp_path / 'log'))
         assert watcher is hook and hook.logdir == str(tmp_path / 'log')
         with pytest.raises(ValueError, match='logdir=.* disagrees'):
-            watchers.with_watcher([hook], None, None, logdir=tmp_path / 'other')
+            watchers.with_watcher([hook], None, None, logdir=str(tmp_path / 'other'))

@@ -104,7 +104,7 @@ def test_plain_tensorflow_cannot_resume_from_such_a_logdir_either(tmp_path):
     assert newest(tmp_path / 'run[1]') is None
 
 
-@pytest.mark.parametrize('moved', ['moved', 'copied', 'copied, and the original torn'])
+@pytest.mark.parametrize('moved', ['moved', 'copied', 'copied, and the original truncated'])
 @pytest.mark.parametrize('is_relative', [False, True])
 def test_a_directory_that_was_moved_or_copied_is_the_one_that_is_meant(
     tmp_path, moved, is_relative
@@ -115,7 +115,7 @@ def test_a_directory_that_was_moved_or_copied_is_the_one_that_is_meant(
         old.rename(new)
     else:
         shutil.copytree(str(old), str(new), copy_function=shutil.copyfile)
-    if moved.endswith('torn'):
+    if moved.endswith('truncated'):
         for file in old.glob('model.ckpt-*'):
             os.truncate(str(file), 1)
     here = str(new / 'model.ckpt-3')

@@ -1,7 +1,7 @@
 """Reads a bundle, and believes nothing that it says.
 
-Whatever is not as a writer makes it is a `BundleError`. How much memory is taken follows from how
-large the files are, and not from what they say.
+Anything that a writer would not have made is a `BundleError`. Reading takes memory in proportion to
+the size of the files, and not to the sizes that they claim.
 """
 
 import contextlib

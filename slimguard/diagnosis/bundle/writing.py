@@ -47,7 +47,7 @@ def write(
       max_bundles: how many bundles there may be in `logdir`; at least 1.
       require_room: called with the size that the bundle will have, in bytes, before anything of it
         is written. It raises if that is too much.
-      export: exports the step of `capture`; given by who has exported it already.
+      export: exports the step of `capture`; given by a caller that has exported it already.
 
     Returns:
       The path of the bundle.

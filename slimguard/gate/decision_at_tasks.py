@@ -1,6 +1,6 @@
-"""Tells each task what was decided: run the update, run it with copies at hand, or refuse it.
+"""Carries the decision to each task: run the update, run it with copies at hand, or refuse it.
 
-The deciding checks are those of builder.py: fast_path.py and step_checks.py.
+The decision itself is made in builder.py, by the checks of fast_path.py and step_checks.py.
 """
 
 from typing import NamedTuple, Optional, Sequence

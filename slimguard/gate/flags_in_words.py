@@ -1,6 +1,6 @@
 """Puts a gate's flags into words, in Python, after the step: labels, and a sentence made of them.
 
-Whether the step is bad was decided in the graph, by what :mod:`slimguard.gate.builder` put there.
+Nothing is decided here. The graph decides, by what :mod:`slimguard.gate.builder` put there.
 """
 
 from typing import List, NamedTuple, Sequence, Tuple

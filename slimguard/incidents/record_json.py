@@ -1,6 +1,7 @@
-"""Writes an incident as a line of the record: JSON, its strings cut to what people want to see.
+"""An incident as a line of the record file: JSON, its strings cut to what people want to see.
 
-record_reader.py reads such lines, and believes none of them.
+record_reader.py reads such lines, and believes none of them. The line in TensorFlow's log is made
+in journal.py.
 """
 
 import json
@@ -44,7 +45,7 @@ def _encoded(record: Dict[str, Any]) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """What stands for a value that JSON does not know, in an incident that somebody changed."""
+    """What stands for a value that JSON does not know, in an incident that somebody else made."""
     return value.item() if hasattr(value, 'item') else str(value)
 
 

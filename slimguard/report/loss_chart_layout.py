@@ -1,6 +1,6 @@
-"""Computes the chart of the loss: where lines, ticks and the marks of incidents go on the page.
+"""Computes where lines, ticks and the marks of incidents go in the chart of the loss.
 
-templates/loss.html.j2 draws it from these numbers.
+templates/loss.html.j2 draws the chart on the page from these numbers, and png.py in the picture.
 
 Places across are percentages of the chart's width, which the browser knows; places down are pixels.
 """

@@ -5,7 +5,7 @@ from typing import List, NamedTuple, Optional, Sequence
 
 from slimguard.report import words
 from slimguard.report.layer_ranges import Layer
-from slimguard.report.loss_chart import percent
+from slimguard.report.loss_chart_layout import percent
 from slimguard.report.scales import Scale, magnitudes
 from slimguard.system.texts import cut
 

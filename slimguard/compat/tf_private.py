@@ -1,0 +1,276 @@
+"""The private names of TensorFlow that slimguard takes, one function for each.
+
+Each was seen in TensorFlow 1.15.5 and in 2.21.0, under the same name and with the same meaning;
+where the two differ, the function says so. When a new TensorFlow breaks one, this is the place.
+
+Variables and arguments of TensorFlow's own functions are private names as well: they are read, from
+the frames of the callers, where TensorFlow hands a thing to nobody.
+"""
+
+import contextlib
+import functools
+import sys
+from types import FrameType
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+from tensorflow.core.protobuf import config_pb2
+
+# What TensorFlow's Saver and Supervisor accept as a session. It is exported under no public name.
+SessionInterface = next(c for c in tf1.Session.__mro__ if c.__name__ == 'SessionInterface')
+
+
+# Reading a graph.
+
+
+def control_flow_context(op: tf.Operation) -> Any:
+    """The branch or loop (of v1 control flow) that `op` was created in, or None.
+
+    `Operation._get_control_flow_context`. The public `tf.Graph` tells only the context that the
+    next op is created in.
+    """
+    return op._get_control_flow_context()
+
+
+def ops_waiting_for(op: tf.Operation) -> List[tf.Operation]:
+    """The ops that have `op` among their control inputs.
+
+    `Operation._control_outputs`. The public `control_inputs` is the other direction: without this
+    name, every op of the graph would have to be asked.
+    """
+    return op._control_outputs
+
+
+def op_def_for_type(graph: tf.Graph, op_type: str) -> Any:
+    """The OpDef of a type of op; raises NotFoundError or KeyError for an unknown one.
+
+    The public `Graph.op_def_for_type` of 2.21 is `Graph._get_op_def` on 1.15.
+    """
+    find: Callable = getattr(graph, 'op_def_for_type', None) or graph._get_op_def
+    return find(op_type)
+
+
+def is_function(graph: tf.Graph, op_type: str) -> bool:
+    """Whether a type of op is a function of the graph's library, as those of a `Defun` are.
+
+    `Graph._is_function`. The public `as_graph_def().library` copies the whole graph to tell.
+    """
+    return graph._is_function(op_type)
+
+
+def function_library(graph: tf.Graph) -> Dict[str, Any]:
+    """The FunctionDefs of a graph, by name.
+
+    `Graph._copy_functions_to_graph_def`. The public `as_graph_def` copies every constant of the
+    model as well.
+    """
+    graph_def = tf1.GraphDef()
+    graph._copy_functions_to_graph_def(graph_def, 0)
+    return {function.signature.name: function for function in graph_def.library.function}
+
+
+def is_closed(session: tf1.Session) -> bool:
+    """Whether a session is closed: `BaseSession._closed`. The public way is to run something."""
+    return session._closed
+
+
+def op_that_was_differentiated(op: tf.Operation) -> Optional[tf.Operation]:
+    """For an op that `tf.gradients` made, the op of the forward pass; None for any other.
+
+    `Operation._original_op`. There is no public name.
+    """
+    return getattr(op, '_original_op', None)
+
+
+def slice_info(variable: Any) -> Any:
+    """Which part of a partitioned variable `variable` is, by `full_name` and `spec`; or None.
+
+    `Variable._save_slice_info`, as TensorFlow's Saver reads it. There is no public name.
+    """
+    return getattr(variable, '_save_slice_info', None)
+
+
+# Editing a graph.
+
+
+def lock_against_sessions(graph: tf.Graph) -> ContextManager:
+    """While it is open, no session of another thread sees ops that are added meanwhile.
+
+    `Graph._mutation_lock`: sessions take the other side of it (`_session_run_lock`) to run. What
+    a session has seen cannot be wired any more, so half a gate must not be seen.
+    """
+    return graph._mutation_lock()
+
+
+def replace_input(op: tf.Operation, index: int, tensor: tf.Tensor) -> None:
+    """Feeds an existing op with another tensor.
+
+    `Operation._update_input`. The public ways (`import_graph_def` with an `input_map`) make a copy
+    of the op.
+    """
+    op._update_input(index, tensor)
+
+
+def add_control_input(op: tf.Operation, control: tf.Operation) -> None:
+    """Makes an existing op wait for another one.
+
+    `Operation._add_control_input`. The public `tf.control_dependencies` is for ops yet to be
+    created.
+    """
+    op._add_control_input(control)
+
+
+def create_op(
+    graph: tf.Graph, op_type: str, inputs: Sequence[tf.Tensor], dtypes: Sequence, **options
+) -> tf.Operation:
+    """Creates an op of any type, without asking the device functions of the caller's code.
+
+    `Graph._create_op_internal`. The public `Graph.create_op` spends its time on arguments that are
+    no longer used.
+    """
+    return graph._create_op_internal(op_type, inputs, dtypes, compute_device=False, **options)
+
+
+def set_device(op: tf.Operation, device: str) -> None:
+    """Puts an existing op on a device: `Operation._set_device`.
+
+    The public `tf.device` is for ops yet to be created, and takes longer.
+    """
+    op._set_device(device)
+
+
+def callable_of(
+    session: tf1.Session, feeds: Sequence[str], fetches: Sequence[str], targets: Sequence[str]
+) -> Callable[..., List[Any]]:
+    """A run with fixed fetches, given by name: called with the values to feed, it gives theirs.
+
+    `BaseSession._make_callable_from_options`, and `_do_call`, which makes errors look as those of
+    `run` do. The public `make_callable` feeds by way of `run`, and takes longer to put a list
+    together than this takes to call.
+    """
+    options = config_pb2.CallableOptions(feed=feeds, fetch=fetches, target=targets)
+    handle = session._do_call(session._make_callable_from_options, options)
+    return functools.partial(session._do_call, handle)
+
+
+# Savers.
+
+
+def is_built(saver: tf1.train.Saver) -> bool:
+    """Whether a Saver has its ops: `Saver._is_built`. A public method would raise to tell."""
+    return saver._is_built
+
+
+def checkpoints_and_times(saver: tf1.train.Saver) -> List[Tuple[str, float]]:
+    """The checkpoints that a Saver lists, each with the time it was written.
+
+    `Saver._last_checkpoints`. The public `last_checkpoints` tells no times, which
+    `set_last_checkpoints_with_time` takes.
+    """
+    return saver._last_checkpoints
+
+
+@contextlib.contextmanager
+def saving_relative_paths(saver: tf1.train.Saver) -> Iterator[None]:
+    """While it is open, a Saver writes paths relative to the state file's folder into that file.
+
+    `Saver._save_relative_paths`. The public `save_relative_paths` is an argument of the
+    constructor, and the user's saver is made already.
+    """
+    before = saver._save_relative_paths
+    saver._save_relative_paths = True
+    try:
+        yield
+    finally:
+        saver._save_relative_paths = before
+
+
+# Hooks, queue runners and the Supervisor.
+
+
+def checkpoint_dir_of(hook: tf1.train.CheckpointSaverHook) -> Optional[str]:
+    """The directory that a hook saves to: `CheckpointSaverHook._checkpoint_dir`.
+
+    It is what the argument `checkpoint_dir` is kept as, from TensorFlow 1.0 on. There is no public
+    name.
+    """
+    return getattr(hook, '_checkpoint_dir', None)
+
+
+def run_at_end(runner: tf1.train.QueueRunner, op: tf.Operation) -> None:
+    """Has a QueueRunner run `op` when it ends, in place of what closes its queue.
+
+    `QueueRunner._cancel_op` and `_close_op`. The public constructor takes a `cancel_op`, but here
+    the runner is TensorFlow's own, made by `SyncReplicasOptimizer`.
+    """
+    runner._cancel_op = runner._close_op = op
+
+
+def callers() -> Iterator[FrameType]:
+    """The frames of those that call the caller of this, the nearest first: `sys._getframe`.
+
+    The public `inspect.stack` reads source files.
+    """
+    frame: Optional[FrameType] = sys._getframe(2)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def supervisor_that_calls() -> Optional[tf1.train.Supervisor]:
+    """The Supervisor of the slim.learning.train that calls us, or None.
+
+    It is a local variable of that function, in tf_slim 1.1.0 and tf.contrib.slim of 1.15. slim
+    makes it and hands it to nobody.
+    """
+    for frame in callers():
+        for value in frame.f_locals.values():
+            if issubclass(type(value), tf1.train.Supervisor):
+                return value
+    return None
+
+
+def checkpoint_dirs_among_callers(hook: tf1.train.SessionRunHook) -> List[str]:
+    """Where the session that calls `hook.begin` keeps its checkpoints; empty if it keeps none.
+
+    The argument or variable `hooks` of whoever calls has a `CheckpointSaverHook` beside the hook;
+    or it is `MonitoredTrainingSession`, whose argument is `checkpoint_dir`, and which has no such
+    hook where the process is not the chief. A hook is given neither its session nor the other
+    hooks. There may be several directories; the first is the session's own.
+    """
+    found: Dict[str, None] = {}
+    for frame in callers():
+        found.update(dict.fromkeys(_of_savers_beside(hook, frame.f_locals.get('hooks'))))
+        found.update(dict.fromkeys(_of_session(frame)))
+    return list(found)
+
+
+def _of_savers_beside(hook: tf1.train.SessionRunHook, hooks: Any) -> List[str]:
+    if not isinstance(hooks, (list, tuple)) or not any(one is hook for one in hooks):
+        return []
+    savers = [one for one in hooks if isinstance(one, tf1.train.CheckpointSaverHook)]
+    return [each for each in map(checkpoint_dir_of, savers) if each]
+
+
+def _of_session(frame: FrameType) -> List[str]:
+    module = str(frame.f_globals.get('__name__'))
+    if frame.f_code.co_name != 'MonitoredTrainingSession' or not module.startswith('tensorflow'):
+        return []
+    found = frame.f_locals.get('checkpoint_dir')
+    return [found] if found else []
+
+
+def replace_method(supervisor: tf1.train.Supervisor, name: str, method: Callable) -> Callable:
+    """Has slim's loop call `method` in place of a method of its Supervisor.
+
+    That slim calls `should_stop`, `start_queue_runners` and `prepare_or_wait_for_session` when it
+    does is no promise of its own; so it is in tf_slim 1.1.0 and tf.contrib.slim of 1.15. slim makes
+    the Supervisor itself, and takes no class to make it of.
+
+    Returns:
+      The Supervisor's own method.
+    """
+    own = getattr(type(supervisor), name)
+    setattr(supervisor, name, method)
+    return lambda *args, **kwargs: own(supervisor, *args, **kwargs)

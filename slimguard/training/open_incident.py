@@ -1,0 +1,96 @@
+"""An incident while it is handled: an `Incident` never changes, so each news makes a new one."""
+
+import dataclasses
+import threading
+from typing import Callable, List, Optional
+
+from slimguard.incidents.incident import Incident, NanLossError
+
+# How many incidents a hook remembers; the record in the logdir has them all.
+_REMEMBERED = 1000
+
+
+class IncidentList:
+    """The incidents of a hook, each as far as it is known.
+
+    Attributes:
+      incidents: the last thousand, the newest at the end.
+      count: how many there were in all.
+    """
+
+    def __init__(self):
+        self.incidents: List[Incident] = []
+        self.count = 0
+        self._lock = threading.Lock()  # a bundle may give way in a thread that saves
+
+    def add(self, incident: Incident) -> None:
+        """Adds one; the oldest may go."""
+        with self._lock:
+            self.incidents.append(incident)
+            del self.incidents[:-_REMEMBERED]
+            self.count += 1
+
+    def replace(self, old: Incident, new: Incident) -> None:
+        """Lists `new` in the place of `old`, if that is still there."""
+        with self._lock:
+            for index in reversed(range(len(self.incidents))):  # most often it is the last
+                if self.incidents[index] is old:
+                    self.incidents[index] = new
+                    return
+
+
+class OpenIncident:
+    """What is known of one bad step so far; it grows while the incident is handled.
+
+    Args:
+      incident: what is known at first.
+      replaced: called with an incident and the one that takes its place.
+    """
+
+    def __init__(self, incident: Incident, replaced: Callable[[Incident, Incident], None]):
+        self._versions: List[Incident] = [incident]
+        self._replaced = replaced
+        self._error: Optional[NanLossError] = None
+        self._lock = threading.Lock()  # a bundle may give way in a thread that saves
+
+    @property
+    def incident(self) -> Incident:
+        """The newest version."""
+        return self._versions[-1]
+
+    def note(self, **changes) -> Incident:
+        """Makes the next version, with other values of some attributes, and returns it."""
+        with self._lock:
+            self._add(dataclasses.replace(self.incident, **changes))
+        return self.incident
+
+    def note_reason(self, more: str) -> None:
+        """Adds to the reason."""
+        self.note(reason=self.incident.reason + more)
+
+    def take(self, incident: Incident) -> None:
+        """Makes `incident` the next version, unless it is one already."""
+        with self._lock:
+            if not self._has(incident):
+                self._add(incident)
+
+    def is_told_by(self, error: NanLossError) -> None:
+        """Lets an error that carries a version carry the newest, now and from now on."""
+        with self._lock:
+            if self._has(error.incident):
+                self._error = error
+                error.incident = self.incident
+
+    def bundle_is_gone(self) -> None:
+        """Notes that a checkpoint needed the room of the bundle."""
+        self.note(bundle=None)
+
+    def _has(self, incident: Incident) -> bool:
+        return any(incident is version for version in self._versions)
+
+    def _add(self, new: Incident) -> None:
+        old = self.incident
+        self._versions.append(new)
+        self._replaced(old, new)
+        if self._error is not None:
+            self._error.incident = new

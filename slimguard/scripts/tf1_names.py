@@ -15,6 +15,7 @@ import types
 from typing import Any, Dict, List, Optional, Tuple
 
 from slimguard import compat
+from slimguard.scripts import numpy1_names
 from slimguard.scripts.tf1_gone import Placeholder, can_be_imported, explain, placeholder
 from slimguard.scripts.tf1_table import MODULES_BEHIND_FUNCTIONS, TABLE
 
@@ -32,6 +33,7 @@ def is_native() -> bool:
 def install() -> None:
     """Gives the script the names of TensorFlow 1, and turns the behaviour of version 2 off.
 
+    Puts numpy's old names back, too.
     To be called before TensorFlow is imported. Does nothing on TensorFlow 1.x.
     """
     # tf.keras, tf.layers and tf.nn.rnn_cell are those of Keras 2, as they were.
@@ -42,6 +44,14 @@ def install() -> None:
     compat.revive()
     importlib.import_module('tensorflow').compat.v1.disable_v2_behavior()
     builtins.__import__ = _import
+    numpy1_names.install()
+
+
+def uninstall() -> None:
+    """Takes the names away again. The behaviour of version 2 stays off: it cannot be turned on."""
+    if builtins.__import__ is _import:
+        builtins.__import__ = _builtin_import
+    numpy1_names.uninstall()
 
 
 def let_flags_be_redefined() -> None:

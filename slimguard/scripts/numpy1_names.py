@@ -40,6 +40,8 @@ _RENAMED = {
     'trapz': 'trapezoid',
     'unicode_': 'str_',
 }
+# What a module is asked for a name that it does not have.
+_ASKED = '__getattr__'
 
 
 def _asscalar(a: Any) -> Any:
@@ -52,9 +54,9 @@ _names: Optional['_Names'] = None
 def install() -> None:
     """Puts the names back that the installed numpy lacks. Twice is as once."""
     global _names
-    dropped = _dropped()
-    if _names is None and dropped:
-        _names = _Names(dropped)
+    if _names is None:
+        dropped = _dropped()
+        _names = _Names(dropped) if dropped else None
 
 
 def uninstall() -> None:
@@ -69,7 +71,7 @@ def _dropped() -> Dict[str, Any]:
     """The names that the installed numpy lacks, and what they meant."""
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # numpy has something to say of names it will have again
-        meant = dict(_BUILTINS, NINF=-np.inf, asscalar=_asscalar)
+        meant: Dict[str, Any] = dict(_BUILTINS, NINF=-np.inf, asscalar=_asscalar)
         meant.update((old, getattr(np, new, None)) for old, new in _RENAMED.items())
         return {name: it for name, it in meant.items() if not hasattr(np, name)}
 
@@ -79,18 +81,19 @@ class _Names:
 
     def __init__(self, dropped: Dict[str, Any]):
         self._dropped = dropped
-        self._numpys: Optional[Callable] = vars(np).get('__getattr__')
+        self._numpys: Optional[Callable] = vars(np).get(_ASKED)
         self._told = False
-        vars(np)['__getattr__'] = self._getattr
+        setattr(np, _ASKED, self._getattr)
 
     def remove(self) -> None:
         # Another may have been put over it, and asks it: it answers as numpy from then on.
         self._dropped = {}
-        if vars(np).get('__getattr__') != self._getattr:
+        if vars(np).get(_ASKED) != self._getattr:
             return
-        del vars(np)['__getattr__']
-        if self._numpys is not None:
-            vars(np)['__getattr__'] = self._numpys
+        if self._numpys is None:
+            delattr(np, _ASKED)
+        else:
+            setattr(np, _ASKED, self._numpys)
 
     def _getattr(self, name: str) -> Any:
         if name in self._dropped:

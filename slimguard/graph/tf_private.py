@@ -67,6 +67,15 @@ def is_closed(session: tf1.Session) -> bool:
     return session._closed
 
 
+def slice_info(variable: Any) -> Any:
+    """Of which partitioned variable this is which slice (`full_name`, `spec`), or None.
+
+    `Variable._save_slice_info`, by which TensorFlow's Saver names a slice in a checkpoint. There is
+    no public name.
+    """
+    return getattr(variable, '_save_slice_info', None)
+
+
 # Editing.
 
 

@@ -9,7 +9,7 @@ from slimguard import graph as graphs
 from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.source_lines import Origins, record
 from slimguard.diagnosis.step_ops import gate_roots
-from slimguard.graph import op_of
+from slimguard.graph import op_of, tf_private
 from slimguard.graph.control_flow import Flow
 
 
@@ -188,8 +188,7 @@ def _slices(graph: tf.Graph) -> Dict[str, Tuple[str, str]]:
     found = {}
     for name in (tf1.GraphKeys.GLOBAL_VARIABLES, tf1.GraphKeys.LOCAL_VARIABLES):
         for variable in graph.get_collection(name):
-            # As TensorFlow's Saver does; there is no public name.
-            info = getattr(variable, '_save_slice_info', None)
+            info = tf_private.slice_info(variable)
             if info is not None:
                 found[variable.op.name] = (info.full_name, info.spec)
     return found

@@ -142,6 +142,22 @@ def test_averages_are_those_of_the_variables_after_each_update(make_optimizer):
 
 
 @pytest.mark.parametrize('make_optimizer', CLASSES)
+@pytest.mark.parametrize('sequential_update', [True, False])
+def test_the_averages_wait_for_the_update_if_told_so(make_optimizer, sequential_update):
+    with tf.Graph().as_default():
+        variable = tf1.get_variable('v', initializer=8.0)
+        optimizer = make_optimizer(
+            tf1.train.GradientDescentOptimizer(1.0), sequential_update=sequential_update
+        )
+        train_op = optimizer.minimize(4 * variable)
+        (averaging,) = [op for op in train_op.control_inputs if 'Average' in op.name]
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            session.run(averaging)
+            assert session.run(variable) == (4.0 if sequential_update else 8.0)
+
+
+@pytest.mark.parametrize('make_optimizer', CLASSES)
 def test_a_saver_of_some_variables_takes_both_or_neither(tmp_path, make_optimizer):
     with tf.Graph().as_default():
         model = Trained(make_optimizer)

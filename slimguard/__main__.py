@@ -33,7 +33,11 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
             _COMMANDS[options.command](options)
             return
         _check_script(script, run_parser)
-    _run(options, script)
+    try:
+        _run(options, script)
+    finally:
+        if arguments is not None:  # or else this process ends, its threads and exit handlers last
+            _end_run(options)
 
 
 def parse_policy(text: str) -> List[policies.Policy]:
@@ -242,6 +246,14 @@ def _run(options: argparse.Namespace, script: Sequence[str]) -> None:
         run.run_module(script[1], script[2:])
     else:
         run.run_script(script[0], script[1:])
+
+
+def _end_run(options: argparse.Namespace) -> None:
+    """Takes what a script had been given away from the caller, who goes on."""
+    from slimguard.scripts import tf1_names
+
+    if options.tf1:
+        tf1_names.uninstall()
 
 
 def _checkpoints(options: argparse.Namespace) -> None:

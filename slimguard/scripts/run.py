@@ -10,7 +10,10 @@ from typing import Any, Callable, Optional, Sequence
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 # The script's traceback does not show these: plain Python would not be there.
-_HIDDEN_FILES = tuple(os.path.join(_FOLDER, name) for name in ('tf1_names.py', 'run.py'))
+_HIDDEN_FILES = tuple(
+    os.path.join(_FOLDER, name)
+    for name in ('numpy1_names.py', 'tf1_names.py', 'tf1_gone.py', 'run.py')
+)
 
 
 def run_script(path: str, arguments: Sequence[str]) -> None:

@@ -12,115 +12,12 @@ import importlib
 import importlib.util
 import os
 import types
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any, Dict, List, Optional, Tuple
 
 from slimguard import compat
-from slimguard.compat.table import MODE_KEYS
-
-# Where the names of TensorFlow 1 are today. On the left "tf" is the script's TensorFlow, on the
-# right the installed one. A string is the thing itself: a public name of TensorFlow's, a module, or
-# a module and a name in it. A tuple lists the places in which a package finds its names and its
-# modules, in order. A name without a row of its own is looked for in the places of its package.
-_TABLE: Dict[str, Union[str, Tuple[str, ...]]] = {
-    'tf': ('tf.compat.v1', 'tf'),
-    'tf.__file__': 'tf.__file__',
-    'tf.__path__': 'tf.__path__',
-    'tf.compat': 'tf.compat',
-    # Up to TensorFlow 2.15 it is all there; later its hooks are, at home in tf.train.
-    'tf.estimator': ('tf.compat.v1.estimator', 'tf.compat.v1.train'),
-    'tf.estimator.ModeKeys': MODE_KEYS,
-    'tf.contrib': (),
-    'tf.contrib.autograph': 'tf.compat.v1.autograph',
-    'tf.contrib.data': ('tf.compat.v1.data.experimental',),
-    'tf.contrib.distribute': ('tf.compat.v1.distribute',),
-    'tf.contrib.framework': (
-        'tf_slim.ops.arg_scope',
-        'tf_slim.ops.variables',
-        'tf_slim.ops.framework_ops',
-        'tf_slim.layers.utils',
-        'tf.compat.v1.train',
-        'tf.compat.v1',
-    ),
-    'tf.contrib.framework.python': (),
-    'tf.contrib.framework.python.framework': ('tf_slim.ops.framework_ops', 'tf.compat.v1'),
-    'tf.contrib.framework.python.framework.checkpoint_utils': 'tf.compat.v1.train',
-    'tf.contrib.framework.python.framework.tensor_util': (
-        'tf_slim.ops.framework_ops',
-        'tf.compat.v1.debugging',
-        'tf.compat.v1',
-    ),
-    # Its arg_scope is the function, as it was, and not the module.
-    'tf.contrib.framework.python.ops': ('tf_slim.ops.arg_scope', 'tf_slim.ops.variables'),
-    'tf.contrib.framework.python.ops.ops': 'tf_slim.ops.framework_ops',
-    'tf.contrib.framework.python.ops.variables': 'tf_slim.ops.variables',
-    'tf.contrib.layers': ('tf_slim.layers',),
-    'tf.contrib.layers.python': (),
-    'tf.contrib.layers.python.layers': ('tf_slim.layers',),
-    'tf.contrib.layers.python.ops': ('tf_slim.layers',),
-    'tf.contrib.learn': (),
-    'tf.contrib.learn.ModeKeys': MODE_KEYS,
-    'tf.contrib.losses': ('tf_slim.losses',),
-    'tf.contrib.losses.python': (),
-    'tf.contrib.losses.python.losses': ('tf_slim.losses',),
-    'tf.contrib.losses.python.metric_learning': ('tf_slim.losses.metric_learning',),
-    'tf.contrib.losses.python.metric_learning.metric_loss_ops': 'tf_slim.losses.metric_learning',
-    'tf.contrib.metrics': ('tf_slim.metrics', 'tf.compat.v1.sets'),
-    'tf.contrib.metrics.confusion_matrix': 'tf.compat.v1.confusion_matrix',
-    'tf.contrib.metrics.python': (),
-    'tf.contrib.metrics.python.metrics': ('tf_slim.metrics',),
-    'tf.contrib.metrics.python.ops': ('tf_slim.metrics',),
-    'tf.contrib.metrics.python.ops.confusion_matrix_ops': 'tf.compat.v1.math',
-    'tf.contrib.metrics.python.ops.set_ops': 'tf.compat.v1.sets',
-    'tf.contrib.rnn': ('tf.compat.v1.nn.rnn_cell', 'tf.compat.v1.nn'),
-    'tf.contrib.signal': 'tf.compat.v1.signal',
-    'tf.contrib.slim': ('tf_slim',),
-    'tf.contrib.slim.python': (),
-    'tf.contrib.slim.python.slim': ('tf_slim',),
-    'tf.contrib.tpu': ('tf.compat.v1.tpu',),
-    'tf.contrib.training': ('tf_slim.training.training', 'tf_slim.training.evaluation'),
-    'tf.contrib.training.python': (),
-    'tf.contrib.training.python.training': ('tf_slim.training',),
-    'tf.contrib.util': ('tf.compat.v1',),
-    'tf.contrib.util.constant_value': 'tf.get_static_value',
-}
-
-# What took the place of a package, or of a name in one, that is gone for good.
-_GONE = {
-    'tf.contrib': 'of tf.contrib slimguard gives what tf-slim and TensorFlow kept',
-    'tf.contrib.bayesflow': 'use the package tensorflow-probability',
-    'tf.contrib.copy_graph': 'use tf.import_graph_def',
-    'tf.contrib.crf': 'use tfa.text.crf_log_likelihood, in the package tensorflow-addons',
-    'tf.contrib.cudnn_rnn': 'use tf.keras.layers.LSTM and GRU, which use cuDNN',
-    'tf.contrib.data': 'use tf.data and tf.data.experimental',
-    'tf.contrib.deprecated': 'use tf.summary.scalar, histogram, image and audio',
-    'tf.contrib.distributions': 'use tfp.distributions, in the package tensorflow-probability',
-    'tf.contrib.eager': 'use tf.compat.v2, which is eager by itself',
-    'tf.contrib.estimator': 'tf.estimator left TensorFlow in 2.16',
-    'tf.contrib.factorization': 'there is no successor',
-    'tf.contrib.gan': 'use the package tensorflow-gan',
-    'tf.contrib.image': 'use tfa.image, in the package tensorflow-addons',
-    'tf.contrib.layers': 'for feature columns use tf.feature_column',
-    'tf.contrib.learn': 'use slim.learning or tf.train.MonitoredTrainingSession; tf.estimator, '
-    'which followed it, left TensorFlow in 2.16',
-    'tf.contrib.legacy_seq2seq': 'use tfa.seq2seq, in the package tensorflow-addons',
-    'tf.contrib.lookup': 'use tf.lookup',
-    'tf.contrib.nn': 'use tf.nn',
-    'tf.contrib.opt': 'use tfa.optimizers, in the package tensorflow-addons',
-    'tf.contrib.quantize': 'use the package tensorflow-model-optimization',
-    'tf.contrib.rnn': 'use tf.nn.rnn_cell, or tfa.rnn in the package tensorflow-addons',
-    'tf.contrib.seq2seq': 'use tfa.seq2seq, in the package tensorflow-addons',
-    'tf.contrib.summary': 'use tf.summary, or tf.compat.v2.summary',
-    'tf.contrib.tensorboard': 'use tensorboard.plugins, in the package tensorboard',
-    'tf.contrib.tensorrt': 'use tf.compat.v2.experimental.tensorrt',
-    'tf.contrib.tpu': 'use tf.tpu, or tf.distribute.TPUStrategy',
-    'tf.contrib.training.HParams': 'use an argparse.Namespace or a dataclass',
-    'tf.contrib.training.bucket_by_sequence_length': 'use tf.data.experimental of the same name',
-    'tf.contrib.training': 'use tf.data',
-    'tf.estimator': 'it left TensorFlow in 2.16; use slim.learning or '
-    'tf.train.MonitoredTrainingSession, or install TensorFlow 2.15',
-    'tf.examples': 'the tutorials left with their MNIST reader; use tf.keras.datasets',
-    'tf.models': 'the models are a repository of their own, github.com/tensorflow/models',
-}
+from slimguard.scripts import numpy1_names
+from slimguard.scripts.tf1_gone import Placeholder, can_be_imported, explain, placeholder
+from slimguard.scripts.tf1_table import MODULES_BEHIND_FUNCTIONS, TABLE
 
 # They use TensorFlow as it is, wherever they are installed.
 _LIBRARIES = frozenset(['keras', 'slimguard', 'tensorboard', 'tensorflow', 'tf_keras', 'tf_slim'])
@@ -136,6 +33,7 @@ def is_native() -> bool:
 def install() -> None:
     """Gives the script the names of TensorFlow 1, and turns the behaviour of version 2 off.
 
+    Puts numpy's old names back, too.
     To be called before TensorFlow is imported. Does nothing on TensorFlow 1.x.
     """
     # tf.keras, tf.layers and tf.nn.rnn_cell are those of Keras 2, as they were.
@@ -146,6 +44,14 @@ def install() -> None:
     compat.revive()
     importlib.import_module('tensorflow').compat.v1.disable_v2_behavior()
     builtins.__import__ = _import
+    numpy1_names.install()
+
+
+def uninstall() -> None:
+    """Takes the names away again. The behaviour of version 2 stays off: it cannot be turned on."""
+    if builtins.__import__ is _import:
+        builtins.__import__ = _builtin_import
+    numpy1_names.uninstall()
 
 
 def let_flags_be_redefined() -> None:
@@ -170,9 +76,6 @@ class _AbslFlags:
 
     absl would take the value of a script's ``verbosity`` for its own, and even set it.
     """
-
-    _everybodys: Any
-    _own: Dict[str, Any]
 
     def __init__(self, everybodys: Any, own: Dict[str, Any]):
         vars(self).update(_everybodys=everybodys, _own=own)
@@ -207,7 +110,7 @@ class _Namespace(types.ModuleType):
         return _find(self._slimguard_name, name)
 
     def __dir__(self) -> List[str]:
-        rows = (row.rpartition('.') for row in _TABLE)
+        rows = (row.rpartition('.') for row in TABLE)
         names = {name for package, _, name in rows if package == self._slimguard_name}
         for place in _places(self._slimguard_name):
             names.update(dir(place))
@@ -231,7 +134,7 @@ def _find(package: str, name: str) -> Any:
       AttributeError: names it, and what replaced it.
     """
     full_name = package + '.' + name
-    home = _TABLE.get(full_name)
+    home = TABLE.get(full_name)
     if isinstance(home, tuple):
         if not home or _places(full_name):
             return namespace(full_name)
@@ -242,14 +145,16 @@ def _find(package: str, name: str) -> Any:
             return _attribute(place, name)
         except AttributeError:
             pass
-    raise AttributeError(_explain(full_name))
+    if package == 'tf.contrib' and can_be_imported(full_name):
+        return placeholder(full_name)  # it was there without an import of its own
+    raise AttributeError(explain(full_name))
 
 
 @functools.lru_cache(maxsize=None)
 def _places(package: str) -> Tuple[Any, ...]:
     """The places of a package's names, those that this TensorFlow has."""
     places = []
-    for home in _TABLE[package]:
+    for home in TABLE[package]:
         try:
             places.append(_resolve(home))
         except AttributeError:
@@ -292,34 +197,62 @@ def _attribute(value: Any, name: str) -> Any:
     return importlib.import_module(full_name)
 
 
-def _explain(name: str) -> str:
-    ancestor = name
-    while ancestor and ancestor not in _GONE:
-        ancestor = ancestor.rpartition('.')[0]
-    if not ancestor:
-        return "module 'tensorflow' has no attribute %r" % name.partition('.')[2]
-    version = importlib.import_module('tensorflow').__version__
-    return 'TensorFlow %s has no %s: %s' % (version, name, _GONE[ancestor])
-
-
 def _import(name, globals=None, locals=None, fromlist=(), level=0):
     """In the place of the builtin `__import__`: decides whose TensorFlow the importer gets."""
     if level or name.partition('.')[0] != 'tensorflow' or not _is_the_scripts(globals):
         return _builtin_import(name, globals, locals, fromlist, level)
-    top = module = namespace()
-    try:
-        for part in name.split('.')[1:]:
-            module = _attribute(module, part)
-    except AttributeError as error:
-        raise ModuleNotFoundError(str(error), name=name) from None
-    for wanted in fromlist or ():
+    full_name = name.replace('tensorflow', 'tf', 1)
+    module = _import_path(full_name)
+    if not fromlist:
+        return namespace()
+    placeholders = {}
+    for wanted in fromlist:
+        if wanted == '*':
+            continue
         try:
             # As an import does, this also loads the module of that name.
             _attribute(module, wanted)
         except AttributeError as error:
-            if wanted != '*':
-                raise ImportError(str(error), name=name) from None
-    return module if fromlist else top
+            if not can_be_imported(full_name + '.' + wanted):
+                raise ImportError(_why(full_name + '.' + wanted, error), name=name) from None
+            placeholders[wanted] = placeholder(full_name + '.' + wanted)
+    return _with(placeholders, module) if placeholders else module
+
+
+def _import_path(full_name: str) -> Any:
+    """The module that a path such as ``tf.contrib.slim`` stands for in an import.
+
+    Raises:
+      ModuleNotFoundError: if there is none; says what replaced it.
+    """
+    if full_name in MODULES_BEHIND_FUNCTIONS:
+        return _resolve(MODULES_BEHIND_FUNCTIONS[full_name])
+    parent, _, name = full_name.rpartition('.')
+    if not parent:
+        return namespace()
+    package = _import_path(parent)
+    try:
+        return _attribute(package, name)
+    except AttributeError as error:
+        # A library's module is left as it is.
+        if can_be_imported(full_name) and isinstance(package, (_Namespace, Placeholder)):
+            # As an import does, this makes the module an attribute of its package.
+            vars(package)[name] = placeholder(full_name)
+            return vars(package)[name]
+        path = full_name.replace('tf', 'tensorflow', 1)
+        raise ModuleNotFoundError(_why(full_name, error), name=path) from None
+
+
+def _why(full_name: str, error: AttributeError) -> str:
+    """Of tf.contrib it is known what replaced it, and not to the libraries that have the rest."""
+    return explain(full_name) if full_name.startswith('tf.contrib.') else str(error)
+
+
+def _with(placeholders: Dict[str, types.ModuleType], module: Any) -> types.ModuleType:
+    """A module for one ``from module import ...``: to the module itself nothing is added."""
+    holder = types.ModuleType(module.__name__)
+    vars(holder).update(placeholders, __getattr__=functools.partial(getattr, module))
+    return holder
 
 
 def _is_the_scripts(module_globals: Optional[Dict[str, Any]]) -> bool:

@@ -109,12 +109,12 @@ def test_libraries_go_on_getting_the_tensorflow_that_is_installed(tmp_path):
             try:
                 from tensorflow.examples.tutorials.mnist import input_data
             except ImportError:
-                from tensorflow.contrib import crf
+                from tensorflow.contrib.slim import crf
             """)
     )
     run = python(*RUN + [str(tmp_path / 'script.py'), str(library)])
     assert run.stderr.splitlines()[-1].startswith('ImportError: TensorFlow 2.'), run.stderr
-    assert 'has no tf.contrib.crf: use tfa.text' in run.stderr
+    assert 'has no tf.contrib.slim.crf: tf.contrib was dropped' in run.stderr
     assert 'scripts/tf1_names.py' not in run.stderr
 
 
@@ -123,9 +123,15 @@ def test_libraries_go_on_getting_the_tensorflow_that_is_installed(tmp_path):
     'name, message',
     [
         ('nothing', "module 'tensorflow' has no attribute 'nothing'"),
-        ('contrib.crf.crf_decode', 'has no tf.contrib.crf: use tfa.text.crf_log_likelihood'),
+        (
+            'contrib.crf.crf_decode',
+            'has no tf.contrib.crf.crf_decode: tf.contrib was dropped in TensorFlow 2; '
+            'use tfa.text.crf_log_likelihood',
+        ),
+        ('contrib.graph_editor.copy', 'dropped in TensorFlow 2; no successor of this is known'),
+        ('contrib.nothing', 'has no tf.contrib.nothing: tf.contrib was dropped in TensorFlow 2'),
         ('contrib.layers.crossed_column', 'for feature columns use tf.feature_column'),
-        ('contrib.slim.nothing', 'has no tf.contrib.slim.nothing: of tf.contrib slimguard gives'),
+        ('contrib.slim.nothing', 'slimguard gives what tf-slim and TensorFlow kept of it'),
         ('contrib.training.HParams', 'use an argparse.Namespace'),
     ],
 )

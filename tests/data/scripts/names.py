@@ -15,6 +15,7 @@ from tensorflow.contrib.slim.nets import inception, resnet_v1, vgg
 from tensorflow.contrib.slim.python.slim import learning
 from tensorflow.contrib.slim.python.slim.nets import resnet_v1 as resnet
 from tensorflow.contrib.training.python.training import evaluation
+from tensorflow.python import tf2
 from tensorflow.python.framework import ops
 from tensorflow.python.ops import array_ops, control_flow_ops
 from tensorflow.python.training import moving_averages
@@ -79,6 +80,7 @@ def main(argv):
     assert slim.learning.train is learning.train is tf.contrib.slim.learning.train
     assert tf.estimator.ModeKeys.TRAIN == tf.contrib.learn.ModeKeys.TRAIN == 'train'
     assert not tf.executing_eagerly()
+    assert not tf2.enabled()  # libraries ask this
     variable = tf.get_variable('v', [2, 3])
     assert variable.get_shape()[1].value == 3
     assert 'Ref' in type(variable).__name__

@@ -20,6 +20,7 @@ Planning reads the graph:
     sources.py            what to check for a value that is computed after it
     finite_arithmetic.py  ops that make finite numbers of finite numbers
     forward_writes.py     what is put back, and what has to wait
+    step_inputs.py        what is not put back: counters that pick the batch
 
 Building adds to it:
 

@@ -68,15 +68,13 @@ class StepInputs:
         return found
 
     def _made_of(self, op: tf.Operation) -> List[tf.Operation]:
-        """What the value of an op is computed from."""
+        """What the value of an op is computed from; of a variable, what is written to it ahead."""
         if op.type in _SWITCHES:
             return [self._step.resolve(op.inputs[0]).op]
         found = [self._step.resolve(t).op for t in op.inputs]
         if op.type in _MERGES:
             return found + self._conditions(op)
-        if graphs.is_variable_read(op):
-            return found + self._values_written.get(_variable_of(op), [])
-        return found
+        return found + self._values_written.get(op, [])
 
     def _conditions(self, merge: tf.Operation) -> List[tf.Operation]:
         """The conditions that decide which input a Merge returns."""

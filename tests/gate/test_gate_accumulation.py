@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slimguard import compat
+from slimguard import compat, gate
 from tests.helpers import gate_models as models
 
 tf1 = tf.compat.v1
@@ -445,3 +445,139 @@ def test_bad_micro_batch_changes_nothing(name, kind):
 def test_bad_micro_batch_changes_nothing_without_a_loss(name, control_flow_v1):
     build = model_of(name, 'resource')
     assert guarded_bits(build, give_loss=False) == plain_bits(build)
+
+
+# Two train ops, each with a guard of its own, and run one after the other.
+
+
+@pytest.mark.parametrize('give_loss', [True, False], ids=['loss', 'no loss'])
+def test_train_ops_of_their_own(give_loss, kind):
+    """Python counts, and runs the second with every third good micro-batch."""
+
+    def build(batch):
+        tf1.get_variable_scope().set_use_resource(kind != 'ref')
+        parts = parts_of(loss_of(batch), tf.int64)
+        counted = tf1.assign_add(parts.counter, 1)
+        step = tf1.train.get_or_create_global_step()
+        return parts.loss, [
+            tf.group(*accumulate(parts), counted),
+            apply(parts, divisor=parts.counter, global_step=step),
+            tf.group(zero(parts), tf1.assign(parts.counter, 0)),
+        ]
+
+    def run(is_guarded):
+        found = []
+        with tf.Graph().as_default():
+            batch = tf1.placeholder_with_default(0.0, [])
+            loss, (collect, update, clear) = build(batch)
+            if is_guarded:
+                collect = gate.guard(collect, loss if give_loss else None)
+                update = gate.guard(update)
+                watched = gate.gate_of(collect).watched
+            snapshot = models.Snapshot()
+            with models.new_session() as sess:
+                models.initialize(sess)
+                for value in micro_batches():
+                    if np.isfinite(value):
+                        sess.run(collect, {batch: value})
+                        if len(found) % EVERY == EVERY - 1:
+                            sess.run(update)
+                            sess.run(clear)
+                        found.append(snapshot(sess))
+                    elif is_guarded:
+                        before = snapshot(sess)
+                        sess.run(collect, {batch: value, watched: True})
+                        assert not models.changed(before, snapshot(sess))
+        return found
+
+    assert run(is_guarded=True) == run(is_guarded=False)
+
+
+# A counter that picks the micro-batch is input, whatever else it counts.
+
+PICKED = [0.5, np.nan, 0.75, 1.0, np.nan, 1.25, 1.5, 1.75]
+PICKERS: Dict[str, Callable] = {}
+
+
+def picker(build):
+    PICKERS[build.__name__] = build
+    return build
+
+
+@picker
+def element_of_a_constant(count):
+    return tf.gather(tf.constant(PICKED), count - 1)
+
+
+@picker
+def element_of_a_variable(count):
+    rows = tf1.get_variable('rows', initializer=tf.constant(PICKED), trainable=False)
+    return tf.gather(rows, count - 1)
+
+
+@picker
+def slice_of_a_constant(count):
+    return tf.strided_slice(tf.constant(PICKED), [count - 1], [count], shrink_axis_mask=1)
+
+
+@picker
+def branch(count):
+    data = iter(PICKED)
+
+    def choose(number):
+        value = next(data)
+        if number == len(PICKED):
+            return tf.constant(value)
+        rest = choose(number + 1)
+        return tf.cond(tf.equal(count, number), lambda: tf.constant(value), lambda: rest)
+
+    return choose(1)
+
+
+@picker
+def element_in_a_branch(count):
+    return tf.cond(count > 0, lambda: tf.gather(tf.constant(PICKED), count - 1), lambda: 0.0)
+
+
+@picker
+def selected(count):
+    value = tf.constant(PICKED[-1])
+    for number, other in enumerate(PICKED[:-1], 1):
+        value = tf1.where(tf.equal(count, number), tf.constant(other), value)
+    return value
+
+
+@pytest.mark.parametrize('give_loss', [True, False], ids=['loss', 'no loss'])
+@pytest.mark.parametrize('name', sorted(PICKERS))
+def test_a_counter_that_picks_the_micro_batch_stays_advanced(name, give_loss, kind):
+    tf1.get_variable_scope().set_use_resource(kind != 'ref')
+    picked = tf1.get_variable('picked', [], tf.int32, initializer=ZERO, trainable=False)
+    with tf.control_dependencies([tf1.assign_add(picked, 1)]):
+        count = picked.read_value()
+    parts = parts_of(loss_of(PICKERS[name](count)))
+    model = every_third(parts), parts.loss if give_loss else None
+    guarded = models.Guarded(model)
+    assert [guarded.step() for _ in PICKED] == list(np.isfinite(PICKED))
+    assert guarded.sess.run([picked, parts.counter]) == [len(PICKED), np.isfinite(PICKED).sum()]
+
+
+@pytest.mark.parametrize('give_loss', [True, False], ids=['loss', 'no loss'])
+def test_one_counter_for_both_stays_advanced(give_loss, kind):
+    tf1.get_variable_scope().set_use_resource(kind != 'ref')
+    counter = tf1.get_variable('n', [], tf.int32, initializer=ZERO, trainable=False)
+    count = tf.identity(tf1.assign_add(counter, 1))
+    loss = loss_of(tf.gather(tf.constant(PICKED), count - 1))
+    with tf1.variable_scope('parts'):
+        parts = parts_of(loss)
+    with tf.control_dependencies(accumulate(parts)):
+        train_op = in_branch(is_due(count), lambda: apply_and_zero(parts))
+    guarded = models.Guarded((train_op, loss if give_loss else None))
+    assert [guarded.step() for _ in PICKED] == list(np.isfinite(PICKED))
+    assert guarded.sess.run(counter) == len(PICKED)
+
+
+def test_a_good_step_copies_the_counter_and_no_more(control_flow_v1):
+    """Of what the gate puts back, the counter is the only thing that is no accumulator."""
+    train_op, loss = usual(tf1.placeholder(tf.float32, []))
+    guarded = gate.gate_of(gate.guard(train_op, loss))
+    assert {variable.name for variable in guarded.transient} == {'n', 'sum_w', 'sum_b'}

@@ -493,6 +493,22 @@ def test_train_ops_of_their_own(give_loss, kind):
     assert run(is_guarded=True) == run(is_guarded=False)
 
 
+@pytest.mark.parametrize('is_grouped', [True, False], ids=['group', 'update'])
+def test_an_update_that_waits_for_guarded_sums_runs_them_once(is_grouped, kind):
+    def build(batch, is_guarded=True):
+        tf1.get_variable_scope().set_use_resource(kind != 'ref')
+        parts = parts_of(loss_of(batch))
+        sums = tf.group(*accumulate(parts), tf1.assign_add(parts.counter, 1))
+        if is_guarded:
+            sums = gate.guard(sums, parts.loss)
+        with tf.control_dependencies([sums]):
+            due = is_due(parts.counter.read_value())
+            update = in_branch(due, lambda: apply_and_zero(parts))
+        return tf.group(sums, update) if is_grouped else update, parts.loss
+
+    assert guarded_bits(build) == plain_bits(lambda batch: build(batch, is_guarded=False))
+
+
 # A counter that picks the micro-batch is input, whatever else it counts.
 
 PICKED = [0.5, np.nan, 0.75, 1.0, np.nan, 1.25, 1.5, 1.75]

@@ -46,7 +46,7 @@ class StepInputs:
         self._counts = _find_counts(step)
         self._values_written = _values_written_ahead(step, gated)
         self._flow: Optional[Flow] = None
-        updates = [t.op for t in _values_of_update(step, gated) if t.op not in self._counts]
+        updates = _values_of_update(step, gated, self._counts)
         data = graphs.ancestors([loss.op for loss in losses], self._made_of)
         data += graphs.ancestors(updates, self._updated_by)
         self._data = set(data)
@@ -136,16 +136,49 @@ def _values_written_ahead(
     return found
 
 
-def _values_of_update(step: StepGraph, gated: Set[tf.Operation]) -> Iterable[tf.Tensor]:
-    """The values that gated writes take."""
+def _values_of_update(
+    step: StepGraph, gated: Set[tf.Operation], counts: Set[tf.Operation]
+) -> Iterable[tf.Operation]:
+    """The values that gated writes take, but for counts."""
     for write in step.writing:
         if write not in gated:
             continue
         if step.writes.is_opaque(write):
-            values = list(write.inputs)[1 if write.type in _BRANCHES else 0 :]
+            yield from _values_of_call(step, write, counts)
         else:
-            values = [value.tensor for value in graphs.values_of(write)]
-        yield from (step.resolve(value) for value in values)
+            values = [step.resolve(value.tensor).op for value in graphs.values_of(write)]
+            yield from (value for value in values if value not in counts)
+
+
+def _values_of_call(
+    step: StepGraph, call: tf.Operation, counts: Set[tf.Operation]
+) -> Iterable[tf.Operation]:
+    """The values that a call computes what it writes from, but for counts that only scale those."""
+    offset = 1 if call.type in _BRANCHES else 0
+    functions = [step.writes.function(name) for name in step.writes.calls(call)]
+    for index, tensor in enumerate(list(call.inputs)[offset:]):
+        value = step.resolve(tensor).op
+        is_count = value in counts and bool(functions)
+        if not (is_count and all(_only_scales(each, index) for each in functions)):
+            yield value
+
+
+def _only_scales(function, index: int) -> bool:
+    """Whether an argument of a library function does no more in it than scale other values."""
+    if function is None or index >= len(function.signature.input_arg):
+        return False
+    counts = {function.signature.input_arg[index].name}
+    constants = {node.name for node in function.node_def if node.op == 'Const'}
+    for node in function.node_def:  # each after what it takes
+        taken = {name.split(':')[0] for name in node.input if not name.startswith('^')}
+        if counts.isdisjoint(taken):
+            continue
+        others = taken - counts - constants
+        if node.op in _COUNTS and not others:
+            counts.add(node.name)
+        elif node.op not in _SCALES or not others:
+            return False
+    return True
 
 
 def _reads_by_variable(data: Iterable[tf.Operation]) -> Dict[tf.Operation, List[tf.Operation]]:

@@ -271,6 +271,20 @@ def zeroed_ahead_of_the_next(batch):
 
 
 @training
+def zeroed_by_selecting(batch):
+    parts = parts_of(loss_of(batch))
+    first = tf.equal(tf.math.floormod(parts.counter.read_value(), EVERY), 0)
+    sums = [
+        tf1.assign(a, tf1.where(tf.broadcast_to(first, g.shape), g, a + g))
+        for a, (g, _) in zip(parts.sums, parts.pairs)
+    ]
+    with tf.control_dependencies([*sums, first]):
+        count = tf1.assign_add(parts.counter, 1)
+    with tf.control_dependencies([count]):
+        return in_branch(is_due(tf.identity(count)), lambda: apply(parts)), parts.loss
+
+
+@training
 def group_of_sums_and_update(batch):
     parts = parts_of(loss_of(batch))
     sums = tf.group(*accumulate(parts), tf1.assign_add(parts.counter, 1))
@@ -590,6 +604,22 @@ def test_one_counter_for_both_stays_advanced(give_loss, kind):
     guarded = models.Guarded((train_op, loss if give_loss else None))
     assert [guarded.step() for _ in PICKED] == list(np.isfinite(PICKED))
     assert guarded.sess.run(counter) == len(PICKED)
+
+
+def test_a_counter_that_picks_the_batch_inside_of_a_function_stays_advanced():
+    rows = tf.constant(PICKED)
+    w = tf1.get_variable('w', initializer=0.5, use_resource=True)
+    picked = tf1.get_variable('picked', initializer=0, trainable=False, use_resource=True)
+
+    @tf.function(autograph=False)
+    def update(number):
+        gradient = tf.tanh(w - tf.gather(rows, number))
+        w.assign_sub(0.1 * gradient)
+        return gradient
+
+    guarded = models.Guarded(update(tf.identity(tf1.assign_add(picked, 1)) - 1))
+    assert [guarded.step() for _ in PICKED] == list(np.isfinite(PICKED))
+    assert guarded.sess.run(picked) == len(PICKED)
 
 
 def test_a_good_step_copies_the_counter_and_no_more(control_flow_v1):

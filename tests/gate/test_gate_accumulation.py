@@ -273,15 +273,13 @@ def zeroed_ahead_of_the_next(batch):
 @training
 def zeroed_by_selecting(batch):
     parts = parts_of(loss_of(batch))
-    first = tf.equal(tf.math.floormod(parts.counter.read_value(), EVERY), 0)
+    count = tf.identity(tf1.assign_add(parts.counter, 1))
+    is_first = tf.equal(tf.math.floormod(count, EVERY), 1)
     sums = [
-        tf1.assign(a, tf1.where(tf.broadcast_to(first, g.shape), g, a + g))
-        for a, (g, _) in zip(parts.sums, parts.pairs)
+        tf1.assign(a, tf1.where(is_first, g, a + g)) for a, (g, _) in zip(parts.sums, parts.pairs)
     ]
-    with tf.control_dependencies([*sums, first]):
-        count = tf1.assign_add(parts.counter, 1)
-    with tf.control_dependencies([count]):
-        return in_branch(is_due(tf.identity(count)), lambda: apply(parts)), parts.loss
+    with tf.control_dependencies(sums):
+        return in_branch(is_due(count), lambda: apply(parts)), parts.loss
 
 
 @training

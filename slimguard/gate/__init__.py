@@ -20,6 +20,7 @@ Planning reads the graph:
     sources.py            what to check for a value that is computed after it
     finite_arithmetic.py  ops that make finite numbers of finite numbers
     forward_writes.py     what is put back, and what has to wait
+    step_inputs.py        what is not put back: counters that pick the batch
 
 Building adds to it:
 
@@ -49,7 +50,9 @@ Looking back from the train op, every op falls into one of three parts (:mod:`sl
   the graph and are not run.
 * *forward writes*: writes that gradients wait for, such as the moving averages of
   ``slim.batch_norm(updates_collections=None)``. They cannot be gated, so they are put back: the
-  variable is copied ahead of the write, and restored after a bad step.
+  variable is copied ahead of the write, and restored after a bad step. So is the counter of
+  micro-batches that says when accumulated gradients are applied, but not one that picks the batch
+  (:mod:`slimguard.gate.step_inputs`).
 
 The decision is made by two checks. The first is cheap: one sum of squares for each value, short
 vectors together, and one comparison. If all are small, the step takes the *fast path*: all values

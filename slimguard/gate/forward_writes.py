@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.gate.step_graph import StepGraph
+from slimguard.gate.step_inputs import StepInputs
 
 
 class ForwardWrites:
@@ -20,7 +21,7 @@ class ForwardWrites:
         self._step = step
         self._gated = gated
         self._losses = losses
-        self._data: Optional[Set[tf.Operation]] = None
+        self._inputs: Optional[StepInputs] = None
         self.put_back: Dict[tf.Operation, List[tf.Operation]] = {}
         self.opaque: List[tf.Operation] = []
 
@@ -42,28 +43,10 @@ class ForwardWrites:
         return bool(floats)
 
     def _is_input(self, write: tf.Operation, variable: tf.Operation) -> bool:
-        """Whether the loss or a gradient is computed from what `write` wrote, by data.
-
-        So it is with a counter that picks the batch: restoring it would pick the bad one again.
-        """
-        data = self._find_data()
-        if write in data and write.outputs:
-            return True
-        return any(
-            op in data and write in graphs.ancestors([op], self._step.needs)
-            for tensor in variable.outputs
-            for op in tensor.consumers()
-            if graphs.is_variable_read(op)
-        )
-
-    def _find_data(self) -> Set[tf.Operation]:
-        """The ops that losses and gated ops are computed from."""
-        if self._data is None:
-            gated = self._gated
-            roots = [t.op for t in self._losses]
-            roots += [t.op for op in gated for t in op.inputs if t.op not in gated]
-            self._data = set(graphs.ancestors(roots, lambda op: [t.op for t in op.inputs]))
-        return self._data
+        """Whether to leave what `write` wrote: restoring it would pick the bad batch again."""
+        if self._inputs is None:
+            self._inputs = StepInputs(self._step, self._gated, self._losses)
+        return self._inputs.include(write, variable)
 
 
 def find_barrier(

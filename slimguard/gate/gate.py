@@ -12,6 +12,7 @@ from slimguard.gate.arguments import as_train_op, require_loss, require_max_loss
 from slimguard.gate.builder import build
 from slimguard.gate.flags_in_words import Label, Verdict, explain
 from slimguard.gate.plan import Plan, make_plan
+from slimguard.gate.step_graph import GuardedBefore
 from slimguard.graph import TrainOp, key, op_of
 
 _KEPT_AS = '_slimguard_gates'
@@ -36,6 +37,7 @@ class Gate:
         what waits for it costs nothing there.
       limit: float64 scalar to feed: the largest loss that is no incident; None without a loss.
       max_loss: the default of `limit`, or None.
+      gated: the ops of the given train op that run behind the switch.
       raises: whether a bad step raises `InvalidArgumentError` in the session.
       transient: the ops of the variables that can hold what is not finite for a moment in any bad
         step, until it is put back or undone: who reads them from another thread may see it. Empty
@@ -46,6 +48,7 @@ class Gate:
     def __init__(self, plan: Plan, max_loss: Optional[float]):
         self.original = plan.step.train_op
         self.loss: Optional[tf.Tensor] = plan.losses[0] if plan.losses else None
+        self.gated = frozenset(plan.gated)
         self.raises = bool(plan.step.raises)
         undone = list(plan.variables) if plan.trial else []
         self.transient = tuple(dict.fromkeys(list(plan.put_back) + undone))
@@ -140,11 +143,11 @@ def guard(
             return gate.train_op
         train_op = gate.original
     _require_open_graph(train_op)
-    guarded = {op_of(g.train_op): op_of(g.original) for g in known.values()}
+    guarded = {op_of(g.train_op): GuardedBefore(op_of(g.original), g.gated) for g in known.values()}
     # No session of another thread may see a gate half built: what a session has seen cannot be
     # wired any more.
     with graph.as_default(), tf_private.lock_against_sessions(graph), _no_collection():
-        gate = Gate(make_plan(train_op, loss, lambda op: guarded.get(op, op)), max_loss)
+        gate = Gate(make_plan(train_op, loss, guarded), max_loss)
     known[op_of(gate.train_op).name] = gate
     known.setdefault(op_of(train_op).name, gate)
     train_ops = graph.get_collection_ref(tf1.GraphKeys.TRAIN_OP)

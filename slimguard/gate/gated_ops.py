@@ -22,6 +22,8 @@ def find_gated_ops(step: StepGraph) -> _Ops:
       ValueError: if a placeholder is among them.
     """
     training = _find_training_writes(step)
+    # What waits for a guarded train op would run that as well: as it is, and as a part of this one.
+    training.update(write for write in step.writing if write in step.gated_before)
     forward = _find_forward_ops(step, training)
     if not forward:
         training = set(step.writing)

@@ -4,7 +4,7 @@
 the words *forward*, *gated*, *forward write* and *trial* that are used here.
 """
 
-from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 
@@ -13,7 +13,7 @@ from slimguard.gate.forward_writes import ForwardWrites, find_barrier
 from slimguard.gate.gated_ops import find_gated_ops
 from slimguard.gate.losses import find_late_loss, find_losses
 from slimguard.gate.sources import Sources
-from slimguard.gate.step_graph import StepGraph
+from slimguard.gate.step_graph import GuardedBefore, StepGraph
 from slimguard.graph import TrainOp
 from slimguard.graph.clones import summands_by_clone
 
@@ -51,18 +51,20 @@ class Plan(NamedTuple):
     barrier: Sequence[tf.Operation]
 
 
-def make_plan(train_op: TrainOp, loss: Optional[tf.Tensor], stand_in: Callable) -> Plan:
+def make_plan(
+    train_op: TrainOp, loss: Optional[tf.Tensor], guarded: Dict[tf.Operation, GuardedBefore]
+) -> Plan:
     """Plans the gate of a train op.
 
     Args:
       train_op: the train op to guard.
       loss: the loss, if it was given.
-      stand_in: maps an op to the one that stood in its place before it was guarded.
+      guarded: the train ops that are guarded already.
 
     Raises:
       ValueError: if the train op writes nothing, or something that cannot be undone.
     """
-    step = StepGraph(train_op, loss, stand_in)
+    step = StepGraph(train_op, loss, guarded)
     gated = find_gated_ops(step)
     sources = Sources(step, gated)
     losses = find_losses(step, gated, sources, loss)

@@ -1,6 +1,6 @@
 """The ops of a step: all that a train op needs, and its value without the checks around it."""
 
-from typing import Callable, Dict, List, Optional
+from typing import Dict, FrozenSet, List, NamedTuple, Optional, Set
 
 import tensorflow as tf
 
@@ -8,6 +8,13 @@ from slimguard import graph as graphs
 from slimguard.graph import TrainOp, op_of
 
 _CHECKS = frozenset('CheckNumerics CheckNumericsV2'.split())
+
+
+class GuardedBefore(NamedTuple):
+    """A train op that was guarded: as it was given, and the ops of it that are gated."""
+
+    original: tf.Operation
+    gated: FrozenSet[tf.Operation]
 
 
 class StepGraph:
@@ -23,15 +30,24 @@ class StepGraph:
       order: every op the train op needs, each after what it needs.
       writes: which ops of the graph write, and what.
       writing: those of `order` that write.
+      gated_before: what is gated by the gates that it is read through.
+
+    Args:
+      guarded: the train ops that are guarded already.
     """
 
-    def __init__(self, train_op: TrainOp, loss: Optional[tf.Tensor], stand_in: Callable):
-        """`stand_in` maps an op to the one that stood in its place before it was guarded."""
+    def __init__(
+        self,
+        train_op: TrainOp,
+        loss: Optional[tf.Tensor],
+        guarded: Dict[tf.Operation, GuardedBefore],
+    ):
         self.train_op = train_op
         self.graph = train_op.graph
         self.raises: List[str] = []
         self.waits: List[tf.Operation] = []
-        self._stand_in = stand_in
+        self.gated_before: Set[tf.Operation] = set()
+        self._guarded = guarded
         self._peeled: Dict[tf.Operation, tf.Tensor] = {}
         self._needs: Dict[tf.Operation, List[tf.Operation]] = {}  # asked for several times
         self.core = self._peel(train_op) if isinstance(train_op, tf.Tensor) else None
@@ -71,6 +87,14 @@ class StepGraph:
         while loss.op.type == 'Identity' and not graphs.is_reference(loss.op.inputs[0]):
             loss = self.resolve(loss.op.inputs[0])
         return self.resolve(loss)
+
+    def _stand_in(self, op: tf.Operation) -> tf.Operation:
+        """The op that stood in the place of `op` before that was guarded."""
+        before = self._guarded.get(op)
+        if before is None:
+            return op
+        self.gated_before.update(before.gated)
+        return before.original
 
     def _peel(self, core: tf.Tensor) -> tf.Tensor:
         while core.op.type in _CHECKS or (

@@ -1,0 +1,627 @@
+"""Gradients accumulated over several runs: a bad micro-batch changes nothing, its counter included.
+
+Each training below adds the gradients of micro-batches up, and applies them with every third.
+"""
+
+from typing import Callable, Dict, List, NamedTuple
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from slimguard import compat, gate
+from tests.helpers import gate_models as models
+
+tf1 = tf.compat.v1
+slim = compat.import_slim()
+
+EVERY = 3
+ZERO = tf1.zeros_initializer()
+BAD = (np.nan, np.inf)
+TRAININGS: Dict[str, Callable] = {}
+
+
+def training(build):
+    TRAININGS[build.__name__] = build
+    return build
+
+
+class Parts(NamedTuple):
+    """What every training here is made of.
+
+    Attributes:
+      loss: the loss of a micro-batch.
+      pairs: its gradients, with the weights.
+      sums: the accumulators.
+      counter: the number of micro-batches.
+      optimizer: an optimizer whose variables exist.
+    """
+
+    loss: tf.Tensor
+    pairs: list
+    sums: list
+    counter: tf.Variable
+    optimizer: tf1.train.Optimizer
+
+
+def loss_of(batch):
+    w = tf1.get_variable('w', initializer=tf.constant([0.5, -0.25, 0.75]))
+    b = tf1.get_variable('b', initializer=0.25)
+    return tf.reduce_sum(tf.tanh(w * batch + b - [1.0, 2.0, 3.0]))
+
+
+def parts_of(loss, dtype=tf.int32, local=False, trainable=False) -> Parts:
+    optimizer = tf1.train.AdamOptimizer(0.1)
+    pairs = optimizer.compute_gradients(loss)
+    weights = [v for _, v in pairs]
+    optimizer._create_slots(weights)  # outside of the branch, where they can be initialized
+    sums = [
+        tf1.get_variable('sum_' + v.op.name, v.shape, initializer=ZERO, trainable=trainable)
+        for v in weights
+    ]
+    collections = [tf1.GraphKeys.LOCAL_VARIABLES] if local else None
+    counter = tf1.get_variable(
+        'n', [], dtype, initializer=ZERO, trainable=False, collections=collections
+    )
+    return Parts(loss, pairs, sums, counter, optimizer)
+
+
+def accumulate(parts: Parts) -> list:
+    return [tf1.assign_add(a, g) for a, (g, _) in zip(parts.sums, parts.pairs)]
+
+
+def zero(parts: Parts) -> tf.Operation:
+    return tf.group(*[tf1.assign(a, tf.zeros_like(a)) for a in parts.sums])
+
+
+def apply(parts: Parts, divisor=None, **kwargs) -> tf.Operation:
+    """Applies the sums, or the means."""
+    sums = [tf.identity(a) for a in parts.sums]
+    if divisor is not None:
+        sums = [a / tf.cast(divisor, tf.float32) for a in sums]
+    pairs = [(a, v) for a, (_, v) in zip(sums, parts.pairs)]
+    return parts.optimizer.apply_gradients(pairs, **kwargs)
+
+
+def apply_and_zero(parts: Parts, **kwargs) -> tf.Operation:
+    with tf.control_dependencies([apply(parts, **kwargs)]):
+        return zero(parts)
+
+
+def is_due(count) -> tf.Tensor:
+    return tf.equal(tf.math.floormod(count, tf.cast(EVERY, count.dtype)), tf.zeros([], count.dtype))
+
+
+def in_branch(pred, update: Callable):
+    """Runs `update` if `pred` holds, as people write it for either control flow."""
+
+    def run():
+        with tf.control_dependencies([update()]):
+            return tf.constant(True)
+
+    return tf.group(tf.cond(pred, run, lambda: tf.constant(False)))
+
+
+def every_third(parts: Parts, update: Callable = None) -> tf.Operation:
+    """The usual train op: all is added up, and then a branch applies it."""
+    count = tf1.assign_add(parts.counter, tf.ones([], parts.counter.dtype.base_dtype))
+    with tf.control_dependencies(accumulate(parts) + [count]):
+        return in_branch(is_due(tf.identity(count)), update or (lambda: apply_and_zero(parts)))
+
+
+@training
+def usual(batch):
+    parts = parts_of(loss_of(batch))
+    return every_third(parts), parts.loss
+
+
+@training
+def float_counter(batch):
+    parts = parts_of(loss_of(batch), tf.float32)
+    return every_third(parts), parts.loss
+
+
+@training
+def int64_counter(batch):
+    parts = parts_of(loss_of(batch), tf.int64)
+    return every_third(parts), parts.loss
+
+
+@training
+def local_counter(batch):
+    parts = parts_of(loss_of(batch), local=True)
+    return every_third(parts), parts.loss
+
+
+@training
+def no_op_in_the_other_branch(batch):
+    parts = parts_of(loss_of(batch))
+    count = tf1.assign_add(parts.counter, 1)
+    with tf.control_dependencies(accumulate(parts) + [count]):
+        due = is_due(tf.identity(count))
+        return tf.group(tf.cond(due, lambda: apply_and_zero(parts), tf.no_op)), parts.loss
+
+
+@training
+def counter_read_after_it_was_written(batch):
+    parts = parts_of(loss_of(batch))
+    with tf.control_dependencies([tf1.assign_add(parts.counter, 1)]):
+        count = parts.counter.read_value()
+    with tf.control_dependencies(accumulate(parts)):
+        return in_branch(is_due(count), lambda: apply_and_zero(parts)), parts.loss
+
+
+@training
+def counter_assigned(batch):
+    parts = parts_of(loss_of(batch))
+    count = tf1.assign(parts.counter, parts.counter + 1)
+    with tf.control_dependencies(accumulate(parts)):
+        return in_branch(is_due(tf.identity(count)), lambda: apply_and_zero(parts)), parts.loss
+
+
+@training
+def condition_known_before_the_sums(batch):
+    parts = parts_of(loss_of(batch))
+    due = is_due(tf.identity(tf1.assign_add(parts.counter, 1)))
+    with tf.control_dependencies(accumulate(parts)):
+        return in_branch(due, lambda: apply_and_zero(parts)), parts.loss
+
+
+@training
+def counter_reset_with_the_sums(batch):
+    parts = parts_of(loss_of(batch))
+    count = tf1.assign_add(parts.counter, 1)
+
+    def update():
+        with tf.control_dependencies([apply_and_zero(parts)]):
+            return tf.group(tf1.assign(parts.counter, 0))
+
+    with tf.control_dependencies(accumulate(parts) + [count]):
+        return in_branch(tf.equal(tf.identity(count), EVERY), update), parts.loss
+
+
+@training
+def global_step_counts_updates(batch):
+    parts = parts_of(loss_of(batch))
+    step = tf1.train.get_or_create_global_step()
+    return every_third(parts, lambda: apply_and_zero(parts, global_step=step)), parts.loss
+
+
+@training
+def means_by_a_constant(batch):
+    parts = parts_of(loss_of(batch))
+    return every_third(parts, lambda: apply_and_zero(parts, divisor=EVERY)), parts.loss
+
+
+@training
+def means_by_the_counter(batch):
+    parts = parts_of(loss_of(batch))
+    count = tf.identity(tf1.assign_add(parts.counter, 1))
+
+    def update():
+        with tf.control_dependencies([apply_and_zero(parts, divisor=count)]):
+            return tf.group(tf1.assign(parts.counter, 0))
+
+    with tf.control_dependencies(accumulate(parts) + [count]):
+        return in_branch(tf.equal(count, EVERY), update), parts.loss
+
+
+@training
+def means_by_the_counter_read_in_the_branch(batch):
+    parts = parts_of(loss_of(batch))
+    return every_third(parts, lambda: apply_and_zero(parts, divisor=parts.counter)), parts.loss
+
+
+@training
+def clipped_means(batch):
+    parts = parts_of(loss_of(batch))
+    count = tf.identity(tf1.assign_add(parts.counter, 1))
+
+    def update():
+        means = [a / tf.cast(tf.maximum(count, 1), tf.float32) for a in parts.sums]
+        clipped, _ = tf.clip_by_global_norm(means, 1.0)
+        pairs = [(a, v) for a, (_, v) in zip(clipped, parts.pairs)]
+        with tf.control_dependencies([parts.optimizer.apply_gradients(pairs)]):
+            return zero(parts)
+
+    with tf.control_dependencies(accumulate(parts) + [count]):
+        return in_branch(is_due(count), update), parts.loss
+
+
+@training
+def updated_by_hand(batch):
+    parts = parts_of(loss_of(batch))
+
+    def update():
+        pairs = zip(parts.sums, parts.pairs)
+        steps = [tf1.assign_sub(v, 0.1 * tf.identity(a)) for a, (_, v) in pairs]
+        with tf.control_dependencies(steps):
+            return zero(parts)
+
+    return every_third(parts, update), parts.loss
+
+
+@training
+def trainable_sums(batch):
+    """As they are where nobody says ``trainable=False``."""
+    parts = parts_of(loss_of(batch), trainable=True)
+    return every_third(parts), parts.loss
+
+
+@training
+def zeroed_by_a_third_op(batch):
+    parts = parts_of(loss_of(batch))
+    applied = every_third(parts, lambda: apply(parts))
+    with tf.control_dependencies([applied]):
+        due = is_due(parts.counter.read_value())
+        return in_branch(due, lambda: zero(parts)), parts.loss
+
+
+@training
+def zeroed_ahead_of_the_next(batch):
+    """The first micro-batch of three takes the place of the sums, the others are added."""
+    parts = parts_of(loss_of(batch))
+    number = tf.math.floormod(parts.counter.read_value(), EVERY)
+    keep = tf.cast(tf.not_equal(number, 0), tf.float32)
+    sums = [tf1.assign(a, keep * a + g) for a, (g, _) in zip(parts.sums, parts.pairs)]
+    with tf.control_dependencies(sums + [number]):
+        count = tf1.assign_add(parts.counter, 1)
+    with tf.control_dependencies([count]):
+        return in_branch(is_due(tf.identity(count)), lambda: apply(parts)), parts.loss
+
+
+@training
+def zeroed_by_selecting(batch):
+    parts = parts_of(loss_of(batch))
+    count = tf.identity(tf1.assign_add(parts.counter, 1))
+    is_first = tf.equal(tf.math.floormod(count, EVERY), 1)
+    sums = [
+        tf1.assign(a, tf1.where(is_first, g, a + g)) for a, (g, _) in zip(parts.sums, parts.pairs)
+    ]
+    with tf.control_dependencies(sums):
+        return in_branch(is_due(count), lambda: apply(parts)), parts.loss
+
+
+@training
+def group_of_sums_and_update(batch):
+    parts = parts_of(loss_of(batch))
+    sums = tf.group(*accumulate(parts), tf1.assign_add(parts.counter, 1))
+    with tf.control_dependencies([sums]):
+        due = is_due(parts.counter.read_value())
+        update = in_branch(due, lambda: apply_and_zero(parts))
+    return tf.group(sums, update), parts.loss
+
+
+@training
+def loss_returned_by_the_branch(batch):
+    parts = parts_of(loss_of(batch))
+    count = tf1.assign_add(parts.counter, 1)
+
+    def update():
+        with tf.control_dependencies([apply_and_zero(parts)]):
+            return tf.identity(parts.loss)
+
+    with tf.control_dependencies(accumulate(parts) + [count]):
+        due = is_due(tf.identity(count))
+        return tf.cond(due, update, lambda: tf.identity(parts.loss)), parts.loss
+
+
+@training
+def loss_returned_after_the_branch(batch):
+    parts = parts_of(loss_of(batch))
+    with tf.control_dependencies([every_third(parts)]):
+        return tf.identity(parts.loss), parts.loss
+
+
+class GradientAccumulationOptimizer(tf1.train.Optimizer):
+    """An optimizer around another, as people write it."""
+
+    def __init__(self, optimizer, every):
+        super().__init__(False, 'GradientAccumulation')
+        self._optimizer = optimizer
+        self._every = every
+
+    def compute_gradients(self, *args, **kwargs):
+        return self._optimizer.compute_gradients(*args, **kwargs)
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        pairs = [(g, v) for g, v in grads_and_vars if g is not None]
+        weights = [v for _, v in pairs]
+        self._optimizer._create_slots(weights)
+        sums = [
+            tf1.get_variable('sum_' + v.op.name, v.shape, initializer=ZERO, trainable=False)
+            for v in weights
+        ]
+        counter = tf1.get_variable('n', [], tf.int64, initializer=ZERO, trainable=False)
+        accumulated = [tf1.assign_add(a, g) for a, (g, _) in zip(sums, pairs)]
+        count = tf1.assign_add(counter, 1)
+
+        def update():
+            means = [(a / self._every, v) for a, v in zip(sums, weights)]
+            applied = self._optimizer.apply_gradients(means, global_step)
+            with tf.control_dependencies([applied]):
+                zeros = [tf1.assign(a, tf.zeros_like(a)) for a in sums]
+            return tf.group(*zeros)
+
+        with tf.control_dependencies(accumulated + [count]):
+            due = tf.equal(tf.math.floormod(tf.identity(count), self._every), 0)
+            return tf.group(tf.cond(due, update, tf.no_op), name=name)
+
+
+@training
+def wrapping_optimizer(batch):
+    loss = loss_of(batch)
+    optimizer = GradientAccumulationOptimizer(tf1.train.AdamOptimizer(0.1), EVERY)
+    return optimizer.minimize(loss, tf1.train.get_or_create_global_step()), loss
+
+
+@training
+def wrapping_optimizer_in_create_train_op(batch):
+    loss = loss_of(batch)
+    optimizer = GradientAccumulationOptimizer(tf1.train.MomentumOptimizer(0.1, 0.9), EVERY)
+    return slim.learning.create_train_op(loss, optimizer), loss
+
+
+def normalized(batch, **kwargs):
+    rows = tf.reshape(tf.range(6.0), [2, 3]) * batch
+    net = slim.batch_norm(rows, decay=0.5, is_training=True, scale=True, **kwargs)
+    return tf.reduce_sum(tf.tanh(net - [1.0, 2.0, 3.0]))
+
+
+@training
+def batch_norm_in_the_group(batch):
+    parts = parts_of(normalized(batch))
+    updates = tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)
+    return tf.group(every_third(parts), *updates), parts.loss
+
+
+@training
+def batch_norm_before_the_gradients(batch):
+    loss = normalized(batch)
+    with tf.control_dependencies(tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)):
+        parts = parts_of(tf.identity(loss))
+        return every_third(parts), parts.loss
+
+
+@training
+def batch_norm_in_the_forward_pass(batch):
+    parts = parts_of(normalized(batch, updates_collections=None))
+    return every_third(parts), parts.loss
+
+
+def micro_batches() -> List[float]:
+    """Good ones for two updates, and bad ones at each place among those."""
+    good = [0.5 + 0.125 * i for i in range(2 * EVERY)]
+    return [BAD[0], *good[:1], BAD[1], *good[1:4], BAD[0], *good[4:5], BAD[1], *good[5:]]
+
+
+def guarded_bits(build: Callable, give_loss: bool = True) -> List[Dict[str, bytes]]:
+    """The bits of all variables after each good micro-batch; with bad ones, that change nothing."""
+    found = []
+    with tf.Graph().as_default():
+        tf1.set_random_seed(1)
+        batch = tf1.placeholder(tf.float32, [], 'micro_batch')
+        train_op, loss = build(batch)
+        guarded = models.Guarded((train_op, loss if give_loss else None))
+        for number, value in enumerate(micro_batches()):
+            if np.isfinite(value):
+                guarded.assert_written({batch: value})
+                found.append(guarded.snapshot(guarded.sess))
+            else:
+                guarded.assert_held({batch: value}, 'micro-batch %d' % number)
+        guarded.close()
+    return found
+
+
+def plain_bits(build: Callable) -> List[Dict[str, bytes]]:
+    """The same without a guard, of the good micro-batches alone."""
+    found = []
+    with tf.Graph().as_default():
+        tf1.set_random_seed(1)
+        batch = tf1.placeholder(tf.float32, [], 'micro_batch')
+        train_op, _ = build(batch)
+        snapshot = models.Snapshot()
+        with models.new_session() as sess:
+            models.initialize(sess)
+            for value in filter(np.isfinite, micro_batches()):
+                sess.run(train_op, {batch: value})
+                found.append(snapshot(sess))
+    return found
+
+
+@pytest.fixture(params=['ref', 'resource', 'functions'])
+def kind(request):
+    """Variables by reference and by handle; and branches that are functions, which take handles."""
+    was_v2 = tf1.control_flow_v2_enabled()
+    is_v2 = request.param == 'functions'
+    (tf1.enable_control_flow_v2 if is_v2 else tf1.disable_control_flow_v2)()
+    yield request.param
+    (tf1.enable_control_flow_v2 if was_v2 else tf1.disable_control_flow_v2)()
+
+
+def model_of(name, kind):
+    def build(batch):
+        tf1.get_variable_scope().set_use_resource(kind != 'ref')
+        return TRAININGS[name](batch)
+
+    return build
+
+
+@pytest.mark.parametrize('name', sorted(TRAININGS))
+def test_bad_micro_batch_changes_nothing(name, kind):
+    build = model_of(name, kind)
+    assert guarded_bits(build) == plain_bits(build)
+
+
+@pytest.mark.parametrize('name', sorted(TRAININGS))
+def test_bad_micro_batch_changes_nothing_without_a_loss(name, control_flow_v1):
+    build = model_of(name, 'resource')
+    assert guarded_bits(build, give_loss=False) == plain_bits(build)
+
+
+# Two train ops, each with a guard of its own, and run one after the other.
+
+
+@pytest.mark.parametrize('give_loss', [True, False], ids=['loss', 'no loss'])
+def test_train_ops_of_their_own(give_loss, kind):
+    """Python counts, and runs the second with every third good micro-batch."""
+
+    def build(batch):
+        tf1.get_variable_scope().set_use_resource(kind != 'ref')
+        parts = parts_of(loss_of(batch), tf.int64)
+        counted = tf1.assign_add(parts.counter, 1)
+        step = tf1.train.get_or_create_global_step()
+        return parts.loss, [
+            tf.group(*accumulate(parts), counted),
+            apply(parts, divisor=parts.counter, global_step=step),
+            tf.group(zero(parts), tf1.assign(parts.counter, 0)),
+        ]
+
+    def run(is_guarded):
+        found = []
+        with tf.Graph().as_default():
+            batch = tf1.placeholder_with_default(0.0, [])
+            loss, (collect, update, clear) = build(batch)
+            if is_guarded:
+                collect = gate.guard(collect, loss if give_loss else None)
+                update = gate.guard(update)
+                watched = gate.gate_of(collect).watched
+            snapshot = models.Snapshot()
+            with models.new_session() as sess:
+                models.initialize(sess)
+                for value in micro_batches():
+                    if np.isfinite(value):
+                        sess.run(collect, {batch: value})
+                        if len(found) % EVERY == EVERY - 1:
+                            sess.run(update)
+                            sess.run(clear)
+                        found.append(snapshot(sess))
+                    elif is_guarded:
+                        before = snapshot(sess)
+                        sess.run(collect, {batch: value, watched: True})
+                        assert not models.changed(before, snapshot(sess))
+        return found
+
+    assert run(is_guarded=True) == run(is_guarded=False)
+
+
+@pytest.mark.parametrize('is_grouped', [True, False], ids=['group', 'update'])
+def test_an_update_that_waits_for_guarded_sums_runs_them_once(is_grouped, kind):
+    def build(batch, is_guarded=True):
+        tf1.get_variable_scope().set_use_resource(kind != 'ref')
+        parts = parts_of(loss_of(batch))
+        sums = tf.group(*accumulate(parts), tf1.assign_add(parts.counter, 1))
+        if is_guarded:
+            sums = gate.guard(sums, parts.loss)
+        with tf.control_dependencies([sums]):
+            due = is_due(parts.counter.read_value())
+            update = in_branch(due, lambda: apply_and_zero(parts))
+        return tf.group(sums, update) if is_grouped else update, parts.loss
+
+    assert guarded_bits(build) == plain_bits(lambda batch: build(batch, is_guarded=False))
+
+
+# A counter that picks the micro-batch is input, whatever else it counts.
+
+PICKED = [0.5, np.nan, 0.75, 1.0, np.nan, 1.25, 1.5, 1.75]
+PICKERS: Dict[str, Callable] = {}
+
+
+def picker(build):
+    PICKERS[build.__name__] = build
+    return build
+
+
+@picker
+def element_of_a_constant(count):
+    return tf.gather(tf.constant(PICKED), count - 1)
+
+
+@picker
+def element_of_a_variable(count):
+    rows = tf1.get_variable('rows', initializer=tf.constant(PICKED), trainable=False)
+    return tf.gather(rows, count - 1)
+
+
+@picker
+def slice_of_a_constant(count):
+    return tf.strided_slice(tf.constant(PICKED), [count - 1], [count], shrink_axis_mask=1)
+
+
+@picker
+def branch(count):
+    data = iter(PICKED)
+
+    def choose(number):
+        value = next(data)
+        if number == len(PICKED):
+            return tf.constant(value)
+        rest = choose(number + 1)
+        return tf.cond(tf.equal(count, number), lambda: tf.constant(value), lambda: rest)
+
+    return choose(1)
+
+
+@picker
+def element_in_a_branch(count):
+    return tf.cond(count > 0, lambda: tf.gather(tf.constant(PICKED), count - 1), lambda: 0.0)
+
+
+@picker
+def selected(count):
+    value = tf.constant(PICKED[-1])
+    for number, other in enumerate(PICKED[:-1], 1):
+        value = tf1.where(tf.equal(count, number), tf.constant(other), value)
+    return value
+
+
+@pytest.mark.parametrize('give_loss', [True, False], ids=['loss', 'no loss'])
+@pytest.mark.parametrize('name', sorted(PICKERS))
+def test_a_counter_that_picks_the_micro_batch_stays_advanced(name, give_loss, kind):
+    tf1.get_variable_scope().set_use_resource(kind != 'ref')
+    picked = tf1.get_variable('picked', [], tf.int32, initializer=ZERO, trainable=False)
+    with tf.control_dependencies([tf1.assign_add(picked, 1)]):
+        count = picked.read_value()
+    parts = parts_of(loss_of(PICKERS[name](count)))
+    model = every_third(parts), parts.loss if give_loss else None
+    guarded = models.Guarded(model)
+    assert [guarded.step() for _ in PICKED] == list(np.isfinite(PICKED))
+    assert guarded.sess.run([picked, parts.counter]) == [len(PICKED), np.isfinite(PICKED).sum()]
+
+
+@pytest.mark.parametrize('give_loss', [True, False], ids=['loss', 'no loss'])
+def test_one_counter_for_both_stays_advanced(give_loss, kind):
+    tf1.get_variable_scope().set_use_resource(kind != 'ref')
+    counter = tf1.get_variable('n', [], tf.int32, initializer=ZERO, trainable=False)
+    count = tf.identity(tf1.assign_add(counter, 1))
+    loss = loss_of(tf.gather(tf.constant(PICKED), count - 1))
+    with tf1.variable_scope('parts'):
+        parts = parts_of(loss)
+    with tf.control_dependencies(accumulate(parts)):
+        train_op = in_branch(is_due(count), lambda: apply_and_zero(parts))
+    guarded = models.Guarded((train_op, loss if give_loss else None))
+    assert [guarded.step() for _ in PICKED] == list(np.isfinite(PICKED))
+    assert guarded.sess.run(counter) == len(PICKED)
+
+
+def test_a_counter_that_picks_the_batch_inside_of_a_function_stays_advanced():
+    rows = tf.constant(PICKED)
+    w = tf1.get_variable('w', initializer=0.5, use_resource=True)
+    picked = tf1.get_variable('picked', initializer=0, trainable=False, use_resource=True)
+
+    @tf.function(autograph=False)
+    def update(number):
+        gradient = tf.tanh(w - tf.gather(rows, number))
+        w.assign_sub(0.1 * gradient)
+        return gradient
+
+    guarded = models.Guarded(update(tf.identity(tf1.assign_add(picked, 1)) - 1))
+    assert [guarded.step() for _ in PICKED] == list(np.isfinite(PICKED))
+    assert guarded.sess.run(picked) == len(PICKED)
+
+
+def test_a_good_step_copies_the_counter_and_no_more(control_flow_v1):
+    """Of what the gate puts back, the counter is the only thing that is no accumulator."""
+    train_op, loss = usual(tf1.placeholder(tf.float32, []))
+    guarded = gate.gate_of(gate.guard(train_op, loss))
+    assert {variable.name for variable in guarded.transient} == {'n', 'sum_w', 'sum_b'}

@@ -10,7 +10,7 @@ from slimguard import gate
 from slimguard.diagnosis import bundle
 from slimguard.diagnosis.diagnose import diagnose
 from slimguard.incidents.incident import Incident
-from tests.helpers.children import python
+from tests.helpers.children import forked_python
 
 tf1 = tf.compat.v1
 
@@ -70,7 +70,7 @@ def hidden(logdir):
 
 def kill_one(logdir):
     (logdir / 'slimguard').mkdir(exist_ok=True)
-    run = python('-c', KILLED, logdir / 'slimguard')
+    run = forked_python('-c', KILLED, logdir / 'slimguard')
     assert run.returncode == -signal.SIGKILL, run.stderr
     (name,) = hidden(logdir)
     return logdir / 'slimguard' / name

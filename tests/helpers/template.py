@@ -32,9 +32,16 @@ from typing import Dict, List, NamedTuple
 
 _PR_SET_PDEATHSIG = 1
 _SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+_ENCODING = 'PYTHONIOENCODING'  # of a program's streams, which are opened once it is forked
 # What a program may have otherwise than the template, which has not read it: programs themselves
 # read the first two; scikit-learn sets the others in the test process, once it is imported there.
-_READ_LATE = 'PYTEST_CURRENT_TEST', 'TF_CONFIG', 'KMP_DUPLICATE_LIB_OK', 'KMP_INIT_AT_FORK'
+_READ_LATE = (
+    'PYTEST_CURRENT_TEST',
+    'TF_CONFIG',
+    'KMP_DUPLICATE_LIB_OK',
+    'KMP_INIT_AT_FORK',
+    _ENCODING,
+)
 
 
 class _Program(NamedTuple):
@@ -129,7 +136,7 @@ class _Template:
             [sys.executable, os.path.abspath(__file__), str(its.fileno())],
             pass_fds=[its.fileno()],
             stdin=subprocess.DEVNULL,
-            env=environment,
+            env={name: value for name, value in environment.items() if name != _ENCODING},
         )
         its.close()
         atexit.register(self.close)
@@ -253,6 +260,8 @@ def _take_on(program, fds):
 
 def _open_streams():
     """The streams on 0, 1 and 2 as an interpreter opens them."""
+    encoding, _, errors = os.environ.get(_ENCODING, '').partition(':')
+    errors = errors or ('strict' if encoding else '')
     for number, name in enumerate(('stdin', 'stdout', 'stderr')):
         old = getattr(sys, name)
         unbuffered = number > 0 and sys.stdout.write_through  # by PYTHONUNBUFFERED
@@ -262,8 +271,8 @@ def _open_streams():
         by_line = os.isatty(number) or number == 2 and sys.version_info >= (3, 9)
         new = type(old)(
             buffer,
-            encoding=old.encoding,
-            errors=old.errors,
+            encoding=encoding or old.encoding,
+            errors=old.errors if number == 2 else errors or old.errors,
             newline='\n' if number else None,
             line_buffering=by_line and not unbuffered,
             write_through=unbuffered,

@@ -5,9 +5,10 @@
 
 TensorFlow takes seconds to start, and cannot be forked once it runs. So one process beside the
 tests, the template, imports TensorFlow and slimguard, never uses them, and forks for each program
-that is to run. A program finds what it would find in an interpreter of its own: `sys.argv`,
-`sys.path`, `__main__`, its streams, environment, working directory, umask and signals; it ends by
-the interpreter's own way out, with its status. What differs is what is imported already.
+that is to run; another one, made when it is asked for, imports TensorFlow alone. A program finds
+what it would find in an interpreter of its own: `sys.argv`, `sys.path`, `__main__`, its streams,
+environment, working directory, umask and signals; it ends by the interpreter's own way out, with
+its status. What differs is what is imported already.
 
 The template ends with the test process, however that ends, and the programs with the template.
 """
@@ -67,10 +68,14 @@ class Forked(subprocess.Popen):
 
     Takes a Popen's `stdin`, `stdout`, `stderr`, `env`, `cwd`, `text`, `pass_fds` and
     `start_new_session`. `env` may differ from that of the template only in what no import reads.
+    `finds` is the module that it finds imported, with all that this one imports.
     """
 
-    def __init__(self, arguments, env, start_new_session=False, **kwargs):
+    def __init__(
+        self, arguments, env, start_new_session=False, finds='slimguard.learning', **kwargs
+    ):
         self._new_session = start_new_session
+        self._finds = finds
         self._status = None
         subprocess.Popen.__init__(self, list(map(str, arguments)), env=env, **kwargs)
 
@@ -91,7 +96,9 @@ class Forked(subprocess.Popen):
             [0, 1, 2, *pass_fds],
         )
         try:
-            self.pid, self._status = _the_template(env).fork(program, fds + list(pass_fds))
+            self.pid, self._status = _the_template(env, self._finds).fork(
+                program, fds + list(pass_fds)
+            )
             self._child_created = True
         finally:
             devnull = getattr(self, '_devnull', None)
@@ -126,14 +133,14 @@ class Forked(subprocess.Popen):
 
 
 class _Template:
-    """The test process's side of the template."""
+    """The test process's side of a template."""
 
-    def __init__(self, environment):
+    def __init__(self, environment, finds):
         self._environment = _read_early(environment)
         self._lock = threading.Lock()
         self._pipe, its = connection.Pipe()
         self._process = subprocess.Popen(
-            [sys.executable, os.path.abspath(__file__), str(its.fileno())],
+            [sys.executable, os.path.abspath(__file__), str(its.fileno()), finds],
             pass_fds=[its.fileno()],
             stdin=subprocess.DEVNULL,
             env={name: value for name, value in environment.items() if name != _ENCODING},
@@ -168,24 +175,24 @@ def _read_early(environment):
     return {name: value for name, value in environment.items() if name not in _READ_LATE}
 
 
-_templates = []
+_templates = {}
 
 
-def _the_template(environment):
-    if not _templates:
-        _templates.append(_Template(environment))
-    return _templates[0]
+def _the_template(environment, finds):
+    if finds not in _templates:
+        _templates[finds] = _Template(environment, finds)
+    return _templates[finds]
 
 
 # In the template.
 
 
-def _serve(pipe):
+def _serve(pipe, finds):
     """Forks as it is asked to. Returns the program in each child, and None once nobody asks."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the test process hears it, and ends
     path = list(sys.path)
-    importlib.import_module('slimguard.learning')  # with TensorFlow and tf-slim
+    importlib.import_module(finds)  # slimguard.learning with TensorFlow and tf-slim
     sys.path[:] = path  # setuptools, that old TensorFlow imports, adds a folder of its own
     gc.collect()
     gc.freeze()  # so that children do not copy what they never change
@@ -328,6 +335,6 @@ def _run(arguments):
 
 
 if __name__ == '__main__':
-    _asked_for = _serve(connection.Connection(int(sys.argv[1])))
+    _asked_for = _serve(connection.Connection(int(sys.argv[1])), sys.argv[2])
     if _asked_for is not None:
         _run(_asked_for.arguments)

@@ -168,6 +168,7 @@ HUGE = {
 }
 
 
+@pytest.mark.slow
 def test_no_record_takes_a_gigabyte_of_memory(tmp_path):
     for name, (piece, times) in HUGE.items():
         record_file.IncidentFile(str(tmp_path / name)).make()

@@ -1,7 +1,12 @@
-"""What every test needs: a quiet TensorFlow in graph mode, and a graph of its own."""
+"""What every test needs: a quiet TensorFlow in graph mode, and a graph of its own.
 
+With `--share=1/2` half of the tests run, and with `--share=2/2` the others.
+"""
+
+import gc
 import os
 import pathlib
+import zlib
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
@@ -11,6 +16,56 @@ import tensorflow as tf
 tf1 = tf.compat.v1
 tf1.disable_eager_execution()
 tf1.logging.set_verbosity(tf1.logging.ERROR)
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        '--share',
+        type=_share,
+        metavar='N/M',
+        help='run only the N-th of M shares; each test is in one of them, always the same',
+    )
+    parser.addoption(
+        '--share-slow',
+        type=_share,
+        metavar='N/M',
+        help='run all quick tests, but only the N-th of M shares of the slow ones',
+    )
+
+
+def _share(text):
+    number, _, shares = text.partition('/')
+    number, shares = int(number), int(shares)
+    if not 1 <= number <= shares:
+        raise ValueError(text)
+    return number, shares
+
+
+def pytest_collection_modifyitems(config, items):
+    share, slow_share = config.getoption('--share'), config.getoption('--share-slow')
+    kept, left = [], []
+    for item in items:
+        # All the parameters of a test stay together, with the fixtures that are made for them; the
+        # slow ones are few and long.
+        is_in = _is_in(share, item.nodeid.partition('[')[0])
+        if item.get_closest_marker('slow'):
+            is_in = is_in and _is_in(slow_share, item.nodeid)
+        (kept if is_in else left).append(item)
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = kept
+
+
+def pytest_collection_finish():
+    """Collects garbage more rarely, and passes over what was imported, which stays."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20000, 20, 20)
+
+
+def _is_in(share, name):
+    """Not by Python's own hash, which is another one in each process."""
+    return share is None or zlib.crc32(name.encode()) % share[1] == share[0] - 1
 
 
 @pytest.fixture(autouse=True)

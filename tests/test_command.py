@@ -314,7 +314,7 @@ def test_a_usage_error_comes_without_tensorflow(tmp_path, arguments, message):
 def test_options_of_the_script_stay_as_they_are(tmp_path):
     (tmp_path / 'script.py').write_text('import sys; print(sys.argv[1:])')
     arguments = ['--on-nan', 'skip', 'script.py', '--my-flag', '--on-nan=x']
-    done = python('-m', 'slimguard', 'run', *arguments, cwd=str(tmp_path))
+    done = forked_python('-m', 'slimguard', 'run', *arguments, cwd=str(tmp_path))
     assert done.stdout == "['--my-flag', '--on-nan=x']\n"
 
 

@@ -1,11 +1,10 @@
 """What must hold when slimguard puts tf-slim's names back."""
 
 import ast
+import functools
 import importlib
 import os
 import pathlib
-import subprocess
-import sys
 import textwrap
 
 import numpy as np
@@ -15,25 +14,26 @@ import tensorflow as tf
 import slimguard
 from slimguard import compat
 from slimguard.compat import modules, repairs, table
+from tests.helpers.children import ROOT, forked_python, python
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 VERSION = tuple(int(part) for part in tf.__version__.split('.')[:2])
 
 tf1 = tf.compat.v1
 
 
-def run_python(code, without=(), path=()):
+def run_python(code, without=(), path=(), run=python):
     """Runs code in a Python of its own, in which some packages cannot be imported."""
-    block = 'import sys\nsys.modules.update(dict.fromkeys({!r}))\n'.format(list(without))
-    paths = [*map(str, path), str(ROOT), str(ROOT / 'tests'), os.environ.get('PYTHONPATH', '')]
-    done = subprocess.run(
-        [sys.executable, '-c', block + textwrap.dedent(code)],
-        env=dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, paths))),
-        capture_output=True,
-        text=True,
+    begin = 'import sys\nsys.path[:0] = {!r}\nsys.modules.update(dict.fromkeys({!r}))\n'.format(
+        [*map(str, path), str(ROOT)], list(without)
     )
+    done = run('-c', begin + textwrap.dedent(code))
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def run_beside_tensorflow(code, **kwargs):
+    """As `run_python`, for code that needs no say in when TensorFlow itself is imported."""
+    return run_python(code, run=functools.partial(forked_python, finds='tensorflow'), **kwargs)
 
 
 def used_names(folder):
@@ -115,9 +115,9 @@ def test_tf_slim_finds_every_name_that_it_uses(slim_folder):
 
 
 def test_exactly_the_missing_names_are_put_back(slim_folder):
-    run_python(
+    run_beside_tensorflow(
         """
-        import test_compat
+        from tests.compat import test_compat
 
         missing = {n for n in test_compat.used_names(%r) if not test_compat.is_there(n)}
         assert {repair.name for repair in test_compat.compat.revive()} == missing
@@ -127,7 +127,7 @@ def test_exactly_the_missing_names_are_put_back(slim_folder):
 
 
 def test_nothing_that_tensorflow_has_is_replaced():
-    run_python(
+    run_beside_tensorflow(
         """
         import tensorflow
         import tensorflow.compat.v1
@@ -190,7 +190,7 @@ def test_import_waits_for_tf_slim_and_revives_it_once():
 
 
 def test_a_tf_slim_that_is_imported_already_is_revived_at_once():
-    run_python(
+    run_beside_tensorflow(
         """
         import tf_slim
         from slimguard import compat
@@ -284,7 +284,7 @@ def test_without_tensorflow_the_error_says_what_to_install():
 
 
 def test_without_tf_slim_contrib_serves_or_the_error_says_what_to_install():
-    out = run_python(
+    out = run_beside_tensorflow(
         """
         from slimguard import compat
 
@@ -309,7 +309,7 @@ def test_without_tf_slim_contrib_serves_or_the_error_says_what_to_install():
 def test_a_tf_slim_made_of_contrib_is_turned_down_with_the_cure(tmp_path):
     (tmp_path / 'tf_slim').mkdir()
     (tmp_path / 'tf_slim' / '__init__.py').write_text('from tensorflow.contrib import losses\n')
-    out = run_python(
+    out = run_beside_tensorflow(
         """
         from slimguard import compat
 
@@ -362,5 +362,7 @@ def test_the_report_names_what_tf_slim_uses_and_nobody_has(tmp_path):
     (tmp_path / 'tf_slim' / '__init__.py').write_text(
         'from tensorflow.python.ops import math_ops\nmath_ops.add\nmath_ops.gone_tomorrow\n'
     )
-    out = run_python('from slimguard import compat; print(compat.report())', path=[tmp_path])
+    out = run_beside_tensorflow(
+        'from slimguard import compat; print(compat.report())', path=[tmp_path]
+    )
     assert 'missing: 1\n  tensorflow.python.ops.math_ops.gone_tomorrow\n' in out

@@ -15,7 +15,7 @@ from slimguard.diagnosis import bundle, replay
 from slimguard.diagnosis.bundle import BundleError, folders
 from tests.helpers import zoo
 from tests.helpers.bundles import hidden, kill_one, write
-from tests.helpers.children import python
+from tests.helpers.children import forked_python
 
 tf1 = tf.compat.v1
 
@@ -119,7 +119,7 @@ TIDY = 'import sys; from slimguard.diagnosis import bundle; bundle.remove_abando
 def test_what_a_killed_process_left_goes_at_once_and_what_is_being_written_stays(tmp_path):
     left = kill_one(tmp_path)
     with folders.Making(str(tmp_path / 'slimguard')) as making:
-        for tidy_up in (bundle.remove_abandoned, lambda logdir: python('-c', TIDY, logdir)):
+        for tidy_up in (bundle.remove_abandoned, lambda logdir: forked_python('-c', TIDY, logdir)):
             tidy_up(str(tmp_path))
             assert not left.exists()
             assert hidden(tmp_path) == [os.path.basename(making.path)]

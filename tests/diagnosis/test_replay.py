@@ -4,13 +4,11 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-import slimguard
 from slimguard.diagnosis import bundle, replay
 from slimguard.diagnosis.bundle import arrays
 from slimguard.diagnosis.rerun import StepCopy
@@ -19,8 +17,6 @@ from tests.helpers.bundles import write
 from tests.helpers.children import forked_python
 
 tf1 = tf.compat.v1
-
-ROOT = os.path.dirname(os.path.dirname(slimguard.__file__))
 
 
 @pytest.fixture(scope='module')
@@ -61,13 +57,7 @@ def test_it_needs_nothing_but_the_bundle_and_a_fresh_process(bundles, tmp_path):
         # Moved, as to another machine.
         paths.append(str(tmp_path / name))
         os.rename(path, paths[-1])
-    run = subprocess.run(
-        [sys.executable, '-c', SCRIPT] + paths,
-        cwd=str(tmp_path),
-        env=dict(os.environ, PYTHONPATH=ROOT),
-        capture_output=True,
-        text=True,
-    )
+    run = forked_python('-c', SCRIPT, *paths, cwd=str(tmp_path))
     for name, path in bundles.items():
         os.rename(str(tmp_path / name), path)
     assert run.returncode == 0, run.stdout + run.stderr
@@ -275,13 +265,10 @@ def run_replay(path, stdout):
     return forked_python('-m', 'slimguard', 'replay', path, stdout=stdout, text=False)
 
 
-def test_a_path_with_accents_goes_to_a_terminal_that_has_none(bundles, tmp_path):
+def test_a_path_with_accents_goes_to_a_terminal_that_has_none(bundles, tmp_path, monkeypatch):
+    monkeypatch.setenv('PYTHONIOENCODING', 'ascii')
     path = copy_of(bundles['a_label'], tmp_path, 'd\u00e9j\u00e0 vu')
-    run = subprocess.run(
-        [sys.executable, '-m', 'slimguard', 'replay', path],
-        env=dict(os.environ, PYTHONPATH=ROOT, PYTHONIOENCODING='ascii'),
-        capture_output=True,
-    )
+    run = run_replay(path, stdout=subprocess.PIPE)
     assert run.returncode == 0, run.stderr
     assert b'd\\xe9j\\xe0 vu, made with TensorFlow' in run.stdout
     assert b'The failure came back' in run.stdout

@@ -10,7 +10,7 @@ from slimguard import gate
 from slimguard.diagnosis import bundle
 from slimguard.diagnosis.diagnose import diagnose
 from slimguard.incidents.incident import Incident
-from tests.helpers.children import python
+from tests.helpers.children import forked_python
 
 tf1 = tf.compat.v1
 
@@ -35,13 +35,20 @@ def write(failed, logdir, **kwargs):
     )
 
 
+def _crc_of_byte(value):
+    for _ in range(8):
+        value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+    return value
+
+
+_CRC_OF_BYTES = [_crc_of_byte(byte) for byte in range(256)]
+
+
 def masked_crc(content):
     """The CRC-32C of a block as a table of LevelDB keeps it."""
     value = 0xFFFFFFFF
     for byte in content:
-        value ^= byte
-        for _ in range(8):
-            value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
+        value = (value >> 8) ^ _CRC_OF_BYTES[(value ^ byte) & 255]
     value ^= 0xFFFFFFFF
     return (((value >> 15) | (value << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -63,7 +70,7 @@ def hidden(logdir):
 
 def kill_one(logdir):
     (logdir / 'slimguard').mkdir(exist_ok=True)
-    run = python('-c', KILLED, logdir / 'slimguard')
+    run = forked_python('-c', KILLED, logdir / 'slimguard')
     assert run.returncode == -signal.SIGKILL, run.stderr
     (name,) = hidden(logdir)
     return logdir / 'slimguard' / name

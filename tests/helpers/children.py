@@ -33,12 +33,18 @@ def python(*arguments, **kwargs):
 
 
 def forked_python(
-    *arguments, input=None, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=None
+    *arguments,
+    input=None,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+    cwd=None,
+    finds='slimguard.learning',
 ):
     """As `python`, for programs that import TensorFlow: they find it imported already.
 
-    That saves seconds. Where it matters how an interpreter starts, and in which order it imports
-    what, take `python`.
+    That saves seconds. With ``finds='tensorflow'`` neither slimguard nor tf-slim is imported yet.
+    Where it matters how an interpreter starts, and in which order it imports what, take `python`.
     """
     with Forked(
         arguments,
@@ -48,6 +54,7 @@ def forked_python(
         stderr=stderr,
         text=text,
         cwd=cwd,
+        finds=finds,
     ) as process:
         try:
             output, errors = process.communicate(input, timeout=300)

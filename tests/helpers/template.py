@@ -5,9 +5,10 @@
 
 TensorFlow takes seconds to start, and cannot be forked once it runs. So one process beside the
 tests, the template, imports TensorFlow and slimguard, never uses them, and forks for each program
-that is to run. A program finds what it would find in an interpreter of its own: `sys.argv`,
-`sys.path`, `__main__`, its streams, environment, working directory, umask and signals; it ends by
-the interpreter's own way out, with its status. What differs is what is imported already.
+that is to run; another one, made when it is asked for, imports TensorFlow alone. A program finds
+what it would find in an interpreter of its own: `sys.argv`, `sys.path`, `__main__`, its streams,
+environment, working directory, umask and signals; it ends by the interpreter's own way out, with
+its status. What differs is what is imported already.
 
 The template ends with the test process, however that ends, and the programs with the template.
 """
@@ -32,9 +33,16 @@ from typing import Dict, List, NamedTuple
 
 _PR_SET_PDEATHSIG = 1
 _SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+_ENCODING = 'PYTHONIOENCODING'  # of a program's streams, which are opened once it is forked
 # What a program may have otherwise than the template, which has not read it: programs themselves
 # read the first two; scikit-learn sets the others in the test process, once it is imported there.
-_READ_LATE = 'PYTEST_CURRENT_TEST', 'TF_CONFIG', 'KMP_DUPLICATE_LIB_OK', 'KMP_INIT_AT_FORK'
+_READ_LATE = (
+    'PYTEST_CURRENT_TEST',
+    'TF_CONFIG',
+    'KMP_DUPLICATE_LIB_OK',
+    'KMP_INIT_AT_FORK',
+    _ENCODING,
+)
 
 
 class _Program(NamedTuple):
@@ -60,10 +68,14 @@ class Forked(subprocess.Popen):
 
     Takes a Popen's `stdin`, `stdout`, `stderr`, `env`, `cwd`, `text`, `pass_fds` and
     `start_new_session`. `env` may differ from that of the template only in what no import reads.
+    `finds` is the module that it finds imported, with all that this one imports.
     """
 
-    def __init__(self, arguments, env, start_new_session=False, **kwargs):
+    def __init__(
+        self, arguments, env, start_new_session=False, finds='slimguard.learning', **kwargs
+    ):
         self._new_session = start_new_session
+        self._finds = finds
         self._status = None
         subprocess.Popen.__init__(self, list(map(str, arguments)), env=env, **kwargs)
 
@@ -84,7 +96,9 @@ class Forked(subprocess.Popen):
             [0, 1, 2, *pass_fds],
         )
         try:
-            self.pid, self._status = _the_template(env).fork(program, fds + list(pass_fds))
+            self.pid, self._status = _the_template(env, self._finds).fork(
+                program, fds + list(pass_fds)
+            )
             self._child_created = True
         finally:
             devnull = getattr(self, '_devnull', None)
@@ -119,17 +133,17 @@ class Forked(subprocess.Popen):
 
 
 class _Template:
-    """The test process's side of the template."""
+    """The test process's side of a template."""
 
-    def __init__(self, environment):
+    def __init__(self, environment, finds):
         self._environment = _read_early(environment)
         self._lock = threading.Lock()
         self._pipe, its = connection.Pipe()
         self._process = subprocess.Popen(
-            [sys.executable, os.path.abspath(__file__), str(its.fileno())],
+            [sys.executable, os.path.abspath(__file__), str(its.fileno()), finds],
             pass_fds=[its.fileno()],
             stdin=subprocess.DEVNULL,
-            env=environment,
+            env={name: value for name, value in environment.items() if name != _ENCODING},
         )
         its.close()
         atexit.register(self.close)
@@ -161,24 +175,24 @@ def _read_early(environment):
     return {name: value for name, value in environment.items() if name not in _READ_LATE}
 
 
-_templates = []
+_templates = {}
 
 
-def _the_template(environment):
-    if not _templates:
-        _templates.append(_Template(environment))
-    return _templates[0]
+def _the_template(environment, finds):
+    if finds not in _templates:
+        _templates[finds] = _Template(environment, finds)
+    return _templates[finds]
 
 
 # In the template.
 
 
-def _serve(pipe):
+def _serve(pipe, finds):
     """Forks as it is asked to. Returns the program in each child, and None once nobody asks."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the test process hears it, and ends
     path = list(sys.path)
-    importlib.import_module('slimguard.learning')  # with TensorFlow and tf-slim
+    importlib.import_module(finds)  # slimguard.learning with TensorFlow and tf-slim
     sys.path[:] = path  # setuptools, that old TensorFlow imports, adds a folder of its own
     gc.collect()
     gc.freeze()  # so that children do not copy what they never change
@@ -253,6 +267,8 @@ def _take_on(program, fds):
 
 def _open_streams():
     """The streams on 0, 1 and 2 as an interpreter opens them."""
+    encoding, _, errors = os.environ.get(_ENCODING, '').partition(':')
+    errors = errors or ('strict' if encoding else '')
     for number, name in enumerate(('stdin', 'stdout', 'stderr')):
         old = getattr(sys, name)
         unbuffered = number > 0 and sys.stdout.write_through  # by PYTHONUNBUFFERED
@@ -262,8 +278,8 @@ def _open_streams():
         by_line = os.isatty(number) or number == 2 and sys.version_info >= (3, 9)
         new = type(old)(
             buffer,
-            encoding=old.encoding,
-            errors=old.errors,
+            encoding=encoding or old.encoding,
+            errors=old.errors if number == 2 else errors or old.errors,
             newline='\n' if number else None,
             line_buffering=by_line and not unbuffered,
             write_through=unbuffered,
@@ -319,6 +335,6 @@ def _run(arguments):
 
 
 if __name__ == '__main__':
-    _asked_for = _serve(connection.Connection(int(sys.argv[1])))
+    _asked_for = _serve(connection.Connection(int(sys.argv[1])), sys.argv[2])
     if _asked_for is not None:
         _run(_asked_for.arguments)

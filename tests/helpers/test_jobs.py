@@ -12,6 +12,7 @@ import tensorflow as tf
 from tests.helpers.children import ROOT, environment
 from tests.helpers.jobs import Job
 from tests.helpers.processes import is_alive
+from tests.helpers.template import Forked
 
 tf1 = tf.compat.v1
 
@@ -116,9 +117,9 @@ with Job(test_jobs.sleep, workers=2) as job:
 
 @pytest.mark.parametrize('end', ['kill', pytest.param('interrupt', marks=pytest.mark.slow)])
 def test_no_role_outlives_the_tests(end):
-    tests = subprocess.Popen(
-        [sys.executable, '-c', ORPHANS],
-        env=environment(),
+    tests = Forked(
+        ['-c', ORPHANS],
+        environment(),
         cwd=str(ROOT),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -62,6 +62,12 @@ def test_an_interrupt_ends_it_as_it_ends_plain_python(tmp_path):
     assert forked.stderr.splitlines()[-1] == plain.stderr.splitlines()[-1] == 'KeyboardInterrupt'
 
 
+@pytest.mark.parametrize('encoding', ['ascii', 'ascii:replace', ':ignore'])
+def test_the_streams_have_the_encoding_that_the_environment_says(tmp_path, monkeypatch, encoding):
+    monkeypatch.setenv('PYTHONIOENCODING', encoding)
+    compare(['-c', STATE], tmp_path)
+
+
 @pytest.mark.parametrize('handler', [signal.SIG_IGN, signal.default_int_handler])
 def test_what_the_tests_ignore_is_ignored(tmp_path, handler):
     before = signal.signal(signal.SIGINT, handler)

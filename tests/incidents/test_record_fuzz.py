@@ -15,7 +15,7 @@ import pytest
 from slimguard.__main__ import main
 from slimguard.incidents import record_file, record_json, record_reader
 from slimguard.incidents.incident import Incident
-from tests.helpers.children import python
+from tests.helpers.children import forked_python
 
 LINES = 6
 VALUES = [
@@ -168,6 +168,7 @@ HUGE = {
 }
 
 
+@pytest.mark.slow
 def test_no_record_takes_a_gigabyte_of_memory(tmp_path):
     for name, (piece, times) in HUGE.items():
         record_file.IncidentFile(str(tmp_path / name)).make()
@@ -176,7 +177,7 @@ def test_no_record_takes_a_gigabyte_of_memory(tmp_path):
                 file.truncate(times)  # takes no room on the disk
             else:
                 file.writelines([piece] * times)
-    done = python('-c', READS, tmp_path)
+    done = forked_python('-c', READS, tmp_path)
     assert done.returncode == 0 and 'Traceback' not in done.stderr, done.stderr
     sizes = [line.split(' KB ') for line in done.stderr.splitlines() if ' KB ' in line]
     assert [name for _, name in sizes] == sorted(HUGE)

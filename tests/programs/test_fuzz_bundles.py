@@ -7,11 +7,13 @@ import tensorflow as tf
 
 from tests.helpers import zoo
 from tests.helpers.bundles import write
-from tests.helpers.children import ROOT, python
+from tests.helpers.children import ROOT, forked_python
+
+pytestmark = pytest.mark.slow
 
 
 def fuzz(*arguments):
-    run = python(ROOT / 'tests' / 'programs' / 'fuzz_bundles.py', *arguments)
+    run = forked_python(ROOT / 'tests' / 'programs' / 'fuzz_bundles.py', *arguments)
     assert run.returncode == 0, run.stdout + run.stderr[-5000:]
     return run.stdout
 

@@ -4,6 +4,8 @@ import pytest
 
 from tests.helpers.children import ROOT, forked_python
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize('logdir', [[], ['--relative']], ids=['absolute', 'relative'])
 def test_whenever_it_is_killed_a_training_leaves_a_good_checkpoint_and_resumes(logdir):

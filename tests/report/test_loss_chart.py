@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from slimguard.report import loss_history
+from tests.helpers.bundles import masked_crc
 
 tf1 = tf.compat.v1
 
@@ -102,17 +103,6 @@ def test_a_record_that_says_to_be_huge_ends_its_file_and_not_the_process(tmp_pat
     found, troubles = loss_history.read(str(tmp_path))
     assert [s[:, 0].tolist() for s in found.segments] == [[0, 1, 2]]
     assert troubles == [path.name + ' was read only in part: record 5 is cut off, or damaged']
-
-
-def masked_crc(content):
-    """The checksum that a record of an event file has: CRC-32C, rotated."""
-    crc = 0xFFFFFFFF
-    for byte in content:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    crc ^= 0xFFFFFFFF
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 @pytest.mark.parametrize('make', [os.mkfifo, os.mkdir, lambda path: os.symlink(path, path)])

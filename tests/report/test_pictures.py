@@ -13,7 +13,7 @@ import tensorflow as tf
 from matplotlib import image
 
 from slimguard.report import layer_ranges, sample_pictures, samples, scales
-from tests.helpers.children import python
+from tests.helpers.children import forked_python
 
 tf1 = tf.compat.v1
 
@@ -41,7 +41,7 @@ assert np.array_equal(tf.image.decode_png(file).numpy(), pixels)
 
 
 def test_a_png_is_made_in_eager_mode_too():
-    run = python('-c', IN_EAGER_MODE)
+    run = forked_python('-c', IN_EAGER_MODE)
     assert run.returncode == 0, run.stderr
 
 

@@ -28,7 +28,7 @@ from slimguard.diagnosis.evidence import Evidence
 from slimguard.incidents import record_file, record_reader
 from slimguard.report import bundle_view, html, report, report_data, samples, words
 from tests.diagnosis import test_bundle
-from tests.helpers.children import environment, forked_python, python
+from tests.helpers.children import forked_python, python
 
 tf1 = tf.compat.v1
 
@@ -847,14 +847,11 @@ def test_the_page_may_be_read_by_whom_the_umask_lets(copy, mask):
     assert stat.S_IMODE(mode) == 0o666 & ~mask
 
 
-def test_a_path_that_the_terminal_has_no_letters_for_is_no_error(copy, tmp_path):
+def test_a_path_that_the_terminal_has_no_letters_for_is_no_error(copy, tmp_path, monkeypatch):
+    monkeypatch.setenv('PYTHONIOENCODING', 'ascii')
     logdir = tmp_path / 'größe'
     copy.rename(logdir)
-    run = subprocess.run(
-        [sys.executable, '-m', 'slimguard', 'report', str(logdir)],
-        env=dict(environment(), PYTHONIOENCODING='ascii'),
-        capture_output=True,
-    )
+    run = forked_python('-m', 'slimguard', 'report', logdir, text=False)
     assert run.returncode == 0, run.stderr
     assert b'gr\\xf6\\xdfe' in run.stdout
     assert (logdir / 'slimguard' / 'report.html').exists()

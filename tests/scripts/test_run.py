@@ -4,7 +4,7 @@ import pytest
 
 from slimguard import Raise, Rollback, Skip, Stop
 from slimguard.__main__ import parse_policy
-from tests.helpers.children import python
+from tests.helpers.children import forked_python, python
 from tests.helpers.user_scripts import SCRIPTS, write_scripts
 
 # Runs a script or a module as `slimguard run` does, without the guard: no TensorFlow.
@@ -138,7 +138,7 @@ def test_a_guarded_script_fails_as_it_would_without_us(tmp_path):
     write_scripts(tmp_path, SCRIPTS['an exception'])
     arguments = ['script.py', '--on_nan=foo', '--tf1']
     plain = python(*arguments, cwd=str(tmp_path))
-    guarded = python(
+    guarded = forked_python(
         '-m', 'slimguard', 'run', '--on_nan', 'skip:3,stop', '--tf1', *arguments, cwd=str(tmp_path)
     )
     assert guarded.returncode == plain.returncode == 1
@@ -147,6 +147,6 @@ def test_a_guarded_script_fails_as_it_would_without_us(tmp_path):
 
 
 def test_the_doctor_reports():
-    run = python('-m', 'slimguard', 'doctor')
+    run = forked_python('-m', 'slimguard', 'doctor')
     assert run.returncode == 0
     assert 'put back:' in run.stdout

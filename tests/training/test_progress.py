@@ -10,21 +10,20 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from tests.helpers.children import ROOT as CHECKOUT
+from tests.helpers.children import ROOT, environment
 from tests.helpers.models import Linear
+from tests.helpers.template import Forked
 
 fcntl = pytest.importorskip('fcntl')  # there is none on Windows
 pty = pytest.importorskip('pty')
 termios = pytest.importorskip('termios')
 tf1 = tf.compat.v1
 
-ROOT = os.path.dirname(os.path.dirname(slimguard.__file__))
-
 SCRIPT = """
-import sys, time
+import sys, time, warnings
+warnings.simplefilter('ignore')
 import tensorflow as tf
 import slimguard
-from tests.helpers.children import ROOT as CHECKOUT
 from tests.helpers.models import Linear
 
 tf1 = tf.compat.v1
@@ -52,15 +51,14 @@ ABSL = 'import absl.logging\nabsl.logging.use_absl_handler()'
 def run(before='', more=''):
     """What a training writes to a terminal as its stderr, and its standard output."""
     script = SCRIPT.format(before=before, more=more)
-    environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL='3')
-    environment['PYTHONPATH'] = os.pathsep.join([ROOT, str(CHECKOUT)])
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack('HHHH', 24, 100, 0, 0))
-    process = subprocess.Popen(
-        [sys.executable, '-W', 'ignore', '-c', script],
+    process = Forked(
+        ['-c', script],
+        environment(),
         stdout=subprocess.PIPE,
         stderr=theirs,
-        env=environment,
+        cwd=str(ROOT),  # from where it imports `tests`
         text=True,
     )
     os.close(theirs)

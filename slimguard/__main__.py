@@ -4,6 +4,7 @@ Imports no TensorFlow before it has something to run, so that help and usage err
 """
 
 import argparse
+import atexit
 import math
 import os
 import sys
@@ -13,10 +14,10 @@ from slimguard.incidents import policies
 from slimguard.system import files, logdirs, terminal
 
 _RUN_USAGE = (
-    '%(prog)s [--on_nan=POLICY] [--max_loss=X] [--tf1] script.py [ARGUMENT ...]\n'
-    '       %(prog)s [--on_nan=POLICY] [--max_loss=X] [--tf1] -m module [ARGUMENT ...]'
+    '%(prog)s [OPTION ...] script.py [ARGUMENT ...]\n'
+    '       %(prog)s [OPTION ...] -m module [ARGUMENT ...]'
 )
-_TAKE_A_VALUE = ('--on_nan', '--max_loss')
+_TAKE_A_VALUE = ('--on_nan', '--max_loss', '--logdir')
 # The exit code where a question cannot be answered, as argparse has it for usage errors.
 _CANNOT_KNOW = 2
 
@@ -97,9 +98,9 @@ def _parsers() -> Tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         'run',
         help='run a script unchanged, guarded',
         usage=_RUN_USAGE % {'prog': 'slimguard run'},
-        description='Runs a script as python would, with the training functions of slim guarded: '
-        'a NaN or Inf changes no weight and reaches no checkpoint. What follows the script is for '
-        'the script.',
+        description='Runs a script as python would, with what optimizers of TensorFlow 1 write '
+        'guarded: a NaN or Inf changes no weight and reaches no checkpoint. What follows the '
+        'script is for the script.',
         allow_abbrev=False,
     )
     run.add_argument(
@@ -114,6 +115,12 @@ def _parsers() -> Tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         metavar='X',
         type=parse_max_loss,
         help='a loss above this is a bad step too',
+    )
+    run.add_argument(
+        '--logdir',
+        metavar='DIR',
+        help='where the record of incidents and the bundles go; by default where the script keeps '
+        'its checkpoints or summaries, or, where it has neither yet, slimguard-logs',
     )
     run.add_argument(
         '--tf1',
@@ -235,17 +242,24 @@ def _check_script(script: Sequence[str], parser: argparse.ArgumentParser) -> Non
 
 def _run(options: argparse.Namespace, script: Sequence[str]) -> None:
     import slimguard
-    from slimguard.scripts import run, tf1_names
+    from slimguard.scripts import ending, run, script_watcher, tf1_names
 
     if options.tf1:
         tf1_names.install()
-    slimguard.instrument(on_nan=options.on_nan, max_loss=options.max_loss)
+    instrumentation = slimguard.instrument(options.on_nan, options.max_loss, options.logdir)
+    # Said once all else is, a traceback among it.
+    atexit.register(ending.Ending(instrumentation.sessions.seen, os.getpid()).say)
     if options.tf1 or tf1_names.is_native():
         tf1_names.let_flags_be_redefined()
-    if script[0] == '-m':
-        run.run_module(script[1], script[2:])
-    else:
-        run.run_script(script[0], script[1:])
+    try:
+        if script[0] == '-m':
+            run.run_module(script[1], script[2:])
+        else:
+            run.run_script(script[0], script[1:])
+    except script_watcher.OutOfRangeError as error:
+        if not script_watcher.is_stop(error):
+            raise
+        # 'stop' has ended a loop that asks nobody: all is said, and it is no failure.
 
 
 def _end_run(options: argparse.Namespace) -> None:

@@ -30,6 +30,8 @@ def own_names(tree):
     for node in ast.walk(tree):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             names.add(node.target.id)
+        if isinstance(node, ast.keyword) and node.arg:  # as in vars(self).update(_name=...)
+            names.add(node.arg)
         is_set = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
         if is_set and isinstance(node.value, ast.Name) and node.value.id == 'self':
             names.add(node.attr)

@@ -8,7 +8,6 @@ vain is removed.
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.graph import ops
@@ -121,7 +120,7 @@ def _assert_finite(saved: Sequence[_Saved], name: str) -> Optional[tf.Tensor]:
         return None
     sizes = []
     for value in saved:
-        with tf1.colocate_with(value.tensor.op):
+        with value.tensor.op.graph.colocate_with(value.tensor.op):
             size = tf.nn.l2_loss(ops.for_arithmetic(value.tensor))
         sizes.append(tf.cast(size, tf.float32))
     is_fast = tf.reduce_all(tf.math.is_finite(tf.stack(sizes)), name=name + '_is_calm')
@@ -140,6 +139,6 @@ def _assert_finite(saved: Sequence[_Saved], name: str) -> Optional[tf.Tensor]:
 
 
 def _is_bad(tensor: tf.Tensor) -> tf.Tensor:
-    with tf1.colocate_with(tensor.op):
+    with tensor.op.graph.colocate_with(tensor.op):
         finite = tf.math.is_finite(ops.for_arithmetic(tensor))
         return tf.logical_not(tf.reduce_all(finite))

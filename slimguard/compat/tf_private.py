@@ -21,6 +21,11 @@ from tensorflow.core.protobuf import config_pb2
 SessionInterface = next(c for c in tf1.Session.__mro__ if c.__name__ == 'SessionInterface')
 
 
+def session_class() -> type:
+    """The class whose `run` every session has: `BaseSession`, under no public name."""
+    return next(c for c in tf1.Session.__mro__ if 'make_callable' in vars(c))
+
+
 # Reading a graph.
 
 
@@ -152,6 +157,31 @@ def callable_of(
     options = config_pb2.CallableOptions(feed=feeds, fetch=fetches, target=targets)
     handle = session._do_call(session._make_callable_from_options, options)
     return functools.partial(session._do_call, handle)
+
+
+@contextlib.contextmanager
+def unfinalized(graph: tf.Graph) -> Iterator[None]:
+    """While it is open, ops can be added to a finalized graph.
+
+    `Graph._unsafe_unfinalize`. There is no public name: a `MonitoredSession` does the same to add
+    its summaries.
+    """
+    was_finalized = graph.finalized
+    if was_finalized:
+        graph._unsafe_unfinalize()
+    try:
+        yield
+    finally:
+        if was_finalized:
+            graph.finalize()
+
+
+def number_of(op: tf.Operation) -> int:
+    """A number that grows with each op of a graph: `Operation._id`.
+
+    There is no public name for the order in which ops were made, apart from the list of them all.
+    """
+    return op._id
 
 
 # Savers.

@@ -154,7 +154,7 @@ class _Area:
     def stage(self, is_good: tf.Tensor, cleared: List[tf.Operation]) -> tf.Operation:
         values = []
         for tensor in self.tensors:
-            with tf1.colocate_with(tensor.op):
+            with tensor.op.graph.colocate_with(tensor.op):
                 # A reference would be read too late, when others may have written again.
                 value = tf.raw_ops.DeepCopy(x=tensor) if graphs.is_reference(tensor) else tensor
                 values.append(tf.raw_ops.Switch(data=value, pred=is_good).output_false)
@@ -256,6 +256,6 @@ def _read(variable: tf.Operation) -> tf.Tensor:
     output = variable.outputs[0]
     if output.dtype != tf.resource:
         return output
-    with tf1.colocate_with(variable):
+    with variable.graph.colocate_with(variable):
         dtype = tf.as_dtype(variable.get_attr('dtype'))
         return tf.raw_ops.ReadVariableOp(resource=output, dtype=dtype)

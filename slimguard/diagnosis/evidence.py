@@ -73,6 +73,12 @@ class Evidence:
         if self._logdir is not None:
             _tidy_up(self._logdir)
 
+    def keep_in(self, logdir: str) -> None:
+        """From now on writes bundles, where there was no logdir to write them to."""
+        if self._logdir is None:
+            self._logdir = files.as_path(logdir)
+            _tidy_up(self._logdir)
+
     def examine(
         self,
         session,

@@ -23,7 +23,7 @@ from slimguard.gate.gated_clones import GatedClones
 from slimguard.gate.outcome import GlobalStep, Outcome, outcome_of
 from slimguard.gate.plan import Plan
 from slimguard.gate.step_checks import StepChecks, check_late_loss
-from slimguard.gate.step_value import value_of_step
+from slimguard.gate.step_value import value_after_step, value_of_step
 from slimguard.gate.tasks import Task, Tasks
 from slimguard.gate.undo import settle_there, undo_here
 from slimguard.graph import op_of, ops
@@ -37,6 +37,7 @@ class Built(NamedTuple):
     Attributes:
       announced: what is fetched where a bad step is to print or raise.
       quiet: what is fetched where it is not to.
+      values: the values of the plan's tensors, once the step has run.
     """
 
     watched: tf.Tensor
@@ -45,6 +46,7 @@ class Built(NamedTuple):
     is_good: tf.Tensor
     announced: Outcome
     quiet: Outcome
+    values: Sequence[tf.Tensor]
 
 
 def build(plan: Plan, max_loss: Optional[float]) -> Built:
@@ -60,6 +62,10 @@ def build(plan: Plan, max_loss: Optional[float]) -> Built:
     tasks = Tasks(plan)
     with ops.our_scope(plan.step.graph, 'gate'), tf.device(tasks.home.device):
         return _Build(plan, tasks, _feeds_of(plan, max_loss)).run()
+
+
+class NoLossError(ValueError):
+    """There is a limit for the loss, and no loss."""
 
 
 class _Feeds(NamedTuple):
@@ -131,7 +137,7 @@ class _Build:
         decisions = self._decide(before)
         go = {task: decision.go for task, decision in decisions.items()}
         clones = GatedClones(plan, self._tasks, go)
-        updated = self._check_after(before, decisions, clones)
+        updated = self._check_after(before, decisions, clones, ahead)
         end = self._end(before, updated, decisions, clones, ahead)
         flags = join_flags([before.flags, updated.flags])
         value = value_of_step(plan, clones, decisions[self._tasks.home])
@@ -139,7 +145,11 @@ class _Build:
         told = announce(plan, flags, feeds.watched, end.undone, step)
         announced = outcome_of(_flags_at_end(flags, updated, end.good, told), value, step)
         quiet = outcome_of(_flags_at_end(flags, updated, end.good, end.undone), value, step)
-        return Built(feeds.watched, feeds.limit, flags.labels, updated.is_good, announced, quiet)
+        here = decisions[self._tasks.home]
+        values = [value_after_step(tensor, plan, clones, here) for tensor in plan.values]
+        return Built(
+            feeds.watched, feeds.limit, flags.labels, updated.is_good, announced, quiet, values
+        )
 
     def _check_before(self, checks: Sequence[Check]) -> _Before:
         """The fast path, and the exact check where that is not taken."""
@@ -163,18 +173,22 @@ class _Build:
         return decisions
 
     def _check_after(
-        self, before: _Before, decisions: Dict[Task, Decision], clones: GatedClones
+        self,
+        before: _Before,
+        decisions: Dict[Task, Decision],
+        clones: GatedClones,
+        ahead: Sequence[Copy],
     ) -> _After:
         """Checks what the update wrote, in each task."""
         plan, home = self._plan, self._tasks.home
         ran = [clones.of_op(op_of(plan.step.train_op))]
         fast_ran = None if before.fast is None else after(ran, before.fast, 'ran_calm')
         checked = _checked(ran, decisions[home])
-        found = [self._checks.after_update(home, checked)]
+        found = [self._checks.after_update(home, checked, ahead)]
         for task in self._tasks.others:
             with tf.device(task.device):
                 checked_there = _checked(clones.writes_at(task), decisions[task])
-                found.append(self._checks.after_update(task, checked_there))
+                found.append(self._checks.after_update(task, checked_there, ahead))
         if plan.late_loss is not None:
             value = clones.of(plan.late_loss)
             found.append(check_late_loss(plan.late_loss, value, before.refused))
@@ -224,7 +238,7 @@ def _flags_at_end(flags: Flags, updated: _After, good: tf.Tensor, undone: tf.Ten
 
 def _require_loss(plan: Plan, max_loss: Optional[float]) -> None:
     if max_loss is not None and not plan.losses:
-        raise ValueError(
+        raise NoLossError(
             'max_loss=%r needs a loss to compare with, and train op %r has none; pass it as '
             'slimguard.guard(train_op, loss=total_loss, max_loss=%r)'
             % (max_loss, plan.step.train_op.name, max_loss)

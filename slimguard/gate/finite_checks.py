@@ -9,7 +9,6 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
 from slimguard.graph import ops
 from slimguard.graph.devices import Home
@@ -160,7 +159,7 @@ class FiniteCheck:
         tensor = self._tensors[part.numbers[0]]
         if part.dtype.size > 2 and not part.dtype.is_complex:
             return part.scaled
-        with tf1.colocate_with(part.near):
+        with part.near.graph.colocate_with(part.near):
             wide = tf.cast(tensor, tf.float32) if part.dtype.size == 2 else tf.abs(tensor)
         return self._make.multiply(wide, self._moment.small(wide.dtype, part.dtype), part.near)
 
@@ -169,7 +168,7 @@ class FiniteCheck:
         tensor = self._tensors[part.numbers[0]]
         if tensor.shape.rank is not None:
             return self._make.constant(tuple(range(tensor.shape.rank)), part.near)
-        with tf1.colocate_with(part.near):
+        with part.near.graph.colocate_with(part.near):
             return tf.range(tf.rank(tensor))
 
 

@@ -3,7 +3,6 @@
 from typing import List, Sequence
 
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
@@ -12,21 +11,25 @@ from slimguard.gate.copies import Copy, copy
 from slimguard.gate.plan import Plan
 from slimguard.graph import ops
 from slimguard.graph.control_flow import ENTERS
+from slimguard.graph.sessions import unseen_by_sessions
 
 
 def require_unseen(plan: Plan) -> None:
     """Raises if a write that needs one more control input may be known to a session already."""
     if not plan.put_back:
         return
-    for session in graphs.open_sessions(plan.step.graph):
-        variable, writes = next(iter(plan.put_back.items()))
+    is_unseen = unseen_by_sessions(plan.step.graph)
+    for variable, writes in plan.put_back.items():
+        if all(map(is_unseen, _entries(writes, plan))):
+            continue
+        sessions = graphs.open_sessions(plan.step.graph)
         raise ValueError(
             'cannot guard: %s %r writes %r in the forward pass, before the gradients are known, '
             'so it has to be put back after a bad step; but the session %r was opened on this '
             'graph before, and what a session has seen cannot be wired any more. Build the train '
             'op first and open the session then; or leave update ops in the UPDATE_OPS '
             'collection and use slimguard.create_train_op, which holds them back'
-            % (writes[0].type, writes[0].name, variable.name, session)
+            % (writes[0].type, writes[0].name, variable.name, sessions[0] if sessions else 'that')
         )
 
 
@@ -59,7 +62,7 @@ def read_opaque_writes(plan: Plan, make: ops.Maker, known: tf.Tensor) -> List[Ch
 
 def _read_after(token: tf.Tensor, variable: tf.Operation, make: ops.Maker) -> tf.Tensor:
     """The value a variable has once `token`, a bool scalar, is there."""
-    with tf1.colocate_with(variable):
+    with variable.graph.colocate_with(variable):
         if graphs.is_resource(variable):
             with tf.control_dependencies([token]):
                 return make.copy(variable)

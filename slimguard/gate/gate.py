@@ -39,6 +39,7 @@ class Gate:
       max_loss: the default of `limit`, or None.
       gated: the ops of the given train op that run behind the switch.
       raises: whether a bad step raises `InvalidArgumentError` in the session.
+      values: what to fetch in the place of each tensor that was to be fetched beside the train op.
       transient: the ops of the variables that can hold what is not finite for a moment in any bad
         step, until it is put back or undone: who reads them from another thread may see it. Empty
         for a usual gate, which writes nothing in a bad step; there only an update of finite values
@@ -57,6 +58,7 @@ class Gate:
         self.train_op, self.written, self.bad, self.step = built.announced
         self.quiet = built.quiet
         self.is_good = built.is_good
+        self.values = dict(zip(map(key, plan.values), built.values))
         self.labels = tuple(built.labels)
         # Any: they are keys of feeds, and type stubs take a Tensor for unhashable.
         self.watched: Any = built.watched
@@ -134,25 +136,41 @@ def guard(
     if loss is not None:
         require_loss(loss, 'loss')
         _require_same_graph(loss, train_op)
+    return guard_with_values(train_op, loss, max_loss, ()).train_op
+
+
+def guard_with_values(
+    train_op: TrainOp,
+    loss: Optional[tf.Tensor],
+    max_loss: Optional[float],
+    values: Sequence[tf.Tensor],
+) -> Gate:
+    """As `guard`, for a step in which other tensors are fetched that wait for the train op.
+
+    Args:
+      train_op, loss, max_loss: as for `guard`, and checked.
+      values: tensors that the train op needs; `Gate.values` has what to fetch for them.
+    """
     graph = train_op.graph
     known = gates_of(graph)
     gate = known.get(op_of(train_op).name)
     if gate is not None:
         same_loss = loss is None or (gate.loss is not None and key(loss) == key(gate.loss))
-        if same_loss and max_loss in (None, gate.max_loss):
-            return gate.train_op
+        has_values = all(key(value) in gate.values for value in values)
+        if same_loss and has_values and max_loss in (None, gate.max_loss):
+            return gate
         train_op = gate.original
     _require_open_graph(train_op)
     guarded = {op_of(g.train_op): GuardedBefore(op_of(g.original), g.gated) for g in known.values()}
     # No session of another thread may see a gate half built: what a session has seen cannot be
     # wired any more.
     with graph.as_default(), tf_private.lock_against_sessions(graph), _no_collection():
-        gate = Gate(make_plan(train_op, loss, guarded), max_loss)
+        gate = Gate(make_plan(train_op, loss, guarded, values), max_loss)
     known[op_of(gate.train_op).name] = gate
     known.setdefault(op_of(train_op).name, gate)
     train_ops = graph.get_collection_ref(tf1.GraphKeys.TRAIN_OP)
     train_ops[:] = [gate.train_op if element is train_op else element for element in train_ops]
-    return gate.train_op
+    return gate
 
 
 def _require_same_graph(loss: tf.Tensor, train_op: TrainOp) -> None:

@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.graph import ops
+from slimguard.graph.sessions import unseen_by_sessions
 
 
 def leave_out_bad_values(graph: tf.Graph) -> None:
@@ -20,8 +21,9 @@ def leave_out_bad_values(graph: tf.Graph) -> None:
     as they are: they cannot be wired any more.
     """
     histograms = [op for op in graph.get_operations() if _may_raise(op)]
-    if not histograms or graph.finalized or graphs.open_sessions(graph):
+    if not histograms or graph.finalized:
         return
+    histograms = list(filter(unseen_by_sessions(graph), histograms))
     with tf_private.lock_against_sessions(
         graph
     ):  # no session of another thread may see the half of it

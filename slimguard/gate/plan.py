@@ -35,6 +35,7 @@ class Plan(NamedTuple):
       opaque_forward: the variables of `put_back` whose new value can only be read afterwards.
       trial: whether the gated writes can only be judged by what they wrote.
       barrier: ops that must have run before anything is written (asserts and the like).
+      values: tensors of the step that are fetched beside the train op.
     """
 
     step: StepGraph
@@ -49,10 +50,14 @@ class Plan(NamedTuple):
     opaque_forward: Sequence[tf.Operation]
     trial: bool
     barrier: Sequence[tf.Operation]
+    values: Sequence[tf.Tensor]
 
 
 def make_plan(
-    train_op: TrainOp, loss: Optional[tf.Tensor], guarded: Dict[tf.Operation, GuardedBefore]
+    train_op: TrainOp,
+    loss: Optional[tf.Tensor],
+    guarded: Dict[tf.Operation, GuardedBefore],
+    values: Sequence[tf.Tensor] = (),
 ) -> Plan:
     """Plans the gate of a train op.
 
@@ -60,6 +65,7 @@ def make_plan(
       train_op: the train op to guard.
       loss: the loss, if it was given.
       guarded: the train ops that are guarded already.
+      values: tensors that the train op needs, to be fetched beside it.
 
     Raises:
       ValueError: if the train op writes nothing, or something that cannot be undone.
@@ -69,21 +75,22 @@ def make_plan(
     sources = Sources(step, gated)
     losses = find_losses(step, gated, sources, loss)
     late_loss = find_late_loss(step, gated, sources, loss)
-    gated_writes, values, forward = _read_writes(step, gated, sources, losses)
+    gated_writes, checked, forward = _read_writes(step, gated, sources, losses)
     variables = [v for write in gated_writes for v in step.writes.variables(write.op)]
     plan = Plan(
         step=step,
         gated=gated,
         losses=losses,
         late_loss=late_loss,
-        checks=values.checks,
-        squares=values.squares,
-        model_clones=_find_model_clones(step, values.checks, losses),
+        checks=checked.checks,
+        squares=checked.squares,
+        model_clones=_find_model_clones(step, checked.checks, losses),
         variables=list(dict.fromkeys(variables)),
         put_back=forward.put_back,
         opaque_forward=forward.opaque,
         trial=late_loss is not None or any(write.is_trial for write in gated_writes),
         barrier=find_barrier(step, gated, forward.put_back),
+        values=values,
     )
     if plan.trial:
         _require_undo(plan)

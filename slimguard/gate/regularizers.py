@@ -16,6 +16,7 @@ import tensorflow as tf
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.gate.plan import Plan
+from slimguard.graph.sessions import unseen_by_sessions
 
 # What has no more bytes than a few numbers may come from anywhere, and be in memory early.
 _SMALL_BYTES = 256
@@ -29,13 +30,14 @@ _Wait = Tuple[tf.Operation, tf.Operation]  # an op, and one that it is to wait f
 def delay(plan: Plan) -> None:
     """Makes the summands of gradients that are made of variables alone wait for the others.
 
-    Nothing is done if a session is open on the graph: what it has seen cannot be wired any more.
+    Nothing is done where a session may have seen them: they cannot be wired any more.
     """
     late: List[_Wait] = []
     for op in plan.step.order:
         if op.type == 'AddN' and op not in plan.gated and graphs.flow_around(op) is None:
             late.extend(_waits(op, plan))
-    if late and not graphs.open_sessions(plan.step.graph):
+    is_unseen = unseen_by_sessions(plan.step.graph) if late else bool
+    if all(is_unseen(first) for first, _ in late):
         for first, other in late:
             tf_private.add_control_input(first, other)
 

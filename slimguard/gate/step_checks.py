@@ -1,11 +1,12 @@
 """The exact checks of a step: of all values before the update, of the variables after it."""
 
-from typing import List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence
 
 import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.gate.checked_values import Check
+from slimguard.gate.copies import Copy
 from slimguard.gate.finite_checks import FiniteCheck, Moment
 from slimguard.gate.flags import Flags, join_flags
 from slimguard.gate.flags_in_words import Label
@@ -48,15 +49,41 @@ class StepChecks:
             found.append(self._check_model_clones(token))
         return join_flags(found)
 
-    def after_update(self, task: Task, token: tf.Tensor) -> Flags:
-        """Checks the variables of a task once `token` is there."""
+    def after_update(self, task: Task, token: tf.Tensor, ahead: Sequence[Copy]) -> Flags:
+        """Checks the variables of a task once `token` is there.
+
+        Those that only the forward pass writes are checked as they were ahead of it: what it wrote
+        is among the values that are checked before the update.
+
+        Args:
+          task: the task.
+          token: arrives when the update has run or was refused.
+          ahead: the copies made ahead of forward writes, of all tasks.
+        """
         written = dict.fromkeys([*task.variables, *task.put_back])
         floats = [variable for variable in written if graphs.is_float_variable(variable)]
         with tf.control_dependencies([token]):
-            values = [self._make.copy(v) if graphs.is_resource(v) else v.outputs[0] for v in floats]
+            here = [copy for copy in ahead if copy.variables[0] in task.put_back]
+            before = self._taken_apart(here)
+            values = [
+                before[v] if v in before and v not in task.variables else self._now(v)
+                for v in floats
+            ]
         labels = [Label('state', variable.name) for variable in floats]
         check = FiniteCheck(self._make, values, Moment(token), Home(token.op))
         return Flags(labels, check.not_finite())
+
+    def _now(self, variable: tf.Operation) -> tf.Tensor:
+        is_resource = graphs.is_resource(variable)
+        return self._make.copy(variable) if is_resource else variable.outputs[0]
+
+    def _taken_apart(self, copies: Sequence[Copy]) -> Dict[tf.Operation, tf.Tensor]:
+        values: Dict[tf.Operation, tf.Tensor] = {}
+        for variables, value in copies:
+            number = len(variables)
+            parts = self._make.split(value, number, variables[0]) if number > 1 else [value]
+            values.update(zip(variables, parts))
+        return values
 
     def _check_model_clones(self, token: tf.Tensor) -> Flags:
         """Which clones of the model put something into gradients or losses that is not finite."""

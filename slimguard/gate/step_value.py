@@ -1,10 +1,9 @@
-"""The value that a guarded train op returns."""
+"""The values that a guarded step returns: that of its train op, and others that wait for it."""
 
 import math
 from typing import Dict, Optional
 
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.gate.decision_at_tasks import Decision
@@ -14,17 +13,24 @@ from slimguard.graph import op_of, ops
 
 
 def value_of_step(plan: Plan, clones: GatedClones, decision: Decision) -> Optional[tf.Tensor]:
-    """The value of the train op; None if it is an Operation.
+    """The value of the train op; None if it is an Operation."""
+    core = plan.step.core
+    return None if core is None else value_after_step(core, plan, clones, decision)
+
+
+def value_after_step(
+    tensor: tf.Tensor, plan: Plan, clones: GatedClones, decision: Decision
+) -> tf.Tensor:
+    """The value of a tensor of the step, once all of the step has run.
 
     Where the value comes out of an update that was refused, it is what it would be without.
     """
-    core = plan.step.core
-    if core is None or core.op not in plan.gated:
-        return core
+    if tensor.op not in plan.gated:
+        return tensor
     ran = ops.after([clones.of_op(op_of(plan.step.train_op))], decision.go, 'ran')
-    value = ops.after([ran], clones.of(core), 'value')
+    value = ops.after([ran], clones.of(tensor), 'value')
     with tf.control_dependencies([decision.refused]):
-        instead = tf.identity(_without_update(core, plan, {}))
+        instead = tf.identity(_without_update(tensor, plan, {}))
     return ops.merge([value, instead], 'value_of_step')
 
 
@@ -52,7 +58,7 @@ def _read(variable: tf.Operation) -> tf.Tensor:
     """The value of a variable; of a ref variable the buffer itself, which later writes change."""
     output = variable.outputs[0]
     if not graphs.is_resource(variable):
-        with tf1.colocate_with(variable):
+        with variable.graph.colocate_with(variable):
             return tf.identity(output)
     dtype = graphs.dtype_of(variable)
     value = tf.raw_ops.ReadVariableOp(resource=output, dtype=dtype)

@@ -1,7 +1,7 @@
 """The sessions on a graph, and what stands in for one: :class:`SessionWrapper`."""
 
 import gc
-from typing import List
+from typing import Callable, List
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -45,6 +45,34 @@ class SessionWrapper(SessionInterface):
     def as_default(self):
         """As `tf.compat.v1.Session.as_default`, so that `eval()` and `run()` of ops come here."""
         return tf1.Session.as_default(self)
+
+
+_SEEN = '_slimguard_seen'
+
+
+def note_seen(graph: tf.Graph) -> None:
+    """Notes that a session is about to see the ops that there are, and has seen none made since.
+
+    Whoever calls it does so before each run of every session on the graph.
+    """
+    operations = graph.get_operations()
+    setattr(graph, _SEEN, tf_private.number_of(operations[-1]) if operations else 0)
+
+
+def note_first(session: tf1.Session) -> None:
+    """Notes that a session was just opened: if it is alone on its graph, it has seen nothing."""
+    graph = session.graph
+    if getattr(graph, _SEEN, None) is None and open_sessions(graph) == [session]:
+        setattr(graph, _SEEN, -1)
+
+
+def unseen_by_sessions(graph: tf.Graph) -> Callable[[tf.Operation], bool]:
+    """Tells of ops whether no session can know them yet: what one has seen cannot be wired."""
+    seen = getattr(graph, _SEEN, None)
+    if seen is not None:
+        return lambda op: tf_private.number_of(op) > seen
+    nobody_is_there = not open_sessions(graph)
+    return lambda op: nobody_is_there
 
 
 def open_sessions(graph: tf.Graph) -> List[tf1.Session]:

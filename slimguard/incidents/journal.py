@@ -46,6 +46,12 @@ class Journal:
         if self._file is not None:
             self._file.make()
 
+    def keep_in(self, logdir: str) -> None:
+        """From now on keeps a file, where there was no logdir."""
+        if self._file is None:
+            self._file = IncidentFile(logdir)
+            self._file.make()
+
     def record(self, incident: Incident, done_by: str = '') -> None:
         """Writes one incident down; `done_by` is who acted, where no policy did."""
         self.count += 1

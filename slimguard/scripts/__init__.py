@@ -3,6 +3,13 @@
 The files:
 
     instrumentation.py           instrument(): puts guarded functions in the place of slim's
+    guarded_sessions.py          Session.run, guarded: each run that trains goes through a gate
+    train_steps.py               which runs train, and what stands in for what they fetch
+    script_watcher.py            what watches such a session, and acts by policy
+    script_files.py              where a script saves, and what to go back to there
+    optimizer_notes.py           what the optimizers of a script make
+    patches.py                   methods of TensorFlow, replaced for a while
+    ending.py                    what `run` says at the end
     tf1_names.py                 the names of TensorFlow 1, for scripts on TensorFlow 2
     tf1_table.py                 where they are today
     tf1_gone.py                  what is gone of them, and what replaced it

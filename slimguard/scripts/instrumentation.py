@@ -1,6 +1,6 @@
-"""For code that is not edited: puts guarded functions in the place of slim's.
+"""For code that is not edited: guards its sessions, and puts guarded functions in slim's place.
 
-Everything that the code then trains is guarded:
+Everything that the code then builds and trains is guarded:
 
     with slimguard.instrument(on_nan='skip'):
         import train_mobilenet            # calls slim.learning.create_train_op and train
@@ -19,10 +19,14 @@ from slimguard import compat, learning
 from slimguard import gate as gates
 from slimguard.checkpoints import repair
 from slimguard.checkpoints.finite_saver import FiniteSaver
+from slimguard.graph import op_of
 from slimguard.incidents.policies import OnNan, Skip, fallbacks_of
+from slimguard.scripts.guarded_sessions import GuardedSessions
+from slimguard.scripts.patches import Patches
 from slimguard.system import files
 from slimguard.training.context import TrainingContext
-from slimguard.training.watchers import lent, watchers_in, with_watcher
+from slimguard.training.gate_watcher import GateWatcher
+from slimguard.training.watchers import lent, watchers_in
 
 # Modules with a `create_train_op` and a `train` to replace, and which of the two kinds of `train`
 # it is: slim's, around a Supervisor, or that around a MonitoredSession. The last two belong to
@@ -37,42 +41,54 @@ _MODULES = {
 _active: Optional['Instrumentation'] = None
 
 
-def instrument(on_nan: OnNan = None, max_loss: Optional[float] = None) -> 'Instrumentation':
-    """Guards every training of slim from here on, in code that knows nothing of slimguard.
+def instrument(
+    on_nan: OnNan = None,
+    max_loss: Optional[float] = None,
+    logdir: Optional[files.Path] = None,
+) -> 'Instrumentation':
+    """Guards every training from here on, in code that knows nothing of slimguard.
+
+    What an optimizer of TensorFlow 1 makes from here on is guarded when a session runs it, in
+    whatever loop, and the policy acts there: `Session.run` raises `NanLossError` for 'raise', and
+    `tf.errors.OutOfRangeError`, as at the end of an input, for 'stop'. 'rollback' restores the
+    newest finite checkpoint that the code's own `Saver` wrote, or the state before the first step.
+    A `Saver` publishes nothing that is not finite, and a `NanTensorHook` leaves guarded steps to
+    the policy. What cannot be guarded is said once, in the log.
 
     `create_train_op` and `train` of `slim.learning`, of `tf_slim.training`, and of `tf.contrib`
     where it exists, are replaced by guarded ones: in their modules, and wherever code that is
-    already loaded has imported them by name. A train op that was built by hand and is given to
-    `train` is guarded on the way in. In a plain session a bad step raises if the train op was
-    made with ``check_numerics=True``, as ever; or, if `on_nan` begins with skipping, is skipped
-    with one line on stderr. Histogram summaries leave out what is not finite, where TensorFlow's
-    raise.
+    already loaded has imported them by name. Histogram summaries leave out what is not finite,
+    where TensorFlow's raise.
 
     Args:
       on_nan: what happens after a bad step; see `NanLossHook`. Default: raise.
       max_loss: a larger loss is a bad step too; a positive finite number. Default: no limit.
+      logdir: where the record of incidents and the bundles go, a str, bytes or `os.PathLike`.
+        Default: where the code keeps its checkpoints or summaries, and the folder `slimguard-logs`
+        where it has neither before the first incident.
 
     Returns:
       The `Instrumentation`: a context manager, with `uninstrument()`. Calling this again with the
       same arguments returns the same.
 
     Raises:
-      ValueError, TypeError: for an unknown policy or a bad `max_loss`; if slim is instrumented
-        already with other arguments.
+      ValueError, TypeError: for an unknown policy, a bad `max_loss` or `logdir`; if slim is
+        instrumented already with other arguments.
     """
     global _active
     gates.require_max_loss(max_loss)
     if on_nan is not None:
         fallbacks_of(on_nan)
+    logdir = None if logdir is None else files.as_logdir(logdir)
     if _active is not None:
-        if (on_nan, max_loss) != (_active.on_nan, _active.max_loss):
+        if (on_nan, max_loss, logdir) != (_active.on_nan, _active.max_loss, _active.logdir):
             raise ValueError(
-                'slim is instrumented already, with on_nan=%r and max_loss=%r; call '
-                'uninstrument() on that first' % (_active.on_nan, _active.max_loss)
+                'slim is instrumented already, with on_nan=%r, max_loss=%r and logdir=%r; call '
+                'uninstrument() on that first' % (_active.on_nan, _active.max_loss, _active.logdir)
             )
         return _active
     compat.import_slim()
-    _active = Instrumentation(on_nan, max_loss)
+    _active = Instrumentation(on_nan, max_loss, logdir)
     return _active
 
 
@@ -80,18 +96,23 @@ class Instrumentation:
     """What `instrument` did, and how to undo it.
 
     Attributes:
-      on_nan, max_loss: as given to `instrument`.
+      on_nan, max_loss, logdir: as given to `instrument`.
+      sessions: what guards the sessions.
     """
 
-    def __init__(self, on_nan: OnNan, max_loss: Optional[float]):
+    def __init__(self, on_nan: OnNan, max_loss: Optional[float], logdir: Optional[str]):
         self.on_nan = on_nan
         self.max_loss = max_loss
+        self.logdir = logdir
         self._replaced: Dict[Callable, Callable] = {}
         for name in _MODULES:
             if name in sys.modules:
                 self._instrument(sys.modules[name])
         self._finder = _AfterImport(self._instrument)
         sys.meta_path.insert(0, self._finder)
+        self._patches = Patches()
+        self.sessions = GuardedSessions(on_nan, max_loss, logdir)
+        self.sessions.install(self._patches)
         tf1.logging.info(
             'slimguard: instrumented %s; on_nan=%r, max_loss=%r',
             ', '.join('%s.%s' % (f.__module__, f.__name__) for f in self._replaced),
@@ -105,6 +126,7 @@ class Instrumentation:
         if _active is not self:
             return
         sys.meta_path.remove(self._finder)
+        self._patches.undo()
         for original, replacement in self._replaced.items():
             _replace_everywhere(replacement, original)
         _active = None
@@ -141,9 +163,22 @@ class Instrumentation:
     def _train(self, original: Callable) -> Callable:
         @functools.wraps(original)
         def train(*args, **kwargs):
-            return learning.train(*args, **self._with_policy(kwargs))
+            kwargs = self._with_policy(kwargs)
+            watcher = GateWatcher(kwargs.pop('on_nan', None))
+            if not watchers_in(kwargs.get('hooks') or ()):
+                kwargs['hooks'] = [*(kwargs.get('hooks') or ()), watcher]
+            try:
+                return learning.train(*args, **kwargs)
+            finally:
+                self._note_training(watcher, *args, **kwargs)
 
         return train
+
+    def _note_training(self, watcher: GateWatcher, train_op, logdir=None, *_, **__) -> None:
+        seen = self.sessions.seen
+        seen.note_steps(op_of(gates.as_train_op(train_op)).name, 0)
+        for incident in watcher.incidents:
+            seen.note_incident(incident, str(logdir))
 
     def _train_monitored(self, original: Callable) -> Callable:
         signature = inspect.signature(original)
@@ -154,16 +189,13 @@ class Instrumentation:
             hooks = arguments.get('hooks') or ()
             logdir = arguments.get('logdir')
             logdir = files.as_logdir(logdir) if logdir else None
-            policy = self._with_policy({'hooks': hooks})
-            max_loss = policy.get('max_loss')
-            hooks, _ = with_watcher(hooks, policy.get('on_nan'), max_loss, logdir)
-            arguments['hooks'] = hooks
             arguments['scaffold'] = _finite(arguments.get('scaffold'))
             if logdir is not None and arguments.get('is_chief', True):
                 repair.resume_from_good(logdir)
             if gates.writes_something(arguments['train_op']):
                 arguments['train_op'] = gates.guard(arguments['train_op'])
-            with lent(hooks, TrainingContext(max_loss=max_loss, logdir=logdir)):
+            # A NanLossHook of the code's own watches; else the guarded session does.
+            with lent(hooks, TrainingContext(max_loss=self.max_loss, logdir=logdir)):
                 return original(**arguments)
 
         return train

@@ -1,7 +1,7 @@
 """A `session.run` as a watcher sees it: its guarded train ops, what to fetch, its incidents."""
 
 import functools
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -136,9 +136,19 @@ def limits_of(gate: gates.Gate, max_loss: Optional[float]) -> dict:
 def fetched_elements(fetches, graph: tf.Graph) -> list:
     """The Tensors and Operations in a `fetches` argument of `Session.run`, of any structure."""
     elements = []
-    for fetch in tf.nest.flatten(fetches, expand_composites=True):
+    for fetch in _leaves(fetches):
         try:
             elements.append(graph.as_graph_element(fetch))
         except (TypeError, ValueError, KeyError):
             continue  # not ours to complain about: the session does
     return elements
+
+
+def _leaves(fetches) -> Iterator[Any]:
+    if isinstance(fetches, dict):  # whose keys may be hooks, which `tf.nest` cannot sort
+        fetches = list(fetches.values())
+    if isinstance(fetches, (list, tuple)):
+        for each in fetches:
+            yield from _leaves(each)
+    else:
+        yield from tf.nest.flatten(fetches, expand_composites=True)

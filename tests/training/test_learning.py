@@ -455,3 +455,22 @@ def test_an_empty_logdir_is_none_and_that_is_said(monkeypatch, tmp_path):
         train_quietly(train_op, '')
     assert 'slimguard: logdir is empty, so nothing is saved and nothing recorded.' in lines
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bad_batch_that_the_forward_pass_wrote_down_is_skipped_and_put_back(tmp_path):
+    model = Linear(bad=(2,))
+    mean = tf1.get_variable('mean', [3], initializer=tf1.zeros_initializer(), trainable=False)
+    with tf.control_dependencies([mean.assign(tf.reduce_mean(model.batches.x, 0))]):
+        train_op = slimguard.guard(model.minimize(), loss=model.loss)
+    hook = slimguard.NanLossHook(model.loss, on_nan='skip')
+    train_quietly(train_op, tmp_path, number_of_steps=4, hooks=[hook])
+    (incident,) = hook.incidents
+    assert incident.action == 'skip' and not incident.state_lost
+    assert checkpoint_at(tmp_path) == (4, [])
+
+
+@pytest.mark.parametrize('optimizer', ['adam', None, tf.keras.optimizers.SGD])
+def test_an_optimizer_that_is_none_of_tensorflow_1_is_refused_with_the_cure(optimizer):
+    model = Linear()
+    with pytest.raises(TypeError, match=r'must be a tf.compat.v1.train.Optimizer, such as'):
+        slimguard.create_train_op(model.loss, optimizer)

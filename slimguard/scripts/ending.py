@@ -1,0 +1,105 @@
+"""What `run` says at the end of a script: which train ops were guarded, and what became of them."""
+
+import os
+import sys
+from typing import Dict, List, NamedTuple
+
+import tensorflow as tf
+
+from slimguard.incidents.incident import Incident
+from slimguard.system import terminal, texts
+
+# So many train ops are named.
+_MOST_NAMES = 3
+
+
+class Seen:
+    """What became of the trainings of a script.
+
+    Attributes:
+      train_ops: the names of the train ops that ran guarded, and how often each did; 0 where slim's
+        loop ran them, which says no number.
+      refused: the names of those that cannot be guarded, and why not.
+      actions: what was done about incidents, and how often.
+      logdirs: where the record and the bundles are.
+      runs: how many runs of sessions trained nothing that is known.
+    """
+
+    def __init__(self) -> None:
+        self.train_ops: Dict[str, int] = {}
+        self.refused: Dict[str, str] = {}
+        self.actions: Dict[str, int] = {}
+        self.logdirs: Dict[str, None] = {}
+        self.runs = 0
+
+    def note_steps(self, train_op: str, steps: int) -> None:
+        """Notes steps of a guarded train op."""
+        self.train_ops[train_op] = self.train_ops.get(train_op, 0) + steps
+
+    def note_incident(self, incident: Incident, logdir: str) -> None:
+        """Notes an incident that was acted on, and the logdir with its record."""
+        action = str(incident.action)
+        self.actions[action] = self.actions.get(action, 0) + 1
+        self.logdirs[logdir] = None
+
+    def __str__(self) -> str:
+        if not self.train_ops:
+            return 'nothing here was guarded: %s' % _why_nothing(self)
+        steps = sum(self.train_ops.values())
+        said = 'guarded %s' % _named(list(self.train_ops))
+        said += ': %s' % _counted(steps, 'step') if steps else ''
+        incidents = sum(self.actions.values())
+        if not incidents:
+            said += ', no incident'
+        else:
+            done = ['%s %d' % each for each in self.actions.items()]
+            said += ', %s (%s)' % (_counted(incidents, 'incident'), ', '.join(done))
+            folders = [os.path.join(logdir, 'slimguard') for logdir in self.logdirs]
+            said += '; record and bundles: %s' % ', '.join(folders)
+        if self.refused:
+            said += '; NOT guarded: %s' % _named(list(self.refused))
+        return said
+
+
+class Ending(NamedTuple):
+    """Says, once, what became of a script's trainings; a fork of the process says nothing.
+
+    Attributes:
+      seen: what became of them.
+      process: the number of the process that says it.
+    """
+
+    seen: Seen
+    process: int
+
+    def say(self) -> None:
+        """Says it on stderr."""
+        if os.getpid() == self.process:
+            print('slimguard: ' + terminal.visible(str(self.seen)), file=sys.stderr)
+
+
+def _why_nothing(seen: Seen) -> str:
+    if seen.refused:
+        name, why = next(iter(seen.refused.items()))
+        return 'train op %r cannot be: %s' % (name, texts.cut(why, 300))
+    covers = (
+        'slimguard guards what an optimizer of TensorFlow 1 (tf.compat.v1.train.Optimizer) writes '
+        'when a session runs it'
+    )
+    if seen.runs:
+        return '%s, and of the %s of a session none did that' % (covers, _counted(seen.runs, 'run'))
+    if tf.executing_eagerly():
+        return (
+            '%s, and this script ran no session: TensorFlow runs eagerly. For a script written for '
+            'TensorFlow 1, use --tf1' % covers
+        )
+    return '%s, and this script ran no session' % covers
+
+
+def _counted(number: int, what: str) -> str:
+    return '%d %s%s' % (number, what, '' if number == 1 else 's')
+
+
+def _named(names: List[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ', '.join(names[:_MOST_NAMES]) + (' and %d more' % more if more > 0 else '')

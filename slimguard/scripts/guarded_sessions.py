@@ -1,0 +1,202 @@
+"""Sessions of a script that knows nothing of slimguard: each run that trains goes through a gate.
+
+Every loop ends in `tf.compat.v1.Session.run`: a plain one, that of a MonitoredSession, of a
+Supervisor, of an Estimator. There what trains is found (:mod:`train_steps`), its gate runs in its
+place, and the policy acts (:mod:`script_watcher`).
+"""
+
+import threading
+import weakref
+from typing import Any, Callable, Dict, List, Optional
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard import gate as gates
+from slimguard.compat import tf_private
+from slimguard.diagnosis.evidence import Evidence
+from slimguard.graph import op_of
+from slimguard.graph.sessions import SessionWrapper, note_first
+from slimguard.incidents.policies import OnNan
+from slimguard.scripts.ending import Seen
+from slimguard.scripts.optimizer_notes import OptimizerNotes
+from slimguard.scripts.patches import Patches, kept_on
+from slimguard.scripts.script_files import ScriptFiles
+from slimguard.scripts.script_watcher import ScriptWatcher, stop_error
+from slimguard.scripts.train_steps import Step, TrainSteps
+from slimguard.training.hooked_session import HookedSession
+
+
+class GuardedSessions:
+    """Guards what sessions run, from `install` until its patches are undone.
+
+    Args:
+      on_nan: what happens after a bad step.
+      max_loss: a larger loss is a bad step too.
+      logdir: where records and bundles go; None for where the script saves.
+
+    Attributes:
+      seen: what became of the trainings.
+      files: where the script keeps its files.
+    """
+
+    def __init__(self, on_nan: OnNan, max_loss: Optional[float], logdir: Optional[str]):
+        self.seen = Seen()
+        self._lock = threading.RLock()
+        self.files = ScriptFiles(logdir, self._lock)
+        self._on_nan = on_nan
+        self._max_loss = max_loss
+        self._notes = OptimizerNotes()
+        self._sessions: Any = weakref.WeakKeyDictionary()  # the _HookedStep of each
+        self._thread = threading.local()
+
+    def install(self, patches: Patches) -> None:
+        """Puts guarded methods in the place of TensorFlow's."""
+        self._notes.install(patches)
+        self.files.install(patches)
+        owner = tf_private.session_class()
+        patches.wrap(owner, '__init__', self._open)
+        patches.wrap(owner, 'run', self._run)
+        patches.wrap(owner, 'make_callable', self._make_callable)
+        patches.wrap(tf.Graph, 'finalize', self._finalize)
+        patches.wrap(tf1.train.NanTensorHook, 'after_run', self._after_run_of_nan_hook)
+
+    # What takes the place of TensorFlow's methods.
+
+    def _open(self, original, session, *args, **kwargs):
+        original(session, *args, **kwargs)
+        note_first(session)
+
+    def _run(self, original, session, fetches, feed_dict=None, options=None, run_metadata=None):
+        if getattr(self._thread, 'is_inside', False):
+            return original(session, fetches, feed_dict, options, run_metadata)
+        step = self._step_of(session, fetches)
+        if step is None:
+            self.seen.runs += 1
+        if step is None or _is_watched(step, feed_dict):
+            return original(session, fetches, feed_dict, options, run_metadata)
+        self._count(step)
+        self._thread.is_inside = True
+        try:
+            return self._hooked(session).run_step(step, fetches, feed_dict, options, run_metadata)
+        finally:
+            self._thread.is_inside = False
+
+    def _make_callable(self, original, session, fetches, feed_list=None, accept_options=False):
+        step = None if self._is_inside() else self._step_of(session, fetches)
+        if step is None or _is_watched(step, dict.fromkeys(_names(feed_list))):
+            return original(session, fetches, feed_list, accept_options)
+
+        def call(*values, options=None, run_metadata=None):
+            if len(values) != len(feed_list or ()):
+                raise TypeError(
+                    'expected %d values to feed, not %d' % (len(feed_list or ()), len(values))
+                )
+            feed_dict = dict(zip(feed_list or (), values))
+            return session.run(fetches, feed_dict, options, run_metadata)
+
+        return call
+
+    def _finalize(self, original, graph):
+        if not graph.finalized and not self._is_inside():
+            self._prepare(graph)
+        return original(graph)
+
+    def _after_run_of_nan_hook(self, original, hook, run_context, run_values):
+        """The policy decides about a step with a gate; the hook about any other."""
+        step = self._step_of(run_context.session, run_context.original_args.fetches)
+        if step is None:
+            original(hook, run_context, run_values)
+
+    # Beneath.
+
+    def _is_inside(self) -> bool:
+        return getattr(self._thread, 'is_inside', False)
+
+    def _step_of(self, session, fetches) -> Optional[Step]:
+        steps = self._prepare(session.graph)
+        with self._lock:
+            self._thread.is_inside = True
+            try:
+                return steps.step_for(fetches)
+            finally:
+                self._thread.is_inside = False
+
+    def _prepare(self, graph: tf.Graph) -> TrainSteps:
+        with self._lock:
+            known = kept_on(graph, 'steps', dict)  # by who guards it now
+            if self not in known:
+                known[self] = self._steps_in(graph)
+            steps = known[self]
+            self._thread.is_inside = True
+            try:
+                steps.prepare()
+            finally:
+                self._thread.is_inside = False
+            return steps
+
+    def _steps_in(self, graph: tf.Graph) -> TrainSteps:
+        evidence = kept_on(graph, 'evidence', dict)
+        return TrainSteps(graph, self._notes, self._max_loss, _collect(evidence), self._refuse)
+
+    def _hooked(self, session) -> '_HookedSteps':
+        with self._lock:
+            found = self._sessions.get(session)
+            if found is None:
+                evidence = kept_on(session.graph, 'evidence', dict)
+                watcher = ScriptWatcher(self._on_nan, self.files, evidence, self.seen.note_incident)
+                found = self._sessions[session] = _HookedSteps(session, watcher)
+            return found
+
+    def _count(self, step: Step) -> None:
+        for gate in step.gates:
+            self.seen.note_steps(op_of(gate.original).name, 1)
+
+    def _refuse(self, name: str, error: Exception) -> None:
+        if name not in self.seen.refused:
+            self.seen.refused[name] = str(error)
+            tf1.logging.error('slimguard: train op %r is NOT guarded: %s', name, error)
+
+
+class _HookedSteps(HookedSession):
+    """A session of the script, and what watches its steps."""
+
+    def __init__(self, session, watcher: ScriptWatcher):
+        # Not the session itself: it is what this is kept by.
+        HookedSession.__init__(self, SessionWrapper(weakref.proxy(session)), [watcher])
+        self._watcher = watcher
+        with session.graph.as_default():
+            watcher.begin()
+        watcher.after_create_session(self._session, tf1.train.Coordinator())
+
+    def run_step(self, step: Step, fetches, feed_dict, options, run_metadata):
+        """Runs a step behind its gates, and lets the policy act."""
+        train_ops = [gate.train_op for gate in step.gates]
+        both = [step.through_gates(fetches), train_ops]
+        mine, _ = HookedSession.run(self, both, feed_dict, options, run_metadata)
+        if self.stop_requested:
+            self.stop_requested = False  # for a loop that goes on all the same
+            raise stop_error(self._watcher.incidents[-1])
+        return mine
+
+
+def _collect(evidence: Dict[gates.Gate, Evidence]) -> Callable[[gates.Gate], None]:
+    """What adds to `evidence` whatever captures the bad steps of a gate."""
+
+    def add(gate: gates.Gate) -> None:
+        try:
+            evidence[gate] = Evidence(gate)
+        except Exception as error:  # a graph beyond what we know is trained all the same
+            tf1.logging.warning('slimguard: nothing will be captured: %s', error)
+
+    return add
+
+
+def _is_watched(step: Step, feed_dict) -> bool:
+    """Whether somebody else watches the gates of a step: a `NanLossHook`, or `slimguard.train`."""
+    fed = set(_names(feed_dict))
+    return any(gate.watched.name in fed for gate in step.gates)
+
+
+def _names(feeds) -> List[str]:
+    return [str(getattr(each, 'name', each)) for each in feeds or ()]

@@ -1,0 +1,67 @@
+"""What the optimizers of a script make: the updates, and the losses that they are made from.
+
+A graph tells its updates by the kernels that optimizers run. An optimizer of the script's own may
+have none, and only computes with ``assign``; and no graph tells its losses.
+"""
+
+import threading
+from typing import List, NamedTuple
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard.graph import TrainOp
+from slimguard.scripts.patches import Patches, kept_on
+
+
+class Differentiated(NamedTuple):
+    """A loss, and the ops that return its gradients."""
+
+    loss: tf.Tensor
+    gradients: List[tf.Operation]
+
+
+class OptimizerNotes:
+    """Remembers, by graph, what `compute_gradients` was given and `apply_gradients` returned."""
+
+    def __init__(self) -> None:
+        self._thread = threading.local()
+
+    def install(self, patches: Patches) -> None:
+        """Begins to take notes of every `tf.compat.v1.train.Optimizer`."""
+        patches.wrap_in_all(tf1.train.Optimizer, 'compute_gradients', self._compute_gradients)
+        patches.wrap_in_all(tf1.train.Optimizer, 'apply_gradients', self._apply_gradients)
+
+    def losses(self, graph: tf.Graph) -> List[Differentiated]:
+        """The floating scalars that gradients were computed of, in order."""
+        return kept_on(graph, 'losses', list)
+
+    def updates(self, graph: tf.Graph) -> List[TrainOp]:
+        """What `apply_gradients` returned, in order."""
+        return kept_on(graph, 'updates', list)
+
+    def _compute_gradients(self, original, optimizer, *args, **kwargs):
+        # An optimizer around another one hands on a loss that it has scaled.
+        is_outermost = not getattr(self._thread, 'is_inside', False)
+        self._thread.is_inside = True
+        try:
+            computed = original(optimizer, *args, **kwargs)
+        finally:
+            if is_outermost:
+                self._thread.is_inside = False
+        if is_outermost:
+            self._note_loss(args[0] if args else kwargs.get('loss'), computed)
+        return computed
+
+    def _note_loss(self, loss, computed) -> None:
+        if not isinstance(loss, tf.Tensor) or tf.executing_eagerly():
+            return
+        if loss.dtype.base_dtype.is_floating and loss.shape.is_compatible_with([]):
+            gradients = [gradient.op for gradient, _ in computed if gradient is not None]
+            self.losses(loss.graph).append(Differentiated(loss, gradients))
+
+    def _apply_gradients(self, original, optimizer, *args, **kwargs):
+        update = original(optimizer, *args, **kwargs)
+        if isinstance(update, (tf.Tensor, tf.Operation)) and not tf.executing_eagerly():
+            self.updates(update.graph).append(update)
+        return update

@@ -1,0 +1,74 @@
+"""Methods of TensorFlow that are replaced for a while, and notes that are kept on its objects."""
+
+import functools
+from typing import Any, Callable, List, Tuple
+
+
+def kept_on(thing: Any, name: str, make: Callable[[], Any]) -> Any:
+    """What we keep on an object of TensorFlow's, made when it is first asked for.
+
+    It refers to the object in turn, so that a dictionary of ours would keep both for ever.
+    """
+    name = '_slimguard_' + name
+    kept = getattr(thing, name, None)
+    if kept is None:
+        kept = make()
+        setattr(thing, name, kept)
+    return kept
+
+
+class Patches:
+    """Replaces methods, and puts back what was there."""
+
+    def __init__(self) -> None:
+        self._replaced: List[Tuple[type, str, Any]] = []
+
+    def wrap(self, owner: type, name: str, around: Callable) -> None:
+        """Replaces a method that `owner` itself defines.
+
+        Args:
+          owner: the class.
+          name: the method's name. Nothing is done if only a parent class has it.
+          around: called with the original function and its arguments, `self` among them.
+        """
+        original = vars(owner).get(name)
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        def method(*args, **kwargs):
+            return around(original, *args, **kwargs)
+
+        self._replaced.append((owner, name, original))
+        setattr(owner, name, method)
+
+    def wrap_in_all(self, base: type, name: str, around: Callable) -> None:
+        """Does the same in a class and in all its subclasses, also those that are yet to come."""
+        for owner in _with_subclasses(base):
+            self.wrap(owner, name, around)
+        before = vars(base).get('__init_subclass__')
+        inherited = base.__init_subclass__
+
+        def wrap_new(cls, **kwargs):
+            getattr(inherited, '__func__', lambda cls, **_: None)(cls, **kwargs)
+            self.wrap(cls, name, around)
+
+        self._replaced.append((base, '__init_subclass__', before))
+        any_base: Any = base
+        any_base.__init_subclass__ = classmethod(wrap_new)
+
+    def undo(self) -> None:
+        """Puts back what was there, the last first."""
+        for owner, name, original in reversed(self._replaced):
+            if original is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+        self._replaced.clear()
+
+
+def _with_subclasses(base: type) -> List[type]:
+    found = [base]
+    for each in found:
+        found.extend(one for one in type.__subclasses__(each) if one not in found)
+    return found

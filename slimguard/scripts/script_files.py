@@ -1,0 +1,176 @@
+"""Where a script keeps its checkpoints and summaries, as it tells TensorFlow.
+
+ScriptFiles     the folders, and the checkpoints that it saved
+FirstState      the variables as they were before the first step
+ScriptRestorer  goes back to the newest of all these that is good
+"""
+
+import contextlib
+import os
+import threading
+from typing import Any, ContextManager, Dict, List, NamedTuple, Optional
+
+import numpy as np
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard.checkpoints import checkpoint_reader
+from slimguard.checkpoints.finite_saver import FiniteSaver
+from slimguard.checkpoints.rollback import Restorer
+from slimguard.compat import tf_private
+from slimguard.scripts.patches import Patches, kept_on
+from slimguard.system import files
+
+# Where the record is kept of a script that saves nothing before its first incident.
+FALLBACK = 'slimguard-logs'
+
+# So many of the checkpoints that were saved are looked at.
+_MOST_CHECKPOINTS = 20
+
+
+_FIRST = 'the state before the first step'
+
+
+class _Known(NamedTuple):
+    """A checkpoint of the script's."""
+
+    saver: tf1.train.Saver
+    prefix: str
+
+
+class ScriptFiles:
+    """Notes where a script saves, and lets its savers publish nothing that is not finite.
+
+    Args:
+      logdir: where records and bundles are to go; None for where the script saves.
+      lock: held while ops are added to a graph: a Supervisor saves from a thread of its own.
+
+    Attributes:
+      logdir: where records and bundles go: what was given, or else the folder of the script's
+        checkpoints, or else that of its summaries; None while it has none.
+    """
+
+    def __init__(self, logdir: Optional[str], lock: threading.RLock):
+        self._lock = lock
+        self.logdir = logdir
+        self._fallback = os.path.abspath(FALLBACK)
+        self._has_checkpoints = logdir is not None  # which go before summaries
+        self._thread = threading.local()
+
+    def install(self, patches: Patches) -> None:
+        """Begins to take notes."""
+        patches.wrap(tf1.train.Saver, 'save', self._save)
+        patches.wrap(tf1.train.CheckpointSaverHook, '__init__', self._make_hook)
+        patches.wrap(tf1.summary.FileWriter, '__init__', self._make_writer)
+
+    def logdir_for_record(self) -> str:
+        """Where to keep a record: in a folder of its own while the script has saved nothing."""
+        return self._fallback if self.logdir is None else self.logdir
+
+    def checkpoints(self, graph: tf.Graph) -> List[_Known]:
+        """What was saved from a graph; the newest first."""
+        return kept_on(graph, 'checkpoints', list)[::-1]
+
+    def _save(self, original, saver, sess, save_path, *args, **kwargs):
+        if isinstance(saver, FiniteSaver) or getattr(self._thread, 'is_inside', False):
+            return original(saver, sess, save_path, *args, **kwargs)
+        self._thread.is_inside = True
+        try:
+            saved = self._finite_saver(saver, sess.graph).save(sess, save_path, *args, **kwargs)
+        finally:
+            self._thread.is_inside = False
+        if saved is not None:
+            self._note(saver, sess.graph, saved)
+        return saved
+
+    def _finite_saver(self, saver: tf1.train.Saver, graph: tf.Graph) -> FiniteSaver:
+        with self._lock, graph.as_default(), tf_private.unfinalized(graph):
+            return kept_on(saver, 'finite_saver', lambda: FiniteSaver(saver))
+
+    def _note(self, saver, graph: tf.Graph, prefix) -> None:
+        prefix = files.as_path(prefix, 'save_path')
+        known = kept_on(graph, 'checkpoints', list)
+        known[:] = [each for each in known if each.prefix != prefix][1 - _MOST_CHECKPOINTS :]
+        known.append(_Known(saver, prefix))
+        self._keep_in(os.path.dirname(prefix))
+
+    def _make_hook(self, original, hook, checkpoint_dir, *args, **kwargs):
+        original(hook, checkpoint_dir, *args, **kwargs)
+        self._keep_in(files.as_path(checkpoint_dir, 'checkpoint_dir'))
+
+    def _make_writer(self, original, writer, logdir, *args, **kwargs):
+        original(writer, logdir, *args, **kwargs)
+        if self.logdir is None and logdir:
+            self.logdir = files.as_path(logdir, 'logdir')
+
+    def _keep_in(self, folder: str) -> None:
+        if not self._has_checkpoints:
+            self._has_checkpoints = True
+            self.logdir = folder
+
+
+class FirstState:
+    """The variables of a session as they were before the first step, in memory.
+
+    Attributes:
+      is_taken: whether there is one.
+    """
+
+    def __init__(self) -> None:
+        self._values: Dict[Any, np.ndarray] = {}
+        self.is_taken = False
+
+    def take(self, session) -> None:
+        """Copies the variables that are initialized; the first time only."""
+        if self.is_taken:
+            return
+        self.is_taken = True
+        with session.graph.as_default():
+            variables = tf1.global_variables() + tf1.local_variables()
+        for variable in variables:
+            try:
+                self._values[variable.op.name] = session.run(variable)
+            except tf.errors.FailedPreconditionError:
+                continue
+
+    def restore(self, session) -> None:
+        """Puts them back."""
+        with session.graph.as_default():
+            variables = tf1.global_variables() + tf1.local_variables()
+        for variable in variables:
+            if variable.op.name in self._values:
+                initial = variable.initializer.inputs[1]
+                session.run(variable.initializer, {initial: self._values[variable.op.name]})
+
+
+class ScriptRestorer(Restorer):
+    """Goes back to the newest good checkpoint of the script's, or to before the first step."""
+
+    def __init__(self, script_files: ScriptFiles, graph: tf.Graph):  # no saver, no logdir
+        self.logdir = 'the script'
+        self._files = script_files
+        self._graph = graph
+        self._first = FirstState()
+
+    def save_first(self, session) -> None:
+        """Keeps the state before the first step, in memory."""
+        self._first.take(session)
+
+    def newest(self) -> Optional[str]:
+        """The checkpoint to go back to, or what says that it is the state before the first step."""
+        for known in self._files.checkpoints(self._graph):
+            if checkpoint_reader.read(known.prefix).is_good:
+                return known.prefix
+        return _FIRST if self._first.is_taken else None
+
+    def restore(self, session, checkpoint: str) -> None:
+        """Goes back to what `newest` said."""
+        if checkpoint == _FIRST:
+            self._first.restore(session)
+            return
+        savers = {known.prefix: known.saver for known in self._files.checkpoints(self._graph)}
+        savers[checkpoint].restore(session, checkpoint)
+
+    def nobody_saves(self) -> ContextManager:
+        """Threads of a script may save meanwhile: then what is found is the newest but one."""
+        return contextlib.ExitStack()

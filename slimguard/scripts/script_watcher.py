@@ -1,0 +1,84 @@
+"""The watcher of a session whose loop knows nothing of it: :class:`ScriptWatcher`."""
+
+import threading
+from typing import Any, Callable, Dict, Optional
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard import gate as gates
+from slimguard.diagnosis.evidence import Evidence
+from slimguard.incidents.incident import Incident
+from slimguard.incidents.journal import Journal
+from slimguard.incidents.policies import FallbackChain, OnNan
+from slimguard.scripts.script_files import ScriptFiles, ScriptRestorer
+from slimguard.training.context import TrainingContext
+from slimguard.training.gate_watcher import GateWatcher
+from slimguard.training.incident_reading import Reading
+from slimguard.training.recovery import Recovery
+
+OutOfRangeError = tf.errors.OutOfRangeError
+
+
+def stop_error(incident: Incident) -> tf.errors.OutOfRangeError:
+    """What ends a loop that asks nobody whether to stop: the error of an input that has ended.
+
+    A MonitoredSession asks for that very type.
+    """
+    message = 'slimguard: the training is stopped, as on_nan says: %s' % incident
+    error: Any = OutOfRangeError(None, None, message)
+    error.incident = incident
+    return error
+
+
+def is_stop(error: BaseException) -> bool:
+    """Whether an error is one of `stop_error`, and no input has ended."""
+    return hasattr(error, 'incident')
+
+
+class ScriptWatcher(GateWatcher):
+    """Does for one session of a script what a `NanLossHook` does.
+
+    Args:
+      on_nan: what happens after a bad step.
+      script_files: where the script keeps its checkpoints.
+      evidence: by gate, what examines its bad steps; it may grow.
+      on_incident: called with each incident that was acted on, and the logdir with its record.
+
+    Attributes:
+      recorded_in: the logdir with the record; None before the first incident.
+    """
+
+    def __init__(
+        self,
+        on_nan: OnNan,
+        script_files: ScriptFiles,
+        evidence: Dict[gates.Gate, Evidence],
+        on_incident: Callable[[Incident, str], None],
+    ):
+        self._files = script_files
+        self._evidence = evidence
+        self._on_incident = on_incident
+        self.recorded_in: Optional[str] = None
+        self._journal = Journal()
+        self._acting = threading.RLock()  # threads of a script may train in one session
+        GateWatcher.__init__(self, on_nan)
+        self._training = TrainingContext(evidence=evidence, joins_job=False)
+
+    def begin(self):
+        self._journal = Journal()
+        restorer = ScriptRestorer(self._files, tf1.get_default_graph())
+        policies = FallbackChain(self.on_nan, self._otherwise)
+        self._handle_with(policies, self._journal, Recovery(restorer))
+
+    def handle(self, run_context, reading: Reading) -> None:
+        with self._acting:
+            if self.recorded_in is None:
+                self.recorded_in = self._files.logdir_for_record()
+                self._journal.keep_in(self.recorded_in)
+            for each in self._evidence.values():
+                each.keep_in(self.recorded_in)
+            try:
+                GateWatcher.handle(self, run_context, reading)
+            finally:
+                self._on_incident(self.incidents[-1], self.recorded_in)

@@ -1,0 +1,227 @@
+"""The train ops of a graph that nobody has guarded: found in what a session is asked to run.
+
+A script may build anything around what its optimizer returns: a group with moving averages, a loss
+that waits for the update. Only a run shows what a step is. So the gate is made for what is fetched,
+and stands in for it from then on: :class:`TrainSteps`.
+
+What a session has seen cannot be wired any more. So before a session sees new updates, the ops at
+the end of what was built around them, which are what scripts fetch as a rule, are guarded at once.
+"""
+
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard import gate as gates
+from slimguard import graph as graphs
+from slimguard.compat import tf_private
+from slimguard.gate.builder import NoLossError
+from slimguard.gate.gate import guard_with_values
+from slimguard.gate.histograms import leave_out_bad_values
+from slimguard.graph import TrainOp, key, op_of, ops
+from slimguard.graph.sessions import note_seen
+from slimguard.scripts.optimizer_notes import OptimizerNotes
+from slimguard.training.prepared_call import key_of
+from slimguard.training.watched_run import fetched_elements
+
+# So many ends of what a script built around an update are guarded before one is run.
+_MOST_ENDS = 4
+
+
+class Step(NamedTuple):
+    """A run that trains.
+
+    Attributes:
+      gates: its gates, one for each update of its own.
+      stand_ins: by op, or `key` of a tensor, what is fetched in its place.
+      fetches: what the script fetches; kept so that nothing else gets its id.
+    """
+
+    gates: List[gates.Gate]
+    stand_ins: Dict[Any, TrainOp]
+    fetches: Any
+
+    def through_gates(self, fetches):
+        """`fetches`, with what stands in for those that train, in the same structure."""
+        if isinstance(fetches, dict):
+            return type(fetches)((k, self.through_gates(v)) for k, v in fetches.items())
+        if isinstance(fetches, tuple) and hasattr(fetches, '_fields'):
+            return type(fetches)(*map(self.through_gates, fetches))
+        if isinstance(fetches, (list, tuple)):
+            return type(fetches)(map(self.through_gates, fetches))
+        elements = fetched_elements(fetches, self.gates[0].bad.graph)
+        found = self.stand_ins.get(_key(elements[0])) if len(elements) == 1 else None
+        return fetches if found is None else found
+
+
+class TrainSteps:
+    """Guards the train ops of one graph.
+
+    Args:
+      graph: the graph; finalized or not.
+      notes: what the optimizers have made.
+      max_loss: a larger loss is a bad step; None for no limit.
+      on_gate: called with each gate, once, while ops can be added to the graph.
+      on_refusal: called with the name of what cannot be guarded, and why not.
+    """
+
+    def __init__(
+        self,
+        graph: tf.Graph,
+        notes: OptimizerNotes,
+        max_loss: Optional[float],
+        on_gate: Callable[[gates.Gate], None],
+        on_refusal: Callable[[str, Exception], None],
+    ):
+        self._graph = graph
+        self._notes = notes
+        self._max_loss = max_loss
+        self._on_gate = on_gate
+        self._on_refusal = on_refusal
+        self._version = -1  # of the graph, when it was last looked at
+        self._known_updates: Set[str] = set()
+        self._gates: Set[gates.Gate] = set()
+        self._steps: Dict[Any, Optional[Step]] = {}
+
+    def prepare(self) -> None:
+        """Guards what was built since the last time. To be called before every run of a session."""
+        if self._graph.version == self._version:
+            return
+        new = [u for u in self._notes.updates(self._graph) if u.name not in self._known_updates]
+        self._known_updates.update(update.name for update in new)
+        if new:  # slim's are guarded where they are made
+            originals = [op_of(g.original) for g in gates.gates_of(self._graph).values()]
+            guarded = set(graphs.ancestors(originals))
+            new = [update for update in new if op_of(update) not in guarded]
+        with tf_private.unfinalized(self._graph):
+            for end in dict.fromkeys(end for update in new for end in self._ends_of(update)):
+                try:
+                    self._guard([end])
+                except (ValueError, TypeError):
+                    pass  # whoever runs it is told
+            if new:
+                leave_out_bad_values(self._graph)
+        note_seen(self._graph)
+        self._version = self._graph.version
+
+    def step_for(self, fetches) -> Optional[Step]:
+        """The step that a run of `fetches` is; None if it trains nothing that can be guarded."""
+        asked = key_of(fetches)
+        if asked not in self._steps:
+            elements = fetched_elements(fetches, self._graph)
+            self._steps[asked] = self._make_step(elements, fetches)
+            self._version = self._graph.version  # what was added is no news
+        return self._steps[asked]
+
+    def _make_step(self, elements: Sequence[TrainOp], fetches) -> Optional[Step]:
+        step = Step([], {}, fetches)
+        for together in self._by_update(elements):
+            own = gates.gate_of(together[0]) if len(together) == 1 else None
+            if own is not None:  # the script itself has guarded it
+                step.gates.append(self._noted(own))
+                continue
+            try:
+                with tf_private.unfinalized(self._graph):
+                    gate = self._guard(together)
+            except (ValueError, TypeError) as error:
+                self._on_refusal(together[0].name, error)
+                continue
+            step.gates.append(gate)
+            for element in together:
+                step.stand_ins[_key(element)] = _stand_in(element, gate)
+        return step if step.gates else None
+
+    def _by_update(self, elements: Sequence[TrainOp]) -> List[List[TrainOp]]:
+        """The elements that train; in one list, those that need the same update."""
+        found: List[Any] = []  # of (elements, updates)
+        for element in {_key(each): each for each in elements}.values():
+            if gates.gate_of(element) is None and op_of(element).name.startswith(graphs.OURS):
+                continue
+            updates = self._updates_in(op_of(element))
+            if not updates:
+                continue
+            apart = [group for group in found if not group[1] & updates]
+            shared = [group for group in found if group[1] & updates]
+            joined = [each for group in shared for each in group[0]] + [element]
+            found = apart + [(joined, updates.union(*(group[1] for group in shared)))]
+        return [group for group, _ in found]
+
+    def _updates_in(self, op: tf.Operation) -> Set[tf.Operation]:
+        noted = {op_of(update) for update in self._notes.updates(self._graph)}
+        return {
+            needed
+            for needed in graphs.ancestors([op])
+            if graphs.is_apply(needed) or needed in noted
+        }
+
+    def _guard(self, elements: Sequence[TrainOp]) -> gates.Gate:
+        """The gate of what is fetched together."""
+        train_op = self._train_op_of(elements)
+        values = [e for e in elements if isinstance(e, tf.Tensor) and e is not train_op]
+        loss = self._loss_of(train_op)
+        try:
+            return self._noted(guard_with_values(train_op, loss, self._max_loss, values))
+        except NoLossError:
+            return self._noted(guard_with_values(train_op, loss, None, values))
+
+    def _noted(self, gate: gates.Gate) -> gates.Gate:
+        if gate not in self._gates:
+            self._gates.add(gate)
+            with tf_private.unfinalized(self._graph):
+                self._on_gate(gate)
+        return gate
+
+    def _loss_of(self, train_op: TrainOp) -> Optional[tf.Tensor]:
+        """The loss that a train op trains, if it is one, and to know it takes no other input."""
+        needed = set(graphs.ancestors([op_of(train_op)]))
+        losses = [
+            each.loss
+            for each in self._notes.losses(self._graph)
+            if not needed.isdisjoint(each.gradients)
+        ]
+        if len({key(loss) for loss in losses}) != 1:
+            return None
+        # An update may need less than the value of its loss: a placeholder less, or a batch.
+        for op in graphs.ancestors([losses[0].op]):
+            is_input = op.type.startswith('Placeholder') or graphs.is_stateful(op)
+            if is_input and op not in needed and not graphs.is_variable_read(op):
+                return None
+        return losses[0]
+
+    def _train_op_of(self, elements: Sequence[TrainOp]) -> TrainOp:
+        """What is guarded: the element that needs all others, or a group of them."""
+        own = {op_of(element) for element in elements}
+        for element in sorted(elements, key=lambda each: isinstance(each, tf.Operation)):
+            if own <= set(graphs.ancestors([op_of(element)])):
+                return element
+        with ops.our_scope(self._graph, 'step'):
+            return tf.group(*own, name='together')
+
+    def _ends_of(self, update: TrainOp) -> List[TrainOp]:
+        """The train ops that a script may have built around an update."""
+        wanted = {op_of(e): e for e in self._graph.get_collection(tf1.GraphKeys.TRAIN_OP)}
+        seen = {op_of(update)}
+        waiting = [op_of(update)]
+        ends: List[TrainOp] = []
+        while waiting:
+            op = waiting.pop()
+            after = [taker for tensor in op.outputs for taker in tensor.consumers()]
+            after += tf_private.ops_waiting_for(op)
+            after = [each for each in after if not each.name.startswith(graphs.OURS)]
+            if not after or op in wanted:
+                is_value = op.type in ('Identity', 'CheckNumerics') and op not in wanted
+                ends.append(op.outputs[0] if is_value else wanted.get(op, op))
+            waiting.extend(each for each in after if each not in seen)
+            seen.update(after)
+        return ends if len(ends) <= _MOST_ENDS else []
+
+
+def _key(element: TrainOp) -> Any:
+    return element if isinstance(element, tf.Operation) else key(element)
+
+
+def _stand_in(element: TrainOp, gate: gates.Gate) -> TrainOp:
+    if isinstance(element, tf.Operation):
+        return op_of(gate.train_op)
+    return gate.values.get(key(element), gate.train_op)

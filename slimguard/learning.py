@@ -96,7 +96,7 @@ def create_train_op(
       RuntimeError: in eager mode; if the graph is finalized, as it is after `train`.
     """
     gates.require_loss(total_loss, 'total_loss')
-    _require_optimizer(optimizer)
+    gates.require_optimizer(optimizer)
     if total_loss.graph.finalized:
         raise RuntimeError(
             'the graph is finalized, so no train op can be added for total_loss %r. %s'
@@ -117,16 +117,6 @@ def create_train_op(
         check_numerics=check_numerics,
     )
     return cast(tf.Tensor, guard_new(train_op))  # guarding a Tensor gives a Tensor
-
-
-def _require_optimizer(optimizer) -> None:
-    if not (hasattr(optimizer, 'compute_gradients') and hasattr(optimizer, 'apply_gradients')):
-        raise TypeError(
-            'optimizer must be a tf.compat.v1.train.Optimizer, such as '
-            'tf.compat.v1.train.AdamOptimizer(0.001), not %r: slim calls its compute_gradients and '
-            'apply_gradients. A Keras optimizer has the first no more; take the one of '
-            'tf.compat.v1.train with the same name' % (optimizer,)
-        )
 
 
 def guard_new(train_op: TrainOp) -> TrainOp:

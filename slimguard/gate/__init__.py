@@ -72,7 +72,13 @@ number, the decision, and from it makes its own switches: its variables are copi
 put back where they are, and only flags come back.
 """
 
-from slimguard.gate.arguments import as_train_op, require_loss, require_max_loss, writes_something
+from slimguard.gate.arguments import (
+    as_train_op,
+    require_loss,
+    require_max_loss,
+    require_optimizer,
+    writes_something,
+)
 from slimguard.gate.flags_in_words import Label, Verdict, explain, labels_in
 from slimguard.gate.gate import Gate, gate_of, gates_of, guard
 
@@ -88,5 +94,6 @@ __all__ = [
     'labels_in',
     'require_loss',
     'require_max_loss',
+    'require_optimizer',
     'writes_something',
 ]

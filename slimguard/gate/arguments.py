@@ -69,3 +69,14 @@ def _require_graph(element, name: str) -> None:
             'tf.compat.v1.disable_eager_execution() at the start of the program, or build the '
             'model inside "with tf.Graph().as_default():"' % name
         )
+
+
+def require_optimizer(optimizer) -> None:
+    """Raises TypeError unless slim can use `optimizer`."""
+    if not (hasattr(optimizer, 'compute_gradients') and hasattr(optimizer, 'apply_gradients')):
+        raise TypeError(
+            'optimizer must be a tf.compat.v1.train.Optimizer, such as '
+            'tf.compat.v1.train.AdamOptimizer(0.001), not %r: slim calls its compute_gradients and '
+            'apply_gradients. A Keras optimizer has the first no more; take the one of '
+            'tf.compat.v1.train with the same name' % (optimizer,)
+        )

@@ -7,7 +7,7 @@ The files:
     checkpoint_reader.py  which checkpoints are whole and finite
     finite_saver.py       a Saver that refuses to save any other
     checked_save.py       its save op, behind a check of every float
-    saving_session.py     the session that runs that op
+    saving_session.py     the session that runs that op, and refuses what is not finite
     spare.py              the spare copy of a checkpoint that is saved again
     save_room.py          room for a save, and what gives way to it
     rollback.py           restores the newest good one in a live session

@@ -1,8 +1,8 @@
 """The save op of a `Saver`, created a second time behind a check of every float that is saved.
 
 A resource variable is read once, and the value that is checked is the value that is written. A ref
-variable has no value of its own to read: it is checked once it is written, and what was written in
-vain is removed.
+variable has no value of its own to read: it is checked after it is written, and if it is bad, the
+files are removed.
 """
 
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence

@@ -2,7 +2,7 @@
 
 A restart is one of two. :func:`slimguard.train` reads the checkpoints, and goes by what it finds;
 plain TensorFlow, a `MonitoredTrainingSession` with our hook included, does what the state file
-says. If they differ, both are told.
+says. If the two differ, both are printed.
 """
 
 import os

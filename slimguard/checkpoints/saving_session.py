@@ -1,8 +1,8 @@
-"""The session that a `Saver` gets to save with: it runs the checked save op in place of its own.
+"""The session that a `Saver` gets to save with: the checked save op runs in the Saver's place.
 
 The values that are published are those that were checked, although other threads may train
-meanwhile. A ref variable is checked once it is written. A NaN that a step wrote before is then
-still there, unless a gate took it back. Where a gate may have done so, the file is read.
+meanwhile. A ref variable is checked after the save. A gate may have undone a NaN in between, so the
+file itself is then read too.
 """
 
 import threading

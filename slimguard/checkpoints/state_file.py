@@ -2,8 +2,8 @@
 
 It holds paths, and directories are moved and copied. So a path in it means the checkpoint of that
 name beside the state file, if there is one, whatever folder the path says. TensorFlow itself goes
-by what is written: what is written here is relative to the state file's own folder, and is read
-back with TensorFlow's own function before it takes its place.
+by the path as it is written. So the paths written here are relative to the state file's own folder,
+and the new file is read back with TensorFlow's own function before it replaces the old one.
 
 That is for repairs, and for a step that is saved again. In any other save TensorFlow's own Saver
 writes the state file: see finite_saver.py.

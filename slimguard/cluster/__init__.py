@@ -2,10 +2,10 @@
 
 The files:
 
-    job.py            a process's part in a job; its docstring says how they agree
+    job.py            a process's part in a job, and how it ends it for all; says how they agree
     chief.py          opens the rounds of a training
     follower.py       joins them, as each worker but the chief does
-    watch.py          stops a session where the others say so, as for a rollback
+    watch.py          hears that another process ended the job, or goes back, and stops
     session_end.py    how a session ends, and what leads to a new one
     waiting.py        waits for other processes
     place.py          where a process stands

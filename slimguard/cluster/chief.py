@@ -1,4 +1,4 @@
-"""The chief of a job: it opens rounds, once nobody writes what belongs to the round before."""
+"""The chief of a job: it opens a round when no process writes for the previous one any more."""
 
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple

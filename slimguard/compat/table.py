@@ -8,7 +8,8 @@ class Row(NamedTuple):
 
     module: str  # where tf-slim looks for it
     name: str
-    home: Union[str, Tuple[str, ...]]  # TensorFlow's public name; or Keras modules, first come
+    # TensorFlow's public name; or Keras modules, of which the first that is installed is used.
+    home: Union[str, Tuple[str, ...]]
 
     @property
     def full_name(self) -> str:

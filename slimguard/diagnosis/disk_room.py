@@ -1,8 +1,8 @@
 """Room on the disk: a bundle never costs a checkpoint.
 
 A bundle is as large as a checkpoint, and written where the checkpoints are. So it is not written
-unless the next checkpoint finds room after it; and where that was not enough, since checkpoints
-become more or others fill the disk, the bundles that this training wrote give way to one.
+unless the next checkpoint finds room after it. If the disk is full all the same when a checkpoint
+is saved, bundles that this training wrote are deleted for it.
 """
 
 import contextlib

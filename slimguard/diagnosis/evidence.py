@@ -2,8 +2,8 @@
 
 :class:`Evidence` puts :mod:`capture`, :mod:`diagnose` and :mod:`bundle` together for the loops that
 train. Errors here are logged and forgotten: they must not hide the incident.
-A failure may come with each bad step: the log has the first of a kind in full, then one in ten
-seconds, with the number it held back.
+A failure may come with each bad step: the log has the first of a kind in full, then at most one
+every ten seconds, with a count of those left out.
 """
 
 import collections

@@ -1,8 +1,8 @@
 """Which line of the user's code made an op.
 
 The last frame of an op's traceback that is neither in TensorFlow, tf-slim or Keras nor in slimguard
-or Python's own library is the user's. A gradient op was made by a call of `minimize` that made all
-of them; what the user wants to know there is the op whose gradient it is.
+or Python's own library is the user's. All gradient ops come from one call of `minimize`, so for
+them the line is that of the op that was differentiated.
 """
 
 import importlib.util

@@ -3,9 +3,9 @@
 The gradient of a weight is a sum: of what comes from the data, layer by layer, and of what the
 weight's regularizer adds. That one is made of the weight alone, so TensorFlow makes all of them at
 once when the backward pass begins, and there they lie, as large as all weights together, while
-most memory is taken anyway. Under a gate all gradients stay until the last is known; for that to
-take no more memory than there was, each summand of this kind is made to wait for the others of its
-sum. The sum has to wait for those in any case, and no value changes.
+most memory is taken anyway. A gate keeps all gradients until the last is known. To need no more
+memory for that, it makes each summand of this kind wait for the others of its sum. The sum has to
+wait for those in any case, and no value changes.
 """
 
 import itertools

@@ -9,7 +9,7 @@ with these two left out:
 
 * A condition decides whether the ops of its branches run, and changes no value in them. Only what
   leaves a branch (a Merge) depends on it.
-* To scale by a count changes what was picked no more than by a constant.
+* Dividing by a count does not change which batch was picked.
 """
 
 from typing import Dict, Iterable, List, Optional, Sequence, Set

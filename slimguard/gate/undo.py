@@ -11,7 +11,7 @@ from slimguard.graph import ops
 
 
 class Settled(NamedTuple):
-    """How a step ended in another task than that of the loss, as tokens.
+    """Tokens that say how a step ended in a task that does not hold the loss.
 
     Attributes:
       undone: arrives after a bad step, when the variables of the task are as they were.

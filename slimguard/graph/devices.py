@@ -1,4 +1,4 @@
-"""The device for what is found out about a tensor: the gate's own, or the CPU of the tensor's task.
+"""The device on which a tensor is checked: the gate's own, or the CPU of the tensor's task.
 
 A *task* is one process of a cluster. Findings about values in another task than the gate's own
 should cross the network in one piece, and as flags.

@@ -1,7 +1,8 @@
 """The record's file, ``slimguard/incidents.jsonl`` in the logdir, to which trainings append.
 
 It has one JSON object a line, the attributes of an `Incident` and the process it happened in. It is
-made, empty, when a guarded training begins: so that no incident can be told from no guard. Each
+made when a guarded training begins: an empty file means that there was no incident, and no file
+that nothing was guarded. Each
 line is one write to a file opened for appending, so several workers may share it, and what cuts a
 write short (a kill, a full disk) costs that line alone. Readers leave such a line out.
 """

@@ -4,8 +4,8 @@ A script may build anything around what its optimizer returns: a group with movi
 that waits for the update. Only a run shows what a step is. So the gate is made for what is fetched,
 and stands in for it from then on: :class:`TrainSteps`.
 
-What a session has seen cannot be wired any more. So before a session sees new updates, the ops at
-the end of what was built around them, which are what scripts fetch as a rule, are guarded at once.
+What a session has seen cannot be wired any more. So before a session sees new updates, the last ops
+that were built around them are guarded at once; these are what most scripts fetch.
 """
 
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set

@@ -68,12 +68,13 @@ class WatchedSession(HookedSession):
         return self
 
     def __exit__(self, error_type, error, traceback):
-        clean = error_type in (None, tf.errors.OutOfRangeError, StopIteration)
-        self._ended = self._ended or not clean
+        is_end_of_input = error_type in (tf.errors.OutOfRangeError, StopIteration)
+        self._ended = self._ended or not (error_type is None or is_end_of_input)
         try:
             self.close()
         finally:
             self._contexts.close()
+        return is_end_of_input  # which ends the block, as that of a MonitoredSession
 
 
 def watch(
@@ -95,7 +96,8 @@ def watch(
                 session.run(train_op, feed_dict={...})
 
     The hooks' `end` is called when the returned session is closed, or left as a context manager
-    without an error (the end of the input is none, nor is StopIteration).
+    without an error. The end of the input (`tf.errors.OutOfRangeError`) and StopIteration are none:
+    they end the block, and do not leave it.
 
     Args:
       session: a `tf.compat.v1.Session`, new or in use.

@@ -186,3 +186,18 @@ def test_who_forgets_to_initialize_is_told_so_by_tensorflow(tmp_path):
     with slimguard.watch(tf1.Session(), on_nan='rollback', logdir=tmp_path) as session:
         with pytest.raises(tf.errors.FailedPreconditionError):
             session.run(train_op)
+
+
+@pytest.mark.parametrize('error', [StopIteration, tf.errors.OutOfRangeError])
+def test_the_end_of_the_input_ends_the_block_cleanly(error):
+    counting = Counting()
+    with slimguard.watch(tf1.Session(), hooks=[counting]):
+        raise error() if error is StopIteration else error(None, None, 'the end')
+    assert counting.calls == ['after_create_session', 'end']
+
+
+def test_any_other_error_leaves_the_block_without_an_end():
+    counting = Counting()
+    with pytest.raises(KeyError), slimguard.watch(tf1.Session(), hooks=[counting]):
+        raise KeyError
+    assert counting.calls == ['after_create_session']

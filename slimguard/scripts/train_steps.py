@@ -8,6 +8,7 @@ What a session has seen cannot be wired any more. So before a session sees new u
 that were built around them are guarded at once; these are what most scripts fetch.
 """
 
+import re
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set
 
 import tensorflow as tf
@@ -24,6 +25,10 @@ from slimguard.graph.sessions import note_seen
 from slimguard.scripts.optimizer_notes import OptimizerNotes
 from slimguard.training.prepared_call import key_of
 from slimguard.training.watched_run import fetched_elements
+
+# A queue runner runs these in a thread of its own. SyncReplicasOptimizer's chief updates so; its
+# workers wait for the tokens that follow, which a gate would keep from them.
+_ENQUEUES = re.compile('Queue.*Enqueue')
 
 # So many ends of what a script built around an update are guarded before one is run.
 _MOST_ENDS = 4
@@ -136,9 +141,12 @@ class TrainSteps:
         """The elements that train; in one list, those that need the same update."""
         found: List[Any] = []  # of (elements, updates)
         for element in {_key(each): each for each in elements}.values():
-            if gates.gate_of(element) is None and op_of(element).name.startswith(graphs.OURS):
+            op = op_of(element)
+            if gates.gate_of(element) is None and op.name.startswith(graphs.OURS):
                 continue
-            updates = self._updates_in(op_of(element))
+            if _ENQUEUES.match(op.type):
+                continue
+            updates = self._updates_in(op)
             if not updates:
                 continue
             apart = [group for group in found if not group[1] & updates]

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import slimguard
 from slimguard import compat
+from slimguard.gate import gates_of
 from tests.helpers.children import forked_python
 from tests.helpers.models import Linear, LogLines, checkpoint_at, non_finite, records_in, state
 
@@ -411,3 +412,25 @@ def test_a_script_in_which_nothing_was_guarded_says_so(script, said, tmp_path):
     assert last.startswith('slimguard: nothing here was guarded: ') and said in last
     needs_tf1 = said.endswith('no session') and not tf.__version__.startswith('1.')
     assert last.endswith('use --tf1') == needs_tf1
+
+
+def test_a_synchronous_optimizer_waits_for_no_token_that_a_bad_step_kept(tmp_path):
+    def synchronous(model):
+        optimizer = tf1.train.SyncReplicasOptimizer(model.optimizer, replicas_to_aggregate=1)
+        train_op = optimizer.minimize(model.loss, global_step=model.step)
+        hooks.append(optimizer.make_session_run_hook(is_chief=True, num_tokens=1))
+        return train_op
+
+    def loop(model, train_op, logdir, watch):
+        settings = {'hooks': hooks, 'stop_grace_period_secs': 1}  # else plain TensorFlow waits, too
+        with tf1.train.MonitoredTrainingSession(**settings) as session:
+            for _ in range(STEPS):
+                session.run(train_op)
+                session.run_step_fn(lambda step_context: watch(step_context.session))
+        originals.extend(gate.original for gate in gates_of(tf1.get_default_graph()).values())
+
+    originals: list = []
+    hooks = []
+    run(loop, tmp_path, 'skip', bad=(2, 3), minimize=synchronous)
+    assert [record['action'] for record in records_in(tmp_path)] == ['skip', 'skip']
+    assert originals and not any('Queue' in original.type for original in originals)

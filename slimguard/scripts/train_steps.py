@@ -217,7 +217,7 @@ class TrainSteps:
             after = [taker for tensor in op.outputs for taker in tensor.consumers()]
             after += tf_private.ops_waiting_for(op)
             after = [each for each in after if not each.name.startswith(graphs.OURS)]
-            if not after or op in wanted:
+            if (not after or op in wanted) and not _ENQUEUES.match(op.type):
                 is_value = op.type in ('Identity', 'CheckNumerics') and op not in wanted
                 ends.append(op.outputs[0] if is_value else wanted.get(op, op))
             waiting.extend(each for each in after if each not in seen)

@@ -75,12 +75,17 @@ class GuardedSessions:
             self.seen.runs += 1
         if step is None or _is_watched(step, feed_dict):
             return original(session, fetches, feed_dict, options, run_metadata)
-        self._count(step)
         self._thread.is_inside = True
         try:
-            return self._hooked(session).run_step(step, fetches, feed_dict, options, run_metadata)
+            done = self._hooked(session).run_step(step, fetches, feed_dict, options, run_metadata)
+        except tf.errors.OpError as error:
+            if hasattr(error, 'incident'):  # else it was no step, but the end of the input
+                self._count(step)
+            raise
         finally:
             self._thread.is_inside = False
+        self._count(step)
+        return done
 
     def _make_callable(self, original, session, fetches, feed_list=None, accept_options=False):
         step = None if self._is_inside() else self._step_of(session, fetches)

@@ -186,7 +186,7 @@ class _Asked(NamedTuple):
 
 
 def _show(hooks, asked: _Asked, results: dict) -> None:
-    nothing = tf1.train.SessionRunValues(None, asked.requests.options, asked.metadata)
+    nothing = tf1.train.SessionRunValues._make([None, asked.requests.options, asked.metadata])
     for hook in hooks:
         values = nothing._replace(results=results[hook]) if hook in results else nothing
         hook.after_run(asked.context, values)

@@ -62,7 +62,8 @@ class HookedSession(SessionWrapper):
         all_fetches = [self._through_gates(fetches)] + list(requests.fetches.values())
         mine, *others = self._session.run(all_fetches, feeds, *given)
         results = dict(zip(requests.fetches, others))
-        values = tf1.train.SessionRunValues(None, requests.options, run_metadata)
+        # By `_make`: what an Estimator imports on TensorFlow 2 warns of a call of the class.
+        values = tf1.train.SessionRunValues._make([None, requests.options, run_metadata])
         for number, hook in enumerate(self._hooks):
             try:
                 hook.after_run(context, values._replace(results=results.get(hook)))

@@ -435,3 +435,25 @@ def test_a_synchronous_optimizer_waits_for_no_token_that_a_bad_step_kept(tmp_pat
     run(loop, tmp_path, 'skip', bad=(2, 3), minimize=synchronous)
     assert [record['action'] for record in records_in(tmp_path)] == ['skip', 'skip']
     assert originals and not any('Queue' in op_of(each).type for each in originals)
+
+
+@pytest.mark.skipif(not hasattr(tf1, 'estimator'), reason='TensorFlow has no Estimators any more')
+@pytest.mark.parametrize('on_nan, steps', [('skip', 5), ('stop', 2), ('rollback', 3)])
+def test_an_estimator_obeys(on_nan, steps, tmp_path):
+    def read():
+        batches = np.ones([6, 4, 3], np.float32)
+        batches[2, 1, 1] = np.nan
+        return tf.data.Dataset.from_tensor_slices((batches, batches[:, :, 0]))
+
+    def build(features, labels, mode):
+        weights = tf1.get_variable('w', [3, 1], initializer=tf1.ones_initializer())
+        loss = tf.reduce_mean(tf.square(tf.matmul(features, weights)[:, 0] - labels))
+        step = tf1.train.get_global_step()
+        train_op = tf1.train.AdamOptimizer(0.1).minimize(loss, global_step=step)
+        return tf1.estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+    with slimguard.instrument(on_nan=on_nan):
+        tf1.estimator.Estimator(build, str(tmp_path)).train(read)
+    assert checkpoint_at(tmp_path) == (steps, [])
+    (record,) = records_in(tmp_path)
+    assert record['action'] == on_nan

@@ -257,7 +257,7 @@ def _run(options: argparse.Namespace, script: Sequence[str]) -> None:
         else:
             run.run_script(script[0], script[1:])
     except script_watcher.OutOfRangeError as error:
-        if not script_watcher.is_stop(error):
+        if not script_watcher.is_of_incident(error):
             raise
         # 'stop' has ended a loop that asks nobody: all is said, and it is no failure.
 

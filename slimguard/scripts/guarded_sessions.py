@@ -15,16 +15,19 @@ import tensorflow.compat.v1 as tf1
 from slimguard import gate as gates
 from slimguard.compat import tf_private
 from slimguard.diagnosis.evidence import Evidence
-from slimguard.graph import op_of
 from slimguard.graph.sessions import SessionWrapper, note_first
 from slimguard.incidents.policies import OnNan
 from slimguard.scripts.ending import Seen
 from slimguard.scripts.optimizer_notes import OptimizerNotes
 from slimguard.scripts.patches import Patches, kept_on
 from slimguard.scripts.script_files import ScriptFiles
-from slimguard.scripts.script_watcher import ScriptWatcher, stop_error
+from slimguard.scripts.script_watcher import ScriptWatcher, is_of_incident, stop_error
 from slimguard.scripts.train_steps import Step, TrainSteps
 from slimguard.training.hooked_session import HookedSession
+
+_NO_PARTIAL_RUN = (
+    'Session.partial_run fetches it apart from what its gate checks; use Session.run instead'
+)
 
 
 class GuardedSessions:
@@ -58,6 +61,7 @@ class GuardedSessions:
         patches.wrap(owner, '__init__', self._open)
         patches.wrap(owner, 'run', self._run)
         patches.wrap(owner, 'make_callable', self._make_callable)
+        patches.wrap(owner, 'partial_run_setup', self._partial_run_setup)
         patches.wrap(tf.Graph, 'finalize', self._finalize)
         patches.wrap(tf1.train.NanTensorHook, 'after_run', self._after_run_of_nan_hook)
 
@@ -77,15 +81,17 @@ class GuardedSessions:
             return original(session, fetches, feed_dict, options, run_metadata)
         self._thread.is_inside = True
         try:
-            done = self._hooked(session).run_step(step, fetches, feed_dict, options, run_metadata)
-        except tf.errors.OpError as error:
-            if hasattr(error, 'incident'):  # else it was no step, but the end of the input
+            values = self._hooked(session, original).run_step(
+                step, fetches, feed_dict, options, run_metadata
+            )
+        except Exception as error:
+            if is_of_incident(error):
                 self._count(step)
             raise
         finally:
             self._thread.is_inside = False
         self._count(step)
-        return done
+        return values
 
     def _make_callable(self, original, session, fetches, feed_list=None, accept_options=False):
         step = None if self._is_inside() else self._step_of(session, fetches)
@@ -101,6 +107,11 @@ class GuardedSessions:
             return session.run(fetches, feed_dict, options, run_metadata)
 
         return call
+
+    def _partial_run_setup(self, original, session, fetches, *args, **kwargs):
+        for name in self._prepare(session.graph).names_of_updates(fetches):
+            self._refuse(name, ValueError(_NO_PARTIAL_RUN))
+        return original(session, fetches, *args, **kwargs)
 
     def _finalize(self, original, graph):
         if not graph.finalized and not self._is_inside():
@@ -144,18 +155,18 @@ class GuardedSessions:
         evidence = kept_on(graph, 'evidence', dict)
         return TrainSteps(graph, self._notes, self._max_loss, _collect(evidence), self._refuse)
 
-    def _hooked(self, session) -> '_HookedSteps':
+    def _hooked(self, session, run: Callable) -> '_HookedSteps':
         with self._lock:
             found = self._sessions.get(session)
             if found is None:
                 evidence = kept_on(session.graph, 'evidence', dict)
                 watcher = ScriptWatcher(self._on_nan, self.files, evidence, self.seen.note_incident)
-                found = self._sessions[session] = _HookedSteps(session, watcher)
+                found = self._sessions[session] = _HookedSteps(session, run, watcher)
             return found
 
     def _count(self, step: Step) -> None:
-        for gate in step.gates:
-            self.seen.note_steps(op_of(gate.original).name, 1)
+        for name in step.names:
+            self.seen.note_steps(name, 1)
 
     def _refuse(self, name: str, error: Exception) -> None:
         if name not in self.seen.refused:
@@ -166,9 +177,8 @@ class GuardedSessions:
 class _HookedSteps(HookedSession):
     """A session of the script, and what watches its steps."""
 
-    def __init__(self, session, watcher: ScriptWatcher):
-        # Not the session itself: it is what this is kept by.
-        HookedSession.__init__(self, SessionWrapper(weakref.proxy(session)), [watcher])
+    def __init__(self, session, run: Callable, watcher: ScriptWatcher):
+        HookedSession.__init__(self, _OfTensorFlow(session, run), [watcher])
         self._watcher = watcher
         with session.graph.as_default():
             watcher.begin()
@@ -183,6 +193,21 @@ class _HookedSteps(HookedSession):
             self.stop_requested = False  # for a loop that goes on all the same
             raise stop_error(self._watcher.incidents[-1])
         return mine
+
+
+class _OfTensorFlow(SessionWrapper):
+    """A session of the script, with TensorFlow's own `run`.
+
+    A subclass of the script's may have another, which has been called already.
+    """
+
+    def __init__(self, session, run: Callable):
+        # Not the session itself: it is what this is kept by.
+        SessionWrapper.__init__(self, weakref.proxy(session))
+        self._run = run
+
+    def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
+        return self._run(self._session, fetches, feed_dict, options, run_metadata)
 
 
 def _collect(evidence: Dict[gates.Gate, Evidence]) -> Callable[[gates.Gate], None]:

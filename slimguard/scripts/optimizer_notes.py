@@ -40,6 +40,10 @@ class OptimizerNotes:
         """What `apply_gradients` returned, in order."""
         return kept_on(graph, 'updates', list)
 
+    def has_functions(self, graph: tf.Graph) -> bool:
+        """Whether functions of a graph hold updates: the branches of a v2 `tf.cond`, for one."""
+        return bool(kept_on(graph, 'functions', list))
+
     def _compute_gradients(self, original, optimizer, *args, **kwargs):
         # An optimizer around another one hands on a loss that it has scaled.
         is_outermost = not getattr(self._thread, 'is_inside', False)
@@ -63,5 +67,16 @@ class OptimizerNotes:
     def _apply_gradients(self, original, optimizer, *args, **kwargs):
         update = original(optimizer, *args, **kwargs)
         if isinstance(update, (tf.Tensor, tf.Operation)) and not tf.executing_eagerly():
-            self.updates(update.graph).append(update)
+            graph = _outermost(update.graph)
+            if graph is update.graph:
+                self.updates(graph).append(update)
+            else:
+                kept_on(graph, 'functions', list).append(update.name)
         return update
+
+
+def _outermost(graph: tf.Graph) -> tf.Graph:
+    """The graph that a session runs: a function's own is built inside of it."""
+    while getattr(graph, 'outer_graph', None) is not None:
+        graph = graph.outer_graph
+    return graph

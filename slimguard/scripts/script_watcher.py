@@ -31,8 +31,8 @@ def stop_error(incident: Incident) -> tf.errors.OutOfRangeError:
     return error
 
 
-def is_stop(error: BaseException) -> bool:
-    """Whether an error is one of `stop_error`, and no input has ended."""
+def is_of_incident(error: BaseException) -> bool:
+    """Whether an incident ended a run, by `NanLossError` or `stop_error`, and no input did."""
     return hasattr(error, 'incident')
 
 

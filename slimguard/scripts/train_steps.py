@@ -9,7 +9,7 @@ that were built around them are guarded at once; these are what most scripts fet
 """
 
 import re
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -18,11 +18,12 @@ from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.gate.builder import NoLossError
-from slimguard.gate.gate import guard_with_values
+from slimguard.gate.gate import Gate, guard_with_values
 from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.graph import TrainOp, key, op_of, ops
 from slimguard.graph.sessions import note_seen
 from slimguard.scripts.optimizer_notes import OptimizerNotes
+from slimguard.training.fetch_structures import map_fetches
 from slimguard.training.prepared_call import key_of
 from slimguard.training.watched_run import fetched_elements
 
@@ -39,25 +40,29 @@ class Step(NamedTuple):
 
     Attributes:
       gates: its gates, one for each update of its own.
+      names: by gate, the name of the train op that the script fetches.
       stand_ins: by op, or `key` of a tensor, what is fetched in its place.
-      fetches: what the script fetches; kept so that nothing else gets its id.
     """
 
-    gates: List[gates.Gate]
+    gates: List[Gate]
     stand_ins: Dict[Any, TrainOp]
-    fetches: Any
+    names: List[str]
+
+    def add(self, gate: Gate, elements: Sequence[TrainOp]) -> None:
+        """Adds the gate of some of what is fetched."""
+        self.gates.append(gate)
+        self.names.append(op_of(elements[0]).name)
 
     def through_gates(self, fetches):
         """`fetches`, with what stands in for those that train, in the same structure."""
-        if isinstance(fetches, dict):
-            return type(fetches)((k, self.through_gates(v)) for k, v in fetches.items())
-        if isinstance(fetches, tuple) and hasattr(fetches, '_fields'):
-            return type(fetches)(*map(self.through_gates, fetches))
-        if isinstance(fetches, (list, tuple)):
-            return type(fetches)(map(self.through_gates, fetches))
-        elements = fetched_elements(fetches, self.gates[0].bad.graph)
-        found = self.stand_ins.get(_key(elements[0])) if len(elements) == 1 else None
-        return fetches if found is None else found
+        graph = self.gates[0].bad.graph
+
+        def stand_in(fetch):
+            elements = fetched_elements(fetch, graph)
+            found = self.stand_ins.get(_key(elements[0])) if len(elements) == 1 else None
+            return fetch if found is None else found
+
+        return map_fetches(fetches, stand_in)
 
 
 class TrainSteps:
@@ -87,7 +92,9 @@ class TrainSteps:
         self._version = -1  # of the graph, when it was last looked at
         self._known_updates: Set[str] = set()
         self._gates: Set[gates.Gate] = set()
-        self._steps: Dict[Any, Optional[Step]] = {}
+        self._without_loss: Set[str] = set()  # the names of train ops that max_loss cannot hold
+        # By what is fetched, which is kept so that nothing else gets its id.
+        self._steps: Dict[Any, Tuple[Optional[Step], Any]] = {}
 
     def prepare(self) -> None:
         """Guards what was built since the last time. To be called before every run of a session."""
@@ -100,7 +107,7 @@ class TrainSteps:
             guarded = set(graphs.ancestors(originals))
             new = [update for update in new if op_of(update) not in guarded]
         with tf_private.unfinalized(self._graph):
-            for end in dict.fromkeys(end for update in new for end in self._ends_of(update)):
+            for end in dict.fromkeys(end for update in new for end in _ends_of(update)):
                 try:
                     self._guard([end])
                 except (ValueError, TypeError):
@@ -115,27 +122,53 @@ class TrainSteps:
         asked = key_of(fetches)
         if asked not in self._steps:
             elements = fetched_elements(fetches, self._graph)
-            self._steps[asked] = self._make_step(elements, fetches)
+            self._steps[asked] = self._make_step(elements), fetches
             self._version = self._graph.version  # what was added is no news
-        return self._steps[asked]
+        return self._steps[asked][0]
 
-    def _make_step(self, elements: Sequence[TrainOp], fetches) -> Optional[Step]:
-        step = Step([], {}, fetches)
-        for together in self._by_update(elements):
+    def names_of_updates(self, fetches) -> List[str]:
+        """The names of those of `fetches` that train and that nobody has guarded."""
+        elements = fetched_elements(fetches, self._graph)
+        together = [each for group in self._by_update(elements) for each in group]
+        return [op_of(each).name for each in together if gates.gate_of(each) is None]
+
+    def _make_step(self, elements: Sequence[TrainOp]) -> Optional[Step]:
+        step = Step([], {}, [])
+        for number, together in enumerate(self._by_update(elements)):
             own = gates.gate_of(together[0]) if len(together) == 1 else None
             if own is not None:  # the script itself has guarded it
-                step.gates.append(self._noted(own))
+                step.add(self._noted(own), together[:1])
                 continue
-            try:
-                with tf_private.unfinalized(self._graph):
-                    gate = self._guard(together)
-            except (ValueError, TypeError) as error:
-                self._on_refusal(together[0].name, error)
+            beside = self._update_ops_among(elements) if number == 0 else []
+            if beside and self._add_guarded(step, together + beside):
                 continue
-            step.gates.append(gate)
-            for element in together:
-                step.stand_ins[_key(element)] = _stand_in(element, gate)
+            self._add_guarded(step, together)
         return step if step.gates else None
+
+    def _add_guarded(self, step: Step, together: List[TrainOp]) -> bool:
+        """Adds the gate of what is fetched together to a step; returns whether there is one."""
+        try:
+            with tf_private.unfinalized(self._graph):
+                gate = self._guard(together)
+        except (ValueError, TypeError) as error:
+            self._on_refusal(together[-1].name, error)
+            return False
+        step.add(gate, together)
+        for element in together:
+            step.stand_ins[_key(element)] = _stand_in(element, gate)
+        return True
+
+    def _update_ops_among(self, elements: Sequence[TrainOp]) -> List[TrainOp]:
+        """The elements that run update ops and do not train: they see the same batch."""
+        update_ops = {op_of(op) for op in self._graph.get_collection(tf1.GraphKeys.UPDATE_OPS)}
+        if not update_ops:
+            return []
+        return [
+            element
+            for element in {_key(each): each for each in elements}.values()
+            if not update_ops.isdisjoint(graphs.ancestors([op_of(element)]))
+            and not self._updates_in(op_of(element))
+        ]
 
     def _by_update(self, elements: Sequence[TrainOp]) -> List[List[TrainOp]]:
         """The elements that train; in one list, those that need the same update."""
@@ -157,21 +190,40 @@ class TrainSteps:
 
     def _updates_in(self, op: tf.Operation) -> Set[tf.Operation]:
         noted = {op_of(update) for update in self._notes.updates(self._graph)}
+        writes = graphs.Writes(self._graph) if self._notes.has_functions(self._graph) else None
         return {
             needed
             for needed in graphs.ancestors([op])
-            if graphs.is_apply(needed) or needed in noted
+            if graphs.is_apply(needed)
+            or needed in noted
+            # An If, a While, a call: the update may be in its function.
+            or (writes is not None and needed in writes and writes.calls(needed))
         }
 
     def _guard(self, elements: Sequence[TrainOp]) -> gates.Gate:
         """The gate of what is fetched together."""
         train_op = self._train_op_of(elements)
+        known = gates.gates_of(self._graph).get(op_of(train_op).name)
+        if known is not None:  # an op at the end, of which the value was not asked for then
+            train_op = known.original
         values = [e for e in elements if isinstance(e, tf.Tensor) and e is not train_op]
         loss = self._loss_of(train_op)
         try:
             return self._noted(guard_with_values(train_op, loss, self._max_loss, values))
         except NoLossError:
+            self._say_that_no_loss_is_known(op_of(train_op).name)
             return self._noted(guard_with_values(train_op, loss, None, values))
+
+    def _say_that_no_loss_is_known(self, name: str) -> None:
+        if name not in self._without_loss:
+            self._without_loss.add(name)
+            tf1.logging.warning(
+                'slimguard: max_loss=%r does NOT hold for train op %r: it is not known which one '
+                'loss it trains, and at what cost that is computed. A NaN or Inf is held all the '
+                'same',
+                self._max_loss,
+                name,
+            )
 
     def _noted(self, gate: gates.Gate) -> gates.Gate:
         if gate not in self._gates:
@@ -206,24 +258,6 @@ class TrainSteps:
         with ops.our_scope(self._graph, 'step'):
             return tf.group(*own, name='together')
 
-    def _ends_of(self, update: TrainOp) -> List[TrainOp]:
-        """The train ops that a script may have built around an update."""
-        wanted = {op_of(e): e for e in self._graph.get_collection(tf1.GraphKeys.TRAIN_OP)}
-        seen = {op_of(update)}
-        waiting = [op_of(update)]
-        ends: List[TrainOp] = []
-        while waiting:
-            op = waiting.pop()
-            after = [taker for tensor in op.outputs for taker in tensor.consumers()]
-            after += tf_private.ops_waiting_for(op)
-            after = [each for each in after if not each.name.startswith(graphs.OURS)]
-            if (not after or op in wanted) and not _ENQUEUES.match(op.type):
-                is_value = op.type in ('Identity', 'CheckNumerics') and op not in wanted
-                ends.append(op.outputs[0] if is_value else wanted.get(op, op))
-            waiting.extend(each for each in after if each not in seen)
-            seen.update(after)
-        return ends if len(ends) <= _MOST_ENDS else []
-
 
 def _key(element: TrainOp) -> Any:
     return element if isinstance(element, tf.Operation) else key(element)
@@ -233,3 +267,22 @@ def _stand_in(element: TrainOp, gate: gates.Gate) -> TrainOp:
     if isinstance(element, tf.Operation):
         return op_of(gate.train_op)
     return gate.values.get(key(element), gate.train_op)
+
+
+def _ends_of(update: TrainOp) -> List[TrainOp]:
+    """The train ops that a script may have built around an update."""
+    wanted = {op_of(e): e for e in op_of(update).graph.get_collection(tf1.GraphKeys.TRAIN_OP)}
+    seen = {op_of(update)}
+    waiting = [op_of(update)]
+    ends: List[TrainOp] = []
+    while waiting:
+        op = waiting.pop()
+        after = [taker for tensor in op.outputs for taker in tensor.consumers()]
+        after += tf_private.ops_waiting_for(op)
+        after = [each for each in after if not each.name.startswith(graphs.OURS)]
+        if (not after or op in wanted) and not _ENQUEUES.match(op.type):
+            is_value = op.type in ('Identity', 'CheckNumerics') and op not in wanted
+            ends.append(op.outputs[0] if is_value else wanted.get(op, op))
+        waiting.extend(each for each in after if each not in seen)
+        seen.update(after)
+    return ends if len(ends) <= _MOST_ENDS else []

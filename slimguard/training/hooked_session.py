@@ -9,6 +9,7 @@ from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.graph import TrainOp, op_of
 from slimguard.graph.sessions import SessionWrapper
+from slimguard.training.fetch_structures import map_fetches
 from slimguard.training.hook_fetches import Requests
 from slimguard.training.watched_run import fetched_elements
 from slimguard.training.watchers import after_run_of, watchers_after
@@ -98,11 +99,11 @@ class HookedSession(SessionWrapper):
 
         A step function may hold on to the train op that it was given before it was guarded.
         """
-        if isinstance(fetches, (tf.Tensor, tf.Operation)):
-            gate = gates.gates_of(self._session.graph).get(op_of(fetches).name)
-            return gate.train_op if gate is not None else fetches
-        if isinstance(fetches, dict):
-            return type(fetches)((k, self._through_gates(v)) for k, v in fetches.items())
-        if type(fetches) in (list, tuple):
-            return type(fetches)(self._through_gates(fetch) for fetch in fetches)
-        return fetches
+        known = gates.gates_of(self._session.graph)
+
+        def through_gate(fetch):
+            is_op = isinstance(fetch, (tf.Tensor, tf.Operation))
+            gate = known.get(op_of(fetch).name) if is_op else None
+            return fetch if gate is None else gate.train_op
+
+        return map_fetches(fetches, through_gate)

@@ -6,6 +6,7 @@ that comes again is prepared once and called by handle after that: :class:`Prepa
 """
 
 import collections
+import collections.abc
 import operator
 from typing import Any, Callable, List, Optional, Sequence
 
@@ -13,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from slimguard.compat import tf_private
+from slimguard.training.fetch_structures import attrs_values, is_attrs
 
 
 class PreparedCall:
@@ -129,10 +131,12 @@ class _Feed:
 def key_of(fetches):
     """A key for `fetches`: the same for the same things in the same structure."""
     kind = type(fetches)
-    if kind in (list, tuple) or _is_namedtuple(kind):
+    if isinstance(fetches, (list, tuple)):
         return (kind,) + tuple([key_of(fetch) for fetch in fetches])
-    if kind in (dict, collections.OrderedDict):
+    if isinstance(fetches, collections.abc.Mapping):
         return kind, tuple(fetches), tuple([key_of(fetch) for fetch in fetches.values()])
+    if is_attrs(fetches):
+        return (kind,) + tuple([key_of(fetch) for fetch in attrs_values(fetches)])
     return fetches if kind is str else id(fetches)
 
 

@@ -1,5 +1,6 @@
 """A `session.run` as a watcher sees it: its guarded train ops, what to fetch, its incidents."""
 
+import collections.abc
 import functools
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
@@ -10,6 +11,7 @@ from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.graph import op_of
 from slimguard.training import incident_reading
+from slimguard.training.fetch_structures import attrs_values, is_attrs
 from slimguard.training.incident_reading import GateValues, Reading
 
 
@@ -145,8 +147,12 @@ def fetched_elements(fetches, graph: tf.Graph) -> list:
 
 
 def _leaves(fetches) -> Iterator[Any]:
-    if isinstance(fetches, dict):  # whose keys may be hooks, which `tf.nest` cannot sort
+    if isinstance(
+        fetches, collections.abc.Mapping
+    ):  # whose keys may be hooks, which `tf.nest` cannot sort
         fetches = list(fetches.values())
+    elif is_attrs(fetches):
+        fetches = attrs_values(fetches)
     if isinstance(fetches, (list, tuple)):
         for each in fetches:
             yield from _leaves(each)

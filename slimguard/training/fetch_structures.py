@@ -1,0 +1,47 @@
+"""What a session is asked to fetch may be any structure: :func:`map_fetches` goes through it."""
+
+import collections.abc
+import copy
+from typing import Any, Callable
+
+import tensorflow as tf
+
+
+def map_fetches(fetches, replace: Callable[[Any], Any]):
+    """`fetches` with each single fetch replaced; the values come in the same structure as before.
+
+    The structures are those that `Session.run` knows. A session makes each structure of values from
+    the type of the fetches, except that it makes a plain list from any kind of list.
+    """
+    if isinstance(fetches, list):
+        return [map_fetches(each, replace) for each in fetches]
+    if isinstance(fetches, tuple):
+        parts = [map_fetches(each, replace) for each in fetches]
+        return getattr(type(fetches), '_make', type(fetches))(parts)  # _make: of a namedtuple
+    if isinstance(fetches, collections.abc.MutableMapping):
+        copied = copy.copy(fetches)  # a defaultdict, for one, is not made from its items alone
+        for name in copied:
+            copied[name] = map_fetches(copied[name], replace)
+        return copied
+    if isinstance(fetches, collections.abc.Mapping):
+        make: Any = type(fetches)
+        return make({name: map_fetches(each, replace) for name, each in fetches.items()})
+    if is_attrs(fetches):
+        return type(fetches)(*[map_fetches(each, replace) for each in attrs_values(fetches)])
+    if isinstance(fetches, _COMPOSITE):
+        return tf.nest.map_structure(replace, fetches, expand_composites=True)
+    return replace(fetches)
+
+
+# What a session fetches as several tensors.
+_COMPOSITE = (tf.SparseTensor, tf.IndexedSlices, tf.RaggedTensor)
+
+
+def is_attrs(fetches) -> bool:
+    """Whether it is an object of a class that `attr.s` has decorated."""
+    return hasattr(type(fetches), '__attrs_attrs__')
+
+
+def attrs_values(fetches) -> list:
+    """The values of the fields of such an object."""
+    return [getattr(fetches, field.name) for field in type(fetches).__attrs_attrs__]

@@ -1,0 +1,279 @@
+"""What scripts fetch, and how: whatever it is, under `instrument` it is guarded and runs once."""
+
+import collections
+import collections.abc
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slimguard
+from tests.helpers.models import LogLines, non_finite, state
+from tests.scripts.test_unedited import STEPS, run
+
+tf1 = tf.compat.v1
+
+
+class Own(collections.abc.Mapping):
+    """A mapping that is no dict, and cannot be changed."""
+
+    def __init__(self, items):
+        self._items = dict(items)
+
+    def __getitem__(self, name):
+        return self._items[name]
+
+    def __iter__(self):
+        return iter(self._items)
+
+    def __len__(self):
+        return len(self._items)
+
+
+class Ordered(collections.OrderedDict):
+    pass
+
+
+class Fields:
+    """What `attr.s` would make of a class with two attributes."""
+
+    __attrs_attrs__ = tuple(collections.namedtuple('A', 'name')(n) for n in ('train', 'loss'))
+
+    def __init__(self, train, loss):
+        self.train, self.loss = train, loss
+
+
+class Pair(collections.namedtuple('Pair', ['train', 'loss'])):
+    pass
+
+
+def as_defaultdict(train_op, loss):
+    fetches = collections.defaultdict(list)
+    fetches.update(train=train_op, loss=loss)
+    return fetches
+
+
+def as_own(train_op, loss):
+    return Own({'train': train_op, 'loss': loss})
+
+
+def as_ordered(train_op, loss):
+    return Ordered([('train', train_op), ('loss', loss)])
+
+
+# TensorFlow 1.15 makes no mapping of values that cannot be changed.
+_IS_TF1 = tf.__version__.startswith('1.')
+STRUCTURES = [as_defaultdict, as_ordered, Fields, Pair] + ([] if _IS_TF1 else [as_own])
+
+
+def loss_in(values):
+    return values['loss'] if isinstance(values, collections.abc.Mapping) else values.loss
+
+
+@pytest.mark.parametrize('structure', STRUCTURES, ids=lambda each: each.__name__)
+def test_any_structure_that_a_session_takes_is_guarded_and_comes_back(structure, tmp_path):
+    def loop(model, train_op, logdir, watch):
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            before = 0
+            for number in range(STEPS):
+                values = session.run(structure(train_op, model.loss))
+                assert type(values) is type(structure(None, None))
+                assert np.isfinite(loss_in(values)) == (number != 2)
+                watch(session)
+                operations = len(session.graph.get_operations())
+                assert before in (0, operations)  # no gate is built anew
+                before = operations
+
+    states = run(loop, tmp_path / 'guarded', 'skip')
+    assert states[2] == states[1] != states[3]
+
+
+def test_fetches_that_a_script_changes_are_read_anew(tmp_path):
+    def loop(model, train_op, logdir, watch):
+        fetches = collections.defaultdict(list, loss=model.loss)
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            session.run(fetches)
+            fetches['train'] = train_op
+            for _ in range(STEPS):
+                session.run(fetches)
+                watch(session)
+
+    states = run(loop, tmp_path, 'skip')
+    assert states[1] == states[0] != states[2]
+
+
+def test_a_tensor_of_several_parts_that_waits_for_the_update_trains_once(tmp_path):
+    def minimize(model):
+        with tf.control_dependencies([model.minimize()]):
+            values = tf.reshape(tf.identity(model.loss), [1])
+        index = tf.zeros([1, 1], tf.int64)
+        return tf.SparseTensor(index, values, tf.ones([1], tf.int64))
+
+    def loop(model, sparse, logdir, watch):
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            for number in range(STEPS):
+                (value,) = session.run([sparse])
+                assert isinstance(value, tf1.SparseTensorValue)
+                assert np.isfinite(value.values).all() == (number != 2)
+                watch(session)
+                assert session.run(model.step) == (number + 1 if number < 2 else number)
+
+    run(loop, tmp_path, 'skip', minimize=minimize)
+
+
+def test_the_value_of_an_assignment_that_waits_for_the_update_is_fetched(tmp_path):
+    def minimize(model):
+        count = tf1.get_variable('n', initializer=0)
+        with tf.control_dependencies([model.minimize()]):
+            return tf1.assign_add(count, 1)
+
+    def loop(model, count, logdir, watch):
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            seen.extend(int(session.run(count)) for _ in range(STEPS))
+
+    seen = []
+    run(loop, tmp_path, 'skip', minimize=minimize)
+    assert seen[:2] + seen[3:] == [1, 2, 3, 4, 5]
+
+
+class Counting(tf1.Session):
+    """A session of a script's own, with fewer arguments than TensorFlow's."""
+
+    runs = 0
+
+    def run(self, fetches, feed_dict=None):
+        self.runs += 1
+        return super().run(fetches, feed_dict)
+
+
+def test_a_scripts_own_session_class_is_called_once_a_step(tmp_path):
+    def loop(model, train_op, logdir, watch):
+        with Counting() as session:
+            session.run(tf1.global_variables_initializer())
+            for number in range(STEPS):
+                session.run(train_op)
+                assert session.runs == number + 2
+            assert non_finite(session) == []
+            assert session.run(model.step) == STEPS - 1
+
+    run(loop, tmp_path, 'skip')
+
+
+def test_update_ops_fetched_beside_the_train_op_write_nothing_bad(tmp_path):
+    def loop(model, train_op, logdir, watch):
+        mean = tf1.get_variable('running', [3], trainable=False)
+        update = mean.assign(tf.reduce_mean(model.batches.x, 0))
+        tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, update)
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            for number in range(STEPS):
+                _, _, new = session.run([train_op, model.loss, update])
+                assert number == 2 or (new == session.run(mean)).all()
+                watch(session)
+
+    guarded = run(loop, tmp_path / 'guarded', 'skip')
+    unguarded = run(loop, tmp_path / 'plain', None, bad=())
+    assert guarded[:2] == unguarded[:2]
+    assert guarded[2] == guarded[1]
+    assert guarded[3]['running:0'] != guarded[2]['running:0']
+
+
+def test_an_update_in_a_function_is_guarded_where_the_function_is_called(tmp_path):
+    w = None
+
+    def minimize(model):
+        nonlocal w
+        w = tf1.get_variable('v', [3], initializer=tf1.ones_initializer(), use_resource=True)
+        loss = tf.reduce_sum(tf.square(w * model.loss))
+        descent = tf1.train.GradientDescentOptimizer(0.1)
+        gradients = descent.compute_gradients(loss, [w])
+
+        def update():
+            with tf.control_dependencies([descent.apply_gradients(gradients)]):
+                return tf.constant(True)
+
+        was_on = tf1.control_flow_v2_enabled()
+        tf1.enable_control_flow_v2()
+        try:
+            always = tf1.placeholder_with_default(True, [])
+            return tf.cond(always, update, lambda: tf.constant(False))
+        finally:
+            None if was_on else tf1.disable_control_flow_v2()
+
+    def loop(model, train_op, logdir, watch):
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            for _ in range(STEPS):
+                session.run(train_op)
+                watch(session)
+
+    guarded = run(loop, tmp_path / 'guarded', 'skip', minimize=minimize)
+    unguarded = run(loop, tmp_path / 'plain', None, bad=(), minimize=minimize)
+    assert guarded[:2] == unguarded[:2]
+    assert guarded[2] == guarded[1] != guarded[3]
+
+
+def test_a_partial_run_that_trains_is_said_not_to_be_guarded(tmp_path):
+    def minimize(model):
+        with tf.control_dependencies([model.minimize()]):
+            return tf.identity(model.loss, name='after')
+
+    def loop(model, after, logdir, watch):
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            for _ in range(2):
+                handle = session.partial_run_setup([after, model.loss], [])
+                session.partial_run(handle, [after, model.loss])
+
+    with LogLines() as lines:
+        run(loop, tmp_path, 'skip', minimize=minimize, bad=())
+    said = [line for line in lines if 'NOT guarded' in line]
+    assert len(said) == 1 and "'after'" in said[0] and 'partial_run' in said[0]
+
+
+def test_a_train_op_that_max_loss_cannot_hold_is_named(tmp_path):
+    def minimize(model):
+        gradients = tf1.gradients(model.loss, [model.weights])
+        return model.optimizer.apply_gradients(zip(gradients, [model.weights]), name='apply')
+
+    def loop(model, train_op, logdir, watch):
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            for _ in range(STEPS):
+                session.run(train_op)
+                assert non_finite(session) == []
+
+    with LogLines() as lines:
+        run(loop, tmp_path, 'skip', minimize=minimize, max_loss=1.0)
+    said = [line for line in lines if 'does NOT hold' in line]
+    assert len(said) == 1 and "'apply'" in said[0]
+
+
+def test_a_run_at_the_end_of_the_input_is_no_step():
+    with slimguard.instrument() as guards, tf.Graph().as_default(), tf1.Session() as session:
+        batches = tf.data.Dataset.range(3)
+        batch = tf.cast(tf1.data.make_one_shot_iterator(batches).get_next(), tf.float32)
+        weight = tf1.get_variable('w', initializer=1.0)
+        train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(weight * batch)
+        session.run(tf1.global_variables_initializer())
+        with pytest.raises(tf.errors.OutOfRangeError):
+            while True:
+                session.run(train_op)
+    assert guards.sessions.seen.train_ops == {'GradientDescent': 3}
+
+
+def test_what_is_fetched_together_goes_by_a_name_of_the_script(tmp_path):
+    with slimguard.instrument() as guards, tf.Graph().as_default(), tf1.Session() as session:
+        weight = tf1.get_variable('w', initializer=1.0)
+        with tf.control_dependencies(
+            [tf1.train.GradientDescentOptimizer(0.1).minimize(weight * 2)]
+        ):
+            one, other = tf.identity(1.0, name='one'), tf.identity(2.0, name='other')
+        session.run(tf1.global_variables_initializer())
+        assert session.run([one, other]) == [1.0, 2.0]
+        assert state(session)['w:0'] == np.float32(1.0 - 0.2).tobytes()
+    assert guards.sessions.seen.train_ops == {'one': 1}

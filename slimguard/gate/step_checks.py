@@ -10,6 +10,7 @@ from slimguard.gate.copies import Copy
 from slimguard.gate.finite_checks import FiniteCheck, Moment
 from slimguard.gate.flags import Flags, join_flags
 from slimguard.gate.flags_in_words import Label
+from slimguard.gate.losses import name_of
 from slimguard.gate.plan import Plan
 from slimguard.gate.tasks import Task
 from slimguard.graph import key, ops
@@ -35,7 +36,7 @@ class StepChecks:
     def before_update(self, checks: Sequence[Check], token: tf.Tensor) -> Flags:
         """Checks losses, values, squares and clones once `token` is there."""
         plan = self._plan
-        losses = [Check(loss, 'loss ' + loss.op.name) for loss in plan.losses]
+        losses = [Check(loss, 'loss ' + name_of(loss)) for loss in plan.losses]
         values = losses + list(checks)
         tensors = [value.tensor for value in values]
         check = FiniteCheck(self._make, tensors, Moment(token), self._home)
@@ -105,9 +106,9 @@ def check_late_loss(loss: tf.Tensor, value: tf.Tensor, refused: tf.Tensor) -> Fl
     """
     with tf.control_dependencies([refused]):
         unknown = tf.constant(False)
-    is_bad = tf.logical_not(tf.math.is_finite(ops.for_arithmetic(value)))
+    is_bad = tf.logical_not(tf.reduce_all(tf.math.is_finite(ops.for_arithmetic(value))))
     flag = tf.expand_dims(ops.merge([is_bad, unknown], 'bad_late_loss'), 0)
-    return Flags([Label('value', 'loss ' + loss.op.name)], flag)
+    return Flags([Label('value', 'loss ' + name_of(loss))], flag)
 
 
 def _check_limit(loss: Check, max_loss: tf.Tensor, token: tf.Tensor) -> Flags:

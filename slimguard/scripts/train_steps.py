@@ -19,6 +19,7 @@ from slimguard.compat import tf_private
 from slimguard.gate.builder import NoLossError
 from slimguard.gate.gate import guard_with_values
 from slimguard.gate.histograms import leave_out_bad_values
+from slimguard.gate.losses import as_scalar
 from slimguard.graph import TrainOp, key, op_of, ops
 from slimguard.graph.sessions import note_seen
 from slimguard.scripts.optimizer_notes import OptimizerNotes
@@ -64,6 +65,7 @@ class TrainSteps:
       max_loss: a larger loss is a bad step; None for no limit.
       on_gate: called with each gate, once, while ops can be added to the graph.
       on_refusal: called with the name of what cannot be guarded, and why not.
+      on_no_loss: called with the name of what has no single loss to compare with `max_loss`.
     """
 
     def __init__(
@@ -73,12 +75,14 @@ class TrainSteps:
         max_loss: Optional[float],
         on_gate: Callable[[gates.Gate], None],
         on_refusal: Callable[[str, Exception], None],
+        on_no_loss: Callable[[str], None],
     ):
         self._graph = graph
         self._notes = notes
         self._max_loss = max_loss
         self._on_gate = on_gate
         self._on_refusal = on_refusal
+        self._on_no_loss = on_no_loss
         self._version = -1  # of the graph, when it was last looked at
         self._known_updates: Set[str] = set()
         self._gates: Set[gates.Gate] = set()
@@ -163,6 +167,7 @@ class TrainSteps:
         try:
             return self._noted(guard_with_values(train_op, loss, self._max_loss, values))
         except NoLossError:
+            self._on_no_loss(train_op.name)
             return self._noted(guard_with_values(train_op, loss, None, values))
 
     def _noted(self, gate: gates.Gate) -> gates.Gate:
@@ -187,7 +192,7 @@ class TrainSteps:
             is_input = op.type.startswith('Placeholder') or graphs.is_stateful(op)
             if is_input and op not in needed and not graphs.is_variable_read(op):
                 return None
-        return losses[0]
+        return as_scalar(losses[0])
 
     def _train_op_of(self, elements: Sequence[TrainOp]) -> TrainOp:
         """What is guarded: the element that needs all others, or a group of them."""

@@ -39,6 +39,7 @@ _BY_KIND = (
     ('square', explanations.explain_square),
     ('limit', explanations.explain_limit),
     ('state', explanations.explain_update),
+    ('written', explanations.explain_update),
 )
 
 

@@ -13,7 +13,7 @@ ERROR = 'slimguard: this step wrote nothing. Bad: '
 class Label(NamedTuple):
     """What one element of a gate's `bad` vector stands for."""
 
-    kind: str  # 'value', 'square', 'limit', 'state' or 'clone'
+    kind: str  # 'value', 'square', 'limit', 'state', 'written' or 'clone'
     name: str
 
     def __str__(self) -> str:
@@ -56,5 +56,7 @@ def explain(labels: Sequence[Label]) -> Verdict:
         parts.append('not finite already before this step: ' + named('state'))
     elif named('state'):
         parts.append('not finite once updated: ' + named('state'))
+    elif named('written') and not parts:  # else the value that was written has been told
+        parts.append('not finite once updated: ' + named('written'))
     tensors = tuple(dict.fromkeys(label.name for label in labels if label.kind != 'clone'))
     return Verdict(tensors, '; '.join(parts) or 'not finite', state_lost)

@@ -11,6 +11,7 @@ from slimguard.compat import tf_private
 from slimguard.gate.arguments import as_train_op, require_loss, require_max_loss
 from slimguard.gate.builder import build
 from slimguard.gate.flags_in_words import Label, Verdict, explain
+from slimguard.gate.losses import as_scalar
 from slimguard.gate.plan import Plan, make_plan
 from slimguard.gate.step_graph import GuardedBefore
 from slimguard.graph import TrainOp, key, op_of
@@ -155,7 +156,8 @@ def guard_with_values(
     known = gates_of(graph)
     gate = known.get(op_of(train_op).name)
     if gate is not None:
-        same_loss = loss is None or (gate.loss is not None and key(loss) == key(gate.loss))
+        scalar = None if loss is None else as_scalar(loss)
+        same_loss = scalar is None or (gate.loss is not None and key(scalar) == key(gate.loss))
         has_values = all(key(value) in gate.values for value in values)
         if same_loss and has_values and max_loss in (None, gate.max_loss):
             return gate

@@ -1,5 +1,6 @@
 """Which scalars of a step are its losses."""
 
+import re
 from typing import List, Optional, Set
 
 import tensorflow as tf
@@ -8,7 +9,27 @@ import tensorflow.compat.v1 as tf1
 from slimguard import graph as graphs
 from slimguard.gate.sources import Sources
 from slimguard.gate.step_graph import StepGraph
-from slimguard.graph import key
+from slimguard.graph import key, ops
+
+# The scope of the means of losses that are no scalars.
+_MEANS = re.compile(graphs.OURS + r'loss(_\d+)?/')
+
+
+def as_scalar(loss: tf.Tensor) -> tf.Tensor:
+    """A loss as a scalar: its mean, if it has more elements than one, or may have."""
+    if loss.shape.ndims == 0:
+        return loss
+    for made in loss.consumers():
+        if made.type == 'Mean' and _MEANS.match(made.name):
+            return made.outputs[0]
+    with ops.our_scope(loss.graph, 'loss'):
+        with tf.device(loss.op.device or None):
+            return tf.reduce_mean(loss, name=loss.op.name)
+
+
+def name_of(loss: tf.Tensor) -> str:
+    """The name of a loss, or of that which it is the mean of."""
+    return _MEANS.sub('', loss.op.name, 1)
 
 
 def find_losses(
@@ -23,7 +44,8 @@ def find_losses(
         candidates = step.graph.get_collection(tf1.GraphKeys.LOSSES)
         found = [t for t in candidates if t.op in needed and _is_scalar(t)]
     unique = {key(t): t for t in found if t.op not in gated}
-    return list(unique.values())
+    # What is fed often has no shape before it runs.
+    return [as_scalar(each) for each in unique.values()]
 
 
 def find_late_loss(

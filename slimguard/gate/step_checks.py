@@ -10,6 +10,7 @@ from slimguard.gate.copies import Copy
 from slimguard.gate.finite_checks import FiniteCheck, Moment
 from slimguard.gate.flags import Flags, join_flags
 from slimguard.gate.flags_in_words import Label
+from slimguard.gate.losses import name_of
 from slimguard.gate.plan import Plan
 from slimguard.gate.tasks import Task
 from slimguard.graph import key, ops
@@ -35,7 +36,7 @@ class StepChecks:
     def before_update(self, checks: Sequence[Check], token: tf.Tensor) -> Flags:
         """Checks losses, values, squares and clones once `token` is there."""
         plan = self._plan
-        losses = [Check(loss, 'loss ' + loss.op.name) for loss in plan.losses]
+        losses = [Check(loss, 'loss ' + name_of(loss)) for loss in plan.losses]
         values = losses + list(checks)
         tensors = [value.tensor for value in values]
         check = FiniteCheck(self._make, tensors, Moment(token), self._home)
@@ -52,8 +53,8 @@ class StepChecks:
     def after_update(self, task: Task, token: tf.Tensor, ahead: Sequence[Copy]) -> Flags:
         """Checks the variables of a task once `token` is there.
 
-        Those that only the forward pass writes are checked as they were ahead of it: what it wrote
-        is among the values that are checked before the update.
+        Those that only the forward pass writes are checked twice, now and as they were ahead of it:
+        that tells a variable that was not finite before the step from one that the step wrote.
 
         Args:
           task: the task.
@@ -64,14 +65,21 @@ class StepChecks:
         floats = [variable for variable in written if graphs.is_float_variable(variable)]
         with tf.control_dependencies([token]):
             here = [copy for copy in ahead if copy.variables[0] in task.put_back]
-            before = self._taken_apart(here)
-            values = [
-                before[v] if v in before and v not in task.variables else self._now(v)
-                for v in floats
-            ]
-        labels = [Label('state', variable.name) for variable in floats]
-        check = FiniteCheck(self._make, values, Moment(token), Home(token.op))
-        return Flags(labels, check.not_finite())
+            before = {
+                variable: value
+                for variable, value in self._taken_apart(here).items()
+                if variable in floats and variable not in task.variables
+            }
+            floats = [v for v in floats if v not in before] + list(before)  # those twice come last
+            values = [self._now(v) for v in floats] + list(before.values())
+        found = FiniteCheck(self._make, values, Moment(token), Home(token.op)).not_finite()
+        if not before:
+            return Flags([Label('state', variable.name) for variable in floats], found)
+        once, now, was = tf.split(found, [len(floats) - len(before), len(before), len(before)])
+        labels = [Label('state', v.name) for v in floats]
+        labels += [Label('written', v.name) for v in before]
+        new = tf.logical_and(now, tf.logical_not(was))
+        return Flags(labels, tf.concat([once, tf.logical_and(now, was), new], 0))
 
     def _now(self, variable: tf.Operation) -> tf.Tensor:
         is_resource = graphs.is_resource(variable)
@@ -105,9 +113,9 @@ def check_late_loss(loss: tf.Tensor, value: tf.Tensor, refused: tf.Tensor) -> Fl
     """
     with tf.control_dependencies([refused]):
         unknown = tf.constant(False)
-    is_bad = tf.logical_not(tf.math.is_finite(ops.for_arithmetic(value)))
+    is_bad = tf.logical_not(tf.reduce_all(tf.math.is_finite(ops.for_arithmetic(value))))
     flag = tf.expand_dims(ops.merge([is_bad, unknown], 'bad_late_loss'), 0)
-    return Flags([Label('value', 'loss ' + loss.op.name)], flag)
+    return Flags([Label('value', 'loss ' + name_of(loss))], flag)
 
 
 def _check_limit(loss: Check, max_loss: tf.Tensor, token: tf.Tensor) -> Flags:

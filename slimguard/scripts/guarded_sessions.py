@@ -7,7 +7,7 @@ place, and the policy acts (:mod:`script_watcher`).
 
 import threading
 import weakref
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Set
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -52,6 +52,7 @@ class GuardedSessions:
         self._notes = OptimizerNotes()
         self._sessions: Any = weakref.WeakKeyDictionary()  # the _HookedStep of each
         self._thread = threading.local()
+        self._without_loss: Set[str] = set()  # train ops of which that was said
 
     def install(self, patches: Patches) -> None:
         """Puts guarded methods in the place of TensorFlow's."""
@@ -153,7 +154,8 @@ class GuardedSessions:
 
     def _steps_in(self, graph: tf.Graph) -> TrainSteps:
         evidence = kept_on(graph, 'evidence', dict)
-        return TrainSteps(graph, self._notes, self._max_loss, _collect(evidence), self._refuse)
+        told = (_collect(evidence), self._refuse, self._say_no_loss)
+        return TrainSteps(graph, self._notes, self._max_loss, *told)
 
     def _hooked(self, session, run: Callable) -> '_HookedSteps':
         with self._lock:
@@ -172,6 +174,15 @@ class GuardedSessions:
         if name not in self.seen.refused:
             self.seen.refused[name] = str(error)
             tf1.logging.error('slimguard: train op %r is NOT guarded: %s', name, error)
+
+    def _say_no_loss(self, name: str) -> None:
+        if name not in self._without_loss:
+            self._without_loss.add(name)
+            tf1.logging.warning(
+                'slimguard: max_loss is not compared with anything in train op %r, which has no '
+                'single loss; what is not finite is guarded all the same',
+                name,
+            )
 
 
 class _HookedSteps(HookedSession):

@@ -33,7 +33,7 @@ class OptimizerNotes:
         patches.wrap_in_all(tf1.train.Optimizer, 'apply_gradients', self._apply_gradients)
 
     def losses(self, graph: tf.Graph) -> List[Differentiated]:
-        """The floating scalars that gradients were computed of, in order."""
+        """The floating tensors that gradients were computed of, in order."""
         return kept_on(graph, 'losses', list)
 
     def updates(self, graph: tf.Graph) -> List[TrainOp]:
@@ -60,7 +60,7 @@ class OptimizerNotes:
     def _note_loss(self, loss, computed) -> None:
         if not isinstance(loss, tf.Tensor) or tf.executing_eagerly():
             return
-        if loss.dtype.base_dtype.is_floating and loss.shape.is_compatible_with([]):
+        if loss.dtype.base_dtype.is_floating:
             gradients = [gradient.op for gradient, _ in computed if gradient is not None]
             self.losses(loss.graph).append(Differentiated(loss, gradients))
 

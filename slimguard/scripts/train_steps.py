@@ -20,6 +20,7 @@ from slimguard.compat import tf_private
 from slimguard.gate.builder import NoLossError
 from slimguard.gate.gate import Gate, guard_with_values
 from slimguard.gate.histograms import leave_out_bad_values
+from slimguard.gate.losses import as_scalar
 from slimguard.graph import TrainOp, key, op_of, ops
 from slimguard.graph.sessions import note_seen
 from slimguard.scripts.optimizer_notes import OptimizerNotes
@@ -74,6 +75,7 @@ class TrainSteps:
       max_loss: a larger loss is a bad step; None for no limit.
       on_gate: called with each gate, once, while ops can be added to the graph.
       on_refusal: called with the name of what cannot be guarded, and why not.
+      on_no_loss: called with the name of what has no single loss to compare with `max_loss`.
     """
 
     def __init__(
@@ -83,16 +85,17 @@ class TrainSteps:
         max_loss: Optional[float],
         on_gate: Callable[[gates.Gate], None],
         on_refusal: Callable[[str, Exception], None],
+        on_no_loss: Callable[[str], None],
     ):
         self._graph = graph
         self._notes = notes
         self._max_loss = max_loss
         self._on_gate = on_gate
         self._on_refusal = on_refusal
+        self._on_no_loss = on_no_loss
         self._version = -1  # of the graph, when it was last looked at
         self._known_updates: Set[str] = set()
         self._gates: Set[gates.Gate] = set()
-        self._without_loss: Set[str] = set()  # the names of train ops that max_loss cannot hold
         # By what is fetched, which is kept so that nothing else gets its id.
         self._steps: Dict[Any, Tuple[Optional[Step], Any]] = {}
 
@@ -211,19 +214,8 @@ class TrainSteps:
         try:
             return self._noted(guard_with_values(train_op, loss, self._max_loss, values))
         except NoLossError:
-            self._say_that_no_loss_is_known(op_of(train_op).name)
+            self._on_no_loss(op_of(train_op).name)
             return self._noted(guard_with_values(train_op, loss, None, values))
-
-    def _say_that_no_loss_is_known(self, name: str) -> None:
-        if name not in self._without_loss:
-            self._without_loss.add(name)
-            tf1.logging.warning(
-                'slimguard: max_loss=%r does NOT hold for train op %r: it is not known which one '
-                'loss it trains, and at what cost that is computed. A NaN or Inf is held all the '
-                'same',
-                self._max_loss,
-                name,
-            )
 
     def _noted(self, gate: gates.Gate) -> gates.Gate:
         if gate not in self._gates:
@@ -247,7 +239,7 @@ class TrainSteps:
             is_input = op.type.startswith('Placeholder') or graphs.is_stateful(op)
             if is_input and op not in needed and not graphs.is_variable_read(op):
                 return None
-        return losses[0]
+        return as_scalar(losses[0])
 
     def _train_op_of(self, elements: Sequence[TrainOp]) -> TrainOp:
         """What is guarded: the element that needs all others, or a group of them."""

@@ -11,7 +11,7 @@ import tensorflow as tf
 import slimguard
 from slimguard.incidents.incident import Incident, NanLossError
 from slimguard.training.open_incident import OpenIncident
-from tests.models import Linear, train_quietly
+from tests.helpers.models import Linear, train_quietly
 
 tf1 = tf.compat.v1
 

@@ -289,6 +289,64 @@ def test_max_loss_is_a_bad_step_too(tmp_path):
     assert states[2] == states[1] != states[3]
 
 
+def per_example(model):
+    return tf.square(tf.matmul(model.batches.x, model.weights) - 1.0)
+
+
+def of_no_known_shape(model):
+    return tf1.placeholder_with_default(per_example(model), None)
+
+
+@pytest.mark.parametrize('loss', [per_example, of_no_known_shape], ids=lambda loss: loss.__name__)
+@pytest.mark.parametrize('value, max_loss', [(np.nan, None), (1e6, 100.0)])
+def test_a_loss_may_have_a_value_for_each_example(loss, value, max_loss, tmp_path):
+    def minimize(model):
+        return model.optimizer.minimize(loss(model), global_step=model.step)
+
+    kwargs = {'minimize': minimize, 'value': value, 'max_loss': max_loss}
+    states = run(plain, tmp_path / 'guarded', 'skip', **kwargs)
+    unguarded = run(plain, tmp_path / 'plain', None, bad=(), minimize=minimize)
+    assert states[:2] == unguarded[:2]
+    assert states[2] == states[1] != states[3]
+    (record,) = records_in(tmp_path / 'guarded')
+    name = 'Square' if loss is per_example else 'PlaceholderWithDefault'
+    assert 'loss ' + name in record['reason']
+
+
+def test_a_train_op_of_two_losses_says_that_max_loss_is_compared_with_neither(tmp_path):
+    with LogLines() as lines:
+        run(plain, tmp_path, 'skip', minimize=towers, max_loss=100.0)
+    said = [line for line in lines if 'max_loss is not compared with anything' in line]
+    assert len(said) == 1
+
+
+def test_histograms_of_what_waits_for_another_update_are_drawn_beside_the_step(tmp_path):
+    def loop(model, train_op, logdir, watch):
+        summary = tf1.summary.merge_all()
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            for _ in range(STEPS):
+                assert session.run([train_op, summary])[1]
+                watch(session)
+
+    with LogLines() as lines:
+        guarded = run(loop, tmp_path, 'skip', minimize=after_another_training)
+    assert not [line for line in lines if 'NOT guarded' in line]
+    unguarded = run(loop, tmp_path, None, bad=(), minimize=after_another_training)
+    assert guarded[:2] == unguarded[:2]
+    assert guarded[2] == guarded[1] != guarded[3]
+
+
+def after_another_training(model):
+    """As in a GAN: one optimizer computes its gradients once the other has written."""
+    other = tf1.get_variable('other', initializer=3.0)
+    first = tf1.train.AdamOptimizer(0.1).minimize(other * other * model.batches.x[0, 0])
+    with tf.control_dependencies([first]):
+        gradients = model.optimizer.compute_gradients(model.loss)
+        tf1.summary.histogram('gradient', gradients[0][0])
+    return model.optimizer.apply_gradients(gradients[:1], global_step=model.step)
+
+
 def test_a_scripts_own_saver_publishes_nothing_that_is_not_finite(tmp_path):
     with slimguard.instrument(on_nan='skip', logdir=tmp_path), tf1.Session() as session:
         weights = tf1.get_variable('w', initializer=1.0)

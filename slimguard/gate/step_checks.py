@@ -75,11 +75,18 @@ class StepChecks:
         found = FiniteCheck(self._make, values, Moment(token), Home(token.op)).not_finite()
         if not before:
             return Flags([Label('state', variable.name) for variable in floats], found)
-        once, now, was = tf.split(found, [len(floats) - len(before), len(before), len(before)])
         labels = [Label('state', v.name) for v in floats]
         labels += [Label('written', v.name) for v in before]
-        new = tf.logical_and(now, tf.logical_not(was))
-        return Flags(labels, tf.concat([once, tf.logical_and(now, was), new], 0))
+        # A flag is raised where the variable is bad now, and was so before (`state`) or was not
+        # (`written`). One vector without a concatenation: Grappler would take that apart, and
+        # each part would cross the network by itself.
+        first, last = len(floats) - len(before), len(floats)
+        twice = list(range(first, last))
+        was = list(range(last, last + len(before)))
+        now = tf.gather(found, list(range(last)) + twice)
+        other = tf.gather(found, list(range(first)) + was + was)
+        is_other = tf.not_equal(other, [False] * last + [True] * len(before))
+        return Flags(labels, tf.logical_and(now, is_other))
 
     def _now(self, variable: tf.Operation) -> tf.Tensor:
         is_resource = graphs.is_resource(variable)

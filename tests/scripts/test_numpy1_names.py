@@ -43,7 +43,7 @@ def test_a_script_finds_them_and_one_line_says_so():
 
 @on_tensorflow_2
 def test_who_needs_none_hears_nothing_and_without_the_option_there_are_none(tmp_path):
-    (tmp_path / 'script.py').write_text('import numpy as np\nprint(np.float64, np.bool)')
+    (tmp_path / 'script.py').write_text('import numpy as np\nprint(np.float64, np.bool_)')
     run = forked_python('-m', 'slimguard', 'run', '--tf1', tmp_path / 'script.py')
     assert run.returncode == 0
     assert said not in run.stderr

@@ -3,6 +3,7 @@
 import math
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.graph import TrainOp, op_of
@@ -73,10 +74,16 @@ def _require_graph(element, name: str) -> None:
 
 def require_optimizer(optimizer) -> None:
     """Raises TypeError unless slim can use `optimizer`."""
-    if not (hasattr(optimizer, 'compute_gradients') and hasattr(optimizer, 'apply_gradients')):
+    if isinstance(optimizer, tf1.train.Optimizer):
+        return
+    has_both = hasattr(optimizer, 'compute_gradients') and hasattr(optimizer, 'apply_gradients')
+    # Some versions of Keras have both, with other arguments; and a class is no optimizer yet.
+    modules = [each.__module__.split('.') for each in type(optimizer).__mro__]
+    is_keras = any('keras' in names or 'tf_keras' in names for names in modules)
+    if not has_both or is_keras or isinstance(optimizer, type):
         raise TypeError(
             'optimizer must be a tf.compat.v1.train.Optimizer, such as '
             'tf.compat.v1.train.AdamOptimizer(0.001), not %r: slim calls its compute_gradients and '
-            'apply_gradients. A Keras optimizer has the first no more; take the one of '
-            'tf.compat.v1.train with the same name' % (optimizer,)
+            'apply_gradients. In place of a Keras optimizer, take the one of the same name in '
+            'tf.compat.v1.train' % (optimizer,)
         )

@@ -16,7 +16,7 @@ from slimguard import gate as gates
 from slimguard.checkpoints.finite_saver import FiniteSaver, offer_saver
 from slimguard.cluster.place import is_remote
 from slimguard.cluster.waiting import Readiness
-from slimguard.diagnosis.evidence import Evidence, require_max_bundles
+from slimguard.diagnosis.evidence import Evidence, collect, require_max_bundles
 from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.graph import TrainOp
 from slimguard.incidents.policies import OnNan
@@ -329,12 +329,9 @@ def _evidence(
     """What captures the bad steps of each gate, and writes bundles where checkpoints are kept."""
     require_max_bundles(max_bundles)
     logdir, room = (None, None) if keeper is None else (keeper.logdir, keeper.room)
-    found = {}
+    found: Dict[gates.Gate, Evidence] = {}
     for gate in dict.fromkeys(gates.gates_of(graph).values()):
-        try:
-            found[gate] = Evidence(gate, logdir, max_bundles, room)
-        except Exception as error:  # a graph beyond what we know is trained all the same
-            tf1.logging.warning('slimguard: nothing will be captured: %s', error)
+        collect(found, gate, logdir, max_bundles, room)
     return found
 
 

@@ -1,6 +1,6 @@
 """Copies of variables: made, and written back."""
 
-from typing import List, NamedTuple, Optional, Sequence
+from typing import Dict, List, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
 
@@ -32,12 +32,19 @@ def copy(
     return copies
 
 
+def values_of(make: ops.Maker, copies: Sequence[Copy]) -> Dict[tf.Operation, tf.Tensor]:
+    """The copied values, by variable."""
+    values: Dict[tf.Operation, tf.Tensor] = {}
+    for variables, value in copies:
+        number = len(variables)
+        values.update(
+            zip(variables, make.split(value, number, variables[0]) if number > 1 else [value])
+        )
+    return values
+
+
 def restore(make: ops.Maker, copies: Sequence[Copy], token: tf.Tensor, name: str) -> tf.Tensor:
     """Writes copies back once `token` is alive. Returns `token`, afterwards."""
-    assigns: List[tf.Operation] = []
     with tf.control_dependencies([token]):
-        for variables, value in copies:
-            number = len(variables)
-            values = make.split(value, number, variables[0]) if number > 1 else [value]
-            assigns.extend(make.assign(*pair) for pair in zip(variables, values))
+        assigns = [make.assign(*pair) for pair in values_of(make, copies).items()]
     return ops.after(assigns, token, name)

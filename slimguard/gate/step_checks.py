@@ -1,12 +1,12 @@
 """The exact checks of a step: of all values before the update, of the variables after it."""
 
-from typing import Dict, List, Optional, Sequence
+from typing import List, Optional, Sequence
 
 import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.gate.checked_values import Check
-from slimguard.gate.copies import Copy
+from slimguard.gate.copies import Copy, values_of
 from slimguard.gate.finite_checks import FiniteCheck, Moment
 from slimguard.gate.flags import Flags, join_flags
 from slimguard.gate.flags_in_words import Label
@@ -67,7 +67,7 @@ class StepChecks:
             here = [copy for copy in ahead if copy.variables[0] in task.put_back]
             before = {
                 variable: value
-                for variable, value in self._taken_apart(here).items()
+                for variable, value in values_of(self._make, here).items()
                 if variable in floats and variable not in task.variables
             }
             floats = [v for v in floats if v not in before] + list(before)  # those twice come last
@@ -91,14 +91,6 @@ class StepChecks:
     def _now(self, variable: tf.Operation) -> tf.Tensor:
         is_resource = graphs.is_resource(variable)
         return self._make.copy(variable) if is_resource else variable.outputs[0]
-
-    def _taken_apart(self, copies: Sequence[Copy]) -> Dict[tf.Operation, tf.Tensor]:
-        values: Dict[tf.Operation, tf.Tensor] = {}
-        for variables, value in copies:
-            number = len(variables)
-            parts = self._make.split(value, number, variables[0]) if number > 1 else [value]
-            values.update(zip(variables, parts))
-        return values
 
     def _check_model_clones(self, token: tf.Tensor) -> Flags:
         """Which clones of the model put something into gradients or losses that is not finite."""

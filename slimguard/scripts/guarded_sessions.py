@@ -5,16 +5,16 @@ Supervisor, of an Estimator. There what trains is found (:mod:`train_steps`), it
 place, and the policy acts (:mod:`script_watcher`).
 """
 
+import functools
 import threading
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Set
+from typing import Any, Callable, List, Optional, Set
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from slimguard import gate as gates
 from slimguard.compat import tf_private
-from slimguard.diagnosis.evidence import Evidence
+from slimguard.diagnosis.evidence import collect
 from slimguard.graph.sessions import SessionWrapper, note_first
 from slimguard.incidents.policies import OnNan
 from slimguard.scripts.ending import Seen
@@ -154,7 +154,8 @@ class GuardedSessions:
 
     def _steps_in(self, graph: tf.Graph) -> TrainSteps:
         evidence = kept_on(graph, 'evidence', dict)
-        told = (_collect(evidence), self._refuse, self._say_no_loss)
+        on_gate = functools.partial(collect, evidence)
+        told = (on_gate, self._refuse, self._say_no_loss)
         return TrainSteps(graph, self._notes, self._max_loss, *told)
 
     def _hooked(self, session, run: Callable) -> '_HookedSteps':
@@ -219,18 +220,6 @@ class _OfTensorFlow(SessionWrapper):
 
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
         return self._run(self._session, fetches, feed_dict, options, run_metadata)
-
-
-def _collect(evidence: Dict[gates.Gate, Evidence]) -> Callable[[gates.Gate], None]:
-    """What adds to `evidence` whatever captures the bad steps of a gate."""
-
-    def add(gate: gates.Gate) -> None:
-        try:
-            evidence[gate] = Evidence(gate)
-        except Exception as error:  # a graph beyond what we know is trained all the same
-            tf1.logging.warning('slimguard: nothing will be captured: %s', error)
-
-    return add
 
 
 def _is_watched(step: Step, feed_dict) -> bool:

@@ -58,6 +58,8 @@ class Capture:
       missing: the ops that drew something that cannot be kept.
       reads: for each variable op of the step, by name, a Tensor that reads it and does no more.
       fetch: an Operation to fetch in every step, beside the train op.
+      untold_count: the gate's `untold_count`, once what a bad step drew is kept: to fetch in place
+        of both.
 
     Raises:
       RuntimeError: if the graph is finalized.
@@ -128,6 +130,18 @@ class Capture:
             cleared = [area.clear() for area in self._areas]
         staged = [area.stage(is_good, cleared) for area in self._areas]
         self.fetch = tf.group(*staged, name='capture')
+        self.untold_count = self._count_after(staged, bad)
+
+    def _count_after(self, staged: List[tf.Operation], bad: tf.Tensor) -> tf.Tensor:
+        """The count of bad steps, once `staged` have run; those in branches may be left out."""
+        kept = []
+        for area, stage in zip(self._areas, staged):
+            token = ops.after([stage], bad, 'kept')
+            kept.append(ops.lift(token, area.tensors[0].op, False))
+        good, after_bad = ops.branch(self.gate.untold_count, self.gate.written, 'told')
+        count = ops.merge([good, ops.after(kept, after_bad, 'told_when_kept')], 'untold')
+        self.gate.untold.counts.add(count.name)
+        return count
 
     def _by_branch(self) -> List[List[tf.Tensor]]:
         """The sources in groups that are alive together."""

@@ -81,10 +81,12 @@ from slimguard.gate.arguments import (
 )
 from slimguard.gate.flags_in_words import Label, Verdict, explain, labels_in
 from slimguard.gate.gate import Gate, gate_of, gates_of, guard
+from slimguard.gate.untold import Told
 
 __all__ = [
     'Gate',
     'Label',
+    'Told',
     'Verdict',
     'as_train_op',
     'explain',

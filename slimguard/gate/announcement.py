@@ -1,4 +1,4 @@
-"""How a bad step is told where nobody watches: it prints a line, or raises."""
+"""How a bad step is told: where nobody watches, it prints a line or raises."""
 
 import sys
 from typing import Sequence
@@ -9,17 +9,40 @@ from slimguard.gate.flags import Flags
 from slimguard.gate.flags_in_words import ERROR
 from slimguard.gate.outcome import GlobalStep
 from slimguard.gate.plan import Plan
+from slimguard.gate.untold import Told, Untold
 from slimguard.graph import ops
 
 
 def announce(
-    plan: Plan, flags: Flags, watched: tf.Tensor, undone: tf.Tensor, step: GlobalStep
+    plan: Plan,
+    flags: Flags,
+    watched: tf.Tensor,
+    untold: Untold,
+    undone: tf.Tensor,
+    step: GlobalStep,
 ) -> tf.Tensor:
-    """Tells of a bad step, unless it is watched. Returns the token `undone`, afterwards."""
+    """Tells of a bad step, or keeps for the watcher of the session what there is to tell.
+
+    Args:
+      plan: the plan of the gate.
+      flags: the flags of the step.
+      watched: bool scalar, whether not to tell.
+      untold: where it is kept, in a session that is watched.
+      undone: a token that arrives after a bad step, when all variables are as they were.
+      step: reads the global step.
+
+    Returns:
+      The token `undone`, afterwards.
+    """
     quiet, loud = ops.branch(undone, watched, 'watched')
+    kept, fed = ops.branch(quiet, untold.is_watched, 'kept')
+    with tf.control_dependencies([kept]):
+        loss = plan.losses[0] if plan.losses else None
+        putting_aside = untold.keep(Told(flags.vector, step.read(kept), loss))
     with tf.control_dependencies([loud]):
         told = _raise(plan, flags) if plan.step.raises else _print(plan, flags, step, loud)
-    return ops.merge([quiet, ops.after([told], loud, 'told')], 'announced')
+    ends = [ops.after([putting_aside], kept, 'put_aside'), fed, ops.after([told], loud, 'told')]
+    return ops.merge(ends, 'announced')
 
 
 def _raise(plan: Plan, flags: Flags) -> tf.Operation:

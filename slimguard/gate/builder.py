@@ -26,6 +26,7 @@ from slimguard.gate.step_checks import StepChecks, check_late_loss
 from slimguard.gate.step_value import value_after_step, value_of_step
 from slimguard.gate.tasks import Task, Tasks
 from slimguard.gate.undo import settle_there, undo_here
+from slimguard.gate.untold import Untold
 from slimguard.graph import op_of, ops
 from slimguard.graph.devices import Home
 from slimguard.graph.ops import after, branch, merge
@@ -35,6 +36,8 @@ class Built(NamedTuple):
     """What was built; :class:`slimguard.gate.Gate` says what each is.
 
     Attributes:
+      untold: the bad steps that no watcher has been told of.
+      untold_count: how many these are after the step, where `announced` is fetched.
       announced: what is fetched where a bad step is to print or raise.
       quiet: what is fetched where it is not to.
       values: the values of the plan's tensors, once the step has run.
@@ -44,6 +47,8 @@ class Built(NamedTuple):
     limit: Optional[tf.Tensor]
     labels: Sequence[Label]
     is_good: tf.Tensor
+    untold: Untold
+    untold_count: tf.Tensor
     announced: Outcome
     quiet: Outcome
     values: Sequence[tf.Tensor]
@@ -61,7 +66,7 @@ def build(plan: Plan, max_loss: Optional[float]) -> Built:
     regularizers.delay(plan)
     tasks = Tasks(plan)
     with ops.our_scope(plan.step.graph, 'gate'), tf.device(tasks.home.device):
-        return _Build(plan, tasks, _feeds_of(plan, max_loss)).run()
+        return _Build(plan, tasks, _feeds_of(plan, tasks.home, max_loss)).run()
 
 
 class NoLossError(ValueError):
@@ -71,6 +76,7 @@ class NoLossError(ValueError):
 class _Feeds(NamedTuple):
     """What a gate begins with: placeholders, which have defaults."""
 
+    untold: Untold
     watched: tf.Tensor
     # What the switches hand on. Not their predicate: Grappler would make constants of that, and
     # abort on TensorFlow 1.15 where a loop waits for one.
@@ -78,14 +84,15 @@ class _Feeds(NamedTuple):
     limit: Optional[tf.Tensor]
 
 
-def _feeds_of(plan: Plan, max_loss: Optional[float]) -> _Feeds:
-    watched = tf1.placeholder_with_default(False, [], name='watched')
+def _feeds_of(plan: Plan, home: Task, max_loss: Optional[float]) -> _Feeds:
+    untold = Untold(plan.step.graph, home.device, plan.losses[0] if plan.losses else None)
+    watched = tf1.placeholder_with_default(untold.is_watched, [], name='watched')
     token = tf1.placeholder_with_default(SMALL_32, [], name='token')
     limit = None
     if plan.losses:
         limit = tf.constant(math.inf if max_loss is None else max_loss, tf.float64)
         limit = tf1.placeholder_with_default(limit, [], name='max_loss')
-    return _Feeds(watched, token, limit)
+    return _Feeds(untold, watched, token, limit)
 
 
 class _Before(NamedTuple):
@@ -142,13 +149,21 @@ class _Build:
         flags = join_flags([before.flags, updated.flags])
         value = value_of_step(plan, clones, decisions[self._tasks.home])
         step = GlobalStep(plan.step.graph, make, self._tasks, end.settled)
-        told = announce(plan, flags, feeds.watched, end.undone, step)
+        told = announce(plan, flags, feeds.watched, feeds.untold, end.undone, step)
         announced = outcome_of(_flags_at_end(flags, updated, end.good, told), value, step)
         quiet = outcome_of(_flags_at_end(flags, updated, end.good, end.undone), value, step)
         here = decisions[self._tasks.home]
         values = [value_after_step(tensor, plan, clones, here) for tensor in plan.values]
         return Built(
-            feeds.watched, feeds.limit, flags.labels, updated.is_good, announced, quiet, values
+            feeds.watched,
+            feeds.limit,
+            flags.labels,
+            updated.is_good,
+            feeds.untold,
+            feeds.untold.count_after(announced.bad),
+            announced,
+            quiet,
+            values,
         )
 
     def _check_before(self, checks: Sequence[Check]) -> _Before:

@@ -32,6 +32,9 @@ class Gate:
       labels: a `Label` for each element of `bad`.
       step: the global step after the step, or None if the graph has none.
       watched: bool scalar to feed. Fed True, a bad step neither prints nor raises.
+      untold: in a session that is watched, where a bad step leaves what there is to tell in place
+        of that; see `Untold`.
+      untold_count: int32 scalar, how many bad steps are there after this one.
       quiet: train_op, written, bad and step once more, as an `Outcome`. Fetched instead of those, a
         bad step neither prints nor raises, and nothing has to be fed: that is quicker.
       is_good: bool scalar, whether a step off the fast path is written; dead on the fast path, so
@@ -63,6 +66,8 @@ class Gate:
         self.labels = tuple(built.labels)
         # Any: they are keys of feeds, and type stubs take a Tensor for unhashable.
         self.watched: Any = built.watched
+        self.untold = built.untold
+        self.untold_count = built.untold_count
         self.limit: Any = built.limit
 
     def explain(self, bad: Sequence[bool]) -> Verdict:

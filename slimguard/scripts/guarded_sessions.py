@@ -8,7 +8,7 @@ place, and the policy acts (:mod:`script_watcher`).
 import functools
 import threading
 import weakref
-from typing import Any, Callable, List, Optional, Set
+from typing import Any, Callable, Optional, Set
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -78,7 +78,7 @@ class GuardedSessions:
         step = self._step_of(session, fetches)
         if step is None:
             self.seen.runs += 1
-        if step is None or _is_watched(step, feed_dict):
+        if step is None or step.is_watched:
             return original(session, fetches, feed_dict, options, run_metadata)
         self._thread.is_inside = True
         try:
@@ -96,7 +96,7 @@ class GuardedSessions:
 
     def _make_callable(self, original, session, fetches, feed_list=None, accept_options=False):
         step = None if self._is_inside() else self._step_of(session, fetches)
-        if step is None or _is_watched(step, dict.fromkeys(_names(feed_list))):
+        if step is None or step.is_watched:
             return original(session, fetches, feed_list, accept_options)
 
         def call(*values, options=None, run_metadata=None):
@@ -220,13 +220,3 @@ class _OfTensorFlow(SessionWrapper):
 
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
         return self._run(self._session, fetches, feed_dict, options, run_metadata)
-
-
-def _is_watched(step: Step, feed_dict) -> bool:
-    """Whether somebody else watches the gates of a step: a `NanLossHook`, or `slimguard.train`."""
-    fed = set(_names(feed_dict))
-    return any(gate.watched.name in fed for gate in step.gates)
-
-
-def _names(feeds) -> List[str]:
-    return [str(getattr(each, 'name', each)) for each in feeds or ()]

@@ -43,11 +43,13 @@ class Step(NamedTuple):
       gates: its gates, one for each update of its own.
       names: by gate, the name of the train op that the script fetches.
       stand_ins: by op, or `key` of a tensor, what is fetched in its place.
+      is_watched: whether somebody else watches it: a `NanLossHook`, or `slimguard.train`.
     """
 
     gates: List[Gate]
     stand_ins: Dict[Any, TrainOp]
     names: List[str]
+    is_watched: bool = False
 
     def add(self, gate: Gate, elements: Sequence[TrainOp]) -> None:
         """Adds the gate of some of what is fetched."""
@@ -146,7 +148,9 @@ class TrainSteps:
             if beside and self._add_guarded(step, together + beside):
                 continue
             self._add_guarded(step, together)
-        return step if step.gates else None
+        names = {element.name for element in elements}
+        is_watched = any(not names.isdisjoint(gate.untold.counts) for gate in step.gates)
+        return step._replace(is_watched=is_watched) if step.gates else None
 
     def _add_guarded(self, step: Step, together: List[TrainOp]) -> bool:
         """Adds the gate of what is fetched together to a step; returns whether there is one."""

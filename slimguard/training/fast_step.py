@@ -17,7 +17,6 @@ from slimguard.graph import TrainOp, key, op_of
 from slimguard.training import incident_reading
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hook_fetches import Requests
-from slimguard.training.incident_reading import GateValues
 from slimguard.training.prepared_call import PreparedCall, key_of
 from slimguard.training.watched_run import limits_of
 from slimguard.training.watchers import after_run_of, watchers_after
@@ -113,7 +112,7 @@ class FastStep:
         return _Asked(context, requests, tf1.RunMetadata() if self._looking else None)
 
     def _tell_of_incident(
-        self, context, values: GateValues, asked: Optional['_Asked'], results: dict
+        self, context, values: gates.Told, asked: Optional['_Asked'], results: dict
     ) -> None:
         for number, hook in enumerate(self._hooks):
             if hook in self._watchers:
@@ -167,9 +166,9 @@ class FastStep:
             )
         return self._calls[asked]
 
-    def _values_of(self, own) -> GateValues:
+    def _values_of(self, own) -> gates.Told:
         _, step, bad = own[:3]
-        return GateValues(bad, step, None if self._loss_at is None else own[self._loss_at])
+        return gates.Told(bad, step, None if self._loss_at is None else own[self._loss_at])
 
 
 class _Asked(NamedTuple):

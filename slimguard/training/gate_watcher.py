@@ -115,10 +115,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         run = self._runs.run_for(run_context)
         if run is None:
             return None
-        feeds = run.feeds(run_context, self.max_loss)
-        captures = [each.fetch for each in map(self.evidence_of, run.gates) if each is not None]
-        fetches = dict(run.fetches, captures=captures) if captures else run.fetches
-        return tf1.train.SessionRunArgs(fetches, feed_dict=feeds or None)
+        return run.args(run_context, self.max_loss)
 
     def after_run(self, run_context, run_values):
         found = self._read(run_context, run_values)
@@ -144,7 +141,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         run = self._runs.run_for(run_context)
         if run is None:
             return None
-        return run.read(run_values.results, self.max_loss, run_context.session)
+        return run.read(run_values.results, self.max_loss, run_context)
 
     def end(self, session):
         self._handler.close()
@@ -208,6 +205,10 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         if self.job is not None and self.job.is_chief and self.ends_job:
             self.job.end()
 
+    def _count_of(self, gate: gates.Gate) -> tf.Tensor:
+        evidence = self.evidence_of(gate)
+        return gate.untold_count if evidence is None else evidence.capture.untold_count
+
     def _be_idle(self) -> None:
         """Keeps nothing of a training; `begin` makes it ready for the next."""
         self._handle_with(FallbackChain(self.on_nan, self._otherwise), Journal())
@@ -221,7 +222,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         )
         self._preparation = Preparation(self._prepare)
         refusal = NO_GATE % (self.on_nan,) if policies.may(Skip) else None
-        self._runs = WatchedRuns(self._loss, refusal)
+        self._runs = WatchedRuns(self._loss, refusal, self._count_of)
 
     def _prepare(self, session) -> None:
         self._handler.prepare(session, None if self.job is None else self.job.went_back)

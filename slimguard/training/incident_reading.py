@@ -4,7 +4,7 @@ Each comes as a :class:`Reading`: the incident, and the gate that told of it.
 """
 
 import dataclasses
-from typing import Any, Callable, NamedTuple, Optional, Sequence
+from typing import Callable, NamedTuple, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -14,25 +14,6 @@ from slimguard.incidents.incident import Incident
 
 # The ops of `tf.debugging.check_numerics`.
 _CHECKS = ('CheckNumerics', 'CheckNumericsV2')
-
-
-class GateValues(NamedTuple):
-    """What a gate tells of a step. Made of tensors it is what to fetch, of values what was told.
-
-    Attributes:
-      bad: a flag for each label of the gate.
-      step: the global step after the step; None if the graph has none.
-      loss: the step's loss; None if the gate knows none.
-    """
-
-    bad: Any = None
-    step: Any = None
-    loss: Any = None
-
-    @property
-    def is_bad(self) -> bool:
-        """Whether the values, not the tensors, tell of an incident."""
-        return bool(np.count_nonzero(self.bad))
 
 
 class Reading(NamedTuple):
@@ -53,7 +34,7 @@ class Reading(NamedTuple):
         return self._replace(incident=dataclasses.replace(self.incident, worker=worker))
 
 
-def of_gate(gate: gates.Gate, values: GateValues) -> Reading:
+def of_gate(gate: gates.Gate, values: gates.Told) -> Reading:
     """What the values of a gate tell of a bad step."""
     step = None if values.step is None else int(values.step)
     loss = None if values.loss is None else float(values.loss)

@@ -2,7 +2,8 @@
 
 import collections.abc
 import functools
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+import weakref
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -12,48 +13,71 @@ from slimguard import graph as graphs
 from slimguard.graph import op_of
 from slimguard.training import incident_reading
 from slimguard.training.fetch_structures import attrs_values, is_attrs
-from slimguard.training.incident_reading import GateValues, Reading
+from slimguard.training.incident_reading import Reading
+from slimguard.training.prepared_call import key_of
+
+# A loop that makes what it fetches anew for each step would have as many kinds of runs.
+_MOST_RUNS = 1000
 
 
 class Run:
-    """A kind of run: the same fetches every time. What to fetch beside, and how to read it."""
+    """A kind of run: the same fetches every time. What to fetch beside, and how to read it.
 
-    def __init__(self, found: Sequence[gates.Gate], loss: Optional[tf.Tensor], graph: tf.Graph):
+    Args:
+      found: the gates of the train ops that it runs.
+      loss: a loss to look at besides, or None.
+      counts: by gate, the tensor that tells how many bad steps its watcher is to be told of.
+      graph: the graph.
+    """
+
+    def __init__(
+        self,
+        found: Sequence[gates.Gate],
+        loss: Optional[tf.Tensor],
+        counts: Sequence[tf.Tensor],
+        graph: tf.Graph,
+    ):
         self.gates = found
         self.looks_at_loss = loss is not None
         self._loss = loss
         self._global_step = tf1.train.get_global_step(graph)
-        self.fetches: Dict[str, Any] = {}
-        for number, gate in enumerate(found):
-            tensors = GateValues(gate.bad, gate.step, gate.loss)
-            for name, tensor in tensors._asdict().items():
-                if tensor is not None:
-                    self.fetches['%s %d' % (name, number)] = tensor
-        if loss is not None:
-            self.fetches['loss'] = loss
+        self._session: Callable[[], Any] = lambda: None  # that was watched last
+        self._counts = list(counts)
+        fetches = self._counts if loss is None else self._counts + [loss]
+        # One tensor is fetched sooner than a list of one.
+        self._is_list = len(fetches) != 1
+        self._args = tf1.train.SessionRunArgs(fetches if self._is_list else fetches[0])
 
-    def feeds(self, run_context, max_loss: Optional[float]) -> Dict[tf.Tensor, Any]:
-        """What a hook feeds to have the gates tell it of the step."""
+    def args(self, run_context, max_loss: Optional[float]) -> tf1.train.SessionRunArgs:
+        """What a hook asks for, so that the gates tell it of the step."""
+        session = run_context.session
+        if self._session() is not session:
+            for gate in self.gates:
+                gate.untold.watch(session)
+            self._session = weakref.ref(session)
+        if max_loss is None:
+            return self._args
         # Two hooks may watch the same gate, and TensorFlow takes each feed from one of them.
         fed = run_context.__dict__.setdefault('_slimguard_fed', set())
         feeds: Dict[tf.Tensor, Any] = {}
         for gate in self.gates:
             if gate not in fed:
                 fed.add(gate)
-                feeds.update({gate.watched: True, **limits_of(gate, max_loss)})
-        return feeds
+                feeds.update(limits_of(gate, max_loss))
+        return self._args._replace(feed_dict=feeds or None)
 
-    def read(self, results: dict, max_loss: Optional[float], session) -> List[Reading]:
-        """The incidents in the values of one run."""
-        found = []
-        for number, gate in enumerate(self.gates):
-            fetched = [results.get('%s %d' % (name, number)) for name in GateValues._fields]
-            values = GateValues(*fetched)
-            if values.is_bad:
-                found.append(incident_reading.of_gate(gate, values))
+    def read(self, results: Any, max_loss: Optional[float], run_context) -> List[Reading]:
+        """The incidents that the values of one run tell of."""
+        if not self._is_list and not self.looks_at_loss and not results:
+            return []
+        values = results if self._is_list else [results]
+        found: List[Reading] = []
+        for gate, count in zip(self.gates, values):
+            if count:
+                found += _told_in(run_context, gate)
         if self._loss is not None and not found:
-            step = functools.partial(self._step_now, session)
-            reading = incident_reading.of_loss(self._loss, results['loss'], max_loss, step)
+            step = functools.partial(self._step_now, run_context.session)
+            reading = incident_reading.of_loss(self._loss, values[-1], max_loss, step)
             found += [] if reading is None else [reading]
         return found
 
@@ -63,42 +87,69 @@ class Run:
         return None if step is None else int(session.run(step))
 
 
+def _told_in(run_context, gate: gates.Gate) -> List[Reading]:
+    """What a gate told by the end of a run: the same to each hook that watches it."""
+    told = run_context.__dict__.setdefault('_slimguard_told', {})
+    if gate not in told:
+        told[gate] = take_untold(gate, run_context.session)
+    return told[gate]
+
+
+def take_untold(gate: gates.Gate, session) -> List[Reading]:
+    """The bad steps that nobody was told of."""
+    return [incident_reading.of_gate(gate, told) for told in gate.untold.take(session)]
+
+
 class WatchedRuns:
     """Knows which runs are steps to watch, and what to fetch in each kind of them.
 
     Args:
       loss: a loss to watch where no gate knows it; None for none.
       refusal: what a step of a train op without a gate is refused with; None to take it.
+      count_of: gives the tensor to fetch to know of a gate's bad steps.
     """
 
-    def __init__(self, loss: Optional[tf.Tensor], refusal: Optional[str]):
+    def __init__(
+        self,
+        loss: Optional[tf.Tensor],
+        refusal: Optional[str],
+        count_of: Callable[[gates.Gate], tf.Tensor],
+    ):
         self._loss = loss
+        self._count_of = count_of
         self._refusal = refusal
-        self._runs: Dict[tuple, Optional[Run]] = {}
-        self._last: Tuple[Any, Optional[Run]] = (None, None)
+        # By what is fetched, which is kept so that nothing else gets its id.
+        self._runs: Dict[Any, Tuple[Optional[Run], Any]] = {}
+        self._last_op: Any = self
+        self._last_run: Optional[Run] = None
 
     def run_for(self, run_context) -> Optional[Run]:
         """What to fetch in such a run, or None if it is no step to watch."""
-        args = run_context.original_args
-        if args is not self._last[0]:
+        fetches = run_context.original_args.fetches
+        if fetches is self._last_op:
+            return self._last_run
+        asked = key_of(fetches)
+        if asked not in self._runs:
+            if len(self._runs) >= _MOST_RUNS:
+                self._runs.clear()
             graph = run_context.session.graph
-            elements = fetched_elements(args.fetches, graph)
-            names = tuple(element.name for element in elements)
-            if names not in self._runs:
-                self._runs[names] = self._plan(elements, graph)
-            self._last = args, self._runs[names]
-        return self._last[1]
+            self._runs[asked] = self._plan(fetched_elements(fetches, graph), graph), fetches
+        run = self._runs[asked][0]
+        if isinstance(fetches, (tf.Tensor, tf.Operation)):  # a list may have changed by next time
+            self._last_op, self._last_run = fetches, run
+        return run
 
     def _plan(self, elements: list, graph: tf.Graph) -> Optional[Run]:
         found = [gate for gate in map(gates.gate_of, elements) if gate is not None]
         if found:
             found = [gate for gate in dict.fromkeys(found) if self._is_mine(gate)]
-            return Run(found, self._loss_beside(found), graph) if found else None
+            counts = [self._count_of(gate) for gate in found]
+            return Run(found, self._loss_beside(found), counts, graph) if found else None
         if self._loss is None or not _is_step(elements, self._loss, graph):
             return None
         if self._refusal is not None:
             raise ValueError(self._refusal)
-        return Run([], self._loss, graph)
+        return Run([], self._loss, [], graph)
 
     def _is_mine(self, gate: gates.Gate) -> bool:
         """With several trainings in a graph, a hook with a loss watches those that have it."""

@@ -1,0 +1,111 @@
+"""Bad steps that a watcher is yet to be told of: kept in the graph, where a session is watched.
+
+A bad step prints a line or raises, and one that is watched must not. Feeding that to every step
+takes a third of the time of a small one. So it is a state of the session, which only a bad step
+acts on: there it puts aside what there is to tell. With each step a watcher fetches how many such
+are left, one number, and takes them if there are any: also those of runs that it did not see, where
+somebody runs a session past its hooks.
+"""
+
+import threading
+import weakref
+from typing import Any, List, NamedTuple, Optional, Set
+
+import numpy as np
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard.graph.devices import processor_of
+
+
+class Told(NamedTuple):
+    """What a bad step tells. Made of dtypes or tensors it is what is kept, of values what was told.
+
+    Attributes:
+      bad: bool vector, a flag for each label of the gate.
+      step: the global step after the step; None if the graph has none.
+      loss: the step's loss; None if the gate knows none.
+    """
+
+    bad: Any
+    step: Any
+    loss: Any
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether the values tell of a bad step."""
+        return bool(np.count_nonzero(self.bad))
+
+
+class Untold:
+    """The bad steps of one gate that nobody has been told of.
+
+    Args:
+      graph: the graph, which is added to.
+      device: that of the gate.
+      loss: the loss of the gate, or None.
+
+    Attributes:
+      is_watched: bool scalar, whether the session that runs it is watched.
+      counts: the names of the tensors that watchers fetch to know of bad steps.
+    """
+
+    def __init__(self, graph: tf.Graph, device: str, loss: Optional[tf.Tensor]):
+        self.counts: Set[str] = set()
+        self._lock = threading.Lock()
+        self._watched_in: Any = weakref.WeakSet()
+        self._device = processor_of(device)
+        step = tf1.train.get_global_step(graph)
+        kept = Told(
+            bad=tf.bool,
+            step=None if step is None else step.dtype.base_dtype,
+            loss=None if loss is None else loss.dtype.base_dtype,
+        )
+        self._fields = [name for name, dtype in kept._asdict().items() if dtype is not None]
+        self._area = dict(
+            dtypes=[dtype for dtype in kept if dtype is not None],
+            shared_name=graph.unique_name('untold_area'),
+        )
+        with tf.device(self._device):
+            # A variable that is there or not: that can be asked, and nothing is to be initialized.
+            mark = tf.raw_ops.VarHandleOp(
+                dtype=tf.float32, shape=[], shared_name=graph.unique_name('watched_here')
+            )
+            self.is_watched = tf.raw_ops.VarIsInitializedOp(resource=mark)
+            self._mark = tf.raw_ops.AssignVariableOp(resource=mark, value=tf.constant(1.0))
+            self._unmark = tf.raw_ops.DestroyResourceOp(resource=mark, ignore_lookup_error=True)
+            self._clear = tf.raw_ops.StageClear(**self._area)
+            self._size = tf.raw_ops.StageSize(**self._area)
+            self._take = tf.raw_ops.Unstage(**self._area)
+
+    def keep(self, told: Told) -> tf.Operation:
+        """An Operation that puts aside what a bad step tells, as tensors."""
+        values = [tensor for tensor in told if tensor is not None]
+        with tf.device(self._device):
+            return tf.raw_ops.Stage(values=values, shared_name=self._area['shared_name'])
+
+    def count_after(self, token: tf.Tensor) -> tf.Tensor:
+        """How many there are once `token` is there, an int32 scalar for watchers to fetch."""
+        with tf.device(self._device), tf.control_dependencies([token]):
+            count = tf.raw_ops.StageSize(name='untold', **self._area)
+        self.counts.add(count.name)
+        return count
+
+    def watch(self, session) -> None:
+        """From now on, bad steps in a session are kept for `take`."""
+        if session not in self._watched_in:
+            session.run([self._mark, self._clear])
+            self._watched_in.add(session)
+
+    def unwatch(self, session) -> None:
+        """Bad steps in a session tell of themselves again."""
+        if session in self._watched_in:
+            self._watched_in.discard(session)
+            session.run(self._unmark)
+
+    def take(self, session) -> List[Told]:
+        """Those that there are, the oldest first; nobody else is told of them."""
+        with self._lock:  # taking one that is not there would wait for it
+            taken = [session.run(self._take) for _ in range(session.run(self._size))]
+        nothing = dict.fromkeys(Told._fields)
+        return [Told(**dict(nothing, **dict(zip(self._fields, values)))) for values in taken]

@@ -14,6 +14,7 @@ from slimguard import gate as gates
 from slimguard.incidents.policies import OnNan
 from slimguard.system import files
 from slimguard.training.gate_watcher import GateWatcher
+from slimguard.training.hook_training import Settings
 
 SessionRunHook = tf1.train.SessionRunHook
 SessionRunArgs = tf1.train.SessionRunArgs
@@ -47,6 +48,11 @@ class NanLossHook(GateWatcher, NanTensorHook):
     session begins, the graph's histogram summaries are made to leave out what is not finite:
     TensorFlow's raise, in the same run as the train op or in a thread, and end the training.
 
+    Where the loop is not `slimguard.train`, the hook of the process that saves does what that does,
+    if it knows the directory: it resumes from the newest good checkpoint, saves the last good state
+    before 'raise', and on SIGTERM and Ctrl-C lets the step under way finish and the training end,
+    as `slimguard.train` says.
+
     Args:
       loss_tensor: the loss, a floating scalar Tensor.
       fail_on_nan_loss: what to do without `on_nan`: True raises, False stops.
@@ -63,6 +69,13 @@ class NanLossHook(GateWatcher, NanTensorHook):
         One that differs from that directory is taken as it is, and a warning says so.
       ends_job: in a job of several processes, whether 'raise' and 'stop' on this one, or its end
         if it is the chief, end the others as well.
+      capture: whether to keep what a bad step drew (its batch, its dropout masks), to find what
+        made it bad, and, where checkpoints are saved, to write that into a bundle.
+      max_bundles: how many bundles there may be in the directory.
+      progress: whether to show a progress bar, where stderr is a terminal. It needs the extra
+        `progress`.
+
+    In `slimguard.train`, what that says of the last three holds.
 
     Raises:
       TypeError, ValueError: for a loss that is no floating scalar, an unknown policy, or a bad
@@ -79,9 +92,13 @@ class NanLossHook(GateWatcher, NanTensorHook):
         max_loss: Optional[float] = None,
         logdir: Optional[files.Path] = None,
         ends_job: bool = True,
+        capture: bool = True,
+        max_bundles: int = 5,
+        progress: bool = False,
     ):
         gates.require_loss(loss_tensor, 'loss_tensor')
         NanTensorHook.__init__(self, loss_tensor, fail_on_nan_loss)
+        settings = Settings(capture, max_bundles, progress)
         GateWatcher.__init__(
-            self, on_nan, fail_on_nan_loss, max_loss, logdir, ends_job, loss_tensor
+            self, on_nan, fail_on_nan_loss, max_loss, logdir, ends_job, loss_tensor, settings
         )

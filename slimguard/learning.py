@@ -247,6 +247,7 @@ def train(
         summary_writer=None if keeper is None else summary_writer,
         evidence=_evidence(graph, keeper, max_bundles) if capture else {},
         is_chief=is_chief,
+        is_kept=True,
         is_done=functools.partial(_has_reached, number_of_steps, global_step),
     )
     before_session = _wait_for_chief(graph, master, is_chief, session_config)

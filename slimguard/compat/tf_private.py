@@ -11,7 +11,18 @@ import contextlib
 import functools
 import sys
 from types import FrameType
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -261,34 +272,63 @@ def supervisor_that_calls() -> Optional[tf1.train.Supervisor]:
     return None
 
 
-def checkpoint_dirs_among_callers(hook: tf1.train.SessionRunHook) -> List[str]:
-    """Where the session that calls `hook.begin` keeps its checkpoints; empty if it keeps none.
+class CallingSession(NamedTuple):
+    """What is known of the session that calls the `begin` of a hook: TensorFlow tells no hook.
+
+    Attributes:
+      dirs: where it keeps its checkpoints; there may be several, the first is the session's own.
+      is_chief: whether its process is the one that saves; None if that is not known.
+      owners: the `CheckpointSaverHook`s beside the hook and the session's `Scaffold`.
+    """
+
+    dirs: List[str]
+    is_chief: Optional[bool]
+    owners: List[Any]
+
+    def saver(self) -> Optional[tf1.train.Saver]:
+        """The Saver of the session, once that is made; None for that of the graph."""
+        for owner in self.owners:
+            scaffold = getattr(owner, '_scaffold', None)
+            for saver in (getattr(owner, '_saver', None), getattr(scaffold, '_saver', None)):
+                if saver is not None:
+                    return saver
+        return None
+
+
+def session_among_callers(hook: tf1.train.SessionRunHook) -> CallingSession:
+    """The session that calls `hook.begin`.
 
     The argument or variable `hooks` of whoever calls has a `CheckpointSaverHook` beside the hook;
-    or it is `MonitoredTrainingSession`, whose argument is `checkpoint_dir`, and which has no such
-    hook where the process is not the chief. A hook is given neither its session nor the other
-    hooks. There may be several directories; the first is the session's own.
+    or it is `MonitoredTrainingSession`, whose arguments are `checkpoint_dir`, `is_chief` and
+    `scaffold`, and which has no such hook where the process is not the chief. Of these hooks it
+    takes `_saver` and `_scaffold`, and of a Scaffold `_saver`. A hook is given neither its session
+    nor the other hooks.
     """
-    found: Dict[str, None] = {}
+    dirs: Dict[str, None] = {}
+    is_chief: Optional[bool] = None
+    owners: List[Any] = []
     for frame in callers():
-        found.update(dict.fromkeys(_of_savers_beside(hook, frame.f_locals.get('hooks'))))
-        found.update(dict.fromkeys(_of_session(frame)))
-    return list(found)
+        savers = _savers_beside(hook, frame.f_locals.get('hooks'))
+        dirs.update(dict.fromkeys(filter(None, map(checkpoint_dir_of, savers))))
+        owners += savers
+        is_chief = True if savers else is_chief
+        if _is_of_tensorflow(frame, 'MonitoredTrainingSession'):
+            found = frame.f_locals.get('checkpoint_dir')
+            dirs.update({found: None} if found else {})
+            owners.append(frame.f_locals.get('scaffold'))
+            is_chief = bool(frame.f_locals.get('is_chief', True))
+    return CallingSession(list(dirs), is_chief, owners)
 
 
-def _of_savers_beside(hook: tf1.train.SessionRunHook, hooks: Any) -> List[str]:
+def _savers_beside(hook: tf1.train.SessionRunHook, hooks: Any) -> List[Any]:
     if not isinstance(hooks, (list, tuple)) or not any(one is hook for one in hooks):
         return []
-    savers = [one for one in hooks if isinstance(one, tf1.train.CheckpointSaverHook)]
-    return [each for each in map(checkpoint_dir_of, savers) if each]
+    return [one for one in hooks if isinstance(one, tf1.train.CheckpointSaverHook)]
 
 
-def _of_session(frame: FrameType) -> List[str]:
+def _is_of_tensorflow(frame: FrameType, name: str) -> bool:
     module = str(frame.f_globals.get('__name__'))
-    if frame.f_code.co_name != 'MonitoredTrainingSession' or not module.startswith('tensorflow'):
-        return []
-    found = frame.f_locals.get('checkpoint_dir')
-    return [found] if found else []
+    return frame.f_code.co_name == name and module.startswith('tensorflow')
 
 
 def replace_method(supervisor: tf1.train.Supervisor, name: str, method: Callable) -> Callable:

@@ -63,7 +63,7 @@ class ScriptWatcher(GateWatcher):
         self._journal = Journal()
         self._acting = threading.RLock()  # threads of a script may train in one session
         GateWatcher.__init__(self, on_nan)
-        self._training = TrainingContext(evidence=evidence, joins_job=False)
+        self._training = TrainingContext(evidence=evidence, joins_job=False, is_kept=True)
 
     def begin(self):
         self._journal = Journal()

@@ -1,23 +1,24 @@
 """The directory that the session which is just being made saves to; TensorFlow tells no hook."""
 
-from typing import Optional
+from typing import Optional, Sequence
 
 import tensorflow.compat.v1 as tf1
 
 from slimguard.checkpoints import state_file
-from slimguard.compat import tf_private
 from slimguard.system import files
 
 
-def found_for(hook: tf1.train.SessionRunHook, must_restore: bool) -> Optional[str]:
+def found_for(
+    hook: tf1.train.SessionRunHook, dirs: Sequence[str], must_restore: bool
+) -> Optional[str]:
     """Where the session saves, for a hook that was given no logdir; says so. None if nowhere.
 
     Args:
       hook: the hook.
+      dirs: where the session keeps its checkpoints.
       must_restore: whether TensorFlow has to be able to restore from there; for the record alone,
         it may be a directory that it can only save to.
     """
-    dirs = tf_private.checkpoint_dirs_among_callers(hook)
     if not dirs:
         return None
     read = files.as_logdir if must_restore else files.as_path
@@ -31,10 +32,11 @@ def found_for(hook: tf1.train.SessionRunHook, must_restore: bool) -> Optional[st
     return found
 
 
-def warn_of_another(hook: tf1.train.SessionRunHook, logdir: str, may_restore: bool) -> None:
-    """Says so where the session saves to another directory than a hook's logdir."""
-    named = tf_private.checkpoint_dirs_among_callers(hook)
-    dirs = [files.as_path(each, 'checkpoint_dir') for each in named]
+def warn_of_another(
+    hook: tf1.train.SessionRunHook, dirs: Sequence[str], logdir: str, may_restore: bool
+) -> None:
+    """Says so where the session saves to another directory, of `dirs`, than a hook's logdir."""
+    dirs = [files.as_path(each, 'checkpoint_dir') for each in dirs]
     if not dirs or any(state_file.is_same(logdir, each) for each in dirs):
         return
     tf1.logging.warning(

@@ -24,6 +24,8 @@ class TrainingContext(NamedTuple):
       evidence: by gate, what captures and examines its bad steps.
       is_chief: whether this process is the chief; None for what the name of its device says.
       joins_job: whether the process takes part in its job, if there is one.
+      is_kept: whether the loop itself keeps the checkpoints and captures bad steps; else the
+        watcher does, see `HookTraining`.
       is_done: whether, in a session, there is nothing more to do.
     """
 
@@ -35,6 +37,7 @@ class TrainingContext(NamedTuple):
     evidence: Mapping[gates.Gate, Evidence] = {}
     is_chief: Optional[bool] = None
     joins_job: bool = True
+    is_kept: bool = False
     is_done: Callable[[Any], bool] = lambda session: False
 
 

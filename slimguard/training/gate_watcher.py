@@ -4,7 +4,9 @@ It puts together what is each a file of its own: which runs to watch (watched_ru
 tell (incident_reading.py), and what is then done (incident_handler.py).
 """
 
-from typing import Any, List, Optional, Sequence
+import contextlib
+import math
+from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -14,20 +16,29 @@ from slimguard.checkpoints.finite_saver import offer_saver
 from slimguard.checkpoints.rollback import Restorer
 from slimguard.cluster.job import Job, job_of
 from slimguard.cluster.sync_replicas import keep_tokens_open
+from slimguard.compat import tf_private
 from slimguard.diagnosis.evidence import Evidence
 from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.graph import op_of
-from slimguard.incidents.incident import Incident
+from slimguard.incidents.incident import Incident, NanLossError
 from slimguard.incidents.journal import Journal
 from slimguard.incidents.policies import FallbackChain, OnNan, Policy, Raise, Rollback, Skip, Stop
 from slimguard.system import files
 from slimguard.training import checkpoint_dir
 from slimguard.training.context import Borrower, TrainingContext
+from slimguard.training.hook_training import DEFAULTS, HookTraining, Settings
 from slimguard.training.incident_handler import NO_GATE, NO_LOGDIR, Action, IncidentHandler
 from slimguard.training.incident_reading import Reading
 from slimguard.training.open_incident import IncidentList
 from slimguard.training.recovery import Preparation, Recovery
-from slimguard.training.watched_run import WatchedRuns
+from slimguard.training.watched_run import WatchedRuns, take_untold
+
+
+class _Shown(NamedTuple):
+    """What is fetched in a step after which the progress is shown."""
+
+    told: Any
+    losses: Sequence[Any]  # one, or none
 
 
 class GateWatcher(Borrower, tf1.train.SessionRunHook):
@@ -47,6 +58,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         logdir: Optional[files.Path] = None,
         ends_job: bool = True,
         loss: Optional[tf.Tensor] = None,
+        settings: Settings = DEFAULTS,
     ):
         gates.require_max_loss(max_loss)
         Borrower.__init__(
@@ -56,6 +68,10 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         self.incidents = self._incident_list.incidents
         self.on_nan = on_nan
         self.job: Optional[Job] = None
+        self._settings = settings.require()
+        self._own: Optional[HookTraining] = None  # where the loop itself keeps nothing
+        self._saver: Optional[tf1.train.Saver] = None
+        self._last_loss: Any = None  # of the last good step that was shown
         self._loss = loss
         self._otherwise = Raise() if fail_on_nan_loss else Stop()
         self._directory = self.logdir  # of this training
@@ -72,11 +88,16 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
 
     def give_back(self) -> None:
         self._handler.close()
+        self._own = None
         self._be_idle()
 
     def evidence_of(self, gate: gates.Gate) -> Optional[Evidence]:
         """What captures the bad steps of a gate, if the training has that."""
-        return self._training.evidence.get(gate)
+        return self._evidence_by_gate.get(gate)
+
+    @property
+    def _evidence_by_gate(self) -> Mapping[gates.Gate, Evidence]:
+        return self._training.evidence if self._own is None else self._own.evidence
 
     # The hook.
 
@@ -85,12 +106,19 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         _require_loss_in(graph, self._loss, type(self).__name__)
         self.job = None
         policies = FallbackChain(self.on_nan, self._otherwise)
-        self._directory = _directory_for(self, self._training, policies)
+        calling = tf_private.session_among_callers(self)
+        self._directory = _directory_for(self, self._training, policies, calling.dirs)
+        self._saver = self._training.saver
         recovery = None
         # Where only the record goes to a directory that was found, the graph's savers are as ever.
         if self._directory is not None and (self.logdir is not None or _may_go_back(policies)):
-            saver = self._training.saver or offer_saver(graph)
-            recovery = Recovery(Restorer(saver, self._directory))
+            self._saver = self._saver or offer_saver(graph)
+            recovery = Recovery(Restorer(self._saver, self._directory))
+        self._own = None
+        if not self._training.is_kept:
+            # In a job its place tells who saves; but what is restored first is looked at before.
+            saves = calling.is_chief if self._training.joins_job else True
+            self._own = HookTraining(graph, self._directory, calling, self._settings, saves)
         self._handle_with(
             policies, Journal(self._directory, self._training.summary_writer), recovery
         )
@@ -101,6 +129,9 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
     def after_create_session(self, session, coord):
         if self.job is None and self._training.joins_job:
             self.job = _job_in(session, self._loss, self._training.is_chief, self._directory)
+        if self._own is not None:
+            saves = self.job is None or self.job.is_chief
+            self._own.open(session, saves, self._saver, self._handler.close)
         if self.job is None:
             if self._training.is_chief is not False:
                 self._preparation.try_now(session)
@@ -110,14 +141,22 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
 
     def before_run(self, run_context):
         if self.job is not None:
-            self.job.check()
+            with self._saving_before_errors(run_context.session):
+                self.job.check()
         self._preparation.before_step(run_context.session)
         run = self._runs.run_for(run_context)
         if run is None:
             return None
-        return run.args(run_context, self.max_loss)
+        args = run.args(run_context, self.max_loss)
+        if self._own is not None and self._own.is_progress_due():
+            return args._replace(fetches=_Shown(args.fetches, run.losses[:1]))
+        return args
 
     def after_run(self, run_context, run_values):
+        if self._own is not None:
+            self._own.step_ended(run_context)
+            if isinstance(run_values.results, _Shown):
+                run_values = self._show(run_context, run_values)
         found = self._read(run_context, run_values)
         if found == []:
             self.step_was_good()
@@ -144,6 +183,9 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         return run.read(run_values.results, self.max_loss, run_context)
 
     def end(self, session):
+        if self._own is not None:
+            self._own.end()
+        self._take_leave(session)
         self._handler.close()
         if self._training.is_chief is None:  # else `train` says so, once it has saved
             self.end_job()
@@ -181,7 +223,8 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
 
         What a callable of the user's raises leaves here once the incident is on record.
         """
-        self._handler.handle(run_context, self._remember(reading), _action_of(self))
+        with self._saving_before_errors(run_context.session):
+            self._handler.handle(run_context, self._remember(reading), _action_of(self))
 
     def record_failure(
         self, run_context, reading: Reading, acting: str, error: BaseException
@@ -196,6 +239,40 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         self._incident_list.add(reading.incident)
         return reading
 
+    @contextlib.contextmanager
+    def _saving_before_errors(self, session) -> Iterator[None]:
+        """Saves the last good state before an error ends the training, where no loop does that."""
+        try:
+            yield
+        except NanLossError as error:
+            if self._own is not None:
+                self._own.save(session, error.incident)
+            raise
+        except Exception:
+            failure = None if self._own is None else self.take_failure()
+            if self._own is not None and failure is not None:
+                self._own.save(session, failure)
+            raise
+
+    def _show(self, run_context, run_values):
+        """Shows the progress. Returns the values as they are in other steps."""
+        told, losses = run_values.results
+        if losses and math.isfinite(losses[0]):
+            self._last_loss = losses[0]
+        assert self._own is not None, 'it asked for them'
+        self._own.show_progress(run_context.session, self._last_loss, self.incident_count)
+        return run_values._replace(results=told)
+
+    def _take_leave(self, session) -> None:
+        """Records what nobody was told of; from then on, bad steps of the session are printed."""
+        for gate in self._runs.all_gates():
+            try:
+                for reading in take_untold(gate, session):
+                    self._handler.record_unseen(self._remember(reading))
+                gate.untold.unwatch(session)
+            except tf.errors.OpError as error:  # a server that is gone must not fail a good end
+                tf1.logging.warning('slimguard: the end of the session is not clean: %s', error)
+
     def take_failure(self) -> Optional[Incident]:
         """The incident whose handling failed, if the last good state is in memory; told once."""
         return self._handler.take_failure()
@@ -206,6 +283,8 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
             self.job.end()
 
     def _count_of(self, gate: gates.Gate) -> tf.Tensor:
+        if self._own is not None and not gate.bad.graph.finalized:
+            self._own.capture(gate)  # it was guarded after the hook began
         evidence = self.evidence_of(gate)
         return gate.untold_count if evidence is None else evidence.capture.untold_count
 
@@ -216,9 +295,13 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
     def _handle_with(
         self, policies: FallbackChain, journal: Journal, recovery: Optional[Recovery] = None
     ) -> None:
-        evidence = self._training.evidence
         self._handler = IncidentHandler(
-            policies, self._otherwise, journal, evidence, recovery, self._incident_list.replace
+            policies,
+            self._otherwise,
+            journal,
+            self._evidence_by_gate,
+            recovery,
+            self._incident_list.replace,
         )
         self._preparation = Preparation(self._prepare)
         refusal = NO_GATE % (self.on_nan,) if policies.may(Skip) else None
@@ -243,14 +326,14 @@ def _action_of(watcher: GateWatcher) -> Action:
 
 
 def _directory_for(
-    watcher: GateWatcher, context: TrainingContext, policies: FallbackChain
+    watcher: GateWatcher, context: TrainingContext, policies: FallbackChain, dirs: Sequence[str]
 ) -> Optional[str]:
     """Where the record goes: the watcher's logdir, or where the session saves."""
     directory = watcher.logdir
     if directory is None:
-        directory = checkpoint_dir.found_for(watcher, policies.may(Rollback))
+        directory = checkpoint_dir.found_for(watcher, dirs, policies.may(Rollback))
     elif context.saver is None:  # else `train` saves to it
-        checkpoint_dir.warn_of_another(watcher, directory, _may_go_back(policies))
+        checkpoint_dir.warn_of_another(watcher, dirs, directory, _may_go_back(policies))
     if directory is None and policies.may(Rollback):
         raise ValueError(NO_LOGDIR)
     return directory

@@ -11,7 +11,7 @@ from slimguard.cluster.session_end import NEW_SESSION
 from slimguard.diagnosis.evidence import Evidence
 from slimguard.incidents.incident import Incident, NanLossError
 from slimguard.incidents.journal import Journal
-from slimguard.incidents.policies import FallbackChain, Policy, Raise, Rollback, Stop
+from slimguard.incidents.policies import FallbackChain, Policy, Raise, Rollback, Skip, Stop
 from slimguard.system import texts
 from slimguard.training.incident_reading import Reading
 from slimguard.training.open_incident import OpenIncident
@@ -136,6 +136,16 @@ class IncidentHandler:
         with self._handling(reading) as handled:
             self._note_failure(handled, error)
             self._examine(session, reading, handled, ends=True)
+
+    def record_unseen(self, reading: Reading) -> None:
+        """Records an incident of a run that no hook saw. Its batch is skipped: nothing was written.
+
+        Args:
+          reading: the incident, and what told of it.
+        """
+        with self._handling(reading) as handled:
+            handled.note(action=Skip.action)
+            handled.note_reason('; in a run that went past the hooks')
 
     @contextlib.contextmanager
     def _handling(self, reading: Reading) -> Iterator[OpenIncident]:

@@ -28,6 +28,11 @@ class Run:
       loss: a loss to look at besides, or None.
       counts: by gate, the tensor that tells how many bad steps its watcher is to be told of.
       graph: the graph.
+
+    Attributes:
+      gates: as given.
+      looks_at_loss: whether there is a loss to look at besides.
+      losses: the losses that the gates know, and that one.
     """
 
     def __init__(
@@ -39,6 +44,8 @@ class Run:
     ):
         self.gates = found
         self.looks_at_loss = loss is not None
+        self.losses = [each.loss for each in found if each.loss is not None]
+        self.losses += [] if loss is None else [loss]
         self._loss = loss
         self._global_step = tf1.train.get_global_step(graph)
         self._session: Callable[[], Any] = lambda: None  # that was watched last
@@ -138,6 +145,11 @@ class WatchedRuns:
         if isinstance(fetches, (tf.Tensor, tf.Operation)):  # a list may have changed by next time
             self._last_op, self._last_run = fetches, run
         return run
+
+    def all_gates(self) -> List[gates.Gate]:
+        """The gates of all steps that were watched."""
+        runs = [run for run, _ in self._runs.values() if run is not None]
+        return list(dict.fromkeys(gate for run in runs for gate in run.gates))
 
     def _plan(self, elements: list, graph: tf.Graph) -> Optional[Run]:
         found = [gate for gate in map(gates.gate_of, elements) if gate is not None]

@@ -10,6 +10,7 @@ from slimguard.graph.sessions import SessionInterface
 from slimguard.incidents.policies import OnNan
 from slimguard.system import files
 from slimguard.training.context import TrainingContext
+from slimguard.training.hook_training import Settings
 from slimguard.training.hooked_session import HookedSession
 from slimguard.training.watchers import lent, with_watcher
 
@@ -83,6 +84,9 @@ def watch(
     on_nan: OnNan = None,
     max_loss: Optional[float] = None,
     logdir: Optional[files.Path] = None,
+    capture: bool = True,
+    max_bundles: int = 5,
+    progress: bool = False,
 ) -> WatchedSession:
     """Gives a plain session hooks and policies.
 
@@ -105,7 +109,9 @@ def watch(
       on_nan: what happens after a bad step where no `NanLossHook` says; see `NanLossHook`.
       max_loss: a larger loss is a bad step too; a positive finite number. Default: no limit.
       logdir: where the record of incidents goes, and where a rollback finds its checkpoints: a
-        str, bytes or `os.PathLike`. A relative one is read here.
+        str, bytes or `os.PathLike`. A relative one is read here. With it, the last good state is
+        saved there before 'raise', on SIGTERM and on Ctrl-C, and bundles are written.
+      capture, max_bundles, progress: as for `NanLossHook`; a hook that is given says its own.
 
     Raises:
       TypeError: if `session` is no session.
@@ -117,7 +123,8 @@ def watch(
             'itself: hooks=[slimguard.NanLossHook(loss)]' % (session,)
         )
     logdir = None if logdir is None else files.as_logdir(logdir)
-    hooks, _ = with_watcher(hooks, on_nan, max_loss, logdir)
+    settings = Settings(capture, max_bundles, progress)
+    hooks, _ = with_watcher(hooks, on_nan, max_loss, logdir, settings)
     # Nobody makes its session anew, as a job may ask for.
     context = TrainingContext(max_loss=max_loss, logdir=logdir, joins_job=False)
     # As a MonitoredSession's: what a thread reports is raised, whatever it is.

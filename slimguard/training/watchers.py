@@ -9,6 +9,7 @@ from slimguard import gate as gates
 from slimguard.incidents.policies import OnNan, fallbacks_of
 from slimguard.training.context import TrainingContext
 from slimguard.training.gate_watcher import GateWatcher
+from slimguard.training.hook_training import DEFAULTS, Settings
 
 
 def with_watcher(
@@ -16,11 +17,12 @@ def with_watcher(
     on_nan: OnNan,
     max_loss: Optional[float],
     logdir: Optional[str] = None,
+    settings: Settings = DEFAULTS,
 ) -> Tuple[List[tf1.train.SessionRunHook], GateWatcher]:
     """The hooks, and the one of them that decides: a NanLossHook, or else one that is added.
 
     No hook is changed: what the training says besides goes to all of them by `lent`. `logdir` is as
-    `files.as_logdir` returned it.
+    `files.as_logdir` returned it; `settings` are those of one that is added.
 
     Raises:
       ValueError: if `on_nan`, `max_loss` or `logdir` disagrees with a NanLossHook, or is nothing
@@ -29,7 +31,7 @@ def with_watcher(
     gates.require_max_loss(max_loss)
     given = watchers_in(hooks)
     if not given:
-        watcher = GateWatcher(on_nan)
+        watcher = GateWatcher(on_nan, settings=settings)
         return list(hooks) + [watcher], watcher
     for hook in given:
         if on_nan is not None and list(hook.fallbacks) != fallbacks_of(on_nan):

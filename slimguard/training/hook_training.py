@@ -1,0 +1,197 @@
+"""What a hook does for a training whose loop hands it nothing: :class:`HookTraining`.
+
+`slimguard.train` keeps checkpoints, saves on signals, and captures bad steps by itself. In a
+`MonitoredSession`, an Estimator or a plain session there is only the hook. It learns of the graph
+when it begins, of the session when that is made, of each step; that the session is closed is told
+to no hook, so it listens at the session's `close`.
+"""
+
+import contextlib
+import sys
+import weakref
+from typing import Any, Callable, Dict, NamedTuple, Optional
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard import gate as gates
+from slimguard import graph as graphs
+from slimguard.checkpoints import repair
+from slimguard.checkpoints.finite_saver import FiniteSaver
+from slimguard.compat import tf_private
+from slimguard.diagnosis.evidence import Evidence, collect, require_max_bundles
+from slimguard.incidents.incident import Incident
+from slimguard.training.checkpoint_keeper import CheckpointKeeper
+from slimguard.training.preemption import Preemption
+from slimguard.training.progress import Progress, progress_bar
+
+
+class Settings(NamedTuple):
+    """What the user of a hook says of all this; see `NanLossHook`."""
+
+    capture: bool = True
+    max_bundles: int = 5
+    progress: bool = False
+
+    def require(self) -> 'Settings':
+        """Raises ValueError for a bad one."""
+        require_max_bundles(self.max_bundles)
+        return self
+
+
+DEFAULTS = Settings()
+
+# By session, the directories that the hooks of one keep: several hooks may watch it.
+_kept_in: Any = weakref.WeakKeyDictionary()
+
+
+class HookTraining:
+    """A training from the `begin` of a hook to the end of its session.
+
+    Args:
+      graph: the graph.
+      directory: where the training saves and keeps its record; None if nowhere.
+      calling: what is known of the session that is being made.
+      settings: what the user says.
+      saves: whether this process is one that saves; None if that is not known yet.
+
+    Attributes:
+      evidence: by gate, what captures and examines its bad steps.
+    """
+
+    def __init__(
+        self,
+        graph: tf.Graph,
+        directory: Optional[str],
+        calling: tf_private.CallingSession,
+        settings: Settings,
+        saves: Optional[bool],
+    ):
+        self.evidence: Dict[gates.Gate, Evidence] = {}
+        self._graph = graph
+        self._directory = directory if _trains(graph) else None
+        self._calling = calling
+        self._settings = settings
+        self._saves = saves
+        self._has_ended = False
+        self._open = contextlib.ExitStack()  # what is given back when the session is closed
+        self._keeper: Optional[CheckpointKeeper] = None
+        self._preemption: Optional[Preemption] = None
+        self._progress: Optional[Progress] = None
+        self._stop_asked = False
+        if self._directory is not None and saves:
+            repair.resume_from_good(self._directory)
+        for gate in dict.fromkeys(gates.gates_of(graph).values()):
+            self.capture(gate)
+
+    def capture(self, gate: gates.Gate) -> None:
+        """Has the bad steps of a gate captured, from its next step on."""
+        if self._settings.capture and gate not in self.evidence:
+            directory = self._directory if self._saves is not False else None
+            collect(self.evidence, gate, directory, self._settings.max_bundles)
+
+    # The session.
+
+    def open(self, session, saves: bool, saver: Optional[tf1.train.Saver], closed: Callable):
+        """A session is there; it may be a new one in place of one that failed.
+
+        Args:
+          session: the `tf.compat.v1.Session`.
+          saves: whether this process saves, as far as the job knows.
+          saver: the saver of the hook; None for that of the session.
+          closed: called when the session is closed.
+        """
+        self._has_ended = self._stop_asked = False
+        self._open = contextlib.ExitStack()
+        if saves and self._saves is not False and self._directory is not None:
+            kept = _kept_in.setdefault(session, set())
+            if self._directory not in kept:
+                kept.add(self._directory)
+                self._keep(session, self._directory, saver)
+        self._open.callback(closed)
+        for evidence in self.evidence.values():
+            self._open.callback(evidence.close)
+        self._progress = self._open.enter_context(progress_bar(self._settings.progress, None))
+        _listen_to_close(session, self)
+
+    def _keep(self, session, directory: str, saver: Optional[tf1.train.Saver]) -> None:
+        saver = saver or self._calling.saver() or _saver_of(self._graph)
+        finite = FiniteSaver.around(saver, self._graph)
+        with self._graph.as_default():
+            step = tf1.train.get_global_step(self._graph)
+        self._keeper = CheckpointKeeper(directory, finite, step)
+        for evidence in self.evidence.values():
+            evidence.share(self._keeper.room)
+        self._preemption = Preemption(self._ask_to_stop, self._keeper.save)
+        self._preemption.after_create_session(session, None)
+        # It is left after all others, as it may end the process.
+        self._open.enter_context(self._preemption)
+        self._open.enter_context(self._keeper.keeping(shares_room=self._settings.capture))
+
+    def _ask_to_stop(self) -> None:
+        self._stop_asked = True
+
+    def end(self) -> None:
+        """The training has ended as it should; what saves at its end does so."""
+        self._has_ended = True
+
+    def close(self, session, close: Callable[[], None]) -> None:
+        """Closes the session; if an interrupt ended the training, saves before that."""
+        interrupted = isinstance(sys.exc_info()[1], (KeyboardInterrupt, SystemExit))
+        with self._open:
+            if not self._has_ended and (interrupted or self._stop_asked):
+                self.save(session)
+            self._keeper = self._preemption = self._progress = None
+            close()
+
+    # The steps.
+
+    def is_progress_due(self) -> bool:
+        """Whether it is time to show how things are."""
+        return self._progress is not None and self._progress.is_due()
+
+    def show_progress(self, session, loss: Any, incidents: int) -> None:
+        """Shows it; `loss` is that of the last good step, or None."""
+        if self._progress is not None:
+            step = tf1.train.get_global_step(self._graph)
+            step_now = 0 if step is None else int(session.run(step))
+            self._progress.show(step_now, loss, incidents)
+
+    def step_ended(self, run_context) -> None:
+        """Ends the loop after this step, if a signal asked for it."""
+        if self._stop_asked and self._preemption is not None:
+            self._preemption.end(run_context.session)
+            run_context.request_stop()
+
+    def save(self, session, incident: Optional[Incident] = None) -> None:
+        """Saves the last good state, before an incident or an interrupt ends the training."""
+        if self._keeper is not None:
+            self._keeper.save(session, incident)
+
+
+def _trains(graph: tf.Graph) -> bool:
+    """Whether there is a train op. A hook may watch an evaluation as well, which saves nothing."""
+    return bool(gates.gates_of(graph)) or any(map(graphs.is_apply, graph.get_operations()))
+
+
+def _saver_of(graph: tf.Graph) -> tf1.train.Saver:
+    """The first in the graph, as TensorFlow's hooks take it; or one of all that can be saved."""
+    savers = graph.get_collection(tf1.GraphKeys.SAVERS)
+    if savers:
+        return savers[0]
+    with graph.as_default(), tf_private.unfinalized(graph):
+        return tf1.train.Saver()
+
+
+def _listen_to_close(session, training: HookTraining) -> None:
+    """Has `training.close` called in place of `session.close`, once."""
+    here = weakref.ref(session)  # as the session itself holds what is made here
+    before = vars(session).get('close')  # of another hook
+
+    def close() -> None:
+        session = here()
+        if session is not None:
+            del session.close
+            training.close(session, before or session.close)
+
+    session.close = close

@@ -92,6 +92,11 @@ def instrument(
     return _active
 
 
+def is_active() -> bool:
+    """Whether `instrument` was called, and nobody has undone it."""
+    return _active is not None
+
+
 class Instrumentation:
     """What `instrument` did, and how to undo it.
 

@@ -8,13 +8,14 @@ place, and the policy acts (:mod:`script_watcher`).
 import functools
 import threading
 import weakref
-from typing import Any, Callable, List, Optional, Set
+from typing import Any, Callable, Dict, List, Optional, Set
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.compat import tf_private
-from slimguard.diagnosis.evidence import collect
+from slimguard.diagnosis.evidence import Evidence, collect
+from slimguard.gate import Gate
 from slimguard.graph.sessions import SessionWrapper, note_first
 from slimguard.incidents.policies import OnNan
 from slimguard.scripts.ending import Seen
@@ -141,8 +142,7 @@ class GuardedSessions:
             return steps
 
     def _steps_in(self, graph: tf.Graph) -> TrainSteps:
-        evidence = kept_on(graph, 'evidence', dict)
-        on_gate = functools.partial(collect, evidence)
+        on_gate = functools.partial(collect, _evidence_of(graph))
         told = (on_gate, self._refuse, self._say_no_loss)
         return TrainSteps(graph, self._notes, self._max_loss, *told)
 
@@ -150,7 +150,7 @@ class GuardedSessions:
         with self._lock:
             found = self._sessions.get(session)
             if found is None:
-                evidence = kept_on(session.graph, 'evidence', dict)
+                evidence = _evidence_of(session.graph)
                 watcher = ScriptWatcher(self._on_nan, self.files, evidence, self.seen.note_incident)
                 found = self._sessions[session] = _HookedSteps(session, run, watcher)
             return found
@@ -208,6 +208,11 @@ class _OfTensorFlow(SessionWrapper):
 
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
         return self._run(self._session, fetches, feed_dict, options, run_metadata)
+
+
+def _evidence_of(graph: tf.Graph) -> Dict[Gate, Evidence]:
+    """By gate of a graph, what examines its bad steps."""
+    return kept_on(graph, 'evidence', dict)
 
 
 def _is_watched(step: Step, feed_dict) -> bool:

@@ -5,6 +5,7 @@ Imports no TensorFlow before it has something to run, so that help and usage err
 
 import argparse
 import atexit
+import contextlib
 import math
 import os
 import sys
@@ -34,11 +35,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
             _COMMANDS[options.command](options)
             return
         _check_script(script, run_parser)
+    lent = contextlib.ExitStack()
     try:
-        _run(options, script)
+        _run(options, script, lent)
     finally:
         if arguments is not None:  # or else this process ends, its threads and exit handlers last
-            _end_run(options)
+            lent.close()
 
 
 def parse_policy(text: str) -> List[policies.Policy]:
@@ -240,13 +242,21 @@ def _check_script(script: Sequence[str], parser: argparse.ArgumentParser) -> Non
         parser.error('there is no file %r to run' % script[0])
 
 
-def _run(options: argparse.Namespace, script: Sequence[str]) -> None:
-    import slimguard
-    from slimguard.scripts import ending, run, script_watcher, tf1_names
+def _run(options: argparse.Namespace, script: Sequence[str], lent: contextlib.ExitStack) -> None:
+    """Runs a script; `lent` takes from a caller who goes on what the script had been given."""
+    from slimguard.scripts import run, tf1_names
 
     if options.tf1:
+        lent.callback(tf1_names.uninstall)
         tf1_names.install()
-    instrumentation = slimguard.instrument(options.on_nan, options.max_loss, options.logdir)
+    # These import TensorFlow, which the names of version 1 have to come before.
+    from slimguard.scripts import ending, script_watcher
+    from slimguard.scripts import instrumentation as instrumentations
+
+    is_the_callers = instrumentations.is_active()
+    instrumentation = instrumentations.instrument(options.on_nan, options.max_loss, options.logdir)
+    if not is_the_callers:
+        lent.callback(instrumentation.uninstrument)
     # Said once all else is, a traceback among it.
     atexit.register(ending.Ending(instrumentation.sessions.seen, os.getpid()).say)
     if options.tf1 or tf1_names.is_native():
@@ -256,18 +266,10 @@ def _run(options: argparse.Namespace, script: Sequence[str]) -> None:
             run.run_module(script[1], script[2:])
         else:
             run.run_script(script[0], script[1:])
-    except script_watcher.OutOfRangeError as error:
-        if not script_watcher.is_of_incident(error):
+    except Exception as error:
+        if not script_watcher.is_stop(error):
             raise
         # 'stop' has ended a loop that asks nobody: all is said, and it is no failure.
-
-
-def _end_run(options: argparse.Namespace) -> None:
-    """Takes what a script had been given away from the caller, who goes on."""
-    from slimguard.scripts import tf1_names
-
-    if options.tf1:
-        tf1_names.uninstall()
 
 
 def _checkpoints(options: argparse.Namespace) -> None:

@@ -1,7 +1,6 @@
 """What `run` says at the end of a script: which train ops were guarded, and what became of them."""
 
 import os
-import sys
 from typing import Dict, List, NamedTuple
 
 import tensorflow as tf
@@ -73,9 +72,9 @@ class Ending(NamedTuple):
     process: int
 
     def say(self) -> None:
-        """Says it on stderr."""
+        """Says it on stderr, if anybody listens there."""
         if os.getpid() == self.process:
-            print('slimguard: ' + terminal.visible(str(self.seen)), file=sys.stderr)
+            terminal.complain(str(self.seen))
 
 
 def _why_nothing(seen: Seen) -> str:

@@ -8,7 +8,7 @@ place, and the policy acts (:mod:`script_watcher`).
 import functools
 import threading
 import weakref
-from typing import Any, Callable, Optional, Set
+from typing import Any, Callable, Dict, Optional, Set
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -19,7 +19,7 @@ from slimguard.graph.sessions import SessionWrapper, note_first
 from slimguard.incidents.policies import OnNan
 from slimguard.scripts.ending import Seen
 from slimguard.scripts.optimizer_notes import OptimizerNotes
-from slimguard.scripts.patches import Patches, kept_on
+from slimguard.scripts.patches import Inside, Patches, kept_on
 from slimguard.scripts.script_files import ScriptFiles
 from slimguard.scripts.script_watcher import ScriptWatcher, is_of_incident, stop_error
 from slimguard.scripts.train_steps import Step, TrainSteps
@@ -51,7 +51,7 @@ class GuardedSessions:
         self._max_loss = max_loss
         self._notes = OptimizerNotes()
         self._sessions: Any = weakref.WeakKeyDictionary()  # the _HookedStep of each
-        self._thread = threading.local()
+        self._inside = Inside()
         self._without_loss: Set[str] = set()  # train ops of which that was said
 
     def install(self, patches: Patches) -> None:
@@ -73,29 +73,27 @@ class GuardedSessions:
         note_first(session)
 
     def _run(self, original, session, fetches, feed_dict=None, options=None, run_metadata=None):
-        if getattr(self._thread, 'is_inside', False):
+        if self._inside:
             return original(session, fetches, feed_dict, options, run_metadata)
         step = self._step_of(session, fetches)
         if step is None:
             self.seen.runs += 1
         if step is None or step.is_watched:
             return original(session, fetches, feed_dict, options, run_metadata)
-        self._thread.is_inside = True
         try:
-            values = self._hooked(session, original).run_step(
-                step, fetches, feed_dict, options, run_metadata
-            )
+            with self._inside:
+                values = self._hooked(session, original).run_step(
+                    step, fetches, feed_dict, options, run_metadata
+                )
         except Exception as error:
             if is_of_incident(error):
                 self._count(step)
             raise
-        finally:
-            self._thread.is_inside = False
         self._count(step)
         return values
 
     def _make_callable(self, original, session, fetches, feed_list=None, accept_options=False):
-        step = None if self._is_inside() else self._step_of(session, fetches)
+        step = None if self._inside else self._step_of(session, fetches)
         if step is None or step.is_watched:
             return original(session, fetches, feed_list, accept_options)
 
@@ -115,7 +113,7 @@ class GuardedSessions:
         return original(session, fetches, *args, **kwargs)
 
     def _finalize(self, original, graph):
-        if not graph.finalized and not self._is_inside():
+        if not graph.finalized and not self._inside:
             self._prepare(graph)
         return original(graph)
 
@@ -127,17 +125,10 @@ class GuardedSessions:
 
     # Beneath.
 
-    def _is_inside(self) -> bool:
-        return getattr(self._thread, 'is_inside', False)
-
     def _step_of(self, session, fetches) -> Optional[Step]:
         steps = self._prepare(session.graph)
-        with self._lock:
-            self._thread.is_inside = True
-            try:
-                return steps.step_for(fetches)
-            finally:
-                self._thread.is_inside = False
+        with self._lock, self._inside:
+            return steps.step_for(fetches)
 
     def _prepare(self, graph: tf.Graph) -> TrainSteps:
         with self._lock:
@@ -145,16 +136,12 @@ class GuardedSessions:
             if self not in known:
                 known[self] = self._steps_in(graph)
             steps = known[self]
-            self._thread.is_inside = True
-            try:
+            with self._inside:
                 steps.prepare()
-            finally:
-                self._thread.is_inside = False
             return steps
 
     def _steps_in(self, graph: tf.Graph) -> TrainSteps:
-        evidence = kept_on(graph, 'evidence', dict)
-        on_gate = functools.partial(collect, evidence)
+        on_gate = functools.partial(collect, _evidence_of(graph))
         told = (on_gate, self._refuse, self._say_no_loss)
         return TrainSteps(graph, self._notes, self._max_loss, *told)
 
@@ -162,7 +149,7 @@ class GuardedSessions:
         with self._lock:
             found = self._sessions.get(session)
             if found is None:
-                evidence = kept_on(session.graph, 'evidence', dict)
+                evidence = _evidence_of(session.graph)
                 watcher = ScriptWatcher(self._on_nan, self.files, evidence, self.seen.note_incident)
                 found = self._sessions[session] = _HookedSteps(session, run, watcher)
             return found
@@ -220,3 +207,8 @@ class _OfTensorFlow(SessionWrapper):
 
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
         return self._run(self._session, fetches, feed_dict, options, run_metadata)
+
+
+def _evidence_of(graph: tf.Graph) -> Dict[Gate, Evidence]:
+    """By gate of a graph, what examines its bad steps."""
+    return kept_on(graph, 'evidence', dict)

@@ -18,7 +18,6 @@ import tensorflow.compat.v1 as tf1
 from slimguard import compat, learning
 from slimguard import gate as gates
 from slimguard.checkpoints import repair
-from slimguard.checkpoints.finite_saver import FiniteSaver
 from slimguard.graph import op_of
 from slimguard.incidents.policies import OnNan, Skip, fallbacks_of
 from slimguard.scripts.guarded_sessions import GuardedSessions
@@ -92,6 +91,11 @@ def instrument(
     return _active
 
 
+def is_active() -> bool:
+    """Whether `instrument` was called, and nobody has undone it."""
+    return _active is not None
+
+
 class Instrumentation:
     """What `instrument` did, and how to undo it.
 
@@ -154,7 +158,8 @@ class Instrumentation:
         def create_train_op(*args, **kwargs):
             bound = signature.bind(*args, **kwargs)
             if self._skips_first():
-                # The gate checks all the same; a check that raises would end a plain loop.
+                # The gate checks all the same, and no session that is guarded lets the check raise.
+                # After `uninstrument` the train op stays guarded: there it would end a plain loop.
                 bound.arguments['check_numerics'] = False
             return learning.guard_new(original(*bound.args, **bound.kwargs))
 
@@ -164,20 +169,23 @@ class Instrumentation:
         @functools.wraps(original)
         def train(*args, **kwargs):
             kwargs = self._with_policy(kwargs)
-            watcher = GateWatcher(kwargs.pop('on_nan', None))
-            if not watchers_in(kwargs.get('hooks') or ()):
-                kwargs['hooks'] = [*(kwargs.get('hooks') or ()), watcher]
+            watcher = _watcher_in(kwargs)
+            before = watcher.incident_count
             try:
                 return learning.train(*args, **kwargs)
             finally:
-                self._note_training(watcher, *args, **kwargs)
+                self._note_training(watcher, before, *args, **kwargs)
 
         return train
 
-    def _note_training(self, watcher: GateWatcher, train_op, logdir=None, *_, **__) -> None:
+    def _note_training(
+        self, watcher: GateWatcher, before: int, train_op, logdir=None, *_, **__
+    ) -> None:
+        """Notes a training, and the incidents of it that its watcher remembers."""
         seen = self.sessions.seen
         seen.note_steps(op_of(gates.as_train_op(train_op)).name, 0)
-        for incident in watcher.incidents:
+        known = len(watcher.incidents)
+        for incident in watcher.incidents[max(0, known - (watcher.incident_count - before)) :]:
             seen.note_incident(incident, str(logdir))
 
     def _train_monitored(self, original: Callable) -> Callable:
@@ -189,7 +197,6 @@ class Instrumentation:
             hooks = arguments.get('hooks') or ()
             logdir = arguments.get('logdir')
             logdir = files.as_logdir(logdir) if logdir else None
-            arguments['scaffold'] = _finite(arguments.get('scaffold'))
             if logdir is not None and arguments.get('is_chief', True):
                 repair.resume_from_good(logdir)
             if gates.writes_something(arguments['train_op']):
@@ -211,11 +218,14 @@ class Instrumentation:
         return self.on_nan is not None and isinstance(fallbacks_of(self.on_nan)[0], Skip)
 
 
-def _finite(scaffold: Optional[tf1.train.Scaffold]) -> Optional[tf1.train.Scaffold]:
-    """The scaffold with its saver wrapped. Without one, the watcher puts a saver in its place."""
-    if scaffold is None or scaffold.saver is None or isinstance(scaffold.saver, FiniteSaver):
-        return scaffold
-    return tf1.train.Scaffold(saver=FiniteSaver(scaffold.saver), copy_from_scaffold=scaffold)
+def _watcher_in(kwargs: Dict[str, Any]) -> GateWatcher:
+    """The watcher among the hooks of a training, as `with_watcher` picks it; else a new one."""
+    hooks = list(kwargs.get('hooks') or ())
+    watchers = watchers_in(hooks)
+    if not watchers:
+        watchers = [GateWatcher(kwargs.pop('on_nan', None))]
+        kwargs['hooks'] = hooks + watchers
+    return watchers[0]
 
 
 def _replace_everywhere(old: Callable, new: Callable) -> None:

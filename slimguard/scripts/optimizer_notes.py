@@ -4,14 +4,13 @@ A graph tells its updates by the kernels that optimizers run. An optimizer of th
 have none, and only computes with ``assign``; and no graph tells its losses.
 """
 
-import threading
 from typing import List, NamedTuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.graph import TrainOp
-from slimguard.scripts.patches import Patches, kept_on
+from slimguard.scripts.patches import Inside, Patches, kept_on
 
 
 class Differentiated(NamedTuple):
@@ -25,7 +24,7 @@ class OptimizerNotes:
     """Remembers, by graph, what `compute_gradients` was given and `apply_gradients` returned."""
 
     def __init__(self) -> None:
-        self._thread = threading.local()
+        self._inside = Inside()
 
     def install(self, patches: Patches) -> None:
         """Begins to take notes of every `tf.compat.v1.train.Optimizer`."""
@@ -46,14 +45,9 @@ class OptimizerNotes:
 
     def _compute_gradients(self, original, optimizer, *args, **kwargs):
         # An optimizer around another one hands on a loss that it has scaled.
-        is_outermost = not getattr(self._thread, 'is_inside', False)
-        self._thread.is_inside = True
-        try:
+        with self._inside:
             computed = original(optimizer, *args, **kwargs)
-        finally:
-            if is_outermost:
-                self._thread.is_inside = False
-        if is_outermost:
+        if not self._inside:
             self._note_loss(args[0] if args else kwargs.get('loss'), computed)
         return computed
 

@@ -18,7 +18,7 @@ from slimguard.checkpoints import checkpoint_reader
 from slimguard.checkpoints.finite_saver import FiniteSaver
 from slimguard.checkpoints.rollback import Restorer
 from slimguard.compat import tf_private
-from slimguard.scripts.patches import Patches, kept_on
+from slimguard.scripts.patches import Inside, Patches, kept_on
 from slimguard.system import files
 
 # Where the record is kept of a script that saves nothing before its first incident.
@@ -55,7 +55,7 @@ class ScriptFiles:
         self.logdir = logdir
         self._fallback = os.path.abspath(FALLBACK)
         self._has_checkpoints = logdir is not None  # which go before summaries
-        self._thread = threading.local()
+        self._inside = Inside()
 
     def install(self, patches: Patches) -> None:
         """Begins to take notes."""
@@ -72,13 +72,10 @@ class ScriptFiles:
         return kept_on(graph, 'checkpoints', list)[::-1]
 
     def _save(self, original, saver, sess, save_path, *args, **kwargs):
-        if isinstance(saver, FiniteSaver) or getattr(self._thread, 'is_inside', False):
+        if isinstance(saver, FiniteSaver) or self._inside:
             return original(saver, sess, save_path, *args, **kwargs)
-        self._thread.is_inside = True
-        try:
+        with self._inside:
             saved = self._finite_saver(saver, sess.graph).save(sess, save_path, *args, **kwargs)
-        finally:
-            self._thread.is_inside = False
         if saved is not None:
             self._note(saver, sess.graph, saved)
         return saved

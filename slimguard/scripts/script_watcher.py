@@ -17,8 +17,6 @@ from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.incident_reading import Reading
 from slimguard.training.recovery import Recovery
 
-OutOfRangeError = tf.errors.OutOfRangeError
-
 
 def stop_error(incident: Incident) -> tf.errors.OutOfRangeError:
     """What ends a loop that asks nobody whether to stop: the error of an input that has ended.
@@ -26,7 +24,7 @@ def stop_error(incident: Incident) -> tf.errors.OutOfRangeError:
     A MonitoredSession asks for that very type.
     """
     message = 'slimguard: the training is stopped, as on_nan says: %s' % incident
-    error: Any = OutOfRangeError(None, None, message)
+    error: Any = tf.errors.OutOfRangeError(None, None, message)
     error.incident = incident
     return error
 
@@ -34,6 +32,11 @@ def stop_error(incident: Incident) -> tf.errors.OutOfRangeError:
 def is_of_incident(error: BaseException) -> bool:
     """Whether an incident ended a run, by `NanLossError` or `stop_error`, and no input did."""
     return hasattr(error, 'incident')
+
+
+def is_stop(error: BaseException) -> bool:
+    """Whether `stop_error` made an error, and no input that has ended did."""
+    return isinstance(error, tf.errors.OutOfRangeError) and is_of_incident(error)
 
 
 class ScriptWatcher(GateWatcher):

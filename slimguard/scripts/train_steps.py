@@ -172,7 +172,7 @@ class TrainSteps:
             return []
         return [
             element
-            for element in {_key(each): each for each in elements}.values()
+            for element in _apart(elements)
             if not update_ops.isdisjoint(graphs.ancestors([op_of(element)]))
             and not self._updates_in(op_of(element))
         ]
@@ -180,7 +180,7 @@ class TrainSteps:
     def _by_update(self, elements: Sequence[TrainOp]) -> List[List[TrainOp]]:
         """The elements that train; in one list, those that need the same update."""
         found: List[Any] = []  # of (elements, updates)
-        for element in {_key(each): each for each in elements}.values():
+        for element in _apart(elements):
             op = op_of(element)
             if gates.gate_of(element) is None and op.name.startswith(graphs.OURS):
                 continue
@@ -253,6 +253,11 @@ class TrainSteps:
                 return element
         with ops.our_scope(self._graph, 'step'):
             return tf.group(*own, name='together')
+
+
+def _apart(elements: Sequence[TrainOp]) -> List[TrainOp]:
+    """The elements, each once."""
+    return list({_key(each): each for each in elements}.values())
 
 
 def _key(element: TrainOp) -> Any:

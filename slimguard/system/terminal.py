@@ -35,7 +35,7 @@ def say(text: Any) -> None:
 def complain(text: Any) -> None:
     """Prints a sentence to stderr, if anybody listens there."""
     if sys.stderr is not None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # ValueError: it was closed in Python
             print('slimguard: ' + visible(text), file=sys.stderr, flush=True)
 
 

@@ -137,6 +137,26 @@ def test_training_in_a_monitored_session(tmp_path):
     assert model.batches.drawn == 7
 
 
+def test_a_monitored_session_with_a_scaffold_publishes_nothing_that_is_not_finite(tmp_path):
+    training = pytest.importorskip('tf_slim.training.training')
+    model = Linear()
+    with slimguard.instrument(on_nan='skip'):
+        train_op = training.create_train_op(model.loss, model.optimizer)
+        other = tf1.get_variable('other', initializer=1.0)
+        spoil = tf1.assign(other, np.nan)
+
+        class Spoiler(tf1.train.SessionRunHook):
+            def end(self, session):
+                session.run(spoil)
+
+        scaffold = tf1.train.Scaffold(saver=tf1.train.Saver())
+        stop = tf1.train.StopAtStepHook(last_step=3)
+        training.train(
+            train_op, str(tmp_path), scaffold=scaffold, chief_only_hooks=[Spoiler(), stop]
+        )
+    assert checkpoint_at(tmp_path) == (0, [])
+
+
 def test_code_that_says_its_own_policy_keeps_it():
     model = Linear(bad=(3,))
     with slimguard.instrument(on_nan='skip'):
@@ -144,6 +164,24 @@ def test_code_that_says_its_own_policy_keeps_it():
         hook = slimguard.NanLossHook(model.loss, on_nan='stop')
         slim.learning.train(train_op, None, number_of_steps=6, hooks=[hook])
     assert [incident.action for incident in hook.incidents] == ['stop']
+
+
+def test_incidents_that_a_watcher_of_the_codes_own_acts_on_are_counted():
+    model = Linear(bad=(1, 3))
+    hook = slimguard.NanLossHook(model.loss, on_nan='skip')
+    with slimguard.instrument(on_nan='stop') as guards:
+        train_op = create_train_op(model)
+        slim.learning.train(train_op, None, number_of_steps=4, hooks=[hook])
+    assert guards.sessions.seen.actions == {'skip': 2}
+
+
+def test_a_policy_beside_a_watcher_that_says_another_is_an_error():
+    model = Linear()
+    with slimguard.instrument(on_nan='skip'):
+        hooks = [slimguard.NanLossHook(model.loss, on_nan='stop')]
+        with pytest.raises(ValueError, match="on_nan='skip' disagrees"):
+            train_op = create_train_op(model)
+            slim.learning.train(train_op, None, number_of_steps=2, hooks=hooks, on_nan='skip')
 
 
 @pytest.mark.parametrize(

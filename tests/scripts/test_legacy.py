@@ -120,6 +120,18 @@ def test_libraries_go_on_getting_the_tensorflow_that_is_installed(tmp_path):
 
 
 @on_tensorflow_2
+def test_keras_is_that_of_version_2_for_whoever_imports_it(tmp_path):
+    (tmp_path / 'script.py').write_text(
+        'import importlib\n'  # as a library asks for it, which gets TensorFlow as it is
+        'print(importlib.import_module("tensorflow.keras.layers").__name__)\n'
+        'print(importlib.import_module("tensorflow.keras.layers").Dense.__module__)\n'
+    )
+    run = python(*RUN + [str(tmp_path / 'script.py')])
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines()[-1].startswith('tf_keras.')
+
+
+@on_tensorflow_2
 @pytest.mark.parametrize(
     'name, message',
     [

@@ -152,3 +152,33 @@ def test_the_doctor_reports():
     run = forked_python('-m', 'slimguard', 'doctor')
     assert run.returncode == 0
     assert 'put back:' in run.stdout
+
+
+# Two scripts in one process, as somebody's own launcher may run them.
+IN_PROCESS = """\
+import sys
+
+import tensorflow as tf
+
+import slimguard
+from slimguard.__main__ import main
+from slimguard.scripts import instrumentation
+
+owner = tf.compat.v1.Session.__mro__[1]
+before = owner.run
+script = sys.argv[1]
+main(['run', '--on_nan=skip', script])
+main(['run', '--on_nan=stop', script])
+assert owner.run is before
+with instrumentation.instrument([slimguard.Skip()]):
+    main(['run', '--on_nan=skip', script])
+    assert instrumentation.is_active() and owner.run is not before
+"""
+
+
+def test_a_caller_who_goes_on_gets_back_what_was_there(tmp_path):
+    (tmp_path / 'script.py').write_text(
+        'import tensorflow as tf\nprint(tf.compat.v1.Session.__mro__[1].run.__module__)\n'
+    )
+    run = forked_python('-c', IN_PROCESS, tmp_path / 'script.py')
+    assert run.returncode == 0, run.stderr

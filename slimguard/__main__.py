@@ -17,7 +17,7 @@ _RUN_USAGE = (
     '%(prog)s [OPTION ...] script.py [ARGUMENT ...]\n'
     '       %(prog)s [OPTION ...] -m module [ARGUMENT ...]'
 )
-_TAKE_A_VALUE = ('--on_nan', '--max_loss', '--logdir')
+_TAKE_A_VALUE = ('--on_nan', '--max_loss', '--logdir', '--capture', '--max_bundles')
 # The exit code where a question cannot be answered, as argparse has it for usage errors.
 _CANNOT_KNOW = 2
 
@@ -123,6 +123,20 @@ def _parsers() -> Tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         'its checkpoints or summaries, or, where it has neither yet, slimguard-logs',
     )
     run.add_argument(
+        '--capture',
+        choices=('yes', 'no'),
+        default='yes',
+        help='whether to find out what made a step bad, and to write it into a bundle; yes by '
+        'default',
+    )
+    run.add_argument(
+        '--max_bundles',
+        metavar='N',
+        type=_positive,
+        default=5,
+        help='how many bundles there may be in one folder; 5 by default',
+    )
+    run.add_argument(
         '--tf1',
         action='store_true',
         help='on TensorFlow 2, give the script the names of TensorFlow 1, tf.contrib.slim included',
@@ -197,6 +211,12 @@ def _row(text: str) -> int:
     return int(text)
 
 
+def _positive(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError('expected a whole number, 1 or more, not %r' % text)
+    return int(text)
+
+
 def _split(arguments: Sequence[str]) -> Tuple[List[str], List[str]]:
     """Splits a command line into what is for us, and the script (or ``-m module``) with its own.
 
@@ -246,7 +266,13 @@ def _run(options: argparse.Namespace, script: Sequence[str]) -> None:
 
     if options.tf1:
         tf1_names.install()
-    instrumentation = slimguard.instrument(options.on_nan, options.max_loss, options.logdir)
+    instrumentation = slimguard.instrument(
+        options.on_nan,
+        options.max_loss,
+        options.logdir,
+        capture=options.capture == 'yes',
+        max_bundles=options.max_bundles,
+    )
     # Said once all else is, a traceback among it.
     atexit.register(ending.Ending(instrumentation.sessions.seen, os.getpid()).say)
     if options.tf1 or tf1_names.is_native():

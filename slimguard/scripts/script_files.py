@@ -17,6 +17,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard.checkpoints import checkpoint_reader
 from slimguard.checkpoints.finite_saver import FiniteSaver
 from slimguard.checkpoints.rollback import Restorer
+from slimguard.checkpoints.saving_session import SavingSession
 from slimguard.compat import tf_private
 from slimguard.scripts.patches import Patches, kept_on
 from slimguard.system import files
@@ -72,11 +73,15 @@ class ScriptFiles:
         return kept_on(graph, 'checkpoints', list)[::-1]
 
     def _save(self, original, saver, sess, save_path, *args, **kwargs):
-        if isinstance(saver, FiniteSaver) or getattr(self._thread, 'is_inside', False):
+        if getattr(self._thread, 'is_inside', False):
             return original(saver, sess, save_path, *args, **kwargs)
         self._thread.is_inside = True
         try:
-            saved = self._finite_saver(saver, sess.graph).save(sess, save_path, *args, **kwargs)
+            if isinstance(sess, SavingSession):  # a FiniteSaver around this one checks
+                saved = original(saver, sess, save_path, *args, **kwargs)
+            else:
+                finite = self._finite_saver(saver, sess.graph)
+                saved = finite.save(sess, save_path, *args, **kwargs)
         finally:
             self._thread.is_inside = False
         if saved is not None:

@@ -175,7 +175,7 @@ class FiniteSaver(tf1.train.Saver):
             )
         with ops.our_scope(graph, 'save'):
             self._checked = CheckedSave(graph, self._saver.saver_def)
-        self._room_needed = RoomNeeded(self._checked.save_tensor.graph, self._checked.size)
+        self._room_needed = RoomNeeded(graph, self._checked.size)
 
     def _refuse(self, refusal: NotFinite, save_path: str) -> None:
         incident = Incident.now(

@@ -18,7 +18,7 @@ _RUN_USAGE = (
     '%(prog)s [OPTION ...] script.py [ARGUMENT ...]\n'
     '       %(prog)s [OPTION ...] -m module [ARGUMENT ...]'
 )
-_TAKE_A_VALUE = ('--on_nan', '--max_loss', '--logdir')
+_TAKE_A_VALUE = ('--on_nan', '--max_loss', '--logdir', '--capture', '--max_bundles')
 # The exit code where a question cannot be answered, as argparse has it for usage errors.
 _CANNOT_KNOW = 2
 
@@ -125,6 +125,20 @@ def _parsers() -> Tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         'its checkpoints or summaries, or, where it has neither yet, slimguard-logs',
     )
     run.add_argument(
+        '--capture',
+        choices=('yes', 'no'),
+        default='yes',
+        help='whether to find out what made a step bad, and to write it into a bundle; yes by '
+        'default',
+    )
+    run.add_argument(
+        '--max_bundles',
+        metavar='N',
+        type=_positive,
+        default=5,
+        help='how many bundles there may be in one folder; 5 by default',
+    )
+    run.add_argument(
         '--tf1',
         action='store_true',
         help='on TensorFlow 2, give the script the names of TensorFlow 1, tf.contrib.slim included',
@@ -199,6 +213,12 @@ def _row(text: str) -> int:
     return int(text)
 
 
+def _positive(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError('expected a whole number, 1 or more, not %r' % text)
+    return int(text)
+
+
 def _split(arguments: Sequence[str]) -> Tuple[List[str], List[str]]:
     """Splits a command line into what is for us, and the script (or ``-m module``) with its own.
 
@@ -254,7 +274,13 @@ def _run(options: argparse.Namespace, script: Sequence[str], lent: contextlib.Ex
     from slimguard.scripts import instrumentation as instrumentations
 
     is_the_callers = instrumentations.is_active()
-    instrumentation = instrumentations.instrument(options.on_nan, options.max_loss, options.logdir)
+    instrumentation = instrumentations.instrument(
+        options.on_nan,
+        options.max_loss,
+        options.logdir,
+        capture=options.capture == 'yes',
+        max_bundles=options.max_bundles,
+    )
     if not is_the_callers:
         lent.callback(instrumentation.uninstrument)
     # Said once all else is, a traceback among it.

@@ -3,55 +3,103 @@
 A resource variable is read once, and the value that is checked is the value that is written. A ref
 variable has no value of its own to read: it is checked after it is written, and if it is bad, the
 files are removed.
+
+There are two checks. The first is a sum of squares for each value, or for many that are short: few
+ops, which a graph of hundreds of variables hardly notices. A sum that is not finite may come of
+large values. So then the exact check is built, value by value, and saves from then on.
 """
 
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
 
 from slimguard import graph as graphs
+from slimguard.compat import tf_private
 from slimguard.graph import ops
 
 _SAVES = frozenset(['Save', 'SaveSlices', 'SaveV2'])
-# Says in an error that we raised it; the names follow.
+# Say in an error that we raised it: the names follow; or else it takes the exact check to tell.
 _REFUSED = 'slimguard: not finite, so this checkpoint is not written:'
+_IN_DOUBT = 'slimguard: a sum of squares is not finite, so each value is looked at'
 
 
 class CheckedSave:
-    """The ops that save, created a second time behind a check.
+    """Saves what a Saver saves, behind a check.
 
     Args:
-      graph: the graph of the saver; it is added to.
+      graph: the graph of the saver; it is added to, now and when a save first is in doubt.
       saver_def: the `SaverDef` of the saver.
 
     Attributes:
-      save_tensor: the tensor to run in place of `SaverDef.save_tensor_name`.
       size: the bytes of all that is saved and whose shape is known.
-      refs_ahead: a tensor whose evaluation raises if a ref variable of floats is not finite; None
-        where none is saved.
+      has_refs: whether ref variables of floats are saved.
     """
 
     def __init__(self, graph: tf.Graph, saver_def: Any):
-        save_tensor = graph.as_graph_element(saver_def.save_tensor_name)
+        self._graph = graph
+        self._save_tensor = graph.as_graph_element(saver_def.save_tensor_name)
+        saves = [op for op in graphs.ancestors([self._save_tensor.op]) if op.type in _SAVES]
+        self.size = sum(_bytes_of(tensor) for op in saves for tensor in _values_of(op))
+        self.has_refs = any(graphs.is_reference(value.tensor) for value in _saved_floats(saves))
+        self._is_exact = False
+        self._clone = _SaveClone(self._save_tensor, _assert_sums_finite)
+
+    def run(self, session, feed_dict: Dict[Any, Any], replaces: bool) -> Any:
+        """Checks and saves; returns the prefix of the checkpoint.
+
+        Args:
+          session: the session.
+          feed_dict: as a Saver feeds it.
+          replaces: whether a checkpoint of that name is there, which a bad one must not replace.
+
+        Raises:
+          tf.errors.OpError: if a value is not finite: `refused_names` tells which from the
+            message. Of refs, the files may have been written. Or if it cannot be written.
+        """
+        try:
+            return self._clone.run(session, feed_dict, replaces)
+        except tf.errors.InvalidArgumentError as error:
+            if _IN_DOUBT not in error.message:
+                raise
+        if not self._is_exact:
+            with tf_private.unfinalized(self._graph), ops.our_scope(self._graph, 'save_exactly'):
+                self._clone = _SaveClone(self._save_tensor, _assert_finite)
+            self._is_exact = True
+        return self._clone.run(session, feed_dict, replaces=True)  # what is bad is not written anew
+
+
+class _SaveClone:
+    """The ops that save, created a second time behind a check.
+
+    Args:
+      save_tensor: what a Saver runs.
+      check: adds a check of values; returns an op that fails if it finds one to be bad, or None
+        where there are no values.
+    """
+
+    def __init__(
+        self,
+        save_tensor: tf.Tensor,
+        check: Callable[[Sequence['_Saved'], str], Optional[tf.Operation]],
+    ):
         order = graphs.ancestors([save_tensor.op])
         saves = [op for op in order if op.type in _SAVES]
-        self.size = sum(_bytes_of(tensor) for op in saves for tensor in _values_of(op))
         saved = list(_saved_floats(saves))
-        refs = [value for value in saved if graphs.is_reference(value.tensor)]
-        others = [value for value in saved if not graphs.is_reference(value.tensor)]
-        self.refs_ahead = _assert_finite(refs, 'refs_ahead')
-        checked = _assert_finite(others, 'values')
-        clones = _clone_saves(order, saves, [] if checked is None else [checked.op])
+        checked = check([v for v in saved if not graphs.is_reference(v.tensor)], 'values')
+        clones = _clone_saves(order, saves, [] if checked is None else [checked])
         written = clones[save_tensor.op].outputs[save_tensor.value_index]
-        with tf.control_dependencies([written]):
-            checked = _assert_finite(refs, 'refs')
-        with tf.control_dependencies([written] if checked is None else [checked]):
-            self.save_tensor = tf.identity(written, name='path')
+        # Where it is fed nothing is written, and what comes after it is checked all the same.
+        self._written = tf.identity(written, name='written')
+        with tf.control_dependencies([tf.identity(self._written).op]):
+            self._refs = check([v for v in saved if graphs.is_reference(v.tensor)], 'refs')
+        with tf.control_dependencies([] if self._refs is None else [self._refs]):
+            self._path = tf.identity(self._written, name='path')
 
-    @property
-    def has_refs(self) -> bool:
-        """Whether ref variables of floats are saved."""
-        return self.refs_ahead is not None
+    def run(self, session, feed_dict: Dict[Any, Any], replaces: bool) -> Any:
+        """Checks and saves; what cannot be checked on its way is checked ahead if it `replaces`."""
+        if replaces and self._refs is not None:
+            session.run(self._refs, {self._written: b''})
+        return session.run(self._path, feed_dict)
 
 
 def _clone_saves(
@@ -110,32 +158,39 @@ def _source(tensor):
     return tensor
 
 
-def _assert_finite(saved: Sequence[_Saved], name: str) -> Optional[tf.Tensor]:
-    """A tensor that is there once all are found finite; else its evaluation raises.
-
-    The fast path is one sum of squares for each, which takes no memory. Only if a sum is not finite
-    are the values checked one by one: large ones overflow a sum.
-    """
+def _assert_sums_finite(saved: Sequence[_Saved], name: str) -> Optional[tf.Operation]:
+    """An op that fails unless all sums of squares are finite: then all values are."""
     if not saved:
         return None
-    sizes = []
+    tensors = []
     for value in saved:
         with value.tensor.op.graph.colocate_with(value.tensor.op):
-            size = tf.nn.l2_loss(ops.for_arithmetic(value.tensor))
-        sizes.append(tf.cast(size, tf.float32))
-    is_fast = tf.reduce_all(tf.math.is_finite(tf.stack(sizes)), name=name + '_is_calm')
-    fast, exact = ops.branch(is_fast, is_fast, name + '_calm')
-    with tf.control_dependencies([exact]):
-        bad = tf.stack([_is_bad(value.tensor) for value in saved])
-        names = tf.boolean_mask(tf.constant([value.name for value in saved]), bad)
-        told = tf.raw_ops.Assert(
-            condition=tf.logical_not(tf.reduce_any(bad)),
-            data=[tf.constant(_REFUSED), tf.strings.reduce_join(names, separator='|')],
-            summarize=1,
-        )
-    with tf.control_dependencies([told]):
-        checked = tf.identity(exact)
-    return ops.merge([fast, checked], name + '_checked')
+            tensors.append(ops.for_arithmetic(value.tensor))
+    sums: Dict[tf.DType, List[tf.Tensor]] = {}
+    make = ops.Maker(tensors[0].graph)
+    for group in make.small(tensors):
+        joined = [tensors[number] for number in group]
+        near = joined[0].op
+        x = joined[0] if len(joined) == 1 else make.join(joined, make.constant(0, near), near)
+        sums.setdefault(x.dtype.base_dtype, []).append(make.sum_of_squares(x, near))
+    finite = [tf.reduce_all(tf.math.is_finite(tf.stack(same))) for same in sums.values()]
+    is_finite = finite[0] if len(finite) == 1 else tf.reduce_all(tf.stack(finite))
+    data = [tf.constant(_IN_DOUBT)]
+    return tf.raw_ops.Assert(condition=is_finite, data=data, summarize=1, name=name)
+
+
+def _assert_finite(saved: Sequence[_Saved], name: str) -> Optional[tf.Operation]:
+    """An op that fails unless all values are finite, and names those that are not."""
+    if not saved:
+        return None
+    bad = tf.stack([_is_bad(value.tensor) for value in saved])
+    names = tf.boolean_mask(tf.constant([value.name for value in saved]), bad)
+    return tf.raw_ops.Assert(
+        condition=tf.logical_not(tf.reduce_any(bad)),
+        data=[tf.constant(_REFUSED), tf.strings.reduce_join(names, separator='|')],
+        summarize=1,
+        name=name,
+    )
 
 
 def _is_bad(tensor: tf.Tensor) -> tf.Tensor:

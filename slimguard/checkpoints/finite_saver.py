@@ -194,7 +194,7 @@ class FiniteSaver(tf1.train.Saver):
             )
         with ops.our_scope(graph, 'save'):
             self._checked = CheckedSave(graph, self._saver.saver_def)
-        self._room_needed = RoomNeeded(self._checked.save_tensor.graph, self._checked.size)
+        self._room_needed = RoomNeeded(graph, self._checked.size)
 
     def _build_late(self) -> None:
         graph = self._built_late_in

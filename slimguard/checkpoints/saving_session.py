@@ -90,10 +90,7 @@ class SavingSession(SessionWrapper):
     def _write(self, path: str, feed_dict: dict) -> Any:
         existed = bool(checkpoint_files.files_of(path))
         try:
-            if existed and self._checked.refs_ahead is not None:
-                # Do not replace a good one by a bad one.
-                self._session.run(self._checked.refs_ahead.op)
-            return self._session.run(self._checked.save_tensor, feed_dict)
+            return self._checked.run(self._session, feed_dict, replaces=existed)
         except tf.errors.OpError as error:
             names = refused_names(error.message)
             # A server that dies may have written all of it: who restores can have that.

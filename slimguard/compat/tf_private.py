@@ -10,6 +10,7 @@ the frames of the callers, where TensorFlow hands a thing to nobody.
 import contextlib
 import functools
 import sys
+import threading
 from types import FrameType
 from typing import (
     Any,
@@ -170,21 +171,32 @@ def callable_of(
     return functools.partial(session._do_call, handle)
 
 
+_opening = threading.Lock()
+_OPENED = '_slimguard_opened'
+
+
 @contextlib.contextmanager
 def unfinalized(graph: tf.Graph) -> Iterator[None]:
-    """While it is open, ops can be added to a finalized graph.
+    """While it is open, ops can be added to a finalized graph; several threads may have it open.
 
-    `Graph._unsafe_unfinalize`. There is no public name: a `MonitoredSession` does the same to add
-    its summaries.
+    `Graph._unsafe_unfinalize`, which a `MonitoredSession` calls to add its summaries, and
+    `Graph._finalized`. There is no public name for the first; `Graph.finalize` may be another's by
+    now, and this is no end of the building of a graph.
     """
-    was_finalized = graph.finalized
-    if was_finalized:
-        graph._unsafe_unfinalize()
+    with _opening:
+        others = getattr(graph, _OPENED, 0)
+        is_mine = bool(others or graph.finalized)
+        if is_mine:
+            graph._unsafe_unfinalize()
+            setattr(graph, _OPENED, others + 1)
     try:
         yield
     finally:
-        if was_finalized:
-            graph.finalize()
+        if is_mine:
+            with _opening:
+                others = getattr(graph, _OPENED) - 1
+                setattr(graph, _OPENED, others)
+                graph._finalized = not others
 
 
 def number_of(op: tf.Operation) -> int:

@@ -6,7 +6,6 @@ batch that the gate would have kept from doing harm.
 """
 
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
@@ -24,11 +23,11 @@ def leave_out_bad_values(graph: tf.Graph) -> None:
     if not histograms or graph.finalized:
         return
     histograms = list(filter(unseen_by_sessions(graph), histograms))
-    with tf_private.lock_against_sessions(
-        graph
-    ):  # no session of another thread may see the half of it
+    make = ops.Maker(graph)
+    # No session of another thread may see the half of it.
+    with tf_private.lock_against_sessions(graph), ops.our_scope(graph, 'histograms'):
         for op in histograms:
-            tf_private.replace_input(op, 1, _finite_values(op))
+            tf_private.replace_input(op, 1, _finite_values(make, op))
 
 
 def _may_raise(op: tf.Operation) -> bool:
@@ -38,16 +37,13 @@ def _may_raise(op: tf.Operation) -> bool:
     return graphs.is_float(values) and not values.op.name.startswith(graphs.OURS)
 
 
-def _finite_values(op: tf.Operation) -> tf.Tensor:
-    values, context = op.inputs[1], graphs.flow_around(op)
-    with ops.our_scope(op.graph, 'histograms'), tf.device(op.device or None):
+def _finite_values(make: ops.Maker, op: tf.Operation) -> tf.Tensor:
+    context = graphs.flow_around(op)
+    if context is not None:
+        context.Enter()
+    try:
+        # Of no known shape: TensorFlow takes no other in the place of the one it knows.
+        return make.finite_values(op.inputs[1], op)
+    finally:
         if context is not None:
-            context.Enter()
-        try:
-            values = tf.reshape(values, [-1])  # a mask needs a known rank
-            finite = tf.boolean_mask(values, tf.math.is_finite(values))
-            # Of no known shape: TensorFlow takes no other in the place of the one it knows.
-            return tf1.placeholder_with_default(finite, None)
-        finally:
-            if context is not None:
-                context.Exit()
+            context.Exit()

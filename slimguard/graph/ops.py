@@ -78,6 +78,18 @@ class Maker:
         attributes = {'DstT': _type(dtype)}
         return self._create('Cast', [x], [dtype], attributes, near).outputs[0]
 
+    def finite_values(self, x: tf.Tensor, near: tf.Operation) -> tf.Tensor:
+        """The finite ones of the numbers in a tensor; of a shape that the graph does not know."""
+        dtype = x.dtype.base_dtype
+        # TensorFlow 1.15 has no kernel for that dtype.
+        asked = self.cast(x, tf.float32, near) if dtype == tf.bfloat16 else x
+        is_finite = self._create('IsFinite', [asked], [tf.bool], {}, near).outputs[0]
+        which = self.cast(is_finite, tf.int32, near)
+        two = {'num_partitions': tf1.AttrValue(i=2)}
+        _, finite = self._create('DynamicPartition', [x, which], [dtype] * 2, two, near).outputs
+        shape = {'shape': tf1.AttrValue(shape=tf.TensorShape(None).as_proto())}
+        return self._create('PlaceholderWithDefault', [finite], [dtype], shape, near).outputs[0]
+
     def alike(self, tensors: Sequence[tf.Tensor]) -> List[List[int]]:
         """Puts the numbers of tensors together that can be joined along their first axis.
 

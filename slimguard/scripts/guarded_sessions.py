@@ -5,16 +5,16 @@ Supervisor, of an Estimator. There what trains is found (:mod:`train_steps`), it
 place, and the policy acts (:mod:`script_watcher`).
 """
 
-import functools
 import threading
 import weakref
-from typing import Any, Callable, Dict, Optional, Set
+from typing import Any, Callable, Dict, NamedTuple, Optional, Set
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.compat import tf_private
-from slimguard.diagnosis.evidence import collect
+from slimguard.diagnosis.evidence import Evidence, collect
+from slimguard.gate import Gate
 from slimguard.graph.sessions import SessionWrapper, note_first
 from slimguard.incidents.policies import OnNan
 from slimguard.scripts.ending import Seen
@@ -30,25 +30,37 @@ _NO_PARTIAL_RUN = (
 )
 
 
-class GuardedSessions:
-    """Guards what sessions run, from `install` until its patches are undone.
+class Settings(NamedTuple):
+    """How to guard a script.
 
-    Args:
+    Attributes:
       on_nan: what happens after a bad step.
       max_loss: a larger loss is a bad step too.
       logdir: where records and bundles go; None for where the script saves.
+      capture: whether bad steps are kept and examined.
+      max_bundles: how many bundles there may be in one folder.
+    """
+
+    on_nan: OnNan = None
+    max_loss: Optional[float] = None
+    logdir: Optional[str] = None
+    capture: bool = True
+    max_bundles: int = 5
+
+
+class GuardedSessions:
+    """Guards what sessions run, from `install` until its patches are undone.
 
     Attributes:
       seen: what became of the trainings.
       files: where the script keeps its files.
     """
 
-    def __init__(self, on_nan: OnNan, max_loss: Optional[float], logdir: Optional[str]):
+    def __init__(self, settings: Settings):
         self.seen = Seen()
         self._lock = threading.RLock()
-        self.files = ScriptFiles(logdir, self._lock)
-        self._on_nan = on_nan
-        self._max_loss = max_loss
+        self.files = ScriptFiles(settings.logdir, self._lock)
+        self._settings = settings
         self._notes = OptimizerNotes()
         self._sessions: Any = weakref.WeakKeyDictionary()  # the _HookedStep of each
         self._inside = Inside()
@@ -81,6 +93,7 @@ class GuardedSessions:
         if step is None or step.is_watched:
             return original(session, fetches, feed_dict, options, run_metadata)
         try:
+            self._capture(step, session.graph)
             with self._inside:
                 values = self._hooked(session, original).run_step(
                     step, fetches, feed_dict, options, run_metadata
@@ -141,16 +154,26 @@ class GuardedSessions:
             return steps
 
     def _steps_in(self, graph: tf.Graph) -> TrainSteps:
-        on_gate = functools.partial(collect, _evidence_of(graph))
-        told = (on_gate, self._refuse, self._say_no_loss)
-        return TrainSteps(graph, self._notes, self._max_loss, *told)
+        told = (self._refuse, self._say_no_loss)
+        return TrainSteps(graph, self._notes, self._settings.max_loss, *told)
+
+    def _capture(self, step: Step, graph: tf.Graph) -> None:
+        """Lets what the step draws be kept, before it runs for the first time."""
+        known = kept_on(graph, 'captured', set)
+        if not self._settings.capture or known.issuperset(step.gates):
+            return
+        with self._lock, tf_private.unfinalized(graph):
+            for gate in set(step.gates) - known:
+                collect(_evidence_of(graph), gate, max_bundles=self._settings.max_bundles)
+                known.add(gate)  # now: another thread that sees it there does not wait
 
     def _hooked(self, session, run: Callable) -> '_HookedSteps':
         with self._lock:
             found = self._sessions.get(session)
             if found is None:
                 evidence = _evidence_of(session.graph)
-                watcher = ScriptWatcher(self._on_nan, self.files, evidence, self.seen.note_incident)
+                on_nan, on_incident = self._settings.on_nan, self.seen.note_incident
+                watcher = ScriptWatcher(on_nan, self.files, evidence, on_incident)
                 found = self._sessions[session] = _HookedSteps(session, run, watcher)
             return found
 

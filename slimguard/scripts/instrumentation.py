@@ -18,9 +18,10 @@ import tensorflow.compat.v1 as tf1
 from slimguard import compat, learning
 from slimguard import gate as gates
 from slimguard.checkpoints import repair
+from slimguard.diagnosis.evidence import require_max_bundles
 from slimguard.graph import op_of
 from slimguard.incidents.policies import OnNan, Skip, fallbacks_of
-from slimguard.scripts.guarded_sessions import GuardedSessions
+from slimguard.scripts.guarded_sessions import GuardedSessions, Settings
 from slimguard.scripts.patches import Patches
 from slimguard.system import files
 from slimguard.training.context import TrainingContext
@@ -44,6 +45,8 @@ def instrument(
     on_nan: OnNan = None,
     max_loss: Optional[float] = None,
     logdir: Optional[files.Path] = None,
+    capture: bool = True,
+    max_bundles: int = 5,
 ) -> 'Instrumentation':
     """Guards every training from here on, in code that knows nothing of slimguard.
 
@@ -65,29 +68,34 @@ def instrument(
       logdir: where the record of incidents and the bundles go, a str, bytes or `os.PathLike`.
         Default: where the code keeps its checkpoints or summaries, and the folder `slimguard-logs`
         where it has neither before the first incident.
+      capture: whether to keep what a bad step drew, to find what made it bad, and to write that
+        into a bundle, as `train` does.
+      max_bundles: how many bundles there may be in one folder.
 
     Returns:
       The `Instrumentation`: a context manager, with `uninstrument()`. Calling this again with the
       same arguments returns the same.
 
     Raises:
-      ValueError, TypeError: for an unknown policy, a bad `max_loss` or `logdir`; if slim is
-        instrumented already with other arguments.
+      ValueError, TypeError: for an unknown policy, a bad `max_loss`, `logdir` or `max_bundles`; if
+        slim is instrumented already with other arguments.
     """
     global _active
     gates.require_max_loss(max_loss)
+    require_max_bundles(max_bundles)
     if on_nan is not None:
         fallbacks_of(on_nan)
     logdir = None if logdir is None else files.as_logdir(logdir)
+    settings = Settings(on_nan, max_loss, logdir, capture, max_bundles)
     if _active is not None:
-        if (on_nan, max_loss, logdir) != (_active.on_nan, _active.max_loss, _active.logdir):
+        if settings != _active.settings:
             raise ValueError(
-                'slim is instrumented already, with on_nan=%r, max_loss=%r and logdir=%r; call '
-                'uninstrument() on that first' % (_active.on_nan, _active.max_loss, _active.logdir)
+                'slim is instrumented already, with %s; call uninstrument() on that first'
+                % ', '.join('%s=%r' % each for each in _active.settings._asdict().items())
             )
         return _active
     compat.import_slim()
-    _active = Instrumentation(on_nan, max_loss, logdir)
+    _active = Instrumentation(settings)
     return _active
 
 
@@ -100,14 +108,12 @@ class Instrumentation:
     """What `instrument` did, and how to undo it.
 
     Attributes:
-      on_nan, max_loss, logdir: as given to `instrument`.
+      settings: what was given to `instrument`.
       sessions: what guards the sessions.
     """
 
-    def __init__(self, on_nan: OnNan, max_loss: Optional[float], logdir: Optional[str]):
-        self.on_nan = on_nan
-        self.max_loss = max_loss
-        self.logdir = logdir
+    def __init__(self, settings: Settings):
+        self.settings = settings
         self._replaced: Dict[Callable, Callable] = {}
         for name in _MODULES:
             if name in sys.modules:
@@ -115,13 +121,13 @@ class Instrumentation:
         self._finder = _AfterImport(self._instrument)
         sys.meta_path.insert(0, self._finder)
         self._patches = Patches()
-        self.sessions = GuardedSessions(on_nan, max_loss, logdir)
+        self.sessions = GuardedSessions(settings)
         self.sessions.install(self._patches)
         tf1.logging.info(
             'slimguard: instrumented %s; on_nan=%r, max_loss=%r',
             ', '.join('%s.%s' % (f.__module__, f.__name__) for f in self._replaced),
-            on_nan,
-            max_loss,
+            settings.on_nan,
+            settings.max_loss,
         )
 
     def uninstrument(self) -> None:
@@ -168,7 +174,7 @@ class Instrumentation:
     def _train(self, original: Callable) -> Callable:
         @functools.wraps(original)
         def train(*args, **kwargs):
-            kwargs = self._with_policy(kwargs)
+            kwargs = dict(self._defaults(kwargs), **kwargs)
             watcher = _watcher_in(kwargs)
             before = watcher.incident_count
             try:
@@ -202,20 +208,24 @@ class Instrumentation:
             if gates.writes_something(arguments['train_op']):
                 arguments['train_op'] = gates.guard(arguments['train_op'])
             # A NanLossHook of the code's own watches; else the guarded session does.
-            with lent(hooks, TrainingContext(max_loss=self.max_loss, logdir=logdir)):
+            with lent(hooks, TrainingContext(max_loss=self.settings.max_loss, logdir=logdir)):
                 return original(**arguments)
 
         return train
 
-    def _with_policy(self, kwargs: Dict[str, Any]) -> Dict[str, Any]:
-        """`kwargs` with our policy, unless the code says its own."""
-        hooks = kwargs.get('hooks') or ()
-        if watchers_in(hooks):
-            return kwargs
-        return dict({'on_nan': self.on_nan, 'max_loss': self.max_loss}, **kwargs)
+    def _defaults(self, kwargs: Dict[str, Any]) -> Dict[str, Any]:
+        """What the code may leave out of a `train`; a policy, unless a hook of its own has one."""
+        defaults: Dict[str, Any] = {
+            'capture': self.settings.capture,
+            'max_bundles': self.settings.max_bundles,
+        }
+        if not watchers_in(kwargs.get('hooks') or ()):
+            defaults.update(on_nan=self.settings.on_nan, max_loss=self.settings.max_loss)
+        return defaults
 
     def _skips_first(self) -> bool:
-        return self.on_nan is not None and isinstance(fallbacks_of(self.on_nan)[0], Skip)
+        on_nan = self.settings.on_nan
+        return on_nan is not None and isinstance(fallbacks_of(on_nan)[0], Skip)
 
 
 def _watcher_in(kwargs: Dict[str, Any]) -> GateWatcher:

@@ -17,6 +17,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard.checkpoints import checkpoint_reader
 from slimguard.checkpoints.finite_saver import FiniteSaver
 from slimguard.checkpoints.rollback import Restorer
+from slimguard.checkpoints.saving_session import SavingSession
 from slimguard.compat import tf_private
 from slimguard.scripts.patches import Inside, Patches, kept_on
 from slimguard.system import files
@@ -72,10 +73,14 @@ class ScriptFiles:
         return kept_on(graph, 'checkpoints', list)[::-1]
 
     def _save(self, original, saver, sess, save_path, *args, **kwargs):
-        if isinstance(saver, FiniteSaver) or self._inside:
+        if self._inside:
             return original(saver, sess, save_path, *args, **kwargs)
         with self._inside:
-            saved = self._finite_saver(saver, sess.graph).save(sess, save_path, *args, **kwargs)
+            if isinstance(sess, SavingSession):  # a FiniteSaver around this one checks
+                saved = original(saver, sess, save_path, *args, **kwargs)
+            else:
+                finite = self._finite_saver(saver, sess.graph)
+                saved = finite.save(sess, save_path, *args, **kwargs)
         if saved is not None:
             self._note(saver, sess.graph, saved)
         return saved

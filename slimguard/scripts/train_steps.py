@@ -75,7 +75,6 @@ class TrainSteps:
       graph: the graph; finalized or not.
       notes: what the optimizers have made.
       max_loss: a larger loss is a bad step; None for no limit.
-      on_gate: called with each gate, once, while ops can be added to the graph.
       on_refusal: called with the name of what cannot be guarded, and why not.
       on_no_loss: called with the name of what has no single loss to compare with `max_loss`.
     """
@@ -85,19 +84,16 @@ class TrainSteps:
         graph: tf.Graph,
         notes: OptimizerNotes,
         max_loss: Optional[float],
-        on_gate: Callable[[gates.Gate], None],
         on_refusal: Callable[[str, Exception], None],
         on_no_loss: Callable[[str], None],
     ):
         self._graph = graph
         self._notes = notes
         self._max_loss = max_loss
-        self._on_gate = on_gate
         self._on_refusal = on_refusal
         self._on_no_loss = on_no_loss
         self._version = -1  # of the graph, when it was last looked at
         self._known_updates: Set[str] = set()
-        self._gates: Set[gates.Gate] = set()
         # By what is fetched, which is kept so that nothing else gets its id.
         self._steps: Dict[Any, Tuple[Optional[Step], Any]] = {}
 
@@ -142,7 +138,7 @@ class TrainSteps:
         for number, together in enumerate(self._by_update(elements)):
             own = gates.gate_of(together[0]) if len(together) == 1 else None
             if own is not None:  # the script itself has guarded it
-                step.add(self._noted(own), together[:1])
+                step.add(own, together[:1])
                 continue
             beside = self._update_ops_among(elements) if number == 0 else []
             if beside and self._add_guarded(step, together + beside):
@@ -216,17 +212,10 @@ class TrainSteps:
         values = [e for e in elements if isinstance(e, tf.Tensor) and e is not train_op]
         loss = self._loss_of(train_op)
         try:
-            return self._noted(guard_with_values(train_op, loss, self._max_loss, values))
+            return guard_with_values(train_op, loss, self._max_loss, values)
         except NoLossError:
             self._on_no_loss(op_of(train_op).name)
-            return self._noted(guard_with_values(train_op, loss, None, values))
-
-    def _noted(self, gate: gates.Gate) -> gates.Gate:
-        if gate not in self._gates:
-            self._gates.add(gate)
-            with tf_private.unfinalized(self._graph):
-                self._on_gate(gate)
-        return gate
+            return guard_with_values(train_op, loss, None, values)
 
     def _loss_of(self, train_op: TrainOp) -> Optional[tf.Tensor]:
         """The loss that a train op trains, if it is one, and to know it takes no other input."""

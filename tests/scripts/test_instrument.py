@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import slimguard
 from slimguard import compat, gate
+from slimguard.diagnosis.bundle import paths as bundle_paths
 from tests.helpers.models import Linear, LogLines, checkpoint_at, non_finite
 
 tf1 = tf.compat.v1
@@ -184,9 +185,33 @@ def test_a_policy_beside_a_watcher_that_says_another_is_an_error():
             slim.learning.train(train_op, None, number_of_steps=2, hooks=hooks, on_nan='skip')
 
 
+def captures_in(graph):
+    return [op for op in graph.get_operations() if op.name.startswith('slimguard/capture')]
+
+
+@pytest.mark.parametrize('given, bundles', [({}, 2), ({'max_bundles': 1}, 1)])
+def test_slims_training_captures_once_and_keeps_so_many_bundles(given, bundles, tmp_path):
+    model = Linear(bad=(1, 3))
+    with slimguard.instrument(on_nan='skip', **given):
+        train(create_train_op(model), str(tmp_path))
+    assert len(bundle_paths(str(tmp_path))) == bundles
+    assert [op.type for op in captures_in(model.loss.graph)].count('Stage') == 1
+
+
+def test_slims_training_without_capture(tmp_path):
+    model = Linear(bad=(1,))
+    with slimguard.instrument(on_nan='skip', capture=False):
+        train(create_train_op(model), str(tmp_path))
+    assert bundle_paths(str(tmp_path)) == [] and not captures_in(model.loss.graph)
+
+
 @pytest.mark.parametrize(
     'arguments, words',
-    [({'on_nan': 'ignore'}, "on_nan='ignore'"), ({'max_loss': -1}, 'positive finite number')],
+    [
+        ({'on_nan': 'ignore'}, "on_nan='ignore'"),
+        ({'max_loss': -1}, 'positive finite number'),
+        ({'max_bundles': 0}, 'at least 1, not 0'),
+    ],
 )
 def test_bad_arguments_change_nothing(arguments, words):
     before = namespace()

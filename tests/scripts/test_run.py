@@ -54,6 +54,8 @@ def test_a_policy_is_a_name_or_a_ladder(text, policies):
         ('run --max_loss=-1 x.py', "expected a positive finite number, not '-1'"),
         ('run --max_loss=inf x.py', "expected a positive finite number, not 'inf'"),
         ('run --max_loss=much x.py', "expected a positive finite number, not 'much'"),
+        ('run --capture=maybe x.py', "'maybe'"),
+        ('run --max-bundles=0 x.py', "expected a whole number, 1 or more, not '0'"),
         ('run --tf2 x.py', 'unrecognized arguments: --tf2'),
         ('run --tf1', 'name a script to run, or a module after -m'),
         ('run -m', 'name a script to run, or a module after -m'),

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import slimguard
 from slimguard import compat
+from slimguard.diagnosis.bundle import paths as bundle_paths
 from slimguard.gate import gates_of
 from slimguard.graph import op_of
 from tests.helpers.children import forked_python
@@ -358,6 +359,30 @@ def test_a_scripts_own_saver_publishes_nothing_that_is_not_finite(tmp_path):
             assert saver.save(session, str(tmp_path / 'model.ckpt'), 2) is None
     assert any('is refused, not finite: w' in line for line in lines)
     assert tf1.train.latest_checkpoint(str(tmp_path)) == good
+
+
+def test_a_finite_saver_is_not_checked_once_more(tmp_path):
+    with slimguard.instrument(on_nan='skip', logdir=tmp_path), tf1.Session() as session:
+        tf1.get_variable('w', initializer=1.0)
+        saver = slimguard.FiniteSaver()
+        session.run(tf1.global_variables_initializer())
+        before = session.graph.version
+        assert saver.save(session, str(tmp_path / 'model.ckpt')) is not None
+        assert session.graph.version == before
+
+
+@pytest.mark.parametrize('loop', [plain, monitored], ids=lambda loop: loop.__name__)
+@pytest.mark.parametrize('given, bundles', [({}, 3), ({'max_bundles': 1}, 1)])
+def test_so_many_bundles_are_kept_as_was_said(loop, given, bundles, tmp_path):
+    run(loop, tmp_path, 'skip', bad=(1, 3, 4), **given)
+    assert len(bundle_paths(str(tmp_path))) == bundles
+
+
+@pytest.mark.parametrize('loop', [plain, monitored], ids=lambda loop: loop.__name__)
+def test_without_capture_nothing_is_examined(loop, tmp_path):
+    run(loop, tmp_path, 'skip', bad=(1,), capture=False)
+    assert bundle_paths(str(tmp_path)) == []
+    assert [record['diagnosis'] for record in records_in(tmp_path)] == [None]
 
 
 def test_what_cannot_be_guarded_is_said_once_by_name(tmp_path):

@@ -40,7 +40,7 @@ def watch_a_plain_session(train_op: Any) -> None:
 
 
 def instrument() -> None:
-    with slimguard.instrument(on_nan='skip', max_loss=10.0):
+    with slimguard.instrument(on_nan='skip', max_loss=10.0, capture=False, max_bundles=3):
         pass
     slimguard.instrument(on_nan=slimguard.Raise()).uninstrument()
 

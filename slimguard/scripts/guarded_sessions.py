@@ -5,6 +5,7 @@ Supervisor, of an Estimator. There what trains is found (:mod:`train_steps`), it
 place, and the policy acts (:mod:`script_watcher`).
 """
 
+import functools
 import threading
 import weakref
 from typing import Any, Callable, Dict, NamedTuple, Optional, Set
@@ -21,6 +22,7 @@ from slimguard.scripts.ending import Seen
 from slimguard.scripts.optimizer_notes import OptimizerNotes
 from slimguard.scripts.patches import Inside, Patches, kept_on
 from slimguard.scripts.script_files import ScriptFiles
+from slimguard.scripts.script_preemption import ScriptPreemption
 from slimguard.scripts.script_watcher import ScriptWatcher, is_of_incident, stop_error
 from slimguard.scripts.train_steps import Step, TrainSteps
 from slimguard.training.hooked_session import HookedSession
@@ -59,7 +61,8 @@ class GuardedSessions:
     def __init__(self, settings: Settings):
         self.seen = Seen()
         self._lock = threading.RLock()
-        self.files = ScriptFiles(settings.logdir, self._lock)
+        self.files = ScriptFiles(settings.logdir, self._lock, lambda: self.seen.train_ops)
+        self._preemption = ScriptPreemption(self.files.save_again)
         self._settings = settings
         self._notes = OptimizerNotes()
         self._sessions: Any = weakref.WeakKeyDictionary()  # the _HookedStep of each
@@ -94,16 +97,36 @@ class GuardedSessions:
             return original(session, fetches, feed_dict, options, run_metadata)
         try:
             self._capture(step, session.graph)
-            with self._inside:
-                values = self._hooked(session, original).run_step(
-                    step, fetches, feed_dict, options, run_metadata
-                )
+            run_step = functools.partial(
+                self._run_step, original, session, step, fetches, feed_dict, options, run_metadata
+            )
+            values = self._watching_signals(session, run_step)
         except Exception as error:
             if is_of_incident(error):
                 self._count(step)
             raise
         self._count(step)
         return values
+
+    def _run_step(self, original, session, step, *arguments):
+        with self._inside:
+            return self._hooked(session, original).run_step(step, *arguments)
+
+    def _watching_signals(self, session, run_step: Callable[[], Any]) -> Any:
+        """Runs a step; SIGTERM and Ctrl-C wait for its end, and save what the script saves."""
+        if not self._preemption.serves:
+            self._preemption = ScriptPreemption(self.files.save_again)
+            self._preemption.__enter__()
+        if not self._preemption.serves:  # in other threads, or with handlers of the script's own
+            return run_step()
+        return self._preemption.run_step(session, run_step)
+
+    def release(self) -> None:
+        """Puts signals back, and lets bad steps of sessions that go on tell of themselves."""
+        for session, hooked in list(self._sessions.items()):
+            if not tf_private.is_closed(session):
+                hooked.release()
+        self._preemption.leave()
 
     def _make_callable(self, original, session, fetches, feed_list=None, accept_options=False):
         step = None if self._inside else self._step_of(session, fetches)
@@ -215,6 +238,10 @@ class _HookedSteps(HookedSession):
             self.stop_requested = False  # for a loop that goes on all the same
             raise stop_error(self._watcher.incidents[-1])
         return mine
+
+    def release(self) -> None:
+        """No longer watches."""
+        self._watcher.end(self._session)
 
 
 class _OfTensorFlow(SessionWrapper):

@@ -21,6 +21,7 @@ from slimguard.checkpoints import repair
 from slimguard.diagnosis.evidence import require_max_bundles
 from slimguard.graph import op_of
 from slimguard.incidents.policies import OnNan, Skip, fallbacks_of
+from slimguard.scripts import good_checkpoints
 from slimguard.scripts.guarded_sessions import GuardedSessions, Settings
 from slimguard.scripts.patches import Patches
 from slimguard.system import files
@@ -118,14 +119,18 @@ class Instrumentation:
         for name in _MODULES:
             if name in sys.modules:
                 self._instrument(sys.modules[name])
+        slims = list(self._replaced)
         self._finder = _AfterImport(self._instrument)
         sys.meta_path.insert(0, self._finder)
         self._patches = Patches()
         self.sessions = GuardedSessions(settings)
         self.sessions.install(self._patches)
+        for original, replacement in good_checkpoints.replacements().items():
+            _replace_everywhere(original, replacement)
+            self._replaced[original] = replacement
         tf1.logging.info(
             'slimguard: instrumented %s; on_nan=%r, max_loss=%r',
-            ', '.join('%s.%s' % (f.__module__, f.__name__) for f in self._replaced),
+            ', '.join('%s.%s' % (f.__module__, f.__name__) for f in slims),
             settings.on_nan,
             settings.max_loss,
         )
@@ -136,6 +141,7 @@ class Instrumentation:
         if _active is not self:
             return
         sys.meta_path.remove(self._finder)
+        self.sessions.release()
         self._patches.undo()
         for original, replacement in self._replaced.items():
             _replace_everywhere(replacement, original)

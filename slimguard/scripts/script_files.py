@@ -8,7 +8,7 @@ ScriptRestorer  goes back to the newest of all these that is good
 import contextlib
 import os
 import threading
-from typing import Any, ContextManager, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -19,6 +19,7 @@ from slimguard.checkpoints.finite_saver import FiniteSaver
 from slimguard.checkpoints.rollback import Restorer
 from slimguard.checkpoints.saving_session import SavingSession
 from slimguard.compat import tf_private
+from slimguard.scripts.last_save import LastSave
 from slimguard.scripts.patches import Inside, Patches, kept_on
 from slimguard.system import files
 
@@ -45,14 +46,18 @@ class ScriptFiles:
     Args:
       logdir: where records and bundles are to go; None for where the script saves.
       lock: held while ops are added to a graph: a Supervisor saves from a thread of its own.
+      steps: gives, by train op, how many guarded steps there have been.
 
     Attributes:
       logdir: where records and bundles go: what was given, or else the folder of the script's
         checkpoints, or else that of its summaries; None while it has none.
     """
 
-    def __init__(self, logdir: Optional[str], lock: threading.RLock):
+    def __init__(
+        self, logdir: Optional[str], lock: threading.RLock, steps: Callable[[], Dict[str, int]]
+    ):
         self._lock = lock
+        self._steps = steps
         self.logdir = logdir
         self._fallback = os.path.abspath(FALLBACK)
         self._has_checkpoints = logdir is not None  # which go before summaries
@@ -82,8 +87,16 @@ class ScriptFiles:
                 finite = self._finite_saver(saver, sess.graph)
                 saved = finite.save(sess, save_path, *args, **kwargs)
         if saved is not None:
+            self._last_save(sess.graph).note(saver, save_path, *args, **kwargs)
             self._note(saver, sess.graph, saved)
         return saved
+
+    def save_again(self, session) -> Optional[str]:
+        """Saves a session as the script did last; None if it has not done so yet."""
+        return self._last_save(session.graph).again(session)
+
+    def _last_save(self, graph: tf.Graph) -> LastSave:
+        return kept_on(graph, 'last_save', lambda: LastSave(self._steps))
 
     def _finite_saver(self, saver: tf1.train.Saver, graph: tf.Graph) -> FiniteSaver:
         with self._lock, graph.as_default(), tf_private.unfinalized(graph):

@@ -8,10 +8,11 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard.diagnosis.evidence import Evidence
-from slimguard.incidents.incident import Incident
+from slimguard.incidents.incident import Incident, NanLossError
 from slimguard.incidents.journal import Journal
 from slimguard.incidents.policies import FallbackChain, OnNan
 from slimguard.scripts.script_files import ScriptFiles, ScriptRestorer
+from slimguard.scripts.script_preemption import save_quietly
 from slimguard.training.context import TrainingContext
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.incident_reading import Reading
@@ -83,5 +84,8 @@ class ScriptWatcher(GateWatcher):
                 each.keep_in(self.recorded_in)
             try:
                 GateWatcher.handle(self, run_context, reading)
+            except NanLossError:
+                save_quietly(self._files.save_again, run_context.session)
+                raise
             finally:
                 self._on_incident(self.incidents[-1], self.recorded_in)

@@ -49,7 +49,8 @@ class NanLossHook(GateWatcher, NanTensorHook):
     TensorFlow's raise, in the same run as the train op or in a thread, and end the training.
 
     Where the loop is not `slimguard.train`, the hook of the process that saves does what that does,
-    if it knows the directory: it resumes from the newest good checkpoint, saves the last good state
+    if it knows the directory: what saves the checkpoints becomes a `FiniteSaver`, with the settings
+    that it had; the training resumes from the newest good checkpoint; it saves the last good state
     before 'raise', and on SIGTERM and Ctrl-C lets the step under way finish and the training end,
     as `slimguard.train` says.
 
@@ -62,10 +63,8 @@ class NanLossHook(GateWatcher, NanTensorHook):
       max_loss: a larger loss is an incident too; a positive finite number. Default: no limit.
       logdir: where the record of incidents goes (``slimguard/incidents.jsonl``), and where a
         rollback finds its checkpoints; a str, bytes or `os.PathLike`, which is read here once.
-        `slimguard.train` says its own. Elsewhere, if the graph has no saver yet, a `FiniteSaver`
-        becomes the one that a MonitoredTrainingSession uses. Default: the directory that the
-        session saves to, if it has a `checkpoint_dir` or a `CheckpointSaverHook`; a log line names
-        it. The saver then stays as it is, unless a policy may roll back.
+        `slimguard.train` says its own. Default: the directory that the session saves to, if it has
+        a `checkpoint_dir` or a `CheckpointSaverHook`; a log line names it.
         One that differs from that directory is taken as it is, and a warning says so.
       ends_job: in a job of several processes, whether 'raise' and 'stop' on this one, or its end
         if it is the chief, end the others as well.

@@ -242,13 +242,32 @@ def _relative_state(saver: tf1.train.Saver) -> Iterator[None]:
         yield
 
 
-def offer_saver(graph: tf.Graph, saver: Optional[tf1.train.Saver] = None) -> tf1.train.Saver:
+def offer_saver(
+    graph: tf.Graph, saver: Optional[tf1.train.Saver] = None, is_built_later: bool = False
+) -> tf1.train.Saver:
     """The saver that TensorFlow's hooks and MonitoredSessions find in a graph: its first.
 
-    If the graph has none, `saver` becomes it; or a new `FiniteSaver`.
+    Args:
+      graph: the graph.
+      saver: becomes its saver if it has none; by default a new `FiniteSaver`.
+      is_built_later: whether a new one is built by the session that is being made, when all hooks
+        have begun: these may add variables.
     """
     savers = graph.get_collection_ref(tf1.GraphKeys.SAVERS)
     if not savers:
         with graph.as_default():
+            if saver is None and is_built_later:  # as a Scaffold makes its own
+                saver = FiniteSaver(sharded=True, allow_empty=True, defer_build=True)
             savers.append(saver or FiniteSaver())
     return savers[0]
+
+
+def make_finite(graph: tf.Graph, saver: tf1.train.Saver) -> FiniteSaver:
+    """A `FiniteSaver` in the place of a saver of a graph, where its hooks find it."""
+    if isinstance(saver, FiniteSaver):
+        return saver
+    with graph.as_default():
+        finite = FiniteSaver(saver)
+    savers = graph.get_collection_ref(tf1.GraphKeys.SAVERS)
+    savers[:] = [finite if each is saver else each for each in savers]
+    return finite

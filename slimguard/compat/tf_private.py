@@ -290,12 +290,15 @@ class CallingSession(NamedTuple):
     Attributes:
       dirs: where it keeps its checkpoints; there may be several, the first is the session's own.
       is_chief: whether its process is the one that saves; None if that is not known.
-      owners: the `CheckpointSaverHook`s beside the hook and the session's `Scaffold`.
+      owners: what may have its saver: the `CheckpointSaverHook`s beside the hook, the session's
+        `Scaffold`, and what creates the session.
+      builds_saver: whether it builds the graph's saver, once all hooks have begun.
     """
 
     dirs: List[str]
     is_chief: Optional[bool]
     owners: List[Any]
+    builds_saver: bool
 
     def saver(self) -> Optional[tf1.train.Saver]:
         """The Saver of the session, once that is made; None for that of the graph."""
@@ -306,19 +309,33 @@ class CallingSession(NamedTuple):
                     return saver
         return None
 
+    def use(self, saver: tf1.train.Saver) -> None:
+        """Has the session and its hooks save with `saver`, where they were given another."""
+        for owner in self.owners:
+            holders: List[Any] = [owner, getattr(owner, '_scaffold', None)]
+            for holder in holders:
+                if getattr(holder, '_saver', None) is not None:
+                    holder._saver = saver
+
+    @property
+    def saves_at_end(self) -> bool:
+        """Whether a hook saves when the training ends as it should."""
+        return any(isinstance(owner, tf1.train.CheckpointSaverHook) for owner in self.owners)
+
 
 def session_among_callers(hook: tf1.train.SessionRunHook) -> CallingSession:
     """The session that calls `hook.begin`.
 
     The argument or variable `hooks` of whoever calls has a `CheckpointSaverHook` beside the hook;
     or it is `MonitoredTrainingSession`, whose arguments are `checkpoint_dir`, `is_chief` and
-    `scaffold`, and which has no such hook where the process is not the chief. Of these hooks it
-    takes `_saver` and `_scaffold`, and of a Scaffold `_saver`. A hook is given neither its session
-    nor the other hooks.
+    `scaffold`, and which has no such hook where the process is not the chief; or the constructor
+    of a `MonitoredSession`, whose argument is `session_creator`. Of all these it takes `_saver` and
+    `_scaffold`. A hook is given neither its session nor the other hooks.
     """
     dirs: Dict[str, None] = {}
     is_chief: Optional[bool] = None
     owners: List[Any] = []
+    builds_saver = False
     for frame in callers():
         savers = _savers_beside(hook, frame.f_locals.get('hooks'))
         dirs.update(dict.fromkeys(filter(None, map(checkpoint_dir_of, savers))))
@@ -329,7 +346,10 @@ def session_among_callers(hook: tf1.train.SessionRunHook) -> CallingSession:
             dirs.update({found: None} if found else {})
             owners.append(frame.f_locals.get('scaffold'))
             is_chief = bool(frame.f_locals.get('is_chief', True))
-    return CallingSession(list(dirs), is_chief, owners)
+        if 'session_creator' in frame.f_locals and _is_of_tensorflow(frame, '__init__'):
+            owners.append(frame.f_locals['session_creator'])
+            builds_saver = True
+    return CallingSession(list(dirs), is_chief, owners, builds_saver)
 
 
 def _savers_beside(hook: tf1.train.SessionRunHook, hooks: Any) -> List[Any]:

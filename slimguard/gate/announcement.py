@@ -71,4 +71,6 @@ def _print(plan: Plan, flags: Flags, step: GlobalStep, loud: tf.Tensor) -> tf.Op
 
 def _those(words: Sequence[str], flags: tf.Tensor) -> tf.Tensor:
     """The words whose flag is true. `tf.boolean_mask` builds twenty ops for any shape."""
-    return tf.gather(tf.constant(words, tf.string), tf.reshape(tf.raw_ops.Where(condition=flags), [-1]))
+    return tf.gather(
+        tf.constant(words, tf.string), tf.reshape(tf.raw_ops.Where(condition=flags), [-1])
+    )

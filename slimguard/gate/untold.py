@@ -67,13 +67,11 @@ class Untold:
             shared_name=graph.unique_name('untold_area'),
         )
         with tf.device(self._device):
-            # A variable that is there or not: that can be asked, and nothing is to be initialized.
-            mark = tf.raw_ops.VarHandleOp(
-                dtype=tf.float32, shape=[], shared_name=graph.unique_name('watched_here')
-            )
-            self.is_watched = tf.raw_ops.VarIsInitializedOp(resource=mark)
-            self._mark = tf.raw_ops.AssignVariableOp(resource=mark, value=tf.constant(1.0))
-            self._unmark = tf.raw_ops.DestroyResourceOp(resource=mark, ignore_lookup_error=True)
+            # A session is watched if something is in this area: nothing has to be initialized.
+            mark = dict(dtypes=[tf.bool], shared_name=graph.unique_name('watched_here'))
+            self.is_watched = tf.raw_ops.StageSize(**mark) > 0
+            self._mark = tf.raw_ops.Stage(values=[True], shared_name=mark['shared_name'])
+            self._unmark = tf.raw_ops.StageClear(**mark)
             self._clear = tf.raw_ops.StageClear(**self._area)
             self._size = tf.raw_ops.StageSize(**self._area)
             self._take = tf.raw_ops.Unstage(**self._area)

@@ -70,7 +70,6 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         self.job: Optional[Job] = None
         self._settings = settings.require()
         self._own: Optional[HookTraining] = None  # where the loop itself keeps nothing
-        self._saver: Optional[tf1.train.Saver] = None
         self._last_loss: Any = None  # of the last good step that was shown
         self._loss = loss
         self._otherwise = Raise() if fail_on_nan_loss else Stop()
@@ -108,17 +107,16 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         policies = FallbackChain(self.on_nan, self._otherwise)
         calling = tf_private.session_among_callers(self)
         self._directory = _directory_for(self, self._training, policies, calling.dirs)
-        self._saver = self._training.saver
-        recovery = None
-        # Where only the record goes to a directory that was found, the graph's savers are as ever.
-        if self._directory is not None and (self.logdir is not None or _may_go_back(policies)):
-            self._saver = self._saver or offer_saver(graph)
-            recovery = Recovery(Restorer(self._saver, self._directory))
         self._own = None
+        saver = self._training.saver
         if not self._training.is_kept:
             # In a job its place tells who saves; but what is restored first is looked at before.
             saves = calling.is_chief if self._training.joins_job else True
             self._own = HookTraining(graph, self._directory, calling, self._settings, saves)
+            saver = self._own.saver
+        recovery = None
+        if self._directory is not None and (self.logdir is not None or _may_go_back(policies)):
+            recovery = Recovery(Restorer(saver or offer_saver(graph), self._directory))
         self._handle_with(
             policies, Journal(self._directory, self._training.summary_writer), recovery
         )
@@ -131,7 +129,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
             self.job = _job_in(session, self._loss, self._training.is_chief, self._directory)
         if self._own is not None:
             saves = self.job is None or self.job.is_chief
-            self._own.open(session, saves, self._saver, self._handler.close)
+            self._own.open(session, saves, self._handler.close)
         if self.job is None:
             if self._training.is_chief is not False:
                 self._preparation.try_now(session)

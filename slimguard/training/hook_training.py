@@ -17,7 +17,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.checkpoints import repair
-from slimguard.checkpoints.finite_saver import FiniteSaver
+from slimguard.checkpoints.finite_saver import FiniteSaver, make_finite, offer_saver
 from slimguard.compat import tf_private
 from slimguard.diagnosis.evidence import Evidence, collect, require_max_bundles
 from slimguard.incidents.incident import Incident
@@ -57,6 +57,7 @@ class HookTraining:
 
     Attributes:
       evidence: by gate, what captures and examines its bad steps.
+      saver: what saves; None if nothing is saved.
     """
 
     def __init__(
@@ -79,8 +80,11 @@ class HookTraining:
         self._preemption: Optional[Preemption] = None
         self._progress: Optional[Progress] = None
         self._stop_asked = False
-        if self._directory is not None and saves:
-            repair.resume_from_good(self._directory)
+        self.saver: Optional[FiniteSaver] = None
+        if self._directory is not None and saves is not False:
+            self.saver = _finite_saver(graph, calling)
+            if saves:
+                repair.resume_from_good(self._directory)
         for gate in dict.fromkeys(gates.gates_of(graph).values()):
             self.capture(gate)
 
@@ -92,34 +96,33 @@ class HookTraining:
 
     # The session.
 
-    def open(self, session, saves: bool, saver: Optional[tf1.train.Saver], closed: Callable):
+    def open(self, session, saves: bool, closed: Callable[[], None]) -> None:
         """A session is there; it may be a new one in place of one that failed.
 
         Args:
           session: the `tf.compat.v1.Session`.
           saves: whether this process saves, as far as the job knows.
-          saver: the saver of the hook; None for that of the session.
           closed: called when the session is closed.
         """
         self._has_ended = self._stop_asked = False
         self._open = contextlib.ExitStack()
-        if saves and self._saves is not False and self._directory is not None:
+        if saves and self._directory is not None and self.saver is not None:
             kept = _kept_in.setdefault(session, set())
             if self._directory not in kept:
                 kept.add(self._directory)
-                self._keep(session, self._directory, saver)
+                self._keep(session, self._directory, self.saver)
         self._open.callback(closed)
         for evidence in self.evidence.values():
             self._open.callback(evidence.close)
         self._progress = self._open.enter_context(progress_bar(self._settings.progress, None))
         _listen_to_close(session, self)
 
-    def _keep(self, session, directory: str, saver: Optional[tf1.train.Saver]) -> None:
-        saver = saver or self._calling.saver() or _saver_of(self._graph)
-        finite = FiniteSaver.around(saver, self._graph)
-        with self._graph.as_default():
-            step = tf1.train.get_global_step(self._graph)
-        self._keeper = CheckpointKeeper(directory, finite, step)
+    def _keep(self, session, directory: str, saver: FiniteSaver) -> None:
+        if not tf_private.is_built(saver):
+            with self._graph.as_default(), tf_private.unfinalized(self._graph):
+                saver.build()
+        step = tf1.train.get_global_step(self._graph)
+        self._keeper = CheckpointKeeper(directory, saver, step)
         for evidence in self.evidence.values():
             evidence.share(self._keeper.room)
         self._preemption = Preemption(self._ask_to_stop, self._keeper.save)
@@ -138,8 +141,9 @@ class HookTraining:
     def close(self, session, close: Callable[[], None]) -> None:
         """Closes the session; if an interrupt ended the training, saves before that."""
         interrupted = isinstance(sys.exc_info()[1], (KeyboardInterrupt, SystemExit))
+        is_saved = self._has_ended and self._calling.saves_at_end
         with self._open:
-            if not self._has_ended and (interrupted or self._stop_asked):
+            if (interrupted or self._stop_asked) and not is_saved:
                 self.save(session)
             self._keeper = self._preemption = self._progress = None
             close()
@@ -174,13 +178,17 @@ def _trains(graph: tf.Graph) -> bool:
     return bool(gates.gates_of(graph)) or any(map(graphs.is_apply, graph.get_operations()))
 
 
-def _saver_of(graph: tf.Graph) -> tf1.train.Saver:
-    """The first in the graph, as TensorFlow's hooks take it; or one of all that can be saved."""
-    savers = graph.get_collection(tf1.GraphKeys.SAVERS)
-    if savers:
-        return savers[0]
-    with graph.as_default(), tf_private.unfinalized(graph):
-        return tf1.train.Saver()
+def _finite_saver(graph: tf.Graph, calling: tf_private.CallingSession) -> FiniteSaver:
+    """What the session that is being made saves with, from now on a `FiniteSaver`.
+
+    It is the session's own, or the graph's, as TensorFlow's hooks take it; else a new one.
+    """
+    saver = calling.saver() or offer_saver(graph, is_built_later=calling.builds_saver)
+    if graph.finalized and not isinstance(saver, FiniteSaver):
+        return FiniteSaver.around(saver, graph)
+    finite = make_finite(graph, saver)
+    calling.use(finite)
+    return finite
 
 
 def _listen_to_close(session, training: HookTraining) -> None:

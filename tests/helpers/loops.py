@@ -1,0 +1,217 @@
+"""The same training in every loop that the README's table names."""
+
+import os
+import signal
+from typing import Any, Callable, Dict, List, NamedTuple
+
+import tensorflow as tf
+
+import slimguard
+from tests.helpers.models import Linear
+
+tf1 = tf.compat.v1
+
+
+class Trained(NamedTuple):
+    """What a training tells.
+
+    Attributes:
+      began_at: the global step that it began at.
+      drawn: how many batches it drew.
+    """
+
+    began_at: int
+    drawn: int
+
+
+class Given(NamedTuple):
+    """What a training is given.
+
+    Attributes:
+      logdir: where it saves and resumes.
+      on_nan: the policy.
+      bad: as for `Batches`: the draws that are bad, or a function of them.
+      steps: the global step to train to.
+      max_loss: a larger loss is a bad step.
+      progress: whether to show a progress bar.
+    """
+
+    logdir: str
+    on_nan: Any = 'skip'
+    bad: Any = ()
+    steps: int = 6
+    max_loss: Any = None
+    progress: bool = False
+
+    def all_but_the_logdir(self) -> Dict[str, Any]:
+        return dict(on_nan=self.on_nan, max_loss=self.max_loss, progress=self.progress)
+
+
+class _Watching(tf1.train.SessionRunHook):
+    """Notes where a training began, and stops it where it is to end."""
+
+    def __init__(self, given: Given):
+        self.began_at = -1
+        self._given = given
+
+    def begin(self):
+        self._step = tf1.train.get_global_step()
+
+    def after_create_session(self, session, coord):
+        self.began_at = int(session.run(self._step))
+
+    def before_run(self, run_context):
+        return tf1.train.SessionRunArgs([])
+
+    def after_run(self, run_context, run_values):
+        if run_context.session.run(self._step) >= self._given.steps:
+            run_context.request_stop()
+
+
+def in_slimguard_train(given: Given) -> Trained:
+    model = Linear(given.bad)
+    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
+    watching = _Watching(given)
+    slimguard.train(
+        train_op,
+        given.logdir,
+        number_of_steps=given.steps,
+        log_every_n_steps=0,
+        save_summaries_secs=0,
+        hooks=[watching],
+        **given.all_but_the_logdir(),
+    )
+    return Trained(watching.began_at, model.batches.drawn)
+
+
+def in_monitored_session(given: Given) -> Trained:
+    model = Linear(given.bad)
+    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
+    hook = slimguard.NanLossHook(model.loss, **given.all_but_the_logdir())
+    watching = _Watching(given)
+    with tf1.train.MonitoredTrainingSession(
+        checkpoint_dir=given.logdir,
+        hooks=[hook, watching],
+        save_checkpoint_secs=1000,
+        save_summaries_steps=None,
+        log_step_count_steps=None,
+    ) as session:
+        while not session.should_stop():
+            session.run(train_op)
+    return Trained(watching.began_at, model.batches.drawn)
+
+
+def in_estimator(given: Given) -> Trained:
+    made = []
+    watching = _Watching(given)
+
+    def model_fn(features, mode):
+        model = Linear(given.bad)
+        made.append(model)
+        train_op = slimguard.guard(model.minimize(), loss=model.loss)
+        hook = slimguard.NanLossHook(model.loss, **given.all_but_the_logdir())
+        # An Estimator adds a NanTensorHook of its own, which would raise where we skip.
+        loss = tf.where(tf.math.is_finite(model.loss), model.loss, tf.zeros_like(model.loss))
+        return tf1.estimator.EstimatorSpec(
+            mode, loss=loss, train_op=train_op, training_hooks=[hook]
+        )
+
+    def input_fn():
+        return tf1.data.Dataset.from_tensors({'unused': [0.0]}).repeat()
+
+    config = tf1.estimator.RunConfig(
+        save_checkpoints_steps=None, save_checkpoints_secs=1000, log_step_count_steps=None
+    )
+    estimator = tf1.estimator.Estimator(model_fn, model_dir=given.logdir, config=config)
+    estimator.train(input_fn, hooks=[watching])
+    return Trained(watching.began_at, made[0].batches.drawn)
+
+
+def in_watched_session(given: Given) -> Trained:
+    model = Linear(given.bad)
+    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
+    saver = slimguard.FiniteSaver()
+    plain = tf1.Session()
+    with slimguard.watch(plain, logdir=given.logdir, **given.all_but_the_logdir()) as session:
+        return _train_plainly(given, model, train_op, session, saver)
+
+
+def _train_plainly(given: Given, model: Linear, train_op, session, saver) -> Trained:
+    """A loop of one's own; `should_stop` is for a session that has it."""
+    session.run(tf1.global_variables_initializer())
+    newest = tf1.train.latest_checkpoint(given.logdir)
+    if newest is not None:
+        saver.restore(session, newest)
+    began_at = step = int(session.run(model.step))
+    path = os.path.join(given.logdir, 'model.ckpt')
+    saver.save(session, path, global_step=model.step)
+    should_stop = getattr(session, 'should_stop', lambda: False)
+    while step < given.steps and not should_stop():
+        session.run(train_op)
+        step = int(session.run(model.step))
+    if not should_stop():
+        saver.save(session, path, global_step=model.step)
+    return Trained(began_at, model.batches.drawn)
+
+
+def in_plain_session_unedited(given: Given) -> Trained:
+    with slimguard.instrument(given.on_nan, given.max_loss):
+        model = Linear(given.bad)
+        train_op = model.minimize()
+        with tf1.Session() as session:
+            return _train_plainly(given, model, train_op, session, tf1.train.Saver())
+
+
+def in_monitored_session_unedited(given: Given) -> Trained:
+    with slimguard.instrument(given.on_nan, given.max_loss):
+        model = Linear(given.bad)
+        train_op = model.minimize()
+        watching = _Watching(given)
+        with tf1.train.MonitoredTrainingSession(
+            checkpoint_dir=given.logdir,
+            hooks=[watching],
+            save_checkpoint_secs=1000,
+            save_summaries_steps=None,
+            log_step_count_steps=None,
+        ) as session:
+            while not session.should_stop():
+                session.run(train_op)
+    return Trained(watching.began_at, model.batches.drawn)
+
+
+def _has_estimators() -> bool:
+    try:
+        return tf1.estimator.Estimator is not None
+    except (AttributeError, ImportError):
+        return False
+
+
+# By name, as the README's table has them.
+EDITED: Dict[str, Callable[[Given], Trained]] = {
+    'slimguard.train': in_slimguard_train,
+    'MonitoredTrainingSession': in_monitored_session,
+    'watch': in_watched_session,
+}
+if _has_estimators():
+    EDITED['Estimator'] = in_estimator
+UNEDITED: Dict[str, Callable[[Given], Trained]] = {
+    'unedited: a plain session': in_plain_session_unedited,
+    'unedited: MonitoredTrainingSession': in_monitored_session_unedited,
+}
+LOOPS: Dict[str, Callable[[Given], Trained]] = {**EDITED, **UNEDITED}
+
+
+def main(arguments: List[str]) -> None:
+    """Trains in the loop of that name: NAME LOGDIR, and then SIGTERM at a draw, or 'progress'."""
+    name, logdir, what = arguments
+    tf1.disable_eager_execution()
+    is_for_progress = what == 'progress'
+
+    def bad(draw: int) -> bool:
+        if is_for_progress:
+            return draw == 3
+        if draw == int(what):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return False
+
+    LOOPS[name](Given(logdir, bad=bad, steps=9, progress=is_for_progress))

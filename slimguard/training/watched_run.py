@@ -80,14 +80,16 @@ class WatchedRuns:
     def run_for(self, run_context) -> Optional[Run]:
         """What to fetch in such a run, or None if it is no step to watch."""
         args = run_context.original_args
-        if args is not self._last[0]:
+        last, run = self._last  # read at once: threads may train in one session
+        if args is not last:
             graph = run_context.session.graph
             elements = fetched_elements(args.fetches, graph)
             names = tuple(element.name for element in elements)
             if names not in self._runs:
                 self._runs[names] = self._plan(elements, graph)
-            self._last = args, self._runs[names]
-        return self._last[1]
+            run = self._runs[names]
+            self._last = args, run
+        return run
 
     def _plan(self, elements: list, graph: tf.Graph) -> Optional[Run]:
         found = [gate for gate in map(gates.gate_of, elements) if gate is not None]

@@ -7,6 +7,9 @@ a thread of its own and one at a time: a loop does twenty steps, then the next h
 loop took in a round is compared with what the first took in the same round; printed is the median
 of these ratios, with the quartiles. Start-up is a training of one step, without what it takes to
 build the train op.
+
+A second table is for the loop of a script that nobody has edited, under `slimguard.instrument`:
+beside the same loop unguarded, twice, and that of a guarded train op which nobody watches.
 """
 
 import gc
@@ -235,6 +238,40 @@ def step_costs(rounds):
     return times
 
 
+def unedited_step(is_fed, run, guard=lambda train_op, loss: train_op):
+    """A step of a plain session whose train op is one of TensorFlow's own."""
+    rng = np.random.RandomState(0)
+    with tf.Graph().as_default():
+        x = tf1.placeholder_with_default(rng.randn(32, 64).astype(np.float32), [None, 64])
+        y = tf.constant(rng.randint(0, 10, 32))
+        logits = slim.fully_connected(slim.fully_connected(x, 64), 10, activation_fn=None)
+        loss = tf1.losses.sparse_softmax_cross_entropy(y, logits)
+        step = tf1.train.get_or_create_global_step()
+        optimizer = tf1.train.MomentumOptimizer(0.01, 0.9)
+        train_op = guard(optimizer.minimize(loss, global_step=step), loss)
+        initialize = tf1.global_variables_initializer()
+        session = tf1.Session(config=ONE_THREAD)
+    session.run(initialize)
+    if not is_fed:
+        return lambda: run(session, train_op)
+    feed_dict = {x: rng.randn(32, 64).astype(np.float32)}
+    return lambda: run(session, [train_op, loss], feed_dict)
+
+
+def unedited_costs(is_fed, rounds):
+    """The ratios to a plain loop, by loop."""
+    run = tf1.Session.run
+    steps = {
+        'unguarded': unedited_step(is_fed, run),
+        'unguarded, again': unedited_step(is_fed, run),
+        'guarded train op, nobody watches': unedited_step(is_fed, run, slimguard.guard),
+    }
+    with slimguard.instrument():  # the others still call what it has replaced
+        unedited = unedited_step(is_fed, lambda session, *args: session.run(*args))
+        steps['unedited, under instrument()'] = unedited
+        return measure.interleave(steps, rounds, STEPS_A_TURN)
+
+
 def start_up(library):
     """Seconds that a training of one step takes; most of it is making the session."""
     with tf.Graph().as_default():
@@ -256,6 +293,11 @@ def main():
         of_stock = measure.ratio(times[name], stock)
         rows.append([name, of_first, of_stock, '%.0f' % (1e6 * of_first.seconds)])
     print('TensorFlow', tf.__version__)
+    print(measure.table(rows))
+    rows = [['plain loop', 'of unguarded', 'microseconds']]
+    for is_fed, called in enumerate(['run(train_op)', 'run([train_op, loss], feed_dict)']):
+        for name, ratio in unedited_costs(is_fed, rounds).items():
+            rows.append(['%s: %s' % (called, name), ratio, '%.0f' % (1e6 * ratio.seconds)])
     print(measure.table(rows))
     start_ups = measure.interleave(
         {'stock': lambda: start_up(slim.learning), 'guarded': lambda: start_up(slimguard)}, 10

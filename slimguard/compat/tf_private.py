@@ -8,9 +8,9 @@ the frames of the callers, where TensorFlow hands a thing to nobody.
 """
 
 import contextlib
-import functools
 import sys
 import threading
+import weakref
 from types import FrameType
 from typing import (
     Any,
@@ -165,10 +165,33 @@ def callable_of(
     `BaseSession._make_callable_from_options`, and `_do_call`, which makes errors look as those of
     `run` do. The public `make_callable` feeds by way of `run`, and takes longer to put a list
     together than this takes to call.
+
+    It does not keep the session: whoever calls it does. So it can be kept with the session, which
+    is freed as soon as nobody has it any more, and its variables with it.
     """
     options = config_pb2.CallableOptions(feed=feeds, fetch=fetches, target=targets)
     handle = session._do_call(session._make_callable_from_options, options)
-    return functools.partial(session._do_call, handle)
+    handle._session = kept = _WeaklyKept(session)
+    return lambda *values: kept.session._do_call(handle, *values)
+
+
+class _WeaklyKept:
+    """What `BaseSession._Callable` asks of its session, `_session` and `_closed`."""
+
+    def __init__(self, session: tf1.Session):
+        self._reference = weakref.ref(session)
+
+    @property
+    def session(self) -> Any:
+        return self._reference()
+
+    @property
+    def _session(self) -> Any:
+        return getattr(self.session, '_session', None)  # None: the callable went with it
+
+    @property
+    def _closed(self) -> bool:
+        return getattr(self.session, '_closed', True)
 
 
 _opening = threading.Lock()

@@ -5,6 +5,7 @@ The files:
     instrumentation.py           instrument(): puts guarded functions in the place of slim's
     guarded_sessions.py          Session.run, guarded: each run that trains goes through a gate
     train_steps.py               which runs train, and what stands in for what they fetch
+    prepared_steps.py            a step that comes again, in one prepared call
     script_watcher.py            what watches such a session, and acts by policy
     script_files.py              where a script saves, and what to go back to there
     optimizer_notes.py           what the optimizers of a script make

@@ -21,10 +21,12 @@ from slimguard.incidents.policies import OnNan
 from slimguard.scripts.ending import Seen
 from slimguard.scripts.optimizer_notes import OptimizerNotes
 from slimguard.scripts.patches import Inside, Patches, kept_on
+from slimguard.scripts.prepared_steps import Done, PreparedSteps
 from slimguard.scripts.script_files import ScriptFiles
 from slimguard.scripts.script_preemption import ScriptPreemption
 from slimguard.scripts.script_watcher import ScriptWatcher, is_of_incident, stop_error
 from slimguard.scripts.train_steps import Step, TrainSteps
+from slimguard.training import incident_reading
 from slimguard.training.hooked_session import HookedSession
 
 _NO_PARTIAL_RUN = (
@@ -98,7 +100,7 @@ class GuardedSessions:
         try:
             self._capture(step, session.graph)
             run_step = functools.partial(
-                self._run_step, original, session, step, fetches, feed_dict, options, run_metadata
+                self._run_step, original, session, step, feed_dict, options, run_metadata
             )
             values = self._watching_signals(session, run_step)
         except Exception as error:
@@ -110,7 +112,7 @@ class GuardedSessions:
 
     def _run_step(self, original, session, step, *arguments):
         with self._inside:
-            return self._hooked(session, original).run_step(step, *arguments)
+            return self._hooked(session, original).run_step(session, step, *arguments)
 
     def _watching_signals(self, session, run_step: Callable[[], Any]) -> Any:
         """Runs a step; SIGTERM and Ctrl-C wait for its end, and save what the script saves."""
@@ -225,15 +227,23 @@ class _HookedSteps(HookedSession):
     def __init__(self, session, run: Callable, watcher: ScriptWatcher):
         HookedSession.__init__(self, _OfTensorFlow(session, run), [watcher])
         self._watcher = watcher
+        self._prepared = PreparedSteps(watcher) if _is_tensorflows(run) else None
         with session.graph.as_default():
             watcher.begin()
         watcher.after_create_session(self._session, tf1.train.Coordinator())
 
-    def run_step(self, step: Step, fetches, feed_dict, options, run_metadata):
+    def run_step(self, session, step: Step, feed_dict, options, run_metadata):
         """Runs a step behind its gates, and lets the policy act."""
-        train_ops = [gate.train_op for gate in step.gates]
-        both = [step.through_gates(fetches), train_ops]
-        mine, _ = HookedSession.run(self, both, feed_dict, options, run_metadata)
+        done = None
+        if self._prepared is not None and options is None and run_metadata is None:
+            self._watcher.before_step(session)
+            done = self._prepared.run(session, step, feed_dict)
+        if done is None:
+            fetches = step.args.fetches
+            mine, _ = self._run_hooked(step.args, fetches, feed_dict, options, run_metadata)
+        else:
+            self._tell(step, done)
+            mine = done.values
         if self.stop_requested:
             self.stop_requested = False  # for a loop that goes on all the same
             raise stop_error(self._watcher.incidents[-1])
@@ -242,6 +252,21 @@ class _HookedSteps(HookedSession):
     def release(self) -> None:
         """No longer watches."""
         self._watcher.end(self._session)
+
+    def _tell(self, step: Step, done: Done) -> None:
+        """Tells the watcher of a step that ran without asking it."""
+        if not done.told.is_bad:
+            self._watcher.step_was_good()
+            return
+        context = tf1.train.SessionRunContext(step.args, self._session)
+        self._watcher.handle(context, incident_reading.of_gate(done.gate, done.told))
+        self.note_stop(context.stop_requested)
+
+
+def _is_tensorflows(run: Callable) -> bool:
+    """Whether it is the `run` of TensorFlow's sessions: what replaced it is not to be gone past."""
+    code = getattr(run, '__code__', None)
+    return code is not None and code.co_filename == tf1.Session.close.__code__.co_filename
 
 
 class _OfTensorFlow(SessionWrapper):

@@ -75,6 +75,10 @@ class ScriptWatcher(GateWatcher):
         policies = FallbackChain(self.on_nan, self._otherwise)
         self._handle_with(policies, self._journal, Recovery(restorer))
 
+    def before_step(self, session) -> None:
+        """For a step that runs without asking it: does what else `before_run` does."""
+        self._preparation.before_step(session)
+
     def handle(self, run_context, reading: Reading) -> None:
         with self._acting:
             if self.recorded_in is None:

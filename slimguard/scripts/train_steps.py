@@ -8,6 +8,7 @@ What a session has seen cannot be wired any more. So before a session sees new u
 that were built around them are guarded at once; these are what most scripts fetch.
 """
 
+import dataclasses
 import re
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
@@ -36,36 +37,63 @@ _ENQUEUES = re.compile('Queue.*Enqueue')
 _MOST_ENDS = 4
 
 
-class Step(NamedTuple):
+class Gated(NamedTuple):
+    """Those of the elements fetched in a run that need the same update, and its gate."""
+
+    gate: Gate
+    elements: Sequence[TrainOp]
+
+    @property
+    def name(self) -> str:
+        """The name of the train op that the script fetches."""
+        return op_of(self.elements[0]).name
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Step:
     """A run that trains.
 
     Attributes:
       gates: its gates, one for each update of its own.
       names: by gate, the name of the train op that the script fetches.
-      stand_ins: by op, or `key` of a tensor, what is fetched in its place.
+      args: what the script fetches, with what stands in for what trains, and the train ops of the
+        gates. It is always the same object, which watchers know again.
+      quiet: what the script fetches, in the same structure, with what stands in for what trains
+        where a bad step is told by no word and no error; None where there is no such thing.
       is_watched: whether somebody else watches it: a `NanLossHook`, or `slimguard.train`.
     """
 
-    gates: List[Gate]
-    stand_ins: Dict[Any, TrainOp]
-    names: List[str]
-    is_watched: bool = False
+    gates: Sequence[Gate]
+    names: Sequence[str]
+    args: tf1.train.SessionRunArgs
+    quiet: Any
+    is_watched: bool
 
-    def add(self, gate: Gate, elements: Sequence[TrainOp]) -> None:
-        """Adds the gate of some of what is fetched."""
-        self.gates.append(gate)
-        self.names.append(op_of(elements[0]).name)
+    @classmethod
+    def of(cls, fetches, parts: Sequence[Gated], graph: tf.Graph) -> 'Step':
+        """The step that a run of `fetches` is.
 
-    def through_gates(self, fetches):
-        """`fetches`, with what stands in for those that train, in the same structure."""
-        graph = self.gates[0].bad.graph
-
-        def stand_in(fetch):
-            elements = fetched_elements(fetch, graph)
-            found = self.stand_ins.get(_key(elements[0])) if len(elements) == 1 else None
-            return fetch if found is None else found
-
-        return map_fetches(fetches, stand_in)
+        Args:
+          fetches: what the script fetches.
+          parts: what trains among it, at least one.
+          graph: the graph.
+        """
+        names = {element.name for element in fetched_elements(fetches, graph)}
+        train_ops = [part.gate.train_op for part in parts]
+        both = [_through_gates(fetches, parts, graph, train_ops), train_ops]
+        quiet = None
+        if len(parts) == 1:
+            quiet = _through_gates(fetches, parts, graph, [parts[0].gate.quiet.train_op])
+            needed = graphs.ancestors(list(map(op_of, fetched_elements(quiet, graph))))
+            if op_of(parts[0].gate.bad) in needed:  # a script may fetch what it has of its own gate
+                quiet = None
+        return cls(
+            tuple(part.gate for part in parts),
+            tuple(part.name for part in parts),
+            tf1.train.SessionRunArgs(both),
+            quiet,
+            not names.isdisjoint(name for part in parts for name in part.gate.untold.counts),
+        )
 
 
 class TrainSteps:
@@ -94,7 +122,7 @@ class TrainSteps:
         self._on_no_loss = on_no_loss
         self._version = -1  # of the graph, when it was last looked at
         self._known_updates: Set[str] = set()
-        # By what is fetched, which is kept so that nothing else gets its id.
+        # By what is fetched, of which a copy is kept so that nothing else gets the ids in it.
         self._steps: Dict[Any, Tuple[Optional[Step], Any]] = {}
 
     def prepare(self) -> None:
@@ -122,8 +150,8 @@ class TrainSteps:
         """The step that a run of `fetches` is; None if it trains nothing that can be guarded."""
         asked = key_of(fetches)
         if asked not in self._steps:
-            elements = fetched_elements(fetches, self._graph)
-            self._steps[asked] = self._make_step(elements), fetches
+            kept = map_fetches(fetches, lambda fetch: fetch)
+            self._steps[asked] = self._make_step(fetches), kept
             self._version = self._graph.version  # what was added is no news
         return self._steps[asked][0]
 
@@ -133,33 +161,28 @@ class TrainSteps:
         together = [each for group in self._by_update(elements) for each in group]
         return [op_of(each).name for each in together if gates.gate_of(each) is None]
 
-    def _make_step(self, elements: Sequence[TrainOp]) -> Optional[Step]:
-        step = Step([], {}, [])
+    def _make_step(self, fetches) -> Optional[Step]:
+        elements = fetched_elements(fetches, self._graph)
+        parts = []
         for number, together in enumerate(self._by_update(elements)):
             own = gates.gate_of(together[0]) if len(together) == 1 else None
             if own is not None:  # the script itself has guarded it
-                step.add(own, together[:1])
+                parts.append(Gated(own, together))
                 continue
             beside = self._update_ops_among(elements) if number == 0 else []
-            if beside and self._add_guarded(step, together + beside):
-                continue
-            self._add_guarded(step, together)
-        names = {element.name for element in elements}
-        is_watched = any(not names.isdisjoint(gate.untold.counts) for gate in step.gates)
-        return step._replace(is_watched=is_watched) if step.gates else None
+            part = self._guarded(together + beside) if beside else None
+            parts.append(part or self._guarded(together))
+        guarded = [part for part in parts if part is not None]
+        return Step.of(fetches, guarded, self._graph) if guarded else None
 
-    def _add_guarded(self, step: Step, together: List[TrainOp]) -> bool:
-        """Adds the gate of what is fetched together to a step; returns whether there is one."""
+    def _guarded(self, together: List[TrainOp]) -> Optional[Gated]:
+        """What is fetched together, behind its gate; None if it cannot be guarded."""
         try:
             with tf_private.unfinalized(self._graph):
-                gate = self._guard(together)
+                return Gated(self._guard(together), together)
         except (ValueError, TypeError) as error:
             self._on_refusal(together[-1].name, error)
-            return False
-        step.add(gate, together)
-        for element in together:
-            step.stand_ins[_key(element)] = _stand_in(element, gate)
-        return True
+            return None
 
     def _update_ops_among(self, elements: Sequence[TrainOp]) -> List[TrainOp]:
         """The elements that run update ops and do not train: they see the same batch."""
@@ -253,10 +276,35 @@ def _key(element: TrainOp) -> Any:
     return element if isinstance(element, tf.Operation) else key(element)
 
 
-def _stand_in(element: TrainOp, gate: gates.Gate) -> TrainOp:
+def _through_gates(
+    fetches, parts: Sequence[Gated], graph: tf.Graph, train_ops: Sequence[TrainOp]
+) -> Any:
+    """`fetches`, with what stands in for those that train, in the same structure.
+
+    Args:
+      fetches: what a script fetches.
+      parts: what trains among it.
+      graph: the graph.
+      train_ops: by part, what stands in for its train op.
+    """
+    stand_ins = {
+        _key(element): _stand_in(element, part.gate, train_op)
+        for part, train_op in zip(parts, train_ops)
+        for element in part.elements
+    }
+
+    def stand_in(fetch):
+        elements = fetched_elements(fetch, graph)
+        found = stand_ins.get(_key(elements[0])) if len(elements) == 1 else None
+        return fetch if found is None else found
+
+    return map_fetches(fetches, stand_in)
+
+
+def _stand_in(element: TrainOp, gate: gates.Gate, train_op: TrainOp) -> TrainOp:
     if isinstance(element, tf.Operation):
-        return op_of(gate.train_op)
-    return gate.values.get(key(element), gate.train_op)
+        return op_of(train_op)
+    return gate.values.get(key(element), train_op)
 
 
 def _ends_of(update: TrainOp) -> List[TrainOp]:

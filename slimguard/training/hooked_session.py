@@ -51,16 +51,23 @@ class HookedSession(SessionWrapper):
             if self._before_other_run is not None:
                 self._before_other_run()
             return self._session.run(fetches, feed_dict, options, run_metadata)
-        context = tf1.train.SessionRunContext(
-            tf1.train.SessionRunArgs(fetches, feed_dict), self._session
+        args = tf1.train.SessionRunArgs(fetches, feed_dict)
+        return self._run_hooked(
+            args, self._through_gates(fetches), feed_dict, options, run_metadata
         )
+
+    def _run_hooked(
+        self, args: tf1.train.SessionRunArgs, fetches, feed_dict, options, run_metadata
+    ):
+        """Runs a step. `args` is what hooks are told of it, `fetches` what is fetched."""
+        context = tf1.train.SessionRunContext(args, self._session)
         requests = Requests(self._hooks, context, options)
         feeds = requests.feeds_with(feed_dict)
         given = requests.run_options, run_metadata
         run_metadata = run_metadata or tf1.RunMetadata()
         if requests.run_options is not None:
             given = requests.run_options, run_metadata
-        all_fetches = [self._through_gates(fetches)] + list(requests.fetches.values())
+        all_fetches = [fetches] + list(requests.fetches.values())
         mine, *others = self._session.run(all_fetches, feeds, *given)
         results = dict(zip(requests.fetches, others))
         # By `_make`: what an Estimator imports on TensorFlow 2 warns of a call of the class.

@@ -113,19 +113,41 @@ class _Feed:
         self._fits: Optional[tuple] = None
 
     def ready(self, value: Any) -> Optional[np.ndarray]:
-        """`value`, if it is what is fed as it is, or a scalar that is easily made so."""
+        """`value` as it is fed; None if the session has to see to it."""
         array: Any = value
-        if isinstance(value, bool) and self._dtype == tf.bool:
-            array = np.array(value)
-        elif isinstance(value, float) and self._dtype.is_floating:
-            array = np.array(value, self._numpy)
-        if not isinstance(array, np.ndarray) or array.dtype != self._numpy:
-            return None
+        if not isinstance(value, np.ndarray) or value.dtype != self._numpy:
+            array = self._converted(value)
+            if array is None:
+                return None
         if array.shape != self._fits:
             if not self._shape.is_compatible_with(array.shape):
                 return None
             self._fits = array.shape
         return array
+
+    def _converted(self, value: Any) -> Optional[np.ndarray]:
+        """The array that a session makes of numbers; None if it makes none, or takes them for more.
+
+        What a session refuses it is to refuse in its own words.
+        """
+        if self._numpy.kind not in 'biuf' or not isinstance(value, _NUMBERS):
+            return None
+        try:
+            array = np.asarray(value, self._numpy)
+        except Exception:
+            return None
+        return None if isinstance(value, int) and array != value else array
+
+
+_NUMBERS = (bool, int, float, list, np.ndarray, np.generic)
+
+
+def are_ready(feeds: dict) -> bool:
+    """Whether a prepared run takes these values for these tensors, as `PreparedCall.values_of`."""
+    return all(
+        isinstance(tensor, tf.Tensor) and _Feed(tensor).ready(value) is not None
+        for tensor, value in feeds.items()
+    )
 
 
 def key_of(fetches):

@@ -127,23 +127,25 @@ class WatchedRuns:
         self._refusal = refusal
         # By what is fetched, which is kept so that nothing else gets its id.
         self._runs: Dict[Any, Tuple[Optional[Run], Any]] = {}
-        self._last_op: Any = self
-        self._last_run: Optional[Run] = None
+        self._last: Tuple[Tuple[Any, ...], Optional[Run]] = ((), None)
 
     def run_for(self, run_context) -> Optional[Run]:
         """What to fetch in such a run, or None if it is no step to watch."""
-        fetches = run_context.original_args.fetches
-        if fetches is self._last_op:
-            return self._last_run
-        asked = key_of(fetches)
+        args = run_context.original_args
+        last, run = self._last  # read at once: threads may train in one session
+        if any(args is one or args.fetches is one for one in last):
+            return run
+        asked = key_of(args.fetches)
         if asked not in self._runs:
             if len(self._runs) >= _MOST_RUNS:
                 self._runs.clear()
             graph = run_context.session.graph
-            self._runs[asked] = self._plan(fetched_elements(fetches, graph), graph), fetches
+            elements = fetched_elements(args.fetches, graph)
+            self._runs[asked] = self._plan(elements, graph), args.fetches
         run = self._runs[asked][0]
-        if isinstance(fetches, (tf.Tensor, tf.Operation)):  # a list may have changed by next time
-            self._last_op, self._last_run = fetches, run
+        # A list may be another one by the next time, and yet the same object.
+        is_op = isinstance(args.fetches, (tf.Tensor, tf.Operation))
+        self._last = (args, args.fetches) if is_op else (args,), run
         return run
 
     def all_gates(self) -> List[gates.Gate]:

@@ -1,0 +1,99 @@
+"""A step of a script that comes again, in one prepared call: :class:`PreparedSteps`.
+
+In every run a session takes fetches and feeds apart and puts the values together. With what a
+watcher fetches and feeds besides, that takes longer than a small step. A prepared call does it
+once, and reads the gate's flags without feeding anything.
+"""
+
+from typing import Any, Dict, NamedTuple, Optional, Sequence
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard.compat import tf_private
+from slimguard.gate import Gate, Told
+from slimguard.scripts.script_watcher import ScriptWatcher
+from slimguard.scripts.train_steps import Step
+from slimguard.training.prepared_call import PreparedCall, are_ready
+
+# Each takes an executor of its own in the session, and its memory.
+_MOST_CALLS = 16
+
+_NO_FEEDS: Dict[tf.Tensor, Any] = {}
+
+
+class Done(NamedTuple):
+    """A step that a prepared call ran.
+
+    Attributes:
+      values: what the script fetched, as a session gives it.
+      told: what the gate told.
+      gate: the gate.
+    """
+
+    values: Any
+    told: Told
+    gate: Gate
+
+
+class PreparedSteps:
+    """Runs the steps of one session in prepared calls; it does not keep the session.
+
+    Args:
+      watcher: what watches the steps. It is not asked what to fetch: it only looks at gates.
+    """
+
+    def __init__(self, watcher: ScriptWatcher):
+        self._watcher = watcher
+        self._calls: Dict[Any, Optional[_Call]] = {}
+
+    def run(self, session, step: Step, feed_dict: Optional[dict]) -> Optional[Done]:
+        """Runs a step; returns None, and runs nothing, where the session itself has to."""
+        feeds = feed_dict or _NO_FEEDS
+        if type(feeds) is not dict or tf_private.is_closed(session):
+            return None
+        asked = (step, *map(id, feeds))
+        if asked not in self._calls:
+            if len(self._calls) >= _MOST_CALLS:
+                return None
+            self._calls[asked] = _Call.of(session, step, self._watcher, feeds)
+        call = self._calls[asked]
+        return None if call is None else call.run(feeds)
+
+
+class _Call(NamedTuple):
+    """A prepared call of a step with one gate, and what is fetched of that gate."""
+
+    gate: Gate
+    told: Sequence[str]
+    call: PreparedCall
+    kept: Any  # so that no other object gets the ids that it is known by
+
+    @classmethod
+    def of(cls, session, step: Step, watcher: ScriptWatcher, feeds: dict) -> Optional['_Call']:
+        """A prepared call, or None where a session has to see to the step."""
+        context = tf1.train.SessionRunContext(step.args, session)
+        if step.quiet is None or not watcher.only_looks_at(step.gates[0], context):
+            return None
+        gate = step.gates[0]
+        wanted = Told(gate.quiet.bad, gate.quiet.step, gate.loss)._asdict()
+        told = {name: tensor for name, tensor in wanted.items() if tensor is not None}
+        evidence = watcher.evidence_of(gate)
+        targets = [] if evidence is None else [evidence.fetch]
+        if not are_ready(feeds):
+            return None
+        try:
+            call = PreparedCall.of(
+                session, list(told.values()), targets, {'script': step.quiet}, feeds
+            )
+        except tf.errors.OpError:
+            return None  # the session says so in the words of a run
+        return None if call is None else cls(gate, tuple(told), call, list(feeds))
+
+    def run(self, feeds: dict) -> Optional[Done]:
+        """Runs it; None where the session has to convert what is fed."""
+        fed = self.call.values_of(feeds)
+        if fed is None:
+            return None
+        own, results = self.call(fed)
+        return Done(results['script'], Told(**dict(zip(self.told, own))), self.gate)

@@ -1,0 +1,275 @@
+"""Steps that come again run in a prepared call; a script sees what a session would show it."""
+
+import collections
+import threading
+import weakref
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slimguard
+from slimguard.compat import tf_private
+from slimguard.gate import gate_of
+from tests.helpers.models import records_in, state
+
+tf1 = tf.compat.v1
+Pair = collections.namedtuple('Pair', ['train', 'loss'])
+SKIP_ONE = [slimguard.Skip(1), slimguard.Raise()]
+
+
+class Fed:
+    """A model that is fed; `other` values are of all kinds that a script may fetch beside."""
+
+    def __init__(self):
+        self.x = tf1.placeholder(tf.float32, [None, 3], name='x')
+        self.rate = tf1.placeholder_with_default(0.1, [], name='rate')
+        self.count = tf1.placeholder_with_default(1, [], name='count')
+        weights = tf1.get_variable('w', [3, 1], initializer=tf1.ones_initializer())
+        self.loss = tf.reduce_mean(tf.square(tf.matmul(self.x, weights) - 1.0), name='loss')
+        self.step = tf1.train.get_or_create_global_step()
+        descent = tf1.train.GradientDescentOptimizer(self.rate)
+        self.train_op = descent.minimize(self.loss, global_step=self.step, name='train')
+        with tf.control_dependencies([self.train_op]):
+            self.after = tf.identity(self.loss, name='after')
+        self.text = tf.strings.as_string(self.count, name='text')
+        self.counted = tf.identity(self.count)
+
+
+FETCHES = {
+    'train op': lambda m: m.train_op,
+    'a tensor that waits for it': lambda m: m.after,
+    'names': lambda m: ['train', 'loss:0'],
+    'a list': lambda m: [m.train_op, m.loss, m.loss],
+    'a tuple': lambda m: (m.train_op, m.text),
+    'a namedtuple': lambda m: Pair(m.train_op, [m.loss, m.counted]),
+    'a dict': lambda m: {'train': m.train_op, 'more': (m.loss, {'n': m.counted})},
+    'ordered': lambda m: collections.OrderedDict([('b', m.train_op), ('a', m.text)]),
+    'a variable': lambda m: [m.train_op, m.x, m.rate],
+}
+X = np.linspace(-1, 1, 12).reshape([4, 3]).astype(np.float32)
+FEEDS = {
+    'as it is': lambda m: {m.x: X},
+    'float64': lambda m: {m.x: X.astype(np.float64)},
+    'big endian': lambda m: {m.x: X.astype('>f4')},
+    'of integers': lambda m: {m.x: (10 * X).astype(np.int16), m.count: np.uint8(7)},
+    'not contiguous': lambda m: {m.x: np.asfortranarray(X)[::2]},
+    'a matrix': lambda m: {m.x: np.asmatrix(X)},
+    'lists': lambda m: {m.x: X.tolist()},
+    'numbers': lambda m: {m.x: X, m.rate: 0.01, m.count: 3},
+    'bools': lambda m: {m.x: X, m.rate: True, m.count: True},
+    'by name': lambda m: {'x:0': X},
+    'scalars of numpy': lambda m: {m.x: X, m.rate: np.float64(0.3), m.count: np.int64(2)},
+}
+
+
+def results(fetches, feed, run=None):
+    """The values of three steps, and the state after them."""
+    run = run or (lambda session, *args: session.run(*args))
+    with tf.Graph().as_default():
+        model = Fed()
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            values = [run(session, fetches(model), feed(model)) for _ in range(3)]
+            return described((values, state(session)))
+
+
+def described(values):
+    """Values with all that a script may notice: types, dtypes, bits."""
+    if isinstance(values, dict):
+        return type(values), [(name, described(each)) for name, each in values.items()]
+    if isinstance(values, (list, tuple)):
+        return type(values), [described(each) for each in values]
+    if isinstance(values, (np.ndarray, np.generic)):
+        return type(values), values.dtype.str, values.shape, values.tobytes()
+    return type(values), values
+
+
+ERRORS = {
+    'a shape that does not fit': lambda m: (m.train_op, {m.x: X.T}),
+    'nothing fed': lambda m: (m.train_op, None),
+    'a value that does not fit': lambda m: (m.train_op, {m.x: X, m.count: 2**40}),
+    'a tensor as a value': lambda m: (m.train_op, {m.x: m.loss}),
+    'rows of several lengths': lambda m: (m.train_op, {m.x: [[1.0, 2.0, 3.0], [1.0]]}),
+    'what cannot be fed': lambda m: (m.train_op, {m.x: X, m.train_op: 1.0}),
+    'no such tensor': lambda m: ([m.train_op, 'nowhere:0'], {m.x: X}),
+    'no fetch': lambda m: ([m.train_op, None], {m.x: X}),
+}
+
+
+def error_of(case, is_warm):
+    with tf.Graph().as_default():
+        model = Fed()
+        fetches, feed = ERRORS[case](model)
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            if is_warm:
+                session.run(model.train_op, {model.x: X})
+            try:
+                session.run(fetches, feed)
+            except Exception as error:
+                op = getattr(error, 'op', None)
+                return type(error), str(error).splitlines()[0], op and op.name, state(session)
+    raise AssertionError('no error')
+
+
+CASES = {'fed ' + name: (results, FETCHES['a list'], feed) for name, feed in FEEDS.items()}
+CASES.update(
+    ('fetched ' + name, (results, fetches, FEEDS['numbers'])) for name, fetches in FETCHES.items()
+)
+for is_warm in (False, True):
+    CASES.update(('error, %s, %s' % (name, is_warm), (error_of, name, is_warm)) for name in ERRORS)
+
+
+@pytest.fixture(scope='class')
+def expected():
+    """What each case gives in a session, from before all sessions are guarded."""
+    found = {name: call(*args) for name, (call, *args) in CASES.items()}
+    with slimguard.instrument():
+        yield found
+
+
+class TestAsInASession:
+    @pytest.mark.parametrize('case', CASES)
+    def test_values_state_and_errors(self, case, expected):
+        call, *args = CASES[case]
+        assert call(*args) == expected[case]
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The prepared calls that are made, a list of how often each was called."""
+    made = []
+    make = tf_private.callable_of
+
+    def counting(*args):
+        call, number = make(*args), len(made)
+        made.append(0)
+
+        def count(*values):
+            made[number] += 1
+            return call(*values)
+
+        return count
+
+    monkeypatch.setattr(tf_private, 'callable_of', counting)
+    return made
+
+
+def test_each_step_is_one_prepared_call(calls):
+    fetched = ['train op', 'a tensor that waits for it', 'a list', 'a dict']
+    fed = ['as it is', 'float64', 'lists', 'numbers']
+    with slimguard.instrument():
+        for fetches, feed in zip(fetched, fed):
+            results(FETCHES[fetches], FEEDS[feed])
+    assert calls == [3] * 4
+
+
+def test_not_more_calls_are_prepared_than_a_session_has_room_for(calls):
+    with slimguard.instrument(), tf.Graph().as_default():
+        model = Fed()
+        more = [tf.constant(number) for number in range(18)]
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            for number, each in enumerate(more):
+                assert session.run([model.train_op, each], {model.x: X})[1] == number
+            assert session.run(model.step) == 18
+    assert calls == [1] * 16
+
+
+def with_metadata(session, fetches, feed):
+    metadata = tf1.RunMetadata()
+    options = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE)
+    session.run(fetches, feed, options, metadata)
+    assert metadata.step_stats.dev_stats
+
+
+def test_options_and_metadata_are_those_of_the_run():
+    with slimguard.instrument():
+        results(FETCHES['a list'], FEEDS['as it is'], with_metadata)
+
+
+def test_a_closed_session_says_so():
+    with slimguard.instrument(), tf.Graph().as_default():
+        model = Fed()
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            session.run(model.train_op, {model.x: X})
+        with pytest.raises(RuntimeError, match='Attempted to use a closed Session'):
+            session.run(model.train_op, {model.x: X})
+
+
+def test_a_session_that_nobody_has_any_more_is_freed_at_once(capfd):
+    with slimguard.instrument(), tf.Graph().as_default():
+        model = Fed()
+        session = tf1.Session()
+        session.run(tf1.global_variables_initializer())
+        session.run(model.train_op, {model.x: X})
+        there = weakref.ref(session)
+        del session
+        assert there() is None
+    assert 'ignored' not in capfd.readouterr().err
+
+
+def test_threads_that_fetch_different_things_get_what_they_asked_for():
+    def train(number):
+        fetches = [model.train_op, tf.constant(number)] if number % 2 else (model.train_op,)
+        fetches = fetches if number % 2 else fetches + (texts[number],)
+        for _ in range(50):
+            got.append((number, session.run(fetches, {model.x: X})[1]))
+
+    got = []
+    with slimguard.instrument() as guards, tf.Graph().as_default() as graph:
+        model = Fed()
+        texts = [tf.constant(str(number)) for number in range(4)]
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+
+            def in_graph(number):
+                with graph.as_default():
+                    train(number)
+
+            threads = [threading.Thread(target=in_graph, args=[n]) for n in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert session.run(model.step) == 200
+    assert len(got) == 200
+    assert all(value == (n if n % 2 else str(n).encode()) for n, value in got)
+    assert sum(guards.sessions.seen.train_ops.values()) == 200
+
+
+def test_a_bad_step_is_on_record_with_its_step_and_loss(tmp_path, calls, capfd):
+    with slimguard.instrument(SKIP_ONE, logdir=tmp_path), tf.Graph().as_default():
+        model = Fed()
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            session.run([model.train_op, model.loss], {model.x: X})
+            before = state(session)
+            _, loss = session.run([model.train_op, model.loss], {model.x: X * np.nan})
+            assert np.isnan(loss)
+            with pytest.raises(slimguard.NanLossError) as raised:
+                session.run([model.train_op, model.loss], {model.x: X * np.inf})
+            assert state(session) == before
+    assert calls == [3]
+    records = records_in(tmp_path)
+    assert [(r['step'], r['action']) for r in records] == [(1, 'skip'), (1, 'raise')]
+    assert raised.value.incident.step == 1 and not np.isfinite(raised.value.incident.loss)
+    assert 'this step wrote nothing' not in capfd.readouterr().err  # it is said in the log
+
+
+def test_a_train_op_of_the_scripts_own_gate_is_as_quiet(capfd):
+    """What it fetches of its gate tells as ever; what it trains by does not print beside."""
+    with slimguard.instrument('skip'), tf.Graph().as_default():
+        model = Fed()
+        train_op = slimguard.guard(model.train_op, loss=model.loss)
+        gate = gate_of(train_op)
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            session.run(train_op, {model.x: X})
+            session.run(train_op, {model.x: X * np.nan})
+            _, written = session.run([train_op, gate.written], {model.x: X * np.nan})
+            assert not written
+            assert session.run(model.step) == 1
+    assert 'this step wrote nothing' not in capfd.readouterr().err

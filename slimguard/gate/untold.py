@@ -27,9 +27,9 @@ class Told(NamedTuple):
       loss: the step's loss; None if the gate knows none.
     """
 
-    bad: Any
-    step: Any
-    loss: Any
+    bad: Any = None
+    step: Any = None
+    loss: Any = None
 
     @property
     def is_bad(self) -> bool:
@@ -105,5 +105,4 @@ class Untold:
         """Those that there are, the oldest first; nobody else is told of them."""
         with self._lock:  # taking one that is not there would wait for it
             taken = [session.run(self._take) for _ in range(session.run(self._size))]
-        nothing = dict.fromkeys(Told._fields)
-        return [Told(**dict(nothing, **dict(zip(self._fields, values)))) for values in taken]
+        return [Told(**dict(zip(self._fields, values))) for values in taken]

@@ -12,7 +12,7 @@ from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.graph import op_of
 from slimguard.training import incident_reading
-from slimguard.training.fetch_structures import attrs_values, is_attrs
+from slimguard.training.fetch_structures import attrs_values, is_attrs, map_fetches
 from slimguard.training.incident_reading import Reading
 from slimguard.training.prepared_call import key_of
 
@@ -125,7 +125,7 @@ class WatchedRuns:
         self._loss = loss
         self._count_of = count_of
         self._refusal = refusal
-        # By what is fetched, which is kept so that nothing else gets its id.
+        # By what is fetched, of which a copy is kept so that nothing else gets the ids in it.
         self._runs: Dict[Any, Tuple[Optional[Run], Any]] = {}
         self._last: Tuple[Tuple[Any, ...], Optional[Run]] = ((), None)
 
@@ -141,7 +141,8 @@ class WatchedRuns:
                 self._runs.clear()
             graph = run_context.session.graph
             elements = fetched_elements(args.fetches, graph)
-            self._runs[asked] = self._plan(elements, graph), args.fetches
+            kept = map_fetches(args.fetches, lambda fetch: fetch)
+            self._runs[asked] = self._plan(elements, graph), kept
         run = self._runs[asked][0]
         # A list may be another one by the next time, and yet the same object.
         is_op = isinstance(args.fetches, (tf.Tensor, tf.Operation))

@@ -196,6 +196,12 @@ def loops(ticks):
         'MonitoredTrainingSession, NanTensorHook': in_monitored_session(
             plain, tf1.train.NanTensorHook
         ),
+        'MonitoredTrainingSession, guarded, NanTensorHook': in_monitored_session(
+            guarded, tf1.train.NanTensorHook
+        ),
+        'MonitoredTrainingSession, guarded, NanTensorHook again': in_monitored_session(
+            guarded, tf1.train.NanTensorHook
+        ),
         'MonitoredTrainingSession, guarded, NanLossHook': in_monitored_session(
             guarded, slimguard.NanLossHook
         ),

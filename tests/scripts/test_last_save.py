@@ -1,0 +1,192 @@
+"""Saving once more as a script saves; SIGTERM and Ctrl-C where nobody asks whether to stop."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slimguard
+from slimguard.scripts.last_save import LastSave
+from tests.helpers.checkpoints import newest, truncate, write
+from tests.helpers.models import Linear, LogLines
+
+tf1 = tf.compat.v1
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_is_pythons():
+    """Whoever starts the tests in the background may have them ignore Ctrl-C."""
+    given = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGINT, given)
+
+
+class Script:
+    """A session with a variable, and a count of steps by train op."""
+
+    def __init__(self, folder):
+        self.path = os.path.join(str(folder), 'm.ckpt')
+        self.steps = {}
+        self.step = tf1.train.get_or_create_global_step()
+        self.saver = tf1.train.Saver()
+        self.session = tf1.Session()
+        self.session.run(tf1.global_variables_initializer())
+        self.last = LastSave(lambda: self.steps)
+
+    def save(self, path=None, *args, **kwargs):
+        path = path or self.path
+        self.saver.save(self.session, path, *args, **kwargs)
+        self.last.note(self.saver, path, *args, **kwargs)
+
+    def again(self):
+        return os.path.basename(self.last.again(self.session))
+
+
+class TestWhatItIsCalled:
+    def test_a_number_of_the_scripts_own_goes_on_by_the_steps(self, tmp_path):
+        script = Script(tmp_path)
+        script.steps.update(generator=3, discriminator=6)
+        script.save(None, 100)
+        script.steps.update(generator=7, discriminator=9)
+        assert script.again() == 'm.ckpt-104'  # by the one that ran most often since
+
+    def test_numpys_numbers_too(self, tmp_path):
+        script = Script(tmp_path)
+        script.save(global_step=np.int64(5))
+        script.steps['train'] = 1
+        assert script.again() == 'm.ckpt-6'
+
+    def test_a_variable_says_it_itself(self, tmp_path):
+        script = Script(tmp_path)
+        script.save(global_step=script.step)
+        script.session.run(script.step.assign(9))
+        script.steps['train'] = 4
+        assert script.again() == 'm.ckpt-9'
+
+    def test_a_path_that_is_used_again_is_used_again(self, tmp_path):
+        script = Script(tmp_path)
+        script.save()
+        assert script.again() == 'm.ckpt-last'
+        script.save()
+        assert script.again() == 'm.ckpt'
+
+    def test_a_path_that_the_script_numbers_is_not_overwritten(self, tmp_path):
+        script = Script(tmp_path)
+        script.save(script.path + '_1')
+        script.save(script.path + '_2')
+        assert script.again() == 'm.ckpt_2-last'
+
+    def test_the_other_arguments_are_as_they_were(self, tmp_path):
+        script = Script(tmp_path)
+        script.save(None, 1, 'my_state', write_meta_graph=False)
+        assert script.again() == 'm.ckpt-1'
+        assert newest(tmp_path) is None
+        assert tf1.train.latest_checkpoint(str(tmp_path), 'my_state').endswith('m.ckpt-1')
+        assert not os.path.exists(script.path + '-1.meta')
+
+    def test_nothing_where_the_script_saved_nothing(self, tmp_path):
+        script = Script(tmp_path)
+        assert script.last.again(script.session) is None
+
+
+def train(session, train_op, steps):
+    for _ in range(steps):
+        session.run(train_op)
+
+
+def test_a_signal_between_two_steps_acts_at_once(tmp_path):
+    with slimguard.instrument(on_nan='skip'):
+        model = Linear()
+        train_op = model.minimize()
+        saver = tf1.train.Saver()
+        path = os.path.join(str(tmp_path), 'm.ckpt')
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            train(session, train_op, 2)
+            saver.save(session, path, global_step=2)
+            train(session, train_op, 3)
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+                for _ in range(1000):  # a handler runs within a few of these
+                    pass
+            assert newest(tmp_path) == path + '-5'
+            # The script has caught it and goes on; the next one is heard as well.
+            train(session, train_op, 2)
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+                for _ in range(1000):
+                    pass
+            assert newest(tmp_path) == path + '-7'
+
+
+def test_where_the_script_has_saved_nothing_a_line_says_so():
+    with slimguard.instrument(on_nan='skip'):
+        model = Linear()
+        train_op = model.minimize()
+        with tf1.Session() as session, LogLines() as lines:
+            session.run(tf1.global_variables_initializer())
+            train(session, train_op, 1)
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+                for _ in range(1000):
+                    pass
+    assert [line for line in lines if 'the last good state is not saved' in line]
+
+
+def test_a_handler_of_the_scripts_own_stays():
+    heard = []
+    signal.signal(signal.SIGINT, lambda *_: heard.append(True))
+    try:
+        with slimguard.instrument(on_nan='skip'):
+            model = Linear(bad=lambda draw: os.kill(os.getpid(), signal.SIGINT))
+            train_op = model.minimize()
+            with tf1.Session() as session:
+                session.run(tf1.global_variables_initializer())
+                train(session, train_op, 1)
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert heard
+
+
+def test_a_session_that_outlives_the_guards_tells_of_itself(capfd):
+    with slimguard.instrument(on_nan='skip'):
+        model = Linear(bad=(0, 1))
+        train_op = slimguard.guard(model.minimize(), loss=model.loss)
+        session = tf1.Session()
+        session.run(tf1.global_variables_initializer())
+        train(session, train_op, 1)
+    assert 'this step wrote nothing' not in capfd.readouterr().err
+    train(session, train_op, 1)
+    assert 'this step wrote nothing' in capfd.readouterr().err
+
+
+class TestWhatIsResumedFrom:
+    def test_is_a_good_checkpoint(self, tmp_path):
+        *_, good, bad = write(tmp_path)
+        truncate(bad + '.data-00000-of-00001')
+        before = (tmp_path / 'checkpoint').read_bytes()
+        with slimguard.instrument(), LogLines() as lines:
+            assert tf1.train.latest_checkpoint(str(tmp_path)) == good
+            state = tf1.train.get_checkpoint_state(str(tmp_path))
+            assert state.model_checkpoint_path == good
+        assert [line for line in lines if 'is truncated' in line and 'resuming from' in line]
+        assert (tmp_path / 'checkpoint').read_bytes() == before  # no file is changed
+        assert tf1.train.latest_checkpoint(str(tmp_path)) == bad
+
+    def test_is_finite(self, tmp_path):
+        good, _ = write(tmp_path, [1.0, float('nan')])
+        with slimguard.instrument():
+            assert tf1.train.latest_checkpoint(str(tmp_path)) == good
+
+    def test_is_what_there_is_where_nothing_is_good(self, tmp_path):
+        (only,) = write(tmp_path, [float('nan')])
+        with slimguard.instrument(), LogLines() as lines:
+            assert tf1.train.latest_checkpoint(str(tmp_path)) == only
+        assert [line for line in lines if 'there is none that is good' in line]
+
+    def test_is_nothing_where_nothing_is(self, tmp_path):
+        with slimguard.instrument():
+            assert tf1.train.latest_checkpoint(str(tmp_path)) is None

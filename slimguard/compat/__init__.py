@@ -22,8 +22,9 @@ The files:
     inventory.py     report(): what is installed, put back and missing
     modules.py       looks modules and names up
     tf_private.py    every private name of TensorFlow that slimguard takes, and why
+    tf_callers.py    the same for what is read from the frames of TensorFlow's functions
 
-`tf_private` imports TensorFlow; the others do so only where they are called.
+`tf_private` and `tf_callers` import TensorFlow; the others do so only where they are called.
 """
 
 from slimguard.compat.inventory import Report, report

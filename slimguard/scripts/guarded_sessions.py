@@ -26,7 +26,7 @@ from slimguard.scripts.script_files import ScriptFiles
 from slimguard.scripts.script_preemption import ScriptPreemption
 from slimguard.scripts.script_watcher import ScriptWatcher, is_of_incident, stop_error
 from slimguard.scripts.train_steps import Step, TrainSteps
-from slimguard.training import incident_reading
+from slimguard.training import incident_reading, step_counters
 from slimguard.training.hooked_session import HookedSession
 
 _NO_PARTIAL_RUN = (
@@ -82,6 +82,7 @@ class GuardedSessions:
         patches.wrap(owner, 'partial_run_setup', self._partial_run_setup)
         patches.wrap(tf.Graph, 'finalize', self._finalize)
         patches.wrap(tf1.train.NanTensorHook, 'after_run', self._after_run_of_nan_hook)
+        patches.wrap(tf1.train.StepCounterHook, 'after_run', step_counters.after_run)
 
     # What takes the place of TensorFlow's methods.
 

@@ -15,6 +15,7 @@ from slimguard.scripts.script_files import ScriptFiles, ScriptRestorer
 from slimguard.scripts.script_preemption import save_quietly
 from slimguard.training.context import TrainingContext
 from slimguard.training.gate_watcher import GateWatcher
+from slimguard.training.hook_training import KeptByLoop
 from slimguard.training.incident_reading import Reading
 from slimguard.training.recovery import Recovery
 
@@ -71,6 +72,7 @@ class ScriptWatcher(GateWatcher):
 
     def begin(self):
         self._journal = Journal()
+        self._own = KeptByLoop(self._evidence)
         restorer = ScriptRestorer(self._files, tf1.get_default_graph())
         policies = FallbackChain(self.on_nan, self._otherwise)
         self._handle_with(policies, self._journal, Recovery(restorer))

@@ -10,6 +10,7 @@ What watches, in any loop:
     recovery.py           back to a checkpoint: one process, or a job
     context.py            what a training hands to its watchers
     watchers.py           lends them that; picks the one that decides
+    step_counters.py      TensorFlow's StepCounterHook, told of steps that were held back
     checkpoint_dir.py     the directory that a session saves to
 
 The loops:

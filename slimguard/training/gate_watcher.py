@@ -4,9 +4,7 @@ It puts together what is each a file of its own: which runs to watch (watched_ru
 tell (incident_reading.py), and what is then done (incident_handler.py).
 """
 
-import contextlib
-import math
-from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, List, Optional, Sequence
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -16,29 +14,22 @@ from slimguard.checkpoints.finite_saver import offer_saver
 from slimguard.checkpoints.rollback import Restorer
 from slimguard.cluster.job import Job, job_of
 from slimguard.cluster.sync_replicas import keep_tokens_open
-from slimguard.compat import tf_private
+from slimguard.compat import tf_callers
 from slimguard.diagnosis.evidence import Evidence
 from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.graph import op_of
-from slimguard.incidents.incident import Incident, NanLossError
+from slimguard.incidents.incident import Incident
 from slimguard.incidents.journal import Journal
 from slimguard.incidents.policies import FallbackChain, OnNan, Policy, Raise, Rollback, Skip, Stop
 from slimguard.system import files
-from slimguard.training import checkpoint_dir
+from slimguard.training import checkpoint_dir, step_counters
 from slimguard.training.context import Borrower, TrainingContext
-from slimguard.training.hook_training import DEFAULTS, HookTraining, Settings
+from slimguard.training.hook_training import DEFAULTS, HookTraining, KeptByLoop, Settings
 from slimguard.training.incident_handler import NO_GATE, NO_LOGDIR, Action, IncidentHandler
 from slimguard.training.incident_reading import Reading
 from slimguard.training.open_incident import IncidentList
 from slimguard.training.recovery import Preparation, Recovery
-from slimguard.training.watched_run import WatchedRuns, take_untold
-
-
-class _Shown(NamedTuple):
-    """What is fetched in a step after which the progress is shown."""
-
-    told: Any
-    losses: Sequence[Any]  # one, or none
+from slimguard.training.watched_run import WatchedRuns
 
 
 class GateWatcher(Borrower, tf1.train.SessionRunHook):
@@ -61,16 +52,13 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         settings: Settings = DEFAULTS,
     ):
         gates.require_max_loss(max_loss)
-        Borrower.__init__(
-            self, max_loss, None if logdir is None else files.as_logdir(logdir), ends_job
-        )
+        logdir = None if logdir is None else files.as_logdir(logdir)
+        Borrower.__init__(self, max_loss, logdir, ends_job)
         self._incident_list = IncidentList()
         self.incidents = self._incident_list.incidents
         self.on_nan = on_nan
         self.job: Optional[Job] = None
         self._settings = settings.require()
-        self._own: Optional[HookTraining] = None  # where the loop itself keeps nothing
-        self._last_loss: Any = None  # of the last good step that was shown
         self._loss = loss
         self._otherwise = Raise() if fail_on_nan_loss else Stop()
         self._directory = self.logdir  # of this training
@@ -87,16 +75,11 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
 
     def give_back(self) -> None:
         self._handler.close()
-        self._own = None
         self._be_idle()
 
     def evidence_of(self, gate: gates.Gate) -> Optional[Evidence]:
         """What captures the bad steps of a gate, if the training has that."""
-        return self._evidence_by_gate.get(gate)
-
-    @property
-    def _evidence_by_gate(self) -> Mapping[gates.Gate, Evidence]:
-        return self._training.evidence if self._own is None else self._own.evidence
+        return self._own.evidence.get(gate)
 
     # The hook.
 
@@ -105,31 +88,25 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         _require_loss_in(graph, self._loss, type(self).__name__)
         self.job = None
         policies = FallbackChain(self.on_nan, self._otherwise)
-        calling = tf_private.session_among_callers(self)
+        calling = tf_callers.session_among_callers(self)
         self._directory = _directory_for(self, self._training, policies, calling.dirs)
-        self._own = None
-        saver = self._training.saver
-        if not self._training.is_kept:
-            # In a job its place tells who saves; but what is restored first is looked at before.
-            saves = calling.is_chief if self._training.joins_job else True
-            self._own = HookTraining(graph, self._directory, calling, self._settings, saves)
-            saver = self._own.saver
+        self._own = _own_part(self._training, graph, self._directory, calling, self._settings)
         recovery = None
         if self._directory is not None and (self.logdir is not None or _may_go_back(policies)):
-            recovery = Recovery(Restorer(saver or offer_saver(graph), self._directory))
-        self._handle_with(
-            policies, Journal(self._directory, self._training.summary_writer), recovery
-        )
+            saver = self._training.saver or self._own.saver or offer_saver(graph)
+            recovery = Recovery(Restorer(saver, self._directory))
+        journal = Journal(self._directory, self._training.summary_writer)
+        self._handle_with(policies, journal, recovery)
         leave_out_bad_values(graph)
+        step_counters.teach_those_beside(self)
         if self.ends_job:
             keep_tokens_open(graph)
 
     def after_create_session(self, session, coord):
         if self.job is None and self._training.joins_job:
             self.job = _job_in(session, self._loss, self._training.is_chief, self._directory)
-        if self._own is not None:
-            saves = self.job is None or self.job.is_chief
-            self._own.open(session, saves, self._handler.close)
+        is_chief = self.job is None or self.job.is_chief
+        self._own.open(session, is_chief, self._handler.close)
         if self.job is None:
             if self._training.is_chief is not False:
                 self._preparation.try_now(session)
@@ -139,22 +116,14 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
 
     def before_run(self, run_context):
         if self.job is not None:
-            with self._saving_before_errors(run_context.session):
+            with self._own.saving_before_errors(run_context.session, self.take_failure):
                 self.job.check()
         self._preparation.before_step(run_context.session)
         run = self._runs.run_for(run_context)
-        if run is None:
-            return None
-        args = run.args(run_context, self.max_loss)
-        if self._own is not None and self._own.is_progress_due():
-            return args._replace(fetches=_Shown(args.fetches, run.losses[:1]))
-        return args
+        return run and self._own.asking(run.args(run_context, self.max_loss), run.losses)
 
     def after_run(self, run_context, run_values):
-        if self._own is not None:
-            self._own.step_ended(run_context)
-            if isinstance(run_values.results, _Shown):
-                run_values = self._show(run_context, run_values)
+        run_values = self._own.answered(run_context, run_values, self.incident_count)
         found = self._read(run_context, run_values)
         if found == []:
             self.step_was_good()
@@ -165,8 +134,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         """Comes in place of `after_run` where that of a hook before this one has raised an error.
 
         Args:
-          run_context: as for `after_run`.
-          run_values: as for `after_run`.
+          run_context, run_values: as for `after_run`.
           acting: what raised the error, for the record.
           error: the error.
         """
@@ -176,14 +144,12 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
     def _read(self, run_context, run_values) -> Optional[List[Reading]]:
         """The incidents of a run; None if it is no step of a training that is watched."""
         run = self._runs.run_for(run_context)
-        if run is None:
-            return None
-        return run.read(run_values.results, self.max_loss, run_context)
+        return None if run is None else run.read(run_values.results, self.max_loss, run_context)
 
     def end(self, session):
-        if self._own is not None:
-            self._own.end()
-        self._take_leave(session)
+        self._own.end()
+        for reading in self._runs.leave(session):
+            self._handler.record_unseen(self._remember(reading))
         self._handler.close()
         if self._training.is_chief is None:  # else `train` says so, once it has saved
             self.end_job()
@@ -192,8 +158,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         """Acts on an incident; override it to act otherwise.
 
         By default, does what the policy says: raises `NanLossError`, or asks `run_context` to
-        stop, or restores a checkpoint, or does nothing, so that the training goes on with the
-        next batch.
+        stop, or restores a checkpoint, or does nothing: the next batch comes.
 
         Args:
           run_context: the `SessionRunContext` of the run, with its session and `request_stop`.
@@ -207,9 +172,8 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         Then a loop may do so in its place, and call `step_was_good` or `handle`.
         """
         mine = [getattr(method, '__func__', None) for method in (self.before_run, self.after_run)]
-        if mine != [GateWatcher.before_run, GateWatcher.after_run]:
-            return False
-        run = self._runs.run_for(run_context)
+        is_mine = mine == [GateWatcher.before_run, GateWatcher.after_run]
+        run = self._runs.run_for(run_context) if is_mine else None
         return run is not None and run.gates == [gate] and not run.looks_at_loss
 
     def step_was_good(self) -> None:
@@ -221,7 +185,8 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
 
         What a callable of the user's raises leaves here once the incident is on record.
         """
-        with self._saving_before_errors(run_context.session):
+        step_counters.note_incident(run_context.session.graph)
+        with self._own.saving_before_errors(run_context.session, self.take_failure):
             self._handler.handle(run_context, self._remember(reading), _action_of(self))
 
     def record_failure(
@@ -237,40 +202,6 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         self._incident_list.add(reading.incident)
         return reading
 
-    @contextlib.contextmanager
-    def _saving_before_errors(self, session) -> Iterator[None]:
-        """Saves the last good state before an error ends the training, where no loop does that."""
-        try:
-            yield
-        except NanLossError as error:
-            if self._own is not None:
-                self._own.save(session, error.incident)
-            raise
-        except Exception:
-            failure = None if self._own is None else self.take_failure()
-            if self._own is not None and failure is not None:
-                self._own.save(session, failure)
-            raise
-
-    def _show(self, run_context, run_values):
-        """Shows the progress. Returns the values as they are in other steps."""
-        told, losses = run_values.results
-        if losses and math.isfinite(losses[0]):
-            self._last_loss = losses[0]
-        assert self._own is not None, 'it asked for them'
-        self._own.show_progress(run_context.session, self._last_loss, self.incident_count)
-        return run_values._replace(results=told)
-
-    def _take_leave(self, session) -> None:
-        """Records what nobody was told of; from then on, bad steps of the session are printed."""
-        for gate in self._runs.all_gates():
-            try:
-                for reading in take_untold(gate, session):
-                    self._handler.record_unseen(self._remember(reading))
-                gate.untold.unwatch(session)
-            except tf.errors.OpError as error:  # a server that is gone must not fail a good end
-                tf1.logging.warning('slimguard: the end of the session is not clean: %s', error)
-
     def take_failure(self) -> Optional[Incident]:
         """The incident whose handling failed, if the last good state is in memory; told once."""
         return self._handler.take_failure()
@@ -281,32 +212,42 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
             self.job.end()
 
     def _count_of(self, gate: gates.Gate) -> tf.Tensor:
-        if self._own is not None and not gate.bad.graph.finalized:
-            self._own.capture(gate)  # it was guarded after the hook began
+        self._own.capture(gate)  # it may have been guarded after the hook began
         evidence = self.evidence_of(gate)
         return gate.untold_count if evidence is None else evidence.capture.untold_count
 
     def _be_idle(self) -> None:
         """Keeps nothing of a training; `begin` makes it ready for the next."""
+        self._own = KeptByLoop({})
         self._handle_with(FallbackChain(self.on_nan, self._otherwise), Journal())
 
     def _handle_with(
         self, policies: FallbackChain, journal: Journal, recovery: Optional[Recovery] = None
     ) -> None:
-        self._handler = IncidentHandler(
-            policies,
-            self._otherwise,
-            journal,
-            self._evidence_by_gate,
-            recovery,
-            self._incident_list.replace,
-        )
+        evidence, replaced = self._own.evidence, self._incident_list.replace
+        told = (policies, self._otherwise, journal, evidence, recovery, replaced)
+        self._handler = IncidentHandler(*told)
         self._preparation = Preparation(self._prepare)
         refusal = NO_GATE % (self.on_nan,) if policies.may(Skip) else None
         self._runs = WatchedRuns(self._loss, refusal, self._count_of)
 
     def _prepare(self, session) -> None:
         self._handler.prepare(session, None if self.job is None else self.job.went_back)
+
+
+def _own_part(
+    context: TrainingContext,
+    graph: tf.Graph,
+    directory: Optional[str],
+    calling: tf_callers.CallingSession,
+    settings: Settings,
+) -> KeptByLoop:
+    """What a watcher does beyond watching, in a loop that does it not."""
+    if context.is_kept:
+        return KeptByLoop(context.evidence)
+    # In a job its place tells who saves; but what is restored first is looked at before.
+    saves = calling.is_chief if context.joins_job else True
+    return HookTraining(graph, directory, calling, settings, saves)
 
 
 def _require_loss_in(graph: tf.Graph, loss: Optional[tf.Tensor], name: str) -> None:

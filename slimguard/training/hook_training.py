@@ -7,9 +7,20 @@ to no hook, so it listens at the session's `close`.
 """
 
 import contextlib
+import math
 import sys
 import weakref
-from typing import Any, Callable, Dict, NamedTuple, Optional
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterator,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+)
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -18,9 +29,9 @@ from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.checkpoints import repair
 from slimguard.checkpoints.finite_saver import FiniteSaver, make_finite, offer_saver
-from slimguard.compat import tf_private
+from slimguard.compat import tf_callers, tf_private
 from slimguard.diagnosis.evidence import Evidence, collect, require_max_bundles
-from slimguard.incidents.incident import Incident
+from slimguard.incidents.incident import Incident, NanLossError
 from slimguard.training.checkpoint_keeper import CheckpointKeeper
 from slimguard.training.preemption import Preemption
 from slimguard.training.progress import Progress, progress_bar
@@ -45,7 +56,52 @@ DEFAULTS = Settings()
 _kept_in: Any = weakref.WeakKeyDictionary()
 
 
-class HookTraining:
+class KeptByLoop:
+    """The part that a hook takes where the loop itself does all this: none.
+
+    Attributes:
+      evidence: by gate, what captures and examines its bad steps.
+      saver: what saves; None if nothing is saved, or the loop knows.
+    """
+
+    def __init__(self, evidence: Mapping[gates.Gate, Evidence]):
+        self.evidence: Mapping[gates.Gate, Evidence] = evidence
+        self.saver: Optional[FiniteSaver] = None
+
+    def capture(self, gate: gates.Gate) -> None:
+        """Has the bad steps of a gate captured, from its next step on."""
+
+    def open(self, session, saves: bool, closed: Callable[[], None]) -> None:
+        """A session is there; it may be a new one in place of one that failed.
+
+        Args:
+          session: the `tf.compat.v1.Session`.
+          saves: whether this process saves, as far as the job knows.
+          closed: called when the session is closed.
+        """
+
+    def asking(self, args: tf1.train.SessionRunArgs, losses: Sequence[tf.Tensor]) -> Any:
+        """What the hook asks for in a step: `args`, and what else there is to know."""
+        return args
+
+    def answered(self, run_context, run_values, incidents: int) -> Any:
+        """What the hook is to read of what it asked for: the values for `args`."""
+        return run_values
+
+    def saving_before_errors(self, session, take_failure: Callable) -> ContextManager:
+        """Saves the last good state before an error ends the training.
+
+        Args:
+          session: the session.
+          take_failure: gives the incident whose handling failed, if that state is in memory.
+        """
+        return contextlib.ExitStack()
+
+    def end(self) -> None:
+        """The training has ended as it should; what saves at its end does so."""
+
+
+class HookTraining(KeptByLoop):
     """A training from the `begin` of a hook to the end of its session.
 
     Args:
@@ -54,21 +110,18 @@ class HookTraining:
       calling: what is known of the session that is being made.
       settings: what the user says.
       saves: whether this process is one that saves; None if that is not known yet.
-
-    Attributes:
-      evidence: by gate, what captures and examines its bad steps.
-      saver: what saves; None if nothing is saved.
     """
 
     def __init__(
         self,
         graph: tf.Graph,
         directory: Optional[str],
-        calling: tf_private.CallingSession,
+        calling: tf_callers.CallingSession,
         settings: Settings,
         saves: Optional[bool],
     ):
-        self.evidence: Dict[gates.Gate, Evidence] = {}
+        self._captures: Dict[gates.Gate, Evidence] = {}
+        KeptByLoop.__init__(self, self._captures)
         self._graph = graph
         self._directory = directory if _trains(graph) else None
         self._calling = calling
@@ -79,8 +132,8 @@ class HookTraining:
         self._keeper: Optional[CheckpointKeeper] = None
         self._preemption: Optional[Preemption] = None
         self._progress: Optional[Progress] = None
+        self._loss: Any = None  # of the last good step that was shown
         self._stop_asked = False
-        self.saver: Optional[FiniteSaver] = None
         if self._directory is not None and saves is not False:
             self.saver = _finite_saver(graph, calling)
             if saves:
@@ -89,21 +142,13 @@ class HookTraining:
             self.capture(gate)
 
     def capture(self, gate: gates.Gate) -> None:
-        """Has the bad steps of a gate captured, from its next step on."""
-        if self._settings.capture and gate not in self.evidence:
+        if self._settings.capture and gate not in self._captures and not self._graph.finalized:
             directory = self._directory if self._saves is not False else None
-            collect(self.evidence, gate, directory, self._settings.max_bundles)
+            collect(self._captures, gate, directory, self._settings.max_bundles)
 
     # The session.
 
     def open(self, session, saves: bool, closed: Callable[[], None]) -> None:
-        """A session is there; it may be a new one in place of one that failed.
-
-        Args:
-          session: the `tf.compat.v1.Session`.
-          saves: whether this process saves, as far as the job knows.
-          closed: called when the session is closed.
-        """
         self._has_ended = self._stop_asked = False
         self._open = contextlib.ExitStack()
         if saves and self._directory is not None and self.saver is not None:
@@ -135,7 +180,6 @@ class HookTraining:
         self._stop_asked = True
 
     def end(self) -> None:
-        """The training has ended as it should; what saves at its end does so."""
         self._has_ended = True
 
     def close(self, session, close: Callable[[], None]) -> None:
@@ -144,33 +188,55 @@ class HookTraining:
         is_saved = self._has_ended and self._calling.saves_at_end
         with self._open:
             if (interrupted or self._stop_asked) and not is_saved:
-                self.save(session)
+                self._save(session)
             self._keeper = self._preemption = self._progress = None
             close()
 
     # The steps.
 
-    def is_progress_due(self) -> bool:
-        """Whether it is time to show how things are."""
-        return self._progress is not None and self._progress.is_due()
+    def asking(self, args: tf1.train.SessionRunArgs, losses: Sequence[tf.Tensor]) -> Any:
+        if self._progress is not None and self._progress.is_due():
+            return args._replace(fetches=_Shown(args.fetches, losses[:1]))
+        return args
 
-    def show_progress(self, session, loss: Any, incidents: int) -> None:
-        """Shows it; `loss` is that of the last good step, or None."""
-        if self._progress is not None:
-            step = tf1.train.get_global_step(self._graph)
-            step_now = 0 if step is None else int(session.run(step))
-            self._progress.show(step_now, loss, incidents)
-
-    def step_ended(self, run_context) -> None:
-        """Ends the loop after this step, if a signal asked for it."""
+    def answered(self, run_context, run_values, incidents: int) -> Any:
         if self._stop_asked and self._preemption is not None:
             self._preemption.end(run_context.session)
             run_context.request_stop()
+        if not isinstance(run_values.results, _Shown):
+            return run_values
+        told, losses = run_values.results
+        if losses and math.isfinite(losses[0]):
+            self._loss = losses[0]
+        if self._progress is not None:
+            step = tf1.train.get_global_step(self._graph)
+            step_now = 0 if step is None else int(run_context.session.run(step))
+            self._progress.show(step_now, self._loss, incidents)
+        return run_values._replace(results=told)
 
-    def save(self, session, incident: Optional[Incident] = None) -> None:
-        """Saves the last good state, before an incident or an interrupt ends the training."""
+    @contextlib.contextmanager
+    def saving_before_errors(self, session, take_failure: Callable) -> Iterator[None]:
+        try:
+            yield
+        except NanLossError as error:
+            self._save(session, error.incident)
+            raise
+        except Exception:
+            failure = take_failure()
+            if failure is not None:
+                self._save(session, failure)
+            raise
+
+    def _save(self, session, incident: Optional[Incident] = None) -> None:
         if self._keeper is not None:
             self._keeper.save(session, incident)
+
+
+class _Shown(NamedTuple):
+    """What is fetched in a step after which the progress is shown."""
+
+    told: Any
+    losses: Sequence[Any]  # one, or none
 
 
 def _trains(graph: tf.Graph) -> bool:
@@ -178,7 +244,7 @@ def _trains(graph: tf.Graph) -> bool:
     return bool(gates.gates_of(graph)) or any(map(graphs.is_apply, graph.get_operations()))
 
 
-def _finite_saver(graph: tf.Graph, calling: tf_private.CallingSession) -> FiniteSaver:
+def _finite_saver(graph: tf.Graph, calling: tf_callers.CallingSession) -> FiniteSaver:
     """What the session that is being made saves with, from now on a `FiniteSaver`.
 
     It is the session's own, or the graph's, as TensorFlow's hooks take it; else a new one.

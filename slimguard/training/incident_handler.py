@@ -76,10 +76,7 @@ class IncidentHandler:
         return self._policies.may(kind)
 
     def take_failure(self) -> Optional[Incident]:
-        """The incident whose handling ended in an error, if the last good state is in memory.
-
-        It is told once.
-        """
+        """The incident whose handling failed, if the last good state is in memory; told once."""
         failed_at, self._failed_at = self._failed_at, None
         return None if failed_at is None else failed_at.incident
 
@@ -138,11 +135,7 @@ class IncidentHandler:
             self._examine(session, reading, handled, ends=True)
 
     def record_unseen(self, reading: Reading) -> None:
-        """Records an incident of a run that no hook saw. Its batch is skipped: nothing was written.
-
-        Args:
-          reading: the incident, and what told of it.
-        """
+        """Records an incident of a run that no hook saw: it is as if its batch was skipped."""
         with self._handling(reading) as handled:
             handled.note(action=Skip.action)
             handled.note_reason('; in a run that went past the hooks')
@@ -197,11 +190,10 @@ class IncidentHandler:
     def act_by_policy(
         self, run_context, incident: Incident, job: Optional[Job], ends_job: bool
     ) -> None:
-        """Does what the policy says.
+        """Does what the policy says of an incident, which was decided on.
 
         Args:
           run_context: the `SessionRunContext` of the run.
-          incident: the incident, which was decided on.
           job: the part that the process takes in a job, or None.
           ends_job: whether the end of this training is that of the job.
         """

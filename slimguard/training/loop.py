@@ -15,7 +15,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.cluster.session_end import NEW_SESSION, as_aborted
-from slimguard.compat import tf_private
+from slimguard.compat import tf_callers
 from slimguard.graph import TrainOp
 from slimguard.incidents.incident import Incident, NanLossError
 from slimguard.training import incident_reading
@@ -107,7 +107,7 @@ class HookedSteps:
         """The session wrapper: slim calls it for every session it makes."""
         runs_in = self._begin_session(session)
         hooked = HookedSession(runs_in, self._hooks, self._train_op, self._wait_no_longer)
-        supervisor = tf_private.supervisor_that_calls()
+        supervisor = tf_callers.supervisor_that_calls()
         if supervisor is not None:
             self.coordinator = supervisor.coord
             take_reins(supervisor, hooked, self._has_ended, self._before_session, self._retried)

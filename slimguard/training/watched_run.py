@@ -98,11 +98,11 @@ def _told_in(run_context, gate: gates.Gate) -> List[Reading]:
     """What a gate told by the end of a run: the same to each hook that watches it."""
     told = run_context.__dict__.setdefault('_slimguard_told', {})
     if gate not in told:
-        told[gate] = take_untold(gate, run_context.session)
+        told[gate] = _take_untold(gate, run_context.session)
     return told[gate]
 
 
-def take_untold(gate: gates.Gate, session) -> List[Reading]:
+def _take_untold(gate: gates.Gate, session) -> List[Reading]:
     """The bad steps that nobody was told of."""
     return [incident_reading.of_gate(gate, told) for told in gate.untold.take(session)]
 
@@ -149,10 +149,17 @@ class WatchedRuns:
         self._last = (args, args.fetches) if is_op else (args,), run
         return run
 
-    def all_gates(self) -> List[gates.Gate]:
-        """The gates of all steps that were watched."""
+    def leave(self, session) -> List[Reading]:
+        """The bad steps that nobody was told of; from then on, those of the session are printed."""
         runs = [run for run, _ in self._runs.values() if run is not None]
-        return list(dict.fromkeys(gate for run in runs for gate in run.gates))
+        untold: List[Reading] = []
+        for gate in dict.fromkeys(gate for run in runs for gate in run.gates):
+            try:
+                untold += _take_untold(gate, session)
+                gate.untold.unwatch(session)
+            except tf.errors.OpError as error:  # a server that is gone must not fail a good end
+                tf1.logging.warning('slimguard: the end of the session is not clean: %s', error)
+        return untold
 
     def _plan(self, elements: list, graph: tf.Graph) -> Optional[Run]:
         found = [gate for gate in map(gates.gate_of, elements) if gate is not None]

@@ -1,0 +1,129 @@
+"""What TensorFlow hands to nobody, read from the frames of those that call: a new session.
+
+Variables and arguments of the functions of TensorFlow are private names as well. Each was seen in
+TensorFlow 1.15.5 and in 2.21.0, under the same name and with the same meaning.
+"""
+
+import sys
+from types import FrameType
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional
+
+import tensorflow.compat.v1 as tf1
+
+from slimguard.compat import tf_private
+
+
+def callers() -> Iterator[FrameType]:
+    """The frames of those that call the caller of this, the nearest first: `sys._getframe`.
+
+    The public `inspect.stack` reads source files.
+    """
+    frame: Optional[FrameType] = sys._getframe(2)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def supervisor_that_calls() -> Optional[tf1.train.Supervisor]:
+    """The Supervisor of the slim.learning.train that calls us, or None.
+
+    It is a local variable of that function, in tf_slim 1.1.0 and tf.contrib.slim of 1.15. slim
+    makes it and hands it to nobody.
+    """
+    for frame in callers():
+        for value in frame.f_locals.values():
+            if issubclass(type(value), tf1.train.Supervisor):
+                return value
+    return None
+
+
+class CallingSession(NamedTuple):
+    """What is known of the session that calls the `begin` of a hook: TensorFlow tells no hook.
+
+    Attributes:
+      dirs: where it keeps its checkpoints; there may be several, the first is the session's own.
+      is_chief: whether its process is the one that saves; None if that is not known.
+      owners: what may have its saver: the `CheckpointSaverHook`s beside the hook, the session's
+        `Scaffold`, and what creates the session.
+      builds_saver: whether it builds the graph's saver, once all hooks have begun.
+    """
+
+    dirs: List[str]
+    is_chief: Optional[bool]
+    owners: List[Any]
+    builds_saver: bool
+
+    def saver(self) -> Optional[tf1.train.Saver]:
+        """The Saver of the session, once that is made; None for that of the graph."""
+        for owner in self.owners:
+            scaffold = getattr(owner, '_scaffold', None)
+            for saver in (getattr(owner, '_saver', None), getattr(scaffold, '_saver', None)):
+                if saver is not None:
+                    return saver
+        return None
+
+    def use(self, saver: tf1.train.Saver) -> None:
+        """Has the session and its hooks save with `saver`, where they were given another."""
+        for owner in self.owners:
+            holders: List[Any] = [owner, getattr(owner, '_scaffold', None)]
+            for holder in holders:
+                if getattr(holder, '_saver', None) is not None:
+                    holder._saver = saver
+
+    @property
+    def saves_at_end(self) -> bool:
+        """Whether a hook saves when the training ends as it should."""
+        return any(isinstance(owner, tf1.train.CheckpointSaverHook) for owner in self.owners)
+
+
+def session_among_callers(hook: tf1.train.SessionRunHook) -> CallingSession:
+    """The session that calls `hook.begin`.
+
+    The argument or variable `hooks` of whoever calls has a `CheckpointSaverHook` beside the hook;
+    or it is `MonitoredTrainingSession`, whose arguments are `checkpoint_dir`, `is_chief` and
+    `scaffold`, and which has no such hook where the process is not the chief; or the constructor
+    of a `MonitoredSession`, whose argument is `session_creator`. Of all these it takes `_saver` and
+    `_scaffold`. A hook is given neither its session nor the other hooks.
+    """
+    dirs: Dict[str, None] = {}
+    is_chief: Optional[bool] = None
+    owners: List[Any] = []
+    builds_saver = False
+    for frame in callers():
+        hooks = frame.f_locals.get('hooks')
+        savers = _of_kind_beside(hook, tf1.train.CheckpointSaverHook, hooks)
+        dirs.update(dict.fromkeys(filter(None, map(tf_private.checkpoint_dir_of, savers))))
+        owners += savers
+        is_chief = True if savers else is_chief
+        if _is_of_tensorflow(frame, 'MonitoredTrainingSession'):
+            found = frame.f_locals.get('checkpoint_dir')
+            dirs.update({found: None} if found else {})
+            owners.append(frame.f_locals.get('scaffold'))
+            is_chief = bool(frame.f_locals.get('is_chief', True))
+        if 'session_creator' in frame.f_locals and _is_of_tensorflow(frame, '__init__'):
+            owners.append(frame.f_locals['session_creator'])
+            builds_saver = True
+    return CallingSession(list(dirs), is_chief, owners, builds_saver)
+
+
+def hooks_beside(hook: tf1.train.SessionRunHook, kind: type) -> List[Any]:
+    """The hooks of a kind in the session that calls `hook.begin`.
+
+    The argument or variable `hooks` of whoever calls has them beside the hook, which is given none
+    of the others.
+    """
+    found: Dict[Any, None] = {}
+    for frame in callers():
+        found.update(dict.fromkeys(_of_kind_beside(hook, kind, frame.f_locals.get('hooks'))))
+    return list(found)
+
+
+def _of_kind_beside(hook: tf1.train.SessionRunHook, kind: type, hooks: Any) -> List[Any]:
+    if not isinstance(hooks, (list, tuple)) or not any(one is hook for one in hooks):
+        return []
+    return [one for one in hooks if isinstance(one, kind)]
+
+
+def _is_of_tensorflow(frame: FrameType, name: str) -> bool:
+    module = str(frame.f_globals.get('__name__'))
+    return frame.f_code.co_name == name and module.startswith('tensorflow')

@@ -37,13 +37,8 @@ class Model:
                 net = slim.batch_norm(x, is_training=True, decay=0.9, scope='bn')
                 net = slim.fully_connected(net, 1, activation_fn=None, scope='fc')
             self.loss = tf.reduce_mean(tf.square(net - 1.0))
-            self.optimizer = tf1.train.MomentumOptimizer(0.02, 0.9)
-            self.sync = None
-            if sync:
-                self.optimizer = self.sync = role.synchronous(self.optimizer)
-            self.train_op = slimguard.create_train_op(
-                self.loss, self.optimizer, check_numerics=False
-            )
+            optimizer = tf1.train.MomentumOptimizer(0.02, 0.9)
+            self.train_op, self.sync = role.train_op(self.loss, optimizer, sync)
 
     def _draw(self):
         draw = self.drawn

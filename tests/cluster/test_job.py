@@ -49,13 +49,8 @@ class Count:
                 'count', [], tf.float64, initializer=tf1.zeros_initializer(), use_resource=True
             )
             self.loss = tf.identity(-x * self.count, name='loss')
-            self.optimizer = tf1.train.GradientDescentOptimizer(1.0)
-            self.sync = None
-            if options.get('sync'):
-                self.optimizer = self.sync = role.synchronous(self.optimizer)
-            self.train_op = slimguard.create_train_op(
-                self.loss, self.optimizer, check_numerics=False
-            )
+            optimizer = tf1.train.GradientDescentOptimizer(1.0)
+            self.train_op, self.sync = role.train_op(self.loss, optimizer, options.get('sync'))
 
     def _draw(self):
         draw = self.drawn

@@ -48,6 +48,7 @@ if __name__ == '__main__':  # the nursery; it takes slimguard from where the tes
 
 import tensorflow as tf
 
+import slimguard
 from tests.helpers.children import environment
 from tests.helpers.template import Forked
 
@@ -130,6 +131,16 @@ class Role:
         return tf1.train.SyncReplicasOptimizer(
             optimizer, replicas_to_aggregate=workers, total_num_replicas=workers
         )
+
+    def train_op(self, loss, optimizer, sync):
+        """A guarded train op, and the `SyncReplicasOptimizer` it is made with, or None.
+
+        Args:
+          sync: whether there is one, around `optimizer`.
+        """
+        waiting = self.synchronous(optimizer) if sync else None
+        train_op = slimguard.create_train_op(loss, waiting or optimizer, check_numerics=False)
+        return train_op, waiting
 
     def train_monitored(self, train_op, logdir, hooks, sync=None, **kwargs):
         """Trains in a `MonitoredTrainingSession` until that is to stop.

@@ -259,9 +259,9 @@ def test_a_bad_step_is_on_record_with_its_step_and_loss(tmp_path, calls, capfd):
     assert 'this step wrote nothing' not in capfd.readouterr().err  # it is said in the log
 
 
-def test_a_train_op_of_the_scripts_own_gate_is_as_quiet(capfd):
+def test_a_train_op_of_the_scripts_own_gate_is_as_quiet(tmp_path, capfd):
     """What it fetches of its gate tells as ever; what it trains by does not print beside."""
-    with slimguard.instrument('skip'), tf.Graph().as_default():
+    with slimguard.instrument('skip', logdir=tmp_path), tf.Graph().as_default():
         model = Fed()
         train_op = slimguard.guard(model.train_op, loss=model.loss)
         gate = gate_of(train_op)

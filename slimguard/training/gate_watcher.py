@@ -81,8 +81,6 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         """What captures the bad steps of a gate, if the training has that."""
         return self._own.evidence.get(gate)
 
-    # The hook.
-
     def begin(self):
         graph = tf1.get_default_graph()
         _require_loss_in(graph, self._loss, type(self).__name__)
@@ -127,8 +125,8 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         found = self._read(run_context, run_values)
         if found == []:
             self.step_was_good()
-        for reading in found or ():
-            self.handle(run_context, reading)
+        for each in found or ():
+            self.handle(run_context, each)
 
     def after_run_failed(self, run_context, run_values, acting: str, error: BaseException) -> None:
         """Comes in place of `after_run` where that of a hook before this one has raised an error.

@@ -97,6 +97,16 @@ def op_that_was_differentiated(op: tf.Operation) -> Optional[tf.Operation]:
     return getattr(op, '_original_op', None)
 
 
+def frames_of(op: tf.Operation) -> Any:
+    """The calls that led to `op`, each with `filename`, `lineno` and `name`; the outermost first.
+
+    `Operation._traceback` on 1.15. The public `traceback` asks the disk there, for each call of
+    each op, whether its file has changed. On 2.21 it does not, and the private name is gone.
+    """
+    found = getattr(op, '_traceback', None)
+    return op.traceback if found is None else found
+
+
 def slice_info(variable: Any) -> Any:
     """Which part of a partitioned variable `variable` is, by `full_name` and `spec`; or None.
 
@@ -203,6 +213,7 @@ def unfinalized(graph: tf.Graph) -> Iterator[None]:
     `Graph._finalized`. There is no public name for the first; `Graph.finalize` may be another's by
     now, and this is no end of the building of a graph.
     """
+    opened: Any = graph
     with _opening:
         others = getattr(graph, _OPENED, 0)
         is_mine = bool(others or graph.finalized)
@@ -216,7 +227,7 @@ def unfinalized(graph: tf.Graph) -> Iterator[None]:
             with _opening:
                 others = getattr(graph, _OPENED) - 1
                 setattr(graph, _OPENED, others)
-                graph._finalized = not others
+                opened._finalized = not others
 
 
 def number_of(op: tf.Operation) -> int:

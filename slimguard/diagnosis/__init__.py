@@ -5,6 +5,7 @@ The files:
     capture.py        keeps what a bad step drew
     step_ops.py       which ops make up a step
     rerun/            a step that can be run again, in place or in a copy of the graph
+    budget.py         how long that may take while the training goes on
     diagnose.py       finds the op that made the step bad: measures, searches, explains
     measured_step.py  the ranges of the tensors of a step
     search.py         where in a step non-finite numbers began

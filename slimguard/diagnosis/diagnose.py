@@ -19,10 +19,12 @@ from typing import Dict, List, Optional, Sequence
 import numpy as np
 import tensorflow as tf
 
+from slimguard import graph as graphs
 from slimguard.diagnosis import explanations
 from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.measured_step import MeasuredStep
+from slimguard.diagnosis.ranges import numbers
 from slimguard.diagnosis.rerun import (
     ExportOnce,
     Step,
@@ -73,6 +75,25 @@ def diagnose(
     exported = (export or ExportOnce(capture))()
     with StepCopy(exported, variables) as copy:
         return diagnose_step(copy.step(values), labels)
+
+
+def glance(capture: Capture, values: Dict[str, np.ndarray], why: str) -> Diagnosis:
+    """What can be told without running anything again: whether what the step drew was bad.
+
+    Args:
+      capture: the `Capture` of the train op.
+      values: what the step drew.
+      why: the sentence that says why there was no search.
+    """
+    found = Diagnosis('unknown', 'all that the step drew is finite, and nothing was run again')
+    for tensor in capture.sources:
+        value = values.get(tensor.name)
+        if value is None or tensor is capture.gate.limit or not graphs.is_float(tensor):
+            continue
+        if not np.isfinite(numbers(value)).all():
+            found = explanations.explain_source(tensor, value)
+            break
+    return found._replace(not_seen=(why,))
 
 
 def diagnose_step(step: Step, labels: Sequence[Label] = ()) -> Diagnosis:

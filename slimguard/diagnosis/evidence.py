@@ -8,14 +8,17 @@ every ten seconds, with a count of those left out.
 
 import collections
 import functools
+import math
 import time
 from typing import Callable, Dict, NamedTuple, Optional, Sequence
 
+import numpy as np
 import tensorflow.compat.v1 as tf1
 
 from slimguard.diagnosis import bundle
+from slimguard.diagnosis.budget import Estimate, seconds_for
 from slimguard.diagnosis.capture import Capture
-from slimguard.diagnosis.diagnose import diagnose
+from slimguard.diagnosis.diagnose import diagnose, glance
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.disk_room import NoRoomError, Room
 from slimguard.diagnosis.rerun import ExportOnce
@@ -23,6 +26,12 @@ from slimguard.gate import Gate, Label
 from slimguard.incidents.incident import replay_hint
 from slimguard.system import files
 from slimguard.system.rate import Rate
+
+_NO_SEARCH = (
+    'the step was not searched for the cause: the training would wait for longer than %.3g s; %s'
+)
+_IN_BUNDLE = 'python -m slimguard replay BUNDLE searches all of it'
+_NO_BUNDLE = 'with a logdir there would be a bundle, which is searched by replay'
 
 
 class Found(NamedTuple):
@@ -65,6 +74,9 @@ class Evidence:
         require_max_bundles(max_bundles)
         self.capture = Capture(gate)
         self.fetch = self.capture.fetch
+        # For diagnosis and bundle, of all incidents: it takes as long as some steps.
+        self._export = ExportOnce(self.capture)
+        self._estimate = Estimate(self.capture)
         self._logdir = None if logdir is None else files.as_path(logdir)
         self._max_bundles = max_bundles
         self._room = room
@@ -90,8 +102,12 @@ class Evidence:
         labels: Sequence[Label],
         is_last: bool = True,
         on_removed: Callable[[], None] = lambda: None,
+        step_seconds: float = 0.0,
     ) -> Found:
         """Diagnoses the bad step that just ran, and writes its bundle.
+
+        While the training goes on it waits for this, so the search for the cause takes no longer
+        than a second, or twenty steps. Where it would, only what the step drew is looked at.
 
         Args:
           session: the session, with the variables as the bad step left them.
@@ -100,6 +116,7 @@ class Evidence:
           is_last: whether the training ends with it. While it goes on, as many bundles are
             written as there may be, and later incidents cost nothing; the last one always is.
           on_removed: called if the bundle is removed again, as a checkpoint needs its room.
+          step_seconds: how long a step takes; 0 if that is not known.
         """
         try:
             values = self.capture.take(session)
@@ -108,10 +125,10 @@ class Evidence:
         except Exception as error:
             self._say('what the bad step drew could not be taken', error)
             return Found()
-        export = ExportOnce(self.capture)  # for both: it takes as long as a few steps
         diagnosis: Optional[Diagnosis] = None
         try:
-            diagnosis = diagnose(session, self.capture, values, labels, export)
+            seconds = math.inf if is_last else seconds_for(step_seconds)
+            diagnosis = self._diagnose(session, values, labels, seconds)
         except Exception as error:
             self._say('the bad step could not be diagnosed', error)
         if self._logdir is None:
@@ -125,9 +142,18 @@ class Evidence:
             values,
             diagnosis,
             self._max_bundles,
-            export=export,
+            export=self._export,
         )
         return Found(diagnosis, self._keep(write, on_removed))
+
+    def _diagnose(
+        self, session, values: Dict[str, np.ndarray], labels: Sequence[Label], seconds: float
+    ) -> Diagnosis:
+        rows = max([len(value) for value in values.values() if np.ndim(value)], default=1)
+        if self._estimate.is_within(seconds, rows):
+            return diagnose(session, self.capture, values, labels, self._export)
+        why = _NO_SEARCH % (seconds, _NO_BUNDLE if self._logdir is None else _IN_BUNDLE)
+        return glance(self.capture, values, why)
 
     def _keep(self, write: Callable[..., str], on_removed: Callable[[], None]) -> Optional[str]:
         """Writes a bundle if it can; returns its path."""

@@ -14,8 +14,9 @@ from slimguard.diagnosis import causes
 from slimguard.diagnosis.diagnosis import Diagnosis, Input
 from slimguard.diagnosis.hidden_ops import explain_inside
 from slimguard.diagnosis.measured_step import SAME_NUMBERS, MeasuredStep
-from slimguard.diagnosis.ranges import NonFinite, Range, find_non_finite
+from slimguard.diagnosis.ranges import NonFinite, Range, find_non_finite, measure
 from slimguard.diagnosis.rerun import Step
+from slimguard.diagnosis.source_lines import Origins
 from slimguard.graph import key
 
 _LARGE_WEIGHT = 1e6
@@ -44,6 +45,21 @@ def explain_non_finite(measured: MeasuredStep, tensor: tf.Tensor) -> Diagnosis:
         if trouble.startswith('overflow'):
             trouble += _large_weights(measured)
     return told._replace(trouble=trouble)
+
+
+def explain_source(tensor: tf.Tensor, value: np.ndarray) -> Diagnosis:
+    """What a step drew is not finite."""
+    told = Diagnosis(
+        phase='input',
+        trouble='',
+        op=tensor.op.name,
+        op_type=tensor.op.type,
+        tensor=tensor.name,
+        line=Origins(tensor.graph)(tensor.op.name).line,
+        output=measure(value, tensor.dtype.base_dtype.name),
+        non_finite=find_non_finite(value),
+    )
+    return _explain_source(told)
 
 
 def explain_square(measured: MeasuredStep, name: str) -> Diagnosis:

@@ -52,6 +52,7 @@ class Origins:
         self._graph = graph
         self._theirs = _directories()
         self._lines: Dict[Tuple[str, int, str], Optional[Line]] = {}
+        self._files: Dict[str, bool] = {}  # whether one is theirs
 
     def __call__(self, name: str) -> Origin:
         op = self._graph.get_operation_by_name(name)
@@ -69,6 +70,11 @@ class Origins:
         return None
 
     def _is_theirs(self, file: str) -> bool:
+        if file not in self._files:
+            self._files[file] = self._look_whose(file)
+        return self._files[file]
+
+    def _look_whose(self, file: str) -> bool:
         if file.startswith(self._theirs):
             return True
         # Where packages lie inside of Python's own directory, they may well be the user's.
@@ -104,7 +110,7 @@ def _frames(op) -> List[Tuple[str, int, str]]:
     # as well, and go through all of `sys.modules` for a file that has none, such as a notebook's.
     return [
         (frame.filename, frame.lineno, frame.name) if hasattr(frame, 'filename') else frame[:3]
-        for frame in op.traceback or ()
+        for frame in tf_private.frames_of(op) or ()
     ]
 
 

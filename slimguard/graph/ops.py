@@ -87,8 +87,10 @@ class Maker:
         which = self.cast(is_finite, tf.int32, near)
         two = {'num_partitions': tf1.AttrValue(i=2)}
         _, finite = self._create('DynamicPartition', [x, which], [dtype] * 2, two, near).outputs
-        shape = {'shape': tf1.AttrValue(shape=tf.TensorShape(None).as_proto())}
-        return self._create('PlaceholderWithDefault', [finite], [dtype], shape, near).outputs[0]
+        shape = tf1.AttrValue()
+        shape.shape.unknown_rank = True
+        kind = 'PlaceholderWithDefault'
+        return self._create(kind, [finite], [dtype], {'shape': shape}, near).outputs[0]
 
     def alike(self, tensors: Sequence[tf.Tensor]) -> List[List[int]]:
         """Puts the numbers of tensors together that can be joined along their first axis.

@@ -8,6 +8,7 @@ import tensorflow as tf
 from slimguard import gate as gates
 from slimguard.cluster.job import Job
 from slimguard.cluster.session_end import NEW_SESSION
+from slimguard.diagnosis.budget import Pace
 from slimguard.diagnosis.evidence import Evidence
 from slimguard.incidents.incident import Incident, NanLossError
 from slimguard.incidents.journal import Journal
@@ -64,6 +65,7 @@ class IncidentHandler:
         self._replaced = replaced
         self._handled: Optional[OpenIncident] = None  # now
         self._failed_at: Optional[OpenIncident] = None
+        self._pace = Pace()
         self._acting = ''  # the name of what is running of the user's
 
     @property
@@ -82,6 +84,7 @@ class IncidentHandler:
 
     def step_was_good(self) -> None:
         """Notes that a step was no incident."""
+        self._pace.note_step()
         self._policies.step_was_good()
 
     def note_rollbacks(self, rollbacks: int) -> None:
@@ -177,6 +180,7 @@ class IncidentHandler:
             gate.labels_of(reading.bad),
             ends,
             on_removed=handled.bundle_is_gone,
+            step_seconds=self._pace.seconds,
         )
         diagnosis = None if found.diagnosis is None else str(found.diagnosis)
         handled.note(diagnosis=diagnosis, bundle=found.bundle)

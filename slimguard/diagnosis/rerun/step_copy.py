@@ -49,6 +49,8 @@ class StepCopy:
                 raise ReplayError('the graph of this step is not whole: %s' % error) from None
         written = _written_ahead(self.gate)
         config = tf1.ConfigProto(allow_soft_placement=True)
+        # Each run is one of few: to rewrite its graph would take longer than to run it.
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
         self.session = tf1.Session(graph=self.graph, config=config)
         self._variables = _Variables(self.session, loads, variables, written)
 

@@ -174,14 +174,9 @@ class IncidentHandler:
         gate = reading.gate
         if gate is None or gate not in self._evidence:
             return
-        found = self._evidence[gate].examine(
-            session,
-            handled.incident,
-            gate.labels_of(reading.bad),
-            ends,
-            on_removed=handled.bundle_is_gone,
-            step_seconds=self._pace.seconds,
-        )
+        labels, pace = gate.labels_of(reading.bad), self._pace.seconds
+        examine, gone = self._evidence[gate].examine, handled.bundle_is_gone
+        found = examine(session, handled.incident, labels, ends, gone, step_seconds=pace)
         diagnosis = None if found.diagnosis is None else str(found.diagnosis)
         handled.note(diagnosis=diagnosis, bundle=found.bundle)
 

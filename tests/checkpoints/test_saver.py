@@ -402,3 +402,25 @@ def test_what_a_server_wrote_before_it_died_is_what_a_restart_resumes_from(folde
         weights.set(session, 3)
         saver.restore(session, str(folder / 'm-2'))
         assert (session.run(weights.w) == 2).all()
+
+
+def test_a_check_takes_an_op_a_variable_and_the_exact_one_comes_when_it_is_needed(tmp_path):
+    variables = [tf1.get_variable('w%d' % n, [2, 3]) for n in range(30)]
+    plain = tf1.train.Saver()
+    graph = tf1.get_default_graph()
+    before = len(graph.get_operations())
+    saver = slimguard.FiniteSaver(plain)
+    assert len(graph.get_operations()) - before < 2 * len(variables)
+    graph.finalize()
+    with tf1.Session() as session:
+        session.run([variable.initializer for variable in variables])
+        large = variables[7].initializer.inputs[1]
+        session.run(variables[7].initializer, {large: np.full([2, 3], 1e30, np.float32)})
+        path = saver.save(session, str(tmp_path / 'large'))
+        with LogLines() as lines:
+            session.run(variables[7].initializer, {large: np.full([2, 3], np.nan, np.float32)})
+            assert saver.save(session, str(tmp_path / 'bad')) is None
+    assert graph.finalized
+    assert any('is refused, not finite: w7.' in line for line in lines)
+    value = tf1.train.NewCheckpointReader(path).get_tensor('w7')
+    assert (value == np.float32(1e30)).all()

@@ -34,6 +34,15 @@ def test_a_histogram_shows_what_is_finite():
     assert drawn(shown).num == 2
 
 
+def test_a_histogram_takes_few_ops():
+    for number in range(5):
+        tf1.summary.histogram('h%d' % number, tf.constant(BAD))
+    graph = tf1.get_default_graph()
+    before = graph.version
+    leave_out_bad_values(graph)
+    assert graph.version - before == 5 * 4
+
+
 def test_where_nothing_is_finite_it_shows_nothing():
     shown = tf1.summary.histogram('shown', tf.fill([3, 2], np.float32('nan')))
     leave_out_bad_values(shown.graph)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from slimguard.gate import guard as guard
     from slimguard.hooks import NanLossHook as NanLossHook
     from slimguard.incidents.incident import Incident as Incident
-    from slimguard.incidents.incident import NanLossError as NanLossError
+    from slimguard.incidents.nan_loss_error import NanLossError as NanLossError
     from slimguard.incidents.policies import Raise as Raise
     from slimguard.incidents.policies import Rollback as Rollback
     from slimguard.incidents.policies import Skip as Skip
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _HOMES = {
     'FiniteSaver': 'checkpoints.finite_saver',
     'Incident': 'incidents.incident',
-    'NanLossError': 'incidents.incident',
+    'NanLossError': 'incidents.nan_loss_error',
     'NanLossHook': 'hooks',
     'Raise': 'incidents.policies',
     'Rollback': 'incidents.policies',

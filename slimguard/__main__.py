@@ -1,6 +1,7 @@
 """The command line: ``python -m slimguard``, and the console script ``slimguard``.
 
-Imports no TensorFlow before it has something to run, so that help and usage errors come at once.
+Imports no TensorFlow before it has something to run or a checkpoint to read, so that help, usage
+errors and the record of incidents come at once.
 """
 
 import argparse
@@ -321,7 +322,7 @@ def _checkpoints(options: argparse.Namespace) -> None:
 
 def _incidents(options: argparse.Namespace) -> None:
     _require_logdir(options.folder)
-    from slimguard.incidents import record_file, record_reader, record_table
+    from slimguard.incidents import record_path, record_reader, record_table
 
     try:
         record = record_reader.read_record(options.folder)
@@ -337,7 +338,7 @@ def _incidents(options: argparse.Namespace) -> None:
     for note in record.notes:
         terminal.complain(note)
     if record.is_foreign:
-        path = record_file.path_in(options.folder)
+        path = record_path.path_in(options.folder)
         _refuse('%s is no record of slimguard, or a damaged one: it has no incident' % path)
 
 

@@ -11,7 +11,8 @@ from slimguard.cluster.own_entry import CHIEF, OwnEntry, new_number
 from slimguard.cluster.session_end import aborted, stop
 from slimguard.cluster.sync_replicas import Replicas
 from slimguard.cluster.waiting import PAUSE, Reminder, insist
-from slimguard.incidents.incident import Incident, NanLossError
+from slimguard.incidents.incident import Incident
+from slimguard.incidents.nan_loss_error import NanLossError
 
 # A process whose entry does not change for so many seconds is dead.
 _SILENCE = 6.0

@@ -7,7 +7,8 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.cluster.waiting import PAUSE
-from slimguard.incidents.incident import Incident, NanLossError
+from slimguard.incidents.incident import Incident
+from slimguard.incidents.nan_loss_error import NanLossError
 
 # How long threads may take to end by themselves, in seconds, before the session is closed on them.
 _GRACE = 2.0

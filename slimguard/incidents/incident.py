@@ -1,11 +1,9 @@
-"""What happened: :class:`Incident`, and :class:`NanLossError`, which ends a training with one."""
+"""What happened: :class:`Incident`. Imports no TensorFlow, so that a record can be read without."""
 
 import dataclasses
 import math
 import time
 from typing import Any, Callable, Dict, Optional, Tuple
-
-import tensorflow as tf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,40 +148,3 @@ _KINDS: Dict[str, Callable[[Any], bool]] = {
 def replay_hint(bundle: str) -> str:
     """The line that says how to run a bad step again."""
     return 'to run it again: python -m slimguard replay ' + bundle
-
-
-class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.InvalidArgumentError):
-    """Training ended by the policy 'raise'.
-
-    It is caught by handlers of both errors that TensorFlow raises for a NaN:
-    `tf.compat.v1.train.NanLossDuringTrainingError` (its `NanTensorHook`) and
-    `tf.errors.InvalidArgumentError` (its `check_numerics`).
-
-    Its message ends with what made the step bad, and the command that runs it again, where
-    `slimguard.train` captured it.
-
-    Attributes:
-      incident: the `Incident`.
-    """
-
-    __module__ = 'slimguard'  # what tracebacks show is the name that users import
-
-    def __init__(self, incident: Incident):
-        self.incident = incident
-        tf.errors.InvalidArgumentError.__init__(self, None, None, self.message)
-
-    @property
-    def message(self) -> str:
-        """What happened. It is put together when it is read: a bundle may be gone by then."""
-        lines = ['Bad step ' + str(self.incident)]
-        if self.incident.diagnosis is not None:
-            lines.append(self.incident.diagnosis)
-        if self.incident.bundle is not None:
-            lines.append(replay_hint(self.incident.bundle))
-        return '\n'.join(lines)
-
-    def __str__(self) -> str:
-        return self.message
-
-    def __reduce__(self):
-        return NanLossError, (self.incident,)

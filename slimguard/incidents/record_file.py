@@ -17,6 +17,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.record_json import line_of
+from slimguard.incidents.record_path import path_in
 from slimguard.system import files
 
 # How many incidents wait for a file that cannot be written, and how often a write is tried anew
@@ -24,11 +25,6 @@ from slimguard.system import files
 _MOST_WAITING, _TRIES = 1000, 3
 
 _GONE = 'slimguard: %s was deleted or replaced while the training ran; it is begun anew'
-
-
-def path_in(logdir: files.Path) -> str:
-    """The path of the record in a logdir."""
-    return os.path.join(files.as_path(logdir), 'slimguard', 'incidents.jsonl')
 
 
 class IncidentFile:

@@ -1,4 +1,7 @@
-"""Reads the record of incidents, whatever others, a kill or a full disk have made of it."""
+"""Reads the record of incidents, whatever others, a kill or a full disk have made of it.
+
+Imports no TensorFlow for a logdir of this machine.
+"""
 
 import collections
 import contextlib
@@ -6,11 +9,9 @@ import dataclasses
 import json
 from typing import Any, Deque, Iterator, List, NamedTuple, Optional, Tuple
 
-import tensorflow as tf
-
 from slimguard.incidents.incident import Incident
-from slimguard.incidents.record_file import path_in
 from slimguard.incidents.record_json import LONGEST_LINE, with_short_strings
+from slimguard.incidents.record_path import path_in
 from slimguard.system import files
 
 # What is read of a record: so many incidents, the newest, of so many bytes at its end.
@@ -100,10 +101,12 @@ def _opened(logdir: files.Path) -> Iterator[Tuple[Any, bool]]:
             if skipped:  # into the middle of a line, and on to its end
                 file.readline()
             yield file, not skipped
-    except (FileNotFoundError, tf.errors.NotFoundError):
+    except files.errors_of_absence(path):
         raise FileNotFoundError('there is no record of incidents: %s' % path) from None
-    except tf.errors.OpError as error:
-        raise OSError('%s: %s' % (path, error.message)) from None
+    except OSError:
+        raise
+    except files.errors(path) as error:
+        raise OSError('%s: %s' % (path, getattr(error, 'message', error))) from None
 
 
 def _values(file) -> Iterator[Any]:

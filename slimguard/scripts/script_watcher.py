@@ -8,8 +8,9 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard.diagnosis.evidence import Evidence
-from slimguard.incidents.incident import Incident, NanLossError
+from slimguard.incidents.incident import Incident
 from slimguard.incidents.journal import Journal
+from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.incidents.policies import FallbackChain, OnNan
 from slimguard.scripts.script_files import ScriptFiles, ScriptRestorer
 from slimguard.scripts.script_preemption import save_quietly

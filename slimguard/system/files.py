@@ -197,6 +197,15 @@ def errors(path: str) -> Tuple[Type[Exception], ...]:
     return OSError, tf.errors.OpError
 
 
+def errors_of_absence(path: str) -> Tuple[Type[Exception], ...]:
+    """The errors that are raised if there is no file of that name."""
+    if not is_remote(path):
+        return (FileNotFoundError,)
+    import tensorflow as tf
+
+    return FileNotFoundError, tf.errors.NotFoundError
+
+
 def make_dirs(path: str) -> None:
     """Makes a directory and its parents, unless they are there."""
     _gfile().makedirs(path) if is_remote(path) else os.makedirs(path, exist_ok=True)

@@ -31,7 +31,8 @@ from slimguard.checkpoints import repair
 from slimguard.checkpoints.finite_saver import FiniteSaver, make_finite, offer_saver
 from slimguard.compat import tf_callers, tf_private
 from slimguard.diagnosis.evidence import Evidence, collect, require_max_bundles
-from slimguard.incidents.incident import Incident, NanLossError
+from slimguard.incidents.incident import Incident
+from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.training.checkpoint_keeper import CheckpointKeeper
 from slimguard.training.preemption import Preemption
 from slimguard.training.progress import Progress, progress_bar

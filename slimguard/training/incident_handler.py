@@ -10,8 +10,9 @@ from slimguard.cluster.job import Job
 from slimguard.cluster.session_end import NEW_SESSION
 from slimguard.diagnosis.budget import Pace
 from slimguard.diagnosis.evidence import Evidence
-from slimguard.incidents.incident import Incident, NanLossError
+from slimguard.incidents.incident import Incident
 from slimguard.incidents.journal import Journal
+from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.incidents.policies import FallbackChain, Policy, Raise, Rollback, Skip, Stop
 from slimguard.system import texts
 from slimguard.training.incident_reading import Reading

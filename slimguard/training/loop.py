@@ -17,7 +17,8 @@ import tensorflow.compat.v1 as tf1
 from slimguard.cluster.session_end import NEW_SESSION, as_aborted
 from slimguard.compat import tf_callers
 from slimguard.graph import TrainOp
-from slimguard.incidents.incident import Incident, NanLossError
+from slimguard.incidents.incident import Incident
+from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.training import incident_reading
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hooked_session import HookedSession

@@ -4,7 +4,8 @@ import dataclasses
 import threading
 from typing import Callable, List, Optional
 
-from slimguard.incidents.incident import Incident, NanLossError
+from slimguard.incidents.incident import Incident
+from slimguard.incidents.nan_loss_error import NanLossError
 
 # How many incidents a hook remembers; the record in the logdir has them all.
 _REMEMBERED = 1000

@@ -34,14 +34,16 @@ from typing import Dict, List, NamedTuple
 _PR_SET_PDEATHSIG = 1
 _SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 _ENCODING = 'PYTHONIOENCODING'  # of a program's streams, which are opened once it is forked
+_UNBUFFERED = 'PYTHONUNBUFFERED'  # the same
 # What a program may have otherwise than the template, which has not read it: programs themselves
-# read the first two; scikit-learn sets the others in the test process, once it is imported there.
+# read the first two; scikit-learn sets the next in the test process, once it is imported there.
 _READ_LATE = (
     'PYTEST_CURRENT_TEST',
     'TF_CONFIG',
     'KMP_DUPLICATE_LIB_OK',
     'KMP_INIT_AT_FORK',
     _ENCODING,
+    _UNBUFFERED,
 )
 
 
@@ -271,7 +273,7 @@ def _open_streams():
     errors = errors or ('strict' if encoding else '')
     for number, name in enumerate(('stdin', 'stdout', 'stderr')):
         old = getattr(sys, name)
-        unbuffered = number > 0 and sys.stdout.write_through  # by PYTHONUNBUFFERED
+        unbuffered = number > 0 and bool(os.environ.get(_UNBUFFERED))
         mode, buffering = 'wb' if number else 'rb', 0 if unbuffered else -1
         buffer = open(number, mode, buffering, closefd=False)
         getattr(buffer, 'raw', buffer).name = '<%s>' % name

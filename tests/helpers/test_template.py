@@ -68,6 +68,13 @@ def test_the_streams_have_the_encoding_that_the_environment_says(tmp_path, monke
     compare(['-c', STATE], tmp_path)
 
 
+@pytest.mark.parametrize('unbuffered', ['', '1'])
+def test_what_an_unbuffered_program_writes_is_there_at_once(tmp_path, monkeypatch, unbuffered):
+    monkeypatch.setenv('PYTHONUNBUFFERED', unbuffered)
+    compare(['-c', 'import os; print(1); os._exit(0)'], tmp_path)
+    assert bool(forked_python('-c', 'import os; print(1); os._exit(0)').stdout) == bool(unbuffered)
+
+
 @pytest.mark.parametrize('handler', [signal.SIG_IGN, signal.default_int_handler])
 def test_what_the_tests_ignore_is_ignored(tmp_path, handler):
     before = signal.signal(signal.SIGINT, handler)
@@ -117,7 +124,8 @@ import time
 from tests.helpers.children import environment
 from tests.helpers.template import Forked
 
-print(Forked(['-c', 'import time; time.sleep(1000)'], environment()).pid, flush=True)
+program = ['-c', 'import time; time.sleep(1000)']
+print(Forked(program, environment(), finds='time').pid, flush=True)  # it needs no TensorFlow
 time.sleep(1000)
 """
 

@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard.incidents.incident import Incident, NanLossError
+from slimguard.incidents.incident import Incident
+from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.training.open_incident import OpenIncident
 from tests.helpers.models import Linear, train_quietly
 

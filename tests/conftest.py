@@ -11,11 +11,6 @@ import zlib
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 import pytest
-import tensorflow as tf
-
-tf1 = tf.compat.v1
-tf1.disable_eager_execution()
-tf1.logging.set_verbosity(tf1.logging.ERROR)
 
 
 def pytest_addoption(parser):
@@ -39,6 +34,23 @@ def _share(text):
     if not 1 <= number <= shares:
         raise ValueError(text)
     return number, shares
+
+
+def pytest_collectstart():
+    """Runs before the first test file is imported, which takes TensorFlow as it is made here.
+
+    Not sooner: xdist's own process reads this file as well, collects nothing, and needs no
+    TensorFlow, for which its workers would wait.
+    """
+    tf1 = _tf1()
+    tf1.disable_eager_execution()
+    tf1.logging.set_verbosity(tf1.logging.ERROR)
+
+
+def _tf1():
+    import tensorflow.compat.v1 as tf1
+
+    return tf1
 
 
 def pytest_collection_modifyitems(config, items):
@@ -71,19 +83,20 @@ def _is_in(share, name):
 @pytest.fixture(autouse=True)
 def graph():
     """A fresh default graph with a fixed seed."""
-    with tf.Graph().as_default() as graph:
+    tf1 = _tf1()
+    with tf1.Graph().as_default() as graph:
         tf1.set_random_seed(1)
         yield graph
 
 
 def _switch_control_flow(v2):
-    (tf1.enable_control_flow_v2 if v2 else tf1.disable_control_flow_v2)()
+    (_tf1().enable_control_flow_v2 if v2 else _tf1().disable_control_flow_v2)()
 
 
 @pytest.fixture(params=['v1', 'v2'])
 def control_flow(request):
     """Once with branches and loops that are ops of the graph, 'v1', and once functions, 'v2'."""
-    was_v2 = tf1.control_flow_v2_enabled()
+    was_v2 = _tf1().control_flow_v2_enabled()
     _switch_control_flow(request.param == 'v2')
     yield request.param
     _switch_control_flow(was_v2)
@@ -92,7 +105,7 @@ def control_flow(request):
 @pytest.fixture
 def control_flow_v1():
     """Branches and loops are ops of the graph, and not functions."""
-    was_v2 = tf1.control_flow_v2_enabled()
+    was_v2 = _tf1().control_flow_v2_enabled()
     _switch_control_flow(False)
     yield
     _switch_control_flow(was_v2)

@@ -49,7 +49,8 @@ def test_twice_is_once():
     try:
         inside = namespace()
         assert slimguard.instrument(on_nan='skip') is first
-        assert all(namespace()[key] is value for key, value in inside.items())
+        now = namespace()
+        assert all(now[key] is value for key, value in inside.items())
         with pytest.raises(ValueError, match="instrumented already, with on_nan='skip'"):
             slimguard.instrument(on_nan='stop')
     finally:
@@ -217,7 +218,8 @@ def test_bad_arguments_change_nothing(arguments, words):
     before = namespace()
     with pytest.raises(ValueError, match=words):
         slimguard.instrument(**arguments)
-    assert all(namespace()[key] is value for key, value in before.items())
+    after = namespace()
+    assert all(after[key] is value for key, value in before.items())
 
 
 @pytest.mark.skipif(not hasattr(tf, 'contrib'), reason='tf.contrib ended with TensorFlow 1.15')

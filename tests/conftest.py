@@ -42,9 +42,12 @@ def pytest_collectstart():
     Not sooner: xdist's own process reads this file as well, collects nothing, and needs no
     TensorFlow, for which its workers would wait.
     """
+    from tests.helpers import message_text
+
     tf1 = _tf1()
     tf1.disable_eager_execution()
     tf1.logging.set_verbosity(tf1.logging.ERROR)
+    message_text.write_in_c()
 
 
 def _tf1():

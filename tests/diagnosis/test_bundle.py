@@ -111,7 +111,7 @@ def edit_json(path, change):
         said = json.load(file)
     change(said)
     with open(name, 'w') as file:
-        json.dump(said, file)
+        file.write(json.dumps(said))
 
 
 def cut(name, size):

@@ -49,6 +49,7 @@ if __name__ == '__main__':  # the nursery; it takes slimguard from where the tes
 import tensorflow as tf
 
 import slimguard
+from tests.helpers import message_text
 from tests.helpers.children import environment
 from tests.helpers.template import Forked
 
@@ -391,6 +392,7 @@ def nurse(pipe):
     """The nursery: forks and kills as it is asked to, until the test process is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the test process hears it, and ends the job
     tf1.disable_eager_execution()
+    message_text.write_in_c()
     importlib.import_module('slimguard.learning')  # with tf-slim
     while True:
         try:

@@ -71,8 +71,9 @@ def initialize(sess) -> None:
     sess.run([tf1.global_variables_initializer(), tf1.local_variables_initializer()])
 
 
-def _bits(value) -> bytes:
-    return value if isinstance(value, bytes) else value.tobytes()
+def bits_of(values: Dict) -> Dict[str, bytes]:
+    """The bits of what was fetched by name."""
+    return {name: x if isinstance(x, bytes) else x.tobytes() for name, x in values.items()}
 
 
 class Snapshot:
@@ -80,11 +81,11 @@ class Snapshot:
 
     def __init__(self):
         variables = tf1.global_variables() + tf1.local_variables()
-        self._values = {v.name: v.value() for v in variables}
-        self._floats = {name: x for name, x in self._values.items() if graphs.is_float(x)}
+        self.reads = {v.name: v.value() for v in variables}
+        self._floats = {name: x for name, x in self.reads.items() if graphs.is_float(x)}
 
     def __call__(self, sess) -> Dict[str, bytes]:
-        return {name: _bits(x) for name, x in sess.run(self._values).items()}
+        return bits_of(sess.run(self.reads))
 
     def not_finite(self, sess) -> List[str]:
         values = sess.run(self._floats)

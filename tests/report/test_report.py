@@ -668,20 +668,22 @@ def test_losses_of_any_size_make_a_page_and_a_picture(tmp_path, losses, first):
     ids=lambda error: type(error).__name__,
 )
 @pytest.mark.parametrize('where', ['read', 'drawn'])
-def test_whatever_a_bundle_raises_only_its_place_says_so(copy, monkeypatch, error, where):
+def test_whatever_a_bundle_raises_only_its_place_says_so(sound_and_not, monkeypatch, error, where):
+    logdir, bad = sound_and_not
+
     def fail(*args):
         raise error
 
     if where == 'drawn':
-        real, bad = words.sentence, os.path.basename(bundle.paths(str(copy))[1])
-        monkeypatch.setattr(words, 'sentence', lambda it: fail() if it.name == bad else real(it))
+        real, name = words.sentence, os.path.basename(bad)
+        monkeypatch.setattr(words, 'sentence', lambda it: fail() if it.name == name else real(it))
     else:
-        real, bad_path = bundle.read, bundle.paths(str(copy))[1]
-        monkeypatch.setattr(bundle, 'read', lambda p: fail() if p == bad_path else real(p))
-    seen = see(copy, png=str(copy / 'x.png'))
-    assert len(seen.of('article')) == 2
+        real = bundle.read
+        monkeypatch.setattr(bundle, 'read', lambda p: fail() if p == bad else real(p))
+    seen = see(logdir, png=str(logdir / 'x.png'))
+    assert len(seen.of('article')) == 1
     assert len(seen.of('p', class_='broken')) == 1
-    assert (copy / 'x.png').exists()
+    assert (logdir / 'x.png').exists()
     assert re.search('incident-.* cannot be (read|shown): ', seen.text)
 
 

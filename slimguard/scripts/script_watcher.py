@@ -87,7 +87,7 @@ class ScriptWatcher(GateWatcher):
             if self.recorded_in is None:
                 self.recorded_in = self._files.logdir_for_record()
                 self._journal.keep_in(self.recorded_in)
-            for each in self._evidence.values():
+            for each in list(self._evidence.values()):  # another thread may add to them
                 each.keep_in(self.recorded_in)
             try:
                 GateWatcher.handle(self, run_context, reading)

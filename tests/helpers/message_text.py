@@ -1,4 +1,4 @@
-"""Protobuf messages as text, without the tenth of the tests' time that it would take."""
+"""Protobuf messages as text, without a tenth of the time of the tests that train."""
 
 from google.protobuf import text_format
 from google.protobuf.internal import api_implementation

@@ -33,6 +33,7 @@ from slimguard.compat import tf_callers, tf_private
 from slimguard.diagnosis.evidence import Evidence, collect, require_max_bundles
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import NanLossError
+from slimguard.system import files
 from slimguard.training.checkpoint_keeper import CheckpointKeeper
 from slimguard.training.preemption import Preemption
 from slimguard.training.progress import Progress, progress_bar
@@ -107,7 +108,8 @@ class HookTraining(KeptByLoop):
 
     Args:
       graph: the graph.
-      directory: where the training saves and keeps its record; None if nowhere.
+      directory: where the record is, and the checkpoints, if the session itself keeps none; None
+        if nowhere.
       calling: what is known of the session that is being made.
       settings: what the user says.
       saves: whether this process is one that saves; None if that is not known yet.
@@ -124,7 +126,8 @@ class HookTraining(KeptByLoop):
         self._captures: Dict[gates.Gate, Evidence] = {}
         KeptByLoop.__init__(self, self._captures)
         self._graph = graph
-        self._directory = directory if _trains(graph) else None
+        self._record_in = directory
+        self._directory = _saved_to(directory, calling) if _trains(graph) else None
         self._calling = calling
         self._settings = settings
         self._saves = saves
@@ -144,8 +147,8 @@ class HookTraining(KeptByLoop):
 
     def capture(self, gate: gates.Gate) -> None:
         if self._settings.capture and gate not in self._captures and not self._graph.finalized:
-            directory = self._directory if self._saves is not False else None
-            collect(self._captures, gate, directory, self._settings.max_bundles)
+            folder = None if self._saves is False or self._directory is None else self._record_in
+            collect(self._captures, gate, folder, self._settings.max_bundles)
 
     # The session.
 
@@ -243,6 +246,13 @@ class _Shown(NamedTuple):
 def _trains(graph: tf.Graph) -> bool:
     """Whether there is a train op. A hook may watch an evaluation as well, which saves nothing."""
     return bool(gates.gates_of(graph)) or any(map(graphs.is_apply, graph.get_operations()))
+
+
+def _saved_to(directory: Optional[str], calling: tf_callers.CallingSession) -> Optional[str]:
+    """Where the session keeps its checkpoints, also where the hook's record is elsewhere."""
+    if directory is None or not calling.dirs:
+        return directory
+    return files.as_path(calling.dirs[0], 'checkpoint_dir')
 
 
 def _finite_saver(graph: tf.Graph, calling: tf_callers.CallingSession) -> FiniteSaver:

@@ -124,6 +124,19 @@ def test_what_a_session_saves_is_what_it_would_save(own, tmp_path):
     assert saved == {'w', 'global_step'} | momentum | later
 
 
+def test_where_the_record_is_elsewhere_the_session_saves_where_it_does(tmp_path):
+    saved, record = tmp_path / 'saved', tmp_path / 'record'
+    train_op, hook = build(bad=(2,), logdir=record)
+    with pytest.raises(slimguard.NanLossError):
+        with monitored(saved, hook) as session:
+            while True:
+                session.run(train_op)
+    assert checkpoint_at(saved) == (2, [])
+    assert checkpoint_at(record) == (None, [])
+    assert [each['step'] for each in records_in(record)] == [2]
+    assert len(bundle_paths(str(record))) == 1
+
+
 def test_a_callable_that_fails_leaves_the_last_good_state_saved(tmp_path):
     def fail(incident):
         raise KeyError('of the user')

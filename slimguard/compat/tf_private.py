@@ -205,6 +205,10 @@ _opening = threading.Lock()
 _OPENED = '_slimguard_opened'
 
 
+# What `callable_of` calls, and what Keras calls in a graph: for `instrument` to hear of it.
+MAKE_CALLABLE_FROM_OPTIONS = '_make_callable_from_options'
+
+
 @contextlib.contextmanager
 def unfinalized(graph: tf.Graph) -> Iterator[None]:
     """While it is open, ops can be added to a finalized graph; several threads may have it open.

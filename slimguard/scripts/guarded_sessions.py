@@ -52,6 +52,12 @@ class Settings(NamedTuple):
     max_bundles: int = 5
 
 
+_NO_CALLABLE = (
+    'it is run by a callable made of options, as Keras does in fit, and not by Session.run; build '
+    'the train op with an optimizer of tf.compat.v1.train, and run it in a session'
+)
+
+
 class GuardedSessions:
     """Guards what sessions run, from `install` until its patches are undone.
 
@@ -80,6 +86,7 @@ class GuardedSessions:
         patches.wrap(owner, 'run', self._run)
         patches.wrap(owner, 'make_callable', self._make_callable)
         patches.wrap(owner, 'partial_run_setup', self._partial_run_setup)
+        patches.wrap(owner, tf_private.MAKE_CALLABLE_FROM_OPTIONS, self._make_from_options)
         patches.wrap(tf.Graph, 'finalize', self._finalize)
         patches.wrap(tf1.train.NanTensorHook, 'after_run', self._after_run_of_nan_hook)
         patches.wrap(tf1.train.StepCounterHook, 'after_run', step_counters.after_run)
@@ -150,6 +157,13 @@ class GuardedSessions:
         for name in self._prepare(session.graph).names_of_updates(fetches):
             self._refuse(name, ValueError(_NO_PARTIAL_RUN))
         return original(session, fetches, *args, **kwargs)
+
+    def _make_from_options(self, original, session, options):
+        if not self._inside:
+            named = [*options.fetch, *options.target]
+            for name in self._prepare(session.graph).names_of_updates(named):
+                self._refuse(name, ValueError(_NO_CALLABLE))
+        return original(session, options)
 
     def _finalize(self, original, graph):
         if not graph.finalized and not self._inside:

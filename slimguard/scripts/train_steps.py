@@ -24,6 +24,7 @@ from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.gate.losses import as_scalar
 from slimguard.graph import TrainOp, key, op_of, ops
 from slimguard.graph.sessions import note_seen
+from slimguard.scripts.gradient_writes import GradientWrites
 from slimguard.scripts.optimizer_notes import OptimizerNotes
 from slimguard.training.fetch_structures import map_fetches
 from slimguard.training.prepared_call import key_of
@@ -122,6 +123,7 @@ class TrainSteps:
         self._on_no_loss = on_no_loss
         self._version = -1  # of the graph, when it was last looked at
         self._known_updates: Set[str] = set()
+        self._gradient_writes = GradientWrites(graph)
         # By what is fetched, of which a copy is kept so that nothing else gets the ids in it.
         self._steps: Dict[Any, Tuple[Optional[Step], Any]] = {}
 
@@ -131,6 +133,7 @@ class TrainSteps:
             return
         new = [u for u in self._notes.updates(self._graph) if u.name not in self._known_updates]
         self._known_updates.update(update.name for update in new)
+        new += self._not_of_optimizers(self._gradient_writes.new())
         if new:  # slim's are guarded where they are made
             originals = [op_of(g.original) for g in gates.gates_of(self._graph).values()]
             guarded = set(graphs.ancestors(originals))
@@ -145,6 +148,14 @@ class TrainSteps:
                 leave_out_bad_values(self._graph)
         note_seen(self._graph)
         self._version = self._graph.version
+
+    def _not_of_optimizers(self, writes: List[tf.Operation]) -> List[TrainOp]:
+        """Those of `writes` that belong to no update that an optimizer made."""
+        if not writes:
+            return []
+        updates = map(op_of, self._notes.updates(self._graph))
+        theirs = set(graphs.ancestors(list(updates)))
+        return [op for op in writes if op not in theirs and not graphs.is_apply(op)]
 
     def step_for(self, fetches) -> Optional[Step]:
         """The step that a run of `fetches` is; None if it trains nothing that can be guarded."""
@@ -216,6 +227,7 @@ class TrainSteps:
 
     def _updates_in(self, op: tf.Operation) -> Set[tf.Operation]:
         noted = {op_of(update) for update in self._notes.updates(self._graph)}
+        noted |= self._gradient_writes.all()
         writes = graphs.Writes(self._graph) if self._notes.has_functions(self._graph) else None
         return {
             needed

@@ -12,6 +12,9 @@ from slimguard.gate.plan import Plan
 from slimguard.gate.untold import Told, Untold
 from slimguard.graph import ops
 
+# So many names are printed: a network has hundreds of gradients, and one NaN reaches them all.
+_MOST_NAMES = 3
+
 
 def announce(
     plan: Plan,
@@ -55,8 +58,7 @@ def _raise(plan: Plan, flags: Flags) -> tf.Operation:
 
 
 def _print(plan: Plan, flags: Flags, step: GlobalStep, loud: tf.Tensor) -> tf.Operation:
-    bad = _those([label.name for label in flags.labels], flags.vector)
-    bad = tf.strings.reduce_join(bad, separator=', ')
+    bad = _first_of(_those([label.name for label in flags.labels], flags.vector))
     step_now = step.read(loud)
     text = ['slimguard: this step wrote nothing']
     if step_now is not None:
@@ -67,6 +69,14 @@ def _print(plan: Plan, flags: Flags, step: GlobalStep, loud: tf.Tensor) -> tf.Op
         loss = tf.cast(plan.losses[0], tf.float64)
         text += ['; loss ', tf.strings.as_string(loss, shortest=True)]
     return tf.print(tf.strings.join(text), output_stream=sys.stderr)
+
+
+def _first_of(names: tf.Tensor) -> tf.Tensor:
+    """The first names of a vector in words, and how many more there are."""
+    more = tf.size(names) - _MOST_NAMES
+    told = tf.strings.join([' and ', tf.strings.as_string(more), ' more'])
+    rest = tf.raw_ops.Select(condition=more > 0, x=told, y=tf.constant(''))
+    return tf.strings.join([tf.strings.reduce_join(names[:_MOST_NAMES], separator=', '), rest])
 
 
 def _those(words: Sequence[str], flags: tf.Tensor) -> tf.Tensor:

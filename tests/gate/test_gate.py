@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.training import moving_averages
 
+import slimguard
 from slimguard import compat, gate
 from tests.helpers import gate_models as models
 
@@ -445,3 +446,19 @@ def test_loss_scale_optimizer_handles_an_inf_gradient_itself():
     assert (guarded.sess.run(w) == before).all()
     guarded.assert_held({damage.places['loss']: math.nan}, 'a loss that no scale explains')
     guarded.assert_written()
+
+
+def test_what_is_printed_names_the_first_and_how_many_more(capfd):
+    x = tf1.placeholder(tf.float32, [])
+    variables = [tf1.get_variable('v%d' % number, initializer=1.0) for number in range(7)]
+    train_op = slimguard.create_train_op(
+        tf.add_n(variables) * x,
+        tf1.train.GradientDescentOptimizer(0.1),
+        global_step=None,
+        check_numerics=False,
+    )
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(train_op, {x: np.nan})
+    printed = capfd.readouterr().err
+    assert 'bad: loss mul, gradient of v0, gradient of v1 and 5 more; loss nan' in printed

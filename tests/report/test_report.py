@@ -1,7 +1,6 @@
 """The report: shows what there is to see, believes nothing, and asks for nothing."""
 
 import base64
-import dataclasses
 import io
 import json
 import os
@@ -24,7 +23,6 @@ import tensorflow as tf
 import slimguard
 from slimguard import gate
 from slimguard.diagnosis import bundle
-from slimguard.diagnosis.evidence import Evidence
 from slimguard.incidents import record_file, record_reader
 from slimguard.report import bundle_view, html, report, report_data, samples, words
 from tests.diagnosis import test_bundle
@@ -37,27 +35,6 @@ CHROMIUM = next(
     filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None
 )
 HOSTILE = '<img src=x onerror=alert(1)>"\'</title></style><script>alert(2)</script>&$\\frac$'
-
-
-class Keeps(slimguard.NanLossHook):
-    """Writes a bundle of each incident before it acts."""
-
-    def __init__(self, found, evidence, **kwargs):
-        super().__init__(found.loss, **kwargs)
-        self._found, self._evidence = found, evidence
-
-    def on_nan_loss(self, run_context, incident):
-        labels = [label for label in self._found.labels if str(label.name) in str(incident.tensors)]
-        found = self._evidence.examine(run_context.session, incident, labels)
-        super().on_nan_loss(run_context, dataclasses.replace(incident, bundle=found.bundle))
-
-
-class Fetch(tf1.train.SessionRunHook):
-    def __init__(self, operation):
-        self._operation = operation
-
-    def before_run(self, run_context):
-        return tf1.train.SessionRunArgs(self._operation)
 
 
 def images(bad):
@@ -81,16 +58,14 @@ def train(logdir):
     step = tf1.train.get_or_create_global_step()
     optimizer = tf1.train.GradientDescentOptimizer(1e-5)
     train_op = gate.guard(optimizer.minimize(loss, global_step=step), loss)
-    found = gate.gate_of(train_op)
-    evidence = Evidence(found, logdir)
     actions = iter(['skip', 'rollback', 'raise'])
-    hook = Keeps(found, evidence, on_nan=lambda incident: next(actions), logdir=logdir)
+    hook = slimguard.NanLossHook(loss, on_nan=lambda incident: next(actions), logdir=logdir)
     summaries = tf1.train.SummarySaverHook(save_steps=1, output_dir=logdir, summary_op=summary)
     with pytest.raises(slimguard.NanLossError):
         with tf1.train.MonitoredTrainingSession(
             checkpoint_dir=logdir,
             save_checkpoint_steps=3,
-            hooks=[Fetch(evidence.fetch), hook, summaries],
+            hooks=[hook, summaries],
         ) as session:
             while True:
                 session.run(train_op)

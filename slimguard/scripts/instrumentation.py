@@ -116,18 +116,16 @@ class Instrumentation:
     def __init__(self, settings: Settings):
         self.settings = settings
         self._replaced: Dict[Callable, Callable] = {}
+        slims: Dict[Callable, Callable] = {}
         for name in _MODULES:
             if name in sys.modules:
-                self._instrument(sys.modules[name])
-        slims = list(self._replaced)
+                slims.update(self._replacements_in(sys.modules[name]))
+        self._replace({**slims, **good_checkpoints.replacements()})
         self._finder = _AfterImport(self._instrument)
         sys.meta_path.insert(0, self._finder)
         self._patches = Patches()
         self.sessions = GuardedSessions(settings)
         self.sessions.install(self._patches)
-        for original, replacement in good_checkpoints.replacements().items():
-            _replace_everywhere(original, replacement)
-            self._replaced[original] = replacement
         tf1.logging.info(
             'slimguard: instrumented %s; on_nan=%r, max_loss=%r',
             ', '.join('%s.%s' % (f.__module__, f.__name__) for f in slims),
@@ -143,8 +141,7 @@ class Instrumentation:
         sys.meta_path.remove(self._finder)
         self.sessions.release()
         self._patches.undo()
-        for original, replacement in self._replaced.items():
-            _replace_everywhere(replacement, original)
+        _replace_everywhere({new: old for old, new in self._replaced.items()})
         _active = None
 
     def __enter__(self) -> 'Instrumentation':
@@ -154,13 +151,18 @@ class Instrumentation:
         self.uninstrument()
 
     def _instrument(self, module) -> None:
+        self._replace(self._replacements_in(module))
+
+    def _replacements_in(self, module) -> Dict[Callable, Callable]:
+        """By a function of one of _MODULES, what takes its place."""
         train = self._train if _MODULES[module.__name__] == 'slim' else self._train_monitored
-        replacements = {
+        return {
             module.create_train_op: self._create_train_op(module.create_train_op),
             module.train: train(module.train),
         }
-        for original, replacement in replacements.items():
-            _replace_everywhere(original, replacement)
+
+    def _replace(self, replacements: Dict[Callable, Callable]) -> None:
+        _replace_everywhere(replacements)
         self._replaced.update(replacements)
 
     def _create_train_op(self, original: Callable) -> Callable:
@@ -244,17 +246,22 @@ def _watcher_in(kwargs: Dict[str, Any]) -> GateWatcher:
     return watchers[0]
 
 
-def _replace_everywhere(old: Callable, new: Callable) -> None:
-    """Puts `new` wherever a module has `old`: where it is defined, and where it was imported to.
+def _replace_everywhere(replacements: Dict[Callable, Callable]) -> None:
+    """Replaces functions wherever a module has them: where defined, and where imported to.
 
     slimguard's own modules keep what they have: they call the originals.
+
+    Args:
+      replacements: by the function, what takes its place. All are looked for in one walk, by their
+        identity: there are thousands of modules, and what is in them need not be hashable.
     """
+    by_id = {id(old): new for old, new in replacements.items()}
     for name, module in list(sys.modules.items()):
         if name.partition('.')[0] == 'slimguard':
             continue
         for attribute, value in list(getattr(module, '__dict__', {}).items()):
-            if value is old:
-                setattr(module, attribute, new)
+            if id(value) in by_id:
+                setattr(module, attribute, by_id[id(value)])
 
 
 class _AfterImport:

@@ -95,6 +95,10 @@ class Untold:
             session.run([self._mark, self._clear])
             self._watched_in.add(session)
 
+    def watches(self, session) -> bool:
+        """Whether bad steps in a session are kept."""
+        return session in self._watched_in
+
     def unwatch(self, session) -> None:
         """Bad steps in a session tell of themselves again."""
         if session in self._watched_in:

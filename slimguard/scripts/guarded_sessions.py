@@ -23,7 +23,7 @@ from slimguard.scripts.optimizer_notes import OptimizerNotes
 from slimguard.scripts.patches import Inside, Patches, kept_on
 from slimguard.scripts.prepared_steps import Done, PreparedSteps
 from slimguard.scripts.script_files import ScriptFiles
-from slimguard.scripts.script_preemption import ScriptPreemption
+from slimguard.scripts.script_preemption import ScriptPreemption, is_main_thread
 from slimguard.scripts.script_watcher import ScriptWatcher, is_of_incident, stop_error
 from slimguard.scripts.train_steps import Step, TrainSteps
 from slimguard.training import incident_reading, step_counters
@@ -96,6 +96,7 @@ class GuardedSessions:
     def _open(self, original, session, *args, **kwargs):
         original(session, *args, **kwargs)
         note_first(session)
+        self._hear_signals()  # its steps may be run in other threads, which cannot
 
     def _run(self, original, session, fetches, feed_dict=None, options=None, run_metadata=None):
         if self._inside:
@@ -110,7 +111,8 @@ class GuardedSessions:
             run_step = functools.partial(
                 self._run_step, original, session, step, feed_dict, options, run_metadata
             )
-            values = self._watching_signals(session, run_step)
+            self._hear_signals()
+            values = self._preemption.run_step(session, run_step)
         except Exception as error:
             if is_of_incident(error):
                 self._count(step)
@@ -122,14 +124,11 @@ class GuardedSessions:
         with self._inside:
             return self._hooked(session, original).run_step(session, step, *arguments)
 
-    def _watching_signals(self, session, run_step: Callable[[], Any]) -> Any:
-        """Runs a step; SIGTERM and Ctrl-C wait for its end, and save what the script saves."""
-        if not self._preemption.serves:
+    def _hear_signals(self) -> None:
+        """From a session on, SIGTERM and Ctrl-C save what the script saves."""
+        if is_main_thread() and not self._preemption.is_entered:
             self._preemption = ScriptPreemption(self.files.save_again)
             self._preemption.__enter__()
-        if not self._preemption.serves:  # in other threads, or with handlers of the script's own
-            return run_step()
-        return self._preemption.run_step(session, run_step)
 
     def release(self) -> None:
         """Puts signals back, and lets bad steps of sessions that go on tell of themselves."""

@@ -1,9 +1,12 @@
 """Saves a script's state once more, as the script itself saves it: :class:`LastSave`."""
 
 import numbers
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import tensorflow.compat.v1 as tf1
+
+# Beside the state files of the script, which go on naming what the script means by its newest.
+_STATE_FILE = 'checkpoint.slimguard-last'
 
 
 class _Call(NamedTuple):
@@ -14,11 +17,16 @@ class _Call(NamedTuple):
     global_step: Any
     args: Tuple[Any, ...]  # those after global_step
     kwargs: Dict[str, Any]
+    size: int  # how many variables were saved
     steps: Dict[str, int]  # by train op, how many there had been
+
+    def steps_until(self, steps: Dict[str, int]) -> int:
+        """The steps since then, of the train op that ran most often: a GAN has two."""
+        return max([n - self.steps.get(name, 0) for name, n in steps.items()], default=0)
 
 
 class LastSave:
-    """The last time that a script saved the state of a graph, and how to do so again.
+    """The last time that a script saved the whole state of a graph, and how to do so again.
 
     Args:
       steps: gives, by train op, how many guarded steps there have been.
@@ -26,30 +34,52 @@ class LastSave:
 
     def __init__(self, steps: Callable[[], Dict[str, int]]):
         self._steps = steps
-        self._call: Optional[_Call] = None
-        self._is_repeated = False  # to the same path, without a number
+        self._calls: List[_Call] = []  # the last two of those that saved most variables
 
-    def note(self, saver: tf1.train.Saver, save_path, global_step=None, *args, **kwargs) -> None:
-        """Notes a call of `Saver.save` that published a checkpoint; the arguments are its own."""
-        before = self._call
-        self._is_repeated = before is not None and before.save_path == save_path
-        self._call = _Call(saver, save_path, global_step, args, kwargs, dict(self._steps()))
+    def note(
+        self, size: int, saver: tf1.train.Saver, save_path, global_step=None, *args, **kwargs
+    ) -> None:
+        """Notes a call of `Saver.save` that published a checkpoint of `size` variables.
+
+        The other arguments are those of the call. A script may save a part of its state as well,
+        which is nothing to resume from.
+        """
+        most = max([call.size for call in self._calls], default=0)
+        if size >= most:
+            call = _Call(saver, save_path, global_step, args, kwargs, size, dict(self._steps()))
+            self._calls = [each for each in self._calls if each.size == size][-1:] + [call]
 
     def again(self, session) -> Optional[str]:
         """Saves the state as it is now. Returns the checkpoint; None if the script saved none yet.
 
-        A number that the script counts itself goes on by the steps since then. A path without a
-        number is used again if the script does so; else the checkpoint is called ``PATH-last``.
+        Nothing that is there is overwritten, or deleted but for what the script's own next save
+        would delete. A number that counts steps goes on by the steps since then. Where the number
+        counts something else, or there is none, the checkpoint is called ``...-last``, and the
+        script's state file does not name it.
         """
-        if self._call is None:
+        if not self._calls:
             return None
-        saver, path, step, args, kwargs, _ = self._call
-        if step is None and not self._is_repeated:
-            path = '%s-last' % path
-        elif isinstance(step, numbers.Integral):
-            step = int(step) + self._steps_since(self._call)
-        return saver.save(session, path, step, *args, **kwargs)
+        call = self._calls[-1]
+        steps = call.steps_until(self._steps())
+        if call.global_step is not None and not isinstance(call.global_step, numbers.Integral):
+            return call.saver.save(
+                session, call.save_path, call.global_step, *call.args, **call.kwargs
+            )
+        if call.global_step is not None and self._counts_steps():
+            number = int(call.global_step) + steps
+            return call.saver.save(session, call.save_path, number, *call.args, **call.kwargs)
+        number = '' if call.global_step is None else '-%d' % call.global_step
+        # The same ops, and a list of its own: the script's saver would delete its oldest.
+        saver = tf1.train.Saver(saver_def=call.saver.saver_def)
+        return saver.save(
+            session, '%s%s-last' % (call.save_path, number), latest_filename=_STATE_FILE
+        )
 
-    def _steps_since(self, call: _Call) -> int:
-        """The steps of the train op that ran most often: a GAN has two, and one number."""
-        return max([n - call.steps.get(name, 0) for name, n in self._steps().items()], default=0)
+    def _counts_steps(self) -> bool:
+        """Whether the script's number grows as its steps do: between two saves, or from none."""
+        *before, last = self._calls
+        if before and before[0].global_step is not None:
+            between = before[0].steps_until(last.steps)
+            return last.global_step - before[0].global_step == between
+        total = max(last.steps.values(), default=0)
+        return last.global_step in (total, total - 1)

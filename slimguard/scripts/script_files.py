@@ -38,6 +38,7 @@ class _Known(NamedTuple):
 
     saver: tf1.train.Saver
     prefix: str
+    size: int  # how many variables are in it
 
 
 class ScriptFiles:
@@ -74,8 +75,10 @@ class ScriptFiles:
         return self._fallback if self.logdir is None else self.logdir
 
     def checkpoints(self, graph: tf.Graph) -> List[_Known]:
-        """What was saved from a graph; the newest first."""
-        return kept_on(graph, 'checkpoints', list)[::-1]
+        """What was saved from a graph as a whole, and no part of it; the newest first."""
+        known = kept_on(graph, 'checkpoints', list)[::-1]
+        most = max([each.size for each in known], default=0)
+        return [each for each in known if each.size == most]
 
     def _save(self, original, saver, sess, save_path, *args, **kwargs):
         if self._inside:
@@ -87,8 +90,9 @@ class ScriptFiles:
                 finite = self._finite_saver(saver, sess.graph)
                 saved = finite.save(sess, save_path, *args, **kwargs)
         if saved is not None:
-            self._last_save(sess.graph).note(saver, save_path, *args, **kwargs)
-            self._note(saver, sess.graph, saved)
+            size = _size_of(saved)
+            self._last_save(sess.graph).note(size, saver, save_path, *args, **kwargs)
+            self._note(saver, sess.graph, saved, size)
         return saved
 
     def save_again(self, session) -> Optional[str]:
@@ -102,11 +106,11 @@ class ScriptFiles:
         with self._lock, graph.as_default(), tf_private.unfinalized(graph):
             return kept_on(saver, 'finite_saver', lambda: FiniteSaver(saver))
 
-    def _note(self, saver, graph: tf.Graph, prefix) -> None:
+    def _note(self, saver, graph: tf.Graph, prefix, size: int) -> None:
         prefix = files.as_path(prefix, 'save_path')
         known = kept_on(graph, 'checkpoints', list)
         known[:] = [each for each in known if each.prefix != prefix][1 - _MOST_CHECKPOINTS :]
-        known.append(_Known(saver, prefix))
+        known.append(_Known(saver, prefix, size))
         self._keep_in(os.path.dirname(prefix))
 
     def _make_hook(self, original, hook, checkpoint_dir, *args, **kwargs):
@@ -122,6 +126,11 @@ class ScriptFiles:
         if not self._has_checkpoints:
             self._has_checkpoints = True
             self.logdir = folder
+
+
+def _size_of(prefix: str) -> int:
+    """How many variables a checkpoint holds."""
+    return len(tf1.train.list_variables(prefix))
 
 
 class FirstState:

@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import tensorflow.compat.v1 as tf1
 
@@ -28,14 +28,18 @@ class ScriptPreemption(Preemption):
         self._is_in_step = False
 
     @property
-    def serves(self) -> bool:
-        """Whether it is there for another step, in this thread."""
-        is_main = threading.current_thread() is threading.main_thread()
-        return is_main and self._signals.is_entered
+    def is_entered(self) -> bool:
+        """Whether it hears of signals; it does not once it has served, or with others' handlers."""
+        return self._signals.is_entered
 
     def run_step(self, session, run: Callable[[], Any]) -> Any:
-        """Runs a step in the main thread, and returns what `run` does."""
+        """Runs a step, and returns what `run` does.
+
+        A signal waits for its end, unless it runs in another thread than the main one.
+        """
         self._session = weakref.ref(session)
+        if not is_main_thread():
+            return run()
         self._is_in_step = True
         try:
             return run()
@@ -54,18 +58,27 @@ class ScriptPreemption(Preemption):
         """Puts back what was there before; does what a signal asked for, if one came."""
         self.__exit__(None, None, None)
 
+    def _look_at_ctrl_c(self) -> None:
+        if self._ctrl_cs > 1 or self._is_in_step:  # else no step is waited for
+            Preemption._look_at_ctrl_c(self)
+
     def _act(self) -> None:
         if self._signals.is_entered:
             self._save_last(self._session)
             self.leave()
 
-    def _save_last(self, last: Callable[[], Any]) -> None:
+    def _save_last(self, last: Optional[Callable[[], Any]]) -> None:
         """Saves, unless the training is over. Whatever goes wrong must not hide the signal."""
-        session = last()
+        session = None if last is None else last()
         if session is None or tf_private.is_closed(session):
             return
         self.end(session)
         save_quietly(self._save_state, session)
+
+
+def is_main_thread() -> bool:
+    """Whether signals come to the thread that asks."""
+    return threading.current_thread() is threading.main_thread()
 
 
 def save_quietly(save: Callable[[Any], Any], session) -> None:

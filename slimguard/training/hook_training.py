@@ -165,6 +165,8 @@ class HookTraining(KeptByLoop):
             self._open.callback(evidence.close)
         self._progress = self._open.enter_context(progress_bar(self._settings.progress, None))
         _listen_to_close(session, self)
+        for gate in dict.fromkeys(gates.gates_of(self._graph).values()):
+            gate.untold.watch(session)  # now, as the first run may go past the hooks
 
     def _keep(self, session, directory: str, saver: FiniteSaver) -> None:
         if not tf_private.is_built(saver):

@@ -151,9 +151,10 @@ class WatchedRuns:
 
     def leave(self, session) -> List[Reading]:
         """The bad steps that nobody was told of; from then on, those of the session are printed."""
-        runs = [run for run, _ in self._runs.values() if run is not None]
         untold: List[Reading] = []
-        for gate in dict.fromkeys(gate for run in runs for gate in run.gates):
+        for gate in dict.fromkeys(gates.gates_of(session.graph).values()):
+            if not gate.untold.watches(session):
+                continue
             try:
                 untold += _take_untold(gate, session)
                 gate.untold.unwatch(session)
@@ -186,7 +187,10 @@ class WatchedRuns:
 
 
 def _is_step(elements: list, loss: tf.Tensor, graph: tf.Graph) -> bool:
+    """Whether a run without a gate is a step: it trains, or there is nothing else to go by."""
     needed = graphs.ancestors([op_of(element) for element in elements])
+    if gates.gates_of(graph):  # what trains here is guarded, and this may look at the loss only
+        return any(map(graphs.is_apply, needed))
     writes = graphs.Writes(graph)
     return loss.op in needed or any(op in writes for op in needed)
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 
 import numpy as np
 import pytest
@@ -31,33 +32,51 @@ class Script:
         self.path = os.path.join(str(folder), 'm.ckpt')
         self.steps = {}
         self.step = tf1.train.get_or_create_global_step()
+        tf1.get_variable('w', initializer=1.0)
         self.saver = tf1.train.Saver()
         self.session = tf1.Session()
         self.session.run(tf1.global_variables_initializer())
         self.last = LastSave(lambda: self.steps)
 
-    def save(self, path=None, *args, **kwargs):
+    def save(self, path=None, *args, saver=None, **kwargs):
         path = path or self.path
-        self.saver.save(self.session, path, *args, **kwargs)
-        self.last.note(self.saver, path, *args, **kwargs)
+        saver = saver or self.saver
+        saved = saver.save(self.session, path, *args, **kwargs)
+        size = len(tf1.train.list_variables(saved))
+        self.last.note(size, saver, path, *args, **kwargs)
 
     def again(self):
         return os.path.basename(self.last.again(self.session))
 
 
 class TestWhatItIsCalled:
-    def test_a_number_of_the_scripts_own_goes_on_by_the_steps(self, tmp_path):
+    def test_a_number_of_steps_goes_on_by_the_steps(self, tmp_path):
         script = Script(tmp_path)
         script.steps.update(generator=3, discriminator=6)
         script.save(None, 100)
         script.steps.update(generator=7, discriminator=9)
-        assert script.again() == 'm.ckpt-104'  # by the one that ran most often since
+        script.save(None, 104)
+        script.steps.update(generator=9, discriminator=12)
+        assert script.again() == 'm.ckpt-107'  # by the one that ran most often since
 
-    def test_numpys_numbers_too(self, tmp_path):
+    @pytest.mark.parametrize('first', [7, 6])
+    def test_the_first_number_counts_from_zero_or_one(self, first, tmp_path):
         script = Script(tmp_path)
-        script.save(global_step=np.int64(5))
-        script.steps['train'] = 1
-        assert script.again() == 'm.ckpt-6'
+        script.steps['train'] = 7
+        script.save(global_step=np.int64(first))
+        script.steps['train'] = 9
+        assert script.again() == 'm.ckpt-%d' % (first + 2)
+
+    @pytest.mark.parametrize('saved', [[(1, 100), (2, 200)], [(1, 100)]])
+    def test_a_number_of_something_else_stays(self, saved, tmp_path):
+        script = Script(tmp_path)
+        for epoch, steps in saved:
+            script.steps['train'] = steps
+            script.save(None, epoch)
+        newest_before = newest(tmp_path)
+        script.steps['train'] += 42
+        assert script.again() == 'm.ckpt-%d-last' % saved[-1][0]
+        assert newest(tmp_path) == newest_before  # what a script resumes from by its number
 
     def test_a_variable_says_it_itself(self, tmp_path):
         script = Script(tmp_path)
@@ -66,30 +85,53 @@ class TestWhatItIsCalled:
         script.steps['train'] = 4
         assert script.again() == 'm.ckpt-9'
 
-    def test_a_path_that_is_used_again_is_used_again(self, tmp_path):
+    def test_a_path_without_a_number_is_not_overwritten(self, tmp_path):
         script = Script(tmp_path)
-        script.save()
+        script.saver = tf1.train.Saver(max_to_keep=1)
+        for _ in range(2):
+            script.save()
+        before = (tmp_path / 'm.ckpt.data-00000-of-00001').stat().st_mtime_ns
         assert script.again() == 'm.ckpt-last'
-        script.save()
-        assert script.again() == 'm.ckpt'
+        assert (tmp_path / 'm.ckpt.data-00000-of-00001').stat().st_mtime_ns == before
+        assert newest(tmp_path) == script.path
+        script.saver.restore(script.session, script.path + '-last')
 
-    def test_a_path_that_the_script_numbers_is_not_overwritten(self, tmp_path):
+    def test_a_part_of_the_state_is_nothing_to_resume_from(self, tmp_path):
         script = Script(tmp_path)
-        script.save(script.path + '_1')
-        script.save(script.path + '_2')
-        assert script.again() == 'm.ckpt_2-last'
+        script.steps['train'] = 4
+        script.save(None, 4)
+        script.save(script.path + '.part', saver=tf1.train.Saver([script.step]))
+        script.steps['train'] = 6
+        assert script.again() == 'm.ckpt-6'
 
     def test_the_other_arguments_are_as_they_were(self, tmp_path):
         script = Script(tmp_path)
-        script.save(None, 1, 'my_state', write_meta_graph=False)
-        assert script.again() == 'm.ckpt-1'
+        script.save(None, script.step, 'my_state', write_meta_graph=False)
+        assert script.again() == 'm.ckpt-0'
         assert newest(tmp_path) is None
-        assert tf1.train.latest_checkpoint(str(tmp_path), 'my_state').endswith('m.ckpt-1')
-        assert not os.path.exists(script.path + '-1.meta')
+        assert tf1.train.latest_checkpoint(str(tmp_path), 'my_state').endswith('m.ckpt-0')
+        assert not os.path.exists(script.path + '-0.meta')
 
     def test_nothing_where_the_script_saved_nothing(self, tmp_path):
         script = Script(tmp_path)
         assert script.last.again(script.session) is None
+
+
+def test_a_rollback_takes_no_checkpoint_of_a_part(tmp_path):
+    bad = {3}
+    with slimguard.instrument(on_nan='rollback', logdir=tmp_path):
+        model = Linear(bad=lambda draw: draw in bad)
+        train_op = model.minimize()
+        whole, part = tf1.train.Saver(), tf1.train.Saver([model.weights])
+        path = os.path.join(str(tmp_path), 'm.ckpt')
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            train(session, train_op, 1)
+            whole.save(session, path, global_step=model.step)
+            train(session, train_op, 2)
+            part.save(session, path + '.part', global_step=model.step)
+            train(session, train_op, 1)
+            assert session.run(model.step) == 1
 
 
 def train(session, train_op, steps):
@@ -120,6 +162,25 @@ def test_a_signal_between_two_steps_acts_at_once(tmp_path):
                 for _ in range(1000):
                     pass
             assert newest(tmp_path) == path + '-7'
+
+
+def test_what_trains_in_another_thread_is_saved(tmp_path):
+    with slimguard.instrument(on_nan='skip'):
+        model = Linear()
+        train_op = model.minimize()
+        saver = tf1.train.Saver()
+        path = os.path.join(str(tmp_path), 'm.ckpt')
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            saver.save(session, path, global_step=model.step)
+            thread = threading.Thread(target=train, args=(session, train_op, 3))
+            thread.start()
+            thread.join()
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+                for _ in range(1000):
+                    pass
+    assert newest(tmp_path) == path + '-3'
 
 
 def test_where_the_script_has_saved_nothing_a_line_says_so():

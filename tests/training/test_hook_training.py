@@ -49,6 +49,14 @@ class TestARunThatGoesPastTheHooks:
         assert [(each.step, each.action) for each in hook.incidents] == [(1, 'stop')]
         assert 'this step wrote nothing' not in capfd.readouterr().err
 
+    def test_is_heard_of_though_it_comes_first(self, tmp_path):
+        train_op, hook = build(bad=(0,), on_nan='raise')
+        with monitored(tmp_path, hook) as session:
+            run_past_the_hooks(session, train_op)
+            with pytest.raises(slimguard.NanLossError):
+                session.run(train_op)
+        assert [each['action'] for each in records_in(tmp_path)] == ['raise']
+
     def test_is_recorded_at_the_end(self, tmp_path):
         train_op, hook = build(bad=(1,), on_nan='raise')
         with monitored(tmp_path, hook) as session:
@@ -58,6 +66,18 @@ class TestARunThatGoesPastTheHooks:
         assert record['action'] == 'skip'
         assert record['reason'].endswith('; in a run that went past the hooks')
         assert [each.action for each in hook.incidents] == ['skip']
+
+
+@pytest.mark.parametrize('on_nan', ['skip', 'raise', 'rollback'])
+def test_a_run_of_the_loss_alone_is_no_step(on_nan, tmp_path):
+    model = Linear(bad=(1,))
+    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
+    hook = slimguard.NanLossHook(model.loss, on_nan=on_nan)
+    with monitored(tmp_path, hook) as session:
+        session.run(train_op)
+        session.run(model.loss)  # the bad batch
+        session.run(train_op)
+    assert hook.incidents == [] and checkpoint_at(tmp_path) == (2, [])
 
 
 def test_two_hooks_hear_of_the_same_incident(tmp_path):

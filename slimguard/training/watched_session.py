@@ -91,7 +91,9 @@ def watch(
     """Gives a plain session hooks and policies.
 
     The returned session behaves as the given one, and calls the hooks for runs of a train op only:
-    of a guarded one, or any op that runs an optimizer. Other runs are as they were.
+    of a guarded one, or any op that runs an optimizer. Other runs are as they were. The hooks'
+    `begin` and `after_create_session` are called here, where a `CheckpointSaverHook` saves: with
+    one, initialize the variables first.
 
         with tf.compat.v1.Session() as session:
             session = slimguard.watch(session, on_nan='skip')

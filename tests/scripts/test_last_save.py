@@ -212,8 +212,8 @@ def test_a_handler_of_the_scripts_own_stays():
     assert heard
 
 
-def test_a_session_that_outlives_the_guards_tells_of_itself(capfd):
-    with slimguard.instrument(on_nan='skip'):
+def test_a_session_that_outlives_the_guards_tells_of_itself(tmp_path, capfd):
+    with slimguard.instrument(on_nan='skip', logdir=tmp_path):
         model = Linear(bad=(0, 1))
         train_op = slimguard.guard(model.minimize(), loss=model.loss)
         session = tf1.Session()

@@ -38,10 +38,16 @@ class CheckpointKeeper:
         repair.resume_from_good(self.logdir)
 
     @contextlib.contextmanager
-    def keeping(self, shares_room: bool) -> Iterator[None]:
-        """For the time of a training; `shares_room` says whether bundles may be written."""
+    def keeping(self, shares_room: bool, is_marked: bool = True) -> Iterator[None]:
+        """For the time of a training.
+
+        Args:
+          shares_room: whether bundles may be written.
+          is_marked: whether the logdir is marked as taken, in its folder `slimguard`.
+        """
         with contextlib.ExitStack() as stack:
-            stack.enter_context(occupied(self.logdir))
+            if is_marked:
+                stack.enter_context(occupied(self.logdir))
             if shares_room:
                 stack.enter_context(self.room)
             yield

@@ -145,7 +145,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         return None if run is None else run.read(run_values.results, self.max_loss, run_context)
 
     def end(self, session):
-        self._own.end()
+        self._own.end(session, self.incident_count)
         for reading in self._runs.leave(session):
             self._handler.record_unseen(self._remember(reading))
         self._handler.close()

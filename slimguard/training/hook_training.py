@@ -99,8 +99,8 @@ class KeptByLoop:
         """
         return contextlib.ExitStack()
 
-    def end(self) -> None:
-        """The training has ended as it should; what saves at its end does so."""
+    def end(self, session, incidents: int) -> None:
+        """The training has ended as it should, after so many incidents; its saver saves now."""
 
 
 class HookTraining(KeptByLoop):
@@ -180,13 +180,18 @@ class HookTraining(KeptByLoop):
         self._preemption.after_create_session(session, None)
         # It is left after all others, as it may end the process.
         self._open.enter_context(self._preemption)
-        self._open.enter_context(self._keeper.keeping(shares_room=self._settings.capture))
+        self._open.enter_context(
+            self._keeper.keeping(
+                shares_room=self._settings.capture, is_marked=directory == self._record_in
+            )
+        )
 
     def _ask_to_stop(self) -> None:
         self._stop_asked = True
 
-    def end(self) -> None:
+    def end(self, session, incidents: int) -> None:
         self._has_ended = True
+        self._show(session, incidents)
 
     def close(self, session, close: Callable[[], None]) -> None:
         """Closes the session; if an interrupt ended the training, saves before that."""
@@ -214,11 +219,14 @@ class HookTraining(KeptByLoop):
         told, losses = run_values.results
         if losses and math.isfinite(losses[0]):
             self._loss = losses[0]
+        self._show(run_context.session, incidents)
+        return run_values._replace(results=told)
+
+    def _show(self, session, incidents: int) -> None:
         if self._progress is not None:
             step = tf1.train.get_global_step(self._graph)
-            step_now = 0 if step is None else int(run_context.session.run(step))
+            step_now = 0 if step is None else int(session.run(step))
             self._progress.show(step_now, self._loss, incidents)
-        return run_values._replace(results=told)
 
     @contextlib.contextmanager
     def saving_before_errors(self, session, take_failure: Callable) -> Iterator[None]:

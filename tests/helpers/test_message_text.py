@@ -20,7 +20,8 @@ def test_the_text_made_in_c_is_read_as_that_made_in_python(graph):
     first, second = (text_format.Parse(text, tf1.GraphDef()) for text in texts)
     as_bytes = [each.SerializeToString(deterministic=True) for each in (first, second, message)]
     assert len(set(as_bytes)) == 1
-    assert text_format.MessageToString is message_text._to_string
+    in_c = text_format.MessageToString is message_text._to_string
+    assert in_c == message_text.is_right_in_c()
 
 
 def test_what_is_asked_for_besides_is_done(graph):

@@ -7,6 +7,7 @@ import functools
 import gc
 import os
 import pathlib
+import signal
 import zlib
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
@@ -109,6 +110,26 @@ def graph():
     with tf1.Graph().as_default() as graph:
         tf1.set_random_seed(1)
         yield graph
+
+
+@pytest.fixture
+def ctrl_c_is_pythons():
+    """Ctrl-C raises KeyboardInterrupt; who starts the tests in the background may ignore it."""
+    given = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGINT, given)
+
+
+@pytest.fixture(autouse=True)
+def _no_signals_are_kept():
+    """A training that has ended, or whose session nobody has any more, hears of no signals."""
+    yield
+    from slimguard.training import signal_watch  # with TensorFlow, so not where this file begins
+
+    if signal_watch.listeners():
+        gc.collect()
+    assert signal_watch.listeners() == []
 
 
 def _switch_control_flow(v2):

@@ -23,11 +23,12 @@ from slimguard.scripts.optimizer_notes import OptimizerNotes
 from slimguard.scripts.patches import Inside, Patches, kept_on
 from slimguard.scripts.prepared_steps import Done, PreparedSteps
 from slimguard.scripts.script_files import ScriptFiles
-from slimguard.scripts.script_preemption import ScriptPreemption, is_main_thread
+from slimguard.scripts.script_preemption import ScriptPreemption
 from slimguard.scripts.script_watcher import ScriptWatcher, is_of_incident, stop_error
 from slimguard.scripts.train_steps import Step, TrainSteps
 from slimguard.training import incident_reading, step_counters
 from slimguard.training.hooked_session import HookedSession
+from slimguard.training.signal_watch import is_main_thread
 
 _NO_PARTIAL_RUN = (
     'Session.partial_run fetches it apart from what its gate checks; use Session.run instead'

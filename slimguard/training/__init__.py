@@ -28,6 +28,7 @@ Around a training:
 
     checkpoint_keeper.py  resumes, and saves before an error ends it
     preemption.py         SIGTERM and Ctrl-C end a training, with everything saved
+    step_preemption.py    the same in a loop that is not ours
     signal_watch.py       hears of them: by Python's handlers, and in a thread
     progress.py           the progress bar
     occupancy.py          whether another process trains in a logdir

@@ -118,7 +118,10 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
                 self.job.check()
         self._preparation.before_step(run_context.session)
         run = self._runs.run_for(run_context)
-        return run and self._own.asking(run.args(run_context, self.max_loss), run.losses)
+        if run is None:
+            return None
+        args = run.args(run_context, self.max_loss)
+        return self._own.asking(run_context.session, args, run.losses)
 
     def after_run(self, run_context, run_values):
         run_values = self._own.answered(run_context, run_values, self.incident_count)

@@ -35,8 +35,8 @@ from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.system import files
 from slimguard.training.checkpoint_keeper import CheckpointKeeper
-from slimguard.training.preemption import Preemption
 from slimguard.training.progress import Progress, progress_bar
+from slimguard.training.step_preemption import StepPreemption
 
 
 class Settings(NamedTuple):
@@ -82,7 +82,7 @@ class KeptByLoop:
           closed: called when the session is closed.
         """
 
-    def asking(self, args: tf1.train.SessionRunArgs, losses: Sequence[tf.Tensor]) -> Any:
+    def asking(self, session, args: tf1.train.SessionRunArgs, losses: Sequence[tf.Tensor]) -> Any:
         """What the hook asks for in a step: `args`, and what else there is to know."""
         return args
 
@@ -134,10 +134,11 @@ class HookTraining(KeptByLoop):
         self._has_ended = False
         self._open = contextlib.ExitStack()  # what is given back when the session is closed
         self._keeper: Optional[CheckpointKeeper] = None
-        self._preemption: Optional[Preemption] = None
+        self._preemption: Optional[StepPreemption] = None
         self._progress: Optional[Progress] = None
         self._loss: Any = None  # of the last good step that was shown
         self._stop_asked = False
+        self._is_saved = False  # since the last step
         if self._directory is not None and saves is not False:
             self.saver = _finite_saver(graph, calling)
             if saves:
@@ -176,15 +177,25 @@ class HookTraining(KeptByLoop):
         self._keeper = CheckpointKeeper(directory, saver, step)
         for evidence in self.evidence.values():
             evidence.share(self._keeper.room)
-        self._preemption = Preemption(self._ask_to_stop, self._keeper.save)
-        self._preemption.after_create_session(session, None)
-        # It is left after all others, as it may end the process.
-        self._open.enter_context(self._preemption)
+        self._hear_signals(session)
+        # This comes after all others, as it may end the process.
+        self._open.callback(self._leave_signals)
         self._open.enter_context(
             self._keeper.keeping(
                 shares_room=self._settings.capture, is_marked=directory == self._record_in
             )
         )
+
+    def _hear_signals(self, session) -> None:
+        if self._preemption is None or self._preemption.has_served:
+            self._preemption = StepPreemption(self._ask_to_stop, self._save)
+            self._preemption.watch(session)
+            self._preemption.__enter__()
+
+    def _leave_signals(self) -> None:
+        preemption, self._preemption = self._preemption, None
+        if preemption is not None:
+            preemption.leave()
 
     def _ask_to_stop(self) -> None:
         self._stop_asked = True
@@ -196,24 +207,34 @@ class HookTraining(KeptByLoop):
     def close(self, session, close: Callable[[], None]) -> None:
         """Closes the session; if an interrupt ended the training, saves before that."""
         interrupted = isinstance(sys.exc_info()[1], (KeyboardInterrupt, SystemExit))
-        is_saved = self._has_ended and self._calling.saves_at_end
+        is_saved = self._is_saved or self._has_ended and self._calling.saves_at_end
         with self._open:
             if (interrupted or self._stop_asked) and not is_saved:
                 self._save(session)
-            self._keeper = self._preemption = self._progress = None
+            self._keeper = self._progress = None
             close()
+
+    def drop(self) -> None:
+        """Gives back what it took: the session is gone, and nobody has closed it."""
+        self._open.close()
 
     # The steps.
 
-    def asking(self, args: tf1.train.SessionRunArgs, losses: Sequence[tf.Tensor]) -> Any:
+    def asking(self, session, args: tf1.train.SessionRunArgs, losses: Sequence[tf.Tensor]) -> Any:
+        self._is_saved = False
+        if self._preemption is not None:
+            self._hear_signals(session)
+            self._preemption.begin_step()
         if self._progress is not None and self._progress.is_due():
             return args._replace(fetches=_Shown(args.fetches, losses[:1]))
         return args
 
     def answered(self, run_context, run_values, incidents: int) -> Any:
-        if self._stop_asked and self._preemption is not None:
-            self._preemption.end(run_context.session)
-            run_context.request_stop()
+        if self._preemption is not None:
+            self._preemption.end_step()
+            if self._stop_asked:
+                self._preemption.end(run_context.session)
+                run_context.request_stop()
         if not isinstance(run_values.results, _Shown):
             return run_values
         told, losses = run_values.results
@@ -244,6 +265,7 @@ class HookTraining(KeptByLoop):
     def _save(self, session, incident: Optional[Incident] = None) -> None:
         if self._keeper is not None:
             self._keeper.save(session, incident)
+            self._is_saved = True
 
 
 class _Shown(NamedTuple):
@@ -278,6 +300,10 @@ def _finite_saver(graph: tf.Graph, calling: tf_callers.CallingSession) -> Finite
     return finite
 
 
+def _nothing() -> None:
+    """There is nothing else to do."""
+
+
 def _listen_to_close(session, training: HookTraining) -> None:
     """Has `training.close` called in place of `session.close`, once."""
     here = weakref.ref(session)  # as the session itself holds what is made here
@@ -285,8 +311,13 @@ def _listen_to_close(session, training: HookTraining) -> None:
 
     def close() -> None:
         session = here()
-        if session is not None:
+        if session is None:  # it is being freed, with others in a circle
+            training.drop()
+            return (before or _nothing)()
+        if before is None:
             del session.close
-            training.close(session, before or session.close)
+        else:
+            session.close = before
+        training.close(session, session.close)
 
     session.close = close

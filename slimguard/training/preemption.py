@@ -13,7 +13,7 @@ from typing import Any, Callable, Optional, Set
 import tensorflow.compat.v1 as tf1
 
 from slimguard.training import signal_watch
-from slimguard.training.signal_watch import SignalListener, SignalWatch
+from slimguard.training.signal_watch import SignalListener, SignalWatch, is_main_thread
 
 # How long a step may take after SIGTERM or Ctrl-C, in seconds. The sender does not wait for ever.
 _PATIENCE = 10.0
@@ -85,6 +85,8 @@ class Preemption(SignalListener, tf1.train.SessionRunHook):
     def __exit__(self, *_) -> None:
         if not self._signals.is_entered:  # or in a child, which has left it already
             return
+        if not is_main_thread():  # as where a session is freed; the next signal does it
+            return
         self._signals.leave()
         self._heard.set()
         self._left.set()
@@ -93,6 +95,11 @@ class Preemption(SignalListener, tf1.train.SessionRunHook):
             raise KeyboardInterrupt
         if self._asked is not None:
             os.kill(os.getpid(), self._asked)  # so that the exit status tells
+
+    def save(self) -> None:
+        """Saves the state of the training, if its session is there."""
+        if self._session is not None:
+            self._save(self._session)
 
     # The signals.
 
@@ -143,8 +150,8 @@ class Preemption(SignalListener, tf1.train.SessionRunHook):
             ', and waiting on' if stays else ' and ending',
         )
         for training in signal_watch.listeners():
-            if isinstance(training, Preemption) and training._session is not None:
-                training._save(training._session)
+            if isinstance(training, Preemption):
+                training.save()
         if not stays:
             _exit(128 + number)
 

@@ -50,7 +50,7 @@ class SignalWatch:
 
     def enter(self) -> None:
         """Begins to watch the signals that no handler of the program's own is there for."""
-        if threading.current_thread() is not threading.main_thread():
+        if not is_main_thread():
             return
         previous = {}
         defaults = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
@@ -151,6 +151,11 @@ class SignalWatch:
                     pass  # full or closed; Python says so where it is its own
             if self._handles(received[0]):
                 self.listener.on_wakeup(received[0])
+
+
+def is_main_thread() -> bool:
+    """Whether signals come to the thread that asks."""
+    return threading.current_thread() is threading.main_thread()
 
 
 def listeners() -> List[SignalListener]:

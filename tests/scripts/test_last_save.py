@@ -12,17 +12,12 @@ import slimguard
 from slimguard.scripts.last_save import LastSave
 from tests.helpers.checkpoints import newest, truncate, write
 from tests.helpers.models import Linear, LogLines
+from tests.helpers.signals import press_ctrl_c
 
 tf1 = tf.compat.v1
 
 
-@pytest.fixture(autouse=True)
-def ctrl_c_is_pythons():
-    """Whoever starts the tests in the background may have them ignore Ctrl-C."""
-    given = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    signal.signal(signal.SIGINT, given)
+pytestmark = pytest.mark.usefixtures('ctrl_c_is_pythons')
 
 
 class Script:
@@ -151,16 +146,12 @@ def test_a_signal_between_two_steps_acts_at_once(tmp_path):
             saver.save(session, path, global_step=2)
             train(session, train_op, 3)
             with pytest.raises(KeyboardInterrupt):
-                os.kill(os.getpid(), signal.SIGINT)
-                for _ in range(1000):  # a handler runs within a few of these
-                    pass
+                press_ctrl_c()
             assert newest(tmp_path) == path + '-5'
             # The script has caught it and goes on; the next one is heard as well.
             train(session, train_op, 2)
             with pytest.raises(KeyboardInterrupt):
-                os.kill(os.getpid(), signal.SIGINT)
-                for _ in range(1000):
-                    pass
+                press_ctrl_c()
             assert newest(tmp_path) == path + '-7'
 
 
@@ -177,9 +168,7 @@ def test_what_trains_in_another_thread_is_saved(tmp_path):
             thread.start()
             thread.join()
             with pytest.raises(KeyboardInterrupt):
-                os.kill(os.getpid(), signal.SIGINT)
-                for _ in range(1000):
-                    pass
+                press_ctrl_c()
     assert newest(tmp_path) == path + '-3'
 
 
@@ -191,9 +180,7 @@ def test_where_the_script_has_saved_nothing_a_line_says_so():
             session.run(tf1.global_variables_initializer())
             train(session, train_op, 1)
             with pytest.raises(KeyboardInterrupt):
-                os.kill(os.getpid(), signal.SIGINT)
-                for _ in range(1000):
-                    pass
+                press_ctrl_c()
     assert [line for line in lines if 'the last good state is not saved' in line]
 
 

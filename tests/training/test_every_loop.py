@@ -24,13 +24,7 @@ tf1 = tf.compat.v1
 every_loop = pytest.mark.parametrize('loop', LOOPS.values(), ids=LOOPS)
 
 
-@pytest.fixture(autouse=True)
-def ctrl_c_is_pythons():
-    """Whoever starts the tests in the background may have them ignore Ctrl-C."""
-    given = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    signal.signal(signal.SIGINT, given)
+pytestmark = pytest.mark.usefixtures('ctrl_c_is_pythons')
 
 
 def interrupt_at(draw):

@@ -9,25 +9,9 @@ import tensorflow as tf
 import slimguard
 from slimguard.diagnosis.bundle import paths as bundle_paths
 from tests.helpers.models import Linear, LogLines, checkpoint_at, records_in
+from tests.helpers.monitored import build, monitored
 
 tf1 = tf.compat.v1
-
-
-def build(bad=(), **settings):
-    model = Linear(bad)
-    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
-    return train_op, slimguard.NanLossHook(model.loss, **settings)
-
-
-def monitored(logdir, *hooks, **settings):
-    return tf1.train.MonitoredTrainingSession(
-        checkpoint_dir=None if logdir is None else str(logdir),
-        hooks=hooks,
-        save_checkpoint_secs=1000,
-        save_summaries_steps=None,
-        log_step_count_steps=None,
-        **settings,
-    )
 
 
 def run_past_the_hooks(session, train_op):

@@ -1,0 +1,163 @@
+"""SIGTERM and Ctrl-C in a loop of TensorFlow's, beyond the cells of `test_every_loop`."""
+
+import gc
+import signal
+import subprocess
+import threading
+
+import pytest
+import tensorflow as tf
+
+import slimguard
+from tests.helpers.children import ROOT, environment
+from tests.helpers.models import Linear, LogLines, checkpoint_at
+from tests.helpers.monitored import build, monitored
+from tests.helpers.signals import press_ctrl_c
+from tests.helpers.template import Forked
+
+tf1 = tf.compat.v1
+
+pytestmark = pytest.mark.usefixtures('ctrl_c_is_pythons')
+
+
+def is_heard():
+    return signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+
+
+def test_ctrl_c_between_two_steps_saves_and_is_raised_where_the_program_is(tmp_path):
+    train_op, hook = build()
+    with LogLines() as lines, monitored(tmp_path, hook) as session:
+        session.run(train_op)
+        with pytest.raises(KeyboardInterrupt):
+            press_ctrl_c()
+        assert checkpoint_at(tmp_path) == (1, [])
+        assert not is_heard()
+        # The program has caught it and goes on; the next one is heard as well.
+        session.run(train_op)
+        with pytest.raises(KeyboardInterrupt):
+            press_ctrl_c()
+        assert checkpoint_at(tmp_path) == (2, [])
+        assert not session.should_stop()
+    assert not [line for line in lines if 'is finished first' in line]
+
+
+def test_the_state_is_saved_once_where_ctrl_c_leaves_the_loop(tmp_path, monkeypatch):
+    saved = []
+    save = slimguard.FiniteSaver.save
+    monkeypatch.setattr(
+        slimguard.FiniteSaver, 'save', lambda *args, **kw: saved.append(kw) or save(*args, **kw)
+    )
+    train_op, hook = build()
+    with pytest.raises(KeyboardInterrupt), monitored(tmp_path, hook) as session:
+        session.run(train_op)
+        del saved[:]
+        press_ctrl_c()
+    assert len(saved) == 1 and checkpoint_at(tmp_path) == (1, [])
+
+
+def test_a_step_in_another_thread_is_waited_for(tmp_path):
+    train_op, hook = build()
+    with pytest.raises(KeyboardInterrupt), monitored(tmp_path, hook) as session:
+        thread = threading.Thread(target=session.run, args=(train_op,))
+        thread.start()
+        thread.join()
+        press_ctrl_c()
+        assert not session.should_stop()
+        thread = threading.Thread(target=session.run, args=(train_op,))
+        thread.start()
+        thread.join()
+        assert session.should_stop()
+    assert checkpoint_at(tmp_path) == (2, [])
+
+
+def test_after_a_step_that_failed_ctrl_c_is_heard(tmp_path):
+    train_op, hook = build()
+    scalar = tf1.placeholder(tf.float32, [])
+    with pytest.raises(KeyboardInterrupt):
+        with monitored(tmp_path, hook) as session:
+            session.run(train_op)
+            with pytest.raises(ValueError, match='Cannot feed value of shape'):
+                session.run(train_op, {scalar: [1.0, 2.0]})
+            press_ctrl_c()
+            session.run(train_op)
+            assert session.should_stop()
+    assert checkpoint_at(tmp_path) == (2, [])
+
+
+def test_a_session_that_is_dropped_gives_the_signals_back(tmp_path):
+    train_op, hook = build()
+    session = monitored(tmp_path, hook)
+    session.run(train_op)
+    assert is_heard()
+    del session, train_op, hook
+    with tf.Graph().as_default():
+        gc.collect()
+    assert not is_heard()
+    assert 'slimguard-preemption' not in [thread.name for thread in threading.enumerate()]
+
+
+def test_what_a_session_that_is_freed_in_another_thread_leaves_goes_with_the_next_signal(tmp_path):
+    train_op, hook = build()
+    session = monitored(tmp_path, hook)
+    session.run(train_op)
+    del session, train_op, hook
+    thread = threading.Thread(target=gc.collect)
+    thread.start()
+    thread.join()
+    with pytest.raises(KeyboardInterrupt):
+        press_ctrl_c()
+    assert not is_heard()
+
+
+def test_a_session_that_another_thread_closes_saves(tmp_path):
+    train_op, hook = build()
+    session = monitored(tmp_path, hook)
+    session.run(train_op)
+    thread = threading.Thread(target=session.close)
+    thread.start()
+    thread.join()
+    assert checkpoint_at(tmp_path) == (1, [])
+    with pytest.raises(KeyboardInterrupt):
+        press_ctrl_c()
+    assert not is_heard()
+
+
+def test_two_hooks_give_the_signals_back(tmp_path):
+    model = Linear()
+    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
+    hooks = [slimguard.NanLossHook(model.loss) for _ in range(2)]
+    with monitored(tmp_path, *hooks) as session:
+        session.run(train_op)
+        assert is_heard()
+    assert not is_heard()
+
+
+_FORGETS_TO_CLOSE = """
+import os, signal, sys
+import tensorflow.compat.v1 as tf1
+tf1.disable_eager_execution()
+from tests.helpers.monitored import build, monitored
+train_op, hook = build()
+session = monitored(sys.argv[1], hook)
+session.run(train_op)
+{}
+os.kill(os.getpid(), signal.SIGTERM)
+for _ in range(1000):
+    pass
+print('went on')
+"""
+
+
+@pytest.mark.parametrize('ends', ['session.close()', 'session._sess.close()'])
+def test_sigterm_after_the_training_ends_the_process_at_once(ends, tmp_path):
+    with Forked(
+        ['-c', _FORGETS_TO_CLOSE.format(ends), str(tmp_path)],
+        environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd=str(ROOT),
+        text=True,
+    ) as process:
+        output = process.communicate()[0]
+    assert process.returncode == -signal.SIGTERM, output
+    assert 'went on' not in output

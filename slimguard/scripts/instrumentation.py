@@ -17,7 +17,6 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import compat, learning
 from slimguard import gate as gates
-from slimguard.checkpoints import repair
 from slimguard.diagnosis.evidence import require_max_bundles
 from slimguard.graph import op_of
 from slimguard.incidents.policies import OnNan, Skip, fallbacks_of
@@ -211,8 +210,6 @@ class Instrumentation:
             hooks = arguments.get('hooks') or ()
             logdir = arguments.get('logdir')
             logdir = files.as_logdir(logdir) if logdir else None
-            if logdir is not None and arguments.get('is_chief', True):
-                repair.resume_from_good(logdir)
             if gates.writes_something(arguments['train_op']):
                 arguments['train_op'] = gates.guard(arguments['train_op'])
             # A NanLossHook of the code's own watches; else the guarded session does.

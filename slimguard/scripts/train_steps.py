@@ -177,8 +177,9 @@ class TrainSteps:
         parts = []
         for number, together in enumerate(self._by_update(elements)):
             own = gates.gate_of(together[0]) if len(together) == 1 else None
-            if own is not None:  # the script itself has guarded it
-                parts.append(Gated(own, together))
+            if own is not None:  # it was guarded when it was made
+                is_watched = any(element.name in own.untold.counts for element in elements)
+                parts.append(Gated(own if is_watched else self._limited(own), together))
                 continue
             beside = self._update_ops_among(elements) if number == 0 else []
             part = self._guarded(together + beside) if beside else None
@@ -194,6 +195,17 @@ class TrainSteps:
         except (ValueError, TypeError) as error:
             self._on_refusal(together[-1].name, error)
             return None
+
+    def _limited(self, gate: gates.Gate) -> gates.Gate:
+        """A gate that knows `max_loss`, in place of one without a limit."""
+        if self._max_loss is None or gate.max_loss is not None:
+            return gate
+        try:
+            with tf_private.unfinalized(self._graph):
+                return guard_with_values(gate.original, gate.loss, self._max_loss, ())
+        except NoLossError:
+            self._on_no_loss(op_of(gate.original).name)
+            return gate
 
     def _update_ops_among(self, elements: Sequence[TrainOp]) -> List[TrainOp]:
         """The elements that run update ops and do not train: they see the same batch."""

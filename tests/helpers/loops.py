@@ -7,9 +7,11 @@ from typing import Any, Callable, Dict, List, NamedTuple
 import tensorflow as tf
 
 import slimguard
+from slimguard import compat
 from tests.helpers.models import Linear
 
 tf1 = tf.compat.v1
+tf_slim = compat.import_slim()
 
 
 class Trained(NamedTuple):
@@ -89,16 +91,20 @@ def in_monitored_session(given: Given) -> Trained:
     train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
     hook = slimguard.NanLossHook(model.loss, **given.all_but_the_logdir())
     watching = _Watching(given)
+    _train_monitored(given, train_op, [hook, watching])
+    return Trained(watching.began_at, model.batches.drawn)
+
+
+def _train_monitored(given: Given, train_op, hooks) -> None:
     with tf1.train.MonitoredTrainingSession(
         checkpoint_dir=given.logdir,
-        hooks=[hook, watching],
+        hooks=hooks,
         save_checkpoint_secs=1000,
         save_summaries_steps=None,
         log_step_count_steps=None,
     ) as session:
         while not session.should_stop():
             session.run(train_op)
-    return Trained(watching.began_at, model.batches.drawn)
 
 
 def in_estimator(given: Given) -> Trained:
@@ -167,15 +173,16 @@ def in_monitored_session_unedited(given: Given) -> Trained:
         model = Linear(given.bad)
         train_op = model.minimize()
         watching = _Watching(given)
-        with tf1.train.MonitoredTrainingSession(
-            checkpoint_dir=given.logdir,
-            hooks=[watching],
-            save_checkpoint_secs=1000,
-            save_summaries_steps=None,
-            log_step_count_steps=None,
-        ) as session:
-            while not session.should_stop():
-                session.run(train_op)
+        _train_monitored(given, train_op, [watching])
+    return Trained(watching.began_at, model.batches.drawn)
+
+
+def in_tf_slim_training_unedited(given: Given) -> Trained:
+    with slimguard.instrument(given.on_nan, given.max_loss):
+        model = Linear(given.bad)
+        train_op = tf_slim.training.create_train_op(model.loss, model.optimizer)
+        watching = _Watching(given)
+        tf_slim.training.train(train_op, given.logdir, hooks=[watching], save_summaries_steps=None)
     return Trained(watching.began_at, model.batches.drawn)
 
 
@@ -197,6 +204,7 @@ if _has_estimators():
 UNEDITED: Dict[str, Callable[[Given], Trained]] = {
     'unedited: a plain session': in_plain_session_unedited,
     'unedited: MonitoredTrainingSession': in_monitored_session_unedited,
+    'unedited: tf_slim.training.train': in_tf_slim_training_unedited,
 }
 LOOPS: Dict[str, Callable[[Given], Trained]] = {**EDITED, **UNEDITED}
 

@@ -540,3 +540,18 @@ def test_an_estimator_obeys(on_nan, steps, tmp_path):
     assert checkpoint_at(tmp_path) == (steps, [])
     (record,) = records_in(tmp_path)
     assert record['action'] == on_nan
+
+
+@pytest.mark.parametrize('guards_itself', [False, True])
+def test_a_loss_above_max_loss_is_a_bad_step_of_a_train_op_of_slims_too(guards_itself):
+    """In a plain session: slim's own `train` hands the limit on by itself."""
+    with slimguard.instrument(on_nan='raise', max_loss=1e-6):
+        model = Linear()
+        create = (slimguard if guards_itself else slim.learning).create_train_op
+        train_op = create(model.loss, model.optimizer)
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            before = state(session)
+            with pytest.raises(slimguard.NanLossError, match='above max_loss'):
+                session.run(train_op)
+            assert state(session) == before

@@ -186,7 +186,8 @@ def in_tf_slim_training_unedited(given: Given) -> Trained:
     return Trained(watching.began_at, model.batches.drawn)
 
 
-def _has_estimators() -> bool:
+def has_estimators() -> bool:
+    """Whether TensorFlow has Estimators; 2.16 dropped them."""
     try:
         return tf1.estimator.Estimator is not None
     except (AttributeError, ImportError):
@@ -199,7 +200,7 @@ EDITED: Dict[str, Callable[[Given], Trained]] = {
     'MonitoredTrainingSession': in_monitored_session,
     'watch': in_watched_session,
 }
-if _has_estimators():
+if has_estimators():
     EDITED['Estimator'] = in_estimator
 UNEDITED: Dict[str, Callable[[Given], Trained]] = {
     'unedited: a plain session': in_plain_session_unedited,

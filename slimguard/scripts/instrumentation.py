@@ -18,11 +18,11 @@ import tensorflow.compat.v1 as tf1
 from slimguard import compat, learning
 from slimguard import gate as gates
 from slimguard.diagnosis.evidence import require_max_bundles
-from slimguard.graph import op_of
 from slimguard.incidents.policies import OnNan, Skip, fallbacks_of
 from slimguard.scripts import good_checkpoints
 from slimguard.scripts.guarded_sessions import GuardedSessions, Settings
 from slimguard.scripts.patches import Patches
+from slimguard.scripts.train_steps import name_of
 from slimguard.system import files
 from slimguard.training.context import TrainingContext
 from slimguard.training.gate_watcher import GateWatcher
@@ -196,7 +196,7 @@ class Instrumentation:
     ) -> None:
         """Notes a training, and the incidents of it that its watcher remembers."""
         seen = self.sessions.seen
-        seen.note_steps(op_of(gates.as_train_op(train_op)).name, 0)
+        seen.note_steps(name_of(gates.as_train_op(train_op)), 0)
         known = len(watcher.incidents)
         for incident in watcher.incidents[max(0, known - (watcher.incident_count - before)) :]:
             seen.note_incident(incident, str(logdir))

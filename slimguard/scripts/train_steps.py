@@ -46,8 +46,14 @@ class Gated(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the train op that the script fetches."""
-        return op_of(self.elements[0]).name
+        """The name of the train op that the script fetches, or of what was guarded to make it."""
+        return name_of(self.elements[0])
+
+
+def name_of(train_op: TrainOp) -> str:
+    """What a script calls a train op; not the name of our op that guards it."""
+    gate = gates.gate_of(train_op)
+    return op_of(train_op if gate is None else gate.original).name
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

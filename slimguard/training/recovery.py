@@ -93,7 +93,7 @@ class Recovery:
 def _is_trusted(checkpoint: str, step: Optional[int]) -> bool:
     """Whether a checkpoint that is named for its global step is old enough to be trusted."""
     number = re.search(r'-(\d+)$', checkpoint)
-    return None not in (step, number) and step - int(number.group(1)) >= PROBATION
+    return step is not None and number is not None and step - int(number.group(1)) >= PROBATION
 
 
 class Preparation:

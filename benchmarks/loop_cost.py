@@ -16,6 +16,7 @@ import gc
 import logging
 import os
 import sys
+import tempfile
 import threading
 import time
 
@@ -33,6 +34,11 @@ slim = compat.import_slim()
 tf1 = tf.compat.v1
 
 STEPS_A_TURN = 20
+SAVING = {
+    'slimguard.train in a logdir, skip': 'skip',
+    'slimguard.train in a logdir, skip, again': 'skip',
+    'slimguard.train in a logdir, skip, rollback': ['skip', 'rollback'],
+}
 ONE_THREAD = tf1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
 
 
@@ -137,7 +143,7 @@ def in_monitored_session(library, make_hook):
     return train
 
 
-def in_train(library, ticks, make_hooks=None, **arguments):
+def in_train(library, ticks, make_hooks=None, logdir=None, **arguments):
     def train(tick):
         ticks.ticks[threading.get_ident()] = tick
         loss, train_op = build(library)
@@ -145,7 +151,7 @@ def in_train(library, ticks, make_hooks=None, **arguments):
             arguments['hooks'] = make_hooks(loss)
         library.train(
             train_op,
-            None,
+            logdir,
             log_every_n_steps=STEPS_A_TURN,
             session_config=ONE_THREAD,
             **arguments,
@@ -185,7 +191,7 @@ def prepared_guarded(session, train_op):
     return session.make_callable([train_op, gate.step, gate.bad])
 
 
-def loops(ticks):
+def loops(ticks, parent):
     plain, guarded = slim.learning, slimguard
     found = {
         'make_callable([train_op, global_step])': in_session(plain, prepared),
@@ -214,16 +220,25 @@ def loops(ticks):
     found['slimguard.train, NanLossHook, 2 hooks that fetch'] = in_train(
         guarded, ticks, with_fetching
     )
+    for name, on_nan in SAVING.items():
+        found[name] = in_train(
+            guarded,
+            ticks,
+            logdir=tempfile.mkdtemp(dir=parent),
+            on_nan=on_nan,
+            save_interval_secs=10**6,
+            save_summaries_secs=0,
+        )
     return found
 
 
-def step_costs(rounds):
-    """Seconds a step, by loop, a value for each round."""
+def step_costs(rounds, parent):
+    """Seconds a step, by loop, a value for each round; logdirs are made in `parent`."""
     logger = logging.getLogger('tensorflow')
     ticks = Ticks()
     logger.handlers, logger.propagate = [ticks], False
     tf1.logging.set_verbosity(tf1.logging.INFO)
-    running = {name: Loop(train) for name, train in loops(ticks).items()}
+    running = {name: Loop(train) for name, train in loops(ticks, parent).items()}
     tf1.logging.get_verbosity()
     logger.handlers = [ticks]
     for loop in running.values():
@@ -290,7 +305,8 @@ def start_up(library):
 def main():
     tf1.disable_eager_execution()
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 300
-    times = step_costs(rounds)
+    with tempfile.TemporaryDirectory() as parent:
+        times = step_costs(rounds, parent)
     names = list(times)
     stock = times['slim.learning.train']
     rows = [['loop', 'of ' + names[0], 'of slim.learning.train', 'microseconds']]
@@ -300,6 +316,13 @@ def main():
         rows.append([name, of_first, of_stock, '%.0f' % (1e6 * of_first.seconds)])
     print('TensorFlow', tf.__version__)
     print(measure.table(rows))
+    # Snapshots come seldom: no median shows them.
+    first, *others = SAVING
+    for name in others:
+        print(
+            '%s: %.3f of the first, all steps together'
+            % (name, sum(times[name]) / sum(times[first]))
+        )
     rows = [['plain loop', 'of unguarded', 'microseconds']]
     for is_fed, called in enumerate(['run(train_op)', 'run([train_op, loss], feed_dict)']):
         for name, ratio in unedited_costs(is_fed, rounds).items():

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from typing import ContextManager, Optional
+from typing import ContextManager, Iterator, Optional
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -34,8 +34,12 @@ class Restorer:
             self._saver.save(session, os.path.join(self.logdir, 'model.ckpt'), global_step=step)
 
     def newest(self) -> Optional[str]:
-        """The checkpoint to go back to, or None."""
-        return checkpoint_reader.latest_finite_checkpoint(self.logdir)
+        """The newest checkpoint that one can go back to, or None."""
+        return next(self.good(), None)
+
+    def good(self) -> Iterator[str]:
+        """The checkpoints that one can go back to, the newest first; each is read when it comes."""
+        return checkpoint_reader.finite_checkpoints(self.logdir)
 
     def restore(self, session, checkpoint: str) -> None:
         """Goes back to a checkpoint."""

@@ -271,7 +271,7 @@ class _HookedSteps(HookedSession):
     def _tell(self, step: Step, done: Done) -> None:
         """Tells the watcher of a step that ran without asking it."""
         if not done.told.is_bad:
-            self._watcher.step_was_good()
+            self._watcher.step_was_good(self._session, done.told.loss)
             return
         context = tf1.train.SessionRunContext(step.args, self._session)
         self._watcher.handle(context, incident_reading.of_gate(done.gate, done.told))

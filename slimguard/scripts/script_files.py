@@ -8,7 +8,7 @@ ScriptRestorer  goes back to the newest of all these that is good
 import contextlib
 import os
 import threading
-from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -18,6 +18,7 @@ from slimguard.checkpoints import checkpoint_reader
 from slimguard.checkpoints.finite_saver import FiniteSaver
 from slimguard.checkpoints.rollback import Restorer
 from slimguard.checkpoints.saving_session import SavingSession
+from slimguard.checkpoints.snapshots import assign, read_variables
 from slimguard.compat import tf_private
 from slimguard.scripts.last_save import LastSave
 from slimguard.scripts.patches import Inside, Patches, kept_on
@@ -141,7 +142,7 @@ class FirstState:
     """
 
     def __init__(self) -> None:
-        self._values: Dict[Any, np.ndarray] = {}
+        self._values: Dict[str, np.ndarray] = {}
         self.is_taken = False
 
     def take(self, session) -> None:
@@ -149,22 +150,17 @@ class FirstState:
         if self.is_taken:
             return
         self.is_taken = True
-        with session.graph.as_default():
-            variables = tf1.global_variables() + tf1.local_variables()
-        for variable in variables:
-            try:
-                self._values[variable.op.name] = session.run(variable)
-            except tf.errors.FailedPreconditionError:
-                continue
+        self._values = read_variables(session, _variables_of(session))
 
     def restore(self, session) -> None:
         """Puts them back."""
-        with session.graph.as_default():
-            variables = tf1.global_variables() + tf1.local_variables()
-        for variable in variables:
-            if variable.op.name in self._values:
-                initial = variable.initializer.inputs[1]
-                session.run(variable.initializer, {initial: self._values[variable.op.name]})
+        variables = _variables_of(session)
+        assign(session, {variables[name]: value for name, value in self._values.items()})
+
+
+def _variables_of(session) -> Dict[str, Any]:
+    with session.graph.as_default():
+        return {each.op.name: each for each in tf1.global_variables() + tf1.local_variables()}
 
 
 class ScriptRestorer(Restorer):
@@ -180,12 +176,13 @@ class ScriptRestorer(Restorer):
         """Keeps the state before the first step, in memory."""
         self._first.take(session)
 
-    def newest(self) -> Optional[str]:
-        """The checkpoint to go back to, or what says that it is the state before the first step."""
+    def good(self) -> Iterator[str]:
+        """The good checkpoints, and then what says that it is the state before the first step."""
         for known in self._files.checkpoints(self._graph):
             if checkpoint_reader.read(known.prefix).is_good:
-                return known.prefix
-        return _FIRST if self._first.is_taken else None
+                yield known.prefix
+        if self._first.is_taken:
+            yield _FIRST
 
     def restore(self, session, checkpoint: str) -> None:
         """Goes back to what `newest` said."""

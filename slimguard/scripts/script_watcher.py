@@ -7,6 +7,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
+from slimguard.checkpoints.snapshots import Snapshots
 from slimguard.diagnosis.evidence import Evidence
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.journal import Journal
@@ -74,9 +75,11 @@ class ScriptWatcher(GateWatcher):
     def begin(self):
         self._journal = Journal()
         self._own = KeptByLoop(self._evidence)
-        restorer = ScriptRestorer(self._files, tf1.get_default_graph())
+        graph = tf1.get_default_graph()
+        restorer = ScriptRestorer(self._files, graph)
         policies = FallbackChain(self.on_nan, self._otherwise)
-        self._handle_with(policies, self._journal, Recovery(restorer))
+        recovery = Recovery(restorer, Snapshots(graph, policies.snapshots))
+        self._handle_with(policies, self._journal, recovery)
 
     def before_step(self, session) -> None:
         """For a step that runs without asking it: does what else `before_run` does."""

@@ -7,4 +7,5 @@ The files:
     texts.py     what others have written, made visible and cut
     terminal.py  prints it
     rate.py      how often the log is spoken to
+    memory.py    how much memory there is
 """

@@ -101,7 +101,7 @@ class FastStep:
             self._tell_of_incident(context, values, asked, results)
         else:
             for watcher in self._watchers:
-                watcher.step_was_good()
+                watcher.step_was_good(self._session, values.loss)
             if asked is not None and self._looking:
                 _show(self._looking, asked, results)
         return Done(own[0], int(values.step), context is not None and context.stop_requested)

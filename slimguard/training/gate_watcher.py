@@ -87,14 +87,14 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         self.job = None
         policies = FallbackChain(self.on_nan, self._otherwise)
         calling = tf_callers.session_among_callers(self)
-        self._directory = _directory_for(self, self._training, policies, calling.dirs)
-        self._own = _own_part(self._training, graph, self._directory, calling, self._settings)
+        directory = self._directory = _directory_for(self, self._training, policies, calling.dirs)
+        self._own = _own_part(self._training, graph, directory, calling, self._settings)
         recovery = None
-        if self._directory is not None and (self.logdir is not None or _may_go_back(policies)):
+        if directory is not None and (self.logdir is not None or _may_go_back(policies)):
             saver = self._training.saver or self._own.saver or offer_saver(graph)
-            recovery = Recovery(Restorer(saver, self._directory))
-        journal = Journal(self._directory, self._training.summary_writer)
-        self._handle_with(policies, journal, recovery)
+            restorer = Restorer(saver, directory)
+            recovery = Recovery(restorer, self._own.snapshots(graph, policies.snapshots))
+        self._handle_with(policies, Journal(directory, self._training.summary_writer), recovery)
         leave_out_bad_values(graph)
         step_counters.teach_those_beside(self)
         if self.ends_job:
@@ -105,12 +105,11 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
             self.job = _job_in(session, self._loss, self._training.is_chief, self._directory)
         is_chief = self.job is None or self.job.is_chief
         self._own.open(session, is_chief, self._handler.close)
-        if self.job is None:
-            if self._training.is_chief is not False:
-                self._preparation.try_now(session)
-            return
-        self.job.enter(session, coord, self._prepare, self._training.is_done)
-        self._handler.note_rollbacks(self.job.rollbacks)
+        if self.job is not None:
+            self.job.enter(session, coord, self._prepare, self._training.is_done)
+            self._handler.join_job(self.job.rollbacks)
+        elif self._training.is_chief is not False:
+            self._preparation.try_now(session)
 
     def before_run(self, run_context):
         if self.job is not None:
@@ -118,16 +117,15 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
                 self.job.check()
         self._preparation.before_step(run_context.session)
         run = self._runs.run_for(run_context)
-        if run is None:
-            return None
-        args = run.args(run_context, self.max_loss)
-        return self._own.asking(run_context.session, args, run.losses)
+        if run is not None:
+            args = run.args(run_context, self.max_loss)
+            return self._own.asking(run_context.session, args, run.losses)
 
     def after_run(self, run_context, run_values):
         run_values = self._own.answered(run_context, run_values, self.incident_count)
         found = self._read(run_context, run_values)
         if found == []:
-            self.step_was_good()
+            self.step_was_good(run_context.session, self._own.loss)
         for each in found or ():
             self.handle(run_context, each)
 
@@ -177,9 +175,9 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         run = self._runs.run_for(run_context) if is_mine else None
         return run is not None and run.gates == [gate] and not run.looks_at_loss
 
-    def step_was_good(self) -> None:
-        """Notes that a step was no incident."""
-        self._handler.step_was_good()
+    def step_was_good(self, session, loss: Any) -> None:
+        """Notes a step that was no incident, and its loss or None."""
+        self._handler.step_was_good(session, loss)
 
     def handle(self, run_context, reading: Reading) -> None:
         """Records an incident and lets `on_nan_loss` act on it.
@@ -204,7 +202,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         return reading
 
     def take_failure(self) -> Optional[Incident]:
-        """The incident whose handling failed, if the last good state is in memory; told once."""
+        """As `IncidentHandler.take_failure`."""
         return self._handler.take_failure()
 
     def end_job(self) -> None:

@@ -29,6 +29,7 @@ from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.checkpoints import repair
 from slimguard.checkpoints.finite_saver import FiniteSaver, make_finite, offer_saver
+from slimguard.checkpoints.snapshots import Snapshots
 from slimguard.compat import tf_callers, tf_private
 from slimguard.diagnosis.evidence import Evidence, collect, require_max_bundles
 from slimguard.incidents.incident import Incident
@@ -64,14 +65,20 @@ class KeptByLoop:
     Attributes:
       evidence: by gate, what captures and examines its bad steps.
       saver: what saves; None if nothing is saved, or the loop knows.
+      loss: that of the last step; None where it was not fetched.
     """
 
     def __init__(self, evidence: Mapping[gates.Gate, Evidence]):
         self.evidence: Mapping[gates.Gate, Evidence] = evidence
         self.saver: Optional[FiniteSaver] = None
+        self.loss: Any = None
 
     def capture(self, gate: gates.Gate) -> None:
         """Has the bad steps of a gate captured, from its next step on."""
+
+    def snapshots(self, graph: tf.Graph, most: int) -> Snapshots:
+        """What keeps so many states in memory."""
+        return Snapshots(graph, most)
 
     def open(self, session, saves: bool, closed: Callable[[], None]) -> None:
         """A session is there; it may be a new one in place of one that failed.
@@ -136,7 +143,7 @@ class HookTraining(KeptByLoop):
         self._keeper: Optional[CheckpointKeeper] = None
         self._preemption: Optional[StepPreemption] = None
         self._progress: Optional[Progress] = None
-        self._loss: Any = None  # of the last good step that was shown
+        self._compares_losses = False
         self._stop_asked = False
         self._is_saved = False  # since the last step
         if self._directory is not None and saves is not False:
@@ -150,6 +157,10 @@ class HookTraining(KeptByLoop):
         if self._settings.capture and gate not in self._captures and not self._graph.finalized:
             folder = None if self._saves is False or self._directory is None else self._record_in
             collect(self._captures, gate, folder, self._settings.max_bundles)
+
+    def snapshots(self, graph: tf.Graph, most: int) -> Snapshots:
+        self._compares_losses = most > 0
+        return KeptByLoop.snapshots(self, graph, most)
 
     # The session.
 
@@ -225,8 +236,9 @@ class HookTraining(KeptByLoop):
         if self._preemption is not None:
             self._hear_signals(session)
             self._preemption.begin_step()
-        if self._progress is not None and self._progress.is_due():
-            return args._replace(fetches=_Shown(args.fetches, losses[:1]))
+        is_shown = self._progress is not None and self._progress.is_due()
+        if is_shown or self._compares_losses and losses:
+            return args._replace(fetches=_Fetched(args.fetches, losses[:1]))
         return args
 
     def answered(self, run_context, run_values, incidents: int) -> Any:
@@ -235,19 +247,20 @@ class HookTraining(KeptByLoop):
             if self._stop_asked:
                 self._preemption.end(run_context.session)
                 run_context.request_stop()
-        if not isinstance(run_values.results, _Shown):
+        if not isinstance(run_values.results, _Fetched):
             return run_values
         told, losses = run_values.results
         if losses and math.isfinite(losses[0]):
-            self._loss = losses[0]
-        self._show(run_context.session, incidents)
+            self.loss = losses[0]
+        if self._progress is not None and self._progress.is_due():
+            self._show(run_context.session, incidents)
         return run_values._replace(results=told)
 
     def _show(self, session, incidents: int) -> None:
         if self._progress is not None:
             step = tf1.train.get_global_step(self._graph)
             step_now = 0 if step is None else int(session.run(step))
-            self._progress.show(step_now, self._loss, incidents)
+            self._progress.show(step_now, self.loss, incidents)
 
     @contextlib.contextmanager
     def saving_before_errors(self, session, take_failure: Callable) -> Iterator[None]:
@@ -268,8 +281,8 @@ class HookTraining(KeptByLoop):
             self._is_saved = True
 
 
-class _Shown(NamedTuple):
-    """What is fetched in a step after which the progress is shown."""
+class _Fetched(NamedTuple):
+    """What is fetched in a step whose loss is asked for."""
 
     told: Any
     losses: Sequence[Any]  # one, or none

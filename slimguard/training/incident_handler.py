@@ -83,14 +83,18 @@ class IncidentHandler:
         failed_at, self._failed_at = self._failed_at, None
         return None if failed_at is None else failed_at.incident
 
-    def step_was_good(self) -> None:
-        """Notes that a step was no incident."""
+    def step_was_good(self, session, loss: Any) -> None:
+        """Notes that a step was no incident, and its loss; None where that is not known."""
         self._pace.note_step()
         self._policies.step_was_good()
+        if self._recovery is not None:
+            self._recovery.step_was_good(session, loss)
 
-    def note_rollbacks(self, rollbacks: int) -> None:
-        """Notes how often the job has gone back to a checkpoint."""
+    def join_job(self, rollbacks: int) -> None:
+        """Notes that there is a job, and how often that has gone back to a checkpoint."""
         self._policies.note_rollbacks(rollbacks)
+        if self._recovery is not None:
+            self._recovery.use_checkpoints_only()
 
     def close(self) -> None:
         """Closes the record."""
@@ -125,14 +129,7 @@ class IncidentHandler:
                 raise
 
     def record_failure(self, session, reading: Reading, acting: str, error: BaseException) -> None:
-        """Examines and records an incident that nobody acts on: another hook's error ends the step.
-
-        Args:
-          session: the session of the run.
-          reading: the incident, and what told of it.
-          acting: what raised the error.
-          error: the error.
-        """
+        """Examines and records an incident that nobody acts on: `acting` raised `error`."""
         self._acting = acting
         with self._handling(reading) as handled:
             self._note_failure(handled, error)

@@ -1,10 +1,12 @@
-"""Going back to a checkpoint after an incident: this process alone, or with its job."""
+"""Going back to an earlier state after an incident: this process alone, or with its job."""
 
-from typing import Any, Callable, Optional, Sequence
+import re
+from typing import Any, Callable, List, Optional, Sequence
 
 import tensorflow as tf
 
 from slimguard.checkpoints.rollback import Restorer
+from slimguard.checkpoints.snapshots import PROBATION, Snapshots
 from slimguard.cluster.job import Job
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.policies import Rollback
@@ -14,15 +16,29 @@ from slimguard.training.open_incident import OpenIncident
 class Recovery:
     """Does what the policy `Rollback` asks for.
 
+    A process alone goes to the newest state that is trusted, be it a snapshot or a checkpoint. If
+    it has to go back again soon after that, it goes to an older one, as far as there are any.
+
     Args:
-      restorer: restores the newest good checkpoint.
+      restorer: restores checkpoints.
+      snapshots: the states that are kept in memory.
     """
 
-    def __init__(self, restorer: Restorer):
+    def __init__(self, restorer: Restorer, snapshots: Snapshots):
         self._restorer = restorer
+        self._snapshots = snapshots
+        self._went_back_to: Optional[str] = None  # the checkpoint
+
+    def step_was_good(self, session, loss: Any) -> None:
+        """Notes a step without an incident, and its loss or None; a snapshot may be due."""
+        self._snapshots.step_was_good(session, loss)
+
+    def use_checkpoints_only(self) -> None:
+        """For a job: what its processes have in memory they cannot all go back to."""
+        self._snapshots.most = 0
 
     def go_back(self, session, handled: OpenIncident, job: Optional[Job]) -> bool:
-        """Restores the newest good checkpoint. False if that cannot be; the incident says why.
+        """Restores an earlier state. False if that cannot be; the incident says why.
 
         Raises:
           tf.errors.AbortedError: in a job, where all processes restore it in a new session.
@@ -32,9 +48,16 @@ class Recovery:
                 return False
             job.roll_back(handled.incident)
         with self._restorer.nobody_saves():
+            snapshot = self._snapshots.trusted()
+            if snapshot is not None:
+                self._snapshots.restore(session, snapshot)
+                handled.note(restored=snapshot.name)
+                return True
             checkpoint = self._find(handled)
             if checkpoint is not None:
                 self._restorer.restore(session, checkpoint)
+                self._snapshots.note_return(None)
+                self._went_back_to = checkpoint
         return checkpoint is not None
 
     def _job_can(self, handled: OpenIncident, job: Job) -> bool:
@@ -45,12 +68,18 @@ class Recovery:
 
     def _find(self, handled: OpenIncident) -> Optional[str]:
         """The checkpoint to go back to, or None; notes which it is, or that there is none."""
-        checkpoint = self._restorer.newest()
+        checkpoint = self._pick(list(self._restorer.good()), handled.incident.step)
         handled.note(restored=checkpoint)
         if checkpoint is None:
             logdir = self._restorer.logdir
             handled.note_reason('; and %s holds no good checkpoint to go back to' % logdir)
         return checkpoint
+
+    def _pick(self, good: List[str], step: Optional[int]) -> Optional[str]:
+        """One of these checkpoints, of which the newest comes first."""
+        if self._snapshots.is_soon and self._went_back_to in good:
+            return (good[good.index(self._went_back_to) + 1 :] or good[-1:])[0]
+        return next((each for each in good if _is_trusted(each, step)), (good or [None])[0])
 
     def save_first(self, session) -> None:
         """Saves the state before the first step, unless there is a good checkpoint already.
@@ -59,6 +88,12 @@ class Recovery:
           tf.errors.FailedPreconditionError: if a variable is not initialized.
         """
         self._restorer.save_first(session)
+
+
+def _is_trusted(checkpoint: str, step: Optional[int]) -> bool:
+    """Whether a checkpoint that is named for its global step is old enough to be trusted."""
+    number = re.search(r'-(\d+)$', checkpoint)
+    return step is not None and number is not None and step - int(number.group(1)) >= PROBATION
 
 
 class Preparation:

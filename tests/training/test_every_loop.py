@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard.checkpoints import checkpoint_reader
+from slimguard.checkpoints import checkpoint_reader, snapshots
 from slimguard.diagnosis.bundle import paths as bundle_paths
 from tests.helpers import checkpoints
 from tests.helpers.children import ROOT, environment
@@ -58,6 +58,14 @@ class TestAfterABadStep:
         assert record['action'] == 'rollback'
         assert os.path.basename(record['restored']) == 'model.ckpt-0'
         assert checkpoint_at(tmp_path) == (6, [])
+
+    def test_rollback_goes_back_to_a_state_in_memory(self, loop, tmp_path, monkeypatch):
+        monkeypatch.setattr(snapshots, '_SHARE', 1e9)  # one after every ten good steps
+        trained = loop(Given(str(tmp_path), on_nan='rollback', bad=(25,), steps=30))
+        (record,) = records_in(tmp_path)
+        assert (record['step'], record['restored']) == (25, 'a snapshot of global step 11')
+        assert trained.drawn == 26 + 19
+        assert checkpoint_at(tmp_path) == (30, [])
 
     def test_max_loss(self, loop, tmp_path):
         loop(Given(str(tmp_path), on_nan='skip', bad=(), steps=2, max_loss=1e6))

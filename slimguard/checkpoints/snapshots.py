@@ -1,0 +1,203 @@
+"""States of a training in memory, to go back to between two checkpoints: :class:`Snapshots`.
+
+Which of them is trusted is decided here as well. A state may be finite and ruined already: the
+update that ruins the weights comes some steps before the first NaN. So a state is on probation
+until the training has gone on well for a while, and its loss is compared with what it was before.
+"""
+
+import collections
+import statistics
+import time
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional
+
+import numpy as np
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard.system import memory
+
+# Taking snapshots takes at most this share of the time of a training.
+_SHARE = 0.01
+# So many times as long as the one before is each trusted snapshot kept.
+_SPACING = 8
+# So many good steps after it a state is trusted.
+PROBATION = 10
+# A state whose loss is so many times that of all older ones, and that of the first steps, is
+# ruined, though it may be finite. A loss that rises for another reason does not rise so far.
+_RUINED = 10.0
+# The loss of a state is the median of the losses of so many good steps before it.
+_LOSSES = 10
+
+
+class Snapshot(NamedTuple):
+    """The global variables between two steps.
+
+    Attributes:
+      name: what the record of incidents calls it.
+      taken_at: how many good steps there had been.
+      loss: the absolute loss of the last steps before it, or None if nobody told.
+      values: by name of the variable's op.
+    """
+
+    name: str
+    taken_at: int
+    loss: Optional[float]
+    values: Dict[str, np.ndarray]
+
+
+class Snapshots:
+    """Takes snapshots of a session at a pace that costs little, and tells which one to go back to.
+
+    There are at most `most` of them at a time, in memory: one that is on probation, and the others
+    trusted, each kept eight times as long as the one after it, so that they reach back far.
+
+    Args:
+      graph: the graph.
+      most: how many are kept.
+      clock: tells the time, in seconds.
+
+    Attributes:
+      most: as given; less where memory is short.
+    """
+
+    def __init__(self, graph: tf.Graph, most: int, clock: Callable[[], float] = time.perf_counter):
+        self.most = most
+        self._clock = clock
+        with graph.as_default():
+            self._variables = {each.op.name: each for each in tf1.global_variables()}
+            step = tf1.train.get_global_step()
+        self._step_name = None if step is None else step.op.name
+        self._kept: List[Snapshot] = []  # the newest first: it is, or was, on probation
+        self._followed = 0  # how many have been followed by another
+        self._is_fitted = False  # to the memory that is free
+        self._good = 0  # steps
+        self._due = 0.0  # by the clock
+        self._losses: Deque[float] = collections.deque(maxlen=_LOSSES)
+        self._first_loss: Optional[float] = None
+        self._went_back_to: Optional[Snapshot] = None
+        self._went_back_at: Optional[int] = None  # good steps
+
+    def step_was_good(self, session, loss: Any) -> None:
+        """Notes a step, between two of which this is called; takes a snapshot if one is due.
+
+        Args:
+          session: the session.
+          loss: the loss of the step, or None if it is not known.
+        """
+        self._good += 1
+        if loss is not None:
+            self._losses.append(abs(float(loss)))
+            if self._first_loss is None and len(self._losses) == _LOSSES:
+                self._first_loss = statistics.median(self._losses)
+        is_over = not self._kept or self._good - self._kept[0].taken_at >= PROBATION
+        if self.most and is_over and self._clock() >= self._due:
+            self._take(session)
+
+    @property
+    def is_soon(self) -> bool:
+        """Whether the last return was so short a time ago that it seems to have been of no use."""
+        return self._went_back_at is not None and (self._good - self._went_back_at < 2 * PROBATION)
+
+    def trusted(self) -> Optional[Snapshot]:
+        """The newest one that is trusted, or None.
+
+        Shortly after a return it is older than the one that was returned to.
+        """
+        kept = self._kept[::-1]
+        before = self._went_back_to.taken_at if self.is_soon and self._went_back_to else None
+        for number in reversed(range(len(kept))):
+            is_older = before is None or kept[number].taken_at < before
+            is_over = self._good - kept[number].taken_at >= PROBATION
+            if is_older and is_over and not self._is_ruined(kept[number], kept[:number]):
+                return kept[number]
+        return None
+
+    def restore(self, session, snapshot: Snapshot) -> None:
+        """Goes back to a snapshot."""
+        assign(session, {self._variables[name]: snapshot.values[name] for name in snapshot.values})
+        self.note_return(snapshot)
+
+    def note_return(self, snapshot: Optional[Snapshot]) -> None:
+        """Notes that the training went back: to a snapshot, or to a checkpoint. What came after it
+        is dropped."""
+        reached = -1 if snapshot is None else snapshot.taken_at
+        self._kept = [each for each in self._kept if each.taken_at <= reached]
+        self._went_back_to, self._went_back_at = snapshot, self._good
+        self._losses.clear()
+
+    def _is_ruined(self, snapshot: Snapshot, older: List[Snapshot]) -> bool:
+        if snapshot.loss is None:
+            return False
+        known = [each.loss for each in older] + [self._first_loss]
+        losses = [loss for loss in known if loss is not None]
+        return bool(losses) and snapshot.loss > _RUINED * max(losses)
+
+    def _take(self, session) -> None:
+        began = self._clock()
+        values = read_variables(session, self._variables)
+        if not self._is_fitted:
+            self._is_fitted = True
+            self._fit(sum(value.nbytes for value in values.values()))
+            if not self.most:
+                return
+        loss = statistics.median(self._losses) if self._losses else None
+        self._keep(Snapshot(self._name_of(values), self._good, loss, values))
+        ended = self._clock()
+        self._due = ended + (ended - began) / _SHARE
+
+    def _keep(self, snapshot: Snapshot) -> None:
+        if len(self._kept) == self.most:  # the one to go is the last that the one after replaces
+            self._followed += 1
+            levels = range(1, self.most - 1)
+            gone = next((k for k in levels if self._followed % _SPACING**k), self.most - 1)
+            del self._kept[gone]
+        self._kept.insert(0, snapshot)
+
+    def _name_of(self, values: Dict[str, np.ndarray]) -> str:
+        if self._step_name not in values:
+            return 'a snapshot after %d good steps' % self._good
+        return 'a snapshot of global step %d' % values[self._step_name]
+
+    def _fit(self, size: int) -> None:
+        """Keeps as many as half of the free memory holds."""
+        free = memory.available()
+        fitting = self.most if free is None or not size else min(self.most, free // (2 * size))
+        has = 'an unknown amount' if free is None else '%d MB' % (free >> 20)
+        if fitting < self.most:
+            tf1.logging.warning(
+                'slimguard: a snapshot of the variables takes %d MB of memory, and %s is free: '
+                'rollback has %d of them to go back to, not %d, and else the checkpoints.',
+                size >> 20,
+                has,
+                fitting,
+                self.most,
+            )
+            self.most = fitting if fitting > 1 else 0  # one alone would always be on probation
+        else:
+            tf1.logging.info(
+                'slimguard: up to %d snapshots of %d MB are kept in memory, of which %s is free.',
+                self.most,
+                size >> 20,
+                has,
+            )
+
+
+def read_variables(session, variables: Dict[str, Any]) -> Dict[str, np.ndarray]:
+    """By name, copies of the values of those variables that are initialized."""
+    try:
+        values = session.run(variables)
+    except tf.errors.FailedPreconditionError:
+        values = {}
+        for name, variable in variables.items():
+            try:
+                values[name] = session.run(variable)
+            except tf.errors.FailedPreconditionError:
+                continue
+    # What is fetched of a variable of the old kind is the variable's own memory.
+    return {name: np.array(value) for name, value in values.items()}
+
+
+def assign(session, values: Dict[Any, np.ndarray]) -> None:
+    """Puts values into variables, by the ops that initialize these: a graph may be finalized."""
+    for variable, value in values.items():  # one by one, as two may begin with the same tensor
+        session.run(variable.initializer, {variable.initializer.inputs[1]: value})

@@ -1,0 +1,36 @@
+"""How much memory there is: :func:`available`."""
+
+from typing import List, Optional
+
+# By the two versions of Linux' control groups: the limit of a container, and what it uses.
+_LIMITS = (
+    ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory.current'),
+    (
+        '/sys/fs/cgroup/memory/memory.limit_in_bytes',
+        '/sys/fs/cgroup/memory/memory.usage_in_bytes',
+    ),
+)
+
+
+def available() -> Optional[int]:
+    """The memory that this process may still take, in bytes; None where the system does not say.
+
+    That is what Linux calls available, and no more than what a container has left.
+    """
+    found: List[int] = []
+    for line in _read('/proc/meminfo').splitlines():
+        if line.startswith('MemAvailable:'):
+            found.append(int(line.split()[1]) << 10)
+    for limit, used in _LIMITS:
+        most, taken = _read(limit).strip(), _read(used).strip()
+        if most.isdigit() and taken.isdigit():  # else it has no limit
+            found.append(max(0, int(most) - int(taken)))
+    return min(found, default=None)
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ''

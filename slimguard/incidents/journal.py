@@ -82,6 +82,9 @@ class Journal:
         reason = '%s (%s)' % (incident.reason, incident.action)
         text = summary.value.add(tag='slimguard/reason', tensor=tf1.make_tensor_proto(reason))
         text.metadata.plugin_data.plugin_name = 'text'
+        if incident.learning_rate is not None:
+            tag = 'slimguard/learning_rate_factor'
+            summary.value.add(tag=tag, simple_value=incident.learning_rate)
         self._summary_writer.add_summary(summary, incident.step)
         self._summary_writer.flush()
 
@@ -94,5 +97,7 @@ class Journal:
         done = _DONE.get(incident.action or '', 'left to ' + done_by)
         if incident.restored is not None:
             done += ' to ' + incident.restored
+        if incident.learning_rate is not None:
+            done += ', learning rate x%g from now on' % incident.learning_rate
         log = tf1.logging.warning if incident.action == 'skip' else tf1.logging.error
         log('slimguard: incident %d %s; %s.%s', self.count, incident, done, self._rate.told())

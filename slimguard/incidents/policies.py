@@ -43,7 +43,8 @@ class Policy:
         return hash((type(self), tuple(sorted(vars(self).items()))))
 
     def __repr__(self) -> str:
-        arguments = ', '.join('%s=%r' % item for item in vars(self).items())
+        said = [item for item in vars(self).items() if item[1] is not None]
+        arguments = ', '.join('%s=%r' % item for item in said)
         return '%s(%s)' % (type(self).__name__, arguments)
 
 
@@ -81,19 +82,26 @@ class Rollback(Policy):
 
     Args:
       max_times: how often, in one training.
-      on_rollback: called as ``on_rollback(session, incident)`` once the checkpoint is restored, to
-        lower a learning rate, say.
+      on_rollback: called as ``on_rollback(session, incident)`` once the checkpoint is restored.
+      learning_rate: what the learning rate is multiplied by after each rollback, for good: with
+        0.5 the updates after the second rollback are made with a quarter of it. It holds for every
+        optimizer and schedule, and for a restart of the training as well. Above 0, and at most 1.
+        Default: the learning rate stays.
     """
 
     action = 'rollback'
 
     def __init__(
-        self, max_times: int = 3, on_rollback: Optional[Callable[[Any, 'Incident'], Any]] = None
+        self,
+        max_times: int = 3,
+        on_rollback: Optional[Callable[[Any, 'Incident'], Any]] = None,
+        learning_rate: Optional[float] = None,
     ):
         self.max_times = _count(max_times, 'max_times')
         if on_rollback is not None and not callable(on_rollback):
             raise TypeError('on_rollback must be callable, not %r' % (on_rollback,))
         self.on_rollback = on_rollback
+        self.learning_rate = _share(learning_rate, 'learning_rate')
 
     def is_willing(self, state: PolicyState) -> bool:
         return state.rollbacks < self.max_times
@@ -105,6 +113,16 @@ def _count(number, name: str) -> int:
     if number < 1:
         raise ValueError('%s must be at least 1, not %d' % (name, number))
     return number
+
+
+def _share(number, name: str) -> Optional[float]:
+    if number is None:
+        return None
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise TypeError('%s must be a number above 0 and at most 1, not %r' % (name, number))
+    if not 0 < number <= 1:
+        raise ValueError('%s must be above 0 and at most 1, not %r' % (name, number))
+    return float(number)
 
 
 _BY_NAME = {'raise': Raise, 'stop': Stop, 'skip': Skip, 'rollback': Rollback}
@@ -141,6 +159,35 @@ def fallbacks_of(on_nan: OnNan) -> List[Any]:
         'on_nan must be the name of a policy, a policy object, a callable or a list of these, '
         'not %r' % (on_nan,)
     )
+
+
+def parse_fallback(text: str) -> Policy:
+    """The policy that a name stands for, with its number: ``skip:5``, ``rollback:3x0.5``.
+
+    Raises:
+      ValueError: for an unknown name, or a number that does not fit.
+    """
+    name, colon, number = text.partition(':')
+    (policy,) = fallbacks_of(name)
+    if not colon:
+        return policy
+    if not vars(policy):
+        raise ValueError('%r: %s takes no number' % (text, name))
+    number, times, factor = number.partition('x')
+    if not number.isdigit():
+        raise ValueError('%r: expected a number after the colon, as in %s:5' % (text, name))
+    if not times:
+        return type(policy)(int(number))
+    if not isinstance(policy, Rollback):
+        raise ValueError('%r: only rollback takes a factor, as in rollback:3x0.5' % text)
+    policy = Rollback(int(number))
+    try:
+        return Rollback(policy.max_times, learning_rate=float(factor))
+    except ValueError:
+        raise ValueError(
+            '%r: expected what to multiply the learning rate by after the x, above 0 and at most '
+            '1, as in rollback:3x0.5' % text
+        ) from None
 
 
 def _fallbacks_of_answer(asked: Callable, answer) -> List[Any]:
@@ -193,6 +240,12 @@ class FallbackChain:
     def may(self, kind: type) -> bool:
         """Whether a policy here is of a kind. A callable's answer is not known ahead."""
         return any(isinstance(each, kind) for each in self.fallbacks)
+
+    @property
+    def learning_rate(self) -> Optional[float]:
+        """What the first policy here that lowers the learning rate multiplies it by, or None."""
+        rates = (each.learning_rate for each in self.fallbacks if isinstance(each, Rollback))
+        return next((rate for rate in rates if rate is not None), None)
 
     def _first_willing(self, fallbacks: Sequence[Any], incident: 'Incident') -> Optional[Policy]:
         for fallback in fallbacks:

@@ -15,9 +15,9 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard.compat import tf_private
 from slimguard.diagnosis.evidence import Evidence, collect
-from slimguard.gate import Gate
+from slimguard.gate import Gate, scale_learning_rates
 from slimguard.graph.sessions import SessionWrapper, note_first
-from slimguard.incidents.policies import OnNan
+from slimguard.incidents.policies import FallbackChain, OnNan, Raise
 from slimguard.scripts.ending import Seen
 from slimguard.scripts.optimizer_notes import OptimizerNotes
 from slimguard.scripts.patches import Inside, Patches, kept_on
@@ -76,6 +76,7 @@ class GuardedSessions:
         self._notes = OptimizerNotes()
         self._sessions: Any = weakref.WeakKeyDictionary()  # the _HookedStep of each
         self._inside = Inside()
+        self._learning_rate = FallbackChain(settings.on_nan, Raise()).learning_rate
         self._without_loss: Set[str] = set()  # train ops of which that was said
 
     def install(self, patches: Patches) -> None:
@@ -194,6 +195,8 @@ class GuardedSessions:
             return steps
 
     def _steps_in(self, graph: tf.Graph) -> TrainSteps:
+        if self._learning_rate is not None:
+            scale_learning_rates(graph, is_shared=False)
         told = (self._refuse, self._say_no_loss)
         return TrainSteps(graph, self._notes, self._settings.max_loss, *told)
 

@@ -217,7 +217,7 @@ class IncidentHandler:
         """Goes back, or makes the action 'raise'. Returns the incident as it is then."""
         if self._recovery is None:
             raise ValueError(NO_LOGDIR)
-        if not self._recovery.go_back(session, handled, job):
+        if not self._recovery.go_back(session, handled, policy, job):
             return handled.note(action=Raise.action)
         if policy.on_rollback is not None:
             self._acting = 'on_rollback'
@@ -231,10 +231,10 @@ class IncidentHandler:
           session: the new session.
           went_back: the incident that the job has gone back to a checkpoint for, or None.
         """
+        if self._recovery is not None:
+            self._recovery.prepare(session, went_back, saves=self.may(Rollback))
         if went_back is not None:
             call_on_rollback(session, went_back, [self._policy, *self.fallbacks])
-        elif self._recovery is not None and self.may(Rollback):
-            self._recovery.save_first(session)
 
 
 NO_GATE = (

@@ -89,6 +89,8 @@ def test_policies_are_values():
     assert Stop() == Stop() != Raise()
     assert len({Skip(3), Skip(3), Stop()}) == 2
     assert repr(Skip(3)) == 'Skip(max_consecutive=3)'
+    assert Rollback(3, learning_rate=0.5) != Rollback(3) == Rollback()
+    assert repr(Rollback(learning_rate=0.5)) == 'Rollback(max_times=3, learning_rate=0.5)'
 
 
 @pytest.mark.parametrize(
@@ -118,6 +120,22 @@ def test_a_count_is_positive(policy, count):
 def test_a_count_is_an_int(policy, count):
     with pytest.raises(TypeError, match='must be an int'):
         policy(count)
+
+
+@pytest.mark.parametrize(
+    'learning_rate, error',
+    [(0, ValueError), (1.5, ValueError), (float('nan'), ValueError), ('0.5', TypeError)]
+    + [(True, TypeError)],
+)
+def test_a_learning_rate_is_a_share(learning_rate, error):
+    with pytest.raises(error, match='learning_rate must be .*above 0 and at most 1, not'):
+        Rollback(learning_rate=learning_rate)
+
+
+def test_a_chain_knows_by_what_it_lowers_the_learning_rate():
+    assert FallbackChain(['skip', Rollback()], RAISE).learning_rate is None
+    chain = FallbackChain(['skip', Rollback(1), Rollback(learning_rate=0.3), 'raise'], RAISE)
+    assert chain.learning_rate == 0.3
 
 
 def test_on_rollback_is_callable():

@@ -60,8 +60,8 @@ class Journal:
         self._summarize(incident)
         self._log(incident, done_by)
 
-    def close(self) -> None:
-        """Says how many log lines were held back, and closes the file."""
+    def close(self, told: str = '') -> None:
+        """Says how many log lines were held back, and what else there is, and closes the file."""
         if self._rate.held_back:
             tf1.logging.warning(
                 'slimguard: %d incidents in all; the last %d were not logged one by one.',
@@ -69,6 +69,8 @@ class Journal:
                 self._rate.held_back,
             )
             self._rate.held_back = 0
+        if told:
+            tf1.logging.warning('slimguard: %s.', told)
         if self._file is not None:
             self._file.close()
 

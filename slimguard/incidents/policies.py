@@ -5,10 +5,15 @@ action means is up to who runs the training. Policies are plain values: they hol
 by what they say, and can be used in several trainings.
 """
 
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Union
+import collections
+from typing import TYPE_CHECKING, Any, Callable, Deque, List, Optional, Sequence, Union
 
 if TYPE_CHECKING:  # it imports TensorFlow, and the command line reads policies without
     from slimguard.incidents.incident import Incident
+
+
+# Of so many of its last steps a training may skip a share.
+_LAST_STEPS = 1000
 
 
 class PolicyState:
@@ -19,12 +24,30 @@ class PolicyState:
         included.
       rollbacks: the number of rollbacks so far.
       state_lost: whether variables were not finite already before the present incident's step.
+      steps: the number of steps so far.
+      skipped: how many of them were skipped.
+      skipped_at: the numbers of those of the last thousand steps that were; none of before a
+        rollback.
     """
 
     def __init__(self):
         self.in_a_row = 0
         self.rollbacks = 0
         self.state_lost = False
+        self.steps = 0
+        self.skipped = 0
+        self.skipped_at: Deque[int] = collections.deque()
+
+    def note_skipped(self) -> None:
+        """Notes that the last step was skipped."""
+        self.skipped += 1
+        self.skipped_at.append(self.steps)
+
+    def skipped_lately(self) -> int:
+        """How many of the last thousand steps were skipped, the present one not included."""
+        while self.skipped_at and self.skipped_at[0] <= self.steps - _LAST_STEPS:
+            self.skipped_at.popleft()
+        return len(self.skipped_at)
 
 
 class Policy:
@@ -35,6 +58,10 @@ class Policy:
     def is_willing(self, state: PolicyState) -> bool:
         """Whether this policy takes the present incident; if not, the next of a chain does."""
         return True
+
+    def why_not(self, state: PolicyState) -> str:
+        """What to add to a reason, of why this policy does not take the present incident."""
+        return ''
 
     def __eq__(self, other) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
@@ -64,15 +91,39 @@ class Skip(Policy):
     """Go on with the next batch, until `max_consecutive` steps in a row were skipped.
 
     It does not skip where the weights themselves are lost, since every batch is bad then.
+
+    Args:
+      max_consecutive: how many steps in a row.
+      max_ratio: how many of the last 1,000 steps, as a share: with 0.2 the 201st gives way to the
+        next policy. Above 0, and at most 1. A rollback begins a new count. Default: no limit.
     """
 
     action = 'skip'
 
-    def __init__(self, max_consecutive: int = 10):
+    def __init__(self, max_consecutive: int = 10, max_ratio: Optional[float] = None):
         self.max_consecutive = _count(max_consecutive, 'max_consecutive')
+        self.max_ratio = _share(max_ratio, 'max_ratio')
 
     def is_willing(self, state: PolicyState) -> bool:
-        return state.in_a_row <= self.max_consecutive and not state.state_lost
+        return (
+            state.in_a_row <= self.max_consecutive
+            and not state.state_lost
+            and not self._has_spent(state)
+        )
+
+    def why_not(self, state: PolicyState) -> str:
+        if not self._has_spent(state):
+            return ''
+        return '; %d of the %d steps before it were skipped, and max_ratio=%g allows no more' % (
+            state.skipped_lately(),
+            min(state.steps - 1, _LAST_STEPS - 1),
+            self.max_ratio,
+        )
+
+    def _has_spent(self, state: PolicyState) -> bool:
+        if self.max_ratio is None:
+            return False
+        return state.skipped_lately() + 1 > self.max_ratio * _LAST_STEPS
 
 
 class Rollback(Policy):
@@ -213,25 +264,45 @@ class FallbackChain:
 
     Attributes:
       fallbacks: the policies and callables, in order.
+      why_not: what to add to the reason of the last incident: why policies gave way.
     """
 
     def __init__(self, on_nan: OnNan, otherwise: Policy):
+        self.why_not = ''
+        self._told = 0  # how many were skipped, when that was last told
         self.fallbacks = [otherwise] if on_nan is None else fallbacks_of(on_nan)
         self._otherwise = otherwise
         self._state = PolicyState()
 
     def decide(self, incident: 'Incident') -> Policy:
         """The policy that takes one more incident. A callable's own exceptions pass through."""
+        self.why_not = ''
+        self._state.steps += 1
         self._state.in_a_row += 1
         self._state.state_lost = incident.state_lost
         policy = self._first_willing(self.fallbacks, incident) or Raise()
         if isinstance(policy, Rollback):
             self._state.rollbacks += 1
             self._state.in_a_row = 0
+            self._state.skipped_at.clear()
         return policy
 
     def step_was_good(self) -> None:
+        self._state.steps += 1
         self._state.in_a_row = 0
+
+    def step_was_skipped(self, is_decided: bool = True) -> None:
+        """Notes that a step was skipped: that of the last decision, or one that nobody decided."""
+        self._state.steps += not is_decided
+        self._state.note_skipped()
+
+    def tell_skipped(self) -> str:
+        """How many steps were skipped, of how many; empty if that is no news."""
+        skipped = self._state.skipped
+        if skipped == self._told:
+            return ''
+        self._told = skipped
+        return '%d of %d batches were skipped' % (skipped, self._state.steps)
 
     def note_rollbacks(self, rollbacks: int) -> None:
         """Notes how often others went back to a checkpoint, and this training with them."""
@@ -251,6 +322,8 @@ class FallbackChain:
         for fallback in fallbacks:
             if isinstance(fallback, Policy):
                 policy = fallback if fallback.is_willing(self._state) else None
+                if policy is None:
+                    self.why_not += fallback.why_not(self._state)
             else:
                 answer = fallback(incident)
                 answer = self._otherwise if answer is None else answer

@@ -80,6 +80,7 @@ class ScriptWatcher(GateWatcher):
         self._on_incident = on_incident
         self.recorded_in: Optional[str] = None
         self._journal = Journal()
+        self._policies: Optional[FallbackChain] = None
         self._acting = threading.RLock()  # threads of a script may train in one session
         GateWatcher.__init__(self, on_nan)
         self._training = TrainingContext(evidence=evidence, joins_job=False, is_kept=True)
@@ -87,7 +88,7 @@ class ScriptWatcher(GateWatcher):
     def begin(self):
         self._journal = Journal()
         self._own = KeptByLoop(self._evidence)
-        policies = FallbackChain(self.on_nan, self._otherwise)
+        policies = self._policies = FallbackChain(self.on_nan, self._otherwise)
         graph = tf1.get_default_graph()
         # A watcher comes with the first step; the graph was made ready before that.
         rates = gates.learning_rates_of(graph)
@@ -99,6 +100,11 @@ class ScriptWatcher(GateWatcher):
     def before_step(self, session) -> None:
         """For a step that runs without asking it: does what else `before_run` does."""
         self._preparation.before_step(session)
+
+    def end(self, session):
+        if self._policies is not None:
+            self._policies.tell_skipped()  # of all sessions together it is told elsewhere
+        GateWatcher.end(self, session)
 
     def handle(self, run_context, reading: Reading) -> None:
         with self._acting:

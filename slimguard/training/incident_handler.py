@@ -93,8 +93,8 @@ class IncidentHandler:
         self._policies.note_rollbacks(rollbacks)
 
     def close(self) -> None:
-        """Closes the record."""
-        self._journal.close()
+        """Closes the record, and says how many batches were skipped."""
+        self._journal.close(self._policies.tell_skipped())
 
     def handle(self, run_context, reading: Reading, action: Action) -> None:
         """Decides, examines, acts and records.
@@ -143,6 +143,7 @@ class IncidentHandler:
         with self._handling(reading) as handled:
             handled.note(action=Skip.action)
             handled.note_reason('; in a run that went past the hooks')
+            self._policies.step_was_skipped(is_decided=False)
 
     @contextlib.contextmanager
     def _handling(self, reading: Reading) -> Iterator[OpenIncident]:
@@ -161,6 +162,7 @@ class IncidentHandler:
         """Also says what will be done, as a bundle tells it."""
         try:
             self._policy = self._policies.decide(handled.incident)
+            handled.note_reason(self._policies.why_not)
         except Exception as error:
             is_theirs = isinstance(error, _ENDS_AS_DECIDED)
             handled.note(action=_BY_SUBCLASS if is_theirs else 'error')
@@ -202,14 +204,11 @@ class IncidentHandler:
         incident = handled.note(action=self._policy.action)
         if incident.action == 'skip' and not incident.held:
             raise ValueError(NO_GATE % 'skip')
+        if incident.action == 'skip':
+            self._policies.step_was_skipped()
         if isinstance(self._policy, Rollback):
             incident = self._roll_back(run_context.session, handled, self._policy, job)
-        if job is not None and ends_job and incident.action in ('raise', 'stop'):
-            job.end(incident if incident.action == 'raise' else None)
-        if incident.action == 'raise':
-            raise NanLossError(incident)
-        if incident.action == 'stop':
-            run_context.request_stop()
+        _end(run_context, incident, job if ends_job else None)
 
     def _roll_back(
         self, session, handled: OpenIncident, policy: Rollback, job: Optional[Job]
@@ -235,6 +234,16 @@ class IncidentHandler:
             self._recovery.prepare(session, went_back, saves=self.may(Rollback))
         if went_back is not None:
             call_on_rollback(session, went_back, [self._policy, *self.fallbacks])
+
+
+def _end(run_context, incident: Incident, job: Optional[Job]) -> None:
+    """Ends the training, and the job that it is to end, if the action on an incident says so."""
+    if job is not None and incident.action in ('raise', 'stop'):
+        job.end(incident if incident.action == 'raise' else None)
+    if incident.action == 'raise':
+        raise NanLossError(incident)
+    if incident.action == 'stop':
+        run_context.request_stop()
 
 
 NO_GATE = (

@@ -106,7 +106,8 @@ def _parsers() -> Tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         '--max_loss',
         metavar='X',
         type=parse_max_loss,
-        help='a loss above this is a bad step too',
+        help='a loss above this is a bad step too; a training that explodes may be ruined before, '
+        'which rollback:3x0.3 is for',
     )
     run.add_argument(
         '--logdir',

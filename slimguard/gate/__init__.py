@@ -80,7 +80,7 @@ from slimguard.gate.arguments import (
     require_optimizer,
     writes_something,
 )
-from slimguard.gate.flags_in_words import Label, Verdict, explain, labels_in
+from slimguard.gate.flags_in_words import ABOVE_MAX_LOSS, Label, Verdict, explain, labels_in
 from slimguard.gate.gate import Gate, gate_of, gates_of, guard
 from slimguard.gate.learning_rates import (
     LearningRates,
@@ -91,6 +91,7 @@ from slimguard.gate.learning_rates import (
 from slimguard.gate.untold import Told
 
 __all__ = [
+    'ABOVE_MAX_LOSS',
     'Gate',
     'Label',
     'LearningRates',

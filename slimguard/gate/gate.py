@@ -128,7 +128,9 @@ def guard(
       loss: a floating scalar Tensor to check as well. By default the train op itself, where it is
         a Tensor with the loss's value; else those members of the LOSSES collection that the train
         op computes.
-      max_loss: a positive finite number; a larger loss is a bad step. Default: no limit.
+      max_loss: a positive finite number; a larger loss is a bad step. Default: no limit. It keeps
+        the update of such a step from the weights, and no update before it: the one that makes a
+        training explode comes from a step whose loss may be small.
 
     Returns:
       A Tensor or an Operation, as `train_op` is. Its value in a bad step is the bad loss; or NaN

@@ -313,6 +313,11 @@ class FallbackChain:
         return any(isinstance(each, kind) for each in self.fallbacks)
 
     @property
+    def rollbacks(self) -> int:
+        """How many times the training went back to a checkpoint."""
+        return self._state.rollbacks
+
+    @property
     def learning_rate(self) -> Optional[float]:
         """What the first policy here that lowers the learning rate multiplies it by, or None."""
         rates = (each.learning_rate for each in self.fallbacks if isinstance(each, Rollback))

@@ -10,7 +10,7 @@ from slimguard.cluster.job import Job
 from slimguard.cluster.session_end import NEW_SESSION
 from slimguard.diagnosis.budget import Pace
 from slimguard.diagnosis.evidence import Evidence
-from slimguard.incidents.incident import Incident
+from slimguard.incidents.incident import EXPLOSION, Incident
 from slimguard.incidents.journal import Journal
 from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.incidents.policies import FallbackChain, Policy, Raise, Rollback, Skip, Stop
@@ -208,6 +208,8 @@ class IncidentHandler:
             self._policies.step_was_skipped()
         if isinstance(self._policy, Rollback):
             incident = self._roll_back(run_context.session, handled, self._policy, job)
+        if incident.action == 'raise' and (self._policies.rollbacks or _is_above(incident)):
+            incident = handled.note(advice=EXPLOSION)
         _end(run_context, incident, job if ends_job else None)
 
     def _roll_back(
@@ -234,6 +236,10 @@ class IncidentHandler:
             self._recovery.prepare(session, went_back, saves=self.may(Rollback))
         if went_back is not None:
             call_on_rollback(session, went_back, [self._policy, *self.fallbacks])
+
+
+def _is_above(incident: Incident) -> bool:
+    return gates.ABOVE_MAX_LOSS in incident.reason
 
 
 def _end(run_context, incident: Incident, job: Optional[Job]) -> None:

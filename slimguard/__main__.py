@@ -51,21 +51,9 @@ def parse_policy(text: str) -> List[policies.Policy]:
       argparse.ArgumentTypeError: for an unknown name, or a number that does not fit.
     """
     try:
-        return [_parse_fallback(each.strip()) for each in text.split(',')]
+        return [policies.parse_fallback(each.strip()) for each in text.split(',')]
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _parse_fallback(text: str) -> policies.Policy:
-    name, colon, number = text.partition(':')
-    (policy,) = policies.fallbacks_of(name)
-    if not colon:
-        return policy
-    if not vars(policy):
-        raise ValueError('%r: %s takes no number' % (text, name))
-    if not number.isdigit():
-        raise ValueError('%r: expected a number after the colon, as in %s:5' % (text, name))
-    return type(policy)(int(number))
 
 
 def parse_max_loss(text: str) -> float:
@@ -111,13 +99,15 @@ def _parsers() -> Tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         metavar='POLICY',
         type=parse_policy,
         help='what happens after a bad step: raise (the default), stop, skip, rollback, or several '
-        'in turn, such as skip:5,rollback:3,raise',
+        'in turn, such as skip:5,rollback:3x0.5,raise; there each rollback halves the learning '
+        'rate',
     )
     run.add_argument(
         '--max_loss',
         metavar='X',
         type=parse_max_loss,
-        help='a loss above this is a bad step too',
+        help='a loss above this is a bad step too; a training that explodes may be ruined before, '
+        'which rollback:3x0.3 is for',
     )
     run.add_argument(
         '--logdir',

@@ -61,6 +61,7 @@ class NanLossHook(GateWatcher, NanTensorHook):
         `Incident` and returns any of these or None (then `fail_on_nan_loss` says); or a list of
         these: when one is used up, the next takes over.
       max_loss: a larger loss is an incident too; a positive finite number. Default: no limit.
+        What it can do and what not, `slimguard.guard` says.
       logdir: where the record of incidents goes (``slimguard/incidents.jsonl``), and where a
         rollback finds its checkpoints; a str, bytes or `os.PathLike`, which is read here once.
         `slimguard.train` says its own. Default: the directory that the session saves to, if it has

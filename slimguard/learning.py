@@ -192,6 +192,7 @@ def train(
         'stop', 'skip', 'rollback', a policy object, a callable, or a list of these; see
         `NanLossHook`.
       max_loss: a larger loss is a bad step too; a positive finite number. Default: no limit.
+        What it can do and what not, `slimguard.guard` says.
       progress: whether to show a progress bar, where stderr is a terminal. It needs the extra
         `progress`.
       capture: whether to keep what a bad step drew (its batch, its dropout masks), to find what

@@ -9,6 +9,7 @@ hooks or slim.
     regularizers.py       makes the gradients of regularizers wait for those of the data
     histograms.py         histogram summaries that do not raise
     flags_in_words.py     puts the flags of a bad step into words, in Python
+    learning_rates.py     a factor for learning rates, where updates are to be smaller
 
 Planning reads the graph:
 
@@ -79,13 +80,22 @@ from slimguard.gate.arguments import (
     require_optimizer,
     writes_something,
 )
-from slimguard.gate.flags_in_words import Label, Verdict, explain, labels_in
+from slimguard.gate.flags_in_words import ABOVE_MAX_LOSS, Label, Verdict, explain, labels_in
 from slimguard.gate.gate import Gate, gate_of, gates_of, guard
+from slimguard.gate.learning_rates import (
+    LearningRates,
+    NoLearningRateError,
+    learning_rates_of,
+    scale_learning_rates,
+)
 from slimguard.gate.untold import Told
 
 __all__ = [
+    'ABOVE_MAX_LOSS',
     'Gate',
     'Label',
+    'LearningRates',
+    'NoLearningRateError',
     'Told',
     'Verdict',
     'as_train_op',
@@ -94,8 +104,10 @@ __all__ = [
     'gates_of',
     'guard',
     'labels_in',
+    'learning_rates_of',
     'require_loss',
     'require_max_loss',
     'require_optimizer',
+    'scale_learning_rates',
     'writes_something',
 ]

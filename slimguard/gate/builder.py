@@ -41,6 +41,7 @@ class Built(NamedTuple):
       announced: what is fetched where a bad step is to print or raise.
       quiet: what is fetched where it is not to.
       values: the values of the plan's tensors, once the step has run.
+      writes: by gated write, its clone.
     """
 
     watched: tf.Tensor
@@ -52,6 +53,7 @@ class Built(NamedTuple):
     announced: Outcome
     quiet: Outcome
     values: Sequence[tf.Tensor]
+    writes: Dict[tf.Operation, tf.Operation]
 
 
 def build(plan: Plan, max_loss: Optional[float]) -> Built:
@@ -164,6 +166,7 @@ class _Build:
             announced,
             quiet,
             values,
+            clones.writes(),
         )
 
     def _check_before(self, checks: Sequence[Check]) -> _Before:

@@ -10,6 +10,10 @@ from typing import List, NamedTuple, Sequence, Tuple
 ERROR = 'slimguard: this step wrote nothing. Bad: '
 
 
+# What the reason says before the name of a loss that is too large.
+ABOVE_MAX_LOSS = 'above max_loss: '
+
+
 class Label(NamedTuple):
     """What one element of a gate's `bad` vector stands for."""
 
@@ -50,7 +54,7 @@ def explain(labels: Sequence[Label]) -> Verdict:
     if named('square'):
         parts.append('too large to be squared by the optimizer: ' + named('square'))
     if named('limit'):
-        parts.append('above max_loss: ' + named('limit'))
+        parts.append(ABOVE_MAX_LOSS + named('limit'))
     state_lost = bool(named('state') and parts)
     if state_lost:
         parts.append('not finite already before this step: ' + named('state'))

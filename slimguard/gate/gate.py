@@ -17,6 +17,8 @@ from slimguard.gate.step_graph import GuardedBefore
 from slimguard.graph import TrainOp, key, op_of
 
 _KEPT_AS = '_slimguard_gates'
+# Where a graph has its `LearningRates`, if updates are to be made smaller; see learning_rates.py.
+KEPT_RATES = '_slimguard_learning_rates'
 
 
 class Gate:
@@ -42,6 +44,7 @@ class Gate:
       limit: float64 scalar to feed: the largest loss that is no incident; None without a loss.
       max_loss: the default of `limit`, or None.
       gated: the ops of the given train op that run behind the switch.
+      writes: by those of them that write, the clone that is run.
       raises: whether a bad step raises `InvalidArgumentError` in the session.
       values: what to fetch in the place of each tensor that was to be fetched beside the train op.
       transient: the ops of the variables that can hold what is not finite for a moment in any bad
@@ -62,6 +65,7 @@ class Gate:
         self.train_op, self.written, self.bad, self.step = built.announced
         self.quiet = built.quiet
         self.is_good = built.is_good
+        self.writes = built.writes
         self.values = dict(zip(map(key, plan.values), built.values))
         self.labels = tuple(built.labels)
         # Any: they are keys of feeds, and type stubs take a Tensor for unhashable.
@@ -124,7 +128,9 @@ def guard(
       loss: a floating scalar Tensor to check as well. By default the train op itself, where it is
         a Tensor with the loss's value; else those members of the LOSSES collection that the train
         op computes.
-      max_loss: a positive finite number; a larger loss is a bad step. Default: no limit.
+      max_loss: a positive finite number; a larger loss is a bad step. Default: no limit. It keeps
+        the update of such a step from the weights, and no update before it: the one that makes a
+        training explode comes from a step whose loss may be small.
 
     Returns:
       A Tensor or an Operation, as `train_op` is. Its value in a bad step is the bad loss; or NaN
@@ -173,6 +179,9 @@ def guard_with_values(
     # wired any more.
     with graph.as_default(), tf_private.lock_against_sessions(graph), _no_collection():
         gate = Gate(make_plan(train_op, loss, guarded, values), max_loss)
+        rates = getattr(graph, KEPT_RATES, None)
+        if rates is not None:
+            rates.scale(gate, is_new=True)
     known[op_of(gate.train_op).name] = gate
     known.setdefault(op_of(train_op).name, gate)
     train_ops = graph.get_collection_ref(tf1.GraphKeys.TRAIN_OP)

@@ -52,6 +52,10 @@ class GatedClones:
         clone = self._clones.get(tensor.op)
         return tensor if clone is None else clone.outputs[tensor.value_index]
 
+    def writes(self) -> Dict[tf.Operation, tf.Operation]:
+        """By gated write, its clone; in the order in which they run."""
+        return {op: clone for op, clone in self._clones.items() if op in self._plan.step.writes}
+
     def writes_at(self, task: Task) -> List[tf.Operation]:
         """The clones that write variables of a task."""
         return [

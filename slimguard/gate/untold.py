@@ -47,6 +47,7 @@ class Untold:
 
     Attributes:
       is_watched: bool scalar, whether the session that runs it is watched.
+      clear: forgets all of them. Every session that is watched runs it once, and no step does.
       counts: the names of the tensors that watchers fetch to know of bad steps.
     """
 
@@ -72,7 +73,7 @@ class Untold:
             self.is_watched = tf.raw_ops.StageSize(**mark) > 0
             self._mark = tf.raw_ops.Stage(values=[True], shared_name=mark['shared_name'])
             self._unmark = tf.raw_ops.StageClear(**mark)
-            self._clear = tf.raw_ops.StageClear(**self._area)
+            self.clear = tf.raw_ops.StageClear(**self._area)
             self._size = tf.raw_ops.StageSize(**self._area)
             self._take = tf.raw_ops.Unstage(**self._area)
 
@@ -92,7 +93,7 @@ class Untold:
     def watch(self, session) -> None:
         """From now on, bad steps in a session are kept for `take`."""
         if session not in self._watched_in:
-            session.run([self._mark, self._clear])
+            session.run([self._mark, self.clear])
             self._watched_in.add(session)
 
     def watches(self, session) -> bool:

@@ -29,6 +29,9 @@ class Incident:
         a callable of the user's failed, or 'on_nan_loss' where a subclass of NanLossHook decided by
         itself. None until that is decided.
       restored: the checkpoint that a rollback restored.
+      learning_rate: what learning rates are multiplied by since that rollback, if its policy has a
+        `learning_rate`.
+      advice: what may help, where a training that explodes has ended.
       diagnosis: what made the step bad, in a few lines, where it was captured.
       bundle: the folder to run the step again from: ``python -m slimguard replay BUNDLE``. None if
         there is none, or none any more as a checkpoint needed its room.
@@ -48,6 +51,8 @@ class Incident:
     diagnosis: Optional[str] = None
     bundle: Optional[str] = None
     worker: Optional[str] = None
+    learning_rate: Optional[float] = None
+    advice: Optional[str] = None
 
     @classmethod
     def now(cls, **known) -> 'Incident':
@@ -108,6 +113,10 @@ def _is_loss(value: Any) -> bool:
     return value in (None, 'nan', 'inf', '-inf') or isinstance(value, float) or _is_step(value)
 
 
+def _is_factor(value: Any) -> bool:
+    return value is None or _is_number(value) and 0 <= value <= 1
+
+
 def _is_time(value: Any) -> bool:
     return _is_number(value) and abs(value) < 2**63
 
@@ -142,7 +151,16 @@ _KINDS: Dict[str, Callable[[Any], bool]] = {
     'diagnosis': _is_text,
     'bundle': _is_text,
     'worker': _is_text,
+    'learning_rate': _is_factor,
+    'advice': _is_text,
 }
+
+
+EXPLOSION = (
+    'if this training explodes, go back and go on with a smaller learning rate '
+    '(on_nan=slimguard.Rollback(learning_rate=0.3), or --on_nan=rollback:3x0.3), train with a '
+    'smaller one from the start, or clip the gradients (clip_gradient_norm of create_train_op)'
+)
 
 
 def replay_hint(bundle: str) -> str:

@@ -60,8 +60,8 @@ class Journal:
         self._summarize(incident)
         self._log(incident, done_by)
 
-    def close(self) -> None:
-        """Says how many log lines were held back, and closes the file."""
+    def close(self, told: str = '') -> None:
+        """Says how many log lines were held back, and what else there is, and closes the file."""
         if self._rate.held_back:
             tf1.logging.warning(
                 'slimguard: %d incidents in all; the last %d were not logged one by one.',
@@ -69,6 +69,8 @@ class Journal:
                 self._rate.held_back,
             )
             self._rate.held_back = 0
+        if told:
+            tf1.logging.warning('slimguard: %s.', told)
         if self._file is not None:
             self._file.close()
 
@@ -82,6 +84,9 @@ class Journal:
         reason = '%s (%s)' % (incident.reason, incident.action)
         text = summary.value.add(tag='slimguard/reason', tensor=tf1.make_tensor_proto(reason))
         text.metadata.plugin_data.plugin_name = 'text'
+        if incident.learning_rate is not None:
+            tag = 'slimguard/learning_rate_factor'
+            summary.value.add(tag=tag, simple_value=incident.learning_rate)
         self._summary_writer.add_summary(summary, incident.step)
         self._summary_writer.flush()
 
@@ -94,5 +99,7 @@ class Journal:
         done = _DONE.get(incident.action or '', 'left to ' + done_by)
         if incident.restored is not None:
             done += ' to ' + incident.restored
+        if incident.learning_rate is not None:
+            done += ', learning rate x%g from now on' % incident.learning_rate
         log = tf1.logging.warning if incident.action == 'skip' else tf1.logging.error
         log('slimguard: incident %d %s; %s.%s', self.count, incident, done, self._rate.told())

@@ -12,8 +12,8 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.Inva
     `tf.compat.v1.train.NanLossDuringTrainingError` (its `NanTensorHook`) and
     `tf.errors.InvalidArgumentError` (its `check_numerics`).
 
-    Its message ends with what made the step bad, and the command that runs it again, where
-    `slimguard.train` captured it.
+    Its message ends with what made the step bad, and the command that runs it again, where that
+    was captured; and where the loss was above `max_loss`, or rollbacks did not help, with what may.
 
     Attributes:
       incident: the `Incident`.
@@ -33,6 +33,8 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.Inva
             lines.append(self.incident.diagnosis)
         if self.incident.bundle is not None:
             lines.append(replay_hint(self.incident.bundle))
+        if self.incident.advice is not None:
+            lines.append(self.incident.advice)
         return '\n'.join(lines)
 
     def __str__(self) -> str:

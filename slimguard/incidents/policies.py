@@ -5,10 +5,15 @@ action means is up to who runs the training. Policies are plain values: they hol
 by what they say, and can be used in several trainings.
 """
 
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Union
+import collections
+from typing import TYPE_CHECKING, Any, Callable, Deque, List, Optional, Sequence, Union
 
 if TYPE_CHECKING:  # it imports TensorFlow, and the command line reads policies without
     from slimguard.incidents.incident import Incident
+
+
+# Of so many of its last steps a training may skip a share.
+_LAST_STEPS = 1000
 
 
 class PolicyState:
@@ -19,12 +24,30 @@ class PolicyState:
         included.
       rollbacks: the number of rollbacks so far.
       state_lost: whether variables were not finite already before the present incident's step.
+      steps: the number of steps so far.
+      skipped: how many of them were skipped.
+      skipped_at: the numbers of those of the last thousand steps that were; none of before a
+        rollback.
     """
 
     def __init__(self):
         self.in_a_row = 0
         self.rollbacks = 0
         self.state_lost = False
+        self.steps = 0
+        self.skipped = 0
+        self.skipped_at: Deque[int] = collections.deque()
+
+    def note_skipped(self) -> None:
+        """Notes that the last step was skipped."""
+        self.skipped += 1
+        self.skipped_at.append(self.steps)
+
+    def skipped_lately(self) -> int:
+        """How many of the last thousand steps were skipped, the present one not included."""
+        while self.skipped_at and self.skipped_at[0] <= self.steps - _LAST_STEPS:
+            self.skipped_at.popleft()
+        return len(self.skipped_at)
 
 
 class Policy:
@@ -36,6 +59,10 @@ class Policy:
         """Whether this policy takes the present incident; if not, the next of a chain does."""
         return True
 
+    def why_not(self, state: PolicyState) -> str:
+        """What to add to a reason, of why this policy does not take the present incident."""
+        return ''
+
     def __eq__(self, other) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
 
@@ -43,7 +70,8 @@ class Policy:
         return hash((type(self), tuple(sorted(vars(self).items()))))
 
     def __repr__(self) -> str:
-        arguments = ', '.join('%s=%r' % item for item in vars(self).items())
+        said = [item for item in vars(self).items() if item[1] is not None]
+        arguments = ', '.join('%s=%r' % item for item in said)
         return '%s(%s)' % (type(self).__name__, arguments)
 
 
@@ -63,15 +91,39 @@ class Skip(Policy):
     """Go on with the next batch, until `max_consecutive` steps in a row were skipped.
 
     It does not skip where the weights themselves are lost, since every batch is bad then.
+
+    Args:
+      max_consecutive: how many steps in a row.
+      max_ratio: how many of the last 1,000 steps, as a share: with 0.2 the 201st gives way to the
+        next policy. Above 0, and at most 1. A rollback begins a new count. Default: no limit.
     """
 
     action = 'skip'
 
-    def __init__(self, max_consecutive: int = 10):
+    def __init__(self, max_consecutive: int = 10, max_ratio: Optional[float] = None):
         self.max_consecutive = _count(max_consecutive, 'max_consecutive')
+        self.max_ratio = _share(max_ratio, 'max_ratio')
 
     def is_willing(self, state: PolicyState) -> bool:
-        return state.in_a_row <= self.max_consecutive and not state.state_lost
+        return (
+            state.in_a_row <= self.max_consecutive
+            and not state.state_lost
+            and not self._has_spent(state)
+        )
+
+    def why_not(self, state: PolicyState) -> str:
+        if not self._has_spent(state):
+            return ''
+        return '; %d of the %d steps before it were skipped, and max_ratio=%g allows no more' % (
+            state.skipped_lately(),
+            min(state.steps - 1, _LAST_STEPS - 1),
+            self.max_ratio,
+        )
+
+    def _has_spent(self, state: PolicyState) -> bool:
+        if self.max_ratio is None:
+            return False
+        return state.skipped_lately() + 1 > self.max_ratio * _LAST_STEPS
 
 
 class Rollback(Policy):
@@ -85,12 +137,15 @@ class Rollback(Policy):
 
     Args:
       max_times: how often, in one training.
+      on_rollback: called as ``on_rollback(session, incident)`` once the checkpoint is restored.
+      learning_rate: what the learning rate is multiplied by after each rollback, for good: with
+        0.5 the updates after the second rollback are made with a quarter of it. It holds for every
+        optimizer and schedule, and for a restart of the training as well. Above 0, and at most 1.
+        Default: the learning rate stays.
       snapshots: how many states are kept in memory at most. They are copies of all variables, at a
         pace that takes a hundredth of the time: one that is not trusted yet, and the others each
         kept eight times as long as the one after it. At least 2, or 0 for none. A job of several
         processes keeps none.
-      on_rollback: called as ``on_rollback(session, incident)`` once the checkpoint is restored, to
-        lower a learning rate, say.
     """
 
     action = 'rollback'
@@ -99,6 +154,7 @@ class Rollback(Policy):
         self,
         max_times: int = 3,
         on_rollback: Optional[Callable[[Any, 'Incident'], Any]] = None,
+        learning_rate: Optional[float] = None,
         snapshots: int = 3,
     ):
         self.max_times = _count(max_times, 'max_times')
@@ -108,6 +164,7 @@ class Rollback(Policy):
         if on_rollback is not None and not callable(on_rollback):
             raise TypeError('on_rollback must be callable, not %r' % (on_rollback,))
         self.on_rollback = on_rollback
+        self.learning_rate = _share(learning_rate, 'learning_rate')
 
     def is_willing(self, state: PolicyState) -> bool:
         return state.rollbacks < self.max_times
@@ -119,6 +176,16 @@ def _count(number, name: str, least: int = 1) -> int:
     if number < least:
         raise ValueError('%s must be at least %d, not %d' % (name, least, number))
     return number
+
+
+def _share(number, name: str) -> Optional[float]:
+    if number is None:
+        return None
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise TypeError('%s must be a number above 0 and at most 1, not %r' % (name, number))
+    if not 0 < number <= 1:
+        raise ValueError('%s must be above 0 and at most 1, not %r' % (name, number))
+    return float(number)
 
 
 _BY_NAME = {'raise': Raise, 'stop': Stop, 'skip': Skip, 'rollback': Rollback}
@@ -157,6 +224,35 @@ def fallbacks_of(on_nan: OnNan) -> List[Any]:
     )
 
 
+def parse_fallback(text: str) -> Policy:
+    """The policy that a name stands for, with its number: ``skip:5``, ``rollback:3x0.5``.
+
+    Raises:
+      ValueError: for an unknown name, or a number that does not fit.
+    """
+    name, colon, number = text.partition(':')
+    (policy,) = fallbacks_of(name)
+    if not colon:
+        return policy
+    if not vars(policy):
+        raise ValueError('%r: %s takes no number' % (text, name))
+    number, times, factor = number.partition('x')
+    if not number.isdigit():
+        raise ValueError('%r: expected a number after the colon, as in %s:5' % (text, name))
+    if not times:
+        return type(policy)(int(number))
+    if not isinstance(policy, Rollback):
+        raise ValueError('%r: only rollback takes a factor, as in rollback:3x0.5' % text)
+    policy = Rollback(int(number))
+    try:
+        return Rollback(policy.max_times, learning_rate=float(factor))
+    except ValueError:
+        raise ValueError(
+            '%r: expected what to multiply the learning rate by after the x, above 0 and at most '
+            '1, as in rollback:3x0.5' % text
+        ) from None
+
+
 def _fallbacks_of_answer(asked: Callable, answer) -> List[Any]:
     try:
         if callable(answer) and not isinstance(answer, Policy):
@@ -180,25 +276,45 @@ class FallbackChain:
 
     Attributes:
       fallbacks: the policies and callables, in order.
+      why_not: what to add to the reason of the last incident: why policies gave way.
     """
 
     def __init__(self, on_nan: OnNan, otherwise: Policy):
+        self.why_not = ''
+        self._told = 0  # how many were skipped, when that was last told
         self.fallbacks = [otherwise] if on_nan is None else fallbacks_of(on_nan)
         self._otherwise = otherwise
         self._state = PolicyState()
 
     def decide(self, incident: 'Incident') -> Policy:
         """The policy that takes one more incident. A callable's own exceptions pass through."""
+        self.why_not = ''
+        self._state.steps += 1
         self._state.in_a_row += 1
         self._state.state_lost = incident.state_lost
         policy = self._first_willing(self.fallbacks, incident) or Raise()
         if isinstance(policy, Rollback):
             self._state.rollbacks += 1
             self._state.in_a_row = 0
+            self._state.skipped_at.clear()
         return policy
 
     def step_was_good(self) -> None:
+        self._state.steps += 1
         self._state.in_a_row = 0
+
+    def step_was_skipped(self, is_decided: bool = True) -> None:
+        """Notes that a step was skipped: that of the last decision, or one that nobody decided."""
+        self._state.steps += not is_decided
+        self._state.note_skipped()
+
+    def tell_skipped(self) -> str:
+        """How many steps were skipped, of how many; empty if that is no news."""
+        skipped = self._state.skipped
+        if skipped == self._told:
+            return ''
+        self._told = skipped
+        return '%d of %d batches were skipped' % (skipped, self._state.steps)
 
     def note_rollbacks(self, rollbacks: int) -> None:
         """Notes how often others went back to a checkpoint, and this training with them."""
@@ -213,10 +329,23 @@ class FallbackChain:
         """Whether a policy here is of a kind. A callable's answer is not known ahead."""
         return any(isinstance(each, kind) for each in self.fallbacks)
 
+    @property
+    def rollbacks(self) -> int:
+        """How many times the training went back to a checkpoint."""
+        return self._state.rollbacks
+
+    @property
+    def learning_rate(self) -> Optional[float]:
+        """What the first policy here that lowers the learning rate multiplies it by, or None."""
+        rates = (each.learning_rate for each in self.fallbacks if isinstance(each, Rollback))
+        return next((rate for rate in rates if rate is not None), None)
+
     def _first_willing(self, fallbacks: Sequence[Any], incident: 'Incident') -> Optional[Policy]:
         for fallback in fallbacks:
             if isinstance(fallback, Policy):
                 policy = fallback if fallback.is_willing(self._state) else None
+                if policy is None:
+                    self.why_not += fallback.why_not(self._state)
             else:
                 answer = fallback(incident)
                 answer = self._otherwise if answer is None else answer

@@ -15,9 +15,10 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard.compat import tf_private
 from slimguard.diagnosis.evidence import Evidence, collect
-from slimguard.gate import Gate
+from slimguard.gate import Gate, scale_learning_rates
 from slimguard.graph.sessions import SessionWrapper, note_first
-from slimguard.incidents.policies import OnNan
+from slimguard.incidents.incident import Incident
+from slimguard.incidents.policies import FallbackChain, OnNan, Raise, Skip
 from slimguard.scripts.ending import Seen
 from slimguard.scripts.optimizer_notes import OptimizerNotes
 from slimguard.scripts.patches import Inside, Patches, kept_on
@@ -76,6 +77,8 @@ class GuardedSessions:
         self._notes = OptimizerNotes()
         self._sessions: Any = weakref.WeakKeyDictionary()  # the _HookedStep of each
         self._inside = Inside()
+        self._steps = self._skipped = 0  # other than those of slim's loop, which says it itself
+        self._learning_rate = FallbackChain(settings.on_nan, Raise()).learning_rate
         self._without_loss: Set[str] = set()  # train ops of which that was said
 
     def install(self, patches: Patches) -> None:
@@ -137,6 +140,9 @@ class GuardedSessions:
             if not tf_private.is_closed(session):
                 hooked.release()
         self._preemption.leave()
+        if self._skipped:
+            said = self._skipped, self._steps
+            tf1.logging.warning('slimguard: %d of %d batches were skipped.', *said)
 
     def _make_callable(self, original, session, fetches, feed_list=None, accept_options=False):
         step = None if self._inside else self._step_of(session, fetches)
@@ -194,6 +200,8 @@ class GuardedSessions:
             return steps
 
     def _steps_in(self, graph: tf.Graph) -> TrainSteps:
+        if self._learning_rate is not None:
+            scale_learning_rates(graph, is_shared=False)
         told = (self._refuse, self._say_no_loss)
         return TrainSteps(graph, self._notes, self._settings.max_loss, *told)
 
@@ -212,12 +220,17 @@ class GuardedSessions:
             found = self._sessions.get(session)
             if found is None:
                 evidence = _evidence_of(session.graph)
-                on_nan, on_incident = self._settings.on_nan, self.seen.note_incident
-                watcher = ScriptWatcher(on_nan, self.files, evidence, on_incident)
+                on_nan = self._settings.on_nan
+                watcher = ScriptWatcher(on_nan, self.files, evidence, self._note_incident)
                 found = self._sessions[session] = _HookedSteps(session, run, watcher)
             return found
 
+    def _note_incident(self, incident: Incident, logdir: str) -> None:
+        self._skipped += incident.action == Skip.action
+        self.seen.note_incident(incident, logdir)
+
     def _count(self, step: Step) -> None:
+        self._steps += 1
         for name in step.names:
             self.seen.note_steps(name, 1)
 

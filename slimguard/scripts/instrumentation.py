@@ -65,6 +65,7 @@ def instrument(
     Args:
       on_nan: what happens after a bad step; see `NanLossHook`. Default: raise.
       max_loss: a larger loss is a bad step too; a positive finite number. Default: no limit.
+        What it can do and what not, `slimguard.guard` says.
       logdir: where the record of incidents and the bundles go, a str, bytes or `os.PathLike`.
         Default: where the code keeps its checkpoints or summaries, and the folder `slimguard-logs`
         where it has neither before the first incident.

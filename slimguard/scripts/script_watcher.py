@@ -15,11 +15,12 @@ from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.incidents.policies import FallbackChain, OnNan
 from slimguard.scripts.script_files import ScriptFiles, ScriptRestorer
 from slimguard.scripts.script_preemption import save_quietly
+from slimguard.training.back_off import BackOff
 from slimguard.training.context import TrainingContext
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hook_training import KeptByLoop
 from slimguard.training.incident_reading import Reading
-from slimguard.training.recovery import Recovery
+from slimguard.training.recovery import Preparation, Recovery
 
 
 def stop_error(incident: Incident) -> tf.errors.OutOfRangeError:
@@ -41,6 +42,18 @@ def is_of_incident(error: BaseException) -> bool:
 def is_stop(error: BaseException) -> bool:
     """Whether `stop_error` made an error, and no input that has ended did."""
     return isinstance(error, tf.errors.OutOfRangeError) and is_of_incident(error)
+
+
+class _ScriptPreparation(Preparation):
+    """That of a script, of which it may get known at any step where it saves."""
+
+    def __init__(self, prepare: Callable[[Any], None], recovery: Recovery):
+        Preparation.__init__(self, prepare)
+        self._recovery = recovery
+
+    def before_step(self, session) -> None:
+        Preparation.before_step(self, session)
+        self._recovery.before_step(session)
 
 
 class ScriptWatcher(GateWatcher):
@@ -68,6 +81,7 @@ class ScriptWatcher(GateWatcher):
         self._on_incident = on_incident
         self.recorded_in: Optional[str] = None
         self._journal = Journal()
+        self._policies: Optional[FallbackChain] = None
         self._acting = threading.RLock()  # threads of a script may train in one session
         GateWatcher.__init__(self, on_nan)
         self._training = TrainingContext(evidence=evidence, joins_job=False, is_kept=True)
@@ -75,15 +89,24 @@ class ScriptWatcher(GateWatcher):
     def begin(self):
         self._journal = Journal()
         self._own = KeptByLoop(self._evidence)
+        policies = self._policies = FallbackChain(self.on_nan, self._otherwise)
         graph = tf1.get_default_graph()
+        # A watcher comes with the first step; the graph was made ready before that.
+        rates = gates.learning_rates_of(graph)
+        back_off = None if rates is None else BackOff(rates, lambda: self._files.logdir)
         restorer = ScriptRestorer(self._files, graph)
-        policies = FallbackChain(self.on_nan, self._otherwise)
-        recovery = Recovery(restorer, Snapshots(graph, policies.snapshots))
+        recovery = Recovery(restorer, Snapshots(graph, policies.snapshots), back_off)
         self._handle_with(policies, self._journal, recovery)
+        self._preparation = _ScriptPreparation(self._prepare, recovery)
 
     def before_step(self, session) -> None:
         """For a step that runs without asking it: does what else `before_run` does."""
         self._preparation.before_step(session)
+
+    def end(self, session):
+        if self._policies is not None:
+            self._policies.tell_skipped()  # of all sessions together it is told elsewhere
+        GateWatcher.end(self, session)
 
     def handle(self, run_context, reading: Reading) -> None:
         with self._acting:

@@ -148,6 +148,8 @@ class TrainSteps:
             for end in dict.fromkeys(end for update in new for end in _ends_of(update)):
                 try:
                     self._guard([end])
+                except gates.NoLearningRateError:
+                    raise
                 except (ValueError, TypeError):
                     pass  # whoever runs it is told
             if new:
@@ -198,6 +200,8 @@ class TrainSteps:
         try:
             with tf_private.unfinalized(self._graph):
                 return Gated(self._guard(together), together)
+        except gates.NoLearningRateError:
+            raise
         except (ValueError, TypeError) as error:
             self._on_refusal(together[-1].name, error)
             return None

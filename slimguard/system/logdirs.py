@@ -15,7 +15,7 @@ _MARKS = (
 )
 _FOLDER = 'slimguard'
 # A folder of this name may be somebody's copy of this package as well.
-_MARKS_IN_FOLDER = ('incidents.jsonl*', 'incident-*', 'report.*', '.making-*')
+_MARKS_IN_FOLDER = ('incidents.jsonl*', 'incident-*', 'learning_rate.json', 'report.*', '.making-*')
 
 
 class LogdirError(ValueError):

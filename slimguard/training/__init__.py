@@ -8,6 +8,7 @@ What watches, in any loop:
     incident_handler.py   decides, examines, acts and records
     open_incident.py      an incident while it is handled
     recovery.py           back to a checkpoint: one process, or a job
+    back_off.py           smaller updates after that
     context.py            what a training hands to its watchers
     watchers.py           lends them that; picks the one that decides
     step_counters.py      TensorFlow's StepCounterHook, told of steps that were held back

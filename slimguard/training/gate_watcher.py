@@ -22,7 +22,7 @@ from slimguard.incidents.incident import Incident
 from slimguard.incidents.journal import Journal
 from slimguard.incidents.policies import FallbackChain, OnNan, Policy, Raise, Rollback, Skip, Stop
 from slimguard.system import files
-from slimguard.training import checkpoint_dir, step_counters
+from slimguard.training import back_off, checkpoint_dir, step_counters
 from slimguard.training.context import Borrower, TrainingContext
 from slimguard.training.hook_training import DEFAULTS, HookTraining, KeptByLoop, Settings
 from slimguard.training.incident_handler import NO_GATE, NO_LOGDIR, Action, IncidentHandler
@@ -89,11 +89,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         calling = tf_callers.session_among_callers(self)
         directory = self._directory = _directory_for(self, self._training, policies, calling.dirs)
         self._own = _own_part(self._training, graph, directory, calling, self._settings)
-        recovery = None
-        if directory is not None and (self.logdir is not None or _may_go_back(policies)):
-            saver = self._training.saver or self._own.saver or offer_saver(graph)
-            restorer = Restorer(saver, directory)
-            recovery = Recovery(restorer, self._own.snapshots(graph, policies.snapshots))
+        recovery = _recovery_for(self, self._training, graph, policies, directory, self._own)
         self._handle_with(policies, Journal(directory, self._training.summary_writer), recovery)
         leave_out_bad_values(graph)
         step_counters.teach_those_beside(self)
@@ -275,6 +271,23 @@ def _directory_for(
     if directory is None and policies.may(Rollback):
         raise ValueError(NO_LOGDIR)
     return directory
+
+
+def _recovery_for(
+    watcher: GateWatcher,
+    context: TrainingContext,
+    graph: tf.Graph,
+    policies: FallbackChain,
+    directory: Optional[str],
+    own: KeptByLoop,
+) -> Optional[Recovery]:
+    """What goes back to an earlier state; None if there is no directory for checkpoints."""
+    smaller = back_off.back_off_in(graph, policies, lambda: directory, context.joins_job)
+    if directory is None or (watcher.logdir is None and not _may_go_back(policies)):
+        return None
+    saver = context.saver or own.saver or offer_saver(graph)
+    snapshots = own.snapshots(graph, policies.snapshots)
+    return Recovery(Restorer(saver, directory), snapshots, smaller)
 
 
 def _may_go_back(policies: FallbackChain) -> bool:

@@ -10,7 +10,7 @@ from slimguard.cluster.job import Job
 from slimguard.cluster.session_end import NEW_SESSION
 from slimguard.diagnosis.budget import Pace
 from slimguard.diagnosis.evidence import Evidence
-from slimguard.incidents.incident import Incident
+from slimguard.incidents.incident import EXPLOSION, Incident
 from slimguard.incidents.journal import Journal
 from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.incidents.policies import FallbackChain, Policy, Raise, Rollback, Skip, Stop
@@ -97,8 +97,8 @@ class IncidentHandler:
             self._recovery.use_checkpoints_only()
 
     def close(self) -> None:
-        """Closes the record."""
-        self._journal.close()
+        """Closes the record, and says how many batches were skipped."""
+        self._journal.close(self._policies.tell_skipped())
 
     def handle(self, run_context, reading: Reading, action: Action) -> None:
         """Decides, examines, acts and records.
@@ -140,6 +140,7 @@ class IncidentHandler:
         with self._handling(reading) as handled:
             handled.note(action=Skip.action)
             handled.note_reason('; in a run that went past the hooks')
+            self._policies.step_was_skipped(is_decided=False)
 
     @contextlib.contextmanager
     def _handling(self, reading: Reading) -> Iterator[OpenIncident]:
@@ -158,6 +159,7 @@ class IncidentHandler:
         """Also says what will be done, as a bundle tells it."""
         try:
             self._policy = self._policies.decide(handled.incident)
+            handled.note_reason(self._policies.why_not)
         except Exception as error:
             is_theirs = isinstance(error, _ENDS_AS_DECIDED)
             handled.note(action=_BY_SUBCLASS if is_theirs else 'error')
@@ -199,14 +201,13 @@ class IncidentHandler:
         incident = handled.note(action=self._policy.action)
         if incident.action == 'skip' and not incident.held:
             raise ValueError(NO_GATE % 'skip')
+        if incident.action == 'skip':
+            self._policies.step_was_skipped()
         if isinstance(self._policy, Rollback):
             incident = self._roll_back(run_context.session, handled, self._policy, job)
-        if job is not None and ends_job and incident.action in ('raise', 'stop'):
-            job.end(incident if incident.action == 'raise' else None)
-        if incident.action == 'raise':
-            raise NanLossError(incident)
-        if incident.action == 'stop':
-            run_context.request_stop()
+        if incident.action == 'raise' and (self._policies.rollbacks or _is_above(incident)):
+            incident = handled.note(advice=EXPLOSION)
+        _end(run_context, incident, job if ends_job else None)
 
     def _roll_back(
         self, session, handled: OpenIncident, policy: Rollback, job: Optional[Job]
@@ -214,7 +215,7 @@ class IncidentHandler:
         """Goes back, or makes the action 'raise'. Returns the incident as it is then."""
         if self._recovery is None:
             raise ValueError(NO_LOGDIR)
-        if not self._recovery.go_back(session, handled, job):
+        if not self._recovery.go_back(session, handled, policy, job):
             return handled.note(action=Raise.action)
         if policy.on_rollback is not None:
             self._acting = 'on_rollback'
@@ -228,10 +229,24 @@ class IncidentHandler:
           session: the new session.
           went_back: the incident that the job has gone back to a checkpoint for, or None.
         """
+        if self._recovery is not None:
+            self._recovery.prepare(session, went_back, saves=self.may(Rollback))
         if went_back is not None:
             call_on_rollback(session, went_back, [self._policy, *self.fallbacks])
-        elif self._recovery is not None and self.may(Rollback):
-            self._recovery.save_first(session)
+
+
+def _is_above(incident: Incident) -> bool:
+    return gates.ABOVE_MAX_LOSS in incident.reason
+
+
+def _end(run_context, incident: Incident, job: Optional[Job]) -> None:
+    """Ends the training, and the job that it is to end, if the action on an incident says so."""
+    if job is not None and incident.action in ('raise', 'stop'):
+        job.end(incident if incident.action == 'raise' else None)
+    if incident.action == 'raise':
+        raise NanLossError(incident)
+    if incident.action == 'stop':
+        run_context.request_stop()
 
 
 NO_GATE = (

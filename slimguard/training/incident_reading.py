@@ -62,7 +62,7 @@ def of_loss(
     incident = Incident.now(
         step=step(),
         loss=value,
-        reason=('above max_loss: ' if is_finite else 'not finite: ') + name,
+        reason=(gates.ABOVE_MAX_LOSS if is_finite else 'not finite: ') + name,
         tensors=(name,),
         strategy='hook',
         held=False,

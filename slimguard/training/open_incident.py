@@ -67,7 +67,8 @@ class OpenIncident:
 
     def note_reason(self, more: str) -> None:
         """Adds to the reason."""
-        self.note(reason=self.incident.reason + more)
+        if more:
+            self.note(reason=self.incident.reason + more)
 
     def take(self, incident: Incident) -> None:
         """Makes `incident` the next version, unless it is one already."""

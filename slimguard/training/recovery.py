@@ -10,6 +10,7 @@ from slimguard.checkpoints.snapshots import PROBATION, Snapshots
 from slimguard.cluster.job import Job
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.policies import Rollback
+from slimguard.training.back_off import BackOff
 from slimguard.training.open_incident import OpenIncident
 
 
@@ -22,11 +23,15 @@ class Recovery:
     Args:
       restorer: restores checkpoints.
       snapshots: the states that are kept in memory.
+      back_off: makes updates smaller afterwards; None where no policy asks for that.
     """
 
-    def __init__(self, restorer: Restorer, snapshots: Snapshots):
+    def __init__(
+        self, restorer: Restorer, snapshots: Snapshots, back_off: Optional[BackOff] = None
+    ):
         self._restorer = restorer
         self._snapshots = snapshots
+        self._back_off = back_off
         self._went_back_to: Optional[str] = None  # the checkpoint
 
     def step_was_good(self, session, loss: Any) -> None:
@@ -37,28 +42,47 @@ class Recovery:
         """For a job: what its processes have in memory they cannot all go back to."""
         self._snapshots.most = 0
 
-    def go_back(self, session, handled: OpenIncident, job: Optional[Job]) -> bool:
+    def go_back(self, session, handled: OpenIncident, policy: Rollback, job: Optional[Job]) -> bool:
         """Restores an earlier state. False if that cannot be; the incident says why.
 
         Raises:
           tf.errors.AbortedError: in a job, where all processes restore it in a new session.
+          ValueError: if updates cannot be made smaller as the policy says.
         """
+        by = policy.learning_rate
+        back_off = None if by is None else self._require_back_off()
         if job is not None:
             if not self._job_can(handled, job):
                 return False
+            if back_off is not None and by is not None:
+                handled.note(learning_rate=back_off.after(session, by))
             job.roll_back(handled.incident)
         with self._restorer.nobody_saves():
-            snapshot = self._snapshots.trusted()
-            if snapshot is not None:
-                self._snapshots.restore(session, snapshot)
-                handled.note(restored=snapshot.name)
-                return True
-            checkpoint = self._find(handled)
-            if checkpoint is not None:
-                self._restorer.restore(session, checkpoint)
-                self._snapshots.note_return(None)
-                self._went_back_to = checkpoint
-        return checkpoint is not None
+            is_back = self._restore(session, handled)
+        if is_back and back_off is not None and by is not None:
+            factor = back_off.after(session, by)
+            back_off.shrink_to(session, factor)
+            handled.note(learning_rate=factor)
+        return is_back
+
+    def _restore(self, session, handled: OpenIncident) -> bool:
+        snapshot = self._snapshots.trusted()
+        if snapshot is not None:
+            self._snapshots.restore(session, snapshot)
+            handled.note(restored=snapshot.name)
+            return True
+        checkpoint = self._find(handled)
+        if checkpoint is None:
+            return False
+        self._restorer.restore(session, checkpoint)
+        self._snapshots.note_return(None)
+        self._went_back_to = checkpoint
+        return True
+
+    def _require_back_off(self) -> BackOff:
+        if self._back_off is None:
+            raise ValueError(_NO_BACK_OFF)
+        return self._back_off
 
     def _job_can(self, handled: OpenIncident, job: Job) -> bool:
         if not job.takes_part:
@@ -81,13 +105,28 @@ class Recovery:
             return (good[good.index(self._went_back_to) + 1 :] or good[-1:])[0]
         return next((each for each in good if _is_trusted(each, step)), (good or [None])[0])
 
-    def save_first(self, session) -> None:
-        """Saves the state before the first step, unless there is a good checkpoint already.
+    def prepare(self, session, went_back: Optional[Incident], saves: bool) -> None:
+        """What the chief does to a session before anybody trains in it.
+
+        Args:
+          session: the new session.
+          went_back: the incident that the job has gone back to a checkpoint for, or None.
+          saves: whether to save the state before the first step, if there is no good checkpoint.
 
         Raises:
           tf.errors.FailedPreconditionError: if a variable is not initialized.
         """
-        self._restorer.save_first(session)
+        if self._back_off is not None:
+            self._back_off.enter(session)
+            if went_back is not None and went_back.learning_rate is not None:
+                self._back_off.shrink_to(session, went_back.learning_rate)
+        if saves and went_back is None:
+            self._restorer.save_first(session)
+
+    def before_step(self, session) -> None:
+        """For a session of which it gets known later where its checkpoints are."""
+        if self._back_off is not None:
+            self._back_off.before_step(session)
 
 
 def _is_trusted(checkpoint: str, step: Optional[int]) -> bool:
@@ -129,3 +168,9 @@ def call_on_rollback(session, incident: Incident, policies: Sequence[Any]) -> No
         if isinstance(policy, Rollback) and policy.on_rollback is not None:
             policy.on_rollback(session, incident)
             return
+
+
+_NO_BACK_OFF = (
+    'Rollback(learning_rate=...) has to be in on_nan itself, or in a list there, so that the train '
+    'op is made ready for it before the first step; a callable may then return it'
+)

@@ -110,6 +110,7 @@ def watch(
       hooks: `SessionRunHook`s. A `NanLossHook` among them decides what happens after a bad step.
       on_nan: what happens after a bad step where no `NanLossHook` says; see `NanLossHook`.
       max_loss: a larger loss is a bad step too; a positive finite number. Default: no limit.
+        What it can do and what not, `slimguard.guard` says.
       logdir: where the record of incidents goes, and where a rollback finds its checkpoints: a
         str, bytes or `os.PathLike`. A relative one is read here. With it, the last good state is
         saved there before 'raise', on SIGTERM and on Ctrl-C, and bundles are written.

@@ -1,6 +1,7 @@
 """Rollback: back to the newest finite checkpoint, in the live session."""
 
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -257,3 +258,21 @@ class TestResume:
         assert model.batches.drawn == 3
         assert checkpoint_at(folder)[1] == []
         assert checkpoint_reader.read(str(folder / 'model.ckpt-3')).is_good
+
+
+@pytest.mark.parametrize(
+    'on_nan, max_loss, bad, is_told',
+    [
+        (Rollback(1), None, lambda draw: draw > 1, True),
+        ('raise', 1e-6, (), True),
+        ('raise', None, (1,), False),
+    ],
+    ids=['rollbacks', 'max_loss', 'a bad batch'],
+)
+def test_the_error_names_what_helps_against_an_explosion(on_nan, max_loss, bad, is_told, folder):
+    model, train_op = build(bad=bad)
+    with pytest.raises(slimguard.NanLossError) as caught:
+        train(train_op, folder, on_nan=on_nan, max_loss=max_loss)
+    said = str(caught.value)
+    assert ('Rollback(learning_rate=0.3)' in said and 'clip_gradient_norm' in said) == is_told
+    assert pickle.loads(pickle.dumps(caught.value)).incident.advice == caught.value.incident.advice

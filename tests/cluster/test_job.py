@@ -129,7 +129,9 @@ def train(role, logdir, options):
 
     on_nan = options['on_nan']
     if on_nan == 'rollback':
-        on_nan = slimguard.Rollback(options.get('max_times', 3), on_rollback)
+        on_nan = slimguard.Rollback(
+            options.get('max_times', 3), on_rollback, options.get('learning_rate')
+        )
     hook = model.hook = slimguard.NanLossHook(
         model.loss, on_nan=on_nan, logdir=logdir, ends_job=options.get('ends_job', True)
     )
@@ -295,13 +297,39 @@ def test_nothing_from_before_a_rollback_is_written_after_it(tmp_path, monitored,
     require_nothing_stale(tmp_path, chief, sync, WORKERS)
 
 
-def require_nothing_stale(logdir, chief, sync, workers):
-    """Every step of the last round added one and the number of rollbacks before it, no less."""
+@pytest.mark.parametrize('who', [0, 1], ids=['chief', 'worker'])
+def test_after_a_rollback_all_go_on_with_smaller_updates(tmp_path, who):
+    with job_of(
+        tmp_path,
+        bad={who: [BAD, 2 * BAD]},
+        on_nan='rollback',
+        learning_rate=0.5,
+        pause=0.05,
+        save_secs=0.02,
+    ) as job:
+        ended = job.wait_for_workers()
+    assert [end.error for end in ended] == [None] * WORKERS
+    require_nothing_stale(tmp_path, ended[0].value, False, WORKERS, factor=0.25)
+    assert [record['learning_rate'] for record in records_in(str(tmp_path))] == [0.5, 0.25]
+
+
+def test_smaller_updates_of_a_synchronous_job_are_refused_at_once(tmp_path):
+    options = dict(sync=True, on_nan='rollback', learning_rate=0.5, early=True)
+    with job_of(tmp_path, **options) as job:
+        ended = job.wait_for_workers()
+    assert {end.error for end in ended} == {'NoLearningRateError'}
+
+
+def require_nothing_stale(logdir, chief, sync, workers, factor=1.0):
+    """Every step of the last round added one and the number of rollbacks before it, no less.
+
+    Or that times `factor`.
+    """
     path = require_good_checkpoint(logdir)
     count, step = chief['entered'][-1]
     counted = tf1.train.load_variable(path, 'count') - count
     stepped = tf1.train.load_variable(path, 'global_step') - step
-    steps, rest = divmod(counted, 1 + chief['rollbacks'])
+    steps, rest = divmod(counted, factor * (1 + chief['rollbacks']))
     assert rest == 0
     # A worker may be between its two writes when the chief saves.
     assert abs(steps - stepped) <= (0 if sync else workers - 1)

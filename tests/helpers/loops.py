@@ -36,6 +36,8 @@ class Given(NamedTuple):
       steps: the global step to train to.
       max_loss: a larger loss is a bad step.
       progress: whether to show a progress bar.
+      save_interval_secs: how often a thread of `slimguard.train` saves beside the steps; 0 for
+        never.
     """
 
     logdir: str
@@ -44,6 +46,7 @@ class Given(NamedTuple):
     steps: int = 6
     max_loss: Any = None
     progress: bool = False
+    save_interval_secs: int = 600
 
     def all_but_the_logdir(self) -> Dict[str, Any]:
         return dict(on_nan=self.on_nan, max_loss=self.max_loss, progress=self.progress)
@@ -80,6 +83,7 @@ def in_slimguard_train(given: Given) -> Trained:
         number_of_steps=given.steps,
         log_every_n_steps=0,
         save_summaries_secs=0,
+        save_interval_secs=given.save_interval_secs,
         hooks=[watching],
         **given.all_but_the_logdir(),
     )

@@ -38,6 +38,67 @@ def test_skip_is_used_up_by_incidents_in_a_row_and_renewed_by_a_good_step():
     assert decisions(Skip(max_consecutive=2), 'xx.xxx') == ['skip'] * 4 + ['raise']
 
 
+def after(chain, events):
+    """What a chain decides last; its decisions to skip are obeyed."""
+    action = None
+    for event in events:
+        action = None
+        if event == 'x':
+            action = chain.decide(incident()).action
+            if action == 'skip':
+                chain.step_was_skipped()
+        else:
+            chain.step_was_good()
+    return action
+
+
+def test_skip_has_a_budget_of_its_last_thousand_steps():
+    chain = FallbackChain([Skip(5, max_ratio=0.2), 'stop'], RAISE)
+    assert after(chain, '.x' * 200) == 'skip' and chain.why_not == ''
+    assert after(chain, '.x') == 'stop'
+    said = '; 200 of the 401 steps before it were skipped, and max_ratio=0.2 allows no more'
+    assert chain.why_not == said
+    # In 1,000 steps there is a tenth of it, in 400 there was a half.
+    assert after(chain, '.' * 600 + 'x') == 'skip' and chain.why_not == ''
+    assert after(chain, '.' * 1000 + '.x' * 200) == 'skip'
+    assert after(chain, '.x') == 'stop'
+
+
+def test_a_budget_counts_steps_and_not_a_share_of_the_first_few():
+    assert after(FallbackChain(Skip(max_ratio=0.001), RAISE), 'x') == 'skip'
+    assert after(FallbackChain(Skip(max_ratio=0.001), RAISE), 'x.x') == 'raise'
+    assert after(FallbackChain(Skip(max_ratio=0.001), RAISE), 'x' + '.' * 999 + 'x') == 'skip'
+    assert after(FallbackChain(Skip(max_ratio=0.001), RAISE), 'x' + '.' * 998 + 'x') == 'raise'
+    assert after(FallbackChain(Skip(max_ratio=1), RAISE), 'x.' * 2000) is None
+
+
+def test_without_a_ratio_there_is_no_budget():
+    assert after(FallbackChain('skip', RAISE), '.x' * 2000) == 'skip'
+
+
+def test_a_rollback_begins_a_new_budget():
+    chain = FallbackChain([Skip(max_ratio=0.003), Rollback(), 'stop'], RAISE)
+    assert after(chain, '.x' * 4) == 'rollback'
+    assert after(chain, '.x' * 3) == 'skip'
+    assert after(chain, '.x') == 'rollback'
+
+
+def test_a_chain_tells_once_how_many_were_skipped():
+    chain = FallbackChain('skip', RAISE)
+    assert chain.tell_skipped() == ''
+    after(chain, '..x.x')
+    assert chain.tell_skipped() == '2 of 5 batches were skipped'
+    assert chain.tell_skipped() == ''
+    chain.step_was_skipped(is_decided=False)
+    assert chain.tell_skipped() == '3 of 6 batches were skipped'
+
+
+@pytest.mark.parametrize('ratio, error', [(0, ValueError), (1.1, ValueError), ('x', TypeError)])
+def test_a_ratio_is_a_share(ratio, error):
+    with pytest.raises(error, match='max_ratio must be .*above 0 and at most 1, not'):
+        Skip(max_ratio=ratio)
+
+
 def test_skip_skips_ten_in_a_row_by_default():
     assert decisions('skip', 'x' * 11) == ['skip'] * 10 + ['raise']
 
@@ -89,6 +150,8 @@ def test_policies_are_values():
     assert Stop() == Stop() != Raise()
     assert len({Skip(3), Skip(3), Stop()}) == 2
     assert repr(Skip(3)) == 'Skip(max_consecutive=3)'
+    assert Rollback(3, learning_rate=0.5) != Rollback(3) == Rollback()
+    assert repr(Rollback(learning_rate=0.5)) == 'Rollback(max_times=3, learning_rate=0.5)'
 
 
 @pytest.mark.parametrize(
@@ -118,6 +181,22 @@ def test_a_count_is_positive(policy, count):
 def test_a_count_is_an_int(policy, count):
     with pytest.raises(TypeError, match='must be an int'):
         policy(count)
+
+
+@pytest.mark.parametrize(
+    'learning_rate, error',
+    [(0, ValueError), (1.5, ValueError), (float('nan'), ValueError), ('0.5', TypeError)]
+    + [(True, TypeError)],
+)
+def test_a_learning_rate_is_a_share(learning_rate, error):
+    with pytest.raises(error, match='learning_rate must be .*above 0 and at most 1, not'):
+        Rollback(learning_rate=learning_rate)
+
+
+def test_a_chain_knows_by_what_it_lowers_the_learning_rate():
+    assert FallbackChain(['skip', Rollback()], RAISE).learning_rate is None
+    chain = FallbackChain(['skip', Rollback(1), Rollback(learning_rate=0.3), 'raise'], RAISE)
+    assert chain.learning_rate == 0.3
 
 
 def test_on_rollback_is_callable():

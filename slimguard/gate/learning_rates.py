@@ -1,0 +1,223 @@
+"""Learning rates times a factor, which a session keeps: :class:`LearningRates`.
+
+After a rollback the updates of a training may have to be smaller. The factor is multiplied into the
+gated clones of what writes weights, where they take it: the learning rate of an optimizer's kernel,
+and what other ops add to a trainable variable or subtract from it. That needs no change in
+the optimizer nor in the schedule.
+
+The factor is in a table of the session, which begins with 1 and which nobody has to initialize; a
+variable would be in the checkpoints.
+"""
+
+import random
+import weakref
+from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard import graph as graphs
+from slimguard.compat import tf_private
+from slimguard.gate.gate import KEPT_RATES, Gate, gates_of
+from slimguard.graph import key, ops
+from slimguard.graph.devices import processor_of
+from slimguard.graph.walk import arguments_of
+
+# What the kernels of optimizers call it; the first that there is. AddSign has an `alpha` besides.
+_RATES = ('lr', 'alpha')
+_ADDED = ('value', 'updates')
+# Add to a variable, or subtract from it.
+_ADDS = frozenset(
+    'AssignAdd AssignSub AssignAddVariableOp AssignSubVariableOp ScatterAdd ScatterSub '
+    'ResourceScatterAdd ResourceScatterSub ScatterNdAdd ScatterNdSub ResourceScatterNdAdd '
+    'ResourceScatterNdSub'.split()
+)
+
+
+class NoLearningRateError(ValueError):
+    """The updates of a train op cannot be made smaller."""
+
+
+class _Input(NamedTuple):
+    """What a clone takes that is to be multiplied."""
+
+    clone: tf.Operation
+    index: int
+
+
+class LearningRates:
+    """The factor of all learning rates of one graph; `learning_rates_of` makes it.
+
+    Args:
+      graph: the graph, which is added to.
+      device: where the factor is kept; the same for all processes that are to share it.
+
+    Attributes:
+      is_used: whether something is multiplied by it.
+    """
+
+    def __init__(self, graph: tf.Graph, device: str):
+        self.is_used = False
+        self._graph = graph
+        self._scaled: Dict[Tuple[tf.Operation, int], tf.Tensor] = {}
+        self._ready: Any = weakref.WeakSet()  # sessions
+        self._known: Set[Gate] = set()
+        self._wired: List[Gate] = []  # that were built before
+        with ops.our_scope(graph, 'learning_rates'), tf.device(device):
+            table = tf.raw_ops.MutableHashTableV2(
+                key_dtype=tf.int64, value_dtype=tf.float64, shared_name='slimguard_learning_rates'
+            )
+            where = tf.constant(0, tf.int64)
+            self._factor = tf.raw_ops.LookupTableFindV2(
+                table_handle=table, keys=where, default_value=tf.constant(1.0, tf.float64)
+            )
+            self._value = tf1.placeholder(tf.float64, [])
+            self._set = tf.raw_ops.LookupTableInsertV2(
+                table_handle=table, keys=where, values=self._value
+            )
+            # Nobody tells whether a session has seen an op, and so knows it as it was before it was
+            # wired. So an op that no step runs is wired as well, to leave a sign.
+            no_sign = tf.constant(0.0, tf.float64)
+            self._sign = tf1.placeholder_with_default(tf.constant(1, tf.int64), [])
+            self._leave_sign = tf.raw_ops.LookupTableInsertV2(
+                table_handle=table, keys=self._sign, values=no_sign + 1.0
+            )
+            self._has_sign = tf.raw_ops.LookupTableFindV2(
+                table_handle=table, keys=self._sign, default_value=no_sign
+            )
+            self._remove_sign = tf.raw_ops.LookupTableRemoveV2(
+                table_handle=table, keys=tf.reshape(self._sign, [1])
+            )
+
+    def get(self, session) -> float:
+        """The factor in a session."""
+        return float(session.run(self._factor))
+
+    def set(self, session, factor: float) -> None:
+        """From its next step on, a session multiplies learning rates by `factor`.
+
+        Raises:
+          NoLearningRateError: if it has seen the train op before that was made ready.
+        """
+        if session not in self._ready:
+            self._require_wired(session)
+            self._ready.add(session)
+        session.run(self._set, {self._value: factor})
+
+    def _require_wired(self, session) -> None:
+        for gate in self._wired:
+            sign = {self._sign: random.randrange(2, 2**62)}  # several processes may share the table
+            session.run(gate.untold.clear, sign)
+            if not session.run(self._has_sign, sign):
+                raise NoLearningRateError(_SEEN % gate.original.name)
+            session.run(self._remove_sign, sign)
+
+    def scale(self, gate: Gate, is_new: bool) -> None:
+        """Has the factor multiplied into what a gate writes.
+
+        Args:
+          gate: the gate.
+          is_new: whether no session can have seen it.
+
+        Raises:
+          NoLearningRateError: if something of it takes no learning rate.
+        """
+        if gate in self._known:
+            return
+        inputs = _inputs_to_scale(gate)
+        with ops.our_scope(self._graph, 'learning_rates'):
+            for clone, index in inputs:
+                tf_private.replace_input(clone, index, self._times(clone.inputs[index]))
+        if not is_new:
+            tf_private.add_control_input(gate.untold.clear, self._leave_sign)
+            self._wired.append(gate)
+        self._known.add(gate)
+        self.is_used = self.is_used or bool(inputs)
+
+    def _times(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor times the factor: one for all that take it."""
+        if key(tensor) not in self._scaled:
+            with tf.device(tensor.op.device or None):
+                factor = tf.cast(self._factor, tensor.dtype.base_dtype)
+                self._scaled[key(tensor)] = tf.multiply(tensor, factor)
+        return self._scaled[key(tensor)]
+
+
+def learning_rates_of(graph: tf.Graph) -> Optional[LearningRates]:
+    """The factor of a graph's learning rates; None if there is none."""
+    return getattr(graph, KEPT_RATES, None)
+
+
+def scale_learning_rates(graph: tf.Graph, is_shared: bool) -> LearningRates:
+    """Has the learning rates of a graph multiplied by a factor, those of gates to come as well.
+
+    Args:
+      graph: the graph; finalized or not.
+      is_shared: whether all processes that train the graph's global step are to have one factor.
+
+    Raises:
+      NoLearningRateError: if a gate writes weights with an op that takes no learning rate.
+    """
+    rates = learning_rates_of(graph)
+    with tf_private.unfinalized(graph), graph.as_default():
+        with tf_private.lock_against_sessions(graph):
+            if rates is None:
+                rates = LearningRates(graph, _device_for(graph, is_shared))
+            for gate in dict.fromkeys(gates_of(graph).values()):
+                rates.scale(gate, is_new=False)
+            setattr(graph, KEPT_RATES, rates)
+    return rates
+
+
+def _device_for(graph: tf.Graph, is_shared: bool) -> str:
+    step = tf1.train.get_global_step(graph)
+    if is_shared and step is not None:
+        return processor_of(step.device)
+    gates = list(gates_of(graph).values())
+    return processor_of(gates[0].written.op.device if gates else '')
+
+
+def _inputs_to_scale(gate: Gate) -> List[_Input]:
+    """What to multiply in a gate, so that each update of a weight is that much smaller."""
+    graph = gate.train_op.graph
+    with graph.as_default():
+        trainable = {variable.op.name for variable in tf1.trainable_variables()}
+    writes = graphs.Writes(graph)
+    found: List[_Input] = []
+    scaled: Set[tf.Operation] = set()
+    for write, clone in gate.writes.items():
+        weights = [v for v in writes.variables(write) if v.name in trainable]
+        weights = [v for v in weights if graphs.is_float_variable(v)]
+        if not weights and not graphs.is_apply(write):
+            continue
+        index = None
+        if graphs.loop_around(write) is None and not writes.calls(write):
+            index = _index_of_rate(write)
+        if index is not None:
+            scaled.add(write)
+            if graphs.constant_scalar(clone.inputs[index]) is None or graphs.is_apply(write):
+                found.append(_Input(clone, index))
+        elif graphs.is_apply(write) or scaled.isdisjoint(graphs.ancestors([write])):
+            # An assignment after the update of the weight is a constraint of it.
+            raise NoLearningRateError(_NO_RATE % (write.type, write.name))
+    return found
+
+
+def _index_of_rate(write: tf.Operation) -> Optional[int]:
+    """The input of a write that says by how much it changes a variable; None if there is none."""
+    names = [argument.name for argument in arguments_of(write)]
+    roles = _RATES if graphs.is_apply(write) else _ADDED if write.type in _ADDS else ()
+    return next((names.index(role) for role in roles if role in names), None)
+
+
+_NO_RATE = (
+    'Rollback(learning_rate=...) multiplies learning rates, and %s %r, which writes weights of '
+    'this training, takes none that slimguard could multiply (SyncReplicasOptimizer, training '
+    'inside of a loop or a function, a plain assignment). Leave learning_rate out, and lower the '
+    'rate in on_rollback'
+)
+_SEEN = (
+    'Rollback(learning_rate=...) multiplies learning rates in the guarded train op %r, but this '
+    'session has run something before it was watched, and what a session has seen cannot be wired '
+    'any more. Watch it before its first run, or open a new one'
+)

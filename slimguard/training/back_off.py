@@ -1,0 +1,166 @@
+"""Smaller updates after a rollback: the factor of the learning rates, kept beside the checkpoints.
+
+The factor is in the session (:mod:`slimguard.gate.learning_rates`), and so it ends with that. For a
+restart it is in the file ``LOGDIR/slimguard/learning_rate.json``: in the checkpoints there is
+nothing that plain slim would not read.
+"""
+
+import json
+import os
+from typing import Callable, Optional
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard import gate as gates
+from slimguard.incidents.policies import FallbackChain
+from slimguard.system import files
+
+# So many bytes of the file are read: it has some forty.
+_MOST_BYTES = 10000
+
+
+class BackOff:
+    """The factor of one training's learning rates: in its sessions, and in its logdir.
+
+    Args:
+      rates: what multiplies the learning rates.
+      directory: tells where the checkpoints are, which it may not know at first.
+    """
+
+    def __init__(self, rates: gates.LearningRates, directory: Callable[[], Optional[str]]):
+        self._rates = rates
+        self._directory = directory
+        self._factor = 1.0
+        self._kept_in: Optional[str] = None
+
+    def enter(self, session) -> None:
+        """Gives the factor to a session before it trains; that of the logdir, if that has one."""
+        self._catch_up()
+        self._rates.set(session, self._factor)
+
+    def before_step(self, session) -> None:
+        """The same, once it is known where the checkpoints are."""
+        if self._directory() != self._kept_in:
+            self.enter(session)
+
+    def after(self, session, by: float) -> float:
+        """What the factor is going to be after one more rollback, which multiplies it by `by`."""
+        if not self._rates.is_used:
+            raise gates.NoLearningRateError(_NOT_USED % by)
+        return min(self._factor, self._rates.get(session)) * by
+
+    def shrink_to(self, session, factor: float) -> None:
+        """Makes `factor` the factor, for good."""
+        if factor < self._factor:
+            self._factor = factor
+            self._keep()
+        self._rates.set(session, self._factor)
+
+    def _catch_up(self) -> None:
+        """Goes on with the factor of the logdir, if it is smaller."""
+        directory = self._directory()
+        if directory is None or directory == self._kept_in:
+            return
+        kept = _read(directory)
+        self._kept_in = directory
+        if kept < self._factor:
+            self._factor = kept
+            tf1.logging.warning(
+                'slimguard: learning rate x%g, as %s says after the rollbacks of an earlier run; '
+                'remove that file before a start to train with the full one.',
+                kept,
+                _path_in(directory),
+            )
+        elif self._factor < kept:
+            self._keep()
+
+    def _keep(self) -> None:
+        directory = self._directory()
+        if directory is None:
+            tf1.logging.warning(
+                'slimguard: the learning rate is x%g from now on, and that is kept nowhere, since '
+                'nothing has been saved yet: a restart would begin with the full one.',
+                self._factor,
+            )
+            return
+        self._kept_in = directory
+        path = _path_in(directory)
+        try:
+            files.make_dirs(os.path.dirname(path))
+            files.write_atomically(path, json.dumps({'factor': self._factor}).encode() + b'\n')
+        except (OSError, tf.errors.OpError) as error:
+            tf1.logging.error(
+                'slimguard: the learning rate is x%g from now on, and %s cannot be written, so a '
+                'restart would not know: %s',
+                self._factor,
+                path,
+                error,
+            )
+
+
+def back_off_in(
+    graph: tf.Graph,
+    policies: FallbackChain,
+    directory: Callable[[], Optional[str]],
+    is_shared: bool,
+) -> Optional[BackOff]:
+    """What makes updates smaller in a graph, if a policy asks for that or did so before.
+
+    Args:
+      graph: the graph of the training.
+      policies: the policies in force.
+      directory: tells where the checkpoints are.
+      is_shared: whether the processes of a job are to have one factor.
+
+    Raises:
+      ValueError: if something writes weights without a learning rate.
+    """
+    if policies.learning_rate is not None:
+        gates.scale_learning_rates(graph, is_shared)
+    rates = gates.learning_rates_of(graph)
+    if policies.learning_rate is None:
+        _warn_of_another_policy(directory())
+        return None if rates is None else BackOff(rates, lambda: None)
+    assert rates is not None
+    return BackOff(rates, directory)
+
+
+def _warn_of_another_policy(directory: Optional[str]) -> None:
+    kept = 1.0 if directory is None else _read(directory)
+    if directory is not None and kept < 1:
+        tf1.logging.warning(
+            'slimguard: the learning rate was x%g when the training in %s ended, as %s says. Now '
+            'no policy has a learning_rate, as rollback:3x0.5 has: it is the full one again.',
+            kept,
+            directory,
+            _path_in(directory),
+        )
+
+
+def _path_in(directory: str) -> str:
+    return os.path.join(directory, 'slimguard', 'learning_rate.json')
+
+
+def _read(directory: str) -> float:
+    """The factor that is kept in a directory; 1 if there is none, or none that can be read."""
+    path = _path_in(directory)
+    try:
+        with files.open_to_read(path) as file:
+            factor = json.loads(file.read(_MOST_BYTES).decode('utf-8'))['factor']
+        if not isinstance(factor, (int, float)) or not 0 < factor <= 1:
+            raise ValueError('its factor is %r, not above 0 and at most 1' % (factor,))
+        return float(factor)
+    except files.errors_of_absence(path):
+        return 1.0
+    except (*files.errors(path), ValueError, TypeError, KeyError) as error:
+        tf1.logging.error(
+            'slimguard: %s cannot be read, so the learning rate is the full one: %s', path, error
+        )
+        return 1.0
+
+
+_NOT_USED = (
+    'Rollback(learning_rate=%g): nothing that is guarded here takes a learning rate; say it in '
+    'on_nan itself, and not only in what a callable there returns'
+)

@@ -2,8 +2,8 @@
 
     python -m tests.helpers.second_device LOGDIR POLICY SOFT
 
-It needs TF_XLA_FLAGS=--tf_xla_enable_xla_devices. POLICY is one of `on_nan`; SOFT is 1 if ops may go
-elsewhere that the device has no kernel for.
+It needs TF_XLA_FLAGS=--tf_xla_enable_xla_devices. POLICY is one of `on_nan`; SOFT is 1 if ops may
+go elsewhere that the device has no kernel for.
 """
 
 import json

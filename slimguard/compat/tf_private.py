@@ -164,6 +164,27 @@ def set_device(op: tf.Operation, device: str) -> None:
     op._set_device(device)
 
 
+def uncompiled(graph: tf.Graph) -> ContextManager:
+    """While it is open, XLA's automatic clustering leaves the ops alone that are made.
+
+    `Graph._attr_scope`, with the attribute that the public `tf.xla.experimental.jit_scope` sets.
+    That one also numbers its scopes in a collection, of which `export_meta_graph` warns.
+    """
+    return graph._attr_scope({_COMPILE: tf1.AttrValue(b=False)})
+
+
+def compiled_as_asked(graph: tf.Graph) -> ContextManager:
+    """Ends `uncompiled`, and any `jit_scope`, for the ops that are made while it is open.
+
+    A function that is asked for the attribute of each, since None for the attribute itself is an
+    error where there is none to end.
+    """
+    return graph._attr_scope({_COMPILE: lambda _: None})
+
+
+_COMPILE = '_XlaCompile'
+
+
 def callable_of(
     session: tf1.Session, feeds: Sequence[str], fetches: Sequence[str], targets: Sequence[str]
 ) -> Callable[..., List[Any]]:

@@ -22,8 +22,14 @@ _LIMIT_OF_FACTORS = 1e12
 
 
 class _Kind(NamedTuple):
-    """The properties that sums of squares share if they are compared together."""
+    """The properties that sums of squares share if they are compared together.
 
+    Attributes:
+      place: where they are, as `Home.joins_at` tells.
+      device: where they are compared.
+    """
+
+    place: str
     device: str
     dtype: tf.DType
     limit: float
@@ -57,7 +63,8 @@ def _sums_of(values: Sequence[Check], make: ops.Maker, home: Home) -> Dict[_Kind
             tensor = make.join([value.tensor for value in together], axis, near)
         size = make.sum_of_squares(ops.for_arithmetic(tensor), near)
         size = ops.lift(size, tensor.op, 0.0)
-        kind = _Kind(home.device_near(size), size.dtype, _limit_of(together, tensor))
+        place, device = home.joins_at(size), home.device_near(size)
+        kind = _Kind(place, device, size.dtype, _limit_of(together, tensor))
         sums.setdefault(kind, []).append(size)
     return sums
 
@@ -69,8 +76,10 @@ def _limit_of(together: Sequence[Check], tensor: tf.Tensor) -> float:
 
 
 def _are_below(kind: _Kind, sums: List[tf.Tensor]) -> tf.Tensor:
-    with tf.device(kind.device):
-        if kind.dtype == tf.float16:  # whose limit is so low that a sum would soon be above it
-            return tf.reduce_all(tf.less(tf.stack(sums), kind.limit))
+    is_float16 = kind.dtype == tf.float16  # whose limit is so low that a sum is soon above it
+    with sums[0].graph.colocate_with(sums[0].op):
         # No sum of squares is negative, so each is below what their sum is below.
-        return tf.less(tf.add_n(sums), kind.limit)
+        joined = tf.stack(sums) if is_float16 else tf.add_n(sums)
+    with tf.device(kind.device):
+        is_below = tf.less(joined, kind.limit)
+        return tf.reduce_all(is_below) if is_float16 else is_below

@@ -82,28 +82,27 @@ class FiniteCheck:
     def not_finite(self) -> tf.Tensor:
         """A bool vector: of which tensors not all is finite."""
         make, home = self._make, self._home
-        sums: Dict[Tuple[str, tf.DType], List[_Found]] = {}
-        alone: Dict[Tuple[str, tf.DType], List[Tuple[int, tf.Tensor]]] = {}
+        sums: Dict[_Place, List[_Found]] = {}
+        alone: Dict[_Place, List[Tuple[int, tf.Tensor]]] = {}
         for part in self._parts:
             numbers, scaled, _, near = part
             if len(numbers) > 1:
                 vector = make.sum_of(scaled, make.constant((1,), near), near)
-                here = home.device_near(vector), vector.dtype
-                sums.setdefault(here, []).append(_Found(numbers, vector))
+                sums.setdefault(_place_of(vector, home), []).append(_Found(numbers, vector))
             else:
                 size = make.sum_of_squares(ops.for_arithmetic(scaled), near)
                 size = ops.lift(size, self._tensors[numbers[0]].op, 0.0)
-                here = home.device_near(size), size.dtype
-                alone.setdefault(here, []).append((numbers[0], size))
-        for (device, dtype), sizes in alone.items():
+                alone.setdefault(_place_of(size, home), []).append((numbers[0], size))
+        for place, sizes in alone.items():
             numbers, scalars = zip(*sizes)
-            with tf.device(device):
+            with scalars[0].graph.colocate_with(scalars[0].op):
                 found = _Found(list(numbers), tf.stack(scalars))
-            sums.setdefault((device, dtype), []).append(found)
+            sums.setdefault(place, []).append(found)
         flags = []
-        for (device, _), found in sums.items():
-            with tf.device(device):
+        for place, found in sums.items():
+            with found[0].vector.graph.colocate_with(found[0].vector.op):
                 numbers, vector = _join(found)
+            with tf.device(place.device):
                 flags.append(_Found(numbers, tf.logical_not(tf.math.is_finite(vector))))
         return _in_order(flags, range(len(self._tensors)))
 
@@ -170,6 +169,18 @@ class FiniteCheck:
             return self._make.constant(tuple(range(tensor.shape.rank)), part.near)
         with part.near.graph.colocate_with(part.near):
             return tf.range(tf.rank(tensor))
+
+
+class _Place(NamedTuple):
+    """Where sums are joined, as `Home.joins_at` tells, in which dtype, and where they go then."""
+
+    joins_at: str
+    dtype: tf.DType
+    device: str
+
+
+def _place_of(tensor: tf.Tensor, home: Home) -> _Place:
+    return _Place(home.joins_at(tensor), tensor.dtype, home.device_near(tensor))
 
 
 class _Found(NamedTuple):

@@ -1,7 +1,8 @@
 """The tasks that hold variables of a gate. In a training on one machine there is one.
 
 All that a task is told crosses the network. So each task does by itself what it can: it copies its
-variables, checks them, and puts them back.
+variables, checks them, and puts them back. The decision, its flags and its words are a matter of
+the task's CPU, for that reads them in any case, and other devices have no kernels for words.
 """
 
 from typing import Dict, List, NamedTuple, Sequence
@@ -34,7 +35,7 @@ class Tasks:
     """The tasks of a gate.
 
     Attributes:
-      home: where the loss is. It makes the decision, wherever the variables live.
+      home: the task of the loss. Its CPU makes the decision, wherever the variables live.
       others: the other tasks that hold variables.
     """
 
@@ -66,7 +67,7 @@ def _frozen(found: _Found) -> Task:
 
 def _find_tasks(plan: Plan, device: str) -> Dict[tuple, _Found]:
     """By task, what is there; the home of the decision, on `device`, first."""
-    tasks = {task_of(device): _Found(device, [], [])}
+    tasks = {task_of(device): _Found(processor_of(device), [], [])}
     # What can only be judged afterwards, or is in a branch that may not run, is waited for as
     # a whole: then it is all done at home.
     together = plan.trial or any(graphs.context_of(op) is not None for op in plan.step.writing)

@@ -1,7 +1,8 @@
 """The device on which a tensor is checked: the gate's own, or the CPU of the tensor's task.
 
 A *task* is one process of a cluster. Findings about values in another task than the gate's own
-should cross the network in one piece, and as flags.
+should cross the network in one piece, and as flags. And findings about values on an accelerator
+should come to the CPU in one piece: so they are joined where the values are.
 """
 
 import tensorflow as tf
@@ -27,7 +28,7 @@ class Home:
     """Where what is found comes together.
 
     Attributes:
-      device: the device.
+      device: the device, a CPU.
       op: an op that is there.
     """
 
@@ -40,6 +41,18 @@ class Home:
         device = device_of(tensor.op)
         is_here = task_of(device) in (task_of(self.device), task_of(''))
         return self.device if is_here else processor_of(device)
+
+    def joins_at(self, tensor: tf.Tensor) -> str:
+        """Tells what is joined before it comes to `device_near`: what gives the same is.
+
+        To join it is up to where the first of it is. Where nobody said which device of this task
+        that is, it may be any.
+        """
+        device = device_of(tensor.op)
+        kind = tf1.DeviceSpec.from_string(device).device_type
+        if kind == 'CPU' or (kind is None and self.device_near(tensor) != self.device):
+            return self.device_near(tensor)
+        return device
 
     def near(self, tensor: tf.Tensor) -> tf.Operation:
         """The op in whose place to check a tensor: its own.

@@ -39,9 +39,15 @@ def _type(dtype: tf.DType) -> tf1.AttrValue:
 
 @contextlib.contextmanager
 def our_scope(graph: tf.Graph, name: str) -> Iterator[None]:
-    """The scope ``slimguard/<name>``, and nothing of what the caller's code is in the middle of."""
+    """The scope ``slimguard/<name>``, and nothing of what the caller's code is in the middle of.
+
+    XLA compiles nothing of what is made there. Where it compiles with fast math (TensorFlow 1.15,
+    on the CPU), it may take it that no number is a NaN, and answer a comparison accordingly. And
+    what it compiles it may compute twice: a gradient that is checked has to be the one, bit by
+    bit, that the update takes. At the border of what is compiled there is only one.
+    """
     with graph.as_default(), graph.name_scope(None), graph.name_scope(OURS), tf.device(None):
-        with tf.control_dependencies(None), graph.name_scope(name):
+        with tf.control_dependencies(None), graph.name_scope(name), tf_private.uncompiled(graph):
             yield
 
 
@@ -278,11 +284,15 @@ def create_like(
     controls: Sequence[tf.Operation],
     frame_suffix: str = '',
 ) -> tf.Operation:
-    """A new op of the same kind, with the same attributes on the same device."""
+    """A new op of the same kind, with the same attributes on the same device.
+
+    It is compiled if the other is.
+    """
     attributes = dict(op.node_def.attr.items())
     if 'frame_name' in attributes:  # a loop of its own, the same for all that enter it
         attributes['frame_name'].s += tf.compat.as_bytes(frame_suffix)
-    with tf.control_dependencies(list(dict.fromkeys(controls))):
+    as_asked = tf_private.compiled_as_asked(op.graph)
+    with tf.control_dependencies(list(dict.fromkeys(controls))), as_asked:
         made = tf_private.create_op(
             op.graph,
             op.type,

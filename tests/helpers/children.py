@@ -20,13 +20,17 @@ def environment():
 
 
 def python(*arguments, **kwargs):
-    """Runs Python to its end. Returns the `CompletedProcess`, with what it wrote as text."""
+    """Runs Python to its end. Returns the `CompletedProcess`, with what it wrote as text.
+
+    Its environment has the `variables` in addition.
+    """
+    variables = kwargs.pop('variables', {})
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=kwargs.pop('stderr', subprocess.PIPE),
         text=True,
-        env=environment(),
+        env=dict(environment(), **variables),
         timeout=300,
         **kwargs,
     )

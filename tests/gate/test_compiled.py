@@ -1,0 +1,32 @@
+"""XLA may compile the model, with fast math even: what it makes of a NaN decides nothing."""
+
+import pytest
+
+from tests.helpers.children import ROOT, python
+
+CLUSTERING = '--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit'
+# On TensorFlow 1.15 that is how the CPU compiles; later ones have to be asked.
+FAST = '--xla_cpu_enable_fast_math=true --xla_cpu_fast_math_honor_nans=false '
+FAST += '--xla_cpu_fast_math_honor_infs=false'
+WORLDS = {
+    'not compiled': (['--uncompiled'], ''),
+    'clusters': ([], CLUSTERING),
+    'clusters without Grappler': (['--without-grappler'], CLUSTERING),
+    'a scope': (['--scope'], ''),
+    'a scope without Grappler': (['--scope', '--without-grappler'], ''),
+    'a scope and clusters': (['--scope'], CLUSTERING),
+}
+
+
+@pytest.mark.parametrize('world', WORLDS)
+def test_what_is_not_finite_is_held_whatever_xla_compiles(world):
+    arguments, flags = WORLDS[world]
+    done = python(
+        '-m',
+        'tests.helpers.compiled',
+        *arguments,
+        cwd=str(ROOT),
+        variables={'TF_XLA_FLAGS': flags, 'XLA_FLAGS': FAST},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.startswith('held')

@@ -14,6 +14,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import compat
 from slimguard import gate as gates
 from slimguard.checkpoints.finite_saver import FiniteSaver, offer_saver
+from slimguard.checkpoints.step_turn import StepTurn, taking_turns
 from slimguard.cluster.place import is_remote
 from slimguard.cluster.waiting import Readiness
 from slimguard.diagnosis.evidence import Evidence, collect, require_max_bundles
@@ -27,6 +28,8 @@ from slimguard.training.loop import HookedSteps, StopRequest
 from slimguard.training.preemption import Preemption
 from slimguard.training.progress import progress_bar
 from slimguard.training.step_runner import Schedule
+from slimguard.training.trainable import BUILD_ANEW, require_trainable
+from slimguard.training.turns import in_turns
 from slimguard.training.watchers import lent, with_watcher
 
 _slim = compat.import_slim().learning
@@ -100,7 +103,7 @@ def create_train_op(
     if total_loss.graph.finalized:
         raise RuntimeError(
             'the graph is finalized, so no train op can be added for total_loss %r. %s'
-            % (total_loss.name, _BUILD_ANEW)
+            % (total_loss.name, BUILD_ANEW)
         )
     train_op = _slim_create_train_op(
         total_loss,
@@ -224,7 +227,7 @@ def train(
     logdir = files.as_logdir(logdir) if logdir else None
     graph = graph or tf1.get_default_graph()
     train_op = gates.as_train_op(train_op)
-    _require_trainable(train_op, graph)
+    require_trainable(train_op, graph)
     global_step, saver = _step_and_saver(graph, global_step, saver, logdir)
     # An op that writes nothing needs no guard, and slim trains such ops as well.
     if gates.writes_something(train_op):
@@ -257,7 +260,7 @@ def train(
         schedule = Schedule(number_of_steps, log_every_n_steps, trace_every_n_steps)
     stop = StopRequest()
     preemption = None if keeper is None else Preemption(stop.ask, keeper.save)
-    with _open(context, hooks, keeper, capture):
+    with _open(context, hooks, keeper, capture, graph) as turn:
         with graph.as_default(), progress_bar(progress, number_of_steps) as bar:
             steps = HookedSteps(
                 train_step_fn,
@@ -272,6 +275,7 @@ def train(
                 before_session=before_session,
                 stop=stop,
             )
+            step, wrap = in_turns(steps, turn, saver)
             for hook in hooks:
                 hook.begin()
             with preemption or contextlib.ExitStack():
@@ -279,7 +283,7 @@ def train(
                 loss = _slim_train(
                     train_op,
                     logdir,
-                    train_step_fn=steps.step,
+                    train_step_fn=step,
                     train_step_kwargs=train_step_kwargs,
                     log_every_n_steps=log_every_n_steps,
                     graph=graph,
@@ -300,7 +304,7 @@ def train(
                     save_interval_secs=save_interval_secs,
                     sync_optimizer=sync_optimizer,
                     session_config=session_config,
-                    session_wrapper=steps.wrap,
+                    session_wrapper=wrap,
                     trace_every_n_steps=trace_every_n_steps,
                     ignore_live_threads=ignore_live_threads,
                 )
@@ -342,25 +346,18 @@ def _open(
     hooks: Sequence[tf1.train.SessionRunHook],
     keeper: Optional[CheckpointKeeper],
     captures: bool,
-) -> Iterator[None]:
+    graph: tf.Graph,
+) -> Iterator[StepTurn]:
     """While a training runs, hooks have what it lends them, and its logdir is taken."""
     with contextlib.ExitStack() as stack:
+        turn = stack.enter_context(taking_turns(graph))
         if keeper is not None:
             stack.enter_context(keeper.keeping(shares_room=captures))
+            keeper.prepare_copies()
         stack.enter_context(lent(hooks, context))
         for each in context.evidence.values():
             stack.callback(each.close)
-        yield
-
-
-def _require_trainable(train_op, graph: tf.Graph) -> None:
-    if train_op.graph is not graph:
-        raise ValueError(
-            'train op %r belongs to another graph than the one to train; pass graph=... or call '
-            'train() inside "with graph.as_default():"' % train_op.name
-        )
-    if graph.finalized:
-        raise RuntimeError(_FINALIZED)
+        yield turn
 
 
 def _wait_for_chief(graph: tf.Graph, master: str, is_chief: bool, config) -> Callable[[], None]:
@@ -372,21 +369,3 @@ def _wait_for_chief(graph: tf.Graph, master: str, is_chief: bool, config) -> Cal
 
 def _has_reached(number_of_steps: Optional[int], global_step, session) -> bool:
     return number_of_steps is not None and session.run(global_step) >= number_of_steps
-
-
-_BUILD_ANEW = (
-    'If a training on it has ended, build the model again, inside "with tf.Graph().as_default():"; '
-    'train() with the same logdir goes on from its checkpoint.'
-)
-_FINALIZED = (
-    'the graph is finalized. '
-    + _BUILD_ANEW
-    + """
-Inside a "with MonitoredTrainingSession(...)" block, train() makes a session of its own: change
-    with tf.train.MonitoredTrainingSession(hooks=hooks) as sess:
-        ...
-        slimguard.train(train_op, logdir, ...)
-to
-    slimguard.train(train_op, logdir, ..., hooks=hooks)
-The hooks go into train(), and the block goes away."""
-)

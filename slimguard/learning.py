@@ -25,7 +25,7 @@ from slimguard.system import files
 from slimguard.training.checkpoint_keeper import CheckpointKeeper
 from slimguard.training.context import TrainingContext
 from slimguard.training.loop import HookedSteps, StopRequest
-from slimguard.training.preemption import Preemption
+from slimguard.training.preemption import SECONDS, Preemption, require_seconds
 from slimguard.training.progress import progress_bar
 from slimguard.training.step_runner import Schedule
 from slimguard.training.trainable import BUILD_ANEW, require_trainable
@@ -163,6 +163,7 @@ def train(
     capture: bool = True,
     max_bundles: int = 5,
     ends_job: bool = True,
+    preemption_seconds: float = SECONDS,
 ) -> Any:
     """Trains as `slim.learning.train` does, with hooks, and loses nothing to a NaN.
 
@@ -171,10 +172,10 @@ def train(
 
     Checkpoints go through a `FiniteSaver`, also if a `saver` is given. A chief that finds its
     newest checkpoint damaged or not finite says so, and resumes from the newest good one. On
-    SIGTERM or Ctrl-C the step under way is finished and the state saved before the process ends
-    or KeyboardInterrupt is raised; if no step ends within ten seconds, the state is saved and the
-    process ends. A second Ctrl-C ends it at once. Ctrl-C at a prompt or in a notebook never ends
-    the process. Incidents are recorded in ``logdir/slimguard/incidents.jsonl``
+    SIGTERM or Ctrl-C the step under way is finished and the state saved before the process ends or
+    KeyboardInterrupt is raised; if it has not ended after `preemption_seconds`, the state is saved
+    as it is and the process ends. A second Ctrl-C ends it at once. Ctrl-C at a prompt or in a
+    notebook never ends the process. Incidents are recorded in ``logdir/slimguard/incidents.jsonl``
     and, by the chief, in the run's summaries. Histogram summaries leave out what is not finite,
     where TensorFlow's raise and end the training.
 
@@ -203,6 +204,8 @@ def train(
       max_bundles: how many bundles there may be in `logdir`.
       ends_job: in a job of several processes, whether 'raise' and 'stop' on this one, or its end
         if it is the chief, end the others as well.
+      preemption_seconds: how long the step under way may take to end after SIGTERM or Ctrl-C; less
+        than the time that whoever sends the signal gives the process.
       **: the others are explained in the documentation of `slim.learning.train`.
 
     Returns:
@@ -212,9 +215,10 @@ def train(
       NanLossError: where the policy is 'raise', once the last good state is saved in `logdir`
         (by the chief). `tf.compat.v1.train.NanLossDuringTrainingError` and
         `tf.errors.InvalidArgumentError` catch it as well.
-      ValueError: as `slim.learning.train`; if `on_nan` or `max_loss` is not what is expected, or
-        disagrees with a hook; if the train op cannot be guarded or is of another graph; if
-        TensorFlow could not restore what it saves in `logdir`, as it holds a wild card.
+      ValueError: as `slim.learning.train`; if `on_nan`, `max_loss`, `max_bundles` or
+        `preemption_seconds` is not what is expected, or disagrees with a hook; if the train op
+        cannot be guarded or is of another graph; if TensorFlow could not restore what it saves in
+        `logdir`, as it holds a wild card.
       ImportError: if `progress` is True and tqdm is not installed.
       RuntimeError: in eager mode; if the graph is finalized, as it is after another `train` and
         inside a ``with MonitoredTrainingSession(...)`` block.
@@ -225,6 +229,7 @@ def train(
     if logdir is not None and not logdir:  # as slim takes it; from a flag that was not set, often
         tf1.logging.warning('slimguard: logdir is empty, so nothing is saved and nothing recorded.')
     logdir = files.as_logdir(logdir) if logdir else None
+    require_seconds(preemption_seconds)
     graph = graph or tf1.get_default_graph()
     train_op = gates.as_train_op(train_op)
     require_trainable(train_op, graph)
@@ -259,7 +264,9 @@ def train(
     if train_step_fn is _slim.train_step and train_step_kwargs == _USE_DEFAULT:
         schedule = Schedule(number_of_steps, log_every_n_steps, trace_every_n_steps)
     stop = StopRequest()
-    preemption = None if keeper is None else Preemption(stop.ask, keeper.save)
+    preemption = None
+    if keeper is not None:
+        preemption = Preemption(stop.ask, keeper.save, preemption_seconds)
     with _open(context, hooks, keeper, capture, graph) as turn:
         with graph.as_default(), progress_bar(progress, number_of_steps) as bar:
             steps = HookedSteps(

@@ -6,8 +6,7 @@ of the repository::
     python tests/programs/moment_soak.py --checkpoints=1000
 
 Twelve variables are equal to the global step after every step. TensorFlow's Supervisor saves them
-from a thread of its own. In each checkpoint all have to be equal, and the step in its name has to be
-theirs.
+from a thread of its own. In each checkpoint they have to be equal to the step in its name.
 """
 
 import argparse
@@ -37,8 +36,9 @@ class Reader(tf1.train.SessionRunHook):
         self.count = self.mixed = self.misnamed = 0
 
     def after_run(self, run_context, run_values):
+        found = pathlib.Path(self._logdir).glob('model.ckpt-*.meta')
         # The newest may be half written, and the Saver deletes none.
-        for path in sorted(pathlib.Path(self._logdir).glob('model.ckpt-*.meta'))[:-1]:
+        for path in sorted(found, key=lambda path: int(path.stem.rsplit('-', 1)[1]))[:-1]:
             self.read(str(path)[: -len('.meta')])
         if self.count >= self._enough:
             run_context.request_stop()

@@ -19,7 +19,9 @@ _RUN_USAGE = (
     '%(prog)s [OPTION ...] script.py [ARGUMENT ...]\n'
     '       %(prog)s [OPTION ...] -m module [ARGUMENT ...]'
 )
-_TAKE_A_VALUE = ('--on_nan', '--max_loss', '--logdir', '--capture', '--max_bundles')
+_TAKE_A_VALUE = frozenset(
+    '--on_nan --max_loss --logdir --capture --max_bundles --preemption_seconds'.split()
+)
 # The exit code where a question cannot be answered, as argparse has it for usage errors.
 _CANNOT_KNOW = 2
 
@@ -56,19 +58,19 @@ def parse_policy(text: str) -> List[policies.Policy]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def parse_max_loss(text: str) -> float:
+def parse_positive(text: str) -> float:
     """A positive finite number.
 
     Raises:
       argparse.ArgumentTypeError: for anything else.
     """
     try:
-        max_loss = float(text)
+        number = float(text)
     except ValueError:
-        max_loss = math.nan
-    if not 0 < max_loss < math.inf:
+        number = math.nan
+    if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError('expected a positive finite number, not %r' % text)
-    return max_loss
+    return number
 
 
 class _Parser(argparse.ArgumentParser):
@@ -105,7 +107,7 @@ def _parsers() -> Tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     run.add_argument(
         '--max_loss',
         metavar='X',
-        type=parse_max_loss,
+        type=parse_positive,
         help='a loss above this is a bad step too; a training that explodes may be ruined before, '
         'which rollback:3x0.3 is for',
     )
@@ -122,12 +124,11 @@ def _parsers() -> Tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         help='whether to find out what made a step bad, and to write it into a bundle; yes by '
         'default',
     )
+    bundles = 'how many bundles there may be in one folder; 5 by default'
+    run.add_argument('--max_bundles', metavar='N', type=_positive, default=5, help=bundles)
+    seconds = 'how long a step may take to end after SIGTERM or Ctrl-C; 10 by default'
     run.add_argument(
-        '--max_bundles',
-        metavar='N',
-        type=_positive,
-        default=5,
-        help='how many bundles there may be in one folder; 5 by default',
+        '--preemption_seconds', metavar='X', type=parse_positive, default=10.0, help=seconds
     )
     run.add_argument(
         '--tf1',
@@ -271,6 +272,7 @@ def _run(options: argparse.Namespace, script: Sequence[str], lent: contextlib.Ex
         options.logdir,
         capture=options.capture == 'yes',
         max_bundles=options.max_bundles,
+        preemption_seconds=options.preemption_seconds,
     )
     if not is_the_callers:
         lent.callback(instrumentation.uninstrument)

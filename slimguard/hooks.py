@@ -15,6 +15,7 @@ from slimguard.incidents.policies import OnNan
 from slimguard.system import files
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hook_training import Settings
+from slimguard.training.preemption import SECONDS
 
 SessionRunHook = tf1.train.SessionRunHook
 SessionRunArgs = tf1.train.SessionRunArgs
@@ -74,13 +75,16 @@ class NanLossHook(GateWatcher, NanTensorHook):
       max_bundles: how many bundles there may be in the directory.
       progress: whether to show a progress bar, where stderr is a terminal. It needs the extra
         `progress`.
+      preemption_seconds: how long the step under way may take to end after SIGTERM or Ctrl-C; see
+        `slimguard.train`.
 
-    In `slimguard.train`, what that says of the last three holds.
+    In `slimguard.train`, what that says of the last four holds.
 
     Raises:
       TypeError, ValueError: for a loss that is no floating scalar, an unknown policy, or a bad
-        `max_loss`; before the first step also if a policy skips and the train op has no gate, or
-        rolls back and there is neither a `logdir` nor a directory that the session saves to.
+        `max_loss` or `preemption_seconds`; before the first step also if a policy skips and the
+        train op has no gate, or rolls back and there is neither a `logdir` nor a directory that
+        the session saves to.
       RuntimeError: if the loss is an eager tensor.
     """
 
@@ -95,10 +99,11 @@ class NanLossHook(GateWatcher, NanTensorHook):
         capture: bool = True,
         max_bundles: int = 5,
         progress: bool = False,
+        preemption_seconds: float = SECONDS,
     ):
         gates.require_loss(loss_tensor, 'loss_tensor')
         NanTensorHook.__init__(self, loss_tensor, fail_on_nan_loss)
-        settings = Settings(capture, max_bundles, progress)
+        settings = Settings(capture, max_bundles, progress, preemption_seconds)
         GateWatcher.__init__(
             self, on_nan, fail_on_nan_loss, max_loss, logdir, ends_job, loss_tensor, settings
         )

@@ -14,6 +14,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import compat
 from slimguard import gate as gates
 from slimguard.checkpoints.finite_saver import FiniteSaver, offer_saver
+from slimguard.checkpoints.step_turn import StepTurn, taking_turns
 from slimguard.cluster.place import is_remote
 from slimguard.cluster.waiting import Readiness
 from slimguard.diagnosis.evidence import Evidence, collect, require_max_bundles
@@ -24,9 +25,11 @@ from slimguard.system import files
 from slimguard.training.checkpoint_keeper import CheckpointKeeper
 from slimguard.training.context import TrainingContext
 from slimguard.training.loop import HookedSteps, StopRequest
-from slimguard.training.preemption import Preemption
+from slimguard.training.preemption import SECONDS, Preemption, require_seconds
 from slimguard.training.progress import progress_bar
 from slimguard.training.step_runner import Schedule
+from slimguard.training.trainable import BUILD_ANEW, require_trainable
+from slimguard.training.turns import in_turns
 from slimguard.training.watchers import lent, with_watcher
 
 _slim = compat.import_slim().learning
@@ -100,7 +103,7 @@ def create_train_op(
     if total_loss.graph.finalized:
         raise RuntimeError(
             'the graph is finalized, so no train op can be added for total_loss %r. %s'
-            % (total_loss.name, _BUILD_ANEW)
+            % (total_loss.name, BUILD_ANEW)
         )
     train_op = _slim_create_train_op(
         total_loss,
@@ -160,6 +163,7 @@ def train(
     capture: bool = True,
     max_bundles: int = 5,
     ends_job: bool = True,
+    preemption_seconds: float = SECONDS,
 ) -> Any:
     """Trains as `slim.learning.train` does, with hooks, and loses nothing to a NaN.
 
@@ -168,10 +172,10 @@ def train(
 
     Checkpoints go through a `FiniteSaver`, also if a `saver` is given. A chief that finds its
     newest checkpoint damaged or not finite says so, and resumes from the newest good one. On
-    SIGTERM or Ctrl-C the step under way is finished and the state saved before the process ends
-    or KeyboardInterrupt is raised; if no step ends within ten seconds, the state is saved and the
-    process ends. A second Ctrl-C ends it at once. Ctrl-C at a prompt or in a notebook never ends
-    the process. Incidents are recorded in ``logdir/slimguard/incidents.jsonl``
+    SIGTERM or Ctrl-C the step under way is finished and the state saved before the process ends or
+    KeyboardInterrupt is raised; if it has not ended after `preemption_seconds`, the state is saved
+    as it is and the process ends. A second Ctrl-C ends it at once. Ctrl-C at a prompt or in a
+    notebook never ends the process. Incidents are recorded in ``logdir/slimguard/incidents.jsonl``
     and, by the chief, in the run's summaries. Histogram summaries leave out what is not finite,
     where TensorFlow's raise and end the training.
 
@@ -201,6 +205,8 @@ def train(
       max_bundles: how many bundles there may be in `logdir`.
       ends_job: in a job of several processes, whether 'raise' and 'stop' on this one, or its end
         if it is the chief, end the others as well.
+      preemption_seconds: how long the step under way may take to end after SIGTERM or Ctrl-C; less
+        than the time that whoever sends the signal gives the process.
       **: the others are explained in the documentation of `slim.learning.train`.
 
     Returns:
@@ -210,9 +216,10 @@ def train(
       NanLossError: where the policy is 'raise', once the last good state is saved in `logdir`
         (by the chief). `tf.compat.v1.train.NanLossDuringTrainingError` and
         `tf.errors.InvalidArgumentError` catch it as well.
-      ValueError: as `slim.learning.train`; if `on_nan` or `max_loss` is not what is expected, or
-        disagrees with a hook; if the train op cannot be guarded or is of another graph; if
-        TensorFlow could not restore what it saves in `logdir`, as it holds a wild card.
+      ValueError: as `slim.learning.train`; if `on_nan`, `max_loss`, `max_bundles` or
+        `preemption_seconds` is not what is expected, or disagrees with a hook; if the train op
+        cannot be guarded or is of another graph; if TensorFlow could not restore what it saves in
+        `logdir`, as it holds a wild card.
       ImportError: if `progress` is True and tqdm is not installed.
       RuntimeError: in eager mode; if the graph is finalized, as it is after another `train` and
         inside a ``with MonitoredTrainingSession(...)`` block.
@@ -223,9 +230,10 @@ def train(
     if logdir is not None and not logdir:  # as slim takes it; from a flag that was not set, often
         tf1.logging.warning('slimguard: logdir is empty, so nothing is saved and nothing recorded.')
     logdir = files.as_logdir(logdir) if logdir else None
+    require_seconds(preemption_seconds)
     graph = graph or tf1.get_default_graph()
     train_op = gates.as_train_op(train_op)
-    _require_trainable(train_op, graph)
+    require_trainable(train_op, graph)
     global_step, saver = _step_and_saver(graph, global_step, saver, logdir)
     # An op that writes nothing needs no guard, and slim trains such ops as well.
     if gates.writes_something(train_op):
@@ -257,8 +265,10 @@ def train(
     if train_step_fn is _slim.train_step and train_step_kwargs == _USE_DEFAULT:
         schedule = Schedule(number_of_steps, log_every_n_steps, trace_every_n_steps)
     stop = StopRequest()
-    preemption = None if keeper is None else Preemption(stop.ask, keeper.save)
-    with _open(context, hooks, keeper, capture):
+    preemption = None
+    if keeper is not None:
+        preemption = Preemption(stop.ask, keeper.save, preemption_seconds)
+    with _open(context, hooks, keeper, capture, graph) as turn:
         with graph.as_default(), progress_bar(progress, number_of_steps) as bar:
             steps = HookedSteps(
                 train_step_fn,
@@ -273,6 +283,7 @@ def train(
                 before_session=before_session,
                 stop=stop,
             )
+            step, wrap = in_turns(steps, turn, saver)
             for hook in hooks:
                 hook.begin()
             with preemption or contextlib.ExitStack():
@@ -280,7 +291,7 @@ def train(
                 loss = _slim_train(
                     train_op,
                     logdir,
-                    train_step_fn=steps.step,
+                    train_step_fn=step,
                     train_step_kwargs=train_step_kwargs,
                     log_every_n_steps=log_every_n_steps,
                     graph=graph,
@@ -301,7 +312,7 @@ def train(
                     save_interval_secs=save_interval_secs,
                     sync_optimizer=sync_optimizer,
                     session_config=session_config,
-                    session_wrapper=steps.wrap,
+                    session_wrapper=wrap,
                     trace_every_n_steps=trace_every_n_steps,
                     ignore_live_threads=ignore_live_threads,
                 )
@@ -343,25 +354,18 @@ def _open(
     hooks: Sequence[tf1.train.SessionRunHook],
     keeper: Optional[CheckpointKeeper],
     captures: bool,
-) -> Iterator[None]:
+    graph: tf.Graph,
+) -> Iterator[StepTurn]:
     """While a training runs, hooks have what it lends them, and its logdir is taken."""
     with contextlib.ExitStack() as stack:
+        turn = stack.enter_context(taking_turns(graph))
         if keeper is not None:
             stack.enter_context(keeper.keeping(shares_room=captures))
+            keeper.prepare_copies()
         stack.enter_context(lent(hooks, context))
         for each in context.evidence.values():
             stack.callback(each.close)
-        yield
-
-
-def _require_trainable(train_op, graph: tf.Graph) -> None:
-    if train_op.graph is not graph:
-        raise ValueError(
-            'train op %r belongs to another graph than the one to train; pass graph=... or call '
-            'train() inside "with graph.as_default():"' % train_op.name
-        )
-    if graph.finalized:
-        raise RuntimeError(_FINALIZED)
+        yield turn
 
 
 def _wait_for_chief(graph: tf.Graph, master: str, is_chief: bool, config) -> Callable[[], None]:
@@ -373,21 +377,3 @@ def _wait_for_chief(graph: tf.Graph, master: str, is_chief: bool, config) -> Cal
 
 def _has_reached(number_of_steps: Optional[int], global_step, session) -> bool:
     return number_of_steps is not None and session.run(global_step) >= number_of_steps
-
-
-_BUILD_ANEW = (
-    'If a training on it has ended, build the model again, inside "with tf.Graph().as_default():"; '
-    'train() with the same logdir goes on from its checkpoint.'
-)
-_FINALIZED = (
-    'the graph is finalized. '
-    + _BUILD_ANEW
-    + """
-Inside a "with MonitoredTrainingSession(...)" block, train() makes a session of its own: change
-    with tf.train.MonitoredTrainingSession(hooks=hooks) as sess:
-        ...
-        slimguard.train(train_op, logdir, ...)
-to
-    slimguard.train(train_op, logdir, ..., hooks=hooks)
-The hooks go into train(), and the block goes away."""
-)

@@ -4,16 +4,20 @@ A resource variable is read once, and the value that is checked is the value tha
 variable has no value of its own to read: it is checked after it is written, and if it is bad, the
 files are removed.
 
+Where other threads train meanwhile, copies are checked and written in place of the variables; see
+:mod:`slimguard.checkpoints.copied_values`.
+
 There are two checks. The first is a sum of squares for each value, or for many that are short: few
 ops, which a graph of hundreds of variables hardly notices. A sum that is not finite may come of
 large values. So then the exact check is built, value by value, and saves from then on.
 """
 
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 import tensorflow as tf
 
 from slimguard import graph as graphs
+from slimguard.checkpoints.copied_values import CopiedValues
 from slimguard.compat import tf_private
 from slimguard.graph import ops
 
@@ -38,34 +42,50 @@ class CheckedSave:
     def __init__(self, graph: tf.Graph, saver_def: Any):
         self._graph = graph
         self._save_tensor = graph.as_graph_element(saver_def.save_tensor_name)
-        saves = [op for op in graphs.ancestors([self._save_tensor.op]) if op.type in _SAVES]
+        saves = _saves_of(self._save_tensor)
         self.size = sum(_bytes_of(tensor) for op in saves for tensor in _values_of(op))
         self.has_refs = any(graphs.is_reference(value.tensor) for value in _saved_floats(saves))
-        self._is_exact = False
-        self._clone = _SaveClone(self._save_tensor, _assert_sums_finite)
+        self._copies: Optional[CopiedValues] = None
+        self._clones = {False: _SaveClone(self._save_tensor, _assert_sums_finite)}  # by `of_copies`
+        self._exact: Set[bool] = set()
 
-    def run(self, session, feed_dict: Dict[Any, Any], replaces: bool) -> Any:
+    def prepare_copies(self) -> CopiedValues:
+        """Copies of what is saved, to save; the ops for that are added when it is first called."""
+        if self._copies is None:
+            with tf_private.unfinalized(self._graph), ops.our_scope(self._graph, 'save_copies'):
+                copies = CopiedValues(_saves_of(self._save_tensor), _values_of)
+                check = _assert_sums_finite
+                self._clones[True] = _SaveClone(self._save_tensor, check, copies.values)
+            self._copies = copies
+        return self._copies
+
+    def run(
+        self, session, feed_dict: Dict[Any, Any], replaces: bool, of_copies: bool = False
+    ) -> Any:
         """Checks and saves; returns the prefix of the checkpoint.
 
         Args:
           session: the session.
           feed_dict: as a Saver feeds it.
           replaces: whether a checkpoint of that name is there, which a bad one must not replace.
+          of_copies: whether to save the copies that were made, and not what is there now.
 
         Raises:
           tf.errors.OpError: if a value is not finite: `refused_names` tells which from the
             message. Of refs, the files may have been written. Or if it cannot be written.
         """
         try:
-            return self._clone.run(session, feed_dict, replaces)
+            return self._clones[of_copies].run(session, feed_dict, replaces)
         except tf.errors.InvalidArgumentError as error:
             if _IN_DOUBT not in error.message:
                 raise
-        if not self._is_exact:
+        if of_copies not in self._exact:
+            values = self.prepare_copies().values if of_copies else {}
             with tf_private.unfinalized(self._graph), ops.our_scope(self._graph, 'save_exactly'):
-                self._clone = _SaveClone(self._save_tensor, _assert_finite)
-            self._is_exact = True
-        return self._clone.run(session, feed_dict, replaces=True)  # what is bad is not written anew
+                self._clones[of_copies] = _SaveClone(self._save_tensor, _assert_finite, values)
+            self._exact.add(of_copies)
+        # What is bad is not written anew.
+        return self._clones[of_copies].run(session, feed_dict, replaces=True)
 
 
 class _SaveClone:
@@ -75,18 +95,18 @@ class _SaveClone:
       save_tensor: what a Saver runs.
       check: adds a check of values; returns an op that fails if it finds one to be bad, or None
         where there are no values.
+      values: by the `key` of a value, what is saved in its place.
     """
 
     def __init__(
         self,
         save_tensor: tf.Tensor,
         check: Callable[[Sequence['_Saved'], str], Optional[tf.Operation]],
+        values: Mapping[Any, tf.Tensor] = {},
     ):
-        order = graphs.ancestors([save_tensor.op])
-        saves = [op for op in order if op.type in _SAVES]
-        saved = list(_saved_floats(saves))
+        saved = list(_saved_floats(_saves_of(save_tensor), values))
         checked = check([v for v in saved if not graphs.is_reference(v.tensor)], 'values')
-        clones = _clone_saves(order, saves, [] if checked is None else [checked])
+        clones = _clone_saves(save_tensor, [] if checked is None else [checked], values)
         written = clones[save_tensor.op].outputs[save_tensor.value_index]
         # Where it is fed nothing is written, and what comes after it is checked all the same.
         self._written = tf.identity(written, name='written')
@@ -102,19 +122,24 @@ class _SaveClone:
         return session.run(self._path, feed_dict)
 
 
+def _saves_of(save_tensor: tf.Tensor) -> List[tf.Operation]:
+    return [op for op in graphs.ancestors([save_tensor.op]) if op.type in _SAVES]
+
+
 def _clone_saves(
-    order: Sequence[tf.Operation],
-    saves: Sequence[tf.Operation],
-    controls: Sequence[tf.Operation],
+    save_tensor: tf.Tensor, controls: Sequence[tf.Operation], values: Mapping[Any, tf.Tensor]
 ) -> Dict[tf.Operation, tf.Operation]:
     """Clones the ops that save, behind `controls`, and what needs them; by the op cloned."""
     clones: Dict[tf.Operation, tf.Operation] = {}
-    for op in order:
-        if op not in saves and not any(needed in clones for needed in graphs.needs(op)):
+    for op in graphs.ancestors([save_tensor.op]):
+        is_save = op.type in _SAVES
+        if not is_save and not any(needed in clones for needed in graphs.needs(op)):
             continue
         inputs = [clones[t.op].outputs[t.value_index] if t.op in clones else t for t in op.inputs]
+        if is_save:
+            inputs = [values.get(graphs.key(t), t) for t in inputs]
         waits = [clones[c] if c in clones else c for c in op.control_inputs]
-        clones[op] = ops.create_like(op, inputs, waits + list(controls if op in saves else ()))
+        clones[op] = ops.create_like(op, inputs, waits + list(controls if is_save else ()))
     return clones
 
 
@@ -131,13 +156,15 @@ class _Saved(NamedTuple):
     name: str
 
 
-def _saved_floats(saves: Sequence[tf.Operation]) -> Iterator[_Saved]:
+def _saved_floats(
+    saves: Sequence[tf.Operation], values: Mapping[Any, tf.Tensor] = {}
+) -> Iterator[_Saved]:
     for op in saves:
         names = tf.get_static_value(op.inputs[1])
         for number, tensor in enumerate(_values_of(op)):
             if graphs.is_float(tensor):
                 name = tensor.op.name if names is None else tf.compat.as_str_any(names[number])
-                yield _Saved(_source(tensor), name)
+                yield _Saved(_source(values.get(graphs.key(tensor), tensor)), name)
 
 
 def _values_of(op: tf.Operation) -> List[tf.Tensor]:

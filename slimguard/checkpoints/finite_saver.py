@@ -9,12 +9,13 @@ import contextlib
 import functools
 import os
 import threading
-from typing import Any, Callable, Iterator, List, Optional
+from typing import Any, Callable, Iterator, List, Optional, Sequence
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.checkpoints.checked_save import CheckedSave
+from slimguard.checkpoints.copied_values import one_moment
 from slimguard.checkpoints.save_room import RoomNeeded, save_or_make_room
 from slimguard.checkpoints.saving_session import NotFinite, SavingSession
 from slimguard.checkpoints.spare import Spare
@@ -144,13 +145,17 @@ class FiniteSaver(tf1.train.Saver):
         """
         given = files.as_text(save_path, 'save_path')
         path = _absolute(given)
-        rest = (global_step, latest_filename) + args
         self._build_late()
         if self._checked is None:  # an empty saver, or one that was never built: Saver says so
-            return self._saver.save(sess, given, *rest, **kwargs)
-        with self.lock, _relative_state(self._saver):
+            return self._saver.save(sess, given, global_step, latest_filename, *args, **kwargs)
+        with contextlib.ExitStack() as stack:
+            moment = stack.enter_context(one_moment(self.lock, sess, global_step, self._checked))
+            stack.enter_context(_relative_state(self._saver))
+            rest = (moment.global_step, latest_filename) + args
             spare = Spare(self._saver, os.path.dirname(path), latest_filename or 'checkpoint')
-            session = SavingSession(sess, self._checked, self._saver, spare)
+            session = SavingSession(
+                sess, self._checked, self._saver, spare, of_copies=moment.copies is not None
+            )
             self.failure = None
             try:
                 saved = save_or_make_room(
@@ -160,13 +165,19 @@ class FiniteSaver(tf1.train.Saver):
                 )
                 return given + saved[len(path) :]
             except NotFinite as refusal:
-                self._refuse(refusal, path)
+                self.refused.append(_refused(refusal, path, self.last_checkpoints))
+                del self.refused[:-_REMEMBERED]
                 return None
             except tf.errors.OpError as error:
                 self.failure = error
                 raise
             finally:
                 spare.drop()
+
+    def prepare_copies(self) -> None:
+        """Adds the ops that copy what is saved, for threads that save while another trains."""
+        if self._checked is not None:
+            self._checked.prepare_copies()
 
     def room_needed(self) -> int:
         """How many bytes the next checkpoint may take on its disk, its graph included; generously.
@@ -202,29 +213,6 @@ class FiniteSaver(tf1.train.Saver):
             return
         with self.lock, graph.as_default(), tf_private.unfinalized(graph):
             self._build_checks()
-
-    def _refuse(self, refusal: NotFinite, save_path: str) -> None:
-        incident = Incident.now(
-            step=refusal.step,
-            loss=None,
-            reason='not finite: ' + ', '.join(refusal.names),
-            tensors=tuple(refusal.names),
-            strategy='saver',
-            state_lost=True,
-            action='save refused',
-        )
-        self.refused.append(incident)
-        file = IncidentFile(os.path.dirname(save_path))
-        file.append(incident)
-        file.close()
-        del self.refused[:-_REMEMBERED]
-        newest = self.last_checkpoints[-1:] or ['none']
-        tf1.logging.error(
-            'slimguard: checkpoint %s is refused, not finite: %s. The newest is still %s.',
-            refusal.path,
-            ', '.join(refusal.names),
-            newest[0],
-        )
 
 
 def _absolute(save_path: str) -> str:
@@ -271,3 +259,26 @@ def make_finite(graph: tf.Graph, saver: tf1.train.Saver) -> FiniteSaver:
     savers = graph.get_collection_ref(tf1.GraphKeys.SAVERS)
     savers[:] = [finite if each is saver else each for each in savers]
     return finite
+
+
+def _refused(refusal: NotFinite, save_path: str, checkpoints: Sequence[str]) -> Incident:
+    """The incident of a save that is refused; says so, and records it."""
+    incident = Incident.now(
+        step=refusal.step,
+        loss=None,
+        reason='not finite: ' + ', '.join(refusal.names),
+        tensors=tuple(refusal.names),
+        strategy='saver',
+        state_lost=True,
+        action='save refused',
+    )
+    file = IncidentFile(os.path.dirname(save_path))
+    file.append(incident)
+    file.close()
+    tf1.logging.error(
+        'slimguard: checkpoint %s is refused, not finite: %s. The newest is still %s.',
+        refusal.path,
+        ', '.join(refusal.names),
+        checkpoints[-1] if checkpoints else 'none',
+    )
+    return incident

@@ -1,8 +1,8 @@
 """The session that a `Saver` gets to save with: the checked save op runs in the Saver's place.
 
 The values that are published are those that were checked, although other threads may train
-meanwhile. A ref variable is checked after the save. A gate may have undone a NaN in between, so the
-file itself is then read too.
+meanwhile. A ref variable of which there is no copy is checked after the save. A gate may have
+undone a NaN in between, so the file itself is then read too.
 """
 
 import threading
@@ -48,16 +48,25 @@ class SavingSession(SessionWrapper):
       checked: the checked save op, and what belongs to it.
       saver: the saver.
       spare: keeps the checkpoint that is replaced, if any.
+      of_copies: whether to save the copies that were made, and not what is there now.
 
     Attributes:
       written: the prefix of the checkpoint, once it is known; else None.
     """
 
-    def __init__(self, session, checked: CheckedSave, saver: tf1.train.Saver, spare: Spare):
+    def __init__(
+        self,
+        session,
+        checked: CheckedSave,
+        saver: tf1.train.Saver,
+        spare: Spare,
+        of_copies: bool = False,
+    ):
         SessionWrapper.__init__(self, session)
         self._checked = checked
         self._saver_def = saver.saver_def
         self._spare = spare
+        self._of_copies = of_copies
         self.written: Optional[str] = None
 
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
@@ -68,6 +77,8 @@ class SavingSession(SessionWrapper):
         (path,) = feed_dict.values()
         self.written = path
         self._spare.make(path)
+        if self._of_copies:
+            return self._write(path, feed_dict)
         return self._try_to_write(path, feed_dict)
 
     def _try_to_write(self, path: str, feed_dict: dict) -> Any:
@@ -90,7 +101,7 @@ class SavingSession(SessionWrapper):
     def _write(self, path: str, feed_dict: dict) -> Any:
         existed = bool(checkpoint_files.files_of(path))
         try:
-            return self._checked.run(self._session, feed_dict, replaces=existed)
+            return self._checked.run(self._session, feed_dict, existed, self._of_copies)
         except tf.errors.OpError as error:
             names = refused_names(error.message)
             # A server that dies may have written all of it: who restores can have that.

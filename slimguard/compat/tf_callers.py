@@ -37,6 +37,20 @@ def supervisor_that_calls() -> Optional[tf1.train.Supervisor]:
     return None
 
 
+def runs_a_session(thread: int) -> bool:
+    """Whether a thread, by its `get_ident`, is in a run of a session: `sys._current_frames`.
+
+    Every run, a prepared one too, goes through the module that `Session` is defined in. No public
+    name tells what another thread is at.
+    """
+    frame: Optional[FrameType] = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_code.co_filename == tf1.Session.close.__code__.co_filename:
+            return True
+        frame = frame.f_back
+    return False
+
+
 class CallingSession(NamedTuple):
     """What is known of the session that calls the `begin` of a hook: TensorFlow tells no hook.
 

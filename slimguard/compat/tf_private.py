@@ -328,8 +328,9 @@ def replace_method(supervisor: tf1.train.Supervisor, name: str, method: Callable
     """Has slim's loop call `method` in place of a method of its Supervisor.
 
     That slim calls `should_stop`, `start_queue_runners` and `prepare_or_wait_for_session` when it
-    does is no promise of its own; so it is in tf_slim 1.1.0 and tf.contrib.slim of 1.15. slim makes
-    the Supervisor itself, and takes no class to make it of.
+    does is no promise of its own; so it is in tf_slim 1.1.0 and tf.contrib.slim of 1.15. The same
+    goes for `stop`, which `Supervisor.managed_session` calls as well, however it is left. slim
+    makes the Supervisor itself, and takes no class to make it of.
 
     Returns:
       The Supervisor's own method.

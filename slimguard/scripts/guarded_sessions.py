@@ -29,6 +29,7 @@ from slimguard.scripts.script_watcher import ScriptWatcher, is_of_incident, stop
 from slimguard.scripts.train_steps import Step, TrainSteps
 from slimguard.training import incident_reading, step_counters
 from slimguard.training.hooked_session import HookedSession
+from slimguard.training.preemption import SECONDS
 from slimguard.training.signal_watch import is_main_thread
 
 _NO_PARTIAL_RUN = (
@@ -45,6 +46,7 @@ class Settings(NamedTuple):
       logdir: where records and bundles go; None for where the script saves.
       capture: whether bad steps are kept and examined.
       max_bundles: how many bundles there may be in one folder.
+      preemption_seconds: how long a step may take to end after SIGTERM or Ctrl-C.
     """
 
     on_nan: OnNan = None
@@ -52,6 +54,7 @@ class Settings(NamedTuple):
     logdir: Optional[str] = None
     capture: bool = True
     max_bundles: int = 5
+    preemption_seconds: float = SECONDS
 
 
 _NO_CALLABLE = (
@@ -72,8 +75,8 @@ class GuardedSessions:
         self.seen = Seen()
         self._lock = threading.RLock()
         self.files = ScriptFiles(settings.logdir, self._lock, lambda: self.seen.train_ops)
-        self._preemption = ScriptPreemption(self.files.save_again)
         self._settings = settings
+        self._preemption = self._new_preemption()
         self._notes = OptimizerNotes()
         self._sessions: Any = weakref.WeakKeyDictionary()  # the _HookedStep of each
         self._inside = Inside()
@@ -131,8 +134,11 @@ class GuardedSessions:
     def _hear_signals(self) -> None:
         """From a session on, SIGTERM and Ctrl-C save what the script saves."""
         if is_main_thread() and not self._preemption.is_entered:
-            self._preemption = ScriptPreemption(self.files.save_again)
+            self._preemption = self._new_preemption()
             self._preemption.__enter__()
+
+    def _new_preemption(self) -> ScriptPreemption:
+        return ScriptPreemption(self.files.save_again, self._settings.preemption_seconds)
 
     def release(self) -> None:
         """Puts signals back, and lets bad steps of sessions that go on tell of themselves."""

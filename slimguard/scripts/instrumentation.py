@@ -26,6 +26,7 @@ from slimguard.scripts.train_steps import name_of
 from slimguard.system import files
 from slimguard.training.context import TrainingContext
 from slimguard.training.gate_watcher import GateWatcher
+from slimguard.training.preemption import SECONDS, require_seconds
 from slimguard.training.watchers import lent, watchers_in
 
 # Modules with a `create_train_op` and a `train` to replace, and which of the two kinds of `train`
@@ -47,6 +48,7 @@ def instrument(
     logdir: Optional[files.Path] = None,
     capture: bool = True,
     max_bundles: int = 5,
+    preemption_seconds: float = SECONDS,
 ) -> 'Instrumentation':
     """Guards every training from here on, in code that knows nothing of slimguard.
 
@@ -72,22 +74,24 @@ def instrument(
       capture: whether to keep what a bad step drew, to find what made it bad, and to write that
         into a bundle, as `train` does.
       max_bundles: how many bundles there may be in one folder.
+      preemption_seconds: how long a step may take to end after SIGTERM or Ctrl-C, as for `train`.
 
     Returns:
       The `Instrumentation`: a context manager, with `uninstrument()`. Calling this again with the
       same arguments returns the same.
 
     Raises:
-      ValueError, TypeError: for an unknown policy, a bad `max_loss`, `logdir` or `max_bundles`; if
-        slim is instrumented already with other arguments.
+      ValueError, TypeError: for an unknown policy, a bad `max_loss`, `logdir`, `max_bundles` or
+        `preemption_seconds`; if slim is instrumented already with other arguments.
     """
     global _active
     gates.require_max_loss(max_loss)
     require_max_bundles(max_bundles)
+    require_seconds(preemption_seconds)
     if on_nan is not None:
         fallbacks_of(on_nan)
     logdir = None if logdir is None else files.as_logdir(logdir)
-    settings = Settings(on_nan, max_loss, logdir, capture, max_bundles)
+    settings = Settings(on_nan, max_loss, logdir, capture, max_bundles, preemption_seconds)
     if _active is not None:
         if settings != _active.settings:
             raise ValueError(
@@ -224,6 +228,7 @@ class Instrumentation:
         defaults: Dict[str, Any] = {
             'capture': self.settings.capture,
             'max_bundles': self.settings.max_bundles,
+            'preemption_seconds': self.settings.preemption_seconds,
         }
         if not watchers_in(kwargs.get('hooks') or ()):
             defaults.update(on_nan=self.settings.on_nan, max_loss=self.settings.max_loss)

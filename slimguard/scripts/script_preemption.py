@@ -4,6 +4,7 @@ from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf1
 
+from slimguard.training.preemption import SECONDS
 from slimguard.training.signal_watch import is_main_thread
 from slimguard.training.step_preemption import StepPreemption
 
@@ -15,11 +16,12 @@ class ScriptPreemption(StepPreemption):
 
     Args:
       save: saves the state of a session, and returns the checkpoint; None if it could not.
+      seconds: how long a step may take to end.
     """
 
-    def __init__(self, save: Callable[[Any], Any]):
+    def __init__(self, save: Callable[[Any], Any], seconds: float = SECONDS):
         # Whatever goes wrong must not hide the signal.
-        StepPreemption.__init__(self, None, lambda session: save_quietly(save, session))
+        StepPreemption.__init__(self, None, lambda session: save_quietly(save, session), seconds)
 
     def run_step(self, session, run: Callable[[], Any]) -> Any:
         """Runs a step, and returns what `run` does.

@@ -21,6 +21,8 @@ The loops:
     hook_fetches.py       what hooks ask for in a run, merged
     loop.py               the step function and session wrapper for slim.learning.train
     supervisor.py         what that asks of its Supervisor
+    turns.py              slim's loop and the threads that save take turns
+    trainable.py          what a train op and its graph have to be
     step_runner.py        one step: fast, or by the step function
     fast_step.py          a step of slim's in one prepared call
     prepared_call.py      a session.run prepared once

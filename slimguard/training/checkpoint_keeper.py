@@ -52,6 +52,10 @@ class CheckpointKeeper:
                 stack.enter_context(self.room)
             yield
 
+    def prepare_copies(self) -> None:
+        """Prepares for a thread that saves while another trains."""
+        self._saver.prepare_copies()
+
     def save(self, session, incident: Optional[Incident] = None) -> None:
         """Saves the last good state, before an error or an interrupt ends the training."""
         if incident is not None and not incident.held:

@@ -35,6 +35,7 @@ from slimguard.diagnosis.evidence import Evidence, collect, require_max_bundles
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.system import files
+from slimguard.training import preemption
 from slimguard.training.checkpoint_keeper import CheckpointKeeper
 from slimguard.training.progress import Progress, progress_bar
 from slimguard.training.step_preemption import StepPreemption
@@ -46,10 +47,12 @@ class Settings(NamedTuple):
     capture: bool = True
     max_bundles: int = 5
     progress: bool = False
+    preemption_seconds: float = preemption.SECONDS
 
     def require(self) -> 'Settings':
         """Raises ValueError for a bad one."""
         require_max_bundles(self.max_bundles)
+        preemption.require_seconds(self.preemption_seconds)
         return self
 
 
@@ -199,7 +202,8 @@ class HookTraining(KeptByLoop):
 
     def _hear_signals(self, session) -> None:
         if self._preemption is None or self._preemption.has_served:
-            self._preemption = StepPreemption(self._ask_to_stop, self._save)
+            seconds = self._settings.preemption_seconds
+            self._preemption = StepPreemption(self._ask_to_stop, self._save, seconds)
             self._preemption.watch(session)
             self._preemption.__enter__()
 

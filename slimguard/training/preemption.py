@@ -4,19 +4,22 @@ They end that of the process that trains. Its children have none of this: see :c
 How the signals are heard is in :mod:`slimguard.training.signal_watch`.
 """
 
+import math
 import os
 import signal
 import sys
 import threading
-from typing import Any, Callable, Optional, Set
+from typing import Any, Callable, Dict, Optional, Set
 
 import tensorflow.compat.v1 as tf1
 
+from slimguard.checkpoints.step_turn import in_midst_of_a_step
 from slimguard.training import signal_watch
 from slimguard.training.signal_watch import SignalListener, SignalWatch, is_main_thread
 
-# How long a step may take after SIGTERM or Ctrl-C, in seconds. The sender does not wait for ever.
-_PATIENCE = 10.0
+# How long a step may take after SIGTERM or Ctrl-C by default, in seconds. The sender does not wait
+# for ever.
+SECONDS = 10.0
 # How long the main thread has to hear of a second Ctrl-C, in seconds. Where it runs Python, it
 # takes none of that.
 _GRACE = 1.0
@@ -30,7 +33,8 @@ class Preemption(SignalListener, tf1.train.SessionRunHook):
     SIGTERM, or KeyboardInterrupt is raised. A second Ctrl-C raises it at once.
 
     A step may be waiting for input that never comes, and Python's handlers wait with it. So a
-    thread looks out for the signals, too. If no step ends, it saves, and ends the process itself.
+    thread looks out for the signals, too. If no step ends, it saves, and ends the process itself,
+    unless the step has ended by then: then that is saved as well, and the training ends as it does.
     If the main thread does not hear of a second Ctrl-C, or does not leave the training by it, or if
     there is a third, it ends the process without that. The exit status is 128 and the signal.
 
@@ -50,11 +54,18 @@ class Preemption(SignalListener, tf1.train.SessionRunHook):
     Args:
       request_stop: ends the loop after the step under way; called from a signal handler.
       save: called with the session, in a thread of its own, where no step ends.
+      seconds: how long a step may take to end.
     """
 
-    def __init__(self, request_stop: Callable[[], None], save: Callable[[Any], None]):
+    def __init__(
+        self,
+        request_stop: Callable[[], None],
+        save: Callable[[Any], None],
+        seconds: float = SECONDS,
+    ):
         self._request_stop = request_stop
         self._save = save
+        self._seconds = seconds
         self._signals = SignalWatch(self)
         self._session: Any = None
         self._asked: Optional[int] = None
@@ -62,6 +73,8 @@ class Preemption(SignalListener, tf1.train.SessionRunHook):
         # Events take a lock, which the handler must not: it may run while they are being set.
         self._heard = threading.Event()  # a step has ended
         self._left = threading.Event()
+        # Whether the process is to end before a step has: said once, by who is first. No lock.
+        self._is_too_late: Dict[str, bool] = {}
         self._ctrl_cs = 0  # as many as the thread was told of; the handler may get two as one
         self._interrupted = False  # the handler has raised KeyboardInterrupt
 
@@ -72,7 +85,7 @@ class Preemption(SignalListener, tf1.train.SessionRunHook):
 
     def end(self, session):
         self._heard.set()
-        if self._asked is not None:
+        if self._asked is not None and not self._is_too_late.setdefault('is', False):
             name = signal.Signals(self._asked).name
             tf1.logging.warning('slimguard: %s; the step is done, saving before the end.', name)
 
@@ -140,30 +153,44 @@ class Preemption(SignalListener, tf1.train.SessionRunHook):
 
     def _await_step(self, number: int) -> None:
         """Saves, and ends the process, if no step ends."""
-        if self._heard.wait(_PATIENCE) or number == signal.SIGINT and self._interrupted:
+        if self._heard.wait(self._seconds) or number == signal.SIGINT and self._interrupted:
             return
         stays = number == signal.SIGINT and _is_interactive()
         tf1.logging.error(
             'slimguard: %s, and no step has ended for %g s; saving%s.',
             signal.Signals(number).name,
-            _PATIENCE,
+            self._seconds,
             ', and waiting on' if stays else ' and ending',
         )
-        for training in signal_watch.listeners():
-            if isinstance(training, Preemption):
-                training.save()
-        if not stays:
+        with in_midst_of_a_step():
+            for training in signal_watch.listeners():
+                if isinstance(training, Preemption):
+                    training.save()
+        if not stays and self._is_too_late.setdefault('is', True):
             _exit(128 + number)
 
     def _await_leaving(self) -> None:
         """Ends the process if a second Ctrl-C does not end the training."""
-        if self._left.wait(_GRACE) or self._interrupted and self._left.wait(_PATIENCE):
+        if self._left.wait(_GRACE) or self._interrupted and self._left.wait(self._seconds):
             return
         self._end_at_once()
 
     def _end_at_once(self) -> None:
         tf1.logging.error('slimguard: Ctrl-C again; ending at once, with what was saved before.')
         _exit(128 + signal.SIGINT)
+
+
+def require_seconds(seconds) -> None:
+    """Raises ValueError unless `preemption_seconds` is a positive finite number."""
+    try:
+        good = not isinstance(seconds, bool) and 0 < float(seconds) < math.inf
+    except (TypeError, ValueError):
+        good = False
+    if not good:
+        raise ValueError(
+            'preemption_seconds must be a positive finite number, the seconds that a step may '
+            'take to end after SIGTERM or Ctrl-C, not %r' % (seconds,)
+        )
 
 
 def _exit(status: int) -> None:

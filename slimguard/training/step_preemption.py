@@ -5,7 +5,7 @@ import weakref
 from typing import Any, Callable, Optional
 
 from slimguard.compat import tf_private
-from slimguard.training.preemption import Preemption
+from slimguard.training.preemption import SECONDS, Preemption
 from slimguard.training.signal_watch import is_main_thread
 
 
@@ -21,10 +21,16 @@ class StepPreemption(Preemption):
     Args:
       request_stop: ends the loop after the step under way; None if nobody asks whether to stop.
       save: saves the state of a session that is given.
+      seconds: how long a step may take to end.
     """
 
-    def __init__(self, request_stop: Optional[Callable[[], None]], save: Callable[[Any], Any]):
-        Preemption.__init__(self, request_stop or _ask_nobody, save)
+    def __init__(
+        self,
+        request_stop: Optional[Callable[[], None]],
+        save: Callable[[Any], Any],
+        seconds: float = SECONDS,
+    ):
+        Preemption.__init__(self, request_stop or _ask_nobody, save, seconds)
         self._can_stop = request_stop is not None
         self._current: Callable[[], Any] = _no_session
         self._has_served = False
@@ -70,20 +76,25 @@ class StepPreemption(Preemption):
         """Saves, and does what the signal asked for."""
         if self._signals.is_entered:
             self._has_served = True
+            session = self._open_session()
+            if session is not None:
+                self.end(session)
             self.save()
             self.leave()
 
     def save(self) -> None:
-        session = self._current()
-        if session is not None and not tf_private.is_closed(session):
-            self.end(session)
+        session = self._open_session()
+        if session is not None:
             self._save(session)
+
+    def _open_session(self) -> Any:
+        session = self._current()
+        return None if session is None or tf_private.is_closed(session) else session
 
     def _waits_for_a_step(self, number: int) -> bool:
         if self._is_in_step:
             return True
-        session = self._current()
-        if not self._can_stop or session is None or tf_private.is_closed(session):
+        if not self._can_stop or self._open_session() is None:
             return False
         # The loop may end as it should, with all that its hooks do at the end. If no step comes,
         # `Preemption` sees to SIGTERM. Who has pressed Ctrl-C does not wait for that.

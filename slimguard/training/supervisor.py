@@ -42,3 +42,19 @@ def take_reins(
             return prepare(*args, **kwargs)
 
     prepare = tf_private.replace_method(supervisor, 'prepare_or_wait_for_session', prepare_again)
+
+
+def wait_before_stop(supervisor: tf1.train.Supervisor, wait: Callable[[], None]) -> None:
+    """Has a Supervisor wait before it joins its threads; it gives these two minutes, and no more.
+
+    Args:
+      supervisor: the Supervisor.
+      wait: called once they are asked to stop.
+    """
+
+    def stop_at_last(*args, **kwargs):
+        supervisor.request_stop()
+        wait()
+        return stop(*args, **kwargs)
+
+    stop = tf_private.replace_method(supervisor, 'stop', stop_at_last)

@@ -12,6 +12,7 @@ from slimguard.system import files
 from slimguard.training.context import TrainingContext
 from slimguard.training.hook_training import Settings
 from slimguard.training.hooked_session import HookedSession
+from slimguard.training.preemption import SECONDS
 from slimguard.training.watchers import lent, with_watcher
 
 
@@ -87,6 +88,7 @@ def watch(
     capture: bool = True,
     max_bundles: int = 5,
     progress: bool = False,
+    preemption_seconds: float = SECONDS,
 ) -> WatchedSession:
     """Gives a plain session hooks and policies.
 
@@ -114,11 +116,13 @@ def watch(
       logdir: where the record of incidents goes, and where a rollback finds its checkpoints: a
         str, bytes or `os.PathLike`. A relative one is read here. With it, the last good state is
         saved there before 'raise', on SIGTERM and on Ctrl-C, and bundles are written.
-      capture, max_bundles, progress: as for `NanLossHook`; a hook that is given says its own.
+      capture, max_bundles, progress, preemption_seconds: as for `NanLossHook`; a hook that is
+        given says its own.
 
     Raises:
       TypeError: if `session` is no session.
-      ValueError: if `on_nan` or `max_loss` is not what is expected, or disagrees with a hook.
+      ValueError: if `on_nan`, `max_loss` or `preemption_seconds` is not what is expected, or
+        disagrees with a hook.
     """
     if not isinstance(session, SessionInterface):
         raise TypeError(
@@ -126,7 +130,7 @@ def watch(
             'itself: hooks=[slimguard.NanLossHook(loss)]' % (session,)
         )
     logdir = None if logdir is None else files.as_logdir(logdir)
-    settings = Settings(capture, max_bundles, progress)
+    settings = Settings(capture, max_bundles, progress, preemption_seconds).require()
     hooks, _ = with_watcher(hooks, on_nan, max_loss, logdir, settings)
     # Nobody makes its session anew, as a job may ask for.
     context = TrainingContext(max_loss=max_loss, logdir=logdir, joins_job=False)

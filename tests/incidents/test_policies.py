@@ -151,7 +151,9 @@ def test_policies_are_values():
     assert len({Skip(3), Skip(3), Stop()}) == 2
     assert repr(Skip(3)) == 'Skip(max_consecutive=3)'
     assert Rollback(3, learning_rate=0.5) != Rollback(3) == Rollback()
-    assert repr(Rollback(learning_rate=0.5)) == 'Rollback(max_times=3, snapshots=3, learning_rate=0.5)'
+    assert (
+        repr(Rollback(learning_rate=0.5)) == 'Rollback(max_times=3, snapshots=3, learning_rate=0.5)'
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A few kills of the soaks; `soak.py`, `state_soak.py` and `cluster_soak.py` beside it do many."""
+"""A few kills of the soaks, and some checkpoints; the programs beside it do many."""
 
 import pytest
 
@@ -23,4 +23,9 @@ def test_whichever_of_its_processes_is_killed_a_job_goes_on_and_ends_when_asked_
     run = forked_python(
         ROOT / 'tests' / 'programs' / 'cluster_soak.py', '--faults=3', '--seed=1', *logdir
     )
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_a_checkpoint_that_a_thread_saves_beside_the_training_is_of_one_moment():
+    run = forked_python(ROOT / 'tests' / 'programs' / 'moment_soak.py', '--checkpoints=20')
     assert run.returncode == 0, run.stdout + run.stderr

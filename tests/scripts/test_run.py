@@ -59,6 +59,7 @@ def test_a_policy_is_a_name_or_a_ladder(text, policies):
         ('run --on_nan=skip, x.py', "unknown policy on_nan=''"),
         ('run --max_loss=-1 x.py', "expected a positive finite number, not '-1'"),
         ('run --max_loss=inf x.py', "expected a positive finite number, not 'inf'"),
+        ('run --preemption_seconds 0 x.py', "expected a positive finite number, not '0'"),
         ('run --max_loss=much x.py', "expected a positive finite number, not 'much'"),
         ('run --capture=maybe x.py', "'maybe'"),
         ('run --max-bundles=0 x.py', "expected a whole number, 1 or more, not '0'"),

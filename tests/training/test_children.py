@@ -48,20 +48,21 @@ def batches(method, stops_in_epoch, waits):
 def main(kind, method, stops_in_epoch, waits, patience, logdir):
     import tensorflow as tf
     import slimguard
-    from slimguard import compat; from slimguard.training import preemption
+    from slimguard import compat
 
     tf1 = tf.compat.v1
     tf1.disable_eager_execution()
-    preemption._PATIENCE = float(patience)
     drawn = batches(method, int(stops_in_epoch), waits)
     x = tf1.py_func(lambda: next(drawn), [], tf.float64, stateful=True)
     tf1.train.get_or_create_global_step()
     weights = tf1.get_variable('w', initializer=2.0)
     loss = tf.square(weights * tf.cast(tf.reshape(x, []), tf.float32)) / 1000.0
-    learning = slimguard if kind == 'slimguard' else compat.import_slim().learning
+    learning, ours = compat.import_slim().learning, {}
+    if kind == 'slimguard':
+        learning, ours = slimguard, {'preemption_seconds': float(patience)}
     train_op = learning.create_train_op(loss, tf1.train.GradientDescentOptimizer(0.1))
     loss = learning.train(
-        train_op, logdir, number_of_steps=12, save_interval_secs=0, save_summaries_secs=0
+        train_op, logdir, number_of_steps=12, save_interval_secs=0, save_summaries_secs=0, **ours
     )
     print('the last loss is', loss)
 

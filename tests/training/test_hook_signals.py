@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from tests.helpers.children import ROOT, environment
+from tests.helpers.children import ROOT, Started, environment
 from tests.helpers.models import Linear, LogLines, checkpoint_at
 from tests.helpers.monitored import build, monitored
 from tests.helpers.signals import press_ctrl_c
@@ -161,3 +161,101 @@ def test_sigterm_after_the_training_ends_the_process_at_once(ends, tmp_path):
         output = process.communicate()[0]
     assert process.returncode == -signal.SIGTERM, output
     assert 'went on' not in output
+
+
+# A step of each loop that never ends.
+_NEVER_ENDS = """
+import sys
+import tensorflow as tf
+import slimguard
+tf1 = tf.compat.v1
+tf1.disable_eager_execution()
+drawn = [0]
+
+def draw():
+    drawn[0] += 1
+    if drawn[0] == 3:
+        print('waiting', flush=True)
+        sys.stdin.readline()
+    return 1.0
+
+def build():
+    x = tf.reshape(tf1.py_func(draw, [], tf.float64, stateful=True), [])
+    loss = tf.square(tf1.get_variable('w', initializer=2.0) * tf.cast(x, tf.float32))
+    tf1.train.get_or_create_global_step()
+    optimizer = tf1.train.GradientDescentOptimizer(0.1)
+    return loss, lambda learning: learning.create_train_op(loss, optimizer)
+
+loss, train_op_by = build()
+logdir, seconds = sys.argv[1], 0.05
+"""
+_LOOPS = {
+    'hook': """
+train_op = train_op_by(slimguard)
+hook = slimguard.NanLossHook(loss, preemption_seconds=seconds)
+with tf1.train.MonitoredTrainingSession(checkpoint_dir=logdir, hooks=[hook]) as session:
+    while not session.should_stop():
+        session.run(train_op)
+""",
+    'watch': """
+train_op = train_op_by(slimguard)
+with slimguard.watch(tf1.Session(), logdir=logdir, preemption_seconds=seconds) as session:
+    session.run(tf1.global_variables_initializer())
+    while not session.should_stop():
+        session.run(train_op)
+""",
+    'instrument': """
+slimguard.instrument(preemption_seconds=seconds)
+train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(loss, tf1.train.get_global_step())
+saver = tf1.train.Saver()
+with tf1.Session() as session:
+    session.run(tf1.global_variables_initializer())
+    saver.save(session, logdir + '/model.ckpt', tf1.train.get_global_step())
+    while True:
+        session.run(train_op)
+""",
+}
+_LOOPS['slim, instrumented'] = """
+slimguard.instrument(preemption_seconds=seconds)
+from slimguard import compat
+learning = compat.import_slim().learning
+learning.train(train_op_by(learning), logdir, save_interval_secs=0, save_summaries_secs=0)
+"""
+
+
+@pytest.mark.parametrize('loop', sorted(_LOOPS))
+def test_preemption_seconds_is_how_long_a_step_is_waited_for(loop, tmp_path):
+    with Started('-c', _NEVER_ENDS + _LOOPS[loop], tmp_path) as child:
+        child.wait_for('waiting')
+        child.send(signal.SIGTERM)
+        child.wait_for('SIGTERM, and no step has ended for 0.05 s; saving and ending')
+        assert child.wait() == 128 + signal.SIGTERM
+        assert 'the step is done' not in child.process.stdout.read()
+    assert checkpoint_at(tmp_path) == (2, [])
+
+
+def test_run_takes_preemption_seconds(tmp_path):
+    script = tmp_path / 'script.py'
+    script.write_text(_NEVER_ENDS + _LOOPS['instrument'].partition('\n')[2].partition('\n')[2])
+    option = '--preemption-seconds=0.05'
+    with Started('-m', 'slimguard', 'run', option, script, tmp_path) as child:
+        child.wait_for('waiting')
+        child.send(signal.SIGTERM)
+        child.wait_for('SIGTERM, and no step has ended for 0.05 s; saving and ending')
+        assert child.wait() == 128 + signal.SIGTERM
+    assert checkpoint_at(tmp_path) == (2, [])
+
+
+@pytest.mark.parametrize('value', [0, -1.0, float('nan'), float('inf'), 'ten', None, True])
+def test_preemption_seconds_is_a_positive_finite_number(value, tmp_path):
+    model = Linear()
+    told = 'preemption_seconds must be a positive finite number, .* not %r' % (value,)
+    with pytest.raises(ValueError, match=told):
+        slimguard.train(model.minimize(), str(tmp_path), preemption_seconds=value)
+    with pytest.raises(ValueError, match=told):
+        slimguard.NanLossHook(model.loss, preemption_seconds=value)
+    with tf1.Session() as session, pytest.raises(ValueError, match=told):
+        slimguard.watch(session, preemption_seconds=value)
+    with pytest.raises(ValueError, match=told):
+        slimguard.instrument(preemption_seconds=value)
+    assert list(tmp_path.iterdir()) == []

@@ -94,7 +94,6 @@ def test_a_keyboard_interrupt_that_somebody_raises_saves_as_well(tmp_path):
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 def test_a_handler_of_the_programs_own_is_left_alone(number, tmp_path, monkeypatch):
-    monkeypatch.setattr(preemption, '_PATIENCE', 0)
     monkeypatch.setattr(preemption, '_GRACE', 0)
     got = []
 
@@ -104,7 +103,7 @@ def test_a_handler_of_the_programs_own_is_left_alone(number, tmp_path, monkeypat
 
     before = signal.signal(number, lambda number, frame: got.append(number))
     try:
-        train(tmp_path, act, number_of_steps=6)
+        train(tmp_path, act, number_of_steps=6, preemption_seconds=0.001)
     finally:
         signal.signal(number, before)
     assert got == [number] * 3
@@ -397,13 +396,12 @@ FUNCTIONS = """
 import sys, threading
 import tensorflow as tf
 import slimguard
-from slimguard.training import preemption
+from slimguard.training import preemption, signal_watch
 from tensorflow.python.training.saver import BaseSaverBuilder
 
 tf1 = tf.compat.v1
 tf1.disable_eager_execution()
 logdir, number_of_steps, patience = sys.argv[1:]
-preemption._PATIENCE = float(patience)
 drawn = [0]
 
 def wait():
@@ -417,6 +415,9 @@ def fourth_step():
     pass
 
 def save():
+    pass
+
+def end():
     pass
 """
 TRAINING = """
@@ -434,6 +435,9 @@ class Hook(tf1.train.SessionRunHook):
     def before_run(self, run_context):
         if drawn[0] == 3:
             fourth_before_run()
+
+    def end(self, session):
+        end()
 
 class Drawn(BaseSaverBuilder.SaveableObject):
     def __init__(self):
@@ -457,6 +461,7 @@ slimguard.train(
     hooks=[Hook()],
     save_interval_secs=0,
     save_summaries_secs=0,
+    preemption_seconds=float(patience),
 )
 """
 STEP_WAITS = """
@@ -468,7 +473,7 @@ def fourth_before_run():
         try:
             wait()
         except KeyboardInterrupt:
-            preemption._PATIENCE = {patience}
+            signal_watch.listeners()[0]._seconds = {patience}
             print('caught', flush=True)
 """
 HOOK_TAKES_ITS_TIME = """
@@ -494,6 +499,21 @@ SAVE_WAITS = """
 def save():
     if drawn[0] > 2:
         wait()
+"""
+# The step ends when it is too late for it, while the state before it is being saved.
+STEP_ENDS_DURING_THE_SAVE = """
+is_saving, has_ended = threading.Event(), threading.Event()
+
+def fourth_step():
+    print('waiting', flush=True)
+    assert is_saving.wait(60)
+
+def save():
+    if drawn[0] == 4 and not is_saving.is_set():
+        is_saving.set()
+        assert has_ended.wait(60)
+
+end = has_ended.set
 """
 AT_A_PROMPT = """
 sys.ps1 = '>>> '
@@ -548,6 +568,21 @@ def test_a_signal_saves_and_ends_the_process_where_a_step_never_ends(number, cha
         child.wait_for('%s, and no step has ended for 0.05 s; saving and ending' % number.name)
         assert child.wait() == 128 + number
     assert checkpoint_at(tmp_path) == (3, [])
+
+
+@pytest.mark.parametrize(
+    'number, statuses', [(signal.SIGTERM, (-signal.SIGTERM,)), (signal.SIGINT, BY_CTRL_C)]
+)
+def test_a_step_that_ends_while_the_state_before_it_is_saved_is_saved_as_well(
+    number, statuses, tmp_path
+):
+    with training(tmp_path, STEP_ENDS_DURING_THE_SAVE, SHORT) as child:
+        child.wait_for('waiting')
+        child.send(number)
+        child.wait_for('%s, and no step has ended for 0.05 s; saving and ending' % number.name)
+        child.wait_for('%s; the step is done, saving before the end' % number.name)
+        assert child.wait() in statuses
+    assert checkpoint_at(tmp_path) == (4, [])
 
 
 def test_a_second_ctrl_c_ends_a_step_that_never_ends(tmp_path):

@@ -1,0 +1,152 @@
+"""Steps and copies of the variables take turns: a copy is made while no step is under way.
+
+A Supervisor saves from a thread of its own while the loop trains in another. What that thread
+copies between two steps is the state of one moment, which it then writes while the loop goes on.
+"""
+
+import contextlib
+import threading
+from typing import Any, Callable, Iterator, Optional
+
+import tensorflow as tf
+
+from slimguard.compat import tf_callers
+
+# How long a hook may take in a step, in seconds, until a copy does not wait for it: it may be
+# waiting itself for the thread that saves.
+_LONGEST_HOOK = 10.0
+
+_KEPT_AS = '_slimguard_step_turn'
+
+
+class StepTurn:
+    """Whose turn it is: that of the loop, or of those who copy. It is made by the loop's thread.
+
+    Who copies comes first: the next step waits for it. The loop's own thread never waits: between
+    its steps and inside of one, nobody but itself trains.
+    """
+
+    def __init__(self) -> None:
+        self._trainer = threading.get_ident()
+        # Re-entrant, as a signal handler of the loop's thread may run anywhere.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._depth = 0  # of steps within each other
+        self._copies = 0  # that are made, or are waited with
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether the thread that asks is the loop's."""
+        return threading.get_ident() == self._trainer
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether a step is under way."""
+        return self._depth > 0
+
+    def stepping(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that runs a step, which takes its turn."""
+
+        def run(*args, **kwargs):
+            self._begin_step()
+            try:
+                return step(*args, **kwargs)
+            finally:
+                self._end_step()
+
+        return run
+
+    def end_steps(self) -> None:
+        """No step is under way any more, however the loop was left."""
+        with self._lock:
+            self._depth = 0
+            self._changed.notify_all()
+
+    def _begin_step(self) -> None:
+        with self._lock:
+            while self._copies and not self._depth:
+                self._changed.wait()
+            self._depth += 1
+
+    def _end_step(self) -> None:
+        with self._lock:
+            self._depth = max(0, self._depth - 1)
+            if self._copies:
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def between_steps(self, lock) -> Iterator[None]:
+        """For a `with` block, no step is under way.
+
+        Args:
+          lock: a lock, which is taken for the block and what follows: whoever calls releases it,
+            unless the block raises. Nobody waits for it while the steps wait.
+        """
+        self._begin_copy()
+        try:
+            while not lock.acquire(blocking=False):
+                self._end_copy()
+                try:
+                    with lock:
+                        pass
+                finally:
+                    self._begin_copy()
+            try:
+                yield
+            except BaseException:
+                lock.release()
+                raise
+        finally:
+            self._end_copy()
+
+    def _begin_copy(self) -> None:
+        with self._lock:
+            self._copies += 1
+            try:
+                while self._depth and not self.is_mine and not _impatient.is_set:
+                    is_told = self._changed.wait(_LONGEST_HOOK)
+                    if not is_told and not tf_callers.runs_a_session(self._trainer):
+                        return
+            except BaseException:
+                self._end_copy()
+                raise
+
+    def _end_copy(self) -> None:
+        with self._lock:
+            self._copies -= 1
+            self._changed.notify_all()
+
+
+class _Impatient(threading.local):
+    is_set = False
+
+
+_impatient = _Impatient()
+
+
+@contextlib.contextmanager
+def in_midst_of_a_step() -> Iterator[None]:
+    """In it, the thread does not wait for the end of a step to copy: it may never end."""
+    before, _impatient.is_set = _impatient.is_set, True
+    try:
+        yield
+    finally:
+        _impatient.is_set = before
+
+
+def turn_of(graph: tf.Graph) -> Optional[StepTurn]:
+    """What the loop that trains a graph takes turns by; None if it does not."""
+    return getattr(graph, _KEPT_AS, None)
+
+
+@contextlib.contextmanager
+def taking_turns(graph: tf.Graph) -> Iterator[StepTurn]:
+    """For a `with` block, the loop of this thread trains a graph, and takes turns."""
+    before = turn_of(graph)
+    turn = StepTurn()
+    setattr(graph, _KEPT_AS, turn)
+    try:
+        yield turn
+    finally:
+        turn.end_steps()
+        setattr(graph, _KEPT_AS, before)

@@ -1,0 +1,110 @@
+"""Saves as often as it goes while it trains, and looks whether each checkpoint is of one moment.
+
+Not a test module: pytest does not collect it, but test_soak.py runs a little of it. From the root
+of the repository::
+
+    python tests/programs/moment_soak.py --checkpoints=1000
+
+Twelve variables are equal to the global step after every step. TensorFlow's Supervisor saves them
+from a thread of its own. In each checkpoint they have to be equal to the step in its name.
+"""
+
+import argparse
+import os
+import pathlib
+import sys
+import tempfile
+
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2]))
+
+import tensorflow as tf
+
+import slimguard
+
+tf1 = tf.compat.v1
+
+VARIABLES, SIZE = 12, 200000
+
+
+class Reader(tf1.train.SessionRunHook):
+    """Reads each checkpoint and removes it; asks to stop when there were enough."""
+
+    def __init__(self, logdir, enough):
+        self._logdir = logdir
+        self._enough = enough
+        self.count = self.mixed = self.misnamed = 0
+
+    def after_run(self, run_context, run_values):
+        found = pathlib.Path(self._logdir).glob('model.ckpt-*.meta')
+        # The newest may be half written, and the Saver deletes none.
+        for path in sorted(found, key=lambda path: int(path.stem.rsplit('-', 1)[1]))[:-1]:
+            self.read(str(path)[: -len('.meta')])
+        if self.count >= self._enough:
+            run_context.request_stop()
+
+    def read(self, prefix):
+        """Counts a checkpoint."""
+        reader = tf1.train.load_checkpoint(prefix)
+        step = int(reader.get_tensor('global_step'))
+        values = {
+            float(value)
+            for number in range(VARIABLES)
+            for value in reader.get_tensor('v%02d' % number)[[0, SIZE // 2, -1]]
+        }
+        self.count += 1
+        self.mixed += len(values) > 1
+        self.misnamed += int(prefix.rsplit('-', 1)[1]) != step or values != {float(step)}
+        for file in pathlib.Path(self._logdir).glob(os.path.basename(prefix) + '.*'):
+            file.unlink()
+
+
+def train(use_resource, enough):
+    """Trains until there were enough checkpoints; returns what read them."""
+    with tf.Graph().as_default(), tempfile.TemporaryDirectory() as logdir:
+        tf1.get_variable_scope().set_use_resource(use_resource)
+        zeros = tf1.zeros_initializer()
+        variables = [tf1.get_variable('v%02d' % n, [SIZE], initializer=zeros) for n in range(12)]
+        loss = tf.add_n([tf.reduce_mean(v) for v in variables]) * -float(SIZE)
+        optimizer = tf1.train.GradientDescentOptimizer(1.0)
+        train_op = slimguard.create_train_op(loss, optimizer, check_numerics=False)
+        reader = Reader(logdir, enough)
+        slimguard.train(
+            train_op,
+            logdir,
+            log_every_n_steps=0,
+            save_interval_secs=0.001,
+            save_summaries_secs=0,
+            saver=tf1.train.Saver(max_to_keep=0),
+            hooks=[reader],
+            capture=False,
+        )
+    return reader
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+    parser.add_argument('--checkpoints', type=int, default=1000, metavar='N')
+    options = parser.parse_args()
+    tf1.disable_eager_execution()
+    tf1.logging.set_verbosity(tf1.logging.ERROR)
+    wrong = 0
+    for use_resource in (False, True):
+        found = train(use_resource, options.checkpoints)
+        wrong += found.mixed + found.misnamed
+        print(
+            'TensorFlow %s, %s variables: %d checkpoints, %d mix steps, %d are not of the step in '
+            'their name'
+            % (
+                tf.__version__,
+                'resource' if use_resource else 'ref',
+                found.count,
+                found.mixed,
+                found.misnamed,
+            )
+        )
+    sys.exit(bool(wrong))
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,237 @@
+"""A checkpoint holds the variables as they were between two steps, and is named for that step."""
+
+import threading
+
+import pytest
+import tensorflow as tf
+
+import slimguard
+from slimguard.checkpoints import step_turn
+from slimguard.graph.sessions import SessionWrapper
+from tests.helpers.models import Linear, train_quietly
+
+tf1 = tf.compat.v1
+
+# How long a thread that should be waiting is given to prove that it is not, in seconds.
+MOMENT = 0.5
+
+
+class SlowDisk(SessionWrapper):
+    """A session in which nothing is written before `go_on` is set."""
+
+    def __init__(self, session):
+        SessionWrapper.__init__(self, session)
+        self.copied = threading.Event()
+        self.go_on = threading.Event()
+
+    def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
+        if feed_dict:  # with the path of a checkpoint
+            self.copied.set()
+            assert self.go_on.wait(60)
+        return self._session.run(fetches, feed_dict, options, run_metadata)
+
+
+class Twins(tf1.train.SessionRunHook):
+    """Keeps a variable equal to the global step at the end of each step, and acts before that.
+
+    Attributes:
+      saver: a saver of both.
+      step: the steps that have begun, this one included.
+    """
+
+    def __init__(self, use_resource, act):
+        with tf1.variable_scope('', use_resource=use_resource):
+            self._twin = tf1.get_variable('twin', [3], initializer=tf1.zeros_initializer())
+        self._next = tf1.placeholder(tf.float32, [3])
+        self._assign = self._twin.assign(self._next)
+        self._act = act
+        self.step = 0
+        self.saver = slimguard.FiniteSaver(max_to_keep=100)
+
+    def after_run(self, run_context, run_values):
+        self.step += 1
+        self._act(self, run_context.session)
+        run_context.session.run(self._assign, {self._next: [self.step] * 3})
+
+    def start_saving(self, session, folder):
+        """Saves in a thread of its own, which is returned with the list of what it saved."""
+        step = tf1.train.get_global_step(session.graph)
+        saved = []
+        thread = threading.Thread(
+            target=lambda: saved.append(self.saver.save(session, str(folder / 'beside'), step)),
+            daemon=True,
+        )
+        thread.start()
+        return thread, saved
+
+
+def train(logdir, use_resource, act, number_of_steps=8, **kwargs):
+    model = Linear()
+    with tf1.variable_scope('', use_resource=use_resource):
+        hook = Twins(use_resource, act)
+    train_op = slimguard.create_train_op(model.loss, model.optimizer)
+    train_quietly(train_op, logdir, number_of_steps, hooks=[hook], saver=hook.saver, **kwargs)
+
+
+def moment_in(path):
+    """The global step in a checkpoint, which has to be that of all its variables and its name."""
+    reader = tf1.train.load_checkpoint(path)
+    step = int(reader.get_tensor('global_step'))
+    assert list(reader.get_tensor('twin')) == [step] * 3
+    assert path.rsplit('-', 1)[1] == str(step)
+    return step
+
+
+@pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'resource'])
+def test_a_thread_that_saves_waits_for_the_end_of_a_step_and_writes_beside_the_next(
+    use_resource, tmp_path
+):
+    found = {}
+
+    def act(hook, session):
+        if hook.step == 3:
+            found['disk'] = SlowDisk(session)
+            found['thread'], found['saved'] = hook.start_saving(found['disk'], tmp_path)
+            found['thread'].join(MOMENT)
+            assert not found['disk'].copied.is_set()
+        if hook.step == 6:
+            assert found['disk'].copied.wait(60) and found['saved'] == []
+            found['disk'].go_on.set()
+
+    train(tmp_path, use_resource, act)
+    found['thread'].join(60)
+    assert [moment_in(path) for path in found['saved']] == [3]
+    assert moment_in(tf1.train.latest_checkpoint(str(tmp_path))) == 8
+
+
+def test_a_copy_is_one_of_the_steps_in_which_the_next_one_begins(tmp_path):
+    """The step is read with the copy, also where it is given as a name, or as a variable."""
+    saved = []
+
+    def act(hook, session):
+        if hook.step in (2, 4):
+            step = tf1.train.get_global_step(session.graph)
+            given = step if hook.step == 2 else step.name
+            thread = threading.Thread(
+                target=lambda: saved.append(
+                    hook.saver.save(session, str(tmp_path / 'beside'), given)
+                )
+            )
+            thread.start()
+            hook.thread = thread
+        elif hook.step in (3, 5):
+            hook.thread.join(60)
+
+    train(tmp_path, False, act)
+    assert [moment_in(path) for path in saved] == [2, 4]
+
+
+def test_the_training_ends_when_what_is_being_written_is_there(tmp_path):
+    class Enough(Exception):
+        pass
+
+    found = {}
+
+    def act(hook, session):
+        if hook.step == 3:
+            found['disk'] = SlowDisk(session)
+            found['thread'], found['saved'] = hook.start_saving(found['disk'], tmp_path)
+        if hook.step == 5:
+            assert found['disk'].copied.wait(60) and found['saved'] == []
+            threading.Timer(MOMENT, found['disk'].go_on.set).start()
+            raise Enough
+
+    with pytest.raises(Enough):
+        train(tmp_path, False, act)
+    found['thread'].join(60)
+    assert [moment_in(path) for path in found['saved']] == [3]
+
+
+def test_who_saves_in_a_step_saves_at_once(tmp_path):
+    saved = []
+
+    def act(hook, session):
+        if hook.step == 3:
+            step = tf1.train.get_global_step(session.graph)
+            saved.append(hook.saver.save(session, str(tmp_path / 'within'), step))
+
+    train(tmp_path, False, act)
+    assert [path.rsplit('-', 1)[1] for path in saved] == ['3']
+
+
+def test_a_hook_may_wait_for_a_thread_that_saves(tmp_path, monkeypatch):
+    monkeypatch.setattr(step_turn, '_LONGEST_HOOK', 0.01)
+    saved = []
+
+    def act(hook, session):
+        if hook.step == 3:
+            thread, found = hook.start_saving(session, tmp_path)
+            thread.join(60)
+            saved.extend(found)
+
+    train(tmp_path, False, act)
+    assert [path.rsplit('-', 1)[1] for path in saved] == ['3']
+
+
+def test_a_copy_that_is_not_finite_is_refused_by_name_and_releases_its_turn(tmp_path):
+    class Poisons(tf1.train.SessionRunHook):
+        """Ends a step with an Inf, and saves beside the next."""
+
+        def __init__(self):
+            self.poison = None
+            self.saved = []
+            self.step = 0
+
+        def begin(self):
+            self.x = tf1.get_variable('x', initializer=[1.0, 2.0])
+            self.bad = self.x.assign([1.0, float('inf')])
+            self.saver = slimguard.FiniteSaver()
+            self.good = self.x.assign([3.0, 4.0])
+
+        def after_run(self, run_context, run_values):
+            self.step += 1
+            session = run_context.session
+            if self.step in (2, 4):
+                session.run(self.bad if self.step == 2 else self.good)
+                step = tf1.train.get_global_step(session.graph)
+                path = str(tmp_path / 'beside')
+                self.thread = threading.Thread(
+                    target=lambda: self.saved.append(self.saver.save(session, path, step))
+                )
+                self.thread.start()
+            elif self.step in (3, 5):
+                self.thread.join(60)
+
+    hook = Poisons()
+    model = Linear()
+    train_op = slimguard.create_train_op(model.loss, model.optimizer)
+    train_quietly(train_op, tmp_path, 6, hooks=[hook])
+    assert hook.saved[0] is None
+    assert [incident.tensors for incident in hook.saver.refused] == [('x',)]
+    assert hook.saved[1].endswith('beside-4')
+    assert list(tf1.train.load_checkpoint(hook.saved[1]).get_tensor('x')) == [3.0, 4.0]
+
+
+def test_large_finite_values_that_the_sum_doubts_are_saved_from_the_copy(tmp_path):
+    model = Linear()
+    large = tf1.get_variable('large', initializer=[3e38, -3e38])
+    train_op = slimguard.create_train_op(model.loss, model.optimizer)
+    del large
+
+    class Saves(tf1.train.SessionRunHook):
+        def after_run(self, run_context, run_values):
+            if not hasattr(self, 'thread'):
+                self.saved = []
+                self.thread = threading.Thread(
+                    target=lambda: self.saved.append(
+                        saver.save(run_context.session, str(tmp_path / 'beside'), model.step)
+                    )
+                )
+                self.thread.start()
+
+    hook, saver = Saves(), slimguard.FiniteSaver()
+    train_quietly(train_op, tmp_path, 3, hooks=[hook], saver=saver)
+    hook.thread.join(60)
+    (path,) = hook.saved
+    assert path.endswith('beside-1')
+    assert list(tf1.train.load_checkpoint(path).get_tensor('large')) == pytest.approx([3e38, -3e38])

@@ -1,0 +1,55 @@
+"""A detector whose learning rate is far too large, not edited: a smaller one trains it."""
+
+import json
+import os
+import re
+
+import pytest
+
+from tests.helpers.children import ROOT, forked_python
+
+STEPS = 300
+SCRIPT = os.path.join(ROOT, 'tests', 'programs', 'small_detector.py')
+
+
+def detect(optimizer, logdir, *run):
+    """The process, and what it printed: the first loss, the last, the step, what is not finite."""
+    process = forked_python(*run, SCRIPT, optimizer, '1', str(STEPS), str(logdir))
+    first, last = re.findall('(?:first|last) ([^ \n]+)', process.stdout)
+    step, bad = re.findall(r'(?:step|not finite) (\d+)', process.stdout)
+    return process, float(first), float(last), int(step), int(bad)
+
+
+def under(*options):
+    return ('-m', 'slimguard', 'run', '--capture=no', *options)
+
+
+def test_as_it_is_its_weights_are_lost(tmp_path):
+    process, _, last, step, bad = detect('Momentum', tmp_path)
+    assert process.returncode == 0, process.stderr
+    assert last != last and step == STEPS and bad > 0
+
+
+def test_without_a_smaller_learning_rate_it_explodes_after_each_rollback(tmp_path):
+    process, _, _, step, bad = detect('Momentum', tmp_path, *under('--on_nan=skip:3,rollback:5'))
+    assert process.returncode == 1 and step < STEPS and bad == 0
+    assert 'Rollback(learning_rate=0.3)' in process.stderr
+
+
+@pytest.mark.parametrize(
+    'optimizer, options',
+    [
+        ('Momentum', ()),
+        # Their steps have a bounded size: they explode, and stay finite, until max_loss says so.
+        ('RMSProp', ('--max_loss=1000',)),
+        ('Adam', ('--max_loss=1000',)),
+    ],
+    ids=['Momentum', 'RMSProp', 'Adam'],
+)
+def test_with_a_smaller_one_after_each_rollback_it_trains(optimizer, options, tmp_path):
+    run = under('--on_nan=skip:3,rollback:5x0.3,raise', *options)
+    process, first, last, step, bad = detect(optimizer, tmp_path, *run)
+    assert process.returncode == 0, process.stderr
+    assert (step, bad) == (STEPS, 0) and last < first
+    with open(str(tmp_path / 'slimguard' / 'learning_rate.json')) as file:
+        assert json.load(file)['factor'] < 1

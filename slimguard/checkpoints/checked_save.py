@@ -104,22 +104,32 @@ class _SaveClone:
         check: Callable[[Sequence['_Saved'], str], Optional[tf.Operation]],
         values: Mapping[Any, tf.Tensor] = {},
     ):
+        self._check = check
         saved = list(_saved_floats(_saves_of(save_tensor), values))
         checked = check([v for v in saved if not graphs.is_reference(v.tensor)], 'values')
         clones = _clone_saves(save_tensor, [] if checked is None else [checked], values)
         written = clones[save_tensor.op].outputs[save_tensor.value_index]
-        # Where it is fed nothing is written, and what comes after it is checked all the same.
-        self._written = tf.identity(written, name='written')
-        with tf.control_dependencies([tf.identity(self._written).op]):
-            self._refs = check([v for v in saved if graphs.is_reference(v.tensor)], 'refs')
-        with tf.control_dependencies([] if self._refs is None else [self._refs]):
-            self._path = tf.identity(self._written, name='path')
+        self._refs = [v for v in saved if graphs.is_reference(v.tensor)]
+        with tf.control_dependencies([tf.identity(written, name='written').op]):
+            checked = check(self._refs, 'refs')
+        with tf.control_dependencies([] if checked is None else [checked]):
+            self._path = tf.identity(written, name='path')
+        self._ahead: Optional[tf.Operation] = None
 
     def run(self, session, feed_dict: Dict[Any, Any], replaces: bool) -> Any:
         """Checks and saves; what cannot be checked on its way is checked ahead if it `replaces`."""
-        if replaces and self._refs is not None:
-            session.run(self._refs, {self._written: b''})
+        if replaces and self._refs:
+            session.run(self._check_ahead())
         return session.run(self._path, feed_dict)
+
+    def _check_ahead(self) -> tf.Operation:
+        """A check that writes nothing; its ops are added when one is needed for the first time."""
+        if self._ahead is None:
+            graph = self._path.graph
+            with tf_private.unfinalized(graph), ops.our_scope(graph, 'save_ahead'):
+                self._ahead = self._check(self._refs, 'refs')
+        assert self._ahead is not None  # there are values to check
+        return self._ahead
 
 
 def _saves_of(save_tensor: tf.Tensor) -> List[tf.Operation]:

@@ -50,6 +50,7 @@ def newest(logdir):
 )
 @pytest.mark.parametrize('bad', [np.nan, np.inf])
 def test_a_bad_variable_is_not_saved_and_what_was_saved_stays(folder, settings, use_resource, bad):
+    around = os.listdir(os.curdir)
     weights = Weights(use_resource)
     saver = slimguard.FiniteSaver(**settings)
     with tf1.Session() as session:
@@ -73,6 +74,7 @@ def test_a_bad_variable_is_not_saved_and_what_was_saved_stays(folder, settings, 
     assert (incident.step, incident.tensors, incident.action) == (2, ('w',), 'save refused')
     (record,) = records_in(str(folder))
     assert record['tensors'] == ['w'] and record['step'] == 2
+    assert os.listdir(os.curdir) == around  # where a save op writes that nobody feeds a path
 
 
 @REF_OR_RESOURCE

@@ -14,7 +14,7 @@ from slimguard import gate as gates
 from slimguard.incidents.policies import OnNan
 from slimguard.system import files
 from slimguard.training.gate_watcher import GateWatcher
-from slimguard.training.hook_training import Settings
+from slimguard.training.hook_training import HookSettings
 from slimguard.training.preemption import SECONDS
 
 SessionRunHook = tf1.train.SessionRunHook
@@ -103,7 +103,7 @@ class NanLossHook(GateWatcher, NanTensorHook):
     ):
         gates.require_loss(loss_tensor, 'loss_tensor')
         NanTensorHook.__init__(self, loss_tensor, fail_on_nan_loss)
-        settings = Settings(capture, max_bundles, progress, preemption_seconds)
+        settings = HookSettings(capture, max_bundles, progress, preemption_seconds)
         GateWatcher.__init__(
             self, on_nan, fail_on_nan_loss, max_loss, logdir, ends_job, loss_tensor, settings
         )

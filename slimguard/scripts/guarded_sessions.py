@@ -37,7 +37,7 @@ _NO_PARTIAL_RUN = (
 )
 
 
-class Settings(NamedTuple):
+class ScriptSettings(NamedTuple):
     """How to guard a script.
 
     Attributes:
@@ -71,7 +71,7 @@ class GuardedSessions:
       files: where the script keeps its files.
     """
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: ScriptSettings):
         self.seen = Seen()
         self._lock = threading.RLock()
         self.files = ScriptFiles(settings.logdir, self._lock, lambda: self.seen.train_ops)

@@ -20,7 +20,7 @@ from slimguard import gate as gates
 from slimguard.diagnosis.evidence import require_max_bundles
 from slimguard.incidents.policies import OnNan, Skip, fallbacks_of
 from slimguard.scripts import good_checkpoints
-from slimguard.scripts.guarded_sessions import GuardedSessions, Settings
+from slimguard.scripts.guarded_sessions import GuardedSessions, ScriptSettings
 from slimguard.scripts.patches import Patches
 from slimguard.scripts.train_steps import name_of
 from slimguard.system import files
@@ -91,7 +91,7 @@ def instrument(
     if on_nan is not None:
         fallbacks_of(on_nan)
     logdir = None if logdir is None else files.as_logdir(logdir)
-    settings = Settings(on_nan, max_loss, logdir, capture, max_bundles, preemption_seconds)
+    settings = ScriptSettings(on_nan, max_loss, logdir, capture, max_bundles, preemption_seconds)
     if _active is not None:
         if settings != _active.settings:
             raise ValueError(
@@ -117,7 +117,7 @@ class Instrumentation:
       sessions: what guards the sessions.
     """
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: ScriptSettings):
         self.settings = settings
         self._replaced: Dict[Callable, Callable] = {}
         slims: Dict[Callable, Callable] = {}

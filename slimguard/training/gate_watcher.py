@@ -24,7 +24,7 @@ from slimguard.incidents.policies import FallbackChain, OnNan, Policy, Raise, Ro
 from slimguard.system import files
 from slimguard.training import back_off, checkpoint_dir, step_counters
 from slimguard.training.context import Borrower, TrainingContext
-from slimguard.training.hook_training import DEFAULTS, HookTraining, KeptByLoop, Settings
+from slimguard.training.hook_training import DEFAULTS, HookSettings, HookTraining, KeptByLoop
 from slimguard.training.incident_handler import NO_GATE, NO_LOGDIR, Action, IncidentHandler
 from slimguard.training.incident_reading import Reading
 from slimguard.training.open_incident import IncidentList
@@ -49,7 +49,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         logdir: Optional[files.Path] = None,
         ends_job: bool = True,
         loss: Optional[tf.Tensor] = None,
-        settings: Settings = DEFAULTS,
+        settings: HookSettings = DEFAULTS,
     ):
         gates.require_max_loss(max_loss)
         logdir = None if logdir is None else files.as_logdir(logdir)
@@ -235,7 +235,7 @@ def _own_part(
     graph: tf.Graph,
     directory: Optional[str],
     calling: tf_callers.CallingSession,
-    settings: Settings,
+    settings: HookSettings,
 ) -> KeptByLoop:
     """What a watcher does beyond watching, in a loop that does it not."""
     if context.is_kept:

@@ -41,7 +41,7 @@ from slimguard.training.progress import Progress, progress_bar
 from slimguard.training.step_preemption import StepPreemption
 
 
-class Settings(NamedTuple):
+class HookSettings(NamedTuple):
     """What the user of a hook says of all this; see `NanLossHook`."""
 
     capture: bool = True
@@ -49,14 +49,14 @@ class Settings(NamedTuple):
     progress: bool = False
     preemption_seconds: float = preemption.SECONDS
 
-    def require(self) -> 'Settings':
+    def require(self) -> 'HookSettings':
         """Raises ValueError for a bad one."""
         require_max_bundles(self.max_bundles)
         preemption.require_seconds(self.preemption_seconds)
         return self
 
 
-DEFAULTS = Settings()
+DEFAULTS = HookSettings()
 
 # By session, the directories that the hooks of one keep: several hooks may watch it.
 _kept_in: Any = weakref.WeakKeyDictionary()
@@ -130,7 +130,7 @@ class HookTraining(KeptByLoop):
         graph: tf.Graph,
         directory: Optional[str],
         calling: tf_callers.CallingSession,
-        settings: Settings,
+        settings: HookSettings,
         saves: Optional[bool],
     ):
         self._captures: Dict[gates.Gate, Evidence] = {}

@@ -10,7 +10,7 @@ from slimguard.graph.sessions import SessionInterface
 from slimguard.incidents.policies import OnNan
 from slimguard.system import files
 from slimguard.training.context import TrainingContext
-from slimguard.training.hook_training import Settings
+from slimguard.training.hook_training import HookSettings
 from slimguard.training.hooked_session import HookedSession
 from slimguard.training.preemption import SECONDS
 from slimguard.training.watchers import lent, with_watcher
@@ -130,7 +130,7 @@ def watch(
             'itself: hooks=[slimguard.NanLossHook(loss)]' % (session,)
         )
     logdir = None if logdir is None else files.as_logdir(logdir)
-    settings = Settings(capture, max_bundles, progress, preemption_seconds).require()
+    settings = HookSettings(capture, max_bundles, progress, preemption_seconds).require()
     hooks, _ = with_watcher(hooks, on_nan, max_loss, logdir, settings)
     # Nobody makes its session anew, as a job may ask for.
     context = TrainingContext(max_loss=max_loss, logdir=logdir, joins_job=False)

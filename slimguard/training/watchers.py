@@ -9,7 +9,7 @@ from slimguard import gate as gates
 from slimguard.incidents.policies import OnNan, fallbacks_of
 from slimguard.training.context import TrainingContext
 from slimguard.training.gate_watcher import GateWatcher
-from slimguard.training.hook_training import DEFAULTS, Settings
+from slimguard.training.hook_training import DEFAULTS, HookSettings
 
 
 def with_watcher(
@@ -17,7 +17,7 @@ def with_watcher(
     on_nan: OnNan,
     max_loss: Optional[float],
     logdir: Optional[str] = None,
-    settings: Settings = DEFAULTS,
+    settings: HookSettings = DEFAULTS,
 ) -> Tuple[List[tf1.train.SessionRunHook], GateWatcher]:
     """The hooks, and the one of them that decides: a NanLossHook, or else one that is added.
 

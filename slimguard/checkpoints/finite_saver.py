@@ -69,35 +69,18 @@ class FiniteSaver(tf1.train.Saver):
                     'FiniteSaver was given a Saver and %s beside it; make the Saver with these, '
                     'then wrap it' % ', '.join(sorted(settings))
                 )
-            self._keep(var_list)
+            self._saver = var_list
         else:
-            self._keep(tf1.train.Saver(var_list, **settings))
-        if tf_private.is_built(self._saver):
-            self._build_checks()
-
-    @classmethod
-    def around(cls, saver: tf1.train.Saver, graph: tf.Graph) -> 'FiniteSaver':
-        """One around the Saver of a graph, finalized or not, that adds its check when it is needed.
-
-        It may never be; and for a large model, that takes seconds.
-        """
-        if isinstance(saver, cls):
-            return saver
-        made = cls.__new__(cls)
-        made._keep(saver)
-        made._built_late_in = graph
-        return made
-
-    def _keep(self, saver: tf1.train.Saver) -> None:
+            self._saver = tf1.train.Saver(var_list, **settings)
         self.refused: List[Incident] = []
         self.failure: Optional[tf.errors.OpError] = None
         self.make_room: Optional[Callable[[str, int], List[str]]] = None
         # The Supervisor saves from a thread of its own, and a rollback restores meanwhile.
         self.lock = threading.RLock()
-        self._saver = saver
         self._checked: Optional[CheckedSave] = None
         self._room_needed: Optional[RoomNeeded] = None
-        self._built_late_in: Optional[tf.Graph] = None  # unless the checks are there from the start
+        if tf_private.is_built(self._saver):
+            self._build_checks()
 
     # The state is the wrapped saver's. A Saver's own methods find all that they read there.
 
@@ -145,7 +128,6 @@ class FiniteSaver(tf1.train.Saver):
         """
         given = files.as_text(save_path, 'save_path')
         path = _absolute(given)
-        self._build_late()
         if self._checked is None:  # an empty saver, or one that was never built: Saver says so
             return self._saver.save(sess, given, global_step, latest_filename, *args, **kwargs)
         with contextlib.ExitStack() as stack:
@@ -184,7 +166,6 @@ class FiniteSaver(tf1.train.Saver):
 
         It is written beside those that exist: the oldest goes once the new one is whole.
         """
-        self._build_late()
         if self._room_needed is None:
             return 0
         return self._room_needed.after(self._saver.last_checkpoints)
@@ -206,13 +187,6 @@ class FiniteSaver(tf1.train.Saver):
         with ops.our_scope(graph, 'save'):
             self._checked = CheckedSave(graph, self._saver.saver_def)
         self._room_needed = RoomNeeded(graph, self._checked.size)
-
-    def _build_late(self) -> None:
-        graph = self._built_late_in
-        if graph is None or self._checked is not None:
-            return
-        with self.lock, graph.as_default(), tf_private.unfinalized(graph):
-            self._build_checks()
 
 
 def _absolute(save_path: str) -> str:

@@ -25,8 +25,14 @@ PROBATION = 10
 # A state whose loss is so many times that of all older ones, and that of the first steps, is
 # ruined, though it may be finite. A loss that rises for another reason does not rise so far.
 _RUINED = 10.0
-# The loss of a state is the median of the losses of so many good steps before it.
+# The weights are ruined now if the last losses are so many times that. What is called so is not
+# skipped any more, and there are losses that rise tenfold, as those of two networks that compete.
+_RUINED_NOW = 100.0
+# The loss of a state is the median of the losses of so many good steps before it, and that of the
+# first steps is the median of as many. With few images in a batch any one of them may be small.
 _LOSSES = 10
+# The loss now is the median of so many.
+_FEW = 3
 
 
 class Snapshot(NamedTuple):
@@ -69,6 +75,7 @@ class Snapshots:
         self._step_name = None if step is None else step.op.name
         self._kept: List[Snapshot] = []  # the newest first: it is, or was, on probation
         self._followed = 0  # how many have been followed by another
+        self._is_wanted = most > 0  # else nobody goes back
         self._is_fitted = False  # to the memory that is free
         self._good = 0  # steps
         self._due = 0.0  # by the clock
@@ -125,12 +132,36 @@ class Snapshots:
         self._went_back_to, self._went_back_at = snapshot, self._good
         self._losses.clear()
 
+    def ruin(self) -> str:
+        """Why the weights are ruined as they are now, though they may be finite; else ''."""
+        usual = self._usual_loss(self._kept[::-1])
+        if not self._is_wanted or usual is None or len(self._losses) < _FEW:
+            return ''
+        now = statistics.median(list(self._losses)[-_FEW:])
+        if not now > _RUINED_NOW * usual:
+            return ''
+        return (
+            '; and the weights are ruined: the loss is %g, the median of the last %d good steps, '
+            'and was %g at most' % (now, _FEW, usual)
+        )
+
     def _is_ruined(self, snapshot: Snapshot, older: List[Snapshot]) -> bool:
-        if snapshot.loss is None:
+        usual = self._usual_loss(older)
+        if snapshot.loss is None or usual is None:
             return False
-        known = [each.loss for each in older] + [self._first_loss]
-        losses = [loss for loss in known if loss is not None]
-        return bool(losses) and snapshot.loss > _RUINED * max(losses)
+        return snapshot.loss > _RUINED * usual
+
+    def _usual_loss(self, snapshots: List[Snapshot]) -> Optional[float]:
+        """The largest loss of the first steps and of those snapshots that are not ruined.
+
+        Args:
+          snapshots: the oldest first.
+        """
+        usual = self._first_loss
+        for loss in [each.loss for each in snapshots if each.loss is not None]:
+            if usual is None or loss <= _RUINED * usual:
+                usual = max(loss, usual or 0.0)
+        return usual
 
     def _take(self, session) -> None:
         began = self._clock()

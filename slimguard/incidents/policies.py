@@ -24,6 +24,7 @@ class PolicyState:
         included.
       rollbacks: the number of rollbacks so far.
       state_lost: whether variables were not finite already before the present incident's step.
+      ruin: why the weights are finite and ruined; '' if they are not, or nobody knows.
       steps: the number of steps so far.
       skipped: how many of them were skipped.
       skipped_at: the numbers of those of the last thousand steps that were; none of before a
@@ -34,6 +35,7 @@ class PolicyState:
         self.in_a_row = 0
         self.rollbacks = 0
         self.state_lost = False
+        self.ruin = ''
         self.steps = 0
         self.skipped = 0
         self.skipped_at: Deque[int] = collections.deque()
@@ -90,7 +92,8 @@ class Stop(Policy):
 class Skip(Policy):
     """Go on with the next batch, until `max_consecutive` steps in a row were skipped.
 
-    It does not skip where the weights themselves are lost, since every batch is bad then.
+    It does not skip where the weights themselves are lost, since every batch is bad then; nor where
+    they are ruined, which is known where a `Rollback` follows in the chain.
 
     Args:
       max_consecutive: how many steps in a row.
@@ -108,12 +111,13 @@ class Skip(Policy):
         return (
             state.in_a_row <= self.max_consecutive
             and not state.state_lost
+            and not state.ruin
             and not self._has_spent(state)
         )
 
     def why_not(self, state: PolicyState) -> str:
         if not self._has_spent(state):
-            return ''
+            return state.ruin
         return '; %d of the %d steps before it were skipped, and max_ratio=%g allows no more' % (
             state.skipped_lately(),
             min(state.steps - 1, _LAST_STEPS - 1),
@@ -286,12 +290,18 @@ class FallbackChain:
         self._otherwise = otherwise
         self._state = PolicyState()
 
-    def decide(self, incident: 'Incident') -> Policy:
-        """The policy that takes one more incident. A callable's own exceptions pass through."""
+    def decide(self, incident: 'Incident', ruin: str = '') -> Policy:
+        """The policy that takes one more incident. A callable's own exceptions pass through.
+
+        Args:
+          incident: the incident.
+          ruin: as for `PolicyState`.
+        """
         self.why_not = ''
         self._state.steps += 1
         self._state.in_a_row += 1
         self._state.state_lost = incident.state_lost
+        self._state.ruin = ruin
         policy = self._first_willing(self.fallbacks, incident) or Raise()
         if isinstance(policy, Rollback):
             self._state.rollbacks += 1

@@ -7,7 +7,6 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
-from slimguard.checkpoints.snapshots import Snapshots
 from slimguard.diagnosis.evidence import Evidence
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.journal import Journal
@@ -95,7 +94,7 @@ class ScriptWatcher(GateWatcher):
         rates = gates.learning_rates_of(graph)
         back_off = None if rates is None else BackOff(rates, lambda: self._files.logdir)
         restorer = ScriptRestorer(self._files, graph)
-        recovery = Recovery(restorer, Snapshots(graph, policies.snapshots), back_off)
+        recovery = Recovery(restorer, self._own.snapshots(graph, policies.snapshots), back_off)
         self._handle_with(policies, self._journal, recovery)
         self._preparation = _ScriptPreparation(self._prepare, recovery)
 

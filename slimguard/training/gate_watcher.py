@@ -133,6 +133,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
           acting: what raised the error, for the record.
           error: the error.
         """
+        run_values = self._own.answered(run_context, run_values, self.incident_count)
         for reading in self._read(run_context, run_values) or ():
             self.record_failure(run_context, reading, acting, error)
 

@@ -75,12 +75,14 @@ class KeptByLoop:
         self.evidence: Mapping[gates.Gate, Evidence] = evidence
         self.saver: Optional[FiniteSaver] = None
         self.loss: Any = None
+        self._compares_losses = False
 
     def capture(self, gate: gates.Gate) -> None:
         """Has the bad steps of a gate captured, from its next step on."""
 
     def snapshots(self, graph: tf.Graph, most: int) -> Snapshots:
-        """What keeps so many states in memory."""
+        """What keeps so many states in memory, with their losses."""
+        self._compares_losses = most > 0
         return Snapshots(graph, most)
 
     def open(self, session, saves: bool, closed: Callable[[], None]) -> None:
@@ -94,11 +96,22 @@ class KeptByLoop:
 
     def asking(self, session, args: tf1.train.SessionRunArgs, losses: Sequence[tf.Tensor]) -> Any:
         """What the hook asks for in a step: `args`, and what else there is to know."""
+        if losses and self.asks_for_loss():
+            return args._replace(fetches=_Fetched(args.fetches, losses[:1]))
         return args
+
+    def asks_for_loss(self) -> bool:
+        """Whether the loss of the next step is to be fetched."""
+        return self._compares_losses
 
     def answered(self, run_context, run_values, incidents: int) -> Any:
         """What the hook is to read of what it asked for: the values for `args`."""
-        return run_values
+        if not isinstance(run_values.results, _Fetched):
+            return run_values
+        told, losses = run_values.results
+        if losses and math.isfinite(losses[0]):
+            self.loss = losses[0]
+        return run_values._replace(results=told)
 
     def saving_before_errors(self, session, take_failure: Callable) -> ContextManager:
         """Saves the last good state before an error ends the training.
@@ -146,7 +159,6 @@ class HookTraining(KeptByLoop):
         self._keeper: Optional[CheckpointKeeper] = None
         self._preemption: Optional[StepPreemption] = None
         self._progress: Optional[Progress] = None
-        self._compares_losses = False
         self._stop_asked = False
         self._is_saved = False  # since the last step
         if self._directory is not None and saves is not False:
@@ -160,10 +172,6 @@ class HookTraining(KeptByLoop):
         if self._settings.capture and gate not in self._captures and not self._graph.finalized:
             folder = None if self._saves is False or self._directory is None else self._record_in
             collect(self._captures, gate, folder, self._settings.max_bundles)
-
-    def snapshots(self, graph: tf.Graph, most: int) -> Snapshots:
-        self._compares_losses = most > 0
-        return KeptByLoop.snapshots(self, graph, most)
 
     # The session.
 
@@ -240,10 +248,13 @@ class HookTraining(KeptByLoop):
         if self._preemption is not None:
             self._hear_signals(session)
             self._preemption.begin_step()
-        is_shown = self._progress is not None and self._progress.is_due()
-        if is_shown or self._compares_losses and losses:
-            return args._replace(fetches=_Fetched(args.fetches, losses[:1]))
-        return args
+        return KeptByLoop.asking(self, session, args, losses)
+
+    def asks_for_loss(self) -> bool:
+        return KeptByLoop.asks_for_loss(self) or self._is_progress_due()
+
+    def _is_progress_due(self) -> bool:
+        return self._progress is not None and self._progress.is_due()
 
     def answered(self, run_context, run_values, incidents: int) -> Any:
         if self._preemption is not None:
@@ -251,14 +262,10 @@ class HookTraining(KeptByLoop):
             if self._stop_asked:
                 self._preemption.end(run_context.session)
                 run_context.request_stop()
-        if not isinstance(run_values.results, _Fetched):
-            return run_values
-        told, losses = run_values.results
-        if losses and math.isfinite(losses[0]):
-            self.loss = losses[0]
-        if self._progress is not None and self._progress.is_due():
+        run_values = KeptByLoop.answered(self, run_context, run_values, incidents)
+        if self._is_progress_due():
             self._show(run_context.session, incidents)
-        return run_values._replace(results=told)
+        return run_values
 
     def _show(self, session, incidents: int) -> None:
         if self._progress is not None:
@@ -309,10 +316,9 @@ def _finite_saver(graph: tf.Graph, calling: tf_callers.CallingSession) -> Finite
 
     It is the session's own, or the graph's, as TensorFlow's hooks take it; else a new one.
     """
-    saver = calling.saver() or offer_saver(graph, is_built_later=calling.builds_saver)
-    if graph.finalized and not isinstance(saver, FiniteSaver):
-        return FiniteSaver.around(saver, graph)
-    finite = make_finite(graph, saver)
+    with tf_private.unfinalized(graph):
+        saver = calling.saver() or offer_saver(graph, is_built_later=calling.builds_saver)
+        finite = make_finite(graph, saver)
     calling.use(finite)
     return finite
 

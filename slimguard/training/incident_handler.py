@@ -158,7 +158,8 @@ class IncidentHandler:
     ) -> None:
         """Also says what will be done, as a bundle tells it."""
         try:
-            self._policy = self._policies.decide(handled.incident)
+            ruin = '' if self._recovery is None else self._recovery.ruin()
+            self._policy = self._policies.decide(handled.incident, ruin)
             handled.note_reason(self._policies.why_not)
         except Exception as error:
             is_theirs = isinstance(error, _ENDS_AS_DECIDED)
@@ -207,6 +208,8 @@ class IncidentHandler:
             incident = self._roll_back(run_context.session, handled, self._policy, job)
         if incident.action == 'raise' and (self._policies.rollbacks or _is_above(incident)):
             incident = handled.note(advice=EXPLOSION)
+        if incident.action == 'raise' and incident.held and self._recovery is not None:
+            self._recovery.leave_ruin(run_context.session)
         _end(run_context, incident, job if ends_job else None)
 
     def _roll_back(

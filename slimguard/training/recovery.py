@@ -4,6 +4,7 @@ import re
 from typing import Any, Callable, List, Optional, Sequence
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard.checkpoints.rollback import Restorer
 from slimguard.checkpoints.snapshots import PROBATION, Snapshots
@@ -37,6 +38,23 @@ class Recovery:
     def step_was_good(self, session, loss: Any) -> None:
         """Notes a step without an incident, and its loss or None; a snapshot may be due."""
         self._snapshots.step_was_good(session, loss)
+
+    def ruin(self) -> str:
+        """Why going on would be of no use, as the weights are finite and ruined; else ''."""
+        return self._snapshots.ruin()
+
+    def leave_ruin(self, session) -> None:
+        """Restores the newest snapshot that is trusted where the weights are finite and ruined.
+
+        What is saved before an error ends the training is to be of use.
+        """
+        ruin = self.ruin()
+        snapshot = self._snapshots.trusted() if ruin else None
+        if snapshot is not None:
+            self._snapshots.restore(session, snapshot)
+            tf1.logging.warning(
+                'slimguard: what is saved as the last good state is %s%s.', snapshot.name, ruin
+            )
 
     def use_checkpoints_only(self) -> None:
         """For a job: what its processes have in memory they cannot all go back to."""
@@ -103,7 +121,10 @@ class Recovery:
         """One of these checkpoints, of which the newest comes first."""
         if self._snapshots.is_soon and self._went_back_to in good:
             return (good[good.index(self._went_back_to) + 1 :] or good[-1:])[0]
-        return next((each for each in good if _is_trusted(each, step)), (good or [None])[0])
+        trusted = next((each for each in good if _is_trusted(each, step)), None)
+        if trusted is not None or not good:
+            return trusted
+        return good[-1] if self.ruin() else good[0]
 
     def prepare(self, session, went_back: Optional[Incident], saves: bool) -> None:
         """What the chief does to a session before anybody trains in it.

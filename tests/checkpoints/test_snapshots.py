@@ -151,6 +151,35 @@ class TestTrust:
         assert training.go_back() == 661
 
 
+class TestRuin:
+    def test_is_a_loss_that_is_a_hundred_times_all_before_it(self):
+        training = Training()
+        training.train(40, loss=2.0)
+        training.train(1, loss=201.0)
+        assert training.snapshots.ruin() == ''  # the median of three
+        training.train(1, loss=201.0)
+        ruin = '; and the weights are ruined: the loss is 201, the median of the last 3 good steps'
+        assert training.snapshots.ruin() == ruin + ', and was 2 at most'
+        training.train(40, loss=-201.0)  # snapshots of this do not hide it
+        assert training.snapshots.ruin().endswith('was 2 at most')
+        assert training.go_back() <= 41
+        training.train(3, loss=2.0)
+        assert training.snapshots.ruin() == ''
+
+    def test_is_not_what_rises_more_slowly(self):
+        training = Training()
+        for loss in [1.0, 8.0, 64.0, 512.0]:
+            training.train(40, loss=loss)
+            assert training.snapshots.ruin() == ''
+
+    @pytest.mark.parametrize('most, losses', [(0, [1.0] * 20 + [1e9] * 20), (3, [None] * 40)])
+    def test_is_not_known_without_a_rollback_or_without_losses(self, most, losses):
+        training = Training(most=most)
+        for loss in losses:
+            training.train(1, loss=loss)
+        assert training.snapshots.ruin() == ''
+
+
 def test_what_is_shared_at_the_start_is_restored_apart():
     start = tf.constant([1.0, 2.0])
     first, second = (tf1.get_variable(name, initializer=start) for name in 'ab')

@@ -145,6 +145,14 @@ def test_a_callable_that_returns_nonsense_is_named():
         decisions(lambda incident: lambda incident: None, 'x')
 
 
+def test_what_is_ruined_is_not_skipped():
+    chain = FallbackChain([Skip(3), Rollback()], Raise())
+    assert isinstance(chain.decide(incident()), Skip) and chain.why_not == ''
+    assert isinstance(chain.decide(incident(), '; and the weights are ruined'), Rollback)
+    assert chain.why_not == '; and the weights are ruined'
+    assert isinstance(chain.decide(incident()), Skip)
+
+
 def test_policies_are_values():
     assert Skip(3) == Skip(max_consecutive=3) != Skip(4)
     assert Stop() == Stop() != Raise()

@@ -67,6 +67,15 @@ class TestAfterABadStep:
         assert trained.drawn == 26 + 19
         assert checkpoint_at(tmp_path) == (30, [])
 
+    def test_raise_saves_a_state_that_is_not_ruined(self, loop, tmp_path, monkeypatch):
+        monkeypatch.setattr(snapshots, '_SHARE', 1e9)
+        monkeypatch.setattr(snapshots, '_RUINED_NOW', 1e-9)  # so what is in memory always is
+        policies = [slimguard.Skip(1), slimguard.Rollback(1), 'raise']
+        with pytest.raises(slimguard.NanLossError, match='the weights are ruined'):
+            loop(Given(str(tmp_path), on_nan=policies, bad=(25, 50), steps=60))
+        assert steps_of(records_in(tmp_path)) == [(25, 'rollback'), (35, 'raise')]
+        assert checkpoint_at(tmp_path) == (22, [])
+
     def test_max_loss(self, loop, tmp_path):
         loop(Given(str(tmp_path), on_nan='skip', bad=(), steps=2, max_loss=1e6))
         assert records_in_if_any(tmp_path) == []

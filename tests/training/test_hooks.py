@@ -241,7 +241,7 @@ def test_the_log_line_can_be_acted_on():
         'slimguard: incident %d at global step %d (loss nan): not finite: loss Mean, gradient of '
         'w; nothing was written; skipping this batch.' % numbers
         for numbers in ((1, 3), (2, 4))
-    ]
+    ] + ['slimguard: 2 of 8 batches were skipped.']
 
 
 def test_while_a_hook_watches_nothing_is_printed(capfd):

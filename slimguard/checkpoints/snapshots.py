@@ -69,10 +69,8 @@ class Snapshots:
     def __init__(self, graph: tf.Graph, most: int, clock: Callable[[], float] = time.perf_counter):
         self.most = most
         self._clock = clock
-        with graph.as_default():
-            self._variables = {each.op.name: each for each in tf1.global_variables()}
-            step = tf1.train.get_global_step()
-        self._step_name = None if step is None else step.op.name
+        self._graph = graph
+        self._variables: Dict[str, Any] = {}  # by name
         self._kept: List[Snapshot] = []  # the newest first: it is, or was, on probation
         self._followed = 0  # how many have been followed by another
         self._is_wanted = most > 0  # else nobody goes back
@@ -111,7 +109,11 @@ class Snapshots:
         Shortly after a return it is older than the one that was returned to.
         """
         kept = self._kept[::-1]
-        before = self._went_back_to.taken_at if self.is_soon and self._went_back_to else None
+        before = None
+        if self.is_soon:
+            if self._went_back_to is None:
+                return None  # it was a checkpoint, and all that is kept is newer
+            before = self._went_back_to.taken_at
         for number in reversed(range(len(kept))):
             is_older = before is None or kept[number].taken_at < before
             is_over = self._good - kept[number].taken_at >= PROBATION
@@ -164,6 +166,9 @@ class Snapshots:
         return usual
 
     def _take(self, session) -> None:
+        if not self._variables:  # not before: hooks may add some when they begin
+            with self._graph.as_default():
+                self._variables = {each.op.name: each for each in tf1.global_variables()}
         began = self._clock()
         values = read_variables(session, self._variables)
         if not self._is_fitted:
@@ -185,9 +190,10 @@ class Snapshots:
         self._kept.insert(0, snapshot)
 
     def _name_of(self, values: Dict[str, np.ndarray]) -> str:
-        if self._step_name not in values:
+        step = tf1.train.get_global_step(self._graph)
+        if step is None or step.op.name not in values:
             return 'a snapshot after %d good steps' % self._good
-        return 'a snapshot of global step %d' % values[self._step_name]
+        return 'a snapshot of global step %d' % values[step.op.name]
 
     def _fit(self, size: int) -> None:
         """Keeps as many as half of the free memory holds."""

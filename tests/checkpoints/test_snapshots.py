@@ -122,6 +122,16 @@ class TestTrust:
         training.train(2 * PROBATION - 1)
         assert training.snapshots.trusted() is None  # there is none that is older
 
+    def test_soon_after_a_return_to_a_checkpoint_none_is_taken(self):
+        training = Training()
+        training.train(64)
+        training.snapshots.note_return(None)
+        assert training.kept() == []
+        training.train(2 * PROBATION - 1)
+        assert training.snapshots.trusted() is None
+        training.train(1)
+        assert training.go_back() == 65
+
     def test_much_later_it_is_not(self):
         training = Training()
         training.train(64)
@@ -193,6 +203,15 @@ def test_what_is_shared_at_the_start_is_restored_apart():
         session.run(train_op)
         snapshots.restore(session, kept)
         np.testing.assert_array_equal(session.run([first, second]), [[2.0, 3.0], [6.0, 7.0]])
+
+
+def test_a_variable_that_a_hook_adds_when_it_begins_is_kept():
+    snapshots = Snapshots(tf1.get_default_graph(), 2)
+    late = tf1.get_variable('late', initializer=1.0)
+    with tf1.Session() as session:
+        session.run(late.initializer)
+        snapshots.step_was_good(session, None)
+    assert list(snapshots._kept[0].values) == ['late']
 
 
 def test_a_variable_that_is_not_initialized_is_left_out():

@@ -171,6 +171,10 @@ class Snapshots:
                 self._variables = {each.op.name: each for each in tf1.global_variables()}
         began = self._clock()
         values = read_variables(session, self._variables)
+        odd = [name for name in values if not _can_assign(self._variables[name], values[name])]
+        if odd:
+            self._give_up(odd[0])
+            return
         if not self._is_fitted:
             self._is_fitted = True
             self._fit(sum(value.nbytes for value in values.values()))
@@ -180,6 +184,15 @@ class Snapshots:
         self._keep(Snapshot(self._name_of(values), self._good, loss, values))
         ended = self._clock()
         self._due = ended + (ended - began) / _SHARE
+
+    def _give_up(self, name: str) -> None:
+        tf1.logging.warning(
+            'slimguard: no snapshots are taken, since variable %r has a value that its initializer '
+            'cannot be given; rollback goes back to checkpoints.',
+            name,
+        )
+        self.most = 0
+        self._kept = []
 
     def _keep(self, snapshot: Snapshot) -> None:
         if len(self._kept) == self.most:  # the one to go is the last that the one after replaces
@@ -232,6 +245,12 @@ def read_variables(session, variables: Dict[str, Any]) -> Dict[str, np.ndarray]:
                 continue
     # What is fetched of a variable of the old kind is the variable's own memory.
     return {name: np.array(value) for name, value in values.items()}
+
+
+def _can_assign(variable: Any, value: np.ndarray) -> bool:
+    """Whether `assign` can put a value into a variable; its shape may have changed."""
+    inputs = getattr(variable.initializer, 'inputs', ())
+    return len(inputs) > 1 and inputs[1].shape.is_compatible_with(value.shape)
 
 
 def assign(session, values: Dict[Any, np.ndarray]) -> None:

@@ -214,6 +214,19 @@ def test_a_variable_that_a_hook_adds_when_it_begins_is_kept():
     assert list(snapshots._kept[0].values) == ['late']
 
 
+def test_where_a_variable_could_not_be_restored_none_are_taken_and_a_line_says_so():
+    grows = tf1.Variable([1.0], validate_shape=False, use_resource=False, name='grows')
+    grow = tf1.assign(grows, [1.0, 2.0], validate_shape=False)
+    snapshots = Snapshots(tf1.get_default_graph(), 3)
+    with tf1.Session() as session, LogLines() as lines:
+        session.run(grows.initializer)
+        session.run(grow)
+        snapshots.step_was_good(session, None)
+    assert snapshots.most == 0 and snapshots.trusted() is None
+    (line,) = [line for line in lines if 'no snapshots are taken' in line]
+    assert "variable 'grows'" in line
+
+
 def test_a_variable_that_is_not_initialized_is_left_out():
     training = Training()
     with tf.Graph().as_default() as graph:

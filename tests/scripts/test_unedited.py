@@ -543,9 +543,9 @@ def test_an_estimator_obeys(on_nan, steps, tmp_path):
 
 
 @pytest.mark.parametrize('guards_itself', [False, True])
-def test_a_loss_above_max_loss_is_a_bad_step_of_a_train_op_of_slims_too(guards_itself):
+def test_a_loss_above_max_loss_is_a_bad_step_of_a_train_op_of_slims_too(guards_itself, tmp_path):
     """In a plain session: slim's own `train` hands the limit on by itself."""
-    with slimguard.instrument(on_nan='raise', max_loss=1e-6):
+    with slimguard.instrument(on_nan='raise', max_loss=1e-6, logdir=tmp_path):
         model = Linear()
         create = (slimguard if guards_itself else slim.learning).create_train_op
         train_op = create(model.loss, model.optimizer)

@@ -1,11 +1,11 @@
 """Going back to an earlier state after an incident: this process alone, or with its job."""
 
-import re
 from typing import Any, Callable, List, Optional, Sequence
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
+from slimguard.checkpoints.checkpoint_files import step_in_name
 from slimguard.checkpoints.rollback import Restorer
 from slimguard.checkpoints.snapshots import PROBATION, Snapshots
 from slimguard.cluster.job import Job
@@ -106,25 +106,34 @@ class Recovery:
         if not job.takes_part:
             handled.note_reason('; and the chief, who would go back to a checkpoint, hears nothing')
             return False
-        return not job.is_chief or self._find(handled) is not None
+        # They all restore what a new session does.
+        return not job.is_chief or self._noted(self._restorer.newest(), handled) is not None
 
     def _find(self, handled: OpenIncident) -> Optional[str]:
         """The checkpoint to go back to, or None; notes which it is, or that there is none."""
-        checkpoint = self._pick(list(self._restorer.good()), handled.incident.step)
+        return self._noted(self._pick(handled.incident.step), handled)
+
+    def _noted(self, checkpoint: Optional[str], handled: OpenIncident) -> Optional[str]:
         handled.note(restored=checkpoint)
         if checkpoint is None:
             logdir = self._restorer.logdir
             handled.note_reason('; and %s holds no good checkpoint to go back to' % logdir)
         return checkpoint
 
-    def _pick(self, good: List[str], step: Optional[int]) -> Optional[str]:
-        """One of these checkpoints, of which the newest comes first."""
-        if self._snapshots.is_soon and self._went_back_to in good:
-            return (good[good.index(self._went_back_to) + 1 :] or good[-1:])[0]
-        trusted = next((each for each in good if _is_trusted(each, step)), None)
-        if trusted is not None or not good:
-            return trusted
-        return good[-1] if self.ruin() else good[0]
+    def _pick(self, step: Optional[int]) -> Optional[str]:
+        """The good checkpoint to go back to. No more of them are read than have to be."""
+        before = self._went_back_to if self._snapshots.is_soon else None
+        newer: List[str] = []
+        for each in self._restorer.good():  # the newest comes first
+            if before in newer or before is None and _is_trusted(each, step):
+                return each
+            newer.append(each)
+        if before in newer:  # none is older
+            return before
+        trusted = [each for each in newer if _is_trusted(each, step)]
+        if trusted or not newer:
+            return trusted[0] if trusted else None
+        return newer[-1] if self.ruin() else newer[0]
 
     def prepare(self, session, went_back: Optional[Incident], saves: bool) -> None:
         """What the chief does to a session before anybody trains in it.
@@ -152,8 +161,8 @@ class Recovery:
 
 def _is_trusted(checkpoint: str, step: Optional[int]) -> bool:
     """Whether a checkpoint that is named for its global step is old enough to be trusted."""
-    number = re.search(r'-(\d+)$', checkpoint)
-    return step is not None and number is not None and step - int(number.group(1)) >= PROBATION
+    saved_at = step_in_name(checkpoint)
+    return step is not None and saved_at is not None and step - saved_at >= PROBATION
 
 
 class Preparation:

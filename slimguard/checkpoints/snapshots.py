@@ -90,6 +90,8 @@ class Snapshots:
           loss: the loss of the step, or None if it is not known.
         """
         self._good += 1
+        if not self._is_wanted:
+            return
         if loss is not None:
             self._losses.append(abs(float(loss)))
             if self._first_loss is None and len(self._losses) == _LOSSES:
@@ -137,7 +139,7 @@ class Snapshots:
     def ruin(self) -> str:
         """Why the weights are ruined as they are now, though they may be finite; else ''."""
         usual = self._usual_loss(self._kept[::-1])
-        if not self._is_wanted or usual is None or len(self._losses) < _FEW:
+        if usual is None or len(self._losses) < _FEW:
             return ''
         now = statistics.median(list(self._losses)[-_FEW:])
         if not now > _RUINED_NOW * usual:

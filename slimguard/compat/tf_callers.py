@@ -5,7 +5,7 @@ TensorFlow 1.15.5 and in 2.21.0, under the same name and with the same meaning.
 """
 
 import sys
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
 import tensorflow.compat.v1 as tf1
@@ -37,6 +37,11 @@ def supervisor_that_calls() -> Optional[tf1.train.Supervisor]:
     return None
 
 
+def is_of_sessions(code: Optional[CodeType]) -> bool:
+    """Whether a function's code is in the module that `Session` is defined in."""
+    return code is not None and code.co_filename == tf1.Session.close.__code__.co_filename
+
+
 def runs_a_session(thread: int) -> bool:
     """Whether a thread, by its `get_ident`, is in a run of a session: `sys._current_frames`.
 
@@ -45,7 +50,7 @@ def runs_a_session(thread: int) -> bool:
     """
     frame: Optional[FrameType] = sys._current_frames().get(thread)
     while frame is not None:
-        if frame.f_code.co_filename == tf1.Session.close.__code__.co_filename:
+        if is_of_sessions(frame.f_code):
             return True
         frame = frame.f_back
     return False

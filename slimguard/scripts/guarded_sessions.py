@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Set
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from slimguard.compat import tf_private
+from slimguard.compat import tf_callers, tf_private
 from slimguard.diagnosis.evidence import Evidence, collect
 from slimguard.gate import Gate, scale_learning_rates
 from slimguard.graph.sessions import SessionWrapper, note_first
@@ -299,8 +299,7 @@ class _HookedSteps(HookedSession):
 
 def _is_tensorflows(run: Callable) -> bool:
     """Whether it is the `run` of TensorFlow's sessions: what replaced it is not to be gone past."""
-    code = getattr(run, '__code__', None)
-    return code is not None and code.co_filename == tf1.Session.close.__code__.co_filename
+    return tf_callers.is_of_sessions(getattr(run, '__code__', None))
 
 
 class _OfTensorFlow(SessionWrapper):

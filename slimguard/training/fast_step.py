@@ -13,6 +13,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
+from slimguard.compat import tf_callers
 from slimguard.graph import TrainOp, key, op_of
 from slimguard.training import incident_reading
 from slimguard.training.gate_watcher import GateWatcher
@@ -195,8 +196,7 @@ def _is_as_tensorflow_made_it(session) -> bool:
     """Whether nobody wraps the session or replaced its `run` (TensorFlow's own profiler does)."""
     if type(session) is not tf1.Session or 'run' in vars(session):
         return False
-    run = getattr(tf1.Session.run, '__code__', None)
-    return run is not None and run.co_filename == tf1.Session.close.__code__.co_filename
+    return tf_callers.is_of_sessions(getattr(tf1.Session.run, '__code__', None))
 
 
 def _has(hook, name: str) -> bool:

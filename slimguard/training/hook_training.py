@@ -323,10 +323,6 @@ def _finite_saver(graph: tf.Graph, calling: tf_callers.CallingSession) -> Finite
     return finite
 
 
-def _nothing() -> None:
-    """There is nothing else to do."""
-
-
 def _listen_to_close(session, training: HookTraining) -> None:
     """Has `training.close` called in place of `session.close`, once."""
     here = weakref.ref(session)  # as the session itself holds what is made here
@@ -336,7 +332,9 @@ def _listen_to_close(session, training: HookTraining) -> None:
         session = here()
         if session is None:  # it is being freed, with others in a circle
             training.drop()
-            return (before or _nothing)()
+            if before is not None:
+                before()
+            return
         if before is None:
             del session.close
         else:

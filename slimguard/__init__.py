@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from slimguard.incidents.policies import Rollback as Rollback
     from slimguard.incidents.policies import Skip as Skip
     from slimguard.incidents.policies import Stop as Stop
+    from slimguard.incidents.spike import Spike as Spike
     from slimguard.learning import create_train_op as create_train_op
     from slimguard.learning import train as train
     from slimguard.scripts.instrumentation import instrument as instrument
@@ -50,6 +51,7 @@ _HOMES = {
     'Raise': 'incidents.policies',
     'Rollback': 'incidents.policies',
     'Skip': 'incidents.policies',
+    'Spike': 'incidents.spike',
     'Stop': 'incidents.policies',
     'create_train_op': 'learning',
     'guard': 'gate',
@@ -68,6 +70,7 @@ __all__ = [
     'Raise',
     'Rollback',
     'Skip',
+    'Spike',
     'Stop',
     'compat',
     'create_train_op',

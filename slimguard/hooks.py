@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard.incidents.policies import OnNan
+from slimguard.incidents.spike import AnySpike
 from slimguard.system import files
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hook_training import HookSettings
@@ -77,8 +78,13 @@ class NanLossHook(GateWatcher, NanTensorHook):
         `progress`.
       preemption_seconds: how long the step under way may take to end after SIGTERM or Ctrl-C; see
         `slimguard.train`.
+      spike: a `slimguard.Spike`: a step whose loss or gradient norm is far above those of the last
+        good steps is an incident as well. True for its defaults. Default: no such limit.
+      history: how many of the last steps go into a bundle: their loss, learning rate and gradient
+        norms. 0 for none. Default: 200, or what `slimguard.train` says.
 
-    In `slimguard.train`, what that says of the last four holds.
+    In `slimguard.train`, what that says of `capture`, `max_bundles`, `progress` and
+    `preemption_seconds` holds.
 
     Raises:
       TypeError, ValueError: for a loss that is no floating scalar, an unknown policy, or a bad
@@ -100,10 +106,12 @@ class NanLossHook(GateWatcher, NanTensorHook):
         max_bundles: int = 5,
         progress: bool = False,
         preemption_seconds: float = SECONDS,
+        spike: AnySpike = None,
+        history: Optional[int] = None,
     ):
         gates.require_loss(loss_tensor, 'loss_tensor')
         NanTensorHook.__init__(self, loss_tensor, fail_on_nan_loss)
-        settings = HookSettings(capture, max_bundles, progress, preemption_seconds)
+        settings = HookSettings(capture, max_bundles, progress, preemption_seconds, spike, history)
         GateWatcher.__init__(
             self, on_nan, fail_on_nan_loss, max_loss, logdir, ends_job, loss_tensor, settings
         )

@@ -21,12 +21,14 @@ from slimguard.diagnosis.evidence import Evidence, collect, require_max_bundles
 from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.graph import TrainOp
 from slimguard.incidents.policies import OnNan
+from slimguard.incidents.spike import AnySpike, as_spike
 from slimguard.system import files
 from slimguard.training.checkpoint_keeper import CheckpointKeeper
 from slimguard.training.context import TrainingContext
 from slimguard.training.loop import HookedSteps, StopRequest
 from slimguard.training.preemption import SECONDS, Preemption, require_seconds
 from slimguard.training.progress import progress_bar
+from slimguard.training.step_history import STEPS, require_history
 from slimguard.training.step_runner import Schedule
 from slimguard.training.trainable import BUILD_ANEW, require_trainable
 from slimguard.training.turns import in_turns
@@ -164,6 +166,8 @@ def train(
     max_bundles: int = 5,
     ends_job: bool = True,
     preemption_seconds: float = SECONDS,
+    spike: AnySpike = None,
+    history: int = STEPS,
 ) -> Any:
     """Trains as `slim.learning.train` does, with hooks, and loses nothing to a NaN.
 
@@ -207,6 +211,11 @@ def train(
         if it is the chief, end the others as well.
       preemption_seconds: how long the step under way may take to end after SIGTERM or Ctrl-C; less
         than the time that whoever sends the signal gives the process.
+      spike: a `slimguard.Spike`: a step whose loss or gradient norm is far above those of the last
+        good steps is a bad step as well, and is not written. True for its defaults. Default: no
+        such limit.
+      history: how many of the last steps go into a bundle: their loss, learning rate and gradient
+        norms. 0 for none.
       **: the others are explained in the documentation of `slim.learning.train`.
 
     Returns:
@@ -216,9 +225,9 @@ def train(
       NanLossError: where the policy is 'raise', once the last good state is saved in `logdir`
         (by the chief). `tf.compat.v1.train.NanLossDuringTrainingError` and
         `tf.errors.InvalidArgumentError` catch it as well.
-      ValueError: as `slim.learning.train`; if `on_nan`, `max_loss`, `max_bundles` or
-        `preemption_seconds` is not what is expected, or disagrees with a hook; if the train op
-        cannot be guarded or is of another graph; if TensorFlow could not restore what it saves in
+      ValueError: as `slim.learning.train`; if `on_nan`, `max_loss`, `max_bundles`,
+        `preemption_seconds`, `spike` or `history` is not what is expected, or disagrees with a
+        hook; if the train op cannot be guarded or is of another graph; if TensorFlow could not restore what it saves in
         `logdir`, as it holds a wild card.
       ImportError: if `progress` is True and tqdm is not installed.
       RuntimeError: in eager mode; if the graph is finalized, as it is after another `train` and
@@ -231,6 +240,8 @@ def train(
         tf1.logging.warning('slimguard: logdir is empty, so nothing is saved and nothing recorded.')
     logdir = files.as_logdir(logdir) if logdir else None
     require_seconds(preemption_seconds)
+    usual = as_spike(spike)
+    require_history(history)
     graph = graph or tf1.get_default_graph()
     train_op = gates.as_train_op(train_op)
     require_trainable(train_op, graph)
@@ -238,7 +249,7 @@ def train(
     # An op that writes nothing needs no guard, and slim trains such ops as well.
     if gates.writes_something(train_op):
         train_op = gates.guard(train_op)
-    hooks, watcher = with_watcher(hooks or (), on_nan, max_loss, logdir)
+    hooks, watcher = with_watcher(hooks or (), on_nan, max_loss, logdir, spike=usual)
     if any(isinstance(hook, tf1.train.CheckpointSaverHook) for hook in hooks):
         offer_saver(graph, saver)
     keeper = None
@@ -258,6 +269,8 @@ def train(
         is_chief=is_chief,
         is_kept=True,
         is_done=functools.partial(_has_reached, number_of_steps, global_step),
+        spike=usual,
+        history=history,
     )
     before_session = _wait_for_chief(graph, master, is_chief, session_config)
     # With slim's own step and its own arguments, we know what it would do.

@@ -101,7 +101,7 @@ class Capture:
         return values
 
     def _split(self, step) -> Tuple[List[tf.Tensor], List[tf.Operation]]:
-        sources = [] if self.gate.limit is None else [self.gate.limit]
+        sources = self.gate.limits
         missing = []
         for op in self.draws:
             if graphs.loop_around(op) is not None:

@@ -40,6 +40,7 @@ from slimguard.gate import Label
 _BY_KIND = (
     ('square', explanations.explain_square),
     ('limit', explanations.explain_limit),
+    ('norm', explanations.explain_norm),
     ('state', explanations.explain_update),
     ('written', explanations.explain_update),
 )
@@ -88,7 +89,8 @@ def glance(capture: Capture, values: Dict[str, np.ndarray], why: str) -> Diagnos
     found = Diagnosis('unknown', 'all that the step drew is finite, and nothing was run again')
     for tensor in capture.sources:
         value = values.get(tensor.name)
-        if value is None or tensor is capture.gate.limit or not graphs.is_float(tensor):
+        is_limit = any(tensor is limit for limit in capture.gate.limits)
+        if value is None or is_limit or not graphs.is_float(tensor):
             continue
         if not np.isfinite(numbers(value)).all():
             found = explanations.explain_source(tensor, value)

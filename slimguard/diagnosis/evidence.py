@@ -23,6 +23,7 @@ from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.disk_room import NoRoomError, Room
 from slimguard.diagnosis.rerun import ExportOnce
 from slimguard.gate import Gate, Label
+from slimguard.incidents.history import History
 from slimguard.incidents.incident import replay_hint
 from slimguard.system import files
 from slimguard.system.rate import Rate
@@ -103,6 +104,7 @@ class Evidence:
         is_last: bool = True,
         on_removed: Callable[[], None] = lambda: None,
         step_seconds: float = 0.0,
+        history: Optional[History] = None,
     ) -> Found:
         """Diagnoses the bad step that just ran, and writes its bundle.
 
@@ -117,6 +119,7 @@ class Evidence:
             written as there may be, and later incidents cost nothing; the last one always is.
           on_removed: called if the bundle is removed again, as a checkpoint needs its room.
           step_seconds: how long a step takes; 0 if that is not known.
+          history: the last steps, for the bundle; None if they are not known.
         """
         try:
             values = self.capture.take(session)
@@ -145,6 +148,7 @@ class Evidence:
             diagnosis,
             self._max_bundles,
             export=self._export,
+            history=history,
         )
         return Found(diagnosis, self._keep(write, on_removed))
 

@@ -4,6 +4,7 @@ A tensor is not finite; a norm overflows when it is squared; the loss is above i
 variable overflows when it is updated.
 """
 
+import math
 from typing import List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -81,13 +82,32 @@ def explain_square(measured: MeasuredStep, name: str) -> Diagnosis:
 
 
 def explain_limit(measured: MeasuredStep, name: str) -> Diagnosis:
-    """The loss is above `max_loss`; `name` is not needed."""
+    """The loss is above its limit; `name` is not needed."""
     gate = measured.step.gate
     assert gate.loss is not None and gate.limit is not None  # where there is that label
     limits = [v for t, v in measured.step.feed.items() if key(t) == key(gate.limit)]
     limit = ' (%.6g)' % float(limits[0]) if limits else ''
-    trouble = 'the loss is above max_loss%s, and everything is finite' % limit
+    trouble = 'the loss is above its limit%s, and everything is finite' % limit
     told = _describe(measured, gate.loss)
+    return told._replace(trouble=trouble + _large_weights(measured))
+
+
+def explain_norm(measured: MeasuredStep, name: str) -> Diagnosis:
+    """The gradients together are above the limit of their norm, which is called `name`."""
+    gate = measured.step.gate
+    assert gate.norm_limit is not None  # where there is that label
+    limits = [v for t, v in measured.step.feed.items() if key(t) == key(gate.norm_limit)]
+    limit = ' (%.6g)' % math.sqrt(2 * float(limits[0])) if limits else ''
+    trouble = 'the %s is above its limit%s, and everything is finite' % (name, limit)
+
+    def largest(tensor: tf.Tensor) -> float:
+        found = measured.range_of(tensor)
+        return 0.0 if found is None else found.largest
+
+    floats = [t for t in measured.step.checked if gate.loss is None or key(t) != key(gate.loss)]
+    if not floats:
+        return Diagnosis('update', trouble)
+    told = _describe(measured, max(floats, key=largest))
     return told._replace(trouble=trouble + _large_weights(measured))
 
 

@@ -19,6 +19,7 @@ class GateCopy(NamedTuple):
     labels: Tuple[Label, ...]
     watched: tf.Tensor
     limit: Optional[tf.Tensor]
+    norm_limit: Optional[tf.Tensor]
 
 
 AnyGate = Union[Gate, GateCopy]

@@ -27,7 +27,9 @@ Building adds to it:
 
     builder.py            decides whether a step is bad, and carries the plan out; in this order:
     forward_copies.py     copies what forward writes are about to change
-    fast_path.py          the cheap check that nearly every step passes
+    limits.py             what a loss and the norm of the gradients must not exceed
+    square_sums.py        the sums of squares of what is checked
+    fast_path.py          the cheap check of them that nearly every step passes
     step_checks.py        the exact checks before and after the update
     finite_checks.py      exact checks of many values in few ops
     flags.py              what checks found, with what each flag stands for
@@ -37,6 +39,7 @@ Building adds to it:
     step_value.py         the value that the guarded train op returns
     announcement.py       prints or raises where nobody watches
     outcome.py            what there is to fetch
+    measures.py           what there is to know of a step, good or bad
     copies.py             copies of variables
     tasks.py              the tasks that hold variables
 
@@ -80,7 +83,14 @@ from slimguard.gate.arguments import (
     require_optimizer,
     writes_something,
 )
-from slimguard.gate.flags_in_words import ABOVE_MAX_LOSS, Label, Verdict, explain, labels_in
+from slimguard.gate.flags_in_words import (
+    ABOVE_MAX_LOSS,
+    GRADIENT_NORM,
+    Label,
+    Verdict,
+    explain,
+    labels_in,
+)
 from slimguard.gate.gate import Gate, gate_of, gates_of, guard
 from slimguard.gate.learning_rates import (
     LearningRates,
@@ -88,13 +98,16 @@ from slimguard.gate.learning_rates import (
     learning_rates_of,
     scale_learning_rates,
 )
+from slimguard.gate.measures import Measures
 from slimguard.gate.untold import Told
 
 __all__ = [
     'ABOVE_MAX_LOSS',
+    'GRADIENT_NORM',
     'Gate',
     'Label',
     'LearningRates',
+    'Measures',
     'NoLearningRateError',
     'Told',
     'Verdict',

@@ -4,7 +4,6 @@
 check; the update, once copies are made; a check of what it wrote, and undoing it; telling.
 """
 
-import math
 from typing import Dict, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
@@ -20,8 +19,11 @@ from slimguard.gate.flags import Flags, join_flags
 from slimguard.gate.flags_in_words import Label
 from slimguard.gate.forward_copies import copy_ahead, read_opaque_writes, require_unseen
 from slimguard.gate.gated_clones import GatedClones
+from slimguard.gate.limits import Limits, make_limits
+from slimguard.gate.measures import Measures, measure
 from slimguard.gate.outcome import GlobalStep, Outcome, outcome_of
 from slimguard.gate.plan import Plan
+from slimguard.gate.square_sums import SquareSums
 from slimguard.gate.step_checks import StepChecks, check_late_loss
 from slimguard.gate.step_value import value_after_step, value_of_step
 from slimguard.gate.tasks import Task, Tasks
@@ -41,11 +43,12 @@ class Built(NamedTuple):
       announced: what is fetched where a bad step is to print or raise.
       quiet: what is fetched where it is not to.
       values: the values of the plan's tensors, once the step has run.
+      measures: what is known of a step, good or bad.
       writes: by gated write, its clone.
     """
 
     watched: tf.Tensor
-    limit: Optional[tf.Tensor]
+    limits: Limits
     labels: Sequence[Label]
     is_good: tf.Tensor
     untold: Untold
@@ -53,6 +56,7 @@ class Built(NamedTuple):
     announced: Outcome
     quiet: Outcome
     values: Sequence[tf.Tensor]
+    measures: Measures
     writes: Dict[tf.Operation, tf.Operation]
 
 
@@ -83,18 +87,14 @@ class _Feeds(NamedTuple):
     # What the switches hand on. Not their predicate: Grappler would make constants of that, and
     # abort on TensorFlow 1.15 where a loop waits for one.
     token: tf.Tensor
-    limit: Optional[tf.Tensor]
+    limits: Limits
 
 
 def _feeds_of(plan: Plan, home: Task, max_loss: Optional[float]) -> _Feeds:
     untold = Untold(plan.step.graph, home.device, plan.losses[0] if plan.losses else None)
     watched = tf1.placeholder_with_default(untold.is_watched, [], name='watched')
     token = tf1.placeholder_with_default(SMALL_32, [], name='token')
-    limit = None
-    if plan.losses:
-        limit = tf.constant(math.inf if max_loss is None else max_loss, tf.float64)
-        limit = tf1.placeholder_with_default(limit, [], name='max_loss')
-    return _Feeds(untold, watched, token, limit)
+    return _Feeds(untold, watched, token, make_limits(bool(plan.losses), max_loss))
 
 
 class _Before(NamedTuple):
@@ -136,13 +136,14 @@ class _Build:
         self._feeds = feeds
         self._make = ops.Maker(plan.step.graph)
         self._home = Home(feeds.watched.op)
-        self._checks = StepChecks(plan, feeds.limit, self._make, self._home)
+        self._checks = StepChecks(plan, feeds.limits, self._make, self._home)
 
     def run(self) -> Built:
         plan, feeds, make = self._plan, self._feeds, self._make
         ahead = copy_ahead(plan, make)
         checks = [*plan.checks, *read_opaque_writes(plan, make, feeds.watched)]
-        before = self._check_before(checks)
+        sums = self._sums(checks)
+        before = self._check_before(checks, sums)
         decisions = self._decide(before)
         go = {task: decision.go for task, decision in decisions.items()}
         clones = GatedClones(plan, self._tasks, go)
@@ -158,7 +159,7 @@ class _Build:
         values = [value_after_step(tensor, plan, clones, here) for tensor in plan.values]
         return Built(
             feeds.watched,
-            feeds.limit,
+            feeds.limits,
             flags.labels,
             updated.is_good,
             feeds.untold,
@@ -166,18 +167,26 @@ class _Build:
             announced,
             quiet,
             values,
+            measure(plan, sums, self._home, announced),
             clones.writes(),
         )
 
-    def _check_before(self, checks: Sequence[Check]) -> _Before:
+    def _sums(self, checks: Sequence[Check]) -> SquareSums:
+        """The sums of squares of all values; where no step takes the fast path, of gradients."""
+        values = [Check(loss, 'loss') for loss in self._plan.losses] + list(checks)
+        if self._plan.trial:
+            values = [value for value in values if value.gradient_of]
+        return SquareSums(values, self._make, self._home)
+
+    def _check_before(self, checks: Sequence[Check], sums: SquareSums) -> _Before:
         """The fast path, and the exact check where that is not taken."""
-        plan, token, limit = self._plan, self._feeds.token, self._feeds.limit
+        plan, token = self._plan, self._feeds.token
         if plan.trial:  # only what was written tells
             fast, checking = None, after(plan.barrier, token, 'looking')
         else:
-            is_fast = fast_path.all_are_small(plan, checks, limit, self._make, self._home)
+            is_fast = fast_path.all_are_small(plan, sums, self._feeds.limits)
             fast, checking = branch(token, is_fast, 'calm')
-        flags = self._checks.before_update(checks, checking)
+        flags = self._checks.before_update(checks, checking, sums.of_gradients())
         is_fine = tf.logical_not(tf.reduce_any(flags.vector), name='is_fine')
         return _Before(fast, flags, is_fine, *branch(token, is_fine, 'fine'))
 

@@ -9,7 +9,8 @@ from slimguard.gate.sources import Sources
 from slimguard.gate.step_graph import StepGraph
 from slimguard.graph import key
 
-_ROLES = {'lr': 'learning rate', 'alpha': 'learning rate'}
+_GRADIENT, _LEARNING_RATE = 'gradient', 'learning rate'
+_ROLES = {'lr': _LEARNING_RATE, 'alpha': _LEARNING_RATE}
 _GRADIENTS = frozenset('grad delta gradient gradient_values'.split())
 
 
@@ -20,6 +21,9 @@ class Check(NamedTuple):
     name: str
     # A learning rate or the like: it multiplies what is written.
     is_factor: bool = False
+    # What the gradient that an optimizer takes is of: the name of a variable; '' for no gradient.
+    gradient_of: str = ''
+    is_learning_rate: bool = False
 
 
 class GatedWrite(NamedTuple):
@@ -110,8 +114,11 @@ class CheckedValues:
         of = self._key_of(tensor)
         if of not in self._checks:
             is_factor = graphs.is_apply(write) and role not in _GRADIENTS
-            name = '%s of %s' % (_role_name(write, role), self._written_name(write))
-            self._checks[of] = Check(tensor, name, is_factor)
+            role_name, written = _role_name(write, role), self._written_name(write)
+            name = '%s of %s' % (role_name, written)
+            gradient_of = written if role_name == _GRADIENT else ''
+            is_learning_rate = role_name == _LEARNING_RATE
+            self._checks[of] = Check(tensor, name, is_factor, gradient_of, is_learning_rate)
         return self._checks[of]
 
     def _is_small_constant(self, tensor: tf.Tensor) -> bool:
@@ -138,7 +145,7 @@ class CheckedValues:
 
 def _role_name(write: tf.Operation, role: str) -> str:
     if role in _GRADIENTS:
-        return 'gradient'
+        return _GRADIENT
     return _ROLES.get(role, role) if graphs.is_apply(write) else 'update'
 
 

@@ -13,11 +13,14 @@ ERROR = 'slimguard: this step wrote nothing. Bad: '
 # What the reason says before the name of a loss that is too large.
 ABOVE_MAX_LOSS = 'above max_loss: '
 
+# What the norm of all gradients together is called.
+GRADIENT_NORM = 'gradient norm'
+
 
 class Label(NamedTuple):
     """What one element of a gate's `bad` vector stands for."""
 
-    kind: str  # 'value', 'square', 'limit', 'state', 'written' or 'clone'
+    kind: str  # 'value', 'square', 'limit', 'norm', 'state', 'written' or 'clone'
     name: str
 
     def __str__(self) -> str:
@@ -55,6 +58,8 @@ def explain(labels: Sequence[Label]) -> Verdict:
         parts.append('too large to be squared by the optimizer: ' + named('square'))
     if named('limit'):
         parts.append(ABOVE_MAX_LOSS + named('limit'))
+    if named('norm'):
+        parts.append('too large: ' + named('norm'))
     state_lost = bool(named('state') and parts)
     if state_lost:
         parts.append('not finite already before this step: ' + named('state'))

@@ -42,6 +42,9 @@ class Gate:
       is_good: bool scalar, whether a step off the fast path is written; dead on the fast path, so
         what waits for it costs nothing there.
       limit: float64 scalar to feed: the largest loss that is no incident; None without a loss.
+      norm_limit: float64 scalar to feed: half the square of the largest norm of all gradients that
+        is no incident; Inf unless it is fed.
+      measures: loss, learning rate and gradients of a step, to fetch; see `Measures`.
       max_loss: the default of `limit`, or None.
       gated: the ops of the given train op that run behind the switch.
       writes: by those of them that write, the clone that is run.
@@ -72,7 +75,15 @@ class Gate:
         self.watched: Any = built.watched
         self.untold = built.untold
         self.untold_count = built.untold_count
-        self.limit: Any = built.limit
+        self.limit: Any = built.limits.loss
+        self.norm_limit: Any = built.limits.half_square
+        self.measures = built.measures
+
+    @property
+    def limits(self) -> List[tf.Tensor]:
+        """Those of `limit` and `norm_limit` that are compared with something."""
+        limits = [] if self.limit is None else [self.limit]
+        return limits + ([self.norm_limit] if self.measures.gradients else [])
 
     def explain(self, bad: Sequence[bool]) -> Verdict:
         """What a fetched `bad` vector says."""

@@ -9,7 +9,8 @@ from slimguard.gate.checked_values import Check
 from slimguard.gate.copies import Copy, values_of
 from slimguard.gate.finite_checks import FiniteCheck, Moment
 from slimguard.gate.flags import Flags, join_flags
-from slimguard.gate.flags_in_words import Label
+from slimguard.gate.flags_in_words import GRADIENT_NORM, Label
+from slimguard.gate.limits import Limits
 from slimguard.gate.losses import name_of
 from slimguard.gate.plan import Plan
 from slimguard.gate.tasks import Task
@@ -22,19 +23,27 @@ class StepChecks:
 
     Args:
       plan: the plan of the gate.
-      max_loss: the limit of the loss; None without a loss.
+      limits: of the loss and of the gradients' norm.
       make: makes the ops.
       home: where what is found comes together.
     """
 
-    def __init__(self, plan: Plan, max_loss: Optional[tf.Tensor], make: ops.Maker, home: Home):
+    def __init__(self, plan: Plan, limits: Limits, make: ops.Maker, home: Home):
         self._plan = plan
-        self._max_loss = max_loss
+        self._limits = limits
         self._make = make
         self._home = home
 
-    def before_update(self, checks: Sequence[Check], token: tf.Tensor) -> Flags:
-        """Checks losses, values, squares and clones once `token` is there."""
+    def before_update(
+        self, checks: Sequence[Check], token: tf.Tensor, half_square: Optional[tf.Tensor]
+    ) -> Flags:
+        """Checks losses, values, squares and clones once `token` is there.
+
+        Args:
+          checks: the values.
+          token: arrives when they are to be checked.
+          half_square: half the square of the gradients' norm; None without gradients.
+        """
         plan = self._plan
         losses = [Check(loss, 'loss ' + name_of(loss)) for loss in plan.losses]
         values = losses + list(checks)
@@ -42,8 +51,10 @@ class StepChecks:
         check = FiniteCheck(self._make, tensors, Moment(token), self._home)
         labels = [Label('value', value.name) for value in values]
         found = [Flags(labels, check.not_finite())]
-        if self._max_loss is not None:
-            found.append(_check_limit(losses[0], self._max_loss, token))
+        if self._limits.loss is not None:
+            found.append(_check_limit(losses[0], self._limits.loss, token))
+        if half_square is not None:
+            found.append(_check_norm(half_square, self._limits.half_square, token))
         if plan.squares:
             found.append(_check_squares(check, values, plan.squares))
         if plan.model_clones:
@@ -121,6 +132,12 @@ def _check_limit(loss: Check, max_loss: tf.Tensor, token: tf.Tensor) -> Flags:
     with tf.control_dependencies([token]):
         above = tf.greater(tf.cast(loss.tensor, tf.float64), max_loss)
     return Flags([Label('limit', loss.name)], tf.expand_dims(above, 0))
+
+
+def _check_norm(half_square: tf.Tensor, limit: tf.Tensor, token: tf.Tensor) -> Flags:
+    with tf.control_dependencies([token]):
+        above = tf.greater(half_square, limit)
+    return Flags([Label('norm', GRADIENT_NORM)], tf.expand_dims(above, 0))
 
 
 def _check_squares(check: FiniteCheck, values: Sequence[Check], squares: Sequence[Check]) -> Flags:

@@ -32,6 +32,8 @@ class Incident:
       learning_rate: what learning rates are multiplied by since that rollback, if its policy has a
         `learning_rate`.
       advice: what may help, where a training that explodes has ended.
+      gradient_norm: the norm of all gradients of the step together; None if nobody knows it.
+      gradient_norm_ratio: what multiple that is of the median of the last good steps.
       diagnosis: what made the step bad, in a few lines, where it was captured.
       bundle: the folder to run the step again from: ``python -m slimguard replay BUNDLE``. None if
         there is none, or none any more as a checkpoint needed its room.
@@ -53,6 +55,8 @@ class Incident:
     worker: Optional[str] = None
     learning_rate: Optional[float] = None
     advice: Optional[str] = None
+    gradient_norm: Optional[float] = None
+    gradient_norm_ratio: Optional[float] = None
 
     @classmethod
     def now(cls, **known) -> 'Incident':
@@ -75,16 +79,18 @@ class Incident:
             raise ValueError('no record of an incident: it lacks a step or a reason')
         filled = dict(_WHERE_ABSENT, **known)
         filled['tensors'] = tuple(filled['tensors'])
-        if filled['loss'] is not None:
-            filled['loss'] = float(filled['loss'])
+        for key in _NUMBERS:
+            if filled.get(key) is not None:
+                filled[key] = float(filled[key])
         return cls(**filled)
 
     def to_dict(self) -> Dict[str, Any]:
-        """For JSON, which has no NaN: a loss that is not finite becomes 'nan', 'inf' or '-inf'."""
+        """For JSON, which has no NaN: what is not finite becomes 'nan', 'inf' or '-inf'."""
         record = dataclasses.asdict(self)
         record['tensors'] = list(self.tensors)
-        if self.loss is not None and not math.isfinite(self.loss):
-            record['loss'] = str(self.loss)
+        for key in _NUMBERS:
+            if record[key] is not None and not math.isfinite(record[key]):
+                record[key] = str(record[key])
         return record
 
     def __str__(self) -> str:
@@ -108,7 +114,7 @@ def _is_step(value: Any) -> bool:
     return value is None or isinstance(value, int) and _is_number(value) and abs(value) < 2**63
 
 
-def _is_loss(value: Any) -> bool:
+def _is_real(value: Any) -> bool:
     # As an int, 10**400 is no float.
     return value in (None, 'nan', 'inf', '-inf') or isinstance(value, float) or _is_step(value)
 
@@ -136,10 +142,13 @@ def _are_names(value: Any) -> bool:
 # What stands for an attribute that has no default and that a record may lack.
 _WHERE_ABSENT: Dict[str, Any] = {'loss': None, 'tensors': (), 'strategy': '', 'time': 0.0}
 
+# The attributes that are numbers and may be NaN or Inf.
+_NUMBERS = ('loss', 'gradient_norm', 'gradient_norm_ratio')
+
 # Whether a value is of the kind that `Incident.to_dict` writes under a key.
 _KINDS: Dict[str, Callable[[Any], bool]] = {
     'step': _is_step,
-    'loss': _is_loss,
+    'loss': _is_real,
     'reason': lambda value: isinstance(value, str),
     'tensors': _are_names,
     'strategy': lambda value: isinstance(value, str),
@@ -153,6 +162,8 @@ _KINDS: Dict[str, Callable[[Any], bool]] = {
     'worker': _is_text,
     'learning_rate': _is_factor,
     'advice': _is_text,
+    'gradient_norm': _is_real,
+    'gradient_norm_ratio': _is_real,
 }
 
 

@@ -19,6 +19,7 @@ from slimguard.gate import Gate, scale_learning_rates
 from slimguard.graph.sessions import SessionWrapper, note_first
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.policies import FallbackChain, OnNan, Raise, Skip
+from slimguard.incidents.spike import Spike
 from slimguard.scripts.ending import Seen
 from slimguard.scripts.optimizer_notes import OptimizerNotes
 from slimguard.scripts.patches import Inside, Patches, kept_on
@@ -31,6 +32,7 @@ from slimguard.training import incident_reading, step_counters
 from slimguard.training.hooked_session import HookedSession
 from slimguard.training.preemption import SECONDS
 from slimguard.training.signal_watch import is_main_thread
+from slimguard.training.step_history import STEPS, HistorySettings
 
 _NO_PARTIAL_RUN = (
     'Session.partial_run fetches it apart from what its gate checks; use Session.run instead'
@@ -47,6 +49,8 @@ class ScriptSettings(NamedTuple):
       capture: whether bad steps are kept and examined.
       max_bundles: how many bundles there may be in one folder.
       preemption_seconds: how long a step may take to end after SIGTERM or Ctrl-C.
+      spike: when a step is out of bounds; None if none is.
+      history: how many of the last steps are kept.
     """
 
     on_nan: OnNan = None
@@ -55,6 +59,8 @@ class ScriptSettings(NamedTuple):
     capture: bool = True
     max_bundles: int = 5
     preemption_seconds: float = SECONDS
+    spike: Optional[Spike] = None
+    history: int = STEPS
 
 
 _NO_CALLABLE = (
@@ -226,8 +232,10 @@ class GuardedSessions:
             found = self._sessions.get(session)
             if found is None:
                 evidence = _evidence_of(session.graph)
-                on_nan = self._settings.on_nan
-                watcher = ScriptWatcher(on_nan, self.files, evidence, self._note_incident)
+                told = HistorySettings(self._settings.spike, self._settings.history)
+                watcher = ScriptWatcher(
+                    self._settings.on_nan, self.files, evidence, self._note_incident, told
+                )
                 found = self._sessions[session] = _HookedSteps(session, run, watcher)
             return found
 
@@ -290,10 +298,15 @@ class _HookedSteps(HookedSession):
     def _tell(self, step: Step, done: Done) -> None:
         """Tells the watcher of a step that ran without asking it."""
         if not done.told.is_bad:
+            if done.history is not None and done.row is not None:
+                done.history.note_good(done.row)
             self._watcher.step_was_good(self._session, done.told.loss)
             return
         context = tf1.train.SessionRunContext(step.args, self._session)
-        self._watcher.handle(context, incident_reading.of_gate(done.gate, done.told))
+        reading = incident_reading.of_gate(done.gate, done.told)
+        if done.history is not None and done.row is not None:
+            reading = done.history.note_bad(done.row, reading, None)
+        self._watcher.handle(context, reading)
         self.note_stop(context.stop_requested)
 
 

@@ -19,6 +19,7 @@ from slimguard import compat, learning
 from slimguard import gate as gates
 from slimguard.diagnosis.evidence import require_max_bundles
 from slimguard.incidents.policies import OnNan, Skip, fallbacks_of
+from slimguard.incidents.spike import AnySpike, as_spike
 from slimguard.scripts import good_checkpoints
 from slimguard.scripts.guarded_sessions import GuardedSessions, ScriptSettings
 from slimguard.scripts.patches import Patches
@@ -27,6 +28,7 @@ from slimguard.system import files
 from slimguard.training.context import TrainingContext
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.preemption import SECONDS, require_seconds
+from slimguard.training.step_history import STEPS, require_history
 from slimguard.training.watchers import lent, watchers_in
 
 # Modules with a `create_train_op` and a `train` to replace, and which of the two kinds of `train`
@@ -49,6 +51,8 @@ def instrument(
     capture: bool = True,
     max_bundles: int = 5,
     preemption_seconds: float = SECONDS,
+    spike: AnySpike = None,
+    history: int = STEPS,
 ) -> 'Instrumentation':
     """Guards every training from here on, in code that knows nothing of slimguard.
 
@@ -75,14 +79,16 @@ def instrument(
         into a bundle, as `train` does.
       max_bundles: how many bundles there may be in one folder.
       preemption_seconds: how long a step may take to end after SIGTERM or Ctrl-C, as for `train`.
+      spike, history: as for `train`.
 
     Returns:
       The `Instrumentation`: a context manager, with `uninstrument()`. Calling this again with the
       same arguments returns the same.
 
     Raises:
-      ValueError, TypeError: for an unknown policy, a bad `max_loss`, `logdir`, `max_bundles` or
-        `preemption_seconds`; if slim is instrumented already with other arguments.
+      ValueError, TypeError: for an unknown policy, a bad `max_loss`, `logdir`, `max_bundles`,
+        `preemption_seconds`, `spike` or `history`; if slim is instrumented already with other
+        arguments.
     """
     global _active
     gates.require_max_loss(max_loss)
@@ -91,7 +97,16 @@ def instrument(
     if on_nan is not None:
         fallbacks_of(on_nan)
     logdir = None if logdir is None else files.as_logdir(logdir)
-    settings = ScriptSettings(on_nan, max_loss, logdir, capture, max_bundles, preemption_seconds)
+    settings = ScriptSettings(
+        on_nan,
+        max_loss,
+        logdir,
+        capture,
+        max_bundles,
+        preemption_seconds,
+        as_spike(spike),
+        require_history(history),
+    )
     if _active is not None:
         if settings != _active.settings:
             raise ValueError(
@@ -218,7 +233,13 @@ class Instrumentation:
             if gates.writes_something(arguments['train_op']):
                 arguments['train_op'] = gates.guard(arguments['train_op'])
             # A NanLossHook of the code's own watches; else the guarded session does.
-            with lent(hooks, TrainingContext(max_loss=self.settings.max_loss, logdir=logdir)):
+            context = TrainingContext(
+                max_loss=self.settings.max_loss,
+                logdir=logdir,
+                spike=self.settings.spike,
+                history=self.settings.history,
+            )
+            with lent(hooks, context):
                 return original(**arguments)
 
         return train
@@ -229,9 +250,14 @@ class Instrumentation:
             'capture': self.settings.capture,
             'max_bundles': self.settings.max_bundles,
             'preemption_seconds': self.settings.preemption_seconds,
+            'history': self.settings.history,
         }
         if not watchers_in(kwargs.get('hooks') or ()):
-            defaults.update(on_nan=self.settings.on_nan, max_loss=self.settings.max_loss)
+            defaults.update(
+                on_nan=self.settings.on_nan,
+                max_loss=self.settings.max_loss,
+                spike=self.settings.spike,
+            )
         return defaults
 
     def _skips_first(self) -> bool:

@@ -7,6 +7,7 @@ once, and reads the gate's flags without feeding anything.
 
 from typing import Any, Dict, NamedTuple, Optional, Sequence
 
+import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
@@ -15,6 +16,7 @@ from slimguard.gate import Gate, Told
 from slimguard.scripts.script_watcher import ScriptWatcher
 from slimguard.scripts.train_steps import Step
 from slimguard.training.prepared_call import PreparedCall, are_ready
+from slimguard.training.step_history import StepHistory, row_of
 
 # Each takes an executor of its own in the session, and its memory.
 _MOST_CALLS = 16
@@ -29,11 +31,15 @@ class Done(NamedTuple):
       values: what the script fetched, as a session gives it.
       told: what the gate told.
       gate: the gate.
+      history: what keeps the last steps of it, or None.
+      row: the row of the step, for that; see `history.py`.
     """
 
     values: Any
     told: Told
     gate: Gate
+    history: Optional[StepHistory] = None
+    row: Optional[np.ndarray] = None
 
 
 class PreparedSteps:
@@ -65,6 +71,7 @@ class _Call(NamedTuple):
     """A prepared call of a step with one gate, and what is fetched of that gate."""
 
     gate: Gate
+    history: Optional[StepHistory]
     told: Sequence[str]
     call: PreparedCall
     kept: Any  # so that no other object gets the ids that it is known by
@@ -82,18 +89,28 @@ class _Call(NamedTuple):
         targets = [] if evidence is None else [evidence.fetch]
         if not are_ready(feeds):
             return None
+        history = watcher.history_of(gate)
+        own = list(told.values()) + ([] if history is None else [gate.measures.vector])
+        fed = {**feeds, **_limits(history)}
         try:
-            call = PreparedCall.of(
-                session, list(told.values()), targets, {'script': step.quiet}, feeds
-            )
+            call = PreparedCall.of(session, own, targets, {'script': step.quiet}, fed)
         except tf.errors.OpError:
             return None  # the session says so in the words of a run
-        return None if call is None else cls(gate, tuple(told), call, list(feeds))
+        return None if call is None else cls(gate, history, tuple(told), call, list(feeds))
 
     def run(self, feeds: dict) -> Optional[Done]:
         """Runs it; None where the session has to convert what is fed."""
+        limits = _limits(self.history)
+        feeds = {**feeds, **limits} if limits else feeds
         fed = self.call.values_of(feeds)
         if fed is None:
             return None
         own, results = self.call(fed)
-        return Done(results['script'], Told(**dict(zip(self.told, own))), self.gate)
+        told, row = Told(**dict(zip(self.told, own))), None
+        if self.history is not None:
+            row = row_of(told.step, not told.is_bad, own[-1])
+        return Done(results['script'], told, self.gate, self.history, row)
+
+
+def _limits(history: Optional[StepHistory]) -> Dict[Any, Any]:
+    return {} if history is None or history.spike is None else history.limits(None)

@@ -20,6 +20,7 @@ from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hook_training import KeptByLoop
 from slimguard.training.incident_reading import Reading
 from slimguard.training.recovery import Preparation, Recovery
+from slimguard.training.step_history import HistorySettings
 
 
 def stop_error(incident: Incident) -> tf.errors.OutOfRangeError:
@@ -63,6 +64,7 @@ class ScriptWatcher(GateWatcher):
       script_files: where the script keeps its checkpoints.
       evidence: by gate, what examines its bad steps; it may grow.
       on_incident: called with each incident that was acted on, and the logdir with its record.
+      history: what is kept of the last steps.
 
     Attributes:
       recorded_in: the logdir with the record; None before the first incident.
@@ -74,6 +76,7 @@ class ScriptWatcher(GateWatcher):
         script_files: ScriptFiles,
         evidence: Dict[gates.Gate, Evidence],
         on_incident: Callable[[Incident, str], None],
+        history: HistorySettings = HistorySettings(),
     ):
         self._files = script_files
         self._evidence = evidence
@@ -83,7 +86,13 @@ class ScriptWatcher(GateWatcher):
         self._policies: Optional[FallbackChain] = None
         self._acting = threading.RLock()  # threads of a script may train in one session
         GateWatcher.__init__(self, on_nan)
-        self._training = TrainingContext(evidence=evidence, joins_job=False, is_kept=True)
+        self._training = TrainingContext(
+            evidence=evidence,
+            joins_job=False,
+            is_kept=True,
+            spike=history.spike,
+            history=history.length,
+        )
 
     def begin(self):
         self._journal = Journal()

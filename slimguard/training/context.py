@@ -7,6 +7,8 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard.diagnosis.evidence import Evidence
+from slimguard.incidents.spike import Spike
+from slimguard.training.step_history import STEPS
 
 
 class TrainingContext(NamedTuple):
@@ -27,6 +29,8 @@ class TrainingContext(NamedTuple):
       is_kept: whether the loop itself keeps the checkpoints and captures bad steps; else the
         watcher does, see `HookTraining`.
       is_done: whether, in a session, there is nothing more to do.
+      spike: when a step is out of bounds, where the watcher does not say.
+      history: how many steps are kept, where the watcher does not say.
     """
 
     max_loss: Optional[float] = None
@@ -39,6 +43,8 @@ class TrainingContext(NamedTuple):
     joins_job: bool = True
     is_kept: bool = False
     is_done: Callable[[Any], bool] = lambda session: False
+    spike: Optional[Spike] = None
+    history: int = STEPS
 
 
 class Borrower:

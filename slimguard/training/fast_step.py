@@ -6,9 +6,9 @@ step after the update, and the gate's flags. The fetches of hooks join the same 
 comes again is prepared once: see :class:`PreparedCall`.
 """
 
-import functools
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
+import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
@@ -18,7 +18,9 @@ from slimguard.graph import TrainOp, key, op_of
 from slimguard.training import incident_reading
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hook_fetches import Requests
+from slimguard.training.incident_reading import Reading
 from slimguard.training.prepared_call import PreparedCall, key_of
+from slimguard.training.step_history import StepHistory, row_of
 from slimguard.training.watched_run import limits_of
 from slimguard.training.watchers import after_run_of, watchers_after
 
@@ -80,28 +82,46 @@ class FastStep:
         if gate.loss is not None and not _is_value_of(gate.quiet.train_op, gate.loss):
             self._loss_at = len(self._own)
             self._own.append(gate.loss)
+        self._measures_at = len(self._own)
+        self._histories: Dict[GateWatcher, StepHistory] = {}
+        for watcher in watchers:
+            history = watcher.history_of(gate)
+            if history is not None:
+                self._histories[watcher] = history
+        if self._histories:
+            self._own.append(gate.measures.vector)
         evidence = dict.fromkeys(watcher.evidence_of(gate) for watcher in watchers)
         self._targets = [each.fetch for each in evidence if each is not None]
         self._calls: Dict[Any, Optional[PreparedCall]] = {}
         self._max_loss: Optional[float] = None
+        self._has_moving_limits = any(each.spike for each in self._histories.values())
         self._forget()
 
     def run(self) -> Done:
         """Runs a step, and calls the hooks as a `MonitoredSession` does."""
         if self._watchers and self._watchers[0].max_loss != self._max_loss:
             self._forget()  # it is fed
+        elif self._has_moving_limits:
+            self._feeds = self._limits()
+            self._plain_values = self._plain.values_of(self._feeds)
         asked = self._ask() if self._asking or self._looking else None
         if asked is None or asked.is_nothing:
-            own, results = self._plain()
+            assert self._plain_values is not None  # they are floats
+            own, results = self._plain(self._plain_values)
         else:
             own, results = self._run_with(asked)
         values = self._values_of(own)
+        row = None
+        if self._histories:
+            row = row_of(values.step, not values.is_bad, own[self._measures_at])
         context = None if asked is None else asked.context
         if self._watchers and values.is_bad:
             context = context or self._context()
-            self._tell_of_incident(context, values, asked, results)
+            self._tell_of_incident(context, values, row, asked, results)
         else:
             for watcher in self._watchers:
+                if watcher in self._histories:
+                    self._histories[watcher].note_good(row)
                 watcher.step_was_good(self._session, values.loss)
             if asked is not None and self._looking:
                 _show(self._looking, asked, results)
@@ -113,34 +133,53 @@ class FastStep:
         return _Asked(context, requests, tf1.RunMetadata() if self._looking else None)
 
     def _tell_of_incident(
-        self, context, values: gates.Told, asked: Optional['_Asked'], results: dict
+        self,
+        context,
+        values: gates.Told,
+        row: Optional[np.ndarray],
+        asked: Optional['_Asked'],
+        results: dict,
     ) -> None:
         for number, hook in enumerate(self._hooks):
             if hook in self._watchers:
-                hook.handle(context, incident_reading.of_gate(self._gate, values))
+                hook.handle(context, self._reading_for(hook, values, row))
             elif asked is not None and hook in self._looking:
                 try:
                     _show([hook], asked, results)
                 except BaseException as error:
                     for later in watchers_after(self._hooks, number):
-                        reading = incident_reading.of_gate(self._gate, values)
+                        reading = self._reading_for(later, values, row)
                         later.record_failure(context, reading, after_run_of(hook), error)
                     raise
+
+    def _reading_for(
+        self, watcher: GateWatcher, values: gates.Told, row: Optional[np.ndarray]
+    ) -> Reading:
+        reading = incident_reading.of_gate(self._gate, values)
+        history = self._histories.get(watcher)
+        if history is None or row is None:
+            return reading
+        return history.note_bad(row, reading, self._max_loss)
 
     def _context(self) -> tf1.train.SessionRunContext:
         return tf1.train.SessionRunContext(self._args, self._session)
 
     def _forget(self) -> None:
-        feeds = {}
         if self._watchers:
             self._max_loss = self._watchers[0].max_loss
-            feeds = limits_of(self._gate, self._max_loss)
-        self._feeds = feeds
+        self._feeds = self._limits()
         self._calls.clear()
-        plain = PreparedCall.of(self._session, self._own, self._targets, {}, feeds)
-        values = None if plain is None else plain.values_of(feeds)
-        assert plain is not None and values is not None  # all of them are tensors, and a float
-        self._plain = functools.partial(plain, values)
+        plain = PreparedCall.of(self._session, self._own, self._targets, {}, self._feeds)
+        assert plain is not None  # all of them are tensors
+        self._plain = plain
+        self._plain_values = plain.values_of(self._feeds)
+
+    def _limits(self) -> dict:
+        """What is fed: the limits, as the watcher that comes first has them."""
+        if not self._watchers:
+            return {}
+        first = self._watchers[0]
+        return limits_of(self._gate, self._max_loss, self._histories.get(first))
 
     def _run_with(self, asked: '_Asked'):
         """The values of our own fetches, and by hook those of its fetches."""

@@ -21,6 +21,7 @@ from slimguard.graph import op_of
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.journal import Journal
 from slimguard.incidents.policies import FallbackChain, OnNan, Policy, Raise, Rollback, Skip, Stop
+from slimguard.incidents.spike import Spike, as_spike
 from slimguard.system import files
 from slimguard.training import back_off, checkpoint_dir, step_counters
 from slimguard.training.context import Borrower, TrainingContext
@@ -29,6 +30,7 @@ from slimguard.training.incident_handler import NO_GATE, NO_LOGDIR, Action, Inci
 from slimguard.training.incident_reading import Reading
 from slimguard.training.open_incident import IncidentList
 from slimguard.training.recovery import Preparation, Recovery
+from slimguard.training.step_history import Histories, HistorySettings, StepHistory
 from slimguard.training.watched_run import WatchedRuns
 
 
@@ -59,6 +61,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         self.on_nan = on_nan
         self.job: Optional[Job] = None
         self._settings = settings.require()
+        self._spike = as_spike(self._settings.spike)
         self._loss = loss
         self._otherwise = Raise() if fail_on_nan_loss else Stop()
         self._directory = self.logdir  # of this training
@@ -80,6 +83,15 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
     def evidence_of(self, gate: gates.Gate) -> Optional[Evidence]:
         """What captures the bad steps of a gate, if the training has that."""
         return self._own.evidence.get(gate)
+
+    def history_of(self, gate: gates.Gate) -> Optional[StepHistory]:
+        """What keeps the last steps of a gate, if anything does."""
+        return self._histories.of(gate)
+
+    @property
+    def spike(self) -> Optional[Spike]:
+        """When a step is out of bounds: the watcher's own, or else that of the training."""
+        return self._spike or self._training.spike
 
     def begin(self):
         graph = tf1.get_default_graph()
@@ -225,7 +237,10 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         self._handler = IncidentHandler(*told)
         self._preparation = Preparation(self._prepare)
         refusal = NO_GATE % (self.on_nan,) if policies.may(Skip) else None
-        self._runs = WatchedRuns(self._loss, refusal, self._count_of)
+        length = self._settings.history
+        length = self._training.history if length is None else length
+        self._histories = Histories(HistorySettings(self.spike, length))
+        self._runs = WatchedRuns(self._loss, refusal, self._count_of, self._histories)
 
     def _prepare(self, session) -> None:
         self._handler.prepare(session, None if self.job is None else self.job.went_back)

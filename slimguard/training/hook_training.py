@@ -34,10 +34,12 @@ from slimguard.compat import tf_callers, tf_private
 from slimguard.diagnosis.evidence import Evidence, collect, require_max_bundles
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import NanLossError
+from slimguard.incidents.spike import AnySpike, as_spike
 from slimguard.system import files
 from slimguard.training import preemption
 from slimguard.training.checkpoint_keeper import CheckpointKeeper
 from slimguard.training.progress import Progress, progress_bar
+from slimguard.training.step_history import require_history
 from slimguard.training.step_preemption import StepPreemption
 
 
@@ -48,11 +50,16 @@ class HookSettings(NamedTuple):
     max_bundles: int = 5
     progress: bool = False
     preemption_seconds: float = preemption.SECONDS
+    spike: AnySpike = None
+    history: Optional[int] = None  # as the training says, or else STEPS
 
     def require(self) -> 'HookSettings':
         """Raises ValueError for a bad one."""
         require_max_bundles(self.max_bundles)
         preemption.require_seconds(self.preemption_seconds)
+        if self.history is not None:
+            require_history(self.history)
+        as_spike(self.spike)
         return self
 
 

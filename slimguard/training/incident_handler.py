@@ -177,7 +177,8 @@ class IncidentHandler:
             return
         labels, pace = gate.labels_of(reading.bad), self._pace.seconds
         examine, gone = self._evidence[gate].examine, handled.bundle_is_gone
-        found = examine(session, handled.incident, labels, ends, gone, step_seconds=pace)
+        incident, history = handled.incident, reading.history
+        found = examine(session, incident, labels, ends, gone, pace, history)
         diagnosis = None if found.diagnosis is None else str(found.diagnosis)
         handled.note(diagnosis=diagnosis, bundle=found.bundle)
 

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from slimguard import gate as gates
+from slimguard.incidents.history import History
 from slimguard.incidents.incident import Incident
 
 # The ops of `tf.debugging.check_numerics`.
@@ -23,11 +24,13 @@ class Reading(NamedTuple):
       incident: the `Incident`.
       gate: the gate whose flags told of it, or None.
       bad: the flags.
+      history: the last steps, this one included, where they are known.
     """
 
     incident: Incident
     gate: Optional[gates.Gate] = None
     bad: Sequence[bool] = ()
+    history: Optional[History] = None
 
     def on(self, worker: str) -> 'Reading':
         """The same, with the name of the process it happened in."""

@@ -5,16 +5,19 @@ import functools
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
+import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.graph import op_of
+from slimguard.incidents.history import IS_GOOD
 from slimguard.training import incident_reading
 from slimguard.training.fetch_structures import attrs_values, is_attrs, map_fetches
 from slimguard.training.incident_reading import Reading
 from slimguard.training.prepared_call import key_of
+from slimguard.training.step_history import Histories, StepHistory
 
 # A loop that makes what it fetches anew for each step would have as many kinds of runs.
 _MOST_RUNS = 1000
@@ -27,6 +30,7 @@ class Run:
       found: the gates of the train ops that it runs.
       loss: a loss to look at besides, or None.
       counts: by gate, the tensor that tells how many bad steps its watcher is to be told of.
+      histories: by gate, what keeps its last steps, or None.
       graph: the graph.
 
     Attributes:
@@ -40,6 +44,7 @@ class Run:
         found: Sequence[gates.Gate],
         loss: Optional[tf.Tensor],
         counts: Sequence[tf.Tensor],
+        histories: Sequence[Optional[StepHistory]],
         graph: tf.Graph,
     ):
         self.gates = found
@@ -50,7 +55,10 @@ class Run:
         self._global_step = tf1.train.get_global_step(graph)
         self._session: Callable[[], Any] = lambda: None  # that was watched last
         self._counts = list(counts)
-        fetches = self._counts if loss is None else self._counts + [loss]
+        self._histories = histories
+        self._has_limits = any(each is not None and each.spike for each in histories)
+        self._rows = [each.gate.measures.row for each in histories if each is not None]
+        fetches = self._counts + self._rows + ([] if loss is None else [loss])
         # One tensor is fetched sooner than a list of one.
         self._is_list = len(fetches) != 1
         self._args = tf1.train.SessionRunArgs(fetches if self._is_list else fetches[0])
@@ -62,26 +70,29 @@ class Run:
             for gate in self.gates:
                 gate.untold.watch(session)
             self._session = weakref.ref(session)
-        if max_loss is None:
+        if max_loss is None and not self._has_limits:
             return self._args
         # Two hooks may watch the same gate, and TensorFlow takes each feed from one of them.
         fed = run_context.__dict__.setdefault('_slimguard_fed', set())
         feeds: Dict[tf.Tensor, Any] = {}
-        for gate in self.gates:
+        for gate, history in zip(self.gates, self._histories):
             if gate not in fed:
                 fed.add(gate)
-                feeds.update(limits_of(gate, max_loss))
+                feeds.update(limits_of(gate, max_loss, history))
         return self._args._replace(feed_dict=feeds or None)
 
     def read(self, results: Any, max_loss: Optional[float], run_context) -> List[Reading]:
         """The incidents that the values of one run tell of."""
         if not self._is_list and not self.looks_at_loss and not results:
             return []
-        values = results if self._is_list else [results]
+        values = list(results) if self._is_list else [results]
+        counts, rows = values[: len(self._counts)], iter(values[len(self._counts) :])
         found: List[Reading] = []
-        for gate, count in zip(self.gates, values):
-            if count:
-                found += _told_in(run_context, gate)
+        for gate, count, history in zip(self.gates, counts, self._histories):
+            told = list(_told_in(run_context, gate)) if count else []
+            if history is not None:
+                _note(history, next(rows), told, max_loss)
+            found += told
         if self._loss is not None and not found:
             step = functools.partial(self._step_now, run_context.session)
             reading = incident_reading.of_loss(self._loss, values[-1], max_loss, step)
@@ -92,6 +103,16 @@ class Run:
         """The global step. Fetched with the run, it could be that before the update or after."""
         step = self._global_step
         return None if step is None else int(session.run(step))
+
+
+def _note(
+    history: StepHistory, row: np.ndarray, told: List[Reading], max_loss: Optional[float]
+) -> None:
+    """Notes the step of a run; of those in `told`, which the last may be, more is known then."""
+    if row[IS_GOOD]:
+        history.note_good(row)
+    elif told:  # of threads that train in one session, one may take what another's step told
+        told[-1] = history.note_bad(row, told[-1], max_loss)
 
 
 def _told_in(run_context, gate: gates.Gate) -> List[Reading]:
@@ -114,6 +135,7 @@ class WatchedRuns:
       loss: a loss to watch where no gate knows it; None for none.
       refusal: what a step of a train op without a gate is refused with; None to take it.
       count_of: gives the tensor to fetch to know of a gate's bad steps.
+      histories: what keeps the last steps of gates.
     """
 
     def __init__(
@@ -121,8 +143,10 @@ class WatchedRuns:
         loss: Optional[tf.Tensor],
         refusal: Optional[str],
         count_of: Callable[[gates.Gate], tf.Tensor],
+        histories: Histories,
     ):
         self._loss = loss
+        self._histories = histories
         self._count_of = count_of
         self._refusal = refusal
         # By what is fetched, of which a copy is kept so that nothing else gets the ids in it.
@@ -167,12 +191,14 @@ class WatchedRuns:
         if found:
             found = [gate for gate in dict.fromkeys(found) if self._is_mine(gate)]
             counts = [self._count_of(gate) for gate in found]
-            return Run(found, self._loss_beside(found), counts, graph) if found else None
+            histories = [self._histories.of(gate) for gate in found]
+            loss = self._loss_beside(found)
+            return Run(found, loss, counts, histories, graph) if found else None
         if self._loss is None or not _is_step(elements, self._loss, graph):
             return None
         if self._refusal is not None:
             raise ValueError(self._refusal)
-        return Run([], self._loss, [], graph)
+        return Run([], self._loss, [], [], graph)
 
     def _is_mine(self, gate: gates.Gate) -> bool:
         """With several trainings in a graph, a hook with a loss watches those that have it."""
@@ -195,10 +221,16 @@ def _is_step(elements: list, loss: tf.Tensor, graph: tf.Graph) -> bool:
     return loss.op in needed or any(op in writes for op in needed)
 
 
-def limits_of(gate: gates.Gate, max_loss: Optional[float]) -> dict:
-    """What to feed so that a gate knows the largest loss that is no incident."""
-    if max_loss is None:
-        return {}
+def limits_of(gate: gates.Gate, max_loss: Optional[float], history: Optional[StepHistory]) -> dict:
+    """What to feed so that a gate knows what is no incident: of the loss and of its gradients."""
+    limits = {} if max_loss is None else {gate.limit: _checked_limit(gate, max_loss)}
+    if history is not None and history.spike is not None:
+        limits.update(history.limits(max_loss))
+    return limits
+
+
+def _checked_limit(gate: gates.Gate, max_loss: float) -> float:
+    """A limit for the loss, or ValueError if the gate has none, or another."""
     if gate.limit is None:
         raise ValueError(
             'max_loss=%r needs a loss in the gate, and train op %r has none; pass it as '
@@ -209,7 +241,7 @@ def limits_of(gate: gates.Gate, max_loss: Optional[float]) -> dict:
             'max_loss=%r here, but slimguard.guard() was given max_loss=%r; say it once'
             % (max_loss, gate.max_loss)
         )
-    return {gate.limit: float(max_loss)}
+    return float(max_loss)
 
 
 def fetched_elements(fetches, graph: tf.Graph) -> list:

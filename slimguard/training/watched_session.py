@@ -8,11 +8,13 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard.graph.sessions import SessionInterface
 from slimguard.incidents.policies import OnNan
+from slimguard.incidents.spike import AnySpike, as_spike
 from slimguard.system import files
 from slimguard.training.context import TrainingContext
 from slimguard.training.hook_training import HookSettings
 from slimguard.training.hooked_session import HookedSession
 from slimguard.training.preemption import SECONDS
+from slimguard.training.step_history import STEPS
 from slimguard.training.watchers import lent, with_watcher
 
 
@@ -89,6 +91,8 @@ def watch(
     max_bundles: int = 5,
     progress: bool = False,
     preemption_seconds: float = SECONDS,
+    spike: AnySpike = None,
+    history: int = STEPS,
 ) -> WatchedSession:
     """Gives a plain session hooks and policies.
 
@@ -116,13 +120,13 @@ def watch(
       logdir: where the record of incidents goes, and where a rollback finds its checkpoints: a
         str, bytes or `os.PathLike`. A relative one is read here. With it, the last good state is
         saved there before 'raise', on SIGTERM and on Ctrl-C, and bundles are written.
-      capture, max_bundles, progress, preemption_seconds: as for `NanLossHook`; a hook that is
-        given says its own.
+      capture, max_bundles, progress, preemption_seconds, spike, history: as for `NanLossHook`; a
+        hook that is given says its own.
 
     Raises:
       TypeError: if `session` is no session.
-      ValueError: if `on_nan`, `max_loss` or `preemption_seconds` is not what is expected, or
-        disagrees with a hook.
+      ValueError: if `on_nan`, `max_loss`, `preemption_seconds`, `spike` or `history` is not what
+        is expected, or disagrees with a hook.
     """
     if not isinstance(session, SessionInterface):
         raise TypeError(
@@ -130,8 +134,10 @@ def watch(
             'itself: hooks=[slimguard.NanLossHook(loss)]' % (session,)
         )
     logdir = None if logdir is None else files.as_logdir(logdir)
-    settings = HookSettings(capture, max_bundles, progress, preemption_seconds).require()
-    hooks, _ = with_watcher(hooks, on_nan, max_loss, logdir, settings)
+    settings = HookSettings(
+        capture, max_bundles, progress, preemption_seconds, spike, history
+    ).require()
+    hooks, _ = with_watcher(hooks, on_nan, max_loss, logdir, settings, as_spike(spike))
     # Nobody makes its session anew, as a job may ask for.
     context = TrainingContext(max_loss=max_loss, logdir=logdir, joins_job=False)
     # As a MonitoredSession's: what a thread reports is raised, whatever it is.

@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard.incidents.policies import OnNan, fallbacks_of
+from slimguard.incidents.spike import Spike
 from slimguard.training.context import TrainingContext
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hook_training import DEFAULTS, HookSettings
@@ -18,6 +19,7 @@ def with_watcher(
     max_loss: Optional[float],
     logdir: Optional[str] = None,
     settings: HookSettings = DEFAULTS,
+    spike: Optional[Spike] = None,
 ) -> Tuple[List[tf1.train.SessionRunHook], GateWatcher]:
     """The hooks, and the one of them that decides: a NanLossHook, or else one that is added.
 
@@ -25,7 +27,7 @@ def with_watcher(
     `files.as_logdir` returned it; `settings` are those of one that is added.
 
     Raises:
-      ValueError: if `on_nan`, `max_loss` or `logdir` disagrees with a NanLossHook, or is nothing
+      ValueError: if `on_nan`, `max_loss`, `spike` or `logdir` disagrees with a NanLossHook, or is nothing
         we know.
     """
     gates.require_max_loss(max_loss)
@@ -38,6 +40,8 @@ def with_watcher(
             _disagree('on_nan', on_nan, hook, list(hook.fallbacks))
         if max_loss is not None and hook.max_loss not in (None, max_loss):
             _disagree('max_loss', max_loss, hook, hook.max_loss)
+        if spike is not None and hook.spike not in (None, spike):
+            _disagree('spike', spike, hook, hook.spike)
         if logdir is not None and hook.logdir not in (None, logdir):
             _disagree('logdir', logdir, hook, hook.logdir)
     return list(hooks), given[0]

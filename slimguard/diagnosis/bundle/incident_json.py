@@ -35,6 +35,9 @@ def number(value: Any) -> Any:
     return _NON_FINITE.get(value, value) if isinstance(value, str) else value
 
 
+# What a history has an entry for each step in.
+_COLUMNS = 'step good loss learning_rate gradient_norm gradient_norms'.split()
+
 _KINDS = {
     'version': int,
     'versions': dict,
@@ -58,7 +61,37 @@ def parse_incident(opened: Files) -> Dict[str, Any]:
             % (os.path.join(opened.path, JSON), brief(said['version']), VERSION)
         )
     check_sizes(said)
+    check_history(said.get('history'))
     return said
+
+
+def check_history(history: Any) -> None:
+    """Raises BundleError unless it is what `History.to_dict` gives, or None."""
+    if history is None:  # or of an earlier version
+        return
+    require(isinstance(history, dict), 'history')
+    columns = [history.get(name) for name in _COLUMNS]
+    require(all(isinstance(column, list) for column in columns), 'history')
+    require(len({len(column) for column in columns}) == 1, 'lengths in history')
+    gradients = history.get('gradients')
+    require(isinstance(gradients, list), 'history.gradients')
+    for names in gradients:
+        require(isinstance(names, list) and bool(names), 'history.gradients')
+        require(all(isinstance(name, str) for name in names), 'history.gradients')
+    for step, *numbers in zip(*(history[name] for name in _COLUMNS if name != 'gradient_norms')):
+        require(step is None or _is_int(step), 'history.step')
+        require(all(_is_real(each) for each in numbers), 'a number in history')
+    for norms in history['gradient_norms']:
+        require(isinstance(norms, list) and len(norms) == len(gradients), 'history.gradient_norms')
+        require(all(_is_real(norm) for norm in norms), 'history.gradient_norms')
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+
+
+def _is_real(value: Any) -> bool:
+    return value is None or isinstance(number(value), (bool, float)) or _is_int(value)
 
 
 def parse(content: bytes) -> Any:
@@ -135,8 +168,9 @@ def check_step(names: Dict[str, Any]) -> None:
     """Raises BundleError unless the names of a step are of the right kinds."""
     for name in _STRINGS:
         require(isinstance(names[name], str), 'step.' + name)
-    for name in ('loss', 'limit'):
-        require(names[name] is None or isinstance(names[name], str), 'step.' + name)
+    norm_limit = names.get('norm_limit')  # bundles of earlier versions have none
+    for name, given in (('loss', names['loss']), ('limit', names['limit']), ('', norm_limit)):
+        require(given is None or isinstance(given, str), 'step.' + (name or 'norm_limit'))
     for name in ('labels', 'missing'):
         require(isinstance(names[name], list), 'step.' + name)
     require(all(_are_strings(label, 2) for label in names['labels']), 'step.labels')

@@ -37,6 +37,7 @@ class Bundle(NamedTuple):
       versions: of TensorFlow, numpy, Python and slimguard, where it was made.
       values: what the step drew, by Tensor names.
       exported: the step.
+      history: the last steps, as `History.to_dict` gives them; None if they are not known.
       variables: called with names of variable ops; yields dictionaries with their values. Of a
         remote bundle they are copied to this machine at the first call; the copy goes when nobody
         holds this any more, or the process ends.
@@ -49,6 +50,7 @@ class Bundle(NamedTuple):
     versions: Dict[str, str]
     values: Dict[str, np.ndarray]
     exported: ExportedStep
+    history: Optional[Dict[str, Any]]
     variables: Callable[[List[str]], Iterable[Dict[str, np.ndarray]]]
 
 
@@ -89,6 +91,7 @@ def _read(opened: Files) -> Bundle:
         said['versions'],
         values,
         exported,
+        said.get('history'),
         variables,
     )
 

@@ -19,6 +19,7 @@ from slimguard.diagnosis.bundle.state import run_alone
 from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.rerun import ExportedStep, ExportOnce, bytes_of, variables_in_chunks
+from slimguard.incidents.history import History
 from slimguard.system import files
 
 
@@ -32,6 +33,7 @@ def write(
     max_bundles: int = 5,
     require_room: Callable[[int], None] = lambda size: None,
     export: Optional[ExportOnce] = None,
+    history: Optional[History] = None,
 ) -> str:
     """Writes a bundle, and removes the oldest ones beyond `max_bundles`.
 
@@ -48,6 +50,7 @@ def write(
       require_room: called with the size that the bundle will have, in bytes, before anything of it
         is written. It raises if that is too much.
       export: exports the step of `capture`; given by a caller that has exported it already.
+      history: the last steps, the bad one included, if they are known.
 
     Returns:
       The path of the bundle.
@@ -73,6 +76,7 @@ def write(
             'incident': dataclasses.asdict(incident),
             'diagnosis': None if diagnosis is None else _dict_of(diagnosis),
             'text': '' if diagnosis is None else str(diagnosis),
+            'history': None if history is None else history.to_dict(),
             'step': exported.names,
             'arrays': save_arrays(values, os.path.join(making.path, ARRAYS)),
         }

@@ -133,6 +133,7 @@ class _Export:
             'bad': gate.bad.name,
             'watched': gate.watched.name,
             'limit': None if gate.limit is None else gate.limit.name,
+            'norm_limit': gate.norm_limit.name if gate.measures.gradients else None,
             'labels': [list(label) for label in gate.labels],
             'sources': {t.name: [_placeholder_of(t), t.op.type] for t in capture.sources},
             'variables': {

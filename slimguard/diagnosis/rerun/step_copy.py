@@ -181,7 +181,8 @@ def _first_part(error: Exception) -> str:
 
 def _find_gate(graph: tf.Graph, names: Dict[str, Any]) -> GateCopy:
     def find(kind: str) -> Optional[tf.Tensor]:
-        return None if names[kind] is None else graph.get_tensor_by_name(names[kind])
+        name = names.get(kind)  # bundles of earlier versions have no `norm_limit`
+        return None if name is None else graph.get_tensor_by_name(name)
 
     return GateCopy(
         train_op=graph.get_operation_by_name(names['train_op']),
@@ -191,6 +192,7 @@ def _find_gate(graph: tf.Graph, names: Dict[str, Any]) -> GateCopy:
         labels=tuple(Label(*label) for label in names['labels']),
         watched=graph.get_tensor_by_name(names['watched']),
         limit=find('limit'),
+        norm_limit=find('norm_limit'),
     )
 
 

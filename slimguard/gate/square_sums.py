@@ -1,0 +1,114 @@
+"""The sums of squares of what a step checks: of each value, or of short vectors together.
+
+The fast path compares them (fast_path.py), a spike is seen in them (step_checks.py), and they are
+what is known of the gradients of a step that is over (measures.py). Each is computed once.
+"""
+
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import tensorflow as tf
+
+from slimguard.gate.checked_values import Check
+from slimguard.graph import ops
+from slimguard.graph.devices import Home
+
+# A step takes the fast path if every value's sum of squares (halved) is below this. With p bits of
+# precision, adding what is smaller than x / 2**(p+1) leaves x as it is, so accumulated values and
+# squares stay in range for ever if twice this limit times 2**(p+1) does.
+_LIMITS = {tf.float64: 1e280, tf.float32: 1e28, tf.bfloat16: 1e28, tf.float16: 4.0}
+# The same for a learning rate and the like, which multiply what was checked.
+_LIMIT_OF_FACTORS = 1e12
+
+
+class Sum(NamedTuple):
+    """The halved sum of squares of one value, or of some together: `size`, a float scalar."""
+
+    names: Tuple[str, ...]
+    size: tf.Tensor
+
+
+class Kind(NamedTuple):
+    """The properties that sums of squares share if they are compared together.
+
+    Attributes:
+      place: where they are, as `Home.joins_at` tells.
+      device: where they are compared.
+      dtype: of the sums.
+      limit: below it they are small.
+      is_gradient: whether they are of gradients that optimizers take.
+    """
+
+    place: str
+    device: str
+    dtype: tf.DType
+    limit: float
+    is_gradient: bool
+
+    @property
+    def is_low(self) -> bool:
+        """Whether the limit is so low that a sum of several is soon above it, as for float16."""
+        return self.limit == _LIMITS[tf.float16]
+
+
+class SquareSums:
+    """The halved sums of squares of values, by their kinds.
+
+    Args:
+      values: the values; losses have the name 'loss'.
+      make: makes the ops.
+      home: where what is found comes together.
+
+    Attributes:
+      kinds: by kind, its sums.
+    """
+
+    def __init__(self, values: Sequence[Check], make: ops.Maker, home: Home):
+        self._home = home
+        self._totals: Dict[Kind, tf.Tensor] = {}
+        self._of_gradients: Optional[tf.Tensor] = None
+        self.kinds: Dict[Kind, List[Sum]] = {}
+        gradients = [value for value in values if value.gradient_of]
+        others = [value for value in values if not value.gradient_of]
+        for same in (others, gradients):
+            for group in make.small([value.tensor for value in same]):
+                self._add([same[number] for number in group], make)
+
+    def _add(self, together: Sequence[Check], make: ops.Maker) -> None:
+        home, tensor = self._home, together[0].tensor
+        near = home.near(tensor)
+        if len(together) > 1:
+            axis = make.constant(0, near)
+            tensor = make.join([value.tensor for value in together], axis, near)
+        is_gradient = bool(together[0].gradient_of)
+        numbers = ops.for_arithmetic(tensor)
+        if is_gradient and numbers.dtype.base_dtype == tf.float16:  # which ends at 65504
+            numbers = make.cast(numbers, tf.float32, near)
+        size = make.sum_of_squares(numbers, near)
+        size = ops.lift(size, tensor.op, 0.0)
+        place, device = home.joins_at(size), home.device_near(size)
+        kind = Kind(place, device, size.dtype, _limit_of(together, tensor), is_gradient)
+        names = tuple(value.gradient_of or value.name for value in together)
+        self.kinds.setdefault(kind, []).append(Sum(names, size))
+
+    def total_of(self, kind: Kind) -> tf.Tensor:
+        """The sum of all of one kind, where they are."""
+        if kind not in self._totals:
+            sizes = [each.size for each in self.kinds[kind]]
+            with sizes[0].graph.colocate_with(sizes[0].op):
+                self._totals[kind] = tf.add_n(sizes)
+        return self._totals[kind]
+
+    def of_gradients(self) -> Optional[tf.Tensor]:
+        """That of all gradients, a float64 scalar at home; None if there are none."""
+        if self._of_gradients is None:
+            kinds = [kind for kind in self.kinds if kind.is_gradient]
+            with tf.device(self._home.device):
+                totals = [tf.cast(self.total_of(kind), tf.float64) for kind in kinds]
+                self._of_gradients = tf.add_n(totals) if totals else None
+        return self._of_gradients
+
+
+def _limit_of(together: Sequence[Check], tensor: tf.Tensor) -> float:
+    if any(value.is_factor for value in together):
+        return _LIMIT_OF_FACTORS
+    return _LIMITS.get(tensor.dtype.base_dtype, _LIMITS[tf.float32])

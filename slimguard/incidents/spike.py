@@ -1,0 +1,172 @@
+"""`Spike`: when a step is far out of what the last good steps were, and what is known of those.
+
+Imports no TensorFlow: the command line reads it without.
+"""
+
+import bisect
+import collections
+import dataclasses
+import math
+from typing import Any, Deque, List, Optional, Union
+
+
+@dataclasses.dataclass(frozen=True)
+class Spike:
+    """A step is an incident if its loss or gradient norm is far above that of the last good steps.
+
+    What is compared is a multiple of the median of the last `window` good steps: of the absolute
+    values of the loss, and of the norm of all gradients as the optimizer takes them (clipped, if
+    they are clipped). The gate compares before anything is written.
+
+    * A value that the training's typical step once had is no spike: the limit never falls below the
+      largest median so far. So where a loss comes near zero, ordinary noise is none either.
+    * With fewer than `warmup` good steps the multiple is larger: twenty times after the first step
+      where `warmup` is 20, then less and less. The very first step has no limit.
+    * Steps that were held do not count, and a new process begins anew.
+
+    Args:
+      loss: the multiple for the loss, above 1; None not to look at it.
+      gradient_norm: the multiple for the norm of the gradients, above 1; None not to look at it.
+      window: how many good steps, at least 2.
+      warmup: how many good steps make a median that is relied on; at least 1, at most `window`.
+
+    Raises:
+      ValueError: if an argument is none of these.
+    """
+
+    loss: Optional[float] = 10.0
+    gradient_norm: Optional[float] = 100.0
+    window: int = 100
+    warmup: int = 20
+
+    def __post_init__(self):
+        for name in ('loss', 'gradient_norm'):
+            multiple = getattr(self, name)
+            if multiple is not None and not (_is_number(multiple) and 1 < multiple < math.inf):
+                raise ValueError(
+                    '%s of a Spike is a multiple of a median, a finite number above 1, or None; '
+                    'not %r' % (name, multiple)
+                )
+        if self.loss is None and self.gradient_norm is None:
+            raise ValueError('a Spike looks at something: loss or gradient_norm must be a number')
+        if not _is_count(self.window) or self.window < 2:
+            raise ValueError(
+                'window of a Spike is a number of steps, at least 2, not %r' % (self.window,)
+            )
+        if not _is_count(self.warmup) or not 1 <= self.warmup <= self.window:
+            raise ValueError(
+                'warmup of a Spike is a number of steps, from 1 to its window of %d, not %r'
+                % (self.window, self.warmup)
+            )
+
+
+# What users give where a `Spike` is taken.
+AnySpike = Union[Spike, bool, str, None]
+
+
+def as_spike(spike: Any, name: str = 'spike') -> Optional[Spike]:
+    """A `Spike` of what a user gives: one, None, True for the defaults, or a text.
+
+    Args:
+      spike: what is given; a text is of the form ``'loss=10,gradient_norm=100'``, with any of the
+        arguments of `Spike`, and ``'default'`` for none of them.
+      name: what the user calls it.
+
+    Raises:
+      ValueError: if it is nothing of the kind.
+    """
+    if spike is None or spike is False:
+        return None
+    if spike is True:
+        spike = Spike()
+    if isinstance(spike, str):
+        spike = _parsed(spike, name)
+    if not isinstance(spike, Spike):
+        raise ValueError(
+            '%s must be a slimguard.Spike, such as slimguard.Spike(loss=10, gradient_norm=100), '
+            'True for its defaults, or None, not %r' % (name, spike)
+        )
+    return spike
+
+
+def _parsed(text: str, name: str) -> Spike:
+    if text.strip() == 'default':
+        return Spike()
+    said = {}
+    for item in text.split(','):
+        key, equals, value = (part.strip().replace('-', '_') for part in item.partition('='))
+        if key not in _NAMES or not equals or key in said:
+            raise ValueError(
+                '%s=%r: expected something like loss=10,gradient_norm=100,window=100,warmup=20, '
+                'each at most once, or default' % (name, text)
+            )
+        said[key] = _value(key, value, name)
+    try:
+        return Spike(**said)
+    except ValueError as error:
+        raise ValueError('%s=%r: %s' % (name, text, error)) from None
+
+
+def _value(key: str, value: str, name: str) -> Any:
+    if value.lower() == 'none':
+        return None
+    try:
+        return int(value) if key in ('window', 'warmup') else float(value)
+    except ValueError:
+        raise ValueError('%s: %s must be a number, not %r' % (name, key, value)) from None
+
+
+_NAMES = [field.name for field in dataclasses.fields(Spike)]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+class Level:
+    """What is usual for one number of a step: of the last good steps, by absolute value.
+
+    Args:
+      window: of so many steps.
+      warmup: so many make a median that is relied on.
+
+    Attributes:
+      median: that of the window; None before the first step.
+    """
+
+    def __init__(self, window: int, warmup: int):
+        self.median: Optional[float] = None
+        self._warmup = warmup
+        self._last: Deque[float] = collections.deque(maxlen=window)
+        self._sorted: List[float] = []
+        self._largest_median = 0.0
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def note(self, value: float) -> None:
+        """Notes the number of a good step; one that is not finite tells nothing."""
+        value = abs(value)
+        if not math.isfinite(value):
+            return
+        if len(self._last) == self._last.maxlen:
+            del self._sorted[bisect.bisect_left(self._sorted, self._last[0])]
+        self._last.append(value)
+        bisect.insort(self._sorted, value)
+        middle = len(self._sorted) // 2
+        is_even = len(self._sorted) % 2 == 0
+        first = self._sorted[middle - 1] if is_even else self._sorted[middle]
+        self.median = (first + self._sorted[middle]) / 2
+        if len(self) >= self._warmup:
+            self._largest_median = max(self._largest_median, self.median)
+
+    def limit(self, multiple: Optional[float]) -> float:
+        """The largest number that is no spike; Inf where nothing is."""
+        if multiple is None or not self.median:
+            return math.inf
+        early = max(1.0, self._warmup / len(self))
+        return max(multiple * early * self.median, self._largest_median)

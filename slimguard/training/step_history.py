@@ -1,0 +1,189 @@
+"""The last steps of a guarded train op, and what they say of the next: :class:`StepHistory`."""
+
+import collections
+import dataclasses
+import math
+from typing import Any, Deque, Dict, List, NamedTuple, Optional
+
+import numpy as np
+import tensorflow.compat.v1 as tf1
+
+from slimguard import gate as gates
+from slimguard.incidents.history import IS_GOOD, LOSS, STEP, History, norm_of
+from slimguard.incidents.incident import Incident
+from slimguard.incidents.spike import Level, Spike
+from slimguard.training.incident_reading import Reading
+
+# So many steps are kept where nobody says otherwise.
+STEPS = 200
+# How many steps say what is usual, where no `Spike` says it.
+_USUAL = Spike()
+
+
+class HistorySettings(NamedTuple):
+    """What the user asks for.
+
+    Attributes:
+      spike: when a step is out of bounds; None if none is.
+      length: how many steps are kept.
+    """
+
+    spike: Optional[Spike] = None
+    length: int = STEPS
+
+    @property
+    def is_wanted(self) -> bool:
+        return bool(self.length or self.spike)
+
+
+class StepHistory:
+    """Keeps the last steps of one gate, and knows when the next is out of bounds.
+
+    Args:
+      gate: the gate.
+      settings: what the user asks for.
+    """
+
+    def __init__(self, gate: gates.Gate, settings: HistorySettings):
+        self.gate = gate
+        self.spike = settings.spike
+        usual = settings.spike or _USUAL
+        self._loss = Level(usual.window, usual.warmup)
+        self._norm = Level(usual.window, usual.warmup)
+        self._rows: Deque[np.ndarray] = collections.deque(maxlen=settings.length)
+
+    def limits(self, max_loss: Optional[float]) -> Dict[Any, Any]:
+        """What to feed, so that the gate holds a step that is out of bounds.
+
+        Args:
+          max_loss: a larger loss is an incident in any case; None for what the gate was given.
+        """
+        feeds: Dict[Any, Any] = {}
+        if self.spike is None:
+            return feeds
+        max_loss = self.gate.max_loss if max_loss is None else max_loss
+        if self.spike.loss is not None and self.gate.limit is not None:
+            limit = self._loss.limit(self.spike.loss)
+            feeds[self.gate.limit] = np.float64(limit if max_loss is None else min(limit, max_loss))
+        if self.spike.gradient_norm is not None and self.gate.measures.gradients:
+            limit = self._norm.limit(self.spike.gradient_norm)
+            feeds[self.gate.norm_limit] = np.float64(0.5 * limit * limit)
+        return feeds
+
+    def note_good(self, row: np.ndarray) -> None:
+        """Notes a step that was written."""
+        self._rows.append(row)
+        self._loss.note(row[LOSS])
+        self._norm.note(norm_of(row))
+
+    def note_bad(self, row: np.ndarray, reading: Reading, max_loss: Optional[float]) -> Reading:
+        """Notes a step that was held. Returns what was read of it, with what this knows of it.
+
+        Args:
+          row: the row of the step.
+          reading: what the gate told.
+          max_loss: as for `limits`.
+        """
+        self._rows.append(row)
+        norm = norm_of(row) if self.gate.measures.gradients else None
+        usual = self._norm.median
+        ratio = norm / usual if norm is not None and usual else None
+        told = dataclasses.replace(reading.incident, gradient_norm=norm, gradient_norm_ratio=ratio)
+        reason = self._reason(told, reading, row[LOSS], norm, max_loss)
+        told = dataclasses.replace(told, reason=reason)
+        return reading._replace(incident=told, history=self._last())
+
+    def _last(self) -> Optional[History]:
+        rows = list(self._rows)
+        return History(self.gate.measures.gradients, rows) if rows else None
+
+    def _reason(
+        self,
+        incident: Incident,
+        reading: Reading,
+        loss: float,
+        norm: Optional[float],
+        max_loss: Optional[float],
+    ) -> str:
+        """That of the gate, which does not know what its limits are made of."""
+        kinds = {label.kind for label in self.gate.labels_of(reading.bad)}
+        if self.spike is None or not kinds <= {'limit', 'norm'}:
+            return incident.reason
+        said: List[str] = []
+        max_loss = self.gate.max_loss if max_loss is None else max_loss
+        if 'limit' in kinds and max_loss is not None and loss > max_loss:
+            said.append(gates.ABOVE_MAX_LOSS + incident.tensors[0])
+        elif 'limit' in kinds:
+            said.append(_times('loss', loss, self._loss))
+        if 'norm' in kinds and norm is not None:
+            said.append(_times(gates.GRADIENT_NORM, norm, self._norm))
+        return '; '.join(said)
+
+
+class Histories:
+    """The histories of all gates of a training, each from when it is first asked for."""
+
+    def __init__(self, settings: HistorySettings = HistorySettings()):
+        self._settings = settings
+        self._of: Dict[gates.Gate, StepHistory] = {}
+
+    def of(self, gate: gates.Gate) -> Optional[StepHistory]:
+        """That of a gate; None if the user wants none."""
+        if gate not in self._of and self._settings.is_wanted:
+            self._of[gate] = StepHistory(gate, self._settings)
+            _tell_of_what_is_not_watched(gate, self._settings.spike)
+        return self._of.get(gate)
+
+
+def row_of(step: Any, is_good: bool, measures: np.ndarray) -> np.ndarray:
+    """The row of a step whose `gate.measures.vector` was fetched.
+
+    Args:
+      step: the global step after it; None if the graph has none.
+      is_good: whether it was written.
+      measures: the value of the vector.
+    """
+    row = np.empty(len(measures) + LOSS)
+    row[STEP] = math.nan if step is None else step
+    row[IS_GOOD] = is_good
+    row[LOSS:] = measures
+    return row
+
+
+def require_history(history: Any) -> int:
+    """Returns `history`, or raises ValueError unless it is an int, at least 0."""
+    if isinstance(history, bool) or not isinstance(history, int) or history < 0:
+        raise ValueError(
+            'history must be an int, the number of steps to keep, or 0 to keep none; not %r'
+            % (history,)
+        )
+    return history
+
+
+def _tell_of_what_is_not_watched(gate: gates.Gate, spike: Optional[Spike]) -> None:
+    """Logs which part of a `Spike` has nothing to look at in a gate."""
+    if spike is None:
+        return
+    missing = []
+    if spike.loss is not None and gate.limit is None:
+        missing.append('loss (pass it as slimguard.guard(train_op, loss=total_loss))')
+    if spike.gradient_norm is not None and not gate.measures.gradients:
+        missing.append('gradient that an optimizer takes')
+    if missing:
+        tf1.logging.warning(
+            'slimguard: spike looks at less than was asked for: train op %r has no %s.',
+            gate.original.name,
+            ', and no '.join(missing),
+        )
+
+
+def _times(name: str, value: float, usual: Level) -> str:
+    median = usual.median or math.nan
+    steps = 'the only good step' if len(usual) == 1 else 'the last %d good steps' % len(usual)
+    return '%s %.4g is %.3g times the median %.4g of %s' % (
+        name,
+        value,
+        abs(value) / median,
+        median,
+        steps,
+    )

@@ -227,8 +227,8 @@ def train(
         `tf.errors.InvalidArgumentError` catch it as well.
       ValueError: as `slim.learning.train`; if `on_nan`, `max_loss`, `max_bundles`,
         `preemption_seconds`, `spike` or `history` is not what is expected, or disagrees with a
-        hook; if the train op cannot be guarded or is of another graph; if TensorFlow could not restore what it saves in
-        `logdir`, as it holds a wild card.
+        hook; if the train op cannot be guarded or is of another graph; if TensorFlow could not
+        restore what it saves in `logdir`, as it holds a wild card.
       ImportError: if `progress` is True and tqdm is not installed.
       RuntimeError: in eager mode; if the graph is finalized, as it is after another `train` and
         inside a ``with MonitoredTrainingSession(...)`` block.

@@ -89,7 +89,7 @@ class _Call(NamedTuple):
         targets = [] if evidence is None else [evidence.fetch]
         if not are_ready(feeds):
             return None
-        history = watcher.history_of(gate)
+        history = watcher.histories.of(gate)
         own = list(told.values()) + ([] if history is None else [gate.measures.vector])
         fed = {**feeds, **_limits(history)}
         try:

@@ -76,7 +76,7 @@ class ScriptWatcher(GateWatcher):
         script_files: ScriptFiles,
         evidence: Dict[gates.Gate, Evidence],
         on_incident: Callable[[Incident, str], None],
-        history: HistorySettings = HistorySettings(),
+        history: HistorySettings,
     ):
         self._files = script_files
         self._evidence = evidence

@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard.diagnosis.evidence import Evidence
-from slimguard.incidents.spike import Spike
+from slimguard.incidents.spike import AnySpike, Spike, as_spike
 from slimguard.training.step_history import STEPS
 
 
@@ -51,14 +51,23 @@ class Borrower:
     """A hook that knows what a training has, as long as the training lasts.
 
     Args:
-      max_loss, logdir, ends_job: the settings of the hook's user. They go before those of a
-        training, which never overwrites them: after the training, the hook is as it was.
+      max_loss, logdir, ends_job, spike, history: the settings of the hook's user. They go before
+        those of a training, which never overwrites them: after the training, the hook is as it was.
     """
 
-    def __init__(self, max_loss: Optional[float], logdir: Optional[str], ends_job: bool):
+    def __init__(
+        self,
+        max_loss: Optional[float],
+        logdir: Optional[str],
+        ends_job: bool,
+        spike: AnySpike = None,
+        history: Optional[int] = None,
+    ):
         self._max_loss = max_loss
         self._logdir = logdir
         self._ends_job = ends_job
+        self._spike = as_spike(spike)
+        self._history = history
         self._training = TrainingContext()
 
     @contextlib.contextmanager
@@ -82,6 +91,16 @@ class Borrower:
     @max_loss.setter
     def max_loss(self, max_loss: Optional[float]) -> None:
         self._max_loss = max_loss
+
+    @property
+    def spike(self) -> Optional[Spike]:
+        """When a step is out of bounds; None for no such limit."""
+        return self._training.spike if self._spike is None else self._spike
+
+    @property
+    def history(self) -> int:
+        """How many of the last steps are kept."""
+        return self._training.history if self._history is None else self._history
 
     @property
     def logdir(self) -> Optional[str]:

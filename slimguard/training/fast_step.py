@@ -85,7 +85,7 @@ class FastStep:
         self._measures_at = len(self._own)
         self._histories: Dict[GateWatcher, StepHistory] = {}
         for watcher in watchers:
-            history = watcher.history_of(gate)
+            history = watcher.histories.of(gate)
             if history is not None:
                 self._histories[watcher] = history
         if self._histories:

@@ -21,7 +21,6 @@ from slimguard.graph import op_of
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.journal import Journal
 from slimguard.incidents.policies import FallbackChain, OnNan, Policy, Raise, Rollback, Skip, Stop
-from slimguard.incidents.spike import Spike, as_spike
 from slimguard.system import files
 from slimguard.training import back_off, checkpoint_dir, step_counters
 from slimguard.training.context import Borrower, TrainingContext
@@ -30,7 +29,7 @@ from slimguard.training.incident_handler import NO_GATE, NO_LOGDIR, Action, Inci
 from slimguard.training.incident_reading import Reading
 from slimguard.training.open_incident import IncidentList
 from slimguard.training.recovery import Preparation, Recovery
-from slimguard.training.step_history import Histories, HistorySettings, StepHistory
+from slimguard.training.step_history import Histories, HistorySettings
 from slimguard.training.watched_run import WatchedRuns
 
 
@@ -40,6 +39,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
     Attributes:
       incidents: the last thousand incidents, a list of `Incident`.
       incident_count: how many there were in all.
+      histories: what keeps the last steps of each gate.
       job: the part that the process takes in a job of several processes, or None.
     """
 
@@ -55,13 +55,12 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
     ):
         gates.require_max_loss(max_loss)
         logdir = None if logdir is None else files.as_logdir(logdir)
-        Borrower.__init__(self, max_loss, logdir, ends_job)
+        self._settings = settings.require()
+        Borrower.__init__(self, max_loss, logdir, ends_job, settings.spike, settings.history)
         self._incident_list = IncidentList()
         self.incidents = self._incident_list.incidents
         self.on_nan = on_nan
         self.job: Optional[Job] = None
-        self._settings = settings.require()
-        self._spike = as_spike(self._settings.spike)
         self._loss = loss
         self._otherwise = Raise() if fail_on_nan_loss else Stop()
         self._directory = self.logdir  # of this training
@@ -83,15 +82,6 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
     def evidence_of(self, gate: gates.Gate) -> Optional[Evidence]:
         """What captures the bad steps of a gate, if the training has that."""
         return self._own.evidence.get(gate)
-
-    def history_of(self, gate: gates.Gate) -> Optional[StepHistory]:
-        """What keeps the last steps of a gate, if anything does."""
-        return self._histories.of(gate)
-
-    @property
-    def spike(self) -> Optional[Spike]:
-        """When a step is out of bounds: the watcher's own, or else that of the training."""
-        return self._spike or self._training.spike
 
     def begin(self):
         graph = tf1.get_default_graph()
@@ -237,10 +227,8 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         self._handler = IncidentHandler(*told)
         self._preparation = Preparation(self._prepare)
         refusal = NO_GATE % (self.on_nan,) if policies.may(Skip) else None
-        length = self._settings.history
-        length = self._training.history if length is None else length
-        self._histories = Histories(HistorySettings(self.spike, length))
-        self._runs = WatchedRuns(self._loss, refusal, self._count_of, self._histories)
+        self.histories = Histories(HistorySettings(self.spike, self.history))
+        self._runs = WatchedRuns(self._loss, refusal, self._count_of, self.histories)
 
     def _prepare(self, session) -> None:
         self._handler.prepare(session, None if self.job is None else self.job.went_back)

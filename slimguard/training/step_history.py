@@ -123,7 +123,7 @@ class StepHistory:
 class Histories:
     """The histories of all gates of a training, each from when it is first asked for."""
 
-    def __init__(self, settings: HistorySettings = HistorySettings()):
+    def __init__(self, settings: HistorySettings):
         self._settings = settings
         self._of: Dict[gates.Gate, StepHistory] = {}
 

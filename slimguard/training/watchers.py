@@ -27,8 +27,8 @@ def with_watcher(
     `files.as_logdir` returned it; `settings` are those of one that is added.
 
     Raises:
-      ValueError: if `on_nan`, `max_loss`, `spike` or `logdir` disagrees with a NanLossHook, or is nothing
-        we know.
+      ValueError: if `on_nan`, `max_loss`, `spike` or `logdir` disagrees with a NanLossHook, or is
+        nothing we know.
     """
     gates.require_max_loss(max_loss)
     given = watchers_in(hooks)

@@ -31,7 +31,8 @@ _RUINED_NOW = 100.0
 # The loss of a state is the median of the losses of so many good steps before it, and that of the
 # first steps is the median of as many. With few images in a batch any one of them may be small.
 _LOSSES = 10
-# The loss now is the median of so many.
+# The loss now is the median of so many. And so many steps in a row that are far out of bounds are
+# not to be blamed on their batches.
 _FEW = 3
 
 
@@ -78,6 +79,7 @@ class Snapshots:
         self._good = 0  # steps
         self._due = 0.0  # by the clock
         self._losses: Deque[float] = collections.deque(maxlen=_LOSSES)
+        self._spikes = 0  # since the last good step or return
         self._first_loss: Optional[float] = None
         self._went_back_to: Optional[Snapshot] = None
         self._went_back_at: Optional[int] = None  # good steps
@@ -90,6 +92,7 @@ class Snapshots:
           loss: the loss of the step, or None if it is not known.
         """
         self._good += 1
+        self._spikes = 0
         if not self._is_wanted:
             return
         if loss is not None:
@@ -99,6 +102,10 @@ class Snapshots:
         is_over = not self._kept or self._good - self._kept[0].taken_at >= PROBATION
         if self.most and is_over and self._clock() >= self._due:
             self._take(session)
+
+    def step_was_spike(self) -> None:
+        """Notes a step that was held as it was finite and far out of bounds."""
+        self._spikes += 1
 
     @property
     def is_soon(self) -> bool:
@@ -135,9 +142,17 @@ class Snapshots:
         self._kept = [each for each in self._kept if each.taken_at <= reached]
         self._went_back_to, self._went_back_at = snapshot, self._good
         self._losses.clear()
+        self._spikes = 0
+
+    @property
+    def went_back_to(self) -> Optional[Snapshot]:
+        """The one that was returned to last, if it was none of the checkpoints."""
+        return self._went_back_to
 
     def ruin(self) -> str:
         """Why the weights are ruined as they are now, though they may be finite; else ''."""
+        if self._is_wanted and self._spikes >= _FEW:
+            return '; and the weights are ruined: so were the last %d steps in a row' % self._spikes
         usual = self._usual_loss(self._kept[::-1])
         if usual is None or len(self._losses) < _FEW:
             return ''
@@ -177,7 +192,8 @@ class Snapshots:
         if odd:
             self._give_up(odd[0])
             return
-        if not self._is_fitted:
+        is_first = not self._is_fitted
+        if is_first:
             self._is_fitted = True
             self._fit(sum(value.nbytes for value in values.values()))
             if not self.most:
@@ -185,7 +201,8 @@ class Snapshots:
         loss = statistics.median(self._losses) if self._losses else None
         self._keep(Snapshot(self._name_of(values), self._good, loss, values))
         ended = self._clock()
-        self._due = ended + (ended - began) / _SHARE
+        # The first time a session prepares what it reads, which tells nothing of the next times.
+        self._due = ended if is_first else ended + (ended - began) / _SHARE
 
     def _give_up(self, name: str) -> None:
         tf1.logging.warning(

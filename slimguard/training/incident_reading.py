@@ -25,12 +25,14 @@ class Reading(NamedTuple):
       gate: the gate whose flags told of it, or None.
       bad: the flags.
       history: the last steps, this one included, where they are known.
+      is_spike: whether all was finite, and far above the last good steps.
     """
 
     incident: Incident
     gate: Optional[gates.Gate] = None
     bad: Sequence[bool] = ()
     history: Optional[History] = None
+    is_spike: bool = False
 
     def on(self, worker: str) -> 'Reading':
         """The same, with the name of the process it happened in."""

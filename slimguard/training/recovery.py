@@ -39,21 +39,33 @@ class Recovery:
         """Notes a step without an incident, and its loss or None; a snapshot may be due."""
         self._snapshots.step_was_good(session, loss)
 
+    def step_was_spike(self) -> None:
+        """Notes a step that was held as it was finite and far out of bounds."""
+        self._snapshots.step_was_spike()
+
     def ruin(self) -> str:
         """Why going on would be of no use, as the weights are finite and ruined; else ''."""
         return self._snapshots.ruin()
 
     def leave_ruin(self, session) -> None:
-        """Restores the newest snapshot that is trusted where the weights are finite and ruined.
+        """Restores the newest state that is trusted where the weights are finite and ruined.
 
-        What is saved before an error ends the training is to be of use.
+        What is saved before an error ends the training is to be of use. Soon after a return it is
+        the state that was returned to.
         """
         ruin = self.ruin()
-        snapshot = self._snapshots.trusted() if ruin else None
+        if not ruin:
+            return
+        snapshot = self._snapshots.trusted() or self._snapshots.went_back_to
+        name = self._went_back_to
         if snapshot is not None:
             self._snapshots.restore(session, snapshot)
+            name = snapshot.name
+        elif name is not None:
+            self._restorer.restore(session, name)
+        if name is not None:
             tf1.logging.warning(
-                'slimguard: what is saved as the last good state is %s%s.', snapshot.name, ruin
+                'slimguard: what is saved as the last good state is %s%s.', name, ruin
             )
 
     def use_checkpoints_only(self) -> None:

@@ -10,7 +10,6 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard.incidents.history import IS_GOOD, LOSS, STEP, History, norm_of
-from slimguard.incidents.incident import Incident
 from slimguard.incidents.spike import Level, Spike
 from slimguard.training.incident_reading import Reading
 
@@ -88,36 +87,42 @@ class StepHistory:
         norm = norm_of(row) if self.gate.measures.gradients else None
         usual = self._norm.median
         ratio = norm / usual if norm is not None and usual else None
-        told = dataclasses.replace(reading.incident, gradient_norm=norm, gradient_norm_ratio=ratio)
-        reason = self._reason(told, reading, row[LOSS], norm, max_loss)
-        told = dataclasses.replace(told, reason=reason)
-        return reading._replace(incident=told, history=self._last())
+        said = self._spikes(reading, row[LOSS], norm, max_loss)
+        is_spike = bool(said)
+        if is_spike and self._is_above(max_loss, row[LOSS]):
+            said.insert(0, gates.ABOVE_MAX_LOSS + reading.incident.tensors[0])
+        incident = dataclasses.replace(
+            reading.incident,
+            gradient_norm=norm,
+            gradient_norm_ratio=ratio,
+            reason='; '.join(said) or reading.incident.reason,
+        )
+        return reading._replace(incident=incident, history=self._last(), is_spike=is_spike)
 
     def _last(self) -> Optional[History]:
         rows = list(self._rows)
         return History(self.gate.measures.gradients, rows) if rows else None
 
-    def _reason(
-        self,
-        incident: Incident,
-        reading: Reading,
-        loss: float,
-        norm: Optional[float],
-        max_loss: Optional[float],
-    ) -> str:
-        """That of the gate, which does not know what its limits are made of."""
+    def _spikes(
+        self, reading: Reading, loss: float, norm: Optional[float], max_loss: Optional[float]
+    ) -> List[str]:
+        """What was far above the last good steps, if that is all that was bad but for `max_loss`.
+
+        The gate does not know what its limits are made of.
+        """
         kinds = {label.kind for label in self.gate.labels_of(reading.bad)}
         if self.spike is None or not kinds <= {'limit', 'norm'}:
-            return incident.reason
+            return []
         said: List[str] = []
-        max_loss = self.gate.max_loss if max_loss is None else max_loss
-        if 'limit' in kinds and max_loss is not None and loss > max_loss:
-            said.append(gates.ABOVE_MAX_LOSS + incident.tensors[0])
-        elif 'limit' in kinds:
+        if 'limit' in kinds and not self._is_above(max_loss, loss):
             said.append(_times('loss', loss, self._loss))
         if 'norm' in kinds and norm is not None:
             said.append(_times(gates.GRADIENT_NORM, norm, self._norm))
-        return '; '.join(said)
+        return said
+
+    def _is_above(self, max_loss: Optional[float], loss: float) -> bool:
+        max_loss = self.gate.max_loss if max_loss is None else max_loss
+        return max_loss is not None and loss > max_loss
 
 
 class Histories:

@@ -1,5 +1,6 @@
 """The same training in every loop that the README's table names."""
 
+import math
 import os
 import signal
 from typing import Any, Callable, Dict, List, NamedTuple
@@ -38,6 +39,8 @@ class Given(NamedTuple):
       progress: whether to show a progress bar.
       save_interval_secs: how often a thread of `slimguard.train` saves beside the steps; 0 for
         never.
+      spike: when a step is out of bounds.
+      value: what is in a bad draw.
     """
 
     logdir: str
@@ -47,9 +50,13 @@ class Given(NamedTuple):
     max_loss: Any = None
     progress: bool = False
     save_interval_secs: int = 600
+    spike: Any = None
+    value: float = math.nan
 
     def all_but_the_logdir(self) -> Dict[str, Any]:
-        return dict(on_nan=self.on_nan, max_loss=self.max_loss, progress=self.progress)
+        return dict(
+            on_nan=self.on_nan, max_loss=self.max_loss, progress=self.progress, spike=self.spike
+        )
 
 
 class _Watching(tf1.train.SessionRunHook):
@@ -74,7 +81,7 @@ class _Watching(tf1.train.SessionRunHook):
 
 
 def in_slimguard_train(given: Given) -> Trained:
-    model = Linear(given.bad)
+    model = Linear(given.bad, given.value)
     train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
     watching = _Watching(given)
     slimguard.train(
@@ -91,7 +98,7 @@ def in_slimguard_train(given: Given) -> Trained:
 
 
 def in_monitored_session(given: Given) -> Trained:
-    model = Linear(given.bad)
+    model = Linear(given.bad, given.value)
     train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
     hook = slimguard.NanLossHook(model.loss, **given.all_but_the_logdir())
     watching = _Watching(given)
@@ -116,7 +123,7 @@ def in_estimator(given: Given) -> Trained:
     watching = _Watching(given)
 
     def model_fn(features, mode):
-        model = Linear(given.bad)
+        model = Linear(given.bad, given.value)
         made.append(model)
         train_op = slimguard.guard(model.minimize(), loss=model.loss)
         hook = slimguard.NanLossHook(model.loss, **given.all_but_the_logdir())
@@ -138,7 +145,7 @@ def in_estimator(given: Given) -> Trained:
 
 
 def in_watched_session(given: Given) -> Trained:
-    model = Linear(given.bad)
+    model = Linear(given.bad, given.value)
     train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
     saver = slimguard.FiniteSaver()
     plain = tf1.Session()
@@ -165,16 +172,16 @@ def _train_plainly(given: Given, model: Linear, train_op, session, saver) -> Tra
 
 
 def in_plain_session_unedited(given: Given) -> Trained:
-    with slimguard.instrument(given.on_nan, given.max_loss):
-        model = Linear(given.bad)
+    with slimguard.instrument(given.on_nan, given.max_loss, spike=given.spike):
+        model = Linear(given.bad, given.value)
         train_op = model.minimize()
         with tf1.Session() as session:
             return _train_plainly(given, model, train_op, session, tf1.train.Saver())
 
 
 def in_monitored_session_unedited(given: Given) -> Trained:
-    with slimguard.instrument(given.on_nan, given.max_loss):
-        model = Linear(given.bad)
+    with slimguard.instrument(given.on_nan, given.max_loss, spike=given.spike):
+        model = Linear(given.bad, given.value)
         train_op = model.minimize()
         watching = _Watching(given)
         _train_monitored(given, train_op, [watching])
@@ -182,8 +189,8 @@ def in_monitored_session_unedited(given: Given) -> Trained:
 
 
 def in_tf_slim_training_unedited(given: Given) -> Trained:
-    with slimguard.instrument(given.on_nan, given.max_loss):
-        model = Linear(given.bad)
+    with slimguard.instrument(given.on_nan, given.max_loss, spike=given.spike):
+        model = Linear(given.bad, given.value)
         train_op = tf_slim.training.create_train_op(model.loss, model.optimizer)
         watching = _Watching(given)
         tf_slim.training.train(train_op, given.logdir, hooks=[watching], save_summaries_steps=None)

@@ -75,7 +75,7 @@ class TestSignatures:
     def test_train_is_slims_and_a_few_more(self):
         more = [('hooks', None), ('on_nan', None), ('max_loss', None), ('progress', False)]
         more += [('capture', True), ('max_bundles', 5), ('ends_job', True)]
-        more += [('preemption_seconds', 10.0)]
+        more += [('preemption_seconds', 10.0), ('spike', None), ('history', 200)]
         assert self.parameters(slimguard.train) == self.parameters(slim.learning.train) + more
 
     def test_every_other_name_is_slims_own(self):

@@ -6,7 +6,7 @@ No list, string or number of it is larger than it has use for.
 import json
 import math
 import os
-from typing import Any, Dict, Iterable
+from typing import Any, Dict, Iterable, Optional
 
 from slimguard.diagnosis.bundle.files import JSON, BundleError, Files, brief, damaged
 from slimguard.diagnosis.bundle.index import MOST_DIMENSIONS
@@ -61,14 +61,14 @@ def parse_incident(opened: Files) -> Dict[str, Any]:
             % (os.path.join(opened.path, JSON), brief(said['version']), VERSION)
         )
     check_sizes(said)
-    check_history(said.get('history'))
+    said['history'] = _read_history(said.get('history'))
     return said
 
 
-def check_history(history: Any) -> None:
-    """Raises BundleError unless it is what `History.to_dict` gives, or None."""
-    if history is None:  # or of an earlier version
-        return
+def _read_history(history: Any) -> Optional[Dict[str, Any]]:
+    """What `History.to_dict` gave; None if there is none, as in bundles of earlier versions."""
+    if history is None:
+        return None
     require(isinstance(history, dict), 'history')
     columns = [history.get(name) for name in _COLUMNS]
     require(all(isinstance(column, list) for column in columns), 'history')
@@ -84,6 +84,9 @@ def check_history(history: Any) -> None:
     for norms in history['gradient_norms']:
         require(isinstance(norms, list) and len(norms) == len(gradients), 'history.gradient_norms')
         require(all(_is_real(norm) for norm in norms), 'history.gradient_norms')
+    norms = [[number(norm) for norm in row] for row in history['gradient_norms']]
+    flat = {name: [number(each) for each in history[name]] for name in _COLUMNS[:-1]}
+    return dict(flat, gradients=gradients, gradient_norms=norms)
 
 
 def _is_int(value: Any) -> bool:

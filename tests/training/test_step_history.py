@@ -1,0 +1,252 @@
+"""The last steps before an incident, and a spike that is held before it is written."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slimguard
+from slimguard import compat
+from slimguard.diagnosis import bundle, replay
+from slimguard.gate import gate_of
+from tests.helpers.loops import LOOPS, Given
+from tests.helpers.models import Linear, LogLines, checkpoint_at, records_in, train_quietly
+from tests.helpers.monitored import monitored
+
+tf1 = tf.compat.v1
+slim = compat.import_slim()
+
+every_loop = pytest.mark.parametrize('loop', LOOPS.values(), ids=LOOPS)
+
+
+@every_loop
+def test_a_spike_is_held_and_said(loop, tmp_path):
+    given = Given(str(tmp_path), on_nan='skip', bad=(30,), steps=35, spike=True, value=1e6)
+    assert loop(given).drawn == 36
+    (record,) = records_in(tmp_path)
+    assert (record['step'], record['action'], record['held']) == (30, 'skip', True)
+    assert record['reason'].startswith('loss ')
+    assert '; gradient norm ' in record['reason']
+    assert 'times the median' in record['reason']
+    assert record['reason'].endswith('of the last 30 good steps')
+    assert record['gradient_norm'] > 100 * record['gradient_norm'] / record['gradient_norm_ratio']
+    assert 'above its limit' in record['diagnosis']
+    assert checkpoint_at(tmp_path) == (35, [])
+    history = bundle.read(record['bundle']).history
+    assert history['step'] == list(range(1, 31)) + [30]
+    assert history['good'] == [True] * 30 + [False]
+    assert history['gradient_norm'][-1] == record['gradient_norm']
+
+
+@every_loop
+def test_without_spike_the_history_comes_all_the_same_and_nothing_is_held(loop, tmp_path):
+    given = Given(str(tmp_path), on_nan='skip', bad=(4,), steps=6)
+    loop(given)
+    (record,) = records_in(tmp_path)
+    history = bundle.read(record['bundle']).history
+    assert history['step'] == [1, 2, 3, 4, 4]
+    assert np.isnan(float(record['gradient_norm']))
+    assert history['gradients'] == [['w']]
+
+
+class Seen(tf1.train.SessionRunHook):
+    """Fetches what a history is made of, by ops of its own."""
+
+    def __init__(self, loss, gradients, rate):
+        sums = [tf.nn.l2_loss(gradient) for gradient in gradients]
+        self._fetches = [loss, rate, tf.stack(sums)]
+        self.steps = []
+
+    def before_run(self, run_context):
+        return tf1.train.SessionRunArgs(self._fetches)
+
+    def after_run(self, run_context, run_values):
+        self.steps.append(run_values.results)
+
+
+def in_train(train_op, hooks, logdir):
+    train_quietly(train_op, logdir, number_of_steps=20, hooks=hooks)
+
+
+def in_monitored(train_op, hooks, logdir):
+    with monitored(logdir, *hooks) as session:
+        for _ in range(21):
+            session.run(train_op)
+
+
+@pytest.mark.parametrize('train', [in_train, in_monitored])
+@pytest.mark.parametrize('dtype', [tf.float32, tf.float64])
+def test_it_is_what_a_hook_sees_bit_by_bit(train, dtype, tmp_path):
+    step = tf1.train.get_or_create_global_step()
+    # Of this much nothing is summed together, so each gradient is known by itself.
+    drawn = tf1.py_func(Drawn(bad=(10,)), [], tf.float64, stateful=True)
+    net = tf.reshape(tf.cast(drawn, dtype), [4, 30])
+    for number in range(3):
+        net = slim.fully_connected(net, 30, biases_initializer=None, scope='layer%d' % number)
+    loss = tf.reduce_mean(tf.square(net - 1))
+    rate = tf1.train.exponential_decay(tf.cast(0.1, dtype), step, 3, 0.9)
+    optimizer = tf1.train.MomentumOptimizer(rate, 0.9)
+    gradients = optimizer.compute_gradients(loss)
+    train_op = slimguard.guard(optimizer.apply_gradients(gradients, step), loss=loss)
+    with tf.control_dependencies([train_op]):
+        train_op = slimguard.guard(tf.identity(loss))  # with the value that slim's loop wants
+    seen = Seen(loss, [gradient for gradient, _ in gradients], rate)
+    train(train_op, [seen, slimguard.NanLossHook(loss, on_nan='skip')], str(tmp_path))
+    (record,) = records_in(tmp_path)
+    history = bundle.read(record['bundle']).history
+    assert history['gradients'] == [['layer%d/weights' % n] for n in range(3)]
+    losses, rates, sums = zip(*seen.steps[:11])
+    assert len(history['loss']) == 11 and not np.isfinite(losses[10])
+    np.testing.assert_array_equal(history['loss'], np.float64(losses))
+    np.testing.assert_array_equal(history['learning_rate'], np.float64(rates))
+    np.testing.assert_array_equal(history['gradient_norms'], np.sqrt(2 * np.float64(sums)))
+
+
+class Drawn:
+    """A batch of random numbers; with a NaN at some draws."""
+
+    def __init__(self, bad):
+        self._bad = bad
+        self._drawn = 0
+
+    def __call__(self):
+        numbers = np.random.RandomState(self._drawn).randn(4, 30)
+        if self._drawn in self._bad:
+            numbers[1, 2] = np.nan
+        self._drawn += 1
+        return numbers
+
+
+def trained(logdir, bad, value, steps=30, **settings):
+    model = Linear(bad, value)
+    train_op = slimguard.create_train_op(model.loss, model.optimizer)
+    hook = slimguard.NanLossHook(model.loss, on_nan='skip')
+    train_quietly(train_op, logdir, steps, hooks=[hook], **settings)
+    return hook.incidents
+
+
+class TestWhatIsKept:
+    def test_only_so_many_steps(self, tmp_path):
+        (incident,) = trained(tmp_path, (20,), np.nan, history=5)
+        history = bundle.read(incident.bundle).history
+        assert history['step'] == [17, 18, 19, 20, 20]
+
+    def test_none_where_none_is_asked_for(self, tmp_path):
+        (incident,) = trained(tmp_path, (20,), np.nan, history=0)
+        assert bundle.read(incident.bundle).history is None
+        assert incident.gradient_norm is None
+
+    def test_none_is_kept_and_a_spike_is_held(self, tmp_path):
+        (incident,) = trained(tmp_path, (20,), 1e6, history=0, spike=True)
+        assert 'times the median' in incident.reason
+        assert bundle.read(incident.bundle).history is None
+
+    def test_without_history_no_step_computes_it(self, tmp_path):
+        model = Linear()
+        train_op = slimguard.create_train_op(model.loss, model.optimizer)
+        names = ops_that_run(train_op, tmp_path, history=0)
+        with_history = ops_that_run(train_op, tmp_path, history=1)
+        assert any('measures' in name for name in with_history)
+        assert not any('measures' in name for name in names)
+
+    @pytest.mark.parametrize('history', [-1, 1.5, True, '200', None])
+    def test_a_bad_history(self, history, tmp_path):
+        with pytest.raises(ValueError, match='history must be an int'):
+            trained(tmp_path, (), 0, history=history)
+
+
+def ops_that_run(train_op, logdir, history):
+    """The names of the ops of a step of the loop that knows no hooks but the watcher."""
+    graph = tf1.get_default_graph()
+    gate = gate_of(train_op)
+    metadata = tf1.RunMetadata()
+    with tf1.Session(graph=graph) as plain:
+        hook = slimguard.NanLossHook(gate.loss, history=history)
+        with slimguard.watch(plain, hooks=[hook]) as session:
+            session.run(tf1.global_variables_initializer())
+            options = tf1.RunOptions(output_partition_graphs=True)
+            session.run(train_op, options=options, run_metadata=metadata)
+    return [node.name for part in metadata.partition_graphs for node in part.node]
+
+
+class TestWhatIsASpike:
+    def test_max_loss_is_told_apart(self, tmp_path):
+        (incident,) = trained(tmp_path, (25,), 1e6, spike=True, max_loss=1e8)
+        assert incident.reason.startswith('above max_loss: loss ')
+
+    def test_the_smaller_of_both_limits_holds(self, tmp_path):
+        only_norm = slimguard.Spike(loss=None)
+        (incident,) = trained(tmp_path, (25,), 300.0, spike=only_norm, max_loss=100.0)
+        assert incident.reason.startswith('above max_loss: loss ')
+        only_loss = slimguard.Spike(gradient_norm=None)
+        with tf.Graph().as_default():
+            (incident,) = trained(tmp_path / 'other', (25,), 300.0, spike=only_loss, max_loss=1e9)
+        assert incident.reason.startswith('loss ')
+        assert 'gradient norm' not in incident.reason
+
+    def test_of_a_gradient_alone(self, tmp_path):
+        spike = slimguard.Spike(loss=1e30, gradient_norm=10)
+        (incident,) = trained(tmp_path, (25,), 1e3, spike=spike)
+        assert incident.reason.startswith('gradient norm ')
+        assert incident.tensors == ('gradient norm',)
+        assert 'the gradient norm is above its limit' in incident.diagnosis
+
+    def test_what_is_not_finite_is_said_to_be(self, tmp_path):
+        (incident,) = trained(tmp_path, (25,), np.nan, spike=True)
+        assert incident.reason.startswith('not finite: loss')
+
+    def test_held_steps_do_not_count(self, tmp_path):
+        incidents = trained(tmp_path, (25, 26, 27), 1e6, spike=True)
+        assert len(incidents) == 3
+        assert all(incident.reason.endswith('last 25 good steps') for incident in incidents)
+
+    def test_a_hook_and_train_must_not_disagree(self, tmp_path):
+        model = Linear()
+        train_op = slimguard.create_train_op(model.loss, model.optimizer)
+        hook = slimguard.NanLossHook(model.loss, spike=slimguard.Spike(loss=3))
+        with pytest.raises(ValueError, match='spike=.* disagrees with the NanLossHook'):
+            train_quietly(train_op, tmp_path, hooks=[hook], spike=slimguard.Spike(loss=4))
+
+    def test_who_asks_for_more_than_there_is_is_told(self):
+        weights = tf1.get_variable('w', [], initializer=tf1.ones_initializer())
+        train_op = slimguard.guard(weights.assign_add(0.5).op)
+        with LogLines() as lines, tf1.Session() as plain:
+            with slimguard.watch(plain, spike=True) as session:
+                session.run(tf1.global_variables_initializer())
+                session.run(train_op)
+        (said,) = [line for line in lines if 'spike' in line]
+        assert 'looks at less than was asked for' in said
+        assert 'no loss (pass it as' in said
+        assert 'no gradient that an optimizer takes' in said
+
+
+def test_where_no_step_takes_the_fast_path_a_spike_is_held_too(tmp_path):
+    model = Linear((25,), 1e5)
+    optimizer = tf1.train.RMSPropOptimizer(0.01, centered=True)
+    train_op = slimguard.create_train_op(model.loss, optimizer)
+    hook = slimguard.NanLossHook(model.loss, on_nan='skip', spike=True)
+    train_quietly(train_op, tmp_path, 30, hooks=[hook])
+    (incident,) = hook.incidents
+    assert 'times the median' in incident.reason
+
+
+def test_a_spike_can_be_run_again(tmp_path, capsys):
+    (incident,) = trained(tmp_path, (25,), 1e6, spike=True)
+    assert replay.main(incident.bundle) == 0
+    said = capsys.readouterr().out
+    assert 'the loss is above its limit' in said
+    assert 'The failure came back' in said
+
+
+@pytest.mark.parametrize('size', [1, 7])
+def test_short_gradients_are_known_together(size, tmp_path):
+    drawn = tf1.py_func(Drawn(bad=(3,)), [], tf.float64, stateful=True)[1, 2:]
+    x = tf.reshape(tf.cast(drawn, tf.float32), [-1])[:size]
+    weights = [
+        tf1.get_variable('w%d' % n, [size], initializer=tf1.ones_initializer()) for n in range(5)
+    ]
+    loss = tf.add_n([tf.reduce_sum(tf.square(w * x)) for w in weights])
+    train_op = slimguard.create_train_op(loss, tf1.train.GradientDescentOptimizer(0.01))
+    hook = slimguard.NanLossHook(loss, on_nan='skip')
+    train_quietly(train_op, tmp_path, 5, hooks=[hook])
+    history = bundle.read(hook.incidents[0].bundle).history
+    assert history['gradients'] == [['w%d' % n for n in range(5)]]

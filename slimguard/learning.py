@@ -265,6 +265,7 @@ def train(
         ends_job=ends_job,
         saver=saver,
         summary_writer=None if keeper is None else summary_writer,
+        summary_secs=save_summaries_secs or 0.0,
         evidence=_evidence(graph, keeper, max_bundles) if capture else {},
         is_chief=is_chief,
         is_kept=True,

@@ -307,6 +307,24 @@ def checkpoint_dir_of(hook: tf1.train.CheckpointSaverHook) -> Optional[str]:
     return getattr(hook, '_checkpoint_dir', None)
 
 
+def summary_writer_of(hook: tf1.train.SummarySaverHook) -> Any:
+    """What a hook writes summaries with: `SummarySaverHook._summary_writer`.
+
+    It is there once the hook has begun. There is no public name.
+    """
+    return getattr(hook, '_summary_writer', None)
+
+
+def last_summary_step_of(hook: tf1.train.SummarySaverHook) -> Optional[int]:
+    """The global step that a hook wrote its last summaries at: `SummarySaverHook._timer`.
+
+    That is a `SecondOrStepTimer`, which has the public method `last_triggered_step`. None before
+    the first.
+    """
+    timer = getattr(hook, '_timer', None)
+    return None if timer is None else timer.last_triggered_step()
+
+
 def run_at_end(runner: tf1.train.QueueRunner, op: tf.Operation) -> None:
     """Has a QueueRunner run `op` when it ends, in place of what closes its queue.
 

@@ -10,6 +10,15 @@ import math
 from typing import Any, Deque, List, Optional, Union
 
 
+# How far above the median a number may be, as a multiple of the distance of the upper quartile;
+# both in logarithms.
+_QUARTILES = 10
+_LARGEST_RATIO = 1e30  # whose tenth power is a float
+# And at most so many times the largest median. With 1 there are 8 to 37 false alarms in 10,000 good
+# steps of benchmarks/spikes.py where losses come near zero.
+_MOST_TIMES_LARGEST = 10
+
+
 @dataclasses.dataclass(frozen=True)
 class Spike:
     """A step is an incident if its loss or gradient norm is far above that of the last good steps.
@@ -19,7 +28,10 @@ class Spike:
     they are clipped). The gate compares before anything is written.
 
     * A value that the training's typical step once had is no spike: the limit never falls below the
-      largest median so far. So where a loss comes near zero, ordinary noise is none either.
+      largest median so far.
+    * Where the last good steps differ much from each other, as when a loss is near zero and some
+      batches are hard, the limit is higher: by the distance of their upper quartile from their
+      median, and up to ten times the largest median so far.
     * With fewer than `warmup` good steps the multiple is larger: twenty times after the first step
       where `warmup` is 20, then less and less. The very first step has no limit.
     * Steps that were held do not count, and a new process begins anew.
@@ -169,4 +181,14 @@ class Level:
         if multiple is None or not self.median:
             return math.inf
         early = max(1.0, self._warmup / len(self))
-        return max(multiple * early * self.median, self._largest_median)
+        limit = max(multiple * early * self.median, self._largest_median)
+        return max(limit, min(self._of_spread(), _MOST_TIMES_LARGEST * self._largest_median))
+
+    def _of_spread(self) -> float:
+        """What numbers that differ as much as the last ones hardly ever exceed.
+
+        For numbers with a normal logarithm it is 6.7 standard deviations above the median.
+        """
+        assert self.median
+        quartile = self._sorted[(3 * len(self._sorted)) // 4]
+        return self.median * min(quartile / self.median, _LARGEST_RATIO) ** _QUARTILES

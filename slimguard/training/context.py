@@ -23,6 +23,7 @@ class TrainingContext(NamedTuple):
       ends_job: whether 'raise', 'stop' and the chief's end are to end the other processes.
       saver: the training's saver, for rollbacks; None for the graph's.
       summary_writer: the `FileWriter` of the training's summaries, or None.
+      summary_secs: how often summaries are written to it, in seconds; 0 for never.
       evidence: by gate, what captures and examines its bad steps.
       is_chief: whether this process is the chief; None for what the name of its device says.
       joins_job: whether the process takes part in its job, if there is one.
@@ -38,6 +39,7 @@ class TrainingContext(NamedTuple):
     ends_job: bool = True
     saver: Optional[tf1.train.Saver] = None
     summary_writer: Any = None
+    summary_secs: float = 0.0
     evidence: Mapping[gates.Gate, Evidence] = {}
     is_chief: Optional[bool] = None
     joins_job: bool = True

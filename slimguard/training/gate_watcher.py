@@ -24,6 +24,7 @@ from slimguard.incidents.policies import FallbackChain, OnNan, Policy, Raise, Ro
 from slimguard.system import files
 from slimguard.training import back_off, checkpoint_dir, step_counters
 from slimguard.training.context import Borrower, TrainingContext
+from slimguard.training.history_summaries import summaries_for
 from slimguard.training.hook_training import DEFAULTS, HookSettings, HookTraining, KeptByLoop
 from slimguard.training.incident_handler import NO_GATE, NO_LOGDIR, Action, IncidentHandler
 from slimguard.training.incident_reading import Reading
@@ -93,6 +94,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         self._own = _own_part(self._training, graph, directory, calling, self._settings)
         recovery = _recovery_for(self, self._training, graph, policies, directory, self._own)
         self._handle_with(policies, Journal(directory, self._training.summary_writer), recovery)
+        self.histories.summaries = summaries_for(self, self._training)
         leave_out_bad_values(graph)
         step_counters.teach_those_beside(self)
         if self.ends_job:

@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import math
-from typing import Any, Deque, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional
 
 import numpy as np
 import tensorflow.compat.v1 as tf1
@@ -41,10 +41,17 @@ class StepHistory:
     Args:
       gate: the gate.
       settings: what the user asks for.
+      note_row: called with the row of each step that was written.
     """
 
-    def __init__(self, gate: gates.Gate, settings: HistorySettings):
+    def __init__(
+        self,
+        gate: gates.Gate,
+        settings: HistorySettings,
+        note_row: Callable[[np.ndarray], None],
+    ):
         self.gate = gate
+        self._note_row = note_row
         self.spike = settings.spike
         usual = settings.spike or _USUAL
         self._loss = Level(usual.window, usual.warmup)
@@ -74,6 +81,7 @@ class StepHistory:
         self._rows.append(row)
         self._loss.note(row[LOSS])
         self._norm.note(norm_of(row))
+        self._note_row(row)
 
     def note_bad(self, row: np.ndarray, reading: Reading, max_loss: Optional[float]) -> Reading:
         """Notes a step that was held. Returns what was read of it, with what this knows of it.
@@ -126,18 +134,32 @@ class StepHistory:
 
 
 class Histories:
-    """The histories of all gates of a training, each from when it is first asked for."""
+    """The histories of all gates of a training, each from when it is first asked for.
+
+    Attributes:
+      summaries: makes what summarizes the steps of a gate, by what its tags begin with; None for
+        no summaries.
+    """
 
     def __init__(self, settings: HistorySettings):
         self._settings = settings
         self._of: Dict[gates.Gate, StepHistory] = {}
+        self.summaries: Optional[Callable[[str], Any]] = None
 
     def of(self, gate: gates.Gate) -> Optional[StepHistory]:
         """That of a gate; None if the user wants none."""
         if gate not in self._of and self._settings.is_wanted:
-            self._of[gate] = StepHistory(gate, self._settings)
+            note_row = _note_nothing
+            if self.summaries is not None:
+                first = 'slimguard/' if not self._of else 'slimguard/%s/' % gate.original.name
+                note_row = self.summaries(first).note
+            self._of[gate] = StepHistory(gate, self._settings, note_row)
             _tell_of_what_is_not_watched(gate, self._settings.spike)
         return self._of.get(gate)
+
+
+def _note_nothing(row: np.ndarray) -> None:
+    """For a training without summaries."""
 
 
 def row_of(step: Any, is_good: bool, measures: np.ndarray) -> np.ndarray:

@@ -1,5 +1,8 @@
 """The last steps before an incident, and a spike that is held before it is written."""
 
+import glob
+import os
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -250,3 +253,49 @@ def test_short_gradients_are_known_together(size, tmp_path):
     train_quietly(train_op, tmp_path, 5, hooks=[hook])
     history = bundle.read(hook.incidents[0].bundle).history
     assert history['gradients'] == [['w%d' % n for n in range(5)]]
+
+
+def scalars_in(logdir):
+    """By tag, the steps of the scalars of ours in the event files of a folder."""
+    found = {}
+    for path in sorted(glob.glob(os.path.join(str(logdir), 'events.*'))):
+        for event in tf1.train.summary_iterator(path):
+            for value in event.summary.value:
+                if value.tag.startswith('slimguard/'):
+                    found.setdefault(value.tag, []).append((event.step, value.simple_value))
+    return found
+
+
+class TestSummaries:
+    def test_train_writes_them_as_often_as_its_own(self, tmp_path):
+        model = Linear()
+        train_op = slimguard.create_train_op(model.loss, model.optimizer)
+        slimguard.train(train_op, str(tmp_path), number_of_steps=50, save_summaries_secs=1000)
+        found = scalars_in(tmp_path)
+        assert set(found) == {'slimguard/loss', 'slimguard/gradient_norm'}
+        assert [step for step, _ in found['slimguard/loss']] == [1]
+
+    def test_where_train_writes_none_there_are_none(self, tmp_path):
+        trained(tmp_path, (), 0)
+        assert scalars_in(tmp_path) == {}
+
+    def test_beside_a_hook_they_are_of_the_steps_of_that(self, tmp_path):
+        model = Linear()
+        tf1.summary.scalar('theirs', model.loss)
+        rate = tf1.train.exponential_decay(0.1, model.step, 10, 0.9)
+        train_op = slimguard.create_train_op(model.loss, tf1.train.AdamOptimizer(rate))
+        with tf1.train.MonitoredTrainingSession(
+            checkpoint_dir=str(tmp_path),
+            hooks=[slimguard.NanLossHook(model.loss)],
+            save_summaries_steps=10,
+            log_step_count_steps=None,
+        ) as session:
+            losses = [session.run([train_op, model.loss])[1] for _ in range(35)]
+        tf1.summary.FileWriterCache.clear()
+        found = scalars_in(tmp_path)
+        tags = ['gradient_norm', 'learning_rate', 'loss']
+        assert sorted(found) == ['slimguard/' + tag for tag in tags]
+        steps = [step for step, _ in found['slimguard/loss']]
+        assert len(steps) == 4 and np.ptp(np.diff(steps)) <= 1
+        for step, loss in found['slimguard/loss']:
+            assert loss == losses[step - 1]

@@ -16,7 +16,6 @@ from slimguard import compat as _compat
 
 __version__ = '0.1.0'
 
-_compat.require_tensorflow()
 _compat.on_slim_import()
 
 # For type checkers and editors. Python imports each of these when its name is first used.
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from slimguard.incidents.policies import Rollback as Rollback
     from slimguard.incidents.policies import Skip as Skip
     from slimguard.incidents.policies import Stop as Stop
+    from slimguard.incidents.record_reader import read_incidents as read_incidents
     from slimguard.learning import create_train_op as create_train_op
     from slimguard.learning import train as train
     from slimguard.scripts.instrumentation import instrument as instrument
@@ -55,10 +55,12 @@ _HOMES = {
     'guard': 'gate',
     'instrument': 'scripts.instrumentation',
     'latest_finite_checkpoint': 'checkpoints.checkpoint_reader',
+    'read_incidents': 'incidents.record_reader',
     'train': 'learning',
     'watch': 'training.watched_session',
 }
 _MODULES = ('compat', 'hooks', 'learning')
+_NEED_NO_TENSORFLOW = frozenset('compat Incident Raise Rollback Skip Stop read_incidents'.split())
 
 __all__ = [
     'FiniteSaver',
@@ -76,6 +78,7 @@ __all__ = [
     'instrument',
     'latest_finite_checkpoint',
     'learning',
+    'read_incidents',
     'train',
     'watch',
 ]
@@ -85,6 +88,8 @@ if not TYPE_CHECKING:  # to whom every name would be known then
     def __getattr__(name: str) -> object:
         import importlib
 
+        if name not in _NEED_NO_TENSORFLOW and name in (*_MODULES, *_HOMES):
+            _compat.require_tensorflow()
         if name in _MODULES:
             return importlib.import_module('slimguard.' + name)
         if name in _HOMES:

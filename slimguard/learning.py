@@ -8,10 +8,15 @@ import contextlib
 import functools
 from typing import Any, Callable, Dict, Iterator, Optional, Sequence, cast
 
-import tensorflow as tf
-import tensorflow.compat.v1 as tf1
-
 from slimguard import compat
+
+try:
+    import tensorflow as tf
+    import tensorflow.compat.v1 as tf1
+except ImportError:
+    compat.require_tensorflow()  # which says what to install
+    raise
+
 from slimguard import gate as gates
 from slimguard.checkpoints.finite_saver import FiniteSaver, offer_saver
 from slimguard.checkpoints.step_turn import StepTurn, taking_turns

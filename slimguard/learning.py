@@ -25,6 +25,7 @@ from slimguard.cluster.waiting import Readiness
 from slimguard.diagnosis.evidence import Evidence, collect, require_max_bundles
 from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.graph import TrainOp
+from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policies import OnNan
 from slimguard.system import files
 from slimguard.training.checkpoint_keeper import CheckpointKeeper
@@ -134,6 +135,7 @@ def guard_new(train_op: TrainOp) -> TrainOp:
     return guarded
 
 
+@with_short_traceback
 def train(
     train_op,
     logdir: Optional[files.Path],

@@ -20,6 +20,7 @@ from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.graph import op_of
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.journal import Journal
+from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policies import FallbackChain, OnNan, Policy, Raise, Rollback, Skip, Stop
 from slimguard.system import files
 from slimguard.training import back_off, checkpoint_dir, step_counters
@@ -176,6 +177,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         """Notes a step that was no incident, and its loss or None."""
         self._handler.step_was_good(session, loss)
 
+    @with_short_traceback
     def handle(self, run_context, reading: Reading) -> None:
         """Records an incident and lets `on_nan_loss` act on it.
 

@@ -55,12 +55,12 @@ def _bar_class() -> Any:
         with warnings.catch_warnings():
             # A notebook without ipywidgets gets a bar of text; that is nothing to warn of.
             warnings.simplefilter('ignore')
-            from tqdm.auto import tqdm
+            import tqdm.auto
     except ImportError as error:
         raise ImportError(
             'progress=True needs the package tqdm; install it with pip install slimguard[progress]'
         ) from error
-    return tqdm
+    return tqdm.auto.tqdm
 
 
 class Progress:

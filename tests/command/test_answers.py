@@ -281,3 +281,77 @@ def test_no_option_has_a_hyphen_in_its_declaration():
     for each in parsers:
         for action in each._actions:
             assert not any('-' in name[2:] for name in action.option_strings)
+
+
+class TestDoctorOfABrokenInstallation:
+    """A TensorFlow that cannot be imported, as one with another numpy or protobuf cannot."""
+
+    @pytest.fixture
+    def packages(self, tmp_path):
+        (tmp_path / 'tensorflow').mkdir()
+        (tmp_path / 'tensorflow' / '__init__.py').write_text(
+            'raise TypeError("Descriptors cannot be created directly")'
+        )
+        self.install(tmp_path, 'tensorflow', '2.12.1', 'numpy<1.24,>=1.22', 'tqdm>=1; extra == "x"')
+        return tmp_path
+
+    def install(self, folder, name, version, *needs):
+        """Writes what pip knows of a package."""
+        info = folder / ('%s-%s.dist-info' % (name, version))
+        info.mkdir()
+        lines = ['Metadata-Version: 2.1', 'Name: ' + name, 'Version: ' + version]
+        lines += ['Requires-Dist: ' + need for need in needs]
+        (info / 'METADATA').write_text('\n'.join(lines) + '\n')
+
+    def missing(self, packages):
+        paths = [str(packages), environment()['PYTHONPATH']]
+        done = subprocess.run(
+            [sys.executable, '-m', 'slimguard', 'doctor', '--json'],
+            stdout=subprocess.PIPE,
+            env=dict(environment(), PYTHONPATH=':'.join(paths)),
+            timeout=300,
+        )
+        assert done.returncode == 0
+        return {each['name']: each for each in json.loads(done.stdout.decode())['missing']}
+
+    def test_a_version_that_does_not_fit_is_named_with_the_command_that_mends_it(self, packages):
+        self.install(packages, 'numpy', '2.9.0')
+        missing = self.missing(packages)
+        assert sorted(missing) == ['a numpy that fits', 'tensorflow']
+        numpy = missing['a numpy that fits']
+        assert (
+            numpy['why']
+            == 'numpy 2.9.0 is installed, and TensorFlow 2.12.1 needs numpy<1.24,>=1.22'
+        )
+        assert numpy['remedy'] == 'pip install "numpy<1.24,>=1.22"'
+        assert missing['tensorflow']['remedy'] == numpy['remedy']
+        assert 'TypeError: Descriptors cannot be created' in missing['tensorflow']['why']
+
+    def test_where_all_fits_it_is_to_be_installed_anew(self, packages):
+        self.install(packages, 'numpy', '1.23.5')
+        missing = self.missing(packages)
+        assert sorted(missing) == ['tensorflow']
+        remedy = 'pip install --force-reinstall "tensorflow==2.12.1"'
+        assert missing['tensorflow']['remedy'] == remedy
+
+    def test_tensorflow_1_takes_no_new_protobuf_though_it_does_not_say_so(self, packages):
+        (packages / 'tensorflow-2.12.1.dist-info' / 'METADATA').unlink()
+        (packages / 'tensorflow-2.12.1.dist-info').rmdir()
+        self.install(packages, 'tensorflow', '1.15.5')
+        self.install(packages, 'protobuf', '4.24.4')
+        remedy = 'pip install "protobuf<3.21"'
+        assert self.missing(packages)['a protobuf that fits']['remedy'] == remedy
+
+
+def test_doctor_without_anything_says_what_to_install(bare_python):
+    done = subprocess.run(
+        [bare_python, '-m', 'slimguard', 'doctor'],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    assert done.returncode == 0
+    said = done.stdout.splitlines()
+    commands = [line.split('do:')[1].strip() for line in said if line.strip().startswith('do:')]
+    expected = ['pip install "slimguard[tf]"', 'pip install tf-slim', 'pip install "jinja2>=3.0"']
+    assert commands == expected

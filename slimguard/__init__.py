@@ -10,14 +10,27 @@ Importing it also makes the installed tf-slim work on the installed TensorFlow
 line can answer before TensorFlow is imported.
 """
 
+import sys as _sys
 from typing import TYPE_CHECKING, List
 
 from slimguard import compat as _compat
+from slimguard.system import notebook as _notebook
 
 __version__ = '0.1.0'
 
-_compat.require_tensorflow()
 _compat.on_slim_import()
+
+
+def _advice(error: BaseException) -> str:
+    """What a notebook is told after a cell that ended with an error; '' for nothing."""
+    if 'tensorflow' not in _sys.modules or not isinstance(error, (RuntimeError, ValueError)):
+        return ''
+    from slimguard.training import cell_advice
+
+    return cell_advice.advice(error)
+
+
+_notebook.tell_after_cells(_advice)
 
 # For type checkers and editors. Python imports each of these when its name is first used.
 if TYPE_CHECKING:
@@ -36,6 +49,7 @@ if TYPE_CHECKING:
     from slimguard.incidents.policies import Rollback as Rollback
     from slimguard.incidents.policies import Skip as Skip
     from slimguard.incidents.policies import Stop as Stop
+    from slimguard.incidents.record_reader import read_incidents as read_incidents
     from slimguard.incidents.spike import Spike as Spike
     from slimguard.learning import create_train_op as create_train_op
     from slimguard.learning import train as train
@@ -57,10 +71,12 @@ _HOMES = {
     'guard': 'gate',
     'instrument': 'scripts.instrumentation',
     'latest_finite_checkpoint': 'checkpoints.checkpoint_reader',
+    'read_incidents': 'incidents.record_reader',
     'train': 'learning',
     'watch': 'training.watched_session',
 }
 _MODULES = ('compat', 'hooks', 'learning')
+_NEED_NO_TENSORFLOW = frozenset('compat Incident Raise Rollback Skip Stop read_incidents'.split())
 
 __all__ = [
     'FiniteSaver',
@@ -79,6 +95,7 @@ __all__ = [
     'instrument',
     'latest_finite_checkpoint',
     'learning',
+    'read_incidents',
     'train',
     'watch',
 ]
@@ -88,6 +105,8 @@ if not TYPE_CHECKING:  # to whom every name would be known then
     def __getattr__(name: str) -> object:
         import importlib
 
+        if name not in _NEED_NO_TENSORFLOW and name in (*_MODULES, *_HOMES):
+            _compat.require_tensorflow()
         if name in _MODULES:
             return importlib.import_module('slimguard.' + name)
         if name in _HOMES:

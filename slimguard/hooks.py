@@ -7,8 +7,14 @@ are here too, under one path on every version of TensorFlow.
 
 from typing import Optional
 
-import tensorflow as tf
-import tensorflow.compat.v1 as tf1
+from slimguard import compat
+
+try:
+    import tensorflow as tf
+    import tensorflow.compat.v1 as tf1
+except ImportError:
+    compat.require_tensorflow()  # which says what to install
+    raise
 
 from slimguard import gate as gates
 from slimguard.incidents.policies import OnNan

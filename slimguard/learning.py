@@ -8,10 +8,15 @@ import contextlib
 import functools
 from typing import Any, Callable, Dict, Iterator, Optional, Sequence, cast
 
-import tensorflow as tf
-import tensorflow.compat.v1 as tf1
-
 from slimguard import compat
+
+try:
+    import tensorflow as tf
+    import tensorflow.compat.v1 as tf1
+except ImportError:
+    compat.require_tensorflow()  # which says what to install
+    raise
+
 from slimguard import gate as gates
 from slimguard.checkpoints.finite_saver import FiniteSaver, offer_saver
 from slimguard.checkpoints.step_turn import StepTurn, taking_turns
@@ -20,6 +25,7 @@ from slimguard.cluster.waiting import Readiness
 from slimguard.diagnosis.evidence import Evidence, collect, require_max_bundles
 from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.graph import TrainOp
+from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policies import OnNan
 from slimguard.incidents.spike import AnySpike, as_spike
 from slimguard.system import files
@@ -131,6 +137,7 @@ def guard_new(train_op: TrainOp) -> TrainOp:
     return guarded
 
 
+@with_short_traceback
 def train(
     train_op,
     logdir: Optional[files.Path],

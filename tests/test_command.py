@@ -51,7 +51,7 @@ def record(logdir, *reasons):
 class TestIncidents:
     def test_are_a_table(self, tmp_path, capsys):
         record(tmp_path, 'first', 'second')
-        assert run('incidents', tmp_path) == 0
+        assert run('incidents', '--all', tmp_path) == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[0].split() == ['time', 'step', 'loss', 'action', 'reason']
         assert [line.split()[2:] for line in lines[1:]] == [
@@ -61,7 +61,7 @@ class TestIncidents:
 
     def test_are_told_without_tensorflow(self, tmp_path):
         record(tmp_path, 'first')
-        done = python('-c', WITHOUT_TENSORFLOW, 'incidents', tmp_path)
+        done = python('-c', WITHOUT_TENSORFLOW, 'incidents', '--all', tmp_path)
         assert (done.returncode, done.stderr) == (0, '')
         assert done.stdout.splitlines()[1].endswith('first')
 
@@ -69,7 +69,7 @@ class TestIncidents:
         record(tmp_path, 'x')
         with open(record_file.path_in(str(tmp_path)), 'a') as file:
             file.write('[1]\n{"a": 1}\n{"step": 3, "reason": "x", "loss": "garbage"}\n{"step": 12')
-        assert run('incidents', tmp_path) == 0
+        assert run('incidents', '--all', tmp_path) == 0
         out, err = capsys.readouterr()
         assert len(out.splitlines()) == 2 and 'None' not in out
         assert err.splitlines() == [
@@ -117,15 +117,16 @@ class TestIncidents:
         assert run('incidents', logdir) == 2
         assert 'is no logdir' in capsys.readouterr().err
         record(logdir, 'x')
-        assert run('incidents', logdir + '/') == 0
+        assert run('incidents', '--all', logdir + '/') == 0
         assert len(capsys.readouterr().out.splitlines()) == 2
 
     def test_what_was_recorded_does_not_speak_to_the_terminal(self, tmp_path, capsys):
         record(tmp_path, HOSTILE, 'x' * 10**6)
-        assert run('incidents', tmp_path) == 0
-        out = capsys.readouterr().out
-        assert 'a\\x1b[31m\\u202e\\x00\\nb' in out
-        assert len(out) < 1000
+        for option, most in (('--all', 1000), (None, 2000)):
+            assert run('incidents', tmp_path, *filter(None, [option])) == 0
+            out = capsys.readouterr().out
+            assert 'a\\x1b[31m\\u202e\\x00\\nb' in out
+            assert len(out) < most
 
 
 @pytest.mark.parametrize(
@@ -297,8 +298,14 @@ def test_a_directory_that_is_no_logdir_is_refused_with_what_was_looked_for(tmp_p
             ['incidents', '.', HOSTILE.replace('\0', '')],
             'unrecognized arguments: a\\x1b[31m\\u202e',
         ),
-        (['run', '--on-nan=foo', 'x.py'], "unknown policy on_nan='foo'"),
-        (['run', '--on-nan', 'foo', 'x.py'], "unknown policy on_nan='foo'"),
+        (
+            ['run', '--on-nan=foo', 'x.py'],
+            "argument --on_nan: unknown policy 'foo'; expected raise",
+        ),
+        (
+            ['run', '--on-nan', 'foo', 'x.py'],
+            "argument --on_nan: unknown policy 'foo'; expected raise",
+        ),
         (['run', '--max-loss', '-1', 'x.py'], "expected a positive finite number, not '-1'"),
         (['run', '--on-nan', 'skip', '--max-loss=1', 'no-file.py'], "no file 'no-file.py'"),
     ],
@@ -347,7 +354,7 @@ class TestStdout:
 
     @pytest.mark.parametrize('unbuffered', ['', '1'])
     def test_a_closed_pipe_ends_quietly(self, logdir, unbuffered):
-        command = '"$PYTHON" -m slimguard incidents "$LOGDIR" | head -1'
+        command = '"$PYTHON" -m slimguard incidents --all "$LOGDIR" | head -1'
         code, out, err = self.shell(command, logdir, PYTHONUNBUFFERED=unbuffered)
         assert code == 141 and not err
         assert out.split() == [b'time', b'step', b'loss', b'action', b'reason']
@@ -364,7 +371,9 @@ class TestStdout:
         assert (done.returncode, done.stderr) == (141, '')
 
     @pytest.mark.skipif(not os.path.exists('/dev/full'), reason='there is no /dev/full here')
-    @pytest.mark.parametrize('arguments', ['incidents "$LOGDIR"', '--help'])
+    @pytest.mark.parametrize(
+        'arguments', ['incidents "$LOGDIR"', '--help', '--version', 'incidents --json "$LOGDIR"']
+    )
     @pytest.mark.parametrize('unbuffered', ['', '1'])
     def test_a_full_disk_is_a_sentence(self, logdir, arguments, unbuffered):
         command = '"$PYTHON" -m slimguard %s > /dev/full' % arguments
@@ -390,7 +399,7 @@ class TestStdout:
             assert code == expected and not out
 
     def test_one_of_ascii_gets_escapes(self, logdir):
-        command = 'LC_ALL=C PYTHONIOENCODING=ascii "$PYTHON" -m slimguard incidents "$LOGDIR"'
+        command = 'LC_ALL=C PYTHONIOENCODING=ascii "$PYTHON" -m slimguard incidents --all $LOGDIR'
         code, out, _ = self.shell(command, logdir)
         assert code == 0
         assert out.splitlines()[1].endswith(b'gr\\xf6\\xdfe')

@@ -9,7 +9,7 @@ PACKAGE = pathlib.Path(slimguard.__file__).parent
 # From low to high. What is not a folder is a module at the top.
 ROOMS = (
     'system compat graph gate incidents checkpoints diagnosis cluster report training hooks '
-    'learning scripts __main__'
+    'learning scripts command __main__'
 ).split()
 
 
@@ -51,7 +51,7 @@ def test_a_room_imports_from_lower_rooms_only():
 def test_every_room_is_in_the_order():
     there = {path.stem for path in PACKAGE.iterdir() if path.suffix == '.py' or path.is_dir()}
     assert there - {'__init__', '__pycache__', 'py'} == set(ROOMS)
-    assert len([path for path in PACKAGE.iterdir() if path.name != '__pycache__']) <= 16
+    assert len([path for path in PACKAGE.iterdir() if path.name != '__pycache__']) <= 17
 
 
 def test_no_file_is_above_400_lines_and_no_class_above_200():

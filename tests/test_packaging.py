@@ -1,10 +1,16 @@
 """What pip installs, and when."""
 
 import configparser
+import email
+import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
+import zipfile
 
 import pytest
 from packaging.requirements import Requirement
@@ -83,3 +89,125 @@ def test_it_is_found_where_the_working_directory_is_a_logdir(distribution, tmp_p
         [sys.executable, '-c', where], cwd=tmp_path, check=True, stdout=subprocess.PIPE
     )
     assert found.stdout.decode().strip() == slimguard.__file__
+
+
+@pytest.fixture(scope='module')
+def built(tmp_path_factory):
+    """The folder with the wheel and the sdist, built from a copy: setuptools leaves files."""
+    folder = tmp_path_factory.mktemp('built')
+    left_out = shutil.ignore_patterns('.*', '__pycache__', '*.egg-info', 'build', 'dist', 'site')
+    shutil.copytree(str(ROOT), str(folder / 'sources'), ignore=left_out)
+    for command in ('sdist', 'bdist_wheel'):
+        subprocess.run(
+            [sys.executable, 'setup.py', '-q', command, '-d', str(folder)],
+            cwd=str(folder / 'sources'),
+            check=True,
+            capture_output=True,
+        )
+    return folder
+
+
+@pytest.fixture(scope='module')
+def wheel(built):
+    (path,) = built.glob('*.whl')
+    return path
+
+
+@pytest.fixture(scope='module')
+def told(wheel):
+    """The metadata of the wheel."""
+    with zipfile.ZipFile(str(wheel)) as file:
+        (name,) = [each for each in file.namelist() if each.endswith('dist-info/METADATA')]
+        return email.message_from_bytes(file.read(name))
+
+
+@pytest.fixture(scope='module')
+def venv(wheel, tmp_path_factory):
+    """A fresh Python in which the wheel is, and nothing else."""
+    folder = tmp_path_factory.mktemp('venv')
+    subprocess.run([sys.executable, '-m', 'venv', str(folder)], check=True)
+    pip = [str(folder / 'bin' / 'python'), '-m', 'pip', '--disable-pip-version-check']
+    install = ['install', '-q', '--no-deps', '--no-index', str(wheel)]
+    subprocess.run(pip + install, check=True, stderr=subprocess.PIPE)
+    return folder
+
+
+def run_installed(*command, **kwargs):
+    """Runs a command of the venv, which sees no slimguard but its own."""
+    variables = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
+    return subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, env=variables, **kwargs
+    )
+
+
+class TestWheelAndSdist:
+    """What is built from the sources, and installed where nothing else is. Takes half a minute."""
+
+    pytestmark = pytest.mark.slow
+
+    def test_the_wheel_has_the_package_and_no_tests(self, wheel):
+        with zipfile.ZipFile(str(wheel)) as file:
+            names = set(file.namelist())
+        assert {name.partition('/')[0].partition('-')[0] for name in names} == {'slimguard'}
+        sources = {path for path in (ROOT / 'slimguard').rglob('*') if path.is_file()}
+        there = {str(path.relative_to(ROOT)) for path in sources if path.suffix != '.pyc'}
+        assert there <= names
+        assert any(name.endswith('LICENSE') for name in names)
+
+    def test_the_sdist_has_what_its_tests_need(self, built):
+        (path,) = built.glob('*.tar.gz')
+        with tarfile.open(str(path)) as file:
+            names = {name.partition('/')[2] for name in file.getnames()}
+        wanted = {'README.md', 'CHANGELOG.md', 'CONTRIBUTING.md', 'LICENSE', 'setup.cfg'}
+        for folder in ('slimguard', 'tests', 'examples'):
+            files = [path for path in (ROOT / folder).rglob('*.py') if path.is_file()]
+            wanted.update(str(path.relative_to(ROOT)) for path in files)
+        assert not wanted - names
+
+    def test_the_metadata_say_where_to_look_and_what_each_extra_brings(self, told):
+        assert told['Description-Content-Type'].startswith('text/markdown')
+        assert told.get_payload().strip() == (ROOT / 'README.md').read_text().strip()
+        links = told.get_all('Project-URL')
+        assert links and all(re.match(r'[^,]{1,32}, https://[^/, ]+/', link) for link in links)
+        assert not [link for link in links if 'pypi' in link or 'simple' in link]
+        assert str(ROOT) not in str(told)
+        assert 'Typing :: Typed' in told.get_all('Classifier')
+        extras = set(told.get_all('Provides-Extra'))
+        assert extras >= {'tf', 'examples', 'progress', 'report', 'test'}
+        brings = {extra: set() for extra in extras}
+        for each in map(Requirement, told.get_all('Requires-Dist')):
+            for extra in extras:
+                if each.marker and each.marker.evaluate({'extra': extra}):
+                    brings[extra].add(each.name)
+        assert 'tensorflow' in brings['tf'] and 'tqdm' in brings['progress']
+        assert 'matplotlib' in brings['report'] and 'ipykernel' in brings['test']
+
+    def test_installed_without_tensorflow_it_answers_and_says_what_to_install(self, venv, tmp_path):
+        command = str(venv / 'bin' / 'slimguard')
+        version = run_installed(command, '--version')
+        assert version.stdout == 'slimguard %s\n' % slimguard.__version__
+        doctor = run_installed(command, 'doctor')
+        assert doctor.returncode == 0 and 'do:    pip install "slimguard[tf]"' in doctor.stdout
+        (tmp_path / 'script.py').write_text('')
+        run = run_installed(command, 'run', 'script.py', cwd=str(tmp_path))
+        assert run.returncode == 2 and len(run.stderr.splitlines()) == 1
+
+    def test_installed_beside_tensorflow_it_trains(self, venv, tmp_path):
+        # The packages of this Python, after those of the venv.
+        (site_packages,) = venv.glob('lib/python*/site-packages')
+        (site_packages / 'beside.pth').write_text(sysconfig.get_path('purelib') + '\n')
+        (tmp_path / 'script.py').write_text(
+            'import slimguard, tensorflow as tf\n'
+            'tf1 = tf.compat.v1\n'
+            'tf1.disable_eager_execution()\n'
+            'w = tf1.get_variable("w", initializer=2.0)\n'
+            'optimizer = tf1.train.GradientDescentOptimizer(0.1)\n'
+            'train_op = slimguard.create_train_op(w * w, optimizer)\n'
+            'print(slimguard.__file__)\n'
+            'print(slimguard.train(train_op, "logs", number_of_steps=3) < 4)\n'
+            'print(slimguard.read_incidents("logs"))\n'
+        )
+        done = run_installed(venv / 'bin' / 'python', 'script.py', cwd=str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        path, *said = done.stdout.splitlines()
+        assert path.startswith(str(site_packages)) and said == ['True', '[]']

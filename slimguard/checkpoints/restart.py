@@ -25,19 +25,31 @@ class Seen(NamedTuple):
       rows: the table of checkpoints, with its head.
       after: sentences on what a restart does.
       is_good: whether either kind of restart resumes from a good checkpoint; or there is none.
+      inspected: what was found in each checkpoint, from the oldest to the newest.
+      fates: what `slimguard.train` and what plain TensorFlow does; both None if there is nothing
+        to resume from.
     """
 
     before: List[str]
     rows: List[Tuple[str, ...]]
     after: List[str]
     is_good: bool
+    inspected: List[Tuple[Checkpoint, Inspection]]
+    fates: Tuple[Optional['Fate'], Optional['Fate']]
 
 
-class _Fate(NamedTuple):
-    """What a restart does, in words, and whether it resumes from a good checkpoint."""
+class Fate(NamedTuple):
+    """What a restart does.
+
+    Attributes:
+      said: in words.
+      is_good: whether it resumes from a good checkpoint.
+      path: what it resumes from, or None.
+    """
 
     said: str
     is_good: bool
+    path: Optional[str] = None
 
 
 def look(logdir: str, repair: bool = False) -> Seen:
@@ -53,18 +65,21 @@ def look(logdir: str, repair: bool = False) -> Seen:
     state, trouble = _read_state(logdir)
     rows: List[Tuple[str, ...]] = [('checkpoint', 'step', 'written', 'size', '')]
     inspected: Dict[str, Inspection] = {}
-    for found in checkpoint_reader.checkpoints_beside(logdir, state):
+    all_found = checkpoint_reader.checkpoints_beside(logdir, state)
+    for found in all_found:
         inspected[found.path] = checkpoint_reader.inspect(found.path)
         rows.append(_row_of(found, inspected[found.path]))
+    pairs = [(found, inspected[found.path]) for found in all_found]
     if not inspected and state is None and (trouble is None or _is_mended(trouble)):
-        return Seen(before, rows, ['no checkpoints in ' + logdir], not repair)
+        after = ['no checkpoints in ' + logdir]
+        return Seen(before, rows, after, not repair, pairs, (None, None))
     ours = _under_slimguard(logdir, inspected, trouble)
     plain = _under_tensorflow(logdir, inspected, state, trouble)
     if ours == plain:
         after = ['a restart ' + ours.said]
     else:
         after = ['slimguard.train ' + ours.said, 'plain TensorFlow ' + plain.said]
-    return Seen(before, rows, after, ours.is_good and plain.is_good)
+    return Seen(before, rows, after, ours.is_good and plain.is_good, pairs, (ours, plain))
 
 
 def _read_state(logdir: str) -> Tuple[Optional[State], Optional[StateFileError]]:
@@ -81,17 +96,17 @@ def _is_mended(trouble: StateFileError) -> bool:
 
 def _under_slimguard(
     logdir: str, inspected: Dict[str, Inspection], trouble: Optional[StateFileError]
-) -> _Fate:
+) -> Fate:
     if trouble is not None and not _is_mended(trouble):
-        return _Fate('ends with an error: %s' % trouble, False)
+        return Fate('ends with an error: %s' % trouble, False)
     try:
         files.as_logdir(logdir)
     except ValueError as error:
-        return _Fate('ends with an error: %s' % error, False)
+        return Fate('ends with an error: %s' % error, False)
     good = [path for path, inspection in inspected.items() if inspection.is_good]
     if good:
         return _resumes(good[-1], inspected[good[-1]])
-    return _Fate('begins anew: no checkpoint in %s is whole and finite' % logdir, False)
+    return Fate('begins anew: no checkpoint in %s is whole and finite' % logdir, False)
 
 
 def _under_tensorflow(
@@ -99,24 +114,25 @@ def _under_tensorflow(
     inspected: Dict[str, Inspection],
     state: Optional[State],
     trouble: Optional[StateFileError],
-) -> _Fate:
+) -> Fate:
     if trouble is not None:
-        return _Fate('%s: %s' % (trouble.in_tensorflow, trouble), False)
+        return Fate('%s: %s' % (trouble.in_tensorflow, trouble), False)
     if state is None:
-        return _Fate('begins anew: no state file in %s names a checkpoint' % logdir, False)
+        return Fate('begins anew: no state file in %s names a checkpoint' % logdir, False)
     read = state.as_read
     path = next((path for path in inspected if state_file.is_same(path, read)), read)
     if not files_of(path):
         why = 'the state file names %s, which is not there' % path
-        return _Fate('ends with an error: ' + why, False)
+        return Fate('ends with an error: ' + why, False)
     inspection = inspected.get(path) or checkpoint_reader.inspect(path)
     if inspection.damage is not None:
-        return _Fate('ends with an error: %s is %s' % (path, inspection), False)
+        return Fate('ends with an error: %s is %s' % (path, inspection), False)
     return _resumes(path, inspection)
 
 
-def _resumes(path: str, inspection: Inspection) -> _Fate:
-    return _Fate('resumes from %s, which is %s' % (path, inspection), inspection.is_good)
+def _resumes(path: str, inspection: Inspection) -> Fate:
+    said = 'resumes from %s, which is %s' % (path, inspection)
+    return Fate(said, inspection.is_good, path)
 
 
 def _row_of(found: Checkpoint, inspection: Inspection) -> Tuple[str, ...]:

@@ -20,6 +20,7 @@ The files:
     slim_sources.py  which names the installed tf-slim uses
     slim.py          import_slim(): which TF-Slim there is
     inventory.py     report(): what is installed, put back and missing
+    fitness.py       what is installed and does not fit together
     modules.py       looks modules and names up
     tf_private.py    every private name of TensorFlow that slimguard takes, and why
     tf_callers.py    the same for what is read from the frames of TensorFlow's functions

@@ -2,14 +2,15 @@
 
 import importlib
 import platform
-import sys
-from typing import Iterable, List, NamedTuple, Optional, Tuple
+from typing import Any, Iterable, List, NamedTuple, Tuple
 
+from slimguard.compat.fitness import misfits, reinstall, version_of
 from slimguard.compat.keras_layers import layers_remedy
 from slimguard.compat.modules import exists, find_spec, import_or_none, tensorflow_version
-from slimguard.compat.repairs import Repair, put_back_rows, revive, source_of
-from slimguard.compat.slim import Missing, missing_slim
+from slimguard.compat.repairs import Repair, put_back_rows, require_tensorflow, revive, source_of
+from slimguard.compat.slim import NO_SLIM, Missing, missing_slim
 from slimguard.compat.slim_sources import names_used, slim_folders, sources
+from slimguard.compat.slim_watcher import stop_watching
 
 
 class Report(NamedTuple):
@@ -30,18 +31,41 @@ class Report(NamedTuple):
 
 
 def report() -> Report:
-    """Says which versions were found, what was put back and what is missing.
+    """Says which versions were found, what was put back, what is missing, and what does not fit.
 
     Revives tf-slim first. Reads tf-slim's sources, which takes a second.
     """
+    missing = [*_missing_packages(), *misfits()]
     try:
-        repairs = revive()
+        require_tensorflow()
     except ImportError as error:
         lacking = Missing('tensorflow', str(error), 'pip install "slimguard[tf]"')
-        return Report(_versions(), (), (lacking,))
+        missing = [lacking, *_missing_slim_itself(), *missing]
+        return Report(_versions(None), (), tuple(missing))
+    try:
+        tensorflow = importlib.import_module('tensorflow')
+    except Exception as error:  # it is whatever a version of numpy or protobuf makes of it
+        why = 'it is installed and cannot be imported (%s: %s)' % (type(error).__name__, error)
+        # Where something does not fit, that is what keeps it from being imported.
+        broken = Missing('tensorflow', why, missing[-1].remedy if misfits() else reinstall())
+        missing = [broken, *_missing_slim_itself(), *missing]
+        return Report(_versions(None), (), tuple(missing))
+    repairs = revive()
     slim = missing_slim()
-    missing = [slim] if slim else _missing_names() + _missing_layers()
-    return Report(_versions(), repairs, tuple(missing))
+    missing += [slim] if slim else _missing_names() + _missing_layers()
+    return Report(_versions(tensorflow), repairs, tuple(missing))
+
+
+def _missing_slim_itself() -> List[Missing]:
+    """Whether there is no tf-slim, where no TensorFlow can say whether it has one."""
+    stop_watching()  # which would import TensorFlow as soon as tf-slim is looked for
+    return [] if find_spec('tf_slim') else [NO_SLIM]
+
+
+def _missing_packages() -> List[Missing]:
+    """What slimguard itself was installed without, as by ``pip install --no-deps``."""
+    why = 'slimguard report makes its page with it'
+    return [] if find_spec('jinja2') else [Missing('jinja2', why, 'pip install "jinja2>=3.0"')]
 
 
 def _missing_layers() -> List[Missing]:
@@ -61,42 +85,29 @@ def _missing_names() -> List[Missing]:
     return [Missing(name, why, remedy) for name in sorted(names) if not exists(name)]
 
 
-def _versions() -> Tuple[Tuple[str, str], ...]:
+def _versions(tensorflow: Any) -> Tuple[Tuple[str, str], ...]:
     # The distribution of TensorFlow goes by many names: tensorflow-cpu, tf-nightly, a vendor's.
-    tensorflow = import_or_none('tensorflow')
     versions = [
         ('Python', platform.python_version()),
-        ('TensorFlow', tensorflow.__version__ if tensorflow else 'not installed'),
-        ('tf-slim', _slim_version()),
+        ('TensorFlow', tensorflow.__version__ if tensorflow else _version_unread()),
+        ('tf-slim', _slim_version(tensorflow)),
     ]
     others = ('tf-keras', 'keras', 'numpy', 'protobuf', 'slimguard')
-    versions += [(name, _distribution_version(name) or 'not installed') for name in others]
+    versions += [(name, version_of(name) or 'not installed') for name in others]
     return tuple(versions)
 
 
-def _slim_version() -> str:
-    version = _distribution_version('tf-slim')
+def _version_unread() -> str:
+    return 'cannot be imported' if find_spec('tensorflow') else 'not installed'
+
+
+def _slim_version(tensorflow: Any) -> str:
+    version = version_of('tf-slim')
     if version is None and find_spec('tf_slim'):
         return 'not installed by pip'
-    if version is None and import_or_none('tensorflow.contrib.slim'):
+    if version is None and tensorflow and import_or_none('tensorflow.contrib.slim'):
         return 'tf.contrib.slim'
     return version or 'not installed'
-
-
-def _distribution_version(name: str) -> Optional[str]:
-    if sys.version_info >= (3, 8):
-        from importlib import metadata
-
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            return None
-    pkg_resources = importlib.import_module('pkg_resources')  # Python 3.7 has nothing else
-
-    try:
-        return pkg_resources.get_distribution(name).version
-    except pkg_resources.DistributionNotFound:
-        return None
 
 
 def _columns(pairs: Iterable[Tuple[str, str]]) -> List[str]:

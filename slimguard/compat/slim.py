@@ -16,6 +16,9 @@ class Missing(NamedTuple):
     remedy: str
 
 
+NO_SLIM = Missing('tf-slim', 'it is not installed', 'pip install tf-slim')
+
+
 def import_slim() -> types.ModuleType:
     """Imports TF-Slim: ``tf_slim`` if it is installed, else TensorFlow 1.15's ``tf.contrib.slim``.
 
@@ -43,7 +46,7 @@ def missing_slim() -> Optional[Missing]:
     """Why there is no TF-Slim that works with this TensorFlow; None if there is one."""
     slim = _slim_name()
     if slim is None:
-        return Missing('tf-slim', 'it is not installed', 'pip install tf-slim')
+        return NO_SLIM
     if slim == 'tf_slim' and _is_shell_of_contrib() and not has_contrib():
         why = 'tf-slim 1.0 is made of tf.contrib, which only TensorFlow 1 has'
         return Missing('tf-slim', why, 'pip install "tf-slim>=1.1"')

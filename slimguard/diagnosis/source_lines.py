@@ -5,21 +5,13 @@ or Python's own library is the user's. All gradient ops come from one call of `m
 them the line is that of the op that was differentiated.
 """
 
-import importlib.util
 import linecache
-import os
-import re
-import sysconfig
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
 from slimguard.compat import tf_private
-
-_PYTHON = os.path.join(sysconfig.get_path('stdlib'), '')
-_PACKAGES = (
-    'tensorflow tensorflow_core tensorflow_estimator tf_slim keras tf_keras slimguard six'.split()
-)
+from slimguard.system.user_code import Owners
 
 
 class Line(NamedTuple):
@@ -50,9 +42,8 @@ class Origins:
 
     def __init__(self, graph: tf.Graph):
         self._graph = graph
-        self._theirs = _directories()
+        self._owners = Owners()
         self._lines: Dict[Tuple[str, int, str], Optional[Line]] = {}
-        self._files: Dict[str, bool] = {}  # whether one is theirs
 
     def __call__(self, name: str) -> Origin:
         op = self._graph.get_operation_by_name(name)
@@ -61,24 +52,13 @@ class Origins:
 
     def _line(self, op) -> Optional[Line]:
         for frame in reversed(_frames(op)):
-            if not self._is_theirs(frame[0]):
+            if self._owners.is_users(frame[0]):
                 if frame not in self._lines:
                     self._lines[frame] = _line_of(*frame)
                 line = self._lines[frame]
                 if line is not None:
                     return line
         return None
-
-    def _is_theirs(self, file: str) -> bool:
-        if file not in self._files:
-            self._files[file] = self._look_whose(file)
-        return self._files[file]
-
-    def _look_whose(self, file: str) -> bool:
-        if file.startswith(self._theirs):
-            return True
-        # Where packages lie inside of Python's own directory, they may well be the user's.
-        return file.startswith(_PYTHON) and not re.search(r'[/\\\\](site|dist)-packages', file)
 
 
 class Recorded:
@@ -119,16 +99,3 @@ def _line_of(file: str, number: int, function: str) -> Optional[Line]:
     text = linecache.getline(file, number).strip()
     # A notebook's cell is kept with its source; what was frozen, evaluated or typed in has none.
     return None if file.startswith('<') and not text else Line(file, number, function, text)
-
-
-def _directories() -> Tuple[str, ...]:
-    site_packages = os.path.dirname(os.path.dirname(tf.__file__))
-    found = {os.path.join(site_packages, name) for name in _PACKAGES}
-    for name in _PACKAGES:
-        try:
-            spec = importlib.util.find_spec(name)
-        except (ImportError, ValueError):
-            continue
-        if spec is not None and spec.origin and os.path.basename(spec.origin) == '__init__.py':
-            found.add(os.path.dirname(spec.origin))
-    return tuple(os.path.join(directory, '') for directory in found)

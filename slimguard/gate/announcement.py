@@ -43,7 +43,11 @@ def announce(
         loss = plan.losses[0] if plan.losses else None
         putting_aside = untold.keep(Told(flags.vector, step.read(kept), loss))
     with tf.control_dependencies([loud]):
-        told = _raise(plan, flags) if plan.step.raises else _print(plan, flags, step, loud)
+        told = _print(plan, flags, step, loud)
+        if plan.step.raises:
+            # TensorFlow's error puts a page of its own before what is bad.
+            with tf.control_dependencies([told]):
+                told = _raise(plan, flags)
     ends = [ops.after([putting_aside], kept, 'put_aside'), fed, ops.after([told], loud, 'told')]
     return ops.merge(ends, 'announced')
 

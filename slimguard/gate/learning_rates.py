@@ -211,13 +211,13 @@ def _index_of_rate(write: tf.Operation) -> Optional[int]:
 
 
 _NO_RATE = (
-    'Rollback(learning_rate=...) multiplies learning rates, and %s %r, which writes weights of '
-    'this training, takes none that slimguard could multiply (SyncReplicasOptimizer, training '
-    'inside of a loop or a function, a plain assignment). Leave learning_rate out, and lower the '
-    'rate in on_rollback'
+    'a rollback with a factor (rollback:3x0.5) multiplies learning rates, and %s %r, which writes '
+    'weights of this training, takes none that slimguard could multiply (SyncReplicasOptimizer, '
+    'training inside of a loop or a function, a plain assignment). Leave the factor out; from '
+    'Python, Rollback(on_rollback=...) can lower the rate'
 )
 _SEEN = (
-    'Rollback(learning_rate=...) multiplies learning rates in the guarded train op %r, but this '
-    'session has run something before it was watched, and what a session has seen cannot be wired '
-    'any more. Watch it before its first run, or open a new one'
+    'a rollback with a factor (rollback:3x0.5) multiplies learning rates in the guarded train op '
+    '%r, but this session has run something before it was watched, and what a session has seen '
+    'cannot be wired any more. Watch it before its first run, or open a new one'
 )

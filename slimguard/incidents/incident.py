@@ -169,7 +169,7 @@ _KINDS: Dict[str, Callable[[Any], bool]] = {
 
 EXPLOSION = (
     'if this training explodes, go back and go on with a smaller learning rate '
-    '(on_nan=slimguard.Rollback(learning_rate=0.3), or --on_nan=rollback:3x0.3), train with a '
+    '(the policy rollback:3x0.3, wherever on_nan is said), train with a '
     'smaller one from the start, or clip the gradients (clip_gradient_norm of create_train_op)'
 )
 

@@ -1,8 +1,16 @@
 """The error that ends a training with an incident."""
 
+import functools
+import traceback
+from typing import Any, Callable, List, TypeVar, cast
+
 import tensorflow as tf
 
 from slimguard.incidents.incident import Incident, replay_hint
+from slimguard.system import notebook
+from slimguard.system.user_code import Owners
+
+_F = TypeVar('_F', bound=Callable[..., Any])
 
 
 class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.InvalidArgumentError):
@@ -42,3 +50,37 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.Inva
 
     def __reduce__(self):
         return NanLossError, (self.incident,)
+
+    def _render_traceback_(self) -> List[str]:
+        """What IPython shows in place of a traceback: what happened, then the user's own lines."""
+        told = ['NanLossError: ' + self.message]
+        owners = Owners()
+        frames = [
+            frame
+            for frame in traceback.extract_tb(self.__traceback__)
+            if owners.is_users(frame.filename)
+        ]
+        if frames:
+            told.append('raised in')
+        for frame in frames:
+            place = notebook.place_of(frame.filename)
+            line = ': ' + frame.line if frame.line else ''
+            told.append('  %s, line %s, in %s%s' % (place, frame.lineno, frame.name, line))
+        return '\n'.join(told).split('\n')
+
+
+def with_short_traceback(function: _F) -> _F:
+    """Has a `NanLossError` leave a function without the frames beneath.
+
+    They say how slimguard came to raise it, and would stand between the user's line and what
+    happened.
+    """
+
+    @functools.wraps(function)
+    def raising_shortly(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except NanLossError as error:
+            raise error.with_traceback(None) from error.__cause__
+
+    return cast(_F, raising_shortly)

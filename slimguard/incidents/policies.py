@@ -193,6 +193,7 @@ def _share(number, name: str) -> Optional[float]:
 
 
 _BY_NAME = {'raise': Raise, 'stop': Stop, 'skip': Skip, 'rollback': Rollback}
+_EXAMPLE = 'skip:5,rollback:3x0.5,raise'
 
 OnNan = Union[None, str, Policy, Callable[['Incident'], Any], Sequence[Any]]
 
@@ -200,8 +201,10 @@ OnNan = Union[None, str, Policy, Callable[['Incident'], Any], Sequence[Any]]
 def fallbacks_of(on_nan: OnNan) -> List[Any]:
     """The policies and callables that an `on_nan` argument stands for, in order.
 
+    A str is read by `parse_chain`.
+
     Raises:
-      ValueError: for an unknown name or an empty list.
+      ValueError: for an unknown name, a number that does not fit, or an empty list.
       TypeError: for anything that is no name, policy, callable or list of them.
     """
     if isinstance(on_nan, (list, tuple)):
@@ -211,13 +214,16 @@ def fallbacks_of(on_nan: OnNan) -> List[Any]:
     if isinstance(on_nan, Policy):
         return [on_nan]
     if isinstance(on_nan, str):
-        if on_nan not in _BY_NAME:
+        try:
+            return list(parse_chain(on_nan))
+        except UnknownPolicyError as error:
             raise ValueError(
-                'unknown policy on_nan=%r; expected one of %s, a policy object like '
-                'slimguard.Skip(max_consecutive=10), a callable, or a list of these'
-                % (on_nan, ', '.join(repr(name) for name in _BY_NAME))
-            )
-        return [_BY_NAME[on_nan]()]
+                'unknown policy on_nan=%r; expected one of %s, several in turn like %r, a policy '
+                'object like slimguard.Skip(max_consecutive=10), a callable, or a list of these'
+                % (error.name, ', '.join(map(repr, _BY_NAME)), _EXAMPLE)
+            ) from None
+        except ValueError as error:
+            raise ValueError('on_nan has %s' % error) from None
     if isinstance(on_nan, type) and issubclass(on_nan, Policy):
         raise TypeError('on_nan=%s is a class; pass %s()' % (on_nan.__name__, on_nan.__name__))
     if callable(on_nan):
@@ -228,28 +234,54 @@ def fallbacks_of(on_nan: OnNan) -> List[Any]:
     )
 
 
-def parse_fallback(text: str) -> Policy:
-    """The policy that a name stands for, with its number: ``skip:5``, ``rollback:3x0.5``.
+class UnknownPolicyError(ValueError):
+    """A text names no policy; `name` is what stands in its place. It speaks of no Python."""
+
+    def __init__(self, name: str):
+        names = list(_BY_NAME)
+        expected = '%s or %s, or several in turn, such as %s' % (
+            ', '.join(names[:-1]),
+            names[-1],
+            _EXAMPLE,
+        )
+        ValueError.__init__(self, 'unknown policy %r; expected %s' % (name, expected))
+        self.name = name
+
+
+def parse_chain(text: str) -> List[Policy]:
+    """The policies that a text stands for: a name, or several with commas between.
+
+    It means the same in Python, on the command line and in a flag. `skip` and `rollback` may have a
+    number, as in ``skip:5``, and `rollback` what the learning rate is multiplied by, as in
+    ``rollback:3x0.5``.
 
     Raises:
-      ValueError: for an unknown name, or a number that does not fit.
+      ValueError: for an unknown name, or a number that does not fit. It tells of the text only,
+        and not of an argument or option, which the caller knows.
     """
+    return [_parse_fallback(each.strip()) for each in text.split(',')]
+
+
+def _parse_fallback(text: str) -> Policy:
     name, colon, number = text.partition(':')
-    (policy,) = fallbacks_of(name)
+    if name not in _BY_NAME:
+        raise UnknownPolicyError(name)
+    kind = _BY_NAME[name]
     if not colon:
-        return policy
-    if not vars(policy):
+        return kind()
+    if kind not in (Skip, Rollback):
         raise ValueError('%r: %s takes no number' % (text, name))
     number, times, factor = number.partition('x')
     if not number.isdigit():
         raise ValueError('%r: expected a number after the colon, as in %s:5' % (text, name))
+    if not int(number):
+        raise ValueError('%r: expected a number of at least 1, as in %s:5' % (text, name))
     if not times:
-        return type(policy)(int(number))
-    if not isinstance(policy, Rollback):
+        return kind(int(number))
+    if kind is not Rollback:
         raise ValueError('%r: only rollback takes a factor, as in rollback:3x0.5' % text)
-    policy = Rollback(int(number))
     try:
-        return Rollback(policy.max_times, learning_rate=float(factor))
+        return Rollback(int(number), learning_rate=float(factor))
     except ValueError:
         raise ValueError(
             '%r: expected what to multiply the learning rate by after the x, above 0 and at most '

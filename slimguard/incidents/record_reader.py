@@ -7,12 +7,13 @@ import collections
 import contextlib
 import dataclasses
 import json
+import warnings
 from typing import Any, Deque, Iterator, List, NamedTuple, Optional, Tuple
 
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.record_json import LONGEST_LINE, with_short_strings
 from slimguard.incidents.record_path import path_in
-from slimguard.system import files
+from slimguard.system import files, logdirs
 
 # What is read of a record: so many incidents, the newest, of so many bytes at its end.
 _MOST_INCIDENTS, _MOST_BYTES = 50000, 2**24
@@ -21,6 +22,13 @@ _CHUNK = 2**18
 _MOST_DIGITS = 4300
 
 _UNREADABLE = object()
+
+NO_RECORD = (
+    'there is no record of incidents in %s: no guard of slimguard was to write there, or else it '
+    'was deleted. A guarded training makes one, empty, when it begins; a NanLossHook needs '
+    'logdir=... for that.'
+)
+FOREIGN = '%s is no record of slimguard, or a damaged one: it has no incident'
 
 
 class Record(NamedTuple):
@@ -62,6 +70,40 @@ class Record(NamedTuple):
                 '%s of the record %s of slimguard.' % (_lines_in_words(self.foreign), is_or_are)
             )
         return notes
+
+
+def read_incidents(logdir: files.Path) -> List[Incident]:
+    """The incidents that trainings have recorded in a log directory, the oldest first.
+
+    Imports no TensorFlow for a logdir of this machine. An empty list says that a guarded training
+    ran there and had no incident. Lines that cannot be read, as a kill may cut one short, and those
+    of a very long record that are too old to be read, are told in a `RuntimeWarning` each.
+
+    Args:
+      logdir: a directory (a str, bytes or `os.PathLike`, relative or absolute), on any file system
+        that `tf.io.gfile` knows.
+
+    Raises:
+      FileNotFoundError: if there is no record, or no such directory.
+      ValueError: if there is one, and no line of it is an incident; or if `logdir` is no path.
+      TypeError: if `logdir` is no path.
+      OSError: if it cannot be read.
+
+    Example::
+
+        for incident in slimguard.read_incidents('logs'):
+            print(incident.step, incident.action, incident.reason)
+    """
+    path = files.as_path(logdir)
+    try:
+        record = read_record(path)
+    except FileNotFoundError:
+        raise FileNotFoundError(logdirs.what_is_missing(path) or NO_RECORD % path) from None
+    if record.is_foreign:
+        raise ValueError(FOREIGN % path_in(path))
+    for note in record.notes:
+        warnings.warn('%s (%s)' % (note, path_in(path)), RuntimeWarning, stacklevel=2)
+    return record.incidents
 
 
 def read_record(logdir: files.Path) -> Record:

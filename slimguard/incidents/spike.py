@@ -9,7 +9,6 @@ import dataclasses
 import math
 from typing import Any, Deque, List, Optional, Union
 
-
 # How far above the median a number may be, as a multiple of the distance of the upper quartile;
 # both in logarithms.
 _QUARTILES = 10
@@ -82,7 +81,7 @@ def as_spike(spike: Any, name: str = 'spike') -> Optional[Spike]:
     Args:
       spike: what is given; a text is of the form ``'loss=10,gradient_norm=100'``, with any of the
         arguments of `Spike`, and ``'default'`` for none of them.
-      name: what the user calls it.
+      name: what the user calls it; '' where somebody else says it.
 
     Raises:
       ValueError: if it is nothing of the kind.
@@ -109,14 +108,14 @@ def _parsed(text: str, name: str) -> Spike:
         key, equals, value = (part.strip().replace('-', '_') for part in item.partition('='))
         if key not in _NAMES or not equals or key in said:
             raise ValueError(
-                '%s=%r: expected something like loss=10,gradient_norm=100,window=100,warmup=20, '
-                'each at most once, or default' % (name, text)
+                '%sexpected something like loss=10,gradient_norm=100,window=100,warmup=20, '
+                'each at most once, or default, not %r' % (_said(name), text)
             )
         said[key] = _value(key, value, name)
     try:
         return Spike(**said)
     except ValueError as error:
-        raise ValueError('%s=%r: %s' % (name, text, error)) from None
+        raise ValueError('%s%s' % (_said(name), error)) from None
 
 
 def _value(key: str, value: str, name: str) -> Any:
@@ -125,7 +124,12 @@ def _value(key: str, value: str, name: str) -> Any:
     try:
         return int(value) if key in ('window', 'warmup') else float(value)
     except ValueError:
-        raise ValueError('%s: %s must be a number, not %r' % (name, key, value)) from None
+        raise ValueError('%s%s must be a number, not %r' % (_said(name), key, value)) from None
+
+
+def _said(name: str) -> str:
+    """The name of what was given, before what is wrong with it; argparse says it itself."""
+    return name + ': ' if name else ''
 
 
 _NAMES = [field.name for field in dataclasses.fields(Spike)]

@@ -18,6 +18,7 @@ from slimguard.diagnosis.evidence import Evidence, collect
 from slimguard.gate import Gate, scale_learning_rates
 from slimguard.graph.sessions import SessionWrapper, note_first
 from slimguard.incidents.incident import Incident
+from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policies import FallbackChain, OnNan, Raise, Skip
 from slimguard.incidents.spike import Spike
 from slimguard.scripts.ending import Seen
@@ -111,6 +112,7 @@ class GuardedSessions:
         note_first(session)
         self._hear_signals()  # its steps may be run in other threads, which cannot
 
+    @with_short_traceback
     def _run(self, original, session, fetches, feed_dict=None, options=None, run_metadata=None):
         if self._inside:
             return original(session, fetches, feed_dict, options, run_metadata)

@@ -108,7 +108,7 @@ def instrument(
         require_history(history),
     )
     if _active is not None:
-        if settings != _active.settings:
+        if not _mean_the_same(settings, _active.settings):
             raise ValueError(
                 'slim is instrumented already, with %s; call uninstrument() on that first'
                 % ', '.join('%s=%r' % each for each in _active.settings._asdict().items())
@@ -117,6 +117,14 @@ def instrument(
     compat.import_slim()
     _active = Instrumentation(settings)
     return _active
+
+
+def _mean_the_same(settings: ScriptSettings, other: ScriptSettings) -> bool:
+    """Whether they differ at most in how a policy is written: 'skip', ['skip'], Skip()."""
+    ours, theirs = [
+        None if each.on_nan is None else fallbacks_of(each.on_nan) for each in (settings, other)
+    ]
+    return ours == theirs and settings._replace(on_nan=None) == other._replace(on_nan=None)
 
 
 def is_active() -> bool:

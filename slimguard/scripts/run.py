@@ -6,14 +6,17 @@ import importlib.util
 import os
 import sys
 import types
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 # The script's traceback does not show these: plain Python would not be there.
-_HIDDEN_FILES = tuple(
+_ALWAYS_HIDDEN = tuple(
     os.path.join(_FOLDER, name)
     for name in ('numpy1_names.py', 'tf1_names.py', 'tf1_gone.py', 'run.py')
 )
+# Nor all of slimguard, where it is not slimguard that failed.
+_OURS = os.path.join(os.path.dirname(_FOLDER), '')
+_OF_AN_INCIDENT = 'NanLossError'
 
 
 def run_script(path: str, arguments: Sequence[str]) -> None:
@@ -111,14 +114,30 @@ def _drop_hidden_frames(error: BaseException) -> None:
     shown: Optional[BaseException] = error
     while shown is not None and id(shown) not in seen:
         seen.add(id(shown))
-        shown.__traceback__ = _visible(shown.__traceback__)
+        files = _files_of(shown.__traceback__)
+        is_ours_to_show = (
+            type(shown).__name__ != _OF_AN_INCIDENT and files[-1:] and (files[-1].startswith(_OURS))
+        )
+        hidden = _ALWAYS_HIDDEN if is_ours_to_show else (*_ALWAYS_HIDDEN, _OURS)
+        shown.__traceback__ = _without(hidden, shown.__traceback__)
         shown = shown.__cause__ or shown.__context__
 
 
-def _visible(traceback: Optional[types.TracebackType]) -> Optional[types.TracebackType]:
+def _files_of(traceback: Optional[types.TracebackType]) -> List[str]:
+    found = []
+    while traceback is not None:
+        found.append(traceback.tb_frame.f_code.co_filename)
+        traceback = traceback.tb_next
+    return found
+
+
+def _without(
+    hidden: Tuple[str, ...], traceback: Optional[types.TracebackType]
+) -> Optional[types.TracebackType]:
+    """A traceback without the frames of files whose paths begin so."""
     frames = []
     while traceback is not None:
-        if traceback.tb_frame.f_code.co_filename not in _HIDDEN_FILES:
+        if not traceback.tb_frame.f_code.co_filename.startswith(hidden):
             frames.append(traceback)
         traceback = traceback.tb_next
     following = None

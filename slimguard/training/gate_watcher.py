@@ -20,6 +20,7 @@ from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.graph import op_of
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.journal import Journal
+from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policies import FallbackChain, OnNan, Policy, Raise, Rollback, Skip, Stop
 from slimguard.system import files
 from slimguard.training import back_off, checkpoint_dir, step_counters
@@ -103,8 +104,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
     def after_create_session(self, session, coord):
         if self.job is None and self._training.joins_job:
             self.job = _job_in(session, self._loss, self._training.is_chief, self._directory)
-        is_chief = self.job is None or self.job.is_chief
-        self._own.open(session, is_chief, self._handler.close)
+        self._own.open(session, self.job is None or self.job.is_chief, self._handler.close)
         if self.job is not None:
             self.job.enter(session, coord, self._prepare, self._training.is_done)
             self._handler.join_job(self.job.rollbacks)
@@ -180,6 +180,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         """Notes a step that was no incident, and its loss or None."""
         self._handler.step_was_good(session, loss)
 
+    @with_short_traceback
     def handle(self, run_context, reading: Reading) -> None:
         """Records an incident and lets `on_nan_loss` act on it.
 

@@ -158,7 +158,7 @@ class IncidentHandler:
     ) -> None:
         """Also says what will be done, as a bundle tells it."""
         try:
-            ruin = self._ruin(reading)
+            ruin = _ruin(self._recovery, reading)
             self._policy = self._policies.decide(handled.incident, ruin)
             handled.note_reason(self._policies.why_not)
         except Exception as error:
@@ -169,14 +169,6 @@ class IncidentHandler:
         handled.note(action=self._policy.action if action.is_policy else _BY_SUBCLASS)
         ends = isinstance(self._policy, (Raise, Stop)) and action.is_policy
         self._examine(session, reading, handled, ends)
-
-    def _ruin(self, reading: Reading) -> str:
-        """Why the weights are finite and ruined; '' if they are not, or nobody knows."""
-        if self._recovery is None:
-            return ''
-        if reading.is_spike:
-            self._recovery.step_was_spike()
-        return self._recovery.ruin()
 
     def _examine(self, session, reading: Reading, handled: OpenIncident, ends: bool) -> None:
         """Before anybody acts: the weights are as the bad step found them."""
@@ -245,6 +237,15 @@ class IncidentHandler:
             self._recovery.prepare(session, went_back, saves=self.may(Rollback))
         if went_back is not None:
             call_on_rollback(session, went_back, [self._policy, *self.fallbacks])
+
+
+def _ruin(recovery: Optional[Recovery], reading: Reading) -> str:
+    """Why the weights are finite and ruined; '' if they are not, or nobody knows."""
+    if recovery is None:
+        return ''
+    if reading.is_spike:
+        recovery.step_was_spike()
+    return recovery.ruin()
 
 
 def _is_above(incident: Incident) -> bool:

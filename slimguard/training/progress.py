@@ -4,9 +4,12 @@ import contextlib
 import logging
 import sys
 import time
+import warnings
 from typing import Any, Iterator, Optional
 
 import tensorflow.compat.v1 as tf1
+
+from slimguard.system import notebook
 
 _SECONDS_BETWEEN = 0.1
 
@@ -27,24 +30,37 @@ def progress_bar(wanted: bool, number_of_steps: Optional[int]) -> Iterator[Optio
     if not wanted:
         yield None
         return
-    try:
-        import tqdm
-    except ImportError as error:
-        raise ImportError(
-            'progress=True needs the package tqdm; install it with pip install slimguard[progress]'
-        ) from error
-    if not sys.stderr.isatty():
+    make_bar = _bar_class()
+    if not notebook.is_notebook() and not sys.stderr.isatty():
         yield None
         return
-    progress = Progress(tqdm.tqdm, number_of_steps)
+    progress = Progress(make_bar, number_of_steps)
     try:
         with contextlib.ExitStack() as stack:
             tf1.logging.get_verbosity()  # TensorFlow makes its handler when first asked
             for name in _LOGGERS:
-                stack.enter_context(_logging_above(tqdm.tqdm, logging.getLogger(name)))
+                stack.enter_context(_logging_above(make_bar, logging.getLogger(name)))
             yield progress
     finally:
         progress.close()
+
+
+def _bar_class() -> Any:
+    """tqdm's class of bars for where this runs: a terminal, or a notebook, with widgets or without.
+
+    Raises:
+      ImportError: if tqdm is not installed.
+    """
+    try:
+        with warnings.catch_warnings():
+            # A notebook without ipywidgets gets a bar of text; that is nothing to warn of.
+            warnings.simplefilter('ignore')
+            import tqdm.auto
+    except ImportError as error:
+        raise ImportError(
+            'progress=True needs the package tqdm; install it with pip install slimguard[progress]'
+        ) from error
+    return tqdm.auto.tqdm
 
 
 class Progress:

@@ -3,7 +3,8 @@
 import tensorflow as tf
 
 BUILD_ANEW = (
-    'If a training on it has ended, build the model again, inside "with tf.Graph().as_default():"; '
+    'If a training on it has ended, build the model again, inside "with tf.Graph().as_default():" '
+    '(in a notebook, begin the cell that builds it with tf.compat.v1.reset_default_graph()); '
     'train() with the same logdir goes on from its checkpoint.'
 )
 _FINALIZED = (

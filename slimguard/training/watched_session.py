@@ -7,6 +7,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.graph.sessions import SessionInterface
+from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policies import OnNan
 from slimguard.incidents.spike import AnySpike, as_spike
 from slimguard.system import files
@@ -34,6 +35,7 @@ class WatchedSession(HookedSession):
         self._ended = False
         self._contexts = contextlib.ExitStack()
 
+    @with_short_traceback
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
         """As `tf.compat.v1.Session.run`; a step after a hook asked to stop is a RuntimeError."""
         if self.should_stop() and self._is_step(fetches):

@@ -275,5 +275,5 @@ def test_the_error_names_what_helps_against_an_explosion(on_nan, max_loss, bad, 
     with pytest.raises(slimguard.NanLossError) as caught:
         train(train_op, folder, on_nan=on_nan, max_loss=max_loss)
     said = str(caught.value)
-    assert ('Rollback(learning_rate=0.3)' in said and 'clip_gradient_norm' in said) == is_told
+    assert ('the policy rollback:3x0.3' in said and 'clip_gradient_norm' in said) == is_told
     assert pickle.loads(pickle.dumps(caught.value)).incident.advice == caught.value.incident.advice

@@ -29,6 +29,12 @@ def test_a_name_stands_for_its_policy(name):
     assert decisions(name, 'x') == [name]
 
 
+def test_a_text_is_a_chain_in_python_too_and_in_what_a_callable_returns():
+    assert decisions('skip:1, rollback:1, stop', 'xx.xx') == ['skip', 'rollback', 'skip', 'stop']
+    assert decisions(lambda incident: 'skip:1,stop', 'xx') == ['skip', 'stop']
+    assert decisions(['skip:1,rollback:1', Stop()], 'xx.xx')[-1] == 'stop'
+
+
 def test_without_a_policy_fail_on_nan_loss_says():
     assert decisions(None, 'x', otherwise=Raise()) == ['raise']
     assert decisions(None, 'x', otherwise=Stop()) == ['stop']
@@ -170,6 +176,9 @@ def test_policies_are_values():
         ('ignore', ValueError, "unknown policy on_nan='ignore'; expected one of 'raise'"),
         ([], ValueError, 'empty list'),
         (['skip', 'never'], ValueError, "'never'"),
+        ('skip:5,never', ValueError, "on_nan='never'; expected one of 'raise'.*slimguard.Skip"),
+        ('skip:0', ValueError, "on_nan has 'skip:0': expected a number of at least 1"),
+        (['stop', 'rollback:3x2'], ValueError, "on_nan has 'rollback:3x2': expected what to mult"),
         (3, TypeError, 'not 3'),
         (Skip, TypeError, r'pass Skip\(\)'),
     ],

@@ -107,18 +107,30 @@ def try_one(seed, logdir):
     # What was not touched is read, whatever the other lines are.
     expected = incidents()
     assert all(expected[number] in found.incidents for number in untouched), seed
+    code = 2 if found.is_foreign else 0
+    for option, most in (('--all', len(found.incidents) + 4), (None, 1000)):
+        out, err = printed(logdir, code, option)
+        said = out + err
+        assert said.replace('\n', '').isprintable(), seed
+        assert max(map(len, said.splitlines())) < 1000, seed
+        assert len(said.splitlines()) <= most, seed
+    out, err = printed(logdir, code, '--json')
+    document = json.loads(out, parse_constant=lambda name: pytest.fail(name))
+    assert not err and 'error' in document or len(document['incidents']) == len(found.incidents)
+    json.dumps(document, ensure_ascii=False).encode('utf-8')
+
+
+def printed(logdir, code, option):
+    """What the command prints on stdout and stderr."""
     out, err = io.StringIO(), io.StringIO()
-    code = 0
+    done = 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            main(['incidents', logdir])
+            main(['incidents', logdir] + ([option] if option else []))
         except SystemExit as left:
-            code = left.code
-    assert code == (2 if found.is_foreign else 0), seed
-    said = out.getvalue() + err.getvalue()
-    assert said.replace('\n', '').isprintable(), seed
-    assert max(map(len, said.splitlines())) < 1000, seed
-    assert len(said.splitlines()) <= len(found.incidents) + 4, seed
+            done = left.code
+    assert done == code
+    return out.getvalue(), err.getvalue()
 
 
 def try_many(seeds):

@@ -63,6 +63,15 @@ class TestLevel:
     def test_signs_do_not_matter(self):
         assert level_of([-5.0, 5.0, -5.0, 4.0] * 10).limit(10) == 50
 
+    def test_where_good_steps_differ_much_the_limit_is_higher(self):
+        random = np.random.RandomState(0)
+        level = level_of([1.0] * 20 + list(random.lognormal(-3, 1.5, size=300)))
+        assert level.limit(10) == 10  # ten times the largest median
+        narrow = level_of([1.0] * 20 + list(random.lognormal(-3, 0.1, size=300)))
+        assert narrow.limit(10) == 1  # that median
+        little = level_of(random.lognormal(0, 0.5, size=300))
+        assert 10 * little.median < little.limit(10) < 13
+
     def test_where_all_are_zero_nothing_is_a_spike(self):
         assert level_of([0.0] * 100).limit(10) == math.inf
 
@@ -107,7 +116,7 @@ class TestWhatUsersSay:
             ('loss=10,loss=10', 'at most once'),
             ('loss=ten', "loss must be a number, not 'ten'"),
             ('window=1.5', "window must be a number, not '1.5'"),
-            ('loss=0.5', 'loss=0.5.*finite number above 1'),
+            ('loss=0.5', 'loss of a Spike.*finite number above 1.*not 0.5'),
         ],
     )
     def test_a_bad_text_is_told_in_the_users_words(self, text, said):

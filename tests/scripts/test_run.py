@@ -3,7 +3,7 @@
 import pytest
 
 from slimguard import Raise, Rollback, Skip, Stop
-from slimguard.__main__ import parse_policy
+from slimguard.incidents.policies import fallbacks_of
 from tests.helpers.children import forked_python, python
 from tests.helpers.user_scripts import SCRIPTS, write_scripts
 
@@ -39,24 +39,26 @@ finally:
         ('skip:2, stop', [Skip(2), Stop()]),
     ],
 )
-def test_a_policy_is_a_name_or_a_ladder(text, policies):
-    assert parse_policy(text) == policies
+def test_a_policy_is_a_name_or_a_chain_and_means_the_same_everywhere(text, policies):
+    assert fallbacks_of(text) == policies
+    assert fallbacks_of([text]) == policies
+    assert fallbacks_of(['stop', text]) == [Stop()] + policies
 
 
 @pytest.mark.parametrize(
     'arguments, message',
     [
-        ('run --on_nan=foo x.py', "unknown policy on_nan='foo'"),
-        ('run --on_nan foo x.py', "unknown policy on_nan='foo'"),
+        ('run --on_nan=foo x.py', "argument --on_nan: unknown policy 'foo'; expected raise, stop"),
+        ('run --on_nan foo x.py', "argument --on_nan: unknown policy 'foo'; expected raise, stop"),
         ('run --on_nan=skip:x x.py', "'skip:x': expected a number after the colon, as in skip:5"),
-        ('run --on_nan=skip:0 x.py', 'max_consecutive must be at least 1, not 0'),
+        ('run --on_nan=skip:0 x.py', "'skip:0': expected a number of at least 1"),
         ('run --on_nan=rollback:3x x.py', "'rollback:3x': expected what to multiply the learning"),
         ('run --on_nan=rollback:3x2 x.py', "'rollback:3x2': expected what to multiply"),
         ('run --on_nan=rollback:x0.5 x.py', "'rollback:x0.5': expected a number after the colon"),
-        ('run --on_nan=rollback:0x0.5 x.py', 'max_times must be at least 1, not 0'),
+        ('run --on_nan=rollback:0x0.5 x.py', "'rollback:0x0.5': expected a number of at least 1"),
         ('run --on_nan=skip:3x0.5 x.py', "'skip:3x0.5': only rollback takes a factor"),
         ('run --on_nan=raise:3 x.py', "'raise:3': raise takes no number"),
-        ('run --on_nan=skip, x.py', "unknown policy on_nan=''"),
+        ('run --on_nan=skip, x.py', "unknown policy ''; expected raise"),
         ('run --max_loss=-1 x.py', "expected a positive finite number, not '-1'"),
         ('run --max_loss=inf x.py', "expected a positive finite number, not 'inf'"),
         ('run --preemption_seconds 0 x.py', "expected a positive finite number, not '0'"),

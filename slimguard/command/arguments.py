@@ -1,0 +1,75 @@
+"""The values of options: what is read from the text of each, or what was expected there.
+
+Errors are `argparse.ArgumentTypeError`: argparse puts the option before them, as it was declared.
+"""
+
+import argparse
+import math
+import os
+from typing import Optional
+
+from slimguard.incidents import policies
+from slimguard.incidents import spike as spikes
+from slimguard.system import files
+
+
+def policy(text: str) -> str:
+    """The text of a fallback chain, such as ``skip:5,raise``, once it is known to be one."""
+    try:
+        policies.parse_chain(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def positive(text: str) -> float:
+    """A positive finite number."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError('expected a positive finite number, not %r' % text)
+    return number
+
+
+def count(text: str) -> int:
+    """A whole number above 0."""
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError('expected a whole number, 1 or more, not %r' % text)
+    return int(text)
+
+
+def number(text: str) -> int:
+    """A whole number, 0 or more."""
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError('expected a whole number, 0 or more, not %r' % text)
+    return int(text)
+
+
+def spike(text: str) -> Optional[spikes.Spike]:
+    """When a step is out of bounds, such as ``loss=10,gradient_norm=100``."""
+    try:
+        return spikes.as_spike(text, '')
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def row(text: str) -> int:
+    """The number of a row of a batch."""
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError('expected a row of the batch, 0 or more, not %r' % text)
+    return int(text)
+
+
+def folder(given: str, parser: argparse.ArgumentParser) -> str:
+    """The absolute path of a directory that is there; else ends with the parser's error."""
+    try:
+        path = files.as_path(given, 'the directory')
+    except ValueError as error:
+        parser.error(str(error))
+    # A remote one is looked for by TensorFlow, once that is imported.
+    if not files.is_remote(path) and not files.is_dir(path):
+        found = os.path.lexists(path)
+        parser.error(('%r is no directory' if found else 'there is no directory %r') % given)
+    return path

@@ -1,0 +1,23 @@
+"""``slimguard doctor``: what is installed, what was put right, and what to install."""
+
+import argparse
+
+from slimguard import compat
+from slimguard.command.documents import print_document
+from slimguard.system import terminal
+
+
+def doctor(options: argparse.Namespace) -> None:
+    """Prints the report on what is installed."""
+    report = compat.report()
+    if not options.json:
+        for line in str(report).splitlines():
+            print(terminal.visible(line))
+        return
+    print_document(
+        {
+            'versions': dict(report.versions),
+            'put_back': [each._asdict() for each in report.repairs],
+            'missing': [each._asdict() for each in report.missing],
+        }
+    )

@@ -1,0 +1,35 @@
+"""What a command needs before it begins: a logdir, and TensorFlow; or a sentence on what is not."""
+
+import importlib
+
+from slimguard import compat
+from slimguard.command.documents import refuse
+from slimguard.system import logdirs
+
+
+def tensorflow_to_be_found(as_json: bool = False) -> None:
+    """Looks for TensorFlow, and imports nothing; ends the command with a sentence without any."""
+    try:
+        compat.require_tensorflow()
+    except ImportError as error:
+        refuse(str(error), as_json)
+
+
+def tensorflow(as_json: bool = False) -> None:
+    """Imports TensorFlow; ends the command with a sentence where that is not possible."""
+    tensorflow_to_be_found(as_json)
+    try:
+        importlib.import_module('tensorflow')
+    except Exception as error:  # it is whatever a version of numpy or protobuf makes of it
+        refuse(
+            'TensorFlow is installed and cannot be imported (%s: %s); slimguard doctor says what '
+            'does not fit together' % (type(error).__name__, error),
+            as_json,
+        )
+
+
+def logdir(folder: str, as_json: bool = False) -> None:
+    """Refuses a directory in which no training has left anything."""
+    missing = logdirs.what_is_missing(folder)
+    if missing is not None:
+        refuse(missing, as_json)

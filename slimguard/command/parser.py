@@ -1,0 +1,268 @@
+"""The commands and their options, and what of a command line is for a script and not for us."""
+
+import argparse
+import os
+from typing import FrozenSet, List, NamedTuple, Sequence, Tuple
+
+from slimguard.command import arguments
+from slimguard.system import terminal
+
+_RUN_USAGE = (
+    'slimguard run [OPTION ...] script.py [ARGUMENT ...]\n'
+    '       slimguard run [OPTION ...] -m module [ARGUMENT ...]'
+)
+_JSON = 'print one JSON document, and nothing else; its keys stay as they are'
+
+
+class Parsers(NamedTuple):
+    """What reads a command line.
+
+    Attributes:
+      all: the parser of all commands.
+      run: that of `run`.
+      with_a_value: the options of `run` that take a value.
+    """
+
+    all: argparse.ArgumentParser
+    run: argparse.ArgumentParser
+    with_a_value: FrozenSet[str]
+
+
+class _Parser(argparse.ArgumentParser):
+    """Shows what it was given so that it cannot speak to the terminal."""
+
+    def print_help(self, file=None):
+        # argparse would say nothing of a stdout that cannot be written.
+        print(self.format_help(), end='', file=file)
+
+    def error(self, message):
+        argparse.ArgumentParser.error(self, terminal.visible(message))
+
+
+class _Version(argparse.Action):
+    """Prints the version, or raises where stdout cannot be written; argparse would say nothing."""
+
+    def __init__(self, option_strings, dest, version):
+        argparse.Action.__init__(
+            self, option_strings, argparse.SUPPRESS, nargs=0, help='print the version'
+        )
+        self._version = version
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        print('slimguard ' + self._version)
+        parser.exit()
+
+
+def make(version: str) -> Parsers:
+    """Makes the parsers of a slimguard of this version."""
+    parser = _Parser(
+        prog='slimguard',
+        description='Guards TF-Slim training against NaN and Inf.',
+        epilog='In every option - and _ are alike: --max_loss is --max-loss.',
+    )
+    parser.add_argument('--version', action=_Version, version=version)
+    commands = parser.add_subparsers(dest='command', metavar='COMMAND', required=True)
+    run = commands.add_parser(
+        'run',
+        help='run a script unchanged, guarded',
+        usage=_RUN_USAGE,
+        description='Runs a script as python would, with what optimizers of TensorFlow 1 write '
+        'guarded: a NaN or Inf changes no weight and reaches no checkpoint. What follows the '
+        'script is for the script.',
+        allow_abbrev=False,
+    )
+    with_a_value = _add_run_options(run)
+    _add_doctor(commands)
+    _add_checkpoints(commands)
+    _add_incidents(commands)
+    _add_replay(commands)
+    _add_report(commands)
+    return Parsers(parser, run, with_a_value)
+
+
+def split(given: Sequence[str], with_a_value: FrozenSet[str]) -> Tuple[List[str], List[str]]:
+    """Splits a command line into what is for us, and the script (or ``-m module``) with its own.
+
+    Not left to argparse, which looks for our options among the script's. Ours have `_` between
+    words where they were given with `-`.
+    """
+    end = len(given)
+    if list(given[:1]) == ['run']:
+        end = 1
+        while end < len(given) and given[end].startswith('-') and given[end] != '-m':
+            end += 2 if _underscored(given[end]) in with_a_value else 1
+    ours, script = list(given[:end]), list(given[end:])
+    options = ours.index('--') if '--' in ours else len(ours)
+    return [_underscored(option) for option in ours[:options]] + ours[options:], script
+
+
+def check_script(script: Sequence[str], parser: argparse.ArgumentParser) -> None:
+    """Ends with the parser's error if there is no such script."""
+    if not script or script == ['-m']:
+        parser.error('name a script to run, or a module after -m')
+    if script[0] != '-m' and not os.path.isfile(script[0]):
+        parser.error('there is no file %r to run' % script[0])
+
+
+def _underscored(argument: str) -> str:
+    if not argument.startswith('--'):
+        return argument
+    name, equals, value = argument[2:].partition('=')
+    return '--' + name.replace('-', '_') + equals + value
+
+
+def _add_run_options(run: argparse.ArgumentParser) -> FrozenSet[str]:
+    """Adds the options of `run`. Returns those that take a value."""
+    with_a_value = [
+        run.add_argument(
+            '--on_nan',
+            metavar='POLICY',
+            type=arguments.policy,
+            help='what happens after a bad step: raise (the default), stop, skip, rollback, or '
+            'several in turn, such as skip:5,rollback:3x0.5,raise; there each rollback halves the '
+            'learning rate',
+        ),
+        run.add_argument(
+            '--max_loss',
+            metavar='X',
+            type=arguments.positive,
+            help='a loss above this is a bad step too; a training that explodes may be ruined '
+            'before, which rollback:3x0.3 is for',
+        ),
+        run.add_argument(
+            '--logdir',
+            metavar='DIR',
+            help='where the record of incidents and the bundles go; by default where the script '
+            'keeps its checkpoints or summaries, or, where it has neither yet, slimguard-logs',
+        ),
+        run.add_argument(
+            '--capture',
+            choices=('yes', 'no'),
+            default='yes',
+            help='whether to find out what made a step bad, and to write it into a bundle; yes by '
+            'default',
+        ),
+        run.add_argument(
+            '--max_bundles',
+            metavar='N',
+            type=arguments.count,
+            default=5,
+            help='how many bundles there may be in one folder; 5 by default',
+        ),
+        run.add_argument(
+            '--preemption_seconds',
+            metavar='X',
+            type=arguments.positive,
+            default=10.0,
+            help='how long a step may take to end after SIGTERM or Ctrl-C; 10 by default',
+        ),
+        run.add_argument(
+            '--spike',
+            metavar='MULTIPLES',
+            type=arguments.spike,
+            help='a step whose loss or gradient norm is so many times the median of the last good '
+            'steps is a bad step too: default, or loss=10,gradient_norm=100,window=100,warmup=20 '
+            'or some of these; by default there is no such limit',
+        ),
+        run.add_argument(
+            '--history',
+            metavar='N',
+            type=arguments.number,
+            default=200,
+            help='of how many of the last steps a bundle has the loss and the gradient norms; 200 '
+            'by default, 0 for none',
+        ),
+    ]
+    run.add_argument(
+        '--tf1',
+        action='store_true',
+        help='on TensorFlow 2, give the script the names of TensorFlow 1, tf.contrib.slim included',
+    )
+    return frozenset(name for action in with_a_value for name in action.option_strings)
+
+
+def _add_doctor(commands) -> None:
+    doctor = commands.add_parser(
+        'doctor',
+        help='say which TensorFlow and which tf-slim there are, what was put right, and what to '
+        'install',
+        description='Says which versions are installed, what of tf-slim was put right, what does '
+        'not fit together, and the pip command that mends it. Needs no TensorFlow.',
+    )
+    doctor.add_argument('--json', action='store_true', help=_JSON)
+
+
+def _add_checkpoints(commands) -> None:
+    checkpoints = commands.add_parser(
+        'checkpoints',
+        help='say which checkpoints of a logdir are whole and finite',
+        description='Opens every checkpoint in a logdir and says which are whole and finite, from '
+        'the oldest to the newest. Exits with 1 if there are some and a restart would not resume '
+        'from a good one, with --repair also if there are none, and with 2 if LOGDIR is no logdir '
+        'or cannot be read.',
+    )
+    checkpoints.add_argument('folder', metavar='LOGDIR')
+    checkpoints.add_argument(
+        '--repair',
+        action='store_true',
+        help="make TensorFlow's state file name the newest good checkpoint; no other file is "
+        'touched',
+    )
+    checkpoints.add_argument('--json', action='store_true', help=_JSON)
+
+
+def _add_incidents(commands) -> None:
+    incidents = commands.add_parser(
+        'incidents',
+        help='print the record of incidents of a logdir',
+        description='Prints the record of incidents that slimguard keeps in '
+        'LOGDIR/slimguard/incidents.jsonl: those of one reason together, the first of them in '
+        'full. Exits with 0 if it was read, 1 if LOGDIR has none, and 2 if it cannot be read or '
+        'LOGDIR is no logdir.',
+    )
+    incidents.add_argument('folder', metavar='LOGDIR')
+    incidents.add_argument(
+        '--all', action='store_true', help='print every incident, as a line of a table'
+    )
+    incidents.add_argument('--json', action='store_true', help=_JSON)
+
+
+def _add_replay(commands) -> None:
+    replay = commands.add_parser(
+        'replay',
+        help='run a bad step again, out of its bundle',
+        description='Runs a bad step again, out of the bundle that a training left in '
+        'LOGDIR/slimguard, writes nothing, and says what made it bad. Of a LOGDIR, lists the '
+        'bundles. Exits with 0 if the failure came back, 1 if not, 2 if nothing was run to its '
+        'end. A bundle holds a graph, and a graph is code: replay only bundles that you trust.',
+    )
+    replay.add_argument('folder', metavar='BUNDLE')
+    replay.add_argument(
+        '--shell',
+        action='store_true',
+        help='open a Python prompt with the session, the graph and the feed',
+    )
+    replay.add_argument(
+        '--without',
+        metavar='ROW',
+        type=arguments.row,
+        help='run it once more without this row of the batch, and say whether the rest is clean',
+    )
+
+
+def _add_report(commands) -> None:
+    report = commands.add_parser(
+        'report',
+        help='make a page to look at: the loss, the incidents, what made them bad',
+        description='Writes one HTML page with the loss and its incidents, and for those that have '
+        'a bundle the diagnosis, the ranges along the step and the samples of the batch. It asks '
+        'for nothing from the network. Exits with 1 if the record of incidents cannot be read, '
+        'which the page then says, and 2 if nothing can be written or LOGDIR is no logdir.',
+    )
+    report.add_argument('folder', metavar='LOGDIR')
+    report.add_argument(
+        '--output', metavar='FILE', help='where it goes; default: LOGDIR/slimguard/report.html'
+    )
+    report.add_argument(
+        '--png', metavar='FILE', help='the same as a picture, too; needs the extra "report"'
+    )

@@ -1,0 +1,125 @@
+"""``slimguard incidents``: the record of a training, for people and for programs."""
+
+import argparse
+import sys
+from typing import Any, Dict, List
+
+from slimguard.command import needs
+from slimguard.command.documents import print_document, refuse
+from slimguard.incidents import incident_groups, record_path, record_reader, record_table
+from slimguard.incidents.incident import replay_hint
+from slimguard.incidents.incident_groups import Group
+from slimguard.incidents.record_reader import Record
+from slimguard.system import terminal
+
+_NO_RECORD_CODE = 1
+# What people want to see: of a damaged record there may be thousands.
+_MOST_OF_A_LINE, _MOST_LINES, _MOST_GROUPS = 900, 30, 20
+
+
+def incidents(options: argparse.Namespace) -> None:
+    """Prints the record of `options.folder`."""
+    needs.logdir(options.folder, options.json)
+    try:
+        record = record_reader.read_record(options.folder)
+    except FileNotFoundError:
+        why = record_reader.NO_RECORD % options.folder
+        if options.json:
+            refuse(why, True, _NO_RECORD_CODE)
+        terminal.say(why)
+        sys.exit(_NO_RECORD_CODE)
+    except OSError as error:
+        refuse('the record of incidents cannot be read: %s' % error, options.json)
+    if record.is_foreign and options.json:
+        refuse(record_reader.FOREIGN % record_path.path_in(options.folder), True)
+    if options.json:
+        print_document(_document(options.folder, record))
+    else:
+        _print(options.folder, record, options.all)
+
+
+def _document(folder: str, record: Record) -> Dict[str, Any]:
+    groups = incident_groups.grouped(record.incidents)
+    return {
+        'logdir': folder,
+        'record': record_path.path_in(folder),
+        'is_whole': record.is_whole,
+        'unreadable_lines': record.unreadable,
+        'foreign_lines': record.foreign,
+        'groups': [_group_document(group) for group in groups],
+        'incidents': [incident.to_dict() for incident in record.incidents],
+    }
+
+
+def _group_document(group: Group) -> Dict[str, Any]:
+    return {
+        'reason': group.first.reason,
+        'count': group.count,
+        'first_step': group.first_step,
+        'last_step': group.last_step,
+        'actions': group.actions,
+    }
+
+
+def _print(folder: str, record: Record, all_of_them: bool) -> None:
+    if record.incidents and all_of_them:
+        terminal.print_table(record_table.table(record.incidents))
+    elif record.incidents:
+        _print_groups(record)
+    elif not record.is_foreign:
+        terminal.say('no incident is on record in ' + folder)
+    for note in record.notes:
+        terminal.complain(note)
+    if record.is_foreign:
+        refuse(record_reader.FOREIGN % record_path.path_in(folder))
+
+
+def _print_groups(record: Record) -> None:
+    groups = incident_groups.grouped(record.incidents)
+    count, kinds = len(record.incidents), len(groups)
+    head = '%d incident%s' % (count, '' if count == 1 else 's')
+    if kinds < count:
+        head += ' of %d kind%s; --all lists each of them' % (kinds, '' if kinds == 1 else 's')
+    terminal.say(head)
+    for group in groups[:_MOST_GROUPS]:
+        print()
+        for line in _lines_of(group):
+            print(terminal.encodable(terminal.visible(line, _MOST_OF_A_LINE), sys.stdout))
+    if kinds > _MOST_GROUPS:
+        print()
+        terminal.say('and %d more kinds; --all lists each incident' % (kinds - _MOST_GROUPS))
+
+
+def _lines_of(group: Group) -> List[str]:
+    """A group for people: how often and when, then its first incident in full."""
+    first = group.first
+    told = [_when(group) + ': ' + _actions(group) if any(group.actions) else _when(group)]
+    told.append('  ' + first.reason)
+    known = [record_table.when(first.time)]
+    known += [] if first.step is None else ['step %d' % first.step]
+    known += [] if first.loss is None else ['loss %g' % first.loss]
+    known += [] if first.worker is None else ['on ' + first.worker]
+    known += [] if first.held else ['the update had already landed']
+    known += [] if first.restored is None else ['restored ' + first.restored]
+    known += [] if first.learning_rate is None else ['learning rate x%g' % first.learning_rate]
+    one = group.count == 1
+    told.append('  %s%s' % ('' if one else 'the first: ', ', '.join(filter(None, known))))
+    told += ['  ' + line for line in (first.diagnosis or '').splitlines()[:_MOST_LINES]]
+    told += [] if first.bundle is None else ['  ' + replay_hint(first.bundle)]
+    told += [] if first.advice is None else ['  ' + first.advice]
+    return told
+
+
+def _when(group: Group) -> str:
+    times = 'once' if group.count == 1 else '%d times' % group.count
+    if group.first_step is None:
+        return times
+    if group.first_step == group.last_step:
+        return '%s, at global step %d' % (times, group.first_step)
+    return '%s, from global step %d to %s' % (times, group.first_step, group.last_step)
+
+
+def _actions(group: Group) -> str:
+    if len(group.actions) == 1:
+        return next(iter(group.actions))
+    return ', '.join('%s %d' % (action or 'unknown', n) for action, n in group.actions.items())

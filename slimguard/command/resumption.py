@@ -1,0 +1,76 @@
+"""``slimguard checkpoints``: which there are, and what a restart makes of them."""
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Dict, Optional
+
+from slimguard.command import needs
+from slimguard.command.documents import print_document, refuse
+from slimguard.system import terminal
+
+if TYPE_CHECKING:  # it imports TensorFlow
+    from slimguard.checkpoints.checkpoint_files import Checkpoint
+    from slimguard.checkpoints.checkpoint_reader import Inspection
+    from slimguard.checkpoints.restart import Fate, Seen
+
+
+def checkpoints(options: argparse.Namespace) -> None:
+    """Prints what there is in `options.folder`, after a repair if so asked."""
+    needs.logdir(options.folder, options.json)
+    needs.tensorflow(options.json)
+    import tensorflow as tf
+
+    from slimguard.checkpoints import restart
+
+    try:
+        seen = restart.look(options.folder, options.repair)
+    except (OSError, tf.errors.OpError) as error:
+        why = '%s: %s' % (options.folder, getattr(error, 'message', error))
+        refuse(why, options.json)
+    # Out of the try: what goes wrong with stdout is no fault of the logdir.
+    if options.json:
+        print_document(_document(options.folder, seen))
+    else:
+        _print(seen)
+    if not seen.is_good:
+        sys.exit(1)
+
+
+def _print(seen: 'Seen') -> None:
+    for sentence in seen.before:
+        terminal.say(sentence)
+    if len(seen.rows) > 1:
+        terminal.print_table(seen.rows)
+    for sentence in seen.after:
+        terminal.say(sentence)
+
+
+def _document(folder: str, seen: 'Seen') -> Dict[str, Any]:
+    ours, plain = seen.fates
+    return {
+        'logdir': folder,
+        'repair': ' '.join(seen.before) or None,
+        'checkpoints': [_checkpoint_document(*each) for each in seen.inspected],
+        'restart': {'slimguard': _fate_document(ours), 'tensorflow': _fate_document(plain)},
+        'is_good': seen.is_good,
+    }
+
+
+def _checkpoint_document(found: 'Checkpoint', inspection: 'Inspection') -> Dict[str, Any]:
+    return {
+        'name': os.path.basename(found.path),
+        'path': found.path,
+        'step': inspection.step,
+        'time': found.time,
+        'bytes': found.size,
+        'is_good': inspection.is_good,
+        'damage': inspection.damage,
+        'non_finite': inspection.non_finite,
+    }
+
+
+def _fate_document(fate: Optional['Fate']) -> Optional[Dict[str, Any]]:
+    if fate is None:
+        return None
+    return {'resumes_from': fate.path, 'is_good': fate.is_good, 'said': fate.said}

@@ -1,0 +1,55 @@
+"""IPython and Jupyter: whether this is one, where a cell is, and what is told after a cell.
+
+Nothing here imports IPython: who runs in it has it imported.
+"""
+
+import os
+import re
+import sys
+from typing import Any, Callable
+
+_CELL_OF_IPYTHON_7 = re.compile(r'<ipython-input-(\d+)-')
+_TOLD_BY = '_slimguard_tells'
+
+
+def shell() -> Any:
+    """IPython's shell, or None in plain Python."""
+    ipython = sys.modules.get('IPython')
+    get = getattr(ipython, 'get_ipython', None)
+    return None if get is None else get()
+
+
+def is_notebook() -> bool:
+    """Whether a kernel runs this, whose stderr is no terminal and is seen all the same."""
+    return getattr(shell(), 'kernel', None) is not None
+
+
+def place_of(file: str) -> str:
+    """A file as people know it: a cell by its number, if that is known."""
+    found = _CELL_OF_IPYTHON_7.match(file)
+    if found:
+        return 'cell [%s]' % found.group(1)
+    named = getattr(getattr(shell(), 'compile', None), 'format_code_name', None)
+    told = named(file) if named is not None else None
+    if told is not None:
+        return 'cell ' + told[1].replace('In[', '[')
+    return 'a cell' if os.path.basename(os.path.dirname(file)).startswith('ipykernel_') else file
+
+
+def tell_after_cells(advice: Callable[[BaseException], str]) -> None:
+    """Prints what `advice` says of the error that a cell has ended with; '' for nothing.
+
+    Does nothing in plain Python, and nothing where it was called before.
+    """
+    ipython = shell()
+    if ipython is None or getattr(ipython, _TOLD_BY, False):
+        return
+    setattr(ipython, _TOLD_BY, True)
+
+    def tell(result: Any = None) -> None:
+        error = getattr(result, 'error_in_exec', None)
+        told = '' if error is None else advice(error)
+        if told:
+            print('slimguard: ' + told, file=sys.stderr)
+
+    ipython.events.register('post_run_cell', tell)

@@ -1,0 +1,48 @@
+"""Whose code a file is: the user's, or a library's that every training goes through."""
+
+import importlib.util
+import os
+import re
+import sysconfig
+from typing import Dict, Tuple
+
+_PYTHON = os.path.join(sysconfig.get_path('stdlib'), '')
+_PACKAGES = (
+    'tensorflow tensorflow_core tensorflow_estimator tf_slim keras tf_keras slimguard six IPython '
+    'ipykernel'
+).split()
+
+
+class Owners:
+    """Tells files of the user's from those of TensorFlow, tf-slim, Keras, slimguard and Python."""
+
+    def __init__(self) -> None:
+        self._theirs = _directories()
+        self._files: Dict[str, bool] = {}  # whether one is theirs
+
+    def is_users(self, file: str) -> bool:
+        """Whether a file, as a traceback names it, is the user's own."""
+        if file not in self._files:
+            self._files[file] = self._look_whose(file)
+        return not self._files[file]
+
+    def _look_whose(self, file: str) -> bool:
+        if file.startswith(self._theirs):
+            return True
+        # Where packages lie inside of Python's own directory, they may well be the user's.
+        return file.startswith(_PYTHON) and not re.search(r'[/\\\\](site|dist)-packages', file)
+
+
+def _directories() -> Tuple[str, ...]:
+    found = set()
+    for name in _PACKAGES:
+        try:
+            spec = importlib.util.find_spec(name)
+        except (ImportError, ValueError):
+            continue
+        if spec is not None and spec.origin and os.path.basename(spec.origin) == '__init__.py':
+            found.add(os.path.dirname(spec.origin))
+    # Modules of TensorFlow 1.15 lie beside `tensorflow`, under a name that nobody imports.
+    beside = {os.path.dirname(path) for path in found if os.path.basename(path) == 'tensorflow'}
+    found.update(os.path.join(folder, name) for folder in beside for name in _PACKAGES)
+    return tuple(os.path.join(directory, '') for directory in found)

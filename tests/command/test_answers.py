@@ -1,0 +1,357 @@
+"""What commands answer: the groups of incidents, and JSON for programs."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import slimguard
+from slimguard.__main__ import main
+from slimguard.incidents import record_file
+from slimguard.incidents.incident import Incident
+from tests.helpers.checkpoints import write
+from tests.helpers.children import environment, python
+
+
+def run(*arguments):
+    """Runs a command here. Returns its exit code."""
+    try:
+        main([str(argument) for argument in arguments])
+    except SystemExit as left:
+        return left.code
+    return 0
+
+
+def document(capsys):
+    """What was printed, read as the strictest parser does."""
+    out, err = capsys.readouterr()
+    assert not err
+    read = json.loads(out, parse_constant=lambda name: pytest.fail(name))
+    json.dumps(read, ensure_ascii=False).encode('utf-8')
+    return read
+
+
+def record(logdir, *incidents):
+    file = record_file.IncidentFile(str(logdir))
+    file.make()
+    for incident in incidents:
+        file.append(incident)
+    file.close()
+
+
+def incident(step, reason='not finite: loss', action='skip', **known):
+    return Incident(step, float('nan'), reason, ('loss',), 'hook', 1000.0, action=action, **known)
+
+
+def test_incidents_of_one_reason_are_told_once_and_the_first_in_full(tmp_path, capsys):
+    known = dict(diagnosis='in the forward pass: log of 0\n  Log:0 (Log)', bundle='/b/incident-3')
+    late = incident(40, 'not finite: gradient of w', 'raise', advice='train more slowly')
+    record(tmp_path, incident(3, **known), *map(incident, range(4, 30)), late)
+    assert run('incidents', tmp_path) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == '28 incidents of 2 kinds; --all lists each of them'
+    assert lines[2] == '27 times, from global step 3 to 29: skip'
+    assert lines[3] == '  not finite: loss'
+    assert lines[4].startswith('  the first: ') and lines[4].endswith(', step 3, loss nan')
+    assert lines[5:8] == [
+        '  in the forward pass: log of 0',
+        '    Log:0 (Log)',
+        '  to run it again: python -m slimguard replay /b/incident-3',
+    ]
+    assert lines[9] == 'once, at global step 40: raise'
+    assert lines[-1] == '  train more slowly'
+
+
+def test_hundreds_of_kinds_are_not_told_in_full(tmp_path, capsys):
+    record(tmp_path, *[incident(step, 'not finite: w%d' % step) for step in range(300)])
+    assert run('incidents', tmp_path) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == '300 incidents'
+    assert lines[-1] == 'and 280 more kinds; --all lists each incident'
+    assert len(lines) < 100
+
+
+def test_incidents_as_json_are_those_of_the_record(tmp_path, capsys):
+    incidents = [incident(3), incident(5), incident(None, 'a\x1b\ud800 b', None)]
+    record(tmp_path, *incidents)
+    with open(record_file.path_in(str(tmp_path)), 'a') as file:
+        file.write('[1]\n{"step": 4')
+    assert run('incidents', '--json', tmp_path) == 0
+    read = document(capsys)
+    assert sorted(read) == sorted(
+        'logdir record is_whole unreadable_lines foreign_lines groups incidents'.split()
+    )
+    assert (read['logdir'], read['is_whole']) == (str(tmp_path), True)
+    assert (read['unreadable_lines'], read['foreign_lines']) == (1, 1)
+    assert read['incidents'][:2] == [each.to_dict() for each in incidents[:2]]
+    assert read['incidents'][0]['loss'] == 'nan'
+    assert read['groups'][0] == {
+        'reason': 'not finite: loss',
+        'count': 2,
+        'first_step': 3,
+        'last_step': 5,
+        'actions': {'skip': 2},
+    }
+    assert read['groups'][1]['actions'] == {'': 1}
+
+
+def test_what_cannot_be_answered_is_a_document_too(tmp_path, capsys):
+    assert run('incidents', '--json', tmp_path) == 2
+    assert 'is no logdir of a training' in document(capsys)['error']
+    (tmp_path / 'graph.pbtxt').write_text('')
+    assert run('incidents', '--json', tmp_path) == 1
+    assert 'there is no record of incidents' in document(capsys)['error']
+    record(tmp_path)
+    with open(record_file.path_in(str(tmp_path)), 'w') as file:
+        file.write('rubbish')
+    assert run('incidents', '--json', tmp_path) == 2
+    assert 'a damaged one' in document(capsys)['error']
+
+
+def test_checkpoints_as_json(tmp_path, capsys):
+    paths = write(tmp_path, [1.0, np.nan])
+    assert run('checkpoints', '--json', tmp_path) == 1
+    read = document(capsys)
+    assert sorted(read) == sorted('logdir repair checkpoints restart is_good'.split())
+    good, bad = read['checkpoints']
+    assert (good['path'], good['is_good'], good['non_finite']) == (paths[0], True, [])
+    assert sorted(good) == sorted('name path step time bytes is_good damage non_finite'.split())
+    assert good['bytes'] > 0 and good['damage'] is None
+    assert (bad['is_good'], bad['non_finite']) == (False, ['w'])
+    ours, plain = read['restart']['slimguard'], read['restart']['tensorflow']
+    assert (ours['resumes_from'], ours['is_good']) == (paths[0], True)
+    assert (plain['resumes_from'], plain['is_good']) == (paths[1], False)
+    assert (read['repair'], read['is_good']) == (None, False)
+    assert run('checkpoints', '--json', '--repair', tmp_path) == 0
+    read = document(capsys)
+    assert read['repair'] and read['is_good']
+    assert read['restart']['tensorflow']['resumes_from'] == paths[0]
+
+
+def test_without_checkpoints_the_json_says_so(tmp_path, capsys):
+    (tmp_path / 'graph.pbtxt').write_text('')
+    assert run('checkpoints', '--json', tmp_path) == 0
+    read = document(capsys)
+    assert read['checkpoints'] == []
+    assert read['restart'] == {'slimguard': None, 'tensorflow': None}
+
+
+def test_doctor_as_json_says_what_it_says_to_people(capsys):
+    assert run('doctor', '--json') == 0
+    read = document(capsys)
+    assert read['versions']['slimguard'] and read['versions']['Python']
+    assert read['missing'] == []
+    assert run('doctor') == 0
+    said = capsys.readouterr().out
+    for name, version in read['versions'].items():
+        assert name in said and version in said
+    for repair in read['put_back']:
+        assert repair['name'] in said and repair['source'] in said
+
+
+def test_the_version_is_told(capsys):
+    assert run('--version') == 0
+    assert capsys.readouterr().out == 'slimguard %s\n' % slimguard.__version__
+
+
+@pytest.mark.parametrize('command', ['--version', '--help', 'incidents --json', 'incidents'])
+def test_what_reads_records_imports_no_large_package(tmp_path, command):
+    record(tmp_path, incident(3))
+    folder = [str(tmp_path)] * command.startswith('incidents')
+    program = (
+        'import sys\n'
+        'from slimguard.__main__ import main\n'
+        'try:\n'
+        '    main()\n'
+        'finally:\n'
+        '    assert not {"tensorflow", "numpy", "jinja2"}.intersection(sys.modules)\n'
+    )
+    done = python('-c', program, *command.split(), *folder)
+    assert (done.returncode, done.stderr) == (0, '')
+
+
+@pytest.fixture(scope='module')
+def bare_python(tmp_path_factory):
+    """A Python in which nothing is installed: no TensorFlow, no tf-slim, no numpy."""
+    folder = tmp_path_factory.mktemp('bare')
+    subprocess.run([sys.executable, '-m', 'venv', '--without-pip', str(folder)], check=True)
+    return str(folder / 'bin' / 'python')
+
+
+class TestWithoutTensorFlow:
+    def run(self, bare_python, *arguments):
+        return subprocess.run(
+            [bare_python, '-m', 'slimguard', *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            env=environment(),
+            timeout=300,
+        )
+
+    def test_help_the_version_and_the_record_are_told(self, bare_python, tmp_path):
+        record(tmp_path, incident(3))
+        for arguments in (['--help'], ['--version'], ['incidents', tmp_path], ['run', '--help']):
+            done = self.run(bare_python, *arguments)
+            assert (done.returncode, done.stderr) == (0, ''), arguments
+        done = self.run(bare_python, 'incidents', '--json', tmp_path)
+        assert json.loads(done.stdout)['incidents'][0]['step'] == 3
+        assert self.run(bare_python, 'incidents').returncode == 2
+
+    @pytest.mark.parametrize('command', ['run', 'checkpoints', 'replay', 'report', 'incidents'])
+    def test_what_needs_it_says_so_in_a_sentence(self, bare_python, tmp_path, command):
+        (tmp_path / 'graph.pbtxt').write_text('')
+        (tmp_path / 'script.py').write_text('print("never")')
+        given = {'run': tmp_path / 'script.py', 'incidents': 'gs://bucket/logs'}
+        done = self.run(bare_python, command, given.get(command, tmp_path))
+        assert (done.returncode, done.stdout) == (2, '')
+        assert len(done.stderr.splitlines()) == 1, done.stderr
+        assert done.stderr.startswith('slimguard: slimguard uses the TensorFlow that you have')
+        assert 'pip install "slimguard[tf]"' in done.stderr
+
+    def test_so_does_the_json(self, bare_python, tmp_path):
+        (tmp_path / 'graph.pbtxt').write_text('')
+        done = self.run(bare_python, 'checkpoints', '--json', tmp_path)
+        assert (done.returncode, done.stderr) == (2, '')
+        assert 'pip install' in json.loads(done.stdout)['error']
+
+    def test_python_says_so_where_a_name_is_used_that_needs_it(self, bare_python):
+        program = (
+            'import slimguard\n'
+            'from slimguard import Skip, Incident, read_incidents\n'
+            'for use in ("slimguard.train", "__import__(\'slimguard.learning\')",\n'
+            '            "__import__(\'slimguard.hooks\')"):\n'
+            '    try:\n'
+            '        eval(use)\n'
+            '    except ImportError as error:\n'
+            '        print(error)\n'
+        )
+        done = subprocess.run(
+            [bare_python, '-c', program], stdout=subprocess.PIPE, text=True, env=environment()
+        )
+        assert done.returncode == 0
+        lines = done.stdout.splitlines()
+        assert len(lines) == 3 and all('pip install "slimguard[tf]"' in line for line in lines)
+
+    def test_one_that_cannot_be_imported_is_a_sentence_too(self, bare_python, tmp_path):
+        (tmp_path / 'graph.pbtxt').write_text('')
+        broken = tmp_path / 'packages' / 'tensorflow'
+        broken.mkdir(parents=True)
+        (broken / '__init__.py').write_text('raise TypeError("Descriptors cannot be created")')
+        path = environment()['PYTHONPATH'] + ':' + str(tmp_path / 'packages')
+        done = subprocess.run(
+            [bare_python, '-m', 'slimguard', 'checkpoints', str(tmp_path)],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=dict(environment(), PYTHONPATH=path),
+        )
+        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+        assert 'TypeError: Descriptors cannot be created' in done.stderr
+        assert 'slimguard doctor' in done.stderr
+
+
+@pytest.mark.parametrize(
+    'options',
+    [
+        ['--max-loss=1', '--max-bundles', '3', '--preemption-seconds=2', '--on-nan=skip:2,stop'],
+        ['--max_loss=1', '--max_bundles', '3', '--preemption_seconds=2', '--on_nan=skip:2,stop'],
+    ],
+)
+def test_options_of_run_take_hyphens_and_underscores_alike(options):
+    from slimguard.command import parser
+
+    made = parser.make('1')
+    ours, script = parser.split(['run', *options, 'x.py', '--max-loss=9'], made.with_a_value)
+    read = made.all.parse_args(ours)
+    assert (read.max_loss, read.max_bundles, read.preemption_seconds) == (1.0, 3, 2.0)
+    assert (read.on_nan, script) == ('skip:2,stop', ['x.py', '--max-loss=9'])
+    said = made.run.format_help()
+    assert '--max_loss' in said and '--max-loss' not in said
+
+
+def test_no_option_has_a_hyphen_in_its_declaration():
+    """What is given with one is looked up with an underscore."""
+    from slimguard.command import parser
+
+    made = parser.make('1')
+    commands = [action for action in made.all._actions if hasattr(action, 'choices')]
+    parsers = [each for action in commands for each in (action.choices or {}).values()]
+    assert len(parsers) == 6
+    for each in parsers:
+        for action in each._actions:
+            assert not any('-' in name[2:] for name in action.option_strings)
+
+
+class TestDoctorOfABrokenInstallation:
+    """A TensorFlow that cannot be imported, as one with another numpy or protobuf cannot."""
+
+    @pytest.fixture
+    def packages(self, tmp_path):
+        (tmp_path / 'tensorflow').mkdir()
+        (tmp_path / 'tensorflow' / '__init__.py').write_text(
+            'raise TypeError("Descriptors cannot be created directly")'
+        )
+        self.install(tmp_path, 'tensorflow', '2.12.1', 'numpy<1.24,>=1.22', 'tqdm>=1; extra == "x"')
+        return tmp_path
+
+    def install(self, folder, name, version, *needs):
+        """Writes what pip knows of a package."""
+        info = folder / ('%s-%s.dist-info' % (name, version))
+        info.mkdir()
+        lines = ['Metadata-Version: 2.1', 'Name: ' + name, 'Version: ' + version]
+        lines += ['Requires-Dist: ' + need for need in needs]
+        (info / 'METADATA').write_text('\n'.join(lines) + '\n')
+
+    def missing(self, packages):
+        paths = [str(packages), environment()['PYTHONPATH']]
+        done = subprocess.run(
+            [sys.executable, '-m', 'slimguard', 'doctor', '--json'],
+            stdout=subprocess.PIPE,
+            env=dict(environment(), PYTHONPATH=':'.join(paths)),
+            timeout=300,
+        )
+        assert done.returncode == 0
+        return {each['name']: each for each in json.loads(done.stdout.decode())['missing']}
+
+    def test_a_version_that_does_not_fit_is_named_with_the_command_that_mends_it(self, packages):
+        self.install(packages, 'numpy', '2.9.0')
+        missing = self.missing(packages)
+        assert sorted(missing) == ['a numpy that fits', 'tensorflow']
+        numpy = missing['a numpy that fits']
+        assert (
+            numpy['why']
+            == 'numpy 2.9.0 is installed, and TensorFlow 2.12.1 needs numpy<1.24,>=1.22'
+        )
+        assert numpy['remedy'] == 'pip install "numpy<1.24,>=1.22"'
+        assert missing['tensorflow']['remedy'] == numpy['remedy']
+        assert 'TypeError: Descriptors cannot be created' in missing['tensorflow']['why']
+
+    def test_where_all_fits_it_is_to_be_installed_anew(self, packages):
+        self.install(packages, 'numpy', '1.23.5')
+        missing = self.missing(packages)
+        assert sorted(missing) == ['tensorflow']
+        remedy = 'pip install --force-reinstall "tensorflow==2.12.1"'
+        assert missing['tensorflow']['remedy'] == remedy
+
+    def test_tensorflow_1_takes_no_new_protobuf_though_it_does_not_say_so(self, packages):
+        (packages / 'tensorflow-2.12.1.dist-info' / 'METADATA').unlink()
+        (packages / 'tensorflow-2.12.1.dist-info').rmdir()
+        self.install(packages, 'tensorflow', '1.15.5')
+        self.install(packages, 'protobuf', '4.24.4')
+        remedy = 'pip install "protobuf<3.21"'
+        assert self.missing(packages)['a protobuf that fits']['remedy'] == remedy
+
+
+def test_doctor_without_anything_says_what_to_install(bare_python):
+    done = subprocess.run(
+        [bare_python, '-m', 'slimguard', 'doctor'],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    assert done.returncode == 0
+    said = done.stdout.splitlines()
+    commands = [line.split('do:')[1].strip() for line in said if line.strip().startswith('do:')]
+    expected = ['pip install "slimguard[tf]"', 'pip install tf-slim', 'pip install "jinja2>=3.0"']
+    assert commands == expected

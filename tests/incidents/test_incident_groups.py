@@ -1,0 +1,45 @@
+"""Incidents of one reason, together."""
+
+import pytest
+
+from slimguard.incidents.incident import Incident
+from slimguard.incidents.incident_groups import grouped
+
+
+def incident(step, reason='not finite: loss', action='skip'):
+    return Incident(step, 0.5, reason, (), 'hook', 1000.0, action=action)
+
+
+def test_those_of_one_reason_are_together_in_the_order_of_the_first():
+    incidents = [incident(3), incident(4, 'not finite: w'), incident(9), incident(7, action=None)]
+    incidents.append(incident(8, action='raise'))
+    loss, weights = grouped(incidents)
+    assert loss.first is incidents[0] and weights.first is incidents[1]
+    assert (loss.count, loss.first_step, loss.last_step) == (4, 3, 9)
+    assert loss.actions == {'skip': 2, '': 1, 'raise': 1}
+    assert (weights.count, weights.first_step, weights.last_step) == (1, 4, 4)
+
+
+@pytest.mark.parametrize(
+    'reason, other, count',
+    [
+        (
+            'gradient norm 3.1e9 is 24 times the median',
+            'gradient norm 7 is 1e+2 times the median',
+            1,
+        ),
+        ('above max_loss: loss (12.5)', 'above max_loss: loss (-3)', 1),
+        ('loss nan, 3 of 4', 'loss inf, 2 of 9', 1),
+        ('not finite: conv/1/weights', 'not finite: conv/2/weights', 2),
+        ('not finite: gradient of conv_1', 'not finite: gradient of conv_2', 2),
+        ('not finite: Log:0', 'not finite: Log:1', 2),
+    ],
+)
+def test_numbers_do_not_tell_reasons_apart_and_names_do(reason, other, count):
+    assert len(grouped([incident(1, reason), incident(2, other)])) == count
+
+
+def test_steps_that_nobody_knows_are_none():
+    (group,) = grouped([incident(None), incident(None)])
+    assert (group.first_step, group.last_step) == (None, None)
+    assert grouped([]) == []

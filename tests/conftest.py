@@ -46,6 +46,7 @@ def pytest_collectstart():
     """
     from tests.helpers import message_text
 
+    gc.disable()  # what is imported stays
     tf1 = _tf1()
     tf1.disable_eager_execution()
     tf1.logging.set_verbosity(tf1.logging.ERROR)
@@ -96,6 +97,7 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(20000, 20, 20)
+    gc.enable()
 
 
 def _is_in(share, name):

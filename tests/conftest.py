@@ -1,8 +1,10 @@
 """What every test needs: a quiet TensorFlow in graph mode, and a graph of its own.
 
-With `--share=1/2` half of the tests run, and with `--share=2/2` the others.
+With `--share=1/2` half of the tests run, and with `--share=2/2` the others; of the parameters of
+each a third, with `--cells=3`.
 """
 
+import collections
 import functools
 import gc
 import os
@@ -21,6 +23,14 @@ def pytest_addoption(parser):
         type=_share,
         metavar='N/M',
         help='run only the N-th of M shares; each test is in one of them, always the same',
+    )
+    parser.addoption(
+        '--cells',
+        type=int,
+        default=1,
+        metavar='N',
+        help='of a test with parameters, run only every N-th of its cells, and at least one; and '
+        'run no test that needs no TensorFlow',
     )
     parser.addoption(
         '--share-slow',
@@ -46,6 +56,7 @@ def pytest_collectstart():
     """
     from tests.helpers import message_text
 
+    gc.disable()  # what is imported stays
     tf1 = _tf1()
     tf1.disable_eager_execution()
     tf1.logging.set_verbosity(tf1.logging.ERROR)
@@ -76,19 +87,55 @@ def _tf1():
     return tf1
 
 
+@pytest.hookimpl(trylast=True)  # of those that -m selects
 def pytest_collection_modifyitems(config, items):
     share, slow_share = config.getoption('--share'), config.getoption('--share-slow')
+    cells = _cells(items, config.getoption('--cells'))
     kept, left = [], []
     for item in items:
         # All the parameters of a test stay together, with the fixtures that are made for them; the
         # slow ones are few and long.
-        is_in = _is_in(share, item.nodeid.partition('[')[0])
+        is_in = item.nodeid in cells and _is_in(share, _function_of(item))
         if item.get_closest_marker('slow'):
             is_in = is_in and _is_in(slow_share, item.nodeid)
         (kept if is_in else left).append(item)
     if left:
         config.hook.pytest_deselected(items=left)
-        items[:] = kept
+    items[:] = _slow_ones_first(kept)
+
+
+def _cells(items, every):
+    """The ids of the tests that run where of a test's cells only every so many do.
+
+    Which those are has nothing to do with their order: with every third of a grid of threes, one
+    of its parameters would always have the same value.
+    """
+    if every == 1:
+        return {item.nodeid for item in items}
+    by_function = collections.defaultdict(list)
+    for item in items:
+        if not item.get_closest_marker('no_tensorflow'):
+            by_function[_function_of(item)].append(item.nodeid)
+    return {
+        name
+        for names in by_function.values()
+        for name in sorted(names, key=_number_of)[: -(-len(names) // every)]
+    }
+
+
+def _slow_ones_first(items):
+    """The items, so that no core is left alone with a slow one at the end.
+
+    xdist gives the first half to one worker, the second half to the other.
+    """
+    slow = [item for item in items if item.get_closest_marker('slow')]
+    quick = [item for item in items if not item.get_closest_marker('slow')]
+    half = (len(items) + 1) // 2 - len(slow[::2])
+    return slow[::2] + quick[:half] + slow[1::2] + quick[half:]
+
+
+def _function_of(item):
+    return item.nodeid.partition('[')[0]
 
 
 def pytest_collection_finish():
@@ -96,11 +143,16 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(20000, 20, 20)
+    gc.enable()
 
 
 def _is_in(share, name):
-    """Not by Python's own hash, which is another one in each process."""
-    return share is None or zlib.crc32(name.encode()) % share[1] == share[0] - 1
+    return share is None or _number_of(name) % share[1] == share[0] - 1
+
+
+def _number_of(name):
+    """Not Python's own hash, which is another one in each process."""
+    return zlib.crc32(name.encode())
 
 
 @pytest.fixture(autouse=True)

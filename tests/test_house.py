@@ -3,7 +3,11 @@
 import ast
 import pathlib
 
+import pytest
+
 import slimguard
+
+pytestmark = pytest.mark.no_tensorflow
 
 PACKAGE = pathlib.Path(slimguard.__file__).parent
 # From low to high. What is not a folder is a module at the top.

@@ -8,15 +8,16 @@ import sys
 import pytest
 
 import slimguard
+from tests.helpers.children import forked_python
 
 # The slimguard under test, be it installed or a checkout.
 ROOT = os.path.dirname(os.path.dirname(slimguard.__file__))
 
 
-def python(script, **kwargs):
+def python(script):
     environment = dict(os.environ, PYTHONPATH=ROOT)
     return subprocess.run(
-        [sys.executable, '-c', script], capture_output=True, text=True, env=environment, **kwargs
+        [sys.executable, '-c', script], capture_output=True, text=True, env=environment
     )
 
 
@@ -25,9 +26,14 @@ def test_it_prints_nothing_and_does_not_import_tensorflow():
     assert (run.returncode, run.stdout, run.stderr) == (0, '', '')
 
 
+def beside_tensorflow(script):
+    """Runs what may find TensorFlow imported already; ours is not."""
+    return forked_python('-c', script, finds='tensorflow')
+
+
 def test_loading_all_of_it_prints_nothing_either_and_leaves_eager_mode_as_it_is():
     # TensorFlow itself may print; from the mark on it is ours.
-    run = python(
+    run = beside_tensorflow(
         'import sys, tensorflow, tf_slim\n'
         'before = tensorflow.executing_eagerly()\n'
         'for stream in (sys.stdout, sys.stderr):\n'
@@ -41,7 +47,7 @@ def test_loading_all_of_it_prints_nothing_either_and_leaves_eager_mode_as_it_is(
 
 
 def test_every_public_name_is_there_and_they_alone_are_shown():
-    run = python(
+    run = beside_tensorflow(
         'import slimguard\n'
         'for name in slimguard.__all__:\n'
         '    assert getattr(slimguard, name) is not None, name\n'

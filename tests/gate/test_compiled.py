@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.helpers.children import ROOT, python
+from tests.helpers.children import ROOT, forked_python
 
 CLUSTERING = '--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit'
 # On TensorFlow 1.15 that is how the CPU compiles; later ones have to be asked.
@@ -21,7 +21,7 @@ WORLDS = {
 @pytest.mark.parametrize('world', WORLDS)
 def test_what_is_not_finite_is_held_whatever_xla_compiles(world):
     arguments, flags = WORLDS[world]
-    done = python(
+    done = forked_python(
         '-m',
         'tests.helpers.compiled',
         *arguments,

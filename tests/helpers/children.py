@@ -44,6 +44,7 @@ def forked_python(
     text=True,
     cwd=None,
     finds='slimguard.learning',
+    variables=None,
 ):
     """As `python`, for programs that import TensorFlow: they find it imported already.
 
@@ -52,7 +53,7 @@ def forked_python(
     """
     with Forked(
         arguments,
-        environment(),
+        dict(environment(), **(variables or {})),
         stdin=None if input is None else subprocess.PIPE,
         stdout=stdout,
         stderr=stderr,

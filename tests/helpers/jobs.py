@@ -337,11 +337,16 @@ class Job:
 
 
 def free_ports(number):
-    """So many ports of this machine that nobody listens on, nor another of xdist's workers will."""
+    """So many ports of this machine that nobody listens on, nor another of xdist's workers will.
+
+    Nor will another run of the tests, if `SLIMGUARD_PORTS` is ``1/2`` here and ``2/2`` there.
+    """
     ports = []
     choose = random.Random()  # the tests' own seeds would choose the same in each process
+    run, runs = map(int, os.environ.get('SLIMGUARD_PORTS', '1/1').split('/'))
     worker = int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0')[2:])
-    mine = _PORTS[worker :: int(os.environ.get('PYTEST_XDIST_WORKER_COUNT', 1))]
+    workers = int(os.environ.get('PYTEST_XDIST_WORKER_COUNT', 1))
+    mine = _PORTS[run - 1 :: runs][worker::workers]
     while len(ports) < number:
         port = choose.choice(mine)
         with socket.socket() as probe:

@@ -10,6 +10,7 @@ import tensorflow as tf
 import slimguard
 from slimguard import compat
 from tests.helpers.models import Linear
+from tests.helpers.monitored import monitored
 
 tf1 = tf.compat.v1
 tf_slim = compat.import_slim()
@@ -107,13 +108,7 @@ def in_monitored_session(given: Given) -> Trained:
 
 
 def _train_monitored(given: Given, train_op, hooks) -> None:
-    with tf1.train.MonitoredTrainingSession(
-        checkpoint_dir=given.logdir,
-        hooks=hooks,
-        save_checkpoint_secs=1000,
-        save_summaries_steps=None,
-        log_step_count_steps=None,
-    ) as session:
+    with monitored(given.logdir, *hooks) as session:
         while not session.should_stop():
             session.run(train_op)
 

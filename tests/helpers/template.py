@@ -4,8 +4,8 @@
         ...
 
 TensorFlow takes seconds to start, and cannot be forked once it runs. So one process beside the
-tests, the template, imports TensorFlow and slimguard, never uses them, and forks for each program
-that is to run; another one, made when it is asked for, imports TensorFlow alone. A program finds
+tests, the template, imports TensorFlow, never uses it, and forks for each program that is to run;
+another one, itself forked from the first, imports slimguard as well. A program finds
 what it would find in an interpreter of its own: `sys.argv`, `sys.path`, `__main__`, its streams,
 environment, working directory, umask and signals; it ends by the interpreter's own way out, with
 its status. What differs is what is imported already.
@@ -36,15 +36,22 @@ _SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 _ENCODING = 'PYTHONIOENCODING'  # of a program's streams, which are opened once it is forked
 _UNBUFFERED = 'PYTHONUNBUFFERED'  # the same
 # What a program may have otherwise than the template, which has not read it: programs themselves
-# read the first two; scikit-learn sets the next in the test process, once it is imported there.
+# read the first two; TensorFlow reads the next two when it first runs a graph; scikit-learn sets
+# those after them in the test process, once it is imported there.
 _READ_LATE = (
     'PYTEST_CURRENT_TEST',
     'TF_CONFIG',
+    'TF_XLA_FLAGS',
+    'XLA_FLAGS',
     'KMP_DUPLICATE_LIB_OK',
     'KMP_INIT_AT_FORK',
     _ENCODING,
     _UNBUFFERED,
 )
+
+
+# By the module that a template imports, that of the template it is forked from.
+_FORKED_FROM = {'slimguard.learning': 'tensorflow'}
 
 
 class _Program(NamedTuple):
@@ -141,12 +148,16 @@ class _Template:
         self._environment = _read_early(environment)
         self._lock = threading.Lock()
         self._pipe, its = connection.Pipe()
-        self._process = subprocess.Popen(
-            [sys.executable, os.path.abspath(__file__), str(its.fileno()), finds],
+        arguments = [os.path.abspath(__file__), str(its.fileno()), finds]
+        settings = dict(
             pass_fds=[its.fileno()],
             stdin=subprocess.DEVNULL,
             env={name: value for name, value in environment.items() if name != _ENCODING},
         )
+        if finds in _FORKED_FROM:
+            self._process = Forked(arguments, finds=_FORKED_FROM[finds], **settings)
+        else:
+            self._process = subprocess.Popen([sys.executable, *arguments], **settings)
         its.close()
         atexit.register(self.close)
 
@@ -194,8 +205,10 @@ def _serve(pipe, finds):
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the test process hears it, and ends
     path = list(sys.path)
+    gc.disable()  # what is imported stays
     importlib.import_module(finds)  # slimguard.learning with TensorFlow and tf-slim
     sys.path[:] = path  # setuptools, that old TensorFlow imports, adds a folder of its own
+    gc.enable()
     gc.collect()
     gc.freeze()  # so that children do not copy what they never change
     woken, wakes = os.pipe()

@@ -111,10 +111,13 @@ from tests.helpers.jobs import Job
 
 with Job(test_jobs.sleep, workers=2) as job:
     print(job.hear('worker', 0), job.hear('worker', 1), flush=True)
-    time.sleep(1000)
+    while True:
+        time.sleep(0.1)  # Ctrl-C a moment before a long sleep would be heard after it
 """
 
 
+# Who ignores Ctrl-C starts programs that do, and that one would never end.
+@pytest.mark.usefixtures('ctrl_c_is_pythons')
 @pytest.mark.parametrize('end', ['kill', pytest.param('interrupt', marks=pytest.mark.slow)])
 def test_no_role_outlives_the_tests(end):
     tests = Forked(

@@ -5,6 +5,8 @@ import pytest
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.policies import FallbackChain, Raise, Rollback, Skip, Stop, fallbacks_of
 
+pytestmark = pytest.mark.no_tensorflow
+
 RAISE = Raise()
 
 

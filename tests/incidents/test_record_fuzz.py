@@ -17,6 +17,8 @@ from slimguard.incidents import record_file, record_json, record_reader
 from slimguard.incidents.incident import Incident
 from tests.helpers.children import forked_python
 
+pytestmark = pytest.mark.no_tensorflow
+
 LINES = 6
 VALUES = [
     '"garbage"', '[1]', '{}', 'null', 'true', '-1', '1e999', 'NaN', '-Infinity', '9' * 400,

@@ -1,6 +1,5 @@
 """slimguard.instrument: slim's functions replaced in place, and put back."""
 
-import subprocess
 import sys
 import types
 
@@ -11,6 +10,7 @@ import tensorflow as tf
 import slimguard
 from slimguard import compat, gate
 from slimguard.diagnosis.bundle import paths as bundle_paths
+from tests.helpers.children import forked_python
 from tests.helpers.models import Linear, LogLines, checkpoint_at, non_finite
 
 tf1 = tf.compat.v1
@@ -235,4 +235,5 @@ def test_tf_contrib_imported_afterwards():
         '                 tf.contrib.training.create_train_op, tf.contrib.training.train):\n'
         '    assert not hasattr(function, "__wrapped__"), function\n'
     )
-    subprocess.run([sys.executable, '-c', script], check=True)
+    done = forked_python('-c', script, finds='tensorflow')
+    assert done.returncode == 0, done.stderr

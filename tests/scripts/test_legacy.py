@@ -83,7 +83,7 @@ def test_without_us_the_nan_is_in_the_checkpoint(tmp_path):
 @pytest.mark.parametrize('tf1_option', [['--tf1'], []] if NATIVE else [['--tf1']])
 def test_names_and_flags_of_tensorflow_1(tf1_option):
     arguments = ['--log_dir=here', '--batch_size', '3', 'more']
-    run = python('-m', 'slimguard', 'run', *tf1_option + [script('names.py')] + arguments)
+    run = forked_python('-m', 'slimguard', 'run', *tf1_option + [script('names.py')] + arguments)
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines()[-1] == "['more'] here default of verbosity 3"
 
@@ -113,7 +113,7 @@ def test_libraries_go_on_getting_the_tensorflow_that_is_installed(tmp_path):
                 from tensorflow.contrib.slim import crf
             """)
     )
-    run = python(*RUN + [str(tmp_path / 'script.py'), str(library)])
+    run = forked_python(*RUN + [str(tmp_path / 'script.py'), str(library)])
     assert run.stderr.splitlines()[-2].startswith('ImportError: TensorFlow 2.'), run.stderr
     assert 'has no tf.contrib.slim.crf: tf.contrib was dropped' in run.stderr
     assert 'scripts/tf1_names.py' not in run.stderr

@@ -7,6 +7,8 @@ import pytest
 
 from slimguard.system import terminal
 
+pytestmark = pytest.mark.no_tensorflow
+
 
 @pytest.mark.parametrize(
     'said, shown',

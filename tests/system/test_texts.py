@@ -5,6 +5,8 @@ import pytest
 from slimguard.report import html
 from slimguard.system import terminal, texts
 
+pytestmark = pytest.mark.no_tensorflow
+
 
 @pytest.mark.parametrize(
     'said, shown',

@@ -14,7 +14,7 @@ import slimguard
 from slimguard.checkpoints import checkpoint_reader, snapshots
 from slimguard.diagnosis.bundle import paths as bundle_paths
 from tests.helpers import checkpoints
-from tests.helpers.children import ROOT, environment
+from tests.helpers.children import ROOT, environment, forked_python
 from tests.helpers.loops import EDITED, LOOPS, Given
 from tests.helpers.models import checkpoint_at, records_in
 from tests.helpers.template import Forked
@@ -100,16 +100,9 @@ def test_ctrl_c_lets_the_step_finish_and_saves(loop, tmp_path):
 @pytest.mark.parametrize('name', LOOPS)
 def test_sigterm_lets_the_step_finish_and_saves(name, tmp_path):
     program = 'from tests.helpers import loops; import sys; loops.main(sys.argv[1:])'
-    with Forked(
-        ['-c', program, name, str(tmp_path), '4'],
-        environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        cwd=str(ROOT),
-        text=True,
-    ) as process:
-        output = process.communicate()[0]
-    assert process.returncode == -signal.SIGTERM, output
+    arguments = [program, name, tmp_path, '4']
+    done = forked_python('-c', *arguments, stderr=subprocess.STDOUT, cwd=str(ROOT))
+    assert done.returncode == -signal.SIGTERM, done.stdout
     assert checkpoint_at(tmp_path) == (5, [])
 
 

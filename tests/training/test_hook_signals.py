@@ -9,11 +9,10 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from tests.helpers.children import ROOT, Started, environment
+from tests.helpers.children import ROOT, Started, forked_python
 from tests.helpers.models import Linear, LogLines, checkpoint_at
 from tests.helpers.monitored import build, monitored
 from tests.helpers.signals import press_ctrl_c
-from tests.helpers.template import Forked
 
 tf1 = tf.compat.v1
 
@@ -150,17 +149,10 @@ print('went on')
 
 @pytest.mark.parametrize('ends', ['session.close()', 'session._sess.close()'])
 def test_sigterm_after_the_training_ends_the_process_at_once(ends, tmp_path):
-    with Forked(
-        ['-c', _FORGETS_TO_CLOSE.format(ends), str(tmp_path)],
-        environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        cwd=str(ROOT),
-        text=True,
-    ) as process:
-        output = process.communicate()[0]
-    assert process.returncode == -signal.SIGTERM, output
-    assert 'went on' not in output
+    program = _FORGETS_TO_CLOSE.format(ends)
+    done = forked_python('-c', program, tmp_path, stderr=subprocess.STDOUT, cwd=str(ROOT))
+    assert done.returncode == -signal.SIGTERM, done.stdout
+    assert 'went on' not in done.stdout
 
 
 # A step of each loop that never ends.

@@ -25,13 +25,10 @@ def handlers():
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left_behind():
-    # Whoever starts the tests in the background may have them ignore Ctrl-C.
-    given = signal.signal(signal.SIGINT, signal.default_int_handler)
+def nothing_is_left_behind(ctrl_c_is_pythons):
     before = handlers()
     yield
     assert handlers() == before
-    signal.signal(signal.SIGINT, given)
     wakeup = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(wakeup)
     assert wakeup == -1

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from tests.helpers.children import ROOT, python
+from tests.helpers.children import ROOT, forked_python
 
 HAS_DEVICE = tuple(map(int, tf.__version__.split('.')[:2])) >= (2, 12)
 pytestmark = pytest.mark.skipif(not HAS_DEVICE, reason='such a device is in TensorFlow 2.12')
@@ -20,7 +20,7 @@ PROGRAM = 'tests.helpers.second_device'
 
 
 def train(logdir, policy, soft):
-    return python('-m', PROGRAM, logdir, policy, soft, cwd=str(ROOT), variables=FLAGS)
+    return forked_python('-m', PROGRAM, logdir, policy, soft, cwd=str(ROOT), variables=FLAGS)
 
 
 def bundles(logdir):
@@ -49,7 +49,7 @@ def test_bad_steps_are_held_and_told_on_a_second_device(tmp_path, policy, soft):
     for bundle in found:
         assert_diagnosed(bundle)
     # A process that has no such device.
-    replayed = python('-m', 'slimguard', 'replay', found[0], cwd=str(tmp_path))
+    replayed = forked_python('-m', 'slimguard', 'replay', found[0], cwd=str(tmp_path))
     assert replayed.returncode == 0, replayed.stderr[-3000:]
     assert 'The failure came back: not finite: ' in replayed.stdout
     assert 'log of 0 (1 of 24 values)' in replayed.stdout

@@ -40,12 +40,14 @@ class Snapshot(NamedTuple):
 
     Attributes:
       name: what the record of incidents calls it.
+      step: the global step, or None if there is none.
       taken_at: how many good steps there had been.
       loss: the absolute loss of the last steps before it, or None if nobody told.
       values: by name of the variable's op.
     """
 
     name: str
+    step: Optional[int]
     taken_at: int
     loss: Optional[float]
     values: Dict[str, np.ndarray]
@@ -183,7 +185,11 @@ class Snapshots:
             if not self.most:
                 return
         loss = statistics.median(self._losses) if self._losses else None
-        self._keep(Snapshot(self._name_of(values), self._good, loss, values))
+        step = self._step_in(values)
+        name = 'a snapshot after %d good steps' % self._good
+        if step is not None:
+            name = 'a snapshot of global step %d' % step
+        self._keep(Snapshot(name, step, self._good, loss, values))
         ended = self._clock()
         self._due = ended + (ended - began) / _SHARE
 
@@ -204,11 +210,9 @@ class Snapshots:
             del self._kept[gone]
         self._kept.insert(0, snapshot)
 
-    def _name_of(self, values: Dict[str, np.ndarray]) -> str:
+    def _step_in(self, values: Dict[str, np.ndarray]) -> Optional[int]:
         step = tf1.train.get_global_step(self._graph)
-        if step is None or step.op.name not in values:
-            return 'a snapshot after %d good steps' % self._good
-        return 'a snapshot of global step %d' % values[step.op.name]
+        return int(values[step.op.name]) if step is not None and step.op.name in values else None
 
     def _fit(self, size: int) -> None:
         """Keeps as many as half of the free memory holds."""

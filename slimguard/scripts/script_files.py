@@ -19,7 +19,7 @@ from slimguard.checkpoints import checkpoint_reader
 from slimguard.checkpoints.finite_saver import FiniteSaver
 from slimguard.checkpoints.rollback import Restorer, those_left_last
 from slimguard.checkpoints.saving_session import SavingSession
-from slimguard.checkpoints.snapshots import assign, read_variables
+from slimguard.checkpoints.snapshot_values import assign, read_variables
 from slimguard.compat import tf_private
 from slimguard.scripts.last_save import LastSave
 from slimguard.scripts.patches import Inside, Patches, kept_on
@@ -192,7 +192,7 @@ class FirstState:
     def restore(self, session) -> None:
         """Puts them back."""
         variables = _variables_of(session)
-        assign(session, {variables[name]: value for name, value in self._values.items()})
+        assign(session, [(variables[name], value) for name, value in self._values.items()])
 
 
 def _variables_of(session) -> Dict[str, Any]:

@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard.checkpoints.checkpoint_files import step_in_name
 from slimguard.checkpoints.rollback import Restorer
-from slimguard.checkpoints.snapshots import PROBATION, Snapshots
+from slimguard.checkpoints.snapshots import PROBATION, Snapshot, Snapshots
 from slimguard.cluster.job import Job
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.policies import Rollback
@@ -55,11 +55,20 @@ class Recovery:
         """
         ruin = self.ruin()
         snapshot = self._snapshots.trusted() if ruin else None
-        if snapshot is not None:
-            self._snapshots.restore(session, snapshot)
+        if snapshot is not None and self._can_restore(session, snapshot):
             tf1.logging.warning(
                 'slimguard: what is saved as the last good state is %s%s.', snapshot.name, ruin
             )
+
+    def _can_restore(self, session, snapshot: Snapshot) -> bool:
+        """Goes back to a snapshot, if it can be read."""
+        try:
+            self._snapshots.restore(session, snapshot)
+        except OSError as error:
+            tf1.logging.error('slimguard: %s cannot be restored: %s', snapshot.name, error)
+            self._snapshots.drop()
+            return False
+        return True
 
     def use_checkpoints_only(self) -> None:
         """For a job: what its processes have in memory they cannot all go back to."""
@@ -90,8 +99,7 @@ class Recovery:
 
     def _restore(self, session, handled: OpenIncident) -> bool:
         snapshot = self._snapshots.trusted()
-        if snapshot is not None:
-            self._snapshots.restore(session, snapshot)
+        if snapshot is not None and self._can_restore(session, snapshot):
             handled.note(restored=snapshot.name)
             self._leave_behind(session, snapshot.name, snapshot.step)
             return True

@@ -103,7 +103,8 @@ Values = Union[InMemory, OnDisk]
 
 def _bytes_of(value: np.ndarray) -> memoryview:
     """The memory of a contiguous array, whatever its type."""
-    return memoryview(value.reshape(-1).view(np.uint8))
+    as_bytes: Any = value.reshape(-1).view(np.uint8)
+    return memoryview(as_bytes)
 
 
 def read_variables(session, variables: Dict[str, Any]) -> InMemory:

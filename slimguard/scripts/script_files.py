@@ -20,10 +20,12 @@ from slimguard.checkpoints.finite_saver import FiniteSaver
 from slimguard.checkpoints.rollback import Restorer, those_left_last
 from slimguard.checkpoints.saving_session import SavingSession
 from slimguard.checkpoints.snapshot_values import assign, read_variables
+from slimguard.checkpoints.step_turn import prepare_turn, turn_of
 from slimguard.compat import tf_private
 from slimguard.scripts.last_save import LastSave
 from slimguard.scripts.patches import Inside, Patches, kept_on
 from slimguard.system import files
+from slimguard.training.signal_watch import is_main_thread
 
 # Where the record is kept of a script that saves nothing before its first incident.
 FALLBACK = 'slimguard-logs'
@@ -132,7 +134,13 @@ class ScriptFiles:
 
     def _finite_saver(self, saver: tf1.train.Saver, graph: tf.Graph) -> FiniteSaver:
         with self._lock, graph.as_default(), tf_private.unfinalized(graph):
-            return kept_on(saver, 'finite_saver', lambda: FiniteSaver(saver))
+            finite = kept_on(saver, 'finite_saver', lambda: FiniteSaver(saver))
+            if not is_main_thread():
+                prepare_turn(graph)
+            turn = turn_of(graph)
+            if turn is not None and not turn.is_mine:
+                finite.prepare_copies()
+            return finite
 
     def _note(self, saver, graph: tf.Graph, prefix, size: int) -> None:
         prefix = files.as_path(prefix, 'save_path')

@@ -13,7 +13,8 @@ The files:
     spare.py              the spare copy of a checkpoint that is saved again
     save_room.py          room for a save, and what gives way to it
     rollback.py           restores the newest good one in a live session
-    snapshots.py          states in memory to go back to, and which of them is trusted
+    snapshots.py          states to go back to between them, and which of these is trusted
+    snapshot_values.py    where such a state is: in memory, or in a file without a name
     repair.py             makes the state file name the newest good one
     restart.py            what a restart will do: the command `checkpoints`
 """

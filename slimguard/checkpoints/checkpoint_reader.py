@@ -5,7 +5,7 @@ each is opened: every tensor is read, which compares TensorFlow's checksums, and
 looked at. One tensor is in memory at a time.
 """
 
-from typing import Iterator, List, NamedTuple, Optional, Tuple
+from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -67,14 +67,12 @@ def latest_finite_checkpoint(logdir: files.Path) -> Optional[str]:
       TypeError, ValueError: if `logdir` is no path.
       UnreadableError: if one that may be the newest good one cannot be read.
     """
-    return next(finite_checkpoints(logdir), None)
+    return next(good_ones([each.path for each in reversed(checkpoints_in(logdir))]), None)
 
 
-def finite_checkpoints(logdir: files.Path) -> Iterator[str]:
-    """What `latest_finite_checkpoint` returns, and then the older ones that are good as well."""
-    for checkpoint in reversed(checkpoints_in(logdir)):
-        if inspect(checkpoint.path).is_good:
-            yield checkpoint.path
+def good_ones(paths: Sequence[str]) -> Iterator[str]:
+    """Those of some checkpoints that are whole and finite; each is read when it comes."""
+    return (path for path in paths if inspect(path).is_good)
 
 
 def checkpoints_in(logdir: files.Path) -> List[Checkpoint]:

@@ -1,13 +1,19 @@
-"""Going back: restores the newest finite checkpoint in a live session."""
+"""Going back: restores an earlier checkpoint in a live session.
+
+A rollback leaves the newest checkpoints behind. The state that it went back to is saved then, under
+its own step: a restart resumes from that. So those that were left behind are told by the order
+alone: they are older than one of a smaller step.
+"""
 
 import contextlib
 import os
-from typing import ContextManager, Iterator, Optional
+from typing import ContextManager, Iterator, List, Optional, Sequence
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.checkpoints import checkpoint_reader
+from slimguard.checkpoints.checkpoint_files import step_in_name
 from slimguard.checkpoints.finite_saver import FiniteSaver
 
 
@@ -30,16 +36,29 @@ class Restorer:
         """Saves the state as it is, unless there is a good checkpoint already."""
         if checkpoint_reader.latest_finite_checkpoint(self.logdir) is None:
             tf.io.gfile.makedirs(self.logdir)
-            step = tf1.train.get_global_step(session.graph)
-            self._saver.save(session, os.path.join(self.logdir, 'model.ckpt'), global_step=step)
+            self.save(session)
+
+    def save(self, session) -> Optional[str]:
+        """Saves the state as the newest checkpoint. Returns that; None if it was not published."""
+        step = tf1.train.get_global_step(session.graph)
+        return self._saver.save(session, os.path.join(self.logdir, 'model.ckpt'), global_step=step)
+
+    def published(self) -> Optional[str]:
+        """The checkpoint that a restart resumes from, or None; it is not read."""
+        found = checkpoint_reader.checkpoints_in(self.logdir)
+        return found[-1].path if found else None
 
     def newest(self) -> Optional[str]:
         """The newest checkpoint that one can go back to, or None."""
         return next(self.good(), None)
 
     def good(self) -> Iterator[str]:
-        """The checkpoints that one can go back to, the newest first; each is read when it comes."""
-        return checkpoint_reader.finite_checkpoints(self.logdir)
+        """The checkpoints that one can go back to; each is read when it comes.
+
+        The newest is the first, and those that a rollback has left behind are the last.
+        """
+        paths = [each.path for each in checkpoint_reader.checkpoints_in(self.logdir)]
+        return checkpoint_reader.good_ones(those_left_last(paths))
 
     def restore(self, session, checkpoint: str) -> None:
         """Goes back to a checkpoint."""
@@ -49,3 +68,21 @@ class Restorer:
         """While it is open, nobody saves: what is found may else be gone before it is read."""
         is_ours = isinstance(self._saver, FiniteSaver)
         return self._saver.lock if is_ours else contextlib.ExitStack()
+
+
+def those_left_last(paths: Sequence[str]) -> List[str]:
+    """Checkpoints, from the newest to the oldest, and then those that a rollback has left behind.
+
+    Args:
+      paths: the oldest first.
+    """
+    in_line: List[str] = []
+    left: List[str] = []
+    least = None
+    for path in reversed(paths):
+        step = step_in_name(path)
+        is_left = step is not None and least is not None and step > least
+        (left if is_left else in_line).append(path)
+        if step is not None and not is_left:
+            least = step
+    return in_line + left

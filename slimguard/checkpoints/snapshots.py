@@ -1,4 +1,4 @@
-"""States of a training in memory, to go back to between two checkpoints: :class:`Snapshots`.
+"""States of a training, to go back to between two checkpoints: :class:`Snapshots`.
 
 Which of them is trusted is decided here as well. A state may be finite and ruined already: the
 update that ruins the weights comes some steps before the first NaN. So a state is on probation
@@ -8,13 +8,12 @@ until the training has gone on well for a while, and its loss is compared with w
 import collections
 import statistics
 import time
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence
 
-import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from slimguard.system import memory
+from slimguard.checkpoints.snapshot_values import Room, Values, assign, find_room, size_of
 
 # Taking snapshots takes at most this share of the time of a training.
 _SHARE = 0.01
@@ -41,22 +40,25 @@ class Snapshot(NamedTuple):
 
     Attributes:
       name: what the record of incidents calls it.
+      step: the global step, or None if there is none.
       taken_at: how many good steps there had been.
       loss: the absolute loss of the last steps before it, or None if nobody told.
       values: by name of the variable's op.
     """
 
     name: str
+    step: Optional[int]
     taken_at: int
     loss: Optional[float]
-    values: Dict[str, np.ndarray]
+    values: Values
 
 
 class Snapshots:
     """Takes snapshots of a session at a pace that costs little, and tells which one to go back to.
 
-    There are at most `most` of them at a time, in memory: one that is on probation, and the others
-    trusted, each kept eight times as long as the one after it, so that they reach back far.
+    There are at most `most` of them at a time, in memory, or on disk where that is short: one that
+    is on probation, and the others trusted, each kept eight times as long as the one after it, so
+    that they reach back far.
 
     Args:
       graph: the graph.
@@ -64,7 +66,7 @@ class Snapshots:
       clock: tells the time, in seconds.
 
     Attributes:
-      most: as given; less where memory is short.
+      most: as given; less where there is little room.
     """
 
     def __init__(self, graph: tf.Graph, most: int, clock: Callable[[], float] = time.perf_counter):
@@ -75,7 +77,7 @@ class Snapshots:
         self._kept: List[Snapshot] = []  # the newest first: it is, or was, on probation
         self._followed = 0  # how many have been followed by another
         self._is_wanted = most > 0  # else nobody goes back
-        self._is_fitted = False  # to the memory that is free
+        self._room = Room(None, most, 0, None)
         self._good = 0  # steps
         self._due = 0.0  # by the clock
         self._losses: Deque[float] = collections.deque(maxlen=_LOSSES)
@@ -131,23 +133,33 @@ class Snapshots:
         return None
 
     def restore(self, session, snapshot: Snapshot) -> None:
-        """Goes back to a snapshot."""
-        assign(session, {self._variables[name]: snapshot.values[name] for name in snapshot.values})
+        """Goes back to a snapshot.
+
+        Raises:
+          OSError: if it cannot be read; some of the variables may have its values then.
+        """
+        values = snapshot.values.items()
+        assign(session, ((self._variables[name], value) for name, value in values))
         self.note_return(snapshot)
+
+    def drop(self) -> None:
+        """Keeps none of them any more, and takes no others."""
+        self.most = 0
+        self._keep_only(lambda snapshot: False)
 
     def note_return(self, snapshot: Optional[Snapshot]) -> None:
         """Notes that the training went back: to a snapshot, or to a checkpoint. What came after it
         is dropped."""
         reached = -1 if snapshot is None else snapshot.taken_at
-        self._kept = [each for each in self._kept if each.taken_at <= reached]
+        self._keep_only(lambda each: each.taken_at <= reached)
         self._went_back_to, self._went_back_at = snapshot, self._good
         self._losses.clear()
         self._spikes = 0
 
     @property
     def went_back_to(self) -> Optional[Snapshot]:
-        """The one that was returned to last, if it was none of the checkpoints."""
-        return self._went_back_to
+        """The one that was returned to last, if it was one, and is still kept."""
+        return next((each for each in self._kept if each is self._went_back_to), None)
 
     def ruin(self) -> str:
         """Why the weights are ruined as they are now, though they may be finite; else ''."""
@@ -183,96 +195,70 @@ class Snapshots:
         return usual
 
     def _take(self, session) -> None:
-        if not self._variables:  # not before: hooks may add some when they begin
+        is_first = not self._variables
+        if is_first:  # not before: hooks may add some when they begin
             with self._graph.as_default():
                 self._variables = {each.op.name: each for each in tf1.global_variables()}
-        began = self._clock()
-        values = read_variables(session, self._variables)
-        odd = [name for name in values if not _can_assign(self._variables[name], values[name])]
-        if odd:
-            self._give_up(odd[0])
-            return
-        is_first = not self._is_fitted
-        if is_first:
-            self._is_fitted = True
-            self._fit(sum(value.nbytes for value in values.values()))
+            self._room = find_room(size_of(session, self._variables), self.most)
+            self.most = self._room.count
             if not self.most:
                 return
+        began = self._clock()
+        try:
+            values = self._room.read(session, self._variables)
+        except OSError as error:
+            self._give_up(_NO_ROOM, error)
+            return
+        shapes = {name: values.shape_of(name) for name in values}
+        odd = [name for name in values if not _can_assign(self._variables[name], shapes[name])]
+        if odd:
+            values.close()
+            self._give_up(_ODD, odd[0])
+            return
         loss = statistics.median(self._losses) if self._losses else None
-        self._keep(Snapshot(self._name_of(values), self._good, loss, values))
+        step = self._step_in(values)
+        name = 'a snapshot after %d good steps' % self._good
+        if step is not None:
+            name = 'a snapshot of global step %d' % step
+        self._keep(Snapshot(name, step, self._good, loss, values))
         ended = self._clock()
         # The first time a session prepares what it reads, which tells nothing of the next times.
         self._due = ended if is_first else ended + (ended - began) / _SHARE
 
-    def _give_up(self, name: str) -> None:
-        tf1.logging.warning(
-            'slimguard: no snapshots are taken, since variable %r has a value that its initializer '
-            'cannot be given; rollback goes back to checkpoints.',
-            name,
-        )
-        self.most = 0
-        self._kept = []
+    def _give_up(self, message: str, reason: Any) -> None:
+        tf1.logging.warning(message, reason)
+        self.drop()
+
+    def _keep_only(self, is_kept: Callable[[Snapshot], bool]) -> None:
+        for each in self._kept:
+            if not is_kept(each):
+                each.values.close()
+        self._kept = [each for each in self._kept if is_kept(each)]
 
     def _keep(self, snapshot: Snapshot) -> None:
         if len(self._kept) == self.most:  # the one to go is the last that the one after replaces
             self._followed += 1
             levels = range(1, self.most - 1)
             gone = next((k for k in levels if self._followed % _SPACING**k), self.most - 1)
-            del self._kept[gone]
+            self._kept.pop(gone).values.close()
         self._kept.insert(0, snapshot)
 
-    def _name_of(self, values: Dict[str, np.ndarray]) -> str:
+    def _step_in(self, values: Values) -> Optional[int]:
         step = tf1.train.get_global_step(self._graph)
-        if step is None or step.op.name not in values:
-            return 'a snapshot after %d good steps' % self._good
-        return 'a snapshot of global step %d' % values[step.op.name]
-
-    def _fit(self, size: int) -> None:
-        """Keeps as many as half of the free memory holds."""
-        free = memory.available()
-        fitting = self.most if free is None or not size else min(self.most, free // (2 * size))
-        has = 'an unknown amount' if free is None else '%d MB' % (free >> 20)
-        if fitting < self.most:
-            tf1.logging.warning(
-                'slimguard: a snapshot of the variables takes %d MB of memory, and %s is free: '
-                'rollback has %d of them to go back to, not %d, and else the checkpoints.',
-                size >> 20,
-                has,
-                fitting,
-                self.most,
-            )
-            self.most = fitting if fitting > 1 else 0  # one alone would always be on probation
-        else:
-            tf1.logging.info(
-                'slimguard: up to %d snapshots of %d MB are kept in memory, of which %s is free.',
-                self.most,
-                size >> 20,
-                has,
-            )
+        return int(values[step.op.name]) if step is not None and step.op.name in values else None
 
 
-def read_variables(session, variables: Dict[str, Any]) -> Dict[str, np.ndarray]:
-    """By name, copies of the values of those variables that are initialized."""
-    try:
-        values = session.run(variables)
-    except tf.errors.FailedPreconditionError:
-        values = {}
-        for name, variable in variables.items():
-            try:
-                values[name] = session.run(variable)
-            except tf.errors.FailedPreconditionError:
-                continue
-    # What is fetched of a variable of the old kind is the variable's own memory.
-    return {name: np.array(value) for name, value in values.items()}
-
-
-def _can_assign(variable: Any, value: np.ndarray) -> bool:
+def _can_assign(variable: Any, shape: Sequence[int]) -> bool:
     """Whether `assign` can put a value into a variable; its shape may have changed."""
     inputs = getattr(variable.initializer, 'inputs', ())
-    return len(inputs) > 1 and inputs[1].shape.is_compatible_with(value.shape)
+    return len(inputs) > 1 and inputs[1].shape.is_compatible_with(shape)
 
 
-def assign(session, values: Dict[Any, np.ndarray]) -> None:
-    """Puts values into variables, by the ops that initialize these: a graph may be finalized."""
-    for variable, value in values.items():  # one by one, as two may begin with the same tensor
-        session.run(variable.initializer, {variable.initializer.inputs[1]: value})
+_ODD = (
+    'slimguard: no snapshots are taken, since variable %r has a value that its initializer cannot '
+    'be given; rollback goes back to checkpoints.'
+)
+_NO_ROOM = (
+    'slimguard: no more snapshots are kept on disk, where a checkpoint may need the room (%s); '
+    'rollback goes back to checkpoints.'
+)

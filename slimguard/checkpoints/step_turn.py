@@ -2,10 +2,13 @@
 
 A Supervisor saves from a thread of its own while the loop trains in another. What that thread
 copies between two steps is the state of one moment, which it then writes while the loop goes on.
+
+Where several threads train one graph, there is no such moment, and nobody takes turns.
 """
 
 import contextlib
 import threading
+import time
 from typing import Any, Callable, Iterator, Optional
 
 import tensorflow as tf
@@ -16,18 +19,29 @@ from slimguard.compat import tf_callers
 # waiting itself for the thread that saves.
 _LONGEST_HOOK = 10.0
 
+# And how long, in all, in a loop of which nothing is known: there a step may wait for that thread.
+_LONGEST_STEP = 60.0
+
 _KEPT_AS = '_slimguard_step_turn'
+_SEVERAL = '_slimguard_several_threads_train'
+_making = threading.Lock()
 
 
 class StepTurn:
-    """Whose turn it is: that of the loop, or of those who copy. It is made by the loop's thread.
+    """Whose turn it is: that of the loop, or of those who copy.
 
     Who copies comes first: the next step waits for it. The loop's own thread never waits: between
     its steps and inside of one, nobody but itself trains.
+
+    Args:
+      patience: how long a copy waits for the end of a step, in seconds; then it is made all the
+        same. None for as long as it takes.
+      is_taken: whether the thread that makes it is the loop's.
     """
 
-    def __init__(self) -> None:
-        self._trainer = threading.get_ident()
+    def __init__(self, patience: Optional[float] = None, is_taken: bool = True) -> None:
+        self._patience = patience
+        self._trainer = threading.get_ident() if is_taken else None
         # Re-entrant, as a signal handler of the loop's thread may run anywhere.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -38,6 +52,12 @@ class StepTurn:
     def is_mine(self) -> bool:
         """Whether the thread that asks is the loop's."""
         return threading.get_ident() == self._trainer
+
+    def is_taken_by_me(self) -> bool:
+        """Makes the thread that asks the loop's, unless another is; whether it is now."""
+        if self._trainer is None:
+            self._trainer = threading.get_ident()
+        return self.is_mine
 
     @property
     def is_in_step(self) -> bool:
@@ -102,10 +122,14 @@ class StepTurn:
     def _begin_copy(self) -> None:
         with self._lock:
             self._copies += 1
+            since = time.monotonic()
             try:
                 while self._depth and not self.is_mine and not _impatient.is_set:
                     is_told = self._changed.wait(_LONGEST_HOOK)
-                    if not is_told and not tf_callers.runs_a_session(self._trainer):
+                    if self._patience is not None and time.monotonic() - since > self._patience:
+                        return
+                    trainer = self._trainer
+                    if not (is_told or trainer is None or tf_callers.runs_a_session(trainer)):
                         return
             except BaseException:
                 self._end_copy()
@@ -137,6 +161,37 @@ def in_midst_of_a_step() -> Iterator[None]:
 def turn_of(graph: tf.Graph) -> Optional[StepTurn]:
     """What the loop that trains a graph takes turns by; None if it does not."""
     return getattr(graph, _KEPT_AS, None)
+
+
+def turn_of_this_loop(graph: tf.Graph) -> Optional[StepTurn]:
+    """What the loop of a script takes turns by, whose thread asks before each of its steps.
+
+    None if another thread trains the graph as well.
+    """
+    turn = turn_of(graph)
+    if turn is not None and turn.is_mine:
+        return turn
+    with _making:
+        turn = _turn_of_a_script(graph)
+        if turn is None or turn.is_taken_by_me():
+            return turn
+        setattr(graph, _SEVERAL, True)
+        setattr(graph, _KEPT_AS, None)
+        return None
+
+
+def prepare_turn(graph: tf.Graph) -> None:
+    """Has the loop of a script take turns from its first step on; a thread beside it asks."""
+    with _making:
+        _turn_of_a_script(graph)
+
+
+def _turn_of_a_script(graph: tf.Graph) -> Optional[StepTurn]:
+    turn = turn_of(graph)
+    if turn is None and not getattr(graph, _SEVERAL, False):
+        turn = StepTurn(_LONGEST_STEP, is_taken=False)
+        setattr(graph, _KEPT_AS, turn)
+    return turn
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Set
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
+from slimguard.checkpoints.step_turn import turn_of_this_loop
 from slimguard.compat import tf_callers, tf_private
 from slimguard.diagnosis.evidence import Evidence, collect
 from slimguard.gate import Gate, scale_learning_rates
@@ -137,7 +138,11 @@ class GuardedSessions:
 
     def _run_step(self, original, session, step, *arguments):
         with self._inside:
-            return self._hooked(session, original).run_step(session, step, *arguments)
+            run = self._hooked(session, original).run_step
+            turn = turn_of_this_loop(session.graph)
+            if turn is not None:
+                run = turn.stepping(run)
+            return run(session, step, *arguments)
 
     def _hear_signals(self) -> None:
         """From a session on, SIGTERM and Ctrl-C save what the script saves."""

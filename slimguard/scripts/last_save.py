@@ -49,13 +49,17 @@ class LastSave:
             call = _Call(saver, save_path, global_step, args, kwargs, size, dict(self._steps()))
             self._calls = [each for each in self._calls if each.size == size][-1:] + [call]
 
-    def again(self, session) -> Optional[str]:
+    def again(self, session, is_to_be_found: bool = False) -> Optional[str]:
         """Saves the state as it is now. Returns the checkpoint; None if the script saved none yet.
 
         Nothing that is there is overwritten, or deleted but for what the script's own next save
         would delete. A number that counts steps goes on by the steps since then. Where the number
         counts something else, or there is none, the checkpoint is called ``...-last``, and the
         script's state file does not name it.
+
+        Args:
+          session: the session.
+          is_to_be_found: whether to save nothing, and return None, where that would be so.
         """
         if not self._calls:
             return None
@@ -68,6 +72,8 @@ class LastSave:
         if call.global_step is not None and self._counts_steps():
             number = int(call.global_step) + steps
             return call.saver.save(session, call.save_path, number, *call.args, **call.kwargs)
+        if is_to_be_found:
+            return None
         number = '' if call.global_step is None else '-%d' % call.global_step
         # The same ops, and a list of its own: the script's saver would delete its oldest.
         saver = tf1.train.Saver(saver_def=call.saver.saver_def)

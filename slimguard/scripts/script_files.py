@@ -14,15 +14,18 @@ import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
+from slimguard import graph as graphs
 from slimguard.checkpoints import checkpoint_reader
 from slimguard.checkpoints.finite_saver import FiniteSaver
-from slimguard.checkpoints.rollback import Restorer
+from slimguard.checkpoints.rollback import Restorer, those_left_last
 from slimguard.checkpoints.saving_session import SavingSession
-from slimguard.checkpoints.snapshots import assign, read_variables
+from slimguard.checkpoints.snapshot_values import assign, read_variables
+from slimguard.checkpoints.step_turn import prepare_turn, turn_of
 from slimguard.compat import tf_private
 from slimguard.scripts.last_save import LastSave
 from slimguard.scripts.patches import Inside, Patches, kept_on
 from slimguard.system import files
+from slimguard.training.signal_watch import is_main_thread
 
 # Where the record is kept of a script that saves nothing before its first incident.
 FALLBACK = 'slimguard-logs'
@@ -68,6 +71,7 @@ class ScriptFiles:
     def install(self, patches: Patches) -> None:
         """Begins to take notes."""
         patches.wrap(tf1.train.Saver, 'save', self._save)
+        patches.wrap(tf1.train.Saver, 'restore', self._restore)
         patches.wrap(tf1.train.CheckpointSaverHook, '__init__', self._make_hook)
         patches.wrap(tf1.summary.FileWriter, '__init__', self._make_writer)
 
@@ -96,16 +100,47 @@ class ScriptFiles:
             self._note(saver, sess.graph, saved, size)
         return saved
 
-    def save_again(self, session) -> Optional[str]:
-        """Saves a session as the script did last; None if it has not done so yet."""
-        return self._last_save(session.graph).again(session)
+    def _restore(self, original, saver, sess, save_path):
+        original(saver, sess, save_path)
+        if save_path is not None and not self._inside:
+            self._note_earlier(saver, sess.graph, files.as_path(save_path, 'save_path'))
+
+    def _note_earlier(self, saver: tf1.train.Saver, graph: tf.Graph, restored: str) -> None:
+        """Notes what an earlier run of the script has saved until what it resumes from."""
+        if kept_on(graph, 'checkpoints', list) or not _restores_all(saver, graph, restored):
+            return
+        try:
+            found = checkpoint_reader.checkpoints_in(os.path.dirname(restored))
+        except OSError:
+            return
+        paths = [each.path for each in found]
+        if restored in paths:
+            size = _size_of(restored)
+            until = paths[: paths.index(restored) + 1]
+            known = [_Known(saver, path, size) for path in until if _size_of(path) == size]
+            kept_on(graph, 'checkpoints', list).extend(known[-_MOST_CHECKPOINTS:])
+
+    def save_again(self, session, is_to_be_found: bool = False) -> Optional[str]:
+        """Saves a session as the script did last; None if it has not done so yet.
+
+        Args:
+          session: the session.
+          is_to_be_found: whether to save only what the script's state file would name.
+        """
+        return self._last_save(session.graph).again(session, is_to_be_found)
 
     def _last_save(self, graph: tf.Graph) -> LastSave:
         return kept_on(graph, 'last_save', lambda: LastSave(self._steps))
 
     def _finite_saver(self, saver: tf1.train.Saver, graph: tf.Graph) -> FiniteSaver:
         with self._lock, graph.as_default(), tf_private.unfinalized(graph):
-            return kept_on(saver, 'finite_saver', lambda: FiniteSaver(saver))
+            finite = kept_on(saver, 'finite_saver', lambda: FiniteSaver(saver))
+            if not is_main_thread():
+                prepare_turn(graph)
+            turn = turn_of(graph)
+            if turn is not None and not turn.is_mine:
+                finite.prepare_copies()
+            return finite
 
     def _note(self, saver, graph: tf.Graph, prefix, size: int) -> None:
         prefix = files.as_path(prefix, 'save_path')
@@ -134,6 +169,16 @@ def _size_of(prefix: str) -> int:
     return len(tf1.train.list_variables(prefix))
 
 
+def _restores_all(saver: tf1.train.Saver, graph: tf.Graph, prefix: str) -> bool:
+    """Whether a saver restores all that a checkpoint holds, and that is all that the graph has."""
+    restore = graph.get_operation_by_name(saver.as_saver_def().restore_op_name)
+    restores = [op for op in graphs.ancestors([restore]) if op.type == 'RestoreV2']
+    names = [tf.get_static_value(op.inputs[1]) for op in restores]
+    count = sum(len(each) for each in names if each is not None)
+    with graph.as_default():
+        return len(tf1.global_variables()) <= count == _size_of(prefix)
+
+
 class FirstState:
     """The variables of a session as they were before the first step, in memory.
 
@@ -155,7 +200,7 @@ class FirstState:
     def restore(self, session) -> None:
         """Puts them back."""
         variables = _variables_of(session)
-        assign(session, {variables[name]: value for name, value in self._values.items()})
+        assign(session, [(variables[name], value) for name, value in self._values.items()])
 
 
 def _variables_of(session) -> Dict[str, Any]:
@@ -176,11 +221,20 @@ class ScriptRestorer(Restorer):
         """Keeps the state before the first step, in memory."""
         self._first.take(session)
 
+    def save(self, session) -> Optional[str]:
+        """Saves the state as the script itself does, where a restart of that finds it."""
+        return self._files.save_again(session, is_to_be_found=True)
+
+    def published(self) -> Optional[str]:
+        """The checkpoint that the script saved last, or None."""
+        return next((known.prefix for known in self._files.checkpoints(self._graph)), None)
+
     def good(self) -> Iterator[str]:
         """The good checkpoints, and then what says that it is the state before the first step."""
-        for known in self._files.checkpoints(self._graph):
-            if checkpoint_reader.read(known.prefix).is_good:
-                yield known.prefix
+        paths = [known.prefix for known in self._files.checkpoints(self._graph)]
+        for path in those_left_last(paths[::-1]):
+            if checkpoint_reader.read(path).is_good:
+                yield path
         if self._first.is_taken:
             yield _FIRST
 

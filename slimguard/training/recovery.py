@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard.checkpoints.checkpoint_files import step_in_name
 from slimguard.checkpoints.rollback import Restorer
-from slimguard.checkpoints.snapshots import PROBATION, Snapshots
+from slimguard.checkpoints.snapshots import PROBATION, Snapshot, Snapshots
 from slimguard.cluster.job import Job
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.policies import Rollback
@@ -20,6 +20,11 @@ class Recovery:
 
     A process alone goes to the newest state that is trusted, be it a snapshot or a checkpoint. If
     it has to go back again soon after that, it goes to an older one, as far as there are any.
+
+    If it is killed meanwhile, it is as if it had not gone back at all: the factor of the learning
+    rate is kept last. Before that the state is saved, if it leaves a newer checkpoint behind: from
+    then on a restart resumes from it. So what is resumed from may be the state that a rollback went
+    to, with the factor of before, but never one that it left, with the new factor.
 
     Args:
       restorer: restores checkpoints.
@@ -57,9 +62,8 @@ class Recovery:
         if not ruin:
             return
         snapshot = self._snapshots.trusted() or self._snapshots.went_back_to
-        name = self._went_back_to
-        if snapshot is not None:
-            self._snapshots.restore(session, snapshot)
+        name = self._went_back_to if self._snapshots.is_soon else None
+        if snapshot is not None and self._can_restore(session, snapshot):
             name = snapshot.name
         elif name is not None:
             self._restorer.restore(session, name)
@@ -67,6 +71,16 @@ class Recovery:
             tf1.logging.warning(
                 'slimguard: what is saved as the last good state is %s%s.', name, ruin
             )
+
+    def _can_restore(self, session, snapshot: Snapshot) -> bool:
+        """Goes back to a snapshot, if it can be read."""
+        try:
+            self._snapshots.restore(session, snapshot)
+        except OSError as error:
+            tf1.logging.error('slimguard: %s cannot be restored: %s', snapshot.name, error)
+            self._snapshots.drop()
+            return False
+        return True
 
     def use_checkpoints_only(self) -> None:
         """For a job: what its processes have in memory they cannot all go back to."""
@@ -97,9 +111,9 @@ class Recovery:
 
     def _restore(self, session, handled: OpenIncident) -> bool:
         snapshot = self._snapshots.trusted()
-        if snapshot is not None:
-            self._snapshots.restore(session, snapshot)
+        if snapshot is not None and self._can_restore(session, snapshot):
             handled.note(restored=snapshot.name)
+            self._leave_behind(session, snapshot.name, snapshot.step)
             return True
         checkpoint = self._find(handled)
         if checkpoint is None:
@@ -107,7 +121,26 @@ class Recovery:
         self._restorer.restore(session, checkpoint)
         self._snapshots.note_return(None)
         self._went_back_to = checkpoint
+        self._leave_behind(session, checkpoint, step_in_name(checkpoint))
         return True
+
+    def _leave_behind(self, session, restored: str, step: Optional[int]) -> None:
+        """Saves the state, if a restart would else resume from one that was left."""
+        published = self._restorer.published()
+        if published is None or published == restored:
+            return
+        newest = step_in_name(published)
+        if newest is not None and step is not None and newest <= step:
+            return
+        why: Any = 'nothing was saved that a restart would find'
+        try:
+            saved = self._restorer.save(session)
+        except (tf.errors.OpError, OSError) as error:
+            saved, why = None, error
+        if saved is None:
+            tf1.logging.error(_NOT_LEFT, published, restored, why)
+        else:
+            tf1.logging.info('slimguard: %s is saved as %s, to resume from.', restored, saved)
 
     def _require_back_off(self) -> BackOff:
         if self._back_off is None:
@@ -212,6 +245,10 @@ def call_on_rollback(session, incident: Incident, policies: Sequence[Any]) -> No
             return
 
 
+_NOT_LEFT = (
+    'slimguard: a restart would resume from %s, and not from %s, which the training went back to: '
+    '%s'
+)
 _NO_BACK_OFF = (
     'Rollback(learning_rate=...) has to be in on_nan itself, or in a list there, so that the train '
     'op is made ready for it before the first step; a callable may then return it'

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 import slimguard
 from slimguard import Rollback, Skip
-from slimguard.checkpoints import checkpoint_reader
+from slimguard.checkpoints import checkpoint_reader, snapshots
+from slimguard.checkpoints.rollback import those_left_last
 from tests.helpers.models import Linear, LogLines, checkpoint_at, non_finite, records_in, state
 from tests.helpers.models import train_quietly as train
 
@@ -277,3 +278,123 @@ def test_the_error_names_what_helps_against_an_explosion(on_nan, max_loss, bad, 
     said = str(caught.value)
     assert ('the policy rollback:3x0.3' in said and 'clip_gradient_norm' in said) == is_told
     assert pickle.loads(pickle.dumps(caught.value)).incident.advice == caught.value.incident.advice
+
+
+@pytest.mark.parametrize(
+    'steps, in_order',
+    [
+        ([1, 5, 9], [9, 5, 1]),
+        ([1, 5, 9, 7], [7, 5, 1, 9]),
+        ([1, 5, 9, 3, 6, 2, 4], [4, 2, 1, 6, 3, 9, 5]),
+        ([1, None, 9, 5], [5, None, 1, 9]),
+    ],
+)
+def test_what_a_rollback_has_left_is_told_by_the_order(steps, in_order):
+    def path(step):
+        return '/logs/model' if step is None else '/logs/model.ckpt-%d' % step
+
+    assert those_left_last(list(map(path, steps))) == list(map(path, in_order))
+
+
+class TestWhatARollbackLeaves:
+    """Checkpoints at 8, 16 and 24, and snapshots at 1, 11 and 22; the 26th batch is bad."""
+
+    @pytest.fixture(autouse=True)
+    def snapshot_after_every_ten_steps(self, monkeypatch):
+        monkeypatch.setattr(snapshots, '_SHARE', 1e9)
+
+    def policy(self, logdir, found):
+        def note(session, incident):
+            found.append((incident.restored, tf1.train.latest_checkpoint(str(logdir))))
+            self.listed = [each.path for each in checkpoint_reader.checkpoints_in(logdir)]
+            assert in_checkpoint(self.listed[-1]).items() <= state(session).items()
+
+        return Rollback(on_rollback=note)
+
+    def expect_saved(self, logdir, found):
+        """The state that was gone back to has been published, in place of the newer one."""
+        saved = str(logdir / 'model.ckpt-11')
+        assert found == [('a snapshot of global step 11', saved)]
+        assert self.listed[-2:] == [str(logdir / 'model.ckpt-24'), saved]
+
+    @pytest.mark.parametrize('loop', ['train', 'monitored'])
+    def test_is_not_resumed_from(self, loop, tmp_path):
+        model, train_op = build(bad=(25,))
+        found = []
+        on_nan = self.policy(tmp_path, found)
+        saver = tf1.train.Saver(max_to_keep=20)
+        if loop == 'train':
+            save = tf1.train.CheckpointSaverHook(str(tmp_path), save_steps=8, saver=saver)
+            train(train_op, tmp_path, 26, saver=saver, hooks=[save], on_nan=on_nan)
+        else:
+            hook = slimguard.NanLossHook(model.loss, on_nan=on_nan)
+            with tf1.train.MonitoredTrainingSession(
+                checkpoint_dir=str(tmp_path),
+                scaffold=tf1.train.Scaffold(saver=saver),
+                save_checkpoint_steps=8,
+                save_checkpoint_secs=None,
+                hooks=[hook, tf1.train.StopAtStepHook(last_step=26)],
+            ) as session:
+                while not session.should_stop():
+                    session.run(train_op)
+        self.expect_saved(tmp_path, found)
+
+    def train_unedited(self, logdir, on_nan, bad, until):
+        with tf.Graph().as_default(), slimguard.instrument(
+            on_nan, logdir=str(logdir), capture=False
+        ):
+            model = Linear(bad=bad)
+            train_op = model.minimize()
+            saver = tf1.train.Saver(max_to_keep=20)
+            with tf1.Session() as session:
+                session.run(tf1.global_variables_initializer())
+                newest = tf1.train.latest_checkpoint(str(logdir))
+                if newest is not None:
+                    saver.restore(session, newest)
+                while session.run(model.step) < until:
+                    session.run(train_op)
+                    if session.run(model.step) % 8 == 0:
+                        saver.save(session, str(logdir / 'model.ckpt'), model.step)
+
+    def test_is_not_resumed_from_by_a_script(self, tmp_path):
+        found = []
+        self.train_unedited(tmp_path, self.policy(tmp_path, found), (25,), 26)
+        self.expect_saved(tmp_path, found)
+
+    def test_an_earlier_run_of_a_script_saved_is_gone_back_to(self, tmp_path):
+        self.train_unedited(tmp_path, 'raise', (), 24)
+        self.train_unedited(tmp_path, 'rollback', (3,), 28)
+        (record,) = records_in(tmp_path)
+        assert (record['step'], record['restored']) == (27, str(tmp_path / 'model.ckpt-16'))
+
+    def test_a_save_that_fails_is_told(self, tmp_path, monkeypatch):
+        def fail(*args, **kwargs):
+            raise tf.errors.ResourceExhaustedError(None, None, 'the disk is full')
+
+        model, train_op = build(bad=(25,))
+        save = tf1.train.CheckpointSaverHook(str(tmp_path), save_steps=8)
+        monkeypatch.setattr('slimguard.checkpoints.rollback.Restorer.save', fail)
+        with LogLines() as lines:
+            train(train_op, tmp_path, 26, hooks=[save], on_nan='rollback')
+        (line,) = [line for line in lines if 'a restart would resume from' in line]
+        assert 'model.ckpt-24, and not from a snapshot of global step 11' in line
+        assert line.endswith('the disk is full')
+
+
+def test_what_a_script_has_restored_of_another_model_is_not_gone_back_to(tmp_path):
+    (tmp_path / 'other').mkdir()
+    with tf.Graph().as_default(), tf1.Session() as session:
+        model = Linear()
+        session.run(tf1.global_variables_initializer())
+        tf1.train.Saver([model.weights]).save(session, str(tmp_path / 'other' / 'model.ckpt-1'))
+    with slimguard.instrument('rollback', capture=False, logdir=str(tmp_path)):
+        model = Linear(bad=(12,))
+        train_op = model.minimize()
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            saver = tf1.train.Saver([model.weights])
+            saver.restore(session, str(tmp_path / 'other' / 'model.ckpt-1'))
+            for _ in range(13):
+                session.run(train_op)
+    (record,) = records_in(tmp_path)
+    assert 'model.ckpt' not in record['restored']

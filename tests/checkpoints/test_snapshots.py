@@ -1,12 +1,18 @@
-"""States in memory: when they are taken, how many are kept, and which of them is trusted."""
+"""States to go back to: when they are taken, how many are kept, and which of them is trusted."""
+
+import tempfile
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import slimguard
+from slimguard.checkpoints import snapshots
+from slimguard.checkpoints.snapshot_values import OnDisk, Room, assign, read_variables, size_of
 from slimguard.checkpoints.snapshots import PROBATION, Snapshots
-from slimguard.system import memory
-from tests.helpers.models import LogLines
+from slimguard.system import files, memory
+from slimguard.system.memory import is_in_memory as in_memory
+from tests.helpers.models import Linear, LogLines, checkpoint_at, records_in, train_quietly
 
 tf1 = tf.compat.v1
 
@@ -241,15 +247,165 @@ def test_a_variable_that_is_not_initialized_is_left_out():
     assert training.now() == 0
 
 
-@pytest.mark.parametrize('free, fitting', [(0, 0), (30, 0), (50, 2), (10**9, 3), (None, 3)])
-def test_where_memory_is_short_fewer_are_kept_and_a_line_says_so(free, fitting, monkeypatch):
-    monkeypatch.setattr(memory, 'available', lambda: free)
-    training = Training()  # 12 bytes
-    with LogLines() as lines:
+class TestRoom:
+    @pytest.fixture
+    def machine(self, monkeypatch, tmp_path):
+        """Says how many bytes of memory and of disk are free; the disk is the test's folder."""
+        monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
+
+        def has(ram, disk):
+            def free_on(folder):
+                return disk if folder == str(tmp_path) else None
+
+            monkeypatch.setattr(memory, 'available', lambda: ram)
+            monkeypatch.setattr(files, 'free_bytes', free_on)
+
+        return has
+
+    @pytest.mark.parametrize(
+        'ram, disk, fitting, is_on_disk',
+        [
+            (10**9, 10**9, 3, False),
+            (None, 10**9, 3, False),
+            (0, 10**9, 3, True),
+            (50, 10**9, 3, True),
+            (50, 60, 2, False),  # as many as in memory are slower there
+            (30, 60, 2, True),
+            (30, 30, 0, False),
+            (0, None, 0, False),
+        ],
+    )
+    def test_where_memory_is_short_it_is_on_disk_and_a_line_says_so(
+        self, ram, disk, fitting, is_on_disk, machine, tmp_path
+    ):
+        machine(ram, disk)
+        training = Training()  # 12 bytes
+        with LogLines() as lines:
+            training.train(64)
+        assert training.snapshots.most == len(training.kept()) == fitting
+        on_disk = [isinstance(each.values, OnDisk) for each in training.snapshots._kept]
+        assert on_disk == [is_on_disk] * fitting
+        (line,) = [line for line in lines if 'snapshot' in line]
+        assert ('on disk, in %s, where' % tmp_path in line) == is_on_disk
+        assert ('not 3, and else the checkpoints' in line) == (fitting < 3 and not is_on_disk)
+
+    def test_on_disk_as_well_a_snapshot_is_a_copy_and_one_is_gone_back_to(self, machine):
+        machine(0, 10**9)
+        training = Training()
         training.train(64)
-    assert training.snapshots.most == len(training.kept()) == fitting
-    assert bool([line for line in lines if 'not 3' in line]) == (fitting < 3)
+        assert training.kept() == [1, 51, 61]
+        assert training.go_back() == 51
+        training.train(2 * PROBATION - 1)
+        assert training.go_back() == 1
+
+    def test_on_disk_there_is_no_file_that_a_killed_process_would_leave(self, machine, tmp_path):
+        machine(0, 10**9)
+        training = Training()
+        training.train(64)
+        assert list(tmp_path.iterdir()) == []
+        kept = [each.values for each in training.snapshots._kept]
+        training.snapshots.drop()
+        assert [each.close.alive for each in kept] == [False] * 3
+
+    def test_what_is_no_longer_kept_is_closed(self, machine):
+        machine(0, 10**9)
+        training = Training(most=2)
+        training.train(1)
+        (first,) = training.snapshots._kept
+        training.train(PROBATION)
+        assert first.values.close.alive
+        training.train(PROBATION)
+        assert not first.values.close.alive
+
+    def test_where_the_disk_fills_up_they_give_way(self, machine):
+        machine(0, 10**9)
+        training = Training()
+        training.train(64)
+        machine(0, 20)
+        with LogLines() as lines:
+            training.train(64)
+        assert training.kept() == [] and training.snapshots.trusted() is None
+        (line,) = [line for line in lines if 'no more snapshots are kept on disk' in line]
+        assert '0 MB are free' in line
+
+    def test_what_is_in_memory_is_no_disk(self, machine, monkeypatch):
+        machine(0, 10**9)
+        monkeypatch.setattr(memory, 'is_in_memory', lambda folder: True)
+        training = Training()
+        training.train(64)
+        assert training.snapshots.most == 0
 
 
 def test_the_memory_that_is_free_is_told():
     assert memory.available() is None or 0 < memory.available() < 1 << 50
+
+
+def test_what_is_in_memory_is_told(monkeypatch):
+    mounts = 'x / ext4 rw\nx /a tmpfs rw\nx /a/b ext4 rw\nx /c ramfs rw\nx /d ext4 0\nx /d tmpfs 0'
+    monkeypatch.setattr(memory, '_read', lambda path: mounts)
+    found = [
+        name for name in ('/a', '/a/x', '/ab', '/a/b/x', '/c', '/d/x', '/e') if in_memory(name)
+    ]
+    assert found == ['/a', '/a/x', '/c', '/d/x']
+
+
+@pytest.mark.parametrize('use_resource', [False, True])
+def test_on_disk_all_types_keep_their_bits(use_resource, tmp_path):
+    payload = np.array([0x7F800001, 0xFFC12345, 0x80000000, 1], np.uint32).view(np.float32)
+    start = {
+        'floats': payload,
+        'half': np.array([[1.5], [np.nan]], np.float16),
+        'brain': np.array([1.5, np.inf]).astype(tf.bfloat16.as_numpy_dtype),
+        'double': np.array(1 / 3),
+        'complex': np.array([1 + 2j], np.complex64),
+        'flags': np.array([True, False, True]),
+        'whole': np.array([-5], np.int64),
+        'nothing': np.zeros([0, 3], np.float32),
+        'words': np.array([b'some', b'\0 bytes'], object),
+    }
+    for name, value in start.items():
+        tf1.get_variable(name, initializer=tf.constant(value), use_resource=use_resource)
+    variables = {each.op.name: each for each in tf1.global_variables()}
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        before = read_variables(session, variables)
+        room = Room(str(tmp_path), 2, size_of(session, variables), 10**9)
+        kept = room.read(session, variables)
+        assert isinstance(kept, OnDisk) and list(kept) == list(start)
+        others = [(v, np.zeros_like(start[name])) for name, v in variables.items()]
+        assign(session, others[:-1] + [(variables['words'], np.array([b'', b''], object))])
+        assign(session, ((variables[name], value) for name, value in kept.items()))
+        after = read_variables(session, variables)
+    for name in start:
+        assert after[name].dtype == before[name].dtype and after[name].shape == start[name].shape
+        assert after[name].tolist() == start[name].tolist() or after[name].dtype.kind in 'fV'
+        if name != 'words':
+            assert after[name].tobytes() == before[name].tobytes() == start[name].tobytes(), name
+
+
+def test_a_size_that_the_graph_does_not_tell_is_read():
+    known = tf1.get_variable('known', [3, 2])
+    grows = tf1.Variable([1.0], validate_shape=False, use_resource=False, name='grows')
+    missing = tf1.get_variable('missing', initializer=tf.zeros([7]), validate_shape=False)
+    with tf1.Session() as session:
+        session.run(tf1.assign(grows, np.zeros(100), validate_shape=False))
+        found = size_of(session, {'known': known, 'grows': grows, 'missing': missing})
+    assert found in (24 + 400, 24 + 400 + 28)
+
+
+def test_a_snapshot_that_cannot_be_read_gives_way_to_a_checkpoint(tmp_path, monkeypatch):
+    def fail(values, name):
+        raise OSError('the disk is gone')
+
+    monkeypatch.setattr(snapshots, '_SHARE', 1e9)
+    monkeypatch.setattr(memory, 'available', lambda: 0)
+    monkeypatch.setattr(OnDisk, '__getitem__', fail)
+    monkeypatch.setattr(Snapshots, '_step_in', lambda self, values: None)
+    model = Linear(bad=(25,))
+    train_op = slimguard.create_train_op(model.loss, model.optimizer)
+    with LogLines() as lines:
+        train_quietly(train_op, tmp_path, 30, on_nan='rollback')
+    assert any('cannot be restored: the disk is gone' in line for line in lines)
+    (record,) = records_in(tmp_path)
+    assert record['restored'] == str(tmp_path / 'model.ckpt-0')
+    assert checkpoint_at(tmp_path) == (30, [])

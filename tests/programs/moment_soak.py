@@ -36,12 +36,16 @@ class Reader(tf1.train.SessionRunHook):
         self.count = self.mixed = self.misnamed = 0
 
     def after_run(self, run_context, run_values):
+        if self.has_enough():
+            run_context.request_stop()
+
+    def has_enough(self):
+        """Reads what is there; returns whether that is enough."""
         found = pathlib.Path(self._logdir).glob('model.ckpt-*.meta')
         # The newest may be half written, and the Saver deletes none.
         for path in sorted(found, key=lambda path: int(path.stem.rsplit('-', 1)[1]))[:-1]:
             self.read(str(path)[: -len('.meta')])
-        if self.count >= self._enough:
-            run_context.request_stop()
+        return self.count >= self._enough
 
     def read(self, prefix):
         """Counts a checkpoint."""
@@ -59,26 +63,60 @@ class Reader(tf1.train.SessionRunHook):
             file.unlink()
 
 
-def train(use_resource, enough):
+def build(use_resource, minimize):
+    """The train op that `minimize` makes of the loss; each of its steps adds 1 to all variables."""
+    tf1.get_variable_scope().set_use_resource(use_resource)
+    zeros = tf1.zeros_initializer()
+    variables = [tf1.get_variable('v%02d' % n, [SIZE], initializer=zeros) for n in range(12)]
+    loss = tf.add_n([tf.reduce_mean(v) for v in variables]) * -float(SIZE)
+    return minimize(loss, tf1.train.GradientDescentOptimizer(1.0))
+
+
+def train(use_resource, reader, logdir):
+    """Trains in slim's loop until `reader` asks to stop."""
+
+    def minimize(loss, optimizer):
+        return slimguard.create_train_op(loss, optimizer, check_numerics=False)
+
+    slimguard.train(
+        build(use_resource, minimize),
+        logdir,
+        log_every_n_steps=0,
+        save_interval_secs=0.001,
+        save_summaries_secs=0,
+        saver=tf1.train.Saver(max_to_keep=0),
+        hooks=[reader],
+        capture=False,
+    )
+
+
+def train_unedited(use_resource, reader, logdir):
+    """The same in a loop of one's own around a Supervisor, which knows nothing of slimguard."""
+    step = tf1.train.get_or_create_global_step()
+    with slimguard.instrument(capture=False):
+        train_op = build(use_resource, lambda loss, optimizer: optimizer.minimize(loss, step))
+        supervisor = tf1.train.Supervisor(
+            logdir=logdir,
+            summary_op=None,
+            global_step=step,
+            saver=tf1.train.Saver(max_to_keep=0),
+            save_model_secs=0.001,
+        )
+        with supervisor.managed_session() as session:
+            while not supervisor.should_stop():
+                session.run(train_op)
+                if reader.has_enough():
+                    supervisor.request_stop()
+
+
+LOOPS = {'slimguard.train': train, "a Supervisor's session": train_unedited}
+
+
+def soak(loop, use_resource, enough):
     """Trains until there were enough checkpoints; returns what read them."""
     with tf.Graph().as_default(), tempfile.TemporaryDirectory() as logdir:
-        tf1.get_variable_scope().set_use_resource(use_resource)
-        zeros = tf1.zeros_initializer()
-        variables = [tf1.get_variable('v%02d' % n, [SIZE], initializer=zeros) for n in range(12)]
-        loss = tf.add_n([tf.reduce_mean(v) for v in variables]) * -float(SIZE)
-        optimizer = tf1.train.GradientDescentOptimizer(1.0)
-        train_op = slimguard.create_train_op(loss, optimizer, check_numerics=False)
         reader = Reader(logdir, enough)
-        slimguard.train(
-            train_op,
-            logdir,
-            log_every_n_steps=0,
-            save_interval_secs=0.001,
-            save_summaries_secs=0,
-            saver=tf1.train.Saver(max_to_keep=0),
-            hooks=[reader],
-            capture=False,
-        )
+        LOOPS[loop](use_resource, reader, logdir)
     return reader
 
 
@@ -89,20 +127,22 @@ def main():
     tf1.disable_eager_execution()
     tf1.logging.set_verbosity(tf1.logging.ERROR)
     wrong = 0
-    for use_resource in (False, True):
-        found = train(use_resource, options.checkpoints)
-        wrong += found.mixed + found.misnamed
-        print(
-            'TensorFlow %s, %s variables: %d checkpoints, %d mix steps, %d are not of the step in '
-            'their name'
-            % (
-                tf.__version__,
-                'resource' if use_resource else 'ref',
-                found.count,
-                found.mixed,
-                found.misnamed,
+    for loop in LOOPS:
+        for use_resource in (False, True):
+            found = soak(loop, use_resource, options.checkpoints)
+            wrong += found.mixed + found.misnamed
+            print(
+                'TensorFlow %s, %s, %s variables: %d checkpoints, %d mix steps, %d are not of the '
+                'step in their name'
+                % (
+                    tf.__version__,
+                    loop,
+                    'resource' if use_resource else 'ref',
+                    found.count,
+                    found.mixed,
+                    found.misnamed,
+                )
             )
-        )
     sys.exit(bool(wrong))
 
 

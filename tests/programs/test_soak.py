@@ -26,6 +26,11 @@ def test_whichever_of_its_processes_is_killed_a_job_goes_on_and_ends_when_asked_
     assert run.returncode == 0, run.stdout + run.stderr
 
 
+def test_whenever_it_is_killed_a_training_that_explodes_resumes_trusted_with_the_right_rate():
+    run = forked_python(ROOT / 'tests' / 'programs' / 'recovery_soak.py', '--kills=8', '--seed=1')
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
 def test_a_checkpoint_that_a_thread_saves_beside_the_training_is_of_one_moment():
     run = forked_python(ROOT / 'tests' / 'programs' / 'moment_soak.py', '--checkpoints=20')
     assert run.returncode == 0, run.stdout + run.stderr

@@ -1,0 +1,127 @@
+"""In a script as well, a thread that saves and the loop that trains take turns."""
+
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slimguard
+from slimguard.checkpoints import step_turn
+from slimguard.checkpoints.step_turn import turn_of
+
+tf1 = tf.compat.v1
+
+# How long a thread that should be waiting is given to prove that it is not, in seconds.
+MOMENT = 0.5
+
+
+class Script:
+    """A session, and a train op whose step adds 1 to all variables, and acts in its midst.
+
+    Args:
+      act: called in the midst of each step.
+    """
+
+    def __init__(self, use_resource, act):
+        self.step = tf1.train.get_or_create_global_step()
+        with tf1.variable_scope('', use_resource=use_resource):
+            self.before = tf1.get_variable('before', initializer=0.0)
+            self.after = tf1.get_variable('after', initializer=0.0)
+        gradients = [tf.constant(-1.0), tf1.py_func(act, [], tf.float32, stateful=True)]
+        gradients[1].set_shape([])
+        optimizer = tf1.train.GradientDescentOptimizer(1.0)
+        pairs = list(zip(gradients, [self.before, self.after]))
+        self.train_op = optimizer.apply_gradients(pairs, self.step)
+        self.saver = tf1.train.Saver(max_to_keep=100)
+        self.session = tf1.Session()
+        self.session.run(tf1.global_variables_initializer())
+
+    def saving(self, folder, saved):
+        """A thread that saves."""
+
+        def save():
+            saved.append(self.saver.save(self.session, str(folder / 'model.ckpt'), self.step))
+
+        return threading.Thread(target=save, daemon=True)
+
+
+def moment_in(path):
+    """The step of which all that a checkpoint holds has to be."""
+    reader = tf1.train.load_checkpoint(path)
+    step = int(path.rpartition('-')[2])
+    assert [reader.get_tensor(name) for name in ('before', 'after', 'global_step')] == [step] * 3
+    return step
+
+
+@pytest.fixture(autouse=True)
+def instrumented():
+    with slimguard.instrument(capture=False):
+        yield
+
+
+@pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'resource'])
+def test_a_thread_that_saves_waits_for_the_end_of_a_step(use_resource, tmp_path):
+    saved, threads, began = [], [], []
+
+    def act():
+        began.append(1)
+        if len(began) == 3:
+            threads.append(script.saving(tmp_path, saved))
+            threads[0].start()
+            threads[0].join(MOMENT)
+            assert saved == []
+        return np.float32(-1)
+
+    script = Script(use_resource, act)
+    for _ in range(6):
+        script.session.run(script.train_op)
+    threads[0].join(60)
+    assert [moment_in(path) for path in saved] == [3]
+
+
+def test_a_step_that_waits_for_that_thread_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(step_turn, '_LONGEST_HOOK', 0.05)
+    monkeypatch.setattr(step_turn, '_LONGEST_STEP', 0.2)
+    saved = []
+
+    def act():
+        thread = script.saving(tmp_path, saved)
+        thread.start()
+        thread.join(60)
+        return np.float32(-1)
+
+    script = Script(False, act)
+    script.session.run(script.train_op)
+    assert len(saved) == 1
+
+
+def test_where_several_threads_train_nobody_takes_turns(tmp_path):
+    script = Script(False, lambda: np.float32(-1))
+    script.session.run(script.train_op)
+    assert turn_of(script.session.graph) is not None
+    other = threading.Thread(target=script.session.run, args=(script.train_op,))
+    other.start()
+    other.join(60)
+    script.session.run(script.train_op)
+    assert turn_of(script.session.graph) is None
+    saved = []
+    thread = script.saving(tmp_path, saved)
+    thread.start()
+    thread.join(60)
+    assert [moment_in(path) for path in saved] == [3]
+    assert turn_of(script.session.graph) is None
+
+
+def test_a_thread_that_saves_before_the_first_step_makes_a_copy(tmp_path):
+    """It may still be writing when the first step is made."""
+    script = Script(False, lambda: np.float32(-1))
+    saved = []
+    thread = script.saving(tmp_path, saved)
+    thread.start()
+    thread.join(60)
+    turn = turn_of(script.session.graph)
+    assert turn is not None and not turn.is_mine
+    script.session.run(script.train_op)
+    assert turn_of(script.session.graph) is turn and turn.is_mine
+    assert [moment_in(path) for path in saved] == [0]

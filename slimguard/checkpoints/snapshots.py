@@ -24,6 +24,9 @@ PROBATION = 10
 # A state whose loss is so many times that of all older ones, and that of the first steps, is
 # ruined, though it may be finite. A loss that rises for another reason does not rise so far.
 _RUINED = 10.0
+# A state after which the loss rose so many times is not trusted: an explosion may be slow. An older
+# one costs no more than the steps between.
+_ROSE = 2.0
 # The weights are ruined now if the last losses are so many times that. What is called so is not
 # skipped any more, and there are losses that rise tenfold, as those of two networks that compete.
 _RUINED_NOW = 100.0
@@ -43,6 +46,7 @@ class Snapshot(NamedTuple):
       step: the global step, or None if there is none.
       taken_at: how many good steps there had been.
       loss: the absolute loss of the last steps before it, or None if nobody told.
+      loss_after: that of the steps that it was on probation for, if it is over.
       values: by name of the variable's op.
     """
 
@@ -51,6 +55,7 @@ class Snapshot(NamedTuple):
     taken_at: int
     loss: Optional[float]
     values: Values
+    loss_after: Optional[float] = None
 
 
 class Snapshots:
@@ -102,6 +107,9 @@ class Snapshots:
             if self._first_loss is None and len(self._losses) == _LOSSES:
                 self._first_loss = statistics.median(self._losses)
         is_over = not self._kept or self._good - self._kept[0].taken_at >= PROBATION
+        if self._kept and self._good - self._kept[0].taken_at == PROBATION and self._losses:
+            loss_after = statistics.median(self._losses)
+            self._kept[0] = self._kept[0]._replace(loss_after=loss_after)
         if self.most and is_over and self._clock() >= self._due:
             self._take(session)
 
@@ -128,7 +136,8 @@ class Snapshots:
         for number in reversed(range(len(kept))):
             is_older = before is None or kept[number].taken_at < before
             is_over = self._good - kept[number].taken_at >= PROBATION
-            if is_older and is_over and not self._is_ruined(kept[number], kept[:number]):
+            is_good = not (_rose(kept[number]) or self._is_ruined(kept[number], kept[:number]))
+            if is_older and is_over and is_good:
                 return kept[number]
         return None
 
@@ -246,6 +255,12 @@ class Snapshots:
     def _step_in(self, values: Values) -> Optional[int]:
         step = tf1.train.get_global_step(self._graph)
         return int(values[step.op.name]) if step is not None and step.op.name in values else None
+
+
+def _rose(snapshot: Snapshot) -> bool:
+    """Whether the loss rose after it: then something was wrong already, or soon was."""
+    before, after = snapshot.loss, snapshot.loss_after
+    return before is not None and after is not None and after > _ROSE * before
 
 
 def _can_assign(variable: Any, shape: Sequence[int]) -> bool:

@@ -154,6 +154,19 @@ class TestTrust:
         assert training.kept() == [1, 61, 71]
         assert training.go_back() == 61
 
+    def test_a_state_after_which_the_loss_rose_is_not_trusted(self):
+        training = Training()
+        training.train(31, loss=1.0)
+        training.train(11, loss=2.5)
+        assert training.kept() == [21, 31, 41]
+        assert training.go_back() == 21
+
+    def test_a_state_after_which_it_rose_a_little_is_trusted(self):
+        training = Training()
+        training.train(31, loss=1.0)
+        training.train(10, loss=1.9)
+        assert training.go_back() == 31
+
     def test_a_loss_that_falls_is_no_reason(self):
         training = Training()
         training.train(64, loss=1e8)

@@ -13,6 +13,7 @@ import pytest
 from slimguard.report import loss_history
 from tests.helpers.children import ROOT, environment, forked_python, python
 from tests.helpers.jobs import Job, free_ports
+from tests.helpers.snippets import snippet_named
 
 EXAMPLES = ROOT / 'examples'
 
@@ -28,6 +29,13 @@ def run(tmp_path, *flags, status=0, **kwargs):
     return table_in(done.stdout)
 
 
+def flags_in(page, name):
+    """The flags that a command of the docs gives the example."""
+    command, _, flags = snippet_named(ROOT / page, name).partition('examples/slim_train.py')
+    assert command.endswith('python ')
+    return flags.split()
+
+
 def table_in(output):
     return dict(re.findall(r'^(\w[\w -]*?) {2,}(.*)$', output, re.MULTILINE))
 
@@ -36,7 +44,11 @@ def table_in(output):
     'strategy', [[], pytest.param(['--check_numerics'], marks=pytest.mark.slow)]
 )
 def test_skipping_the_damaged_batches_reaches_the_accuracy(tmp_path, strategy):
-    table = run(tmp_path, '--nan_every=10', *strategy)
+    flags = flags_in('README.md', 'try-command')
+    assert flags == ['--nan_every=10']
+    table = run(tmp_path, *flags, *strategy)
+    # The README shows such a table.
+    assert list(table) == list(table_in(snippet_named(ROOT / 'README.md', 'example-table')))
     assert float(table['test accuracy']) >= 0.95
     assert table['non-finite variables'] == '0'
     assert table['steps'] == '600'
@@ -48,7 +60,7 @@ def test_skipping_the_damaged_batches_reaches_the_accuracy(tmp_path, strategy):
 
 
 def test_a_rollback_with_a_smaller_learning_rate_helps(tmp_path):
-    table = run(tmp_path, '--explode_at=300')
+    table = run(tmp_path, *flags_in('docs/policies.md', 'explode-command'))
     assert table['outcome'] == 'ended'
     assert int(table['rollbacks']) >= 1
     assert float(table['test accuracy']) >= 0.9
@@ -92,6 +104,14 @@ def test_the_short_examples_skip_their_bad_step(script):
     assert re.search(r'^w = (2\.9|3\.0)', done.stdout, re.MULTILINE), done.stdout
 
 
+def test_the_cells_of_the_notebook_run_in_order():
+    notebook = EXAMPLES / 'notebook.ipynb'
+    done = start(notebook, script=ROOT / 'tests' / 'helpers' / 'snippets.py')
+    assert done.returncode == 0, done.stdout
+    assert ' after 200 steps, 22 batches skipped\n' in done.stdout
+    assert 'bad data: 1 NaN among 2048 values, in row 0' in done.stdout
+
+
 def test_what_is_to_be_copied_is_short():
     lines = (EXAMPLES / 'slim_train.py').read_text().splitlines()
     assert len(lines) <= 150
@@ -102,8 +122,7 @@ def test_what_is_to_be_copied_is_short():
 
 @pytest.mark.slow
 def test_the_commands_of_the_docs_train_on_a_cluster():
-    page = (ROOT / 'docs' / 'clusters.md').read_text()
-    commands = re.search(r'<!-- cluster-commands -->\n```bash\n(.*?)```', page, re.DOTALL).group(1)
+    commands = snippet_named(ROOT / 'docs' / 'clusters.md', 'cluster-commands')
     ports = iter(free_ports(3))
     commands = re.sub(r'localhost:\d+', lambda _: 'localhost:%d' % next(ports), commands)
     path = os.path.dirname(sys.executable) + os.pathsep + os.environ['PATH']

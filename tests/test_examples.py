@@ -60,7 +60,7 @@ def test_skipping_the_damaged_batches_reaches_the_accuracy(tmp_path, strategy):
 
 
 def test_a_rollback_with_a_smaller_learning_rate_helps(tmp_path):
-    table = run(tmp_path, *flags_in('docs/policies.md', 'explode-command'))
+    table = run(tmp_path, *flags_in('docs/rollback.md', 'explode-command'))
     assert table['outcome'] == 'ended'
     assert int(table['rollbacks']) >= 1
     assert float(table['test accuracy']) >= 0.9

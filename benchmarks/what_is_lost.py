@@ -3,7 +3,7 @@
     python benchmarks/what_is_lost.py
 
 For each strategy that TensorFlow documents, trains a small model for eight steps, turns the batch
-of the sixth into NaN, and looks at what the user is left with. Prints the README's table.
+of the sixth into NaN, and looks at what the user is left with. Prints the table of docs/cost.md.
 """
 
 import os

@@ -24,8 +24,8 @@ PROBATION = 10
 # A state whose loss is so many times that of all older ones, and that of the first steps, is
 # ruined, though it may be finite. A loss that rises for another reason does not rise so far.
 _RUINED = 10.0
-# A state after which the loss rose so many times is not trusted: an explosion may be slow. An older
-# one costs no more than the steps between.
+# After a state that is good the loss does not rise so many times: an explosion may be slow. The
+# older one may be much older, so this is asked only of a state that is the last to go back to.
 _ROSE = 2.0
 # The weights are ruined now if the last losses are so many times that. What is called so is not
 # skipped any more, and there are losses that rise tenfold, as those of two networks that compete.
@@ -122,10 +122,14 @@ class Snapshots:
         """Whether the last return was so short a time ago that it seems to have been of no use."""
         return self._went_back_at is not None and (self._good - self._went_back_at < 2 * PROBATION)
 
-    def trusted(self) -> Optional[Snapshot]:
+    def trusted(self, is_last: bool = False) -> Optional[Snapshot]:
         """The newest one that is trusted, or None.
 
         Shortly after a return it is older than the one that was returned to.
+
+        Args:
+          is_last: whether nobody will look for an older one if this does not help: then the loss
+            must not have risen after it either.
         """
         kept = self._kept[::-1]
         before = None
@@ -136,8 +140,9 @@ class Snapshots:
         for number in reversed(range(len(kept))):
             is_older = before is None or kept[number].taken_at < before
             is_over = self._good - kept[number].taken_at >= PROBATION
-            is_good = not (_rose(kept[number]) or self._is_ruined(kept[number], kept[:number]))
-            if is_older and is_over and is_good:
+            is_bad = self._is_ruined(kept[number], kept[:number])
+            is_bad = is_bad or is_last and _rose(kept[number])
+            if is_older and is_over and not is_bad:
                 return kept[number]
         return None
 

@@ -61,7 +61,7 @@ class Recovery:
         ruin = self.ruin()
         if not ruin:
             return
-        snapshot = self._snapshots.trusted() or self._snapshots.went_back_to
+        snapshot = self._snapshots.trusted(is_last=True) or self._snapshots.went_back_to
         name = self._went_back_to if self._snapshots.is_soon else None
         if snapshot is not None and self._can_restore(session, snapshot):
             name = snapshot.name

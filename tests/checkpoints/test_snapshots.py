@@ -154,18 +154,14 @@ class TestTrust:
         assert training.kept() == [1, 61, 71]
         assert training.go_back() == 61
 
-    def test_a_state_after_which_the_loss_rose_is_not_trusted(self):
+    @pytest.mark.parametrize('loss, kept', [(1.9, 31), (2.5, 1)])
+    def test_a_state_after_which_the_loss_rose_is_not_the_last_to_go_back_to(self, loss, kept):
         training = Training()
         training.train(31, loss=1.0)
-        training.train(11, loss=2.5)
-        assert training.kept() == [21, 31, 41]
-        assert training.go_back() == 21
-
-    def test_a_state_after_which_it_rose_a_little_is_trusted(self):
-        training = Training()
-        training.train(31, loss=1.0)
-        training.train(10, loss=1.9)
-        assert training.go_back() == 31
+        training.train(11, loss=loss)
+        assert training.kept() == [1, 31, 41]
+        assert training.snapshots.trusted().step == 31
+        assert training.snapshots.trusted(is_last=True).step == kept
 
     def test_a_loss_that_falls_is_no_reason(self):
         training = Training()

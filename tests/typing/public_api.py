@@ -1,4 +1,4 @@
-"""The README's snippets, for the type checker: never run. A call that is wrong has to be an error.
+"""The snippets of the docs, for the type checker: never run. A wrong call has to be an error.
 
 Where ``# pyright: ignore`` covers no error, pyrightconfig.json makes that an error as well.
 """

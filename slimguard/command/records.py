@@ -1,4 +1,10 @@
-"""``slimguard incidents``: the record of a training, for people and for programs."""
+"""``slimguard incidents``: the record of a training, for people and for programs.
+
+The JSON document has `logdir` and `record`, two paths; `is_whole`, false if only the newest of very
+many incidents were read; `unreadable_lines` and `foreign_lines`, how many were left out; `groups`,
+each with `reason`, `count`, `first_step`, `last_step` and `actions`, a count for each action; and
+`incidents`, the oldest first, each with the attributes of `slimguard.Incident`.
+"""
 
 import argparse
 import sys

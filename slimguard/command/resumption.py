@@ -1,4 +1,15 @@
-"""``slimguard checkpoints``: which there are, and what a restart makes of them."""
+"""``slimguard checkpoints``: which there are, and what a restart makes of them.
+
+The JSON document has
+
+* `logdir`; and `repair`, a sentence on what ``--repair`` did, or null;
+* `checkpoints`, from the oldest to the newest, each with `name`, `path`, `step`, `time` (seconds
+  since the epoch), `bytes`, `is_good`, `damage` (a sentence, or null if it is whole) and
+  `non_finite` (names of variables);
+* `restart`, with what `slimguard` and plain `tensorflow` do: `resumes_from` (a path or null),
+  `is_good` and `said`; or null where there is nothing to resume from;
+* `is_good`, whether both resume from a good checkpoint, or there is none.
+"""
 
 import argparse
 import os

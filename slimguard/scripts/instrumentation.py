@@ -109,9 +109,12 @@ def instrument(
     )
     if _active is not None:
         if not _mean_the_same(settings, _active.settings):
+            given = _active.settings._asdict().items()
+            unusual = [each for each in given if each not in ScriptSettings()._asdict().items()]
             raise ValueError(
-                'slim is instrumented already, with %s; call uninstrument() on that first'
-                % ', '.join('%s=%r' % each for each in _active.settings._asdict().items())
+                'slim is instrumented already, with %s; to end that, call '
+                'slimguard.instrument(%s).uninstrument() first'
+                % tuple(', '.join('%s=%r' % each for each in of) for of in (given, unusual))
             )
         return _active
     compat.import_slim()

@@ -51,8 +51,11 @@ def test_twice_is_once():
         assert slimguard.instrument(on_nan='skip') is first
         now = namespace()
         assert all(now[key] is value for key, value in inside.items())
-        with pytest.raises(ValueError, match="instrumented already, with on_nan='skip'"):
+        assert slimguard.instrument(on_nan=[slimguard.Skip()]) is first
+        with pytest.raises(ValueError, match="instrumented already, with on_nan='skip'") as caught:
             slimguard.instrument(on_nan='stop')
+        # Who has not kept what `instrument` returned, as in a notebook, is told how to end it.
+        assert "slimguard.instrument(on_nan='skip').uninstrument() first" in str(caught.value)
     finally:
         first.uninstrument()
     first.uninstrument()

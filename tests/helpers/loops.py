@@ -37,6 +37,7 @@ class Given(NamedTuple):
       steps: the global step to train to.
       max_loss: a larger loss is a bad step.
       progress: whether to show a progress bar.
+      capture: whether bad steps are diagnosed, which takes a fifth of a short training's time.
       save_interval_secs: how often a thread of `slimguard.train` saves beside the steps; 0 for
         never.
     """
@@ -47,10 +48,12 @@ class Given(NamedTuple):
     steps: int = 6
     max_loss: Any = None
     progress: bool = False
+    capture: bool = True
     save_interval_secs: int = 600
 
     def all_but_the_logdir(self) -> Dict[str, Any]:
-        return dict(on_nan=self.on_nan, max_loss=self.max_loss, progress=self.progress)
+        names = ('on_nan', 'max_loss', 'progress', 'capture')
+        return {name: getattr(self, name) for name in names}
 
 
 class _Watching(tf1.train.SessionRunHook):
@@ -160,7 +163,7 @@ def _train_plainly(given: Given, model: Linear, train_op, session, saver) -> Tra
 
 
 def in_plain_session_unedited(given: Given) -> Trained:
-    with slimguard.instrument(given.on_nan, given.max_loss):
+    with slimguard.instrument(given.on_nan, given.max_loss, capture=given.capture):
         model = Linear(given.bad)
         train_op = model.minimize()
         with tf1.Session() as session:
@@ -168,7 +171,7 @@ def in_plain_session_unedited(given: Given) -> Trained:
 
 
 def in_monitored_session_unedited(given: Given) -> Trained:
-    with slimguard.instrument(given.on_nan, given.max_loss):
+    with slimguard.instrument(given.on_nan, given.max_loss, capture=given.capture):
         model = Linear(given.bad)
         train_op = model.minimize()
         watching = _Watching(given)
@@ -177,7 +180,7 @@ def in_monitored_session_unedited(given: Given) -> Trained:
 
 
 def in_tf_slim_training_unedited(given: Given) -> Trained:
-    with slimguard.instrument(given.on_nan, given.max_loss):
+    with slimguard.instrument(given.on_nan, given.max_loss, capture=given.capture):
         model = Linear(given.bad)
         train_op = tf_slim.training.create_train_op(model.loss, model.optimizer)
         watching = _Watching(given)

@@ -299,7 +299,10 @@ def _replace_everywhere(replacements: Dict[Callable, Callable]) -> None:
     for name, module in list(sys.modules.items()):
         if name.partition('.')[0] == 'slimguard':
             continue
-        for attribute, value in list(getattr(module, '__dict__', {}).items()):
+        names = getattr(module, '__dict__', {})
+        if by_id.keys().isdisjoint(map(id, list(names.values()))):
+            continue  # nearly all of them, told in C
+        for attribute, value in list(names.items()):
             if id(value) in by_id:
                 setattr(module, attribute, by_id[id(value)])
 

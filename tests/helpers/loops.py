@@ -38,6 +38,7 @@ class Given(NamedTuple):
       steps: the global step to train to.
       max_loss: a larger loss is a bad step.
       progress: whether to show a progress bar.
+      capture: whether bad steps are diagnosed, which takes a fifth of a short training's time.
       save_interval_secs: how often a thread of `slimguard.train` saves beside the steps; 0 for
         never.
       spike: when a step is out of bounds.
@@ -50,14 +51,14 @@ class Given(NamedTuple):
     steps: int = 6
     max_loss: Any = None
     progress: bool = False
+    capture: bool = True
     save_interval_secs: int = 600
     spike: Any = None
     value: float = math.nan
 
     def all_but_the_logdir(self) -> Dict[str, Any]:
-        return dict(
-            on_nan=self.on_nan, max_loss=self.max_loss, progress=self.progress, spike=self.spike
-        )
+        names = ('on_nan', 'max_loss', 'progress', 'capture', 'spike')
+        return {name: getattr(self, name) for name in names}
 
 
 class _Watching(tf1.train.SessionRunHook):
@@ -166,8 +167,14 @@ def _train_plainly(given: Given, model: Linear, train_op, session, saver) -> Tra
     return Trained(began_at, model.batches.drawn)
 
 
+def _instrumented(given: Given):
+    return slimguard.instrument(
+        given.on_nan, given.max_loss, capture=given.capture, spike=given.spike
+    )
+
+
 def in_plain_session_unedited(given: Given) -> Trained:
-    with slimguard.instrument(given.on_nan, given.max_loss, spike=given.spike):
+    with _instrumented(given):
         model = Linear(given.bad, given.value)
         train_op = model.minimize()
         with tf1.Session() as session:
@@ -175,7 +182,7 @@ def in_plain_session_unedited(given: Given) -> Trained:
 
 
 def in_monitored_session_unedited(given: Given) -> Trained:
-    with slimguard.instrument(given.on_nan, given.max_loss, spike=given.spike):
+    with _instrumented(given):
         model = Linear(given.bad, given.value)
         train_op = model.minimize()
         watching = _Watching(given)
@@ -184,7 +191,7 @@ def in_monitored_session_unedited(given: Given) -> Trained:
 
 
 def in_tf_slim_training_unedited(given: Given) -> Trained:
-    with slimguard.instrument(given.on_nan, given.max_loss, spike=given.spike):
+    with _instrumented(given):
         model = Linear(given.bad, given.value)
         train_op = tf_slim.training.create_train_op(model.loss, model.optimizer)
         watching = _Watching(given)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures('ctrl_c_is_pythons')
 
 def given(logdir, **kwargs):
     # A save beside the steps may hold another step than its name says.
-    return loops.Given(logdir, save_interval_secs=0, **kwargs)
+    return loops.Given(logdir, save_interval_secs=0, capture=False, **kwargs)
 
 
 def weights_in(logdir):

@@ -27,6 +27,11 @@ every_loop = pytest.mark.parametrize('loop', LOOPS.values(), ids=LOOPS)
 pytestmark = pytest.mark.usefixtures('ctrl_c_is_pythons')
 
 
+def given(logdir, **kwargs):
+    """What a training is given whose bad steps need no diagnosis."""
+    return Given(str(logdir), capture=False, **kwargs)
+
+
 def interrupt_at(draw):
     return lambda drawn: drawn == draw and os.kill(os.getpid(), signal.SIGINT)
 
@@ -48,12 +53,12 @@ class TestAfterABadStep:
 
     def test_raise_saves_the_last_good_state(self, loop, tmp_path):
         with pytest.raises(slimguard.NanLossError, match='global step 3'):
-            loop(Given(str(tmp_path), on_nan='raise', bad=(3,)))
+            loop(given(tmp_path, on_nan='raise', bad=(3,)))
         assert checkpoint_at(tmp_path) == (3, [])
         assert steps_of(records_in(tmp_path)) == [(3, 'raise')]
 
     def test_rollback_goes_back(self, loop, tmp_path):
-        loop(Given(str(tmp_path), on_nan='rollback', bad=(3,)))
+        loop(given(tmp_path, on_nan='rollback', bad=(3,)))
         (record,) = records_in(tmp_path)
         assert record['action'] == 'rollback'
         assert os.path.basename(record['restored']) == 'model.ckpt-0'
@@ -61,7 +66,7 @@ class TestAfterABadStep:
 
     def test_rollback_goes_back_to_a_state_in_memory(self, loop, tmp_path, monkeypatch):
         monkeypatch.setattr(snapshots, '_SHARE', 1e9)  # one after every ten good steps
-        trained = loop(Given(str(tmp_path), on_nan='rollback', bad=(25,), steps=30))
+        trained = loop(given(tmp_path, on_nan='rollback', bad=(25,), steps=30))
         (record,) = records_in(tmp_path)
         assert (record['step'], record['restored']) == (25, 'a snapshot of global step 11')
         assert trained.drawn == 26 + 19
@@ -72,15 +77,15 @@ class TestAfterABadStep:
         monkeypatch.setattr(snapshots, '_RUINED_NOW', 1e-9)  # so what is in memory always is
         policies = [slimguard.Skip(1), slimguard.Rollback(1), 'raise']
         with pytest.raises(slimguard.NanLossError, match='the weights are ruined'):
-            loop(Given(str(tmp_path), on_nan=policies, bad=(25, 50), steps=60))
+            loop(given(tmp_path, on_nan=policies, bad=(25, 50), steps=60))
         assert steps_of(records_in(tmp_path)) == [(25, 'rollback'), (35, 'raise')]
         assert checkpoint_at(tmp_path) == (22, [])
 
     def test_max_loss(self, loop, tmp_path):
-        loop(Given(str(tmp_path), on_nan='skip', bad=(), steps=2, max_loss=1e6))
+        loop(given(tmp_path, on_nan='skip', bad=(), steps=2, max_loss=1e6))
         assert records_in_if_any(tmp_path) == []
         with tf.Graph().as_default(), pytest.raises(slimguard.NanLossError, match='above max_loss'):
-            loop(Given(str(tmp_path), on_nan='raise', steps=6, max_loss=1e-6))
+            loop(given(tmp_path, on_nan='raise', steps=6, max_loss=1e-6))
 
 
 def records_in_if_any(logdir):
@@ -93,7 +98,7 @@ def records_in_if_any(logdir):
 @every_loop
 def test_ctrl_c_lets_the_step_finish_and_saves(loop, tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        loop(Given(str(tmp_path), bad=interrupt_at(4), steps=1000))
+        loop(given(tmp_path, bad=interrupt_at(4), steps=1000))
     assert checkpoint_at(tmp_path) == (5, [])
 
 
@@ -108,16 +113,16 @@ def test_sigterm_lets_the_step_finish_and_saves(name, tmp_path):
 
 @every_loop
 def test_a_training_resumes_from_a_good_checkpoint(loop, tmp_path):
-    loop(Given(str(tmp_path), steps=2))
+    loop(given(tmp_path, steps=2))
     with tf.Graph().as_default():
-        loop(Given(str(tmp_path), steps=4))
+        loop(given(tmp_path, steps=4))
     newest = checkpoints.newest(tmp_path)
     assert newest.endswith('model.ckpt-4')
     checkpoints.truncate(newest + '.data-00000-of-00001')
     # What is in it, and not what it is called: slim saves while steps go on.
     good = checkpoint_reader.inspect(slimguard.latest_finite_checkpoint(tmp_path)).step
     with tf.Graph().as_default():
-        assert loop(Given(str(tmp_path), steps=5)).began_at == good
+        assert loop(given(tmp_path, steps=5)).began_at == good
 
 
 @every_loop
@@ -127,7 +132,7 @@ def test_what_is_not_finite_is_not_published(loop, tmp_path):
         stray = tf1.get_variable('stray', initializer=np.float32('nan'), trainable=False)
         assert stray is not None
         try:
-            loop(Given(str(tmp_path), steps=2))
+            loop(given(tmp_path, steps=2))
         except Exception as error:  # no loop has to take it well
             assert 'stray' in str(error)
     assert checkpoint_at(tmp_path)[1] == []

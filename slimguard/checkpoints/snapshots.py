@@ -30,6 +30,8 @@ _ROSE = 2.0
 # The weights are ruined now if the last losses are so many times that. What is called so is not
 # skipped any more, and there are losses that rise tenfold, as those of two networks that compete.
 _RUINED_NOW = 100.0
+# If it is so many times the first loss, and 1, ten steps from the start, it exploded in these.
+_EXPLODED = 1000.0
 # The loss of a state is the median of the losses of so many good steps before it, and that of the
 # first steps is the median of as many. With few images in a batch any one of them may be small.
 _LOSSES = 10
@@ -105,7 +107,7 @@ class Snapshots:
         if loss is not None:
             self._losses.append(abs(float(loss)))
             if self._first_loss is None and len(self._losses) == _LOSSES:
-                self._first_loss = statistics.median(self._losses)
+                self._first_loss = _usual_at_first(self._losses)
         is_over = not self._kept or self._good - self._kept[0].taken_at >= PROBATION
         if self._kept and self._good - self._kept[0].taken_at == PROBATION and self._losses:
             loss_after = statistics.median(self._losses)
@@ -266,6 +268,15 @@ def _rose(snapshot: Snapshot) -> bool:
     """Whether the loss rose after it: then something was wrong already, or soon was."""
     before, after = snapshot.loss, snapshot.loss_after
     return before is not None and after is not None and after > _ROSE * before
+
+
+def _usual_at_first(losses: Sequence[float]) -> float:
+    """What the losses of the first steps say of untrained weights, also if these explode at once.
+
+    Adam with a rate that is far too large has ruined them with its first update.
+    """
+    median = statistics.median(losses)
+    return losses[0] if median > _EXPLODED * max(losses[0], 1.0) else median
 
 
 def _can_assign(variable: Any, shape: Sequence[int]) -> bool:

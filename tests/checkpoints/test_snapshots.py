@@ -192,6 +192,24 @@ class TestRuin:
         training.train(3, loss=2.0)
         assert training.snapshots.ruin() == ''
 
+    def test_is_seen_as_well_where_the_first_update_was_an_explosion(self):
+        training = Training()
+        training.train(1, loss=16.0)
+        training.train(20, loss=2e6)
+        assert training.snapshots.ruin().endswith(
+            'is 2e+06, the median of the last 3 good steps, and was 16 at most'
+        )
+        assert training.kept() == [1, 11, 21]
+        assert training.go_back() == 1
+
+    @pytest.mark.parametrize('first, then', [(1e-9, 1.0), (16.0, 1e4)])
+    def test_is_not_a_small_first_loss_alone(self, first, then):
+        training = Training()
+        training.train(1, loss=first)
+        training.train(20, loss=then)
+        assert training.snapshots.ruin() == ''
+        assert training.go_back() == 11
+
     def test_is_not_what_rises_more_slowly(self):
         training = Training()
         for loss in [1.0, 8.0, 64.0, 512.0]:

@@ -22,7 +22,7 @@ tf1 = tf.compat.v1
 
 # A bad batch is skipped. After three in a row, training goes back to a good state and on from
 # there with a tenth of the learning rate; if that does not help three times, it ends.
-ON_NAN = [slimguard.Skip(3), slimguard.Rollback(max_times=3, learning_rate=0.1), 'raise']
+ON_NAN = 'skip:3,rollback:3x0.1,raise'
 
 
 def train(total_loss, optimizer, logdir, steps, check_numerics=False, on_nan=ON_NAN):
@@ -128,7 +128,7 @@ def main():
     parser.add_argument('--steps', type=int, default=600, help='the global step to train to')
     parser.add_argument('--nan_every', type=int, default=0, help='damage every N-th batch')
     parser.add_argument('--explode_at', type=int, default=0, help='the step to go wrong at')
-    parser.add_argument('--on_nan', default=ON_NAN, help='raise, stop, skip, rollback; see above')
+    parser.add_argument('--on_nan', default=ON_NAN, help='a policy; default: %(default)s')
     parser.add_argument('--check_numerics', action='store_true', help="use TensorFlow's own check")
     parser.add_argument('--stock', action='store_true', help='train with plain tf-slim')
     args = parser.parse_args()

@@ -181,7 +181,7 @@ class Snapshots:
         """Why the weights are ruined as they are now, though they may be finite; else ''."""
         if self._is_wanted and self._spikes >= _FEW:
             return '; and the weights are ruined: so were the last %d steps in a row' % self._spikes
-        usual = self._usual_loss(self._kept[::-1])
+        usual = _usual_loss(self._first_loss, self._kept[::-1])
         if usual is None or len(self._losses) < _FEW:
             return ''
         now = statistics.median(list(self._losses)[-_FEW:])
@@ -193,22 +193,10 @@ class Snapshots:
         )
 
     def _is_ruined(self, snapshot: Snapshot, older: List[Snapshot]) -> bool:
-        usual = self._usual_loss(older)
+        usual = _usual_loss(self._first_loss, older)
         if snapshot.loss is None or usual is None:
             return False
         return snapshot.loss > _RUINED * usual
-
-    def _usual_loss(self, snapshots: List[Snapshot]) -> Optional[float]:
-        """The largest loss of the first steps and of those snapshots that are not ruined.
-
-        Args:
-          snapshots: the oldest first.
-        """
-        usual = self._first_loss
-        for loss in [each.loss for each in snapshots if each.loss is not None]:
-            if usual is None or loss <= _RUINED * usual:
-                usual = max(loss, usual or 0.0)
-        return usual
 
     def _take(self, session) -> None:
         is_first = not self._variables
@@ -262,6 +250,20 @@ class Snapshots:
     def _step_in(self, values: Values) -> Optional[int]:
         step = tf1.train.get_global_step(self._graph)
         return int(values[step.op.name]) if step is not None and step.op.name in values else None
+
+
+def _usual_loss(first_loss: Optional[float], snapshots: List[Snapshot]) -> Optional[float]:
+    """The largest loss of the first steps and of those snapshots that are not ruined.
+
+    Args:
+      first_loss: that of the first steps; None if nobody told.
+      snapshots: the oldest first.
+    """
+    usual = first_loss
+    for loss in [each.loss for each in snapshots if each.loss is not None]:
+        if usual is None or loss <= _RUINED * usual:
+            usual = max(loss, usual or 0.0)
+    return usual
 
 
 def _rose(snapshot: Snapshot) -> bool:

@@ -136,7 +136,7 @@ def test_the_commands_of_the_docs_train_on_a_cluster():
         start_new_session=True,
     )
     try:
-        output, _ = shell.communicate(timeout=120)
+        output, _ = shell.communicate(timeout=300)
     finally:
         try:
             os.killpg(shell.pid, signal.SIGKILL)

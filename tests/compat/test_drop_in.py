@@ -1,34 +1,26 @@
 """tf-slim's own tests, with slimguard's functions in place of slim's."""
 
 import os
-import pathlib
 import re
 import subprocess
-import sys
 
 import pytest
 
-import slimguard
+from tests.helpers.children import ROOT, forked_python
 
 tf_slim = pytest.importorskip('tf_slim')
 
-PLUGINS = str(pathlib.Path(__file__).resolve().parents[1] / 'programs')
-# The slimguard under test, be it installed or a checkout.
-ROOT = os.path.dirname(os.path.dirname(slimguard.__file__))
+PLUGINS = str(ROOT / 'tests' / 'programs')
+PYTEST = 'import sys; sys.path[:1] = [%r]; import pytest; sys.exit(pytest.main(sys.argv[1:]))'
 
 
 def passed_and_failed(plugin, suite):
     """Runs one of the test files that ship with tf-slim; returns the names in either list."""
     path = os.path.join(os.path.dirname(tf_slim.__file__), *suite.split('/'))
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([ROOT, PLUGINS]))
-    run = subprocess.run(
-        [sys.executable, '-m', 'pytest', '-rpf', '-q', '-p', 'no:cacheprovider', '-p', plugin]
-        + ['-c', os.devnull, '--rootdir', os.path.dirname(path), path],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
-    ).stdout
+    options = ['-rpf', '-q', '-p', 'no:cacheprovider', '-p', plugin]
+    options += ['-c', os.devnull, '--rootdir', os.path.dirname(path)]
+    arguments = ['-c', PYTEST % PLUGINS, *options, path]
+    run = forked_python(*arguments, finds='tensorflow', stderr=subprocess.STDOUT).stdout
     assert re.search(r'\d+ passed', run), run
     # "PASSED learning_test.py::TrainTest::testTrainWithTrace"
     names = {

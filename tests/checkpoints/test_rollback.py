@@ -398,3 +398,36 @@ def test_what_a_script_has_restored_of_another_model_is_not_gone_back_to(tmp_pat
                 session.run(train_op)
     (record,) = records_in(tmp_path)
     assert 'model.ckpt' not in record['restored']
+
+
+class TestWhatARollbackDrawsNext:
+    """Of batches that are numbered, the fifth is bad, the first time that it comes."""
+
+    def drawn_by(self, number, logdir):
+        """The numbers of the batches that were drawn."""
+        drawn = []
+
+        def note(number):
+            is_bad = number == 5 and number not in drawn
+            drawn.append(int(number))
+            return np.float32(np.nan if is_bad else 1.0)
+
+        x = tf1.py_func(note, [number], tf.float32, stateful=True)
+        x.set_shape([])
+        weight = tf1.get_variable('w', initializer=1.0)
+        optimizer = tf1.train.GradientDescentOptimizer(0.1)
+        train_op = slimguard.create_train_op(weight * x, optimizer, check_numerics=False)
+        save = tf1.train.CheckpointSaverHook(str(logdir), save_steps=3)
+        train(train_op, logdir, number_of_steps=8, hooks=[save], on_nan='rollback')
+        return drawn
+
+    def test_is_the_next_batch_where_the_input_goes_on_by_itself(self, tmp_path):
+        number = tf1.data.make_one_shot_iterator(tf1.data.Dataset.range(100)).get_next()
+        drawn = self.drawn_by(number, tmp_path)
+        assert drawn == list(range(len(drawn))) and len(drawn) > 8
+
+    def test_is_that_of_the_step_again_where_the_input_goes_by_a_variable(self, tmp_path):
+        drawn = self.drawn_by(tf1.train.get_or_create_global_step(), tmp_path)
+        back_to = drawn[6]
+        assert back_to < 5
+        assert drawn == [0, 1, 2, 3, 4, 5, *range(back_to, 8)]

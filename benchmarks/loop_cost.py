@@ -39,6 +39,12 @@ SAVING = {
     'slimguard.train in a logdir, skip, again': 'skip',
     'slimguard.train in a logdir, skip, rollback': ['skip', 'rollback'],
 }
+MEASURING = {
+    'slimguard.train, history=0': dict(history=0),
+    'slimguard.train, history=0, again': dict(history=0),
+    'slimguard.train, history=200': dict(history=200),
+    'slimguard.train, spike=True': dict(spike=True),
+}
 ONE_THREAD = tf1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
 
 
@@ -220,6 +226,8 @@ def loops(ticks, parent):
     found['slimguard.train, NanLossHook, 2 hooks that fetch'] = in_train(
         guarded, ticks, with_fetching
     )
+    for name, asked in MEASURING.items():
+        found[name] = in_train(guarded, ticks, **asked)
     for name, on_nan in SAVING.items():
         found[name] = in_train(
             guarded,

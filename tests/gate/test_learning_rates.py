@@ -42,17 +42,17 @@ class Training:
         self.rates = gate.scale_learning_rates(graph, is_shared=False) if scales else None
         self.snapshot = models.Snapshot()
 
-    def bits(self, fed, factors):
-        """The bits after each step.
+    def bits(self, fed, factors=None):
+        """The bits after each step of a session of its own.
 
         Args:
           fed: for each step its learning rate.
-          factors: for each step the factor.
+          factors: for each step the factor; None leaves it as it is.
         """
         found = []
-        with models.new_session() as sess:
+        with self.train_op.graph.as_default(), models.new_session() as sess:
             models.initialize(sess)
-            for rate, factor in zip(fed, factors):
+            for rate, factor in zip(fed, factors or [None] * len(fed)):
                 if factor is not None:
                     self.rates.set(sess, factor)
                 sess.run(self.train_op, {self.rate: rate})
@@ -60,27 +60,21 @@ class Training:
         return found
 
 
-def bits(make_optimizer, use_resource, fed, factors=None):
+def training_of(*args, **kwargs):
     with tf.Graph().as_default():
-        training = Training(make_optimizer, use_resource, scales=factors is not None)
-        return training.bits(fed, factors or [None] * len(fed))
+        return Training(*args, **kwargs)
 
 
 @optimizers
 @kinds
-def test_a_factor_of_one_changes_no_bit(optimizer, use_resource):
+def test_half_the_factor_is_half_the_learning_rate_and_one_changes_no_bit(optimizer, use_resource):
     make = OPTIMIZERS[optimizer]
-    plain = bits(make, use_resource, [0.1] * 20)
-    assert bits(make, use_resource, [0.1] * 20, [None] * 10 + [1.0] * 10) == plain
-
-
-@optimizers
-@kinds
-def test_half_the_factor_is_half_the_learning_rate(optimizer, use_resource):
-    make = OPTIMIZERS[optimizer]
-    half = bits(make, use_resource, [0.1] * 5 + [0.05] * 10 + [0.025] * 5)
-    factors = [None] * 5 + [0.5] * 10 + [0.25] * 5
-    assert bits(make, use_resource, [0.1] * 20, factors) == half
+    plain = training_of(make, use_resource, scales=False)
+    scaled = training_of(make, use_resource)
+    full = [0.1] * 20
+    assert scaled.bits(full, [None] * 10 + [1.0] * 10) == plain.bits(full)
+    half = plain.bits([0.1] * 5 + [0.05] * 10 + [0.025] * 5)
+    assert scaled.bits(full, [None] * 5 + [0.5] * 10 + [0.25] * 5) == half
 
 
 def test_a_graph_that_does_not_ask_for_it_has_no_factor():

@@ -113,8 +113,7 @@ def test_the_bits_are_the_same_and_bad_steps_are_held(regularizer, use_resource)
     def build(damage):
         return training(damage, regularizer, use_resource)
 
-    models.check_same_bits(build, steps=5)
-    models.check_every_damage(build).close()
+    models.check_bits_and_damage(build, steps=5).close()
 
 
 def test_a_session_keeps_to_it():

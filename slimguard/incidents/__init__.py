@@ -8,5 +8,6 @@ The files:
     record_file.py    the record, slimguard/incidents.jsonl: trainings append to it
     record_json.py    an incident as one line of it
     record_reader.py  reads its lines, whatever has become of them
-    record_table.py   shows it to people
+    incident_groups.py  incidents of one reason, together
+    record_table.py   shows the record to people
 """

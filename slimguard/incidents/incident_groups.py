@@ -1,0 +1,49 @@
+"""Incidents of one reason, together: of hundreds, people want to see the few kinds there are."""
+
+import collections
+import re
+from typing import Counter, Dict, List, NamedTuple, Optional, Sequence
+
+from slimguard.incidents.incident import Incident
+
+# A number that stands by itself, and is no part of a tensor's name.
+_NUMBER = re.compile(r'(?<![^\s(=])[-+]?(\d+\.?\d*(e[-+]?\d+)?|inf|nan)(?![^\s;,)])', re.IGNORECASE)
+
+
+class Group(NamedTuple):
+    """Incidents whose reasons differ in numbers at most.
+
+    Attributes:
+      first: the first of them.
+      count: how many there are.
+      first_step: the smallest global step among them, or None if none is known.
+      last_step: the largest.
+      actions: how often each action was taken, in the order in which they were first taken; ''
+        where it is not known.
+    """
+
+    first: Incident
+    count: int
+    first_step: Optional[int]
+    last_step: Optional[int]
+    actions: Dict[str, int]
+
+
+def grouped(incidents: Sequence[Incident]) -> List[Group]:
+    """The groups of incidents, in the order in which each first occurred."""
+    by_reason: Dict[str, List[Incident]] = {}
+    for incident in incidents:
+        by_reason.setdefault(kind_of(incident.reason), []).append(incident)
+    return [_group_of(members) for members in by_reason.values()]
+
+
+def _group_of(members: List[Incident]) -> Group:
+    steps = [incident.step for incident in members if incident.step is not None]
+    actions: Counter[str] = collections.Counter(incident.action or '' for incident in members)
+    first_step, last_step = (min(steps), max(steps)) if steps else (None, None)
+    return Group(members[0], len(members), first_step, last_step, dict(actions))
+
+
+def kind_of(reason: str) -> str:
+    """What incidents of one group have in common: their reason without its numbers."""
+    return _NUMBER.sub('#', reason)

@@ -277,7 +277,7 @@ def test_a_norm_of_zero_is_the_lowest_unless_most_are():
     assert 'is not zero, as it was' in last_steps_layout.caption_of(steps_of(norms), drawn)
 
 
-@pytest.mark.parametrize('gradients, in_a_line', [(1, 1), (40, 1), (41, 2), (300, 8), (3001, 8)])
+@pytest.mark.parametrize('gradients, in_a_line', [(1, 1), (40, 1), (41, 2), (300, 8), (3005, 8)])
 def test_every_gradient_has_a_name_beside_it_or_is_counted(gradients, in_a_line):
     norms = np.ones([6, gradients])
     norms[3, gradients - 1] = 1e4

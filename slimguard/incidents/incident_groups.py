@@ -33,7 +33,7 @@ def grouped(incidents: Sequence[Incident]) -> List[Group]:
     """The groups of incidents, in the order in which each first occurred."""
     by_reason: Dict[str, List[Incident]] = {}
     for incident in incidents:
-        by_reason.setdefault(_NUMBER.sub('#', incident.reason), []).append(incident)
+        by_reason.setdefault(kind_of(incident.reason), []).append(incident)
     return [_group_of(members) for members in by_reason.values()]
 
 
@@ -42,3 +42,8 @@ def _group_of(members: List[Incident]) -> Group:
     actions: Counter[str] = collections.Counter(incident.action or '' for incident in members)
     first_step, last_step = (min(steps), max(steps)) if steps else (None, None)
     return Group(members[0], len(members), first_step, last_step, dict(actions))
+
+
+def kind_of(reason: str) -> str:
+    """What incidents of one group have in common: their reason without its numbers."""
+    return _NUMBER.sub('#', reason)

@@ -5,14 +5,15 @@ a sentence; nothing of it is run.
 """
 
 import os
-from typing import Any, Dict, List, NamedTuple, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 
 from slimguard.diagnosis import bundle
 from slimguard.diagnosis.ranges import Range
-from slimguard.report import incident_view, layer_ranges, samples
+from slimguard.report import incident_view, last_steps, layer_ranges, samples
 from slimguard.report.incident_view import IncidentView
+from slimguard.report.last_steps import LastSteps
 from slimguard.report.layer_ranges import Layer
 from slimguard.report.samples import Sheet
 from slimguard.system.texts import cut
@@ -46,6 +47,7 @@ class BundleView(NamedTuple):
       layers: the ranges along the step.
       sheets: the samples of the batch.
       versions: of what it was made with.
+      steps: the last ones before it; None if they are not known.
     """
 
     name: str
@@ -62,6 +64,7 @@ class BundleView(NamedTuple):
     layers: List[Layer]
     sheets: List[Sheet]
     versions: str
+    steps: Optional[LastSteps] = None
 
 
 class UnreadableBundle(NamedTuple):
@@ -102,6 +105,7 @@ def _view(name: str, opened: bundle.Bundle, room: int) -> BundleView:
         not_examined=[],
         layers=[],
         sheets=_sheets(opened, diagnosis, room),
+        steps=last_steps.last_steps_of(opened.history),
         versions=cut(', '.join('%s %s' % pair for pair in sorted(opened.versions.items())), 600),
     )
     return view._replace(**_of_diagnosis(diagnosis)) if diagnosis else view

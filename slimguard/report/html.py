@@ -6,13 +6,18 @@ All of it is escaped by the template engine, as nothing here is marked as HTML.
 
 import functools
 import shlex
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Union
 
 import jinja2
 
 from slimguard.incidents import record_table
 from slimguard.report import (
+    heat_map,
+    incident_tables,
+    last_steps_layout,
+    lead,
     loss_chart_layout,
+    png_files,
     range_chart_layout,
     report_data,
     sample_pictures,
@@ -20,29 +25,43 @@ from slimguard.report import (
 )
 from slimguard.report.bundle_view import AnyBundle, BundleView, UnreadableBundle
 from slimguard.report.incident_view import IncidentView
+from slimguard.report.last_steps_layout import LastStepsChart
+from slimguard.report.lead import Lead
+from slimguard.report.png_files import PngEncoder
 from slimguard.report.range_chart_layout import RangeChart
 from slimguard.report.report_data import ReportData
 from slimguard.report.sample_pictures import PictureSheet
-from slimguard.system.texts import cut, visible
-
-_MOST_ROWS = 200
+from slimguard.system.texts import visible
 
 
 def render(data: ReportData) -> str:
     """The page, as text."""
-    return (
-        environment()
-        .get_template('page.html.j2')
-        .render(
-            data=data,
-            summary=report_data.summary(data),
-            no_curve=words.NO_CURVE,
-            chart=loss_chart_layout.chart_of(data.curve, data.incidents),
-            table=_table(data.incidents, _numbers_by_bundle(data)),
-            sections=[_section_or_why_not(bundle, data.title) for bundle in data.bundles],
-            begins=words.BEGINS,
-        )
-    )
+    with PngEncoder() as encoder:
+        return environment().get_template('page.html.j2').render(_content(data, encoder))
+
+
+def _content(data: ReportData, encoder: PngEncoder) -> Dict[str, Any]:
+    """All that the page shows, by the names that its templates have for it."""
+    first = lead.lead_of(data.incidents, data.bundles)
+    lead_section = None if first is None else _lead_section(first, data.title, encoder)
+    sections = _other_sections(first, data, encoder)
+    has_gradients = any(isinstance(s, _Section) and s.gradients for s in [lead_section, *sections])
+    return {
+        'data': data,
+        'summary': report_data.summary(data),
+        'lead': first,
+        'lead_section': lead_section,
+        'no_curve': words.NO_CURVE,
+        'no_summary': words.NO_SUMMARY,
+        'chart': loss_chart_layout.chart_of(data.curve, data.incidents),
+        'beside': words.BESIDE,
+        'alone': words.ALONE,
+        'kinds': incident_tables.kinds_of(data.curve, data.incidents),
+        'sections': sections,
+        'colors': _colors(encoder) if has_gradients else '',
+        'table': incident_tables.table_of(data.incidents, data.bundles),
+        'row_of': incident_tables.row_finder(len(data.incidents)),
+    }
 
 
 @functools.lru_cache(maxsize=None)
@@ -68,99 +87,154 @@ def _visible(value: Any) -> Any:
     return value if hasattr(value, '__html__') else visible(value)
 
 
-# The incidents.
-
-
-class _Row(NamedTuple):
-    """A line of the table; `bundle` is the name of the incident's bundle on the page, or ''."""
-
-    incident: IncidentView
-    action: str
-    loss: str
-    why: str
-    when: str
-    bundle: str
-
-
-class _Table(NamedTuple):
-    """The first lines and the last, and how many there are between them."""
-
-    first: List[_Row]
-    left_out: int
-    last: List[_Row]
-
-
-def _table(incidents: Sequence[IncidentView], numbers: Dict[str, int]) -> _Table:
-    half = _MOST_ROWS // 2
-    is_long = len(incidents) > _MOST_ROWS
-    return _Table(
-        first=[_row(i, numbers) for i in (incidents[:half] if is_long else incidents)],
-        left_out=len(incidents) - 2 * half if is_long else 0,
-        last=[_row(i, numbers) for i in incidents[-half:]] if is_long else [],
-    )
-
-
-def _row(incident: IncidentView, numbers: Dict[str, int]) -> _Row:
-    has_bundle = numbers.get(incident.bundle) == incident.number
-    return _Row(
-        incident=incident,
-        action=words.action_of(incident),
-        loss=words.number(incident.loss),
-        why=cut(incident.reason, 400),
-        when=record_table.when(incident.time),
-        bundle=incident.bundle if has_bundle else '',
-    )
-
-
-def _numbers_by_bundle(data: ReportData) -> Dict[str, int]:
-    """For each bundle on the page the number of its incident.
-
-    A later bundle may get the name of one that was removed: the newest incident has it.
-    """
-    on_page = {bundle.name for bundle in data.bundles if isinstance(bundle, BundleView)}
-    return {i.bundle: i.number for i in data.incidents if i.bundle in on_page}
-
-
 # The bundles.
+
+
+class _Fact(NamedTuple):
+    """What is known: its name; a part that is code, words, and a line of code, each '' for none."""
+
+    name: str
+    code: str = ''
+    words: str = ''
+    line: str = ''
 
 
 class _Section(NamedTuple):
     """What made a step bad, in words and pictures.
 
     Attributes:
-      bundle: the bundle.
+      name: of the bundle; '' without one.
       heading, lead: above all else.
+      lines: a diagnosis in a few lines, if there is no more of it.
+      facts: what is known.
+      steps: the last ones before it.
+      gradients: the address of their picture; '' without one.
       sheets: the samples of the batch.
       ranges: along the step.
-      command: to run it again.
+      command: to run it again; '' if it cannot be.
+      alike: the name of a bundle to look at instead, or ''.
     """
 
-    bundle: BundleView
+    name: str
     heading: str
     lead: str
+    lines: str
+    facts: List[_Fact]
+    steps: Optional[LastStepsChart]
+    gradients: str
     sheets: List[PictureSheet]
     ranges: Optional[RangeChart]
     command: str
+    alike: str
 
 
-def _section_or_why_not(bundle: AnyBundle, title: str) -> Union[_Section, str]:
+def _other_sections(
+    first: Optional[Lead], data: ReportData, encoder: PngEncoder
+) -> List[Union[_Section, str]]:
+    """Those of all bundles but that of the incident that the page opens with."""
+    others = [bundle for bundle in data.bundles if first is None or bundle is not first.bundle]
+    by_number = lead.bundles_by_number(data.incidents, data.bundles)
+    recorded = {by_number[i.number].name: i for i in data.incidents if i.number in by_number}
+    return [
+        _section_or_why_not(bundle, data.title, recorded.get(bundle.name), encoder)
+        for bundle in others
+    ]
+
+
+def _lead_section(first: Lead, title: str, encoder: PngEncoder) -> Union[_Section, str]:
+    if first.bundle is None:
+        return _section_of_the_record(first)
+    return _section_or_why_not(first.bundle, title, first.incident, encoder)
+
+
+def _section_or_why_not(
+    bundle: AnyBundle, title: str, recorded: Optional[IncidentView], encoder: PngEncoder
+) -> Union[_Section, str]:
     """What stands where a bundle belongs: its section, or a sentence on why it has none."""
     if isinstance(bundle, UnreadableBundle):
         return '%s cannot be read: %s' % (bundle.name, bundle.why)
     try:
-        return _section(bundle, title)
+        return _section(bundle, title, recorded, encoder)
     except Exception as error:  # whatever it is, it must not cost the rest of the page
         return words.cannot_be_shown(bundle, error)
 
 
-def _section(bundle: BundleView, title: str) -> _Section:
-    step = bundle.incident.step
+def _section(
+    bundle: BundleView, title: str, recorded: Optional[IncidentView], encoder: PngEncoder
+) -> _Section:
     path = shlex.quote('%s/slimguard/%s' % (title, bundle.name))
+    steps = last_steps_layout.chart_of(bundle.steps)
     return _Section(
-        bundle=bundle,
-        heading=bundle.name if step is None else 'Step %d' % step,
+        name=bundle.name,
+        heading=_heading(bundle.incident, bundle.name),
         lead=words.sentence(bundle),
-        sheets=[sample_pictures.sheet_of(sheet) for sheet in bundle.sheets],
+        lines='',
+        facts=[
+            *_facts_of_bundle(bundle),
+            _Fact('Why', words=(recorded or bundle.incident).reason),
+            *_facts_of_incident(recorded or bundle.incident),
+            _Fact('Made with', words=bundle.versions),
+        ],
+        steps=steps,
+        gradients=_gradients(steps, encoder),
+        sheets=[sample_pictures.sheet_of(sheet, encoder) for sheet in bundle.sheets],
         ranges=range_chart_layout.chart_of(bundle.layers),
         command='python -m slimguard replay ' + path,
+        alike='',
     )
+
+
+def _gradients(steps: Optional[LastStepsChart], encoder: PngEncoder) -> str:
+    if steps is None or steps.picture is None:
+        return ''
+    return png_files.address_of(encoder.encode(steps.picture.map.pixels))
+
+
+def _colors(encoder: PngEncoder) -> str:
+    """The address of the colours of a heat map."""
+    return png_files.address_of(encoder.encode(heat_map.legend_pixels()))
+
+
+def _section_of_the_record(first: Lead) -> _Section:
+    """Of an incident that has no bundle."""
+    said = first.incident
+    return _Section(
+        name='',
+        heading=_heading(said, 'Incident %d' % said.number),
+        lead=said.reason or 'The record gives no reason.',
+        lines=said.diagnosis,
+        facts=_facts_of_incident(said),
+        steps=None,
+        gradients='',
+        sheets=[],
+        ranges=None,
+        command='',
+        alike='' if first.alike is None else first.alike.name,
+    )
+
+
+def _heading(incident: IncidentView, otherwise: str) -> str:
+    return otherwise if incident.step is None else 'Step %d' % incident.step
+
+
+def _facts_of_bundle(bundle: BundleView) -> List[_Fact]:
+    facts = [
+        _Fact('Tensor', bundle.where),
+        _Fact('Your line', bundle.line, line=bundle.code),
+        *[_Fact('Input', name, values) for name, values in bundle.inputs],
+        _Fact('Value', words=bundle.output),
+        _Fact('Not finite', bundle.positions),
+        *[_Fact('Not examined', words=why) for why in bundle.not_examined],
+    ]
+    return [fact for fact in facts if fact.code or fact.words]
+
+
+def _facts_of_incident(incident: IncidentView) -> List[_Fact]:
+    facts = [
+        _Fact('Loss', words=words.number(incident.loss)),
+        _Fact('Gradient norm', words=words.norm_of(incident)),
+        _Fact('Done', words='; '.join(filter(None, [incident.action, *incident.notes]))),
+        _Fact('Advice', words=incident.advice),
+        _Fact('When', words=record_table.when(incident.time)),
+    ]
+    return [fact for fact in facts if fact.words]

@@ -22,6 +22,8 @@ class IncidentView(NamedTuple):
         its policy says none.
       bundle: the name of the bundle's folder, without its path: a log directory may be moved.
       notes: what else there is to know, in a few words each.
+      gradient_norm, gradient_norm_ratio: as in `Incident`.
+      diagnosis, advice: as in `Incident`.
     """
 
     number: int
@@ -32,6 +34,10 @@ class IncidentView(NamedTuple):
     time: Optional[float]
     bundle: str
     notes: Tuple[str, ...]
+    gradient_norm: Optional[float] = None
+    gradient_norm_ratio: Optional[float] = None
+    diagnosis: str = ''
+    advice: str = ''
 
     @property
     def kind(self) -> str:
@@ -52,6 +58,10 @@ def view_of(number: int, record: Dict[str, Any]) -> IncidentView:
         time=_float(record.get('time')),
         bundle=_folder_name(_str(record.get('bundle'))),
         notes=_notes(record),
+        gradient_norm=_float(record.get('gradient_norm')),
+        gradient_norm_ratio=_float(record.get('gradient_norm_ratio')),
+        diagnosis=cut(_str(record.get('diagnosis')), 2000),
+        advice=cut(_str(record.get('advice')), 1000),
     )
 
 

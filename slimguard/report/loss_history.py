@@ -5,7 +5,7 @@ import itertools
 import os
 import re
 import struct
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -30,12 +30,14 @@ class Curve(NamedTuple):
         new one begins where the step goes back: after a restart, or a rollback.
       points: how many points there were, before the curve was thinned out.
       bad: how many of them were not finite.
+      tails: as `segments`, of the last steps before incidents.
     """
 
     tag: str
     segments: List[np.ndarray]
     points: int
     bad: int
+    tails: Sequence[np.ndarray] = ()
 
 
 def read(logdir: str, most: int = 2000) -> Tuple[Optional[Curve], List[str]]:

@@ -2,27 +2,48 @@
 
 import io
 import textwrap
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, Patch, Rectangle
 
-from slimguard.report import loss_chart_layout, report_data, words
+from slimguard.report import (
+    incident_marks,
+    lead,
+    loss_chart_layout,
+    png_last_steps,
+    report_data,
+    words,
+)
 from slimguard.report.bundle_view import AnyBundle, BundleView, UnreadableBundle
 from slimguard.report.incident_view import ACTIONS, IncidentView
 from slimguard.report.layer_ranges import Layer
+from slimguard.report.lead import Lead
 from slimguard.report.loss_history import Curve
+from slimguard.report.png_parts import (
+    BAD,
+    CURVE,
+    GRID,
+    INK,
+    LINE,
+    RANGE,
+    SOFT,
+    Part,
+    axes_at,
+    plain,
+    stacked,
+    text,
+    write,
+)
 from slimguard.report.report_data import ReportData
 from slimguard.report.samples import Sample, Sheet
 from slimguard.report.scales import Scale, magnitudes
 from slimguard.system.texts import cut, visible
 
 _WIDTH, _DPI = 10.0, 120  # inches, dots in an inch
-_LINE = 0.21  # the height of a line of text in inches
 _MOST_ROWS, _MOST_BUNDLES = 30, 5
-_INK, _SOFT, _GRID, _RANGE, _BAD = '#1d1d1b', '#5f5e5a', '#e3e1da', '#8fa5b8', '#c8102e'
 _COLORS = {
     'raise': '#c8102e',
     'stop': '#b86e00',
@@ -42,19 +63,6 @@ _MARKERS = {
 }
 
 
-class Part(NamedTuple):
-    """A part of the picture.
-
-    Attributes:
-      size: its height in inches.
-      fill: draws it into a figure: gets the place of its upper end, as a fraction of the figure's
-        height, and that height in inches.
-    """
-
-    size: float
-    fill: Callable[[Any, float, float], None]
-
-
 def draw(data: ReportData) -> bytes:
     """The picture, as a PNG file."""
     # Of our own, so that nobody's matplotlibrc, LaTeX for one, has a say.
@@ -63,15 +71,30 @@ def draw(data: ReportData) -> bytes:
 
 
 def _parts(data: ReportData) -> List[Part]:
-    parts = [_header(data), *_loss(data.curve, data.incidents)]
+    first = lead.lead_of(data.incidents, data.bundles)
+    others = [bundle for bundle in data.bundles if first is None or bundle is not first.bundle]
+    parts = [_header(data)]
+    if first is not None:
+        parts.append(text([first.heading], size=15, fontweight='bold'))
+        parts.extend(_first(first))
+    parts.extend(_loss(data.curve, data.incidents))
+    for bundle in others[-_MOST_BUNDLES:]:
+        parts.extend(_bundle_or_why_not(bundle))
+    left_out = len(others) - _MOST_BUNDLES
+    if left_out > 0:
+        parts.append(text(['%d earlier bundles are on the page only.' % left_out], SOFT))
     if data.incidents:
         parts.append(_table(data.incidents))
-    for bundle in data.bundles[-_MOST_BUNDLES:]:
-        parts.extend(_bundle_or_why_not(bundle))
-    left_out = len(data.bundles) - _MOST_BUNDLES
-    if left_out > 0:
-        parts.append(_text(['%d earlier bundles are on the page only.' % left_out], _SOFT))
     return parts
+
+
+def _first(first: Lead) -> List[Part]:
+    """What the picture opens with."""
+    if first.bundle is not None:
+        return _bundle_or_why_not(first.bundle)
+    said = first.incident
+    lines = [said.reason, *said.diagnosis.split('\n'), words.action_of(said), said.advice]
+    return [text([line for line in lines if line]), text([''])]
 
 
 def _drawn(parts: List[Part]) -> bytes:
@@ -87,74 +110,33 @@ def _drawn(parts: List[Part]) -> bytes:
     return file.getvalue()
 
 
-def _axes(figure, top: float, height: float, size: float, left: float = 0.09, right: float = 0.95):
-    axes = figure.add_axes([left, top - size / height, right - left, size / height])
-    axes.set_facecolor('none')
-    for side in ('top', 'right', 'left', 'bottom'):
-        axes.spines[side].set_visible(False)
-    axes.tick_params(length=0, labelsize=8, labelcolor=_SOFT)
-    return axes
-
-
-def _write(figure, x: float, y: float, said: str, **kwargs) -> None:
-    figure.text(x, y, _plain(said), va='top', **kwargs)
-
-
-def _plain(said: str) -> str:
-    # Between two dollars matplotlib would read TeX, and fail over what is none.
-    return visible(said).replace('$', r'\$')
-
-
-def _text(lines: List[str], color: str = _INK, size: float = 9.0, **kwargs) -> Part:
-    wrapped = [part for line in lines for part in textwrap.wrap(visible(line), 118) or ['']]
-    space = _LINE * size / 9.0
-
-    def fill(figure, top: float, height: float) -> None:
-        for number, line in enumerate(wrapped):
-            y = top - number * space / height
-            _write(figure, 0.05, y, line, fontsize=size, color=color, **kwargs)
-
-    return Part(space * len(wrapped) + 0.06, fill)
-
-
 def _header(data: ReportData) -> Part:
     lines = [data.made] + data.notes
     if data.curve is None:
         lines.append(words.NO_CURVE)
-    return _below_each_other(
-        _text([data.title], size=20, fontweight='bold'),
-        _text([report_data.summary(data)], _BAD if data.broken else _SOFT),
-        _text(lines, _SOFT),
+    return stacked(
+        text([data.title], size=20, fontweight='bold'),
+        text([report_data.summary(data)], BAD if data.broken else SOFT),
+        text(lines, SOFT),
     )
-
-
-def _below_each_other(*parts: Part) -> Part:
-    """Several parts as one."""
-
-    def fill(figure, top: float, height: float) -> None:
-        for part in parts:
-            part.fill(figure, top, height)
-            top -= part.size / height
-
-    return Part(sum(part.size for part in parts) + 0.3, fill)
 
 
 # The loss.
 
 
 def _loss(curve: Optional[Curve], incidents: Sequence[IncidentView]) -> List[Part]:
-    segments = loss_chart_layout.segments_of(curve)
+    lines = loss_chart_layout.lines_of(curve)
     stepped = loss_chart_layout.with_steps(incidents)
-    if not segments and not stepped:
+    if not lines and not stepped:
         return []
 
     def fill(figure, top: float, height: float) -> None:
-        axes = _axes(figure, top - 0.3 / height, height, 2.9)
+        axes = axes_at(figure, top - 0.3 / height, height, 2.9)
         # Not matplotlib's own ticks, which fail at the ends of floats.
-        x = loss_chart_layout.step_scale(segments, stepped)
+        x = loss_chart_layout.step_scale(lines, stepped)
         _draw_curve(axes, curve, x)
         for lane, kind in enumerate(a for a in ACTIONS if any(i.kind == a for _, i in stepped)):
-            _draw_lane(axes, lane, kind, [x(step) for step in _steps_of(kind, stepped)])
+            _draw_lane(axes, lane, kind, x, [(s, i) for s, i in stepped if i.kind == kind])
         axes.set_xticks([x(value) for value, _ in x.ticks])
         axes.set_xticklabels([label for _, label in x.ticks])
         _finish_loss(axes)
@@ -163,38 +145,52 @@ def _loss(curve: Optional[Curve], incidents: Sequence[IncidentView]) -> List[Par
 
 
 def _draw_curve(axes, curve: Optional[Curve], x: Scale) -> None:
-    y = loss_chart_layout.loss_scale(loss_chart_layout.segments_of(curve))
+    y = loss_chart_layout.loss_scale(loss_chart_layout.lines_of(curve))
     if curve is None or y is None:
         axes.set_yticks([])
         return
-    tag = _plain(cut(curve.tag, 100))
-    for number, segment in enumerate(curve.segments):
-        # matplotlib leaves a name with a leading underscore out of the legend.
-        label = '_' if number else '\N{ZERO WIDTH SPACE}' + tag
-        steps = [x(step) for step in segment[:, 0]]
-        places = [y(loss) for loss in segment[:, 1]]
-        axes.plot(steps, places, color='#33414e', lw=1.2, label=label)
+    _draw_segments(axes, curve.tails, x, y, words.BESIDE if curve.segments else words.ALONE, 0.7)
+    _draw_segments(axes, curve.segments, x, y, plain(cut(curve.tag, 100)), 1.2)
+    for step, loss in loss_chart_layout.points_to_mark(curve.segments, curve.tails):
+        axes.plot([x(step)], [y(loss)], '.', color=CURVE, ms=5, label='_')
     axes.set_yticks([y(value) for value, _ in y.ticks])
     axes.set_yticklabels([label for _, label in y.ticks])
 
 
-def _steps_of(kind: str, stepped: loss_chart_layout.Stepped) -> List[int]:
-    return sorted({step for step, incident in stepped if incident.kind == kind})
+def _draw_segments(axes, segments, x: Scale, y: Scale, name: str, width: float) -> None:
+    for number, segment in enumerate(segments):
+        # matplotlib leaves a name with a leading underscore out of the legend.
+        label = '_' if number else '\N{ZERO WIDTH SPACE}' + name
+        steps = [x(step) for step in segment[:, 0]]
+        places = [y(loss) for loss in segment[:, 1]]
+        axes.plot(steps, places, color=CURVE, lw=width, label=label)
 
 
-def _draw_lane(axes, lane: int, kind: str, places: List[float]) -> None:
+def _draw_lane(
+    axes, lane: int, kind: str, x: Scale, stepped: List[Tuple[int, IncidentView]]
+) -> None:
     below, color = -0.1 - 0.07 * lane, _COLORS[kind]
-    axes.vlines(places, below, 1, color=color, lw=0.7, alpha=0.4)
     marker, label = _MARKERS.get(kind, 'P'), words.name_of(kind)
-    axes.plot(places, [below] * len(places), marker, color=color, ms=6, label=label)
+    places = sorted({x(step) for step, _ in stepped})
+    if incident_marks.are_few(stepped):
+        axes.vlines(places, below, 1, color=color, lw=0.7, alpha=0.4)
+        axes.plot(places, [below] * len(places), marker, color=color, ms=6, label=label)
+        return
+    bins = incident_marks.bins_of(x, stepped)
+    most = max(len(members) for _, members in bins)
+    for start, members in bins:
+        left, right = incident_marks.bin_ends(start)
+        size = 0.01 + 0.05 * len(members) / most
+        axes.bar(left, size, right - left, below - 0.03, align='edge', color=color)
+    axes.plot([], [], marker, color=color, ms=6, label=label)
 
 
 def _finish_loss(axes) -> None:
-    axes.grid(axis='y', color=_GRID, lw=0.8)
+    axes.grid(axis='y', color=GRID, lw=0.8)
     axes.set_axisbelow(True)
     axes.spines['bottom'].set_visible(True)
-    axes.spines['bottom'].set_color(_SOFT)
-    axes.set_xlabel('global step', fontsize=8, color=_SOFT, loc='right')
+    axes.spines['bottom'].set_color(SOFT)
+    axes.set_xlabel('global step', fontsize=8, color=SOFT, loc='right')
     place = {'loc': 'lower left', 'bbox_to_anchor': (0, 1.0)}
     axes.legend(ncol=8, frameon=False, fontsize=8, borderpad=0, **place)
 
@@ -207,12 +203,12 @@ def _table(incidents: Sequence[IncidentView]) -> Part:
 
     def fill(figure, top: float, height: float) -> None:
         for number, row in enumerate(rows):
-            y = top - (0.1 + number * _LINE) / height
-            color = _INK if number else _SOFT
+            y = top - (0.1 + number * LINE) / height
+            color = INK if number else SOFT
             for x, said, most in zip((0.05, 0.12, 0.22, 0.31), row, (12, 14, 12, 200)):
-                _write(figure, x, y, said[:most], fontsize=8, color=color)
+                write(figure, x, y, said[:most], fontsize=8, color=color)
 
-    return Part(_LINE * len(rows) + 0.4, fill)
+    return Part(LINE * len(rows) + 0.4, fill)
 
 
 def _row(incident: IncidentView) -> Tuple[str, str, str, str]:
@@ -226,13 +222,13 @@ def _row(incident: IncidentView) -> Tuple[str, str, str, str]:
 
 def _bundle_or_why_not(bundle: AnyBundle) -> List[Part]:
     if isinstance(bundle, UnreadableBundle):
-        return [_text(['%s cannot be read: %s' % (bundle.name, bundle.why)], _BAD)]
+        return [text(['%s cannot be read: %s' % (bundle.name, bundle.why)], BAD)]
     try:
         parts = _bundle(bundle)
         _draw_apart(parts)
         return parts
     except Exception as error:  # whatever it is, it must not cost the rest of the picture
-        return [_text([words.cannot_be_shown(bundle, error)], _BAD)]
+        return [text([words.cannot_be_shown(bundle, error)], BAD)]
 
 
 def _draw_apart(parts: List[Part]) -> None:
@@ -246,11 +242,15 @@ def _bundle(bundle: BundleView) -> List[Part]:
     step = bundle.incident.step
     facts = [bundle.where, bundle.line, bundle.code, bundle.output, bundle.positions]
     facts += bundle.not_examined
+    norm = words.norm_of(bundle.incident)
+    facts.append('gradient norm ' + norm if norm else '')
     parts = [
-        _text([bundle.name if step is None else 'Step %d' % step], size=13, fontweight='bold'),
-        _text([words.sentence(bundle)]),
-        _text([fact for fact in facts if fact], _SOFT, 8.0),
+        text([bundle.name if step is None else 'Step %d' % step], size=13, fontweight='bold'),
+        text([words.sentence(bundle)]),
+        text([fact for fact in facts if fact], SOFT, 8.0),
     ]
+    if bundle.steps is not None:
+        parts.extend(png_last_steps.parts_of(bundle.steps))
     parts.extend(_sheet(sheet) for sheet in bundle.sheets)
     if bundle.layers:
         parts.append(_ranges(bundle.layers))
@@ -267,7 +267,7 @@ def _sheet(sheet: Sheet) -> Part:
 
     def fill(figure, top: float, height: float) -> None:
         said = '%s, %s %s' % (cut(sheet.name, 100), sheet.dtype, list(sheet.shape))
-        _write(figure, 0.05, top - 0.1 / height, said, fontsize=8, color=_INK)
+        write(figure, 0.05, top - 0.1 / height, said, fontsize=8, color=INK)
         for number, sample in enumerate(sheet.samples):
             left = 0.05 + 0.9 * (number % columns) / columns
             above = top - (0.35 + (number // columns) * (cell + 0.1)) / height
@@ -285,9 +285,9 @@ def _draw_sample(axes, sample: Sample) -> None:
     axes.set_yticks([])
     is_bad = bool(sample.bad or sample.suspect)
     for side in axes.spines.values():
-        side.set_color(_BAD if is_bad else _GRID)
+        side.set_color(BAD if is_bad else GRID)
         side.set_linewidth(3 if is_bad else 0.8)
-    color = _BAD if is_bad else _SOFT
+    color = BAD if is_bad else SOFT
     axes.set_xlabel('row %d' % sample.row, fontsize=7, color=color, labelpad=3)
 
 
@@ -306,18 +306,18 @@ def _ranges(layers: Sequence[Layer]) -> Part:
     begins = words.begins_at(layers)
 
     def fill(figure, top: float, height: float) -> None:
-        axes = _axes(figure, top - 0.3 / height, height, size, left=0.36, right=0.78)
+        axes = axes_at(figure, top - 0.3 / height, height, size, left=0.36, right=0.78)
         _draw_bars(axes, layers)
         for place, layer in enumerate(layers):
             y = top - (0.3 + size * (place + 0.15) / len(layers)) / height
             name = cut('%s  %s' % (layer.phase, layer.name), 60)
-            color = _INK if layer.is_finite else _BAD
-            _write(figure, 0.05, y, name, fontsize=7, color=_INK)
-            _write(figure, 0.80, y, words.range_of(layer), fontsize=7, color=color)
+            color = INK if layer.is_finite else BAD
+            write(figure, 0.05, y, name, fontsize=7, color=INK)
+            write(figure, 0.80, y, words.range_of(layer), fontsize=7, color=color)
         if begins is not None:
-            axes.axhline(begins - 0.5, color=_BAD, lw=1.5)
+            axes.axhline(begins - 0.5, color=BAD, lw=1.5)
             y = top - (0.3 + size * begins / len(layers)) / height
-            _write(figure, 0.2, y + 0.06 / height, words.BEGINS, fontsize=7, color=_BAD)
+            write(figure, 0.2, y + 0.06 / height, words.begins(layers), fontsize=7, color=BAD)
 
     return Part(size + 0.7, fill)
 
@@ -330,10 +330,10 @@ def _draw_bars(axes, layers: Sequence[Layer]) -> None:
     axes.set_xticks([scale(value) for value, _ in scale.ticks])
     axes.set_xticklabels([label for _, label in scale.ticks])
     axes.set_yticks([])
-    axes.grid(axis='x', color=_GRID, lw=0.8)
+    axes.grid(axis='x', color=GRID, lw=0.8)
     axes.set_axisbelow(True)
     for place, layer in enumerate(layers):
-        color = _RANGE if layer.is_finite else _BAD
+        color = RANGE if layer.is_finite else BAD
         if layer.min is not None and layer.max is not None:
             start, end = scale(layer.min), scale(layer.max)
             axes.barh(place, max(end - start, 0.004), left=start, height=0.5, color=color)

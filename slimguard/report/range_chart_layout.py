@@ -5,8 +5,8 @@ from typing import List, NamedTuple, Optional, Sequence
 
 from slimguard.report import words
 from slimguard.report.layer_ranges import Layer
-from slimguard.report.loss_chart_layout import percent
 from slimguard.report.scales import Scale, magnitudes
+from slimguard.report.words import percent
 from slimguard.system.texts import cut
 
 _THINNEST = 0.004  # of the width
@@ -62,11 +62,13 @@ class RangeChart(NamedTuple):
       ticks: of its axis.
       rows: the layers, pass by pass.
       caption: what it shows.
+      begins: what is said above the row where values are not finite, or out of bounds, from.
     """
 
     ticks: List[RangeTick]
     rows: List[RangeRow]
     caption: str
+    begins: str
 
 
 def chart_of(layers: Sequence[Layer]) -> Optional[RangeChart]:
@@ -81,7 +83,9 @@ def chart_of(layers: Sequence[Layer]) -> Optional[RangeChart]:
         _row(layer, _heading(layer, last), place == begin, scope, scale)
         for place, (last, layer) in enumerate(zip(before, layers))
     ]
-    return RangeChart(_ticks(scale), rows, _caption(scope, begin is not None))
+    is_finite = all(layer.is_finite for layer in layers)
+    caption = _caption(scope, begin is not None and not is_finite)
+    return RangeChart(_ticks(scale), rows, caption, words.begins(layers))
 
 
 def _ticks(scale: Scale) -> List[RangeTick]:

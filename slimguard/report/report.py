@@ -1,8 +1,9 @@
 """A training as a page to look at: ``python -m slimguard report LOGDIR``.
 
-The page holds the loss with the incidents marked, what was done at each, and for those that have a
-bundle what made them bad, the ranges along the step and the samples of the batch. It is one file,
-runs no script and asks for nothing; everything that comes from the run is escaped.
+The page opens with the incident that matters: what made the step bad, the last steps before it, the
+samples of the batch and the ranges along the step. Then come the loss with the incidents marked,
+the kinds of incidents, what made others bad, and all of them in a table. It is one file, runs no
+script and asks for nothing; everything that comes from the run is escaped.
 """
 
 import errno

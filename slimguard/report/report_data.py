@@ -9,9 +9,10 @@ import tensorflow as tf
 import slimguard
 from slimguard.diagnosis import bundle
 from slimguard.incidents import record_reader
-from slimguard.report import bundle_view, incident_view, loss_history
+from slimguard.report import bundle_view, incident_view, loss_history, loss_tails
 from slimguard.report.bundle_view import AnyBundle, BundleView
 from slimguard.report.incident_view import ACTIONS, IncidentView
+from slimguard.report.last_steps import LastSteps
 from slimguard.report.loss_history import Curve
 from slimguard.system import files
 from slimguard.system.texts import cut
@@ -60,13 +61,18 @@ def gather(logdir: str) -> ReportData:
     return ReportData(
         title=title_of(logdir),
         made=_made(),
-        curve=curve,
+        curve=loss_tails.with_tails(curve, _histories(bundles)),
         incidents=record.incidents,
         bundles=bundles,
         notes=_not_too_many(notes + record.notes + more),
         has_record=record.is_there,
         broken=record.broken,
     )
+
+
+def _histories(bundles: List[AnyBundle]) -> List[LastSteps]:
+    readable = [bundle for bundle in bundles if isinstance(bundle, BundleView)]
+    return [bundle.steps for bundle in readable if bundle.steps is not None]
 
 
 def title_of(logdir: str) -> str:

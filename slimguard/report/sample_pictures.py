@@ -1,15 +1,8 @@
-"""The samples of a batch as pictures on the page: PNG files, with rings around what is not finite.
+"""The samples of a batch as pictures on the page: PNG files, with rings around what is bad."""
 
-A PNG file becomes a part of the page, as a ``data:`` address.
-"""
+from typing import List, NamedTuple
 
-import base64
-from typing import List, NamedTuple, Sequence
-
-import numpy as np
-import tensorflow as tf
-import tensorflow.compat.v1 as tf1
-
+from slimguard.report.png_files import PngEncoder, address_of
 from slimguard.report.samples import Sample, Sheet
 from slimguard.system.texts import cut
 
@@ -56,26 +49,14 @@ class PictureSheet(NamedTuple):
     pictures: List[Picture]
 
 
-def sheet_of(sheet: Sheet) -> PictureSheet:
+def sheet_of(sheet: Sheet, encoder: PngEncoder) -> PictureSheet:
     """The pictures of a sheet."""
     shape = ' \N{MULTIPLICATION SIGN} '.join(map(str, sheet.shape))
-    files = png_files([sample.pixels for sample in sheet.samples])
     return PictureSheet(
         array='%s, %s, %s' % (cut(sheet.name, 400), sheet.dtype, shape),
         scale=_scale(sheet),
-        pictures=[_picture(sample, file) for sample, file in zip(sheet.samples, files)],
+        pictures=[_picture(s, encoder.encode(s.pixels)) for s in sheet.samples],
     )
-
-
-def png_files(images: Sequence[np.ndarray]) -> List[bytes]:
-    """PNG files of uint8 images [height, width, 3 or 4], by TensorFlow's own encoder."""
-    # A training next door keeps its GPU: a session takes all the memory of those that it may use.
-    config = tf1.ConfigProto(device_count={'GPU': 0})
-    with tf.Graph().as_default() as graph:  # not the user's; and no eager mode in it
-        pixels = tf1.placeholder(tf.uint8, [None, None, None])
-        file = tf1.image.encode_png(pixels, compression=9)
-        with tf1.Session(graph=graph, config=config) as session:
-            return [session.run(file, {pixels: image}) for image in images]
 
 
 def _scale(sheet: Sheet) -> str:
@@ -89,7 +70,7 @@ def _scale(sheet: Sheet) -> str:
 def _picture(sample: Sample, file: bytes) -> Picture:
     height, width = sample.pixels.shape[:2]
     return Picture(
-        address='data:image/png;base64,' + base64.b64encode(file).decode('ascii'),
+        address=address_of(file),
         width=width,
         height=height,
         said=_said(sample),

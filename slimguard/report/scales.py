@@ -104,10 +104,14 @@ def magnitudes(values: Iterable[Optional[float]]) -> Scale:
 
 
 def _power(sign: int, exponent: int) -> str:
-    minus = _MINUS if sign < 0 else ''
+    return (_MINUS if sign < 0 else '') + power_of_ten(exponent)
+
+
+def power_of_ten(exponent: int) -> str:
+    """10**exponent, for people."""
     if -2 <= exponent <= 3:
-        return minus + '%g' % 10.0**exponent
-    return minus + '10' + str(exponent).translate(_SUPERSCRIPTS)
+        return '%g' % 10.0**exponent
+    return '10' + str(exponent).translate(_SUPERSCRIPTS)
 
 
 _MINUS = '\N{MINUS SIGN}'

@@ -1,6 +1,7 @@
 """Words and numbers that the page and the picture share."""
 
 import math
+import re
 from typing import Optional, Sequence
 
 from slimguard.report.bundle_view import BundleView
@@ -8,10 +9,18 @@ from slimguard.report.incident_view import IncidentView
 from slimguard.report.layer_ranges import Layer
 from slimguard.system.texts import cut
 
+_ADD = "Add tf.compat.v1.summary.scalar('total_loss', total_loss) to the graph, and "
 NO_CURVE = (
-    'No loss curve: no scalar in the event files here looks like a loss. Add '
-    "tf.compat.v1.summary.scalar('total_loss', total_loss) to the graph, and the next report "
-    'has one.'
+    'No loss curve: no scalar in the event files here looks like a loss. %sthe next report has one.'
+    % _ADD
+)
+NO_SUMMARY = (
+    'Only the last steps before incidents are known: no scalar in the event files here looks like '
+    'a loss. %sthe next report has all of the curve.' % _ADD
+)
+BESIDE, ALONE = (
+    'each of the last steps before an incident',
+    'loss of the last steps before incidents',
 )
 BEGINS = 'non-finite from here on'  # above the layer that `begins_at` finds
 
@@ -26,6 +35,17 @@ def action_of(incident: IncidentView) -> str:
     return incident.action or 'not said'
 
 
+def norm_of(incident: IncidentView) -> str:
+    """The gradient norm of an incident and how far it is from usual; '' if nobody knows it."""
+    if incident.gradient_norm is None:
+        return ''
+    said = number(incident.gradient_norm)
+    ratio = incident.gradient_norm_ratio
+    if ratio is None or not math.isfinite(ratio):
+        return said
+    return '%s, %s times the median of the last good steps' % (said, multiple(ratio))
+
+
 def sentence(bundle: BundleView) -> str:
     """What made a step bad, as a sentence."""
     if not bundle.phase:
@@ -36,6 +56,12 @@ def sentence(bundle: BundleView) -> str:
 def cannot_be_shown(bundle: BundleView, error: Exception) -> str:
     """What is said in place of a bundle that could be read, and not drawn."""
     return cut('%s cannot be shown: %s: %s' % (bundle.name, type(error).__name__, error), 1000)
+
+
+def begins(layers: Sequence[Layer]) -> str:
+    """What is said above the layer that `begins_at` finds."""
+    is_finite = all(layer.is_finite for layer in layers)
+    return 'out of bounds here' if is_finite else BEGINS
 
 
 def begins_at(layers: Sequence[Layer]) -> Optional[int]:
@@ -65,6 +91,22 @@ def number(value: Optional[float]) -> str:
     if math.isnan(value):
         return 'NaN'
     return 'Inf' if value > 0 else '\N{MINUS SIGN}Inf'
+
+
+def multiple(ratio: float) -> str:
+    """How many times, in two digits: 0.5, 12, 340, 2.4e6."""
+    said = '%.2g' % ratio
+    return '%.0f' % float(said) if 10 <= ratio < 1e4 else re.sub(r'e\+0*', 'e', said)
+
+
+def percent(fraction: float) -> str:
+    """A part of a width, for an attribute."""
+    return '%.2f%%' % (100 * fraction)
+
+
+def px(value: float) -> str:
+    """A number of pixels, for an attribute."""
+    return '%.1f' % value
 
 
 def _count(count: int) -> str:

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from matplotlib import image
 
-from slimguard.report import layer_ranges, sample_pictures, samples, scales
+from slimguard.report import layer_ranges, png_files, range_chart_layout, samples, scales
 from tests.helpers.children import forked_python
 
 tf1 = tf.compat.v1
@@ -21,7 +21,7 @@ tf1 = tf.compat.v1
 @pytest.mark.parametrize('shape', [(5, 3, 3), (1, 1, 4), (130, 7, 3)])
 def test_a_png_holds_its_pixels(shape):
     pixels = np.random.RandomState(0).randint(0, 256, shape).astype(np.uint8)
-    shown = image.imread(io.BytesIO(sample_pictures.png_files([pixels])[0]))
+    shown = image.imread(io.BytesIO(png_files.png_files([pixels])[0]))
     np.testing.assert_array_equal((shown * 255).round(), pixels)
 
 
@@ -29,12 +29,12 @@ IN_EAGER_MODE = """
 import sys
 import numpy as np
 import tensorflow as tf
-from slimguard.report import sample_pictures
+from slimguard.report import png_files
 
 if tf.__version__.startswith('1.'):
     tf.compat.v1.enable_eager_execution()
 pixels = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
-(file,) = sample_pictures.png_files([pixels])
+(file,) = png_files.png_files([pixels])
 assert tf.executing_eagerly()
 assert np.array_equal(tf.image.decode_png(file).numpy(), pixels)
 """
@@ -49,7 +49,7 @@ def test_a_png_costs_the_graph_and_the_session_of_the_user_nothing():
     before = tf1.get_default_graph()
     with tf1.Session() as session:
         pixels = np.zeros([2, 3, 4], np.uint8)
-        first, second = sample_pictures.png_files([pixels, pixels + 1])
+        first, second = png_files.png_files([pixels, pixels + 1])
         assert tf1.get_default_graph() is before and tf1.get_default_session() is session
         assert before.get_operations() == []
         for file, expected in ((first, pixels), (second, pixels + 1)):
@@ -140,7 +140,7 @@ def test_samples_keep_to_the_room_they_are_given_and_bad_ones_come_first(channel
     value[33] = np.nan
     found = samples.sheets({'a:0': value, 'b:0': value}, room=10**6)
     shown = [it.pixels for sheet in found for it in sheet.samples]
-    taken = [len(file) * 4 / 3 for file in sample_pictures.png_files(shown)]
+    taken = [len(file) * 4 / 3 for file in png_files.png_files(shown)]
     assert 0.2e6 < sum(taken) <= 10**6
     assert all(33 in [it.row for it in sheet.samples] for sheet in found)
     (sheet,) = samples.sheets({'a:0': value}, room=1)
@@ -194,6 +194,14 @@ def test_the_tensors_of_a_layer_are_put_together_in_each_pass():
     assert found[1][3:] == (-2.0, 5.0, 0, 2, True)
     assert found[2][3:] == (0.0, 1.0, 3, 0, False)
     assert found[3][3:5] == (-7.0, 1.0)
+
+
+@pytest.mark.parametrize('nan, said', [(0, 'out of bounds here'), (1, 'non-finite from here on')])
+def test_a_loss_above_its_limit_is_not_said_to_be_non_finite(nan, said):
+    found = layer_ranges.layers_of([row('fc/MatMul'), row('loss/Mean', nan=nan)], 'loss/Mean:0')
+    chart = range_chart_layout.chart_of(found)
+    assert chart.begins == said and [it.is_begin for it in chart.rows] == [False, True]
+    assert ('not finite' in chart.caption) == bool(nan)
 
 
 @pytest.mark.parametrize('name', ['net/block%d/unit/conv/Conv2D', 'op_%d'])

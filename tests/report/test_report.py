@@ -117,6 +117,11 @@ class Seen(HTMLParser):
         return ' '.join(self.words)
 
 
+def rows_of(seen):
+    """The rows of the table of incidents."""
+    return [a for a in seen.of('tr') if a.get('id', '').startswith('row')]
+
+
 def see(logdir, **kwargs):
     """Makes the report and looks at it."""
     assert report.main(str(logdir), **kwargs) == 0
@@ -141,10 +146,10 @@ def test_it_shows_the_curve_the_incidents_the_diagnosis_the_ranges_and_the_sampl
     assert 'test_report.py:' in seen.text
     assert tf.__version__ in seen.text and 'copy' in seen.text
     assert seen.text.count('non-finite from here on') == 3
-    assert len(seen.of('image')) == 3 * 6
+    assert len(seen.of('image', class_='pixels')) == 3 * 6
     assert len(seen.of('li', class_='bad')) == 3
     assert len(seen.of('rect', class_='ring')) == 3
-    shown = pixels(base64.b64decode(seen.of('image')[4]['href'].partition(',')[2]))
+    shown = pixels(base64.b64decode(seen.of('image', class_='pixels')[4]['href'].partition(',')[2]))
     assert shown.shape == (8, 8, 3)
     bad = np.all(shown == (255, 0, 144), axis=2)
     assert np.argwhere(bad).tolist() == [[2, 3]]
@@ -154,7 +159,10 @@ def test_each_incident_with_a_bundle_leads_to_it(copy):
     seen = see(copy)
     targets = {a['id'] for _, a in seen.elements if 'id' in a}
     links = [a['href'] for a in seen.of('a')]
-    assert len(links) == 6  # three marks, three rows
+    # Three marks, three rows, and what they have in common.
+    assert sorted(links) == sorted(
+        ['#row-1', '#row-2', '#row-3', '#incident-5', '#incident-8', '#incident-10', '#row-1']
+    )
     assert all(link[0] == '#' and link[1:] in targets for link in links)
 
 
@@ -296,14 +304,14 @@ def test_a_name_that_a_template_has_no_value_for_is_an_error():
 
 WRONG = {
     'ranges of words': test_bundle.says('diagnosis', 'ranges', value=['x', 'y']),
-    'a range of words': test_bundle.says('diagnosis', 'ranges', 1, 'range', 'min', value='x'),
+    'a range of words': test_bundle.says('diagnosis', 'ranges', -1, 'range', 'min', value='x'),
     'a range that is huge': test_bundle.says(
-        'diagnosis', 'ranges', 1, 'range', 'max', value=10**999
+        'diagnosis', 'ranges', -1, 'range', 'max', value=10**999
     ),
     'a range without end': test_bundle.says(
-        'diagnosis', 'ranges', 1, 'range', 'max', value='Infinity'
+        'diagnosis', 'ranges', -1, 'range', 'max', value='Infinity'
     ),
-    'counts of words': test_bundle.says('diagnosis', 'ranges', 1, 'range', 'nan', value={}),
+    'counts of words': test_bundle.says('diagnosis', 'ranges', -1, 'range', 'nan', value={}),
     'a diagnosis of nothing': test_bundle.says('diagnosis', value={'phase': 'input'}),
     'a diagnosis of lists': test_bundle.says('diagnosis', 'line', value=[1]),
     'positions of words': test_bundle.says('diagnosis', 'positions', value=['x']),
@@ -392,18 +400,22 @@ def test_a_record_of_anything_makes_a_page(tmp_path):
     assert harmless(seen)
     found = record_reader.read_record(tmp_path)
     assert (found.unreadable, len(found.incidents) + found.foreign) == (1, len(lines) + 2)
-    assert len(seen.of('tr')) == 1 + len(found.incidents)
+    assert len(rows_of(seen)) == len(found.incidents)
     assert '%d lines of the record are no incidents of slimguard.' % found.foreign in seen.text
 
 
 def test_thousands_of_incidents_are_marked_and_the_table_stays_short(tmp_path):
     record(tmp_path, *[line(step=step, action='skip') for step in range(5000)])
     seen = see(tmp_path)
-    assert len(seen.of('tr')) == 1 + 200 + 1
+    assert len(rows_of(seen)) == 200 + 1
     assert '4800 more, in slimguard/incidents.jsonl' in seen.text
-    marks = seen.of('svg', class_='mark')
-    assert 100 < len(marks) < 200
-    assert 'skip (5000)' in seen.text
+    assert 'skip (5000, at most 105 in a bar)' in seen.text
+    bars = seen.of('rect', class_='is-skip')
+    assert len(bars) == 48 and {bar['height'] for bar in bars} <= {'16.0', '15.8', '15.7'}
+    # Each leads to the row of its first incident, or to where that was left out.
+    targets = {a['id'] for _, a in seen.elements if 'id' in a}
+    links = [a['href'][1:] for a in seen.of('a')]
+    assert {'row-1', 'rows-left-out'} <= set(links) <= targets
 
 
 @pytest.mark.parametrize('unsaid', [{}, {'action': None}, {'action': ''}])
@@ -481,7 +493,7 @@ def test_a_record_that_cannot_be_read_is_an_error_and_the_page_is_made(tmp_path,
 def test_foreign_lines_are_counted_and_those_of_ours_shown(tmp_path, capsys):
     record(tmp_path, line(step=7), '{"event": "start"}', line(step=8), 'null', '{"ste')
     seen = see(tmp_path)
-    assert len(seen.of('tr')) == 1 + 2
+    assert len(rows_of(seen)) == 2
     err = capsys.readouterr().err
     for said in (
         '1 line of the record could not be read; a kill can cut one short.',
@@ -722,7 +734,7 @@ def test_words_without_end_in_the_record_are_cut(tmp_path):
         writer.add_summary(tf1.Summary(value=[value]), 1)
         writer.close()
     seen = see(tmp_path, png=str(tmp_path / 'x.png'))
-    assert len(seen.of('tr')) == 1 + 20
+    assert len(rows_of(seen)) == 20
     assert os.path.getsize(str(tmp_path / 'slimguard' / 'report.html')) < 1e6
 
 
@@ -922,7 +934,7 @@ def test_a_browser_shows_it_without_an_error_and_without_a_request(trained, tmp_
     seen = Seen(run.stdout)
     assert harmless(seen)
     assert len(seen.of('path', class_='curve')) >= 2
-    assert len(seen.of('image')) == 3 * 6
+    assert len(seen.of('image', class_='pixels')) == 3 * 6
     assert seen.of('tr', id='row-3')
 
 

@@ -17,6 +17,15 @@ tf1 = tf.compat.v1
 
 BUNDLE = pathlib.Path(__file__).parents[1] / 'data' / 'made_by_tf115'
 MUTANTS = 30  # of each seed
+HISTORY = {
+    'gradients': [['conv/weights'], ['conv/biases', 'conv/beta']],
+    'step': [1, 2, 3, 3],
+    'good': [True, True, True, False],
+    'loss': [2.0, 1.0, 0.5, 'NaN'],
+    'learning_rate': [0.1, 0.1, 0.1, 0.1],
+    'gradient_norm': [1.0, 2.0, 1e9, 'Infinity'],
+    'gradient_norms': [[1.0, 0.0], [2.0, 1.0], [1e9, 3.0], ['NaN', 'Infinity']],
+}
 STRANGE = [
     *[None, True, -1, 0, 1, 0.5, 2**63, 10**400, 1e308, 5e-324, 1e999, float('nan')],
     *['', 'x', 'NaN', '-Infinity', '\ud800\u202e\x00', '<b>', 'a/' * 3000, 'x' * 10000],
@@ -73,7 +82,7 @@ def report_of(logdir, codes=(0,), png=False):
     # Nothing of what was put in is left out of its escapes, and no place in a chart is a NaN.
     assert not re.search('[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ufffe\uffff]', text)
     assert '<b>' not in text
-    for said in re.findall(r' (?:x|y|x1|x2|y1|y2|d|width|height)="([^"]*)"', text):
+    for said in re.findall(r' (?:x|y|x1|x2|y1|y2|cx|cy|d|width|height)="([^"]*)"', text):
         assert not re.search('nan|inf', said)
     return text
 
@@ -81,6 +90,7 @@ def report_of(logdir, codes=(0,), png=False):
 @pytest.mark.parametrize('seed', range(7))
 def test_mutated_bundles(tmp_path, seed):
     said = json.loads((BUNDLE / 'incident.json').read_text())
+    said['history'] = HISTORY
     damaged = 0
     for number in range(MUTANTS):
         pick = random.Random('bundle %d %d' % (seed, number))

@@ -176,7 +176,7 @@ class _Build:
         values = [Check(loss, 'loss') for loss in self._plan.losses] + list(checks)
         if self._plan.trial:
             values = [value for value in values if value.gradient_of]
-        return SquareSums(values, self._make, self._home)
+        return SquareSums(values, self._plan.losses, self._make, self._home)
 
     def _check_before(self, checks: Sequence[Check], sums: SquareSums) -> _Before:
         """The fast path, and the exact check where that is not taken."""

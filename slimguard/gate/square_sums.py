@@ -9,7 +9,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 import tensorflow as tf
 
 from slimguard.gate.checked_values import Check
-from slimguard.graph import ops
+from slimguard.graph import key, ops
 from slimguard.graph.devices import Home
 
 # A step takes the fast path if every value's sum of squares (halved) is below this. With p bits of
@@ -54,7 +54,9 @@ class SquareSums:
     """The halved sums of squares of values, by their kinds.
 
     Args:
-      values: the values; losses have the name 'loss'.
+      values: the values.
+      losses: those among them that are losses. The first is squared at home, where it comes in any
+        case to be compared with its limit.
       make: makes the ops.
       home: where what is found comes together.
 
@@ -62,8 +64,15 @@ class SquareSums:
       kinds: by kind, its sums.
     """
 
-    def __init__(self, values: Sequence[Check], make: ops.Maker, home: Home):
+    def __init__(
+        self,
+        values: Sequence[Check],
+        losses: Sequence[tf.Tensor],
+        make: ops.Maker,
+        home: Home,
+    ):
         self._home = home
+        self._loss = key(losses[0]) if losses else None
         self._totals: Dict[Kind, tf.Tensor] = {}
         self._of_gradients: Optional[tf.Tensor] = None
         self.kinds: Dict[Kind, List[Sum]] = {}
@@ -75,7 +84,7 @@ class SquareSums:
 
     def _add(self, together: Sequence[Check], make: ops.Maker) -> None:
         home, tensor = self._home, together[0].tensor
-        near = home.near(tensor)
+        near = home.op if key(tensor) == self._loss else home.near(tensor)
         if len(together) > 1:
             axis = make.constant(0, near)
             tensor = make.join([value.tensor for value in together], axis, near)

@@ -80,8 +80,8 @@ class NanLossHook(GateWatcher, NanTensorHook):
       capture: whether to keep what a bad step drew (its batch, its dropout masks), to find what
         made it bad, and, where checkpoints are saved, to write that into a bundle.
       max_bundles: how many bundles there may be in the directory.
-      progress: whether to show a progress bar, where stderr is a terminal. It needs the extra
-        `progress`.
+      progress: whether to show a progress bar, where stderr is a terminal, or in a notebook. It
+        needs the extra `progress`.
       preemption_seconds: how long the step under way may take to end after SIGTERM or Ctrl-C; see
         `slimguard.train`.
       spike: a `slimguard.Spike`: a step whose loss or gradient norm is far above those of the last

@@ -208,8 +208,8 @@ def train(
         `NanLossHook`.
       max_loss: a larger loss is a bad step too; a positive finite number. Default: no limit.
         What it can do and what not, `slimguard.guard` says.
-      progress: whether to show a progress bar, where stderr is a terminal. It needs the extra
-        `progress`.
+      progress: whether to show a progress bar, where stderr is a terminal, or in a notebook. It
+        needs the extra `progress`.
       capture: whether to keep what a bad step drew (its batch, its dropout masks), to find what
         made it bad, and, as the chief, to write that into a bundle in ``logdir/slimguard``, if the
         next checkpoint finds room beside it. Good steps pay next to nothing for it.

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import math
+import statistics
 from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional
 
 import numpy as np
@@ -15,8 +16,8 @@ from slimguard.training.incident_reading import Reading
 
 # So many steps are kept where nobody says otherwise.
 STEPS = 200
-# How many steps say what is usual, where no `Spike` says it.
-_USUAL = Spike()
+# So many steps say what norm is usual, where no `Spike` says it.
+_WINDOW = 100
 
 
 class HistorySettings(NamedTuple):
@@ -53,9 +54,9 @@ class StepHistory:
         self.gate = gate
         self._note_row = note_row
         self.spike = settings.spike
-        usual = settings.spike or _USUAL
-        self._loss = Level(usual.window, usual.warmup)
-        self._norm = Level(usual.window, usual.warmup)
+        window = settings.spike or Spike()
+        self._loss = Level(window.window, window.warmup)
+        self._norm = Level(window.window, window.warmup)
         self._rows: Deque[np.ndarray] = collections.deque(maxlen=settings.length)
 
     def limits(self, max_loss: Optional[float]) -> Dict[Any, Any]:
@@ -79,8 +80,9 @@ class StepHistory:
     def note_good(self, row: np.ndarray) -> None:
         """Notes a step that was written."""
         self._rows.append(row)
-        self._loss.note(row[LOSS])
-        self._norm.note(norm_of(row))
+        if self.spike is not None:
+            self._loss.note(row[LOSS])
+            self._norm.note(norm_of(row))
         self._note_row(row)
 
     def note_bad(self, row: np.ndarray, reading: Reading, max_loss: Optional[float]) -> Reading:
@@ -93,7 +95,7 @@ class StepHistory:
         """
         self._rows.append(row)
         norm = norm_of(row) if self.gate.measures.gradients else None
-        usual = self._norm.median
+        usual = self._usual_norm()
         ratio = norm / usual if norm is not None and usual else None
         said = self._spikes(reading, row[LOSS], norm, max_loss)
         is_spike = bool(said)
@@ -106,6 +108,12 @@ class StepHistory:
             reason='; '.join(said) or reading.incident.reason,
         )
         return reading._replace(incident=incident, history=self._last(), is_spike=is_spike)
+
+    def _usual_norm(self) -> Optional[float]:
+        if self.spike is not None:
+            return self._norm.median
+        good = [norm_of(row) for row in list(self._rows)[-_WINDOW:] if row[IS_GOOD]]
+        return statistics.median(good) if good else None
 
     def _last(self) -> Optional[History]:
         rows = list(self._rows)

@@ -171,6 +171,13 @@ def ops_that_run(train_op, logdir, history):
     return [node.name for part in metadata.partition_graphs for node in part.node]
 
 
+def test_how_far_a_norm_is_from_the_usual_is_known_without_a_spike_too(tmp_path):
+    (incident,) = trained(tmp_path, (25,), 1e6, max_loss=1e8)
+    norms = bundle.read(incident.bundle).history['gradient_norm']
+    assert incident.gradient_norm == norms[-1]
+    assert incident.gradient_norm_ratio == norms[-1] / np.median(norms[:-1])
+
+
 class TestWhatIsASpike:
     def test_max_loss_is_told_apart(self, tmp_path):
         (incident,) = trained(tmp_path, (25,), 1e6, spike=True, max_loss=1e8)

@@ -66,6 +66,8 @@ def layers_of(
         if _is_sum_of_gradients(op) and passes[phase]:
             scope = passes[phase][-1][0]
         layer = _layer(row, phase, culprit)
+        if layer.begins:
+            culprit = None  # a damaged bundle may name it often, and what is at fault stays apart
         (apart if _is_any_time(row) else passes)[phase].append((scope, layer))
     layers: List[Layer] = []
     for phase in PHASES:

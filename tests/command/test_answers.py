@@ -1,6 +1,7 @@
 """What commands answer: the groups of incidents, and JSON for programs."""
 
 import json
+import pathlib
 import subprocess
 import sys
 
@@ -177,7 +178,17 @@ def bare_python(tmp_path_factory):
     """A Python in which nothing is installed: no TensorFlow, no tf-slim, no numpy."""
     folder = tmp_path_factory.mktemp('bare')
     subprocess.run([sys.executable, '-m', 'venv', '--without-pip', str(folder)], check=True)
+    # Where slimguard is installed, all else is beside it.
+    (folder / 'slimguard_alone').mkdir()
+    ours = pathlib.Path(slimguard.__file__).parent
+    (folder / 'slimguard_alone' / 'slimguard').symlink_to(ours)
     return str(folder / 'bin' / 'python')
+
+
+def bare_environment(bare_python):
+    """For a process of `bare_python`: with our slimguard, and nothing else."""
+    alone = pathlib.Path(bare_python).parent.parent / 'slimguard_alone'
+    return dict(environment(), PYTHONPATH=str(alone))
 
 
 class TestWithoutTensorFlow:
@@ -186,7 +197,7 @@ class TestWithoutTensorFlow:
             [bare_python, '-m', 'slimguard', *map(str, arguments)],
             capture_output=True,
             text=True,
-            env=environment(),
+            env=bare_environment(bare_python),
             timeout=300,
         )
 
@@ -228,7 +239,10 @@ class TestWithoutTensorFlow:
             '        print(error)\n'
         )
         done = subprocess.run(
-            [bare_python, '-c', program], stdout=subprocess.PIPE, text=True, env=environment()
+            [bare_python, '-c', program],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=bare_environment(bare_python),
         )
         assert done.returncode == 0
         lines = done.stdout.splitlines()
@@ -239,12 +253,13 @@ class TestWithoutTensorFlow:
         broken = tmp_path / 'packages' / 'tensorflow'
         broken.mkdir(parents=True)
         (broken / '__init__.py').write_text('raise TypeError("Descriptors cannot be created")')
-        path = environment()['PYTHONPATH'] + ':' + str(tmp_path / 'packages')
+        given = bare_environment(bare_python)
+        path = given['PYTHONPATH'] + ':' + str(tmp_path / 'packages')
         done = subprocess.run(
             [bare_python, '-m', 'slimguard', 'checkpoints', str(tmp_path)],
             stderr=subprocess.PIPE,
             text=True,
-            env=dict(environment(), PYTHONPATH=path),
+            env=dict(given, PYTHONPATH=path),
         )
         assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
         assert 'TypeError: Descriptors cannot be created' in done.stderr
@@ -348,7 +363,7 @@ def test_doctor_without_anything_says_what_to_install(bare_python):
         [bare_python, '-m', 'slimguard', 'doctor'],
         stdout=subprocess.PIPE,
         text=True,
-        env=environment(),
+        env=bare_environment(bare_python),
     )
     assert done.returncode == 0
     said = done.stdout.splitlines()

@@ -33,7 +33,7 @@ def test_as_it_is_its_weights_are_lost(tmp_path):
 def test_without_a_smaller_learning_rate_it_explodes_after_each_rollback(tmp_path):
     process, _, _, step, bad = detect('Momentum', tmp_path, *under('--on_nan=skip:3,rollback:5'))
     assert process.returncode == 1 and step < STEPS and bad == 0
-    assert 'Rollback(learning_rate=0.3)' in process.stderr
+    assert 'rollback:3x0.3' in process.stderr and 'spike=True' in process.stderr
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,9 @@ class Script:
         pairs = list(zip(gradients, [self.before, self.after]))
         self.train_op = optimizer.apply_gradients(pairs, self.step)
         self.saver = tf1.train.Saver(max_to_keep=100)
-        self.session = tf1.Session()
+        # A step that waits holds a thread of TensorFlow's, and so may what earlier tests left.
+        threads = tf1.ConfigProto(inter_op_parallelism_threads=4, use_per_session_threads=True)
+        self.session = tf1.Session(config=threads)
         self.session.run(tf1.global_variables_initializer())
 
     def saving(self, folder, saved):

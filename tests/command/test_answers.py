@@ -143,9 +143,11 @@ def test_doctor_as_json_says_what_it_says_to_people(capsys):
     assert run('doctor', '--json') == 0
     read = document(capsys)
     assert read['versions']['slimguard'] and read['versions']['Python']
-    assert read['missing'] == []
+    # With an old TensorFlow, pip may have to install something newer than that asks for.
+    assert all(each['name'].endswith(' that fits') for each in read['missing'])
     assert run('doctor') == 0
     said = capsys.readouterr().out
+    assert all(each['remedy'] in said for each in read['missing'])
     for name, version in read['versions'].items():
         assert name in said and version in said
     for repair in read['put_back']:

@@ -350,11 +350,13 @@ def test_the_report_shows_versions_and_repairs(slim):
     assert versions['numpy'] == np.__version__
     assert set(versions) >= {'Python', 'tf-slim', 'tf-keras', 'protobuf'}
     assert report.repairs == compat.revive()
-    assert not report.missing
+    # With an old TensorFlow, pip may have to install something newer than that asks for.
+    misfits = [each.name for each in report.missing if each.name.endswith(' that fits')]
+    assert misfits == [each.name for each in report.missing]
     text = str(report)
     for name, value in report.versions + report.repairs:
         assert any(line.split() == [name] + value.split() for line in text.splitlines())
-    assert 'missing: nothing' in text
+    assert ('missing: nothing' in text) == (not misfits)
 
 
 def test_the_report_names_what_tf_slim_uses_and_nobody_has(tmp_path):

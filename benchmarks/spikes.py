@@ -147,7 +147,7 @@ def explosions() -> None:
             told += ['%.3g' % statistics.median(ratios), '%.3g' % max(ratios)]
         told.append('%d of %d' % (sum(ratio <= 1.2 for ratio in ratios), len(ratios)))
         rows.append(told)
-    print(measure.table(rows) if hasattr(measure, 'table') else rows)
+    print(measure.table(rows))
 
 
 # Trainings that are healthy.
@@ -267,25 +267,22 @@ def alarms() -> None:
                 tf1.set_random_seed(seed)
                 tf1.train.get_or_create_global_step()
                 training = make(seed)
-                hook = slimguard.NanLossHook(
-                    training.losses[0], on_nan=slimguard.Skip(10**6), spike=True, capture=False
-                )
-                others = [
+                hooks = [
                     slimguard.NanLossHook(
                         loss, on_nan=slimguard.Skip(10**6), spike=True, capture=False
                     )
-                    for loss in training.losses[1:]
+                    for loss in training.losses
                 ]
-                with slimguard.watch(tf1.Session(), hooks=[hook] + others) as session:
+                with slimguard.watch(tf1.Session(), hooks=hooks) as session:
                     session.run(tf1.global_variables_initializer())
                     for number in range(steps):
                         session.run(training.train_ops[number % len(training.train_ops)])
-            found = [incident for each in [hook] + others for incident in each.incidents]
+            found = [incident for each in hooks for incident in each.incidents]
             counted, held = counted + steps, held + len(found)
             example = example or (found[0].reason if found else '')
         share = '%.2f' % (1e4 * held / counted)
         rows.append([make.__name__, str(counted), str(held), share, example])
-    print(measure.table(rows) if hasattr(measure, 'table') else rows)
+    print(measure.table(rows))
 
 
 if __name__ == '__main__':

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slimguard.__main__ import main
 from slimguard.checkpoints.repair import repair
 from slimguard.incidents import record_file
 from slimguard.incidents.incident import Incident
 from tests.helpers.checkpoints import truncate, write
 from tests.helpers.children import environment, forked_python, python
+from tests.helpers.command import run
 
 tf1 = tf.compat.v1
 
@@ -29,15 +29,6 @@ try:
 finally:
     assert not [name for name in sys.modules if name.partition('.')[0] == 'tensorflow']
 """
-
-
-def run(*arguments):
-    """Runs a command here. Returns its exit code."""
-    try:
-        main([str(argument) for argument in arguments])
-    except SystemExit as left:
-        return left.code
-    return 0
 
 
 def record(logdir, *reasons):

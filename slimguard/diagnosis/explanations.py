@@ -85,8 +85,8 @@ def explain_limit(measured: MeasuredStep, name: str) -> Diagnosis:
     """The loss is above its limit; `name` is not needed."""
     gate = measured.step.gate
     assert gate.loss is not None and gate.limit is not None  # where there is that label
-    limits = [v for t, v in measured.step.feed.items() if key(t) == key(gate.limit)]
-    limit = ' (%.6g)' % float(limits[0]) if limits else ''
+    fed = _fed(measured, gate.limit)
+    limit = '' if fed is None else ' (%.6g)' % fed
     trouble = 'the loss is above its limit%s, and everything is finite' % limit
     told = _describe(measured, gate.loss)
     return told._replace(trouble=trouble + _large_weights(measured))
@@ -96,8 +96,8 @@ def explain_norm(measured: MeasuredStep, name: str) -> Diagnosis:
     """The gradients together are above the limit of their norm, which is called `name`."""
     gate = measured.step.gate
     assert gate.norm_limit is not None  # where there is that label
-    limits = [v for t, v in measured.step.feed.items() if key(t) == key(gate.norm_limit)]
-    limit = ' (%.6g)' % math.sqrt(2 * float(limits[0])) if limits else ''
+    fed = _fed(measured, gate.norm_limit)
+    limit = '' if fed is None else ' (%.6g)' % math.sqrt(2 * fed)
     trouble = 'the %s is above its limit%s, and everything is finite' % (name, limit)
 
     def largest(tensor: tf.Tensor) -> float:
@@ -130,6 +130,12 @@ def explain_update(measured: MeasuredStep, name: str) -> Diagnosis:
         line=measured.step.origins(original).line,
         inputs=tuple(inputs),
     )
+
+
+def _fed(measured: MeasuredStep, limit: tf.Tensor) -> Optional[float]:
+    """The value of a limit of the gate; None if it was not kept."""
+    values = [v for t, v in measured.step.feed.items() if key(t) == key(limit)]
+    return float(values[0]) if values else None
 
 
 def _describe(measured: MeasuredStep, tensor: tf.Tensor) -> Diagnosis:

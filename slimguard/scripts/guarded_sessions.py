@@ -30,11 +30,11 @@ from slimguard.scripts.script_files import ScriptFiles
 from slimguard.scripts.script_preemption import ScriptPreemption
 from slimguard.scripts.script_watcher import ScriptWatcher, is_of_incident, stop_error
 from slimguard.scripts.train_steps import Step, TrainSteps
-from slimguard.training import incident_reading, step_counters
+from slimguard.training import step_counters
 from slimguard.training.hooked_session import HookedSession
 from slimguard.training.preemption import SECONDS
 from slimguard.training.signal_watch import is_main_thread
-from slimguard.training.step_history import STEPS, HistorySettings
+from slimguard.training.step_history import STEPS, HistorySettings, reading_of
 
 _NO_PARTIAL_RUN = (
     'Session.partial_run fetches it apart from what its gate checks; use Session.run instead'
@@ -310,9 +310,7 @@ class _HookedSteps(HookedSession):
             self._watcher.step_was_good(self._session, done.told.loss)
             return
         context = tf1.train.SessionRunContext(step.args, self._session)
-        reading = incident_reading.of_gate(done.gate, done.told)
-        if done.history is not None and done.row is not None:
-            reading = done.history.note_bad(done.row, reading, None)
+        reading = reading_of(done.gate, done.told, done.history, done.row)
         self._watcher.handle(context, reading)
         self.note_stop(context.stop_requested)
 

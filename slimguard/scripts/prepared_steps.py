@@ -17,6 +17,7 @@ from slimguard.scripts.script_watcher import ScriptWatcher
 from slimguard.scripts.train_steps import Step
 from slimguard.training.prepared_call import PreparedCall, are_ready
 from slimguard.training.step_history import StepHistory, row_of
+from slimguard.training.watched_run import limits_of
 
 # Each takes an executor of its own in the session, and its memory.
 _MOST_CALLS = 16
@@ -91,7 +92,7 @@ class _Call(NamedTuple):
             return None
         history = watcher.histories.of(gate)
         own = list(told.values()) + ([] if history is None else [gate.measures.vector])
-        fed = {**feeds, **_limits(history)}
+        fed = {**feeds, **limits_of(gate, None, history)}
         try:
             call = PreparedCall.of(session, own, targets, {'script': step.quiet}, fed)
         except tf.errors.OpError:
@@ -100,7 +101,7 @@ class _Call(NamedTuple):
 
     def run(self, feeds: dict) -> Optional[Done]:
         """Runs it; None where the session has to convert what is fed."""
-        limits = _limits(self.history)
+        limits = limits_of(self.gate, None, self.history)
         feeds = {**feeds, **limits} if limits else feeds
         fed = self.call.values_of(feeds)
         if fed is None:
@@ -110,7 +111,3 @@ class _Call(NamedTuple):
         if self.history is not None:
             row = row_of(told.step, not told.is_bad, own[-1])
         return Done(results['script'], told, self.gate, self.history, row)
-
-
-def _limits(history: Optional[StepHistory]) -> Dict[Any, Any]:
-    return {} if history is None or history.spike is None else history.limits(None)

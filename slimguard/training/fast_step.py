@@ -15,12 +15,11 @@ import tensorflow.compat.v1 as tf1
 from slimguard import gate as gates
 from slimguard.compat import tf_callers
 from slimguard.graph import TrainOp, key, op_of
-from slimguard.training import incident_reading
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hook_fetches import Requests
 from slimguard.training.incident_reading import Reading
 from slimguard.training.prepared_call import PreparedCall, key_of
-from slimguard.training.step_history import StepHistory, row_of
+from slimguard.training.step_history import StepHistory, reading_of, row_of
 from slimguard.training.watched_run import limits_of
 from slimguard.training.watchers import after_run_of, watchers_after
 
@@ -155,11 +154,8 @@ class FastStep:
     def _reading_for(
         self, watcher: GateWatcher, values: gates.Told, row: Optional[np.ndarray]
     ) -> Reading:
-        reading = incident_reading.of_gate(self._gate, values)
         history = self._histories.get(watcher)
-        if history is None or row is None:
-            return reading
-        return history.note_bad(row, reading, self._max_loss)
+        return reading_of(self._gate, values, history, row, self._max_loss)
 
     def _context(self) -> tf1.train.SessionRunContext:
         return tf1.train.SessionRunContext(self._args, self._session)

@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import gate as gates
 from slimguard.incidents.history import IS_GOOD, LOSS, STEP, History, norm_of
 from slimguard.incidents.spike import Level, Spike
+from slimguard.training import incident_reading
 from slimguard.training.incident_reading import Reading
 
 # So many steps are kept where nobody says otherwise.
@@ -183,6 +184,28 @@ def row_of(step: Any, is_good: bool, measures: np.ndarray) -> np.ndarray:
     row[IS_GOOD] = is_good
     row[LOSS:] = measures
     return row
+
+
+def reading_of(
+    gate: gates.Gate,
+    told: gates.Told,
+    history: Optional[StepHistory],
+    row: Optional[np.ndarray],
+    max_loss: Optional[float] = None,
+) -> Reading:
+    """What the values of a gate tell of a bad step, with what is known of the steps before.
+
+    Args:
+      gate: the gate.
+      told: its values.
+      history: what keeps the last steps of it, or None.
+      row: the row of the step; None without a history.
+      max_loss: as for `StepHistory.limits`.
+    """
+    reading = incident_reading.of_gate(gate, told)
+    if history is None or row is None:
+        return reading
+    return history.note_bad(row, reading, max_loss)
 
 
 def require_history(history: Any) -> int:

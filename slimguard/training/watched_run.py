@@ -224,7 +224,7 @@ def _is_step(elements: list, loss: tf.Tensor, graph: tf.Graph) -> bool:
 def limits_of(gate: gates.Gate, max_loss: Optional[float], history: Optional[StepHistory]) -> dict:
     """What to feed so that a gate knows what is no incident: of the loss and of its gradients."""
     limits = {} if max_loss is None else {gate.limit: _checked_limit(gate, max_loss)}
-    if history is not None and history.spike is not None:
+    if history is not None:
         limits.update(history.limits(max_loss))
     return limits
 

@@ -9,20 +9,11 @@ import numpy as np
 import pytest
 
 import slimguard
-from slimguard.__main__ import main
 from slimguard.incidents import record_file
 from slimguard.incidents.incident import Incident
 from tests.helpers.checkpoints import write
 from tests.helpers.children import environment, python
-
-
-def run(*arguments):
-    """Runs a command here. Returns its exit code."""
-    try:
-        main([str(argument) for argument in arguments])
-    except SystemExit as left:
-        return left.code
-    return 0
+from tests.helpers.command import run
 
 
 def document(capsys):

@@ -172,8 +172,9 @@ def check_step(names: Dict[str, Any]) -> None:
     for name in _STRINGS:
         require(isinstance(names[name], str), 'step.' + name)
     norm_limit = names.get('norm_limit')  # bundles of earlier versions have none
-    for name, given in (('loss', names['loss']), ('limit', names['limit']), ('', norm_limit)):
-        require(given is None or isinstance(given, str), 'step.' + (name or 'norm_limit'))
+    known = {'loss': names['loss'], 'limit': names['limit'], 'norm_limit': norm_limit}
+    for name, given in known.items():
+        require(given is None or isinstance(given, str), 'step.' + name)
     for name in ('labels', 'missing'):
         require(isinstance(names[name], list), 'step.' + name)
     require(all(_are_strings(label, 2) for label in names['labels']), 'step.labels')

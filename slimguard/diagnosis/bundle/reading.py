@@ -91,7 +91,7 @@ def _read(opened: Files) -> Bundle:
         said['versions'],
         values,
         exported,
-        said.get('history'),
+        said['history'],
         variables,
     )
 

@@ -264,8 +264,8 @@ def train(
         keeper = CheckpointKeeper(logdir, saver, global_step)
         keeper.resume_from_good()
         if summary_writer == _USE_DEFAULT:
-            # As the Supervisor would make it, so that incidents go where the run's summaries go.
-            summary_writer = tf1.summary.FileWriter(logdir)
+            # As the Supervisor's; but a SummarySaverHook's gets the same name in the same second.
+            summary_writer = tf1.summary.FileWriter(logdir, filename_suffix='.train')
     context = TrainingContext(
         max_loss=max_loss,
         logdir=logdir,

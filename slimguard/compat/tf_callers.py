@@ -5,6 +5,7 @@ TensorFlow 1.15.5 and in 2.21.0, under the same name and with the same meaning.
 """
 
 import sys
+import threading
 from types import CodeType, FrameType
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
@@ -22,6 +23,20 @@ def callers() -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+def is_waiting(thread: threading.Thread) -> bool:
+    """Whether a thread waits for what others do: in a `join`, for an event, for a queue.
+
+    `sys._current_frames` tells; no other function of Python's does.
+    """
+    frame = sys._current_frames().get(thread.ident or 0)
+    calls = set()
+    while frame is not None and frame.f_code.co_filename == threading.__file__:
+        calls.add(frame.f_code.co_name)
+        frame = frame.f_back
+    # Whoever starts a thread waits for no more than its first instruction.
+    return not calls.isdisjoint(['join', 'wait']) and 'start' not in calls
 
 
 def supervisor_that_calls() -> Optional[tf1.train.Supervisor]:

@@ -263,6 +263,11 @@ def number_of(op: tf.Operation) -> int:
     return op._id
 
 
+def is_made(op: tf.Operation) -> bool:
+    """Whether an op has its number: `Operation._id`, which the newest TensorFlow sets last."""
+    return hasattr(op, '_id')
+
+
 # Savers.
 
 

@@ -56,7 +56,10 @@ def note_seen(graph: tf.Graph) -> None:
     Whoever calls it does so before each run of every session on the graph.
     """
     operations = graph.get_operations()
-    setattr(graph, _SEEN, tf_private.number_of(operations[-1]) if operations else 0)
+    # Those at the end may still be in the making, in another thread; sessions know them already.
+    complete = [op for op in operations[-10:] if tf_private.is_made(op)]
+    last = tf_private.number_of(complete[-1]) if complete else 0
+    setattr(graph, _SEEN, last + len(operations[-10:]) - len(complete))
 
 
 def note_first(session: tf1.Session) -> None:

@@ -20,21 +20,27 @@ class GradientWrites:
         self._looked_at = 0  # so many ops, in the order they were made
         self._of_gradients: Set[tf.Operation] = set()
         self._found: Set[tf.Operation] = set()
+        self._untold: List[tf.Operation] = []
 
     def all(self) -> Set[tf.Operation]:
         """Those that there are now."""
-        self.new()
+        self._look()
         return self._found
 
     def new(self) -> List[tf.Operation]:
-        """Those that were made since the last time."""
+        """Those that `new` has not returned yet."""
+        self._look()
+        untold, self._untold = self._untold, []
+        return untold
+
+    def _look(self) -> None:
         ops = self._graph.get_operations()[self._looked_at :]
         self._looked_at += len(ops)
         writes = graphs.Writes(self._graph)
         found = [op for op in ops if self._is_of_gradient(op) and writes.variables(op)]
         found = [op for op in found if not op.name.startswith(graphs.OURS)]
         self._found.update(found)
-        return found
+        self._untold += found
 
     def _is_of_gradient(self, op: tf.Operation) -> bool:
         is_one = tf_private.op_that_was_differentiated(op) is not None

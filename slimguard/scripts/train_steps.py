@@ -137,6 +137,9 @@ class TrainSteps:
         """Guards what was built since the last time. To be called before every run of a session."""
         if self._graph.version == self._version:
             return
+        if self._notes.is_built_elsewhere(self._graph):
+            note_seen(self._graph)
+            return  # who builds it guards it, in the next run there
         new = [u for u in self._notes.updates(self._graph) if u.name not in self._known_updates]
         self._known_updates.update(update.name for update in new)
         new += self._not_of_optimizers(self._gradient_writes.new())
@@ -170,8 +173,10 @@ class TrainSteps:
         asked = key_of(fetches)
         if asked not in self._steps:
             kept = map_fetches(fetches, lambda fetch: fetch)
+            knows_all = self._version == self._graph.version
             self._steps[asked] = self._make_step(fetches), kept
-            self._version = self._graph.version  # what was added is no news
+            if knows_all:
+                self._version = self._graph.version  # what was added is no news
         return self._steps[asked][0]
 
     def names_of_updates(self, fetches) -> List[str]:
@@ -285,11 +290,7 @@ class TrainSteps:
         if len({key(loss) for loss in losses}) != 1:
             return None
         # An update may need less than the value of its loss: a placeholder less, or a batch.
-        for op in graphs.ancestors([losses[0].op]):
-            is_input = op.type.startswith('Placeholder') or graphs.is_stateful(op)
-            if is_input and op not in needed and not graphs.is_variable_read(op):
-                return None
-        return as_scalar(losses[0])
+        return as_scalar(losses[0]) if _inputs_of(losses[0]) <= needed else None
 
     def _train_op_of(self, elements: Sequence[TrainOp]) -> TrainOp:
         """What is guarded: the element that needs all others, or a group of them."""
@@ -299,6 +300,16 @@ class TrainSteps:
                 return element
         with ops.our_scope(self._graph, 'step'):
             return tf.group(*own, name='together')
+
+
+def _inputs_of(tensor: tf.Tensor) -> Set[tf.Operation]:
+    """The placeholders, and what draws batches or chance, that a tensor is computed from."""
+    return {
+        op
+        for op in graphs.ancestors([tensor.op])
+        if op.type.startswith('Placeholder')
+        or (graphs.is_stateful(op) and not graphs.is_variable_read(op))
+    }
 
 
 def _apart(elements: Sequence[TrainOp]) -> List[TrainOp]:

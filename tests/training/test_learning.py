@@ -475,3 +475,15 @@ def test_an_optimizer_that_is_none_of_tensorflow_1_is_refused_with_the_cure(opti
     model = Linear()
     with pytest.raises(TypeError, match=r'must be a tf.compat.v1.train.Optimizer, such as'):
         slimguard.create_train_op(model.loss, optimizer)
+
+
+def test_its_events_and_those_of_a_hook_are_in_two_files(tmp_path):
+    # The name of such a file tells the second and the host; both are begun in one second.
+    model, train_op = build()
+    summary = tf1.summary.scalar('from_a_hook', model.loss, collections=[])
+    hook = tf1.train.SummarySaverHook(1, output_dir=str(tmp_path), summary_op=summary)
+    train(train_op, tmp_path, hooks=[hook])
+    names = [path.name for path in tmp_path.glob('*tfevents*')]
+    assert sorted(name.endswith('.train') for name in names) == [False, True]
+    for name in names:
+        assert list(tf1.train.summary_iterator(str(tmp_path / name)))

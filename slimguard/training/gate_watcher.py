@@ -229,7 +229,8 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         told = (policies, self._otherwise, journal, evidence, recovery, replaced)
         self._handler = IncidentHandler(*told)
         self._preparation = Preparation(self._prepare)
-        refusal = NO_GATE % (self.on_nan,) if policies.may(Skip) else None
+        needs_gate = policies.may(Skip) or (self._loss is None and self.on_nan is not None)
+        refusal = NO_GATE % (self.on_nan,) if needs_gate else None
         self.histories = Histories(HistorySettings(self.spike, self.history))
         self._runs = WatchedRuns(self._loss, refusal, self._count_of, self.histories)
 

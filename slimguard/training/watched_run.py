@@ -133,7 +133,8 @@ class WatchedRuns:
 
     Args:
       loss: a loss to watch where no gate knows it; None for none.
-      refusal: what a step of a train op without a gate is refused with; None to take it.
+      refusal: what a step of a train op without a gate is refused with; None to take it, with a
+        warning if there is no loss to watch.
       count_of: gives the tensor to fetch to know of a gate's bad steps.
       histories: what keeps the last steps of gates.
     """
@@ -194,11 +195,16 @@ class WatchedRuns:
             histories = [self._histories.of(gate) for gate in found]
             loss = self._loss_beside(found)
             return Run(found, loss, counts, histories, graph) if found else None
-        if self._loss is None or not _is_step(elements, self._loss, graph):
-            return None
-        if self._refusal is not None:
+        is_step = _updates_unguarded(elements)
+        if self._loss is not None:
+            is_step = _is_step(elements, self._loss, graph)
+        if is_step and self._refusal is not None:
             raise ValueError(self._refusal)
-        return Run([], self._loss, [], [], graph)
+        if self._loss is not None and is_step:
+            return Run([], self._loss, [], [], graph)
+        if is_step:
+            tf1.logging.warning('slimguard: ' + _NOT_GUARDED, elements[0].name)
+        return None
 
     def _is_mine(self, gate: gates.Gate) -> bool:
         """With several trainings in a graph, a hook with a loss watches those that have it."""
@@ -210,6 +216,18 @@ class WatchedRuns:
     def _loss_beside(self, found: Sequence[gates.Gate]) -> Optional[tf.Tensor]:
         """The loss to look at beside the gates: one that no gate knows."""
         return self._loss if all(gate.loss is None for gate in found) else None
+
+
+_NOT_GUARDED = (
+    'train op %r has no gate: a bad update stays in the weights, and nobody is told. Build it with '
+    'slimguard.create_train_op(), or run slimguard.guard(train_op) in its place'
+)
+
+
+def _updates_unguarded(elements: list) -> bool:
+    """Whether a run trains past all gates."""
+    needed = graphs.ancestors([op_of(element) for element in elements])
+    return any(graphs.is_apply(op) and not op.name.startswith(graphs.OURS) for op in needed)
 
 
 def _is_step(elements: list, loss: tf.Tensor, graph: tf.Graph) -> bool:

@@ -105,6 +105,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         if self.job is None and self._training.joins_job:
             self.job = _job_in(session, self._loss, self._training.is_chief, self._directory)
         self._own.open(session, self.job is None or self.job.is_chief, self._handler.close)
+        self._runs.enter(session)
         if self.job is not None:
             self.job.enter(session, coord, self._prepare, self._training.is_done)
             self._handler.join_job(self.job.rollbacks)

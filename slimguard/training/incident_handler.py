@@ -137,9 +137,11 @@ class IncidentHandler:
 
     def record_unseen(self, reading: Reading) -> None:
         """Records an incident of a run that no hook saw: it is as if its batch was skipped."""
+        is_chiefs = reading.gate is not None and reading.gate.is_chiefs
+        where = 'after the last step' if is_chiefs else 'in a run that went past the hooks'
         with self._handling(reading) as handled:
             handled.note(action=Skip.action)
-            handled.note_reason('; in a run that went past the hooks')
+            handled.note_reason('; ' + where)
             self._policies.step_was_skipped(is_decided=False)
 
     @contextlib.contextmanager

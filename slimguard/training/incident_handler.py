@@ -137,11 +137,9 @@ class IncidentHandler:
 
     def record_unseen(self, reading: Reading) -> None:
         """Records an incident of a run that no hook saw: it is as if its batch was skipped."""
-        is_chiefs = reading.gate is not None and reading.gate.is_chiefs
-        where = 'after the last step' if is_chiefs else 'in a run that went past the hooks'
         with self._handling(reading) as handled:
             handled.note(action=Skip.action)
-            handled.note_reason('; ' + where)
+            handled.note_reason(_why_unseen(reading))
             self._policies.step_was_skipped(is_decided=False)
 
     @contextlib.contextmanager
@@ -239,6 +237,12 @@ class IncidentHandler:
             self._recovery.prepare(session, went_back, saves=self.may(Rollback))
         if went_back is not None:
             call_on_rollback(session, went_back, [self._policy, *self.fallbacks])
+
+
+def _why_unseen(reading: Reading) -> str:
+    if reading.gate is not None and reading.gate.is_chiefs:  # whose updates a thread makes
+        return '; after the last step'
+    return '; in a run that went past the hooks'
 
 
 def _ruin(recovery: Optional[Recovery], reading: Reading) -> str:

@@ -213,7 +213,10 @@ def collect(
     """Adds the `Evidence` of a gate to `found`.
 
     A graph beyond what we know is trained all the same; then a log line says that it has none.
+    Of a chief's update there is none: its gradients were taken, and nothing computes them again.
     """
+    if gate.is_chiefs:
+        return
     try:
         found[gate] = Evidence(gate, logdir, max_bundles, room)
     except Exception as error:

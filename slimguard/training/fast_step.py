@@ -20,7 +20,7 @@ from slimguard.training.hook_fetches import Requests
 from slimguard.training.incident_reading import Reading
 from slimguard.training.prepared_call import PreparedCall, key_of
 from slimguard.training.step_history import StepHistory, reading_of, row_of
-from slimguard.training.watched_run import limits_of
+from slimguard.training.watched_run import limits_of, take_untold
 from slimguard.training.watchers import after_run_of, watchers_after
 
 # Runs that differ in what hooks fetch are prepared apart, up to this number of them. Each takes
@@ -91,6 +91,9 @@ class FastStep:
             self._own.append(gate.measures.vector)
         evidence = dict.fromkeys(watcher.evidence_of(gate) for watcher in watchers)
         self._targets = [each.fetch for each in evidence if each is not None]
+        self._chiefs = gate.chiefs if watchers else ()
+        self._chiefs_at = len(self._own)
+        self._own += [chief.quiet_count for chief in self._chiefs]
         self._calls: Dict[Any, Optional[PreparedCall]] = {}
         self._max_loss: Optional[float] = None
         self._has_moving_limits = any(each.spike for each in self._histories.values())
@@ -124,6 +127,9 @@ class FastStep:
                 watcher.step_was_good(self._session, values.loss)
             if asked is not None and self._looking:
                 _show(self._looking, asked, results)
+        if self._chiefs and any(own[self._chiefs_at :]):
+            context = context or self._context()
+            self._tell_of_chiefs(context)
         return Done(own[0], int(values.step), context is not None and context.stop_requested)
 
     def _ask(self) -> '_Asked':
@@ -150,6 +156,12 @@ class FastStep:
                         reading = self._reading_for(later, values, row)
                         later.record_failure(context, reading, after_run_of(hook), error)
                     raise
+
+    def _tell_of_chiefs(self, context) -> None:
+        for chief in self._chiefs:
+            for reading in take_untold(chief.gate, self._session):
+                for watcher in self._watchers:
+                    watcher.handle(context, reading)
 
     def _reading_for(
         self, watcher: GateWatcher, values: gates.Told, row: Optional[np.ndarray]

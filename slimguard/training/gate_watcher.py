@@ -31,6 +31,7 @@ from slimguard.training.incident_handler import NO_GATE, NO_LOGDIR, Action, Inci
 from slimguard.training.incident_reading import Reading
 from slimguard.training.open_incident import IncidentList
 from slimguard.training.recovery import Preparation, Recovery
+from slimguard.training.second_look import look_again
 from slimguard.training.step_history import Histories, HistorySettings
 from slimguard.training.watched_run import WatchedRuns
 
@@ -61,9 +62,8 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         Borrower.__init__(self, max_loss, logdir, ends_job, settings.spike, settings.history)
         self._incident_list = IncidentList()
         self.incidents = self._incident_list.incidents
-        self.on_nan = on_nan
+        self.on_nan, self._loss = on_nan, loss
         self.job: Optional[Job] = None
-        self._loss = loss
         self._otherwise = Raise() if fail_on_nan_loss else Stop()
         self._directory = self.logdir  # of this training
         self._be_idle()
@@ -105,6 +105,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         if self.job is None and self._training.joins_job:
             self.job = _job_in(session, self._loss, self._training.is_chief, self._directory)
         self._own.open(session, self.job is None or self.job.is_chief, self._handler.close)
+        self._runs.enter(session)
         if self.job is not None:
             self.job.enter(session, coord, self._prepare, self._training.is_done)
             self._handler.join_job(self.job.rollbacks)
@@ -188,6 +189,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         """
         step_counters.note_incident(run_context.session.graph)
         with self._own.saving_before_errors(run_context.session, self.take_failure):
+            reading = reading if self.job is None else look_again(run_context.session, reading)
             self._handler.handle(run_context, self._remember(reading), _action_of(self))
 
     def record_failure(
@@ -225,9 +227,8 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
     def _handle_with(
         self, policies: FallbackChain, journal: Journal, recovery: Optional[Recovery] = None
     ) -> None:
-        evidence, replaced = self._own.evidence, self._incident_list.replace
-        told = (policies, self._otherwise, journal, evidence, recovery, replaced)
-        self._handler = IncidentHandler(*told)
+        told = (policies, self._otherwise, journal, self._own.evidence, recovery)
+        self._handler = IncidentHandler(*told, self._incident_list.replace)
         self._preparation = Preparation(self._prepare)
         needs_gate = policies.may(Skip) or (self._loss is None and self.on_nan is not None)
         refusal = NO_GATE % (self.on_nan,) if needs_gate else None

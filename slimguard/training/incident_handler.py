@@ -139,7 +139,7 @@ class IncidentHandler:
         """Records an incident of a run that no hook saw: it is as if its batch was skipped."""
         with self._handling(reading) as handled:
             handled.note(action=Skip.action)
-            handled.note_reason('; in a run that went past the hooks')
+            handled.note_reason(_why_unseen(reading))
             self._policies.step_was_skipped(is_decided=False)
 
     @contextlib.contextmanager
@@ -237,6 +237,12 @@ class IncidentHandler:
             self._recovery.prepare(session, went_back, saves=self.may(Rollback))
         if went_back is not None:
             call_on_rollback(session, went_back, [self._policy, *self.fallbacks])
+
+
+def _why_unseen(reading: Reading) -> str:
+    if reading.gate is not None and reading.gate.is_chiefs:  # whose updates a thread makes
+        return '; after the last step'
+    return '; in a run that went past the hooks'
 
 
 def _ruin(recovery: Optional[Recovery], reading: Reading) -> str:

@@ -54,7 +54,8 @@ class Run:
         self._loss = loss
         self._global_step = tf1.train.get_global_step(graph)
         self._session: Callable[[], Any] = lambda: None  # that was watched last
-        self._counts = list(counts)
+        self._chiefs = [chief for gate in found for chief in gate.chiefs]
+        self._counts = list(counts) + [chief.count for chief in self._chiefs]
         self._histories = histories
         self._has_limits = any(each is not None and each.spike for each in histories)
         self._rows = [each.gate.measures.row for each in histories if each is not None]
@@ -67,7 +68,7 @@ class Run:
         """What a hook asks for, so that the gates tell it of the step."""
         session = run_context.session
         if self._session() is not session:
-            for gate in self.gates:
+            for gate in [*self.gates, *(chief.gate for chief in self._chiefs)]:
                 gate.untold.watch(session)
             self._session = weakref.ref(session)
         if max_loss is None and not self._has_limits:
@@ -93,6 +94,8 @@ class Run:
             if history is not None:
                 _note(history, next(rows), told, max_loss)
             found += told
+        for chief, count in zip(self._chiefs, counts[len(self.gates) :]):
+            found += _told_in(run_context, chief.gate) if count else []
         if self._loss is not None and not found:
             step = functools.partial(self._step_now, run_context.session)
             reading = incident_reading.of_loss(self._loss, values[-1], max_loss, step)
@@ -119,11 +122,11 @@ def _told_in(run_context, gate: gates.Gate) -> List[Reading]:
     """What a gate told by the end of a run: the same to each hook that watches it."""
     told = run_context.__dict__.setdefault('_slimguard_told', {})
     if gate not in told:
-        told[gate] = _take_untold(gate, run_context.session)
+        told[gate] = take_untold(gate, run_context.session)
     return told[gate]
 
 
-def _take_untold(gate: gates.Gate, session) -> List[Reading]:
+def take_untold(gate: gates.Gate, session) -> List[Reading]:
     """The bad steps that nobody was told of."""
     return [incident_reading.of_gate(gate, told) for told in gate.untold.take(session)]
 
@@ -174,6 +177,12 @@ class WatchedRuns:
         self._last = (args, args.fetches) if is_op else (args,), run
         return run
 
+    def enter(self, session) -> None:
+        """Watches the updates that a chief makes beside its steps, from before the first step."""
+        for gate in dict.fromkeys(gates.gates_of(session.graph).values()):
+            if gate.is_chiefs:
+                gate.untold.watch(session)
+
     def leave(self, session) -> List[Reading]:
         """The bad steps that nobody was told of; from then on, those of the session are printed."""
         untold: List[Reading] = []
@@ -181,7 +190,7 @@ class WatchedRuns:
             if not gate.untold.watches(session):
                 continue
             try:
-                untold += _take_untold(gate, session)
+                untold += take_untold(gate, session)
                 gate.untold.unwatch(session)
             except tf.errors.OpError as error:  # a server that is gone must not fail a good end
                 tf1.logging.warning('slimguard: the end of the session is not clean: %s', error)

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import math
 import statistics
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Deque, Dict, NamedTuple, Optional, Sequence
 
 import numpy as np
 import tensorflow.compat.v1 as tf1
@@ -98,16 +98,16 @@ class StepHistory:
         norm = norm_of(row) if self.gate.measures.gradients else None
         usual = self._usual_norm()
         ratio = norm / usual if norm is not None and usual else None
-        said = self._spikes(reading, row[LOSS], norm, max_loss)
-        is_spike = bool(said)
-        if is_spike and self._is_above(max_loss, row[LOSS]):
-            said.insert(0, gates.ABOVE_MAX_LOSS + reading.incident.tensors[0])
+        labels = self.gate.labels_of(reading.bad)
+        said = self._limits_in_words(labels, row[LOSS], norm, max_loss)
+        is_finite = all(label.kind in ('limit', 'norm') for label in labels)
         incident = dataclasses.replace(
             reading.incident,
             gradient_norm=norm,
             gradient_norm_ratio=ratio,
-            reason='; '.join(said) or reading.incident.reason,
+            reason=gates.explain(labels, said).reason,
         )
+        is_spike = is_finite and bool(said)
         return reading._replace(incident=incident, history=self._last(), is_spike=is_spike)
 
     def _usual_norm(self) -> Optional[float]:
@@ -120,21 +120,30 @@ class StepHistory:
         rows = list(self._rows)
         return History(self.gate.measures.gradients, rows) if rows else None
 
-    def _spikes(
-        self, reading: Reading, loss: float, norm: Optional[float], max_loss: Optional[float]
-    ) -> List[str]:
-        """What was far above the last good steps, if that is all that was bad but for `max_loss`.
+    def _limits_in_words(
+        self,
+        labels: Sequence[gates.Label],
+        loss: float,
+        norm: Optional[float],
+        max_loss: Optional[float],
+    ) -> Dict[str, str]:
+        """By kind, what to say of a number that is above the limit of a `Spike`.
 
         The gate does not know what its limits are made of.
         """
-        kinds = {label.kind for label in self.gate.labels_of(reading.bad)}
-        if self.spike is None or not kinds <= {'limit', 'norm'}:
-            return []
-        said: List[str] = []
-        if 'limit' in kinds and not self._is_above(max_loss, loss):
-            said.append(_times('loss', loss, self._loss))
-        if 'norm' in kinds and norm is not None:
-            said.append(_times(gates.GRADIENT_NORM, norm, self._norm))
+        kinds = {label.kind for label in labels}
+        said: Dict[str, str] = {}
+        for kind, name, value, usual in (
+            ('limit', 'loss', loss, self._loss),
+            ('norm', gates.GRADIENT_NORM, norm, self._norm),
+        ):
+            if kind not in kinds or self.spike is None or value is None:
+                continue
+            if kind == 'limit' and self._is_above(max_loss, value):
+                continue
+            # Where a value is not finite, that is what is to be said of it.
+            is_said = 'value' in kinds and not math.isfinite(value)
+            said[kind] = '' if is_said else _times(name, value, usual)
         return said
 
     def _is_above(self, max_loss: Optional[float], loss: float) -> bool:

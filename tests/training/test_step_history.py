@@ -204,6 +204,22 @@ class TestWhatIsASpike:
         (incident,) = trained(tmp_path, (25,), np.nan, spike=True)
         assert incident.reason.startswith('not finite: loss')
 
+    def test_a_finite_loss_beside_gradients_that_are_not_is_said_to_be_one(self, tmp_path):
+        drawn = tf1.py_func(Drawn(bad=()), [], tf.float64, stateful=True)[0, :3]
+        x = tf.reshape(tf.cast(drawn, tf.float32), [3])
+        weights = tf1.get_variable('w', [3], initializer=tf1.ones_initializer())
+        step = tf1.train.get_or_create_global_step()
+        # The gradient of a root at 0 is Inf.
+        spoiled = tf.where(tf.equal(step, 15), tf.zeros([3]), 1 + tf.abs(x))
+        far = tf.where(tf.equal(step, 15), 1e6, 1.0)
+        loss = far * (1 + tf.reduce_sum(tf.sqrt(tf.abs(weights * 0 + weights) * spoiled)))
+        train_op = slimguard.create_train_op(loss, tf1.train.GradientDescentOptimizer(1e-3))
+        hook = slimguard.NanLossHook(loss, on_nan='stop', spike=True)
+        train_quietly(train_op, tmp_path, 20, hooks=[hook])
+        (incident,) = hook.incidents
+        assert incident.reason.startswith('not finite: gradient of w; loss 1e+06 is ')
+        assert 'max_loss' not in incident.reason and 'gradient norm' not in incident.reason
+
     def test_held_steps_do_not_count(self, tmp_path):
         incidents = trained(tmp_path, (25, 26, 27), 1e6, spike=True)
         assert len(incidents) == 3
@@ -244,7 +260,31 @@ def test_a_spike_can_be_run_again(tmp_path, capsys):
     assert replay.main(incident.bundle) == 0
     said = capsys.readouterr().out
     assert 'the loss is above its limit' in said
-    assert 'The failure came back' in said
+    assert 'times the median' in incident.reason
+    assert 'The failure came back: %s\n' % incident.reason in said
+
+
+def test_a_step_above_max_loss_is_said_to_be_when_it_is_run_again(tmp_path, capsys):
+    (incident,) = trained(tmp_path, (25,), 1e6, spike=True, max_loss=1e8)
+    assert replay.main(incident.bundle) == 0
+    assert 'The failure came back: above max_loss: loss ' in capsys.readouterr().out
+
+
+def test_without_a_row_only_what_the_bundle_knows_of_a_limit_is_said(tmp_path, capsys):
+    x = tf1.py_func(lambda: next(batches), [], tf.float32, stateful=True)
+    x.set_shape([2, 1])
+    batches = iter([np.ones([2, 1], np.float32)] * 5 + [np.full([2, 1], 1e3, np.float32)])
+    weights = tf1.get_variable('w', [1, 1], initializer=tf1.ones_initializer())
+    loss = tf.reduce_mean(tf.square(tf.matmul(x, weights)))
+    train_op = slimguard.create_train_op(loss, tf1.train.GradientDescentOptimizer(0.001))
+    hook = slimguard.NanLossHook(loss, on_nan='stop', spike=True)
+    train_quietly(train_op, tmp_path, 10, hooks=[hook])
+    (incident,) = hook.incidents
+    assert replay.main(incident.bundle, without=1) == 0
+    came_back, fewer = capsys.readouterr().out.split('Without row 1')
+    assert incident.reason in came_back
+    assert 'the step is still bad: above its limit: loss ' in fewer
+    assert 'max_loss' not in fewer and 'median' not in fewer
 
 
 @pytest.mark.parametrize('size', [1, 7])

@@ -1,8 +1,5 @@
 """The last steps before an incident, and a spike that is held before it is written."""
 
-import glob
-import os
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,6 +11,7 @@ from slimguard.gate import gate_of
 from tests.helpers.loops import LOOPS, Given
 from tests.helpers.models import Linear, LogLines, checkpoint_at, records_in, train_quietly
 from tests.helpers.monitored import monitored
+from tests.helpers.summaries import events_in
 
 tf1 = tf.compat.v1
 slim = compat.import_slim()
@@ -304,13 +302,8 @@ def test_short_gradients_are_known_together(size, tmp_path):
 
 def scalars_in(logdir):
     """By tag, the steps of the scalars of ours in the event files of a folder."""
-    found = {}
-    for path in sorted(glob.glob(os.path.join(str(logdir), 'events.*'))):
-        for event in tf1.train.summary_iterator(path):
-            for value in event.summary.value:
-                if value.tag.startswith('slimguard/'):
-                    found.setdefault(value.tag, []).append((event.step, value.simple_value))
-    return found
+    found = events_in(logdir)
+    return {tag: found[tag] for tag in found if tag.startswith('slimguard/')}
 
 
 class TestSummaries:

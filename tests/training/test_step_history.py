@@ -10,7 +10,6 @@ from slimguard.diagnosis import bundle, replay
 from slimguard.gate import gate_of
 from tests.helpers.loops import LOOPS, Given
 from tests.helpers.models import Linear, LogLines, checkpoint_at, records_in, train_quietly
-from tests.helpers.monitored import monitored
 from tests.helpers.summaries import events_in
 
 tf1 = tf.compat.v1
@@ -47,59 +46,6 @@ def test_without_spike_the_history_comes_all_the_same_and_nothing_is_held(loop, 
     assert history['step'] == [1, 2, 3, 4, 4]
     assert np.isnan(float(record['gradient_norm']))
     assert history['gradients'] == [['w']]
-
-
-class Seen(tf1.train.SessionRunHook):
-    """Fetches what a history is made of, by ops of its own."""
-
-    def __init__(self, loss, gradients, rate):
-        sums = [tf.nn.l2_loss(gradient) for gradient in gradients]
-        self._fetches = [loss, rate, tf.stack(sums)]
-        self.steps = []
-
-    def before_run(self, run_context):
-        return tf1.train.SessionRunArgs(self._fetches)
-
-    def after_run(self, run_context, run_values):
-        self.steps.append(run_values.results)
-
-
-def in_train(train_op, hooks, logdir):
-    train_quietly(train_op, logdir, number_of_steps=20, hooks=hooks)
-
-
-def in_monitored(train_op, hooks, logdir):
-    with monitored(logdir, *hooks) as session:
-        for _ in range(21):
-            session.run(train_op)
-
-
-@pytest.mark.parametrize('train', [in_train, in_monitored])
-@pytest.mark.parametrize('dtype', [tf.float32, tf.float64])
-def test_it_is_what_a_hook_sees_bit_by_bit(train, dtype, tmp_path):
-    step = tf1.train.get_or_create_global_step()
-    # Of this much nothing is summed together, so each gradient is known by itself.
-    drawn = tf1.py_func(Drawn(bad=(10,)), [], tf.float64, stateful=True)
-    net = tf.reshape(tf.cast(drawn, dtype), [4, 30])
-    for number in range(3):
-        net = slim.fully_connected(net, 30, biases_initializer=None, scope='layer%d' % number)
-    loss = tf.reduce_mean(tf.square(net - 1))
-    rate = tf1.train.exponential_decay(tf.cast(0.1, dtype), step, 3, 0.9)
-    optimizer = tf1.train.MomentumOptimizer(rate, 0.9)
-    gradients = optimizer.compute_gradients(loss)
-    train_op = slimguard.guard(optimizer.apply_gradients(gradients, step), loss=loss)
-    with tf.control_dependencies([train_op]):
-        train_op = slimguard.guard(tf.identity(loss))  # with the value that slim's loop wants
-    seen = Seen(loss, [gradient for gradient, _ in gradients], rate)
-    train(train_op, [seen, slimguard.NanLossHook(loss, on_nan='skip')], str(tmp_path))
-    (record,) = records_in(tmp_path)
-    history = bundle.read(record['bundle']).history
-    assert history['gradients'] == [['layer%d/weights' % n] for n in range(3)]
-    losses, rates, sums = zip(*seen.steps[:11])
-    assert len(history['loss']) == 11 and not np.isfinite(losses[10])
-    np.testing.assert_array_equal(history['loss'], np.float64(losses))
-    np.testing.assert_array_equal(history['learning_rate'], np.float64(rates))
-    np.testing.assert_array_equal(history['gradient_norms'], np.sqrt(2 * np.float64(sums)))
 
 
 class Drawn:

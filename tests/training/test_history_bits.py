@@ -119,8 +119,8 @@ def in_watched(dtype, logdir):
         return plainly(session, net, train_op)
 
 
-def plainly(session, net, train_op):
-    if not session.graph.finalized:  # by a Supervisor, which initializes
+def plainly(session, net, train_op, is_new=True):
+    if is_new:
         session.run(tf1.global_variables_initializer())
     return [session.run([train_op, *net.fetches])[1:] for _ in range(DRAWS)]
 
@@ -146,7 +146,7 @@ def unedited_supervised(dtype, logdir):
         net = Net(dtype)
         supervisor = tf1.train.Supervisor(logdir=logdir, save_summaries_secs=0)
         with supervisor.managed_session() as session:
-            return plainly(session, net, net.applied)
+            return plainly(session, net, net.applied, is_new=False)
 
 
 def unedited_slim(dtype, logdir):

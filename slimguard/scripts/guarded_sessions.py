@@ -309,13 +309,13 @@ class _HookedSteps(HookedSession):
 
     def _tell(self, step: Step, done: Done) -> None:
         """Tells the watcher of a step that ran without asking it."""
-        if not done.told.is_bad:
-            if done.history is not None and done.row is not None:
-                done.history.note_good(done.row)
+        if not done.is_bad:
+            if done.history is not None and done.entry is not None:
+                done.history.note_good(done.entry)
             self._watcher.step_was_good(self._session, done.told.loss)
             return
         context = tf1.train.SessionRunContext(step.args, self._session)
-        reading = reading_of(done.gate, done.told, done.history, done.row)
+        reading = reading_of(done.gate, done.told, done.history, done.entry)
         self._watcher.handle(context, reading)
         self.note_stop(context.stop_requested)
 

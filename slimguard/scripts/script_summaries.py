@@ -9,10 +9,10 @@ import threading
 import weakref
 from typing import Any, Callable, Dict, Optional
 
-import numpy as np
 import tensorflow.compat.v1 as tf1
 
 from slimguard.compat import tf_private
+from slimguard.incidents.history import Entry, row_of
 from slimguard.scripts.patches import Patches
 from slimguard.system import files
 from slimguard.training.history_summaries import scalars_of, step_of
@@ -26,38 +26,39 @@ class _OfSession:
     """
 
     def __init__(self) -> None:
-        self._rows: Dict[str, np.ndarray] = {}
+        self._entries: Dict[str, Entry] = {}
         self._folder: Optional[str] = None
 
     def notes_of(self, prefix: str) -> '_Notes':
         """What takes the rows of one gate."""
-        return _Notes(self._rows, prefix)
+        return _Notes(self._entries, prefix)
 
     def write(self, add_summary: Callable, writer: tf1.summary.FileWriter, step: Any) -> None:
         """Writes what there is, if it is the writer for it, by the step that the script says."""
-        if not self._rows:
+        if not self._entries:
             return
         folder = files.as_path(writer.get_logdir(), 'logdir')
         if self._folder is None:
             self._folder = folder
         if folder != self._folder:
             return
-        for prefix in list(self._rows):
-            row = self._rows.pop(prefix, None)  # another thread may have it
-            if row is None:
+        for prefix in list(self._entries):
+            entry = self._entries.pop(prefix, None)  # another thread may have it
+            if entry is None:
                 continue
+            row = row_of(entry)
             at = step_of(row) if step is None else step
             if at is not None:
                 add_summary(writer, scalars_of(row, prefix), at)
 
 
 class _Notes:
-    def __init__(self, rows: Dict[str, np.ndarray], prefix: str):
-        self._rows = rows
+    def __init__(self, entries: Dict[str, Entry], prefix: str):
+        self._entries = entries
         self._prefix = prefix
 
-    def note(self, row: np.ndarray) -> None:
-        self._rows[self._prefix] = row
+    def note(self, entry: Entry) -> None:
+        self._entries[self._prefix] = entry
 
 
 class ScriptSummaries:

@@ -212,10 +212,11 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         if self.job is not None and self.job.is_chief and self.ends_job:
             self.job.end()
 
-    def _count_of(self, gate: gates.Gate) -> tf.Tensor:
+    def _told_by(self, gate: gates.Gate, has_history: bool) -> tf.Tensor:
         self._own.capture(gate)  # it may have been guarded after the hook began
         evidence = self.evidence_of(gate)
-        return gate.untold_count if evidence is None else evidence.capture.untold_count
+        teller = gate if evidence is None else evidence.capture
+        return teller.row if has_history else teller.untold_count
 
     def _be_idle(self) -> None:
         """Keeps nothing of a training; `begin` makes it ready for the next."""
@@ -231,7 +232,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         self._preparation = Preparation(self._prepare)
         refusal = NO_GATE % (self.on_nan,) if policies.may(Skip) else None
         self.histories = Histories(HistorySettings(self.spike, self.history))
-        self._runs = WatchedRuns(self._loss, refusal, self._count_of, self.histories)
+        self._runs = WatchedRuns(self._loss, refusal, self._told_by, self.histories)
 
     def _prepare(self, session) -> None:
         self._handler.prepare(session, None if self.job is None else self.job.went_back)

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf1
 
 from slimguard.compat import tf_callers, tf_private
-from slimguard.incidents.history import GRADIENTS, LEARNING_RATE, LOSS, STEP, norm_of
+from slimguard.incidents.history import GRADIENTS, LEARNING_RATE, LOSS, STEP, Entry, norm_of, row_of
 from slimguard.training.context import TrainingContext
 
 # Says whether summaries are due now; once for each time that they are.
@@ -30,9 +30,12 @@ class HistorySummaries:
         self._is_due = is_due
         self._prefix = prefix
 
-    def note(self, row: np.ndarray) -> None:
+    def note(self, entry: Entry) -> None:
         """Takes the row of a step that was written."""
-        step = step_of(row) if self._is_due() else None
+        if not self._is_due():
+            return
+        row = row_of(entry)
+        step = step_of(row)
         writer = None if step is None else self._writer()
         if writer is not None:
             writer.add_summary(scalars_of(row, self._prefix), step)

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
-from slimguard.incidents.history import IS_GOOD, LOSS, STEP, History, norm_of
+from slimguard.incidents.history import IS_GOOD, LOSS, Entry, History, norm_of, row_of
 from slimguard.incidents.spike import Level, Spike
 from slimguard.training import incident_reading
 from slimguard.training.incident_reading import Reading
@@ -43,22 +43,22 @@ class StepHistory:
     Args:
       gate: the gate.
       settings: what the user asks for.
-      note_row: called with the row of each step that was written.
+      note_entry: called with the entry of each step that was written; None for nobody.
     """
 
     def __init__(
         self,
         gate: gates.Gate,
         settings: HistorySettings,
-        note_row: Callable[[np.ndarray], None],
+        note_entry: Optional[Callable[[Entry], None]],
     ):
         self.gate = gate
-        self._note_row = note_row
+        self._note_entry = note_entry
         self.spike = settings.spike
         window = settings.spike or Spike()
         self._loss = Level(window.window, window.warmup)
         self._norm = Level(window.window, window.warmup)
-        self._rows: Deque[np.ndarray] = collections.deque(maxlen=settings.length)
+        self._entries: Deque[Entry] = collections.deque(maxlen=settings.length)
 
     def limits(self, max_loss: Optional[float]) -> Dict[Any, Any]:
         """What to feed, so that the gate holds a step that is out of bounds.
@@ -72,29 +72,33 @@ class StepHistory:
         max_loss = self.gate.max_loss if max_loss is None else max_loss
         if self.spike.loss is not None and self.gate.limit is not None:
             limit = self._loss.limit(self.spike.loss)
-            feeds[self.gate.limit] = np.float64(limit if max_loss is None else min(limit, max_loss))
+            limit = limit if max_loss is None else min(limit, max_loss)
+            feeds[self.gate.limit] = np.array(limit)
         if self.spike.gradient_norm is not None and self.gate.measures.gradients:
             limit = self._norm.limit(self.spike.gradient_norm)
-            feeds[self.gate.norm_limit] = np.float64(0.5 * limit * limit)
+            feeds[self.gate.norm_limit] = np.array(0.5 * limit * limit)
         return feeds
 
-    def note_good(self, row: np.ndarray) -> None:
+    def note_good(self, entry: Entry) -> None:
         """Notes a step that was written."""
-        self._rows.append(row)
+        self._entries.append(entry)
         if self.spike is not None:
-            self._loss.note(row[LOSS])
+            row = row_of(entry)
+            self._loss.note(float(row[LOSS]))
             self._norm.note(norm_of(row))
-        self._note_row(row)
+        if self._note_entry is not None:
+            self._note_entry(entry)
 
-    def note_bad(self, row: np.ndarray, reading: Reading, max_loss: Optional[float]) -> Reading:
+    def note_bad(self, entry: Entry, reading: Reading, max_loss: Optional[float]) -> Reading:
         """Notes a step that was held. Returns what was read of it, with what this knows of it.
 
         Args:
-          row: the row of the step.
+          entry: the row of the step.
           reading: what the gate told.
           max_loss: as for `limits`.
         """
-        self._rows.append(row)
+        row = row_of(entry)
+        self._entries.append(row)
         norm = norm_of(row) if self.gate.measures.gradients else None
         usual = self._usual_norm()
         ratio = norm / usual if norm is not None and usual else None
@@ -113,11 +117,12 @@ class StepHistory:
     def _usual_norm(self) -> Optional[float]:
         if self.spike is not None:
             return self._norm.median
-        good = [norm_of(row) for row in list(self._rows)[-_WINDOW:] if row[IS_GOOD]]
+        rows = map(row_of, list(self._entries)[-_WINDOW:])
+        good = [norm_of(row) for row in rows if row[IS_GOOD]]
         return statistics.median(good) if good else None
 
     def _last(self) -> Optional[History]:
-        rows = list(self._rows)
+        rows = [row_of(entry) for entry in self._entries]
         return History(self.gate.measures.gradients, rows) if rows else None
 
     def _limits_in_words(
@@ -167,39 +172,20 @@ class Histories:
     def of(self, gate: gates.Gate) -> Optional[StepHistory]:
         """That of a gate; None if the user wants none."""
         if gate not in self._of and self._settings.is_wanted:
-            note_row = _note_nothing
+            note_entry = None
             if self.summaries is not None:
                 first = 'slimguard/' if not self._of else 'slimguard/%s/' % gate.original.name
-                note_row = self.summaries(first).note
-            self._of[gate] = StepHistory(gate, self._settings, note_row)
+                note_entry = self.summaries(first).note
+            self._of[gate] = StepHistory(gate, self._settings, note_entry)
             _tell_of_what_is_not_watched(gate, self._settings.spike)
         return self._of.get(gate)
-
-
-def _note_nothing(row: np.ndarray) -> None:
-    """For a training without summaries."""
-
-
-def row_of(step: Any, is_good: bool, measures: np.ndarray) -> np.ndarray:
-    """The row of a step whose `gate.measures.vector` was fetched.
-
-    Args:
-      step: the global step after it; None if the graph has none.
-      is_good: whether it was written.
-      measures: the value of the vector.
-    """
-    row = np.empty(len(measures) + LOSS)
-    row[STEP] = math.nan if step is None else step
-    row[IS_GOOD] = is_good
-    row[LOSS:] = measures
-    return row
 
 
 def reading_of(
     gate: gates.Gate,
     told: gates.Told,
     history: Optional[StepHistory],
-    row: Optional[np.ndarray],
+    entry: Optional[Entry],
     max_loss: Optional[float] = None,
 ) -> Reading:
     """What the values of a gate tell of a bad step, with what is known of the steps before.
@@ -208,13 +194,13 @@ def reading_of(
       gate: the gate.
       told: its values.
       history: what keeps the last steps of it, or None.
-      row: the row of the step; None without a history.
+      entry: the row of the step; None without a history.
       max_loss: as for `StepHistory.limits`.
     """
     reading = incident_reading.of_gate(gate, told)
-    if history is None or row is None:
+    if history is None or entry is None:
         return reading
-    return history.note_bad(row, reading, max_loss)
+    return history.note_bad(entry, reading, max_loss)
 
 
 def require_history(history: Any) -> int:

@@ -1,4 +1,4 @@
-"""The last steps, and spikes, where workers train on parameter servers: each process has its own."""
+"""The last steps, and spikes, of workers on parameter servers: each process has its own."""
 
 import numpy as np
 import pytest

@@ -214,8 +214,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
 
     def _told_by(self, gate: gates.Gate, has_history: bool) -> tf.Tensor:
         self._own.capture(gate)  # it may have been guarded after the hook began
-        evidence = self.evidence_of(gate)
-        teller = gate if evidence is None else evidence.capture
+        teller = getattr(self.evidence_of(gate), 'capture', gate)
         return teller.row if has_history else teller.untold_count
 
     def _be_idle(self) -> None:

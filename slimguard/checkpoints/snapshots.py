@@ -6,6 +6,7 @@ until the training has gone on well for a while, and its loss is compared with w
 """
 
 import collections
+import math
 import statistics
 import time
 from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence
@@ -87,6 +88,7 @@ class Snapshots:
         self._room = Room(None, most, 0, None)
         self._good = 0  # steps
         self._due = 0.0  # by the clock
+        self._took = math.inf  # the one before, in seconds
         self._losses: Deque[float] = collections.deque(maxlen=_LOSSES)
         self._spikes = 0  # since the last good step or return
         self._first_loss: Optional[float] = None
@@ -227,7 +229,12 @@ class Snapshots:
         self._keep(Snapshot(name, step, self._good, loss, values))
         ended = self._clock()
         # The first time a session prepares what it reads, which tells nothing of the next times.
-        self._due = ended if is_first else ended + (ended - began) / _SHARE
+        if is_first:
+            self._due = ended
+            return
+        # One that took longer than the one before was kept waiting by what else the machine does.
+        before, self._took = self._took, ended - began
+        self._due = ended + min(before, self._took) / _SHARE
 
     def _give_up(self, message: str, reason: Any) -> None:
         tf1.logging.warning(message, reason)

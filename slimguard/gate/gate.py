@@ -61,6 +61,7 @@ class Gate:
       norm_limit: float64 scalar to feed: half the square of the largest norm of all gradients that
         is no incident; Inf unless it is fed.
       measures: loss, learning rate and gradients of a step, to fetch; see `Measures`.
+      row: these, and `untold_count`, in one vector; see `Measures.counted_row`.
       max_loss: the default of `limit`, or None.
       gated: the ops of the given train op that run behind the switch.
       writes: by those of them that write, the clone that is run.
@@ -99,6 +100,7 @@ class Gate:
         self.limit: Any = built.limits.loss
         self.norm_limit: Any = built.limits.half_square
         self.measures = built.measures
+        self.row = built.row
 
     @property
     def is_chiefs(self) -> bool:

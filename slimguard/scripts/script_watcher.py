@@ -65,6 +65,7 @@ class ScriptWatcher(GateWatcher):
       evidence: by gate, what examines its bad steps; it may grow.
       on_incident: called with each incident that was acted on, and the logdir with its record.
       history: what is kept of the last steps.
+      summaries: as `Histories.summaries`.
 
     Attributes:
       recorded_in: the logdir with the record; None before the first incident.
@@ -77,10 +78,12 @@ class ScriptWatcher(GateWatcher):
         evidence: Dict[gates.Gate, Evidence],
         on_incident: Callable[[Incident, str], None],
         history: HistorySettings,
+        summaries: Callable[[str], Any],
     ):
         self._files = script_files
         self._evidence = evidence
         self._on_incident = on_incident
+        self._summaries = summaries
         self.recorded_in: Optional[str] = None
         self._journal = Journal()
         self._policies: Optional[FallbackChain] = None
@@ -105,6 +108,7 @@ class ScriptWatcher(GateWatcher):
         restorer = ScriptRestorer(self._files, graph)
         recovery = Recovery(restorer, self._own.snapshots(graph, policies.snapshots), back_off)
         self._handle_with(policies, self._journal, recovery)
+        self.histories.summaries = self._summaries
         self._preparation = _ScriptPreparation(self._prepare, recovery)
 
     def before_step(self, session) -> None:

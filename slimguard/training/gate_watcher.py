@@ -214,10 +214,10 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         if self.job is not None and self.job.is_chief and self.ends_job:
             self.job.end()
 
-    def _count_of(self, gate: gates.Gate) -> tf.Tensor:
+    def _told_by(self, gate: gates.Gate, has_history: bool) -> tf.Tensor:
         self._own.capture(gate)  # it may have been guarded after the hook began
-        evidence = self.evidence_of(gate)
-        return gate.untold_count if evidence is None else evidence.capture.untold_count
+        teller = getattr(self.evidence_of(gate), 'capture', gate)
+        return teller.row if has_history else teller.untold_count
 
     def _be_idle(self) -> None:
         """Keeps nothing of a training; `begin` makes it ready for the next."""
@@ -230,10 +230,9 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         told = (policies, self._otherwise, journal, self._own.evidence, recovery)
         self._handler = IncidentHandler(*told, self._incident_list.replace)
         self._preparation = Preparation(self._prepare)
-        needs_gate = policies.may(Skip) or (self._loss is None and self.on_nan is not None)
-        refusal = NO_GATE % (self.on_nan,) if needs_gate else None
+        refusal = _refusal_without_gate(policies, self.on_nan, self._loss)
         self.histories = Histories(HistorySettings(self.spike, self.history))
-        self._runs = WatchedRuns(self._loss, refusal, self._count_of, self.histories)
+        self._runs = WatchedRuns(self._loss, refusal, self._told_by, self.histories)
 
     def _prepare(self, session) -> None:
         self._handler.prepare(session, None if self.job is None else self.job.went_back)
@@ -260,6 +259,14 @@ def _require_loss_in(graph: tf.Graph, loss: Optional[tf.Tensor], name: str) -> N
             'the loss %r of %s belongs to another graph than the training; build the hook '
             'in the graph that is trained' % (loss.name, name)
         )
+
+
+def _refusal_without_gate(
+    policies: FallbackChain, on_nan: OnNan, loss: Optional[tf.Tensor]
+) -> Optional[str]:
+    """What a train op without a gate is refused with; None where its loss can be watched."""
+    needs_gate = policies.may(Skip) or (loss is None and on_nan is not None)
+    return NO_GATE % (on_nan,) if needs_gate else None
 
 
 def _action_of(watcher: GateWatcher) -> Action:

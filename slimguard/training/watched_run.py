@@ -29,7 +29,8 @@ class Run:
     Args:
       found: the gates of the train ops that it runs.
       loss: a loss to look at besides, or None.
-      counts: by gate, the tensor that tells how many bad steps its watcher is to be told of.
+      told: by gate, the tensor that tells how many bad steps its watcher is to be told of; with a
+        history a vector that begins with that, and goes on with the row of the step.
       histories: by gate, what keeps its last steps, or None.
       graph: the graph.
 
@@ -43,7 +44,7 @@ class Run:
         self,
         found: Sequence[gates.Gate],
         loss: Optional[tf.Tensor],
-        counts: Sequence[tf.Tensor],
+        told: Sequence[tf.Tensor],
         histories: Sequence[Optional[StepHistory]],
         graph: tf.Graph,
     ):
@@ -55,11 +56,10 @@ class Run:
         self._global_step = tf1.train.get_global_step(graph)
         self._session: Callable[[], Any] = lambda: None  # that was watched last
         self._chiefs = [chief for gate in found for chief in gate.chiefs]
-        self._counts = list(counts) + [chief.count for chief in self._chiefs]
         self._histories = histories
         self._has_limits = any(each is not None and each.spike for each in histories)
-        self._rows = [each.gate.measures.row for each in histories if each is not None]
-        fetches = self._counts + self._rows + ([] if loss is None else [loss])
+        fetches = [*told, *(chief.count for chief in self._chiefs)]
+        fetches += [] if loss is None else [loss]
         # One tensor is fetched sooner than a list of one.
         self._is_list = len(fetches) != 1
         self._args = tf1.train.SessionRunArgs(fetches if self._is_list else fetches[0])
@@ -84,17 +84,15 @@ class Run:
 
     def read(self, results: Any, max_loss: Optional[float], run_context) -> List[Reading]:
         """The incidents that the values of one run tell of."""
-        if not self._is_list and not self.looks_at_loss and not results:
-            return []
-        values = list(results) if self._is_list else [results]
-        counts, rows = values[: len(self._counts)], iter(values[len(self._counts) :])
+        values = results if self._is_list else [results]
         found: List[Reading] = []
-        for gate, count, history in zip(self.gates, counts, self._histories):
+        for gate, value, history in zip(self.gates, values, self._histories):
+            count = value if history is None else value[0]
             told = list(_told_in(run_context, gate)) if count else []
             if history is not None:
-                _note(history, next(rows), told, max_loss)
+                _note(history, value[1:], told, max_loss)
             found += told
-        for chief, count in zip(self._chiefs, counts[len(self.gates) :]):
+        for chief, count in zip(self._chiefs, values[len(self.gates) :]):
             found += _told_in(run_context, chief.gate) if count else []
         if self._loss is not None and not found:
             step = functools.partial(self._step_now, run_context.session)
@@ -138,7 +136,7 @@ class WatchedRuns:
       loss: a loss to watch where no gate knows it; None for none.
       refusal: what a step of a train op without a gate is refused with; None to take it, with a
         warning if there is no loss to watch.
-      count_of: gives the tensor to fetch to know of a gate's bad steps.
+      told_by: gives the tensor to fetch to know of a gate's bad steps, with or without a history.
       histories: what keeps the last steps of gates.
     """
 
@@ -146,12 +144,12 @@ class WatchedRuns:
         self,
         loss: Optional[tf.Tensor],
         refusal: Optional[str],
-        count_of: Callable[[gates.Gate], tf.Tensor],
+        told_by: Callable[[gates.Gate, bool], tf.Tensor],
         histories: Histories,
     ):
         self._loss = loss
         self._histories = histories
-        self._count_of = count_of
+        self._told_by = told_by
         self._refusal = refusal
         # By what is fetched, of which a copy is kept so that nothing else gets the ids in it.
         self._runs: Dict[Any, Tuple[Optional[Run], Any]] = {}
@@ -200,10 +198,10 @@ class WatchedRuns:
         found = [gate for gate in map(gates.gate_of, elements) if gate is not None]
         if found:
             found = [gate for gate in dict.fromkeys(found) if self._is_mine(gate)]
-            counts = [self._count_of(gate) for gate in found]
             histories = [self._histories.of(gate) for gate in found]
+            told = [self._told_by(gate, each is not None) for gate, each in zip(found, histories)]
             loss = self._loss_beside(found)
-            return Run(found, loss, counts, histories, graph) if found else None
+            return Run(found, loss, told, histories, graph) if found else None
         is_step = _updates_unguarded(elements)
         if self._loss is not None:
             is_step = _is_step(elements, self._loss, graph)

@@ -39,6 +39,7 @@ _LOSSES = 10
 # The loss now is the median of so many. And so many steps in a row that are far out of bounds are
 # not to be blamed on their batches.
 _FEW = 3
+_OF_FEW = 'the median of the last %d good steps' % _FEW
 
 
 class Snapshot(NamedTuple):
@@ -179,20 +180,22 @@ class Snapshots:
         """The one that was returned to last, if it was one, and is still kept."""
         return next((each for each in self._kept if each is self._went_back_to), None)
 
-    def ruin(self) -> str:
-        """Why the weights are ruined as they are now, though they may be finite; else ''."""
+    def ruin(self, is_last: bool = False) -> str:
+        """Why the weights are ruined as they are now, though they may be finite; else ''.
+
+        Args:
+          is_last: whether the training ends here. Then the loss of the last good step is enough:
+            an explosion may have had no other before all of its losses were Inf.
+        """
         if self._is_wanted and self._spikes >= _FEW:
             return '; and the weights are ruined: so were the last %d steps in a row' % self._spikes
         usual = _usual_loss(self._first_loss, self._kept[::-1])
-        if usual is None or len(self._losses) < _FEW:
+        few = 1 if is_last else _FEW
+        if usual is None or len(self._losses) < few:
             return ''
-        now = statistics.median(list(self._losses)[-_FEW:])
-        if not now > _RUINED_NOW * usual:
-            return ''
-        return (
-            '; and the weights are ruined: the loss is %g, the median of the last %d good steps, '
-            'and was %g at most' % (now, _FEW, usual)
-        )
+        now = statistics.median(list(self._losses)[-few:])
+        whose = 'that of the last good step' if is_last else _OF_FEW
+        return _RUIN % (now, whose, usual) if now > _RUINED_NOW * usual else ''
 
     def _is_ruined(self, snapshot: Snapshot, older: List[Snapshot]) -> bool:
         usual = _usual_loss(self._first_loss, older)
@@ -294,6 +297,7 @@ def _can_assign(variable: Any, shape: Sequence[int]) -> bool:
     return len(inputs) > 1 and inputs[1].shape.is_compatible_with(shape)
 
 
+_RUIN = '; and the weights are ruined: the loss is %g, %s, and was %g at most'
 _ODD = (
     'slimguard: no snapshots are taken, since variable %r has a value that its initializer cannot '
     'be given; rollback goes back to checkpoints.'

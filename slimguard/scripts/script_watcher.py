@@ -115,6 +115,19 @@ class ScriptWatcher(GateWatcher):
         """For a step that runs without asking it: does what else `before_run` does."""
         self._preparation.before_step(session)
 
+    def step_was_good(self, session, loss: Any) -> None:
+        if self.recorded_in is None and self._files.keeps_checkpoints:
+            with self._acting:
+                self._keep_record()  # an empty one says that a guard is there
+        GateWatcher.step_was_good(self, session, loss)
+
+    def _keep_record(self) -> str:
+        """Makes the record, unless it is there; returns its logdir."""
+        if self.recorded_in is None:
+            self.recorded_in = self._files.logdir_for_record()
+            self._journal.keep_in(self.recorded_in)
+        return self.recorded_in
+
     def end(self, session):
         if self._policies is not None:
             self._policies.tell_skipped()  # of all sessions together it is told elsewhere
@@ -122,15 +135,13 @@ class ScriptWatcher(GateWatcher):
 
     def handle(self, run_context, reading: Reading) -> None:
         with self._acting:
-            if self.recorded_in is None:
-                self.recorded_in = self._files.logdir_for_record()
-                self._journal.keep_in(self.recorded_in)
+            logdir = self._keep_record()
             for each in list(self._evidence.values()):  # another thread may add to them
-                each.keep_in(self.recorded_in)
+                each.keep_in(logdir)
             try:
                 GateWatcher.handle(self, run_context, reading)
             except NanLossError:
                 save_quietly(self._files.save_again, run_context.session)
                 raise
             finally:
-                self._on_incident(self.incidents[-1], self.recorded_in)
+                self._on_incident(self.incidents[-1], logdir)

@@ -195,6 +195,9 @@ class TestRuin:
         training.train(40, loss=2.0)
         training.train(1, loss=201.0)
         assert training.snapshots.ruin() == ''  # the median of three
+        # Where the training ends, nobody will see whether the next losses are as large.
+        last = '; and the weights are ruined: the loss is 201, that of the last good step'
+        assert training.snapshots.ruin(is_last=True).startswith(last)
         training.train(1, loss=201.0)
         ruin = '; and the weights are ruined: the loss is 201, the median of the last 3 good steps'
         assert training.snapshots.ruin() == ruin + ', and was 2 at most'

@@ -87,7 +87,7 @@ class FiniteCheck:
         for part in self._parts:
             numbers, scaled, _, near = part
             if len(numbers) > 1:
-                vector = make.sum_of(scaled, make.constant((1,), near), near)
+                vector = make.sum_of(scaled, self._constant((1,), near), near)
                 sums.setdefault(_place_of(vector, home), []).append(_Found(numbers, vector))
             else:
                 size = make.sum_of_squares(ops.for_arithmetic(scaled), near)
@@ -130,7 +130,8 @@ class FiniteCheck:
             near = self._home.near(tensors[0])
             scaled = make.multiply(tensors[0], moment.small(dtype, dtype), near)
             return _Part(numbers, scaled, dtype, near)
-        wide = make.rows(make.join(tensors, moment.zero, near), len(tensors), near)
+        joined = make.join(tensors, moment.zero, near)
+        wide = make.rows(joined, len(tensors), near, moment.token.op)
         if dtype.size == 2:
             wide = make.cast(wide, tf.float32, near)
         return _Part(
@@ -139,7 +140,7 @@ class FiniteCheck:
 
     def _overflows(self, part: _Part) -> tf.Tensor:
         make, near = self._make, part.near
-        scaled, axes = part.scaled, make.constant((1,), near)
+        scaled, axes = part.scaled, self._constant((1,), near)
         if len(part.numbers) == 1:
             scaled, axes = self._wide(part), self._axes(part)
         # A power of two: scaled, the numbers are rounded as ever.
@@ -162,11 +163,14 @@ class FiniteCheck:
             wide = tf.cast(tensor, tf.float32) if part.dtype.size == 2 else tf.abs(tensor)
         return self._make.multiply(wide, self._moment.small(wide.dtype, part.dtype), part.near)
 
+    def _constant(self, value: Tuple[int, ...], near: tf.Operation) -> tf.Tensor:
+        return self._make.constant(value, near, self._moment.token.op)
+
     def _axes(self, part: _Part) -> tf.Tensor:
         """All axes of a value that is alone."""
         tensor = self._tensors[part.numbers[0]]
         if tensor.shape.rank is not None:
-            return self._make.constant(tuple(range(tensor.shape.rank)), part.near)
+            return self._constant(tuple(range(tensor.shape.rank)), part.near)
         with part.near.graph.colocate_with(part.near):
             return tf.range(tf.rank(tensor))
 

@@ -49,8 +49,10 @@ class Home:
         that is, it may be any.
         """
         device = device_of(tensor.op)
-        kind = tf1.DeviceSpec.from_string(device).device_type
-        if kind == 'CPU' or (kind is None and self.device_near(tensor) != self.device):
+        spec = tf1.DeviceSpec.from_string(device)
+        is_processor = spec.device_type == 'CPU' and not spec.device_index
+        is_unknown = spec.device_type is None
+        if is_processor or (is_unknown and self.device_near(tensor) != self.device):
             return self.device_near(tensor)
         return device
 

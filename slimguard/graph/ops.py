@@ -6,7 +6,18 @@ where it belongs. Ops that a gate has one of are made with those functions all t
 """
 
 import contextlib
-from typing import Callable, Dict, FrozenSet, Iterable, Iterator, List, Sequence, Set, Tuple
+from typing import (
+    Callable,
+    Dict,
+    FrozenSet,
+    Iterable,
+    Iterator,
+    List,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -175,17 +186,29 @@ class Maker:
         first = self.constant(0, near)
         return self._create('Split', [first, x], [x.dtype] * number, attributes, near).outputs
 
-    def rows(self, x: tf.Tensor, number: int, near: tf.Operation) -> tf.Tensor:
-        """A matrix of `number` rows."""
-        inputs = [x, self.constant((number, -1), near)]
+    def rows(
+        self, x: tf.Tensor, number: int, near: tf.Operation, after: Optional[tf.Operation] = None
+    ) -> tf.Tensor:
+        """A matrix of `number` rows; `after` as for `constant`."""
+        inputs = [x, self.constant((number, -1), near, after)]
         return self._create('Reshape', inputs, [x.dtype], {}, near).outputs[0]
 
-    def constant(self, value, near: tf.Operation) -> tf.Tensor:
-        """An int32 constant on the device of `near`: one for all that ask for it there."""
-        key = (value, near.device)
+    def constant(
+        self, value, near: tf.Operation, after: Optional[tf.Operation] = None
+    ) -> tf.Tensor:
+        """An int32 constant on the device of `near`: one for all that ask for it there.
+
+        Args:
+          value: an int, or a tuple of ints.
+          near: tells the device.
+          after: what it waits for: where that is dead, as the exact check is in a good step, a step
+            does without it. None for nothing.
+        """
+        key = (value, near.device, after)
         if key not in self._constants:
             with tf.control_dependencies(None), tf.device(near.device or None):
-                self._constants[key] = tf.constant(value, tf.int32)
+                with tf.control_dependencies([] if after is None else [after]):
+                    self._constants[key] = tf.constant(value, tf.int32)
         return self._constants[key]
 
     def copy(self, variable: tf.Operation) -> tf.Tensor:

@@ -20,7 +20,7 @@ GRADIENT_NORM = 'gradient norm'
 class Label(NamedTuple):
     """What one element of a gate's `bad` vector stands for."""
 
-    kind: str  # 'value', 'square', 'limit', 'norm', 'state', 'written' or 'clone'
+    kind: str  # 'value', 'square', 'limit', 'norm', 'before', 'state', 'written' or 'clone'
     name: str
 
     def __str__(self) -> str:
@@ -45,8 +45,8 @@ def labels_in(message: str) -> List[Label]:
 def explain(labels: Sequence[Label]) -> Verdict:
     """Puts what was bad about a step into a sentence."""
 
-    def named(kind: str, most: int = 5) -> str:
-        names = [label.name for label in labels if label.kind == kind]
+    def named(*kinds: str, most: int = 5) -> str:
+        names = [label.name for label in labels if label.kind in kinds]
         rest = ' and %d more' % (len(names) - most) if len(names) > most else ''
         return ', '.join(names[:most]) + rest
 
@@ -60,9 +60,9 @@ def explain(labels: Sequence[Label]) -> Verdict:
         parts.append(ABOVE_MAX_LOSS + named('limit'))
     if named('norm'):
         parts.append('too large: ' + named('norm'))
-    state_lost = bool(named('state') and parts)
+    state_lost = bool(named('before') or (named('state') and parts))
     if state_lost:
-        parts.append('not finite already before this step: ' + named('state'))
+        parts.append('not finite already before this step: ' + named('before', 'state'))
     elif named('state'):
         parts.append('not finite once updated: ' + named('state'))
     elif named('written') and not parts:  # else the value that was written has been told

@@ -68,13 +68,19 @@ overflows inside an optimizer is caught. On the fast path, the exact check is a 
 it is a small one, values of one shape in one place are joined there, checked, copied and put back
 together (:mod:`slimguard.gate.finite_checks`).
 
+The copies are checked as well, before the update begins. One that is not finite is of a variable
+that is lost; or another process, or thread, trains the same variable, has made it overflow and is
+about to put it back. Put back from that copy it would be lost for good, so the step is refused.
+Variables that are assigned, and not made of their old value, are left out: one may begin as an Inf.
+
 Where that does not hold, no step takes the fast path: writes inside loops and functions, and
 kernels that can make a NaN of small numbers (centered RMSProp, or an `epsilon` of zero). There each
 step is a *trial*, with copies of what it writes.
 
 On a cluster, the decision is made where the loss is. Each task that holds variables gets one
 number, the decision, and from it makes its own switches: its variables are copied, checked and
-put back where they are, and only flags come back.
+put back where they are, and only flags come back. Off the fast path it gets two more: whether the
+copies of all tasks are good, and how the step ended.
 """
 
 from slimguard.gate.arguments import (

@@ -13,9 +13,9 @@ from slimguard.gate import fast_path, regularizers
 from slimguard.gate.announcement import announce
 from slimguard.gate.checked_values import Check
 from slimguard.gate.copies import Copy
-from slimguard.gate.decision_at_tasks import Decision, decide_here, decide_there
+from slimguard.gate.decision_at_tasks import Checked, Decision, copy_at, decide, tell
 from slimguard.gate.finite_checks import SMALL_32
-from slimguard.gate.flags import Flags, join_flags
+from slimguard.gate.flags import Flags, each_once, join_flags
 from slimguard.gate.flags_in_words import Label
 from slimguard.gate.forward_copies import copy_ahead, read_opaque_writes, require_unseen
 from slimguard.gate.gated_clones import GatedClones
@@ -102,11 +102,9 @@ def _feeds_of(plan: Plan, home: Task, max_loss: Optional[float]) -> _Feeds:
 class _Before(NamedTuple):
     """What is known before the update."""
 
-    fast: Optional[tf.Tensor]  # arrives if the step takes the fast path
     flags: Flags
-    is_fine: tf.Tensor  # whether no flag is set; dead on the fast path, as all that follows is
-    fine: tf.Tensor  # arrives if so
-    refused: tf.Tensor  # arrives if not
+    is_fine: tf.Tensor  # whether no flag is set, so that the update runs; dead on the fast path
+    decisions: Dict[Task, Decision]
 
 
 class _After(NamedTuple):
@@ -146,12 +144,12 @@ class _Build:
         checks = [*plan.checks, *read_opaque_writes(plan, make, feeds.watched)]
         sums = self._sums(checks)
         before = self._check_before(checks, sums)
-        decisions = self._decide(before)
+        decisions = before.decisions
         go = {task: decision.go for task, decision in decisions.items()}
         clones = GatedClones(plan, self._tasks, go)
-        updated = self._check_after(before, decisions, clones, ahead)
-        end = self._end(before, updated, decisions, clones, ahead)
-        flags = join_flags([before.flags, updated.flags])
+        updated = self._check_after(before, clones, ahead)
+        end = self._end(before, updated, clones, ahead)
+        flags = each_once(join_flags([before.flags, updated.flags]))
         value = value_of_step(plan, clones, decisions[self._tasks.home])
         step = GlobalStep(plan.step.graph, make, self._tasks, end.settled)
         told = announce(plan, flags, feeds.watched, feeds.untold, end.undone, step)
@@ -184,7 +182,7 @@ class _Build:
         return SquareSums(values, self._plan.losses, self._make, self._home)
 
     def _check_before(self, checks: Sequence[Check], sums: SquareSums) -> _Before:
-        """The fast path, and the exact check where that is not taken."""
+        """The fast path; where that is not taken, the exact check, and a check of copies."""
         plan, token = self._plan, self._feeds.token
         if plan.trial:  # only what was written tells
             fast, checking = None, after(plan.barrier, token, 'looking')
@@ -193,28 +191,54 @@ class _Build:
             fast, checking = branch(token, is_fast, 'calm')
         flags = self._checks.before_update(checks, checking, sums.of_gradients())
         is_fine = tf.logical_not(tf.reduce_any(flags.vector), name='is_fine')
-        return _Before(fast, flags, is_fine, *branch(token, is_fine, 'fine'))
-
-    def _decide(self, before: _Before) -> Dict[Task, Decision]:
-        """Tells each task whether to run the update."""
-        make, home = self._make, self._tasks.home
-        decisions = {home: decide_here(make, home, before.fast, before.fine, before.refused)}
+        checked = {self._tasks.home: Checked(fast, *branch(token, is_fine, 'fine'))}
         for task in self._tasks.others:
-            assert before.fast is not None, 'a trial has one task'
-            decisions[task] = decide_there(make, task, before.fast, before.is_fine)
-        return decisions
+            assert fast is not None, 'a trial has one task'
+            checked[task] = tell(task, fast, is_fine)
+        return self._check_copies(checked, flags, is_fine)
+
+    def _check_copies(
+        self, checked: Dict[Task, Checked], flags: Flags, is_fine: tf.Tensor
+    ) -> _Before:
+        """Copies and decides, in each task.
+
+        Where processes or threads train beside each other, a variable may hold what another is
+        about to undo. An update that is made of that is bad as well; and to put it back from such
+        a copy, after the other, would lose the variable for good. So it is not begun.
+        """
+        copies = {
+            task: copy_at(self._make, self._plan, task, each.fine) for task, each in checked.items()
+        }
+        are_good = None
+        if self._plan.changed:
+            found = self._lost_in(copies, checked)
+            with tf.control_dependencies([checked[self._tasks.home].refused]):
+                no_copies = tf.zeros([len(found.labels)], tf.bool)
+            found = found._replace(vector=merge([found.vector, no_copies], 'lost'))
+            flags = join_flags([flags, found])
+            is_fine = are_good = tf.logical_not(tf.reduce_any(flags.vector), name='are_good')
+        decisions = {task: decide(task, checked[task], copies[task], are_good) for task in checked}
+        return _Before(flags, is_fine, decisions)
+
+    def _lost_in(self, copies: Dict[Task, Sequence[Copy]], checked: Dict[Task, Checked]) -> Flags:
+        found = []
+        for task, made in copies.items():
+            if not self._plan.changed.isdisjoint(task.variables):
+                with tf.device(task.device):
+                    found.append(self._checks.of_copies(made, checked[task].fine))
+        return join_flags(found)
 
     def _check_after(
         self,
         before: _Before,
-        decisions: Dict[Task, Decision],
         clones: GatedClones,
         ahead: Sequence[Copy],
     ) -> _After:
         """Checks what the update wrote, in each task."""
-        plan, home = self._plan, self._tasks.home
+        plan, home, decisions = self._plan, self._tasks.home, before.decisions
+        fast = decisions[home].fast
         ran = [clones.of_op(op_of(plan.step.train_op))]
-        fast_ran = None if before.fast is None else after(ran, before.fast, 'ran_calm')
+        fast_ran = None if fast is None else after(ran, fast, 'ran_calm')
         checked = _checked(ran, decisions[home])
         found = [self._checks.after_update(home, checked, ahead)]
         for task in self._tasks.others:
@@ -223,7 +247,7 @@ class _Build:
                 found.append(self._checks.after_update(task, checked_there, ahead))
         if plan.late_loss is not None:
             value = clones.of(plan.late_loss)
-            found.append(check_late_loss(plan.late_loss, value, before.refused))
+            found.append(check_late_loss(plan.late_loss, value, decisions[home].refused))
         flags = join_flags(found)
         nothing_found = tf.logical_not(tf.reduce_any(flags.vector))
         is_good = tf.logical_and(nothing_found, before.is_fine)
@@ -233,12 +257,11 @@ class _Build:
         self,
         before: _Before,
         updated: _After,
-        decisions: Dict[Task, Decision],
         clones: GatedClones,
         ahead: Sequence[Copy],
     ) -> _End:
         """Puts variables back after a bad step, in each task."""
-        make, home = self._make, self._tasks.home
+        make, home, decisions = self._make, self._tasks.home, before.decisions
         good, bad = branch(updated.checked, updated.is_good, 'good')
         undo, unwritten = branch(bad, before.is_fine, 'undo')
         undone = undo_here(make, home, ahead, decisions[home].copies, undo, unwritten)

@@ -1,10 +1,10 @@
 """Copies of variables: made, and written back."""
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set
+from typing import Dict, List, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
+from slimguard import graph as graphs
 from slimguard.gate.finite_checks import Moment
 from slimguard.graph import ops
 
@@ -51,7 +51,7 @@ def restore(make: ops.Maker, copies: Sequence[Copy], token: tf.Tensor, name: str
     would make it so for good.
     """
     values = values_of(make, copies)
-    trainable = _trainable_in(token.graph) if values else set()
+    trainable = graphs.trainable_in(token.graph) if values else set()
     weights = [variable for variable in values if variable in trainable]
     slots = [variable for variable in values if variable not in trainable]
     for variables in filter(None, (slots, weights)):
@@ -59,8 +59,3 @@ def restore(make: ops.Maker, copies: Sequence[Copy], token: tf.Tensor, name: str
             assigns = [make.assign(variable, values[variable]) for variable in variables]
         token = ops.after(assigns, token, name)
     return token if values else ops.after([], token, name)
-
-
-def _trainable_in(graph: tf.Graph) -> Set[tf.Operation]:
-    with graph.as_default():
-        return {variable.op for variable in tf1.trainable_variables()}

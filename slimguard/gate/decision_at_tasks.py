@@ -1,6 +1,8 @@
 """Carries the decision to each task: run the update, run it with copies at hand, or refuse it.
 
-The decision itself is made in builder.py, by the checks of fast_path.py and step_checks.py.
+The decision itself is made in builder.py, by the checks of fast_path.py and step_checks.py. Off the
+fast path a task hears of it twice: when it is to copy its variables, and when all copies are known
+to be good.
 """
 
 from typing import NamedTuple, Optional, Sequence
@@ -10,8 +12,23 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard.gate.copies import Copy, copy
 from slimguard.gate.finite_checks import SMALL_32, Moment
+from slimguard.gate.plan import Plan
 from slimguard.gate.tasks import Task
 from slimguard.graph import ops
+
+
+class Checked(NamedTuple):
+    """What the checks of the values found, as it is known in one task: tokens; one arrives.
+
+    Attributes:
+      fast: arrives if the step takes the fast path; None if no step of the gate does.
+      fine: arrives if the exact check found nothing bad.
+      refused: arrives if the exact check found something.
+    """
+
+    fast: Optional[tf.Tensor]
+    fine: tf.Tensor
+    refused: tf.Tensor
 
 
 class Decision(NamedTuple):
@@ -19,8 +36,8 @@ class Decision(NamedTuple):
 
     Attributes:
       fast: arrives if the step takes the fast path; None if no step of the gate does.
-      prepared: arrives if the exact check found nothing bad, once `copies` are made.
-      refused: arrives if the exact check found something.
+      prepared: arrives if nothing bad was found, and `copies` are made.
+      refused: arrives if something bad was found, in a value or in a copy.
       go: starts the update: `fast` or `prepared`.
       copies: the variables of the task as they were before the update.
     """
@@ -32,17 +49,7 @@ class Decision(NamedTuple):
     copies: Sequence[Copy]
 
 
-def decide_here(
-    make: ops.Maker, task: Task, fast: Optional[tf.Tensor], fine: tf.Tensor, refused: tf.Tensor
-) -> Decision:
-    """What a task does once the decision is known there: it copies, and then lets the update go."""
-    copies = copy(make, task.variables, Moment(fine))
-    prepared = ops.after([made.value for made in copies], fine, 'prepared')
-    go = prepared if fast is None else ops.merge([fast, prepared], 'go')
-    return Decision(fast, prepared, refused, go, copies)
-
-
-def decide_there(make: ops.Maker, task: Task, fast: tf.Tensor, is_fine: tf.Tensor) -> Decision:
+def tell(task: Task, fast: tf.Tensor, is_fine: tf.Tensor) -> Checked:
     """Tells another task, in one number, what the exact check found: 2 if there was none."""
     with tf.control_dependencies([fast]):
         no_check = tf.constant(2.0)
@@ -51,5 +58,36 @@ def decide_there(make: ops.Maker, task: Task, fast: tf.Tensor, is_fine: tf.Tenso
         told = tf.identity(told)
         token = tf1.placeholder_with_default(SMALL_32, [], name='token')
         fast_there, checked = ops.branch(token, tf.greater(told, 1.5), 'calm')
-        fine, refused = ops.branch(checked, tf.greater(told, 0.5), 'fine')
-        return decide_here(make, task, fast_there, fine, refused)
+        return Checked(fast_there, *ops.branch(checked, tf.greater(told, 0.5), 'fine'))
+
+
+def copy_at(make: ops.Maker, plan: Plan, task: Task, fine: tf.Tensor) -> Sequence[Copy]:
+    """Copies the variables of a task once `fine` is there; those that are checked by themselves."""
+    moment = Moment(fine)
+    changed = [variable for variable in task.variables if variable in plan.changed]
+    others = [variable for variable in task.variables if variable not in plan.changed]
+    with tf.device(task.device):
+        return copy(make, changed, moment) + copy(make, others, moment)
+
+
+def decide(
+    task: Task, checked: Checked, copies: Sequence[Copy], are_good: Optional[tf.Tensor]
+) -> Decision:
+    """What a task does once all copies are checked: it lets the update go, or does not.
+
+    Args:
+      task: the task.
+      checked: what the checks of the values found.
+      copies: the copies made there.
+      are_good: a bool scalar, whether the copies of all tasks are good; None if none is checked.
+    """
+    with tf.device(task.device):
+        made = ops.after([copy.value for copy in copies], checked.fine, 'copied')
+        if are_good is None:
+            prepared, refused = made, checked.refused
+        else:
+            told = tf.greater(tf.identity(tf.cast(are_good, tf.float32)), 0.5)
+            prepared, not_good = ops.branch(made, told, 'prepared')
+            refused = ops.merge([checked.refused, not_good], 'refused')
+        go = prepared if checked.fast is None else ops.merge([checked.fast, prepared], 'go')
+    return Decision(checked.fast, prepared, refused, go, copies)

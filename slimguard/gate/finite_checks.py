@@ -5,7 +5,7 @@ path has answered before, and still each op of the exact check takes time to bui
 each step. So what can be joined is joined, and a network takes few ops.
 """
 
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -75,9 +75,15 @@ class FiniteCheck:
     def __init__(self, make: ops.Maker, tensors: Sequence[tf.Tensor], moment: Moment, home: Home):
         self._make = make
         self._home = home
-        self._tensors = tensors
+        self._tensors = list(tensors)
         self._moment = moment
         self._parts = [self._part(numbers) for numbers in make.alike(tensors)]
+
+    def add_joined(self, joined: tf.Tensor, number: int) -> None:
+        """Checks `number` tensors more, of one shape, that are joined along their first axis."""
+        first = len(self._tensors)
+        self._tensors += [joined] * number
+        self._parts.append(self._part(list(range(first, first + number)), joined))
 
     def not_finite(self) -> tf.Tensor:
         """A bool vector: of which tensors not all is finite."""
@@ -122,7 +128,7 @@ class FiniteCheck:
                 joined.append(_join(found))
         return _in_order(joined, chosen)
 
-    def _part(self, numbers: List[int]) -> _Part:
+    def _part(self, numbers: List[int], joined: Optional[tf.Tensor] = None) -> _Part:
         make, moment = self._make, self._moment
         tensors = [self._tensors[number] for number in numbers]
         dtype, near = tensors[0].dtype.base_dtype, tensors[0].op
@@ -130,7 +136,8 @@ class FiniteCheck:
             near = self._home.near(tensors[0])
             scaled = make.multiply(tensors[0], moment.small(dtype, dtype), near)
             return _Part(numbers, scaled, dtype, near)
-        joined = make.join(tensors, moment.zero, near)
+        if joined is None:
+            joined = make.join(tensors, moment.zero, near)
         wide = make.rows(joined, len(tensors), near, moment.token.op)
         if dtype.size == 2:
             wide = make.cast(wide, tf.float32, near)

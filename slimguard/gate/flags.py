@@ -19,6 +19,19 @@ class Flags(NamedTuple):
     vector: tf.Tensor
 
 
+def each_once(flags: Flags) -> Flags:
+    """The same, but a variable that was not finite before the update is not bad afterwards, too."""
+    numbers = {label.name: n for n, label in enumerate(flags.labels) if label.kind == 'before'}
+    if not numbers:
+        return flags
+    last = len(flags.labels)
+    told = [
+        numbers.get(label.name, last) if label.kind == 'state' else last for label in flags.labels
+    ]
+    is_told = tf.gather(tf.concat([flags.vector, [False]], 0), told)
+    return flags._replace(vector=tf.logical_and(flags.vector, tf.logical_not(is_told)))
+
+
 def join_flags(parts: Sequence[Flags]) -> Flags:
     """All flags of `parts`, one after the other."""
     labels: List[Label] = []

@@ -20,7 +20,7 @@ GRADIENT_NORM = 'gradient norm'
 class Label(NamedTuple):
     """What one element of a gate's `bad` vector stands for."""
 
-    kind: str  # 'value', 'square', 'limit', 'norm', 'state', 'written' or 'clone'
+    kind: str  # 'value', 'square', 'limit', 'norm', 'before', 'state', 'written' or 'clone'
     name: str
 
     def __str__(self) -> str:
@@ -52,8 +52,8 @@ def explain(labels: Sequence[Label], limits: Optional[Mapping[str, str]] = None)
     """
     limits = limits or {}
 
-    def named(kind: str, most: int = 5) -> str:
-        names = [label.name for label in labels if label.kind == kind]
+    def named(*kinds: str, most: int = 5) -> str:
+        names = [label.name for label in labels if label.kind in kinds]
         rest = ' and %d more' % (len(names) - most) if len(names) > most else ''
         return ', '.join(names[:most]) + rest
 
@@ -68,9 +68,9 @@ def explain(labels: Sequence[Label], limits: Optional[Mapping[str, str]] = None)
     if named('norm'):
         parts.append(limits.get('norm', 'too large: ' + named('norm')))
     parts = [part for part in parts if part]
-    state_lost = bool(named('state') and parts)
+    state_lost = bool(named('before') or (named('state') and parts))
     if state_lost:
-        parts.append('not finite already before this step: ' + named('state'))
+        parts.append('not finite already before this step: ' + named('before', 'state'))
     elif named('state'):
         parts.append('not finite once updated: ' + named('state'))
     elif named('written') and not parts:  # else the value that was written has been told

@@ -8,6 +8,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 
+from slimguard import graph as graphs
 from slimguard.gate.checked_values import Check, CheckedValues, GatedWrite, read_gated_write
 from slimguard.gate.forward_writes import ForwardWrites, find_barrier
 from slimguard.gate.gated_ops import find_gated_ops
@@ -31,6 +32,8 @@ class Plan(NamedTuple):
       model_clones: by clone of the model, what it puts into gradients and losses; empty for one
         model.
       variables: the variables that gated ops write.
+      changed: those float variables of `variables` whose new value is made of the old one: what is
+        not finite there stays so.
       put_back: the forward writes to undo after a bad step, by variable.
       opaque_forward: the variables of `put_back` whose new value can only be read afterwards.
       trial: whether the gated writes can only be judged by what they wrote.
@@ -48,6 +51,7 @@ class Plan(NamedTuple):
     squares: Sequence[Check]
     model_clones: Dict[str, List[tf.Tensor]]
     variables: Sequence[tf.Operation]
+    changed: Set[tf.Operation]
     put_back: Dict[tf.Operation, List[tf.Operation]]
     opaque_forward: Sequence[tf.Operation]
     trial: bool
@@ -96,6 +100,7 @@ def make_plan(
         squares=checked.squares,
         model_clones=_find_model_clones(step, checked.checks, losses),
         variables=list(dict.fromkeys(variables)),
+        changed=_find_changed(step, gated_writes),
         put_back=forward.put_back,
         opaque_forward=forward.opaque,
         trial=late_loss is not None or any(write.is_trial for write in gated_writes),
@@ -122,6 +127,22 @@ def _read_writes(
         elif forward.add(write):
             values.add_forward(write)
     return gated_writes, values, forward
+
+
+def _find_changed(step: StepGraph, gated_writes: Sequence[GatedWrite]) -> Set[tf.Operation]:
+    """The float variables whose new value is made of the old one.
+
+    What a function or a loop writes is taken for that if it is trainable. What is assigned may
+    begin as an Inf, as the smallest loss so far does.
+    """
+    trainable = graphs.trainable_in(step.graph)
+    found: Set[tf.Operation] = set()
+    for write in gated_writes:
+        is_opaque = step.writes.is_opaque(write.op)
+        if is_opaque or graphs.changes_value(write.op):
+            written = filter(graphs.is_float_variable, step.writes.variables(write.op))
+            found.update(v for v in written if not is_opaque or v in trainable)
+    return found
 
 
 def _find_model_clones(

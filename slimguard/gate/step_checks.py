@@ -61,6 +61,19 @@ class StepChecks:
             found.append(self._check_model_clones(token))
         return join_flags(found)
 
+    def of_copies(self, copies: Sequence[Copy], token: tf.Tensor) -> Flags:
+        """Checks those copies of which a variable could not be put back, once `token` is there.
+
+        What is not finite there is lost, or another process or thread is about to put it back.
+        """
+        check = FiniteCheck(self._make, [], Moment(token), Home(token.op))
+        labels = []
+        for variables, value in copies:
+            if variables[0] in self._plan.changed:
+                check.add_joined(value, len(variables))
+                labels += [Label('before', variable.name) for variable in variables]
+        return Flags(labels, check.not_finite())
+
     def after_update(self, task: Task, token: tf.Tensor, ahead: Sequence[Copy]) -> Flags:
         """Checks the variables of a task once `token` is there.
 

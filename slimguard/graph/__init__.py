@@ -23,6 +23,7 @@ from slimguard.graph.variables import (
     is_float_variable,
     is_resource,
     is_variable_read,
+    trainable_in,
     variable_behind,
 )
 from slimguard.graph.walk import (
@@ -44,6 +45,7 @@ from slimguard.graph.writes import (
     CALLS,
     Writes,
     can_divide_by_zero,
+    changes_value,
     feeds_square,
     is_accumulator,
     is_apply,
@@ -60,6 +62,7 @@ __all__ = [
     'Writes',
     'ancestors',
     'can_divide_by_zero',
+    'changes_value',
     'constant_scalar',
     'context_of',
     'device_of',
@@ -84,6 +87,7 @@ __all__ = [
     'outermost_context',
     'squares_gradient',
     'takes_reference',
+    'trainable_in',
     'values_of',
     'variable_behind',
 ]

@@ -1,8 +1,9 @@
 """Variables of a graph, those by reference and those by resource handle alike."""
 
-from typing import Optional
+from typing import Optional, Set
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard.graph.walk import is_reference
 
@@ -48,6 +49,12 @@ def device_of(op) -> str:
                 variable = variable_behind(tensor)
                 return '' if variable is None else variable.device
     return op.device
+
+
+def trainable_in(graph: tf.Graph) -> Set[tf.Operation]:
+    """The ops of the trainable variables of a graph."""
+    with graph.as_default():
+        return {variable.op for variable in tf1.trainable_variables()}
 
 
 def is_float_variable(variable: tf.Operation) -> bool:

@@ -32,6 +32,8 @@ _SQUARES = re.compile(
     r'|Adadelta|Ftrl(V2)?)$'
 )
 _APPLIES = re.compile(r'(Resource)?(Sparse)?(Accumulator)?Apply[A-Z]')
+# Writes whose result is the old value and something more.
+_ADDS = re.compile(r'Assign(Add|Sub)(VariableOp)?$|(Resource)?Scatter(Nd)?(Add|Sub)$')
 # Writes whose result can be non-finite although variable and value are finite and small.
 _MULTIPLIES = re.compile(r'(Resource)?Scatter(Nd)?(Mul|Div)$')
 _RESOURCE = tf.resource.as_datatype_enum
@@ -158,6 +160,14 @@ def is_apply(op) -> bool:
 
 def is_accumulator(op) -> bool:
     return 'AccumulatorApply' in op.type
+
+
+def changes_value(op) -> bool:
+    """Whether `op` makes the new value of a variable of the old one.
+
+    Where that is not finite, nor is the new one.
+    """
+    return is_apply(op) or bool(_ADDS.match(op.type))
 
 
 def squares_gradient(op) -> bool:

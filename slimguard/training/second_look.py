@@ -10,6 +10,8 @@ from slimguard.training.incident_reading import Reading
 
 # How long to wait before each look, in seconds: so long takes putting back, and more.
 _PAUSES = (0.0, 0.1, 0.3, 0.6)
+# The labels of what was not finite before the step.
+_LOST = ('before', 'state')
 
 
 def look_again(session, reading: Reading) -> Reading:
@@ -22,14 +24,18 @@ def look_again(session, reading: Reading) -> Reading:
     gate = reading.gate
     if gate is None or not reading.incident.state_lost:
         return reading
-    lost = {label.name for label in gate.labels_of(reading.bad) if label.kind == 'state'}
+    lost = {label.name for label in gate.labels_of(reading.bad) if label.kind in _LOST}
     with session.graph.as_default():
         variables = [v for v in tf1.global_variables() if v.op.name in lost]
     if len(variables) != len(lost) or not _are_finite_soon(session, variables):
         return reading
-    bad = [is_bad and label.kind != 'state' for label, is_bad in zip(gate.labels, reading.bad)]
+    bad = [is_bad and label.kind not in _LOST for label, is_bad in zip(gate.labels, reading.bad)]
     verdict = gate.explain(bad)
-    reason = verdict.reason + '; it read a weight that another process was putting back'
+    if any(bad):
+        reason = verdict.reason + '; it read a weight that another process was putting back'
+    else:  # its update was not begun, as that found the weight so
+        verdict = gate.explain(reading.bad)
+        reason = verdict.reason + '; another process was putting that back'
     incident = dataclasses.replace(
         reading.incident, reason=reason, tensors=verdict.tensors, state_lost=False
     )

@@ -15,9 +15,10 @@ tf1 = tf.compat.v1
 slim = compat.import_slim()
 
 PS = 2
-# What a gate sends each parameter server and gets back: the verdict, what was found after the
-# update, how that ended, and a signal once all is put back.
-PER_PS = 4
+# What a gate sends each parameter server and gets back: the verdict, what was found in the copies,
+# whether those are good, what was found after the update, how that ended, and a signal once all is
+# put back.
+PER_PS = 6
 # The same for the gradient of an embedding, which is summed up on its parameter server: whether it
 # is calm, a token to look again with, in two dtypes, and what was found.
 PER_PS_OF_EMBEDDING = 4
@@ -121,7 +122,7 @@ def test_in_a_good_step_only_numbers_cross_the_network_for_the_gate(training):
     assert size(sent) <= size(training.unguarded) + verdict + calm + numbers
 
 
-def test_a_parameter_server_gets_and_sends_two_messages_more(training):
+def test_a_parameter_server_gets_and_sends_three_messages_more(training):
     _, sent = training.messages()
     more = PER_PS * PS
     if training.has_embedding:
@@ -166,6 +167,24 @@ def test_an_update_that_overflows_is_undone_on_every_parameter_server(training):
     assert finding.reason.startswith('not finite once updated')
     assert {name.split('/')[1] for name in finding.tensors} == {'part_0', 'part_1'}
     assert not changed(before, training.variables(training.session))
+
+
+def test_a_slot_lost_on_one_parameter_server_keeps_all_from_being_written(training):
+    if training.has_embedding:
+        pytest.skip('Adam refuses such a gradient, for it squares it')
+    with training.session.graph.as_default():
+        slots = [v for v in tf1.global_variables() if 'Momentum' in v.op.name]
+    slot = next(v for v in slots if 'part_1' in v.op.name)
+    value = training.session.run(slot)
+    slot.load(np.full_like(value, np.inf), training.session)
+    before = training.variables(training.session)
+    values = training.run(bias=1e16)
+    slot.load(value, training.session)
+    assert not values[2]
+    finding = training.gate.explain(values[3])
+    assert finding.reason == 'not finite already before this step: ' + slot.op.name
+    assert changed(before, training.variables(training.session)) == [slot.name]
+    assert training.run(bias=1e16)[2]
 
 
 def test_sync_replicas_gets_no_bad_gradient_and_the_same_few_messages(cluster):

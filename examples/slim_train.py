@@ -68,8 +68,8 @@ def next_batch(images, labels, seed=1, batch_size=32, nan_every=0):
         noise = tf.where(tf.equal(index % nan_every, 0), np.float32('nan'), np.float32(0))
         return images + tf.scatter_nd([[0, 4, 4, 0]], [noise], tf.shape(images)), labels
 
-    dataset = tf1.data.Dataset.from_tensor_slices((images, labels))
-    dataset = dataset.shuffle(len(labels), seed=seed).repeat().batch(batch_size, drop_remainder=True)
+    dataset = tf1.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(labels), seed=seed)
+    dataset = dataset.repeat().batch(batch_size, drop_remainder=True)
     if nan_every:
         dataset = dataset.enumerate(start=1).map(damage)
     return tf1.data.make_one_shot_iterator(dataset.prefetch(1)).get_next()

@@ -180,7 +180,10 @@ class Snapshots:
     def ruin(self) -> str:
         """Why the weights are ruined as they are now, though they may be finite; else ''."""
         if self._is_wanted and self._spikes >= _FEW:
-            return '; and the weights are ruined: so were the last %d steps in a row' % self._spikes
+            return (
+                '; and the last %d steps were spikes, so the weights are taken for ruined'
+                % self._spikes
+            )
         usual = _usual_loss(self._first_loss, self._kept[::-1])
         if usual is None or len(self._losses) < _FEW:
             return ''
@@ -221,7 +224,7 @@ class Snapshots:
             return
         loss = statistics.median(self._losses) if self._losses else None
         step = self._step_in(values)
-        name = 'a snapshot after %d good steps' % self._good
+        name = 'a snapshot after %d good step%s' % (self._good, '' if self._good == 1 else 's')
         if step is not None:
             name = 'a snapshot of global step %d' % step
         self._keep(Snapshot(name, step, self._good, loss, values))

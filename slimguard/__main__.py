@@ -67,7 +67,8 @@ def _run(options: argparse.Namespace, script: Sequence[str], lent: contextlib.Ex
     if not is_the_callers:
         lent.callback(instrumentation.uninstrument)
     # Said once all else is, a traceback among it.
-    atexit.register(ending.Ending(instrumentation.sessions.seen, os.getpid()).say)
+    seen = instrumentation.sessions.seen
+    atexit.register(ending.Ending(seen, os.getpid()).say)
     if options.tf1 or tf1_names.is_native():
         tf1_names.let_flags_be_redefined()
     try:
@@ -75,10 +76,15 @@ def _run(options: argparse.Namespace, script: Sequence[str], lent: contextlib.Ex
             run.run_module(script[1], script[2:])
         else:
             run.run_script(script[0], script[1:])
-    except Exception as error:
+    except SystemExit as error:
+        seen.error = error if error.code else None
+        raise
+    except BaseException as error:
         if not script_watcher.is_stop(error):
+            seen.error = error
             raise
-        # 'stop' has ended a loop that asks nobody: all is said, and it is no failure.
+        # 'stop' has ended a loop that asks nobody, which is no failure.
+        terminal.complain(ending.after_stop(instrumentation.sessions.files.newest))
 
 
 def _replay(options: argparse.Namespace) -> None:

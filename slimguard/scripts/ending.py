@@ -89,9 +89,9 @@ def after_stop(newest: Optional[str]) -> str:
     if newest is not None:
         saved = 'The newest checkpoint that it saved is ' + newest
     return (
-        "'stop' has ended the script inside its loop: what follows the loop, such as a save, was not "
-        "run. %s. 'raise' saves first, once the script has saved; or catch tf.errors.OutOfRangeError "
-        'around the loop' % saved
+        "'stop' has ended the script inside its loop: what follows the loop, such as a save, was "
+        "not run. %s. 'raise' saves first, once the script has saved; or catch "
+        'tf.errors.OutOfRangeError around the loop' % saved
     )
 
 

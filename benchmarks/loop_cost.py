@@ -12,6 +12,7 @@ A second table is for the loop of a script that nobody has edited, under `slimgu
 beside the same loop unguarded, twice, and that of a guarded train op which nobody watches.
 """
 
+import functools
 import gc
 import logging
 import os
@@ -216,6 +217,9 @@ def loops(ticks, parent):
         ),
         'MonitoredTrainingSession, guarded, NanLossHook': in_monitored_session(
             guarded, slimguard.NanLossHook
+        ),
+        'MonitoredTrainingSession, guarded, NanLossHook, history=0': in_monitored_session(
+            guarded, functools.partial(slimguard.NanLossHook, history=0)
         ),
         'slim.learning.train': in_train(plain, ticks),
         'slimguard.train, NanLossHook': in_train(guarded, ticks, with_idle(0)),

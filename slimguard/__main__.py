@@ -27,9 +27,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         options = made.all.parse_args(ours)
         if options.command != 'run':
             if 'folder' in options:
-                options.folder = values.folder(options.folder, made.all)
+                as_json = getattr(options, 'json', False)
+                options.folder = values.folder(options.folder, made.all, as_json)
                 if files.is_remote(options.folder):
-                    needs.tensorflow(getattr(options, 'json', False))
+                    needs.tensorflow(as_json)
             _COMMANDS[options.command](options)
             return
         parsers.check_script(script, made.run)

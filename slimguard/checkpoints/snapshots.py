@@ -6,6 +6,7 @@ until the training has gone on well for a while, and its loss is compared with w
 """
 
 import collections
+import math
 import statistics
 import time
 from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence
@@ -38,6 +39,7 @@ _LOSSES = 10
 # The loss now is the median of so many. And so many steps in a row that are far out of bounds are
 # not to be blamed on their batches.
 _FEW = 3
+_OF_FEW = 'the median of the last %d good steps' % _FEW
 
 
 class Snapshot(NamedTuple):
@@ -87,6 +89,7 @@ class Snapshots:
         self._room = Room(None, most, 0, None)
         self._good = 0  # steps
         self._due = 0.0  # by the clock
+        self._took = math.inf  # the one before, in seconds
         self._losses: Deque[float] = collections.deque(maxlen=_LOSSES)
         self._spikes = 0  # since the last good step or return
         self._first_loss: Optional[float] = None
@@ -177,23 +180,25 @@ class Snapshots:
         """The one that was returned to last, if it was one, and is still kept."""
         return next((each for each in self._kept if each is self._went_back_to), None)
 
-    def ruin(self) -> str:
-        """Why the weights are ruined as they are now, though they may be finite; else ''."""
+    def ruin(self, is_last: bool = False) -> str:
+        """Why the weights are ruined as they are now, though they may be finite; else ''.
+
+        Args:
+          is_last: whether the training ends here. Then the loss of the last good step is enough:
+            an explosion may have had no other before all of its losses were Inf.
+        """
         if self._is_wanted and self._spikes >= _FEW:
             return (
                 '; and the last %d steps were spikes, so the weights are taken for ruined'
                 % self._spikes
             )
         usual = _usual_loss(self._first_loss, self._kept[::-1])
-        if usual is None or len(self._losses) < _FEW:
+        few = 1 if is_last else _FEW
+        if usual is None or len(self._losses) < few:
             return ''
-        now = statistics.median(list(self._losses)[-_FEW:])
-        if not now > _RUINED_NOW * usual:
-            return ''
-        return (
-            '; and the weights are ruined: the loss is %g, the median of the last %d good steps, '
-            'and was %g at most' % (now, _FEW, usual)
-        )
+        now = statistics.median(list(self._losses)[-few:])
+        whose = 'that of the last good step' if is_last else _OF_FEW
+        return _RUIN % (now, whose, usual) if now > _RUINED_NOW * usual else ''
 
     def _is_ruined(self, snapshot: Snapshot, older: List[Snapshot]) -> bool:
         usual = _usual_loss(self._first_loss, older)
@@ -230,7 +235,12 @@ class Snapshots:
         self._keep(Snapshot(name, step, self._good, loss, values))
         ended = self._clock()
         # The first time a session prepares what it reads, which tells nothing of the next times.
-        self._due = ended if is_first else ended + (ended - began) / _SHARE
+        if is_first:
+            self._due = ended
+            return
+        # One that took longer than the one before was kept waiting by what else the machine does.
+        before, self._took = self._took, ended - began
+        self._due = ended + min(before, self._took) / _SHARE
 
     def _give_up(self, message: str, reason: Any) -> None:
         tf1.logging.warning(message, reason)
@@ -290,6 +300,7 @@ def _can_assign(variable: Any, shape: Sequence[int]) -> bool:
     return len(inputs) > 1 and inputs[1].shape.is_compatible_with(shape)
 
 
+_RUIN = '; and the weights are ruined: the loss is %g, %s, and was %g at most'
 _ODD = (
     'slimguard: no snapshots are taken, since variable %r has a value that its initializer cannot '
     'be given; rollback goes back to checkpoints.'

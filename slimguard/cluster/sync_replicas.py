@@ -5,7 +5,6 @@ the gradients, updates the variables, and hands out tokens. Both outlive the ses
 them, and go by a name that all processes share. So they can be reached from another graph.
 """
 
-import gc
 from typing import List
 
 import tensorflow as tf
@@ -14,6 +13,12 @@ import tensorflow.compat.v1 as tf1
 from slimguard.cluster.job_table import SharedTable
 from slimguard.compat import tf_private
 from slimguard.graph import ops
+from slimguard.graph.token_queues import (
+    has_token_queue,
+    is_token_queue,
+    queue_of,
+    queue_runners_in,
+)
 
 # Kinds of accumulators, and the ops that count and take what is in them.
 _ACCUMULATORS = {
@@ -27,9 +32,6 @@ _ACCUMULATORS = {
         'ResourceAccumulatorTakeGradient',
     ),
 }
-_QUEUES = frozenset(['FIFOQueue', 'FIFOQueueV2'])
-# TensorFlow's name for the queue of tokens.
-_TOKENS = b'sync_token_q'
 # A gradient that is taken may be followed by one more, of a process that was just killed.
 _MOST = 100
 
@@ -40,21 +42,12 @@ def keep_tokens_open(graph: tf.Graph) -> None:
     On TensorFlow 2 the chief's queue runner closes that queue when it is told to stop; it stays so
     on the parameter server, and no chief can train with it again.
     """
-    if not any(_is_token_queue(op) for op in graph.get_operations()):
+    if not has_token_queue(graph):
         return
-    for runner in gc.get_objects():  # the optimizer has it, and nobody hands that out
-        if isinstance(runner, tf1.train.QueueRunner) and _is_for_tokens(runner, graph):
+    for runner in queue_runners_in(graph):
+        if is_token_queue(queue_of(runner)):
             with ops.our_scope(graph, 'job'):
                 tf_private.run_at_end(runner, tf.no_op(name='keep_open'))
-
-
-def _is_for_tokens(runner: tf1.train.QueueRunner, graph: tf.Graph) -> bool:
-    queue = runner.queue.queue_ref.op
-    return queue.graph is graph and _is_token_queue(queue)
-
-
-def _is_token_queue(op: tf.Operation) -> bool:
-    return op.type in _QUEUES and op.get_attr('shared_name') == _TOKENS
 
 
 class Replicas:
@@ -76,7 +69,7 @@ class Replicas:
             for op in graph.get_operations():
                 if op.type in _ACCUMULATORS:
                     self._add_accumulator(op)
-                elif _is_token_queue(op):
+                elif is_token_queue(op):
                     self._add_queue(op)
 
     def __bool__(self) -> bool:

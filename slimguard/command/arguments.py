@@ -6,8 +6,9 @@ Errors are `argparse.ArgumentTypeError`: argparse puts the option before them, a
 import argparse
 import math
 import os
-from typing import Optional
+from typing import NoReturn, Optional
 
+from slimguard.command import documents
 from slimguard.incidents import policies
 from slimguard.incidents import spike as spikes
 from slimguard.system import files
@@ -62,14 +63,37 @@ def row(text: str) -> int:
     return int(text)
 
 
-def folder(given: str, parser: argparse.ArgumentParser) -> str:
-    """The absolute path of a directory that is there; else ends with the parser's error."""
+def logdir(text: str) -> str:
+    """A directory to write to, absolute; it is there or can be made."""
+    try:
+        path = files.as_path(text) if files.is_remote(text) else files.as_logdir(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not files.is_remote(path):
+        there = path
+        while not os.path.lexists(there):
+            there = os.path.dirname(there)
+        if not os.path.isdir(there):
+            raise argparse.ArgumentTypeError('%r is no directory' % there)
+        if not os.access(there, os.W_OK):
+            raise argparse.ArgumentTypeError('nothing can be written to %r' % there)
+    return path
+
+
+def folder(given: str, parser: argparse.ArgumentParser, as_json: bool = False) -> str:
+    """The absolute path of a directory that is there; else ends the command with an error."""
+
+    def refuse(why: str) -> NoReturn:
+        if as_json:
+            documents.refuse(why, as_json)
+        parser.error(why)
+
     try:
         path = files.as_path(given, 'the directory')
     except ValueError as error:
-        parser.error(str(error))
+        refuse(str(error))
     # A remote one is looked for by TensorFlow, once that is imported.
     if not files.is_remote(path) and not files.is_dir(path):
         found = os.path.lexists(path)
-        parser.error(('%r is no directory' if found else 'there is no directory %r') % given)
+        refuse(('%r is no directory' if found else 'there is no directory %r') % given)
     return path

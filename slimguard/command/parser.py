@@ -132,6 +132,7 @@ def _add_run_options(run: argparse.ArgumentParser) -> FrozenSet[str]:
         run.add_argument(
             '--logdir',
             metavar='DIR',
+            type=arguments.logdir,
             help='where the record of incidents and the bundles go; by default where the script '
             'keeps its checkpoints or summaries, or, where it has neither yet, slimguard-logs',
         ),

@@ -339,6 +339,23 @@ def run_at_end(runner: tf1.train.QueueRunner, op: tf.Operation) -> None:
     runner._cancel_op = runner._close_op = op
 
 
+def replace_enqueue_op(runner: tf1.train.QueueRunner, old: tf.Operation, new: tf.Operation) -> None:
+    """Has the threads that a QueueRunner starts from now on run `new` in place of `old`.
+
+    `QueueRunner._enqueue_ops`. The public constructor takes them, but here the runner is
+    TensorFlow's own, made by `SyncReplicasOptimizer`.
+    """
+    runner._enqueue_ops = [new if op is old else op for op in runner.enqueue_ops]
+
+
+def has_threads(runner: tf1.train.QueueRunner) -> bool:
+    """Whether threads of a QueueRunner run: `QueueRunner._runs_per_session`, by session.
+
+    There is no public name.
+    """
+    return any(list(runner._runs_per_session.values()))
+
+
 def forget_last_step(counter: tf1.train.StepCounterHook) -> None:
     """Has a step counter compare the global step with none: `StepCounterHook._last_global_step`.
 

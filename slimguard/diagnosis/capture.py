@@ -60,6 +60,7 @@ class Capture:
       fetch: an Operation to fetch in every step, beside the train op.
       untold_count: the gate's `untold_count`, once what a bad step drew is kept: to fetch in place
         of both.
+      row: the gate's `row`, at that time.
 
     Raises:
       RuntimeError: if the graph is finalized.
@@ -131,6 +132,7 @@ class Capture:
         staged = [area.stage(is_good, cleared) for area in self._areas]
         self.fetch = tf.group(*staged, name='capture')
         self.untold_count = self._count_after(staged, bad)
+        self.row = self.gate.measures.counted_row(self.gate.untold, self.untold_count)
 
     def _count_after(self, staged: List[tf.Operation], bad: tf.Tensor) -> tf.Tensor:
         """The count of bad steps, once `staged` have run; those in branches may be left out."""

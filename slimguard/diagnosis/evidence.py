@@ -10,7 +10,7 @@ import collections
 import functools
 import math
 import time
-from typing import Callable, Dict, NamedTuple, Optional, Sequence
+from typing import Callable, Dict, NamedTuple, Optional, Sequence, Set
 
 import numpy as np
 import tensorflow.compat.v1 as tf1
@@ -25,6 +25,7 @@ from slimguard.diagnosis.rerun import ExportOnce
 from slimguard.gate import Gate, Label
 from slimguard.incidents.history import History
 from slimguard.incidents.incident import replay_hint
+from slimguard.incidents.incident_groups import kind_of
 from slimguard.system import files
 from slimguard.system.rate import Rate
 
@@ -82,6 +83,8 @@ class Evidence:
         self._max_bundles = max_bundles
         self._room = room
         self._no_room = Rate(seconds=None)
+        self._is_full = Rate(seconds=None)
+        self._kinds: Set[str] = set()  # of which one was examined
         self._failures: Dict[str, Rate] = collections.defaultdict(lambda: Rate(clock=clock))
         if self._logdir is not None:
             _tidy_up(self._logdir)
@@ -115,8 +118,9 @@ class Evidence:
           session: the session, with the variables as the bad step left them.
           incident: the `Incident`.
           labels: the labels of what the gate found to be bad.
-          is_last: whether the training ends with it. While it goes on, as many bundles are
-            written as there may be, and later incidents cost nothing; the last one always is.
+          is_last: whether the training ends with it. Then it is examined in any case. While the
+            training goes on, incidents are until there are as many bundles as there may be; then
+            the first of each kind, as many kinds as bundles, and the others cost nothing.
           on_removed: called if the bundle is removed again, as a checkpoint needs its room.
           step_seconds: how long a step takes; 0 if that is not known.
           history: the last steps, for the bundle; None if they are not known.
@@ -125,7 +129,7 @@ class Evidence:
             values = self.capture.take(session)
             fed = [t.name for t in self.capture.sources if t.op.type == 'Placeholder']
             is_captured = values.keys() >= set(fed)  # a run that went past the hooks is not
-            if not is_captured or not (is_last or self._has_room()):
+            if not is_captured or not (is_last or self._is_wanted(incident.reason)):
                 return Found()
         except Exception as error:
             self._say('what the bad step drew could not be taken', error)
@@ -201,6 +205,24 @@ class Evidence:
         if rate.is_due():
             _log_failure(what, error, rate.told())
 
+    def _is_wanted(self, reason: str) -> bool:
+        """Whether an incident of a training that goes on is examined; said once if not."""
+        kind = kind_of(reason)
+        is_new = kind not in self._kinds and len(self._kinds) < self._max_bundles
+        if is_new:
+            self._kinds.add(kind)
+        if is_new or self._has_room():
+            return True
+        if self._is_full.is_due():
+            tf1.logging.warning(
+                'slimguard: %s has %d bundles, as many as there may be: further incidents are '
+                'recorded, and of those only the first of a kind is examined. More are kept with '
+                'max_bundles.',
+                bundle.folder(str(self._logdir)),
+                self._max_bundles,
+            )
+        return False
+
     def _has_room(self) -> bool:
         try:
             return self._logdir is None or len(bundle.own_paths(self._logdir)) < self._max_bundles
@@ -218,7 +240,10 @@ def collect(
     """Adds the `Evidence` of a gate to `found`.
 
     A graph beyond what we know is trained all the same; then a log line says that it has none.
+    Of a chief's update there is none: its gradients were taken, and nothing computes them again.
     """
+    if gate.is_chiefs:
+        return
     try:
         found[gate] = Evidence(gate, logdir, max_bundles, room)
     except Exception as error:

@@ -3,7 +3,7 @@
 import code
 import os
 import sys
-from typing import Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -21,6 +21,8 @@ from slimguard.system import files, terminal, texts
 
 _MOST_SHOWN = 4000  # letters of an error
 _MOST_OF_A_REASON = 120
+# What the reason of an incident says where something was not finite.
+_NOT_FINITE = 'not finite'
 
 _BANNER = """\
 The bad step, before it ran. Here are:
@@ -148,7 +150,7 @@ def _main(bundle: Bundle, shell: bool, without: Optional[int]) -> int:
     with StepCopy(bundle.exported, bundle.variables) as copy:
         _say('%s, made with TensorFlow %s' % (bundle.path, bundle.versions.get('tensorflow')))
         found = replay(copy, bundle.values, _loss_of(bundle))
-        _say(describe(found))
+        _say(describe(found, bundle.incident))
         if fewer is not None:
             _say(_describe_fewer(copy, bundle, fewer))
         if shell:
@@ -174,14 +176,44 @@ def _loss_of(bundle: Bundle) -> Optional[float]:
     return loss if isinstance(loss, float) else None
 
 
-def describe(found: Replay) -> str:
-    """What came of it, in a few lines."""
+def describe(found: Replay, incident: Dict[str, Any]) -> str:
+    """What came of it, in a few lines.
+
+    Args:
+      found: what came of it.
+      incident: the fields of the `Incident` that the step was.
+    """
     if not found.came_back:
         lines = ['The failure did not come back: run again, the step is finite.']
         lines.extend(found.diagnosis.not_seen)
         return '\n'.join(lines)
-    reason = gates.explain(found.labels).reason
+    reason = _reason_of(found.labels, incident)
     return 'The failure came back: %s\n%s' % (reason, found.diagnosis)
+
+
+def _reason_of(labels: List[Label], incident: Dict[str, Any], is_same: bool = True) -> str:
+    """What was bad about a step, in words.
+
+    Only the training knows what a limit was made of: a multiple of a median, or `max_loss`.
+
+    Args:
+      labels: what was bad.
+      incident: the fields of the `Incident`.
+      is_same: whether it is the step of that.
+    """
+    said = incident.get('reason')
+    said = said if isinstance(said, str) else ''
+    limits = {
+        label.kind: 'above its limit: ' + label.name
+        for label in labels
+        if label.kind == 'norm' or label.kind == 'limit' and gates.ABOVE_MAX_LOSS not in said
+    }
+    verdict = gates.explain(labels, limits)
+    are_limits = {label.kind for label in labels} <= {'limit', 'norm'}
+    were_limits = said and _NOT_FINITE not in said
+    if is_same and are_limits and were_limits and list(verdict.tensors) == incident.get('tensors'):
+        return said
+    return verdict.reason
 
 
 class Fewer(NamedTuple):
@@ -285,7 +317,7 @@ def _describe_fewer(copy: StepCopy, bundle: Bundle, fewer: Fewer) -> str:
         )
     if not found.came_back:
         return how + ' the step is clean.'
-    reason = gates.explain(found.labels).reason
+    reason = _reason_of(found.labels, bundle.incident, is_same=False)
     return '%s the step is still bad: %s\n%s' % (how, reason, found.diagnosis)
 
 

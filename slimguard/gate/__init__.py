@@ -7,6 +7,7 @@ hooks or slim.
     gate.py               guard(), and what is known of a guarded train op
     arguments.py          a train op, its loss, the largest loss: as users give them
     regularizers.py       makes the gradients of regularizers wait for those of the data
+    chief_update.py       the update that the chief of synchronous replicas makes
     histograms.py         histogram summaries that do not raise
     flags_in_words.py     puts the flags of a bad step into words, in Python
     learning_rates.py     a factor for learning rates, where updates are to be smaller

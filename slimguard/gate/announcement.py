@@ -64,7 +64,8 @@ def _raise(plan: Plan, flags: Flags) -> tf.Operation:
 def _print(plan: Plan, flags: Flags, step: GlobalStep, loud: tf.Tensor) -> tf.Operation:
     bad = _first_of(_those([label.name for label in flags.labels], flags.vector))
     step_now = step.read(loud)
-    text = ['slimguard: this step wrote nothing']
+    what = "the chief's update" if plan.is_chiefs else 'this step'
+    text = ['slimguard: %s wrote nothing' % what]
     if step_now is not None:
         text += [' (global step ', tf.strings.as_string(step_now), ')']
     text += ['; bad: ', bad]

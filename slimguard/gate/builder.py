@@ -44,6 +44,7 @@ class Built(NamedTuple):
       quiet: what is fetched where it is not to.
       values: the values of the plan's tensors, once the step has run.
       measures: what is known of a step, good or bad.
+      row: all of that and the count, in one vector; see `Measures.counted_row`.
       writes: by gated write, its clone.
     """
 
@@ -57,6 +58,7 @@ class Built(NamedTuple):
     quiet: Outcome
     values: Sequence[tf.Tensor]
     measures: Measures
+    row: tf.Tensor
     writes: Dict[tf.Operation, tf.Operation]
 
 
@@ -157,17 +159,20 @@ class _Build:
         quiet = outcome_of(_flags_at_end(flags, updated, end.good, end.undone), value, step)
         here = decisions[self._tasks.home]
         values = [value_after_step(tensor, plan, clones, here) for tensor in plan.values]
+        count = feeds.untold.count_after(announced.bad)
+        measures = measure(plan, sums, self._home, announced)
         return Built(
             feeds.watched,
             feeds.limits,
             flags.labels,
             updated.is_good,
             feeds.untold,
-            feeds.untold.count_after(announced.bad),
+            count,
             announced,
             quiet,
             values,
-            measure(plan, sums, self._home, announced),
+            measures,
+            measures.counted_row(feeds.untold, count),
             clones.writes(),
         )
 

@@ -156,7 +156,9 @@ def _accumulated_name(write: tf.Operation) -> str:
         name = tf.compat.as_str(accumulator.get_attr('shared_name'))
     except ValueError:
         name = ''
-    return name[: -len('/grad_accum')] if name.endswith('/grad_accum') else accumulator.name
+    if not name.endswith('/grad_accum'):
+        return accumulator.name
+    return name[: -len('/grad_accum')].partition(':')[0]  # of the tensor w:0, the variable is w
 
 
 def _is_squared(write: tf.Operation, role: str) -> bool:

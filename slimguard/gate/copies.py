@@ -1,8 +1,9 @@
 """Copies of variables: made, and written back."""
 
-from typing import Dict, List, NamedTuple, Optional, Sequence
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard.gate.finite_checks import Moment
 from slimguard.graph import ops
@@ -44,7 +45,22 @@ def values_of(make: ops.Maker, copies: Sequence[Copy]) -> Dict[tf.Operation, tf.
 
 
 def restore(make: ops.Maker, copies: Sequence[Copy], token: tf.Tensor, name: str) -> tf.Tensor:
-    """Writes copies back once `token` is alive. Returns `token`, afterwards."""
-    with tf.control_dependencies([token]):
-        assigns = [make.assign(*pair) for pair in values_of(make, copies).items()]
-    return ops.after(assigns, token, name)
+    """Writes copies back once `token` is alive. Returns `token`, afterwards.
+
+    Weights come last: an asynchronous peer that meanwhile updates one by a slot that has exploded
+    would make it so for good.
+    """
+    values = values_of(make, copies)
+    trainable = _trainable_in(token.graph) if values else set()
+    weights = [variable for variable in values if variable in trainable]
+    slots = [variable for variable in values if variable not in trainable]
+    for variables in filter(None, (slots, weights)):
+        with tf.control_dependencies([token]):
+            assigns = [make.assign(variable, values[variable]) for variable in variables]
+        token = ops.after(assigns, token, name)
+    return token if values else ops.after([], token, name)
+
+
+def _trainable_in(graph: tf.Graph) -> Set[tf.Operation]:
+    with graph.as_default():
+        return {variable.op for variable in tf1.trainable_variables()}

@@ -3,7 +3,7 @@
 Nothing is decided here. The graph decides, by what :mod:`slimguard.gate.builder` put there.
 """
 
-from typing import List, NamedTuple, Sequence, Tuple
+from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 # What an error that a gate raises begins with. announcement.py gives it to an Assert, whose message
 # goes on with `] [` and the labels of what was bad, joined by `|`: see `labels_in`.
@@ -42,8 +42,15 @@ def labels_in(message: str) -> List[Label]:
     return [Label(*item.split(':', 1)) for item in items]
 
 
-def explain(labels: Sequence[Label]) -> Verdict:
-    """Puts what was bad about a step into a sentence."""
+def explain(labels: Sequence[Label], limits: Optional[Mapping[str, str]] = None) -> Verdict:
+    """Puts what was bad about a step into a sentence.
+
+    Args:
+      labels: what was bad.
+      limits: by kind, 'limit' or 'norm', what to say of a number above its limit where more is
+        known of that than a gate knows; '' to say nothing.
+    """
+    limits = limits or {}
 
     def named(kind: str, most: int = 5) -> str:
         names = [label.name for label in labels if label.kind == kind]
@@ -57,9 +64,10 @@ def explain(labels: Sequence[Label]) -> Verdict:
     if named('square'):
         parts.append('too large to be squared by the optimizer: ' + named('square'))
     if named('limit'):
-        parts.append(ABOVE_MAX_LOSS + named('limit'))
+        parts.append(limits.get('limit', ABOVE_MAX_LOSS + named('limit')))
     if named('norm'):
-        parts.append('too large: ' + named('norm'))
+        parts.append(limits.get('norm', 'too large: ' + named('norm')))
+    parts = [part for part in parts if part]
     state_lost = bool(named('state') and parts)
     if state_lost:
         parts.append('not finite already before this step: ' + named('state'))

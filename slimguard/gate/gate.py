@@ -2,7 +2,7 @@
 
 import contextlib
 import gc
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -10,15 +10,31 @@ import tensorflow.compat.v1 as tf1
 from slimguard.compat import tf_private
 from slimguard.gate.arguments import as_train_op, require_loss, require_max_loss
 from slimguard.gate.builder import build
+from slimguard.gate.chief_update import accumulators_of, find_chief_updates, run_gated
 from slimguard.gate.flags_in_words import Label, Verdict, explain
 from slimguard.gate.losses import as_scalar
 from slimguard.gate.plan import Plan, make_plan
 from slimguard.gate.step_graph import GuardedBefore
-from slimguard.graph import TrainOp, key, op_of
+from slimguard.graph import TrainOp, is_accumulator, key, op_of, ops
 
 _KEPT_AS = '_slimguard_gates'
+_WARNED_OF_CHIEF = '_slimguard_warned_of_chief'
 # Where a graph has its `LearningRates`, if updates are to be made smaller; see learning_rates.py.
 KEPT_RATES = '_slimguard_learning_rates'
+
+
+class Chief(NamedTuple):
+    """What makes the update of gradients that a gate hands on to accumulators.
+
+    Attributes:
+      gate: the gate of that update.
+      count: int32 scalar, how many bad updates nobody was told of, after a step of the workers.
+      quiet_count: the same, to fetch beside what is `quiet` in the workers' gate.
+    """
+
+    gate: 'Gate'
+    count: tf.Tensor
+    quiet_count: tf.Tensor
 
 
 class Gate:
@@ -45,6 +61,7 @@ class Gate:
       norm_limit: float64 scalar to feed: half the square of the largest norm of all gradients that
         is no incident; Inf unless it is fed.
       measures: loss, learning rate and gradients of a step, to fetch; see `Measures`.
+      row: these, and `untold_count`, in one vector; see `Measures.counted_row`.
       max_loss: the default of `limit`, or None.
       gated: the ops of the given train op that run behind the switch.
       writes: by those of them that write, the clone that is run.
@@ -54,6 +71,9 @@ class Gate:
         step, until it is put back or undone: who reads them from another thread may see it. Empty
         for a usual gate, which writes nothing in a bad step; there only an update of finite values
         that overflows inside the optimizer is written and undone.
+      chiefs: what the chief of synchronous replicas makes of this step's gradients.
+      takes_from: for the gate of such an update, the accumulators that it takes gradients from.
+        Nobody fetches it: a thread of the chief runs it, beside its steps.
     """
 
     def __init__(self, plan: Plan, max_loss: Optional[float]):
@@ -61,7 +81,9 @@ class Gate:
         self.loss: Optional[tf.Tensor] = plan.losses[0] if plan.losses else None
         self.gated = frozenset(plan.gated)
         self.raises = bool(plan.step.raises)
-        undone = list(plan.variables) if plan.trial else []
+        self.chiefs: Tuple[Chief, ...] = ()
+        self.takes_from = frozenset(accumulators_of(plan.step.order) if plan.is_chiefs else ())
+        undone = list(plan.variables) if plan.trial or plan.is_chiefs else []
         self.transient = tuple(dict.fromkeys(list(plan.put_back) + undone))
         self.max_loss = max_loss
         built = build(plan, max_loss)
@@ -78,6 +100,12 @@ class Gate:
         self.limit: Any = built.limits.loss
         self.norm_limit: Any = built.limits.half_square
         self.measures = built.measures
+        self.row = built.row
+
+    @property
+    def is_chiefs(self) -> bool:
+        """Whether it is the gate of an update that a chief makes of accumulated gradients."""
+        return bool(self.takes_from)
 
     @property
     def limits(self) -> List[tf.Tensor]:
@@ -87,7 +115,9 @@ class Gate:
 
     def explain(self, bad: Sequence[bool]) -> Verdict:
         """What a fetched `bad` vector says."""
-        return explain(self.labels_of(bad))
+        verdict = explain(self.labels_of(bad))
+        where = "in the chief's update: " if self.is_chiefs else ''
+        return verdict._replace(reason=where + verdict.reason)
 
     def labels_of(self, bad: Sequence[bool]) -> List[Label]:
         """The labels of what a fetched `bad` vector says is bad."""
@@ -131,6 +161,8 @@ def guard(
     gradient of a regularizer gets one as well, so that it does not lie in memory before the
     gradient of the data that it is added to is there (:mod:`slimguard.gate.regularizers`).
     Nothing else that exists in the graph is changed. New ops live under the scope ``slimguard``.
+    Where a `SyncReplicasOptimizer` made the train op, the update that its chief makes of all
+    workers' gradients is guarded as well, and its queue runner runs that from then on.
     If `train_op` is in the TRAIN_OP collection, the returned op takes its place there.
 
     Args:
@@ -193,11 +225,65 @@ def guard_with_values(
         rates = getattr(graph, KEPT_RATES, None)
         if rates is not None:
             rates.scale(gate, is_new=True)
-    known[op_of(gate.train_op).name] = gate
-    known.setdefault(op_of(train_op).name, gate)
+        _note(gate)
+        gate.chiefs = _chiefs_of(gate)
     train_ops = graph.get_collection_ref(tf1.GraphKeys.TRAIN_OP)
     train_ops[:] = [gate.train_op if element is train_op else element for element in train_ops]
     return gate
+
+
+def _note(gate: Gate) -> None:
+    known = gates_of(gate.train_op.graph)
+    known[op_of(gate.train_op).name] = gate
+    known.setdefault(op_of(gate.original).name, gate)
+
+
+def _chiefs_of(gate: Gate) -> Tuple[Chief, ...]:
+    """What makes the updates of the gradients that a gate hands on to accumulators."""
+    filled = {write.inputs[0].op for write in gate.writes if is_accumulator(write)}
+    if not filled:
+        return ()
+    graph = gate.train_op.graph
+    known = dict.fromkeys(gates_of(graph).values())
+    found = [each for each in known if not filled.isdisjoint(each.takes_from)]
+    found = found or _guard_chief_updates(gate, filled)
+    with ops.our_scope(graph, 'chief'):
+        return tuple(
+            Chief(each, *map(each.untold.count_after, (gate.bad, gate.quiet.bad))) for each in found
+        )
+
+
+def _guard_chief_updates(gate: Gate, filled: Set[tf.Operation]) -> List[Gate]:
+    """Guards what updates variables with gradients from the accumulators that `gate` fills."""
+    made: List[Gate] = []
+    try:
+        for update in find_chief_updates(gate.train_op.graph, filled):
+            # Where the steps are watched, there the chief's updates are as well.
+            near = gate.written.op.device
+            plan = make_plan(update.train_op, None, update.without_tokens, chief_at=near)
+            chief = Gate(plan, None)
+            is_in_time = run_gated(update, chief.train_op, chief.written)
+            _note(chief)
+            made.append(chief)
+            if not is_in_time:
+                _warn_of_chief(gate.original, 'a thread has begun to run %r' % update.sync_op.name)
+    except ValueError as error:
+        _warn_of_chief(gate.original, error)
+    return made
+
+
+def _warn_of_chief(train_op: TrainOp, why: object) -> None:
+    """Says once of a train op that the update made of its gradients is not guarded."""
+    warned = getattr(train_op.graph, _WARNED_OF_CHIEF, set())
+    if train_op.name not in warned:
+        setattr(train_op.graph, _WARNED_OF_CHIEF, warned | {train_op.name})
+        tf1.logging.warning(
+            'slimguard: the gradients of train op %r are guarded, and the update that the chief '
+            'makes of them is NOT: %s. Call slimguard.guard() right after minimize() or '
+            'apply_gradients() of the SyncReplicasOptimizer.',
+            train_op.name,
+            why,
+        )
 
 
 def _require_same_graph(loss: tf.Tensor, train_op: TrainOp) -> None:

@@ -1,13 +1,14 @@
 """What is known of a step once it is over, in one small vector: :class:`Measures`."""
 
 import math
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from slimguard.gate.outcome import Outcome
 from slimguard.gate.plan import Plan
 from slimguard.gate.square_sums import SquareSums
+from slimguard.gate.untold import Untold
 from slimguard.graph.devices import Home
 
 
@@ -17,20 +18,42 @@ class Measures(NamedTuple):
     Attributes:
       gradients: the names of the variables that each gradient is of, by the order of the vector;
         several where the gradients of short vectors are summed together.
-      vector: float64, [2 + len(gradients)]: the loss, the learning rate, and of each gradient half
-        the sum of its squares, as the optimizer takes it. NaN for a loss that there is not, or a
-        learning rate that is no tensor.
-      row: float64, two longer: the global step after the step, NaN if there is none; 1.0 if the
-        step was written, else 0.0; and then `vector`. It comes once the step is done.
+      vector: float32 or float64, [2 + len(gradients)]: the loss, the learning rate, and of each
+        gradient half the sum of its squares, as the optimizer takes it. NaN where there is no loss,
+        or the learning rate is no tensor.
+      step: float64 scalar, the global step after the step; NaN if there is none.
+      written: float64 scalar, 1.0 if the step was written, else 0.0.
     """
 
     gradients: Tuple[Tuple[str, ...], ...]
     vector: tf.Tensor
-    row: tf.Tensor
+    step: tf.Tensor
+    written: tf.Tensor
+
+    def counted_row(self, untold: Untold, count: tf.Tensor) -> tf.Tensor:
+        """All that a watcher is to know of a step, in one vector; it comes once the step is done.
+
+        A session that is asked for two tensors in each step takes longer to see to the second than
+        the step takes to make one vector of both.
+
+        Args:
+          untold: the untold bad steps of the gate.
+          count: how many these are after the step.
+
+        Returns:
+          float64: `count`, `step`, `written`, and then `vector`.
+        """
+        head = tf.stack([tf.cast(count, tf.float64), self.step, self.written])
+        row = tf.concat([head, tf.cast(self.vector, tf.float64)], 0, name='row')
+        untold.counts.add(row.name)
+        return row
 
 
 def measure(plan: Plan, sums: SquareSums, home: Home, announced: Outcome) -> Measures:
     """Adds what there is to fetch; where nobody fetches it, none of it runs.
+
+    On a small model a step is felt to have one op more, so numbers that are at one place and of one
+    dtype, as most often all are, are stacked by one op and not converted.
 
     Args:
       plan: the plan of the gate.
@@ -38,30 +61,51 @@ def measure(plan: Plan, sums: SquareSums, home: Home, announced: Outcome) -> Mea
       home: where the vector is made.
       announced: what is fetched of the step beside the row.
     """
-    names: List[Tuple[str, ...]] = []
-    parts = [_pair(plan)]
-    for kind, same in sums.kinds.items():
-        if kind.is_gradient:
-            names.extend(each.names for each in same)
-            sizes = [each.size for each in same]
+    kinds = [kind for kind in sums.kinds if kind.is_gradient]
+    names = [each.names for kind in kinds for each in sums.kinds[kind]]
+    of_kinds = [[each.size for each in sums.kinds[kind]] for kind in kinds]
+    loss, rate = _loss_and_rate(plan)
+    vector = None
+    if len(kinds) <= 1:
+        vector = _stacked(loss, rate, [size for sizes in of_kinds for size in sizes], home)
+    if vector is None:
+        parts = [tf.stack([_as_float(loss), _as_float(rate)])]
+        for sizes in of_kinds:
             with sizes[0].graph.colocate_with(sizes[0].op):
                 joined = tf.stack(sizes)
             with tf.device(home.device):
                 parts.append(tf.cast(joined, tf.float64))
-    vector = tf.concat(parts, 0, name='measures')
+        vector = tf.concat(parts, 0, name='measures')
     with tf.control_dependencies([announced.written]):
         step = _as_float(announced.step)
-        ended = tf.stack([step, tf.cast(announced.written, tf.float64)])
-    return Measures(tuple(names), vector, tf.concat([ended, vector], 0, name='row'))
+    return Measures(tuple(names), vector, step, tf.cast(announced.written, tf.float64))
 
 
-def _pair(plan: Plan) -> tf.Tensor:
-    """The loss and the learning rate."""
+def _loss_and_rate(plan: Plan) -> Tuple[Optional[tf.Tensor], Optional[tf.Tensor]]:
     rates = [check.tensor for check in plan.checks if check.is_learning_rate]
     # That of most weights, where there are several: the first.
-    scalars: Sequence[tf.Tensor] = [rate for rate in rates if rate.shape.rank == 0]
-    loss = plan.losses[0] if plan.losses else None
-    return tf.stack([_as_float(loss), _as_float(scalars[0] if scalars else None)])
+    scalars = [rate for rate in rates if rate.shape.rank == 0]
+    return (plan.losses[0] if plan.losses else None), (scalars[0] if scalars else None)
+
+
+def _stacked(
+    loss: Optional[tf.Tensor],
+    rate: Optional[tf.Tensor],
+    sizes: Sequence[tf.Tensor],
+    home: Home,
+) -> Optional[tf.Tensor]:
+    """Loss, rate and sizes in one vector; None unless they are of one dtype and at one place."""
+    known = [scalar for scalar in (loss, rate) if scalar is not None] + list(sizes)
+    dtypes = {scalar.dtype.base_dtype for scalar in known}
+    if len(dtypes) != 1 or len({home.joins_at(scalar) for scalar in known}) != 1:
+        return None
+    (dtype,) = dtypes
+    if dtype not in (tf.float32, tf.float64):
+        return None
+    with known[-1].graph.colocate_with(known[-1].op):
+        unknown = tf.constant(math.nan, dtype)
+        pair = [unknown if scalar is None else scalar for scalar in (loss, rate)]
+        return tf.stack(pair + list(sizes), name='measures')
 
 
 def _as_float(scalar: Optional[tf.Tensor]) -> tf.Tensor:

@@ -36,6 +36,8 @@ class Plan(NamedTuple):
       trial: whether the gated writes can only be judged by what they wrote.
       barrier: ops that must have run before anything is written (asserts and the like).
       values: tensors of the step that are fetched beside the train op.
+      chief_at: for the update that a chief makes of accumulated gradients, the device of the chief,
+        which has no loss; else None.
     """
 
     step: StepGraph
@@ -51,6 +53,12 @@ class Plan(NamedTuple):
     trial: bool
     barrier: Sequence[tf.Operation]
     values: Sequence[tf.Tensor]
+    chief_at: Optional[str]
+
+    @property
+    def is_chiefs(self) -> bool:
+        """Whether it is of the update that a chief makes of accumulated gradients."""
+        return self.chief_at is not None
 
 
 def make_plan(
@@ -58,6 +66,7 @@ def make_plan(
     loss: Optional[tf.Tensor],
     guarded: Dict[tf.Operation, GuardedBefore],
     values: Sequence[tf.Tensor] = (),
+    chief_at: Optional[str] = None,
 ) -> Plan:
     """Plans the gate of a train op.
 
@@ -66,6 +75,7 @@ def make_plan(
       loss: the loss, if it was given.
       guarded: the train ops that are guarded already.
       values: tensors that the train op needs, to be fetched beside it.
+      chief_at: as the plan's.
 
     Raises:
       ValueError: if the train op writes nothing, or something that cannot be undone.
@@ -91,6 +101,7 @@ def make_plan(
         trial=late_loss is not None or any(write.is_trial for write in gated_writes),
         barrier=find_barrier(step, gated, forward.put_back),
         values=values,
+        chief_at=chief_at,
     )
     if plan.trial:
         _require_undo(plan)

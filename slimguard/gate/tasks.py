@@ -35,13 +35,14 @@ class Tasks:
     """The tasks of a gate.
 
     Attributes:
-      home: the task of the loss. Its CPU makes the decision, wherever the variables live.
+      home: the task of the loss, or of the chief. Its CPU makes the decision, wherever the
+        variables live.
       others: the other tasks that hold variables.
     """
 
     def __init__(self, plan: Plan):
         self._writes = plan.step.writes
-        tasks = _find_tasks(plan, _device_of_loss(plan))
+        tasks = _find_tasks(plan, _device_of_home(plan))
         self._tasks = dict(zip(tasks, map(_frozen, tasks.values())))
         self.home, *self.others = self._tasks.values()
 
@@ -82,6 +83,8 @@ def _find_tasks(plan: Plan, device: str) -> Dict[tuple, _Found]:
     return tasks
 
 
-def _device_of_loss(plan: Plan) -> str:
+def _device_of_home(plan: Plan) -> str:
+    if plan.chief_at is not None:
+        return plan.chief_at
     near = [*plan.losses, *(check.tensor for check in plan.checks)]
     return near[0].device if near else plan.step.train_op.device

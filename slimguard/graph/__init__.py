@@ -8,6 +8,7 @@
     devices.py       the device for an op that serves another
     ops.py           creating ops, many and quickly
     sessions.py      the sessions on a graph, and what stands in for one
+    token_queues.py  the queue and the runner that synchronous workers wait for
 
 Only :mod:`slimguard.graph.ops` adds to a graph. The names below read.
 """

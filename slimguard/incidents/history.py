@@ -4,7 +4,7 @@ Imports no TensorFlow.
 """
 
 import math
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -13,9 +13,26 @@ import numpy as np
 STEP, IS_GOOD, LOSS, LEARNING_RATE, GRADIENTS = range(5)
 
 
+# A row that is made when somebody reads it, which for most steps nobody does: the global step after
+# the step, None if the graph has none; whether it was written; and the rest of the row.
+Entry = Union[np.ndarray, Tuple[Any, bool, np.ndarray]]
+
+
+def row_of(entry: Entry) -> np.ndarray:
+    """The row of a step."""
+    if isinstance(entry, np.ndarray):
+        return entry
+    step, is_good, measures = entry
+    row = np.empty(len(measures) + LOSS)
+    row[STEP] = math.nan if step is None else step
+    row[IS_GOOD] = is_good
+    row[LOSS:] = measures
+    return row
+
+
 def norm_of(row: np.ndarray) -> float:
     """The norm of all gradients of a step together, by its row."""
-    return math.sqrt(2 * row[GRADIENTS:].sum())
+    return math.sqrt(2 * np.add.reduce(row[GRADIENTS:]))
 
 
 class History(NamedTuple):

@@ -169,16 +169,15 @@ class Level:
         value = abs(value)
         if not math.isfinite(value):
             return
-        if len(self._last) == self._last.maxlen:
-            del self._sorted[bisect.bisect_left(self._sorted, self._last[0])]
-        self._last.append(value)
-        bisect.insort(self._sorted, value)
-        middle = len(self._sorted) // 2
-        is_even = len(self._sorted) % 2 == 0
-        first = self._sorted[middle - 1] if is_even else self._sorted[middle]
-        self.median = (first + self._sorted[middle]) / 2
-        if len(self) >= self._warmup:
-            self._largest_median = max(self._largest_median, self.median)
+        last, ordered = self._last, self._sorted
+        if len(last) == last.maxlen:
+            del ordered[bisect.bisect_left(ordered, last[0])]
+        last.append(value)
+        bisect.insort(ordered, value)
+        count = len(ordered)
+        self.median = median = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
+        if count >= self._warmup and median > self._largest_median:
+            self._largest_median = median
 
     def limit(self, multiple: Optional[float]) -> float:
         """The largest number that is no spike; Inf where nothing is."""

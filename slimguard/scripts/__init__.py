@@ -8,6 +8,7 @@ The files:
     prepared_steps.py            a step that comes again, in one prepared call
     script_watcher.py            what watches such a session, and acts by policy
     script_files.py              where a script saves, and what to go back to there
+    script_summaries.py          scalars where a script writes summaries
     optimizer_notes.py           what the optimizers of a script make
     patches.py                   methods of TensorFlow, replaced for a while
     ending.py                    what `run` says at the end

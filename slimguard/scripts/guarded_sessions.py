@@ -28,6 +28,7 @@ from slimguard.scripts.patches import Inside, Patches, kept_on
 from slimguard.scripts.prepared_steps import Done, PreparedSteps
 from slimguard.scripts.script_files import ScriptFiles
 from slimguard.scripts.script_preemption import ScriptPreemption
+from slimguard.scripts.script_summaries import ScriptSummaries
 from slimguard.scripts.script_watcher import ScriptWatcher, is_of_incident, stop_error
 from slimguard.scripts.train_steps import Step, TrainSteps
 from slimguard.training import step_counters
@@ -86,6 +87,7 @@ class GuardedSessions:
         self._settings = settings
         self._preemption = self._new_preemption()
         self._notes = OptimizerNotes()
+        self._summaries = ScriptSummaries()
         self._sessions: Any = weakref.WeakKeyDictionary()  # the _HookedStep of each
         self._inside = Inside()
         self._steps = self._skipped = 0  # other than those of slim's loop, which says it itself
@@ -95,6 +97,7 @@ class GuardedSessions:
     def install(self, patches: Patches) -> None:
         """Puts guarded methods in the place of TensorFlow's."""
         self._notes.install(patches)
+        self._summaries.install(patches)
         self.files.install(patches)
         owner = tf_private.session_class()
         patches.wrap(owner, '__init__', self._open)
@@ -117,6 +120,7 @@ class GuardedSessions:
     def _run(self, original, session, fetches, feed_dict=None, options=None, run_metadata=None):
         if self._inside:
             return original(session, fetches, feed_dict, options, run_metadata)
+        self._summaries.note_run(session)
         step = self._step_of(session, fetches)
         if step is None:
             self.seen.runs += 1
@@ -241,7 +245,8 @@ class GuardedSessions:
                 evidence = _evidence_of(session.graph)
                 told = HistorySettings(self._settings.spike, self._settings.history)
                 watcher = ScriptWatcher(
-                    self._settings.on_nan, self.files, evidence, self._note_incident, told
+                    *(self._settings.on_nan, self.files, evidence, self._note_incident, told),
+                    self._summaries.of(session),
                 )
                 found = self._sessions[session] = _HookedSteps(session, run, watcher)
             return found
@@ -304,13 +309,13 @@ class _HookedSteps(HookedSession):
 
     def _tell(self, step: Step, done: Done) -> None:
         """Tells the watcher of a step that ran without asking it."""
-        if not done.told.is_bad:
-            if done.history is not None and done.row is not None:
-                done.history.note_good(done.row)
+        if not done.is_bad:
+            if done.history is not None and done.entry is not None:
+                done.history.note_good(done.entry)
             self._watcher.step_was_good(self._session, done.told.loss)
             return
         context = tf1.train.SessionRunContext(step.args, self._session)
-        reading = reading_of(done.gate, done.told, done.history, done.row)
+        reading = reading_of(done.gate, done.told, done.history, done.entry)
         self._watcher.handle(context, reading)
         self.note_stop(context.stop_requested)
 

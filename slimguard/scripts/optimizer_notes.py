@@ -83,14 +83,19 @@ class OptimizerNotes:
 
     def _apply_gradients(self, original, optimizer, *args, **kwargs):
         self._note_builder()
-        update = original(optimizer, *args, **kwargs)
-        if isinstance(update, (tf.Tensor, tf.Operation)) and not tf.executing_eagerly():
+        made = original(optimizer, *args, **kwargs)
+        if not tf.executing_eagerly():
+            # SyncReplicasOptimizer returns a variable, where that is a resource.
+            self._note_update(made.op if isinstance(made, tf.Variable) else made)
+        return made
+
+    def _note_update(self, update) -> None:
+        if isinstance(update, (tf.Tensor, tf.Operation)):
             graph = _outermost(update.graph)
             if graph is update.graph:
                 self.updates(graph).append(update)
             else:
                 kept_on(graph, 'functions', list).append(update.name)
-        return update
 
 
 def _outermost(graph: tf.Graph) -> tf.Graph:

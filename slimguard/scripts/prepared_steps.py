@@ -7,16 +7,16 @@ once, and reads the gate's flags without feeding anything.
 
 from typing import Any, Dict, NamedTuple, Optional, Sequence
 
-import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.compat import tf_private
 from slimguard.gate import Gate, Told
+from slimguard.incidents.history import Entry
 from slimguard.scripts.script_watcher import ScriptWatcher
 from slimguard.scripts.train_steps import Step
 from slimguard.training.prepared_call import PreparedCall, are_ready
-from slimguard.training.step_history import StepHistory, row_of
+from slimguard.training.step_history import StepHistory
 from slimguard.training.watched_run import limits_of
 
 # Each takes an executor of its own in the session, and its memory.
@@ -31,16 +31,18 @@ class Done(NamedTuple):
     Attributes:
       values: what the script fetched, as a session gives it.
       told: what the gate told.
+      is_bad: whether it told of a bad step.
       gate: the gate.
       history: what keeps the last steps of it, or None.
-      row: the row of the step, for that; see `history.py`.
+      entry: the row of the step, for that.
     """
 
     values: Any
     told: Told
+    is_bad: bool
     gate: Gate
     history: Optional[StepHistory] = None
-    row: Optional[np.ndarray] = None
+    entry: Optional[Entry] = None
 
 
 class PreparedSteps:
@@ -84,6 +86,8 @@ class _Call(NamedTuple):
         if step.quiet is None or not watcher.only_looks_at(step.gates[0], context):
             return None
         gate = step.gates[0]
+        if gate.chiefs:  # whose updates the watcher has to ask for
+            return None
         wanted = Told(gate.quiet.bad, gate.quiet.step, gate.loss)._asdict()
         told = {name: tensor for name, tensor in wanted.items() if tensor is not None}
         evidence = watcher.evidence_of(gate)
@@ -107,7 +111,8 @@ class _Call(NamedTuple):
         if fed is None:
             return None
         own, results = self.call(fed)
-        told, row = Told(**dict(zip(self.told, own))), None
+        told = Told(**dict(zip(self.told, own)))
+        is_bad, entry = told.is_bad, None
         if self.history is not None:
-            row = row_of(told.step, not told.is_bad, own[-1])
-        return Done(results['script'], told, self.gate, self.history, row)
+            entry = told.step, not is_bad, own[-1]
+        return Done(results['script'], told, is_bad, self.gate, self.history, entry)

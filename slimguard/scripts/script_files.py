@@ -81,6 +81,11 @@ class ScriptFiles:
         """Where to keep a record: in a folder of its own while the script has saved nothing."""
         return self._fallback if self.logdir is None else self.logdir
 
+    @property
+    def keeps_checkpoints(self) -> bool:
+        """Whether it is known for good where records go: as was said, or where the script saves."""
+        return self._has_checkpoints
+
     def checkpoints(self, graph: tf.Graph) -> List[_Known]:
         """What was saved from a graph as a whole, and no part of it; the newest first."""
         known = kept_on(graph, 'checkpoints', list)[::-1]

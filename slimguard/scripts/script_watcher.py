@@ -65,6 +65,7 @@ class ScriptWatcher(GateWatcher):
       evidence: by gate, what examines its bad steps; it may grow.
       on_incident: called with each incident that was acted on, and the logdir with its record.
       history: what is kept of the last steps.
+      summaries: as `Histories.summaries`.
 
     Attributes:
       recorded_in: the logdir with the record; None before the first incident.
@@ -77,10 +78,12 @@ class ScriptWatcher(GateWatcher):
         evidence: Dict[gates.Gate, Evidence],
         on_incident: Callable[[Incident, str], None],
         history: HistorySettings,
+        summaries: Callable[[str], Any],
     ):
         self._files = script_files
         self._evidence = evidence
         self._on_incident = on_incident
+        self._summaries = summaries
         self.recorded_in: Optional[str] = None
         self._journal = Journal()
         self._policies: Optional[FallbackChain] = None
@@ -105,11 +108,25 @@ class ScriptWatcher(GateWatcher):
         restorer = ScriptRestorer(self._files, graph)
         recovery = Recovery(restorer, self._own.snapshots(graph, policies.snapshots), back_off)
         self._handle_with(policies, self._journal, recovery)
+        self.histories.summaries = self._summaries
         self._preparation = _ScriptPreparation(self._prepare, recovery)
 
     def before_step(self, session) -> None:
         """For a step that runs without asking it: does what else `before_run` does."""
         self._preparation.before_step(session)
+
+    def step_was_good(self, session, loss: Any) -> None:
+        if self.recorded_in is None and self._files.keeps_checkpoints:
+            with self._acting:
+                self._keep_record()  # an empty one says that a guard is there
+        GateWatcher.step_was_good(self, session, loss)
+
+    def _keep_record(self) -> str:
+        """Makes the record, unless it is there; returns its logdir."""
+        if self.recorded_in is None:
+            self.recorded_in = self._files.logdir_for_record()
+            self._journal.keep_in(self.recorded_in)
+        return self.recorded_in
 
     def end(self, session):
         if self._policies is not None:
@@ -118,15 +135,13 @@ class ScriptWatcher(GateWatcher):
 
     def handle(self, run_context, reading: Reading) -> None:
         with self._acting:
-            if self.recorded_in is None:
-                self.recorded_in = self._files.logdir_for_record()
-                self._journal.keep_in(self.recorded_in)
+            logdir = self._keep_record()
             for each in list(self._evidence.values()):  # another thread may add to them
-                each.keep_in(self.recorded_in)
+                each.keep_in(logdir)
             try:
                 GateWatcher.handle(self, run_context, reading)
             except NanLossError:
                 save_quietly(self._files.save_again, run_context.session)
                 raise
             finally:
-                self._on_incident(self.incidents[-1], self.recorded_in)
+                self._on_incident(self.incidents[-1], logdir)

@@ -19,11 +19,13 @@ from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.gate.builder import NoLossError
+from slimguard.gate.chief_update import takes_accumulated
 from slimguard.gate.gate import Gate, guard_with_values
 from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.gate.losses import as_scalar
 from slimguard.graph import TrainOp, key, op_of, ops
 from slimguard.graph.sessions import note_seen
+from slimguard.graph.token_queues import has_token_queue
 from slimguard.scripts.gradient_writes import GradientWrites
 from slimguard.scripts.optimizer_notes import OptimizerNotes
 from slimguard.training.fetch_structures import map_fetches
@@ -31,7 +33,8 @@ from slimguard.training.prepared_call import key_of
 from slimguard.training.watched_run import fetched_elements
 
 # A queue runner runs these in a thread of its own. SyncReplicasOptimizer's chief updates so; its
-# workers wait for the tokens that follow, which a gate would keep from them.
+# workers wait for the tokens that follow, which a gate of all of it would keep from them. So the
+# update is guarded with the train op of the workers.
 _ENQUEUES = re.compile('Queue.*Enqueue')
 
 # So many ends of what a script built around an update are guarded before one is run.
@@ -147,6 +150,8 @@ class TrainSteps:
             originals = [op_of(g.original) for g in gates.gates_of(self._graph).values()]
             guarded = set(graphs.ancestors(originals))
             new = [update for update in new if op_of(update) not in guarded]
+        if has_token_queue(self._graph):  # a chief's is guarded with the train op of its workers
+            new = [update for update in new if not takes_accumulated(op_of(update))]
         with tf_private.unfinalized(self._graph):
             for end in dict.fromkeys(end for update in new for end in _ends_of(update)):
                 try:

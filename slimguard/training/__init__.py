@@ -7,6 +7,7 @@ What watches, in any loop:
     incident_reading.py   an Incident from a gate's values, a loss, or a check that raised
     incident_handler.py   decides, examines, acts and records
     open_incident.py      an incident while it is handled
+    second_look.py        whether variables are lost, or are just being put back
     recovery.py           back to a checkpoint: one process, or a job
     back_off.py           smaller updates after that
     context.py            what a training hands to its watchers

@@ -8,19 +8,19 @@ comes again is prepared once: see :class:`PreparedCall`.
 
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
-import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard.compat import tf_callers
 from slimguard.graph import TrainOp, key, op_of
+from slimguard.incidents.history import Entry
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hook_fetches import Requests
 from slimguard.training.incident_reading import Reading
 from slimguard.training.prepared_call import PreparedCall, key_of
-from slimguard.training.step_history import StepHistory, reading_of, row_of
-from slimguard.training.watched_run import limits_of
+from slimguard.training.step_history import StepHistory, reading_of
+from slimguard.training.watched_run import limits_of, take_untold
 from slimguard.training.watchers import after_run_of, watchers_after
 
 # Runs that differ in what hooks fetch are prepared apart, up to this number of them. Each takes
@@ -91,6 +91,9 @@ class FastStep:
             self._own.append(gate.measures.vector)
         evidence = dict.fromkeys(watcher.evidence_of(gate) for watcher in watchers)
         self._targets = [each.fetch for each in evidence if each is not None]
+        self._chiefs = gate.chiefs if watchers else ()
+        self._chiefs_at = len(self._own)
+        self._own += [chief.quiet_count for chief in self._chiefs]
         self._calls: Dict[Any, Optional[PreparedCall]] = {}
         self._max_loss: Optional[float] = None
         self._has_moving_limits = any(each.spike for each in self._histories.values())
@@ -110,20 +113,24 @@ class FastStep:
         else:
             own, results = self._run_with(asked)
         values = self._values_of(own)
-        row = None
+        is_bad = values.is_bad
+        entry: Optional[Entry] = None
         if self._histories:
-            row = row_of(values.step, not values.is_bad, own[self._measures_at])
+            entry = values.step, not is_bad, own[self._measures_at]
         context = None if asked is None else asked.context
-        if self._watchers and values.is_bad:
+        if self._watchers and is_bad:
             context = context or self._context()
-            self._tell_of_incident(context, values, row, asked, results)
+            self._tell_of_incident(context, values, entry, asked, results)
         else:
             for watcher in self._watchers:
-                if watcher in self._histories:
-                    self._histories[watcher].note_good(row)
+                if entry is not None and watcher in self._histories:
+                    self._histories[watcher].note_good(entry)
                 watcher.step_was_good(self._session, values.loss)
             if asked is not None and self._looking:
                 _show(self._looking, asked, results)
+        if self._chiefs and any(own[self._chiefs_at :]):
+            context = context or self._context()
+            self._tell_of_chiefs(context)
         return Done(own[0], int(values.step), context is not None and context.stop_requested)
 
     def _ask(self) -> '_Asked':
@@ -135,27 +142,33 @@ class FastStep:
         self,
         context,
         values: gates.Told,
-        row: Optional[np.ndarray],
+        entry: Optional[Entry],
         asked: Optional['_Asked'],
         results: dict,
     ) -> None:
         for number, hook in enumerate(self._hooks):
             if hook in self._watchers:
-                hook.handle(context, self._reading_for(hook, values, row))
+                hook.handle(context, self._reading_for(hook, values, entry))
             elif asked is not None and hook in self._looking:
                 try:
                     _show([hook], asked, results)
                 except BaseException as error:
                     for later in watchers_after(self._hooks, number):
-                        reading = self._reading_for(later, values, row)
+                        reading = self._reading_for(later, values, entry)
                         later.record_failure(context, reading, after_run_of(hook), error)
                     raise
 
+    def _tell_of_chiefs(self, context) -> None:
+        for chief in self._chiefs:
+            for reading in take_untold(chief.gate, self._session):
+                for watcher in self._watchers:
+                    watcher.handle(context, reading)
+
     def _reading_for(
-        self, watcher: GateWatcher, values: gates.Told, row: Optional[np.ndarray]
+        self, watcher: GateWatcher, values: gates.Told, entry: Optional[Entry]
     ) -> Reading:
         history = self._histories.get(watcher)
-        return reading_of(self._gate, values, history, row, self._max_loss)
+        return reading_of(self._gate, values, history, entry, self._max_loss)
 
     def _context(self) -> tf1.train.SessionRunContext:
         return tf1.train.SessionRunContext(self._args, self._session)

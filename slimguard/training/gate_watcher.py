@@ -31,6 +31,7 @@ from slimguard.training.incident_handler import NO_GATE, NO_LOGDIR, Action, Inci
 from slimguard.training.incident_reading import Reading
 from slimguard.training.open_incident import IncidentList
 from slimguard.training.recovery import Preparation, Recovery
+from slimguard.training.second_look import look_again
 from slimguard.training.step_history import Histories, HistorySettings
 from slimguard.training.watched_run import WatchedRuns
 
@@ -61,9 +62,8 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         Borrower.__init__(self, max_loss, logdir, ends_job, settings.spike, settings.history)
         self._incident_list = IncidentList()
         self.incidents = self._incident_list.incidents
-        self.on_nan = on_nan
+        self.on_nan, self._loss = on_nan, loss
         self.job: Optional[Job] = None
-        self._loss = loss
         self._otherwise = Raise() if fail_on_nan_loss else Stop()
         self._directory = self.logdir  # of this training
         self._be_idle()
@@ -105,6 +105,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         if self.job is None and self._training.joins_job:
             self.job = _job_in(session, self._loss, self._training.is_chief, self._directory)
         self._own.open(session, self.job is None or self.job.is_chief, self._handler.close)
+        self._runs.enter(session)
         if self.job is not None:
             self.job.enter(session, coord, self._prepare, self._training.is_done)
             self._handler.join_job(self.job.rollbacks)
@@ -188,6 +189,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         """
         step_counters.note_incident(run_context.session.graph)
         with self._own.saving_before_errors(run_context.session, self.take_failure):
+            reading = reading if self.job is None else look_again(run_context.session, reading)
             self._handler.handle(run_context, self._remember(reading), _action_of(self))
 
     def record_failure(
@@ -212,10 +214,10 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         if self.job is not None and self.job.is_chief and self.ends_job:
             self.job.end()
 
-    def _count_of(self, gate: gates.Gate) -> tf.Tensor:
+    def _told_by(self, gate: gates.Gate, has_history: bool) -> tf.Tensor:
         self._own.capture(gate)  # it may have been guarded after the hook began
-        evidence = self.evidence_of(gate)
-        return gate.untold_count if evidence is None else evidence.capture.untold_count
+        teller = getattr(self.evidence_of(gate), 'capture', gate)
+        return teller.row if has_history else teller.untold_count
 
     def _be_idle(self) -> None:
         """Keeps nothing of a training; `begin` makes it ready for the next."""
@@ -225,13 +227,12 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
     def _handle_with(
         self, policies: FallbackChain, journal: Journal, recovery: Optional[Recovery] = None
     ) -> None:
-        evidence, replaced = self._own.evidence, self._incident_list.replace
-        told = (policies, self._otherwise, journal, evidence, recovery, replaced)
-        self._handler = IncidentHandler(*told)
+        told = (policies, self._otherwise, journal, self._own.evidence, recovery)
+        self._handler = IncidentHandler(*told, self._incident_list.replace)
         self._preparation = Preparation(self._prepare)
-        refusal = NO_GATE % (self.on_nan,) if policies.may(Skip) else None
+        refusal = _refusal_without_gate(policies, self.on_nan, self._loss)
         self.histories = Histories(HistorySettings(self.spike, self.history))
-        self._runs = WatchedRuns(self._loss, refusal, self._count_of, self.histories)
+        self._runs = WatchedRuns(self._loss, refusal, self._told_by, self.histories)
 
     def _prepare(self, session) -> None:
         self._handler.prepare(session, None if self.job is None else self.job.went_back)
@@ -258,6 +259,14 @@ def _require_loss_in(graph: tf.Graph, loss: Optional[tf.Tensor], name: str) -> N
             'the loss %r of %s belongs to another graph than the training; build the hook '
             'in the graph that is trained' % (loss.name, name)
         )
+
+
+def _refusal_without_gate(
+    policies: FallbackChain, on_nan: OnNan, loss: Optional[tf.Tensor]
+) -> Optional[str]:
+    """What a train op without a gate is refused with; None where its loss can be watched."""
+    needs_gate = policies.may(Skip) or (loss is None and on_nan is not None)
+    return NO_GATE % (on_nan,) if needs_gate else None
 
 
 def _action_of(watcher: GateWatcher) -> Action:

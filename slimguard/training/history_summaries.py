@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow.compat.v1 as tf1
 
 from slimguard.compat import tf_callers, tf_private
-from slimguard.incidents.history import GRADIENTS, LEARNING_RATE, LOSS, STEP, norm_of
+from slimguard.incidents.history import GRADIENTS, LEARNING_RATE, LOSS, STEP, Entry, norm_of, row_of
 from slimguard.training.context import TrainingContext
 
 # Says whether summaries are due now; once for each time that they are.
@@ -30,20 +30,37 @@ class HistorySummaries:
         self._is_due = is_due
         self._prefix = prefix
 
-    def note(self, row: np.ndarray) -> None:
+    def note(self, entry: Entry) -> None:
         """Takes the row of a step that was written."""
-        if not self._is_due() or math.isnan(row[STEP]):
+        if not self._is_due():
             return
-        values = {'loss': row[LOSS], 'learning_rate': row[LEARNING_RATE]}
-        if len(row) > GRADIENTS:
-            values['gradient_norm'] = norm_of(row)
-        summary = tf1.Summary()
-        for name, value in values.items():
-            if not math.isnan(value):
-                summary.value.add(tag=self._prefix + name, simple_value=value)
-        writer = self._writer()
+        row = row_of(entry)
+        step = step_of(row)
+        writer = None if step is None else self._writer()
         if writer is not None:
-            writer.add_summary(summary, int(row[STEP]))
+            writer.add_summary(scalars_of(row, self._prefix), step)
+
+
+def step_of(row: np.ndarray) -> Optional[int]:
+    """The global step of a row; None if the graph has none."""
+    return None if math.isnan(row[STEP]) else int(row[STEP])
+
+
+def scalars_of(row: np.ndarray, prefix: str) -> tf1.Summary:
+    """What is known of a step as scalars.
+
+    Args:
+      row: the row of the step.
+      prefix: what the tags begin with.
+    """
+    values = {'loss': row[LOSS], 'learning_rate': row[LEARNING_RATE]}
+    if len(row) > GRADIENTS:
+        values['gradient_norm'] = norm_of(row)
+    summary = tf1.Summary()
+    for name, value in values.items():
+        if not math.isnan(value):
+            summary.value.add(tag=prefix + name, simple_value=value)
+    return summary
 
 
 # Makes the summaries of a gate, by what its tags begin with.

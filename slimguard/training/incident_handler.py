@@ -140,7 +140,7 @@ class IncidentHandler:
         """Records an incident of a run that no hook saw: it is as if its batch was skipped."""
         with self._handling(reading) as handled:
             handled.note(action=Skip.action)
-            handled.note_reason('; in a run that went past the hooks')
+            handled.note_reason(_why_unseen(reading))
             self._policies.step_was_skipped(is_decided=False)
 
     @contextlib.contextmanager
@@ -240,6 +240,12 @@ class IncidentHandler:
             call_on_rollback(session, went_back, [self._policy, *self.fallbacks])
 
 
+def _why_unseen(reading: Reading) -> str:
+    if reading.gate is not None and reading.gate.is_chiefs:  # whose updates a thread makes
+        return '; after the last step'
+    return '; in a run that went past the hooks'
+
+
 def _ruin(recovery: Optional[Recovery], reading: Reading) -> str:
     """Why the weights are finite and ruined; '' if they are not, or nobody knows."""
     if recovery is None:
@@ -271,9 +277,9 @@ def _end(run_context, incident: Incident, job: Optional[Job]) -> None:
 
 
 NO_GATE = (
-    'on_nan=%r goes on with the next batch, but the train op has no gate: the bad update would '
-    'stay in the weights. Build it with slimguard.create_train_op(), or run '
-    'slimguard.guard(train_op) in its place'
+    'on_nan=%r was asked for, but the train op has no gate: a bad update would stay in the '
+    'weights. Build it with slimguard.create_train_op(), or run slimguard.guard(train_op) in its '
+    'place'
 )
 
 NO_LOGDIR = (

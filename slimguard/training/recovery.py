@@ -58,7 +58,7 @@ class Recovery:
         What is saved before an error ends the training is to be of use. Soon after a return it is
         the state that was returned to.
         """
-        ruin = self.ruin()
+        ruin = self._snapshots.ruin(is_last=True)
         if not ruin:
             return
         snapshot = self._snapshots.trusted(is_last=True) or self._snapshots.went_back_to

@@ -4,13 +4,13 @@ import collections
 import dataclasses
 import math
 import statistics
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Deque, Dict, NamedTuple, Optional, Sequence
 
 import numpy as np
 import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
-from slimguard.incidents.history import IS_GOOD, LOSS, STEP, History, norm_of
+from slimguard.incidents.history import IS_GOOD, LOSS, Entry, History, norm_of, row_of
 from slimguard.incidents.spike import Level, Spike
 from slimguard.training import incident_reading
 from slimguard.training.incident_reading import Reading
@@ -43,22 +43,22 @@ class StepHistory:
     Args:
       gate: the gate.
       settings: what the user asks for.
-      note_row: called with the row of each step that was written.
+      note_entry: called with the entry of each step that was written; None for nobody.
     """
 
     def __init__(
         self,
         gate: gates.Gate,
         settings: HistorySettings,
-        note_row: Callable[[np.ndarray], None],
+        note_entry: Optional[Callable[[Entry], None]],
     ):
         self.gate = gate
-        self._note_row = note_row
+        self._note_entry = note_entry
         self.spike = settings.spike
         window = settings.spike or Spike()
         self._loss = Level(window.window, window.warmup)
         self._norm = Level(window.window, window.warmup)
-        self._rows: Deque[np.ndarray] = collections.deque(maxlen=settings.length)
+        self._entries: Deque[Entry] = collections.deque(maxlen=settings.length)
 
     def limits(self, max_loss: Optional[float]) -> Dict[Any, Any]:
         """What to feed, so that the gate holds a step that is out of bounds.
@@ -72,69 +72,85 @@ class StepHistory:
         max_loss = self.gate.max_loss if max_loss is None else max_loss
         if self.spike.loss is not None and self.gate.limit is not None:
             limit = self._loss.limit(self.spike.loss)
-            feeds[self.gate.limit] = np.float64(limit if max_loss is None else min(limit, max_loss))
+            limit = limit if max_loss is None else min(limit, max_loss)
+            feeds[self.gate.limit] = np.array(limit)
         if self.spike.gradient_norm is not None and self.gate.measures.gradients:
             limit = self._norm.limit(self.spike.gradient_norm)
-            feeds[self.gate.norm_limit] = np.float64(0.5 * limit * limit)
+            feeds[self.gate.norm_limit] = np.array(0.5 * limit * limit)
         return feeds
 
-    def note_good(self, row: np.ndarray) -> None:
+    def note_good(self, entry: Entry) -> None:
         """Notes a step that was written."""
-        self._rows.append(row)
+        self._entries.append(entry)
         if self.spike is not None:
-            self._loss.note(row[LOSS])
-            self._norm.note(norm_of(row))
-        self._note_row(row)
+            # As Python's numbers: a handful of numpy's takes several times as long.
+            measures = entry[2] if isinstance(entry, tuple) else entry[LOSS:]
+            loss, _, *half_squares = measures.tolist()
+            self._loss.note(loss)
+            self._norm.note(math.sqrt(2 * sum(half_squares)))
+        if self._note_entry is not None:
+            self._note_entry(entry)
 
-    def note_bad(self, row: np.ndarray, reading: Reading, max_loss: Optional[float]) -> Reading:
+    def note_bad(self, entry: Entry, reading: Reading, max_loss: Optional[float]) -> Reading:
         """Notes a step that was held. Returns what was read of it, with what this knows of it.
 
         Args:
-          row: the row of the step.
+          entry: the row of the step.
           reading: what the gate told.
           max_loss: as for `limits`.
         """
-        self._rows.append(row)
+        row = row_of(entry)
+        self._entries.append(row)
         norm = norm_of(row) if self.gate.measures.gradients else None
         usual = self._usual_norm()
         ratio = norm / usual if norm is not None and usual else None
-        said = self._spikes(reading, row[LOSS], norm, max_loss)
-        is_spike = bool(said)
-        if is_spike and self._is_above(max_loss, row[LOSS]):
-            said.insert(0, gates.ABOVE_MAX_LOSS + reading.incident.tensors[0])
+        labels = self.gate.labels_of(reading.bad)
+        said = self._limits_in_words(labels, row[LOSS], norm, max_loss)
+        is_finite = all(label.kind in ('limit', 'norm') for label in labels)
         incident = dataclasses.replace(
             reading.incident,
             gradient_norm=norm,
             gradient_norm_ratio=ratio,
-            reason='; '.join(said) or reading.incident.reason,
+            reason=gates.explain(labels, said).reason,
         )
+        is_spike = is_finite and bool(said)
         return reading._replace(incident=incident, history=self._last(), is_spike=is_spike)
 
     def _usual_norm(self) -> Optional[float]:
         if self.spike is not None:
             return self._norm.median
-        good = [norm_of(row) for row in list(self._rows)[-_WINDOW:] if row[IS_GOOD]]
+        rows = map(row_of, list(self._entries)[-_WINDOW:])
+        good = [norm_of(row) for row in rows if row[IS_GOOD]]
         return statistics.median(good) if good else None
 
     def _last(self) -> Optional[History]:
-        rows = list(self._rows)
+        rows = [row_of(entry) for entry in self._entries]
         return History(self.gate.measures.gradients, rows) if rows else None
 
-    def _spikes(
-        self, reading: Reading, loss: float, norm: Optional[float], max_loss: Optional[float]
-    ) -> List[str]:
-        """What was far above the last good steps, if that is all that was bad but for `max_loss`.
+    def _limits_in_words(
+        self,
+        labels: Sequence[gates.Label],
+        loss: float,
+        norm: Optional[float],
+        max_loss: Optional[float],
+    ) -> Dict[str, str]:
+        """By kind, what to say of a number that is above the limit of a `Spike`.
 
         The gate does not know what its limits are made of.
         """
-        kinds = {label.kind for label in self.gate.labels_of(reading.bad)}
-        if self.spike is None or not kinds <= {'limit', 'norm'}:
-            return []
-        said: List[str] = []
-        if 'limit' in kinds and not self._is_above(max_loss, loss):
-            said.append(_times('loss', loss, self._loss))
-        if 'norm' in kinds and norm is not None:
-            said.append(_times(gates.GRADIENT_NORM, norm, self._norm))
+        kinds = {label.kind for label in labels}
+        said: Dict[str, str] = {}
+        for kind, name, value, usual in (
+            ('limit', 'loss', loss, self._loss),
+            ('norm', gates.GRADIENT_NORM, norm, self._norm),
+        ):
+            if kind not in kinds or self.spike is None or value is None:
+                continue
+            if kind == 'limit' and self._is_above(max_loss, value):
+                continue
+            # Where a value is not finite, that is what is to be said of it.
+            is_said = 'value' in kinds and not math.isfinite(value)
+            said[kind] = '' if is_said else _times(name, value, usual)
         return said
 
     def _is_above(self, max_loss: Optional[float], loss: float) -> bool:
@@ -158,39 +174,20 @@ class Histories:
     def of(self, gate: gates.Gate) -> Optional[StepHistory]:
         """That of a gate; None if the user wants none."""
         if gate not in self._of and self._settings.is_wanted:
-            note_row = _note_nothing
+            note_entry = None
             if self.summaries is not None:
                 first = 'slimguard/' if not self._of else 'slimguard/%s/' % gate.original.name
-                note_row = self.summaries(first).note
-            self._of[gate] = StepHistory(gate, self._settings, note_row)
+                note_entry = self.summaries(first).note
+            self._of[gate] = StepHistory(gate, self._settings, note_entry)
             _tell_of_what_is_not_watched(gate, self._settings.spike)
         return self._of.get(gate)
-
-
-def _note_nothing(row: np.ndarray) -> None:
-    """For a training without summaries."""
-
-
-def row_of(step: Any, is_good: bool, measures: np.ndarray) -> np.ndarray:
-    """The row of a step whose `gate.measures.vector` was fetched.
-
-    Args:
-      step: the global step after it; None if the graph has none.
-      is_good: whether it was written.
-      measures: the value of the vector.
-    """
-    row = np.empty(len(measures) + LOSS)
-    row[STEP] = math.nan if step is None else step
-    row[IS_GOOD] = is_good
-    row[LOSS:] = measures
-    return row
 
 
 def reading_of(
     gate: gates.Gate,
     told: gates.Told,
     history: Optional[StepHistory],
-    row: Optional[np.ndarray],
+    entry: Optional[Entry],
     max_loss: Optional[float] = None,
 ) -> Reading:
     """What the values of a gate tell of a bad step, with what is known of the steps before.
@@ -199,13 +196,13 @@ def reading_of(
       gate: the gate.
       told: its values.
       history: what keeps the last steps of it, or None.
-      row: the row of the step; None without a history.
+      entry: the row of the step; None without a history.
       max_loss: as for `StepHistory.limits`.
     """
     reading = incident_reading.of_gate(gate, told)
-    if history is None or row is None:
+    if history is None or entry is None:
         return reading
-    return history.note_bad(row, reading, max_loss)
+    return history.note_bad(entry, reading, max_loss)
 
 
 def require_history(history: Any) -> int:

@@ -29,7 +29,8 @@ class Run:
     Args:
       found: the gates of the train ops that it runs.
       loss: a loss to look at besides, or None.
-      counts: by gate, the tensor that tells how many bad steps its watcher is to be told of.
+      told: by gate, the tensor that tells how many bad steps its watcher is to be told of; with a
+        history a vector that begins with that, and goes on with the row of the step.
       histories: by gate, what keeps its last steps, or None.
       graph: the graph.
 
@@ -43,7 +44,7 @@ class Run:
         self,
         found: Sequence[gates.Gate],
         loss: Optional[tf.Tensor],
-        counts: Sequence[tf.Tensor],
+        told: Sequence[tf.Tensor],
         histories: Sequence[Optional[StepHistory]],
         graph: tf.Graph,
     ):
@@ -54,11 +55,11 @@ class Run:
         self._loss = loss
         self._global_step = tf1.train.get_global_step(graph)
         self._session: Callable[[], Any] = lambda: None  # that was watched last
-        self._counts = list(counts)
+        self._chiefs = [chief for gate in found for chief in gate.chiefs]
         self._histories = histories
         self._has_limits = any(each is not None and each.spike for each in histories)
-        self._rows = [each.gate.measures.row for each in histories if each is not None]
-        fetches = self._counts + self._rows + ([] if loss is None else [loss])
+        fetches = [*told, *(chief.count for chief in self._chiefs)]
+        fetches += [] if loss is None else [loss]
         # One tensor is fetched sooner than a list of one.
         self._is_list = len(fetches) != 1
         self._args = tf1.train.SessionRunArgs(fetches if self._is_list else fetches[0])
@@ -67,7 +68,7 @@ class Run:
         """What a hook asks for, so that the gates tell it of the step."""
         session = run_context.session
         if self._session() is not session:
-            for gate in self.gates:
+            for gate in [*self.gates, *(chief.gate for chief in self._chiefs)]:
                 gate.untold.watch(session)
             self._session = weakref.ref(session)
         if max_loss is None and not self._has_limits:
@@ -83,16 +84,16 @@ class Run:
 
     def read(self, results: Any, max_loss: Optional[float], run_context) -> List[Reading]:
         """The incidents that the values of one run tell of."""
-        if not self._is_list and not self.looks_at_loss and not results:
-            return []
-        values = list(results) if self._is_list else [results]
-        counts, rows = values[: len(self._counts)], iter(values[len(self._counts) :])
+        values = results if self._is_list else [results]
         found: List[Reading] = []
-        for gate, count, history in zip(self.gates, counts, self._histories):
+        for gate, value, history in zip(self.gates, values, self._histories):
+            count = value if history is None else value[0]
             told = list(_told_in(run_context, gate)) if count else []
             if history is not None:
-                _note(history, next(rows), told, max_loss)
+                _note(history, value[1:], told, max_loss)
             found += told
+        for chief, count in zip(self._chiefs, values[len(self.gates) :]):
+            found += _told_in(run_context, chief.gate) if count else []
         if self._loss is not None and not found:
             step = functools.partial(self._step_now, run_context.session)
             reading = incident_reading.of_loss(self._loss, values[-1], max_loss, step)
@@ -119,11 +120,11 @@ def _told_in(run_context, gate: gates.Gate) -> List[Reading]:
     """What a gate told by the end of a run: the same to each hook that watches it."""
     told = run_context.__dict__.setdefault('_slimguard_told', {})
     if gate not in told:
-        told[gate] = _take_untold(gate, run_context.session)
+        told[gate] = take_untold(gate, run_context.session)
     return told[gate]
 
 
-def _take_untold(gate: gates.Gate, session) -> List[Reading]:
+def take_untold(gate: gates.Gate, session) -> List[Reading]:
     """The bad steps that nobody was told of."""
     return [incident_reading.of_gate(gate, told) for told in gate.untold.take(session)]
 
@@ -133,8 +134,9 @@ class WatchedRuns:
 
     Args:
       loss: a loss to watch where no gate knows it; None for none.
-      refusal: what a step of a train op without a gate is refused with; None to take it.
-      count_of: gives the tensor to fetch to know of a gate's bad steps.
+      refusal: what a step of a train op without a gate is refused with; None to take it, with a
+        warning if there is no loss to watch.
+      told_by: gives the tensor to fetch to know of a gate's bad steps, with or without a history.
       histories: what keeps the last steps of gates.
     """
 
@@ -142,12 +144,12 @@ class WatchedRuns:
         self,
         loss: Optional[tf.Tensor],
         refusal: Optional[str],
-        count_of: Callable[[gates.Gate], tf.Tensor],
+        told_by: Callable[[gates.Gate, bool], tf.Tensor],
         histories: Histories,
     ):
         self._loss = loss
         self._histories = histories
-        self._count_of = count_of
+        self._told_by = told_by
         self._refusal = refusal
         # By what is fetched, of which a copy is kept so that nothing else gets the ids in it.
         self._runs: Dict[Any, Tuple[Optional[Run], Any]] = {}
@@ -173,6 +175,12 @@ class WatchedRuns:
         self._last = (args, args.fetches) if is_op else (args,), run
         return run
 
+    def enter(self, session) -> None:
+        """Watches the updates that a chief makes beside its steps, from before the first step."""
+        for gate in dict.fromkeys(gates.gates_of(session.graph).values()):
+            if gate.is_chiefs:
+                gate.untold.watch(session)
+
     def leave(self, session) -> List[Reading]:
         """The bad steps that nobody was told of; from then on, those of the session are printed."""
         untold: List[Reading] = []
@@ -180,7 +188,7 @@ class WatchedRuns:
             if not gate.untold.watches(session):
                 continue
             try:
-                untold += _take_untold(gate, session)
+                untold += take_untold(gate, session)
                 gate.untold.unwatch(session)
             except tf.errors.OpError as error:  # a server that is gone must not fail a good end
                 tf1.logging.warning('slimguard: the end of the session is not clean: %s', error)
@@ -190,15 +198,20 @@ class WatchedRuns:
         found = [gate for gate in map(gates.gate_of, elements) if gate is not None]
         if found:
             found = [gate for gate in dict.fromkeys(found) if self._is_mine(gate)]
-            counts = [self._count_of(gate) for gate in found]
             histories = [self._histories.of(gate) for gate in found]
+            told = [self._told_by(gate, each is not None) for gate, each in zip(found, histories)]
             loss = self._loss_beside(found)
-            return Run(found, loss, counts, histories, graph) if found else None
-        if self._loss is None or not _is_step(elements, self._loss, graph):
-            return None
-        if self._refusal is not None:
+            return Run(found, loss, told, histories, graph) if found else None
+        is_step = _updates_unguarded(elements)
+        if self._loss is not None:
+            is_step = _is_step(elements, self._loss, graph)
+        if is_step and self._refusal is not None:
             raise ValueError(self._refusal)
-        return Run([], self._loss, [], [], graph)
+        if self._loss is not None and is_step:
+            return Run([], self._loss, [], [], graph)
+        if is_step:
+            tf1.logging.warning('slimguard: ' + _NOT_GUARDED, elements[0].name)
+        return None
 
     def _is_mine(self, gate: gates.Gate) -> bool:
         """With several trainings in a graph, a hook with a loss watches those that have it."""
@@ -210,6 +223,18 @@ class WatchedRuns:
     def _loss_beside(self, found: Sequence[gates.Gate]) -> Optional[tf.Tensor]:
         """The loss to look at beside the gates: one that no gate knows."""
         return self._loss if all(gate.loss is None for gate in found) else None
+
+
+_NOT_GUARDED = (
+    'train op %r has no gate: a bad update stays in the weights, and nobody is told. Build it with '
+    'slimguard.create_train_op(), or run slimguard.guard(train_op) in its place'
+)
+
+
+def _updates_unguarded(elements: list) -> bool:
+    """Whether a run trains past all gates."""
+    needed = graphs.ancestors([op_of(element) for element in elements])
+    return any(graphs.is_apply(op) and not op.name.startswith(graphs.OURS) for op in needed)
 
 
 def _is_step(elements: list, loss: tf.Tensor, graph: tf.Graph) -> bool:

@@ -90,6 +90,18 @@ def test_they_take_a_hundredth_of_the_time():
     assert training.reads == 2 + 4
 
 
+def test_one_that_is_kept_waiting_does_not_put_off_the_next_for_long():
+    training = Training(cost=0.2, step=1.0)
+    training.train(40)
+    training.cost = 30.0  # as where other processes have the processor
+    while training.clock.now < 60:
+        training.train(1)
+    training.cost = 0.2
+    reads = training.reads
+    training.train(45)
+    assert training.reads == reads + 2
+
+
 def test_one_is_on_probation_and_the_others_are_kept_eight_times_as_long():
     training = Training(most=4)
     training.train(31)
@@ -183,6 +195,9 @@ class TestRuin:
         training.train(40, loss=2.0)
         training.train(1, loss=201.0)
         assert training.snapshots.ruin() == ''  # the median of three
+        # Where the training ends, nobody will see whether the next losses are as large.
+        last = '; and the weights are ruined: the loss is 201, that of the last good step'
+        assert training.snapshots.ruin(is_last=True).startswith(last)
         training.train(1, loss=201.0)
         ruin = '; and the weights are ruined: the loss is 201, the median of the last 3 good steps'
         assert training.snapshots.ruin() == ruin + ', and was 2 at most'

@@ -92,6 +92,9 @@ def test_incidents_as_json_are_those_of_the_record(tmp_path, capsys):
 def test_what_cannot_be_answered_is_a_document_too(tmp_path, capsys):
     assert run('incidents', '--json', tmp_path) == 2
     assert 'is no logdir of a training' in document(capsys)['error']
+    for command in ('incidents', 'checkpoints'):
+        assert run(command, '--json', tmp_path / 'nowhere') == 2
+        assert 'there is no directory' in document(capsys)['error']
     (tmp_path / 'graph.pbtxt').write_text('')
     assert run('incidents', '--json', tmp_path) == 1
     assert 'there is no record of incidents' in document(capsys)['error']
@@ -276,6 +279,20 @@ def test_options_of_run_take_hyphens_and_underscores_alike(options):
     assert (read.on_nan, script) == ('skip:2,stop', ['x.py', '--max-loss=9'])
     said = made.run.format_help()
     assert '--max_loss' in said and '--max-loss' not in said
+
+
+@pytest.mark.parametrize(
+    'logdir, why',
+    [('a*b', "holds '*'"), ('file', 'is no directory'), ('file/x', 'is no directory')],
+)
+def test_a_logdir_that_cannot_be_is_refused_before_the_script_begins(
+    logdir, why, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'file').write_text('')
+    assert run('run', '--logdir=' + logdir, 'script.py') == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith('slimguard run: error: argument --logdir: ') and why in said
 
 
 def test_no_option_has_a_hyphen_in_its_declaration():

@@ -20,8 +20,9 @@ tf1 = tf.compat.v1
 class Watch(tf1.train.SessionRunHook):
     """Fetches what `Evidence` needs, and asks it after each bad step."""
 
-    def __init__(self, gate, evidence, is_last=False, loss=None):
+    def __init__(self, gate, evidence, is_last=False, reasons=(), loss=None):
         self._gate, self._evidence, self._is_last, self._loss = gate, evidence, is_last, loss
+        self._reasons = iter(reasons)
         self.found = []
 
     def before_run(self, run_context):
@@ -33,8 +34,9 @@ class Watch(tf1.train.SessionRunHook):
         if not written:
             labels = [label for label, is_bad in zip(self._gate.labels, bad) if is_bad]
             finding = gate.explain(labels)
+            reason = next(self._reasons, finding.reason)
             incident = Incident(
-                len(self.found), self._loss, finding.reason, finding.tensors, 'hook', time.time()
+                len(self.found), self._loss, reason, finding.tensors, 'hook', time.time()
             )
             session = run_context.session
             self.found.append(self._evidence.examine(session, incident, labels, self._is_last))
@@ -44,8 +46,9 @@ def train(logdir, bad, steps=4, **kwargs):
     model = Linear(bad=bad)
     train_op = gate.guard(model.minimize(), model.loss)
     found = gate.gate_of(train_op)
-    is_last, loss = kwargs.pop('is_last', False), kwargs.pop('loss', None)
-    hook = Watch(found, Evidence(found, logdir, **kwargs), is_last, loss)
+    watching = ('is_last', 'reasons', 'loss')
+    watching = {name: kwargs.pop(name) for name in watching if name in kwargs}
+    hook = Watch(found, Evidence(found, logdir, **kwargs), **watching)
     with tf1.train.MonitoredTrainingSession(hooks=[hook]) as session:
         for _ in range(steps):
             session.run(train_op)
@@ -109,6 +112,20 @@ def test_while_the_training_goes_on_later_incidents_cost_nothing(tmp_path):
     found = train(str(tmp_path), bad=[0, 1, 2], max_bundles=2)
     assert [f.bundle is not None for f in found] == [True, True, False]
     assert str(found[2]) == ''
+
+
+def test_the_first_of_a_kind_is_examined_where_there_are_all_bundles_that_there_may_be(tmp_path):
+    reasons = ['loss 1 is high', 'loss 2 is high', 'loss 3 is high', 'other', 'third', 'other']
+    with LogLines() as lines:
+        found = train(str(tmp_path), range(6), steps=6, max_bundles=2, reasons=reasons)
+    # As many kinds as bundles: a training of which each incident is another kind goes on as well.
+    assert [f.diagnosis is not None for f in found] == [True, True, False, True, False, False]
+    assert bundle.paths(str(tmp_path)) == [found[1].bundle, found[3].bundle]
+    (said,) = [line for line in lines if 'as many as there may be' in line]
+    assert said.startswith('slimguard: %s has 2 bundles' % (tmp_path / 'slimguard'))
+    with tf.Graph().as_default():  # as a restart
+        (again,) = train(str(tmp_path), [0], max_bundles=2, reasons=['other'])
+    assert bundle.paths(str(tmp_path)) == [found[3].bundle, again.bundle]
 
 
 def test_the_last_incident_is_always_written(tmp_path):

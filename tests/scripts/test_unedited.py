@@ -477,6 +477,12 @@ def test_a_script_ends_with_one_line_that_says_what_was_guarded(
     assert (told in run.stderr and newest in run.stderr) == (on_nan == 'stop')
 
 
+@pytest.mark.parametrize('loop', [plain, monitored], ids=lambda loop: loop.__name__)
+def test_without_an_incident_there_is_an_empty_record(loop, tmp_path):
+    run(loop, tmp_path, 'skip', bad=())
+    assert records_in(tmp_path) == []
+
+
 def test_a_script_that_saves_nothing_gets_a_folder_for_its_record(tmp_path):
     lines = [line for line in SCRIPT.splitlines() if 'saver' not in line]
     (tmp_path / 'script.py').write_text('\n'.join(lines))

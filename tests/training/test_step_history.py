@@ -1,8 +1,5 @@
 """The last steps before an incident, and a spike that is held before it is written."""
 
-import glob
-import os
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -13,7 +10,7 @@ from slimguard.diagnosis import bundle, replay
 from slimguard.gate import gate_of
 from tests.helpers.loops import LOOPS, Given
 from tests.helpers.models import Linear, LogLines, checkpoint_at, records_in, train_quietly
-from tests.helpers.monitored import monitored
+from tests.helpers.summaries import events_in
 
 tf1 = tf.compat.v1
 slim = compat.import_slim()
@@ -49,59 +46,6 @@ def test_without_spike_the_history_comes_all_the_same_and_nothing_is_held(loop, 
     assert history['step'] == [1, 2, 3, 4, 4]
     assert np.isnan(float(record['gradient_norm']))
     assert history['gradients'] == [['w']]
-
-
-class Seen(tf1.train.SessionRunHook):
-    """Fetches what a history is made of, by ops of its own."""
-
-    def __init__(self, loss, gradients, rate):
-        sums = [tf.nn.l2_loss(gradient) for gradient in gradients]
-        self._fetches = [loss, rate, tf.stack(sums)]
-        self.steps = []
-
-    def before_run(self, run_context):
-        return tf1.train.SessionRunArgs(self._fetches)
-
-    def after_run(self, run_context, run_values):
-        self.steps.append(run_values.results)
-
-
-def in_train(train_op, hooks, logdir):
-    train_quietly(train_op, logdir, number_of_steps=20, hooks=hooks)
-
-
-def in_monitored(train_op, hooks, logdir):
-    with monitored(logdir, *hooks) as session:
-        for _ in range(21):
-            session.run(train_op)
-
-
-@pytest.mark.parametrize('train', [in_train, in_monitored])
-@pytest.mark.parametrize('dtype', [tf.float32, tf.float64])
-def test_it_is_what_a_hook_sees_bit_by_bit(train, dtype, tmp_path):
-    step = tf1.train.get_or_create_global_step()
-    # Of this much nothing is summed together, so each gradient is known by itself.
-    drawn = tf1.py_func(Drawn(bad=(10,)), [], tf.float64, stateful=True)
-    net = tf.reshape(tf.cast(drawn, dtype), [4, 30])
-    for number in range(3):
-        net = slim.fully_connected(net, 30, biases_initializer=None, scope='layer%d' % number)
-    loss = tf.reduce_mean(tf.square(net - 1))
-    rate = tf1.train.exponential_decay(tf.cast(0.1, dtype), step, 3, 0.9)
-    optimizer = tf1.train.MomentumOptimizer(rate, 0.9)
-    gradients = optimizer.compute_gradients(loss)
-    train_op = slimguard.guard(optimizer.apply_gradients(gradients, step), loss=loss)
-    with tf.control_dependencies([train_op]):
-        train_op = slimguard.guard(tf.identity(loss))  # with the value that slim's loop wants
-    seen = Seen(loss, [gradient for gradient, _ in gradients], rate)
-    train(train_op, [seen, slimguard.NanLossHook(loss, on_nan='skip')], str(tmp_path))
-    (record,) = records_in(tmp_path)
-    history = bundle.read(record['bundle']).history
-    assert history['gradients'] == [['layer%d/weights' % n] for n in range(3)]
-    losses, rates, sums = zip(*seen.steps[:11])
-    assert len(history['loss']) == 11 and not np.isfinite(losses[10])
-    np.testing.assert_array_equal(history['loss'], np.float64(losses))
-    np.testing.assert_array_equal(history['learning_rate'], np.float64(rates))
-    np.testing.assert_array_equal(history['gradient_norms'], np.sqrt(2 * np.float64(sums)))
 
 
 class Drawn:
@@ -148,8 +92,8 @@ class TestWhatIsKept:
         train_op = slimguard.create_train_op(model.loss, model.optimizer)
         names = ops_that_run(train_op, tmp_path, history=0)
         with_history = ops_that_run(train_op, tmp_path, history=1)
-        assert any('gate/row' in name for name in with_history)
-        assert not any('gate/row' in name or 'measures' in name for name in names)
+        assert any(name.endswith('/row') for name in with_history)
+        assert not any(name.endswith('/row') or 'measures' in name for name in names)
 
     @pytest.mark.parametrize('history', [-1, 1.5, True, '200', None])
     def test_a_bad_history(self, history, tmp_path):
@@ -204,6 +148,22 @@ class TestWhatIsASpike:
         (incident,) = trained(tmp_path, (25,), np.nan, spike=True)
         assert incident.reason.startswith('not finite: loss')
 
+    def test_a_finite_loss_beside_gradients_that_are_not_is_said_to_be_one(self, tmp_path):
+        drawn = tf1.py_func(Drawn(bad=()), [], tf.float64, stateful=True)[0, :3]
+        x = tf.reshape(tf.cast(drawn, tf.float32), [3])
+        weights = tf1.get_variable('w', [3], initializer=tf1.ones_initializer())
+        step = tf1.train.get_or_create_global_step()
+        # The gradient of a root at 0 is Inf.
+        spoiled = tf.where(tf.equal(step, 15), tf.zeros([3]), 1 + tf.abs(x))
+        far = tf.where(tf.equal(step, 15), 1e6, 1.0)
+        loss = far * (1 + tf.reduce_sum(tf.sqrt(tf.abs(weights * 0 + weights) * spoiled)))
+        train_op = slimguard.create_train_op(loss, tf1.train.GradientDescentOptimizer(1e-3))
+        hook = slimguard.NanLossHook(loss, on_nan='stop', spike=True)
+        train_quietly(train_op, tmp_path, 20, hooks=[hook])
+        (incident,) = hook.incidents
+        assert incident.reason.startswith('not finite: gradient of w; loss 1e+06 is ')
+        assert 'max_loss' not in incident.reason and 'gradient norm' not in incident.reason
+
     def test_held_steps_do_not_count(self, tmp_path):
         incidents = trained(tmp_path, (25, 26, 27), 1e6, spike=True)
         assert len(incidents) == 3
@@ -244,7 +204,31 @@ def test_a_spike_can_be_run_again(tmp_path, capsys):
     assert replay.main(incident.bundle) == 0
     said = capsys.readouterr().out
     assert 'the loss is above its limit' in said
-    assert 'The failure came back' in said
+    assert 'times the median' in incident.reason
+    assert 'The failure came back: %s\n' % incident.reason in said
+
+
+def test_a_step_above_max_loss_is_said_to_be_when_it_is_run_again(tmp_path, capsys):
+    (incident,) = trained(tmp_path, (25,), 1e6, spike=True, max_loss=1e8)
+    assert replay.main(incident.bundle) == 0
+    assert 'The failure came back: above max_loss: loss ' in capsys.readouterr().out
+
+
+def test_without_a_row_only_what_the_bundle_knows_of_a_limit_is_said(tmp_path, capsys):
+    x = tf1.py_func(lambda: next(batches), [], tf.float32, stateful=True)
+    x.set_shape([2, 1])
+    batches = iter([np.ones([2, 1], np.float32)] * 5 + [np.full([2, 1], 1e3, np.float32)])
+    weights = tf1.get_variable('w', [1, 1], initializer=tf1.ones_initializer())
+    loss = tf.reduce_mean(tf.square(tf.matmul(x, weights)))
+    train_op = slimguard.create_train_op(loss, tf1.train.GradientDescentOptimizer(0.001))
+    hook = slimguard.NanLossHook(loss, on_nan='stop', spike=True)
+    train_quietly(train_op, tmp_path, 10, hooks=[hook])
+    (incident,) = hook.incidents
+    assert replay.main(incident.bundle, without=1) == 0
+    came_back, fewer = capsys.readouterr().out.split('Without row 1')
+    assert incident.reason in came_back
+    assert 'the step is still bad: above its limit: loss ' in fewer
+    assert 'max_loss' not in fewer and 'median' not in fewer
 
 
 @pytest.mark.parametrize('size', [1, 7])
@@ -264,13 +248,8 @@ def test_short_gradients_are_known_together(size, tmp_path):
 
 def scalars_in(logdir):
     """By tag, the steps of the scalars of ours in the event files of a folder."""
-    found = {}
-    for path in sorted(glob.glob(os.path.join(str(logdir), 'events.*'))):
-        for event in tf1.train.summary_iterator(path):
-            for value in event.summary.value:
-                if value.tag.startswith('slimguard/'):
-                    found.setdefault(value.tag, []).append((event.step, value.simple_value))
-    return found
+    found = events_in(logdir)
+    return {tag: found[tag] for tag in found if tag.startswith('slimguard/')}
 
 
 class TestSummaries:

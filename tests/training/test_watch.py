@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from tests.helpers.models import Linear, non_finite, state
+from tests.helpers.models import Linear, LogLines, non_finite, state
 
 tf1 = tf.compat.v1
 
@@ -88,6 +88,37 @@ def test_an_unguarded_train_op_is_watched_too():
         session.run(train_op)
         session.run(train_op)
     assert [incident.held for incident in hook.incidents] == [False]
+
+
+class TestATrainOpThatNobodyGuarded:
+    def run(self, **kwargs):
+        model = Linear(bad=(1,))
+        train_op = model.minimize()
+        with slimguard.watch(tf1.Session(), **kwargs) as session:
+            session.run(tf1.global_variables_initializer())
+            for _ in range(3):
+                session.run(train_op)
+
+    @pytest.mark.parametrize('on_nan', ['raise', 'stop', 'skip', 'skip:2,raise'])
+    def test_is_refused_where_a_policy_is_asked_for(self, on_nan):
+        with pytest.raises(ValueError, match='%r.*has no gate.*slimguard.guard' % on_nan):
+            self.run(on_nan=on_nan)
+
+    def test_is_told_once_otherwise(self):
+        with LogLines() as lines:
+            self.run()
+        (said,) = [line for line in lines if 'has no gate' in line]
+        assert 'slimguard.guard(train_op)' in said
+
+
+def test_what_is_built_around_a_guarded_train_op_is_no_train_op_without_a_gate():
+    model, train_op = build()
+    with tf.control_dependencies([train_op]):
+        after = tf.identity(model.step)
+    with LogLines() as lines, slimguard.watch(tf1.Session()) as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(after)
+    assert not any('has no gate' in line for line in lines)
 
 
 def test_it_is_the_default_session_inside_and_a_session_for_savers(tmp_path):

@@ -1,0 +1,175 @@
+"""The update that the chief of synchronous replicas makes: found, and run by the chief gated.
+
+The workers of a `SyncReplicasOptimizer` put gradients into accumulators and wait for a token. The
+chief has a queue runner, whose thread runs one op again and again, the *sync op*: it takes the mean
+of the gradients, updates the variables and the global step, hands out the tokens, and brings moving
+averages of the variables up to date.
+
+What that op writes is put behind a gate of its own. The tokens are handed out in any case, so that
+no worker waits for ever, and after the decision, so that none reads what is about to be undone.
+Each accumulator counts the times that gradients are taken from it, and throws away a gradient of an
+earlier step. After a bad update the global step is where it was; so the accumulators are set back
+to it, or they would throw away all that follows.
+"""
+
+from typing import Dict, List, NamedTuple, Sequence, Set
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard import graph as graphs
+from slimguard.compat import tf_private
+from slimguard.gate.step_graph import GuardedBefore
+from slimguard.graph import TrainOp, op_of, ops
+from slimguard.graph.devices import processor_of, task_of
+from slimguard.graph.token_queues import has_token_queue, is_token_queue, queue_runners_in
+
+_ENQUEUES = frozenset(['QueueEnqueueMany', 'QueueEnqueueManyV2'])
+
+
+class ChiefUpdate(NamedTuple):
+    """The update of one `SyncReplicasOptimizer`.
+
+    Attributes:
+      runner: runs the sync op.
+      sync_op: the sync op.
+      enqueue: that of it which hands out the tokens.
+      update: the op that those wait for: all variables are updated, and the global step.
+      accumulators: where the gradients are taken from.
+    """
+
+    runner: tf1.train.QueueRunner
+    sync_op: tf.Operation
+    enqueue: tf.Operation
+    update: tf.Operation
+    accumulators: Sequence[tf.Operation]
+
+    @property
+    def train_op(self) -> tf.Operation:
+        """What is to be guarded: all of it that writes."""
+        return self.update if self.sync_op is self.enqueue else self.sync_op
+
+    @property
+    def without_tokens(self) -> Dict[tf.Operation, GuardedBefore]:
+        """How the train op is read: what waits for the tokens waits for the update alone."""
+        return {self.enqueue: GuardedBefore(self.update, frozenset())}
+
+
+def find_chief_updates(graph: tf.Graph, filled: Set[tf.Operation]) -> List[ChiefUpdate]:
+    """The updates that are made of what accumulators collect; those that run gated are left out.
+
+    Args:
+      graph: the graph.
+      filled: the accumulators.
+
+    Raises:
+      ValueError: if there is an update which has no queue runner, or another form than that of
+        TensorFlow's `SyncReplicasOptimizer`.
+    """
+    if not has_token_queue(graph):
+        return []  # accumulators of the user's own
+    found = []
+    is_known = False
+    for runner in queue_runners_in(graph):
+        for sync_op in runner.enqueue_ops:
+            needed = graphs.ancestors([sync_op])
+            accumulators = accumulators_of(needed)
+            if filled.isdisjoint(accumulators):
+                continue
+            is_known = True
+            if not sync_op.name.startswith(graphs.OURS):
+                enqueue = _only([op for op in needed if _hands_out_tokens(op)], sync_op)
+                update = _update_before(enqueue)
+                found.append(ChiefUpdate(runner, sync_op, enqueue, update, accumulators))
+    if not is_known:
+        raise ValueError('there is no queue runner that makes it')
+    return found
+
+
+def accumulators_of(order: Sequence[tf.Operation]) -> List[tf.Operation]:
+    """The accumulators that some ops take gradients from."""
+    return [op.inputs[0].op for op in order if op.type.endswith('AccumulatorTakeGradient')]
+
+
+def takes_accumulated(update: tf.Operation) -> bool:
+    """Whether an update is made of gradients that accumulators have collected."""
+    return bool(accumulators_of(graphs.ancestors([update])))
+
+
+def _hands_out_tokens(op: tf.Operation) -> bool:
+    return op.type in _ENQUEUES and is_token_queue(op.inputs[0].op)
+
+
+def _update_before(enqueue: tf.Operation) -> tf.Operation:
+    """What is waited for by the tokens, the ops that are made for them included."""
+    made = [enqueue]
+    for op in made:  # which grows meanwhile
+        made.extend(t.op for t in op.inputs if t.op not in made)
+    waited_for = dict.fromkeys(control for op in made for control in op.control_inputs)
+    updates = [op for op in waited_for if takes_accumulated(op)]
+    return _only(updates, enqueue)
+
+
+def _only(found: Sequence[tf.Operation], sync_op: tf.Operation) -> tf.Operation:
+    if len(found) != 1:
+        raise ValueError('%r is not made as TensorFlow makes it' % sync_op.name)
+    return found[0]
+
+
+def run_gated(update: ChiefUpdate, guarded: TrainOp, written: tf.Tensor) -> bool:
+    """Has the chief run the guarded update, and then hand out the tokens, whatever became of it.
+
+    Args:
+      update: the update.
+      guarded: the guarded train op.
+      written: bool scalar, whether that wrote anything.
+
+    Returns:
+      Whether it is in time: False if a thread runs the unguarded one.
+    """
+    graph, enqueue = guarded.graph, update.enqueue
+    with ops.our_scope(graph, 'chief'):
+        number, step_before = enqueue.inputs[1].op.inputs  # of a Fill
+        with tf.control_dependencies([op_of(guarded)]):
+            step = _read(step_before)
+        settled = _settle_accumulators(update.accumulators, step, written)
+        with tf.device(enqueue.device or None):
+            tokens = tf.fill(tf.constant(tf.get_static_value(number)), step)
+        made = ops.create_like(enqueue, [enqueue.inputs[0], tokens], [t.op for t in settled])
+    tf_private.replace_enqueue_op(update.runner, update.sync_op, made)
+    return not tf_private.has_threads(update.runner)
+
+
+def _read(read: tf.Tensor) -> tf.Tensor:
+    """What a tensor that is the value of a variable would be now."""
+    variable = graphs.variable_behind(read)
+    if variable is None and read.op.type == 'ReadVariableOp':
+        variable = graphs.variable_behind(read.op.inputs[0])
+    if variable is None:
+        raise ValueError('%r, which the tokens tell, is the value of no variable' % read.name)
+    return ops.Maker(read.graph).copy(variable)
+
+
+def _settle_accumulators(
+    accumulators: Sequence[tf.Operation], step: tf.Tensor, written: tf.Tensor
+) -> List[tf.Tensor]:
+    """By task, a token that arrives when no accumulator there is ahead of the global step."""
+    by_task: Dict[tuple, List[tf.Operation]] = {}
+    for accumulator in accumulators:
+        by_task.setdefault(task_of(accumulator.device), []).append(accumulator)
+    settled = []
+    for there in by_task.values():
+        with tf.device(processor_of(there[0].device)):
+            at = tf.cast(tf.identity(step), tf.int64)
+            good, bad = ops.branch(at, tf.identity(written), 'written')
+            setting = [_set_step(accumulator, bad) for accumulator in there]
+            settled.append(ops.merge([good, ops.after(setting, bad, 'set_back')], 'settled'))
+    return settled
+
+
+def _set_step(accumulator: tf.Operation, step: tf.Tensor) -> tf.Operation:
+    is_resource = accumulator.type.startswith('Resource')
+    raw = tf.raw_ops
+    set_step = raw.ResourceAccumulatorSetGlobalStep if is_resource else raw.AccumulatorSetGlobalStep
+    with tf.device(accumulator.device or None):
+        return set_step(handle=accumulator.outputs[0], new_global_step=step)

@@ -1,0 +1,44 @@
+"""Whether variables are lost, or were seen while another process put them back: `look_again`."""
+
+import dataclasses
+import time
+
+import numpy as np
+import tensorflow.compat.v1 as tf1
+
+from slimguard.training.incident_reading import Reading
+
+# How long to wait before each look, in seconds: so long takes putting back, and more.
+_PAUSES = (0.0, 0.1, 0.3, 0.6)
+
+
+def look_again(session, reading: Reading) -> Reading:
+    """What a gate told of a bad step, unless the variables that it found lost are finite now.
+
+    An update that overflows is written, checked and put back. Whoever trains beside it may read a
+    weight in between: an asynchronous peer, or one that is slower than the other replicas. Then its
+    own step is bad, and nothing is lost.
+    """
+    gate = reading.gate
+    if gate is None or not reading.incident.state_lost:
+        return reading
+    lost = {label.name for label in gate.labels_of(reading.bad) if label.kind == 'state'}
+    with session.graph.as_default():
+        variables = [v for v in tf1.global_variables() if v.op.name in lost]
+    if len(variables) != len(lost) or not _are_finite_soon(session, variables):
+        return reading
+    bad = [is_bad and label.kind != 'state' for label, is_bad in zip(gate.labels, reading.bad)]
+    verdict = gate.explain(bad)
+    reason = verdict.reason + '; it read a weight that another process was putting back'
+    incident = dataclasses.replace(
+        reading.incident, reason=reason, tensors=verdict.tensors, state_lost=False
+    )
+    return reading._replace(incident=incident, bad=bad)
+
+
+def _are_finite_soon(session, variables) -> bool:
+    for pause in _PAUSES:
+        time.sleep(pause)
+        if all(np.isfinite(value).all() for value in session.run(variables)):
+            return True
+    return False

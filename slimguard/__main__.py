@@ -24,7 +24,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     given = sys.argv[1:] if arguments is None else arguments
     ours, script = parsers.split(given, made.with_a_value)
     with terminal.streams():
-        options = made.all.parse_args(ours)
+        options = made.parse(ours)
         if options.command != 'run':
             if 'folder' in options:
                 as_json = getattr(options, 'json', False)
@@ -35,6 +35,11 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
             return
         parsers.check_script(script, made.run)
         needs.tensorflow_to_be_found()
+        for stray in parsers.strays(ours, script):
+            terminal.complain(
+                '%s came after the script and was given to it; options for slimguard come before '
+                'the script' % stray
+            )
     lent = contextlib.ExitStack()
     try:
         _run(options, script, lent)

@@ -188,10 +188,7 @@ class Snapshots:
             an explosion may have had no other before all of its losses were Inf.
         """
         if self._is_wanted and self._spikes >= _FEW:
-            return (
-                '; and the last %d steps were spikes, so the weights are taken for ruined'
-                % self._spikes
-            )
+            return _SPIKES % self._spikes
         usual = _usual_loss(self._first_loss, self._kept[::-1])
         few = 1 if is_last else _FEW
         if usual is None or len(self._losses) < few:
@@ -305,6 +302,7 @@ _ODD = (
     'slimguard: no snapshots are taken, since variable %r has a value that its initializer cannot '
     'be given; rollback goes back to checkpoints.'
 )
+_SPIKES = '; and the last %d steps were spikes, so the weights are taken for ruined'
 _NO_ROOM = (
     'slimguard: no more snapshots are kept on disk, where a checkpoint may need the room (%s); '
     'rollback goes back to checkpoints.'

@@ -30,8 +30,7 @@ def train(total_loss, optimizer, logdir, steps, check_numerics=False, on_nan=ON_
     train_op = slimguard.create_train_op(total_loss, optimizer, check_numerics=check_numerics)
     # Guessing all ten digits alike has a loss of 2.3, so that 5 is bad although it is finite.
     guard = slimguard.NanLossHook(total_loss, on_nan=on_nan, max_loss=5.0)
-    # The loss curve, a point every ten steps. The summary is in no collection: slim would compute
-    # it in a run of its own, on another batch.
+    # The loss curve. In a collection slim would compute it in a run of its own, on another batch.
     summary = tf1.summary.scalar('total_loss', total_loss, collections=[])
     hooks = [guard, tf1.train.SummarySaverHook(10, output_dir=logdir, summary_op=summary)]
     try:
@@ -69,9 +68,8 @@ def next_batch(images, labels, seed=1, batch_size=32, nan_every=0):
         noise = tf.where(tf.equal(index % nan_every, 0), np.float32('nan'), np.float32(0))
         return images + tf.scatter_nd([[0, 4, 4, 0]], [noise], tf.shape(images)), labels
 
-    dataset = tf1.data.Dataset.from_tensor_slices((images, labels))
-    dataset = dataset.shuffle(len(labels), seed=seed).repeat()
-    dataset = dataset.batch(batch_size, drop_remainder=True)
+    dataset = tf1.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(labels), seed=seed)
+    dataset = dataset.repeat().batch(batch_size, drop_remainder=True)
     if nan_every:
         dataset = dataset.enumerate(start=1).map(damage)
     return tf1.data.make_one_shot_iterator(dataset.prefetch(1)).get_next()
@@ -119,6 +117,8 @@ def report(logdir, incidents, error, test_data):
     print('rollbacks             %d' % actions.count('rollback'))
     print('test accuracy         %.3f' % accuracy)
     print('non-finite variables  %d' % non_finite)
+    if incidents:
+        print('\nwhat was wrong: python -m slimguard report %s' % logdir)
     return int(bool(error or non_finite))
 
 

@@ -24,7 +24,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     given = sys.argv[1:] if arguments is None else arguments
     ours, script = parsers.split(given, made.with_a_value)
     with terminal.streams():
-        options = made.all.parse_args(ours)
+        options = made.parse(ours)
         if options.command != 'run':
             if 'folder' in options:
                 as_json = getattr(options, 'json', False)
@@ -35,6 +35,11 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
             return
         parsers.check_script(script, made.run)
         needs.tensorflow_to_be_found()
+        for stray in parsers.strays(ours, script):
+            terminal.complain(
+                '%s came after the script and was given to it; options for slimguard come before '
+                'the script' % stray
+            )
     lent = contextlib.ExitStack()
     try:
         _run(options, script, lent)
@@ -68,7 +73,8 @@ def _run(options: argparse.Namespace, script: Sequence[str], lent: contextlib.Ex
     if not is_the_callers:
         lent.callback(instrumentation.uninstrument)
     # Said once all else is, a traceback among it.
-    atexit.register(ending.Ending(instrumentation.sessions.seen, os.getpid()).say)
+    seen = instrumentation.sessions.seen
+    atexit.register(ending.Ending(seen, os.getpid()).say)
     if options.tf1 or tf1_names.is_native():
         tf1_names.let_flags_be_redefined()
     try:
@@ -76,10 +82,15 @@ def _run(options: argparse.Namespace, script: Sequence[str], lent: contextlib.Ex
             run.run_module(script[1], script[2:])
         else:
             run.run_script(script[0], script[1:])
-    except Exception as error:
+    except SystemExit as error:
+        seen.error = error if error.code else None
+        raise
+    except BaseException as error:
         if not script_watcher.is_stop(error):
+            seen.error = error
             raise
-        # 'stop' has ended a loop that asks nobody: all is said, and it is no failure.
+        # 'stop' has ended a loop that asks nobody, which is no failure.
+        terminal.complain(ending.after_stop(instrumentation.sessions.files.newest))
 
 
 def _replay(options: argparse.Namespace) -> None:

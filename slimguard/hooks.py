@@ -121,3 +121,7 @@ class NanLossHook(GateWatcher, NanTensorHook):
         GateWatcher.__init__(
             self, on_nan, fail_on_nan_loss, max_loss, logdir, ends_job, loss_tensor, settings
         )
+
+
+# Else help() shows what TensorFlow says of its NanTensorHook.
+NanLossHook.__init__.__doc__ = NanLossHook.__doc__

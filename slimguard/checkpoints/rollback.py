@@ -26,7 +26,10 @@ class Restorer:
 
     Attributes:
       logdir: as given.
+      why_not_saved: what `save` returning None means.
     """
+
+    why_not_saved = 'a variable is not finite'
 
     def __init__(self, saver: tf1.train.Saver, logdir: str):
         self.logdir = logdir

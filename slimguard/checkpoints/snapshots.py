@@ -188,7 +188,7 @@ class Snapshots:
             an explosion may have had no other before all of its losses were Inf.
         """
         if self._is_wanted and self._spikes >= _FEW:
-            return '; and the weights are ruined: so were the last %d steps in a row' % self._spikes
+            return _SPIKES % self._spikes
         usual = _usual_loss(self._first_loss, self._kept[::-1])
         few = 1 if is_last else _FEW
         if usual is None or len(self._losses) < few:
@@ -226,7 +226,7 @@ class Snapshots:
             return
         loss = statistics.median(self._losses) if self._losses else None
         step = self._step_in(values)
-        name = 'a snapshot after %d good steps' % self._good
+        name = 'a snapshot after %d good step%s' % (self._good, '' if self._good == 1 else 's')
         if step is not None:
             name = 'a snapshot of global step %d' % step
         self._keep(Snapshot(name, step, self._good, loss, values))
@@ -302,6 +302,7 @@ _ODD = (
     'slimguard: no snapshots are taken, since variable %r has a value that its initializer cannot '
     'be given; rollback goes back to checkpoints.'
 )
+_SPIKES = '; and the last %d steps were spikes, so the weights are taken for ruined'
 _NO_ROOM = (
     'slimguard: no more snapshots are kept on disk, where a checkpoint may need the room (%s); '
     'rollback goes back to checkpoints.'

@@ -14,12 +14,18 @@ from slimguard.incidents import spike as spikes
 from slimguard.system import files
 
 
+def _no_value(text: str) -> str:
+    """What to add where the value of an option is the script: it was given none."""
+    is_script = text.endswith('.py') or os.path.isfile(text)
+    return '. The option needs a value before the script' if is_script else ''
+
+
 def policy(text: str) -> str:
     """The text of a fallback chain, such as ``skip:5,raise``, once it is known to be one."""
     try:
         policies.parse_chain(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise argparse.ArgumentTypeError(str(error) + _no_value(text)) from None
     return text
 
 
@@ -30,21 +36,24 @@ def positive(text: str) -> float:
     except ValueError:
         number = math.nan
     if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError('expected a positive finite number, not %r' % text)
+        why = 'expected a positive finite number, not %r' % text
+        raise argparse.ArgumentTypeError(why + _no_value(text))
     return number
 
 
 def count(text: str) -> int:
     """A whole number above 0."""
     if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError('expected a whole number, 1 or more, not %r' % text)
+        why = 'expected a whole number, 1 or more, not %r' % text
+        raise argparse.ArgumentTypeError(why + _no_value(text))
     return int(text)
 
 
 def number(text: str) -> int:
     """A whole number, 0 or more."""
     if not text.isdigit():
-        raise argparse.ArgumentTypeError('expected a whole number, 0 or more, not %r' % text)
+        why = 'expected a whole number, 0 or more, not %r' % text
+        raise argparse.ArgumentTypeError(why + _no_value(text))
     return int(text)
 
 
@@ -53,7 +62,7 @@ def spike(text: str) -> Optional[spikes.Spike]:
     try:
         return spikes.as_spike(text, '')
     except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise argparse.ArgumentTypeError(str(error) + _no_value(text)) from None
 
 
 def row(text: str) -> int:

@@ -1,8 +1,9 @@
 """The commands and their options, and what of a command line is for a script and not for us."""
 
 import argparse
+import difflib
 import os
-from typing import FrozenSet, List, NamedTuple, Sequence, Tuple
+from typing import FrozenSet, List, Mapping, NamedTuple, Sequence, Tuple
 
 from slimguard.command import arguments
 from slimguard.system import terminal
@@ -11,6 +12,8 @@ _RUN_USAGE = (
     'slimguard run [OPTION ...] script.py [ARGUMENT ...]\n'
     '       slimguard run [OPTION ...] -m module [ARGUMENT ...]'
 )
+# No other program is likely to have these options.
+_OUR_WORDS = frozenset(['--on_nan', '--spike', '--tf1'])
 _JSON = 'print one JSON document, and nothing else; its keys stay as they are'
 
 
@@ -19,13 +22,26 @@ class Parsers(NamedTuple):
 
     Attributes:
       all: the parser of all commands.
-      run: that of `run`.
+      by_command: that of each command.
       with_a_value: the options of `run` that take a value.
     """
 
     all: argparse.ArgumentParser
-    run: argparse.ArgumentParser
+    by_command: Mapping[str, argparse.ArgumentParser]
     with_a_value: FrozenSet[str]
+
+    @property
+    def run(self) -> argparse.ArgumentParser:
+        """That of `run`."""
+        return self.by_command['run']
+
+    def parse(self, ours: Sequence[str]) -> argparse.Namespace:
+        """Reads what `split` says is ours; else ends with the usage of the command."""
+        options, unknown = self.all.parse_known_args(ours)
+        if unknown:
+            parser = self.by_command[options.command]
+            parser.error('unrecognized arguments: %s' % _with_known(unknown, parser))
+        return options
 
 
 class _Parser(argparse.ArgumentParser):
@@ -77,7 +93,7 @@ def make(version: str) -> Parsers:
     _add_incidents(commands)
     _add_replay(commands)
     _add_report(commands)
-    return Parsers(parser, run, with_a_value)
+    return Parsers(parser, commands.choices, with_a_value)
 
 
 def split(given: Sequence[str], with_a_value: FrozenSet[str]) -> Tuple[List[str], List[str]]:
@@ -96,12 +112,35 @@ def split(given: Sequence[str], with_a_value: FrozenSet[str]) -> Tuple[List[str]
     return [_underscored(option) for option in ours[:options]] + ours[options:], script
 
 
+def strays(ours: Sequence[str], script: Sequence[str]) -> List[str]:
+    """Those of a script's arguments that look as if they were meant for `run`.
+
+    An option that was given to `run` as well is not among them, nor one that scripts often have.
+    """
+    own = {_name_of(argument) for argument in ours}
+    theirs = list(script[1:])
+    theirs = theirs[: theirs.index('--')] if '--' in theirs else theirs
+    return [each for each in theirs if _name_of(each) in _OUR_WORDS - own]
+
+
 def check_script(script: Sequence[str], parser: argparse.ArgumentParser) -> None:
     """Ends with the parser's error if there is no such script."""
     if not script or script == ['-m']:
         parser.error('name a script to run, or a module after -m')
     if script[0] != '-m' and not os.path.isfile(script[0]):
         parser.error('there is no file %r to run' % script[0])
+
+
+def _with_known(unknown: Sequence[str], parser: argparse.ArgumentParser) -> str:
+    """Arguments that a parser does not know, and the option that the first may stand for."""
+    known = [name for action in parser._actions for name in action.option_strings]
+    near = difflib.get_close_matches(_name_of(unknown[0]), known, 1, 0.7)
+    told = ' '.join(unknown)
+    return '%s; did you mean %s?' % (told, near[0]) if near else told
+
+
+def _name_of(argument: str) -> str:
+    return _underscored(argument).partition('=')[0]
 
 
 def _underscored(argument: str) -> str:

@@ -35,7 +35,7 @@ def require_tensorflow() -> None:
     """
     if sys.modules.get('tensorflow') is None and find_spec('tensorflow') is None:
         raise ImportError(
-            'slimguard uses the TensorFlow that you have, and found none. '
+            'no TensorFlow was found; slimguard uses the TensorFlow that you have. '
             'pip install "slimguard[tf]" installs one; any other build of TensorFlow '
             "(tensorflow-cpu, tensorflow-gpu, a vendor's own) works as well."
         )

@@ -14,6 +14,7 @@ The finding there, or the fault of a step that is finite, is put into a sentence
 (:mod:`explanations`).
 """
 
+import math
 from typing import Dict, List, Optional, Sequence
 
 import numpy as np
@@ -52,6 +53,7 @@ def diagnose(
     values: Dict[str, np.ndarray],
     labels: Sequence[Label] = (),
     export: Optional[ExportOnce] = None,
+    loss: Optional[float] = None,
 ) -> Diagnosis:
     """Finds what made the last step bad. Writes nothing and draws nothing.
 
@@ -61,6 +63,7 @@ def diagnose(
       values: what the step drew, as `capture.take` returned it.
       labels: what the gate found to be bad: the labels of the true elements of `gate.bad`.
       export: exports the step of `capture`; given by who needs the exported step as well.
+      loss: what the loss was in the training; None if nobody knows it.
 
     Raises:
       tf.errors.OpError: if running the step again fails.
@@ -68,14 +71,14 @@ def diagnose(
         fails.
     """
     if can_run_live(capture, values):
-        return diagnose_step(live_step(session, capture, values), labels)
+        return diagnose_step(live_step(session, capture, values), labels, loss)
 
     def variables(names):
         return variables_in_chunks(session, capture, names)
 
     exported = (export or ExportOnce(capture))()
     with StepCopy(exported, variables) as copy:
-        return diagnose_step(copy.step(values), labels)
+        return diagnose_step(copy.step(values), labels, loss)
 
 
 def glance(capture: Capture, values: Dict[str, np.ndarray], why: str) -> Diagnosis:
@@ -98,11 +101,14 @@ def glance(capture: Capture, values: Dict[str, np.ndarray], why: str) -> Diagnos
     return found._replace(not_seen=(why,))
 
 
-def diagnose_step(step: Step, labels: Sequence[Label] = ()) -> Diagnosis:
+def diagnose_step(
+    step: Step, labels: Sequence[Label] = (), loss: Optional[float] = None
+) -> Diagnosis:
     """The same for a step from anywhere."""
     measured = MeasuredStep(step)
     found = _explain(measured, labels)
-    return found._replace(not_seen=tuple(_not_examined(step)), ranges=tuple(measured.rows()))
+    not_seen = (*_not_examined(step), *_not_dropped(measured, loss))
+    return found._replace(not_seen=not_seen, ranges=tuple(measured.rows()))
 
 
 def _explain(measured: MeasuredStep, labels: Sequence[Label]) -> Diagnosis:
@@ -123,6 +129,21 @@ def _bad_tensors(measured: MeasuredStep, some_value_was: bool) -> List[tf.Tensor
     if not bad and some_value_was:
         bad = [t for op in step.ops for t in op.outputs if measured.is_bad(t)]
     return bad
+
+
+def _not_dropped(measured: MeasuredStep, loss: Optional[float]) -> List[str]:
+    """Why the loss is not finite here, though that of the training was.
+
+    There ReLU and max-pooling may have dropped a NaN on its way to the loss, as they do where they
+    are fused with other ops, or made for a larger part of the tensor at a time.
+    """
+    here = measured.step.gate.loss
+    if loss is None or not math.isfinite(loss) or here is None or not measured.is_bad(here):
+        return []
+    return [
+        'run again op by op, where ReLU and max-pooling keep a NaN, the loss is not finite; in the '
+        'training it was %g' % loss
+    ]
 
 
 def _not_examined(step: Step) -> List[str]:

@@ -43,7 +43,7 @@ class Diagnosis(NamedTuple):
       output: the range of that output.
       inputs: its inputs.
       non_finite: where the output is not finite, or None.
-      not_seen: sentences about what could not be examined.
+      not_seen: sentences about what could not be examined, or differs from the training.
       ranges: the range of each float tensor of the step, in the order of the ops.
     """
 
@@ -63,6 +63,13 @@ class Diagnosis(NamedTuple):
     @property
     def found(self) -> bool:
         return self.phase != 'unknown'
+
+    @property
+    def bad_rows(self) -> Optional[List[int]]:
+        """The rows of bad data, none if it is no batch; None if it is not the data."""
+        if self.phase != 'input':
+            return None
+        return [] if self.non_finite is None else list(self.non_finite.rows)
 
     def __str__(self) -> str:
         lines = ['%s: %s' % (_PHASES[self.phase], self.trouble)]

@@ -137,7 +137,7 @@ class Evidence:
         diagnosis: Optional[Diagnosis] = None
         try:
             seconds = math.inf if is_last else seconds_for(step_seconds)
-            diagnosis = self._diagnose(session, values, labels, seconds)
+            diagnosis = self._diagnose(session, values, labels, seconds, incident.loss)
         except Exception as error:
             self._say('the bad step could not be diagnosed', error)
         if self._logdir is None:
@@ -157,11 +157,16 @@ class Evidence:
         return Found(diagnosis, self._keep(write, on_removed))
 
     def _diagnose(
-        self, session, values: Dict[str, np.ndarray], labels: Sequence[Label], seconds: float
+        self,
+        session,
+        values: Dict[str, np.ndarray],
+        labels: Sequence[Label],
+        seconds: float,
+        loss: Optional[float],
     ) -> Diagnosis:
         rows = max([len(value) for value in values.values() if np.ndim(value)], default=1)
         if self._estimate.is_within(seconds, rows):
-            return diagnose(session, self.capture, values, labels, self._export)
+            return diagnose(session, self.capture, values, labels, self._export, loss)
         why = _NO_SEARCH % (seconds, _NO_BUNDLE if self._logdir is None else _IN_BUNDLE)
         return glance(self.capture, values, why)
 

@@ -149,7 +149,7 @@ def _main(bundle: Bundle, shell: bool, without: Optional[int]) -> int:
     fewer = None if without is None else leave_out(bundle, without)
     with StepCopy(bundle.exported, bundle.variables) as copy:
         _say('%s, made with TensorFlow %s' % (bundle.path, bundle.versions.get('tensorflow')))
-        found = replay(copy, bundle.values)
+        found = replay(copy, bundle.values, _loss_of(bundle))
         _say(describe(found, bundle.incident))
         if fewer is not None:
             _say(_describe_fewer(copy, bundle, fewer))
@@ -158,10 +158,22 @@ def _main(bundle: Bundle, shell: bool, without: Optional[int]) -> int:
     return 0 if found.came_back else 1
 
 
-def replay(copy: StepCopy, values: Dict[str, np.ndarray]) -> Replay:
-    """Runs the step again, gate and all, and looks for what makes it bad."""
+def replay(copy: StepCopy, values: Dict[str, np.ndarray], loss: Optional[float] = None) -> Replay:
+    """Runs the step again, gate and all, and looks for what makes it bad.
+
+    Args:
+      copy: the step.
+      values: what it drew.
+      loss: what its loss was in the training; None if that is not known, or it drew other values.
+    """
     labels = copy.decide(values)
-    return Replay(labels, diagnose_step(copy.step(values), labels))
+    return Replay(labels, diagnose_step(copy.step(values), labels, loss))
+
+
+def _loss_of(bundle: Bundle) -> Optional[float]:
+    """The loss in the training; None if that is not known."""
+    loss = bundles.number(bundle.incident.get('loss'))
+    return loss if isinstance(loss, float) else None
 
 
 def describe(found: Replay, incident: Dict[str, Any]) -> str:

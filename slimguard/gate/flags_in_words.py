@@ -53,7 +53,7 @@ def explain(labels: Sequence[Label], limits: Optional[Mapping[str, str]] = None)
     limits = limits or {}
 
     def named(*kinds: str, most: int = 5) -> str:
-        names = [label.name for label in labels if label.kind in kinds]
+        names = list(dict.fromkeys(label.name for label in labels if label.kind in kinds))
         rest = ' and %d more' % (len(names) - most) if len(names) > most else ''
         return ', '.join(names[:most]) + rest
 

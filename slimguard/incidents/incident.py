@@ -167,14 +167,6 @@ _KINDS: Dict[str, Callable[[Any], bool]] = {
 }
 
 
-EXPLOSION = (
-    'if this training explodes, go back and go on with a smaller learning rate '
-    '(the policy rollback:3x0.3, wherever on_nan is said), hold what jumps before it is written '
-    '(spike=True, or --spike=default), train with a smaller learning rate from the start, or clip '
-    'the gradients (clip_gradient_norm of create_train_op)'
-)
-
-
 def replay_hint(bundle: str) -> str:
     """The line that says how to run a bad step again."""
     return 'to run it again: python -m slimguard replay ' + bundle

@@ -263,7 +263,7 @@ def parse_chain(text: str) -> List[Policy]:
 
 
 def _parse_fallback(text: str) -> Policy:
-    name, colon, number = text.partition(':')
+    name, colon, number = (part.strip() for part in text.partition(':'))
     if name not in _BY_NAME:
         raise UnknownPolicyError(name)
     kind = _BY_NAME[name]
@@ -271,7 +271,7 @@ def _parse_fallback(text: str) -> Policy:
         return kind()
     if kind not in (Skip, Rollback):
         raise ValueError('%r: %s takes no number' % (text, name))
-    number, times, factor = number.partition('x')
+    number, times, factor = (part.strip() for part in number.partition('x'))
     if not number.isdigit():
         raise ValueError('%r: expected a number after the colon, as in %s:5' % (text, name))
     if not int(number):

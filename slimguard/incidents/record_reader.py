@@ -24,9 +24,9 @@ _MOST_DIGITS = 4300
 _UNREADABLE = object()
 
 NO_RECORD = (
-    'there is no record of incidents in %s: no guard of slimguard was to write there, or else it '
-    'was deleted. A guarded training makes one, empty, when it begins; a NanLossHook needs '
-    'logdir=... for that.'
+    'there is no record of incidents in %s: no guarded training has written there, or the record '
+    'was deleted. If you ran a script with slimguard run, its last line names the folder. A '
+    'NanLossHook needs logdir=... where its session saves nothing, and watch() always.'
 )
 FOREIGN = '%s is no record of slimguard, or a damaged one: it has no incident'
 

@@ -43,7 +43,7 @@ class BundleView(NamedTuple):
       output: the range of the tensor.
       inputs: names and ranges.
       positions: where values are not finite, and those values.
-      not_examined: what the diagnosis could not examine, and why.
+      not_examined: what the diagnosis could not examine, and why; or what differs in it.
       layers: the ranges along the step.
       sheets: the samples of the batch.
       versions: of what it was made with.

@@ -224,7 +224,7 @@ def _facts_of_bundle(bundle: BundleView) -> List[_Fact]:
         *[_Fact('Input', name, values) for name, values in bundle.inputs],
         _Fact('Value', words=bundle.output),
         _Fact('Not finite', bundle.positions),
-        *[_Fact('Not examined', words=why) for why in bundle.not_examined],
+        *[_Fact('Note', words=why) for why in bundle.not_examined],
     ]
     return [fact for fact in facts if fact.code or fact.words]
 

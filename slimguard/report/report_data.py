@@ -155,8 +155,9 @@ def told(data: ReportData) -> str:
 
 
 _NO_RECORD = (
-    'There is no record of incidents: no guard was to write here, or else it was deleted. A '
-    'guarded training makes one, empty, when it begins; a NanLossHook needs logdir=... for that.'
+    'There is no record of incidents: no guarded training has written here, or the record was '
+    'deleted. If you ran a script with slimguard run, its last line names the folder. A '
+    'NanLossHook needs logdir=... where its session saves nothing, and watch() always.'
 )
 _DONE = {
     'raise': 'raised',

@@ -1,7 +1,7 @@
 """What `run` says at the end of a script: which train ops were guarded, and what became of them."""
 
 import os
-from typing import Dict, List, NamedTuple
+from typing import Dict, List, NamedTuple, Optional
 
 import tensorflow as tf
 
@@ -22,6 +22,7 @@ class Seen:
       actions: what was done about incidents, and how often.
       logdirs: where the record and the bundles are.
       runs: how many runs of sessions trained nothing that is known.
+      error: what ended the script; None if it came to its end.
     """
 
     def __init__(self) -> None:
@@ -30,6 +31,7 @@ class Seen:
         self.actions: Dict[str, int] = {}
         self.logdirs: Dict[str, None] = {}
         self.runs = 0
+        self.error: Optional[BaseException] = None
 
     def note_steps(self, train_op: str, steps: int) -> None:
         """Notes steps of a guarded train op."""
@@ -77,6 +79,22 @@ class Ending(NamedTuple):
             terminal.complain(str(self.seen))
 
 
+def after_stop(newest: Optional[str]) -> str:
+    """What is said where nobody has caught the end that 'stop' makes.
+
+    Args:
+      newest: the checkpoint that the script saved last, or None.
+    """
+    saved = 'It has saved no checkpoint, so what it has trained is lost'
+    if newest is not None:
+        saved = 'The newest checkpoint that it saved is ' + newest
+    return (
+        "'stop' has ended the script inside its loop: what follows the loop, such as a save, was "
+        "not run. %s. 'raise' saves first, once the script has saved; or catch "
+        'tf.errors.OutOfRangeError around the loop' % saved
+    )
+
+
 def _why_nothing(seen: Seen) -> str:
     if seen.refused:
         name, why = next(iter(seen.refused.items()))
@@ -87,12 +105,27 @@ def _why_nothing(seen: Seen) -> str:
     )
     if seen.runs:
         return '%s, and of the %s of a session none did that' % (covers, _counted(seen.runs, 'run'))
+    if seen.error is not None:
+        hint = _MAY_BE_OF_1 if _may_be_of_tensorflow_1(seen.error) else ''
+        return 'the script ended before it ran a session' + hint
     if tf.executing_eagerly():
         return (
             '%s, and this script ran no session: TensorFlow runs eagerly. For a script written for '
             'TensorFlow 1, use --tf1' % covers
         )
     return '%s, and this script ran no session' % covers
+
+
+_MAY_BE_OF_1 = '. If it was written for TensorFlow 1, use --tf1'
+
+
+def _may_be_of_tensorflow_1(error: BaseException) -> bool:
+    """Whether an error may be one that TensorFlow 2 raises in a script for TensorFlow 1."""
+    if tf.__version__.startswith('1.') or not isinstance(error, Exception):
+        return False
+    if type(error).__name__ == 'DuplicateFlagError':  # of a flag that absl has defined since
+        return True
+    return any(name in str(error) for name in ('tensorflow', 'tf.', 'eager'))
 
 
 def _counted(number: int, what: str) -> str:

@@ -56,6 +56,7 @@ class ScriptFiles:
     Attributes:
       logdir: where records and bundles go: what was given, or else the folder of the script's
         checkpoints, or else that of its summaries; None while it has none.
+      newest: the checkpoint with the whole state that was saved last, or None.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class ScriptFiles:
         self._lock = lock
         self._steps = steps
         self.logdir = logdir
+        self.newest: Optional[str] = None
         self._fallback = os.path.abspath(FALLBACK)
         self._has_checkpoints = logdir is not None  # which go before summaries
         self._inside = Inside()
@@ -152,6 +154,7 @@ class ScriptFiles:
         known = kept_on(graph, 'checkpoints', list)
         known[:] = [each for each in known if each.prefix != prefix][1 - _MOST_CHECKPOINTS :]
         known.append(_Known(saver, prefix, size))
+        self.newest = self.checkpoints(graph)[0].prefix
         self._keep_in(os.path.dirname(prefix))
 
     def _make_hook(self, original, hook, checkpoint_dir, *args, **kwargs):
@@ -215,6 +218,11 @@ def _variables_of(session) -> Dict[str, Any]:
 
 class ScriptRestorer(Restorer):
     """Goes back to the newest good checkpoint of the script's, or to before the first step."""
+
+    why_not_saved = (
+        'the script names its checkpoints by no count of steps, so no name would make a restart '
+        'find it'
+    )
 
     def __init__(self, script_files: ScriptFiles, graph: tf.Graph):  # no saver, no logdir
         self.logdir = 'the script'

@@ -270,8 +270,10 @@ def write_atomically(
         if check is not None:
             check(making)
         os.replace(making, path)
-    except BaseException:
+    except BaseException as error:
         _remove_quietly(making)
+        if isinstance(error, OSError) and error.filename == making:
+            error.filename, error.filename2 = path, None  # nobody knows the other name
         raise
 
 

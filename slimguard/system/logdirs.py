@@ -50,11 +50,9 @@ def what_is_missing(logdir: str) -> Optional[str]:
             return None
     except files.errors(logdir) as error:
         return '%s cannot be read: %s' % (logdir, getattr(error, 'message', error))
-    marks = ', '.join(_MARKS)
-    return '%s is no logdir of a training: expected one of %s, or %s/ with a record in it' % (
-        logdir,
-        marks,
-        _FOLDER,
+    return (
+        '%s is no logdir of a training: it holds no checkpoint, no summaries and no record of '
+        'incidents' % logdir
     )
 
 

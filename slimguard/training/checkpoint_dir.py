@@ -23,7 +23,7 @@ def found_for(
         return None
     read = files.as_logdir if must_restore else files.as_path
     found = read(dirs[0], 'checkpoint_dir')
-    tf1.logging.warning(
+    tf1.logging.info(
         'slimguard: %s has no logdir; incidents go to %s, where this session keeps its '
         'checkpoints.',
         type(hook).__name__,

@@ -10,7 +10,8 @@ from slimguard.cluster.job import Job
 from slimguard.cluster.session_end import NEW_SESSION
 from slimguard.diagnosis.budget import Pace
 from slimguard.diagnosis.evidence import Evidence
-from slimguard.incidents.incident import EXPLOSION, Incident
+from slimguard.incidents import advice
+from slimguard.incidents.incident import Incident
 from slimguard.incidents.journal import Journal
 from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.incidents.policies import FallbackChain, Policy, Raise, Rollback, Skip, Stop
@@ -152,6 +153,7 @@ class IncidentHandler:
         finally:
             self._handled = before
             self._journal.record(handled.incident, self._acting)
+            handled.is_logged()
 
     def _decide_and_examine(
         self, session, reading: Reading, action: Action, handled: OpenIncident
@@ -179,8 +181,7 @@ class IncidentHandler:
         examine, gone = self._evidence[gate].examine, handled.bundle_is_gone
         incident, history = handled.incident, reading.history
         found = examine(session, incident, labels, ends, gone, pace, history)
-        diagnosis = None if found.diagnosis is None else str(found.diagnosis)
-        handled.note(diagnosis=diagnosis, bundle=found.bundle)
+        handled.note_found(found)
 
     def _note_failure(self, handled: OpenIncident, error: BaseException) -> None:
         handled.note_reason('; %s raised %s' % (self._acting, _in_short(error)))
@@ -208,7 +209,7 @@ class IncidentHandler:
         if isinstance(self._policy, Rollback):
             incident = self._roll_back(run_context.session, handled, self._policy, job)
         if incident.action == 'raise' and (self._policies.rollbacks or _is_above(incident)):
-            incident = handled.note(advice=EXPLOSION)
+            incident = handled.note(advice=_advice(handled, self._policies.learning_rate))
         if incident.action == 'raise' and incident.held and self._recovery is not None:
             self._recovery.leave_ruin(run_context.session)
         _end(run_context, incident, job if ends_job else None)
@@ -254,6 +255,13 @@ def _ruin(recovery: Optional[Recovery], reading: Reading) -> str:
     return recovery.ruin()
 
 
+def _advice(handled: OpenIncident, factor: Optional[float]) -> str:
+    """What may help, where a training has ended although it went back, or above `max_loss`."""
+    if handled.bad_rows is not None:
+        return advice.for_bad_data(handled.bad_rows, handled.incident.bundle)
+    return advice.for_an_explosion(factor)
+
+
 def _is_above(incident: Incident) -> bool:
     return gates.ABOVE_MAX_LOSS in incident.reason
 
@@ -276,8 +284,9 @@ NO_GATE = (
 
 NO_LOGDIR = (
     "on_nan='rollback' restores a checkpoint, and no logdir is given to find it in: pass "
-    'logdir=... to slimguard.train(), checkpoint_dir=... to MonitoredTrainingSession, or '
-    'NanLossHook(..., logdir=...) with the directory that the session saves to'
+    'logdir=... to slimguard.train() or slimguard.watch(), checkpoint_dir=... to '
+    'MonitoredTrainingSession, or NanLossHook(..., logdir=...) with the directory that the session '
+    'saves to'
 )
 
 # What ends a step, and is no failure of the handling: the policy's own error, and what makes a

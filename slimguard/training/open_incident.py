@@ -2,8 +2,9 @@
 
 import dataclasses
 import threading
-from typing import Callable, List, Optional
+from typing import Any, Callable, List, Optional, Tuple
 
+from slimguard.diagnosis.evidence import Found
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import NanLossError
 
@@ -46,13 +47,19 @@ class OpenIncident:
     Args:
       incident: what is known at first.
       replaced: called with an incident and the one that takes its place.
+
+    Attributes:
+      bad_rows: the rows of the batch that are not finite, none if it is no batch; None if it is not
+        known that data are at fault.
     """
 
     def __init__(self, incident: Incident, replaced: Callable[[Incident, Incident], None]):
+        self.bad_rows: Optional[List[int]] = None
         self._versions: List[Incident] = [incident]
         self._replaced = replaced
         self._error: Optional[NanLossError] = None
         self._lock = threading.Lock()  # a bundle may give way in a thread that saves
+        self._to_log: List[Tuple[Callable, Tuple[Any, ...]]] = []
 
     @property
     def incident(self) -> Incident:
@@ -82,6 +89,22 @@ class OpenIncident:
             if self._has(error.incident):
                 self._error = error
                 error.incident = self.incident
+
+    def note_found(self, found: Found) -> None:
+        """Notes what an examination has found, and whether data are at fault."""
+        diagnosis = found.diagnosis
+        self.bad_rows = None if diagnosis is None else diagnosis.bad_rows
+        self.note(diagnosis=None if diagnosis is None else str(diagnosis), bundle=found.bundle)
+
+    def log_after(self, log: Callable, *args) -> None:
+        """Has `log(*args)` called once the incident has a line in the log."""
+        self._to_log.append((log, args))
+
+    def is_logged(self) -> None:
+        """Notes that the incident has a line in the log, or was held back."""
+        for log, args in self._to_log:
+            log(*args)
+        del self._to_log[:]
 
     def bundle_is_gone(self) -> None:
         """Notes that a checkpoint needed the room of the bundle."""

@@ -113,7 +113,7 @@ class Recovery:
         snapshot = self._snapshots.trusted()
         if snapshot is not None and self._can_restore(session, snapshot):
             handled.note(restored=snapshot.name)
-            self._leave_behind(session, snapshot.name, snapshot.step)
+            self._leave_behind(session, handled, snapshot.step)
             return True
         checkpoint = self._find(handled)
         if checkpoint is None:
@@ -121,26 +121,26 @@ class Recovery:
         self._restorer.restore(session, checkpoint)
         self._snapshots.note_return(None)
         self._went_back_to = checkpoint
-        self._leave_behind(session, checkpoint, step_in_name(checkpoint))
+        self._leave_behind(session, handled, step_in_name(checkpoint))
         return True
 
-    def _leave_behind(self, session, restored: str, step: Optional[int]) -> None:
+    def _leave_behind(self, session, handled: OpenIncident, step: Optional[int]) -> None:
         """Saves the state, if a restart would else resume from one that was left."""
-        published = self._restorer.published()
+        published, restored = self._restorer.published(), handled.incident.restored
         if published is None or published == restored:
             return
         newest = step_in_name(published)
         if newest is not None and step is not None and newest <= step:
             return
-        why: Any = 'nothing was saved that a restart would find'
+        why: Any = self._restorer.why_not_saved
         try:
             saved = self._restorer.save(session)
         except (tf.errors.OpError, OSError) as error:
             saved, why = None, error
         if saved is None:
-            tf1.logging.error(_NOT_LEFT, published, restored, why)
+            handled.log_after(tf1.logging.error, _NOT_LEFT, restored, published, why)
         else:
-            tf1.logging.info('slimguard: %s is saved as %s, to resume from.', restored, saved)
+            handled.log_after(tf1.logging.warning, _LEFT, restored, saved)
 
     def _require_back_off(self) -> BackOff:
         if self._back_off is None:
@@ -245,9 +245,10 @@ def call_on_rollback(session, incident: Incident, policies: Sequence[Any]) -> No
             return
 
 
+_LEFT = 'slimguard: %s is saved as %s; a restart begins there.'
 _NOT_LEFT = (
-    'slimguard: a restart would resume from %s, and not from %s, which the training went back to: '
-    '%s'
+    'slimguard: the state gone back to, %s, is not on disk: a restart begins at %s. Why it is not '
+    'saved: %s'
 )
 _NO_BACK_OFF = (
     'Rollback(learning_rate=...) has to be in on_nan itself, or in a list there, so that the train '

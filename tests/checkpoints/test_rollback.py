@@ -195,6 +195,10 @@ def test_without_a_logdir_it_is_an_error_before_the_first_step():
     hook = slimguard.NanLossHook(model.loss, on_nan=['skip', 'rollback'])
     with pytest.raises(ValueError, match=r'or NanLossHook\(\.\.\., logdir=\.\.\.\)'):
         tf1.train.MonitoredTrainingSession(hooks=[hook])
+    with pytest.raises(
+        ValueError, match=r'logdir=\.\.\. to slimguard.train\(\) or slimguard.watch'
+    ):
+        slimguard.watch(tf1.Session(), on_nan='rollback')
     assert model.batches.drawn == 0
 
 
@@ -262,6 +266,13 @@ class TestResume:
         assert checkpoint_at(folder)[1] == ['w']
 
 
+def error_of(folder, **kwargs):
+    with pytest.raises(slimguard.NanLossError) as caught:
+        train(logdir=folder, **kwargs)
+    assert pickle.loads(pickle.dumps(caught.value)).incident.advice == caught.value.incident.advice
+    return caught.value
+
+
 @pytest.mark.parametrize(
     'on_nan, max_loss, bad, is_told',
     [
@@ -273,11 +284,29 @@ class TestResume:
 )
 def test_the_error_names_what_helps_against_an_explosion(on_nan, max_loss, bad, is_told, folder):
     model, train_op = build(bad=bad)
-    with pytest.raises(slimguard.NanLossError) as caught:
-        train(train_op, folder, on_nan=on_nan, max_loss=max_loss)
-    said = str(caught.value)
-    assert ('the policy rollback:3x0.3' in said and 'clip_gradient_norm' in said) == is_told
-    assert pickle.loads(pickle.dumps(caught.value)).incident.advice == caught.value.incident.advice
+    # Without a diagnosis nobody knows that it was the data.
+    error = error_of(folder, train_op=train_op, on_nan=on_nan, max_loss=max_loss, capture=False)
+    said = str(error)
+    policy = "(on_nan='rollback:3x0.3', or --on_nan=rollback:3x0.3)"
+    assert (policy in said and 'clip_gradient_norm' in said) == is_told
+    assert 'smaller factor' not in said
+
+
+def test_where_the_rate_was_made_smaller_already_a_smaller_factor_is_named(folder):
+    model, train_op = build(bad=lambda draw: draw > 1)
+    error = error_of(folder, train_op=train_op, on_nan='rollback:1x0.5', capture=False)
+    assert 'a smaller learning rate, by a smaller factor than 0.5 (on_nan=' in str(error)
+    assert "(on_nan='rollback:3x0.2', or --on_nan=rollback:3x0.2)" in str(error)
+
+
+def test_where_the_data_are_bad_skip_is_named_and_no_learning_rate(folder):
+    model, train_op = build(bad=lambda draw: draw > 1)
+    error = error_of(folder, train_op=train_op, on_nan='rollback:1x0.5')
+    assert 'bad data: 1 NaN among' in error.incident.diagnosis and 'in row 1' in str(error)
+    assert "on_nan='skip', or --on_nan=skip" in error.incident.advice
+    assert 'learning rate' not in error.incident.advice
+    replay = 'python -m slimguard replay --without 1 %s says' % error.incident.bundle
+    assert replay in error.incident.advice
 
 
 @pytest.mark.parametrize(
@@ -376,9 +405,41 @@ class TestWhatARollbackLeaves:
         monkeypatch.setattr('slimguard.checkpoints.rollback.Restorer.save', fail)
         with LogLines() as lines:
             train(train_op, tmp_path, 26, hooks=[save], on_nan='rollback')
-        (line,) = [line for line in lines if 'a restart would resume from' in line]
-        assert 'model.ckpt-24, and not from a snapshot of global step 11' in line
-        assert line.endswith('the disk is full')
+        (line,) = [line for line in lines if 'is not on disk' in line]
+        begins = 'a restart begins at %s' % (tmp_path / 'model.ckpt-24')
+        assert 'the state gone back to, a snapshot of global step 11, is not' in line
+        assert begins in line and line.endswith('Why it is not saved: the disk is full')
+
+    def test_the_log_names_it_after_the_incident(self, tmp_path):
+        found = []
+        with LogLines() as lines:
+            self.train_unedited(tmp_path, self.policy(tmp_path, found), (25,), 26)
+        told = [line for line in lines if 'rolling back to' in line or 'a restart begins' in line]
+        saved = tmp_path / 'model.ckpt-11'
+        assert len(told) == 2 and 'rolling back to a snapshot of global step 11' in told[0]
+        begins = 'a snapshot of global step 11 is saved as %s; a restart begins there.' % saved
+        assert told[1] == 'slimguard: ' + begins
+
+    @pytest.mark.parametrize('counts', [True, False])
+    def test_a_script_that_counts_by_itself_is_told_the_name(self, counts, tmp_path):
+        saved = str(tmp_path / 'model.ckpt')
+        told_in = str(tmp_path / 'told')
+        with slimguard.instrument('rollback', logdir=told_in, capture=False), LogLines() as lines:
+            model = Linear(bad=(25,))
+            train_op = model.minimize()
+            saver = tf1.train.Saver()
+            with tf1.Session() as session:
+                session.run(tf1.global_variables_initializer())
+                for count in range(1, 27):
+                    session.run(train_op)
+                    if count == 20:
+                        saver.save(session, saved, count if counts else None)
+        told = [line for line in lines if 'rolling back to' in line or 'a restart begins' in line]
+        assert len(told) == 2 and 'rolling back to' in told[0]
+        if counts:
+            assert told[1].endswith('is saved as %s-25; a restart begins there.' % saved)
+        else:
+            assert 'is not on disk: a restart begins at %s. Why' % saved in told[1]
 
 
 def test_what_a_script_has_restored_of_another_model_is_not_gone_back_to(tmp_path):

@@ -189,7 +189,27 @@ class TestTrust:
         assert training.go_back() == 661
 
 
+def test_where_there_is_no_global_step_it_is_named_for_the_good_steps():
+    w = tf1.get_variable('w', initializer=0.0)
+    with tf1.Session() as session:
+        session.run(w.initializer)
+        kept = Snapshots(tf1.get_default_graph(), 3, Clock())
+        for _ in range(22):
+            kept.step_was_good(session, 1.0)
+    names = [each.name for each in reversed(kept._kept)]
+    assert names[:2] == ['a snapshot after 1 good step', 'a snapshot after 11 good steps']
+
+
 class TestRuin:
+    def test_is_three_spikes_in_a_row(self):
+        training = Training()
+        training.train(40)
+        for _ in range(3):
+            assert training.snapshots.ruin() == ''
+            training.snapshots.step_was_spike()
+        said = '; and the last 3 steps were spikes, so the weights are taken for ruined'
+        assert training.snapshots.ruin() == said
+
     def test_is_a_loss_that_is_a_hundred_times_all_before_it(self):
         training = Training()
         training.train(40, loss=2.0)

@@ -214,7 +214,7 @@ class TestWithoutTensorFlow:
         done = self.run(bare_python, command, given.get(command, tmp_path))
         assert (done.returncode, done.stdout) == (2, '')
         assert len(done.stderr.splitlines()) == 1, done.stderr
-        assert done.stderr.startswith('slimguard: slimguard uses the TensorFlow that you have')
+        assert done.stderr.startswith('slimguard: no TensorFlow was found; slimguard uses the')
         assert 'pip install "slimguard[tf]"' in done.stderr
 
     def test_so_does_the_json(self, bare_python, tmp_path):

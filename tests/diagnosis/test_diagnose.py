@@ -189,3 +189,19 @@ def test_one_pixel_of_a_resnet_50_is_named():
     found = diagnosis_of(failed)
     assert (found.phase, found.tensor, found.non_finite.rows) == ('input', 'images:0', [5])
     assert found.non_finite.positions[0][0] == (5, 7, 9, 1)
+
+
+@pytest.mark.parametrize('loss', [0.65, np.nan, None])
+def test_it_says_so_where_the_loss_of_the_training_was_finite(loss):
+    # As where a kernel of the training drops the NaN, and the one that runs alone keeps it.
+    failed = zoo.failed('log_of_zero')
+    said = diagnose(failed.session, failed.capture, failed.values, failed.labels, loss=loss)
+    told = 'keep a NaN, the loss is not finite; in the training it was 0.65' in str(said)
+    assert told == (loss == 0.65)
+    assert said._replace(not_seen=()) == diagnosis_of(failed)
+
+
+def test_a_loss_that_is_finite_here_too_needs_no_word():
+    failed = Failed(tf.reduce_mean(tf.sqrt(tf.matmul(batches(put(0.0, 2)), weights()))))
+    said = diagnose(failed.session, failed.capture, failed.values, failed.labels, loss=0.65)
+    assert said.phase == 'backward' and not said.not_seen

@@ -20,8 +20,8 @@ tf1 = tf.compat.v1
 class Watch(tf1.train.SessionRunHook):
     """Fetches what `Evidence` needs, and asks it after each bad step."""
 
-    def __init__(self, gate, evidence, is_last=False, reasons=()):
-        self._gate, self._evidence, self._is_last = gate, evidence, is_last
+    def __init__(self, gate, evidence, is_last=False, reasons=(), loss=None):
+        self._gate, self._evidence, self._is_last, self._loss = gate, evidence, is_last, loss
         self._reasons = iter(reasons)
         self.found = []
 
@@ -35,7 +35,9 @@ class Watch(tf1.train.SessionRunHook):
             labels = [label for label, is_bad in zip(self._gate.labels, bad) if is_bad]
             finding = gate.explain(labels)
             reason = next(self._reasons, finding.reason)
-            incident = Incident(len(self.found), None, reason, finding.tensors, 'hook', time.time())
+            incident = Incident(
+                len(self.found), self._loss, reason, finding.tensors, 'hook', time.time()
+            )
             session = run_context.session
             self.found.append(self._evidence.examine(session, incident, labels, self._is_last))
 
@@ -44,7 +46,8 @@ def train(logdir, bad, steps=4, **kwargs):
     model = Linear(bad=bad)
     train_op = gate.guard(model.minimize(), model.loss)
     found = gate.gate_of(train_op)
-    watching = {name: kwargs.pop(name) for name in ('is_last', 'reasons') if name in kwargs}
+    watching = ('is_last', 'reasons', 'loss')
+    watching = {name: kwargs.pop(name) for name in watching if name in kwargs}
     hook = Watch(found, Evidence(found, logdir, **kwargs), **watching)
     with tf1.train.MonitoredTrainingSession(hooks=[hook]) as session:
         for _ in range(steps):
@@ -61,6 +64,17 @@ def test_a_bad_step_is_diagnosed_and_its_bundle_replays(tmp_path, capsys):
     assert lines[0] == 'in the input: bad data: 1 NaN among 12 values, in row 1'
     assert lines[-1] == 'to run it again: python -m slimguard replay ' + found.bundle
     assert replay.main(found.bundle) == 0
+
+
+@pytest.mark.parametrize('loss', [0.65, float('nan')])
+def test_where_only_the_loss_run_again_is_nan_diagnosis_and_replay_say_so(loss, tmp_path, capsys):
+    (found,) = train(str(tmp_path), bad=[2], loss=loss)
+    told = 'the loss is not finite; in the training it was 0.65'
+    assert (told in str(found)) == (loss == 0.65)
+    assert replay.main(found.bundle, without=1) == 0
+    again, rest = capsys.readouterr().out.split('Without row 1')
+    assert (told in again) == (loss == 0.65)
+    assert told not in rest
 
 
 def test_the_graph_is_exported_once_for_the_diagnosis_and_the_bundle(tmp_path, monkeypatch):

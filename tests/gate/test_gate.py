@@ -169,6 +169,11 @@ def test_only_forward_writes_get_a_control_input(graph):
 # What it tells.
 
 
+def test_what_is_written_twice_is_named_once():
+    labels = [gate.Label('value', name) for name in ('update of a', 'update of b', 'update of a')]
+    assert gate.explain(labels).reason == 'not finite: update of a, update of b'
+
+
 def test_what_was_bad_is_named():
     damage = models.Damage()
     guarded = models.Guarded(slim_train_op(damage))

@@ -442,7 +442,9 @@ def test_without_a_loss_it_says_what_to_add(tmp_path):
 def test_without_a_record_it_says_what_that_can_mean(tmp_path, capsys):
     (tmp_path / 'checkpoint').write_text('')
     seen = see(tmp_path)
-    said = 'There is no record of incidents: no guard was to write here, or else it was deleted.'
+    said = (
+        'There is no record of incidents: no guarded training has written here, or the record was '
+    )
     assert said in seen.text
     assert said in capsys.readouterr().err
     assert 'No incident' not in seen.text
@@ -510,7 +512,7 @@ def test_a_directory_that_is_no_logdir_is_refused_and_left_as_it_is(tmp_path, th
     before = sorted(tmp_path.rglob('*'))
     assert report.main(str(tmp_path)) == 2
     said = capsys.readouterr().err
-    assert 'is no logdir of a training: expected one of checkpoint, ' in said
+    assert 'is no logdir of a training: it holds no checkpoint, ' in said
     assert sorted(tmp_path.rglob('*')) == before
 
 
@@ -784,6 +786,7 @@ def test_what_cannot_be_written_is_an_error(copy, monkeypatch, capsys, output, w
     assert report.main(str(copy), **{option: output}) == 2
     said = capsys.readouterr().err
     assert why in said and said.startswith('slimguard: ') and output in said
+    assert '.making-' not in said
     assert sorted(os.listdir(str(copy.parent))) == ['copy', 'file', 'folder']
 
 

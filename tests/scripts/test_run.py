@@ -37,6 +37,8 @@ finally:
         ('skip:5,rollback:3x0.5,raise', [Skip(5), Rollback(3, learning_rate=0.5), Raise()]),
         ('skip:5,raise', [Skip(5), Raise()]),
         ('skip:2, stop', [Skip(2), Stop()]),
+        ('skip: 5, rollback', [Skip(5), Rollback()]),
+        (' rollback : 3 x 0.5 ,raise ', [Rollback(3, learning_rate=0.5), Raise()]),
     ],
 )
 def test_a_policy_is_a_name_or_a_chain_and_means_the_same_everywhere(text, policies):
@@ -65,7 +67,16 @@ def test_a_policy_is_a_name_or_a_chain_and_means_the_same_everywhere(text, polic
         ('run --max_loss=much x.py', "expected a positive finite number, not 'much'"),
         ('run --capture=maybe x.py', "'maybe'"),
         ('run --max-bundles=0 x.py', "expected a whole number, 1 or more, not '0'"),
-        ('run --tf2 x.py', 'unrecognized arguments: --tf2'),
+        ('run --tf2 x.py', 'unrecognized arguments: --tf2; did you mean --tf1?'),
+        ('run --onnan=skip x.py', 'arguments: --onnan=skip; did you mean --on_nan?'),
+        ('run --max-los=1 x.py', 'did you mean --max_loss?'),
+        ('run --colour x.py', 'run: error: unrecognized arguments: --colour\n'),
+        ('run --onnan=skip x.py', 'usage: slimguard run [OPTION ...] script.py'),
+        ('incidents --everything x', 'usage: slimguard incidents [-h] [--all]'),
+        ('run --on_nan ../x.py', "'../x.py'; expected raise"),
+        ('run --on_nan ../x.py', 'The option needs a value before the script'),
+        ('run --spike x.py', 'The option needs a value before the script'),
+        ('run --max_loss x.py', "not 'x.py'. The option needs a value before the script"),
         ('run --tf1', 'name a script to run, or a module after -m'),
         ('run -m', 'name a script to run, or a module after -m'),
         ('run nowhere.py', "there is no file 'nowhere.py' to run"),
@@ -91,6 +102,26 @@ def test_help_comes_without_importing_tensorflow():
     run = python('-c', WITHOUT_TENSORFLOW, 'run', '--on_nan=skip', '--help')
     assert run.returncode == 0
     assert '-m module' in run.stdout
+
+
+@pytest.mark.parametrize(
+    'ours, theirs, said',
+    [
+        ([], ['--on_nan=skip', '--lr=1'], ['--on_nan=skip']),
+        ([], ['--on-nan', 'skip', '--tf1'], ['--on-nan', '--tf1']),
+        (['--on_nan=skip'], ['--on_nan=skip', '--logdir=a', '--history=3'], []),
+        ([], ['--', '--on_nan=skip'], []),
+    ],
+)
+def test_an_option_after_the_script_is_the_scripts_and_that_is_said(ours, theirs, said, tmp_path):
+    (tmp_path / 'script.py').write_text('import sys; print(sys.argv[1:])')
+    arguments = ['run', *ours, 'script.py', *theirs]
+    run = forked_python('-m', 'slimguard', *arguments, cwd=str(tmp_path))
+    assert run.returncode == 0 and run.stdout.strip() == str(theirs), run.stderr
+    lines = [line for line in run.stderr.splitlines() if 'came after the script' in line]
+    assert [line.split()[1] for line in lines] == said
+    told = 'and was given to it; options for slimguard come before the script'
+    assert all(line.endswith(told) for line in lines)
 
 
 @pytest.mark.parametrize('script', sorted(SCRIPTS))
@@ -155,7 +186,7 @@ def test_a_guarded_script_fails_as_it_would_without_us(tmp_path):
     assert guarded.returncode == plain.returncode == 1
     before, _, last = guarded.stderr.rpartition('slimguard: nothing here was guarded: ')
     assert before.endswith(plain.stderr)
-    assert 'ran no session' in last
+    assert 'the script ended before it ran a session' in last
     assert guarded.stderr.count('Traceback') == 1
 
 

@@ -471,6 +471,10 @@ def test_a_script_ends_with_one_line_that_says_what_was_guarded(
     assert 'bad data' in incident['diagnosis'] and 'loss squares' in incident['reason']
     if on_nan == 'raise':
         assert 'NanLossError: Bad step at global step 5 (loss nan)' in run.stderr
+    # Nothing after the loop is run, and the exit status does not tell.
+    told = "'stop' has ended the script inside its loop"
+    newest = 'The newest checkpoint that it saved is %s.' % (tmp_path / 'logs' / 'model.ckpt-4')
+    assert (told in run.stderr and newest in run.stderr) == (on_nan == 'stop')
 
 
 @pytest.mark.parametrize('loop', [plain, monitored], ids=lambda loop: loop.__name__)
@@ -487,6 +491,23 @@ def test_a_script_that_saves_nothing_gets_a_folder_for_its_record(tmp_path):
     assert run.returncode == 0, run.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ['script.py', 'slimguard-logs']
     assert len(records_in(tmp_path / 'slimguard-logs')) == 1
+
+
+@pytest.mark.parametrize('is_caught', [False, True])
+def test_a_stop_that_loses_the_training_says_so(is_caught, tmp_path):
+    lines = [line for line in SCRIPT.splitlines() if 'saver' not in line]
+    if is_caught:
+        lines.insert(lines.index('with tf.Session() as session:'), 'try:  # as for its input')
+        start = lines.index('try:  # as for its input') + 1
+        lines[start:] = ['  ' + line for line in lines[start:]]
+        lines += ['except tf.errors.OutOfRangeError:', "  print('saves')"]
+    (tmp_path / 'script.py').write_text('\n'.join(lines))
+    arguments = ['run', '--tf1', '--on_nan=stop', '--capture=no', 'script.py']
+    run = forked_python('-m', 'slimguard', *arguments, cwd=str(tmp_path))
+    assert (run.returncode, 'saves' in run.stdout) == (0, is_caught), run.stderr
+    assert ('It has saved no checkpoint, so what it has trained is lost' in run.stderr) == (
+        not is_caught
+    )
 
 
 @pytest.mark.parametrize(
@@ -508,6 +529,45 @@ def test_a_script_in_which_nothing_was_guarded_says_so(script, said, tmp_path):
     assert last.startswith('slimguard: nothing here was guarded: ') and said in last
     needs_tf1 = said.endswith('no session') and not tf.__version__.startswith('1.')
     assert last.endswith('use --tf1') == needs_tf1
+
+
+@pytest.mark.parametrize(
+    'script, needs_tf1',
+    [
+        ("{}['a key']", False),
+        ("raise SystemExit('a text')", False),
+        ('raise KeyboardInterrupt', False),
+        ('not Python', False),
+        ('import tensorflow as tf; tf.no_such_name', True),
+        # absl has a flag of that name since.
+        (
+            'import tensorflow.compat.v1 as tf; tf.disable_v2_behavior()\n'
+            "tf.app.flags.DEFINE_string('log_dir', '', '')",
+            True,
+        ),
+    ],
+)
+def test_a_script_that_ends_before_it_trains_is_told_so(script, needs_tf1, tmp_path):
+    (tmp_path / 'script.py').write_text(script)
+    run = forked_python('-m', 'slimguard', 'run', 'script.py', cwd=str(tmp_path))
+    last = run.stderr.splitlines()[-1]
+    if 'log_dir' in script and tf.__version__.startswith('1.'):
+        assert run.returncode == 0 and last.endswith('this script ran no session')
+        return
+    assert run.returncode != 0
+    start = 'slimguard: nothing here was guarded: the script ended before it ran a session'
+    assert last.startswith(start)
+    assert last[len(start) :] == (
+        '. If it was written for TensorFlow 1, use --tf1'
+        if needs_tf1 and not tf.__version__.startswith('1.')
+        else ''
+    )
+
+
+def test_a_script_that_exits_with_0_has_come_to_its_end(tmp_path):
+    (tmp_path / 'script.py').write_text('import sys; sys.exit(0)')
+    run = forked_python('-m', 'slimguard', 'run', 'script.py', cwd=str(tmp_path))
+    assert run.returncode == 0 and 'this script ran no session' in run.stderr
 
 
 def test_a_synchronous_optimizer_waits_for_no_token_that_a_bad_step_kept(tmp_path):

@@ -34,18 +34,15 @@ def test_one_file_of_a_training_is_enough(tmp_path, monkeypatch, name, as_type):
 @pytest.mark.parametrize(
     'there', [[], ['train.py', 'data/'], ['my.checkpoint', 'slimguard'], ['slimguard/gate.py']]
 )
-def test_a_directory_of_other_things_is_none_and_the_error_says_what_was_looked_for(
-    tmp_path, there
-):
+def test_a_directory_of_other_things_is_none_and_the_error_says_what_is_missing(tmp_path, there):
     for name in there:
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.mkdir() if name.endswith('/') else path.write_text('')
     with pytest.raises(logdirs.LogdirError) as caught:
         logdirs.require_logdir(tmp_path)
-    for mark in ('checkpoint', '*.index', '*.meta', 'events.out.tfevents.*', 'slimguard/'):
-        assert mark in str(caught.value)
-    assert str(tmp_path) in str(caught.value)
+    what = 'it holds no checkpoint, no summaries and no record of incidents'
+    assert str(caught.value) == '%s is no logdir of a training: %s' % (tmp_path, what)
 
 
 BUNDLE = os.path.join(os.path.dirname(__file__), '..', 'data', 'made_by_tf115')

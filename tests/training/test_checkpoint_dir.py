@@ -1,5 +1,6 @@
 """A NanLossHook without a logdir finds the directory that its session saves to."""
 
+import logging
 import os
 
 import pytest
@@ -73,10 +74,16 @@ LOOPS = [
 ]
 
 
+class Warnings(LogLines):
+    def emit(self, record):
+        if record.levelno >= logging.WARNING:
+            LogLines.emit(self, record)
+
+
 @pytest.mark.parametrize('loop', LOOPS)
 def test_the_record_goes_there_and_one_line_says_so(loop, tmp_path):
     train_op, hook = build()
-    with LogLines() as lines:
+    with LogLines() as lines, Warnings() as warnings:
         loop(hook, train_op, tmp_path)
     assert recorded(tmp_path) == [(3, 'skip')]
     said = [line for line in lines if 'has no logdir' in line]
@@ -84,6 +91,9 @@ def test_the_record_goes_there_and_one_line_says_so(loop, tmp_path):
         'slimguard: NanLossHook has no logdir; incidents go to %s, where this session keeps its '
         'checkpoints.' % tmp_path
     ]
+    # It is as it should be: the README's own snippet does so.
+    assert any('skipping' in line for line in warnings)
+    assert not any('has no logdir' in line for line in warnings)
 
 
 @pytest.mark.parametrize('loop', LOOPS[:3])

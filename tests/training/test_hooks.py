@@ -1,5 +1,6 @@
 """NanLossHook in every loop that takes SessionRunHooks."""
 
+import inspect
 import os
 import pathlib
 
@@ -24,6 +25,11 @@ def monitored(hook, train_op, steps=6, **kwargs):
         while not session.should_stop():
             values.append(session.run(train_op))
     return values
+
+
+def test_help_on_its_arguments_is_its_own_and_not_tensorflows():
+    said = inspect.getdoc(slimguard.NanLossHook.__init__)
+    assert said == inspect.getdoc(slimguard.NanLossHook) and 'on_nan: ' in said
 
 
 def test_it_is_a_nan_tensor_hook():

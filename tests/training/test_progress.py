@@ -120,7 +120,7 @@ def test_without_tqdm_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, 'tqdm', None)
     model = Linear()
     train_op = slimguard.create_train_op(model.loss, model.optimizer)
-    with pytest.raises(ImportError, match=r'pip install slimguard\[progress\]'):
+    with pytest.raises(ImportError, match=r'pip install "slimguard\[progress\]"'):
         slimguard.train(train_op, None, number_of_steps=1, progress=True)
     assert model.batches.drawn == 0
     slimguard.train(train_op, None, number_of_steps=1)

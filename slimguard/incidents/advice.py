@@ -1,0 +1,38 @@
+"""What may help, where a training has ended with an incident. Imports no TensorFlow."""
+
+from typing import Optional, Sequence
+
+
+def for_an_explosion(factor: Optional[float]) -> str:
+    """Where rollbacks were used up, or the loss was above `max_loss`.
+
+    Args:
+      factor: what the policy multiplied the learning rate by after each rollback, or None.
+    """
+    policy = 'rollback:3x%.1g' % (0.3 if factor is None else factor / 3)
+    smaller = 'a smaller learning rate'
+    if factor is not None:
+        smaller += ', by a smaller factor than %g' % factor
+    return (
+        'if this training explodes, go back and go on with %s (on_nan=%r, or --on_nan=%s), hold '
+        'what jumps before it is written (spike=True, or --spike=default), train with a smaller '
+        'learning rate from the start, or clip the gradients (clip_gradient_norm of '
+        'create_train_op)' % (smaller, policy, policy)
+    )
+
+
+def for_bad_data(rows: Sequence[int], bundle: Optional[str]) -> str:
+    """Where what the step drew was not finite.
+
+    Args:
+      rows: the bad rows of the batch, if it is one.
+      bundle: the folder to run the step again from, or None.
+    """
+    told = (
+        "the data are bad, and going back does not mend them: on_nan='skip', or --on_nan=skip, "
+        'leaves out such a batch'
+    )
+    if bundle is not None and len(rows) == 1:
+        told += '; python -m slimguard replay --without %d %s says whether the rest of it is clean'
+        told %= (rows[0], bundle)
+    return told

@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import os
+import re
 from typing import FrozenSet, List, Mapping, NamedTuple, Sequence, Tuple
 
 from slimguard.command import arguments
@@ -133,7 +134,7 @@ def check_script(script: Sequence[str], parser: argparse.ArgumentParser) -> None
 
 def _with_known(unknown: Sequence[str], parser: argparse.ArgumentParser) -> str:
     """Arguments that a parser does not know, and the option that the first may stand for."""
-    known = [name for action in parser._actions for name in action.option_strings]
+    known = sorted(set(re.findall(r'--\w+', parser.format_help())))
     near = difflib.get_close_matches(_name_of(unknown[0]), known, 1, 0.7)
     told = ' '.join(unknown)
     return '%s; did you mean %s?' % (told, near[0]) if near else told

@@ -237,7 +237,11 @@ def unfinalized(graph: tf.Graph) -> Iterator[None]:
     `Graph._unsafe_unfinalize`, which a `MonitoredSession` calls to add its summaries, and
     `Graph._finalized`. There is no public name for the first; `Graph.finalize` may be another's by
     now, and this is no end of the building of a graph.
+
+    From then on each thread has devices and control dependencies of its own. They are shared else:
+    what one thread adds would wait for what another, which saves, say, is in the middle of.
     """
+    graph.switch_to_thread_local()
     opened: Any = graph
     with _opening:
         others = getattr(graph, _OPENED, 0)

@@ -51,10 +51,9 @@ class HookedSession(SessionWrapper):
             if self._before_other_run is not None:
                 self._before_other_run()
             return self._session.run(fetches, feed_dict, options, run_metadata)
-        args = tf1.train.SessionRunArgs(fetches, feed_dict)
-        return self._run_hooked(
-            args, self._through_gates(fetches), feed_dict, options, run_metadata
-        )
+        gated = self._through_gates(fetches)
+        args = tf1.train.SessionRunArgs(gated, feed_dict)
+        return self._run_hooked(args, gated, feed_dict, options, run_metadata)
 
     def _run_hooked(
         self, args: tf1.train.SessionRunArgs, fetches, feed_dict, options, run_metadata
@@ -107,10 +106,15 @@ class HookedSession(SessionWrapper):
         A step function may hold on to the train op that it was given before it was guarded.
         """
         known = gates.gates_of(self._session.graph)
+        replaced = []
 
         def through_gate(fetch):
             is_op = isinstance(fetch, (tf.Tensor, tf.Operation))
             gate = known.get(op_of(fetch).name) if is_op else None
-            return fetch if gate is None else gate.train_op
+            if gate is None or fetch is gate.train_op:
+                return fetch
+            replaced.append(fetch)
+            return gate.train_op
 
-        return map_fetches(fetches, through_gate)
+        gated = map_fetches(fetches, through_gate)
+        return gated if replaced else fetches

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 
@@ -78,7 +79,9 @@ def test_a_bundle_that_would_take_the_last_checkpoints_room_is_not_written(disk)
     assert bundle.paths(str(disk)) == []
     assert [record['bundle'] for record in records_in(disk)] == [None] * 3
     (line,) = said(lines, 'no bundle is written')
-    assert 'it takes about 3.0 MB, and of the 5.' in line and 'next checkpoint may need 4.' in line
+    # What was free, but for what the training's summaries have taken of it.
+    assert re.search(r'it takes about 3\.0 MB, and of the (5\.\d|4\.9) MB', line)
+    assert 'next checkpoint may need 4.' in line
     assert 'Make room there' in line
     assert said(lines, 'for lack of room 2 incidents more have no bundle')
 

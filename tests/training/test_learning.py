@@ -15,6 +15,7 @@ from tests.helpers.models import (
     LogLines,
     checkpoint_at,
     non_finite,
+    records_in,
     train_quietly,
 )
 
@@ -221,7 +222,7 @@ class TestArguments:
         assert seen == [(True, 7, draw != 2) for draw in range(5)]
         assert model.batches.drawn == 5 and len(hook.incidents) == 1
 
-    def test_a_step_function_that_holds_the_train_op_as_it_was(self):
+    def test_a_step_function_that_holds_the_train_op_as_it_was(self, tmp_path):
         model = Linear(bad=(2,))
         given = model.minimize()
         recording = Recording()
@@ -230,8 +231,9 @@ class TestArguments:
             session.run({'train': [given]})
             return session.run(model.step), model.batches.drawn == 5
 
-        train(given, train_step_fn=train_step_fn, hooks=[recording], on_nan='skip')
+        train(given, tmp_path, train_step_fn=train_step_fn, hooks=[recording], on_nan='skip')
         assert recording.calls.count('after_run') == 5 and not recording.non_finite
+        assert [record['action'] for record in records_in(tmp_path)] == ['skip']
 
     def test_session_wrapper_saver_and_init_fn(self, tmp_path):
         model, train_op = build(bad=(3,))

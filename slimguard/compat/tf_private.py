@@ -170,7 +170,7 @@ def uncompiled(graph: tf.Graph) -> ContextManager:
     `Graph._attr_scope`, with the attribute that the public `tf.xla.experimental.jit_scope` sets.
     That one also numbers its scopes in a collection, of which `export_meta_graph` warns.
     """
-    return graph._attr_scope({_COMPILE: tf1.AttrValue(b=False)})
+    return _compiling(graph, tf1.AttrValue(b=False))
 
 
 def compiled_as_asked(graph: tf.Graph) -> ContextManager:
@@ -179,10 +179,29 @@ def compiled_as_asked(graph: tf.Graph) -> ContextManager:
     A function that is asked for the attribute of each, since None for the attribute itself is an
     error where there is none to end.
     """
-    return graph._attr_scope({_COMPILE: lambda _: None})
+    return _compiling(graph, lambda _: None)
 
 
 _COMPILE = '_XlaCompile'
+
+
+@contextlib.contextmanager
+def _compiling(graph: tf.Graph, value: Any) -> Iterator[None]:
+    """As `Graph._attr_scope`, but leaves alone the dictionary that another thread may go through.
+
+    It is `Graph._attr_scope_map`, which is read for each op that is made.
+    """
+    scopes: Any = graph
+    before = scopes._attr_scope_map
+    scopes._attr_scope_map = dict(before, **{_COMPILE: value})
+    try:
+        yield
+    finally:
+        after = dict(scopes._attr_scope_map)
+        after.pop(_COMPILE, None)
+        if _COMPILE in before:
+            after[_COMPILE] = before[_COMPILE]
+        scopes._attr_scope_map = after
 
 
 def callable_of(

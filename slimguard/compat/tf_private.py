@@ -187,10 +187,7 @@ _COMPILE = '_XlaCompile'
 
 @contextlib.contextmanager
 def _compiling(graph: tf.Graph, value: Any) -> Iterator[None]:
-    """As `Graph._attr_scope`, but leaves alone the dictionary that another thread may go through.
-
-    It is `Graph._attr_scope_map`, which is read for each op that is made.
-    """
+    """As `Graph._attr_scope`; another thread may go through that `_attr_scope_map` just now."""
     scopes: Any = graph
     before = scopes._attr_scope_map
     scopes._attr_scope_map = dict(before, **{_COMPILE: value})
@@ -257,8 +254,8 @@ def unfinalized(graph: tf.Graph) -> Iterator[None]:
     `Graph._finalized`. There is no public name for the first; `Graph.finalize` may be another's by
     now, and this is no end of the building of a graph.
 
-    From then on each thread has devices and control dependencies of its own. They are shared else:
-    what one thread adds would wait for what another, which saves, say, is in the middle of.
+    From then on devices and control dependencies are a thread's own: what one adds would else wait
+    for what another, which saves, say, is in the middle of.
     """
     graph.switch_to_thread_local()
     opened: Any = graph

@@ -68,7 +68,7 @@ class ScriptWatcher(GateWatcher):
       summaries: as `Histories.summaries`.
 
     Attributes:
-      recorded_in: the logdir with the record; None before the first incident.
+      recorded_in: the logdir with the record; None while there is none.
     """
 
     def __init__(

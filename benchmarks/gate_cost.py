@@ -133,16 +133,20 @@ class looking_by:
         fast_path.all_are_small = self._chosen
 
 
-def by_reduction(plan, checks, *_):
-    tensors = list(plan.losses) + [check.tensor for check in checks]
+def looked_at(plan):
+    return list(plan.losses) + [check.tensor for check in plan.checks]
+
+
+def by_reduction(plan, *_):
+    tensors = looked_at(plan)
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(t)) for t in tensors])
 
 
-def by_debug_numerics(plan, checks, *_):
-    tensors = list(plan.losses) + [check.tensor for check in checks]
+def by_debug_numerics(plan, *_):
     three_slots = 8
     summaries = [
-        tf.raw_ops.DebugNumericSummaryV2(input=t, tensor_debug_mode=three_slots) for t in tensors
+        tf.raw_ops.DebugNumericSummaryV2(input=t, tensor_debug_mode=three_slots)
+        for t in looked_at(plan)
     ]
     return tf.reduce_all(tf.equal(tf.stack(summaries), 0.0))
 

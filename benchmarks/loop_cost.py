@@ -8,8 +8,9 @@ loop took in a round is compared with what the first took in the same round; pri
 of these ratios, with the quartiles. Start-up is a training of one step, without what it takes to
 build the train op.
 
-A second table is for the loop of a script that nobody has edited, under `slimguard.instrument`:
-beside the same loop unguarded, twice, and that of a guarded train op which nobody watches.
+A second table is for trainings that take snapshots to go back to, a third for the loop of a script
+that nobody has edited, under `slimguard.instrument`: beside the same loop unguarded, twice, and
+that of a guarded train op which nobody watches.
 """
 
 import functools
@@ -35,11 +36,7 @@ slim = compat.import_slim()
 tf1 = tf.compat.v1
 
 STEPS_A_TURN = 20
-SAVING = {
-    'slimguard.train in a logdir, skip': 'skip',
-    'slimguard.train in a logdir, skip, again': 'skip',
-    'slimguard.train in a logdir, skip, rollback': ['skip', 'rollback'],
-}
+SAVING = {'skip': 'skip', 'skip, rollback': ['skip', 'rollback'], 'skip, again': 'skip'}
 MEASURING = {
     'slimguard.train, history=0': dict(history=0),
     'slimguard.train, history=0, again': dict(history=0),
@@ -198,7 +195,7 @@ def prepared_guarded(session, train_op):
     return session.make_callable([train_op, gate.step, gate.bad])
 
 
-def loops(ticks, parent):
+def loops(ticks):
     plain, guarded = slim.learning, slimguard
     found = {
         'make_callable([train_op, global_step])': in_session(plain, prepared),
@@ -232,25 +229,16 @@ def loops(ticks, parent):
     )
     for name, asked in MEASURING.items():
         found[name] = in_train(guarded, ticks, **asked)
-    for name, on_nan in SAVING.items():
-        found[name] = in_train(
-            guarded,
-            ticks,
-            logdir=tempfile.mkdtemp(dir=parent),
-            on_nan=on_nan,
-            save_interval_secs=10**6,
-            save_summaries_secs=0,
-        )
     return found
 
 
-def step_costs(rounds, parent):
-    """Seconds a step, by loop, a value for each round; logdirs are made in `parent`."""
+def step_costs(rounds):
+    """Seconds a step, by loop, a value for each round."""
     logger = logging.getLogger('tensorflow')
     ticks = Ticks()
     logger.handlers, logger.propagate = [ticks], False
     tf1.logging.set_verbosity(tf1.logging.INFO)
-    running = {name: Loop(train) for name, train in loops(ticks, parent).items()}
+    running = {name: Loop(train) for name, train in loops(ticks).items()}
     tf1.logging.get_verbosity()
     logger.handlers = [ticks]
     for loop in running.values():
@@ -305,6 +293,52 @@ def unedited_costs(is_fed, rounds):
         return measure.interleave(steps, rounds, STEPS_A_TURN)
 
 
+class Clock(tf1.train.SessionRunHook):
+    """Tells how long a step took, once the first ones are over."""
+
+    def __init__(self):
+        self._starts = []
+
+    def before_run(self, run_context):
+        self._starts.append(time.perf_counter())
+
+    @property
+    def seconds(self):
+        starts = self._starts[len(self._starts) // 10 :]
+        return (starts[-1] - starts[0]) / (len(starts) - 1)
+
+
+def saving_step(on_nan, steps):
+    """Seconds of a step of a training in a logdir, with all that comes seldom, such as snapshots.
+
+    It is a training of its own: the pace of snapshots is that of the clock, and beside twenty
+    others that have their turns a training would take twenty times as many.
+    """
+    clock = Clock()
+    with tf.Graph().as_default(), tempfile.TemporaryDirectory() as logdir:
+        _, train_op = build(slimguard)
+        slimguard.train(
+            train_op,
+            logdir,
+            session_config=ONE_THREAD,
+            number_of_steps=steps,
+            log_every_n_steps=0,
+            save_summaries_secs=0,
+            on_nan=on_nan,
+            hooks=[clock],
+        )
+    return clock.seconds
+
+
+def saving_costs(rounds, steps=20000):
+    """Seconds a step, by policy, a value for each round."""
+    times = {name: [] for name in SAVING}
+    for _ in range(rounds):
+        for name, on_nan in SAVING.items():
+            times[name].append(saving_step(on_nan, steps))
+    return times
+
+
 def start_up(library):
     """Seconds that a training of one step takes; most of it is making the session."""
     with tf.Graph().as_default():
@@ -317,8 +351,7 @@ def start_up(library):
 def main():
     tf1.disable_eager_execution()
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 300
-    with tempfile.TemporaryDirectory() as parent:
-        times = step_costs(rounds, parent)
+    times = step_costs(rounds)
     names = list(times)
     stock = times['slim.learning.train']
     rows = [['loop', 'of ' + names[0], 'of slim.learning.train', 'microseconds']]
@@ -328,13 +361,12 @@ def main():
         rows.append([name, of_first, of_stock, '%.0f' % (1e6 * of_first.seconds)])
     print('TensorFlow', tf.__version__)
     print(measure.table(rows))
-    # Snapshots come seldom: no median shows them.
-    first, *others = SAVING
-    for name in others:
-        print(
-            '%s: %.3f of the first, all steps together'
-            % (name, sum(times[name]) / sum(times[first]))
-        )
+    times = saving_costs(max(3, rounds // 60))
+    rows = [['slimguard.train in a logdir', 'of skip', 'microseconds']]
+    for name in times:
+        of_skip = measure.ratio(times[name], times['skip'])
+        rows.append([name, of_skip, '%.0f' % (1e6 * of_skip.seconds)])
+    print(measure.table(rows))
     rows = [['plain loop', 'of unguarded', 'microseconds']]
     for is_fed, called in enumerate(['run(train_op)', 'run([train_op, loss], feed_dict)']):
         for name, ratio in unedited_costs(is_fed, rounds).items():

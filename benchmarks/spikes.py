@@ -6,7 +6,8 @@
 `Spike` and with it, on_nan='skip:3,rollback:3,raise' both times, and undamaged. What is shown is
 the loss of the last checkpoint on data that is not damaged, as a multiple of that of the undamaged
 run: the median of the seeds, and the worst. The last column is the control: so many times its last
-loss had the undamaged run itself, at worst, in one of its last 40 steps.
+loss had the undamaged run itself, at worst, in one of its last 40 steps. Batches are large, so that
+this is little: with 32 rows it is 1.9, and no state of before the damage is within 1.2 for sure.
 
 A step takes 4 ms, and most of it is waiting for the batch. States to go back to are kept in memory
 at a pace that costs 1% of the time. Were a step 0.2 ms, and the whole training 0.1 s, a rollback
@@ -111,7 +112,7 @@ class Regression:
         return x.astype(np.float32), y.astype(np.float32)
 
     def _draw(self):
-        x, y = self._batch(32, self._draws)
+        x, y = self._batch(256, self._draws)
         x, y = x * self._damage.x(self._drawn), y * self._damage.y(self._drawn)
         self._drawn += 1
         time.sleep(SECONDS_A_BATCH)

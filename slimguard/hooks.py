@@ -17,7 +17,7 @@ except ImportError:
     raise
 
 from slimguard import gate as gates
-from slimguard.incidents.policies import OnNan
+from slimguard.incidents.policy_language import OnNan
 from slimguard.incidents.spike import AnySpike
 from slimguard.system import files
 from slimguard.training.gate_watcher import GateWatcher

@@ -22,11 +22,11 @@ from slimguard.checkpoints.finite_saver import FiniteSaver, offer_saver
 from slimguard.checkpoints.step_turn import StepTurn, taking_turns
 from slimguard.cluster.place import is_remote
 from slimguard.cluster.waiting import Readiness
-from slimguard.diagnosis.evidence import Evidence, collect, require_max_bundles
+from slimguard.diagnosis.evidence import Evidence, collect, require_capture
 from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.graph import TrainOp
 from slimguard.incidents.nan_loss_error import with_short_traceback
-from slimguard.incidents.policies import OnNan
+from slimguard.incidents.policy_language import OnNan
 from slimguard.incidents.spike import AnySpike, as_spike
 from slimguard.system import files
 from slimguard.training.checkpoint_keeper import CheckpointKeeper
@@ -249,6 +249,7 @@ def train(
     require_seconds(preemption_seconds)
     usual = as_spike(spike)
     require_history(history)
+    require_capture(capture, max_bundles)
     graph = graph or tf1.get_default_graph()
     train_op = gates.as_train_op(train_op)
     require_trainable(train_op, graph)
@@ -286,9 +287,7 @@ def train(
     if train_step_fn is _slim.train_step and train_step_kwargs == _USE_DEFAULT:
         schedule = Schedule(number_of_steps, log_every_n_steps, trace_every_n_steps)
     stop = StopRequest()
-    preemption = None
-    if keeper is not None:
-        preemption = Preemption(stop.ask, keeper.save, preemption_seconds)
+    preemption = None if keeper is None else Preemption(stop.ask, keeper.save, preemption_seconds)
     with _open(context, hooks, keeper, capture, graph) as turn:
         with graph.as_default(), progress_bar(progress, number_of_steps) as bar:
             steps = HookedSteps(
@@ -304,9 +303,10 @@ def train(
                 before_session=before_session,
                 stop=stop,
             )
-            step, wrap = in_turns(steps, turn, saver)
             for hook in hooks:
                 hook.begin()
+            own = gates.guard_summary(summary_op, train_op, _USE_DEFAULT) if keeper else None
+            step, wrap = in_turns(steps, turn, saver, own)
             with preemption or contextlib.ExitStack():
                 before_session()
                 loss = _slim_train(
@@ -325,7 +325,7 @@ def train(
                     local_init_op=local_init_op,
                     init_fn=init_fn,
                     ready_op=ready_op,
-                    summary_op=summary_op,
+                    summary_op=summary_op if own is None else None,
                     save_summaries_secs=save_summaries_secs,
                     summary_writer=summary_writer,
                     startup_delay_steps=startup_delay_steps,
@@ -361,7 +361,6 @@ def _evidence(
     graph: tf.Graph, keeper: Optional[CheckpointKeeper], max_bundles: int
 ) -> Dict[gates.Gate, Evidence]:
     """What captures the bad steps of each gate, and writes bundles where checkpoints are kept."""
-    require_max_bundles(max_bundles)
     logdir, room = (None, None) if keeper is None else (keeper.logdir, keeper.room)
     found: Dict[gates.Gate, Evidence] = {}
     for gate in dict.fromkeys(gates.gates_of(graph).values()):

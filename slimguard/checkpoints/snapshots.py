@@ -27,7 +27,7 @@ PROBATION = 10
 _RUINED = 10.0
 # After a state that is good the loss does not rise so many times: an explosion may be slow. The
 # older one may be much older, so this is asked only of a state that is the last to go back to.
-_ROSE = 2.0
+_ROSE = 1.5
 # The weights are ruined now if the last losses are so many times that. What is called so is not
 # skipped any more, and there are losses that rise tenfold, as those of two networks that compete.
 _RUINED_NOW = 100.0
@@ -76,6 +76,7 @@ class Snapshots:
 
     Attributes:
       most: as given; less where there is little room.
+      is_wanted: whether any are kept; else nobody goes back.
     """
 
     def __init__(self, graph: tf.Graph, most: int, clock: Callable[[], float] = time.perf_counter):
@@ -85,7 +86,7 @@ class Snapshots:
         self._variables: Dict[str, Any] = {}  # by name
         self._kept: List[Snapshot] = []  # the newest first: it is, or was, on probation
         self._followed = 0  # how many have been followed by another
-        self._is_wanted = most > 0  # else nobody goes back
+        self.is_wanted = most > 0
         self._room = Room(None, most, 0, None)
         self._good = 0  # steps
         self._due = 0.0  # by the clock
@@ -105,7 +106,7 @@ class Snapshots:
         """
         self._good += 1
         self._spikes = 0
-        if not self._is_wanted:
+        if not self.is_wanted:
             return
         if loss is not None:
             self._losses.append(abs(float(loss)))
@@ -187,7 +188,7 @@ class Snapshots:
           is_last: whether the training ends here. Then the loss of the last good step is enough:
             an explosion may have had no other before all of its losses were Inf.
         """
-        if self._is_wanted and self._spikes >= _FEW:
+        if self.is_wanted and self._spikes >= _FEW:
             return _SPIKES % self._spikes
         usual = _usual_loss(self._first_loss, self._kept[::-1])
         few = 1 if is_last else _FEW

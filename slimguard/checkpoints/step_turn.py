@@ -9,7 +9,7 @@ Where several threads train one graph, there is no such moment, and nobody takes
 import contextlib
 import threading
 import time
-from typing import Any, Callable, Iterator, Optional
+from typing import Any, Callable, Iterator, List, Optional
 
 import tensorflow as tf
 
@@ -30,8 +30,9 @@ _making = threading.Lock()
 class StepTurn:
     """Whose turn it is: that of the loop, or of those who copy.
 
-    Who copies comes first: the next step waits for it. The loop's own thread never waits: between
-    its steps and inside of one, nobody but itself trains.
+    Who copies comes first: the next step waits for it, and then is next itself, so that one who
+    copies all the time does not stop the training. The loop's own thread never waits to copy:
+    between its steps and inside of one, nobody but itself trains.
 
     Args:
       patience: how long a copy waits for the end of a step, in seconds; then it is made all the
@@ -46,7 +47,8 @@ class StepTurn:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._depth = 0  # of steps within each other
-        self._copies = 0  # that are made, or are waited with
+        self._copiers: List[int] = []  # the threads that copy, or wait for the end of a step
+        self._waits = False  # whether a step waits for them
 
     @property
     def is_mine(self) -> bool:
@@ -83,16 +85,20 @@ class StepTurn:
             self._changed.notify_all()
 
     def _begin_step(self) -> None:
+        me = threading.get_ident()
         with self._lock:
-            while self._copies and not self._depth:
-                self._changed.wait()
+            try:
+                while not self._depth and any(copier != me for copier in self._copiers):
+                    self._waits = True
+                    self._changed.wait()
+            finally:
+                self._waits = False
             self._depth += 1
 
     def _end_step(self) -> None:
         with self._lock:
             self._depth = max(0, self._depth - 1)
-            if self._copies:
-                self._changed.notify_all()
+            self._changed.notify_all()
 
     @contextlib.contextmanager
     def between_steps(self, lock) -> Iterator[None]:
@@ -119,12 +125,28 @@ class StepTurn:
         finally:
             self._end_copy()
 
+    @contextlib.contextmanager
+    def no_step(self) -> Iterator[None]:
+        """For a `with` block, no step is under way, but for one of the loop's own thread."""
+        self._begin_copy()
+        try:
+            yield
+        finally:
+            self._end_copy()
+
     def _begin_copy(self) -> None:
+        me = threading.get_ident()
         with self._lock:
-            self._copies += 1
             since = time.monotonic()
+            waits = not self.is_mine and not _impatient.is_set
+            # The step that waits goes first, but not where it waits for this very thread. Who
+            # copies may wait for this one, too: then neither ends, so that it has its time.
+            while self._waits and waits and me not in self._copiers:
+                if not self._changed.wait(_LONGEST_HOOK):
+                    break
+            self._copiers.append(me)
             try:
-                while self._depth and not self.is_mine and not _impatient.is_set:
+                while self._depth and waits:
                     is_told = self._changed.wait(_LONGEST_HOOK)
                     if self._patience is not None and time.monotonic() - since > self._patience:
                         return
@@ -137,7 +159,7 @@ class StepTurn:
 
     def _end_copy(self) -> None:
         with self._lock:
-            self._copies -= 1
+            self._copiers.remove(threading.get_ident())
             self._changed.notify_all()
 
 
@@ -161,6 +183,28 @@ def in_midst_of_a_step() -> Iterator[None]:
 def turn_of(graph: tf.Graph) -> Optional[StepTurn]:
     """What the loop that trains a graph takes turns by; None if it does not."""
     return getattr(graph, _KEPT_AS, None)
+
+
+def in_turn(run: Callable[..., Any], graph: tf.Graph, trains: bool) -> Callable[..., Any]:
+    """A function that runs something of a script, which takes its turn.
+
+    Args:
+      run: runs it.
+      graph: the graph.
+      trains: whether it is a step. What only writes runs between two steps, in whatever thread.
+    """
+    turn = turn_of_this_loop(graph) if trains else turn_of(graph)
+    if turn is None:
+        return run
+    if trains:
+        return turn.stepping(run)
+    alone = turn.no_step
+
+    def run_alone(*args, **kwargs):
+        with alone():
+            return run(*args, **kwargs)
+
+    return run_alone
 
 
 def turn_of_this_loop(graph: tf.Graph) -> Optional[StepTurn]:

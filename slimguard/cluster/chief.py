@@ -40,6 +40,11 @@ class Chief:
         # What has been done on the way to an open round.
         self._has_begun = self._is_clear = False
 
+    @property
+    def goes_back(self) -> bool:
+        """Whether a round that is not open yet begins with an incident."""
+        return self._has_begun and self.went_back is not None
+
     def open_round(self, session, coordinator: Any, prepare: Callable[[Any], None]) -> None:
         """Lets the others join, after `prepare` has been called with the session.
 

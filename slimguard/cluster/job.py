@@ -106,6 +106,7 @@ class Job:
         coordinator,
         prepare: Callable[[Any], None],
         is_done: Callable[[Any], bool],
+        before_leaving: Callable[[Any], None],
     ) -> None:
         """Takes part in a round with a new session; returns once the training may go on.
 
@@ -114,6 +115,7 @@ class Job:
           coordinator: its coordinator, which is asked to stop when the round or the job is over.
           prepare: called with the session by the chief, before anybody trains.
           is_done: called with the session by a process that comes late: whether all is done.
+          before_leaving: called with the session once no step follows in it, while it is open.
 
         Raises:
           tf.errors.AbortedError: the session has to be made once more; the coordinator was told.
@@ -125,7 +127,11 @@ class Job:
         # The chief's thread waits for gradients that nobody sends any more.
         closes_session = bool(self._replicas)
         call_when_joined(
-            session, coordinator, lambda restarts: self._leave(session, restarts), closes_session
+            session,
+            coordinator,
+            lambda: before_leaving(session),
+            lambda restarts: self._leave(session, restarts),
+            closes_session,
         )
         if self._chief is not None:
             self._chief.open_round(session, coordinator, prepare)
@@ -147,6 +153,11 @@ class Job:
     def went_back(self) -> Optional[Incident]:
         """The `Incident` that the present round began with, or None; only the chief knows it."""
         return None if self._chief is None else self._chief.went_back
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether the next round begins with an incident; only the chief knows it."""
+        return self._chief is not None and self._chief.goes_back
 
     def end(self, incident: Optional[Incident] = None) -> None:
         """Ends the job: for a reason, or because it is done. The other processes end as well."""

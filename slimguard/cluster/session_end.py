@@ -46,18 +46,24 @@ def stop(coordinator: Any, error: Optional[Exception]) -> None:
 
 
 def call_when_joined(
-    session, coordinator: Any, leave: Callable[[bool], None], closes_session: bool
+    session,
+    coordinator: Any,
+    before: Callable[[], None],
+    leave: Callable[[bool], None],
+    closes_session: bool,
 ) -> None:
     """Calls `leave` when the coordinator's threads have ended, which it sees to.
 
     Args:
       session: the coordinator's session.
       coordinator: the coordinator, whose `join` is replaced.
+      before: called first, while the session is open.
       leave: called, perhaps twice, with whether a new session follows.
       closes_session: whether the session is closed on threads that do not end by themselves.
     """
 
     def join(*args, **kwargs):
+        before()
         joined = threading.Event()
         if closes_session:
             arguments = [session, joined]

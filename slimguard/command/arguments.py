@@ -9,23 +9,24 @@ import os
 from typing import NoReturn, Optional
 
 from slimguard.command import documents
-from slimguard.incidents import policies
+from slimguard.incidents import policy_language
 from slimguard.incidents import spike as spikes
 from slimguard.system import files
 
 
-def _no_value(text: str) -> str:
-    """What to add where the value of an option is the script: it was given none."""
-    is_script = text.endswith('.py') or os.path.isfile(text)
-    return '. The option needs a value before the script' if is_script else ''
+def _misfit(text: str, why: str) -> argparse.ArgumentTypeError:
+    """The error for a text that is no value of its option."""
+    if text.endswith('.py') or os.path.isfile(text):
+        why += '. The option needs a value before the script'
+    return argparse.ArgumentTypeError(why)
 
 
 def policy(text: str) -> str:
     """The text of a fallback chain, such as ``skip:5,raise``, once it is known to be one."""
     try:
-        policies.parse_chain(text)
+        policy_language.parse_chain(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error) + _no_value(text)) from None
+        raise _misfit(text, str(error)) from None
     return text
 
 
@@ -36,24 +37,21 @@ def positive(text: str) -> float:
     except ValueError:
         number = math.nan
     if not 0 < number < math.inf:
-        why = 'expected a positive finite number, not %r' % text
-        raise argparse.ArgumentTypeError(why + _no_value(text))
+        raise _misfit(text, 'expected a positive finite number, not %r' % text)
     return number
 
 
 def count(text: str) -> int:
     """A whole number above 0."""
     if not text.isdigit() or not int(text):
-        why = 'expected a whole number, 1 or more, not %r' % text
-        raise argparse.ArgumentTypeError(why + _no_value(text))
+        raise _misfit(text, 'expected a whole number, 1 or more, not %r' % text)
     return int(text)
 
 
 def number(text: str) -> int:
     """A whole number, 0 or more."""
     if not text.isdigit():
-        why = 'expected a whole number, 0 or more, not %r' % text
-        raise argparse.ArgumentTypeError(why + _no_value(text))
+        raise _misfit(text, 'expected a whole number, 0 or more, not %r' % text)
     return int(text)
 
 
@@ -62,7 +60,7 @@ def spike(text: str) -> Optional[spikes.Spike]:
     try:
         return spikes.as_spike(text, '')
     except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error) + _no_value(text)) from None
+        raise _misfit(text, str(error)) from None
 
 
 def row(text: str) -> int:

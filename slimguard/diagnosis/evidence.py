@@ -73,7 +73,7 @@ class Evidence:
         room: Optional[Room] = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        require_max_bundles(max_bundles)
+        require_capture(True, max_bundles)
         self.capture = Capture(gate)
         self.fetch = self.capture.fetch
         # For diagnosis and bundle, of all incidents: it takes as long as some steps.
@@ -240,9 +240,10 @@ def collect(
     """Adds the `Evidence` of a gate to `found`.
 
     A graph beyond what we know is trained all the same; then a log line says that it has none.
-    Of a chief's update there is none: its gradients were taken, and nothing computes them again.
+    Of what a thread runs there is none: a chief's gradients were taken, and nothing computes them
+    again; a batch that was drawn for summaries is gone.
     """
-    if gate.is_chiefs:
+    if gate.is_beside:
         return
     try:
         found[gate] = Evidence(gate, logdir, max_bundles, room)
@@ -268,8 +269,10 @@ def _tidy_up(logdir: str) -> None:
         )
 
 
-def require_max_bundles(max_bundles) -> None:
-    """Raises ValueError unless `max_bundles` is a positive int."""
+def require_capture(capture, max_bundles) -> None:
+    """Raises ValueError unless `capture` is a bool and `max_bundles` a positive int."""
+    if capture not in (True, False):
+        raise ValueError('capture must be True or False, not %r' % (capture,))
     if isinstance(max_bundles, bool) or not isinstance(max_bundles, int) or max_bundles < 1:
         raise ValueError('max_bundles must be an int, at least 1, not %r' % (max_bundles,))
 

@@ -6,6 +6,7 @@ hooks or slim.
 
     gate.py               guard(), and what is known of a guarded train op
     arguments.py          a train op, its loss, the largest loss: as users give them
+    writing_runs.py       guards runs that train nothing and write all the same
     regularizers.py       makes the gradients of regularizers wait for those of the data
     chief_update.py       the update that the chief of synchronous replicas makes
     histograms.py         histogram summaries that do not raise
@@ -28,6 +29,7 @@ Building adds to it:
 
     builder.py            decides whether a step is bad, and carries the plan out; in this order:
     forward_copies.py     copies what forward writes are about to change
+    copies_ahead.py       what is known of those copies, for other gates
     limits.py             what a loss and the norm of the gradients must not exceed
     square_sums.py        the sums of squares of what is checked
     fast_path.py          the cheap check of them that nearly every step passes
@@ -107,6 +109,7 @@ from slimguard.gate.learning_rates import (
 )
 from slimguard.gate.measures import Measures
 from slimguard.gate.untold import Told
+from slimguard.gate.writing_runs import guard_summary
 
 __all__ = [
     'ABOVE_MAX_LOSS',
@@ -123,6 +126,7 @@ __all__ = [
     'gate_of',
     'gates_of',
     'guard',
+    'guard_summary',
     'labels_in',
     'learning_rates_of',
     'require_loss',

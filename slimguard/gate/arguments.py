@@ -37,7 +37,7 @@ def require_max_loss(max_loss) -> None:
     if max_loss is None:
         return
     try:
-        good = not isinstance(max_loss, bool) and 0 < float(max_loss) < math.inf
+        good = not isinstance(max_loss, (bool, str, bytes)) and 0 < float(max_loss) < math.inf
     except (TypeError, ValueError):
         good = False
     if not good:

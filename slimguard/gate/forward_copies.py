@@ -1,13 +1,14 @@
 """Forward writes in the graph: their variables are copied ahead, and read once they are written."""
 
-from typing import List, Sequence
+from typing import Dict, List, Sequence
 
 import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.gate.checked_values import Check
-from slimguard.gate.copies import Copy, copy
+from slimguard.gate.copies import Copy, copy, values_of
+from slimguard.gate.copies_ahead import copies_ahead, copy_awaited, waits_for
 from slimguard.gate.plan import Plan
 from slimguard.graph import ops
 from slimguard.graph.control_flow import ENTERS
@@ -20,7 +21,9 @@ def require_unseen(plan: Plan) -> None:
         return
     is_unseen = unseen_by_sessions(plan.step.graph)
     for variable, writes in plan.put_back.items():
-        if all(map(is_unseen, _entries(writes, plan))):
+        entries = _entries(writes, plan)
+        known = copy_awaited(variable, entries)
+        if all(is_unseen(entry) or waits_for(entry, known) for entry in entries):
             continue
         sessions = graphs.open_sessions(plan.step.graph)
         raise ValueError(
@@ -34,13 +37,33 @@ def require_unseen(plan: Plan) -> None:
 
 
 def copy_ahead(plan: Plan, make: ops.Maker) -> List[Copy]:
-    """Copies the variables that are to be put back, and makes their writes wait for the copies."""
-    copies = copy(make, list(plan.put_back), None)
-    for made in copies:
-        writes = [write for variable in made.variables for write in plan.put_back[variable]]
-        for entry in _entries(writes, plan):
-            tf_private.add_control_input(entry, made.value.op)
-    return copies
+    """Copies the variables that are to be put back, and makes their writes wait for the copies.
+
+    What waits for a copy already, made for another train op, is put back from that one.
+    """
+    entries = {variable: _entries(writes, plan) for variable, writes in plan.put_back.items()}
+    awaited = {variable: copy_awaited(variable, found) for variable, found in entries.items()}
+    known = {variable: made for variable, made in awaited.items() if made is not None}
+    copies = copy(make, [variable for variable in plan.put_back if variable not in known], None)
+    copies_ahead(plan.step.graph).update((made.value.op, made) for made in copies)
+    sources = {**known, **{variable: made for made in copies for variable in made.variables}}
+    for variable, source in sources.items():
+        for entry in entries[variable]:
+            if not waits_for(entry, source):
+                tf_private.add_control_input(entry, source.value.op)
+    return copies + _parts(make, known)
+
+
+def _parts(make: ops.Maker, known: Dict[tf.Operation, Copy]) -> List[Copy]:
+    """The copies of variables; of one that holds others as well, only their parts."""
+    found: List[Copy] = []
+    for whole in {made.value.op: made for made in known.values()}.values():
+        if all(variable in known for variable in whole.variables):
+            found.append(whole)
+            continue
+        values = values_of(make, [whole])
+        found += [Copy([v], values[v]) for v in whole.variables if v in known]
+    return found
 
 
 def read_opaque_writes(plan: Plan, make: ops.Maker, known: tf.Tensor) -> List[Check]:

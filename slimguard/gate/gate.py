@@ -23,13 +23,13 @@ _WARNED_OF_CHIEF = '_slimguard_warned_of_chief'
 KEPT_RATES = '_slimguard_learning_rates'
 
 
-class Chief(NamedTuple):
-    """What makes the update of gradients that a gate hands on to accumulators.
+class Beside(NamedTuple):
+    """What a thread runs beside the steps of a gate.
 
     Attributes:
-      gate: the gate of that update.
-      count: int32 scalar, how many bad updates nobody was told of, after a step of the workers.
-      quiet_count: the same, to fetch beside what is `quiet` in the workers' gate.
+      gate: the gate of that.
+      count: int32 scalar, how many bad runs of it nobody was told of, after a step.
+      quiet_count: the same, to fetch beside what is `quiet` in the gate of the steps.
     """
 
     gate: 'Gate'
@@ -71,9 +71,10 @@ class Gate:
         step, until it is put back or undone: who reads them from another thread may see it. Empty
         for a usual gate, which writes nothing in a bad step; there only an update of finite values
         that overflows inside the optimizer is written and undone.
-      chiefs: what the chief of synchronous replicas makes of this step's gradients.
+      beside: what threads run beside these steps: what the chief of synchronous replicas makes of
+        their gradients, and summaries that write.
       takes_from: for the gate of such an update, the accumulators that it takes gradients from.
-        Nobody fetches it: a thread of the chief runs it, beside its steps.
+      is_beside: whether it is of what a thread runs beside the steps, so that nobody fetches it.
     """
 
     def __init__(self, plan: Plan, max_loss: Optional[float]):
@@ -81,8 +82,9 @@ class Gate:
         self.loss: Optional[tf.Tensor] = plan.losses[0] if plan.losses else None
         self.gated = frozenset(plan.gated)
         self.raises = bool(plan.step.raises)
-        self.chiefs: Tuple[Chief, ...] = ()
+        self.beside: Tuple[Beside, ...] = ()
         self.takes_from = frozenset(accumulators_of(plan.step.order) if plan.is_chiefs else ())
+        self.is_beside = plan.is_chiefs
         undone = list(plan.variables) if plan.trial or plan.is_chiefs else []
         self.transient = tuple(dict.fromkeys(list(plan.put_back) + undone))
         self.max_loss = max_loss
@@ -102,10 +104,12 @@ class Gate:
         self.measures = built.measures
         self.row = built.row
 
-    @property
-    def is_chiefs(self) -> bool:
-        """Whether it is the gate of an update that a chief makes of accumulated gradients."""
-        return bool(self.takes_from)
+    def run_beside(self, other: 'Gate') -> None:
+        """Lets those who watch this gate's steps be told of a gate that a thread runs."""
+        other.is_beside = True
+        with ops.our_scope(self.train_op.graph, 'beside'):
+            counts = map(other.untold.count_after, (self.bad, self.quiet.bad))
+            self.beside += (Beside(other, *counts),)
 
     @property
     def limits(self) -> List[tf.Tensor]:
@@ -116,7 +120,9 @@ class Gate:
     def explain(self, bad: Sequence[bool]) -> Verdict:
         """What a fetched `bad` vector says."""
         verdict = explain(self.labels_of(bad))
-        where = "in the chief's update: " if self.is_chiefs else ''
+        where = ''
+        if self.is_beside:
+            where = "in the chief's update: " if self.takes_from else 'in a run of the summaries: '
         return verdict._replace(reason=where + verdict.reason)
 
     def labels_of(self, bad: Sequence[bool]) -> List[Label]:
@@ -226,7 +232,8 @@ def guard_with_values(
         if rates is not None:
             rates.scale(gate, is_new=True)
         _note(gate)
-        gate.chiefs = _chiefs_of(gate)
+        for chief in _chiefs_of(gate):
+            gate.run_beside(chief)
     train_ops = graph.get_collection_ref(tf1.GraphKeys.TRAIN_OP)
     train_ops[:] = [gate.train_op if element is train_op else element for element in train_ops]
     return gate
@@ -238,19 +245,15 @@ def _note(gate: Gate) -> None:
     known.setdefault(op_of(gate.original).name, gate)
 
 
-def _chiefs_of(gate: Gate) -> Tuple[Chief, ...]:
-    """What makes the updates of the gradients that a gate hands on to accumulators."""
+def _chiefs_of(gate: Gate) -> List[Gate]:
+    """The gates of the updates that are made of the gradients a gate hands on to accumulators."""
     filled = {write.inputs[0].op for write in gate.writes if is_accumulator(write)}
     if not filled:
-        return ()
+        return []
     graph = gate.train_op.graph
     known = dict.fromkeys(gates_of(graph).values())
     found = [each for each in known if not filled.isdisjoint(each.takes_from)]
-    found = found or _guard_chief_updates(gate, filled)
-    with ops.our_scope(graph, 'chief'):
-        return tuple(
-            Chief(each, *map(each.untold.count_after, (gate.bad, gate.quiet.bad))) for each in found
-        )
+    return found or _guard_chief_updates(gate, filled)
 
 
 def _guard_chief_updates(gate: Gate, filled: Set[tf.Operation]) -> List[Gate]:

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
+from slimguard.gate.copies_ahead import is_put_back
 from slimguard.gate.finite_arithmetic import keeps_finite
 from slimguard.gate.step_graph import StepGraph
 
@@ -25,8 +26,9 @@ def find_gated_ops(step: StepGraph) -> _Ops:
     # What waits for a guarded train op would run that as well: as it is, and as a part of this one.
     training.update(write for write in step.writing if write in step.gated_before)
     forward = _find_forward_ops(step, training)
-    if not forward:
-        training = set(step.writing)
+    if not forward:  # nothing trains: what another train op puts back is put back here as well
+        forward = {write for write in step.writing if is_put_back(write)}
+        training = set(step.writing) - forward
     gated: _Ops = set()
     loops: Set[object] = set()
     for op in step.order:
@@ -35,6 +37,8 @@ def find_gated_ops(step: StepGraph) -> _Ops:
             gated.add(op)
             loops.add(graphs.loop_around(op))
     gated = _with_loops(step, gated, loops - {None})
+    if isinstance(step.train_op, tf.Operation):
+        gated.add(step.train_op)  # it waits for all that the step writes
     _require_no_placeholder(step, gated)
     return gated
 

@@ -15,7 +15,7 @@ from slimguard.gate.gated_ops import find_gated_ops
 from slimguard.gate.losses import find_late_loss, find_losses
 from slimguard.gate.sources import Sources
 from slimguard.gate.step_graph import GuardedBefore, StepGraph
-from slimguard.graph import TrainOp
+from slimguard.graph import TrainOp, op_of
 from slimguard.graph.clones import summands_by_clone
 
 
@@ -86,6 +86,7 @@ def make_plan(
     """
     step = StepGraph(train_op, loss, guarded)
     gated = find_gated_ops(step)
+    _require_end(step, gated)
     sources = Sources(step, gated)
     losses = find_losses(step, gated, sources, loss)
     late_loss = find_late_loss(step, gated, sources, loss)
@@ -154,6 +155,22 @@ def _find_model_clones(
     for name, summands in clones.items():  # other sums of losses are none of clones
         summands.extend(of_losses.get(name, ()))
     return clones if len(clones) > 1 else {}
+
+
+def _require_end(step: StepGraph, gated: Set[tf.Operation]) -> None:
+    """Raises ValueError for a value that is computed from all that its step writes."""
+    if op_of(step.train_op) not in gated:
+        writes = step.writing[0]
+        raise ValueError(
+            'cannot guard: %r trains nothing. It is a value of the forward pass, which writes %s '
+            '(by %r). Pass the train op; or, for a run that only computes this value and writes '
+            'that, slimguard.guard(tf.group(value))'
+            % (
+                step.train_op.name,
+                ', '.join(repr(v.name) for v in step.writes.variables(writes)) or 'something',
+                writes.name,
+            )
+        )
 
 
 def _require_undo(plan: Plan) -> None:

@@ -25,7 +25,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard.compat import tf_private
 from slimguard.graph.control_flow import flow_around
 from slimguard.graph.variables import dtype_of, is_resource
-from slimguard.graph.walk import OURS, TrainOp, is_reference, op_def_of
+from slimguard.graph.walk import OURS, TrainOp, is_reference, op_def_of, op_of
 
 _NO = tf1.AttrValue(b=False)
 _types = {}
@@ -272,9 +272,19 @@ def merge(tensors: Sequence[tf.Tensor], name: str) -> tf.Tensor:
 
 
 def after(first: Iterable[TrainOp], tensor: tf.Tensor, name: str) -> tf.Tensor:
-    """`tensor`, once all of `first` have run."""
-    with tf.control_dependencies(list(first)):
-        return tf.identity(tensor, name=name)
+    """`tensor`, once all of `first` have run.
+
+    Newer versions mark what `tf.control_dependencies` is given, and warn if a session has seen it.
+    So that is left to ops of ours.
+    """
+    needed = dict.fromkeys(map(op_of, first))
+    own = [op for op in needed if op.name.startswith(OURS)]
+    with tf.control_dependencies(own):
+        copied = tf.identity(tensor, name=name)
+    for op in needed:
+        if op not in own:
+            tf_private.add_control_input(copied.op, op)
+    return copied
 
 
 def lift(value: tf.Tensor, op: tf.Operation, default) -> tf.Tensor:

@@ -1,7 +1,7 @@
 """The sessions on a graph, and what stands in for one: :class:`SessionWrapper`."""
 
 import gc
-from typing import Callable, List
+from typing import Any, Callable, List, Optional, Sequence
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -45,6 +45,25 @@ class SessionWrapper(SessionInterface):
     def as_default(self):
         """As `tf.compat.v1.Session.as_default`, so that `eval()` and `run()` of ops come here."""
         return tf1.Session.as_default(self)
+
+
+def callable_of(
+    run: Callable[..., Any], fetches: Any, feed_list: Optional[Sequence[Any]]
+) -> Callable[..., Any]:
+    """What `make_callable` of a session returns, made of its `run`.
+
+    Args:
+      run: as `tf.compat.v1.Session.run`.
+      fetches, feed_list: as for `tf.compat.v1.Session.make_callable`.
+    """
+    fed = list(feed_list or ())
+
+    def call(*values, options=None, run_metadata=None):
+        if len(values) != len(fed):
+            raise TypeError('expected %d values to feed, not %d' % (len(fed), len(values)))
+        return run(fetches, dict(zip(fed, values)), options, run_metadata)
+
+    return call
 
 
 _SEEN = '_slimguard_seen'

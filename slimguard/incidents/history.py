@@ -35,6 +35,15 @@ def norm_of(row: np.ndarray) -> float:
     return math.sqrt(2 * np.add.reduce(row[GRADIENTS:]))
 
 
+# Losses of so many steps before the last are not asked what is usual: they may be of the explosion.
+_LAST = 10
+# The weights are ruined if the last loss is so many times all before; and so many times the first
+# loss, or 1, while there are no more than these: then the training may have exploded at once.
+_RUINED, _EXPLODED = 100.0, 1000.0
+
+IS_RUINED = 'the weights were ruined before, though they are finite'
+
+
 class History(NamedTuple):
     """The last steps, as they go into a bundle.
 
@@ -67,6 +76,25 @@ class History(NamedTuple):
             'gradient_norm': [norm_of(row) for row in self.rows],
             'gradient_norms': [np.sqrt(2 * row[GRADIENTS:]).tolist() for row in self.rows],
         }
+
+    def ruin(self) -> str:
+        """Why the weights were ruined before the last step; '' if they were not, or nobody knows.
+
+        An explosion writes some updates of finite numbers before it comes to its first Inf.
+        """
+        losses = [abs(float(row[LOSS])) for row in self.rows if row[IS_GOOD]]
+        losses = [loss for loss in losses if not math.isnan(loss)]
+        if len(losses) < 2:
+            return ''
+        before = losses[:-_LAST]
+        usual = max(before or losses[:1])
+        if losses[-1] > (_RUINED * usual if before else _EXPLODED * max(usual, 1.0)):
+            return '; %s: the loss of the last good step is %g, and was %g at most' % (
+                IS_RUINED,
+                losses[-1],
+                usual,
+            )
+        return ''
 
     def _column(self, number: int) -> List[Optional[float]]:
         values = [float(row[number]) for row in self.rows]

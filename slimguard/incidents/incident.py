@@ -5,6 +5,8 @@ import math
 import time
 from typing import Any, Callable, Dict, Optional, Tuple
 
+from slimguard.system.numbers import is_number, is_whole
+
 
 @dataclasses.dataclass(frozen=True)
 class Incident:
@@ -106,12 +108,8 @@ class Incident:
         return '%s%s: %s; %s' % (where, loss, self.reason, state)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
 def _is_step(value: Any) -> bool:
-    return value is None or isinstance(value, int) and _is_number(value) and abs(value) < 2**63
+    return value is None or is_whole(value) and abs(value) < 2**63
 
 
 def _is_real(value: Any) -> bool:
@@ -120,11 +118,11 @@ def _is_real(value: Any) -> bool:
 
 
 def _is_factor(value: Any) -> bool:
-    return value is None or _is_number(value) and 0 <= value <= 1
+    return value is None or is_number(value) and 0 <= value <= 1
 
 
 def _is_time(value: Any) -> bool:
-    return _is_number(value) and abs(value) < 2**63
+    return is_number(value) and abs(value) < 2**63
 
 
 def _is_text(value: Any) -> bool:

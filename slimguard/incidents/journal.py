@@ -96,7 +96,8 @@ class Journal:
         goes_on = incident.action in ('skip', 'on_nan_loss')
         if not self._rate.is_due(must=not goes_on):
             return
-        done = _DONE.get(incident.action or '', 'left to ' + done_by)
+        others = '%s failed' if incident.action == 'error' else 'left to %s'
+        done = _DONE.get(incident.action or '', others % done_by)
         if incident.restored is not None:
             done += ' to ' + incident.restored
         if incident.learning_rate is not None:

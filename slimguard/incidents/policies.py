@@ -1,4 +1,4 @@
-"""What happens after an incident: `Raise`, `Stop`, `Skip`, `Rollback`, and chains of fallbacks.
+"""What happens after an incident: `Raise`, `Stop`, `Skip`, `Rollback`.
 
 A policy only answers one question: is it still willing, given how things went so far? *What* its
 action means is up to who runs the training. Policies are plain values: they hold no state, compare
@@ -6,7 +6,9 @@ by what they say, and can be used in several trainings.
 """
 
 import collections
-from typing import TYPE_CHECKING, Any, Callable, Deque, List, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, Deque, Optional
+
+from slimguard.system.numbers import is_number, is_whole
 
 if TYPE_CHECKING:  # it imports TensorFlow, and the command line reads policies without
     from slimguard.incidents.incident import Incident
@@ -117,12 +119,18 @@ class Skip(Policy):
 
     def why_not(self, state: PolicyState) -> str:
         if not self._has_spent(state):
-            return state.ruin
+            return state.ruin or self._why_no_more(state)
         return '; %d of the %d steps before it were skipped, and max_ratio=%g allows no more' % (
             state.skipped_lately(),
             min(state.steps - 1, _LAST_STEPS - 1),
             self.max_ratio,
         )
+
+    def _why_no_more(self, state: PolicyState) -> str:
+        if state.in_a_row <= self.max_consecutive:
+            return ''
+        told = '; %d steps in a row were skipped before it, and max_consecutive=%d allows no more'
+        return told % (state.in_a_row - 1, self.max_consecutive)
 
     def _has_spent(self, state: PolicyState) -> bool:
         if self.max_ratio is None:
@@ -173,9 +181,15 @@ class Rollback(Policy):
     def is_willing(self, state: PolicyState) -> bool:
         return state.rollbacks < self.max_times
 
+    def why_not(self, state: PolicyState) -> str:
+        return '; the training went back %s already, and max_times=%d allows no more' % (
+            'once' if state.rollbacks == 1 else '%d times' % state.rollbacks,
+            self.max_times,
+        )
+
 
 def _count(number, name: str, least: int = 1) -> int:
-    if isinstance(number, bool) or not isinstance(number, int):
+    if not is_whole(number):
         raise TypeError('%s must be an int, not %r' % (name, number))
     if number < least:
         raise ValueError('%s must be at least %d, not %d' % (name, least, number))
@@ -185,213 +199,8 @@ def _count(number, name: str, least: int = 1) -> int:
 def _share(number, name: str) -> Optional[float]:
     if number is None:
         return None
-    if isinstance(number, bool) or not isinstance(number, (int, float)):
+    if not is_number(number):
         raise TypeError('%s must be a number above 0 and at most 1, not %r' % (name, number))
     if not 0 < number <= 1:
         raise ValueError('%s must be above 0 and at most 1, not %r' % (name, number))
     return float(number)
-
-
-_BY_NAME = {'raise': Raise, 'stop': Stop, 'skip': Skip, 'rollback': Rollback}
-_EXAMPLE = 'skip:5,rollback:3x0.5,raise'
-
-OnNan = Union[None, str, Policy, Callable[['Incident'], Any], Sequence[Any]]
-
-
-def fallbacks_of(on_nan: OnNan) -> List[Any]:
-    """The policies and callables that an `on_nan` argument stands for, in order.
-
-    A str is read by `parse_chain`.
-
-    Raises:
-      ValueError: for an unknown name, a number that does not fit, or an empty list.
-      TypeError: for anything that is no name, policy, callable or list of them.
-    """
-    if isinstance(on_nan, (list, tuple)):
-        if not on_nan:
-            raise ValueError('on_nan is an empty list; name at least one policy, like "raise"')
-        return [fallback for item in on_nan for fallback in fallbacks_of(item)]
-    if isinstance(on_nan, Policy):
-        return [on_nan]
-    if isinstance(on_nan, str):
-        try:
-            return list(parse_chain(on_nan))
-        except UnknownPolicyError as error:
-            raise ValueError(
-                'unknown policy on_nan=%r; expected one of %s, several in turn like %r, a policy '
-                'object like slimguard.Skip(max_consecutive=10), a callable, or a list of these'
-                % (error.name, ', '.join(map(repr, _BY_NAME)), _EXAMPLE)
-            ) from None
-        except ValueError as error:
-            raise ValueError('on_nan has %s' % error) from None
-    if isinstance(on_nan, type) and issubclass(on_nan, Policy):
-        raise TypeError('on_nan=%s is a class; pass %s()' % (on_nan.__name__, on_nan.__name__))
-    if callable(on_nan):
-        return [on_nan]
-    raise TypeError(
-        'on_nan must be the name of a policy, a policy object, a callable or a list of these, '
-        'not %r' % (on_nan,)
-    )
-
-
-class UnknownPolicyError(ValueError):
-    """A text names no policy; `name` is what stands in its place. It speaks of no Python."""
-
-    def __init__(self, name: str):
-        names = list(_BY_NAME)
-        expected = '%s or %s, or several in turn, such as %s' % (
-            ', '.join(names[:-1]),
-            names[-1],
-            _EXAMPLE,
-        )
-        ValueError.__init__(self, 'unknown policy %r; expected %s' % (name, expected))
-        self.name = name
-
-
-def parse_chain(text: str) -> List[Policy]:
-    """The policies that a text stands for: a name, or several with commas between.
-
-    It means the same in Python, on the command line and in a flag. `skip` and `rollback` may have a
-    number, as in ``skip:5``, and `rollback` what the learning rate is multiplied by, as in
-    ``rollback:3x0.5``.
-
-    Raises:
-      ValueError: for an unknown name, or a number that does not fit. It tells of the text only,
-        and not of an argument or option, which the caller knows.
-    """
-    return [_parse_fallback(each.strip()) for each in text.split(',')]
-
-
-def _parse_fallback(text: str) -> Policy:
-    name, colon, number = (part.strip() for part in text.partition(':'))
-    if name not in _BY_NAME:
-        raise UnknownPolicyError(name)
-    kind = _BY_NAME[name]
-    if not colon:
-        return kind()
-    if kind not in (Skip, Rollback):
-        raise ValueError('%r: %s takes no number' % (text, name))
-    number, times, factor = (part.strip() for part in number.partition('x'))
-    if not number.isdigit():
-        raise ValueError('%r: expected a number after the colon, as in %s:5' % (text, name))
-    if not int(number):
-        raise ValueError('%r: expected a number of at least 1, as in %s:5' % (text, name))
-    if not times:
-        return kind(int(number))
-    if kind is not Rollback:
-        raise ValueError('%r: only rollback takes a factor, as in rollback:3x0.5' % text)
-    try:
-        return Rollback(int(number), learning_rate=float(factor))
-    except ValueError:
-        raise ValueError(
-            '%r: expected what to multiply the learning rate by after the x, above 0 and at most '
-            '1, as in rollback:3x0.5' % text
-        ) from None
-
-
-def _fallbacks_of_answer(asked: Callable, answer) -> List[Any]:
-    try:
-        if callable(answer) and not isinstance(answer, Policy):
-            raise TypeError('expected the name of a policy, a policy object, a list, or None')
-        return fallbacks_of(answer)
-    except (TypeError, ValueError) as error:
-        raise type(error)(
-            'the on_nan callable %r returned %r: %s' % (asked, answer, error)
-        ) from None
-
-
-class FallbackChain:
-    """Policies in order: the first that is willing takes an incident, and after the last comes
-    raise.
-
-    A good step sets `Skip` back, and so does a rollback: the chain begins with its first again.
-
-    Args:
-      on_nan: what the user said; None stands for `otherwise`.
-      otherwise: the policy for None, also when a callable returns it.
-
-    Attributes:
-      fallbacks: the policies and callables, in order.
-      why_not: what to add to the reason of the last incident: why policies gave way.
-    """
-
-    def __init__(self, on_nan: OnNan, otherwise: Policy):
-        self.why_not = ''
-        self._told = 0  # how many were skipped, when that was last told
-        self.fallbacks = [otherwise] if on_nan is None else fallbacks_of(on_nan)
-        self._otherwise = otherwise
-        self._state = PolicyState()
-
-    def decide(self, incident: 'Incident', ruin: str = '') -> Policy:
-        """The policy that takes one more incident. A callable's own exceptions pass through.
-
-        Args:
-          incident: the incident.
-          ruin: as for `PolicyState`.
-        """
-        self.why_not = ''
-        self._state.steps += 1
-        self._state.in_a_row += 1
-        self._state.state_lost = incident.state_lost
-        self._state.ruin = ruin
-        policy = self._first_willing(self.fallbacks, incident) or Raise()
-        if isinstance(policy, Rollback):
-            self._state.rollbacks += 1
-            self._state.in_a_row = 0
-            self._state.skipped_at.clear()
-        return policy
-
-    def step_was_good(self) -> None:
-        self._state.steps += 1
-        self._state.in_a_row = 0
-
-    def step_was_skipped(self, is_decided: bool = True) -> None:
-        """Notes that a step was skipped: that of the last decision, or one that nobody decided."""
-        self._state.steps += not is_decided
-        self._state.note_skipped()
-
-    def tell_skipped(self) -> str:
-        """How many steps were skipped, of how many; empty if that is no news."""
-        skipped = self._state.skipped
-        if skipped == self._told:
-            return ''
-        self._told = skipped
-        return '%d of %d batches were skipped' % (skipped, self._state.steps)
-
-    def note_rollbacks(self, rollbacks: int) -> None:
-        """Notes how often others went back to a checkpoint, and this training with them."""
-        self._state.rollbacks = max(self._state.rollbacks, rollbacks)
-
-    @property
-    def snapshots(self) -> int:
-        """How many snapshots a rollback wants. What a callable may return is not known ahead."""
-        return max([each.snapshots for each in self.fallbacks if isinstance(each, Rollback)] or [0])
-
-    def may(self, kind: type) -> bool:
-        """Whether a policy here is of a kind. A callable's answer is not known ahead."""
-        return any(isinstance(each, kind) for each in self.fallbacks)
-
-    @property
-    def rollbacks(self) -> int:
-        """How many times the training went back to a checkpoint."""
-        return self._state.rollbacks
-
-    @property
-    def learning_rate(self) -> Optional[float]:
-        """What the first policy here that lowers the learning rate multiplies it by, or None."""
-        rates = (each.learning_rate for each in self.fallbacks if isinstance(each, Rollback))
-        return next((rate for rate in rates if rate is not None), None)
-
-    def _first_willing(self, fallbacks: Sequence[Any], incident: 'Incident') -> Optional[Policy]:
-        for fallback in fallbacks:
-            if isinstance(fallback, Policy):
-                policy = fallback if fallback.is_willing(self._state) else None
-                if policy is None:
-                    self.why_not += fallback.why_not(self._state)
-            else:
-                answer = fallback(incident)
-                answer = self._otherwise if answer is None else answer
-                policy = self._first_willing(_fallbacks_of_answer(fallback, answer), incident)
-            if policy is not None:
-                return policy
-        return None

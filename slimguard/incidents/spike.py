@@ -9,6 +9,8 @@ import dataclasses
 import math
 from typing import Any, Deque, List, Optional, Union
 
+from slimguard.system.numbers import is_number, is_whole
+
 # How far above the median a number may be, as a multiple of the distance of the upper quartile;
 # both in logarithms.
 _QUARTILES = 10
@@ -53,18 +55,18 @@ class Spike:
     def __post_init__(self):
         for name in ('loss', 'gradient_norm'):
             multiple = getattr(self, name)
-            if multiple is not None and not (_is_number(multiple) and 1 < multiple < math.inf):
+            if multiple is not None and not (is_number(multiple) and 1 < multiple < math.inf):
                 raise ValueError(
                     '%s of a Spike is a multiple of a median, a finite number above 1, or None; '
                     'not %r' % (name, multiple)
                 )
         if self.loss is None and self.gradient_norm is None:
             raise ValueError('a Spike looks at something: loss or gradient_norm must be a number')
-        if not _is_count(self.window) or self.window < 2:
+        if not is_whole(self.window) or self.window < 2:
             raise ValueError(
                 'window of a Spike is a number of steps, at least 2, not %r' % (self.window,)
             )
-        if not _is_count(self.warmup) or not 1 <= self.warmup <= self.window:
+        if not is_whole(self.warmup) or not 1 <= self.warmup <= self.window:
             raise ValueError(
                 'warmup of a Spike is a number of steps, from 1 to its window of %d, not %r'
                 % (self.window, self.warmup)
@@ -133,14 +135,6 @@ def _said(name: str) -> str:
 
 
 _NAMES = [field.name for field in dataclasses.fields(Spike)]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 class Level:

@@ -7,6 +7,7 @@ import os
 import re
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
+from slimguard.system.numbers import is_whole
 from slimguard.system.texts import cut
 
 ACTIONS = ('raise', 'stop', 'rollback', 'skip', 'save refused', 'other', 'not said')
@@ -69,6 +70,9 @@ def _notes(record: Dict[str, Any]) -> Tuple[str, ...]:
     notes = []
     if isinstance(record.get('restored'), str):
         notes.append('restored %s' % cut(os.path.basename(record['restored']), 200))
+    factor = _float(record.get('learning_rate'))
+    if factor is not None:
+        notes.append('learning rate x%g from then on' % factor)
     if record.get('held') is False:
         notes.append('the update had landed')
     if record.get('state_lost') is True:
@@ -86,8 +90,7 @@ def _str(value: Any) -> str:
 
 
 def _int(value: Any) -> Optional[int]:
-    is_int = isinstance(value, int) and not isinstance(value, bool)
-    return value if is_int and abs(value) < 10**15 else None
+    return value if is_whole(value) and abs(value) < 10**15 else None
 
 
 def _float(value: Any) -> Optional[float]:

@@ -13,14 +13,16 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Set
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from slimguard.checkpoints.step_turn import turn_of_this_loop
+from slimguard.checkpoints.step_turn import in_turn
 from slimguard.compat import tf_callers, tf_private
 from slimguard.diagnosis.evidence import Evidence, collect
 from slimguard.gate import Gate, scale_learning_rates
-from slimguard.graph.sessions import SessionWrapper, note_first
+from slimguard.graph.sessions import SessionWrapper, callable_of, note_first
+from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import with_short_traceback
-from slimguard.incidents.policies import FallbackChain, OnNan, Raise, Skip
+from slimguard.incidents.policies import Raise, Skip
+from slimguard.incidents.policy_language import OnNan
 from slimguard.incidents.spike import Spike
 from slimguard.scripts.ending import Seen
 from slimguard.scripts.optimizer_notes import OptimizerNotes
@@ -83,7 +85,7 @@ class GuardedSessions:
     def __init__(self, settings: ScriptSettings):
         self.seen = Seen()
         self._lock = threading.RLock()
-        self.files = ScriptFiles(settings.logdir, self._lock, lambda: self.seen.train_ops)
+        self.files = ScriptFiles(settings.logdir, self._lock, self.seen)
         self._settings = settings
         self._preemption = self._new_preemption()
         self._notes = OptimizerNotes()
@@ -122,9 +124,9 @@ class GuardedSessions:
             return original(session, fetches, feed_dict, options, run_metadata)
         self._summaries.note_run(session)
         step = self._step_of(session, fetches)
-        if step is None:
-            self.seen.runs += 1
+        self.seen.runs += step is None
         if step is None or step.is_watched:
+            self.seen.own_steps += step is not None
             return original(session, fetches, feed_dict, options, run_metadata)
         try:
             self._capture(step, session.graph)
@@ -143,9 +145,7 @@ class GuardedSessions:
     def _run_step(self, original, session, step, *arguments):
         with self._inside:
             run = self._hooked(session, original).run_step
-            turn = turn_of_this_loop(session.graph)
-            if turn is not None:
-                run = turn.stepping(run)
+            run = in_turn(run, session.graph, trains=bool(step.names))
             return run(session, step, *arguments)
 
     def _hear_signals(self) -> None:
@@ -155,7 +155,7 @@ class GuardedSessions:
             self._preemption.__enter__()
 
     def _new_preemption(self) -> ScriptPreemption:
-        return ScriptPreemption(self.files.save_again, self._settings.preemption_seconds)
+        return ScriptPreemption(self.files, self._settings.preemption_seconds)
 
     def release(self) -> None:
         """Puts signals back, and lets bad steps of sessions that go on tell of themselves."""
@@ -171,16 +171,7 @@ class GuardedSessions:
         step = None if self._inside else self._step_of(session, fetches)
         if step is None or step.is_watched:
             return original(session, fetches, feed_list, accept_options)
-
-        def call(*values, options=None, run_metadata=None):
-            if len(values) != len(feed_list or ()):
-                raise TypeError(
-                    'expected %d values to feed, not %d' % (len(feed_list or ()), len(values))
-                )
-            feed_dict = dict(zip(feed_list or (), values))
-            return session.run(fetches, feed_dict, options, run_metadata)
-
-        return call
+        return callable_of(session.run, fetches, feed_list)
 
     def _partial_run_setup(self, original, session, fetches, *args, **kwargs):
         for name in self._prepare(session.graph).names_of_updates(fetches):
@@ -257,13 +248,13 @@ class GuardedSessions:
 
     def _count(self, step: Step) -> None:
         self._steps += 1
-        for name in step.names:
-            self.seen.note_steps(name, 1)
+        self.seen.note_run(step.names)
 
     def _refuse(self, name: str, error: Exception) -> None:
         if name not in self.seen.refused:
             self.seen.refused[name] = str(error)
-            tf1.logging.error('slimguard: train op %r is NOT guarded: %s', name, error)
+            what = getattr(error, 'of', 'train op')
+            tf1.logging.error('slimguard: %s %r is NOT guarded: %s', what, name, error)
 
     def _say_no_loss(self, name: str) -> None:
         if name not in self._without_loss:

@@ -17,8 +17,10 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import compat, learning
 from slimguard import gate as gates
-from slimguard.diagnosis.evidence import require_max_bundles
-from slimguard.incidents.policies import OnNan, Skip, fallbacks_of
+from slimguard.checkpoints.state_file import is_same
+from slimguard.diagnosis.evidence import require_capture
+from slimguard.incidents.policies import Skip
+from slimguard.incidents.policy_language import OnNan, fallbacks_of
 from slimguard.incidents.spike import AnySpike, as_spike
 from slimguard.scripts import good_checkpoints
 from slimguard.scripts.guarded_sessions import GuardedSessions, ScriptSettings
@@ -27,6 +29,7 @@ from slimguard.scripts.train_steps import name_of
 from slimguard.system import files
 from slimguard.training.context import TrainingContext
 from slimguard.training.gate_watcher import GateWatcher
+from slimguard.training.incident_reading import Reading
 from slimguard.training.preemption import SECONDS, require_seconds
 from slimguard.training.step_history import STEPS, require_history
 from slimguard.training.watchers import lent, watchers_in
@@ -92,7 +95,7 @@ def instrument(
     """
     global _active
     gates.require_max_loss(max_loss)
-    require_max_bundles(max_bundles)
+    require_capture(capture, max_bundles)
     require_seconds(preemption_seconds)
     if on_nan is not None:
         fallbacks_of(on_nan)
@@ -212,6 +215,11 @@ class Instrumentation:
     def _train(self, original: Callable) -> Callable:
         @functools.wraps(original)
         def train(*args, **kwargs):
+            logdir = _logdir_of(*args, **kwargs)
+            if not logdir and 'hooks' not in kwargs:
+                # It saves nothing. The sessions guard it, which keep a record all the same.
+                return original(*args, **kwargs)
+            self._warn_of_another(logdir)
             kwargs = dict(self._defaults(kwargs), **kwargs)
             watcher = _watcher_in(kwargs)
             before = watcher.incident_count
@@ -222,12 +230,23 @@ class Instrumentation:
 
         return train
 
+    def _warn_of_another(self, logdir: Optional[files.Path]) -> None:
+        asked = self.settings.logdir
+        if asked is not None and logdir and not is_same(asked, files.as_logdir(logdir)):
+            tf1.logging.warning(
+                'slimguard: %s is to have the record, but slim.learning.train has a logdir, %s: '
+                'record and bundles of this training go there.',
+                asked,
+                logdir,
+            )
+
     def _note_training(
         self, watcher: GateWatcher, before: int, train_op, logdir=None, *_, **__
     ) -> None:
         """Notes a training, and the incidents of it that its watcher remembers."""
         seen = self.sessions.seen
-        seen.note_steps(name_of(gates.as_train_op(train_op)), 0)
+        steps = watcher.steps if isinstance(watcher, _CountingWatcher) else 0
+        seen.note_steps(name_of(gates.as_train_op(train_op)), steps)
         known = len(watcher.incidents)
         for incident in watcher.incidents[max(0, known - (watcher.incident_count - before)) :]:
             seen.note_incident(incident, str(logdir))
@@ -276,12 +295,30 @@ class Instrumentation:
         return on_nan is not None and isinstance(fallbacks_of(on_nan)[0], Skip)
 
 
+class _CountingWatcher(GateWatcher):
+    """Counts the steps of one training, the bad ones among them, in `steps`."""
+
+    steps = 0
+
+    def step_was_good(self, session, loss: Any) -> None:
+        self.steps += 1
+        GateWatcher.step_was_good(self, session, loss)
+
+    def handle(self, run_context, reading: Reading) -> None:
+        self.steps += 1
+        GateWatcher.handle(self, run_context, reading)
+
+
+def _logdir_of(train_op, logdir=None, *_, **__) -> Optional[files.Path]:
+    return logdir
+
+
 def _watcher_in(kwargs: Dict[str, Any]) -> GateWatcher:
     """The watcher among the hooks of a training, as `with_watcher` picks it; else a new one."""
     hooks = list(kwargs.get('hooks') or ())
     watchers = watchers_in(hooks)
     if not watchers:
-        watchers = [GateWatcher(kwargs.pop('on_nan', None))]
+        watchers = [_CountingWatcher(kwargs.pop('on_nan', None))]
         kwargs['hooks'] = hooks + watchers
     return watchers[0]
 

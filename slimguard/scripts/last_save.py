@@ -20,9 +20,10 @@ class _Call(NamedTuple):
     size: int  # how many variables were saved
     steps: Dict[str, int]  # by train op, how many there had been
 
-    def steps_until(self, steps: Dict[str, int]) -> int:
-        """The steps since then, of the train op that ran most often: a GAN has two."""
-        return max([n - self.steps.get(name, 0) for name, n in steps.items()], default=0)
+
+def _steps_between(before: Dict[str, int], after: Dict[str, int]) -> int:
+    """The steps from one count to another, of the train op that ran most often: a GAN has two."""
+    return max([n - before.get(name, 0) for name, n in after.items()], default=0)
 
 
 class LastSave:
@@ -35,6 +36,8 @@ class LastSave:
     def __init__(self, steps: Callable[[], Dict[str, int]]):
         self._steps = steps
         self._calls: List[_Call] = []  # the last two of those that saved most variables
+        # The number in the name of what was restored, and the steps until then.
+        self._restored: Optional[Tuple[int, Dict[str, int]]] = None
 
     def note(
         self, size: int, saver: tf1.train.Saver, save_path, global_step=None, *args, **kwargs
@@ -48,6 +51,17 @@ class LastSave:
         if size >= most:
             call = _Call(saver, save_path, global_step, args, kwargs, size, dict(self._steps()))
             self._calls = [each for each in self._calls if each.size == size][-1:] + [call]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there was one."""
+        return bool(self._calls)
+
+    def note_restored(self, prefix: str) -> None:
+        """Notes the checkpoint that the script goes on from, whose name may count steps."""
+        number = prefix.rpartition('-')[2]
+        if number.isdigit():
+            self._restored = int(number), dict(self._steps())
 
     def again(self, session, is_to_be_found: bool = False) -> Optional[str]:
         """Saves the state as it is now. Returns the checkpoint; None if the script saved none yet.
@@ -64,7 +78,7 @@ class LastSave:
         if not self._calls:
             return None
         call = self._calls[-1]
-        steps = call.steps_until(self._steps())
+        steps = _steps_between(call.steps, self._steps())
         if call.global_step is not None and not isinstance(call.global_step, numbers.Integral):
             return call.saver.save(
                 session, call.save_path, call.global_step, *call.args, **call.kwargs
@@ -82,10 +96,17 @@ class LastSave:
         )
 
     def _counts_steps(self) -> bool:
-        """Whether the script's number grows as its steps do: between two saves, or from none."""
+        """Whether the script's number grows as its steps do.
+
+        From one save to the next, or since what it restored, or from none.
+        """
         *before, last = self._calls
         if before and before[0].global_step is not None:
-            between = before[0].steps_until(last.steps)
+            between = _steps_between(before[0].steps, last.steps)
             return last.global_step - before[0].global_step == between
+        if self._restored is not None:
+            number, steps = self._restored
+            if last.global_step - number == _steps_between(steps, last.steps):
+                return True
         total = max(last.steps.values(), default=0)
         return last.global_step in (total, total - 1)

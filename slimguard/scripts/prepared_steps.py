@@ -86,7 +86,7 @@ class _Call(NamedTuple):
         if step.quiet is None or not watcher.only_looks_at(step.gates[0], context):
             return None
         gate = step.gates[0]
-        if gate.chiefs:  # whose updates the watcher has to ask for
+        if gate.beside:  # which the watcher has to ask for
             return None
         wanted = Told(gate.quiet.bad, gate.quiet.step, gate.loss)._asdict()
         told = {name: tensor for name, tensor in wanted.items() if tensor is not None}

@@ -8,7 +8,7 @@ ScriptRestorer  goes back to the newest of all these that is good
 import contextlib
 import os
 import threading
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional
+from typing import Any, ContextManager, Dict, Iterator, List, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -22,6 +22,7 @@ from slimguard.checkpoints.saving_session import SavingSession
 from slimguard.checkpoints.snapshot_values import assign, read_variables
 from slimguard.checkpoints.step_turn import prepare_turn, turn_of
 from slimguard.compat import tf_private
+from slimguard.scripts.ending import Seen
 from slimguard.scripts.last_save import LastSave
 from slimguard.scripts.patches import Inside, Patches, kept_on
 from slimguard.system import files
@@ -51,23 +52,19 @@ class ScriptFiles:
     Args:
       logdir: where records and bundles are to go; None for where the script saves.
       lock: held while ops are added to a graph: a Supervisor saves from a thread of its own.
-      steps: gives, by train op, how many guarded steps there have been.
+      seen: knows the guarded steps, and is told of saves that are refused.
 
     Attributes:
-      logdir: where records and bundles go: what was given, or else the folder of the script's
-        checkpoints, or else that of its summaries; None while it has none.
-      newest: the checkpoint with the whole state that was saved last, or None.
+      newest: the checkpoint with a whole state, of whichever graph, that was saved last, or None.
     """
 
-    def __init__(
-        self, logdir: Optional[str], lock: threading.RLock, steps: Callable[[], Dict[str, int]]
-    ):
+    def __init__(self, logdir: Optional[str], lock: threading.RLock, seen: Seen):
+        self._seen = seen
         self._lock = lock
-        self._steps = steps
-        self.logdir = logdir
+        self._given = logdir
+        self._summaries: Optional[str] = None  # the folder of the first summaries
         self.newest: Optional[str] = None
         self._fallback = os.path.abspath(FALLBACK)
-        self._has_checkpoints = logdir is not None  # which go before summaries
         self._inside = Inside()
 
     def install(self, patches: Patches) -> None:
@@ -77,14 +74,21 @@ class ScriptFiles:
         patches.wrap(tf1.train.CheckpointSaverHook, '__init__', self._make_hook)
         patches.wrap(tf1.summary.FileWriter, '__init__', self._make_writer)
 
-    def logdir_for_record(self) -> str:
-        """Where to keep a record: in a folder of its own while the script has saved nothing."""
-        return self._fallback if self.logdir is None else self.logdir
+    def logdir_of(self, graph: tf.Graph) -> Optional[str]:
+        """Where what concerns a graph is kept; None while the script has no folder for it.
 
-    @property
-    def keeps_checkpoints(self) -> bool:
+        What was given, or else the folder of the graph's own checkpoints, as a script may train
+        several models, or else that of summaries.
+        """
+        return self._given or _folder_of(graph) or self._summaries
+
+    def logdir_for_record(self, graph: tf.Graph) -> str:
+        """Where to keep a record: in a folder of its own while the script has saved nothing."""
+        return self.logdir_of(graph) or self._fallback
+
+    def keeps_checkpoints(self, graph: tf.Graph) -> bool:
         """Whether it is known for good where records go: as was said, or where the script saves."""
-        return self._has_checkpoints
+        return (self._given or _folder_of(graph)) is not None
 
     def checkpoints(self, graph: tf.Graph) -> List[_Known]:
         """What was saved from a graph as a whole, and no part of it; the newest first."""
@@ -100,7 +104,11 @@ class ScriptFiles:
                 saved = original(saver, sess, save_path, *args, **kwargs)
             else:
                 finite = self._finite_saver(saver, sess.graph)
+                refused = finite.refused[-1:]
                 saved = finite.save(sess, save_path, *args, **kwargs)
+                if finite.refused[-1:] != refused:
+                    folder = os.path.dirname(files.as_path(save_path, 'save_path'))
+                    self._seen.note_refused_save(folder)
         if saved is not None:
             size = _size_of(saved)
             self._last_save(sess.graph).note(size, saver, save_path, *args, **kwargs)
@@ -126,6 +134,15 @@ class ScriptFiles:
             until = paths[: paths.index(restored) + 1]
             known = [_Known(saver, path, size) for path in until if _size_of(path) == size]
             kept_on(graph, 'checkpoints', list).extend(known[-_MOST_CHECKPOINTS:])
+            self._last_save(graph).note_restored(restored)
+            folder = os.path.dirname(restored)
+            if files.is_dir(os.path.join(folder, 'slimguard')):
+                # A guarded training kept its record there. Other folders are somebody's to read.
+                kept_on(graph, 'resumed_in', lambda: folder)
+
+    def has_saved(self, graph: tf.Graph) -> bool:
+        """Whether the script has saved the variables of a graph, so that it is known how."""
+        return self._last_save(graph).is_known
 
     def save_again(self, session, is_to_be_found: bool = False) -> Optional[str]:
         """Saves a session as the script did last; None if it has not done so yet.
@@ -137,7 +154,7 @@ class ScriptFiles:
         return self._last_save(session.graph).again(session, is_to_be_found)
 
     def _last_save(self, graph: tf.Graph) -> LastSave:
-        return kept_on(graph, 'last_save', lambda: LastSave(self._steps))
+        return kept_on(graph, 'last_save', lambda: LastSave(lambda: self._seen.train_ops))
 
     def _finite_saver(self, saver: tf1.train.Saver, graph: tf.Graph) -> FiniteSaver:
         with self._lock, graph.as_default(), tf_private.unfinalized(graph):
@@ -155,21 +172,28 @@ class ScriptFiles:
         known[:] = [each for each in known if each.prefix != prefix][1 - _MOST_CHECKPOINTS :]
         known.append(_Known(saver, prefix, size))
         self.newest = self.checkpoints(graph)[0].prefix
-        self._keep_in(os.path.dirname(prefix))
+        _keep_in(graph, os.path.dirname(prefix))
 
     def _make_hook(self, original, hook, checkpoint_dir, *args, **kwargs):
         original(hook, checkpoint_dir, *args, **kwargs)
-        self._keep_in(files.as_path(checkpoint_dir, 'checkpoint_dir'))
+        _keep_in(tf1.get_default_graph(), files.as_path(checkpoint_dir, 'checkpoint_dir'))
 
     def _make_writer(self, original, writer, logdir, *args, **kwargs):
         original(writer, logdir, *args, **kwargs)
-        if self.logdir is None and logdir:
-            self.logdir = files.as_path(logdir, 'logdir')
+        if self._summaries is None and logdir:
+            self._summaries = files.as_path(logdir, 'logdir')
 
-    def _keep_in(self, folder: str) -> None:
-        if not self._has_checkpoints:
-            self._has_checkpoints = True
-            self.logdir = folder
+
+def _folder_of(graph: tf.Graph) -> Optional[str]:
+    """Where the script first saved the variables of a graph, or made a hook to save them.
+
+    Until it does, where a guarded training has left what it goes on from.
+    """
+    return kept_on(graph, 'folder', lambda: None) or kept_on(graph, 'resumed_in', lambda: None)
+
+
+def _keep_in(graph: tf.Graph, folder: str) -> None:
+    kept_on(graph, 'folder', lambda: folder)
 
 
 def _size_of(prefix: str) -> int:
@@ -219,16 +243,20 @@ def _variables_of(session) -> Dict[str, Any]:
 class ScriptRestorer(Restorer):
     """Goes back to the newest good checkpoint of the script's, or to before the first step."""
 
-    why_not_saved = (
-        'the script names its checkpoints by no count of steps, so no name would make a restart '
-        'find it'
-    )
-
     def __init__(self, script_files: ScriptFiles, graph: tf.Graph):  # no saver, no logdir
         self.logdir = 'the script'
         self._files = script_files
         self._graph = graph
         self._first = FirstState()
+
+    @property
+    def why_not_saved(self) -> str:
+        if not self._files.has_saved(self._graph):
+            return 'the script has saved nothing yet since it was started, so nobody knows how'
+        return (
+            'the script names its checkpoints by no count of steps, so no name would make a '
+            'restart find it'
+        )
 
     def save_first(self, session) -> None:
         """Keeps the state before the first step, in memory."""

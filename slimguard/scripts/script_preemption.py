@@ -1,9 +1,11 @@
 """SIGTERM and Ctrl-C in a script whose loop asks nobody whether to stop: `ScriptPreemption`."""
 
+import functools
 from typing import Any, Callable
 
 import tensorflow.compat.v1 as tf1
 
+from slimguard.scripts.script_files import ScriptFiles
 from slimguard.training.preemption import SECONDS
 from slimguard.training.signal_watch import is_main_thread
 from slimguard.training.step_preemption import StepPreemption
@@ -15,13 +17,14 @@ class ScriptPreemption(StepPreemption):
     It serves once: what the script trains after a Ctrl-C that it caught has another.
 
     Args:
-      save: saves the state of a session, and returns the checkpoint; None if it could not.
+      script_files: save the state as the script does.
       seconds: how long a step may take to end.
     """
 
-    def __init__(self, save: Callable[[Any], Any], seconds: float = SECONDS):
+    def __init__(self, script_files: ScriptFiles, seconds: float = SECONDS):
         # Whatever goes wrong must not hide the signal.
-        StepPreemption.__init__(self, None, lambda session: save_quietly(save, session), seconds)
+        save = functools.partial(save_quietly, script_files)
+        StepPreemption.__init__(self, None, save, seconds)
 
     def run_step(self, session, run: Callable[[], Any]) -> Any:
         """Runs a step, and returns what `run` does.
@@ -40,22 +43,17 @@ class ScriptPreemption(StepPreemption):
                 self.act()
 
 
-def save_quietly(save: Callable[[Any], Any], session) -> None:
-    """Saves the state of a session, and says so where it was not saved; raises nothing.
-
-    Args:
-      save: called with the session; returns the checkpoint, or None.
-      session: the session.
-    """
+def save_quietly(script_files: ScriptFiles, session) -> None:
+    """Saves the state of a session as the script does, and says what came of it; raises nothing."""
     try:
-        saved = save(session)
+        saved = script_files.save_again(session)
     except Exception as error:
         tf1.logging.error('slimguard: the last good state could not be saved: %s', error)
         return
     if saved is None:
-        tf1.logging.warning(
-            'slimguard: the last good state is not saved: nothing that the script has saved so far '
-            'tells where and how.'
-        )
+        why = 'the save was refused, as said above'
+        if not script_files.has_saved(session.graph):
+            why = 'nothing that the script has saved so far tells where and how'
+        tf1.logging.warning('slimguard: the last good state is not saved: %s.', why)
     else:
         tf1.logging.warning('slimguard: the last good state is saved: %s', saved)

@@ -8,13 +8,16 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard.diagnosis.evidence import Evidence
+from slimguard.incidents.fallback_chain import FallbackChain
+from slimguard.incidents.history import IS_RUINED
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.journal import Journal
 from slimguard.incidents.nan_loss_error import NanLossError
-from slimguard.incidents.policies import FallbackChain, OnNan
+from slimguard.incidents.policy_language import OnNan
 from slimguard.scripts.script_files import ScriptFiles, ScriptRestorer
 from slimguard.scripts.script_preemption import save_quietly
 from slimguard.training.back_off import BackOff
+from slimguard.training.checkpoint_keeper import NOT_SAVED
 from slimguard.training.context import TrainingContext
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hook_training import KeptByLoop
@@ -93,6 +96,7 @@ class ScriptWatcher(GateWatcher):
             evidence=evidence,
             joins_job=False,
             is_kept=True,
+            guards_beside=True,
             spike=history.spike,
             history=history.length,
         )
@@ -104,7 +108,7 @@ class ScriptWatcher(GateWatcher):
         graph = tf1.get_default_graph()
         # A watcher comes with the first step; the graph was made ready before that.
         rates = gates.learning_rates_of(graph)
-        back_off = None if rates is None else BackOff(rates, lambda: self._files.logdir)
+        back_off = None if rates is None else BackOff(rates, lambda: self._files.logdir_of(graph))
         restorer = ScriptRestorer(self._files, graph)
         recovery = Recovery(restorer, self._own.snapshots(graph, policies.snapshots), back_off)
         self._handle_with(policies, self._journal, recovery)
@@ -116,15 +120,15 @@ class ScriptWatcher(GateWatcher):
         self._preparation.before_step(session)
 
     def step_was_good(self, session, loss: Any) -> None:
-        if self.recorded_in is None and self._files.keeps_checkpoints:
+        if self.recorded_in is None and self._files.keeps_checkpoints(session.graph):
             with self._acting:
-                self._keep_record()  # an empty one says that a guard is there
+                self._keep_record(session.graph)  # an empty one says that a guard is there
         GateWatcher.step_was_good(self, session, loss)
 
-    def _keep_record(self) -> str:
+    def _keep_record(self, graph: tf.Graph) -> str:
         """Makes the record, unless it is there; returns its logdir."""
         if self.recorded_in is None:
-            self.recorded_in = self._files.logdir_for_record()
+            self.recorded_in = self._files.logdir_for_record(graph)
             self._journal.keep_in(self.recorded_in)
         return self.recorded_in
 
@@ -135,13 +139,17 @@ class ScriptWatcher(GateWatcher):
 
     def handle(self, run_context, reading: Reading) -> None:
         with self._acting:
-            logdir = self._keep_record()
+            logdir = self._keep_record(run_context.session.graph)
             for each in list(self._evidence.values()):  # another thread may add to them
                 each.keep_in(logdir)
             try:
                 GateWatcher.handle(self, run_context, reading)
-            except NanLossError:
-                save_quietly(self._files.save_again, run_context.session)
+            except NanLossError as error:
+                known = self._files.checkpoints(run_context.session.graph)
+                if IS_RUINED in error.incident.reason and known:
+                    tf1.logging.warning(NOT_SAVED, known[0].prefix)
+                else:
+                    save_quietly(self._files, run_context.session)
                 raise
             finally:
                 self._on_incident(self.incidents[-1], logdir)

@@ -20,9 +20,12 @@ from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.gate.builder import NoLossError
 from slimguard.gate.chief_update import takes_accumulated
+from slimguard.gate.copies_ahead import copy_ahead_of_others
 from slimguard.gate.gate import Gate, guard_with_values
 from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.gate.losses import as_scalar
+from slimguard.gate.writing_runs import guard_writes, writing_among
+from slimguard.gate.written_beside import is_drawn, written_beside
 from slimguard.graph import TrainOp, key, op_of, ops
 from slimguard.graph.sessions import note_seen
 from slimguard.graph.token_queues import has_token_queue
@@ -61,11 +64,11 @@ def name_of(train_op: TrainOp) -> str:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-    """A run that trains.
+    """A run that trains, or that only writes what others put back.
 
     Attributes:
       gates: its gates, one for each update of its own.
-      names: by gate, the name of the train op that the script fetches.
+      names: by gate, the name of the train op that the script fetches; empty if it only writes.
       args: what the script fetches, with what stands in for what trains, and the train ops of the
         gates. It is always the same object, which watchers know again.
       quiet: what the script fetches, in the same structure, with what stands in for what trains
@@ -80,13 +83,14 @@ class Step:
     is_watched: bool
 
     @classmethod
-    def of(cls, fetches, parts: Sequence[Gated], graph: tf.Graph) -> 'Step':
+    def of(cls, fetches, parts: Sequence[Gated], graph: tf.Graph, trains: bool) -> 'Step':
         """The step that a run of `fetches` is.
 
         Args:
           fetches: what the script fetches.
-          parts: what trains among it, at least one.
+          parts: what trains, or else writes, among it; at least one.
           graph: the graph.
+          trains: whether it trains.
         """
         names = {element.name for element in fetched_elements(fetches, graph)}
         train_ops = [part.gate.train_op for part in parts]
@@ -99,7 +103,7 @@ class Step:
                 quiet = None
         return cls(
             tuple(part.gate for part in parts),
-            tuple(part.name for part in parts),
+            tuple(part.name for part in parts if trains),
             tf1.train.SessionRunArgs(both),
             quiet,
             not names.isdisjoint(name for part in parts for name in part.gate.untold.counts),
@@ -162,6 +166,7 @@ class TrainSteps:
                     pass  # whoever runs it is told
             if new:
                 leave_out_bad_values(self._graph)
+            copy_ahead_of_others(self._graph)
         note_seen(self._graph)
         self._version = self._graph.version
 
@@ -174,7 +179,7 @@ class TrainSteps:
         return [op for op in writes if op not in theirs and not graphs.is_apply(op)]
 
     def step_for(self, fetches) -> Optional[Step]:
-        """The step that a run of `fetches` is; None if it trains nothing that can be guarded."""
+        """The step that a run of `fetches` is; None if it does nothing that can be guarded."""
         asked = key_of(fetches)
         if asked not in self._steps:
             kept = map_fetches(fetches, lambda fetch: fetch)
@@ -193,23 +198,33 @@ class TrainSteps:
     def _make_step(self, fetches) -> Optional[Step]:
         elements = fetched_elements(fetches, self._graph)
         parts = []
-        for number, together in enumerate(self._by_update(elements)):
+        training = self._by_update(elements)
+        for number, together in enumerate(training):
             own = gates.gate_of(together[0]) if len(together) == 1 else None
-            if own is not None:  # it was guarded when it was made
-                is_watched = any(element.name in own.untold.counts for element in elements)
-                parts.append(Gated(own if is_watched else self._limited(own), together))
+            if own is not None and any(each.name in own.untold.counts for each in elements):
+                parts.append(Gated(own, together))  # a hook of the script's own watches it
                 continue
-            beside = self._update_ops_among(elements) if number == 0 else []
+            beside = self._beside(elements, training) if number == 0 else []
             part = self._guarded(together + beside) if beside else None
+            if own is not None:  # it was guarded when it was made
+                part = part or Gated(self._limited(own), together)
             parts.append(part or self._guarded(together))
+        trains = bool(parts)
+        if not trains:
+            writing = writing_among(_apart(elements), self._graph)
+            parts += [self._guarded(writing, guard_writes)] if writing else []
         guarded = [part for part in parts if part is not None]
-        return Step.of(fetches, guarded, self._graph) if guarded else None
+        return Step.of(fetches, guarded, self._graph, trains) if guarded else None
 
-    def _guarded(self, together: List[TrainOp]) -> Optional[Gated]:
+    def _guarded(
+        self,
+        together: Sequence[TrainOp],
+        guard: Optional[Callable[[Sequence[TrainOp]], gates.Gate]] = None,
+    ) -> Optional[Gated]:
         """What is fetched together, behind its gate; None if it cannot be guarded."""
         try:
             with tf_private.unfinalized(self._graph):
-                return Gated(self._guard(together), together)
+                return Gated((guard or self._guard)(together), together)
         except gates.NoLearningRateError:
             raise
         except (ValueError, TypeError) as error:
@@ -227,17 +242,14 @@ class TrainSteps:
             self._on_no_loss(op_of(gate.original).name)
             return gate
 
-    def _update_ops_among(self, elements: Sequence[TrainOp]) -> List[TrainOp]:
-        """The elements that run update ops and do not train: they see the same batch."""
-        update_ops = {op_of(op) for op in self._graph.get_collection(tf1.GraphKeys.UPDATE_OPS)}
-        if not update_ops:
-            return []
-        return [
-            element
-            for element in _apart(elements)
-            if not update_ops.isdisjoint(graphs.ancestors([op_of(element)]))
-            and not self._updates_in(op_of(element))
-        ]
+    def _beside(
+        self, elements: Sequence[TrainOp], training: Sequence[List[TrainOp]]
+    ) -> List[TrainOp]:
+        """The elements that write with the batch of the first that train, and do not train."""
+        ends = {_key(each) for together in training for each in together}
+        others = [each for each in _apart(elements) if _key(each) not in ends]
+        others = [each for each in others if not _is_left_alone(op_of(each))]
+        return written_beside(others, training[0], self._on_refusal)
 
     def _by_update(self, elements: Sequence[TrainOp]) -> List[List[TrainOp]]:
         """The elements that train; in one list, those that need the same update."""
@@ -271,50 +283,61 @@ class TrainSteps:
         }
 
     def _guard(self, elements: Sequence[TrainOp]) -> gates.Gate:
-        """The gate of what is fetched together."""
-        train_op = self._train_op_of(elements)
+        """The gate of what is fetched together; a gate of one of them is not in use then."""
+        owns = [gate for gate in map(gates.gate_of, elements) if gate is not None]
+        elements = [_original(each) for each in elements]
+        train_op = _train_op_of(elements, self._graph)
         known = gates.gates_of(self._graph).get(op_of(train_op).name)
         if known is not None:  # an op at the end, of which the value was not asked for then
             train_op = known.original
         values = [e for e in elements if isinstance(e, tf.Tensor) and e is not train_op]
-        loss = self._loss_of(train_op)
+        loss = _loss_of(train_op, self._notes)
+        max_loss = self._max_loss
+        for own in owns:  # what the script said itself
+            loss = loss if own.loss is None else own.loss
+            max_loss = own.max_loss or max_loss
         try:
-            return guard_with_values(train_op, loss, self._max_loss, values)
+            return guard_with_values(train_op, loss, max_loss, values)
         except NoLossError:
             self._on_no_loss(op_of(train_op).name)
             return guard_with_values(train_op, loss, None, values)
 
-    def _loss_of(self, train_op: TrainOp) -> Optional[tf.Tensor]:
-        """The loss that a train op trains, if it is one, and to know it takes no other input."""
-        needed = set(graphs.ancestors([op_of(train_op)]))
-        losses = [
-            each.loss
-            for each in self._notes.losses(self._graph)
-            if not needed.isdisjoint(each.gradients)
-        ]
-        if len({key(loss) for loss in losses}) != 1:
-            return None
-        # An update may need less than the value of its loss: a placeholder less, or a batch.
-        return as_scalar(losses[0]) if _inputs_of(losses[0]) <= needed else None
 
-    def _train_op_of(self, elements: Sequence[TrainOp]) -> TrainOp:
-        """What is guarded: the element that needs all others, or a group of them."""
-        own = {op_of(element) for element in elements}
-        for element in sorted(elements, key=lambda each: isinstance(each, tf.Operation)):
-            if own <= set(graphs.ancestors([op_of(element)])):
-                return element
-        with ops.our_scope(self._graph, 'step'):
-            return tf.group(*own, name='together')
+def _loss_of(train_op: TrainOp, notes: OptimizerNotes) -> Optional[tf.Tensor]:
+    """The loss that a train op trains, if it is one, and to know it takes no other input."""
+    needed = set(graphs.ancestors([op_of(train_op)]))
+    losses = [
+        each.loss for each in notes.losses(train_op.graph) if not needed.isdisjoint(each.gradients)
+    ]
+    if len({key(loss) for loss in losses}) != 1:
+        return None
+    # An update may need less than the value of its loss: a placeholder less, or a batch.
+    return as_scalar(losses[0]) if _inputs_of(losses[0]) <= needed else None
 
 
 def _inputs_of(tensor: tf.Tensor) -> Set[tf.Operation]:
     """The placeholders, and what draws batches or chance, that a tensor is computed from."""
-    return {
-        op
-        for op in graphs.ancestors([tensor.op])
-        if op.type.startswith('Placeholder')
-        or (graphs.is_stateful(op) and not graphs.is_variable_read(op))
-    }
+    return {op for op in graphs.ancestors([tensor.op]) if is_drawn(op)}
+
+
+def _is_left_alone(op: tf.Operation) -> bool:
+    """Whether an op is ours, or of a queue runner."""
+    return bool(op.name.startswith(graphs.OURS) or _ENQUEUES.match(op.type))
+
+
+def _train_op_of(elements: Sequence[TrainOp], graph: tf.Graph) -> TrainOp:
+    """What is guarded: the element that needs all others, or a group of them."""
+    own = {op_of(element) for element in elements}
+    for element in sorted(elements, key=lambda each: isinstance(each, tf.Operation)):
+        if own <= set(graphs.ancestors([op_of(element)])):
+            return element
+    with ops.our_scope(graph, 'step'):
+        return tf.group(*own, name='together')
+
+
+def _original(element: TrainOp) -> TrainOp:
+    gate = gates.gate_of(element)
+    return element if gate is None else gate.original
 
 
 def _apart(elements: Sequence[TrainOp]) -> List[TrainOp]:
@@ -354,7 +377,7 @@ def _through_gates(
 def _stand_in(element: TrainOp, gate: gates.Gate, train_op: TrainOp) -> TrainOp:
     if isinstance(element, tf.Operation):
         return op_of(train_op)
-    return gate.values.get(key(element), train_op)
+    return gate.values.get(_key(_original(element)), train_op)
 
 
 def _ends_of(update: TrainOp) -> List[TrainOp]:

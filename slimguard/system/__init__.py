@@ -6,6 +6,7 @@ The files:
     logdirs.py   whether a directory is the log directory of a training
     texts.py     what others have written, made visible and cut
     terminal.py  prints it
+    numbers.py   what counts as a number
     rate.py      how often the log is spoken to
     memory.py    how much memory there is
 """

@@ -48,6 +48,9 @@ def what_is_missing(logdir: str) -> Optional[str]:
             return bundle
         if _has_any(names, _MARKS) or (_FOLDER in names and _is_ours(logdir)):
             return None
+        parent, name = os.path.split(logdir.rstrip('/'))
+        if name == _FOLDER and _has_any(names, _MARKS_IN_FOLDER):
+            return '%s is in the logdir of a training: give %s' % (logdir, parent)
     except files.errors(logdir) as error:
         return '%s cannot be read: %s' % (logdir, getattr(error, 'message', error))
     return (

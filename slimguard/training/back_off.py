@@ -13,7 +13,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
-from slimguard.incidents.policies import FallbackChain
+from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.system import files
 
 # So many bytes of the file are read: it has some forty.

@@ -9,8 +9,14 @@ import tensorflow.compat.v1 as tf1
 from slimguard.checkpoints import repair
 from slimguard.checkpoints.finite_saver import FiniteSaver
 from slimguard.diagnosis.disk_room import Room
+from slimguard.incidents.history import IS_RUINED
 from slimguard.incidents.incident import Incident
 from slimguard.training.occupancy import occupied
+
+NOT_SAVED = (
+    'slimguard: the state of the last good step is not saved, as its weights are ruined; a restart '
+    'begins at %s.'
+)
 
 
 class CheckpointKeeper:
@@ -60,8 +66,15 @@ class CheckpointKeeper:
         """Saves the last good state, before an error or an interrupt ends the training."""
         if incident is not None and not incident.held:
             return  # the bad update is in memory
+        if incident is not None and IS_RUINED in incident.reason:
+            newest = tf1.train.latest_checkpoint(self.logdir)
+            if newest is not None:
+                tf1.logging.warning(NOT_SAVED, newest)
+                return
         try:
-            self._saver.save(session, self._path, global_step=self._global_step)
+            saved = self._saver.save(session, self._path, global_step=self._global_step)
+            if incident is not None and saved is not None:
+                tf1.logging.warning('slimguard: the last good state is saved: %s', saved)
         except Exception as error:  # whatever it is, it must not hide the incident
             tf1.logging.error('slimguard: the last good state could not be saved: %s', error)
 

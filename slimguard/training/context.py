@@ -29,6 +29,8 @@ class TrainingContext(NamedTuple):
       joins_job: whether the process takes part in its job, if there is one.
       is_kept: whether the loop itself keeps the checkpoints and captures bad steps; else the
         watcher does, see `HookTraining`.
+      guards_beside: whether what a run writes beside its train op goes through the gate, or is told
+        of, elsewhere.
       is_done: whether, in a session, there is nothing more to do.
       spike: when a step is out of bounds, where the watcher does not say.
       history: how many steps are kept, where the watcher does not say.
@@ -44,6 +46,7 @@ class TrainingContext(NamedTuple):
     is_chief: Optional[bool] = None
     joins_job: bool = True
     is_kept: bool = False
+    guards_beside: bool = False
     is_done: Callable[[Any], bool] = lambda session: False
     spike: Optional[Spike] = None
     history: int = STEPS

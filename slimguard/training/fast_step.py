@@ -91,9 +91,9 @@ class FastStep:
             self._own.append(gate.measures.vector)
         evidence = dict.fromkeys(watcher.evidence_of(gate) for watcher in watchers)
         self._targets = [each.fetch for each in evidence if each is not None]
-        self._chiefs = gate.chiefs if watchers else ()
-        self._chiefs_at = len(self._own)
-        self._own += [chief.quiet_count for chief in self._chiefs]
+        self._beside = gate.beside if watchers else ()
+        self._beside_at = len(self._own)
+        self._own += [each.quiet_count for each in self._beside]
         self._calls: Dict[Any, Optional[PreparedCall]] = {}
         self._max_loss: Optional[float] = None
         self._has_moving_limits = any(each.spike for each in self._histories.values())
@@ -128,9 +128,9 @@ class FastStep:
                 watcher.step_was_good(self._session, values.loss)
             if asked is not None and self._looking:
                 _show(self._looking, asked, results)
-        if self._chiefs and any(own[self._chiefs_at :]):
+        if self._beside and any(own[self._beside_at :]):
             context = context or self._context()
-            self._tell_of_chiefs(context)
+            self._tell_of_threads(context)
         return Done(own[0], int(values.step), context is not None and context.stop_requested)
 
     def _ask(self) -> '_Asked':
@@ -158,9 +158,9 @@ class FastStep:
                         later.record_failure(context, reading, after_run_of(hook), error)
                     raise
 
-    def _tell_of_chiefs(self, context) -> None:
-        for chief in self._chiefs:
-            for reading in take_untold(chief.gate, self._session):
+    def _tell_of_threads(self, context) -> None:
+        for each in self._beside:
+            for reading in take_untold(each.gate, self._session):
                 for watcher in self._watchers:
                     watcher.handle(context, reading)
 

@@ -18,10 +18,12 @@ from slimguard.compat import tf_callers
 from slimguard.diagnosis.evidence import Evidence
 from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.graph import op_of
+from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.journal import Journal
 from slimguard.incidents.nan_loss_error import with_short_traceback
-from slimguard.incidents.policies import FallbackChain, OnNan, Policy, Raise, Rollback, Skip, Stop
+from slimguard.incidents.policies import Policy, Raise, Rollback, Skip, Stop
+from slimguard.incidents.policy_language import OnNan
 from slimguard.system import files
 from slimguard.training import back_off, checkpoint_dir, step_counters
 from slimguard.training.context import Borrower, TrainingContext
@@ -104,10 +106,12 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
     def after_create_session(self, session, coord):
         if self.job is None and self._training.joins_job:
             self.job = _job_in(session, self._loss, self._training.is_chief, self._directory)
-        self._own.open(session, self.job is None or self.job.is_chief, self._handler.close)
+        saves = self.job is None or self.job.is_chief
+        self._own.open(session, saves, self._record_unseen, self._handler.close)
         self._runs.enter(session)
         if self.job is not None:
-            self.job.enter(session, coord, self._prepare, self._training.is_done)
+            done, leaving = self._training.is_done, self._record_unseen
+            self.job.enter(session, coord, self._prepare, done, leaving)
             self._handler.join_job(self.job.rollbacks)
         elif self._training.is_chief is not False:
             self._preparation.try_now(session)
@@ -131,13 +135,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
             self.handle(run_context, each)
 
     def after_run_failed(self, run_context, run_values, acting: str, error: BaseException) -> None:
-        """Comes in place of `after_run` where that of a hook before this one has raised an error.
-
-        Args:
-          run_context, run_values: as for `after_run`.
-          acting: what raised the error, for the record.
-          error: the error.
-        """
+        """As `after_run`, where `acting`, that of a hook before this one, has raised `error`."""
         run_values = self._own.answered(run_context, run_values, self.incident_count)
         for reading in self._read(run_context, run_values) or ():
             self.record_failure(run_context, reading, acting, error)
@@ -149,8 +147,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
 
     def end(self, session):
         self._own.end(session, self.incident_count)
-        for reading in self._runs.leave(session):
-            self._handler.record_unseen(self._remember(reading))
+        self._record_unseen(session)
         self._handler.close()
         if self._training.is_chief is None:  # else `train` says so, once it has saved
             self.end_job()
@@ -183,10 +180,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
 
     @with_short_traceback
     def handle(self, run_context, reading: Reading) -> None:
-        """Records an incident and lets `on_nan_loss` act on it.
-
-        What a callable of the user's raises leaves here once the incident is on record.
-        """
+        """Lets `on_nan_loss` act on an incident; once that is on record, its errors leave here."""
         step_counters.note_incident(run_context.session.graph)
         with self._own.saving_before_errors(run_context.session, self.take_failure):
             reading = reading if self.job is None else look_again(run_context.session, reading)
@@ -204,6 +198,12 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
             reading = reading.on(self.job.worker)
         self._incident_list.add(reading.incident)
         return reading
+
+    def _record_unseen(self, session) -> None:
+        """Records the bad steps that no step after them has told of."""
+        goes_back = self.job is not None and self.job.goes_back
+        for reading in self._runs.leave(session):
+            self._handler.record_unseen(self._remember(reading), goes_back)
 
     def take_failure(self) -> Optional[Incident]:
         """As `IncidentHandler.take_failure`."""
@@ -232,7 +232,8 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         self._preparation = Preparation(self._prepare)
         refusal = _refusal_without_gate(policies, self.on_nan, self._loss)
         self.histories = Histories(HistorySettings(self.spike, self.history))
-        self._runs = WatchedRuns(self._loss, refusal, self._told_by, self.histories)
+        watched = self._loss, refusal, self._told_by, self.histories
+        self._runs = WatchedRuns(*watched, self._training.guards_beside)
 
     def _prepare(self, session) -> None:
         self._handler.prepare(session, None if self.job is None else self.job.went_back)

@@ -31,7 +31,7 @@ from slimguard.checkpoints import repair
 from slimguard.checkpoints.finite_saver import FiniteSaver, make_finite, offer_saver
 from slimguard.checkpoints.snapshots import Snapshots
 from slimguard.compat import tf_callers, tf_private
-from slimguard.diagnosis.evidence import Evidence, collect, require_max_bundles
+from slimguard.diagnosis.evidence import Evidence, collect, require_capture
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.incidents.spike import AnySpike, as_spike
@@ -55,7 +55,7 @@ class HookSettings(NamedTuple):
 
     def require(self) -> 'HookSettings':
         """Raises ValueError for a bad one."""
-        require_max_bundles(self.max_bundles)
+        require_capture(self.capture, self.max_bundles)
         preemption.require_seconds(self.preemption_seconds)
         if self.history is not None:
             require_history(self.history)
@@ -92,12 +92,15 @@ class KeptByLoop:
         self._compares_losses = most > 0
         return Snapshots(graph, most)
 
-    def open(self, session, saves: bool, closed: Callable[[], None]) -> None:
+    def open(
+        self, session, saves: bool, closing: Callable[[Any], None], closed: Callable[[], None]
+    ) -> None:
         """A session is there; it may be a new one in place of one that failed.
 
         Args:
           session: the `tf.compat.v1.Session`.
           saves: whether this process saves, as far as the job knows.
+          closing: called with the session before it is closed.
           closed: called when the session is closed.
         """
 
@@ -163,6 +166,7 @@ class HookTraining(KeptByLoop):
         self._saves = saves
         self._has_ended = False
         self._open = contextlib.ExitStack()  # what is given back when the session is closed
+        self._closing: Callable[[Any], None] = lambda session: None
         self._keeper: Optional[CheckpointKeeper] = None
         self._preemption: Optional[StepPreemption] = None
         self._progress: Optional[Progress] = None
@@ -182,7 +186,10 @@ class HookTraining(KeptByLoop):
 
     # The session.
 
-    def open(self, session, saves: bool, closed: Callable[[], None]) -> None:
+    def open(
+        self, session, saves: bool, closing: Callable[[Any], None], closed: Callable[[], None]
+    ) -> None:
+        self._closing = closing
         self._has_ended = self._stop_asked = False
         self._open = contextlib.ExitStack()
         if saves and self._directory is not None and self.saver is not None:
@@ -239,6 +246,7 @@ class HookTraining(KeptByLoop):
         interrupted = isinstance(sys.exc_info()[1], (KeyboardInterrupt, SystemExit))
         is_saved = self._is_saved or self._has_ended and self._calling.saves_at_end
         with self._open:
+            self._closing(session)
             if (interrupted or self._stop_asked) and not is_saved:
                 self._save(session)
             self._keeper = self._progress = None

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.graph import TrainOp, op_of
-from slimguard.graph.sessions import SessionWrapper
+from slimguard.graph.sessions import SessionWrapper, callable_of
 from slimguard.training.fetch_structures import map_fetches
 from slimguard.training.hook_fetches import Requests
 from slimguard.training.watched_run import fetched_elements
@@ -54,6 +54,15 @@ class HookedSession(SessionWrapper):
         gated = self._through_gates(fetches)
         args = tf1.train.SessionRunArgs(gated, feed_dict)
         return self._run_hooked(args, gated, feed_dict, options, run_metadata)
+
+    def make_callable(self, fetches, feed_list=None, accept_options=False):
+        """As `tf.compat.v1.Session.make_callable`; what it returns runs steps as `run` does."""
+        # Not of all that trains: a chief's QueueRunner runs one, in a thread that is no loop.
+        known = gates.gates_of(self.graph)
+        elements = fetched_elements(fetches, self.graph)
+        if not any(op_of(each).name in known for each in elements):
+            return self._session.make_callable(fetches, feed_list, accept_options)
+        return callable_of(self.run, fetches, feed_list)
 
     def _run_hooked(
         self, args: tf1.train.SessionRunArgs, fetches, feed_dict, options, run_metadata

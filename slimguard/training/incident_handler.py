@@ -11,10 +11,12 @@ from slimguard.cluster.session_end import NEW_SESSION
 from slimguard.diagnosis.budget import Pace
 from slimguard.diagnosis.evidence import Evidence
 from slimguard.incidents import advice
+from slimguard.incidents.fallback_chain import FallbackChain
+from slimguard.incidents.history import IS_RUINED
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.journal import Journal
 from slimguard.incidents.nan_loss_error import NanLossError
-from slimguard.incidents.policies import FallbackChain, Policy, Raise, Rollback, Skip, Stop
+from slimguard.incidents.policies import Policy, Raise, Rollback, Skip, Stop
 from slimguard.system import texts
 from slimguard.training.incident_reading import Reading
 from slimguard.training.open_incident import OpenIncident
@@ -117,7 +119,7 @@ class IncidentHandler:
         with self._handling(reading) as handled:
             try:
                 self._decide_and_examine(run_context.session, reading, action, handled)
-                self._acting = action.name
+                self._acting = 'on_nan' if action.is_policy else action.name
                 action.act(run_context, handled.incident)
             except _ENDS_AS_DECIDED as error:
                 if isinstance(error, NanLossError):
@@ -136,12 +138,13 @@ class IncidentHandler:
             self._note_failure(handled, error)
             self._examine(session, reading, handled, ends=True)
 
-    def record_unseen(self, reading: Reading) -> None:
-        """Records an incident of a run that no hook saw: it is as if its batch was skipped."""
+    def record_unseen(self, reading: Reading, goes_back: bool) -> None:
+        """Records what no hook saw: its batch is skipped, or the job `goes_back` for another's."""
         with self._handling(reading) as handled:
-            handled.note(action=Skip.action)
+            handled.note(action=Rollback.action if goes_back else Skip.action)
             handled.note_reason(_why_unseen(reading))
-            self._policies.step_was_skipped(is_decided=False)
+            if not goes_back:
+                self._policies.step_was_skipped(is_decided=False)
 
     @contextlib.contextmanager
     def _handling(self, reading: Reading) -> Iterator[OpenIncident]:
@@ -160,9 +163,9 @@ class IncidentHandler:
     ) -> None:
         """Also says what will be done, as a bundle tells it."""
         try:
-            ruin = _ruin(self._recovery, reading)
-            self._policy = self._policies.decide(handled.incident, ruin)
-            handled.note_reason(self._policies.why_not)
+            self._policy = self._policies.decide(handled.incident, _ruin(self._recovery, reading))
+            ruin = _ruin_at_the_end(self._policy, self._recovery, reading)
+            handled.note_reason(self._policies.why_not + ruin)
         except Exception as error:
             is_theirs = isinstance(error, _ENDS_AS_DECIDED)
             handled.note(action=_BY_SUBCLASS if is_theirs else 'error')
@@ -180,8 +183,7 @@ class IncidentHandler:
         labels, pace = gate.labels_of(reading.bad), self._pace.seconds
         examine, gone = self._evidence[gate].examine, handled.bundle_is_gone
         incident, history = handled.incident, reading.history
-        found = examine(session, incident, labels, ends, gone, pace, history)
-        handled.note_found(found)
+        handled.note_found(examine(session, incident, labels, ends, gone, pace, history))
 
     def _note_failure(self, handled: OpenIncident, error: BaseException) -> None:
         handled.note_reason('; %s raised %s' % (self._acting, _in_short(error)))
@@ -208,7 +210,7 @@ class IncidentHandler:
             self._policies.step_was_skipped()
         if isinstance(self._policy, Rollback):
             incident = self._roll_back(run_context.session, handled, self._policy, job)
-        if incident.action == 'raise' and (self._policies.rollbacks or _is_above(incident)):
+        if incident.action == 'raise' and (self._policies.rollbacks or _exploded(incident)):
             incident = handled.note(advice=_advice(handled, self._policies.learning_rate))
         if incident.action == 'raise' and incident.held and self._recovery is not None:
             self._recovery.leave_ruin(run_context.session)
@@ -241,7 +243,7 @@ class IncidentHandler:
 
 
 def _why_unseen(reading: Reading) -> str:
-    if reading.gate is not None and reading.gate.is_chiefs:  # whose updates a thread makes
+    if reading.gate is not None and reading.gate.is_beside:  # which a thread runs
         return '; after the last step'
     return '; in a run that went past the hooks'
 
@@ -262,8 +264,16 @@ def _advice(handled: OpenIncident, factor: Optional[float]) -> str:
     return advice.for_an_explosion(factor)
 
 
-def _is_above(incident: Incident) -> bool:
-    return gates.ABOVE_MAX_LOSS in incident.reason
+def _exploded(incident: Incident) -> bool:
+    return gates.ABOVE_MAX_LOSS in incident.reason or IS_RUINED in incident.reason
+
+
+def _ruin_at_the_end(policy: Any, recovery: Optional[Recovery], reading: Reading) -> str:
+    """Why what would be saved before 'raise' is of no use, where nobody keeps an earlier state."""
+    keeps = recovery is not None and recovery.keeps_snapshots
+    if not isinstance(policy, Raise) or keeps or reading.history is None:
+        return ''
+    return reading.history.ruin()
 
 
 def _end(run_context, incident: Incident, job: Optional[Job]) -> None:

@@ -52,6 +52,11 @@ class Recovery:
         """Why going on would be of no use, as the weights are finite and ruined; else ''."""
         return self._snapshots.ruin()
 
+    @property
+    def keeps_snapshots(self) -> bool:
+        """Whether states are kept in memory, with the losses that tell which is good."""
+        return self._snapshots.is_wanted
+
     def leave_ruin(self, session) -> None:
         """Restores the newest state that is trusted where the weights are finite and ruined.
 
@@ -245,7 +250,7 @@ def call_on_rollback(session, incident: Incident, policies: Sequence[Any]) -> No
             return
 
 
-_LEFT = 'slimguard: %s is saved as %s; a restart begins there.'
+_LEFT = 'slimguard: the state gone back to, %s, is saved as the newest: %s; a restart begins there.'
 _NOT_LEFT = (
     'slimguard: the state gone back to, %s, is not on disk: a restart begins at %s. Why it is not '
     'saved: %s'

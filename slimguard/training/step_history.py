@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import gate as gates
 from slimguard.incidents.history import IS_GOOD, LOSS, Entry, History, norm_of, row_of
 from slimguard.incidents.spike import Level, Spike
+from slimguard.system.numbers import is_whole
 from slimguard.training import incident_reading
 from slimguard.training.incident_reading import Reading
 
@@ -207,7 +208,7 @@ def reading_of(
 
 def require_history(history: Any) -> int:
     """Returns `history`, or raises ValueError unless it is an int, at least 0."""
-    if isinstance(history, bool) or not isinstance(history, int) or history < 0:
+    if not is_whole(history) or history < 0:
         raise ValueError(
             'history must be an int, the number of steps to keep, or 0 to keep none; not %r'
             % (history,)

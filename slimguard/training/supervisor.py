@@ -2,6 +2,7 @@
 
 from typing import Callable, ContextManager
 
+import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.compat import tf_private
@@ -58,3 +59,28 @@ def wait_before_stop(supervisor: tf1.train.Supervisor, wait: Callable[[], None])
         return stop(*args, **kwargs)
 
     stop = tf_private.replace_method(supervisor, 'stop', stop_at_last)
+
+
+def summarize(
+    supervisor: tf1.train.Supervisor,
+    session,
+    summary_op: tf.Tensor,
+    alone: Callable[[], ContextManager],
+) -> None:
+    """Has a Supervisor without a summary op write one, in a thread and at a pace as its own.
+
+    Args:
+      supervisor: the Supervisor.
+      session: its session.
+      summary_op: the summary op.
+      alone: opened while it is run: what that writes, and may put back, no step is to see.
+    """
+
+    def summarize_once():
+        with alone():
+            summary, step = session.run([summary_op, supervisor.global_step])
+        tf1.logging.info('Recording summary at step %s.', step)
+        supervisor.summary_writer.add_summary(summary, step)
+
+    if supervisor.save_summaries_secs and supervisor.summary_writer:
+        supervisor.loop(supervisor.save_summaries_secs, summarize_once)

@@ -1,16 +1,21 @@
-"""slim's loop, and the threads that save what it trains, take turns: :func:`in_turns`."""
+"""slim's loop takes turns with the threads that save and summarize: :func:`in_turns`."""
 
 from typing import Any, Callable, Optional, Tuple
+
+import tensorflow as tf
 
 from slimguard.checkpoints.finite_saver import FiniteSaver
 from slimguard.checkpoints.step_turn import StepTurn
 from slimguard.compat import tf_callers
 from slimguard.training.loop import HookedSteps
-from slimguard.training.supervisor import wait_before_stop
+from slimguard.training.supervisor import summarize, wait_before_stop
 
 
 def in_turns(
-    steps: HookedSteps, turn: StepTurn, saver: Optional[FiniteSaver]
+    steps: HookedSteps,
+    turn: StepTurn,
+    saver: Optional[FiniteSaver],
+    summary_op: Optional[tf.Tensor] = None,
 ) -> Tuple[Callable[..., Any], Callable[[Any], Any]]:
     """The step function and the session wrapper for slim's loop, which give way to who copies.
 
@@ -18,6 +23,8 @@ def in_turns(
       steps: the steps of the loop.
       turn: whose turn it is.
       saver: the training's saver. What it is writing is waited for when the training ends.
+      summary_op: what the Supervisor is to make of the model between two steps, in place of a
+        summary op of its own; or None.
     """
 
     def until_written() -> None:
@@ -31,6 +38,8 @@ def in_turns(
         supervisor = tf_callers.supervisor_that_calls()
         if supervisor is not None:
             wait_before_stop(supervisor, until_written)
+            if summary_op is not None:
+                summarize(supervisor, session, summary_op, turn.no_step)
         return hooked
 
     return turn.stepping(steps.step), wrap

@@ -2,8 +2,9 @@
 
 import collections.abc
 import functools
+import os
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -11,6 +12,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard import graph as graphs
+from slimguard.gate.written_beside import refuse_outside
 from slimguard.graph import op_of
 from slimguard.incidents.history import IS_GOOD
 from slimguard.training import incident_reading
@@ -55,10 +57,10 @@ class Run:
         self._loss = loss
         self._global_step = tf1.train.get_global_step(graph)
         self._session: Callable[[], Any] = lambda: None  # that was watched last
-        self._chiefs = [chief for gate in found for chief in gate.chiefs]
+        self._beside = [each for gate in found for each in gate.beside]
         self._histories = histories
         self._has_limits = any(each is not None and each.spike for each in histories)
-        fetches = [*told, *(chief.count for chief in self._chiefs)]
+        fetches = [*told, *(each.count for each in self._beside)]
         fetches += [] if loss is None else [loss]
         # One tensor is fetched sooner than a list of one.
         self._is_list = len(fetches) != 1
@@ -68,7 +70,7 @@ class Run:
         """What a hook asks for, so that the gates tell it of the step."""
         session = run_context.session
         if self._session() is not session:
-            for gate in [*self.gates, *(chief.gate for chief in self._chiefs)]:
+            for gate in [*self.gates, *(each.gate for each in self._beside)]:
                 gate.untold.watch(session)
             self._session = weakref.ref(session)
         if max_loss is None and not self._has_limits:
@@ -92,8 +94,8 @@ class Run:
             if history is not None:
                 _note(history, value[1:], told, max_loss)
             found += told
-        for chief, count in zip(self._chiefs, values[len(self.gates) :]):
-            found += _told_in(run_context, chief.gate) if count else []
+        for each, count in zip(self._beside, values[len(self.gates) :]):
+            found += _told_in(run_context, each.gate) if count else []
         if self._loss is not None and not found:
             step = functools.partial(self._step_now, run_context.session)
             reading = incident_reading.of_loss(self._loss, values[-1], max_loss, step)
@@ -138,6 +140,7 @@ class WatchedRuns:
         warning if there is no loss to watch.
       told_by: gives the tensor to fetch to know of a gate's bad steps, with or without a history.
       histories: what keeps the last steps of gates.
+      guards_beside: as in `TrainingContext`.
     """
 
     def __init__(
@@ -146,13 +149,17 @@ class WatchedRuns:
         refusal: Optional[str],
         told_by: Callable[[gates.Gate, bool], tf.Tensor],
         histories: Histories,
+        guards_beside: bool,
     ):
         self._loss = loss
         self._histories = histories
+        self._guards_beside = guards_beside
         self._told_by = told_by
         self._refusal = refusal
         # By what is fetched, of which a copy is kept so that nothing else gets the ids in it.
         self._runs: Dict[Any, Tuple[Optional[Run], Any]] = {}
+        self._not_guarded: Set[str] = set()  # what was warned of
+        self._process = os.getpid()
         self._last: Tuple[Tuple[Any, ...], Optional[Run]] = ((), None)
 
     def run_for(self, run_context) -> Optional[Run]:
@@ -176,14 +183,16 @@ class WatchedRuns:
         return run
 
     def enter(self, session) -> None:
-        """Watches the updates that a chief makes beside its steps, from before the first step."""
+        """Watches what threads run beside the steps, from before the first step."""
         for gate in dict.fromkeys(gates.gates_of(session.graph).values()):
-            if gate.is_chiefs:
+            if gate.is_beside:
                 gate.untold.watch(session)
 
     def leave(self, session) -> List[Reading]:
         """The bad steps that nobody was told of; from then on, those of the session are printed."""
         untold: List[Reading] = []
+        if os.getpid() != self._process:
+            return untold  # in a fork no session can run anything
         for gate in dict.fromkeys(gates.gates_of(session.graph).values()):
             if not gate.untold.watches(session):
                 continue
@@ -192,12 +201,16 @@ class WatchedRuns:
                 gate.untold.unwatch(session)
             except tf.errors.OpError as error:  # a server that is gone must not fail a good end
                 tf1.logging.warning('slimguard: the end of the session is not clean: %s', error)
+            except RuntimeError:  # it is closed, by another thread or before a new round
+                break
         return untold
 
     def _plan(self, elements: list, graph: tf.Graph) -> Optional[Run]:
         found = [gate for gate in map(gates.gate_of, elements) if gate is not None]
         if found:
             found = [gate for gate in dict.fromkeys(found) if self._is_mine(gate)]
+            for gate in [] if self._guards_beside else found:
+                refuse_outside(elements, gate.train_op, gate.original, self._warn_of)
             histories = [self._histories.of(gate) for gate in found]
             told = [self._told_by(gate, each is not None) for gate, each in zip(found, histories)]
             loss = self._loss_beside(found)
@@ -212,6 +225,11 @@ class WatchedRuns:
         if is_step:
             tf1.logging.warning('slimguard: ' + _NOT_GUARDED, elements[0].name)
         return None
+
+    def _warn_of(self, name: str, error: Exception) -> None:
+        if name not in self._not_guarded:
+            self._not_guarded.add(name)
+            tf1.logging.error('slimguard: the update of %r is NOT guarded: %s', name, error)
 
     def _is_mine(self, gate: gates.Gate) -> bool:
         """With several trainings in a graph, a hook with a loss watches those that have it."""

@@ -1,6 +1,9 @@
 """Hooks and policies for a plain session: :func:`watch`."""
 
+import atexit
 import contextlib
+import os
+import weakref
 from typing import Callable, Optional, Sequence
 
 import tensorflow as tf
@@ -8,7 +11,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard.graph.sessions import SessionInterface
 from slimguard.incidents.nan_loss_error import with_short_traceback
-from slimguard.incidents.policies import OnNan
+from slimguard.incidents.policy_language import OnNan
 from slimguard.incidents.spike import AnySpike, as_spike
 from slimguard.system import files
 from slimguard.training.context import TrainingContext
@@ -34,6 +37,8 @@ class WatchedSession(HookedSession):
         self._give_back = give_back  # what the hooks were lent
         self._ended = False
         self._contexts = contextlib.ExitStack()
+        # Of a session that is never closed as well, before Python takes its modules apart.
+        atexit.register(_give_back, weakref.ref(self), os.getpid())
 
     @with_short_traceback
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
@@ -81,6 +86,12 @@ class WatchedSession(HookedSession):
         finally:
             self._contexts.close()
         return is_end_of_input  # which ends the block, as that of a MonitoredSession
+
+
+def _give_back(session: 'weakref.ReferenceType[WatchedSession]', process: int) -> None:
+    watched = session()
+    if watched is not None and os.getpid() == process:  # it is no fork's
+        watched._give_back()
 
 
 def watch(

@@ -6,7 +6,7 @@ from typing import Iterator, List, Optional, Sequence, Tuple
 import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
-from slimguard.incidents.policies import OnNan, fallbacks_of
+from slimguard.incidents.policy_language import OnNan, fallbacks_of
 from slimguard.incidents.spike import Spike
 from slimguard.training.context import TrainingContext
 from slimguard.training.gate_watcher import GateWatcher
@@ -27,10 +27,12 @@ def with_watcher(
     `files.as_logdir` returned it; `settings` are those of one that is added.
 
     Raises:
+      TypeError: if `hooks` is no list of hooks.
       ValueError: if `on_nan`, `max_loss`, `spike` or `logdir` disagrees with a NanLossHook, or is
         nothing we know.
     """
     gates.require_max_loss(max_loss)
+    _require_hooks(hooks)
     given = watchers_in(hooks)
     if not given:
         watcher = GateWatcher(on_nan, settings=settings)
@@ -45,6 +47,11 @@ def with_watcher(
         if logdir is not None and hook.logdir not in (None, logdir):
             _disagree('logdir', logdir, hook, hook.logdir)
     return list(hooks), given[0]
+
+
+def _require_hooks(hooks) -> None:
+    if not isinstance(hooks, (list, tuple)):
+        raise TypeError('hooks must be a list of tf.train.SessionRunHooks, not %r' % (hooks,))
 
 
 def _disagree(name: str, value, hook: GateWatcher, other) -> None:

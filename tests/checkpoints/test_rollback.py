@@ -417,8 +417,8 @@ class TestWhatARollbackLeaves:
         told = [line for line in lines if 'rolling back to' in line or 'a restart begins' in line]
         saved = tmp_path / 'model.ckpt-11'
         assert len(told) == 2 and 'rolling back to a snapshot of global step 11' in told[0]
-        begins = 'a snapshot of global step 11 is saved as %s; a restart begins there.' % saved
-        assert told[1] == 'slimguard: ' + begins
+        state = 'slimguard: the state gone back to, a snapshot of global step 11, is saved as '
+        assert told[1] == state + 'the newest: %s; a restart begins there.' % saved
 
     @pytest.mark.parametrize('counts', [True, False])
     def test_a_script_that_counts_by_itself_is_told_the_name(self, counts, tmp_path):
@@ -437,7 +437,9 @@ class TestWhatARollbackLeaves:
         told = [line for line in lines if 'rolling back to' in line or 'a restart begins' in line]
         assert len(told) == 2 and 'rolling back to' in told[0]
         if counts:
-            assert told[1].endswith('is saved as %s-25; a restart begins there.' % saved)
+            assert told[1].endswith(
+                'is saved as the newest: %s-25; a restart begins there.' % saved
+            )
         else:
             assert 'is not on disk: a restart begins at %s. Why' % saved in told[1]
 

@@ -21,15 +21,17 @@ class Model:
 
     def __init__(self, role, resource, replicas, learning_rate):
         self.drawn = 0
-        self._role, self._is_synchronous = role, replicas[0] > 0
+        self.bad_draws, self.nan_draws = (BAD,) if replicas[0] else (), ()
+        self._role, self.awaited = role, {}
         with role.device(), tf1.variable_scope('', use_resource=resource):
             self.step = tf1.train.get_or_create_global_step()
-            place = tf1.py_func(self._draw, [], tf.float32, stateful=True)
+            place, hurt = tf1.py_func(self._draw, [], (tf.float32,) * 2, stateful=True)
             place.set_shape([])
             damage = Damage()
             damage.places['gradient'] = place
             weights = [tf1.get_variable('w%d' % n, initializer=[0.5, -0.5]) for n in range(2)]
-            self.loss = sum(tf.reduce_sum(damage.gradient(w)) for w in weights) * 1e-8
+            losses = [tf.reduce_sum(damage.gradient(w)) for w in weights]
+            self.loss = (sum(losses) + hurt) * 1e-8
             optimizer = tf1.train.MomentumOptimizer(learning_rate, 0.5)
             self.sync = None
             if replicas[0]:
@@ -42,8 +44,10 @@ class Model:
         self.drawn += 1
         if self.drawn == 1:  # nobody comes when all is over
             self._role.meet('first draw')
-        is_bad = self._is_synchronous and self.drawn == BAD
-        return np.float32(1e35 if is_bad else 0)
+        if self.drawn in self.awaited:
+            self._role.wait_for(self.awaited[self.drawn])
+        gradient = 1e35 if self.drawn in self.bad_draws else 0
+        return np.float32(gradient), np.float32(np.nan if self.drawn in self.nan_draws else 0)
 
 
 class Ends(tf1.train.SessionRunHook):
@@ -61,7 +65,8 @@ class Ends(tf1.train.SessionRunHook):
         return tf1.train.SessionRunArgs(self._model.step)
 
     def after_run(self, run_context, run_values):
-        if self._model.drawn == AFTER:
+        # Not at that draw alone: a hook before this one may raise in its step.
+        if self._model.drawn >= AFTER:
             self._role.post('all bad %d' % self._role.task)
         if self._role.is_chief and self._role.all_have_posted('all bad'):
             if run_values.results >= STEPS:
@@ -71,14 +76,8 @@ class Ends(tf1.train.SessionRunHook):
         self.not_finite = non_finite(session)
 
 
-def train(role, logdir, resource, on_nan, peers):
-    """Trains; the last `peers` of the workers are asynchronous."""
-    workers = len(role.cluster['worker'])
-    is_peer = role.task >= workers - peers
-    # Of the synchronous ones each update waits for all but one.
-    replicas = (0, 0) if is_peer else (workers - peers - 1, workers - peers)
-    # With the larger one no step takes the fast path: each of a peer's copies the weights.
-    model = Model(role, resource, replicas, learning_rate=1e9 if peers else 1e5)
+def train_model(model, role, logdir, on_nan, *hooks):
+    """Trains; returns what the process was told of, and the names of what is not finite."""
     ends = Ends(role, model)
     hook = slimguard.NanLossHook(model.loss, on_nan=on_nan)
     if not role.is_chief:
@@ -93,10 +92,21 @@ def train(role, logdir, resource, on_nan, peers):
         save_summaries_secs=0,
         session_config=role.config(),
         sync_optimizer=model.sync,
-        hooks=[hook, ends],
+        hooks=[*hooks, hook, ends],
         capture=False,
     )
     return hook.incidents, ends.not_finite
+
+
+def train(role, logdir, resource, on_nan, peers):
+    """Trains; the last `peers` of the workers are asynchronous."""
+    workers = len(role.cluster['worker'])
+    is_peer = role.task >= workers - peers
+    # Of the synchronous ones each update waits for all but one.
+    replicas = (0, 0) if is_peer else (workers - peers - 1, workers - peers)
+    # With the larger one no step takes the fast path: each of a peer's copies the weights.
+    model = Model(role, resource, replicas, learning_rate=1e9 if peers else 1e5)
+    return train_model(model, role, logdir, on_nan)
 
 
 def job_of(logdir, resource, on_nan='skip', peers=0):
@@ -133,6 +143,49 @@ def test_what_explodes_in_the_chiefs_update_is_not_written(resource, on_nan, pee
     assert any(is_of_chief(record['reason']) for record in records_in(tmp_path))
     newest = slimguard.latest_finite_checkpoint(str(tmp_path))
     assert newest == tf.train.latest_checkpoint(str(tmp_path))
+
+
+class WaitsForTheEnd(tf1.train.SessionRunHook):
+    """Keeps the chief in its first step until the round is over; from then on nothing is bad."""
+
+    def __init__(self, role, model):
+        self._role, self._model = role, model
+        self._coordinator = None
+
+    def after_create_session(self, session, coord):
+        first, self._coordinator = self._coordinator is None, coord
+        self._waits = self._role.is_chief and first
+        if not first:
+            self._model.bad_draws = self._model.nan_draws = ()
+
+    def after_run(self, run_context, run_values):
+        if self._waits:
+            self._role.post('chief waits')
+            self._coordinator.wait_for_stop(timeout=60)
+
+
+def train_beside_a_waiting_chief(role, logdir):
+    """The chief's update explodes while its own steps wait, and then a worker's loss is NaN."""
+    model = Model(role, True, (2, 3), learning_rate=1e5)
+    model.bad_draws = () if role.is_chief else range(BAD, 1000)
+    model.awaited = {} if role.is_chief else {BAD: 'chief waits'}
+    model.nan_draws = () if role.is_chief else (25,)  # no token of before is left by then
+    return train_model(model, role, logdir, 'rollback', WaitsForTheEnd(role, model))
+
+
+def test_what_no_step_tells_of_is_recorded_before_the_job_goes_back(tmp_path):
+    with Job(train_beside_a_waiting_chief, str(tmp_path), ps=2, workers=3) as job:
+        chief, *others = job.wait_for_workers()
+    assert [end.error for end in (chief, *others)] == [None] * 3, (chief, others)
+    told = chief.value[0]
+    assert told and all(is_of_chief(incident.reason) for incident in told)
+    assert all(incident.reason.endswith('; after the last step') for incident in told)
+    assert {incident.action for incident in told} == {'rollback'}
+    asked = [incident.reason for end in others for incident in end.value[0]]
+    assert any('loss' in reason for reason in asked)
+    assert {incident.reason for incident in told} <= {
+        record['reason'] for record in records_in(tmp_path)
+    }
 
 
 def test_raise_ends_the_job(tmp_path):

@@ -56,6 +56,16 @@ def test_incidents_of_one_reason_are_told_once_and_the_first_in_full(tmp_path, c
     assert lines[-1] == '  train more slowly'
 
 
+def test_a_bundle_is_found_where_its_logdir_was_moved_to(tmp_path, capsys):
+    there = tmp_path / 'logs' / 'slimguard' / 'incident-3'
+    record(tmp_path / 'logs', incident(3, bundle=str(there)))
+    there.mkdir()
+    (tmp_path / 'logs').rename(tmp_path / 'moved')
+    assert run('incidents', tmp_path / 'moved') == 0
+    moved = tmp_path / 'moved' / 'slimguard' / 'incident-3'
+    assert 'python -m slimguard replay %s\n' % moved in capsys.readouterr().out
+
+
 def test_hundreds_of_kinds_are_not_told_in_full(tmp_path, capsys):
     record(tmp_path, *[incident(step, 'not finite: w%d' % step) for step in range(300)])
     assert run('incidents', tmp_path) == 0

@@ -467,3 +467,19 @@ def test_what_is_printed_names_the_first_and_how_many_more(capfd):
         session.run(train_op, {x: np.nan})
     printed = capfd.readouterr().err
     assert 'bad: loss mul, gradient of v0, gradient of v1 and 5 more; loss nan' in printed
+
+
+def test_a_value_of_a_forward_pass_that_writes_is_told_what_to_pass():
+    average = tf1.get_variable('average', initializer=1.0, trainable=False)
+    x = tf1.placeholder_with_default(1.0, [])
+    with tf.control_dependencies([tf1.assign(average, x)]):
+        loss = tf.identity(x) * 2.0
+    with pytest.raises(ValueError, match=r"trains nothing.*writes 'average'.*tf\.group\(value\)"):
+        slimguard.guard(loss)
+    evaluation = slimguard.guard(tf.group(loss))
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(evaluation, {x: np.nan})
+        assert session.run(average) == 1.0
+        session.run(evaluation, {x: 3.0})
+        assert session.run(average) == 3.0

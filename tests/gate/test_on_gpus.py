@@ -15,6 +15,7 @@ from slimguard import graph as graphs
 from slimguard.checkpoints import checked_save
 from slimguard.diagnosis.capture import Capture
 from slimguard.gate.histograms import leave_out_bad_values
+from slimguard.gate.writing_runs import guard_writes
 from slimguard.graph import ops
 from tests.helpers import gate_models
 from tests.helpers.gpu_kernels import Places, has_kernel, pinned
@@ -180,6 +181,29 @@ def test_a_network_of_slim(world, task, check_numerics):
     ours = guard(train_op, loss)
     before = set(loss.graph.get_operations())
     leave_out_bad_values(loss.graph)
+    ours += [op for op in loss.graph.get_operations() if op not in before]
+    assert check_places(ours, task)['CPU'] > 20
+
+
+@WORLDS
+def test_runs_that_only_write(world, task):
+    """An evaluation of a model with batch norm in place, and the summaries of it."""
+
+    def build():
+        x = tf.constant(np.random.RandomState(0).randn(4, 6), tf.float32)
+        norm = {'updates_collections': None, 'is_training': True}
+        net = slim.batch_norm(slim.fully_connected(x, 3, None), **norm)
+        loss = tf.reduce_mean(tf.square(net))
+        with tf.device((task or '') + '/device:CPU:0'):
+            summary = tf1.summary.scalar('loss', loss)
+        return tf1.train.MomentumOptimizer(0.1, 0.9).minimize(loss), loss, summary
+
+    train_op, loss, summary = world(build)
+    ours = guard(train_op, loss)
+    before = set(loss.graph.get_operations())
+    guard_writes([loss])
+    written = gate.guard_summary(summary, gate.gates_of(loss.graph)[train_op.name].train_op)
+    assert written is not None
     ours += [op for op in loss.graph.get_operations() if op not in before]
     assert check_places(ours, task)['CPU'] > 20
 

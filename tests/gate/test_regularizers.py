@@ -140,11 +140,13 @@ def test_a_session_keeps_to_it():
 def test_what_a_step_takes_in_memory():
     """All gradients, and one more of a regularizer; not those of all regularizers beside them.
 
-    In one session of three, since TensorFlow may run what has waited later than it could.
+    In most sessions: TensorFlow may run what has waited later than it could, and what has not
+    waited may by chance come late.
     """
     train_op, loss = training(models.Damage())
     train_op = gate.guard(train_op, loss)
-    assert min(most_bytes_of_a_step(train_op) for _ in range(3)) < (LAYERS + 1.5) * SIZE * SIZE * 4
+    most = (LAYERS + 1.5) * SIZE * SIZE * 4
+    assert sum(most_bytes_of_a_step(train_op) < most for _ in range(10)) > 5
 
 
 def most_bytes_of_a_step(train_op):

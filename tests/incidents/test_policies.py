@@ -2,8 +2,10 @@
 
 import pytest
 
+from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.incident import Incident
-from slimguard.incidents.policies import FallbackChain, Raise, Rollback, Skip, Stop, fallbacks_of
+from slimguard.incidents.policies import Raise, Rollback, Skip, Stop
+from slimguard.incidents.policy_language import fallbacks_of
 
 pytestmark = pytest.mark.no_tensorflow
 
@@ -107,6 +109,24 @@ def test_a_ratio_is_a_share(ratio, error):
         Skip(max_ratio=ratio)
 
 
+def test_a_policy_that_is_used_up_says_so():
+    chain = FallbackChain([Skip(2), Rollback(1)], RAISE)
+    assert after(chain, 'xxx') == 'rollback'
+    skipped = '; 2 steps in a row were skipped before it, and max_consecutive=2 allows no more'
+    assert chain.why_not == skipped
+    assert after(chain, 'xxx') == 'raise'
+    gone_back = '; the training went back once already, and max_times=1 allows no more'
+    assert chain.why_not == skipped + gone_back
+
+
+def test_who_may_give_way_comes_before_others():
+    class Seldom(Stop):
+        def is_willing(self, state):
+            return False
+
+    assert decisions([Seldom(), 'skip'], 'x') == ['skip']
+
+
 def test_skip_skips_ten_in_a_row_by_default():
     assert decisions('skip', 'x' * 11) == ['skip'] * 10 + ['raise']
 
@@ -181,6 +201,10 @@ def test_policies_are_values():
         ('skip:5,never', ValueError, "on_nan='never'; expected one of 'raise'.*slimguard.Skip"),
         ('skip:0', ValueError, "on_nan has 'skip:0': expected a number of at least 1"),
         (['stop', 'rollback:3x2'], ValueError, "on_nan has 'rollback:3x2': expected what to mult"),
+        ('raise,skip', ValueError, "on_nan has 'raise' before 'skip', which never acts then"),
+        (['skip', Stop(), Rollback()], ValueError, "'stop' before 'rollback'.*put it last"),
+        ('skp:3', ValueError, r"on_nan='skp' \(did you mean 'skip'\?\); expected one of"),
+        ('Raise', ValueError, r"did you mean 'raise'\?"),
         (3, TypeError, 'not 3'),
         (Skip, TypeError, r'pass Skip\(\)'),
     ],

@@ -1,5 +1,6 @@
 """slimguard.instrument: slim's functions replaced in place, and put back."""
 
+import contextlib
 import sys
 import types
 
@@ -11,10 +12,16 @@ import slimguard
 from slimguard import compat, gate
 from slimguard.diagnosis.bundle import paths as bundle_paths
 from tests.helpers.children import forked_python
-from tests.helpers.models import Linear, LogLines, checkpoint_at, non_finite
+from tests.helpers.models import Linear, LogLines, checkpoint_at, non_finite, records_in
 
 tf1 = tf.compat.v1
 slim = compat.import_slim()
+
+
+@pytest.fixture(autouse=True)
+def folder_for_records(tmp_path, monkeypatch):
+    """Where a training that saves nothing leaves its record."""
+    monkeypatch.chdir(tmp_path)
 
 
 def namespace():
@@ -68,6 +75,39 @@ def test_one_log_line_says_what_was_replaced():
     (line,) = [line for line in lines if 'instrumented' in line]
     assert 'tf_slim.learning.create_train_op, tf_slim.learning.train' in line
     assert "on_nan='stop', max_loss=5.0" in line
+
+
+@pytest.mark.parametrize('train_step_fn', [None, lambda *args: slim.learning.train_step(*args)])
+def test_the_steps_of_slims_loop_are_counted(train_step_fn, tmp_path):
+    with slimguard.instrument(on_nan='skip') as active:
+        kwargs = {} if train_step_fn is None else {'train_step_fn': train_step_fn}
+        train_op = create_train_op(Linear(bad=(2,)))
+        slim.learning.train(train_op, str(tmp_path), number_of_steps=6, **kwargs)
+        said = str(active.sessions.seen)
+    assert ': 7 steps, 1 incident (skip 1); record and bundles: %s' % tmp_path in said
+
+
+@pytest.mark.parametrize('on_nan', ['skip', 'rollback', 'stop', 'raise'])
+@pytest.mark.parametrize('is_told', [True, False], ids=['logdir given', 'none given'])
+def test_a_training_of_slims_that_saves_nothing_has_a_record_all_the_same(
+    on_nan, is_told, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    given = {'logdir': 'records'} if is_told else {}
+    with slimguard.instrument(on_nan=on_nan, **given):
+        with pytest.raises(slimguard.NanLossError) if on_nan == 'raise' else contextlib.ExitStack():
+            train(create_train_op(Linear(bad=(2,))))
+    folder = tmp_path / ('records' if is_told else 'slimguard-logs')
+    assert [each['action'] for each in records_in(folder)] == [on_nan]
+    assert len(bundle_paths(str(folder))) == 1
+
+
+def test_a_record_that_goes_elsewhere_than_said_is_said(tmp_path):
+    with LogLines() as lines, slimguard.instrument(on_nan='skip', logdir=tmp_path / 'records'):
+        train(create_train_op(Linear(bad=(2,))), str(tmp_path / 'logs'))
+    (line,) = [line for line in lines if 'is to have the record' in line]
+    assert str(tmp_path / 'records') in line and str(tmp_path / 'logs') in line
+    assert len(records_in(tmp_path / 'logs')) == 1
 
 
 def test_code_that_imported_the_functions_by_name_before():

@@ -2,6 +2,7 @@
 
 import glob
 import os
+import re
 import textwrap
 
 import numpy as np
@@ -68,7 +69,8 @@ def test_by_default_a_nan_ends_the_script_with_our_error(tmp_path):
     assert run.returncode == 1
     said = run.stderr[run.stderr.rindex('slimguard.NanLossError: ') :].splitlines()
     assert 'gradient of' in said[0]
-    assert said[-1].startswith('slimguard: guarded train_op, 1 incident (raise 1); record and ')
+    line = r'slimguard: guarded train_op: \d steps, 1 incident \(raise 1\); record and '
+    assert re.match(line, said[-1])
     assert said[-2].startswith('to run it again: python -m slimguard replay ' + str(tmp_path))
     assert bad_variables(str(tmp_path)) == []
 

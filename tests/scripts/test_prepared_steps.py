@@ -222,7 +222,9 @@ def test_threads_that_fetch_different_things_get_what_they_asked_for():
 
     got = []
     with slimguard.instrument() as guards, tf.Graph().as_default() as graph:
-        model = Fed()
+        # TensorFlow adds to a ref variable without a lock, so that threads may lose a count.
+        with tf1.variable_scope('counted', use_resource=True):
+            model = Fed()
         texts = [tf.constant(str(number)) for number in range(4)]
         with tf1.Session() as session:
             session.run(tf1.global_variables_initializer())

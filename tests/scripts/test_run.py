@@ -3,7 +3,7 @@
 import pytest
 
 from slimguard import Raise, Rollback, Skip, Stop
-from slimguard.incidents.policies import fallbacks_of
+from slimguard.incidents.policy_language import fallbacks_of
 from tests.helpers.children import forked_python, python
 from tests.helpers.user_scripts import SCRIPTS, write_scripts
 
@@ -44,7 +44,7 @@ finally:
 def test_a_policy_is_a_name_or_a_chain_and_means_the_same_everywhere(text, policies):
     assert fallbacks_of(text) == policies
     assert fallbacks_of([text]) == policies
-    assert fallbacks_of(['stop', text]) == [Stop()] + policies
+    assert fallbacks_of(['skip:7', text]) == [Skip(7)] + policies
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,8 @@ def test_a_policy_is_a_name_or_a_chain_and_means_the_same_everywhere(text, polic
         ('run --on_nan=skip:3x0.5 x.py', "'skip:3x0.5': only rollback takes a factor"),
         ('run --on_nan=raise:3 x.py', "'raise:3': raise takes no number"),
         ('run --on_nan=skip, x.py', "unknown policy ''; expected raise"),
+        ('run --on_nan=stpo x.py', "unknown policy 'stpo' (did you mean 'stop'?); expected raise"),
+        ('run --on_nan=raise,skip x.py', "'raise' before 'skip', which never acts then"),
         ('run --max_loss=-1 x.py', "expected a positive finite number, not '-1'"),
         ('run --max_loss=inf x.py', "expected a positive finite number, not 'inf'"),
         ('run --preemption_seconds 0 x.py', "expected a positive finite number, not '0'"),

@@ -45,6 +45,15 @@ def test_a_directory_of_other_things_is_none_and_the_error_says_what_is_missing(
     assert str(caught.value) == '%s is no logdir of a training: %s' % (tmp_path, what)
 
 
+def test_our_folder_in_a_logdir_is_none_and_the_error_names_the_logdir(tmp_path):
+    folder = tmp_path / 'logs' / 'slimguard'
+    folder.mkdir(parents=True)
+    (folder / 'incidents.jsonl').write_text('')
+    assert logdirs.what_is_missing(str(folder)) == (
+        '%s is in the logdir of a training: give %s' % (folder, tmp_path / 'logs')
+    )
+
+
 BUNDLE = os.path.join(os.path.dirname(__file__), '..', 'data', 'made_by_tf115')
 
 

@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+import sys
 
 import pytest
 
@@ -38,6 +39,8 @@ def batches(method, stops_in_epoch, waits):
                 sys.stdin.readline()
             elif epoch == stops_in_epoch:
                 pool.map(never_return, range(2))
+            pool.close()  # that it is terminated may hang with Python 3.7, where it is spawned
+            pool.join()
         process.terminate()
         process.join()
         print('epoch', epoch, 'ended a process with', process.exitcode, flush=True)
@@ -161,3 +164,38 @@ def test_no_worker_of_a_pool_outlives_a_training_whose_step_never_ends(
         training.send_to_group(number)
         assert training.wait() == 128 + number
         training.wait_for_children()
+
+
+LEAVES = """
+import os, signal, sys
+import tensorflow as tf
+import slimguard
+tf1 = tf.compat.v1
+tf1.disable_eager_execution()
+step = tf1.train.get_or_create_global_step()
+loss = tf.square(tf1.get_variable('w', initializer=2.0))
+optimizer = tf1.train.GradientDescentOptimizer(0.1)
+train_op = slimguard.guard(optimizer.minimize(loss, step), loss=loss)
+hook = slimguard.NanLossHook(loss, on_nan='skip')
+child = None
+try:
+    with tf1.train.MonitoredTrainingSession(checkpoint_dir=sys.argv[1], hooks=[hook]) as session:
+        session.run(train_op)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)  # a session that is run in a fork never comes back
+            raise ValueError('the child leaves')
+        print('the child ended with', os.waitpid(child, 0)[1] >> 8, flush=True)
+        session.run(train_op)
+except ValueError:
+    os._exit(3)
+"""
+
+
+@pytest.mark.skipif(
+    sys.version_info < (3, 8), reason='TensorFlow 1.15 itself cannot close a session in a fork'
+)
+def test_a_child_that_leaves_a_monitored_session_by_an_exception_ends(tmp_path):
+    done = forked_python('-c', LEAVES, tmp_path / 'log')
+    assert (done.returncode, done.stdout) == (0, 'the child ended with 3\n'), done.stderr
+    assert checkpoint_at(tmp_path / 'log') == (2, [])

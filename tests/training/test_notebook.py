@@ -137,7 +137,8 @@ class TestACellThatIsRunAgain:
     )
     def test_of_ours_is_told_in_the_error(self, kernel, again):
         build(kernel)
-        assert not kernel.run(TRAIN % ('', 3)).error
+        first = kernel.run(TRAIN % ('', 3))
+        assert not first.error, first.traceback
         shown = kernel.run(again)
         assert shown.error == 'RuntimeError'
         assert ADVICE in shown.traceback.rpartition('RuntimeError: ')[2].splitlines()[0]

@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from tests.helpers.models import Linear, LogLines, non_finite, state
+from tests.helpers.children import python
+from tests.helpers.models import Linear, LogLines, non_finite, records_in, state
 
 tf1 = tf.compat.v1
 
@@ -232,3 +233,89 @@ def test_any_other_error_leaves_the_block_without_an_end():
     with pytest.raises(KeyError), slimguard.watch(tf1.Session(), hooks=[counting]):
         raise KeyError
     assert counting.calls == ['after_create_session']
+
+
+NEVER_CLOSED = """
+import tensorflow as tf
+import slimguard
+
+tf1 = tf.compat.v1
+tf1.disable_eager_execution()
+x = tf1.placeholder(tf.float32, [])
+loss = tf.square(tf1.get_variable('w', initializer=2.0) * x)
+train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(loss)
+train_op = slimguard.guard(train_op, loss=loss)
+session = slimguard.watch(tf1.Session(), on_nan='skip', logdir='logs')
+session.run(tf1.global_variables_initializer())
+for value in (1.0, float('nan'), 1.0, 1.0):
+    session.run(train_op, {x: value})
+"""
+
+
+def test_a_session_that_is_never_closed_says_what_was_skipped_and_no_more(tmp_path):
+    run = python('-c', NEVER_CLOSED, cwd=tmp_path)
+    assert run.returncode == 0
+    assert 'slimguard: 1 of 4 batches were skipped.' in run.stderr
+    assert 'Traceback' not in run.stderr
+
+
+class TestMakeCallable:
+    """What `make_callable` of a watched session returns runs steps as its `run` does."""
+
+    def test_the_policy_acts(self, tmp_path):
+        train_op, x = fed_train_op()
+        with slimguard.watch(tf1.Session(), logdir=str(tmp_path), capture=False) as session:
+            session.run(tf1.global_variables_initializer())
+            step = session.make_callable(train_op, [x])
+            step([1.0])
+            with pytest.raises(slimguard.NanLossError):
+                step([np.nan])
+        assert [record['action'] for record in records_in(tmp_path)] == ['raise']
+
+    def test_what_is_no_step_is_as_it_was(self):
+        train_op, x = fed_train_op()
+        with slimguard.watch(tf1.Session(), on_nan='skip') as session:
+            session.run(tf1.global_variables_initializer())
+            assert session.make_callable(x * 2, [x])([2.0]).tolist() == [4.0]
+            with pytest.raises(TypeError, match='expected 1 values to feed, not 0'):
+                session.make_callable(train_op, [x])()
+
+
+def fed_train_op():
+    x = tf1.placeholder(tf.float32, [1])
+    w = tf1.get_variable('w', initializer=[1.0])
+    loss = tf.reduce_sum(tf.square(w * x))
+    optimizer = tf1.train.GradientDescentOptimizer(0.1)
+    train_op = optimizer.minimize(loss, tf1.train.get_or_create_global_step())
+    return slimguard.guard(train_op, loss=loss), x
+
+
+def test_what_is_written_beside_the_step_is_told_of_once(caplog):
+    train_op, x = fed_train_op()
+    mean = tf1.get_variable('mean', initializer=[0.0], trainable=False)
+    update = tf1.assign(mean, 0.9 * mean + 0.1 * x)
+    with slimguard.watch(tf1.Session(), on_nan='skip') as session:
+        session.run(tf1.global_variables_initializer())
+        for fetches in ([train_op, update], [train_op, update, x], train_op):
+            session.run(fetches, {x: [1.0]})
+    (told,) = [each.getMessage() for each in caplog.records if 'NOT guarded' in each.getMessage()]
+    assert "the update of 'mean' is NOT guarded: it is fetched beside the train op" in told
+    assert 'slimguard.guard(tf.group(train_op, update))' in told
+
+
+@pytest.mark.parametrize(
+    'wrong, message',
+    [
+        ({'capture': 'no'}, "capture must be True or False, not 'no'"),
+        ({'max_loss': '5'}, "max_loss must be a positive finite number or None, not '5'"),
+        ({'hooks': 3}, 'hooks must be a list of tf.train.SessionRunHooks, not 3'),
+    ],
+)
+def test_what_is_no_argument_is_refused(wrong, message):
+    for call in (
+        lambda: slimguard.watch(tf1.Session(), **wrong),
+        lambda: slimguard.train(fed_train_op()[0], None, **wrong),
+    ):
+        with tf1.Graph().as_default(), pytest.raises((TypeError, ValueError)) as caught:
+            call()
+        assert message in str(caught.value)

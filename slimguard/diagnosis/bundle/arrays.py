@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from slimguard.diagnosis.bundle.files import ARRAYS, JSON, Files, brief, damaged
 from slimguard.diagnosis.bundle.index import MOST_DIMENSIONS, elements
+from slimguard.system.numbers import is_whole
 
 _MOST_DIRECTORY = 8 << 20  # bytes that list what is in the file
 
@@ -71,7 +72,7 @@ def _array(contents: Dict[str, np.ndarray], entry: Dict[str, Any]) -> np.ndarray
 
 
 def _is_size(size) -> bool:
-    return isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 1 << 63
+    return is_whole(size) and 0 <= size < 1 << 63
 
 
 def _member(contents: Dict[str, np.ndarray], key: str) -> np.ndarray:

@@ -10,6 +10,7 @@ from typing import Any, Dict, Iterable, Optional
 
 from slimguard.diagnosis.bundle.files import JSON, BundleError, Files, brief, damaged
 from slimguard.diagnosis.bundle.index import MOST_DIMENSIONS
+from slimguard.system.numbers import is_whole
 
 VERSION = 1
 _NON_FINITE = {'NaN': math.nan, 'Infinity': math.inf, '-Infinity': -math.inf}
@@ -90,7 +91,7 @@ def _read_history(history: Any) -> Optional[Dict[str, Any]]:
 
 
 def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+    return is_whole(value) and abs(value) < 2**63
 
 
 def _is_real(value: Any) -> bool:

@@ -7,7 +7,8 @@ import tensorflow as tf
 
 from slimguard.diagnosis.capture import Capture
 
-_VARIABLE_BYTES = 32 << 20
+# Each run of a session that fetches something new takes a good part of a second in a large graph.
+_VARIABLE_BYTES = 256 << 20
 _UNKNOWN_BYTES = 1 << 20  # what a tensor of unknown rank counts for
 
 _Thing = TypeVar('_Thing')

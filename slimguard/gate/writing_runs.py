@@ -1,0 +1,74 @@
+"""Runs that train nothing and write all the same: of a model with batch norm in place.
+
+What such a run writes in its forward pass is what a guarded train op of the same model puts back
+after a bad step. Nothing else is guarded in a run that trains nothing: initializers, restored
+values and metrics are the script's own.
+"""
+
+from typing import Any, Optional, Sequence
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard import graph as graphs
+from slimguard.gate.copies_ahead import copies_ahead, copy_ahead_of_others, is_put_back
+from slimguard.gate.gate import Gate, gate_of, guard_with_values
+from slimguard.graph import TrainOp, op_of, ops
+
+
+def writing_among(elements: Sequence[TrainOp], graph: tf.Graph) -> Sequence[TrainOp]:
+    """Those of the elements fetched in a run that run forward writes of a guarded train op."""
+    if not copies_ahead(graph):
+        return []
+    theirs = [e for e in elements if not op_of(e).name.startswith(graphs.OURS)]
+    return [e for e in theirs if any(map(is_put_back, graphs.ancestors([op_of(e)])))]
+
+
+def guard_writes(elements: Sequence[TrainOp]) -> Gate:
+    """The gate of what is fetched together and writes: what is bad is not written.
+
+    Raises:
+      ValueError: if something that they write can be neither held back nor put back.
+    """
+    values = [element for element in elements if isinstance(element, tf.Tensor)]
+    with ops.our_scope(elements[0].graph, 'step'):
+        # Of copies: newer versions mark what an op waits for, and warn if a session has seen it.
+        ends = [_copy_of(e) if isinstance(e, tf.Tensor) else e for e in elements]
+        together = tf.group(*ends, name='writes')
+    return guard_with_values(together, None, None, values)
+
+
+def _copy_of(tensor: tf.Tensor) -> tf.Tensor:
+    with tf.device(tensor.device):
+        return tf.identity(tensor)
+
+
+def guard_summary(
+    summary_op: Any, train_op: TrainOp, default: object = None
+) -> Optional[tf.Tensor]:
+    """A summary op that writes nothing bad; those who watch the train op are told of it.
+
+    A Supervisor runs it in a thread of its own, on a batch that no step sees.
+
+    Args:
+      summary_op: a string Tensor, or nothing.
+      train_op: the guarded train op.
+      default: the summary op that stands for all summaries of the graph.
+
+    Returns:
+      A string Tensor; None if what is given writes nothing.
+    """
+    gate, graph = gate_of(train_op), train_op.graph
+    if gate is None or not copies_ahead(graph):
+        return None
+    if summary_op is default:
+        with graph.as_default():
+            summary_op = tf1.summary.merge_all()
+    is_op = isinstance(summary_op, tf.Tensor) and summary_op.graph is graph
+    copy_ahead_of_others(graph)
+    if not is_op or not writing_among([summary_op], graph):
+        return None
+    of_summary = guard_writes([summary_op])
+    gate.run_beside(of_summary)
+    with ops.our_scope(graph, 'summary'), tf.device(summary_op.device):
+        return ops.after([of_summary.train_op], summary_op, 'written')

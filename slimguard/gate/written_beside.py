@@ -1,0 +1,108 @@
+"""What a script writes in the run of its train op, and the train op does not need.
+
+A running mean of the input, a counter: `session.run([train_op, update_mean])`. They see the same
+batch, so they go through the same gate, and a bad step leaves them as they were. Local variables
+are in no checkpoint, and a metric may be NaN in a good step: these are the script's own.
+"""
+
+from typing import Callable, List, Sequence
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard import graph as graphs
+from slimguard.graph import TrainOp, op_of
+
+
+class OutsideTheGateError(ValueError):
+    """What is written beside a train op stays outside its gate."""
+
+    of = 'the update of'  # what the name is of that it comes with
+
+
+def written_beside(
+    elements: Sequence[TrainOp],
+    training: Sequence[TrainOp],
+    on_refusal: Callable[[str, Exception], None],
+) -> List[TrainOp]:
+    """Those of the elements fetched in a run that write, and go through the gate of what trains.
+
+    An update op of slim's is one wherever it writes. Any other is one if the step neither reads nor
+    writes its variables: a gate has it wait for the decision, and what the step reads there is to
+    be what it would read without.
+
+    Args:
+      elements: what is fetched and does not train, each once.
+      training: what is fetched and trains, together.
+      on_refusal: called with the name of a variable of which an update sees the batch and stays
+        outside, and why.
+    """
+    graph = training[0].graph
+    update_ops = {op_of(op) for op in graph.get_collection(tf1.GraphKeys.UPDATE_OPS)}
+    local = {each.op for each in graph.get_collection(tf1.GraphKeys.LOCAL_VARIABLES)}
+    writes = graphs.Writes(graph)
+    theirs = set(graphs.ancestors([op_of(each) for each in training]))
+    found = []
+    for element in elements:
+        needed = set(graphs.ancestors([op_of(element)]))
+        if not update_ops.isdisjoint(needed):
+            found.append(element)
+            continue
+        written = {variable for each in needed - theirs for variable in writes.variables(each)}
+        if written <= local:
+            continue
+        if written.isdisjoint(theirs):
+            found.append(element)
+        elif any(is_drawn(each) for each in needed & theirs if each.type not in graphs.VARIABLES):
+            name = min(each.name for each in written & theirs)
+            on_refusal(name, OutsideTheGateError(_IS_READ))
+    return found
+
+
+_IS_READ = (
+    'the train op, beside which it is fetched, reads it, and nothing says which comes first; fetch '
+    'tf.group(train_op, update) instead of both, or make one wait by tf.control_dependencies'
+)
+
+
+_HAS_ITS_GATE = (
+    'it is fetched beside the train op %r, whose gate was made without it, so a bad step changes '
+    'it all the same; build slimguard.guard(tf.group(train_op, update)), and fetch that'
+)
+
+
+def refuse_outside(
+    elements: Sequence[TrainOp],
+    train_op: TrainOp,
+    original: TrainOp,
+    on_refusal: Callable[[str, Exception], None],
+) -> None:
+    """Tells of what a run writes beside a guarded train op, which nobody guards then.
+
+    Args:
+      elements: what is fetched, that train op among it.
+      train_op, original: the train op, guarded and as it was.
+      on_refusal: called with the name of a variable that is written outside the gate, and why.
+    """
+    ends = {op_of(train_op), op_of(original)}
+    others = [each for each in elements if op_of(each) not in ends]
+    others = [each for each in others if not op_of(each).name.startswith(graphs.OURS)]
+    if not others:
+        return  # as in most steps: the graph need not be read
+    writes = graphs.Writes(train_op.graph)
+    theirs = set(graphs.ancestors([op_of(original)]))
+
+    def refuse(name, error=None):
+        on_refusal(name, OutsideTheGateError(_HAS_ITS_GATE % op_of(original).name))
+
+    found = written_beside(others, [original], refuse)
+    outside = set(graphs.ancestors([op_of(each) for each in found])) - theirs
+    for name in sorted({each.name for op in outside for each in writes.variables(op)}):
+        refuse(name)
+
+
+def is_drawn(op: tf.Operation) -> bool:
+    """Whether an op is a placeholder, or may draw a batch or chance."""
+    return op.type.startswith('Placeholder') or (
+        graphs.is_stateful(op) and not graphs.is_variable_read(op)
+    )

@@ -1,0 +1,117 @@
+"""Policies in order, in a training: which of them takes an incident."""
+
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence
+
+from slimguard.incidents.policies import Policy, PolicyState, Raise, Rollback
+from slimguard.incidents.policy_language import OnNan, fallbacks_of
+
+if TYPE_CHECKING:  # it imports TensorFlow, and the command line reads policies without
+    from slimguard.incidents.incident import Incident
+
+
+class FallbackChain:
+    """Policies in order: the first that is willing takes an incident, and after the last comes
+    raise.
+
+    A good step sets `Skip` back, and so does a rollback: the chain begins with its first again.
+
+    Args:
+      on_nan: what the user said; None stands for `otherwise`.
+      otherwise: the policy for None, also when a callable returns it.
+
+    Attributes:
+      fallbacks: the policies and callables, in order.
+      why_not: what to add to the reason of the last incident: why policies gave way.
+    """
+
+    def __init__(self, on_nan: OnNan, otherwise: Policy):
+        self.why_not = ''
+        self._told = 0  # how many were skipped, when that was last told
+        self.fallbacks = [otherwise] if on_nan is None else fallbacks_of(on_nan)
+        self._otherwise = otherwise
+        self._state = PolicyState()
+
+    def decide(self, incident: 'Incident', ruin: str = '') -> Policy:
+        """The policy that takes one more incident. A callable's own exceptions pass through.
+
+        Args:
+          incident: the incident.
+          ruin: as for `PolicyState`.
+        """
+        self.why_not = ''
+        self._state.steps += 1
+        self._state.in_a_row += 1
+        self._state.state_lost = incident.state_lost
+        self._state.ruin = ruin
+        policy = self._first_willing(self.fallbacks, incident) or Raise()
+        if isinstance(policy, Rollback):
+            self._state.rollbacks += 1
+            self._state.in_a_row = 0
+            self._state.skipped_at.clear()
+        return policy
+
+    def step_was_good(self) -> None:
+        self._state.steps += 1
+        self._state.in_a_row = 0
+
+    def step_was_skipped(self, is_decided: bool = True) -> None:
+        """Notes that a step was skipped: that of the last decision, or one that nobody decided."""
+        self._state.steps += not is_decided
+        self._state.note_skipped()
+
+    def tell_skipped(self) -> str:
+        """How many steps were skipped, of how many; empty if that is no news."""
+        skipped = self._state.skipped
+        if skipped == self._told:
+            return ''
+        self._told = skipped
+        return '%d of %d batches were skipped' % (skipped, self._state.steps)
+
+    def note_rollbacks(self, rollbacks: int) -> None:
+        """Notes how often others went back to a checkpoint, and this training with them."""
+        self._state.rollbacks = max(self._state.rollbacks, rollbacks)
+
+    @property
+    def snapshots(self) -> int:
+        """How many snapshots a rollback wants. What a callable may return is not known ahead."""
+        return max([each.snapshots for each in self.fallbacks if isinstance(each, Rollback)] or [0])
+
+    def may(self, kind: type) -> bool:
+        """Whether a policy here is of a kind. A callable's answer is not known ahead."""
+        return any(isinstance(each, kind) for each in self.fallbacks)
+
+    @property
+    def rollbacks(self) -> int:
+        """How many times the training went back to a checkpoint."""
+        return self._state.rollbacks
+
+    @property
+    def learning_rate(self) -> Optional[float]:
+        """What the first policy here that lowers the learning rate multiplies it by, or None."""
+        rates = (each.learning_rate for each in self.fallbacks if isinstance(each, Rollback))
+        return next((rate for rate in rates if rate is not None), None)
+
+    def _first_willing(self, fallbacks: Sequence[Any], incident: 'Incident') -> Optional[Policy]:
+        for fallback in fallbacks:
+            if isinstance(fallback, Policy):
+                policy = fallback if fallback.is_willing(self._state) else None
+                if policy is None:
+                    self.why_not += fallback.why_not(self._state)
+            else:
+                answer = fallback(incident)
+                answer = self._otherwise if answer is None else answer
+                policy = self._first_willing(_fallbacks_of_answer(fallback, answer), incident)
+            if policy is not None:
+                return policy
+        return None
+
+
+def _fallbacks_of_answer(asked: Callable, answer) -> List[Any]:
+    try:
+        if callable(answer) and not isinstance(answer, Policy):
+            raise TypeError('expected the name of a policy, a policy object, a list, or None')
+        return fallbacks_of(answer)
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            'the on_nan callable %r returned %r: %s' % (asked, answer, error)
+        ) from None

@@ -1,0 +1,13 @@
+"""What counts as a number in what users give and in what records hold: a bool does not."""
+
+from typing import Any
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is an int or a float."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value is an int."""
+    return isinstance(value, int) and not isinstance(value, bool)

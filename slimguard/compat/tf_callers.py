@@ -13,6 +13,8 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard.compat import tf_private
 
+_GRAPH_LOCKS = '.python.util.lock_util'  # its module
+
 
 def callers() -> Iterator[FrameType]:
     """The frames of those that call the caller of this, the nearest first: `sys._getframe`.
@@ -28,13 +30,17 @@ def callers() -> Iterator[FrameType]:
 def is_waiting(thread: threading.Thread) -> bool:
     """Whether a thread waits for what others do: in a `join`, for an event, for a queue.
 
-    `sys._current_frames` tells; no other function of Python's does.
+    `sys._current_frames` tells; no other function of Python's does. In TensorFlow's module
+    `lock_util` a thread that builds waits for its graph, which another's session reads; in 1.15.5
+    and 2.21.0.
     """
     frame = sys._current_frames().get(thread.ident or 0)
     calls = set()
     while frame is not None and frame.f_code.co_filename == threading.__file__:
         calls.add(frame.f_code.co_name)
         frame = frame.f_back
+    if frame is not None and str(frame.f_globals.get('__name__')).endswith(_GRAPH_LOCKS):
+        return False
     # Whoever starts a thread waits for no more than its first instruction.
     return not calls.isdisjoint(['join', 'wait']) and 'start' not in calls
 

@@ -5,13 +5,16 @@ have none, and only computes with ``assign``; and no graph tells its losses.
 """
 
 import threading
-from typing import List, NamedTuple
+from typing import List, NamedTuple, Optional, Set
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
+from slimguard import graph as graphs
 from slimguard.compat import tf_callers
-from slimguard.graph import TrainOp
+from slimguard.gate.losses import as_scalar
+from slimguard.gate.written_beside import is_drawn
+from slimguard.graph import TrainOp, key, op_of
 from slimguard.scripts.patches import Inside, Patches, kept_on
 
 
@@ -36,6 +39,22 @@ class OptimizerNotes:
     def losses(self, graph: tf.Graph) -> List[Differentiated]:
         """The floating tensors that gradients were computed of, in order."""
         return kept_on(graph, 'losses', list)
+
+    def loss_of(self, train_op: TrainOp) -> Optional[tf.Tensor]:
+        """The loss that a train op trains, if it is one, and to know it takes no other input.
+
+        An op may be added to the graph for it.
+
+        Returns:
+          A floating Tensor of shape [].
+        """
+        needed = set(graphs.ancestors([op_of(train_op)]))
+        noted = self.losses(train_op.graph)
+        losses = [each.loss for each in noted if not needed.isdisjoint(each.gradients)]
+        if len({key(loss) for loss in losses}) != 1:
+            return None
+        # An update may need less than the value of its loss: a placeholder less, or a batch.
+        return as_scalar(losses[0]) if _inputs_of(losses[0]) <= needed else None
 
     def updates(self, graph: tf.Graph) -> List[TrainOp]:
         """What `apply_gradients` returned, in order."""
@@ -96,6 +115,11 @@ class OptimizerNotes:
                 self.updates(graph).append(update)
             else:
                 kept_on(graph, 'functions', list).append(update.name)
+
+
+def _inputs_of(tensor: tf.Tensor) -> Set[tf.Operation]:
+    """The placeholders, and what draws batches or chance, that a tensor is computed from."""
+    return {op for op in graphs.ancestors([tensor.op]) if is_drawn(op)}
 
 
 def _outermost(graph: tf.Graph) -> tf.Graph:

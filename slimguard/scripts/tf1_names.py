@@ -68,7 +68,8 @@ def let_flags_be_redefined() -> None:
             own.update((flag.name, flag) for flag in defined)
     for flag in own.values():
         flag.allow_override = True
-    app.FLAGS = logging.FLAGS = _AbslFlags(flags.FLAGS, own)
+    for reader in (app, logging):
+        vars(reader)['FLAGS'] = _AbslFlags(flags.FLAGS, own)  # its types do not tell of the name
 
 
 class _AbslFlags:

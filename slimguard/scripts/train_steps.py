@@ -20,12 +20,11 @@ from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.gate.builder import NoLossError
 from slimguard.gate.chief_update import takes_accumulated
-from slimguard.gate.copies_ahead import copy_ahead_of_others
+from slimguard.gate.copies_ahead import copies_ahead, copy_ahead_of_others
 from slimguard.gate.gate import Gate, guard_with_values
 from slimguard.gate.histograms import leave_out_bad_values
-from slimguard.gate.losses import as_scalar
 from slimguard.gate.writing_runs import guard_writes, writing_among
-from slimguard.gate.written_beside import is_drawn, written_beside
+from slimguard.gate.written_beside import written_beside
 from slimguard.graph import TrainOp, key, op_of, ops
 from slimguard.graph.sessions import note_seen
 from slimguard.graph.token_queues import has_token_queue
@@ -156,6 +155,13 @@ class TrainSteps:
             new = [update for update in new if op_of(update) not in guarded]
         if has_token_queue(self._graph):  # a chief's is guarded with the train op of its workers
             new = [update for update in new if not takes_accumulated(op_of(update))]
+        if new or copies_ahead(self._graph):
+            self._guard_ends(new)
+        note_seen(self._graph)
+        self._version = self._graph.version
+
+    def _guard_ends(self, new: Sequence[TrainOp]) -> None:
+        """Guards what was built around new updates, before a session has seen it."""
         with tf_private.unfinalized(self._graph):
             for end in dict.fromkeys(end for update in new for end in _ends_of(update)):
                 try:
@@ -167,8 +173,6 @@ class TrainSteps:
             if new:
                 leave_out_bad_values(self._graph)
             copy_ahead_of_others(self._graph)
-        note_seen(self._graph)
-        self._version = self._graph.version
 
     def _not_of_optimizers(self, writes: List[tf.Operation]) -> List[TrainOp]:
         """Those of `writes` that belong to no update that an optimizer made."""
@@ -291,7 +295,7 @@ class TrainSteps:
         if known is not None:  # an op at the end, of which the value was not asked for then
             train_op = known.original
         values = [e for e in elements if isinstance(e, tf.Tensor) and e is not train_op]
-        loss = _loss_of(train_op, self._notes)
+        loss = self._notes.loss_of(train_op)
         max_loss = self._max_loss
         for own in owns:  # what the script said itself
             loss = loss if own.loss is None else own.loss
@@ -301,23 +305,6 @@ class TrainSteps:
         except NoLossError:
             self._on_no_loss(op_of(train_op).name)
             return guard_with_values(train_op, loss, None, values)
-
-
-def _loss_of(train_op: TrainOp, notes: OptimizerNotes) -> Optional[tf.Tensor]:
-    """The loss that a train op trains, if it is one, and to know it takes no other input."""
-    needed = set(graphs.ancestors([op_of(train_op)]))
-    losses = [
-        each.loss for each in notes.losses(train_op.graph) if not needed.isdisjoint(each.gradients)
-    ]
-    if len({key(loss) for loss in losses}) != 1:
-        return None
-    # An update may need less than the value of its loss: a placeholder less, or a batch.
-    return as_scalar(losses[0]) if _inputs_of(losses[0]) <= needed else None
-
-
-def _inputs_of(tensor: tf.Tensor) -> Set[tf.Operation]:
-    """The placeholders, and what draws batches or chance, that a tensor is computed from."""
-    return {op for op in graphs.ancestors([tensor.op]) if is_drawn(op)}
 
 
 def _is_left_alone(op: tf.Operation) -> bool:

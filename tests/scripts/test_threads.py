@@ -1,13 +1,16 @@
 """Scripts of several threads, one of which builds the graph while another runs a session on it."""
 
+import sys
 import threading
 import time
+import traceback
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import slimguard
+from slimguard.compat import tf_callers
 
 tf1 = tf.compat.v1
 
@@ -54,6 +57,11 @@ class Script:
         return self.session.run([self.weight, self.count])
 
 
+def until(condition):
+    while not condition():
+        time.sleep(0.001)
+
+
 def ours(graph):
     return [op.name for op in graph.get_operations() if op.name.startswith('slimguard')]
 
@@ -84,6 +92,36 @@ class TestAThreadThatFeedsAQueue:
                 script.session.run(script.init)
 
         in_a_thread(run_until_it_is, waits=True)
+
+
+class TestWhoWaits:
+    """A thread that waits for others builds no graph, and one that waits for its graph does."""
+
+    def is_waiting(self, function, *arguments, at):
+        """Whether a thread counts as waiting once it is in a function of a name."""
+        thread = threading.Thread(target=function, args=arguments, daemon=True)
+        thread.start()
+        until(lambda: at in functions_of(thread))
+        return tf_callers.is_waiting(thread)
+
+    def test_for_an_event(self):
+        event = threading.Event()
+        assert self.is_waiting(event.wait, at='wait')
+        event.set()
+
+    def test_for_its_graph(self, graph):
+        with graph._session_run_lock():  # as a session has it that takes over what is new
+            assert not self.is_waiting(self.build, graph, at='wait')
+
+    def build(self, graph):
+        with graph.as_default():
+            tf.constant(1.0)
+
+
+def functions_of(thread):
+    """The names of the functions that a thread is in."""
+    frame = sys._current_frames().get(thread.ident)
+    return [each.f_code.co_name for each, _ in traceback.walk_stack(frame)] if frame else []
 
 
 @pytest.mark.parametrize('waits', [False, True], ids=['busy', 'waiting'])

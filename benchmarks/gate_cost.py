@@ -53,8 +53,11 @@ HEAD = ['', 'wall', 'cpu', 'one step']
 # The trainings.
 
 
-def network(name, size=64, batch=8, weight_decay=1e-4):
-    """The train op of a network of tf_slim.nets, with Momentum and moving averages."""
+def network(name, size=64, batch=8, weight_decay=1e-4, library=slim.learning):
+    """The train op of a network of tf_slim.nets, with Momentum and moving averages.
+
+    `library` has the `create_train_op` that makes it.
+    """
     from tf_slim import nets
 
     images = tf.constant(np.random.RandomState(0).randn(batch, size, size, 3).astype(np.float32))
@@ -66,7 +69,7 @@ def network(name, size=64, batch=8, weight_decay=1e-4):
             logits, _ = getattr(nets.resnet_v1, name)(images, 10, is_training=True)
     logits = tf.reshape(logits, [batch, 10])
     tf1.losses.sparse_softmax_cross_entropy(tf.zeros([batch], tf.int32), logits)
-    return train_op_of(tf1.losses.get_total_loss())
+    return train_op_of(tf1.losses.get_total_loss(), library)
 
 
 def two_layers(batch=32, width=64):
@@ -86,9 +89,9 @@ def many_weights(number, size):
     return train_op_of(tf.add_n([tf.nn.l2_loss(w) for w in weights]) * 1e-3)
 
 
-def train_op_of(loss):
+def train_op_of(loss, library=slim.learning):
     optimizer = tf1.train.MomentumOptimizer(1e-4, 0.9)
-    return slim.learning.create_train_op(loss, optimizer, check_numerics=False)
+    return library.create_train_op(loss, optimizer, check_numerics=False)
 
 
 class Stepper:

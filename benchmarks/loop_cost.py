@@ -1,6 +1,6 @@
 """What a step costs in each loop a user can pick, as ratios.
 
-    python benchmarks/loop_cost.py [rounds]
+    python benchmarks/loop_cost.py [rounds] [--resnet]
 
 A model so small that the loop is most of the step, on one thread. All loops train at once, each in
 a thread of its own and one at a time: a loop does twenty steps, then the next has its turn. What a
@@ -11,6 +11,9 @@ build the train op.
 A second table is for trainings that take snapshots to go back to, a third for the loop of a script
 that nobody has edited, under `slimguard.instrument`: beside the same loop unguarded, twice, and
 that of a guarded train op which nobody watches.
+
+`--resnet` prints one other table instead: what a history and a `Spike` add to a step of ResNet-50,
+in turns of four steps, with all cores.
 """
 
 import functools
@@ -24,6 +27,7 @@ import time
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
+import gate_cost
 import measure
 import numpy as np
 import tensorflow as tf
@@ -35,7 +39,7 @@ from slimguard import gate as gates
 slim = compat.import_slim()
 tf1 = tf.compat.v1
 
-STEPS_A_TURN = 20
+STEPS_A_TURN, STEPS_OF_RESNET = 20, 4
 SAVING = {'skip': 'skip', 'skip, rollback': ['skip', 'rollback'], 'skip, again': 'skip'}
 MEASURING = {
     'slimguard.train, history=0': dict(history=0),
@@ -51,11 +55,11 @@ class Over(Exception):
 
 
 class Loop(threading.Thread):
-    """Runs a loop in turns. The loop calls `tick` after every `STEPS_A_TURN` steps."""
+    """Runs a loop in turns. The loop calls `tick` after each turn's `steps`."""
 
-    def __init__(self, train):
+    def __init__(self, train, steps=STEPS_A_TURN):
         threading.Thread.__init__(self, daemon=True)
-        self._train = train
+        self._train, self._steps = train, steps
         self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._over = False
         self._start = None
@@ -70,7 +74,7 @@ class Loop(threading.Thread):
 
     def tick(self):
         now = time.perf_counter()
-        self._seconds = None if self._start is None else (now - self._start) / STEPS_A_TURN
+        self._seconds = None if self._start is None else (now - self._start) / self._steps
         self._done.release()
         self._go.acquire()
         if self._over:
@@ -147,19 +151,15 @@ def in_monitored_session(library, make_hook):
     return train
 
 
-def in_train(library, ticks, make_hooks=None, logdir=None, **arguments):
+def in_train(library, ticks, make_hooks=None, logdir=None, model=build, **arguments):
+    arguments = dict(dict(log_every_n_steps=STEPS_A_TURN, session_config=ONE_THREAD), **arguments)
+
     def train(tick):
         ticks.ticks[threading.get_ident()] = tick
-        loss, train_op = build(library)
+        loss, train_op = model(library)
         if make_hooks is not None:
             arguments['hooks'] = make_hooks(loss)
-        library.train(
-            train_op,
-            logdir,
-            log_every_n_steps=STEPS_A_TURN,
-            session_config=ONE_THREAD,
-            **arguments,
-        )
+        library.train(train_op, logdir, **arguments)
 
     return train
 
@@ -232,13 +232,23 @@ def loops(ticks):
     return found
 
 
-def step_costs(rounds):
+def resnet(library):
+    train_op = gate_cost.network('resnet_v1_50', library=library)
+    return tf1.losses.get_total_loss(), train_op
+
+
+def loops_of_resnet(ticks):
+    asked = dict(model=resnet, session_config=None, log_every_n_steps=STEPS_OF_RESNET)
+    return {name: in_train(slimguard, ticks, **asked, **more) for name, more in MEASURING.items()}
+
+
+def step_costs(rounds, loops=loops, steps=STEPS_A_TURN):
     """Seconds a step, by loop, a value for each round."""
     logger = logging.getLogger('tensorflow')
     ticks = Ticks()
     logger.handlers, logger.propagate = [ticks], False
     tf1.logging.set_verbosity(tf1.logging.INFO)
-    running = {name: Loop(train) for name, train in loops(ticks).items()}
+    running = {name: Loop(train, steps) for name, train in loops(ticks).items()}
     tf1.logging.get_verbosity()
     logger.handlers = [ticks]
     for loop in running.values():
@@ -350,7 +360,25 @@ def start_up(library):
 
 def main():
     tf1.disable_eager_execution()
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 300
+    numbers = [int(argument) for argument in sys.argv[1:] if argument.isdigit()]
+    print('TensorFlow', tf.__version__)
+    if '--resnet' in sys.argv:
+        print_resnet(*numbers or [100])
+    else:
+        print_loops(*numbers or [300])
+
+
+def print_resnet(rounds):
+    times = step_costs(rounds, loops_of_resnet, STEPS_OF_RESNET)
+    first = next(iter(times))
+    rows = [['ResNet-50, 8 x 64 x 64 x 3', 'of the first', 'milliseconds']]
+    for name in times:
+        of_first = measure.ratio(times[name], times[first])
+        rows.append([name, of_first, '%.1f' % (1e3 * of_first.seconds)])
+    print(measure.table(rows))
+
+
+def print_loops(rounds):
     times = step_costs(rounds)
     names = list(times)
     stock = times['slim.learning.train']
@@ -359,7 +387,6 @@ def main():
         of_first = measure.ratio(times[name], times[names[0]])
         of_stock = measure.ratio(times[name], stock)
         rows.append([name, of_first, of_stock, '%.0f' % (1e6 * of_first.seconds)])
-    print('TensorFlow', tf.__version__)
     print(measure.table(rows))
     times = saving_costs(max(3, rounds // 60))
     rows = [['slimguard.train in a logdir', 'of skip', 'microseconds']]

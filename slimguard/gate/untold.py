@@ -72,7 +72,8 @@ class Untold:
             mark = dict(dtypes=[tf.bool], shared_name=graph.unique_name('watched_here'))
             self.is_watched = tf.raw_ops.StageSize(**mark) > 0
             self._mark = tf.raw_ops.Stage(values=[True], shared_name=mark['shared_name'])
-            self._unmark = tf.raw_ops.StageClear(**mark)
+            with tf.control_dependencies([tf.raw_ops.StageClear(**mark)]):
+                self._left = tf.raw_ops.StageSize(**self._area)
             self.clear = tf.raw_ops.StageClear(**self._area)
             self._size = tf.raw_ops.StageSize(**self._area)
             self._take = tf.raw_ops.Unstage(**self._area)
@@ -100,14 +101,18 @@ class Untold:
         """Whether bad steps in a session are kept."""
         return session in self._watched_in
 
-    def unwatch(self, session) -> None:
-        """Bad steps in a session tell of themselves again."""
-        if session in self._watched_in:
-            self._watched_in.discard(session)
-            session.run(self._unmark)
+    def unwatch(self, session) -> List[Told]:
+        """Bad steps in a session tell of themselves again; returns what `take` would before."""
+        if session not in self._watched_in:
+            return []
+        self._watched_in.discard(session)
+        return self._take_all(session, self._left)
 
     def take(self, session) -> List[Told]:
         """Those that there are, the oldest first; nobody else is told of them."""
+        return self._take_all(session, self._size)
+
+    def _take_all(self, session, size: tf.Tensor) -> List[Told]:
         with self._lock:  # taking one that is not there would wait for it
-            taken = [session.run(self._take) for _ in range(session.run(self._size))]
+            taken = [session.run(self._take) for _ in range(session.run(size))]
         return [Told(**dict(zip(self._fields, values))) for values in taken]

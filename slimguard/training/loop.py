@@ -22,9 +22,10 @@ from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.training import incident_reading
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hooked_session import HookedSession
+from slimguard.training.preemption import Preemption
 from slimguard.training.progress import Progress
 from slimguard.training.step_runner import Schedule, StepRunner
-from slimguard.training.supervisor import take_reins
+from slimguard.training.supervisor import make_ready, take_reins
 from slimguard.training.watchers import watchers_in
 
 
@@ -111,12 +112,25 @@ class HookedSteps:
         supervisor = tf_callers.supervisor_that_calls()
         if supervisor is not None:
             self.coordinator = supervisor.coord
-            take_reins(supervisor, hooked, self._has_ended, self._before_session, self._retried)
+            with self._retried:
+                make_ready(supervisor, runs_in, self._watcher)
+            reins = self._has_ended, self._before_session, self._retried
+            take_reins(supervisor, hooked, *reins, self._needs_queues(session))
         with self._not_the_end_of_the_input(), self._retried:
             for hook in self._hooks:
                 hook.after_create_session(session, self.coordinator)
         self._waits_to_start = self._watcher.job is not None
         return hooked
+
+    def _needs_queues(self, session) -> bool:
+        """Whether somebody may ask a new session for what comes through a queue.
+
+        In a job a worker waits there for the chief, whose queue of tokens hands out turns.
+        """
+        own = GateWatcher.after_create_session, Preemption.after_create_session
+        known = (tf1.train.SessionRunHook.after_create_session, *own)
+        theirs = [type(hook).after_create_session for hook in self._hooks]
+        return bool(session.sess_str) or any(method not in known for method in theirs)
 
     def step(self, session, train_op, global_step, train_step_kwargs) -> Tuple[Any, bool]:
         """The step function. Returns the loss of the last good step, and whether to stop."""

@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard import graph as graphs
+from slimguard.gate.untold import Told
 from slimguard.gate.written_beside import refuse_outside
 from slimguard.graph import op_of
 from slimguard.incidents.history import IS_GOOD
@@ -128,7 +129,11 @@ def _told_in(run_context, gate: gates.Gate) -> List[Reading]:
 
 def take_untold(gate: gates.Gate, session) -> List[Reading]:
     """The bad steps that nobody was told of."""
-    return [incident_reading.of_gate(gate, told) for told in gate.untold.take(session)]
+    return _readings(gate, gate.untold.take(session))
+
+
+def _readings(gate: gates.Gate, told: Sequence[Told]) -> List[Reading]:
+    return [incident_reading.of_gate(gate, each) for each in told]
 
 
 class WatchedRuns:
@@ -184,8 +189,12 @@ class WatchedRuns:
 
     def enter(self, session) -> None:
         """Watches what threads run beside the steps, from before the first step."""
+        self.watch(session, gates_beside_alone=True)
+
+    def watch(self, session, gates_beside_alone: bool = False) -> None:
+        """Watches all gates of a session that it may watch, or those beside the steps alone."""
         for gate in dict.fromkeys(gates.gates_of(session.graph).values()):
-            if gate.is_beside:
+            if gate.is_beside or (not gates_beside_alone and self._is_mine(gate)):
                 gate.untold.watch(session)
 
     def leave(self, session) -> List[Reading]:
@@ -197,8 +206,7 @@ class WatchedRuns:
             if not gate.untold.watches(session):
                 continue
             try:
-                untold += take_untold(gate, session)
-                gate.untold.unwatch(session)
+                untold += _readings(gate, gate.untold.unwatch(session))
             except tf.errors.OpError as error:  # a server that is gone must not fail a good end
                 tf1.logging.warning('slimguard: the end of the session is not clean: %s', error)
             except RuntimeError:  # it is closed, by another thread or before a new round

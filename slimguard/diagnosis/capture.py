@@ -24,6 +24,7 @@ a value for each turn, and none of them can be had: such sources are listed in `
 """
 
 import re
+import threading
 from typing import Any, Dict, List, Set, Tuple
 
 import numpy as np
@@ -68,6 +69,9 @@ class Capture:
 
     def __init__(self, gate: Gate):
         self.gate = gate
+        # Of threads that train in one session, one takes at a time: taking what is not there waits.
+        # A bad step that makes room meanwhile puts its own there.
+        self._taking = threading.Lock()
         self._graph = gate.bad.graph
         if self._graph.finalized:
             raise RuntimeError(
@@ -92,14 +96,18 @@ class Capture:
         all are.
         """
         values = {}
-        sizes = session.run([area.size for area in self._areas])
-        while any(sizes):
-            full = [area for area, size in zip(self._areas, sizes) if size]
-            for area, taken in zip(full, session.run([area.unstage for area in full])):
-                for tensor, value in zip(area.tensors, taken):
-                    values[tensor.name] = np.asarray(value)
-            sizes = [max(0, size - 1) for size in sizes]
+        with self._taking:
+            full = self._full_areas(session)
+            while full:
+                for area, taken in zip(full, session.run([area.unstage for area in full])):
+                    for tensor, value in zip(area.tensors, taken):
+                        values[tensor.name] = np.asarray(value)
+                full = self._full_areas(session)
         return values
+
+    def _full_areas(self, session) -> List['_Area']:
+        sizes = session.run([area.size for area in self._areas])
+        return [area for area, size in zip(self._areas, sizes) if size]
 
     def _split(self, step) -> Tuple[List[tf.Tensor], List[tf.Operation]]:
         sources = self.gate.limits

@@ -10,6 +10,7 @@ write short (a kill, a full disk) costs that line alone. Readers leave such a li
 import collections
 import os
 import socket
+import threading
 from typing import Any, Callable, Deque
 
 import tensorflow as tf
@@ -23,6 +24,7 @@ from slimguard.system import files
 # How many incidents wait for a file that cannot be written, and how often a write is tried anew
 # that wrote only a part.
 _MOST_WAITING, _TRIES = 1000, 3
+_PATIENCE = 5.0  # seconds that a thread waits for another to write
 
 _GONE = 'slimguard: %s was deleted or replaced while the training ran; it is begun anew'
 
@@ -43,6 +45,7 @@ class IncidentFile:
         self._file = (_RemoteFile if files.is_remote(self._path) else _LocalFile)(self._path)
         self._process = '%s:%d' % (socket.gethostname(), os.getpid())
         self._waiting: Deque[bytes] = collections.deque()
+        self._writing = threading.Lock()
         self._lost = 0
         self._trouble = ''
 
@@ -74,9 +77,16 @@ class IncidentFile:
         self._file.close()
 
     def _write(self) -> None:
-        while self._waiting:
-            self._file.append(self._waiting[0])
-            self._waiting.popleft()
+        # Several threads may train in one session. A process that was forked from one of them may
+        # have got the lock as it was: taken, for ever.
+        is_mine = self._writing.acquire(timeout=_PATIENCE)
+        try:
+            while self._waiting:
+                self._file.append(self._waiting[0])
+                self._waiting.popleft()
+        finally:
+            if is_mine:
+                self._writing.release()
 
     def _try(self, write: Callable[[], None]) -> None:
         trouble = ''

@@ -1,6 +1,7 @@
 """What happens after an incident, in this order: decide, examine, act, record."""
 
 import contextlib
+import threading
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
@@ -40,6 +41,15 @@ class Action(NamedTuple):
     is_policy: bool
 
 
+class _Now(threading.local):
+    """What a thread is about: several may train in one session, and meet bad steps at once."""
+
+    def __init__(self, otherwise: Policy):
+        self.handled: Optional[OpenIncident] = None
+        self.policy = otherwise  # that of the last incident
+        self.acting = ''  # the name of what is running of the user's
+
+
 class IncidentHandler:
     """Handles the incidents of one training.
 
@@ -62,15 +72,13 @@ class IncidentHandler:
         replaced: Callable[[Incident, Incident], None] = lambda old, new: None,
     ):
         self._policies = policies
-        self._policy = otherwise  # that of the last incident
+        self._now = _Now(otherwise)
         self._journal = journal
         self._evidence = evidence
         self._recovery = recovery
         self._replaced = replaced
-        self._handled: Optional[OpenIncident] = None  # now
         self._failed_at: Optional[OpenIncident] = None
         self._pace = Pace()
-        self._acting = ''  # the name of what is running of the user's
 
     @property
     def fallbacks(self) -> Sequence[Any]:
@@ -115,11 +123,11 @@ class IncidentHandler:
           action: what acts on it.
         """
         self._failed_at = None
-        self._acting = 'on_nan'
+        self._now.acting = 'on_nan'
         with self._handling(reading) as handled:
             try:
                 self._decide_and_examine(run_context.session, reading, action, handled)
-                self._acting = 'on_nan' if action.is_policy else action.name
+                self._now.acting = 'on_nan' if action.is_policy else action.name
                 action.act(run_context, handled.incident)
             except _ENDS_AS_DECIDED as error:
                 if isinstance(error, NanLossError):
@@ -128,12 +136,13 @@ class IncidentHandler:
             except BaseException as error:
                 self._note_failure(handled, error)
                 if isinstance(error, _ENDS_QUIETLY):
-                    raise RuntimeError('%s raised %s' % (self._acting, _in_short(error))) from error
+                    said = '%s raised %s' % (self._now.acting, _in_short(error))
+                    raise RuntimeError(said) from error
                 raise
 
     def record_failure(self, session, reading: Reading, acting: str, error: BaseException) -> None:
         """Examines and records an incident that nobody acts on: `acting` raised `error`."""
-        self._acting = acting
+        self._now.acting = acting
         with self._handling(reading) as handled:
             self._note_failure(handled, error)
             self._examine(session, reading, handled, ends=True)
@@ -149,13 +158,13 @@ class IncidentHandler:
     @contextlib.contextmanager
     def _handling(self, reading: Reading) -> Iterator[OpenIncident]:
         """While it is open an incident is handled; then it goes on record, whatever happened."""
-        before = self._handled
-        handled = self._handled = OpenIncident(reading.incident, self._replaced)
+        before = self._now.handled
+        handled = self._now.handled = OpenIncident(reading.incident, self._replaced)
         try:
             yield handled
         finally:
-            self._handled = before
-            self._journal.record(handled.incident, self._acting)
+            self._now.handled = before
+            self._journal.record(handled.incident, self._now.acting)
             handled.is_logged()
 
     def _decide_and_examine(
@@ -163,16 +172,17 @@ class IncidentHandler:
     ) -> None:
         """Also says what will be done, as a bundle tells it."""
         try:
-            self._policy = self._policies.decide(handled.incident, _ruin(self._recovery, reading))
-            ruin = _ruin_at_the_end(self._policy, self._recovery, reading)
+            ruin = _ruin(self._recovery, reading)
+            policy = self._now.policy = self._policies.decide(handled.incident, ruin)
+            ruin = _ruin_at_the_end(policy, self._recovery, reading)
             handled.note_reason(self._policies.why_not + ruin)
         except Exception as error:
             is_theirs = isinstance(error, _ENDS_AS_DECIDED)
             handled.note(action=_BY_SUBCLASS if is_theirs else 'error')
             self._examine(session, reading, handled, ends=True)
             raise
-        handled.note(action=self._policy.action if action.is_policy else _BY_SUBCLASS)
-        ends = isinstance(self._policy, (Raise, Stop)) and action.is_policy
+        handled.note(action=policy.action if action.is_policy else _BY_SUBCLASS)
+        ends = isinstance(policy, (Raise, Stop)) and action.is_policy
         self._examine(session, reading, handled, ends)
 
     def _examine(self, session, reading: Reading, handled: OpenIncident, ends: bool) -> None:
@@ -186,7 +196,7 @@ class IncidentHandler:
         handled.note_found(examine(session, incident, labels, ends, gone, pace, history))
 
     def _note_failure(self, handled: OpenIncident, error: BaseException) -> None:
-        handled.note_reason('; %s raised %s' % (self._acting, _in_short(error)))
+        handled.note_reason('; %s raised %s' % (self._now.acting, _in_short(error)))
         if handled.incident.restored is None:  # else the last good state is a checkpoint already
             handled.note(action='error')
             self._failed_at = handled
@@ -201,15 +211,15 @@ class IncidentHandler:
           job: the part that the process takes in a job, or None.
           ends_job: whether the end of this training is that of the job.
         """
-        handled = self._handled or OpenIncident(incident, self._replaced)
+        handled = self._now.handled or OpenIncident(incident, self._replaced)
         handled.take(incident)  # a subclass may hand on one that tells more
-        incident = handled.note(action=self._policy.action)
+        incident = handled.note(action=self._now.policy.action)
         if incident.action == 'skip' and not incident.held:
             raise ValueError(NO_GATE % 'skip')
         if incident.action == 'skip':
             self._policies.step_was_skipped()
-        if isinstance(self._policy, Rollback):
-            incident = self._roll_back(run_context.session, handled, self._policy, job)
+        if isinstance(self._now.policy, Rollback):
+            incident = self._roll_back(run_context.session, handled, self._now.policy, job)
         if incident.action == 'raise' and (self._policies.rollbacks or _exploded(incident)):
             incident = handled.note(advice=_advice(handled, self._policies.learning_rate))
         if incident.action == 'raise' and incident.held and self._recovery is not None:
@@ -225,7 +235,7 @@ class IncidentHandler:
         if not self._recovery.go_back(session, handled, policy, job):
             return handled.note(action=Raise.action)
         if policy.on_rollback is not None:
-            self._acting = 'on_rollback'
+            self._now.acting = 'on_rollback'
             policy.on_rollback(session, handled.incident)
         return handled.incident
 
@@ -239,7 +249,7 @@ class IncidentHandler:
         if self._recovery is not None:
             self._recovery.prepare(session, went_back, saves=self.may(Rollback))
         if went_back is not None:
-            call_on_rollback(session, went_back, [self._policy, *self.fallbacks])
+            call_on_rollback(session, went_back, [self._now.policy, *self.fallbacks])
 
 
 def _why_unseen(reading: Reading) -> str:

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import math
 import statistics
+import threading
 from typing import Any, Callable, Deque, Dict, NamedTuple, Optional, Sequence
 
 import numpy as np
@@ -59,6 +60,7 @@ class StepHistory:
         window = settings.spike or Spike()
         self._loss = Level(window.window, window.warmup)
         self._norm = Level(window.window, window.warmup)
+        self._levels = threading.Lock()  # several threads may train in one session
         self._entries: Deque[Entry] = collections.deque(maxlen=settings.length)
 
     def limits(self, max_loss: Optional[float]) -> Dict[Any, Any]:
@@ -72,11 +74,13 @@ class StepHistory:
             return feeds
         max_loss = self.gate.max_loss if max_loss is None else max_loss
         if self.spike.loss is not None and self.gate.limit is not None:
-            limit = self._loss.limit(self.spike.loss)
+            with self._levels:
+                limit = self._loss.limit(self.spike.loss)
             limit = limit if max_loss is None else min(limit, max_loss)
             feeds[self.gate.limit] = np.array(limit)
         if self.spike.gradient_norm is not None and self.gate.measures.gradients:
-            limit = self._norm.limit(self.spike.gradient_norm)
+            with self._levels:
+                limit = self._norm.limit(self.spike.gradient_norm)
             feeds[self.gate.norm_limit] = np.array(0.5 * limit * limit)
         return feeds
 
@@ -87,8 +91,9 @@ class StepHistory:
             # As Python's numbers: a handful of numpy's takes several times as long.
             measures = entry[2] if isinstance(entry, tuple) else entry[LOSS:]
             loss, _, *half_squares = measures.tolist()
-            self._loss.note(loss)
-            self._norm.note(math.sqrt(2 * sum(half_squares)))
+            with self._levels:
+                self._loss.note(loss)
+                self._norm.note(math.sqrt(2 * sum(half_squares)))
         if self._note_entry is not None:
             self._note_entry(entry)
 
@@ -125,7 +130,8 @@ class StepHistory:
         return statistics.median(good) if good else None
 
     def _last(self) -> Optional[History]:
-        rows = [row_of(entry) for entry in self._entries]
+        # A copy: other threads may train in the session, and note their steps meanwhile.
+        rows = [row_of(entry) for entry in list(self._entries)]
         return History(self.gate.measures.gradients, rows) if rows else None
 
     def _limits_in_words(

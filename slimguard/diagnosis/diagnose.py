@@ -113,7 +113,7 @@ def diagnose_step(
 
 def _explain(measured: MeasuredStep, labels: Sequence[Label]) -> Diagnosis:
     kinds = {label.kind for label in labels}
-    bad = _bad_tensors(measured, 'value' in kinds)
+    bad = _bad_tensors(measured, not kinds.isdisjoint({'value', 'late'}))
     if bad:
         return explanations.explain_non_finite(measured, where_it_began(measured, bad))
     for kind, explain in _BY_KIND:

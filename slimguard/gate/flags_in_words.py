@@ -20,7 +20,9 @@ GRADIENT_NORM = 'gradient norm'
 class Label(NamedTuple):
     """What one element of a gate's `bad` vector stands for."""
 
-    kind: str  # 'value', 'square', 'limit', 'norm', 'before', 'state', 'written' or 'clone'
+    # 'value', 'square', 'limit', 'norm' or 'clone', for which the update is refused; 'before', for
+    # which it is not begun; 'late', 'state' or 'written', which are found once it has run.
+    kind: str
     name: str
 
     def __str__(self) -> str:
@@ -58,9 +60,9 @@ def explain(labels: Sequence[Label], limits: Optional[Mapping[str, str]] = None)
         return ', '.join(names[:most]) + rest
 
     parts = []
-    if named('value'):
+    if named('value', 'late'):
         where = ' (in %s)' % named('clone') if named('clone') else ''
-        parts.append('not finite: ' + named('value') + where)
+        parts.append('not finite: ' + named('value', 'late') + where)
     if named('square'):
         parts.append('too large to be squared by the optimizer: ' + named('square'))
     if named('limit'):
@@ -68,7 +70,9 @@ def explain(labels: Sequence[Label], limits: Optional[Mapping[str, str]] = None)
     if named('norm'):
         parts.append(limits.get('norm', 'too large: ' + named('norm')))
     parts = [part for part in parts if part]
-    state_lost = bool(named('before') or (named('state') and parts))
+    # What is bad after an update that was refused was so before; a late loss refuses none.
+    has_run = named('late') or not parts
+    state_lost = bool(named('before') or (named('state') and not has_run))
     if state_lost:
         parts.append('not finite already before this step: ' + named('before', 'state'))
     elif named('state'):

@@ -138,7 +138,7 @@ def check_late_loss(loss: tf.Tensor, value: tf.Tensor, refused: tf.Tensor) -> Fl
         unknown = tf.constant(False)
     is_bad = tf.logical_not(tf.reduce_all(tf.math.is_finite(ops.for_arithmetic(value))))
     flag = tf.expand_dims(ops.merge([is_bad, unknown], 'bad_late_loss'), 0)
-    return Flags([Label('value', 'loss ' + name_of(loss))], flag)
+    return Flags([Label('late', 'loss ' + name_of(loss))], flag)
 
 
 def _check_limit(loss: Check, max_loss: tf.Tensor, token: tf.Tensor) -> Flags:

@@ -622,3 +622,18 @@ def test_a_loss_that_waits_for_a_write_to_a_weight_is_looked_at_all_the_same():
         assert session.run([weight, counted]) == before
         session.run(train_op, {noise: 0.0})
         assert session.run([weight, counted]) != before
+
+
+def test_a_late_loss_does_not_say_that_its_weights_were_bad_before():
+    """The second of two trainings writes a NaN, which is undone, and its loss is one."""
+    noise = tf1.placeholder(tf.float32, [3])
+    first, second = weight('first'), weight('second')
+    with tf.control_dependencies([sgd(tf.reduce_sum(tf.square(first)), var_list=[first])]):
+        loss = tf.reduce_sum(tf.sin(second * first.read_value()) * noise)
+        train_op = sgd(loss, var_list=[second])
+    guarded = models.Guarded((train_op, loss))
+    guarded.assert_written({noise: [1.0] * 3})
+    guarded.assert_held({noise: [np.nan] * 3}, 'nan in the second loss')
+    finding = guarded.finding()
+    assert 'not finite: loss Sum_1; not finite once updated: second' in finding.reason
+    assert not finding.state_lost

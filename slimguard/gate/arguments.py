@@ -32,6 +32,21 @@ def require_loss(loss, name: str) -> None:
         )
 
 
+def require_loss_of(loss: tf.Tensor, train_op: TrainOp) -> None:
+    """Raises ValueError unless a gate of `train_op` can take `loss`."""
+    if loss.graph is not train_op.graph:
+        raise ValueError(
+            'loss %r belongs to another graph than train op %r; build both in one tf.Graph'
+            % (loss.name, train_op.name)
+        )
+    if not graphs.is_seen_from(loss, op_of(train_op)):
+        raise ValueError(
+            'loss %r is made inside of a tf.while_loop, or of a branch of a tf.cond, and train op '
+            '%r is outside of it, where the loss has no value; pass a loss that is made outside, '
+            'or none: what is not finite is guarded all the same' % (loss.name, train_op.name)
+        )
+
+
 def require_max_loss(max_loss) -> None:
     """Raises ValueError unless `max_loss` is None or a positive finite number."""
     if max_loss is None:

@@ -8,7 +8,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.compat import tf_private
-from slimguard.gate.arguments import as_train_op, require_loss, require_max_loss
+from slimguard.gate.arguments import as_train_op, require_loss, require_loss_of, require_max_loss
 from slimguard.gate.builder import build
 from slimguard.gate.chief_update import accumulators_of, find_chief_updates, run_gated
 from slimguard.gate.flags_in_words import Label, Verdict, explain
@@ -189,14 +189,15 @@ def guard(
     Raises:
       TypeError: if `train_op` is neither a Tensor nor an Operation.
       ValueError: if a write can be neither held back nor put back; if `loss` is no floating
-        scalar of the same graph; if `max_loss` is not positive and finite, or there is no loss.
+        scalar of the same graph, or is made in a loop or branch that `train_op` is outside of;
+        if `max_loss` is not positive and finite, or there is no loss.
       RuntimeError: in eager mode, or if the graph is finalized.
     """
     train_op = as_train_op(train_op)
     require_max_loss(max_loss)
     if loss is not None:
         require_loss(loss, 'loss')
-        _require_same_graph(loss, train_op)
+        require_loss_of(loss, train_op)
     return guard_with_values(train_op, loss, max_loss, ()).train_op
 
 
@@ -286,14 +287,6 @@ def _warn_of_chief(train_op: TrainOp, why: object) -> None:
             'apply_gradients() of the SyncReplicasOptimizer.',
             train_op.name,
             why,
-        )
-
-
-def _require_same_graph(loss: tf.Tensor, train_op: TrainOp) -> None:
-    if loss.graph is not train_op.graph:
-        raise ValueError(
-            'loss %r belongs to another graph than train op %r; build both in one tf.Graph'
-            % (loss.name, train_op.name)
         )
 
 

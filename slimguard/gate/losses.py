@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import graph as graphs
 from slimguard.gate.sources import Sources
 from slimguard.gate.step_graph import StepGraph
-from slimguard.graph import key, ops
+from slimguard.graph import key, op_of, ops
 
 # The scope of the means of losses that are no scalars.
 _MEANS = re.compile(graphs.OURS + r'loss(_\d+)?/')
@@ -35,7 +35,11 @@ def name_of(loss: tf.Tensor) -> str:
 def find_losses(
     step: StepGraph, gated: Set[tf.Operation], sources: Sources, loss: Optional[tf.Tensor]
 ) -> List[tf.Tensor]:
-    """The floating scalars that are losses and are known before the update; `loss` comes first."""
+    """The floating scalars that are losses and are known before the update; `loss` comes first.
+
+    Those that are made in a branch or loop that the train op is outside of are none: who asks for
+    them in a step in which the branch does not run gets an error.
+    """
     found = [] if loss is None else [step.source_of(loss)]
     if step.core is not None and _is_scalar(step.core):
         found.extend(t for t in sources.of(step.core) or () if _is_scalar(t))
@@ -43,6 +47,7 @@ def find_losses(
         needed = set(step.order)
         candidates = step.graph.get_collection(tf1.GraphKeys.LOSSES)
         found = [t for t in candidates if t.op in needed and _is_scalar(t)]
+    found = [t for t in found if graphs.is_seen_from(t, op_of(step.train_op))]
     unique = {key(t): t for t in found if t.op not in gated}
     # What is fed often has no shape before it runs.
     return [as_scalar(each) for each in unique.values()]

@@ -13,7 +13,13 @@
 Only :mod:`slimguard.graph.ops` adds to a graph. The names below read.
 """
 
-from slimguard.graph.control_flow import context_of, flow_around, loop_around, outermost_context
+from slimguard.graph.control_flow import (
+    context_of,
+    flow_around,
+    is_seen_from,
+    loop_around,
+    outermost_context,
+)
 from slimguard.graph.sessions import open_sessions
 from slimguard.graph.variables import (
     READS,
@@ -75,6 +81,7 @@ __all__ = [
     'is_float_variable',
     'is_reference',
     'is_resource',
+    'is_seen_from',
     'is_stateful',
     'is_variable_read',
     'key',

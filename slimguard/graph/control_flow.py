@@ -88,6 +88,18 @@ def context_of(op):
     return context
 
 
+def is_seen_from(tensor, op):
+    """Whether `tensor` has one value wherever `op` runs, as far as v1 control flow goes.
+
+    It has none in a branch that does not run, and one in each turn of a loop; and nothing outside
+    of either can take what is made inside.
+    """
+    made_in, context = context_of(tensor.op), context_of(op)
+    while context is not None and context is not made_in:
+        context = context.outer_context
+    return context is made_in
+
+
 def outermost_context(op):
     """The outermost branch or loop (of v1 control flow) that `op` runs in, or None."""
     found = context = flow_around(op)

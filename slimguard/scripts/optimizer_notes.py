@@ -53,6 +53,8 @@ class OptimizerNotes:
         losses = [each.loss for each in noted if not needed.isdisjoint(each.gradients)]
         if len({key(loss) for loss in losses}) != 1:
             return None
+        if not graphs.is_seen_from(losses[0], op_of(train_op)):
+            return None
         # An update may need less than the value of its loss: a placeholder less, or a batch.
         return as_scalar(losses[0]) if _inputs_of(losses[0]) <= needed else None
 

@@ -1,0 +1,158 @@
+"""Scripts that make the loss inside of the loop or branch that trains it, as v1 has them."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slimguard
+from tests.helpers.models import LogLines, records_in
+
+tf1 = tf.compat.v1
+STEPS, BAD = 6, 4
+
+pytestmark = pytest.mark.usefixtures('control_flow_v1')
+kinds = pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'resource'])
+
+
+class Script:
+    """A weight that is trained inside of something."""
+
+    def __init__(self, use_resource):
+        self.x = tf1.placeholder(tf.float32, [None, 4])
+        self.trains = tf1.placeholder(tf.bool, [])
+        one = tf1.ones_initializer()
+        self.w = tf1.get_variable('w', [4, 1], initializer=one, use_resource=use_resource)
+        self.losses = []
+
+    def minimize(self):
+        self.losses.append(tf.reduce_mean(tf.square(tf.matmul(self.x, self.w) - 1.0)))
+        return tf1.train.GradientDescentOptimizer(0.1).minimize(self.losses[-1])
+
+    def minimize_and_return_loss(self):
+        with tf.control_dependencies([self.minimize()]):
+            return tf.identity(self.losses[-1])
+
+    def run(self, fetch, bad=()):
+        """The weight after each step; only every other one trains under a condition."""
+        random = np.random.RandomState(0)
+        weights = []
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            for number in range(STEPS):
+                batch = random.randn(8, 4)
+                if number in bad:
+                    batch[1] = np.nan
+                session.run(fetch, {self.x: batch, self.trains: number % 2 == 0})
+                weights.append(session.run(self.w).tobytes())
+        return weights
+
+
+def only_trains_in_a_loop(script):
+    def body(i):
+        with tf.control_dependencies([script.minimize()]):
+            return i + 1
+
+    return tf1.while_loop(lambda i: i < 3, body, [0], parallel_iterations=1)
+
+
+def returns_the_loss_of_a_loop(script):
+    def body(i, _):
+        loss = script.minimize_and_return_loss()
+        return i + 1, loss
+
+    return tf1.while_loop(lambda i, _: i < 3, body, [0, 0.0], parallel_iterations=1)[1]
+
+
+def only_trains_in_a_branch(script):
+    return tf1.cond(script.trains, script.minimize, tf.no_op)
+
+
+def returns_the_loss_of_a_branch(script):
+    return tf1.cond(script.trains, script.minimize_and_return_loss, lambda: tf.constant(0.0))
+
+
+def trains_in_a_branch_in_a_loop(script):
+    def body(i):
+        with tf.control_dependencies([only_trains_in_a_branch(script)]):
+            return i + 1
+
+    return tf1.while_loop(lambda i: i < 3, body, [0], parallel_iterations=1)
+
+
+def knows_its_loss_in_a_branch(script):
+    """The LOSSES collection has it."""
+
+    def train():
+        update = script.minimize()
+        tf1.losses.add_loss(script.losses[-1])
+        return update
+
+    return tf1.cond(script.trains, train, tf.no_op)
+
+
+SCRIPTS = [
+    only_trains_in_a_loop,
+    returns_the_loss_of_a_loop,
+    only_trains_in_a_branch,
+    returns_the_loss_of_a_branch,
+    trains_in_a_branch_in_a_loop,
+    knows_its_loss_in_a_branch,
+]
+
+
+def run(make, use_resource, tmp_path=None, bad=(), **kwargs):
+    """The weight after each step of a script; guarded, where there is a path."""
+    with tf1.Graph().as_default():
+        if tmp_path is None:
+            script = Script(use_resource)
+            return script.run(make(script), bad)
+        with slimguard.instrument('skip', logdir=str(tmp_path), capture=False, **kwargs):
+            script = Script(use_resource)
+            return script.run(make(script), bad)
+
+
+@kinds
+@pytest.mark.parametrize('make', SCRIPTS, ids=lambda make: make.__name__)
+def test_good_steps_give_the_same_bits(make, use_resource, tmp_path):
+    guarded = run(make, use_resource, tmp_path)
+    assert guarded == run(make, use_resource)
+    assert guarded[-1] != guarded[0]
+
+
+@kinds
+@pytest.mark.parametrize('make', SCRIPTS, ids=lambda make: make.__name__)
+def test_a_bad_step_is_undone_and_skipped(make, use_resource, tmp_path):
+    weights = run(make, use_resource, tmp_path, bad=[BAD])
+    assert weights[BAD] == weights[BAD - 1]
+    assert all(np.isfinite(np.frombuffer(each, np.float32)).all() for each in weights)
+    (record,) = records_in(tmp_path)
+    assert record['action'] == 'skip' and not record['state_lost']
+
+
+@kinds
+@pytest.mark.parametrize('make', [only_trains_in_a_loop, only_trains_in_a_branch])
+def test_max_loss_says_once_that_it_is_compared_with_nothing(make, use_resource, tmp_path):
+    with LogLines() as lines:
+        run(make, use_resource, tmp_path, max_loss=1e6)
+    (line,) = [line for line in lines if 'max_loss is not compared with anything' in line]
+    assert 'what is not finite is guarded all the same' in line
+
+
+@kinds
+@pytest.mark.parametrize('make', SCRIPTS, ids=lambda make: make.__name__)
+def test_guard_refuses_such_a_loss_and_says_why(make, use_resource):
+    script = Script(use_resource)
+    train_op = make(script)
+    with pytest.raises(ValueError, match='inside of a tf.while_loop, or of a branch of a tf.cond'):
+        slimguard.guard(train_op, loss=script.losses[-1])
+
+
+def test_guard_takes_the_loss_of_the_branch_that_it_is_called_in():
+    script = Script(False)
+
+    def train():
+        update = script.minimize()
+        return slimguard.guard(update, loss=script.losses[-1])
+
+    weights = script.run(tf1.cond(script.trains, train, tf.no_op), bad=[BAD])
+    assert weights[BAD] == weights[BAD - 1] != weights[0]

@@ -10,17 +10,7 @@ those that are read.
 import contextlib
 import threading
 import weakref
-from typing import (
-    Any,
-    Callable,
-    ContextManager,
-    Dict,
-    Iterator,
-    List,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -82,6 +72,14 @@ def function_library(graph: tf.Graph) -> Dict[str, Any]:
     graph_def = tf1.GraphDef()
     graph._copy_functions_to_graph_def(graph_def, 0)
     return {function.signature.name: function for function in graph_def.library.function}
+
+
+def function_graph(graph: tf.Graph, name: str) -> Optional[tf.Graph]:
+    """The graph that a function of the library was built in; None for one of a `Defun`.
+
+    `Graph._get_function`, and `graph` of what it returns. A FunctionDef tells less of its ops.
+    """
+    return getattr(graph._get_function(name), 'graph', None)
 
 
 def is_closed(session: tf1.Session) -> bool:

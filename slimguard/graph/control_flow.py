@@ -14,7 +14,7 @@ from slimguard.graph.walk import key, needs
 
 ENTERS = ('Enter', 'RefEnter')
 _EXITS = ('Exit', 'RefExit')
-_SWITCHES = ('Switch', 'RefSwitch')
+SWITCHES = ('Switch', 'RefSwitch')
 _MERGES = ('Merge', 'RefMerge')
 
 
@@ -42,7 +42,7 @@ class Flow:
     def conditions(self, tensor: tf.Tensor) -> FrozenSet[Condition]:
         """What has to hold for `tensor` to have a value."""
         found = self._conditions.get(tensor.op, frozenset())
-        if tensor.op.type in _SWITCHES:
+        if tensor.op.type in SWITCHES:
             pred = key(tensor.op.inputs[1])
             found = found | {Condition(pred, bool(tensor.value_index))}
         return found

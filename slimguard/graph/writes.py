@@ -67,7 +67,8 @@ class Writes:
         """Whether what `op` will have written can only be known afterwards."""
         return bool(_MULTIPLIES.match(op.type)) or (op in self and bool(self.calls(op)))
 
-    def _find(self, op) -> List[tf.Operation]:
+    def inputs(self, op) -> List[int]:
+        """The inputs that `op` may write, if there are variables behind them."""
         if op.type in _NO_WRITES:
             return []
         candidates = []
@@ -75,14 +76,15 @@ class Writes:
             dtype = tensor.dtype.as_datatype_enum
             if dtype == _RESOURCE or (dtype > REFERENCES and takes_reference(op, index)):
                 candidates.append(index)
-        if not candidates:
-            return []
-        bodies = self.calls(op)
+        bodies = self.calls(op) if candidates else []
         if bodies:
             inside = self._written_inputs_of(op.type, bodies, frozenset())
             candidates = [index for index in candidates if index in inside]
+        return candidates
+
+    def _find(self, op) -> List[tf.Operation]:
         found = []
-        for index in candidates:
+        for index in self.inputs(op):
             variable = variable_behind(op.inputs[index])
             if variable is not None and variable not in found:
                 found.append(variable)

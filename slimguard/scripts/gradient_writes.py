@@ -1,11 +1,12 @@
 """Updates that no optimizer made, such as ``w.assign_sub(rate * gradient)``: `GradientWrites`."""
 
-from typing import List, Set
+from typing import Iterable, List, Sequence, Set
 
 import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
+from slimguard.graph.control_flow import SWITCHES
 
 
 class GradientWrites:
@@ -18,7 +19,7 @@ class GradientWrites:
     def __init__(self, graph: tf.Graph):
         self._graph = graph
         self._looked_at = 0  # so many ops, in the order they were made
-        self._of_gradients: Set[tf.Operation] = set()
+        self._of_gradients = _OfGradients()
         self._found: Set[tf.Operation] = set()
         self._untold: List[tf.Operation] = []
 
@@ -37,14 +38,88 @@ class GradientWrites:
         ops = self._graph.get_operations()[self._looked_at :]
         self._looked_at += len(ops)
         writes = graphs.Writes(self._graph)
-        found = [op for op in ops if self._is_of_gradient(op) and writes.variables(op)]
+        reached = self._of_gradients.add_all(ops)
+        found = [op for op in reached if writes.variables(op)]
+        found += [op for op in ops if op not in self._of_gradients and _writes_inside(op, writes)]
         found = [op for op in found if not op.name.startswith(graphs.OURS)]
+        found.sort(key=tf_private.number_of)
         self._found.update(found)
         self._untold += found
 
-    def _is_of_gradient(self, op: tf.Operation) -> bool:
-        is_one = tf_private.op_that_was_differentiated(op) is not None
-        if is_one or any(tensor.op in self._of_gradients for tensor in op.inputs):
-            self._of_gradients.add(op)
-            return True
+
+class _OfGradients:
+    """The ops of a graph that make a gradient, or compute something of one."""
+
+    def __init__(self) -> None:
+        self._known: Set[tf.Operation] = set()
+
+    def __contains__(self, op: tf.Operation) -> bool:
+        return op in self._known
+
+    def add_all(self, ops: Iterable[tf.Operation]) -> List[tf.Operation]:
+        """Takes note of those of `ops`, in the order they were made, that are such; returns them.
+
+        Older ops may become such with them. An op in a branch or a loop is older than what hands it
+        its inputs: a Switch or an Enter is put in between once the op is there, and so is the way
+        back of a loop.
+        """
+        added: List[tf.Operation] = []
+        for op in ops:
+            if op not in self._known and self._is_one(op):
+                self._add(op, added)
+        return added
+
+    def _is_one(self, op: tf.Operation) -> bool:
+        is_made_so = tf_private.op_that_was_differentiated(op) is not None
+        return is_made_so or any(tensor.op in self._known for tensor in _data_of(op))
+
+    def _add(self, op: tf.Operation, added: List[tf.Operation]) -> None:
+        waiting = [op]
+        while waiting:
+            op = waiting.pop()
+            if op not in self._known:
+                self._known.add(op)
+                added.append(op)
+                waiting += [taker for output in op.outputs for taker in _takers(output)]
+
+
+def _data_of(op: tf.Operation) -> Sequence[tf.Tensor]:
+    """What an op computes of: of a Switch, not the condition, which is no part of any value."""
+    # To count the outputs is quicker than to ask for the type, and this is asked of every op.
+    return op.inputs[:1] if len(op.outputs) == 2 and op.type in SWITCHES else op.inputs
+
+
+def _takers(tensor: tf.Tensor) -> List[tf.Operation]:
+    """The ops that compute something of a tensor.
+
+    Lists are left out: a loop that is differentiated is given some, empty, to keep what the
+    gradient needs of it. That makes no gradient of what the loop computes.
+    """
+    if tensor.dtype in (tf.variant, tf.resource):
+        return []
+    wanted = graphs.key(tensor)
+    return [op for op in tensor.consumers() if wanted in map(graphs.key, _data_of(op))]
+
+
+def _writes_inside(op: tf.Operation, writes: graphs.Writes) -> bool:
+    """Whether a function that `op` calls makes a gradient, and writes what it computes of it."""
+    if op.type not in graphs.CALLS or not writes.variables(op):
         return False
+    return any(_has_gradient_write(op.graph, name, writes, set()) for name in writes.calls(op))
+
+
+def _has_gradient_write(graph: tf.Graph, name: str, writes: graphs.Writes, seen: Set[str]) -> bool:
+    body = None if name in seen else tf_private.function_graph(graph, name)
+    seen.add(name)
+    if body is None:
+        return False
+    of_gradients = _OfGradients()
+    of_gradients.add_all(body.get_operations())
+    for op in body.get_operations():
+        if op.name.startswith(graphs.OURS) or not writes.inputs(op):
+            continue
+        if op in of_gradients:
+            return True
+        if any(_has_gradient_write(body, inner, writes, seen) for inner in writes.calls(op)):
+            return True
+    return False

@@ -116,10 +116,6 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         elif self._training.is_chief is not False:
             self._preparation.try_now(session)
 
-    def watch(self, session) -> None:
-        """From now on is told of bad steps in a session; else from the first step on."""
-        self._runs.watch(session)
-
     def before_run(self, run_context):
         if self.job is not None:
             with self._own.saving_before_errors(run_context.session, self.take_failure):

@@ -113,24 +113,14 @@ class HookedSteps:
         if supervisor is not None:
             self.coordinator = supervisor.coord
             with self._retried:
-                make_ready(supervisor, runs_in, self._watcher)
+                make_ready(supervisor, runs_in, self._train_op, self._watcher)
             reins = self._has_ended, self._before_session, self._retried
-            take_reins(supervisor, hooked, *reins, self._needs_queues(session))
+            take_reins(supervisor, hooked, *reins, _need_queues(self._hooks, session))
         with self._not_the_end_of_the_input(), self._retried:
             for hook in self._hooks:
                 hook.after_create_session(session, self.coordinator)
         self._waits_to_start = self._watcher.job is not None
         return hooked
-
-    def _needs_queues(self, session) -> bool:
-        """Whether somebody may ask a new session for what comes through a queue.
-
-        In a job a worker waits there for the chief, whose queue of tokens hands out turns.
-        """
-        own = GateWatcher.after_create_session, Preemption.after_create_session
-        known = (tf1.train.SessionRunHook.after_create_session, *own)
-        theirs = [type(hook).after_create_session for hook in self._hooks]
-        return bool(session.sess_str) or any(method not in known for method in theirs)
 
     def step(self, session, train_op, global_step, train_step_kwargs) -> Tuple[Any, bool]:
         """The step function. Returns the loss of the last good step, and whether to stop."""
@@ -249,6 +239,17 @@ class HookedSteps:
         """Ends slim's wait for the step to start at, which knows no other end."""
         if self._waits_to_start and self.coordinator.should_stop():
             raise tf.errors.OutOfRangeError(None, None, 'the job has ended')
+
+
+def _need_queues(hooks: Sequence[tf1.train.SessionRunHook], session) -> bool:
+    """Whether some hook may ask a new session for what comes through a queue.
+
+    In a job a worker waits there for the chief, whose queue of tokens hands out turns.
+    """
+    own = GateWatcher.after_create_session, Preemption.after_create_session
+    known = (tf1.train.SessionRunHook.after_create_session, *own)
+    theirs = [type(hook).after_create_session for hook in hooks]
+    return bool(session.sess_str) or any(method not in known for method in theirs)
 
 
 class _Retried:

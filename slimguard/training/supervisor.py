@@ -5,7 +5,9 @@ from typing import Any, Callable, ContextManager
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
+from slimguard import gate as gates
 from slimguard.compat import tf_private
+from slimguard.graph import TrainOp
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hooked_session import HookedSession
 
@@ -52,7 +54,9 @@ def take_reins(
     prepare = tf_private.replace_method(supervisor, 'prepare_or_wait_for_session', prepare_again)
 
 
-def make_ready(supervisor: tf1.train.Supervisor, session, watcher: GateWatcher) -> None:
+def make_ready(
+    supervisor: tf1.train.Supervisor, session, train_op: TrainOp, watcher: GateWatcher
+) -> None:
     """Runs, before the queues are filled, what is run once after that and needs no queue.
 
     In a graph of 20,000 ops each new kind of run takes a quarter of a second, and two seconds
@@ -61,9 +65,13 @@ def make_ready(supervisor: tf1.train.Supervisor, session, watcher: GateWatcher) 
     Args:
       supervisor: the Supervisor.
       session: its session, as steps run in it.
-      watcher: who is told of bad steps.
+      train_op: what is trained.
+      watcher: who is told of its bad steps.
     """
-    watcher.watch(session)
+    gate = gates.gate_of(train_op)
+    # A hook with a loss of its own knows only later whether the gate is its own.
+    if gate is not None and type(watcher) is GateWatcher:
+        gate.untold.watch(session)
     if supervisor.is_chief and supervisor.global_step is not None:
         session.run(supervisor.global_step)  # as the Supervisor does when it begins its services
 

@@ -189,12 +189,8 @@ class WatchedRuns:
 
     def enter(self, session) -> None:
         """Watches what threads run beside the steps, from before the first step."""
-        self.watch(session, gates_beside_alone=True)
-
-    def watch(self, session, gates_beside_alone: bool = False) -> None:
-        """Watches all gates of a session that it may watch, or those beside the steps alone."""
         for gate in dict.fromkeys(gates.gates_of(session.graph).values()):
-            if gate.is_beside or (not gates_beside_alone and self._is_mine(gate)):
+            if gate.is_beside:
                 gate.untold.watch(session)
 
     def leave(self, session) -> List[Reading]:

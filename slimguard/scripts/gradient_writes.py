@@ -113,9 +113,11 @@ def _has_gradient_write(graph: tf.Graph, name: str, writes: graphs.Writes, seen:
     seen.add(name)
     if body is None:
         return False
+    # TensorFlow 2.12 does not even know that some placeholders of a function have no inputs.
+    ops = [op for op in body.get_operations() if op.type != 'Placeholder']
     of_gradients = _OfGradients()
-    of_gradients.add_all(body.get_operations())
-    for op in body.get_operations():
+    of_gradients.add_all(ops)
+    for op in ops:
         if op.name.startswith(graphs.OURS) or not writes.inputs(op):
             continue
         if op in of_gradients:

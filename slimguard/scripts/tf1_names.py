@@ -68,8 +68,9 @@ def let_flags_be_redefined() -> None:
             own.update((flag.name, flag) for flag in defined)
     for flag in own.values():
         flag.allow_override = True
+    view = _AbslFlags(flags.FLAGS, own)
     for reader in (app, logging):
-        vars(reader)['FLAGS'] = _AbslFlags(flags.FLAGS, own)  # its types do not tell of the name
+        vars(reader)['FLAGS'] = view  # absl's types do not tell of the name
 
 
 class _AbslFlags:

@@ -45,6 +45,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
       incidents: the last thousand incidents, a list of `Incident`.
       incident_count: how many there were in all.
       histories: what keeps the last steps of each gate.
+      runs: knows which runs are steps to watch; made anew for each training.
       job: the part that the process takes in a job of several processes, or None.
     """
 
@@ -108,7 +109,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
             self.job = _job_in(session, self._loss, self._training.is_chief, self._directory)
         saves = self.job is None or self.job.is_chief
         self._own.open(session, saves, self._record_unseen, self._handler.close)
-        self._runs.enter(session)
+        self.runs.enter(session)
         if self.job is not None:
             done, leaving = self._training.is_done, self._record_unseen
             self.job.enter(session, coord, self._prepare, done, leaving)
@@ -121,7 +122,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
             with self._own.saving_before_errors(run_context.session, self.take_failure):
                 self.job.check()
         self._preparation.before_step(run_context.session)
-        run = self._runs.run_for(run_context)
+        run = self.runs.run_for(run_context)
         if run is not None:
             args = run.args(run_context, self.max_loss)
             return self._own.asking(run_context.session, args, run.losses)
@@ -142,7 +143,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
 
     def _read(self, run_context, run_values) -> Optional[List[Reading]]:
         """The incidents of a run; None if it is no step of a training that is watched."""
-        run = self._runs.run_for(run_context)
+        run = self.runs.run_for(run_context)
         return None if run is None else run.read(run_values.results, self.max_loss, run_context)
 
     def end(self, session):
@@ -171,7 +172,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         """
         mine = [getattr(method, '__func__', None) for method in (self.before_run, self.after_run)]
         is_mine = mine == [GateWatcher.before_run, GateWatcher.after_run]
-        run = self._runs.run_for(run_context) if is_mine else None
+        run = self.runs.run_for(run_context) if is_mine else None
         return run is not None and run.gates == [gate] and not run.looks_at_loss
 
     def step_was_good(self, session, loss: Any) -> None:
@@ -202,7 +203,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
     def _record_unseen(self, session) -> None:
         """Records the bad steps that no step after them has told of."""
         goes_back = self.job is not None and self.job.goes_back
-        for reading in self._runs.leave(session):
+        for reading in self.runs.leave(session):
             self._handler.record_unseen(self._remember(reading), goes_back)
 
     def take_failure(self) -> Optional[Incident]:
@@ -233,7 +234,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         refusal = _refusal_without_gate(policies, self.on_nan, self._loss)
         self.histories = Histories(HistorySettings(self.spike, self.history))
         watched = self._loss, refusal, self._told_by, self.histories
-        self._runs = WatchedRuns(*watched, self._training.guards_beside)
+        self.runs = WatchedRuns(*watched, self._training.guards_beside)
 
     def _prepare(self, session) -> None:
         self._handler.prepare(session, None if self.job is None else self.job.went_back)

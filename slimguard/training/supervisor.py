@@ -69,9 +69,9 @@ def make_ready(
       watcher: who is told of its bad steps.
     """
     gate = gates.gate_of(train_op)
-    # A hook with a loss of its own knows only later whether the gate is its own.
-    if gate is not None and type(watcher) is GateWatcher:
-        gate.untold.watch(session)
+    # Where a subclass asks for something else, nobody may ask for what the gate keeps.
+    if gate is not None and type(watcher).before_run is GateWatcher.before_run:
+        watcher.runs.watch_ahead(gate, session)
     if supervisor.is_chief and supervisor.global_step is not None:
         session.run(supervisor.global_step)  # as the Supervisor does when it begins its services
 

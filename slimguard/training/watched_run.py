@@ -193,6 +193,11 @@ class WatchedRuns:
             if gate.is_beside:
                 gate.untold.watch(session)
 
+    def watch_ahead(self, gate: gates.Gate, session) -> None:
+        """Watches what a step is going to run; else its first run does."""
+        if self._is_mine(gate):
+            gate.untold.watch(session)
+
     def leave(self, session) -> List[Reading]:
         """The bad steps that nobody was told of; from then on, those of the session are printed."""
         untold: List[Reading] = []

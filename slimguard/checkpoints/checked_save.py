@@ -12,7 +12,7 @@ ops, which a graph of hundreds of variables hardly notices. A sum that is not fi
 large values. So then the exact check is built, value by value, and saves from then on.
 """
 
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 
@@ -200,9 +200,9 @@ def _assert_sums_finite(saved: Sequence[_Saved], name: str) -> Optional[tf.Opera
     if not saved:
         return None
     tensors = []
-    for value in saved:
-        with value.tensor.op.graph.colocate_with(value.tensor.op):
-            tensors.append(ops.for_arithmetic(value.tensor))
+    for tensor in dict(map(_keyed, saved)).values():
+        with tensor.op.graph.colocate_with(tensor.op):
+            tensors.append(ops.for_arithmetic(tensor))
     sums: Dict[tf.DType, List[tf.Tensor]] = {}
     make = ops.Maker(tensors[0].graph)
     for group in make.small(tensors):
@@ -214,6 +214,14 @@ def _assert_sums_finite(saved: Sequence[_Saved], name: str) -> Optional[tf.Opera
     is_finite = finite[0] if len(finite) == 1 else tf.reduce_all(tf.stack(finite))
     data = [tf.constant(_IN_DOUBT)]
     return tf.raw_ops.Assert(condition=is_finite, data=data, summarize=1, name=name)
+
+
+def _keyed(value: _Saved) -> Tuple[Any, tf.Tensor]:
+    """What the sum of squares of a value is taken of, under its key: of copies, all of a joined one."""
+    joined = value.tensor.op
+    is_part = joined.type == 'Split' and joined.name.startswith(graphs.OURS)
+    tensor = joined.inputs[1] if is_part else value.tensor
+    return graphs.key(tensor), tensor
 
 
 def _assert_finite(saved: Sequence[_Saved], name: str) -> Optional[tf.Operation]:

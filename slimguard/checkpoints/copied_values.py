@@ -3,7 +3,8 @@
 They lie in a staging area of TensorFlow's, where what writes them runs. A variable by reference is
 copied there. The value of a resource variable is held on to, and the next step that writes the
 variable makes a new one: that is a copy as well, at another time. So there is one more copy of
-what is saved, at most, until it is written.
+what is saved, at most, until it is written. Small ones of one shape are kept as one: a network has
+hundreds of these, and with each op every run of another kind takes longer to be made.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.checkpoints.step_turn import turn_of
+from slimguard.graph import ops
 
 _READS = frozenset(['Identity', 'ReadVariableOp'])
 
@@ -31,27 +33,38 @@ class CopiedValues:
 
     def __init__(self, saves: Sequence[tf.Operation], values_of) -> None:
         self.values: Dict[Any, tf.Tensor] = {}
-        self._made: Dict[tf.Operation, tf.Tensor] = {}  # by variable, what is copied of it
+        self._made: Dict[tf.Operation, tf.Tensor] = {}  # by variable, the copy of what is alone
         self._stages: List[tf.Operation] = []
         self._clears: List[tf.Operation] = []
         for save in saves:
             self._add(save, values_of(save))
 
     def _add(self, save: tf.Operation, values: Sequence[tf.Tensor]) -> None:
-        dtypes = [value.dtype.base_dtype for value in values]
+        make = ops.Maker(save.graph)
+        groups = make.alike(values, ops.SMALL_BYTES)
+        copies = [self._copy(make, [values[number] for number in group]) for group in groups]
+        dtypes = [copy.dtype for copy in copies]
         area: Dict[str, Any] = {'shared_name': 'slimguard_copies_of_' + save.name}
         with save.graph.colocate_with(save):
             clear = tf.raw_ops.StageClear(dtypes=dtypes, **area)
             with tf.control_dependencies([clear]):  # of a save that was broken off
-                stage = tf.raw_ops.Stage(values=list(map(self._copy, values)), **area)
+                stage = tf.raw_ops.Stage(values=copies, **area)
             given = tf.raw_ops.StagePeek(index=0, dtypes=dtypes, **area)
         self._clears.append(clear)
         self._stages.append(stage)
-        for value, copy in zip(values, given):
-            copy.set_shape(value.shape)
-            self.values[graphs.key(value)] = copy
+        for group, joined in zip(groups, given):
+            parts = make.split(joined, len(group), joined.op) if len(group) > 1 else [joined]
+            for number, part in zip(group, parts):
+                part.set_shape(values[number].shape)
+                self.values[graphs.key(values[number])] = part
 
-    def _copy(self, value: tf.Tensor) -> tf.Tensor:
+    def _copy(self, make: ops.Maker, values: Sequence[tf.Tensor]) -> tf.Tensor:
+        if len(values) == 1:
+            return self._copy_alone(values[0])
+        near = values[0].op
+        return make.join(values, make.constant(0, near), near)
+
+    def _copy_alone(self, value: tf.Tensor) -> tf.Tensor:
         source = _read(value)
         is_reference = graphs.is_reference(source)
         # An Identity of a reference on the same device is that memory itself.

@@ -89,25 +89,18 @@ class FiniteCheck:
         """A bool vector: of which tensors not all is finite."""
         make, home = self._make, self._home
         sums: Dict[_Place, List[_Found]] = {}
-        alone: Dict[_Place, List[Tuple[int, tf.Tensor]]] = {}
         for part in self._parts:
             numbers, scaled, _, near = part
             if len(numbers) > 1:
-                vector = make.sum_of(scaled, self._constant((1,), near), near)
-                sums.setdefault(_place_of(vector, home), []).append(_Found(numbers, vector))
+                size = make.sum_of(scaled, self._constant((1,), near), near)
             else:
                 size = make.sum_of_squares(ops.for_arithmetic(scaled), near)
                 size = ops.lift(size, self._tensors[numbers[0]].op, 0.0)
-                alone.setdefault(_place_of(size, home), []).append((numbers[0], size))
-        for place, sizes in alone.items():
-            numbers, scalars = zip(*sizes)
-            with scalars[0].graph.colocate_with(scalars[0].op):
-                found = _Found(list(numbers), tf.stack(scalars))
-            sums.setdefault(place, []).append(found)
+            sums.setdefault(_place_of(size, home), []).append(_Found(numbers, size, len(numbers) == 1))
         flags = []
         for place, found in sums.items():
             with found[0].vector.graph.colocate_with(found[0].vector.op):
-                numbers, vector = _join(found)
+                numbers, vector, _ = _join(found)
             with tf.device(place.device):
                 flags.append(_Found(numbers, tf.logical_not(tf.math.is_finite(vector))))
         return _in_order(flags, range(len(self._tensors)))
@@ -115,18 +108,24 @@ class FiniteCheck:
     def overflows(self, chosen: Sequence[int]) -> tf.Tensor:
         """A bool vector: of which tensors a finite element's square is not, in its own dtype."""
         wanted = set(chosen)
-        flags: Dict[str, List[_Found]] = {}
+        largest: Dict[Tuple[str, tf.DType], List[_Found]] = {}
+        limits: Dict[int, float] = {}
         for part in self._parts:
             if not wanted.isdisjoint(part.numbers):
                 device = self._home.device_near(part.scaled)
                 with tf.device(device):
-                    found = _Found(part.numbers, self._overflows(part))
-                flags.setdefault(device, []).append(found)
-        joined = []
-        for device, found in flags.items():
+                    found = _Found(part.numbers, *self._largest_squares(part))
+                largest.setdefault((device, found.vector.dtype), []).append(found)
+                limits.update(dict.fromkeys(part.numbers, _square_limit(part.dtype, found.vector)))
+        flags = []
+        for (device, _), found in largest.items():
             with tf.device(device):
-                joined.append(_join(found))
-        return _in_order(joined, chosen)
+                numbers, vector, _ = _join(found)
+                too_large = tf.greater(vector, [limits[number] for number in numbers])
+                # What is not finite itself has its own flag.
+                too_large = tf.logical_and(too_large, tf.math.is_finite(vector))
+                flags.append(_Found(numbers, too_large))
+        return _in_order(flags, chosen)
 
     def _part(self, numbers: List[int], joined: Optional[tf.Tensor] = None) -> _Part:
         make, moment = self._make, self._moment
@@ -145,21 +144,19 @@ class FiniteCheck:
             numbers, make.multiply(wide, moment.small(wide.dtype, dtype), near), dtype, near
         )
 
-    def _overflows(self, part: _Part) -> tf.Tensor:
+    def _largest_squares(self, part: _Part) -> Tuple[tf.Tensor, bool]:
+        """Of each tensor, the largest square of an element once that is scaled.
+
+        A vector; or of one tensor a scalar, which is the second answer.
+        """
         make, near = self._make, part.near
         scaled, axes = part.scaled, self._constant((1,), near)
         if len(part.numbers) == 1:
             scaled, axes = self._wide(part), self._axes(part)
-        # A power of two: scaled, the numbers are rounded as ever.
         largest = make.largest(make.square(scaled, near), axes, near)
-        limit = _LARGEST_SQUARE[part.dtype if part.dtype in _LARGEST_SQUARE else scaled.dtype]
-        limit = limit * _SMALL.get(part.dtype, SMALL_32) ** 2
-        # What is not finite itself has its own flag.
-        flag = tf.logical_and(tf.greater(largest, limit), tf.math.is_finite(largest))
         if len(part.numbers) > 1:
-            return flag
-        flag = ops.lift(flag, self._tensors[part.numbers[0]].op, False)
-        return tf.expand_dims(flag, 0)
+            return largest, False
+        return ops.lift(largest, self._tensors[part.numbers[0]].op, 0.0), True
 
     def _wide(self, part: _Part) -> tf.Tensor:
         """A value that is alone, scaled in a dtype in which its scaled square is exact."""
@@ -182,6 +179,13 @@ class FiniteCheck:
             return tf.range(tf.rank(tensor))
 
 
+def _square_limit(dtype: tf.DType, scaled: tf.Tensor) -> float:
+    """The largest square of an element of `dtype` that is no Inf, scaled as `scaled` is."""
+    # By a power of two: the numbers are rounded as ever.
+    largest = _LARGEST_SQUARE[dtype if dtype in _LARGEST_SQUARE else scaled.dtype]
+    return largest * _SMALL.get(dtype, SMALL_32) ** 2
+
+
 class _Place(NamedTuple):
     """Where sums are joined, as `Home.joins_at` tells, in which dtype, and where they go then."""
 
@@ -199,19 +203,25 @@ class _Found(NamedTuple):
 
     numbers: List[int]
     vector: tf.Tensor
+    is_scalar: bool = False  # and no vector, for one of them
 
 
 def _join(found: Sequence[_Found]) -> _Found:
-    numbers = [number for each in found for number in each.numbers]
-    vectors = [each.vector for each in found]
-    return _Found(numbers, tf.concat(vectors, 0) if len(vectors) > 1 else vectors[0])
+    scalars = [each for each in found if each.is_scalar]
+    vectors = [each for each in found if not each.is_scalar]
+    if scalars:
+        alone = [number for each in scalars for number in each.numbers]
+        vectors.append(_Found(alone, tf.stack([each.vector for each in scalars])))
+    numbers = [number for each in vectors for number in each.numbers]
+    joined = [each.vector for each in vectors]
+    return _Found(numbers, tf.concat(joined, 0) if len(joined) > 1 else joined[0])
 
 
 def _in_order(flags: Sequence[_Found], wanted: Sequence[int]) -> tf.Tensor:
     """One vector of all flags, for the tensors of the numbers `wanted`."""
     if not flags:
         return tf.zeros([0], tf.bool)
-    numbers, vector = _join(flags)
+    numbers, vector, _ = _join(flags)
     places = {number: place for place, number in enumerate(numbers)}
     order = [places[number] for number in wanted]
     return vector if order == list(range(len(numbers))) else tf.gather(vector, order)

@@ -6,6 +6,7 @@ where it belongs. Ops that a gate has one of are made with those functions all t
 """
 
 import contextlib
+import math
 from typing import (
     Callable,
     Dict,
@@ -98,16 +99,25 @@ class Maker:
     def finite_values(self, x: tf.Tensor, near: tf.Operation) -> tf.Tensor:
         """The finite ones of the numbers in a tensor; of a shape that the graph does not know."""
         dtype = x.dtype.base_dtype
-        # TensorFlow 1.15 has no kernel for that dtype.
-        asked = self.cast(x, tf.float32, near) if dtype == tf.bfloat16 else x
-        is_finite = self._create('IsFinite', [asked], [tf.bool], {}, near).outputs[0]
-        which = self.cast(is_finite, tf.int32, near)
-        two = {'num_partitions': tf1.AttrValue(i=2)}
-        _, finite = self._create('DynamicPartition', [x, which], [dtype] * 2, two, near).outputs
+        which = self._finite_or_not(x, near)
+        three = {'num_partitions': tf1.AttrValue(i=3)}
+        finite = self._create('DynamicPartition', [x, which], [dtype] * 3, three, near).outputs[1]
         shape = tf1.AttrValue()
         shape.shape.unknown_rank = True
         kind = 'PlaceholderWithDefault'
         return self._create(kind, [finite], [dtype], {'shape': shape}, near).outputs[0]
+
+    def _finite_or_not(self, x: tf.Tensor, near: tf.Operation) -> tf.Tensor:
+        """1 where a number is finite, else something else."""
+        dtype = x.dtype.base_dtype
+        if dtype == tf.float32:
+            # One op: 0 for -Inf, and 2 for Inf and for NaN, which is less than nothing.
+            limits = tf1.AttrValue(list=tf1.AttrValue.ListValue(f=[tf.float32.min, math.inf]))
+            return self._create('Bucketize', [x], [tf.int32], {'boundaries': limits}, near).outputs[0]
+        # TensorFlow 1.15 has no kernel for that dtype.
+        asked = self.cast(x, tf.float32, near) if dtype == tf.bfloat16 else x
+        is_finite = self._create('IsFinite', [asked], [tf.bool], {}, near).outputs[0]
+        return self.cast(is_finite, tf.int32, near)
 
     def alike(
         self, tensors: Sequence[tf.Tensor], most_bytes: int = _MOST_BYTES

@@ -12,7 +12,19 @@ ops, which a graph of hundreds of variables hardly notices. A sum that is not fi
 large values. So then the exact check is built, value by value, and saves from then on.
 """
 
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import tensorflow as tf
 
@@ -31,7 +43,7 @@ class CheckedSave:
     """Saves what a Saver saves, behind a check.
 
     Args:
-      graph: the graph of the saver; it is added to, now and when a save first is in doubt.
+      graph: the graph of the saver; it is added to where a save needs that for the first time.
       saver_def: the `SaverDef` of the saver.
 
     Attributes:
@@ -46,17 +58,15 @@ class CheckedSave:
         self.size = sum(_bytes_of(tensor) for op in saves for tensor in _values_of(op))
         self.has_refs = any(graphs.is_reference(value.tensor) for value in _saved_floats(saves))
         self._copies: Optional[CopiedValues] = None
-        self._clones = {False: _SaveClone(self._save_tensor, _assert_sums_finite)}  # by `of_copies`
+        self._clones: Dict[bool, _SaveClone] = {}  # by `of_copies`
         self._exact: Set[bool] = set()
 
     def prepare_copies(self) -> CopiedValues:
         """Copies of what is saved, to save; the ops for that are added when it is first called."""
         if self._copies is None:
             with tf_private.unfinalized(self._graph), ops.our_scope(self._graph, 'save_copies'):
-                copies = CopiedValues(_saves_of(self._save_tensor), _values_of)
-                check = _assert_sums_finite
-                self._clones[True] = _SaveClone(self._save_tensor, check, copies.values)
-            self._copies = copies
+                self._copies = CopiedValues(_saves_of(self._save_tensor), _values_of)
+            self._clone(True, 'save_copies', _assert_sums_finite)
         return self._copies
 
     def run(
@@ -74,18 +84,23 @@ class CheckedSave:
           tf.errors.OpError: if a value is not finite: `refused_names` tells which from the
             message. Of refs, the files may have been written. Or if it cannot be written.
         """
+        if of_copies not in self._clones:
+            self._clone(of_copies, 'save', _assert_sums_finite)
         try:
             return self._clones[of_copies].run(session, feed_dict, replaces)
         except tf.errors.InvalidArgumentError as error:
             if _IN_DOUBT not in error.message:
                 raise
         if of_copies not in self._exact:
-            values = self.prepare_copies().values if of_copies else {}
-            with tf_private.unfinalized(self._graph), ops.our_scope(self._graph, 'save_exactly'):
-                self._clones[of_copies] = _SaveClone(self._save_tensor, _assert_finite, values)
+            self._clone(of_copies, 'save_exactly', _assert_finite)
             self._exact.add(of_copies)
         # What is bad is not written anew.
         return self._clones[of_copies].run(session, feed_dict, replaces=True)
+
+    def _clone(self, of_copies: bool, scope: str, check: '_Checker') -> None:
+        values = self._copies.values if of_copies and self._copies is not None else {}
+        with tf_private.unfinalized(self._graph), ops.our_scope(self._graph, scope):
+            self._clones[of_copies] = _SaveClone(self._save_tensor, check, values)
 
 
 class _SaveClone:
@@ -101,7 +116,7 @@ class _SaveClone:
     def __init__(
         self,
         save_tensor: tf.Tensor,
-        check: Callable[[Sequence['_Saved'], str], Optional[tf.Operation]],
+        check: '_Checker',
         values: Mapping[Any, tf.Tensor] = {},
     ):
         self._check = check
@@ -195,6 +210,9 @@ def _source(tensor):
     return tensor
 
 
+_Checker = Callable[[Sequence[_Saved], str], Optional[tf.Operation]]
+
+
 def _assert_sums_finite(saved: Sequence[_Saved], name: str) -> Optional[tf.Operation]:
     """An op that fails unless all sums of squares are finite: then all values are."""
     if not saved:
@@ -217,7 +235,7 @@ def _assert_sums_finite(saved: Sequence[_Saved], name: str) -> Optional[tf.Opera
 
 
 def _keyed(value: _Saved) -> Tuple[Any, tf.Tensor]:
-    """What the sum of squares of a value is taken of, under its key: of copies, all of a joined one."""
+    """What a sum of squares is taken of for a value, under its key: of joined copies, all."""
     joined = value.tensor.op
     is_part = joined.type == 'Split' and joined.name.startswith(graphs.OURS)
     tensor = joined.inputs[1] if is_part else value.tensor

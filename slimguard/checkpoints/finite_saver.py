@@ -20,7 +20,6 @@ from slimguard.checkpoints.save_room import RoomNeeded, save_or_make_room
 from slimguard.checkpoints.saving_session import NotFinite, SavingSession
 from slimguard.checkpoints.spare import Spare
 from slimguard.compat import tf_private
-from slimguard.graph import ops
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.record_file import IncidentFile
 from slimguard.system import files
@@ -184,8 +183,7 @@ class FiniteSaver(tf1.train.Saver):
                 'the graph is finalized, so FiniteSaver cannot add its check; make it before a '
                 'Supervisor or a MonitoredSession takes the graph'
             )
-        with ops.our_scope(graph, 'save'):
-            self._checked = CheckedSave(graph, self._saver.saver_def)
+        self._checked = CheckedSave(graph, self._saver.saver_def)
         self._room_needed = RoomNeeded(graph, self._checked.size)
 
 

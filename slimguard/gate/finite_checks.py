@@ -96,7 +96,9 @@ class FiniteCheck:
             else:
                 size = make.sum_of_squares(ops.for_arithmetic(scaled), near)
                 size = ops.lift(size, self._tensors[numbers[0]].op, 0.0)
-            sums.setdefault(_place_of(size, home), []).append(_Found(numbers, size, len(numbers) == 1))
+            sums.setdefault(_place_of(size, home), []).append(
+                _Found(numbers, size, len(numbers) == 1)
+            )
         flags = []
         for place, found in sums.items():
             with found[0].vector.graph.colocate_with(found[0].vector.op):

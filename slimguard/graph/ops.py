@@ -113,15 +113,15 @@ class Maker:
         if dtype == tf.float32:
             # One op: 0 for -Inf, and 2 for Inf and for NaN, which is less than nothing.
             limits = tf1.AttrValue(list=tf1.AttrValue.ListValue(f=[tf.float32.min, math.inf]))
-            return self._create('Bucketize', [x], [tf.int32], {'boundaries': limits}, near).outputs[0]
+            return self._create('Bucketize', [x], [tf.int32], {'boundaries': limits}, near).outputs[
+                0
+            ]
         # TensorFlow 1.15 has no kernel for that dtype.
         asked = self.cast(x, tf.float32, near) if dtype == tf.bfloat16 else x
         is_finite = self._create('IsFinite', [asked], [tf.bool], {}, near).outputs[0]
         return self.cast(is_finite, tf.int32, near)
 
-    def alike(
-        self, tensors: Sequence[tf.Tensor], most_bytes: int = _MOST_BYTES
-    ) -> List[List[int]]:
+    def alike(self, tensors: Sequence[tf.Tensor], most_bytes: int = _MOST_BYTES) -> List[List[int]]:
         """Puts the numbers of tensors together that can be joined along their first axis.
 
         Those are of one dtype and shape, and made in one place: what is joined must not have to

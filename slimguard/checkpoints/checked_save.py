@@ -32,6 +32,7 @@ from slimguard import graph as graphs
 from slimguard.checkpoints.copied_values import CopiedValues
 from slimguard.compat import tf_private
 from slimguard.graph import ops
+from slimguard.graph.sessions import OWN_WORK
 
 _SAVES = frozenset(['Save', 'SaveSlices', 'SaveV2'])
 # Say in an error that we raised it: the names follow; or else it takes the exact check to tell.
@@ -133,9 +134,10 @@ class _SaveClone:
 
     def run(self, session, feed_dict: Dict[Any, Any], replaces: bool) -> Any:
         """Checks and saves; what cannot be checked on its way is checked ahead if it `replaces`."""
-        if replaces and self._refs:
-            session.run(self._check_ahead())
-        return session.run(self._path, feed_dict)
+        with OWN_WORK:
+            if replaces and self._refs:
+                session.run(self._check_ahead())
+            return session.run(self._path, feed_dict)
 
     def _check_ahead(self) -> tf.Operation:
         """A check that writes nothing; its ops are added when one is needed for the first time."""

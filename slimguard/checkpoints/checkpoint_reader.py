@@ -13,6 +13,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard.checkpoints import checkpoint_files, state_file
 from slimguard.checkpoints.checkpoint_files import Checkpoint, look_at, step_in_name
+from slimguard.graph.sessions import OWN_WORK
 from slimguard.system import files
 
 _CHUNK = 1 << 20
@@ -159,7 +160,7 @@ def _tensor(reader, path: str, name: str, dtype: tf.DType):
     if dtype != tf.float16 or tf.io.gfile.exists(path + '.index'):
         return reader.get_tensor(name)
     # In the format V1 a reader knows no float16, but the op that restores does.
-    with tf.Graph().as_default(), tf1.Session() as session:
+    with OWN_WORK, tf.Graph().as_default(), tf1.Session() as session:
         return session.run(tf.raw_ops.Restore(file_pattern=path, tensor_name=name, dt=dtype))
 
 

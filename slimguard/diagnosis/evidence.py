@@ -23,6 +23,7 @@ from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.disk_room import NoRoomError, Room
 from slimguard.diagnosis.rerun import ExportOnce
 from slimguard.gate import Gate, Label
+from slimguard.graph.sessions import OWN_WORK
 from slimguard.incidents.history import History
 from slimguard.incidents.incident import replay_hint
 from slimguard.incidents.incident_groups import kind_of
@@ -125,6 +126,21 @@ class Evidence:
           step_seconds: how long a step takes; 0 if that is not known.
           history: the last steps, for the bundle; None if they are not known.
         """
+        with OWN_WORK:
+            return self._examine(
+                session, incident, labels, is_last, on_removed, step_seconds, history
+            )
+
+    def _examine(
+        self,
+        session,
+        incident,
+        labels: Sequence[Label],
+        is_last: bool,
+        on_removed: Callable[[], None],
+        step_seconds: float,
+        history: Optional[History],
+    ) -> Found:
         try:
             values = self.capture.take(session)
             fed = [t.name for t in self.capture.sources if t.op.type == 'Placeholder']

@@ -16,6 +16,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.graph.devices import processor_of
+from slimguard.graph.sessions import OWN_WORK
 
 
 class Told(NamedTuple):
@@ -94,7 +95,8 @@ class Untold:
     def watch(self, session) -> None:
         """From now on, bad steps in a session are kept for `take`."""
         if session not in self._watched_in:
-            session.run([self._mark, self.clear])
+            with OWN_WORK:
+                session.run([self._mark, self.clear])
             self._watched_in.add(session)
 
     def watches(self, session) -> bool:
@@ -113,6 +115,6 @@ class Untold:
         return self._take_all(session, self._size)
 
     def _take_all(self, session, size: tf.Tensor) -> List[Told]:
-        with self._lock:  # taking one that is not there would wait for it
+        with self._lock, OWN_WORK:  # taking one that is not there would wait for it
             taken = [session.run(self._take) for _ in range(session.run(size))]
         return [Told(**dict(zip(self._fields, values))) for values in taken]

@@ -1,6 +1,7 @@
 """The sessions on a graph, and what stands in for one: :class:`SessionWrapper`."""
 
 import gc
+import threading
 from typing import Any, Callable, List, Optional, Sequence
 
 import tensorflow as tf
@@ -9,6 +10,28 @@ import tensorflow.compat.v1 as tf1
 from slimguard.compat import tf_private
 
 SessionInterface = tf_private.SessionInterface
+
+
+class Inside(threading.local):
+    """Whether the thread that asks is inside of a call of ours: `with` it, and read it as a bool.
+
+    What that call runs in turn comes by the same replaced methods, and is let pass there.
+    """
+
+    _depth = 0
+
+    def __enter__(self) -> None:
+        self._depth += 1
+
+    def __exit__(self, *_) -> None:
+        self._depth -= 1
+
+    def __bool__(self) -> bool:
+        return self._depth > 0
+
+
+# What runs of ours are in: diagnosis, saves. Under `instrument` nobody looks there for what trains.
+OWN_WORK = Inside()
 
 
 class SessionWrapper(SessionInterface):

@@ -17,7 +17,7 @@ from slimguard.checkpoints.step_turn import in_turn
 from slimguard.compat import tf_callers, tf_private
 from slimguard.diagnosis.evidence import Evidence, collect
 from slimguard.gate import Gate, scale_learning_rates
-from slimguard.graph.sessions import SessionWrapper, callable_of, note_first
+from slimguard.graph.sessions import OWN_WORK, SessionWrapper, callable_of, note_first
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import with_short_traceback
@@ -26,7 +26,7 @@ from slimguard.incidents.policy_language import OnNan
 from slimguard.incidents.spike import Spike
 from slimguard.scripts.ending import Seen
 from slimguard.scripts.optimizer_notes import OptimizerNotes
-from slimguard.scripts.patches import Inside, Patches, kept_on
+from slimguard.scripts.patches import Patches, kept_on
 from slimguard.scripts.prepared_steps import Done, PreparedSteps
 from slimguard.scripts.script_files import ScriptFiles
 from slimguard.scripts.script_preemption import ScriptPreemption
@@ -91,7 +91,7 @@ class GuardedSessions:
         self._notes = OptimizerNotes()
         self._summaries = ScriptSummaries()
         self._sessions: Any = weakref.WeakKeyDictionary()  # the _HookedStep of each
-        self._inside = Inside()
+        self._inside = OWN_WORK
         self._steps = self._skipped = 0  # other than those of slim's loop, which says it itself
         self._learning_rate = FallbackChain(settings.on_nan, Raise()).learning_rate
         self._without_loss: Set[str] = set()  # train ops of which that was said
@@ -115,6 +115,8 @@ class GuardedSessions:
 
     def _open(self, original, session, *args, **kwargs):
         original(session, *args, **kwargs)
+        if self._inside:
+            return
         note_first(session)
         self._hear_signals()  # its steps may be run in other threads, which cannot
 

@@ -15,7 +15,8 @@ from slimguard.compat import tf_callers
 from slimguard.gate.losses import as_scalar
 from slimguard.gate.written_beside import is_drawn
 from slimguard.graph import TrainOp, key, op_of
-from slimguard.scripts.patches import Inside, Patches, kept_on
+from slimguard.graph.sessions import Inside
+from slimguard.scripts.patches import Patches, kept_on
 
 
 class Differentiated(NamedTuple):

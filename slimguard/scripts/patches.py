@@ -1,7 +1,6 @@
 """Methods of TensorFlow that are replaced for a while, and notes that are kept on its objects."""
 
 import functools
-import threading
 from typing import Any, Callable, List, Tuple
 
 
@@ -16,24 +15,6 @@ def kept_on(thing: Any, name: str, make: Callable[[], Any]) -> Any:
         kept = make()
         setattr(thing, name, kept)
     return kept
-
-
-class Inside(threading.local):
-    """Whether the thread that asks is inside of a call of ours: `with` it, and read it as a bool.
-
-    What that call runs in turn comes by the same replaced methods, and is let pass there.
-    """
-
-    _depth = 0
-
-    def __enter__(self) -> None:
-        self._depth += 1
-
-    def __exit__(self, *_) -> None:
-        self._depth -= 1
-
-    def __bool__(self) -> bool:
-        return self._depth > 0
 
 
 class Patches:

@@ -22,9 +22,10 @@ from slimguard.checkpoints.saving_session import SavingSession
 from slimguard.checkpoints.snapshot_values import assign, read_variables
 from slimguard.checkpoints.step_turn import prepare_turn, turn_of
 from slimguard.compat import tf_private
+from slimguard.graph.sessions import Inside
 from slimguard.scripts.ending import Seen
 from slimguard.scripts.last_save import LastSave
-from slimguard.scripts.patches import Inside, Patches, kept_on
+from slimguard.scripts.patches import Patches, kept_on
 from slimguard.system import files
 from slimguard.training.signal_watch import is_main_thread
 

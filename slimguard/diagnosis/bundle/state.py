@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard.diagnosis.bundle import index
 from slimguard.diagnosis.bundle.files import INDEX, STATE, BundleError, Files, brief, damaged
+from slimguard.graph.sessions import OWN_WORK
 
 
 def run_alone(build) -> Any:
@@ -16,7 +17,7 @@ def run_alone(build) -> Any:
     Args:
       build: called in the graph; returns fetches, or a tuple of fetches and what to feed.
     """
-    with tf.Graph().as_default(), tf.device('/cpu:0'):
+    with OWN_WORK, tf.Graph().as_default(), tf.device('/cpu:0'):
         built = build()
         fetches, feed = built if isinstance(built, tuple) else (built, None)
         with tf1.Session(config=tf1.ConfigProto(device_count={'GPU': 0})) as session:

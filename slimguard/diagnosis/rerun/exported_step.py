@@ -58,18 +58,17 @@ class _Export:
             gate_roots(gate) + list(self._sources) + capture.variables, self._needs
         )
         self._kept = {op.name for op in ops}
+        self._by_name = {op.name: op for op in self._sources}
 
     def step(self) -> ExportedStep:
         graph_def = tf1.GraphDef()
         whole = self._graph.as_graph_def()
         graph_def.versions.CopyFrom(whole.versions)
         for node in whole.node:
-            if node.name in self._kept:
-                op = self._graph.get_operation_by_name(node.name)
-                if op in self._sources:
-                    graph_def.node.extend(self._placeholders(op))
-                else:
-                    graph_def.node.append(self._without_ties(node))
+            if node.name in self._by_name:
+                graph_def.node.extend(self._placeholders(self._by_name[node.name]))
+            elif node.name in self._kept:
+                graph_def.node.append(self._without_ties(node))
         _copy_functions(whole.library, graph_def)
         return ExportedStep(graph_def, self._names())
 
@@ -93,34 +92,34 @@ class _Export:
         return nodes
 
     def _without_ties(self, node) -> tf1.NodeDef:
-        """A node without its device, and with placeholders for what it took from sources."""
+        """A node without its device, and with placeholders for what it took from sources.
+
+        It is changed, not copied: that takes a third of the time, and nobody else has it.
+        """
         if node.op == 'PrintV2':
             # Nothing is to be printed; and TensorFlow 1.15 cannot import one after a loop, where
             # it has lost sight of what is a scalar.
             controls = ['^' + self._renamed(n).lstrip('^').partition(':')[0] for n in node.input]
             return tf1.NodeDef(name=node.name, op='NoOp', input=list(dict.fromkeys(controls)))
-        copy = tf1.NodeDef()
-        copy.CopyFrom(node)
-        copy.device = ''
-        del copy.input[:]
-        for name in node.input:
-            copy.input.append(self._renamed(name))
-        ties = copy.attr['_class'].list.s if '_class' in copy.attr else ()
+        node.device = ''
+        for number, name in enumerate(node.input):
+            renamed = self._renamed(name)
+            if renamed != name:
+                node.input[number] = renamed
+        ties = list(node.attr['_class'].list.s) if '_class' in node.attr else []
         known = [t for t in ties if tf.compat.as_str(t)[len('loc:@') :] in self._kept]
-        if ties:
-            del copy.attr['_class']
-        if known:
-            copy.attr['_class'].list.s.extend(known)
-        return copy
+        if known != ties:
+            del node.attr['_class']
+            if known:
+                node.attr['_class'].list.s.extend(known)
+        return node
 
     def _renamed(self, name: str) -> str:
         if name.startswith('^'):
             return name
         op_name, _, index = name.partition(':')
-        op = self._graph.get_operation_by_name(op_name)
-        if op not in self._sources:
-            return name
-        return _placeholder_of(op.outputs[int(index or 0)])
+        op = self._by_name.get(op_name)
+        return name if op is None else _placeholder_of(op.outputs[int(index or 0)])
 
     def _names(self) -> Dict[str, Any]:
         gate, capture = self._capture.gate, self._capture

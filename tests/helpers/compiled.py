@@ -1,8 +1,9 @@
 """Trainings that XLA compiles, hurt in every place. A program of its own: XLA asks its environment.
 
-    python -m tests.helpers.compiled [--scope] [--without-grappler] [--uncompiled]
+    python -m tests.helpers.compiled [--scope] [--without-grappler] [--uncompiled] [--good-steps]
 
-It says ``held NUMBER`` when all was held, and fails otherwise.
+It says ``held NUMBER`` when all was held, and fails otherwise. With ``--good-steps`` it says ``the
+same NUMBER`` if good steps give the bits of the unguarded ones, whatever the optimizer.
 """
 
 import contextlib
@@ -26,6 +27,8 @@ MODELS = [
     ('RMSProp', tf.float16, False),
 ]
 
+REF_OPTIMIZERS = ['GradientDescent', 'Nesterov', 'Adam', 'RMSProp']
+
 
 def scope():
     return tf.xla.experimental.jit_scope() if '--scope' in sys.argv else contextlib.ExitStack()
@@ -41,6 +44,10 @@ def require_compiled(guarded):
     """Without a cluster in the step, nothing would be tested."""
     options, found = tf1.RunOptions(output_partition_graphs=True), tf1.RunMetadata()
     guarded.sess.run(guarded.train_op, options=options, run_metadata=found)
+    require_clusters(found)
+
+
+def require_clusters(found):
     nodes = [node for graph in found.partition_graphs for node in graph.node]
     is_compiled = any('xla' in node.op.lower() for node in nodes)
     assert is_compiled != ('--uncompiled' in sys.argv), sorted({node.op for node in nodes})
@@ -84,8 +91,47 @@ def check_limit():
         guarded.assert_written({loss: -1e30})
 
 
+def network(make_optimizer):
+    """Convolutions with ref variables, as slim makes them: XLA compiles no update of these."""
+    x = tf1.placeholder(tf.float32, [4, 8, 8, 3], name='x')
+    y = x
+    for number, width in enumerate([6, 2]):
+        kernel = np.random.RandomState(number).randn(3, 3, y.shape[-1], width) / 5
+        kernel = tf.constant(kernel, tf.float32)
+        w = tf1.get_variable('w%d' % number, initializer=kernel, use_resource=False)
+        b = tf1.get_variable('b%d' % number, initializer=tf.zeros([width]), use_resource=False)
+        y = tf.tanh(tf.nn.conv2d(y, w, strides=2, padding='SAME') + b)
+    mean = tf1.get_variable('mean', initializer=tf.zeros([2]), use_resource=False)
+    update = mean.assign_sub((mean - tf.reduce_mean(y, [0, 1, 2])) * 0.1)
+    loss = tf.reduce_mean(tf.square(y - 0.3))
+    step = make_optimizer().minimize(loss, tf1.train.get_or_create_global_step())
+    return tf.group(step, update), loss
+
+
+def check_good_bits(optimizer):
+    random = np.random.RandomState(0)
+    feeds = [{'x:0': random.randn(4, 8, 8, 3).astype(np.float32)} for _ in range(4)]
+    with tf.Graph().as_default(), session() as sess:
+        with scope():
+            model = network(models.OPTIMIZERS[optimizer])
+        unguarded = models.Unguarded(model[0]).bits(feeds)
+        guarded = models.Guarded(model, sess)
+        for number, (feed, bits) in enumerate(zip(feeds, unguarded)):
+            assert guarded.step(feed), optimizer
+            differ = models.changed(bits, guarded.snapshot(sess))
+            assert not differ, (optimizer, number, differ)
+        options, found = tf1.RunOptions(output_partition_graphs=True), tf1.RunMetadata()
+        sess.run(guarded.train_op, feeds[0], options=options, run_metadata=found)
+        require_clusters(found)
+
+
 def main():
     tf1.disable_eager_execution()
+    if '--good-steps' in sys.argv:
+        for optimizer in REF_OPTIMIZERS:
+            check_good_bits(optimizer)
+        print('the same %d' % len(REF_OPTIMIZERS))
+        return
     for model in MODELS:
         check_model(*model)
     check_limit()

@@ -8,9 +8,12 @@ import pytest
 import tensorflow as tf
 
 import slimguard
+from slimguard import compat
+from slimguard.gate.untold import Untold
 from tests.helpers.models import Linear
 
 tf1 = tf.compat.v1
+slim = compat.import_slim()
 THREADS, STEPS = 4, 60
 
 
@@ -78,6 +81,29 @@ class TestQueues:
         slimguard.train(train_op, str(tmp_path), number_of_steps=2, hooks=hooks)
         first = ['start_queue_runners', 'start_standard_services']
         assert order == (first if asks else first[::-1])
+
+    @pytest.mark.parametrize('who', ['train', 'a hook', 'instrument'])
+    def test_are_filled_once_the_training_is_watched(self, tmp_path, monkeypatch, who):
+        """Beside threads that begin to fill queues each new kind of run takes ten times as long."""
+        model = Linear()
+        order = []
+        watch = Untold.watch
+
+        def noting(untold, session):
+            order.extend([] if untold.watches(session) else ['watch'])
+            watch(untold, session)
+
+        monkeypatch.setattr(Untold, 'watch', noting)
+        self.note_calls(monkeypatch, 'start_queue_runners', order)
+        hooks = {'hooks': [slimguard.NanLossHook(model.loss)]} if who == 'a hook' else {}
+        if who == 'instrument':
+            with slimguard.instrument(on_nan='skip'):
+                train_op = slim.learning.create_train_op(model.loss, model.optimizer)
+                slim.learning.train(train_op, str(tmp_path), number_of_steps=2)
+        else:
+            train_op = slimguard.create_train_op(model.loss, model.optimizer)
+            slimguard.train(train_op, str(tmp_path), number_of_steps=2, **hooks)
+        assert order == ['watch', 'start_queue_runners']
 
     def note_calls(self, monkeypatch, name, order):
         original = getattr(tf1.train.Supervisor, name)

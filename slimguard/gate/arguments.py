@@ -47,6 +47,25 @@ def require_loss_of(loss: tf.Tensor, train_op: TrainOp) -> None:
         )
 
 
+def is_made_inside(train_op: TrainOp) -> bool:
+    """Whether a train op is part of a v1 `tf.while_loop`, or of a function or v2 control flow.
+
+    That runs it then, and no session can run a gate in its place.
+    """
+    return graphs.loop_around(op_of(train_op)) is not None or hasattr(train_op.graph, 'outer_graph')
+
+
+def require_outside(train_op: TrainOp) -> None:
+    """Raises ValueError if no session can run a gate of `train_op` in its place."""
+    if is_made_inside(train_op):
+        raise ValueError(
+            'train op %r is made inside of a tf.while_loop, a v2 tf.cond or a tf.function, which '
+            'runs it and not its gate. Guard what runs that, outside of it, as in '
+            'slimguard.guard(tf.group(result)) with the result of the loop, branch or call'
+            % train_op.name
+        )
+
+
 def require_max_loss(max_loss) -> None:
     """Raises ValueError unless `max_loss` is None or a positive finite number."""
     if max_loss is None:

@@ -8,7 +8,13 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.compat import tf_private
-from slimguard.gate.arguments import as_train_op, require_loss, require_loss_of, require_max_loss
+from slimguard.gate.arguments import (
+    as_train_op,
+    require_loss,
+    require_loss_of,
+    require_max_loss,
+    require_outside,
+)
 from slimguard.gate.builder import build
 from slimguard.gate.chief_update import accumulators_of, find_chief_updates, run_gated
 from slimguard.gate.flags_in_words import Label, Verdict, explain
@@ -188,12 +194,14 @@ def guard(
 
     Raises:
       TypeError: if `train_op` is neither a Tensor nor an Operation.
-      ValueError: if a write can be neither held back nor put back; if `loss` is no floating
+      ValueError: if a write can be neither held back nor put back; if `train_op` is made inside of
+        a loop or function, which would run it and not its gate; if `loss` is no floating
         scalar of the same graph, or is made in a loop or branch that `train_op` is outside of;
         if `max_loss` is not positive and finite, or there is no loss.
       RuntimeError: in eager mode, or if the graph is finalized.
     """
     train_op = as_train_op(train_op)
+    require_outside(train_op)
     require_max_loss(max_loss)
     if loss is not None:
         require_loss(loss, 'loss')

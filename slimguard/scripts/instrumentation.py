@@ -19,6 +19,7 @@ from slimguard import compat, learning
 from slimguard import gate as gates
 from slimguard.checkpoints.state_file import is_same
 from slimguard.diagnosis.evidence import require_capture
+from slimguard.gate.arguments import is_made_inside
 from slimguard.incidents.policies import Skip
 from slimguard.incidents.policy_language import OnNan, fallbacks_of
 from slimguard.incidents.spike import AnySpike, as_spike
@@ -208,7 +209,9 @@ class Instrumentation:
                 # The gate checks all the same, and no session that is guarded lets the check raise.
                 # After `uninstrument` the train op stays guarded: there it would end a plain loop.
                 bound.arguments['check_numerics'] = False
-            return learning.guard_new(original(*bound.args, **bound.kwargs))
+            made = original(*bound.args, **bound.kwargs)
+            # What runs a loop or function is guarded, when a session runs that.
+            return made if is_made_inside(made) else learning.guard_new(made)
 
         return create_train_op
 

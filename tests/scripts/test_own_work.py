@@ -13,7 +13,7 @@ slim = compat.import_slim()
 
 
 def test_diagnosis_bundles_and_saves_are_not_searched_for_what_trains(tmp_path, monkeypatch):
-    """That walked the graph for each, and asked for each private session who else is on its graph."""
+    """That walked the graph for each, and looked among all objects for other sessions."""
     searched = []
     step_for = TrainSteps.step_for
 

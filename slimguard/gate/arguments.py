@@ -52,7 +52,8 @@ def is_made_inside(train_op: TrainOp) -> bool:
 
     That runs it then, and no session can run a gate in its place.
     """
-    return graphs.loop_around(op_of(train_op)) is not None or hasattr(train_op.graph, 'outer_graph')
+    in_a_loop = graphs.loop_around_output(op_of(train_op)) is not None
+    return in_a_loop or hasattr(train_op.graph, 'outer_graph')
 
 
 def require_outside(train_op: TrainOp) -> None:

@@ -18,6 +18,7 @@ from slimguard.graph.control_flow import (
     flow_around,
     is_seen_from,
     loop_around,
+    loop_around_output,
     outermost_context,
 )
 from slimguard.graph.sessions import open_sessions
@@ -86,6 +87,7 @@ __all__ = [
     'is_variable_read',
     'key',
     'loop_around',
+    'loop_around_output',
     'needs',
     'op_def_of',
     'op_def_of_type',

@@ -110,8 +110,20 @@ def outermost_context(op):
 
 def loop_around(op):
     """The outermost `tf.while_loop` (of v1 control flow) that `op` runs in, or None."""
+    return _outermost_loop(flow_around(op))
+
+
+def loop_around_output(op):
+    """The outermost `tf.while_loop` (of v1 control flow) that keeps what `op` puts out, or None.
+
+    A loop's results belong to what is outside of it, although the loop runs the ops that put them
+    out.
+    """
+    return _outermost_loop(context_of(op))
+
+
+def _outermost_loop(context):
     found = None
-    context = flow_around(op)
     while context is not None:
         if context.IsWhileContext():
             found = context

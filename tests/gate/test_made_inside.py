@@ -79,6 +79,13 @@ def test_what_runs_it_can_be_guarded(control_flow, place):
     assert 1.0 < first == held < second
 
 
+def test_the_result_of_a_loop_itself_can_be_guarded(control_flow_v1):
+    # The loop runs the op that puts its result out, and the result is outside of it all the same.
+    training = Training()
+    first, held, second = training.weights(slimguard.guard(in_a_loop(training.minimize)))
+    assert 1.0 < first == held < second
+
+
 @pytest.mark.parametrize('place', [in_a_loop, in_a_branch, in_a_function])
 def test_under_instrument_it_is_left_to_what_runs_it(control_flow, place, tmp_path):
     training = Training()

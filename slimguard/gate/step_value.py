@@ -36,8 +36,8 @@ def value_after_step(
 
 def _without_update(
     tensor: tf.Tensor, plan: Plan, made: Dict[tf.Operation, tf.Operation]
-) -> tf.Tensor:
-    """`tensor`, computed from the variables as they are."""
+) -> Optional[tf.Tensor]:
+    """`tensor`, computed from the variables as they are; None if nothing can stand in for it."""
     op = tensor.op
     if op not in plan.gated:
         return tensor
@@ -49,6 +49,8 @@ def _without_update(
         return _no_value(tensor)  # it would take running the writes
     if op not in made:
         inputs = [_without_update(plan.step.resolve(t), plan, made) for t in op.inputs]
+        if any(each is None for each in inputs):
+            return _no_value(tensor)
         controls = [c for c in plan.step.controls(op) if c not in plan.gated]
         made[op] = ops.create_like(op, inputs, controls)
     return made[op].outputs[tensor.value_index]
@@ -66,8 +68,13 @@ def _read(variable: tf.Operation) -> tf.Tensor:
     return value
 
 
-def _no_value(tensor: tf.Tensor) -> tf.Tensor:
-    """Stands in for a value that is missing: NaN, or zeros if the type has no NaN."""
+def _no_value(tensor: tf.Tensor) -> Optional[tf.Tensor]:
+    """Stands in for a value that is missing: NaN, or zeros if the type has no NaN.
+
+    There is none for a list of tensors, in which a loop of v2 control flow returns its results.
+    """
+    if tensor.dtype in (tf.variant, tf.resource):
+        return None
     shape = [size or 0 for size in tensor.shape.as_list()] if tensor.shape.rank else []
     if graphs.is_float(tensor):
         return tf.cast(tf.fill(shape, math.nan), tensor.dtype.base_dtype)

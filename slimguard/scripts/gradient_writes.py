@@ -34,6 +34,19 @@ class GradientWrites:
         untold, self._untold = self._untold, []
         return untold
 
+    def only_sums_before(self, value: tf.Tensor) -> bool:
+        """Whether a value is computed once gradients have been added up, and nothing is trained.
+
+        To a gate such a value looks like a loss, and the sums like a part of the forward pass.
+        """
+        while value.op.type == 'Identity':
+            value = value.op.inputs[0]
+        found = self.all().intersection(graphs.ancestors([value.op]))
+        writes = graphs.Writes(self._graph)
+        written = {variable for op in found for variable in writes.variables(op)}
+        trains = any(map(graphs.is_apply, found)) or written & graphs.trainable_in(self._graph)
+        return bool(found) and not trains
+
     def _look(self) -> None:
         ops = self._graph.get_operations()[self._looked_at :]
         self._looked_at += len(ops)

@@ -10,7 +10,7 @@ that were built around them are guarded at once; these are what most scripts fet
 
 import dataclasses
 import re
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -291,6 +291,8 @@ class TrainSteps:
         owns = [gate for gate in map(gates.gate_of, elements) if gate is not None]
         elements = [_original(each) for each in elements]
         train_op = _train_op_of(elements, self._graph)
+        if isinstance(train_op, tf.Tensor) and self._gradient_writes.only_sums_before(train_op):
+            train_op = _group([train_op.op], self._graph)
         known = gates.gates_of(self._graph).get(op_of(train_op).name)
         if known is not None:  # an op at the end, of which the value was not asked for then
             train_op = known.original
@@ -318,6 +320,10 @@ def _train_op_of(elements: Sequence[TrainOp], graph: tf.Graph) -> TrainOp:
     for element in sorted(elements, key=lambda each: isinstance(each, tf.Operation)):
         if own <= set(graphs.ancestors([op_of(element)])):
             return element
+    return _group(own, graph)
+
+
+def _group(own: Iterable[tf.Operation], graph: tf.Graph) -> tf.Operation:
     with ops.our_scope(graph, 'step'):
         return tf.group(*own, name='together')
 

@@ -1,11 +1,12 @@
 """Updates that no optimizer made, such as ``w.assign_sub(rate * gradient)``: `GradientWrites`."""
 
-from typing import Iterable, List, Sequence, Set
+from typing import Iterable, List, Sequence, Set, Tuple
 
 import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
+from slimguard.graph import TrainOp
 from slimguard.graph.control_flow import SWITCHES
 
 
@@ -58,6 +59,28 @@ class GradientWrites:
         found.sort(key=tf_private.number_of)
         self._found.update(found)
         self._untold += found
+
+
+def join_written_by_hand(
+    found: Iterable[Tuple[List[TrainOp], Set[tf.Operation]]], by_hand: Set[tf.Operation]
+) -> List[List[TrainOp]]:
+    """The elements of each of `found`; in one list, all of which no optimizer made the updates.
+
+    Gradients that are added up, or a descent that is written out, are one step in several writes:
+    all of them are written, or none.
+
+    Args:
+      found: elements of one run, with the updates that they need.
+      by_hand: writes of gradients that are no optimizer's updates.
+    """
+    joined: List[TrainOp] = []
+    groups = [joined]
+    for elements, updates in found:
+        if updates <= by_hand and not any(map(graphs.is_apply, updates)):
+            joined += elements
+        else:
+            groups.append(elements)
+    return [elements for elements in groups if elements]
 
 
 class _OfGradients:

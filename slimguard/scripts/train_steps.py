@@ -28,7 +28,7 @@ from slimguard.gate.written_beside import written_beside
 from slimguard.graph import TrainOp, key, op_of, ops
 from slimguard.graph.sessions import note_seen
 from slimguard.graph.token_queues import has_token_queue
-from slimguard.scripts.gradient_writes import GradientWrites
+from slimguard.scripts.gradient_writes import GradientWrites, join_written_by_hand
 from slimguard.scripts.optimizer_notes import OptimizerNotes
 from slimguard.training.fetch_structures import map_fetches
 from slimguard.training.prepared_call import key_of
@@ -256,8 +256,8 @@ class TrainSteps:
         return written_beside(others, training[0], self._on_refusal)
 
     def _by_update(self, elements: Sequence[TrainOp]) -> List[List[TrainOp]]:
-        """The elements that train; in one list, those that need the same update."""
-        found: List[Any] = []  # of (elements, updates)
+        """The elements that train; in one list, those that one gate is to be of."""
+        found: List[Tuple[List[TrainOp], Set[tf.Operation]]] = []  # with the updates that they need
         for element in _apart(elements):
             op = op_of(element)
             if gates.gate_of(element) is None and op.name.startswith(graphs.OURS):
@@ -271,7 +271,8 @@ class TrainSteps:
             shared = [group for group in found if group[1] & updates]
             joined = [each for group in shared for each in group[0]] + [element]
             found = apart + [(joined, updates.union(*(group[1] for group in shared)))]
-        return [group for group, _ in found]
+        noted = set(map(op_of, self._notes.updates(self._graph)))
+        return join_written_by_hand(found, self._gradient_writes.all() - noted)
 
     def _updates_in(self, op: tf.Operation) -> Set[tf.Operation]:
         noted = {op_of(update) for update in self._notes.updates(self._graph)}

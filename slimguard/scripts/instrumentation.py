@@ -307,9 +307,9 @@ class _CountingWatcher(GateWatcher):
         self.steps += 1
         GateWatcher.step_was_good(self, session, loss)
 
-    def handle(self, run_context, reading: Reading) -> None:
+    def handle(self, run_context, reading: Reading, *beside: Reading) -> None:
         self.steps += 1
-        GateWatcher.handle(self, run_context, reading)
+        GateWatcher.handle(self, run_context, reading, *beside)
 
 
 def _logdir_of(train_op, logdir=None, *_, **__) -> Optional[files.Path]:

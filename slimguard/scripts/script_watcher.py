@@ -66,7 +66,8 @@ class ScriptWatcher(GateWatcher):
       on_nan: what happens after a bad step.
       script_files: where the script keeps its checkpoints.
       evidence: by gate, what examines its bad steps; it may grow.
-      on_incident: called with each incident that was acted on, and the logdir with its record.
+      on_incident: called with each incident that was acted on, one in a run, and the logdir with
+        its record.
       history: what is kept of the last steps.
       summaries: as `Histories.summaries`.
 
@@ -137,13 +138,13 @@ class ScriptWatcher(GateWatcher):
             self._policies.tell_skipped()  # of all sessions together it is told elsewhere
         GateWatcher.end(self, session)
 
-    def handle(self, run_context, reading: Reading) -> None:
+    def handle(self, run_context, reading: Reading, *beside: Reading) -> None:
         with self._acting:
             logdir = self._keep_record(run_context.session.graph)
             for each in list(self._evidence.values()):  # another thread may add to them
                 each.keep_in(logdir)
             try:
-                GateWatcher.handle(self, run_context, reading)
+                GateWatcher.handle(self, run_context, reading, *beside)
             except NanLossError as error:
                 known = self._files.checkpoints(run_context.session.graph)
                 if IS_RUINED in error.incident.reason and known:

@@ -30,7 +30,7 @@ from slimguard.training.context import Borrower, TrainingContext
 from slimguard.training.history_summaries import summaries_for
 from slimguard.training.hook_training import DEFAULTS, HookSettings, HookTraining, KeptByLoop
 from slimguard.training.incident_handler import NO_GATE, NO_LOGDIR, Action, IncidentHandler
-from slimguard.training.incident_reading import Reading
+from slimguard.training.incident_reading import Reading, by_run
 from slimguard.training.open_incident import IncidentList
 from slimguard.training.recovery import Preparation, Recovery
 from slimguard.training.second_look import look_again
@@ -132,13 +132,13 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         found = self._read(run_context, run_values)
         if found == []:
             self.step_was_good(run_context.session, self._own.loss)
-        for each in found or ():
-            self.handle(run_context, each)
+        for together in by_run(found or ()):
+            self.handle(run_context, *together)
 
     def after_run_failed(self, run_context, run_values, acting: str, error: BaseException) -> None:
         """As `after_run`, where `acting`, that of a hook before this one, has raised `error`."""
-        run_values = self._own.answered(run_context, run_values, self.incident_count)
-        for reading in self._read(run_context, run_values) or ():
+        answered = self._own.answered(run_context, run_values, self.incident_count)
+        for reading in self._read(run_context, answered) or ():
             self.record_failure(run_context, reading, acting, error)
 
     def _read(self, run_context, run_values) -> Optional[List[Reading]]:
@@ -180,12 +180,13 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         self._handler.step_was_good(session, loss)
 
     @with_short_traceback
-    def handle(self, run_context, reading: Reading) -> None:
-        """Lets `on_nan_loss` act on an incident; once that is on record, its errors leave here."""
+    def handle(self, run_context, reading: Reading, *beside: Reading) -> None:
+        """Lets `on_nan_loss` act on one incident of a run; all on record, its errors leave here."""
         step_counters.note_incident(run_context.session.graph)
         with self._own.saving_before_errors(run_context.session, self.take_failure):
-            reading = reading if self.job is None else look_again(run_context.session, reading)
-            self._handler.handle(run_context, self._remember(reading), _action_of(self))
+            found = _looked_at(self.job, run_context.session, [*beside, reading])
+            *others, reading = map(self._remember, found)
+            self._handler.handle(run_context, reading, _action_of(self), others)
 
     def record_failure(
         self, run_context, reading: Reading, acting: str, error: BaseException
@@ -195,8 +196,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
 
     def _remember(self, reading: Reading) -> Reading:
         """Lists the incident, which comes back with the name of this process."""
-        if self.job is not None:
-            reading = reading.on(self.job.worker)
+        reading = reading if self.job is None else reading.on(self.job.worker)
         self._incident_list.add(reading.incident)
         return reading
 
@@ -269,6 +269,10 @@ def _refusal_without_gate(
     """What a train op without a gate is refused with; None where its loss can be watched."""
     needs_gate = policies.may(Skip) or (loss is None and on_nan is not None)
     return NO_GATE % (on_nan,) if needs_gate else None
+
+
+def _looked_at(job: Optional[Job], session, found: List[Reading]) -> List[Reading]:
+    return found if job is None else [look_again(session, each) for each in found]
 
 
 def _action_of(watcher: GateWatcher) -> Action:

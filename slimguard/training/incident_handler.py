@@ -50,6 +50,31 @@ class _Now(threading.local):
         self.acting = ''  # the name of what is running of the user's
 
 
+class _Examiner:
+    """Has bad steps examined, before anybody acts: the weights are as the step found them.
+
+    Args:
+      evidence: by gate, what examines its bad steps.
+
+    Attributes:
+      pace: how long steps take, and so how long a search may.
+    """
+
+    def __init__(self, evidence: Mapping[gates.Gate, Evidence]):
+        self.pace = Pace()
+        self._evidence = evidence
+
+    def examine(self, session, reading: Reading, handled: OpenIncident, ends: bool) -> None:
+        """Notes what is found. `ends` says whether the training ends with this incident."""
+        gate = reading.gate
+        if gate is None or gate not in self._evidence:
+            return
+        labels, pace = gate.labels_of(reading.bad), self.pace.seconds
+        examine, gone = self._evidence[gate].examine, handled.bundle_is_gone
+        incident, history = handled.incident, reading.history
+        handled.note_found(examine(session, incident, labels, ends, gone, pace, history))
+
+
 class IncidentHandler:
     """Handles the incidents of one training.
 
@@ -74,11 +99,10 @@ class IncidentHandler:
         self._policies = policies
         self._now = _Now(otherwise)
         self._journal = journal
-        self._evidence = evidence
+        self._examiner = _Examiner(evidence)
         self._recovery = recovery
         self._replaced = replaced
         self._failed_at: Optional[OpenIncident] = None
-        self._pace = Pace()
 
     @property
     def fallbacks(self) -> Sequence[Any]:
@@ -96,7 +120,7 @@ class IncidentHandler:
 
     def step_was_good(self, session, loss: Any) -> None:
         """Notes that a step was no incident, and its loss; None where that is not known."""
-        self._pace.note_step()
+        self._examiner.pace.note_step()
         self._policies.step_was_good()
         if self._recovery is not None:
             self._recovery.step_was_good(session, loss)
@@ -111,7 +135,9 @@ class IncidentHandler:
         """Closes the record, and says how many batches were skipped."""
         self._journal.close(self._policies.tell_skipped())
 
-    def handle(self, run_context, reading: Reading, action: Action) -> None:
+    def handle(
+        self, run_context, reading: Reading, action: Action, beside: Sequence[Reading] = ()
+    ) -> None:
         """Decides, examines, acts and records.
 
         What a callable of the user's raises leaves here once the incident is on record; as a
@@ -121,12 +147,16 @@ class IncidentHandler:
           run_context: the `SessionRunContext` of the run.
           reading: the incident, and what told of it.
           action: what acts on it.
+          beside: the other incidents of that run: one batch, one decision.
         """
         self._failed_at = None
         self._now.acting = 'on_nan'
-        with self._handling(reading) as handled:
+        others = [OpenIncident(each.incident, self._replaced) for each in beside]
+        with self._handling(reading, *others) as handled:
             try:
                 self._decide_and_examine(run_context.session, reading, action, handled)
+                for each, other in zip(beside, others):
+                    self._examiner.examine(run_context.session, each, other, ends=False)
                 self._now.acting = 'on_nan' if action.is_policy else action.name
                 action.act(run_context, handled.incident)
             except _ENDS_AS_DECIDED as error:
@@ -145,7 +175,7 @@ class IncidentHandler:
         self._now.acting = acting
         with self._handling(reading) as handled:
             self._note_failure(handled, error)
-            self._examine(session, reading, handled, ends=True)
+            self._examiner.examine(session, reading, handled, ends=True)
 
     def record_unseen(self, reading: Reading, goes_back: bool) -> None:
         """Records what no hook saw: its batch is skipped, or the job `goes_back` for another's."""
@@ -156,16 +186,20 @@ class IncidentHandler:
                 self._policies.step_was_skipped(is_decided=False)
 
     @contextlib.contextmanager
-    def _handling(self, reading: Reading) -> Iterator[OpenIncident]:
-        """While it is open an incident is handled; then it goes on record, whatever happened."""
+    def _handling(self, reading: Reading, *others: OpenIncident) -> Iterator[OpenIncident]:
+        """While it is open an incident is handled; then it and `others` go on record."""
         before = self._now.handled
         handled = self._now.handled = OpenIncident(reading.incident, self._replaced)
         try:
             yield handled
         finally:
             self._now.handled = before
-            self._journal.record(handled.incident, self._now.acting)
-            handled.is_logged()
+            for other in others:
+                other.note(action=_action_beside(handled.incident))
+                other.note_reason(_BESIDE)
+            for each in (handled, *others):
+                self._journal.record(each.incident, self._now.acting)
+                each.is_logged()
 
     def _decide_and_examine(
         self, session, reading: Reading, action: Action, handled: OpenIncident
@@ -179,21 +213,11 @@ class IncidentHandler:
         except Exception as error:
             is_theirs = isinstance(error, _ENDS_AS_DECIDED)
             handled.note(action=_BY_SUBCLASS if is_theirs else 'error')
-            self._examine(session, reading, handled, ends=True)
+            self._examiner.examine(session, reading, handled, ends=True)
             raise
         handled.note(action=policy.action if action.is_policy else _BY_SUBCLASS)
         ends = isinstance(policy, (Raise, Stop)) and action.is_policy
-        self._examine(session, reading, handled, ends)
-
-    def _examine(self, session, reading: Reading, handled: OpenIncident, ends: bool) -> None:
-        """Before anybody acts: the weights are as the bad step found them."""
-        gate = reading.gate
-        if gate is None or gate not in self._evidence:
-            return
-        labels, pace = gate.labels_of(reading.bad), self._pace.seconds
-        examine, gone = self._evidence[gate].examine, handled.bundle_is_gone
-        incident, history = handled.incident, reading.history
-        handled.note_found(examine(session, incident, labels, ends, gone, pace, history))
+        self._examiner.examine(session, reading, handled, ends)
 
     def _note_failure(self, handled: OpenIncident, error: BaseException) -> None:
         handled.note_reason('; %s raised %s' % (self._now.acting, _in_short(error)))
@@ -250,6 +274,14 @@ class IncidentHandler:
             self._recovery.prepare(session, went_back, saves=self.may(Rollback))
         if went_back is not None:
             call_on_rollback(session, went_back, [self._now.policy, *self.fallbacks])
+
+
+_BESIDE = '; in the same run as the incident before'
+
+
+def _action_beside(acted_on: Incident) -> Optional[str]:
+    """What is done about another incident of the same run; it is gone back once, for both."""
+    return Skip.action if acted_on.action == Rollback.action else acted_on.action
 
 
 def _why_unseen(reading: Reading) -> str:

@@ -4,7 +4,7 @@ Each comes as a :class:`Reading`: the incident, and the gate that told of it.
 """
 
 import dataclasses
-from typing import Callable, NamedTuple, Optional, Sequence
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -37,6 +37,25 @@ class Reading(NamedTuple):
     def on(self, worker: str) -> 'Reading':
         """The same, with the name of the process it happened in."""
         return self._replace(incident=dataclasses.replace(self.incident, worker=worker))
+
+
+def by_run(found: Sequence[Reading]) -> List[List[Reading]]:
+    """The incidents that a run has told of, by the run they happened in.
+
+    Returns:
+      Lists of one incident. Where several gates refused the batch of the last run, theirs are in
+      one list, at the end and the gravest first.
+    """
+    # A gate tells of the last run last; what is beside the steps, a thread runs.
+    last = {each.gate: each for each in found if each.gate is not None and not each.gate.is_beside}
+    if len(last) < 2:
+        return [[each] for each in found]
+    together = sorted(last.values(), key=_is_mild)
+    return [[each] for each in found if not any(each is one for one in together)] + [together]
+
+
+def _is_mild(reading: Reading) -> Tuple[bool, bool]:
+    return reading.incident.held, not reading.incident.state_lost
 
 
 def of_gate(gate: gates.Gate, values: gates.Told) -> Reading:

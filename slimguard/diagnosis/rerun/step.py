@@ -16,7 +16,7 @@ from slimguard.diagnosis.step_ops import (
     ops_up_to,
     split_at_gate,
 )
-from slimguard.graph import key
+from slimguard.graph import key, single_runs
 from slimguard.graph.control_flow import Flow
 
 _CHUNK_BYTES = 192 << 20  # fetched at once
@@ -113,7 +113,7 @@ class Step:
         return in_chunks(tensors, lambda tensor: bytes_of(tensor, rows), _CHUNK_BYTES)
 
     def _run(self, tensors: List[tf.Tensor]) -> List[np.ndarray]:
-        values = self.session.run(tensors, self.feed)
+        values = single_runs.run_once(self.session, tensors, self.feed)
         if self._restore is not None:
             self._restore()
         return values

@@ -7,8 +7,9 @@ placeholder. So each run of ours feeds such a tensor, which nothing needs. Newer
 first what a run does not need; there it costs and saves nothing.
 """
 
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from slimguard.compat import tf_private
@@ -31,3 +32,25 @@ def run_once(session, fetches: Any, feed_dict: Optional[Dict[Any, Any]] = None) 
     feeds = feed_dict if fed is None else {**(feed_dict or {}), fed.name: False}
     with OWN_WORK:
         return session.run(fetches, feeds)
+
+
+def fetch_once(
+    session, tensors: Sequence[tf.Tensor], feed_dict: Dict[tf.Tensor, Any]
+) -> List[Optional[np.ndarray]]:
+    """The values of tensors, also of those in a branch, which `session.run` lets nobody fetch.
+
+    Where the branch is not taken, the value is None; or, if the graph does not know the shape of a
+    tensor, a vector of no elements.
+    """
+    feeds = {tensor.name: np.asarray(value) for tensor, value in feed_dict.items()}
+    fed = getattr(session.graph, _KEPT_AS, None)
+    if fed is not None:
+        feeds[fed.name] = np.array(False)
+    with OWN_WORK:
+        names = [tensor.name for tensor in tensors]
+        values = tf_private.callable_of(session, list(feeds), names, [])(*feeds.values())
+    # A prepared call gives an empty vector for what has no value.
+    return [
+        value if np.shape(value) != (0,) or tensor.shape.is_compatible_with([0]) else None
+        for tensor, value in zip(tensors, values)
+    ]

@@ -1,5 +1,6 @@
 """Runs of ours that are made once: nobody optimizes the graph for them first."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -49,3 +50,24 @@ def test_what_is_prepared_again_adds_nothing():
     before = len(graph.get_operations())
     single_runs.prepare(graph)
     assert len(graph.get_operations()) == before
+
+
+@pytest.mark.parametrize('control_flow', ['v1'], indirect=True)
+def test_what_is_in_a_branch_is_fetched_where_it_is_taken(control_flow):
+    x = tf1.placeholder(tf.float32, [])
+    taken = tf1.placeholder(tf.bool, [])
+    inside = []
+
+    def branch():
+        inside.append(x * 2)
+        return inside[0] + 1
+
+    end = tf1.cond(taken, branch, lambda: tf.constant(0.0))
+    single_runs.prepare(end.graph)
+    assert not end.graph.is_fetchable(inside[0])
+    feed = {x: np.float32(3)}
+    with tf1.Session() as session:
+        fetched = single_runs.fetch_once(session, [*inside, end], {taken: True, **feed})
+        assert fetched == [6, 7]
+        fetched = single_runs.fetch_once(session, [*inside, end], {taken: False, **feed})
+        assert fetched == [None, 0]

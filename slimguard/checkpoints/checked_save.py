@@ -31,8 +31,7 @@ import tensorflow as tf
 from slimguard import graph as graphs
 from slimguard.checkpoints.copied_values import CopiedValues
 from slimguard.compat import tf_private
-from slimguard.graph import ops
-from slimguard.graph.sessions import OWN_WORK
+from slimguard.graph import ops, single_runs
 
 _SAVES = frozenset(['Save', 'SaveSlices', 'SaveV2'])
 # Say in an error that we raised it: the names follow; or else it takes the exact check to tell.
@@ -100,6 +99,7 @@ class CheckedSave:
 
     def _clone(self, of_copies: bool, scope: str, check: '_Checker') -> None:
         values = self._copies.values if of_copies and self._copies is not None else {}
+        single_runs.prepare(self._graph)
         with tf_private.unfinalized(self._graph), ops.our_scope(self._graph, scope):
             self._clones[of_copies] = _SaveClone(self._save_tensor, check, values)
 
@@ -134,10 +134,9 @@ class _SaveClone:
 
     def run(self, session, feed_dict: Dict[Any, Any], replaces: bool) -> Any:
         """Checks and saves; what cannot be checked on its way is checked ahead if it `replaces`."""
-        with OWN_WORK:
-            if replaces and self._refs:
-                session.run(self._check_ahead())
-            return session.run(self._path, feed_dict)
+        if replaces and self._refs:
+            single_runs.run_once(session, self._check_ahead())
+        return single_runs.run_once(session, self._path, feed_dict)
 
     def _check_ahead(self) -> tf.Operation:
         """A check that writes nothing; its ops are added when one is needed for the first time."""

@@ -15,8 +15,7 @@ import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.checkpoints.step_turn import turn_of
-from slimguard.graph import ops
-from slimguard.graph.sessions import OWN_WORK
+from slimguard.graph import ops, single_runs
 
 _READS = frozenset(['Identity', 'ReadVariableOp'])
 
@@ -83,20 +82,17 @@ class CopiedValues:
           global_step: as for `Saver.save`.
         """
         if global_step is None or isinstance(global_step, numbers.Integral):
-            with OWN_WORK:
-                session.run(self._stages)
+            single_runs.run_once(session, self._stages)
             return global_step  # as given
         tensor = session.graph.as_graph_element(global_step, allow_operation=False)
         variable = graphs.variable_behind(_read(tensor))
         step = tensor if variable is None else self._made.get(variable, tensor)
-        with OWN_WORK:
-            return int(session.run([step, self._stages])[0])
+        return int(single_runs.run_once(session, [step, self._stages])[0])
 
     def drop(self, session) -> None:
         """Releases the copies."""
         try:
-            with OWN_WORK:
-                session.run(self._clears)
+            single_runs.run_once(session, self._clears)
         except (tf.errors.OpError, RuntimeError):  # the session is closed or lost, and they with it
             pass
 

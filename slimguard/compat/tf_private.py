@@ -217,6 +217,11 @@ def callable_of(
     return lambda *values: kept.session._do_call(handle, *values)
 
 
+def makes_callables(session: Any) -> bool:
+    """Whether `callable_of` takes a session: what wraps one may have no more than public names."""
+    return hasattr(session, '_do_call') and hasattr(session, MAKE_CALLABLE_FROM_OPTIONS)
+
+
 class _WeaklyKept:
     """What `BaseSession._Callable` asks of its session, `_session` and `_closed`."""
 
@@ -367,10 +372,7 @@ def replace_enqueue_op(runner: tf1.train.QueueRunner, old: tf.Operation, new: tf
 
 
 def has_threads(runner: tf1.train.QueueRunner) -> bool:
-    """Whether threads of a QueueRunner run: `QueueRunner._runs_per_session`, by session.
-
-    There is no public name.
-    """
+    """Whether threads of a QueueRunner run: `_runs_per_session`. There is no public name."""
     return any(list(runner._runs_per_session.values()))
 
 

@@ -34,7 +34,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import graph as graphs
 from slimguard.diagnosis.step_ops import gate_roots, needs_beyond
 from slimguard.gate import Gate
-from slimguard.graph import key, ops
+from slimguard.graph import key, ops, single_runs
 
 # These have a state, and yet what they return is computed from their inputs: the checks and prints
 # that hand a value on, and what loops are made of.
@@ -99,14 +99,15 @@ class Capture:
         with self._taking:
             full = self._full_areas(session)
             while full:
-                for area, taken in zip(full, session.run([area.unstage for area in full])):
+                unstages = [area.unstage for area in full]
+                for area, taken in zip(full, single_runs.run_once(session, unstages)):
                     for tensor, value in zip(area.tensors, taken):
                         values[tensor.name] = np.asarray(value)
                 full = self._full_areas(session)
         return values
 
     def _full_areas(self, session) -> List['_Area']:
-        sizes = session.run([area.size for area in self._areas])
+        sizes = single_runs.run_once(session, [area.size for area in self._areas])
         return [area for area, size in zip(self._areas, sizes) if size]
 
     def _split(self, step) -> Tuple[List[tf.Tensor], List[tf.Operation]]:

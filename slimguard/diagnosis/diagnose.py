@@ -70,7 +70,7 @@ def diagnose(
       slimguard.diagnosis.rerun.ReplayError: if it can only run in a graph of its own, and that
         fails.
     """
-    if can_run_live(capture, values):
+    if can_run_live(session, capture, values):
         return diagnose_step(live_step(session, capture, values), labels, loss)
 
     def variables(names):

@@ -6,7 +6,7 @@ them the line is that of the op that was differentiated.
 """
 
 import linecache
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
@@ -51,7 +51,7 @@ class Origins:
         return Origin(self._line(forward or op), forward.name if forward is not None else None)
 
     def _line(self, op) -> Optional[Line]:
-        for frame in reversed(_frames(op)):
+        for frame in _frames(op):
             if self._owners.is_users(frame[0]):
                 if frame not in self._lines:
                     self._lines[frame] = _line_of(*frame)
@@ -84,14 +84,17 @@ def record(origins: Origins, ops) -> Dict[str, Any]:
     return {'lines': [list(line) for line in lines if line is not None], 'ops': table}
 
 
-def _frames(op) -> List[Tuple[str, int, str]]:
-    """File, line and function of each call that led to `op`, the outermost first."""
+def _frames(op) -> Iterator[Tuple[str, int, str]]:
+    """File, line and function of each call that led to `op`, the innermost first.
+
+    There are dozens of each op, and the user's is among the first ones.
+    """
     # By their names: asked for by number, the frames of some TensorFlow 2 read their line of source
     # as well, and go through all of `sys.modules` for a file that has none, such as a notebook's.
-    return [
-        (frame.filename, frame.lineno, frame.name) if hasattr(frame, 'filename') else frame[:3]
-        for frame in tf_private.frames_of(op) or ()
-    ]
+    for frame in reversed(tf_private.frames_of(op) or ()):
+        yield (
+            (frame.filename, frame.lineno, frame.name) if hasattr(frame, 'filename') else frame[:3]
+        )
 
 
 def _line_of(file: str, number: int, function: str) -> Optional[Line]:

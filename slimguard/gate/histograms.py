@@ -42,7 +42,7 @@ def _finite_values(make: ops.Maker, op: tf.Operation) -> tf.Tensor:
     if context is not None:
         context.Enter()
     try:
-        # Of no known shape: TensorFlow takes no other in the place of the one it knows.
+        # TensorFlow takes no other shape in the place of one it knows, but one it knows less of.
         return make.finite_values(op.inputs[1], op)
     finally:
         if context is not None:

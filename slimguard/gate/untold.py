@@ -7,6 +7,7 @@ are left, one number, and takes them if there are any: also those of runs that i
 somebody runs a session past its hooks.
 """
 
+import functools
 import threading
 import weakref
 from typing import Any, List, NamedTuple, Optional, Set
@@ -15,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
+from slimguard.graph import single_runs
 from slimguard.graph.devices import processor_of
-from slimguard.graph.sessions import OWN_WORK
 
 
 class Told(NamedTuple):
@@ -57,6 +58,7 @@ class Untold:
         self._lock = threading.Lock()
         self._watched_in: Any = weakref.WeakSet()
         self._device = processor_of(device)
+        single_runs.prepare(graph)
         step = tf1.train.get_global_step(graph)
         kept = Told(
             bad=tf.bool,
@@ -95,8 +97,7 @@ class Untold:
     def watch(self, session) -> None:
         """From now on, bad steps in a session are kept for `take`."""
         if session not in self._watched_in:
-            with OWN_WORK:
-                session.run([self._mark, self.clear])
+            single_runs.run_once(session, [self._mark, self.clear])
             self._watched_in.add(session)
 
     def watches(self, session) -> bool:
@@ -115,6 +116,7 @@ class Untold:
         return self._take_all(session, self._size)
 
     def _take_all(self, session, size: tf.Tensor) -> List[Told]:
-        with self._lock, OWN_WORK:  # taking one that is not there would wait for it
-            taken = [session.run(self._take) for _ in range(session.run(size))]
+        run = functools.partial(single_runs.run_once, session)
+        with self._lock:  # taking one that is not there would wait for it
+            taken = [run(self._take) for _ in range(run(size))]
         return [Told(**dict(zip(self._fields, values))) for values in taken]

@@ -8,9 +8,10 @@
     devices.py       the device for an op that serves another
     ops.py           creating ops, many and quickly
     sessions.py      the sessions on a graph, and what stands in for one
+    single_runs.py   runs of ours that are made once or seldom
     token_queues.py  the queue and the runner that synchronous workers wait for
 
-Only :mod:`slimguard.graph.ops` adds to a graph. The names below read.
+Only `ops` adds to a graph, and `single_runs` what it feeds. The names below read.
 """
 
 from slimguard.graph.control_flow import (

@@ -29,6 +29,7 @@ from slimguard.graph.variables import dtype_of, is_resource
 from slimguard.graph.walk import OURS, TrainOp, is_reference, op_def_of, op_of
 
 _NO = tf1.AttrValue(b=False)
+_NO_SHAPE = tf1.AttrValue(shape=tf.TensorShape(None).as_proto())
 _types = {}
 
 # What can be joined, and to what size: what is joined is a copy, and takes memory.
@@ -97,15 +98,15 @@ class Maker:
         return self._create('Cast', [x], [dtype], attributes, near).outputs[0]
 
     def finite_values(self, x: tf.Tensor, near: tf.Operation) -> tf.Tensor:
-        """The finite ones of the numbers in a tensor; of a shape that the graph does not know."""
+        """The finite numbers of a tensor, as a vector; of no known shape, unless it is one."""
         dtype = x.dtype.base_dtype
         which = self._finite_or_not(x, near)
         three = {'num_partitions': tf1.AttrValue(i=3)}
         finite = self._create('DynamicPartition', [x, which], [dtype] * 3, three, near).outputs[1]
-        shape = tf1.AttrValue()
-        shape.shape.unknown_rank = True
-        kind = 'PlaceholderWithDefault'
-        return self._create(kind, [finite], [dtype], {'shape': shape}, near).outputs[0]
+        if x.shape.rank == 1:
+            return finite
+        hidden = {'shape': _NO_SHAPE}
+        return self._create('PlaceholderWithDefault', [finite], [dtype], hidden, near).outputs[0]
 
     def _finite_or_not(self, x: tf.Tensor, near: tf.Operation) -> tf.Tensor:
         """1 where a number is finite, else something else."""

@@ -30,6 +30,9 @@ class Inside(threading.local):
         return self._depth > 0
 
 
+# On a method of ours that stands in for one of TensorFlow's: that one.
+REPLACES = '_slimguard_replaces'
+
 # What runs of ours are in: diagnosis, saves. Under `instrument` nobody looks there for what trains.
 OWN_WORK = Inside()
 

@@ -3,6 +3,8 @@
 import functools
 from typing import Any, Callable, List, Tuple
 
+from slimguard.graph.sessions import REPLACES
+
 
 def kept_on(thing: Any, name: str, make: Callable[[], Any]) -> Any:
     """What we keep on an object of TensorFlow's, made when it is first asked for.
@@ -39,6 +41,7 @@ class Patches:
         def method(*args, **kwargs):
             return around(original, *args, **kwargs)
 
+        setattr(method, REPLACES, original)
         self._replaced.append((owner, name, original))
         setattr(owner, name, method)
 

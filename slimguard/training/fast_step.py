@@ -14,6 +14,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import gate as gates
 from slimguard.compat import tf_callers
 from slimguard.graph import TrainOp, key, op_of
+from slimguard.graph.sessions import REPLACES
 from slimguard.incidents.history import Entry
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hook_fetches import Requests
@@ -241,10 +242,14 @@ def _show(hooks, asked: _Asked, results: dict) -> None:
 
 
 def _is_as_tensorflow_made_it(session) -> bool:
-    """Whether nobody wraps the session or replaced its `run` (TensorFlow's own profiler does)."""
+    """Whether nobody wraps the session or replaced its `run` (TensorFlow's own profiler does).
+
+    What `instrument` puts in its place lets a step pass that is watched.
+    """
     if type(session) is not tf1.Session or 'run' in vars(session):
         return False
-    return tf_callers.is_of_sessions(getattr(tf1.Session.run, '__code__', None))
+    run = getattr(tf1.Session.run, REPLACES, tf1.Session.run)
+    return tf_callers.is_of_sessions(getattr(run, '__code__', None))
 
 
 def _has(hook, name: str) -> bool:

@@ -56,7 +56,7 @@ def test_a_forward_pass_that_writes_is_run_in_a_copy():
         tf.matmul(batches(put(0.0, 2)), weights()), updates_collections=None, is_training=True
     )
     failed = Failed(tf.reduce_mean(tf.math.log(normal)))  # at fault: log
-    assert not rerun.can_run_live(failed.capture, failed.values)
+    assert not rerun.can_run_live(failed.session, failed.capture, failed.values)
     found = diagnosis_of(failed)
     assert (found.phase, found.op_type) == ('forward', 'Log')
     assert 'at fault: log' in found.line.text

@@ -34,13 +34,25 @@ def test_a_histogram_shows_what_is_finite():
     assert drawn(shown).num == 2
 
 
-def test_a_histogram_takes_few_ops():
+@pytest.mark.parametrize('shape, ops', [([len(BAD)], 2), ([len(BAD), 1], 3)])
+def test_a_histogram_takes_few_ops(shape, ops):
     for number in range(5):
-        tf1.summary.histogram('h%d' % number, tf.constant(BAD))
+        tf1.summary.histogram('h%d' % number, tf.constant(BAD, shape=shape))
     graph = tf1.get_default_graph()
     before = graph.version
     leave_out_bad_values(graph)
-    assert graph.version - before == 5 * 3
+    assert graph.version - before == 5 * ops
+
+
+@pytest.mark.parametrize('use_resource', [False, True])
+def test_a_histogram_of_a_variable_shows_what_is_finite(use_resource):
+    w = tf1.get_variable('w', initializer=tf.constant(BAD), use_resource=use_resource)
+    shown = tf1.summary.histogram('shown', w)
+    leave_out_bad_values(shown.graph)
+    with tf1.Session() as session:
+        session.run(w.initializer)
+        (value,) = tf1.Summary.FromString(session.run(shown)).value
+    assert (value.histo.num, value.histo.min, value.histo.max) == (2, -2.5, 1)
 
 
 def test_where_nothing_is_finite_it_shows_nothing():

@@ -70,11 +70,12 @@ class Tearing(SessionWrapper):
     """A session that is killed when a save has replaced one file of a checkpoint, not the other."""
 
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
-        if not feed_dict:  # no save
+        paths = [(k, v) for k, v in (feed_dict or {}).items() if isinstance(v, str)]
+        if not paths:  # no save
             return self._session.run(fetches, feed_dict, options, run_metadata)
-        ((key, path),) = feed_dict.items()
+        ((key, path),) = paths
         elsewhere = os.path.join(tempfile.mkdtemp(), 'model.ckpt')
-        self._session.run(fetches, {key: elsewhere})
+        self._session.run(fetches, {**feed_dict, key: elsewhere})
         data = '.data-00000-of-00001'
         shutil.move(elsewhere + data, path + data)
         shutil.rmtree(os.path.dirname(elsewhere))

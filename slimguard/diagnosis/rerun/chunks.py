@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from slimguard.diagnosis.capture import Capture
+from slimguard.graph import single_runs
 
 # Each run of a session that fetches something new takes a good part of a second in a large graph.
 _VARIABLE_BYTES = 256 << 20
@@ -37,7 +38,7 @@ def variables_in_chunks(
     """The values of a step's variables, in parts that fit into memory, by the ops' names."""
     reads = capture.reads
     for chunk in in_chunks(names, lambda name: bytes_of(reads[name]), _VARIABLE_BYTES):
-        yield session.run({name: reads[name] for name in chunk})
+        yield single_runs.run_once(session, {name: reads[name] for name in chunk})
 
 
 def bytes_of(tensor: tf.Tensor, rows: int = 1) -> int:

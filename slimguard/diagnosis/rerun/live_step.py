@@ -5,6 +5,7 @@ from typing import Dict
 import numpy as np
 
 from slimguard import graph as graphs
+from slimguard.compat import tf_private
 from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.rerun.step import Step
 from slimguard.diagnosis.source_lines import Origins
@@ -19,12 +20,13 @@ def live_step(session, capture: Capture, values: Dict[str, np.ndarray]) -> Step:
     return Step(session, capture.gate, values, Origins(session.graph), {}, missing)
 
 
-def can_run_live(capture: Capture, values: Dict[str, np.ndarray]) -> bool:
+def can_run_live(session, capture: Capture, values: Dict[str, np.ndarray]) -> bool:
     """Whether the forward and backward pass can be run again in the training's own session.
 
     They would write or draw where a write of a moving average has to come before the loss; where an
     op waits for an iterator and does not use what it returns; and where a function draws, since
-    TensorFlow replaces calls by what is called before it looks at what is fed.
+    TensorFlow replaces calls by what is called before it looks at what is fed. Of what is in a
+    branch only a prepared call tells.
     """
     fed = {key(t) for t in capture.sources if t.name in values}
     drawn = {op for op, _ in fed}
@@ -35,6 +37,8 @@ def can_run_live(capture: Capture, values: Dict[str, np.ndarray]) -> bool:
     ops = ops_up_to(checked, fed)
     if any(op in drawn or op in writes for op in ops):
         return False
+    if tf_private.makes_callables(session):
+        return True
     flow = Flow(ops)
-    # TensorFlow lets nobody fetch what is in a branch, and loses track of that in a copy.
+    # `run` lets nobody fetch what is in a branch; in a copy TensorFlow loses track of that.
     return all(op.graph.is_fetchable(op) or flow.is_in_loop(op) for op in ops)

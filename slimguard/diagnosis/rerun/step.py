@@ -16,7 +16,7 @@ from slimguard.diagnosis.step_ops import (
     ops_up_to,
     split_at_gate,
 )
-from slimguard.graph import key
+from slimguard.graph import key, single_runs
 from slimguard.graph.control_flow import Flow
 
 _CHUNK_BYTES = 192 << 20  # fetched at once
@@ -112,8 +112,10 @@ class Step:
         rows = max([v.shape[0] for v in self.feed.values() if np.ndim(v)], default=1)
         return in_chunks(tensors, lambda tensor: bytes_of(tensor, rows), _CHUNK_BYTES)
 
-    def _run(self, tensors: List[tf.Tensor]) -> List[np.ndarray]:
-        values = self.session.run(tensors, self.feed)
+    def _run(self, tensors: List[tf.Tensor]) -> List[Optional[np.ndarray]]:
+        is_in_branch = not all(map(self.graph.is_fetchable, tensors))
+        run = single_runs.fetch_once if is_in_branch else single_runs.run_once
+        values = run(self.session, tensors, self.feed)
         if self._restore is not None:
             self._restore()
         return values

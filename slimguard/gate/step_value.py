@@ -48,8 +48,9 @@ def _without_update(
     if op in plan.step.writes or steers or graphs.loop_around(op) is not None:
         return _no_value(tensor)  # it would take running the writes
     if op not in made:
-        inputs = [_without_update(plan.step.resolve(t), plan, made) for t in op.inputs]
-        if any(each is None for each in inputs):
+        stand_ins = [_without_update(plan.step.resolve(t), plan, made) for t in op.inputs]
+        inputs = [each for each in stand_ins if each is not None]
+        if len(inputs) < len(stand_ins):
             return _no_value(tensor)
         controls = [c for c in plan.step.controls(op) if c not in plan.gated]
         made[op] = ops.create_like(op, inputs, controls)

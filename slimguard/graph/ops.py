@@ -29,7 +29,7 @@ from slimguard.graph.variables import dtype_of, is_resource
 from slimguard.graph.walk import OURS, TrainOp, is_reference, op_def_of, op_of
 
 _NO = tf1.AttrValue(b=False)
-_NO_SHAPE = tf1.AttrValue(shape=tf.TensorShape(None).as_proto())
+_NO_SHAPE = tf1.AttrValue(shape={'unknown_rank': True})
 _types = {}
 
 # What can be joined, and to what size: what is joined is a copy, and takes memory.

@@ -14,6 +14,7 @@ from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Seque
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
+from slimguard import graph as graphs
 from slimguard.checkpoints.snapshot_values import Room, Values, assign, find_room, size_of
 
 # Taking snapshots takes at most this share of the time of a training.
@@ -208,7 +209,8 @@ class Snapshots:
         is_first = not self._variables
         if is_first:  # not before: hooks may add some when they begin
             with self._graph.as_default():
-                self._variables = {each.op.name: each for each in tf1.global_variables()}
+                variables = graphs.on_each_device(tf1.global_variables())
+                self._variables = {each.op.name: each for each in variables}
             self._room = find_room(size_of(session, self._variables), self.most)
             self.most = self._room.count
             if not self.most:

@@ -6,7 +6,6 @@ Ops before the gradients are left as they are; a write among them is a *forward 
 from typing import List, Set
 
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.gate.copies_ahead import is_put_back
@@ -45,7 +44,7 @@ def find_gated_ops(step: StepGraph) -> _Ops:
 
 def _find_training_writes(step: StepGraph) -> _Ops:
     """The writes that train: optimizer kernels, and what writes trainable variables."""
-    trainable = {variable.op.name for variable in _trainable_variables(step.graph)}
+    trainable = {variable.name for variable in graphs.trainable_in(step.graph)}
     return {
         write
         for write in step.writing
@@ -124,8 +123,3 @@ def _require_no_placeholder(step: StepGraph, gated: _Ops) -> None:
                 'tf.control_dependencies), so it would have to be fed twice. Make it ahead of '
                 'the train ops' % op.name
             )
-
-
-def _trainable_variables(graph: tf.Graph) -> list:
-    with graph.as_default():
-        return tf1.trainable_variables()

@@ -180,8 +180,7 @@ def _device_for(graph: tf.Graph, is_shared: bool) -> str:
 def _inputs_to_scale(gate: Gate) -> List[_Input]:
     """What to multiply in a gate, so that each update of a weight is that much smaller."""
     graph = gate.train_op.graph
-    with graph.as_default():
-        trainable = {variable.op.name for variable in tf1.trainable_variables()}
+    trainable = {variable.name for variable in graphs.trainable_in(graph)}
     writes = graphs.Writes(graph)
     found: List[_Input] = []
     scaled: Set[tf.Operation] = set()

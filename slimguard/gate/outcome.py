@@ -54,7 +54,7 @@ class GlobalStep:
             if step.op.type in graphs.VARIABLES:
                 # Where the variable is: a reference that goes elsewhere is sent at once, and not
                 # when the reader is to read.
-                return self._make.copy(step.op)
+                return self._make.copy(graphs.on_each_device([step])[0].op)
             return tf.identity(step)
 
 

@@ -39,7 +39,10 @@ def written_beside(
     """
     graph = training[0].graph
     update_ops = {op_of(op) for op in graph.get_collection(tf1.GraphKeys.UPDATE_OPS)}
-    local = {each.op for each in graph.get_collection(tf1.GraphKeys.LOCAL_VARIABLES)}
+    local = {
+        each.op
+        for each in graphs.on_each_device(graph.get_collection(tf1.GraphKeys.LOCAL_VARIABLES))
+    }
     writes = graphs.Writes(graph)
     theirs = set(graphs.ancestors([op_of(each) for each in training]))
     found = []

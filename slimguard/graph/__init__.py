@@ -31,6 +31,7 @@ from slimguard.graph.variables import (
     is_float_variable,
     is_resource,
     is_variable_read,
+    on_each_device,
     trainable_in,
     variable_behind,
 )
@@ -90,6 +91,7 @@ __all__ = [
     'loop_around',
     'loop_around_output',
     'needs',
+    'on_each_device',
     'op_def_of',
     'op_def_of_type',
     'op_of',

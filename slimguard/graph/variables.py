@@ -1,6 +1,6 @@
 """Variables of a graph, those by reference and those by resource handle alike."""
 
-from typing import Optional, Set
+from typing import Any, Iterable, List, Optional, Set
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -51,10 +51,18 @@ def device_of(op) -> str:
     return op.device
 
 
+def on_each_device(variables: Iterable[Any]) -> List[Any]:
+    """Variables; instead of one that a distribution strategy mirrors, its copy on each device.
+
+    The strategy's own object has no op of the graph, and to read or to restore it adds ops.
+    """
+    return [copy for variable in variables for copy in getattr(variable, 'values', [variable])]
+
+
 def trainable_in(graph: tf.Graph) -> Set[tf.Operation]:
     """The ops of the trainable variables of a graph."""
     with graph.as_default():
-        return {variable.op for variable in tf1.trainable_variables()}
+        return {variable.op for variable in on_each_device(tf1.trainable_variables())}
 
 
 def is_float_variable(variable: tf.Operation) -> bool:

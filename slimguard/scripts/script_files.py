@@ -238,7 +238,8 @@ class FirstState:
 
 def _variables_of(session) -> Dict[str, Any]:
     with session.graph.as_default():
-        return {each.op.name: each for each in tf1.global_variables() + tf1.local_variables()}
+        variables = tf1.global_variables() + tf1.local_variables()
+    return {each.op.name: each for each in graphs.on_each_device(variables)}
 
 
 class ScriptRestorer(Restorer):

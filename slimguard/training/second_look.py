@@ -6,6 +6,7 @@ import time
 import numpy as np
 import tensorflow.compat.v1 as tf1
 
+from slimguard import graph as graphs
 from slimguard.training.incident_reading import Reading
 
 # How long to wait before each look, in seconds: so long takes putting back, and more.
@@ -26,7 +27,8 @@ def look_again(session, reading: Reading) -> Reading:
         return reading
     lost = {label.name for label in gate.labels_of(reading.bad) if label.kind in _LOST}
     with session.graph.as_default():
-        variables = [v for v in tf1.global_variables() if v.op.name in lost]
+        each = graphs.on_each_device(tf1.global_variables())
+        variables = [v for v in each if v.op.name in lost]
     if len(variables) != len(lost) or not _are_finite_soon(session, variables):
         return reading
     bad = [is_bad and label.kind not in _LOST for label, is_bad in zip(gate.labels, reading.bad)]

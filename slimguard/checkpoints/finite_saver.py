@@ -95,12 +95,12 @@ class FiniteSaver(tf1.train.Saver):
 
     def set_last_checkpoints(self, last_checkpoints):
         """As `Saver.set_last_checkpoints`."""
-        self._saver.set_last_checkpoints([_absolute(path) for path in last_checkpoints])
+        self._saver.set_last_checkpoints([absolute_prefix(path) for path in last_checkpoints])
 
     def set_last_checkpoints_with_time(self, last_checkpoints_with_time):
         """As `Saver.set_last_checkpoints_with_time`."""
         self._saver.set_last_checkpoints_with_time(
-            [(_absolute(path), written) for path, written in last_checkpoints_with_time]
+            [(absolute_prefix(path), written) for path, written in last_checkpoints_with_time]
         )
 
     def restore(self, sess, save_path):
@@ -126,7 +126,7 @@ class FiniteSaver(tf1.train.Saver):
           because a variable holds a NaN or Inf.
         """
         given = files.as_text(save_path, 'save_path')
-        path = _absolute(given)
+        path = absolute_prefix(given)
         if self._checked is None:  # an empty saver, or one that was never built: Saver says so
             return self._saver.save(sess, given, global_step, latest_filename, *args, **kwargs)
         with contextlib.ExitStack() as stack:
@@ -187,7 +187,7 @@ class FiniteSaver(tf1.train.Saver):
         self._room_needed = RoomNeeded(graph, self._checked.size)
 
 
-def _absolute(save_path: str) -> str:
+def absolute_prefix(save_path: str) -> str:
     """The absolute prefix of a checkpoint; one that ends in a slash is a folder's, and stays so."""
     path = files.as_path(save_path, 'save_path')
     return path + '/' if save_path.endswith('/') else path
@@ -197,7 +197,9 @@ def _absolute(save_path: str) -> str:
 def _relative_state(saver: tf1.train.Saver) -> Iterator[None]:
     """Lets a saver list absolute paths, and write them down relative to the state file's folder."""
     listed = tf_private.checkpoints_and_times(saver)
-    saver.set_last_checkpoints_with_time([(_absolute(path), written) for path, written in listed])
+    saver.set_last_checkpoints_with_time(
+        [(absolute_prefix(path), written) for path, written in listed]
+    )
     with tf_private.saving_relative_paths(saver):
         yield
 

@@ -5,6 +5,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import tensorflow.compat.v1 as tf1
 
+from slimguard.checkpoints.finite_saver import absolute_prefix
+
 # Beside the state files of the script, which go on naming what the script means by its newest.
 _STATE_FILE = 'checkpoint.slimguard-last'
 
@@ -13,7 +15,7 @@ class _Call(NamedTuple):
     """A call of `Saver.save`."""
 
     saver: tf1.train.Saver
-    save_path: str
+    save_path: str  # absolute: the script may go to another directory
     global_step: Any
     args: Tuple[Any, ...]  # those after global_step
     kwargs: Dict[str, Any]
@@ -49,7 +51,8 @@ class LastSave:
         """
         most = max([call.size for call in self._calls], default=0)
         if size >= most:
-            call = _Call(saver, save_path, global_step, args, kwargs, size, dict(self._steps()))
+            path = absolute_prefix(save_path)
+            call = _Call(saver, path, global_step, args, kwargs, size, dict(self._steps()))
             self._calls = [each for each in self._calls if each.size == size][-1:] + [call]
 
     @property

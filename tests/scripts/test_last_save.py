@@ -184,6 +184,28 @@ def test_where_the_script_has_saved_nothing_a_line_says_so():
     assert [line for line in lines if 'the last good state is not saved' in line]
 
 
+def test_it_is_beside_the_others_though_the_script_went_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ('logs', 'input/logs'):
+        (tmp_path / folder).mkdir(parents=True)
+    with slimguard.instrument('raise', capture=False):
+        model = Linear(bad=(6,))
+        train_op = model.minimize()
+        saver = tf1.train.Saver()
+        with tf1.Session() as session, LogLines() as lines:
+            session.run(tf1.global_variables_initializer())
+            train(session, train_op, 4)
+            saver.save(session, 'logs/m.ckpt', global_step=4)
+            monkeypatch.chdir(tmp_path / 'input')
+            with pytest.raises(slimguard.NanLossError):
+                train(session, train_op, 3)
+    logs = str(tmp_path / 'logs')
+    saved = [os.path.join(logs, name) for name in ('m.ckpt-4', 'm.ckpt-6')]
+    assert [line for line in lines if line.endswith('the last good state is saved: ' + saved[1])]
+    assert tf1.train.get_checkpoint_state(logs).all_model_checkpoint_paths == saved
+    assert not os.listdir('logs')
+
+
 def test_a_handler_of_the_scripts_own_stays():
     heard = []
     signal.signal(signal.SIGINT, lambda *_: heard.append(True))

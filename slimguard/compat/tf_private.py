@@ -146,12 +146,12 @@ def add_control_input(op: tf.Operation, control: tf.Operation) -> None:
 def create_op(
     graph: tf.Graph, op_type: str, inputs: Sequence[tf.Tensor], dtypes: Sequence, **options
 ) -> tf.Operation:
-    """Creates an op of any type, without asking the device functions of the caller's code.
+    """Creates an op of any type: `Graph._create_op_internal`.
 
-    `Graph._create_op_internal`. The public `Graph.create_op` spends its time on arguments that are
-    no longer used.
+    With ``compute_device=False`` no device function of the caller's code is asked. The public
+    `Graph.create_op` spends its time on arguments that are no longer used.
     """
-    return graph._create_op_internal(op_type, inputs, dtypes, compute_device=False, **options)
+    return graph._create_op_internal(op_type, inputs, dtypes, **options)
 
 
 def set_device(op: tf.Operation, device: str) -> None:

@@ -34,7 +34,8 @@ import tensorflow.compat.v1 as tf1
 from slimguard import graph as graphs
 from slimguard.diagnosis.step_ops import gate_roots, needs_beyond
 from slimguard.gate import Gate
-from slimguard.graph import key, ops, single_runs
+from slimguard.graph import key, ops, plain_ops, single_runs
+from slimguard.graph.staging_area import StagingArea
 
 # These have a state, and yet what they return is computed from their inputs: the checks and prints
 # that hand a value on, and what loops are made of.
@@ -150,7 +151,7 @@ class Capture:
             token = ops.after([stage], bad, 'kept')
             kept.append(ops.lift(token, area.tensors[0].op, False))
         good, after_bad = ops.branch(self.gate.untold_count, self.gate.written, 'told')
-        count = ops.merge([good, ops.after(kept, after_bad, 'told_when_kept')], 'untold')
+        count = plain_ops.merge([good, ops.after(kept, after_bad, 'told_when_kept')], 'untold')
         self.gate.untold.counts.add(count.name)
         return count
 
@@ -167,14 +168,12 @@ class _Area:
 
     def __init__(self, graph: tf.Graph, tensors: List[tf.Tensor]):
         self.tensors = tensors
-        self._names = dict(
-            dtypes=[t.dtype.base_dtype for t in tensors], shared_name=graph.unique_name('area')
-        )
-        self.size = tf.raw_ops.StageSize(**self._names)
-        self.unstage = tf.raw_ops.Unstage(**self._names)
+        self._area = StagingArea(graph, [t.dtype for t in tensors], 'area')
+        self.size = self._area.size()
+        self.unstage = self._area.take()
 
     def clear(self) -> tf.Operation:
-        return tf.raw_ops.StageClear(**self._names)
+        return self._area.clear()
 
     def stage(self, is_good: tf.Tensor, cleared: List[tf.Operation]) -> tf.Operation:
         values = []
@@ -184,7 +183,7 @@ class _Area:
                 value = tf.raw_ops.DeepCopy(x=tensor) if graphs.is_reference(tensor) else tensor
                 values.append(tf.raw_ops.Switch(data=value, pred=is_good).output_false)
         with tf.control_dependencies(cleared):
-            return tf.raw_ops.Stage(values=values, shared_name=self._names['shared_name'])
+            return self._area.put(values)
 
 
 def is_random(op) -> bool:

@@ -10,7 +10,7 @@ from slimguard.gate.flags_in_words import ERROR
 from slimguard.gate.outcome import GlobalStep
 from slimguard.gate.plan import Plan
 from slimguard.gate.untold import Told, Untold
-from slimguard.graph import ops
+from slimguard.graph import ops, plain_ops
 
 # So many names are printed: a network has hundreds of gradients, and one NaN reaches them all.
 _MOST_NAMES = 3
@@ -49,43 +49,47 @@ def announce(
             with tf.control_dependencies([told]):
                 told = _raise(plan, flags)
     ends = [ops.after([putting_aside], kept, 'put_aside'), fed, ops.after([told], loud, 'told')]
-    return ops.merge(ends, 'announced')
+    return plain_ops.merge(ends, 'announced')
 
 
 def _raise(plan: Plan, flags: Flags) -> tf.Operation:
     bad = _those([str(label) for label in flags.labels], flags.vector)
     # The words users know, where it is the loss.
-    first = tf.gather(['', plan.step.raises[0]], tf.cast(flags.vector[0], tf.int32))
-    data = [first, tf.constant(ERROR), tf.strings.reduce_join(bad, separator='|')]
+    words = plain_ops.constant(['', plan.step.raises[0]], tf.string)
+    is_loss = plain_ops.gather(flags.vector, plain_ops.constant(0, tf.int32))
+    first = plain_ops.gather(words, plain_ops.cast(is_loss, tf.int32))
+    data = [first, plain_ops.constant(ERROR, tf.string), plain_ops.join_words(bad, '|')]
     data += plan.losses[:1]
     return tf.raw_ops.Assert(condition=tf.constant(False), data=data, summarize=1)
 
 
 def _print(plan: Plan, flags: Flags, step: GlobalStep, loud: tf.Tensor) -> tf.Operation:
-    bad = _first_of(_those([label.name for label in flags.labels], flags.vector))
+    bad = _first_of([label.name for label in flags.labels], flags.vector)
     step_now = step.read(loud)
     what = "the chief's update" if plan.is_chiefs else 'this step'
     text = ['slimguard: %s wrote nothing' % what]
-    if step_now is not None:
-        text += [' (global step ', tf.strings.as_string(step_now), ')']
-    text += ['; bad: ', bad]
+    if step_now is None:
+        text += ['; bad: ', bad]
+    else:
+        text[0] += ' (global step '
+        text += [plain_ops.as_string(step_now), '); bad: ', bad]
     if plan.losses:
         # On TensorFlow 1.15 there are no words for 16 bits.
-        loss = tf.cast(plan.losses[0], tf.float64)
-        text += ['; loss ', tf.strings.as_string(loss, shortest=True)]
-    return tf.print(tf.strings.join(text), output_stream=sys.stderr)
+        loss = plain_ops.cast(plan.losses[0], tf.float64)
+        text += ['; loss ', plain_ops.as_string(loss)]
+    return tf.print(plain_ops.join_strings(text), output_stream=sys.stderr)
 
 
-def _first_of(names: tf.Tensor) -> tf.Tensor:
-    """The first names of a vector in words, and how many more there are."""
-    more = tf.size(names) - _MOST_NAMES
-    told = tf.strings.join([' and ', tf.strings.as_string(more), ' more'])
-    rest = tf.raw_ops.Select(condition=more > 0, x=told, y=tf.constant(''))
-    return tf.strings.join([tf.strings.reduce_join(names[:_MOST_NAMES], separator=', '), rest])
+def _first_of(names: Sequence[str], flags: tf.Tensor) -> tf.Tensor:
+    """The first names whose flag is true in words, and how many more there are."""
+    bad = _those(names, flags)
+    more = [' and %d more' % (number + 1) for number in range(len(names) - _MOST_NAMES)]
+    rest = plain_ops.constant([''] * (_MOST_NAMES + 1) + more, tf.string)
+    told = plain_ops.join_words(plain_ops.beginning(bad, _MOST_NAMES), ', ')
+    return plain_ops.join_strings([told, plain_ops.gather(rest, plain_ops.size(bad))])
 
 
 def _those(words: Sequence[str], flags: tf.Tensor) -> tf.Tensor:
-    """The words whose flag is true. `tf.boolean_mask` builds twenty ops for any shape."""
-    return tf.gather(
-        tf.constant(words, tf.string), tf.reshape(tf.raw_ops.Where(condition=flags), [-1])
-    )
+    """The words whose flag is true."""
+    words_of_all = plain_ops.constant(list(words), tf.string)
+    return plain_ops.gather(words_of_all, plain_ops.places_of(flags))

@@ -7,7 +7,6 @@ check; the update, once copies are made; a check of what it wrote, and undoing i
 from typing import Dict, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
 from slimguard.gate import fast_path, regularizers
 from slimguard.gate.announcement import announce
@@ -29,9 +28,10 @@ from slimguard.gate.step_value import value_after_step, value_of_step
 from slimguard.gate.tasks import Task, Tasks
 from slimguard.gate.undo import settle_there, undo_here
 from slimguard.gate.untold import Untold
-from slimguard.graph import op_of, ops
+from slimguard.graph import op_of, ops, plain_ops
 from slimguard.graph.devices import Home
-from slimguard.graph.ops import after, branch, merge
+from slimguard.graph.ops import after, branch
+from slimguard.graph.plain_ops import merge
 
 
 class Built(NamedTuple):
@@ -94,8 +94,8 @@ class _Feeds(NamedTuple):
 
 def _feeds_of(plan: Plan, home: Task, max_loss: Optional[float]) -> _Feeds:
     untold = Untold(plan.step.graph, home.device, plan.losses[0] if plan.losses else None)
-    watched = tf1.placeholder_with_default(untold.is_watched, [], name='watched')
-    token = tf1.placeholder_with_default(SMALL_32, [], name='token')
+    watched = plain_ops.feedable(untold.is_watched, name='watched')
+    token = plain_ops.feedable(plain_ops.constant(SMALL_32, tf.float32), name='token')
     return _Feeds(untold, watched, token, make_limits(bool(plan.losses), max_loss))
 
 
@@ -190,7 +190,7 @@ class _Build:
             is_fast = fast_path.all_are_small(plan, sums, self._feeds.limits)
             fast, checking = branch(token, is_fast, 'calm')
         flags = self._checks.before_update(checks, checking, sums.of_gradients())
-        is_fine = tf.logical_not(tf.reduce_any(flags.vector), name='is_fine')
+        is_fine = plain_ops.none_of(flags.vector, name='is_fine')
         checked = {self._tasks.home: Checked(fast, *branch(token, is_fine, 'fine'))}
         for task in self._tasks.others:
             assert fast is not None, 'a trial has one task'
@@ -213,10 +213,10 @@ class _Build:
         if self._plan.changed:
             found = self._lost_in(copies, checked)
             with tf.control_dependencies([checked[self._tasks.home].refused]):
-                no_copies = tf.zeros([len(found.labels)], tf.bool)
+                no_copies = plain_ops.constant([False] * len(found.labels), tf.bool)
             found = found._replace(vector=merge([found.vector, no_copies], 'lost'))
             flags = join_flags([flags, found])
-            is_fine = are_good = tf.logical_not(tf.reduce_any(flags.vector), name='are_good')
+            is_fine = are_good = plain_ops.none_of(flags.vector, name='are_good')
         decisions = {task: decide(task, checked[task], copies[task], are_good) for task in checked}
         return _Before(flags, is_fine, decisions)
 
@@ -249,8 +249,8 @@ class _Build:
             value = clones.of(plan.late_loss)
             found.append(check_late_loss(plan.late_loss, value, decisions[home].refused))
         flags = join_flags(found)
-        nothing_found = tf.logical_not(tf.reduce_any(flags.vector))
-        is_good = tf.logical_and(nothing_found, before.is_fine)
+        nothing_found = plain_ops.none_of(flags.vector)
+        is_good = plain_ops.logical_and(nothing_found, before.is_fine)
         return _After(fast_ran, checked, flags, is_good)
 
     def _end(
@@ -267,7 +267,8 @@ class _Build:
         undone = undo_here(make, home, ahead, decisions[home].copies, undo, unwritten)
         if not self._tasks.others:
             return _End(good, undone, {})
-        end = tf.cast(before.is_fine, tf.float32) + tf.cast(updated.is_good, tf.float32)
+        ends_well = [plain_ops.cast(flag, tf.float32) for flag in (before.is_fine, updated.is_good)]
+        end = tf.add_n(ends_well)
         ends = {
             task: settle_there(make, task, ahead, decisions[task], clones.writes_at(task), end)
             for task in self._tasks.others
@@ -287,7 +288,7 @@ def _flags_at_end(flags: Flags, updated: _After, good: tf.Tensor, undone: tf.Ten
     if updated.fast_ran is None:
         return bad
     with tf.control_dependencies([updated.fast_ran]):
-        no_flags = tf.zeros([len(flags.labels)], tf.bool)
+        no_flags = plain_ops.constant([False] * len(flags.labels), tf.bool)
     return merge([no_flags, bad], 'bad')
 
 

@@ -20,7 +20,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.gate.step_graph import GuardedBefore
-from slimguard.graph import TrainOp, op_of, ops
+from slimguard.graph import TrainOp, op_of, ops, plain_ops
 from slimguard.graph.devices import processor_of, task_of
 from slimguard.graph.token_queues import has_token_queue, is_token_queue, queue_runners_in
 
@@ -163,7 +163,7 @@ def _settle_accumulators(
             at = tf.cast(tf.identity(step), tf.int64)
             good, bad = ops.branch(at, tf.identity(written), 'written')
             setting = [_set_step(accumulator, bad) for accumulator in there]
-            settled.append(ops.merge([good, ops.after(setting, bad, 'set_back')], 'settled'))
+            settled.append(plain_ops.merge([good, ops.after(setting, bad, 'set_back')], 'settled'))
     return settled
 
 

@@ -44,8 +44,9 @@ def copy_ahead_of_others(graph: tf.Graph) -> None:
     of its own. Those that a session has seen stay as they are, and so do initial values and
     whatever else is not made of the old value.
     """
-    is_unseen = unseen_by_sessions(graph)
-    for made in copies_ahead(graph).values():
+    known = copies_ahead(graph)
+    is_unseen = unseen_by_sessions(graph) if known else bool
+    for made in known.values():
         for variable in made.variables:
             for op in _updates_of(variable):
                 if is_unseen(op) and not waits_for(op, made):

@@ -8,13 +8,12 @@ to be good.
 from typing import NamedTuple, Optional, Sequence
 
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
 from slimguard.gate.copies import Copy, copy
 from slimguard.gate.finite_checks import SMALL_32, Moment
 from slimguard.gate.plan import Plan
 from slimguard.gate.tasks import Task
-from slimguard.graph import ops
+from slimguard.graph import ops, plain_ops
 
 
 class Checked(NamedTuple):
@@ -52,13 +51,13 @@ class Decision(NamedTuple):
 def tell(task: Task, fast: tf.Tensor, is_fine: tf.Tensor) -> Checked:
     """Tells another task, in one number, what the exact check found: 2 if there was none."""
     with tf.control_dependencies([fast]):
-        no_check = tf.constant(2.0)
-    told = ops.merge([no_check, tf.cast(is_fine, tf.float32)], 'verdict')
+        no_check = plain_ops.constant(2.0, tf.float32)
+    told = plain_ops.merge([no_check, plain_ops.cast(is_fine, tf.float32)], 'verdict')
     with tf.device(task.device):
-        told = tf.identity(told)
-        token = tf1.placeholder_with_default(SMALL_32, [], name='token')
-        fast_there, checked = ops.branch(token, tf.greater(told, 1.5), 'calm')
-        return Checked(fast_there, *ops.branch(checked, tf.greater(told, 0.5), 'fine'))
+        told = plain_ops.identity(told)
+        token = plain_ops.feedable(plain_ops.constant(SMALL_32, tf.float32), name='token')
+        fast_there, checked = ops.branch(token, plain_ops.greater(told, 1.5), 'calm')
+        return Checked(fast_there, *ops.branch(checked, plain_ops.greater(told, 0.5), 'fine'))
 
 
 def copy_at(make: ops.Maker, plan: Plan, task: Task, fine: tf.Tensor) -> Sequence[Copy]:
@@ -86,8 +85,8 @@ def decide(
         if are_good is None:
             prepared, refused = made, checked.refused
         else:
-            told = tf.greater(tf.identity(tf.cast(are_good, tf.float32)), 0.5)
+            told = plain_ops.greater(plain_ops.identity(plain_ops.cast(are_good, tf.float32)), 0.5)
             prepared, not_good = ops.branch(made, told, 'prepared')
-            refused = ops.merge([checked.refused, not_good], 'refused')
-        go = prepared if checked.fast is None else ops.merge([checked.fast, prepared], 'go')
+            refused = plain_ops.merge([checked.refused, not_good], 'refused')
+        go = prepared if checked.fast is None else plain_ops.merge([checked.fast, prepared], 'go')
     return Decision(checked.fast, prepared, refused, go, copies)

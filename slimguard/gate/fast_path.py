@@ -11,7 +11,7 @@ import tensorflow as tf
 from slimguard.gate.limits import Limits
 from slimguard.gate.plan import Plan
 from slimguard.gate.square_sums import Kind, SquareSums
-from slimguard.graph import ops
+from slimguard.graph import ops, plain_ops
 
 
 def all_are_small(plan: Plan, sums: SquareSums, limits: Limits) -> tf.Tensor:
@@ -24,15 +24,16 @@ def all_are_small(plan: Plan, sums: SquareSums, limits: Limits) -> tf.Tensor:
     if total is not None:
         largest = limits.half_square
         if is_one:
-            largest = tf.minimum(largest, tf.constant(gradients[0].limit, tf.float64))
-        small.append(tf.less(total, largest))
+            largest = plain_ops.minimum(largest, gradients[0].limit)
+        small.append(plain_ops.less(total, largest))
     if limits.loss is not None:
         # What equals the limit in the loss's dtype is left to the exact check.
         loss = plan.losses[0]
-        small.append(tf.less(loss, tf.cast(limits.loss, loss.dtype)))
-    all_small = small[0] if small else tf.constant(True)  # a train op that only counts
+        small.append(plain_ops.less(loss, plain_ops.cast(limits.loss, loss.dtype)))
+    # A train op that only counts has none.
+    all_small = small[0] if small else plain_ops.constant(True, tf.bool)
     for more in small[1:]:
-        all_small = tf.logical_and(all_small, more)
+        all_small = plain_ops.logical_and(all_small, more)
     return ops.after(plan.barrier, all_small, 'is_calm')
 
 
@@ -40,11 +41,11 @@ def _are_below(kind: Kind, sums: SquareSums) -> tf.Tensor:
     # No sum of squares is negative, so each is below what their sum is below.
     joined = sums.total_of(kind) if not kind.is_low else _stacked(kind, sums)
     with tf.device(kind.device):
-        is_below = tf.less(joined, kind.limit)
-        return tf.reduce_all(is_below) if kind.is_low else is_below
+        is_below = plain_ops.less(joined, kind.limit)
+        return plain_ops.all_of(is_below) if kind.is_low else is_below
 
 
 def _stacked(kind: Kind, sums: SquareSums) -> tf.Tensor:
     sizes: List[tf.Tensor] = [each.size for each in sums.kinds[kind]]
     with sizes[0].graph.colocate_with(sizes[0].op):
-        return tf.stack(sizes)
+        return plain_ops.stack(sizes)

@@ -10,7 +10,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 import tensorflow as tf
 
-from slimguard.graph import ops
+from slimguard.graph import ops, plain_ops
 from slimguard.graph.devices import Home
 
 # A number that makes small of any other: what was finite has a finite sum then, or sum of squares.
@@ -47,7 +47,8 @@ class Moment:
         if (wide, value) not in self._small:
             number = self.token
             if (wide, value) != (tf.float32, SMALL_32):
-                number = tf.cast(tf.cast(number, tf.float64) * (value / SMALL_32), wide)
+                scaled = plain_ops.multiply(plain_ops.cast(number, tf.float64), value / SMALL_32)
+                number = plain_ops.cast(scaled, wide)
             self._small[wide, value] = number
         return self._small[wide, value]
 
@@ -56,7 +57,7 @@ class Moment:
         """The first axis of a tensor."""
         if self._zero is None:
             with tf.control_dependencies(None):
-                self._zero = tf.cast(self.token, tf.int32)
+                self._zero = plain_ops.cast(self.token, tf.int32)
         return self._zero
 
 
@@ -104,7 +105,8 @@ class FiniteCheck:
             with found[0].vector.graph.colocate_with(found[0].vector.op):
                 numbers, vector, _ = _join(found)
             with tf.device(place.device):
-                flags.append(_Found(numbers, tf.logical_not(tf.math.is_finite(vector))))
+                is_bad = plain_ops.logical_not(plain_ops.is_finite(vector))
+                flags.append(_Found(numbers, is_bad))
         return _in_order(flags, range(len(self._tensors)))
 
     def overflows(self, chosen: Sequence[int]) -> tf.Tensor:
@@ -123,9 +125,9 @@ class FiniteCheck:
         for (device, _), found in largest.items():
             with tf.device(device):
                 numbers, vector, _ = _join(found)
-                too_large = tf.greater(vector, [limits[number] for number in numbers])
+                too_large = plain_ops.greater(vector, [limits[number] for number in numbers])
                 # What is not finite itself has its own flag.
-                too_large = tf.logical_and(too_large, tf.math.is_finite(vector))
+                too_large = plain_ops.logical_and(too_large, plain_ops.is_finite(vector))
                 flags.append(_Found(numbers, too_large))
         return _in_order(flags, chosen)
 
@@ -213,17 +215,17 @@ def _join(found: Sequence[_Found]) -> _Found:
     vectors = [each for each in found if not each.is_scalar]
     if scalars:
         alone = [number for each in scalars for number in each.numbers]
-        vectors.append(_Found(alone, tf.stack([each.vector for each in scalars])))
+        vectors.append(_Found(alone, plain_ops.stack([each.vector for each in scalars])))
     numbers = [number for each in vectors for number in each.numbers]
     joined = [each.vector for each in vectors]
-    return _Found(numbers, tf.concat(joined, 0) if len(joined) > 1 else joined[0])
+    return _Found(numbers, plain_ops.concat(joined))
 
 
 def _in_order(flags: Sequence[_Found], wanted: Sequence[int]) -> tf.Tensor:
     """One vector of all flags, for the tensors of the numbers `wanted`."""
     if not flags:
-        return tf.zeros([0], tf.bool)
+        return plain_ops.constant([], tf.bool)
     numbers, vector, _ = _join(flags)
     places = {number: place for place, number in enumerate(numbers)}
     order = [places[number] for number in wanted]
-    return vector if order == list(range(len(numbers))) else tf.gather(vector, order)
+    return vector if order == list(range(len(numbers))) else plain_ops.gather(vector, order)

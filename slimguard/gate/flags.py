@@ -5,6 +5,7 @@ from typing import List, NamedTuple, Sequence
 import tensorflow as tf
 
 from slimguard.gate.flags_in_words import Label
+from slimguard.graph import plain_ops
 
 
 class Flags(NamedTuple):
@@ -28,8 +29,10 @@ def each_once(flags: Flags) -> Flags:
     told = [
         numbers.get(label.name, last) if label.kind == 'state' else last for label in flags.labels
     ]
-    is_told = tf.gather(tf.concat([flags.vector, [False]], 0), told)
-    return flags._replace(vector=tf.logical_and(flags.vector, tf.logical_not(is_told)))
+    no_flag = plain_ops.constant((False,), tf.bool)
+    is_told = plain_ops.gather(plain_ops.concat([flags.vector, no_flag]), told)
+    vector = plain_ops.logical_and(flags.vector, plain_ops.logical_not(is_told))
+    return flags._replace(vector=vector)
 
 
 def join_flags(parts: Sequence[Flags]) -> Flags:
@@ -37,4 +40,4 @@ def join_flags(parts: Sequence[Flags]) -> Flags:
     labels: List[Label] = []
     for part in parts:
         labels.extend(part.labels)
-    return Flags(labels, tf.concat([part.vector for part in parts], 0))
+    return Flags(labels, plain_ops.concat([part.vector for part in parts]))

@@ -10,7 +10,7 @@ from slimguard.gate.checked_values import Check
 from slimguard.gate.copies import Copy, copy, values_of
 from slimguard.gate.copies_ahead import copies_ahead, copy_awaited, waits_for
 from slimguard.gate.plan import Plan
-from slimguard.graph import ops
+from slimguard.graph import ops, plain_ops
 from slimguard.graph.control_flow import ENTERS
 from slimguard.graph.sessions import unseen_by_sessions
 
@@ -92,7 +92,7 @@ def _read_after(token: tf.Tensor, variable: tf.Operation, make: ops.Maker) -> tf
         # Grappler may swap a copy with what is done to it (see `finite_checks.Moment`); a switch,
         # of which no one knows the side before it runs, stays where it is.
         switch = tf.raw_ops.Switch(data=variable.outputs[0], pred=token)
-        return ops.merge([switch.output_false, switch.output_true], 'written')
+        return plain_ops.merge([switch.output_false, switch.output_true], 'written')
 
 
 def _entries(writes: Sequence[tf.Operation], plan: Plan) -> List[tf.Operation]:

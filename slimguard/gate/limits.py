@@ -4,7 +4,8 @@ import math
 from typing import NamedTuple, Optional
 
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
+
+from slimguard.graph import plain_ops
 
 
 class Limits(NamedTuple):
@@ -26,10 +27,10 @@ def make_limits(has_loss: bool, max_loss: Optional[float]) -> Limits:
       has_loss: whether there is a loss.
       max_loss: the limit of the loss where it is not fed; None for Inf.
     """
-    no_limit = tf.constant(math.inf, tf.float64)
+    no_limit = plain_ops.constant(math.inf, tf.float64)
     loss = None
     if has_loss:
-        limit = no_limit if max_loss is None else tf.constant(max_loss, tf.float64)
-        loss = tf1.placeholder_with_default(limit, [], name='max_loss')
-    half_square = tf1.placeholder_with_default(no_limit, [], name='max_half_square')
+        limit = no_limit if max_loss is None else plain_ops.constant(max_loss, tf.float64)
+        loss = plain_ops.feedable(limit, name='max_loss')
+    half_square = plain_ops.feedable(no_limit, name='max_half_square')
     return Limits(loss, half_square)

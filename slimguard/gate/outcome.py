@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.gate.tasks import Task, Tasks
-from slimguard.graph import TrainOp, ops
+from slimguard.graph import TrainOp, ops, plain_ops
 
 
 class Outcome(NamedTuple):
@@ -55,13 +55,17 @@ class GlobalStep:
                 # Where the variable is: a reference that goes elsewhere is sent at once, and not
                 # when the reader is to read.
                 return self._make.copy(graphs.on_each_device([step])[0].op)
-            return tf.identity(step)
+            return plain_ops.identity(step)
 
 
 def outcome_of(bad: tf.Tensor, value: Optional[tf.Tensor], step: GlobalStep) -> Outcome:
     """What is read once `bad`, the flags of the step, are there."""
     with tf.control_dependencies([bad]):
-        written = tf.logical_not(tf.reduce_any(bad), name='written')
+        written = plain_ops.none_of(bad, name='written')
         name = 'train_op'
-        train_op = tf.no_op(name=name) if value is None else tf.identity(value, name=name)
+        train_op: TrainOp
+        if value is None:
+            train_op = plain_ops.create('NoOp', [], [], name=name)
+        else:
+            train_op = plain_ops.identity(value, name=name)
     return Outcome(train_op, written, bad, step.read(bad))

@@ -9,7 +9,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 import tensorflow as tf
 
 from slimguard.gate.checked_values import Check
-from slimguard.graph import key, ops
+from slimguard.graph import key, ops, plain_ops
 from slimguard.graph.devices import Home
 
 # A step takes the fast path if every value's sum of squares (halved) is below this. With p bits of
@@ -112,7 +112,7 @@ class SquareSums:
         if self._of_gradients is None:
             kinds = [kind for kind in self.kinds if kind.is_gradient]
             with tf.device(self._home.device):
-                totals = [tf.cast(self.total_of(kind), tf.float64) for kind in kinds]
+                totals = [plain_ops.cast(self.total_of(kind), tf.float64) for kind in kinds]
                 self._of_gradients = tf.add_n(totals) if totals else None
         return self._of_gradients
 

@@ -14,7 +14,7 @@ from slimguard.gate.limits import Limits
 from slimguard.gate.losses import name_of
 from slimguard.gate.plan import Plan
 from slimguard.gate.tasks import Task
-from slimguard.graph import key, ops
+from slimguard.graph import key, ops, plain_ops
 from slimguard.graph.devices import Home
 
 
@@ -107,10 +107,11 @@ class StepChecks:
         first, last = len(floats) - len(before), len(floats)
         twice = list(range(first, last))
         was = list(range(last, last + len(before)))
-        now = tf.gather(found, list(range(last)) + twice)
-        other = tf.gather(found, list(range(first)) + was + was)
-        is_other = tf.not_equal(other, [False] * last + [True] * len(before))
-        return Flags(labels, tf.logical_and(now, is_other))
+        now = plain_ops.gather(found, list(range(last)) + twice)
+        other = plain_ops.gather(found, list(range(first)) + was + was)
+        was_bad = plain_ops.constant([False] * last + [True] * len(before), tf.bool)
+        is_other = tf.not_equal(other, was_bad)
+        return Flags(labels, plain_ops.logical_and(now, is_other))
 
     def _now(self, variable: tf.Operation) -> tf.Tensor:
         is_resource = graphs.is_resource(variable)
@@ -135,22 +136,22 @@ def check_late_loss(loss: tf.Tensor, value: tf.Tensor, refused: tf.Tensor) -> Fl
       refused: arrives if the update is refused.
     """
     with tf.control_dependencies([refused]):
-        unknown = tf.constant(False)
+        unknown = plain_ops.constant(False, tf.bool)
     is_bad = tf.logical_not(tf.reduce_all(tf.math.is_finite(ops.for_arithmetic(value))))
-    flag = tf.expand_dims(ops.merge([is_bad, unknown], 'bad_late_loss'), 0)
+    flag = plain_ops.stack([plain_ops.merge([is_bad, unknown], 'bad_late_loss')])
     return Flags([Label('late', 'loss ' + name_of(loss))], flag)
 
 
 def _check_limit(loss: Check, max_loss: tf.Tensor, token: tf.Tensor) -> Flags:
     with tf.control_dependencies([token]):
-        above = tf.greater(tf.cast(loss.tensor, tf.float64), max_loss)
-    return Flags([Label('limit', loss.name)], tf.expand_dims(above, 0))
+        above = plain_ops.greater(plain_ops.cast(loss.tensor, tf.float64), max_loss)
+    return Flags([Label('limit', loss.name)], plain_ops.stack([above]))
 
 
 def _check_norm(half_square: tf.Tensor, limit: tf.Tensor, token: tf.Tensor) -> Flags:
     with tf.control_dependencies([token]):
-        above = tf.greater(half_square, limit)
-    return Flags([Label('norm', GRADIENT_NORM)], tf.expand_dims(above, 0))
+        above = plain_ops.greater(half_square, limit)
+    return Flags([Label('norm', GRADIENT_NORM)], plain_ops.stack([above]))
 
 
 def _check_squares(check: FiniteCheck, values: Sequence[Check], squares: Sequence[Check]) -> Flags:

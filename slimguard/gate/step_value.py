@@ -9,7 +9,7 @@ from slimguard import graph as graphs
 from slimguard.gate.decision_at_tasks import Decision
 from slimguard.gate.gated_clones import GatedClones
 from slimguard.gate.plan import Plan
-from slimguard.graph import op_of, ops
+from slimguard.graph import op_of, ops, plain_ops
 
 
 def value_of_step(plan: Plan, clones: GatedClones, decision: Decision) -> Optional[tf.Tensor]:
@@ -31,7 +31,7 @@ def value_after_step(
     value = ops.after([ran], clones.of(tensor), 'value')
     with tf.control_dependencies([decision.refused]):
         instead = tf.identity(_without_update(tensor, plan, {}))
-    return ops.merge([value, instead], 'value_of_step')
+    return plain_ops.merge([value, instead], 'value_of_step')
 
 
 def _without_update(

@@ -7,7 +7,7 @@ import tensorflow as tf
 from slimguard.gate.copies import Copy, restore
 from slimguard.gate.decision_at_tasks import Decision
 from slimguard.gate.tasks import Task
-from slimguard.graph import ops
+from slimguard.graph import ops, plain_ops
 
 
 class Settled(NamedTuple):
@@ -40,7 +40,7 @@ def undo_here(
       undo: arrives if the update ran and was bad.
       unwritten: arrives if the update was refused.
     """
-    undone = ops.merge([restore(make, copies, undo, 'undone'), unwritten], 'held')
+    undone = plain_ops.merge([restore(make, copies, undo, 'undone'), unwritten], 'held')
     ahead_here = [copy for copy in ahead if copy.variables[0] in task.put_back]
     return restore(make, ahead_here, undone, 'put_back')
 
@@ -60,11 +60,11 @@ def settle_there(
     """
     assert decision.fast is not None, 'a trial has one task'
     with tf.device(task.device):
-        end = tf.identity(end)
-        good, bad = ops.branch(end, tf.greater(end, 1.5), 'good')
-        undo, unwritten = ops.branch(bad, tf.greater(end, 0.5), 'undo')
+        end = plain_ops.identity(end)
+        good, bad = ops.branch(end, plain_ops.greater(end, 1.5), 'good')
+        undo, unwritten = ops.branch(bad, plain_ops.greater(end, 0.5), 'undo')
         undo = ops.after(written, undo, 'undo')
         undone = undo_here(make, task, ahead, decision.copies, undo, unwritten)
         fast = ops.after(written, decision.fast, 'ran_calm')
         good = ops.after(written, good, 'ran_good')
-        return Settled(undone, ops.merge([fast, good, undone], 'settled'))
+        return Settled(undone, plain_ops.merge([fast, good, undone], 'settled'))

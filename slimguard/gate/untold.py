@@ -16,8 +16,9 @@ import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from slimguard.graph import single_runs
+from slimguard.graph import plain_ops, single_runs
 from slimguard.graph.devices import processor_of
+from slimguard.graph.staging_area import StagingArea
 
 
 class Told(NamedTuple):
@@ -66,31 +67,29 @@ class Untold:
             loss=None if loss is None else loss.dtype.base_dtype,
         )
         self._fields = [name for name, dtype in kept._asdict().items() if dtype is not None]
-        self._area = dict(
-            dtypes=[dtype for dtype in kept if dtype is not None],
-            shared_name=graph.unique_name('untold_area'),
-        )
+        dtypes = [dtype for dtype in kept if dtype is not None]
+        self._area = StagingArea(graph, dtypes, 'untold_area')
         with tf.device(self._device):
             # A session is watched if something is in this area: nothing has to be initialized.
-            mark = dict(dtypes=[tf.bool], shared_name=graph.unique_name('watched_here'))
-            self.is_watched = tf.raw_ops.StageSize(**mark) > 0
-            self._mark = tf.raw_ops.Stage(values=[True], shared_name=mark['shared_name'])
-            with tf.control_dependencies([tf.raw_ops.StageClear(**mark)]):
-                self._left = tf.raw_ops.StageSize(**self._area)
-            self.clear = tf.raw_ops.StageClear(**self._area)
-            self._size = tf.raw_ops.StageSize(**self._area)
-            self._take = tf.raw_ops.Unstage(**self._area)
+            mark = StagingArea(graph, [tf.bool], 'watched_here')
+            self.is_watched = plain_ops.greater(mark.size(), 0)
+            self._mark = mark.put([plain_ops.constant(True, tf.bool)])
+            with tf.control_dependencies([mark.clear()]):
+                self._left = self._area.size()
+            self.clear = self._area.clear()
+            self._size = self._area.size()
+            self._take = self._area.take()
 
     def keep(self, told: Told) -> tf.Operation:
         """An Operation that puts aside what a bad step tells, as tensors."""
         values = [tensor for tensor in told if tensor is not None]
         with tf.device(self._device):
-            return tf.raw_ops.Stage(values=values, shared_name=self._area['shared_name'])
+            return self._area.put(values)
 
     def count_after(self, token: tf.Tensor) -> tf.Tensor:
         """How many there are once `token` is there, an int32 scalar for watchers to fetch."""
         with tf.device(self._device), tf.control_dependencies([token]):
-            count = tf.raw_ops.StageSize(name='untold', **self._area)
+            count = self._area.size('untold')
         self.counts.add(count.name)
         return count
 

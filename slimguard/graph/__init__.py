@@ -6,12 +6,15 @@
     control_flow.py  conditions and loops around an op
     clones.py        which clone of a model a value comes from
     devices.py       the device for an op that serves another
-    ops.py           creating ops, many and quickly
+    ops.py           creating ops, many and quickly, each at the place of another
+    plain_ops.py     creating ops of the plainest kinds, quickly
+    staging_area.py  a queue in a session that needs no initialization
     sessions.py      the sessions on a graph, and what stands in for one
     single_runs.py   runs of ours that are made once or seldom
     token_queues.py  the queue and the runner that synchronous workers wait for
 
-Only `ops` adds to a graph, and `single_runs` what it feeds. The names below read.
+Only `ops`, `plain_ops` and `staging_area` add to a graph, and `single_runs` what it feeds. The
+names below read.
 """
 
 from slimguard.graph.control_flow import (

@@ -2,7 +2,7 @@
 
 A gate has several ops for each variable, and a network has hundreds of variables. TensorFlow's own
 functions spend most of their time on what is known here beforehand: which attributes an op has, and
-where it belongs. Ops that a gate has one of are made with those functions all the same.
+where it belongs. plain_ops.py has the same for ops that serve no other, and stand for themselves.
 """
 
 import contextlib
@@ -24,13 +24,14 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.compat import tf_private
+from slimguard.graph import plain_ops
 from slimguard.graph.control_flow import flow_around
+from slimguard.graph.plain_ops import type_attribute
 from slimguard.graph.variables import dtype_of, is_resource
 from slimguard.graph.walk import OURS, TrainOp, is_reference, op_def_of, op_of
 
 _NO = tf1.AttrValue(b=False)
 _NO_SHAPE = tf1.AttrValue(shape={'unknown_rank': True})
-_types = {}
 
 # What can be joined, and to what size: what is joined is a copy, and takes memory.
 _JOINED = (tf.float64, tf.float32, tf.bfloat16, tf.float16)
@@ -41,13 +42,6 @@ SMALL_BYTES = 2**14
 _FEWEST_SMALL, _MOST_SMALL = 4, 64
 # Take a variable by reference or by handle: TensorFlow places those where it is.
 _TAKE_VARIABLES = frozenset(['Assign', 'AssignVariableOp', 'ReadVariableOp'])
-
-
-def _type(dtype: tf.DType) -> tf1.AttrValue:
-    dtype = dtype.base_dtype
-    if dtype not in _types:
-        _types[dtype] = tf1.AttrValue(type=dtype.as_datatype_enum)
-    return _types[dtype]
 
 
 @contextlib.contextmanager
@@ -94,7 +88,7 @@ class Maker:
         return self._reduce('Max', x, axes, near)
 
     def cast(self, x: tf.Tensor, dtype: tf.DType, near: tf.Operation) -> tf.Tensor:
-        attributes = {'DstT': _type(dtype)}
+        attributes = {'DstT': type_attribute(dtype)}
         return self._create('Cast', [x], [dtype], attributes, near).outputs[0]
 
     def finite_values(self, x: tf.Tensor, near: tf.Operation) -> tf.Tensor:
@@ -223,7 +217,7 @@ class Maker:
         if key not in self._constants:
             with tf.control_dependencies(None), tf.device(near.device or None):
                 with tf.control_dependencies([] if after is None else [after]):
-                    self._constants[key] = tf.constant(value, tf.int32)
+                    self._constants[key] = plain_ops.constant(value, tf.int32)
         return self._constants[key]
 
     def copy(self, variable: tf.Operation) -> tf.Tensor:
@@ -232,7 +226,7 @@ class Maker:
             return self._unary('DeepCopy', variable.outputs[0], variable)
         # Shares the buffer until somebody writes; then the writer makes its own.
         dtype = dtype_of(variable)
-        attributes = {'dtype': _type(dtype)}
+        attributes = {'dtype': type_attribute(dtype)}
         op = self._create('ReadVariableOp', variable.outputs[:1], [dtype], attributes, variable)
         return op.outputs[0]
 
@@ -253,7 +247,9 @@ class Maker:
     def _create(self, kind, inputs, dtypes, attributes, near) -> tf.Operation:
         if kind not in _TAKE_VARIABLES:
             attributes['_class'] = self._group(near)
-        op = tf_private.create_op(self._graph, kind, inputs, dtypes, attrs=attributes)
+        op = tf_private.create_op(
+            self._graph, kind, inputs, dtypes, attrs=attributes, compute_device=False
+        )
         if near.device:
             tf_private.set_device(op, near.device)
         return op
@@ -274,16 +270,11 @@ def _bytes_of(tensor: tf.Tensor) -> int:
 
 def branch(value: tf.Tensor, pred: tf.Tensor, name: str) -> Tuple[tf.Tensor, tf.Tensor]:
     """`value` twice: alive if `pred` is true, and alive if it is false."""
-    switch = tf.raw_ops.Switch(data=value, pred=pred, name=name)
+    if_false, if_true = plain_ops.switch(value, pred, name)
     return (
-        tf.identity(switch.output_true, name=name + '_true'),
-        tf.identity(switch.output_false, name=name + '_false'),
+        plain_ops.identity(if_true, name=name + '_true'),
+        plain_ops.identity(if_false, name=name + '_false'),
     )
-
-
-def merge(tensors: Sequence[tf.Tensor], name: str) -> tf.Tensor:
-    """Whichever of `tensors` is alive."""
-    return tf.raw_ops.Merge(inputs=list(tensors), name=name).output
 
 
 def after(first: Iterable[TrainOp], tensor: tf.Tensor, name: str) -> tf.Tensor:
@@ -295,7 +286,7 @@ def after(first: Iterable[TrainOp], tensor: tf.Tensor, name: str) -> tf.Tensor:
     needed = dict.fromkeys(map(op_of, first))
     own = [op for op in needed if op.name.startswith(OURS)]
     with tf.control_dependencies(own):
-        copied = tf.identity(tensor, name=name)
+        copied = plain_ops.identity(tensor, name=name)
     for op in needed:
         if op not in own:
             tf_private.add_control_input(copied.op, op)
@@ -310,10 +301,10 @@ def lift(value: tf.Tensor, op: tf.Operation, default) -> tf.Tensor:
     context = flow_around(op)
     while context is not None:
         if context.IsCondContext():
-            otherwise = tf.constant(default, value.dtype)
-            switch = tf.raw_ops.Switch(data=otherwise, pred=context.pred)
-            not_taken = switch.output_false if context.branch == 1 else switch.output_true
-            value = merge([value, not_taken], 'lifted')
+            otherwise = plain_ops.constant(default, value.dtype)
+            if_false, if_true = plain_ops.switch(otherwise, context.pred)
+            not_taken = if_false if context.branch == 1 else if_true
+            value = plain_ops.merge([value, not_taken], 'lifted')
         context = context.outer_context
     return value
 
@@ -323,7 +314,7 @@ def for_arithmetic(tensor: tf.Tensor) -> tf.Tensor:
     dtype = tensor.dtype.base_dtype
     if dtype.is_complex:
         return tf.abs(tensor)
-    return tf.cast(tensor, tf.float32) if dtype == tf.bfloat16 else tensor
+    return plain_ops.cast(tensor, tf.float32) if dtype == tf.bfloat16 else tensor
 
 
 def create_like(
@@ -349,6 +340,7 @@ def create_like(
             name=op.name,
             attrs=attributes,
             op_def=op_def_of(op),
+            compute_device=False,
         )
     if op.device:
         tf_private.set_device(made, op.device)

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import weakref
 from typing import Any, Callable, List, Optional, Sequence
 
 import tensorflow as tf
@@ -92,7 +93,8 @@ def callable_of(
     return call
 
 
-_SEEN = '_slimguard_seen'
+_SEEN = '_slimguard_seen'  # the number of the last op that a session has seen
+_OPENED = '_slimguard_noted_sessions'  # the sessions of which every run is noted
 
 
 def note_seen(graph: tf.Graph) -> None:
@@ -107,11 +109,12 @@ def note_seen(graph: tf.Graph) -> None:
     setattr(graph, _SEEN, last + len(operations[-10:]) - len(complete))
 
 
-def note_first(session: tf1.Session) -> None:
-    """Notes that a session was just opened: if it is alone on its graph, it has seen nothing."""
+def note_opened(session: tf1.Session) -> None:
+    """Notes that a session was just opened: until `note_seen` it has seen nothing."""
     graph = session.graph
-    if getattr(graph, _SEEN, None) is None and open_sessions(graph) == [session]:
-        setattr(graph, _SEEN, -1)
+    if getattr(graph, _OPENED, None) is None:
+        setattr(graph, _OPENED, weakref.WeakSet())
+    getattr(graph, _OPENED).add(session)
 
 
 def unseen_by_sessions(graph: tf.Graph) -> Callable[[tf.Operation], bool]:
@@ -119,8 +122,9 @@ def unseen_by_sessions(graph: tf.Graph) -> Callable[[tf.Operation], bool]:
     seen = getattr(graph, _SEEN, None)
     if seen is not None:
         return lambda op: tf_private.number_of(op) > seen
-    nobody_is_there = not open_sessions(graph)
-    return lambda op: nobody_is_there
+    opened = getattr(graph, _OPENED, ())
+    nobody_has_run = all(session in opened for session in open_sessions(graph))
+    return lambda op: nobody_has_run
 
 
 def open_sessions(graph: tf.Graph) -> List[tf1.Session]:

@@ -17,7 +17,7 @@ from slimguard.checkpoints.step_turn import in_turn
 from slimguard.compat import tf_callers, tf_private
 from slimguard.diagnosis.evidence import Evidence, collect
 from slimguard.gate import Gate, scale_learning_rates
-from slimguard.graph.sessions import OWN_WORK, SessionWrapper, callable_of, note_first
+from slimguard.graph.sessions import OWN_WORK, SessionWrapper, callable_of, note_opened
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import with_short_traceback
@@ -117,7 +117,7 @@ class GuardedSessions:
         original(session, *args, **kwargs)
         if self._inside:
             return
-        note_first(session)
+        note_opened(session)
         self._hear_signals()  # its steps may be run in other threads, which cannot
 
     @with_short_traceback

@@ -100,7 +100,7 @@ from slimguard.gate.flags_in_words import (
     explain,
     labels_in,
 )
-from slimguard.gate.gate import Gate, gate_of, gates_of, guard
+from slimguard.gate.gate import Gate, gate_of, gates_of, guard, original_of
 from slimguard.gate.learning_rates import (
     LearningRates,
     NoLearningRateError,
@@ -129,6 +129,7 @@ __all__ = [
     'guard_summary',
     'labels_in',
     'learning_rates_of',
+    'original_of',
     'require_loss',
     'require_max_loss',
     'require_optimizer',

@@ -19,6 +19,7 @@ from slimguard.gate.builder import build
 from slimguard.gate.chief_update import accumulators_of, find_chief_updates, run_gated
 from slimguard.gate.flags_in_words import Label, Verdict, explain
 from slimguard.gate.losses import as_scalar
+from slimguard.gate.outcome import guarded_by
 from slimguard.gate.plan import Plan, make_plan
 from slimguard.gate.step_graph import GuardedBefore
 from slimguard.graph import TrainOp, is_accumulator, key, op_of, ops
@@ -154,6 +155,19 @@ def gate_of(train_op: TrainOp) -> Optional[Gate]:
     return gate if gate is not None and op_of(gate.train_op) is op else None
 
 
+def original_of(train_op: TrainOp) -> TrainOp:
+    """What a guarded train op was made of; a train op that is not guarded as it is.
+
+    An imported graph may hold guarded train ops: a file that was saved under a guard. Nobody knows
+    their gates any more, to watch them by.
+    """
+    gate = gate_of(train_op)
+    if gate is not None:
+        return gate.original
+    original = guarded_by(train_op)
+    return train_op if original is None else original
+
+
 def guard(
     train_op: TrainOp, loss: Optional[tf.Tensor] = None, max_loss: Optional[float] = None
 ) -> TrainOp:
@@ -190,7 +204,8 @@ def guard(
     Returns:
       A Tensor or an Operation, as `train_op` is. Its value in a bad step is the bad loss; or NaN
       (zeros, for integers and the like), where the value comes out of the update itself.
-      Guarding a guarded train op returns it as it is.
+      Guarding a guarded train op returns it as it is; one that comes from a file, by
+      `import_meta_graph`, is guarded anew.
 
     Raises:
       TypeError: if `train_op` is neither a Tensor nor an Operation.
@@ -222,6 +237,8 @@ def guard_with_values(
       values: tensors that the train op needs; `Gate.values` has what to fetch for them.
     """
     graph = train_op.graph
+    if gate_of(train_op) is None:
+        train_op = original_of(train_op)
     known = gates_of(graph)
     gate = known.get(op_of(train_op).name)
     if gate is not None:

@@ -7,7 +7,10 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.gate.tasks import Task, Tasks
-from slimguard.graph import TrainOp, ops, plain_ops
+from slimguard.graph import TrainOp, op_of, ops, plain_ops
+
+# The attribute of a guarded train op that names the given one. It goes with the op into files.
+_GUARDS = '_slimguard_guards'
 
 
 class Outcome(NamedTuple):
@@ -58,14 +61,27 @@ class GlobalStep:
             return plain_ops.identity(step)
 
 
-def outcome_of(bad: tf.Tensor, value: Optional[tf.Tensor], step: GlobalStep) -> Outcome:
-    """What is read once `bad`, the flags of the step, are there."""
+def outcome_of(
+    bad: tf.Tensor, value: Optional[tf.Tensor], step: GlobalStep, original: TrainOp
+) -> Outcome:
+    """What is read once `bad`, the flags of the step that guards `original`, are there."""
     with tf.control_dependencies([bad]):
         written = plain_ops.none_of(bad, name='written')
         name = 'train_op'
+        said = {_GUARDS: tf1.AttrValue(s=tf.compat.as_bytes(original.name))}
         train_op: TrainOp
         if value is None:
-            train_op = plain_ops.create('NoOp', [], [], name=name)
+            train_op = plain_ops.create('NoOp', [], [], said, name)
         else:
-            train_op = plain_ops.identity(value, name=name)
+            train_op = plain_ops.identity(value, name, said)
     return Outcome(train_op, written, bad, step.read(bad))
+
+
+def guarded_by(train_op: TrainOp) -> Optional[TrainOp]:
+    """What a guarded train op was made of, in a graph that was imported too; None for any other."""
+    op = op_of(train_op)
+    try:
+        name = tf.compat.as_str(op.get_attr(_GUARDS))
+        return op.graph.as_graph_element(op.name.partition(graphs.OURS)[0] + name)
+    except (ValueError, KeyError):  # it is none, or what it was made of was left out of the file
+        return None

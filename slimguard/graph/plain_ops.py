@@ -58,10 +58,12 @@ def type_attribute(dtype: tf.DType) -> Any:
     return tf1.AttrValue(type=dtype.base_dtype.as_datatype_enum)
 
 
-def identity(x: tf.Tensor, name: Optional[str] = None) -> tf.Tensor:
+def identity(
+    x: tf.Tensor, name: Optional[str] = None, attributes: Optional[Dict[str, Any]] = None
+) -> tf.Tensor:
     if x.dtype in (tf.resource, tf.variant):  # TensorFlow knows more of what these are of
         return tf.identity(x, name=name)
-    return create('Identity', [x], [x.dtype.base_dtype], name=name).outputs[0]
+    return create('Identity', [x], [x.dtype.base_dtype], attributes, name).outputs[0]
 
 
 def feedable(default: tf.Tensor, name: str) -> tf.Tensor:

@@ -57,8 +57,7 @@ class Gated(NamedTuple):
 
 def name_of(train_op: TrainOp) -> str:
     """What a script calls a train op; not the name of our op that guards it."""
-    gate = gates.gate_of(train_op)
-    return op_of(train_op if gate is None else gate.original).name
+    return op_of(gates.original_of(train_op)).name
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -197,7 +196,7 @@ class TrainSteps:
         """The names of those of `fetches` that train and that nobody has guarded."""
         elements = fetched_elements(fetches, self._graph)
         together = [each for group in self._by_update(elements) for each in group]
-        return [op_of(each).name for each in together if gates.gate_of(each) is None]
+        return [name_of(each) for each in together if gates.gate_of(each) is None]
 
     def _make_step(self, fetches) -> Optional[Step]:
         elements = fetched_elements(fetches, self._graph)
@@ -259,10 +258,8 @@ class TrainSteps:
         """The elements that train; in one list, those that one gate is to be of."""
         found: List[Tuple[List[TrainOp], Set[tf.Operation]]] = []  # with the updates that they need
         for element in _apart(elements):
-            op = op_of(element)
-            if gates.gate_of(element) is None and op.name.startswith(graphs.OURS):
-                continue
-            if _ENQUEUES.match(op.type):
+            op = _op_to_search(element)
+            if op is None or _ENQUEUES.match(op.type):
                 continue
             updates = self._updates_in(op)
             if not updates:
@@ -290,7 +287,7 @@ class TrainSteps:
     def _guard(self, elements: Sequence[TrainOp]) -> gates.Gate:
         """The gate of what is fetched together; a gate of one of them is not in use then."""
         owns = [gate for gate in map(gates.gate_of, elements) if gate is not None]
-        elements = [_original(each) for each in elements]
+        elements = [gates.original_of(each) for each in elements]
         train_op = _train_op_of(elements, self._graph)
         if isinstance(train_op, tf.Tensor) and self._gradient_writes.only_sums_before(train_op):
             train_op = _group([train_op.op], self._graph)
@@ -310,6 +307,16 @@ class TrainSteps:
             return guard_with_values(train_op, loss, None, values)
 
 
+def _op_to_search(element: TrainOp) -> Optional[tf.Operation]:
+    """Where to look for what an element updates; None if it is one of ours that guards nothing."""
+    if gates.gate_of(element) is not None:
+        return op_of(element)
+    original = gates.original_of(element)
+    if original is element and op_of(element).name.startswith(graphs.OURS):
+        return None
+    return op_of(original)
+
+
 def _is_left_alone(op: tf.Operation) -> bool:
     """Whether an op is ours, or of a queue runner."""
     return bool(op.name.startswith(graphs.OURS) or _ENQUEUES.match(op.type))
@@ -327,11 +334,6 @@ def _train_op_of(elements: Sequence[TrainOp], graph: tf.Graph) -> TrainOp:
 def _group(own: Iterable[tf.Operation], graph: tf.Graph) -> tf.Operation:
     with ops.our_scope(graph, 'step'):
         return tf.group(*own, name='together')
-
-
-def _original(element: TrainOp) -> TrainOp:
-    gate = gates.gate_of(element)
-    return element if gate is None else gate.original
 
 
 def _apart(elements: Sequence[TrainOp]) -> List[TrainOp]:
@@ -371,7 +373,7 @@ def _through_gates(
 def _stand_in(element: TrainOp, gate: gates.Gate, train_op: TrainOp) -> TrainOp:
     if isinstance(element, tf.Operation):
         return op_of(train_op)
-    return gate.values.get(_key(_original(element)), train_op)
+    return gate.values.get(_key(gates.original_of(element)), train_op)
 
 
 def _ends_of(update: TrainOp) -> List[TrainOp]:

@@ -75,9 +75,9 @@ def explain(labels: Sequence[Label], limits: Optional[Mapping[str, str]] = None)
     state_lost = bool(named('before') or (named('state') and not has_run))
     if state_lost:
         parts.append('not finite already before this step: ' + named('before', 'state'))
-    elif named('state'):
+    elif named('state', 'written') and not parts:
+        parts.append('not finite once updated: ' + named('state', 'written'))
+    elif named('state'):  # of the forward pass, the value that was written has been told
         parts.append('not finite once updated: ' + named('state'))
-    elif named('written') and not parts:  # else the value that was written has been told
-        parts.append('not finite once updated: ' + named('written'))
     tensors = tuple(dict.fromkeys(label.name for label in labels if label.kind != 'clone'))
     return Verdict(tensors, '; '.join(parts) or 'not finite', state_lost)

@@ -77,7 +77,7 @@ class StepChecks:
     def after_update(self, task: Task, token: tf.Tensor, ahead: Sequence[Copy]) -> Flags:
         """Checks the variables of a task once `token` is there.
 
-        Those that only the forward pass writes are checked twice, now and as they were ahead of it:
+        Those that the forward pass writes are checked twice, now and as they were ahead of it:
         that tells a variable that was not finite before the step from one that the step wrote.
 
         Args:
@@ -92,7 +92,7 @@ class StepChecks:
             before = {
                 variable: value
                 for variable, value in values_of(self._make, here).items()
-                if variable in floats and variable not in task.variables
+                if variable in floats
             }
             floats = [v for v in floats if v not in before] + list(before)  # those twice come last
             values = [self._now(v) for v in floats] + list(before.values())

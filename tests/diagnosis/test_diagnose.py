@@ -120,6 +120,32 @@ def test_a_branch_is_looked_into_if_it_was_taken(control_flow):
         assert 'at fault: a branch' in linecache.getline(found.line.file, found.line.number)
 
 
+@pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'resource'])
+def test_what_is_read_in_a_branch_is_dead_where_that_was_not_taken(use_resource, control_flow_v1):
+    """Gradients are summed up, and a branch reads their sum, in the third step: the second is bad."""
+    tf1.get_variable_scope().set_use_resource(use_resource)
+    logs = tf.math.log(batches(put(0.0, 2), bad_step=1))  # at fault: log
+    loss = tf.reduce_sum(tf.matmul(logs, weights()))
+    total = tf1.get_variable('total', [4, 3], initializer=tf1.zeros_initializer(), trainable=False)
+    n = tf1.get_variable('n', [], tf.int32, initializer=tf1.zeros_initializer(), trainable=False)
+
+    def train():
+        optimizer = tf1.train.GradientDescentOptimizer(0.01)
+        ((gradient, w),) = optimizer.compute_gradients(loss)
+        with tf.control_dependencies([tf1.assign_add(total, gradient), tf1.assign_add(n, 1)]):
+
+            def apply():
+                with tf.control_dependencies([optimizer.apply_gradients([(total + 0.0, w)])]):
+                    return tf.group(tf1.assign(total, tf.zeros_like(total)))
+
+            return tf1.cond(tf.equal(n.read_value() % 3, 0), apply, tf.no_op)
+
+    failed = Failed(loss, train)
+    found = diagnosis_of(failed)
+    assert (failed.steps, found.op_type) == (1, 'Log')
+    assert 'at fault: log' in found.line.text
+
+
 def test_what_a_loop_drew_is_said_not_to_be_kept(control_flow_v1):
     drawn = Batches(bad=[3])
 

@@ -426,6 +426,7 @@ def bits_of_guarded(guarded: models.Guarded, batch: tf.Tensor) -> List[Dict[str,
             found.append(guarded.snapshot(guarded.sess))
         else:
             guarded.assert_held({batch: value}, 'micro-batch %d' % number)
+            assert not guarded.finding().state_lost, 'the sums were not finite for a moment'
     guarded.close()
     return found
 

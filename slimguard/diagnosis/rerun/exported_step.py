@@ -11,7 +11,7 @@ from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.source_lines import Origins, record
 from slimguard.diagnosis.step_ops import gate_roots
 from slimguard.graph import op_of
-from slimguard.graph.control_flow import Flow
+from slimguard.graph.control_flow import SWITCHES, Flow
 
 
 class ExportedStep(NamedTuple):
@@ -80,8 +80,11 @@ class _Export:
         return list(graphs.needs(op)) if in_branch else []
 
     def _placeholders(self, op) -> List[tf1.NodeDef]:
-        controls = ['^' + needed.name for needed in dict.fromkeys(self._needs(op))]
-        nodes = []
+        needed = self._needs(op)
+        controls = ['^' + each.name for each in dict.fromkeys(needed)]
+        # What waits for a switch runs: of that, not the op is dead but one of its outputs.
+        nodes = [_side_of(t, op) for t in op.inputs if needed and t.op.type in SWITCHES]
+        controls += ['^' + node.name for node in nodes]
         if len(op.outputs) > 1:
             nodes.append(tf1.NodeDef(name=op.name, op='NoOp', input=controls))
         for tensor in self._sources[op]:
@@ -175,6 +178,15 @@ def _copy_functions(library, graph_def: tf1.GraphDef) -> None:
             if name in gradients:
                 graph_def.library.gradient.append(gradients[name])
                 waiting.append(tf1.NodeDef(op=gradients[name].gradient_func))
+
+
+def _side_of(switched: tf.Tensor, op: tf.Operation) -> tf1.NodeDef:
+    """An op for `op` to wait for, that is dead where `switched`, an output of a switch, is."""
+    name = '%s/side_of_%s' % (op.name, switched.op.name.replace('/', '_'))
+    value = '%s:%d' % (switched.op.name, switched.value_index)
+    node = tf1.NodeDef(name=name, op='Identity', input=[value])
+    node.attr['T'].type = switched.dtype.base_dtype.as_datatype_enum
+    return node
 
 
 def _placeholder_of(source: tf.Tensor) -> str:

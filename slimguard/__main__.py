@@ -5,9 +5,7 @@ errors and the record of incidents come at once, also where no TensorFlow is ins
 """
 
 import argparse
-import atexit
 import contextlib
-import os
 import sys
 from typing import Optional, Sequence
 
@@ -74,7 +72,7 @@ def _run(options: argparse.Namespace, script: Sequence[str], lent: contextlib.Ex
         lent.callback(instrumentation.uninstrument)
     # Said once all else is, a traceback among it.
     seen = instrumentation.sessions.seen
-    atexit.register(ending.Ending(seen, os.getpid()).say)
+    ending.Ending(seen).register()
     if options.tf1 or tf1_names.is_native():
         tf1_names.let_flags_be_redefined()
     try:

@@ -1,7 +1,9 @@
 """What `run` says at the end of a script: which train ops were guarded, and what became of them."""
 
+import atexit
+import multiprocessing.util
 import os
-from typing import Dict, List, NamedTuple, Optional, Sequence
+from typing import Callable, Dict, List, Optional, Sequence
 
 import tensorflow as tf
 
@@ -26,6 +28,8 @@ class Seen:
       writing_runs: how many runs trained nothing, and were guarded for what they wrote.
       refused_saves: how many saves were refused, as a variable was not finite.
       error: what ended the script; None if it came to its end.
+      forks: how many forks of this process there were.
+      before_first_step: called ahead of noting the first step.
     """
 
     def __init__(self) -> None:
@@ -38,9 +42,13 @@ class Seen:
         self.refused_saves = 0
         self.own_steps = 0
         self.error: Optional[BaseException] = None
+        self.forks = 0
+        self.before_first_step: Callable[[], object] = lambda: None
 
     def note_steps(self, train_op: str, steps: int) -> None:
         """Notes steps of a guarded train op."""
+        if not self.train_ops:
+            self.before_first_step()
         self.train_ops[train_op] = self.train_ops.get(train_op, 0) + steps
 
     def note_run(self, train_ops: Sequence[str]) -> None:
@@ -86,21 +94,47 @@ class Seen:
         return said
 
 
-class Ending(NamedTuple):
-    """Says, once, what became of a script's trainings; a fork of the process says nothing.
+class Ending:
+    """Says, once, what became of a script's trainings; a fork says so of its own, if it has any.
 
-    Attributes:
+    Args:
       seen: what became of them.
-      process: the number of the process that says it.
     """
 
-    seen: Seen
-    process: int
+    def __init__(self, seen: Seen):
+        self._seen = seen
+        self._process = os.getpid()
+        self._is_fork = False
+        self._has_said = False
+
+    def register(self) -> None:
+        """Has this process and its forks say it at their end."""
+        atexit.register(self.say)
+        if hasattr(os, 'register_at_fork'):  # not on Windows, where there are no forks
+            os.register_at_fork(after_in_parent=self._note_fork, after_in_child=self._become_fork)
 
     def say(self) -> None:
         """Says it on stderr, if anybody listens there."""
-        if os.getpid() == self.process:
-            terminal.complain(str(self.seen))
+        has_trained = self._seen.train_ops or self._seen.refused
+        if self._has_said or os.getpid() != self._process or (self._is_fork and not has_trained):
+            return
+        self._has_said = True
+        where = 'in process %d, a fork: ' % self._process if self._is_fork else ''
+        terminal.complain(where + str(self._seen))
+
+    def _note_fork(self) -> None:
+        self._seen.forks += 1
+
+    def _become_fork(self) -> None:
+        # What was seen before is the parent's to tell.
+        vars(self._seen).update(vars(Seen()))
+        self._seen.before_first_step = self._say_at_end_of_child
+        self._process, self._is_fork = os.getpid(), True
+
+    def _say_at_end_of_child(self) -> None:
+        # A child of `multiprocessing` runs no `atexit`; and what was to be run instead before the
+        # fork, it has forgotten.
+        multiprocessing.util.Finalize(None, self.say, exitpriority=-100)
 
 
 def after_stop(newest: Optional[str]) -> str:
@@ -143,7 +177,7 @@ def _why_nothing(seen: Seen) -> str:
             '%s, and this script ran no session: TensorFlow runs eagerly. For a script written for '
             'TensorFlow 1, use --tf1' % covers
         )
-    if _others_computed():
+    if seen.forks or _others_computed():
         return '%s, and this script ran no session, but other processes: %s' % (covers, _OTHERS)
     return '%s, and this script ran no session' % covers
 

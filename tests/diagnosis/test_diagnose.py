@@ -122,7 +122,7 @@ def test_a_branch_is_looked_into_if_it_was_taken(control_flow):
 
 @pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'resource'])
 def test_what_is_read_in_a_branch_is_dead_where_that_was_not_taken(use_resource, control_flow_v1):
-    """Gradients are summed up, and a branch reads their sum, in the third step: the second is bad."""
+    """A branch reads a sum of gradients in the third step; the second is bad."""
     tf1.get_variable_scope().set_use_resource(use_resource)
     logs = tf.math.log(batches(put(0.0, 2), bad_step=1))  # at fault: log
     loss = tf.reduce_sum(tf.matmul(logs, weights()))

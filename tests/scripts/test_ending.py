@@ -2,6 +2,8 @@
 
 import io
 import os
+import re
+import subprocess
 import sys
 
 import pytest
@@ -18,13 +20,14 @@ def closed():
 @pytest.mark.parametrize('stderr', [None, closed()], ids=['none', 'closed by the script'])
 def test_a_stderr_that_is_closed_gets_nothing_and_stdout_neither(stderr, capsys, monkeypatch):
     monkeypatch.setattr(sys, 'stderr', stderr)
-    Ending(Seen(), os.getpid()).say()
+    Ending(Seen()).say()
     assert capsys.readouterr().out == ''
 
 
-def test_it_is_said_on_stderr_and_by_no_fork(capsys):
-    Ending(Seen(), os.getpid()).say()
-    Ending(Seen(), os.getpid() + 1).say()
+def test_it_is_said_on_stderr_and_once(capsys):
+    ending = Ending(Seen())
+    ending.say()
+    ending.say()
     out, err = capsys.readouterr()
     assert out == ''
     assert err.count('slimguard: nothing here was guarded') == 1
@@ -56,3 +59,48 @@ def test_a_script_that_guards_itself_is_not_called_unguarded():
     seen.runs, seen.own_steps = 5, 2
     assert str(seen).startswith('the script guards itself, by a NanLossHook')
     assert ': 2 steps. What it says there holds' in str(seen)
+
+
+SCRIPT = """
+import multiprocessing
+import os
+import sys
+
+import tensorflow.compat.v1 as tf1
+
+
+def train(steps):
+    with tf1.Graph().as_default(), tf1.Session() as session:
+        w = tf1.get_variable('w', initializer=1.0)
+        train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(w * w)
+        session.run(w.initializer)
+        for _ in range(steps):
+            session.run(train_op)
+
+
+process = multiprocessing.get_context('fork').Process(target=train, args=[2])
+process.start()
+process.join()
+idle = multiprocessing.get_context('fork').Process(target=len, args=[''])
+idle.start()
+idle.join()
+if not os.fork():
+    train(3)
+    sys.exit()
+os.wait()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, 'fork'), reason='there are no forks')
+def test_a_fork_that_trains_says_so_and_its_parent_that_there_was_one(tmp_path):
+    script = tmp_path / 'train.py'
+    script.write_text(SCRIPT)
+    command = [sys.executable, '-W', 'ignore', '-m', 'slimguard', 'run', '--tf1', str(script)]
+    done = subprocess.run(command, cwd=str(tmp_path), stderr=subprocess.PIPE, text=True)
+    said = [line for line in done.stderr.splitlines() if line.startswith('slimguard: ')]
+    assert done.returncode == 0, done.stderr
+    process = r'slimguard: in process \d+, a fork: guarded GradientDescent: '
+    assert re.fullmatch(process + '2 steps, no incident', said[0])
+    assert re.fullmatch(process + '3 steps, no incident', said[1])
+    assert 'ran no session, but other processes: each is guarded only if' in said[2]
+    assert len(said) == 3

@@ -73,7 +73,8 @@ def _run(options: argparse.Namespace, script: Sequence[str], lent: contextlib.Ex
     # Said once all else is, a traceback among it.
     seen = instrumentation.sessions.seen
     ending.Ending(seen).register()
-    if options.tf1 or tf1_names.is_native():
+    seen.has_names_of_1 = options.tf1 or tf1_names.is_native()
+    if seen.has_names_of_1:
         tf1_names.let_flags_be_redefined()
     try:
         if script[0] == '-m':

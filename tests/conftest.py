@@ -7,6 +7,7 @@ each a third, with `--cells=3`.
 import collections
 import functools
 import gc
+import itertools
 import os
 import pathlib
 import signal
@@ -141,11 +142,20 @@ def _function_of(item):
 
 
 def pytest_collection_finish():
-    """Collects garbage more rarely, and passes over what was imported, which stays."""
+    """Passes over what was imported, which stays."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20000, 20, 20)
-    gc.enable()
+
+
+# So many tests leave behind what some hundred megabytes hold.
+_TESTS_BETWEEN_COLLECTIONS = 20
+_ended = itertools.count(1)
+
+
+def pytest_runtest_logfinish():
+    """Collects garbage after every so many tests, and not whenever there may be some."""
+    if next(_ended) % _TESTS_BETWEEN_COLLECTIONS == 0:
+        gc.collect()
 
 
 def _is_in(share, name):

@@ -10,6 +10,7 @@ import collections
 import functools
 import math
 import time
+import weakref
 from typing import Callable, Dict, NamedTuple, Optional, Sequence, Set
 
 import numpy as np
@@ -50,6 +51,10 @@ class Found(NamedTuple):
         return '\n'.join(lines)
 
 
+# Of which folders it was said that they are full: once for all train ops of a graph.
+_FULL: 'weakref.WeakKeyDictionary[tf1.Graph, Set[str]]' = weakref.WeakKeyDictionary()
+
+
 class Evidence:
     """Keeps, explains and writes down the bad steps of a gate.
 
@@ -84,7 +89,6 @@ class Evidence:
         self._max_bundles = max_bundles
         self._room = room
         self._no_room = Rate(seconds=None)
-        self._is_full = Rate(seconds=None)
         self._kinds: Set[str] = set()  # of which one was examined
         self._failures: Dict[str, Rate] = collections.defaultdict(lambda: Rate(clock=clock))
         if self._logdir is not None:
@@ -229,12 +233,15 @@ class Evidence:
             self._kinds.add(kind)
         if is_new or self._has_room():
             return True
-        if self._is_full.is_due():
+        folder = bundle.folder(str(self._logdir))
+        told = _FULL.setdefault(self.capture.gate.bad.graph, set())
+        if folder not in told:
+            told.add(folder)
             tf1.logging.warning(
                 'slimguard: %s has %d bundles, as many as there may be: further incidents are '
                 'recorded, and of those only the first of a kind is examined. More are kept with '
                 'max_bundles.',
-                bundle.folder(str(self._logdir)),
+                folder,
                 self._max_bundles,
             )
         return False

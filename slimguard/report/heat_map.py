@@ -77,6 +77,7 @@ class HeatMap(NamedTuple):
     begin: Optional[Beginning]
 
 
+@np.errstate(invalid='ignore')  # older versions of NumPy warn where a NaN is compared
 def heat_map_of(steps: LastSteps) -> Optional[HeatMap]:
     """The picture of the gradients; None without any."""
     if not steps.gradients:

@@ -26,8 +26,11 @@ class Seen:
       runs: how many runs of sessions trained nothing that is known.
       own_steps: how many steps a `NanLossHook` of the script's own watched.
       writing_runs: how many runs trained nothing, and were guarded for what they wrote.
+      failures: how often a guarded run ended in an error that is not ours, by its class. The end
+        of the input is none.
       refused_saves: how many saves were refused, as a variable was not finite.
       error: what ended the script; None if it came to its end.
+      has_names_of_1: whether the script has the names of TensorFlow 1, and its graphs.
       forks: how many forks of this process there were.
       before_first_step: called ahead of noting the first step.
     """
@@ -39,9 +42,11 @@ class Seen:
         self.logdirs: Dict[str, None] = {}
         self.runs = 0
         self.writing_runs = 0
+        self.failures: Dict[str, int] = {}
         self.refused_saves = 0
         self.own_steps = 0
         self.error: Optional[BaseException] = None
+        self.has_names_of_1 = False
         self.forks = 0
         self.before_first_step: Callable[[], object] = lambda: None
 
@@ -56,6 +61,12 @@ class Seen:
         self.writing_runs += not train_ops
         for train_op in train_ops:
             self.note_steps(train_op, 1)
+
+    def note_failure(self, error: Exception) -> None:
+        """Notes that a guarded run ended in an error, which a script may catch and say nothing."""
+        if not isinstance(error, tf.errors.OutOfRangeError):
+            kind = type(error).__name__
+            self.failures[kind] = self.failures.get(kind, 0) + 1
 
     def note_incident(self, incident: Incident, logdir: str) -> None:
         """Notes an incident that was acted on, and the logdir with its record."""
@@ -84,6 +95,8 @@ class Seen:
         else:
             done = ['%s %d' % each for each in self.actions.items()]
             said += ', %s (%s)' % (_counted(incidents, 'incident'), ', '.join(done))
+        for kind, number in self.failures.items():
+            said += ', %s that failed with %s' % (_counted(number, 'step'), kind)
         if self.refused_saves:
             said += ', %s refused as not finite' % _counted(self.refused_saves, 'save')
         if self.logdirs:
@@ -173,10 +186,10 @@ def _why_nothing(seen: Seen) -> str:
         hint = _MAY_BE_OF_1 if _may_be_of_tensorflow_1(seen.error) else ''
         return 'the script ended before it ran a session' + hint
     if tf.executing_eagerly():
-        return (
-            '%s, and this script ran no session: TensorFlow runs eagerly. For a script written for '
-            'TensorFlow 1, use --tf1' % covers
-        )
+        hint = 'it enabled eager execution'
+        if not seen.has_names_of_1:
+            hint = 'TensorFlow runs eagerly. For a script written for TensorFlow 1, use --tf1'
+        return '%s, and this script ran no session: %s' % (covers, hint)
     if seen.forks or _others_computed():
         return '%s, and this script ran no session, but other processes: %s' % (covers, _OTHERS)
     return '%s, and this script ran no session' % covers

@@ -140,6 +140,8 @@ class GuardedSessions:
         except Exception as error:
             if is_of_incident(error):
                 self._count(step)
+            else:
+                self.seen.note_failure(error)
             raise
         self._count(step)
         return values

@@ -53,7 +53,7 @@ def save_quietly(script_files: ScriptFiles, session) -> None:
     if saved is None:
         why = 'the save was refused, as said above'
         if not script_files.has_saved(session.graph):
-            why = 'nothing that the script has saved so far tells where and how'
+            why = 'it would go where the script saves, which has saved nothing yet'
         tf1.logging.warning('slimguard: the last good state is not saved: %s.', why)
     else:
         tf1.logging.warning('slimguard: the last good state is saved: %s', saved)

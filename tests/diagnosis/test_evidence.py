@@ -114,6 +114,19 @@ def test_while_the_training_goes_on_later_incidents_cost_nothing(tmp_path):
     assert str(found[2]) == ''
 
 
+def test_a_folder_is_called_full_once_for_all_train_ops(tmp_path):
+    model = Linear(bad=range(3))
+    found = [gate.gate_of(gate.guard(model.minimize(), model.loss)) for _ in range(2)]
+    reasons = ['loss 1 is high', 'other', 'other']
+    hooks = [
+        Watch(each, Evidence(each, str(tmp_path), max_bundles=1), reasons=reasons) for each in found
+    ]
+    with LogLines() as lines, tf1.train.MonitoredTrainingSession(hooks=hooks) as session:
+        for _ in reasons:
+            session.run([])
+    (said,) = [line for line in lines if 'as many as there may be' in line]
+
+
 def test_the_first_of_a_kind_is_examined_where_there_are_all_bundles_that_there_may_be(tmp_path):
     reasons = ['loss 1 is high', 'loss 2 is high', 'loss 3 is high', 'other', 'third', 'other']
     with LogLines() as lines:

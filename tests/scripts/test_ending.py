@@ -1,14 +1,20 @@
 """What `run` says at the end of a script goes to stderr, or nowhere."""
 
+import contextlib
 import io
 import os
 import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
+import slimguard
 from slimguard.scripts.ending import Ending, Seen
+
+tf1 = tf.compat.v1
 
 
 def closed():
@@ -52,6 +58,31 @@ def test_other_processes_that_may_have_trained_are_told(monkeypatch):
     times = os.times()
     monkeypatch.setattr(os, 'times', lambda: os.times_result((*times[:2], 3.0, *times[3:])))
     assert 'but other processes: each is guarded only if run starts it too' in str(Seen())
+
+
+def test_steps_that_fail_by_themselves_are_counted(tmp_path):
+    """By a check of the script's own, which it catches: the gate hears nothing of such a step."""
+    x = tf1.placeholder(tf.float32, [2])
+    w = tf1.get_variable('w', initializer=1.0)
+    with slimguard.instrument('skip', logdir=str(tmp_path)) as guards:
+        train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(w * x))
+        check = tf1.add_check_numerics_ops()
+        with tf1.Session() as session:
+            session.run(w.initializer)
+            for value in (1.0, np.nan, 1.0):
+                with contextlib.suppress(tf.errors.InvalidArgumentError):
+                    session.run([train_op, check], {x: [value, 1.0]})
+            assert session.run(w) == np.float32(1.0 - 2 * 0.2)
+        said = 'guarded GradientDescent: 2 steps, no incident, 1 step that failed with '
+        assert str(guards.sessions.seen) == said + 'InvalidArgumentError'
+
+
+def test_an_eager_script_is_not_told_to_do_what_it_did(monkeypatch):
+    monkeypatch.setattr(tf, 'executing_eagerly', lambda: True)
+    seen = Seen()
+    assert str(seen).endswith('use --tf1')
+    seen.has_names_of_1 = True
+    assert str(seen).endswith('this script ran no session: it enabled eager execution')
 
 
 def test_a_script_that_guards_itself_is_not_called_unguarded():

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from slimguard import gate
 from slimguard import graph as graphs
+from slimguard.graph.single_runs import run_once
 
 tf1 = tf.compat.v1
 
@@ -68,7 +69,8 @@ def new_session(**kwargs) -> tf1.Session:
 
 
 def initialize(sess) -> None:
-    sess.run([tf1.global_variables_initializer(), tf1.local_variables_initializer()])
+    """Gives all variables their values, in a run that Grappler leaves as it is."""
+    run_once(sess, [tf1.global_variables_initializer(), tf1.local_variables_initializer()])
 
 
 def bits_of(values: Dict) -> Dict[str, bytes]:

@@ -61,7 +61,7 @@ def type_attribute(dtype: tf.DType) -> Any:
 def identity(
     x: tf.Tensor, name: Optional[str] = None, attributes: Optional[Dict[str, Any]] = None
 ) -> tf.Tensor:
-    if x.dtype in (tf.resource, tf.variant):  # TensorFlow knows more of what these are of
+    if x.dtype in (tf.resource, tf.variant) and not attributes:  # which know what they are of
         return tf.identity(x, name=name)
     return create('Identity', [x], [x.dtype.base_dtype], attributes, name).outputs[0]
 

@@ -155,7 +155,17 @@ _ended = itertools.count(1)
 def pytest_runtest_logfinish():
     """Collects garbage after every so many tests, and not whenever there may be some."""
     if next(_ended) % _TESTS_BETWEEN_COLLECTIONS == 0:
+        _forget_custom_gradients()
         gc.collect()
+
+
+def _forget_custom_gradients():
+    """Lets go of graphs: TensorFlow keeps all in which a `tf.custom_gradient` was, for ever."""
+    from tensorflow.python.framework import ops
+
+    known = ops._gradient_registry._registry
+    for name in [name for name in known if name.startswith('CustomGradient-')]:
+        del known[name]
 
 
 def _is_in(share, name):

@@ -6,6 +6,7 @@ where it belongs. plain_ops.py has the same for ops that serve no other, and sta
 """
 
 import contextlib
+import functools
 import math
 from typing import (
     Callable,
@@ -32,6 +33,9 @@ from slimguard.graph.walk import OURS, TrainOp, is_reference, op_def_of, op_of
 
 _NO = tf1.AttrValue(b=False)
 _NO_SHAPE = tf1.AttrValue(shape={'unknown_rank': True})
+
+# Where each op goes is known; no device function of the caller's code is to be asked.
+_create_op = functools.partial(tf_private.create_op, compute_device=False)
 
 # What can be joined, and to what size: what is joined is a copy, and takes memory.
 _JOINED = (tf.float64, tf.float32, tf.bfloat16, tf.float16)
@@ -247,9 +251,7 @@ class Maker:
     def _create(self, kind, inputs, dtypes, attributes, near) -> tf.Operation:
         if kind not in _TAKE_VARIABLES:
             attributes['_class'] = self._group(near)
-        op = tf_private.create_op(
-            self._graph, kind, inputs, dtypes, attrs=attributes, compute_device=False
-        )
+        op = _create_op(self._graph, kind, inputs, dtypes, attrs=attributes)
         if near.device:
             tf_private.set_device(op, near.device)
         return op
@@ -332,7 +334,7 @@ def create_like(
         attributes['frame_name'].s += tf.compat.as_bytes(frame_suffix)
     as_asked = tf_private.compiled_as_asked(op.graph)
     with tf.control_dependencies(list(dict.fromkeys(controls))), as_asked:
-        made = tf_private.create_op(
+        made = _create_op(
             op.graph,
             op.type,
             inputs,
@@ -340,7 +342,6 @@ def create_like(
             name=op.name,
             attrs=attributes,
             op_def=op_def_of(op),
-            compute_device=False,
         )
     if op.device:
         tf_private.set_device(made, op.device)

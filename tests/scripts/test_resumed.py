@@ -62,7 +62,7 @@ def test_the_record_goes_on_where_it_was(folder, tmp_path):
             run(folder, 60, 20, bad=(4,))
     assert [record['action'] for record in records_in(tmp_path / 'logs')] == ['raise']
     assert not (tmp_path / 'slimguard-logs').exists()
-    assert any('nothing that the script has saved so far' in line for line in lines)
+    assert any('which has saved nothing yet' in line for line in lines)
 
 
 def test_what_plain_training_left_is_not_written_to(folder, tmp_path):

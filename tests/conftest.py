@@ -148,7 +148,7 @@ def pytest_collection_finish():
 
 
 # So many tests leave behind what some hundred megabytes hold.
-_TESTS_BETWEEN_COLLECTIONS = 20
+_TESTS_BETWEEN_COLLECTIONS = 50
 _ended = itertools.count(1)
 
 

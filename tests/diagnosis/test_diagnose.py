@@ -146,6 +146,21 @@ def test_what_is_read_in_a_branch_is_dead_where_that_was_not_taken(use_resource,
     assert 'at fault: log' in found.line.text
 
 
+def test_what_is_drawn_in_a_branch_from_one_tensor_twice(control_flow_v1):
+    x = batches(put(0.0, 2))
+
+    def drawn():
+        product = tf1.py_func(lambda a, b: a * b, [x, x], tf.float32, stateful=True)
+        product.set_shape(x.shape)
+        return product
+
+    taken = tf1.cond(tf.reduce_min(x) < 1e-3, drawn, lambda: x)
+    failed = Failed(regression(tf.matmul(tf.math.log(taken), weights())))
+    assert diagnosis_of(failed).op_type == 'Log'
+    with tf.Graph().as_default():  # each node once, and each a known op
+        tf1.import_graph_def(rerun.ExportOnce(failed.capture)().graph_def, name='')
+
+
 def test_what_a_loop_drew_is_said_not_to_be_kept(control_flow_v1):
     drawn = Batches(bad=[3])
 

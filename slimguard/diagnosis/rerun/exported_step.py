@@ -83,7 +83,8 @@ class _Export:
         needed = self._needs(op)
         controls = ['^' + each.name for each in dict.fromkeys(needed)]
         # What waits for a switch runs: of that, not the op is dead but one of its outputs.
-        nodes = [_side_of(t, op) for t in op.inputs if needed and t.op.type in SWITCHES]
+        switched = {graphs.key(t): t for t in op.inputs if needed and t.op.type in SWITCHES}
+        nodes = [_side_of(tensor, op) for tensor in switched.values()]
         controls += ['^' + node.name for node in nodes]
         if len(op.outputs) > 1:
             nodes.append(tf1.NodeDef(name=op.name, op='NoOp', input=controls))
@@ -182,7 +183,8 @@ def _copy_functions(library, graph_def: tf1.GraphDef) -> None:
 
 def _side_of(switched: tf.Tensor, op: tf.Operation) -> tf1.NodeDef:
     """An op for `op` to wait for, that is dead where `switched`, an output of a switch, is."""
-    name = '%s/side_of_%s' % (op.name, switched.op.name.replace('/', '_'))
+    side = (switched.value_index, switched.op.name.replace('/', '_'))
+    name = '%s/side_%d_of_%s' % (op.name, *side)
     value = '%s:%d' % (switched.op.name, switched.value_index)
     node = tf1.NodeDef(name=name, op='Identity', input=[value])
     node.attr['T'].type = switched.dtype.base_dtype.as_datatype_enum

@@ -31,7 +31,6 @@ from slimguard.gate.untold import Untold
 from slimguard.graph import op_of, ops, plain_ops
 from slimguard.graph.devices import Home
 from slimguard.graph.ops import after, branch
-from slimguard.graph.plain_ops import merge
 
 
 class Built(NamedTuple):
@@ -215,7 +214,7 @@ class _Build:
             found = self._lost_in(copies, checked)
             with tf.control_dependencies([checked[self._tasks.home].refused]):
                 no_copies = plain_ops.constant([False] * len(found.labels), tf.bool)
-            found = found._replace(vector=merge([found.vector, no_copies], 'lost'))
+            found = found._replace(vector=plain_ops.merge([found.vector, no_copies], 'lost'))
             flags = join_flags([flags, found])
             is_fine = are_good = plain_ops.none_of(flags.vector, name='are_good')
         decisions = {task: decide(task, checked[task], copies[task], are_good) for task in checked}
@@ -280,17 +279,17 @@ class _Build:
 
 def _checked(ran: Sequence[tf.Operation], decision: Decision) -> tf.Tensor:
     """Arrives when the update ran in a task, or was refused; not on the fast path."""
-    return merge([after(ran, decision.prepared, 'tried'), decision.refused], 'looked')
+    return plain_ops.merge([after(ran, decision.prepared, 'tried'), decision.refused], 'looked')
 
 
 def _flags_at_end(flags: Flags, updated: _After, good: tf.Tensor, undone: tf.Tensor) -> tf.Tensor:
     """The flags, once one of `good`, `undone` and `fast_ran` tells that the step is done."""
-    bad = after([merge([good, undone], 'decided')], flags.vector, 'flags')
+    bad = after([plain_ops.merge([good, undone], 'decided')], flags.vector, 'flags')
     if updated.fast_ran is None:
         return bad
     with tf.control_dependencies([updated.fast_ran]):
         no_flags = plain_ops.constant([False] * len(flags.labels), tf.bool)
-    return merge([no_flags, bad], 'bad')
+    return plain_ops.merge([no_flags, bad], 'bad')
 
 
 def _require_loss(plan: Plan, max_loss: Optional[float]) -> None:

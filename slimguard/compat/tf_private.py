@@ -8,6 +8,8 @@ those that are read.
 """
 
 import contextlib
+import inspect
+import sys
 import threading
 import weakref
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
@@ -241,12 +243,11 @@ class _WeaklyKept:
         return getattr(self.session, '_closed', True)
 
 
-_opening = threading.Lock()
-_OPENED = '_slimguard_opened'
-
-
 # What `callable_of` calls, and what Keras calls in a graph: for `instrument` to hear of it.
 MAKE_CALLABLE_FROM_OPTIONS = '_make_callable_from_options'
+
+_opening = threading.Lock()
+_OPENED = '_slimguard_opened'
 
 
 @contextlib.contextmanager
@@ -291,7 +292,12 @@ def is_made(op: tf.Operation) -> bool:
     return hasattr(op, '_id')
 
 
-# Savers.
+# Writers of files.
+
+
+def graph_writer() -> Any:
+    """The module whose `text_format` makes graph.pbtxt: `tensorflow.python.framework.graph_io`."""
+    return sys.modules[inspect.unwrap(tf1.train.write_graph).__module__]
 
 
 def is_built(saver: tf1.train.Saver) -> bool:
@@ -329,26 +335,18 @@ def saving_relative_paths(saver: tf1.train.Saver) -> Iterator[None]:
 def checkpoint_dir_of(hook: tf1.train.CheckpointSaverHook) -> Optional[str]:
     """The directory that a hook saves to: `CheckpointSaverHook._checkpoint_dir`.
 
-    It is what the argument `checkpoint_dir` is kept as, from TensorFlow 1.0 on. There is no public
-    name.
+    It is what the argument of that name is kept as, from TensorFlow 1.0 on; there is no public one.
     """
     return getattr(hook, '_checkpoint_dir', None)
 
 
 def summary_writer_of(hook: tf1.train.SummarySaverHook) -> Any:
-    """What a hook writes summaries with: `SummarySaverHook._summary_writer`.
-
-    It is there once the hook has begun. There is no public name.
-    """
+    """What a hook that has begun writes summaries with: `SummarySaverHook._summary_writer`."""
     return getattr(hook, '_summary_writer', None)
 
 
 def last_summary_step_of(hook: tf1.train.SummarySaverHook) -> Optional[int]:
-    """The global step that a hook wrote its last summaries at: `SummarySaverHook._timer`.
-
-    That is a `SecondOrStepTimer`, which has the public method `last_triggered_step`. None before
-    the first.
-    """
+    """The global step of a hook's last summaries; None before: `SummarySaverHook._timer`."""
     timer = getattr(hook, '_timer', None)
     return None if timer is None else timer.last_triggered_step()
 

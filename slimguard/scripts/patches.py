@@ -23,7 +23,7 @@ class Patches:
     """Replaces methods, and puts back what was there."""
 
     def __init__(self) -> None:
-        self._replaced: List[Tuple[type, str, Any]] = []
+        self._replaced: List[Tuple[Any, str, Any]] = []
 
     def wrap(self, owner: type, name: str, around: Callable) -> None:
         """Replaces a method that `owner` itself defines.
@@ -42,8 +42,12 @@ class Patches:
             return around(original, *args, **kwargs)
 
         setattr(method, REPLACES, original)
-        self._replaced.append((owner, name, original))
-        setattr(owner, name, method)
+        self.replace(owner, name, method)
+
+    def replace(self, owner: Any, name: str, new: Any) -> None:
+        """Replaces what a class or module itself has under a name."""
+        self._replaced.append((owner, name, vars(owner)[name]))
+        setattr(owner, name, new)
 
     def wrap_in_all(self, base: type, name: str, around: Callable) -> None:
         """Does the same in a class and in all its subclasses, also those that are yet to come."""

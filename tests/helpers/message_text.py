@@ -3,7 +3,7 @@
 from google.protobuf import text_format, wrappers_pb2
 from google.protobuf.internal import api_implementation
 
-_in_python = text_format.MessageToString
+in_python = text_format.MessageToString
 
 
 def write_in_c() -> None:
@@ -32,5 +32,5 @@ def is_right_in_c() -> bool:
 
 def _to_string(message, *args, **kwargs):
     if args or kwargs not in ({}, {'float_format': ''}):
-        return _in_python(message, *args, **kwargs)
+        return in_python(message, *args, **kwargs)
     return str(message)

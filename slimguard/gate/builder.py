@@ -152,9 +152,9 @@ class _Build:
         value = value_of_step(plan, clones, decisions[self._tasks.home])
         step = GlobalStep(plan.step.graph, make, self._tasks, end.settled)
         told = announce(plan, flags, feeds.watched, feeds.untold, end.undone, step)
-        at_end = (value, step, plan.step.train_op)
-        announced = outcome_of(_flags_at_end(flags, updated, end.good, told), *at_end)
-        quiet = outcome_of(_flags_at_end(flags, updated, end.good, end.undone), *at_end)
+        bad = _flags_at_end(flags, updated, end.good, told)
+        announced = outcome_of(bad, value, step, plan.step.train_op)
+        quiet = outcome_of(_flags_at_end(flags, updated, end.good, end.undone), value, step)
         here = decisions[self._tasks.home]
         values = [value_after_step(tensor, plan, clones, here) for tensor in plan.values]
         count = feeds.untold.count_after(announced.bad)

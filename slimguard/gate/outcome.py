@@ -62,13 +62,22 @@ class GlobalStep:
 
 
 def outcome_of(
-    bad: tf.Tensor, value: Optional[tf.Tensor], step: GlobalStep, original: TrainOp
+    bad: tf.Tensor, value: Optional[tf.Tensor], step: GlobalStep, original: Optional[TrainOp] = None
 ) -> Outcome:
-    """What is read once `bad`, the flags of the step that guards `original`, are there."""
+    """What is read once `bad`, the flags of a step, are there.
+
+    Args:
+      bad: bool vector, a flag for each label of the gate.
+      value: what the train op is to return, or None.
+      step: reads the global step.
+      original: the given train op, if this outcome's is to be known as what guards it.
+    """
     with tf.control_dependencies([bad]):
         written = plain_ops.none_of(bad, name='written')
         name = 'train_op'
-        said = {_GUARDS: tf1.AttrValue(s=tf.compat.as_bytes(original.name))}
+        said = {}
+        if original is not None:
+            said[_GUARDS] = tf1.AttrValue(s=tf.compat.as_bytes(original.name))
         train_op: TrainOp
         if value is None:
             train_op = plain_ops.create('NoOp', [], [], said, name)

@@ -77,6 +77,16 @@ def test_steps_that_fail_by_themselves_are_counted(tmp_path):
         assert str(guards.sessions.seen) == said + 'InvalidArgumentError'
 
 
+def test_a_training_by_slim_is_said_to_be_guarded_and_nothing_else(tmp_path):
+    slim = slimguard.compat.import_slim()
+    with slimguard.instrument('skip') as guards:
+        loss = tf.reduce_sum(tf1.get_variable('w', initializer=1.0) ** 2)
+        train_op = slim.learning.create_train_op(loss, tf1.train.GradientDescentOptimizer(0.1))
+        slim.learning.train(train_op, str(tmp_path), number_of_steps=3)
+        name = slimguard.gate.gate_of(train_op).original.op.name
+        assert str(guards.sessions.seen) == 'guarded %s: 3 steps, no incident' % name
+
+
 def test_an_eager_script_is_not_told_to_do_what_it_did(monkeypatch):
     monkeypatch.setattr(tf, 'executing_eagerly', lambda: True)
     seen = Seen()

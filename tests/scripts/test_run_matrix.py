@@ -53,6 +53,7 @@ def test_what_is_damaged_is_written_nowhere_and_what_happened_is_on_record(loop,
     actions = [each['action'] for each in records]
     ending = run.stderr.splitlines()[-1]
     assert ending.startswith('slimguard: ') and 'incident' in ending, said
+    assert 'NOT guarded' not in said
     assert '%d incident' % len(records) in ending and 'guarded slimguard/' not in ending, said
     if policy == 'rollback:9' and loop in BEGIN_ANEW:
         assert actions == ['rollback'] * 9 + ['raise'] and run.returncode == 1, said

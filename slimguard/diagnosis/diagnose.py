@@ -89,15 +89,18 @@ def glance(capture: Capture, values: Dict[str, np.ndarray], why: str) -> Diagnos
       values: what the step drew.
       why: the sentence that says why there was no search.
     """
-    found = Diagnosis('unknown', 'all that the step drew is finite, and nothing was run again')
+    bad = []
     for tensor in capture.sources:
         value = values.get(tensor.name)
         is_limit = any(tensor is limit for limit in capture.gate.limits)
         if value is None or is_limit or not graphs.is_float(tensor):
             continue
         if not np.isfinite(numbers(value)).all():
-            found = explanations.explain_source(tensor, value)
-            break
+            bad.append(tensor)
+    if bad:
+        found = explanations.explain_sources(bad, values[bad[0].name])
+    else:
+        found = Diagnosis('unknown', 'all that the step drew is finite, and nothing was run again')
     return found._replace(not_seen=(why,))
 
 

@@ -5,7 +5,7 @@ variable overflows when it is updated.
 """
 
 import math
-from typing import List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -24,15 +24,21 @@ _LARGE_WEIGHT = 1e6
 _NO_VALUE = np.array(np.nan, np.float32)  # stands for a tensor in a branch that did not run
 
 
-def explain_non_finite(measured: MeasuredStep, tensor: tf.Tensor) -> Diagnosis:
-    """Why a tensor is not finite, though none of what it was computed from is."""
+def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> Diagnosis:
+    """Why the first of `tensors` is not finite, though none of what it was computed from is.
+
+    Args:
+      measured: the step.
+      tensors: that one, and others like it.
+    """
+    tensor, *others = tensors
     step, op = measured.step, tensor.op
     given = measured.inputs_of(tensor)
     values = step.fetch([tensor] + [t for t in given if measured.range_of(t) is not None])
     output, *inputs = [_NO_VALUE if value is None else value for value in values]
     told = _describe(measured, tensor)._replace(non_finite=find_non_finite(output))
     if step.is_fed(tensor):
-        return _explain_source(told)
+        return _explain_source(told, [step.name_of(t) for t in others if step.is_fed(t)])
     if graphs.is_variable_read(op) or op.type in graphs.VARIABLES:
         return _explain_variable(told, tensor)
     if op.type == 'Const':
@@ -48,8 +54,9 @@ def explain_non_finite(measured: MeasuredStep, tensor: tf.Tensor) -> Diagnosis:
     return told._replace(trouble=trouble)
 
 
-def explain_source(tensor: tf.Tensor, value: np.ndarray) -> Diagnosis:
-    """What a step drew is not finite."""
+def explain_sources(tensors: Sequence[tf.Tensor], value: np.ndarray) -> Diagnosis:
+    """What a step drew is not finite: `tensors`, of which the first has the given value."""
+    tensor, *others = tensors
     told = Diagnosis(
         phase='input',
         trouble='',
@@ -60,7 +67,7 @@ def explain_source(tensor: tf.Tensor, value: np.ndarray) -> Diagnosis:
         output=measure(value, tensor.dtype.base_dtype.name),
         non_finite=find_non_finite(value),
     )
-    return _explain_source(told)
+    return _explain_source(told, [other.name for other in others])
 
 
 def explain_square(measured: MeasuredStep, name: str) -> Diagnosis:
@@ -155,11 +162,13 @@ def _describe(measured: MeasuredStep, tensor: tf.Tensor) -> Diagnosis:
     )
 
 
-def _explain_source(told: Diagnosis) -> Diagnosis:
+def _explain_source(told: Diagnosis, others: Sequence[str]) -> Diagnosis:
     assert told.output is not None and told.non_finite is not None
     trouble = _bad_data(told.output, told.non_finite)
     if told.op_type in graphs.CALLS:
         trouble += '; it comes out of a function, which cannot be looked into'
+    if others:
+        trouble += '; not finite as well: %s' % _list(others, most=3)
     return told._replace(phase='input', trouble=trouble)
 
 
@@ -173,9 +182,9 @@ def _bad_data(output: Range, found: NonFinite) -> str:
     return 'bad data: %s among %d values%s' % (what, size, rows)
 
 
-def _list(rows: Sequence[int], most: int = 10) -> str:
-    shown = ', '.join(str(row) for row in rows[:most])
-    return shown + (' and %d more' % (len(rows) - most) if len(rows) > most else '')
+def _list(things: Sequence[Any], most: int = 10) -> str:
+    shown = ', '.join(map(str, things[:most]))
+    return shown + (' and %d more' % (len(things) - most) if len(things) > most else '')
 
 
 def _explain_variable(told: Diagnosis, tensor: tf.Tensor) -> Diagnosis:

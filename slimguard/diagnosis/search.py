@@ -4,7 +4,7 @@ The search walks back from bad tensors, along what is not finite, to an op whose
 finite and whose inputs are; or to a source, a variable or a constant, which have no inputs.
 """
 
-from typing import Sequence, Tuple
+from typing import List, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -14,8 +14,8 @@ from slimguard.graph import key
 _PHASES = ('forward', 'backward', 'update')
 
 
-def where_it_began(measured: MeasuredStep, bad: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The tensor that made `bad` non-finite; of several, the first of the step."""
+def where_it_began(measured: MeasuredStep, bad: Sequence[tf.Tensor]) -> List[tf.Tensor]:
+    """The tensors that made `bad` non-finite, each for itself; the first of the step first."""
     beginnings = []
     seen = set()
     waiting = list(bad)
@@ -28,12 +28,13 @@ def where_it_began(measured: MeasuredStep, bad: Sequence[tf.Tensor]) -> tf.Tenso
         waiting.extend(before)
         if not before:
             beginnings.append(tensor)
-    return min(beginnings, key=lambda tensor: _rank(measured, tensor))
+    return sorted(beginnings, key=lambda tensor: _rank(measured, tensor))
 
 
-def _rank(measured: MeasuredStep, tensor: tf.Tensor) -> Tuple[bool, int, int]:
+def _rank(measured: MeasuredStep, tensor: tf.Tensor) -> Tuple[bool, int, int, int]:
+    number, index = measured.number_of(tensor.op), tensor.value_index
     if measured.step.is_fed(tensor):
-        return False, -1, 0
+        return False, -1, number, index
     op = tensor.op
     # A constant was the same in all the good steps.
-    return op in measured.fixed, _PHASES.index(measured.phase_of(op)), measured.number_of(op)
+    return op in measured.fixed, _PHASES.index(measured.phase_of(op)), number, index

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from slimguard import compat
 from slimguard.diagnosis import rerun
-from slimguard.diagnosis.diagnose import diagnose
+from slimguard.diagnosis.diagnose import diagnose, glance
 from tests.helpers import zoo
 from tests.helpers.models import Batches
 from tests.helpers.zoo import Failed, batches, put, regression, weights
@@ -94,6 +94,25 @@ def test_a_mask_of_infinity_is_not_to_blame():
     shares = tf.nn.softmax(mask + tf.matmul(tf.sqrt(x), weights()))  # at fault: sqrt
     found = diagnosis_of(Failed(tf.reduce_mean(tf.square(shares))))
     assert (found.op_type, 'at fault: sqrt' in found.line.text) == ('Sqrt', True)
+
+
+@pytest.mark.parametrize('search', [True, False], ids=['searched', 'glanced at'])
+def test_all_of_a_batch_that_is_bad_is_named(search):
+    def generate():
+        for step in range(10):
+            bad = np.full([4, 3], np.nan if step == 1 else 1.0, np.float32)
+            yield np.ones([4, 4], np.float32), bad, bad
+
+    dataset = tf.data.Dataset.from_generator(generate, (tf.float32,) * 3, ([4, 4], [4, 3], [4, 3]))
+    x, y, weight = tf1.data.make_initializable_iterator(dataset).get_next()
+    loss = tf.reduce_sum((tf.matmul(x, weights()) - y) ** 2 * weight)
+    failed = Failed(loss)
+    if search:
+        found = diagnosis_of(failed)
+    else:
+        found = glance(failed.capture, failed.values, 'no time')
+    assert found.tensor == y.name
+    assert found.trouble.endswith('in rows 0, 1, 2, 3; not finite as well: %s' % weight.name)
 
 
 def test_a_constant_that_is_bad_is_named():

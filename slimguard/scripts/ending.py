@@ -32,7 +32,7 @@ class Seen:
       error: what ended the script; None if it came to its end.
       has_names_of_1: whether the script has the names of TensorFlow 1, and its graphs.
       forks: how many forks of this process there were.
-      before_first_step: called ahead of noting the first step.
+      before_first: called ahead of noting the first step, or the first refused train op.
     """
 
     def __init__(self) -> None:
@@ -48,13 +48,24 @@ class Seen:
         self.error: Optional[BaseException] = None
         self.has_names_of_1 = False
         self.forks = 0
-        self.before_first_step: Callable[[], object] = lambda: None
+        self.before_first: Callable[[], object] = lambda: None
 
     def note_steps(self, train_op: str, steps: int) -> None:
         """Notes steps of a guarded train op."""
-        if not self.train_ops:
-            self.before_first_step()
+        if not self.has_trained:
+            self.before_first()
         self.train_ops[train_op] = self.train_ops.get(train_op, 0) + steps
+
+    def note_refused(self, name: str, why: str) -> None:
+        """Notes what cannot be guarded."""
+        if not self.has_trained:
+            self.before_first()
+        self.refused[name] = why
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether anything is known to have trained, guarded or not."""
+        return bool(self.train_ops or self.refused)
 
     def note_run(self, train_ops: Sequence[str]) -> None:
         """Notes a guarded run: a step of train ops, or of none, if it only wrote."""
@@ -128,8 +139,8 @@ class Ending:
 
     def say(self) -> None:
         """Says it on stderr, if anybody listens there."""
-        has_trained = self._seen.train_ops or self._seen.refused
-        if self._has_said or os.getpid() != self._process or (self._is_fork and not has_trained):
+        is_silent = self._is_fork and not self._seen.has_trained
+        if self._has_said or os.getpid() != self._process or is_silent:
             return
         self._has_said = True
         where = 'in process %d, a fork: ' % self._process if self._is_fork else ''
@@ -141,7 +152,7 @@ class Ending:
     def _become_fork(self) -> None:
         # What was seen before is the parent's to tell.
         vars(self._seen).update(vars(Seen()))
-        self._seen.before_first_step = self._say_at_end_of_child
+        self._seen.before_first = self._say_at_end_of_child
         self._process, self._is_fork = os.getpid(), True
 
     def _say_at_end_of_child(self) -> None:

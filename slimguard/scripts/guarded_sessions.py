@@ -256,7 +256,7 @@ class GuardedSessions:
 
     def _refuse(self, name: str, error: Exception) -> None:
         if name not in self.seen.refused:
-            self.seen.refused[name] = str(error)
+            self.seen.note_refused(name, str(error))
             what = getattr(error, 'of', 'train op')
             tf1.logging.error('slimguard: %s %r is NOT guarded: %s', what, name, error)
 

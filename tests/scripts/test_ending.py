@@ -110,11 +110,13 @@ import sys
 import tensorflow.compat.v1 as tf1
 
 
-def train(steps):
+def train(steps, in_parts=False):
     with tf1.Graph().as_default(), tf1.Session() as session:
         w = tf1.get_variable('w', initializer=1.0)
         train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(w * w)
         session.run(w.initializer)
+        if in_parts:
+            session.partial_run_setup([train_op])
         for _ in range(steps):
             session.run(train_op)
 
@@ -122,6 +124,9 @@ def train(steps):
 process = multiprocessing.get_context('fork').Process(target=train, args=[2])
 process.start()
 process.join()
+unguarded = multiprocessing.get_context('fork').Process(target=train, args=[0, True])
+unguarded.start()
+unguarded.join()
 idle = multiprocessing.get_context('fork').Process(target=len, args=[''])
 idle.start()
 idle.join()
@@ -142,6 +147,10 @@ def test_a_fork_that_trains_says_so_and_its_parent_that_there_was_one(tmp_path):
     assert done.returncode == 0, done.stderr
     process = r'slimguard: in process \d+, a fork: guarded GradientDescent: '
     assert re.fullmatch(process + '2 steps, no incident', said[0])
-    assert re.fullmatch(process + '3 steps, no incident', said[1])
-    assert 'ran no session, but other processes: each is guarded only if' in said[2]
-    assert len(said) == 3
+    not_guarded = (
+        r'slimguard: in process \d+, a fork: nothing here was guarded: train op .* cannot be'
+    )
+    assert re.match(not_guarded, said[1])
+    assert re.fullmatch(process + '3 steps, no incident', said[2])
+    assert 'ran no session, but other processes: each is guarded only if' in said[3]
+    assert len(said) == 4

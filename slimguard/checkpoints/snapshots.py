@@ -129,18 +129,18 @@ class Snapshots:
         """Whether the last return was so short a time ago that it seems to have been of no use."""
         return self._went_back_at is not None and (self._good - self._went_back_at < 2 * PROBATION)
 
-    def trusted(self, is_last: bool = False) -> Optional[Snapshot]:
+    def trusted(self, is_last: bool = False, is_further: bool = True) -> Optional[Snapshot]:
         """The newest one that is trusted, or None.
-
-        Shortly after a return it is older than the one that was returned to.
 
         Args:
           is_last: whether nobody will look for an older one if this does not help: then the loss
             must not have risen after it either.
+          is_further: whether, shortly after a return, it is to be older than the one that was
+            returned to.
         """
         kept = self._kept[::-1]
         before = None
-        if self.is_soon:
+        if self.is_soon and is_further:
             if self._went_back_to is None:
                 return None  # it was a checkpoint, and all that is kept is newer
             before = self._went_back_to.taken_at

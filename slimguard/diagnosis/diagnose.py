@@ -89,6 +89,16 @@ def glance(capture: Capture, values: Dict[str, np.ndarray], why: str) -> Diagnos
       values: what the step drew.
       why: the sentence that says why there was no search.
     """
+    bad = bad_sources(capture, values)
+    if bad:
+        found = explanations.explain_sources(bad, values[bad[0].name])
+    else:
+        found = Diagnosis('unknown', 'all that the step drew is finite, and nothing was run again')
+    return found._replace(not_seen=(why,))
+
+
+def bad_sources(capture: Capture, values: Dict[str, np.ndarray]) -> List[tf.Tensor]:
+    """What a step drew that is not finite."""
     bad = []
     for tensor in capture.sources:
         value = values.get(tensor.name)
@@ -97,11 +107,7 @@ def glance(capture: Capture, values: Dict[str, np.ndarray], why: str) -> Diagnos
             continue
         if not np.isfinite(numbers(value)).all():
             bad.append(tensor)
-    if bad:
-        found = explanations.explain_sources(bad, values[bad[0].name])
-    else:
-        found = Diagnosis('unknown', 'all that the step drew is finite, and nothing was run again')
-    return found._replace(not_seen=(why,))
+    return bad
 
 
 def diagnose_step(

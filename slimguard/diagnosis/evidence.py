@@ -19,7 +19,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard.diagnosis import bundle
 from slimguard.diagnosis.budget import Estimate, seconds_for
 from slimguard.diagnosis.capture import Capture
-from slimguard.diagnosis.diagnose import diagnose, glance
+from slimguard.diagnosis.diagnose import bad_sources, diagnose, glance
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.disk_room import NoRoomError, Room
 from slimguard.diagnosis.rerun import ExportOnce
@@ -39,16 +39,53 @@ _NO_BUNDLE = 'with a logdir there would be a bundle, which is searched by replay
 
 
 class Found(NamedTuple):
-    """What is known after an incident; None for what is not."""
+    """What is known after an incident.
+
+    Attributes:
+      diagnosis: what made the step bad; None if it was not examined.
+      bundle: the path of its bundle, or None.
+      blames_data: whether what the step drew is at fault; also of one that was not examined, if it
+        is like one that was.
+    """
 
     diagnosis: Optional[Diagnosis] = None
     bundle: Optional[str] = None
+    blames_data: bool = False
 
     def __str__(self) -> str:
         lines = [] if self.diagnosis is None else [str(self.diagnosis)]
         if self.bundle is not None:
             lines.append(replay_hint(self.bundle))
         return '\n'.join(lines)
+
+
+class _Kinds:
+    """The kinds of incidents of which one was examined.
+
+    Args:
+      most: how many there may be.
+    """
+
+    def __init__(self, most: int):
+        self._most = most
+        self._known: Set[str] = set()
+        self._of_data: Set[str] = set()  # for which data were at fault
+
+    def is_new(self, reason: str) -> bool:
+        """Whether an incident is the first of its kind, and to be examined; it is known then."""
+        kind = kind_of(reason)
+        is_new = kind not in self._known and len(self._known) < self._most
+        if is_new:
+            self._known.add(kind)
+        return is_new
+
+    def note_data(self, reason: str) -> None:
+        """Notes that data were at fault."""
+        self._of_data.add(kind_of(reason))
+
+    def was_data(self, reason: str) -> bool:
+        """Whether data were at fault for an incident of that kind."""
+        return kind_of(reason) in self._of_data
 
 
 # Of which folders it was said that they are full: once for all train ops of a graph.
@@ -89,7 +126,7 @@ class Evidence:
         self._max_bundles = max_bundles
         self._room = room
         self._no_room = Rate(seconds=None)
-        self._kinds: Set[str] = set()  # of which one was examined
+        self._kinds = _Kinds(max_bundles)
         self._failures: Dict[str, Rate] = collections.defaultdict(lambda: Rate(clock=clock))
         if self._logdir is not None:
             _tidy_up(self._logdir)
@@ -148,9 +185,11 @@ class Evidence:
         try:
             values = self.capture.take(session)
             fed = [t.name for t in self.capture.sources if t.op.type == 'Placeholder']
-            is_captured = values.keys() >= set(fed)  # a run that went past the hooks is not
-            if not is_captured or not (is_last or self._is_wanted(incident.reason)):
+            if not values.keys() >= set(fed):  # a run that went past the hooks
                 return Found()
+            if not (is_last or self._is_wanted(incident.reason)):
+                was_data = self._kinds.was_data(incident.reason)
+                return Found(blames_data=was_data and bool(bad_sources(self.capture, values)))
         except Exception as error:
             self._say('what the bad step drew could not be taken', error)
             return Found()
@@ -160,8 +199,11 @@ class Evidence:
             diagnosis = self._diagnose(session, values, labels, seconds, incident.loss)
         except Exception as error:
             self._say('the bad step could not be diagnosed', error)
+        blames_data = diagnosis is not None and diagnosis.bad_rows is not None
+        if blames_data:
+            self._kinds.note_data(incident.reason)
         if self._logdir is None:
-            return Found(diagnosis)
+            return Found(diagnosis, None, blames_data)
         write = functools.partial(
             bundle.write,
             self._logdir,
@@ -174,7 +216,7 @@ class Evidence:
             export=self._export,
             history=history,
         )
-        return Found(diagnosis, self._keep(write, on_removed))
+        return Found(diagnosis, self._keep(write, on_removed), blames_data)
 
     def _diagnose(
         self,
@@ -227,11 +269,7 @@ class Evidence:
 
     def _is_wanted(self, reason: str) -> bool:
         """Whether an incident of a training that goes on is examined; said once if not."""
-        kind = kind_of(reason)
-        is_new = kind not in self._kinds and len(self._kinds) < self._max_bundles
-        if is_new:
-            self._kinds.add(kind)
-        if is_new or self._has_room():
+        if self._kinds.is_new(reason) or self._has_room():
             return True
         folder = bundle.folder(str(self._logdir))
         told = _FULL.setdefault(self.capture.gate.bad.graph, set())

@@ -19,7 +19,8 @@ class Recovery:
     """Does what the policy `Rollback` asks for.
 
     A process alone goes to the newest state that is trusted, be it a snapshot or a checkpoint. If
-    it has to go back again soon after that, it goes to an older one, as far as there are any.
+    it has to go back again soon after that, it goes to an older one, as far as there are any;
+    unless data are at fault, which an older state does not mend.
 
     If it is killed meanwhile, it is as if it had not gone back at all: the factor of the learning
     rate is kept last. Before that the state is saved, if it leaves a newer checkpoint behind: from
@@ -115,12 +116,15 @@ class Recovery:
         return is_back
 
     def _restore(self, session, handled: OpenIncident) -> bool:
-        snapshot = self._snapshots.trusted()
+        newest, snapshot = None, self._snapshots.trusted()
+        if handled.blames_data and self._snapshots.is_soon and not self.ruin():
+            newest = self._restorer.newest()
+            snapshot = _if_newer(self._snapshots.trusted(is_further=False), newest)
         if snapshot is not None and self._can_restore(session, snapshot):
             handled.note(restored=snapshot.name)
             self._leave_behind(session, handled, snapshot.step)
             return True
-        checkpoint = self._find(handled)
+        checkpoint = self._noted(newest or self._pick(handled.incident.step), handled)
         if checkpoint is None:
             return False
         self._restorer.restore(session, checkpoint)
@@ -159,11 +163,8 @@ class Recovery:
         # They all restore what a new session does.
         return not job.is_chief or self._noted(self._restorer.newest(), handled) is not None
 
-    def _find(self, handled: OpenIncident) -> Optional[str]:
-        """The checkpoint to go back to, or None; notes which it is, or that there is none."""
-        return self._noted(self._pick(handled.incident.step), handled)
-
     def _noted(self, checkpoint: Optional[str], handled: OpenIncident) -> Optional[str]:
+        """The checkpoint to go back to, or None; notes which it is, or that there is none."""
         handled.note(restored=checkpoint)
         if checkpoint is None:
             logdir = self._restorer.logdir
@@ -207,6 +208,16 @@ class Recovery:
         """For a session of which it gets known later where its checkpoints are."""
         if self._back_off is not None:
             self._back_off.before_step(session)
+
+
+def _if_newer(snapshot: Optional[Snapshot], checkpoint: Optional[str]) -> Optional[Snapshot]:
+    """A snapshot, unless a checkpoint is newer, or it is not known which is."""
+    if snapshot is None or checkpoint is None:
+        return snapshot
+    saved_at = step_in_name(checkpoint)
+    if snapshot.step is None or saved_at is None or snapshot.step < saved_at:
+        return None
+    return snapshot
 
 
 def _is_trusted(checkpoint: str, step: Optional[int]) -> bool:

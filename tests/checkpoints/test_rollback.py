@@ -325,6 +325,24 @@ def test_what_a_rollback_has_left_is_told_by_the_order(steps, in_order):
     assert those_left_last(list(map(path, steps))) == list(map(path, in_order))
 
 
+def test_with_a_bad_batch_in_ten_the_training_goes_on(tmp_path):
+    """It is not the weights, so each time it goes to the newest state, and not further back.
+
+    Only the first of the incidents is examined.
+    """
+    model, train_op = build(bad=range(7, 1000, 10))
+    save = tf1.train.CheckpointSaverHook(str(tmp_path), save_steps=5)
+    train(train_op, tmp_path, 40, hooks=[save], on_nan='rollback:9', max_bundles=1)
+    assert checkpoint_at(tmp_path) == (40, [])
+    records = records_in(tmp_path)
+    assert [record['step'] for record in records[:4]] == [7, 14, 19, 24]
+    names = [os.path.basename(record['restored']) for record in records[:4]]
+    assert names == ['model.ckpt-%d' % step for step in (5, 10, 15, 20)]
+    assert [record['diagnosis'] is None for record in records] == [False] + [True] * (
+        len(records) - 1
+    )
+
+
 class TestWhatARollbackLeaves:
     """Checkpoints at 8, 16 and 24, and snapshots at 1, 11 and 22; the 26th batch is bad."""
 

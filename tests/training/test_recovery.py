@@ -5,6 +5,7 @@ import tensorflow as tf
 
 from slimguard.checkpoints.rollback import Restorer
 from slimguard.checkpoints.snapshots import Snapshots
+from slimguard.diagnosis.evidence import Found
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.policies import Rollback
 from slimguard.training.open_incident import OpenIncident
@@ -57,8 +58,9 @@ def recovery_of(restorer):
     return Recovery(restorer, snapshots), snapshots
 
 
-def gone_back_to(recovery, step, job=None):
+def gone_back_to(recovery, step, job=None, blames_data=False):
     handled = handled_at(step)
+    handled.note_found(Found(blames_data=blames_data))
     recovery.go_back(None, handled, Rollback(), job)
     return handled.incident.restored
 
@@ -85,6 +87,15 @@ def test_soon_after_that_it_is_an_older_one_as_far_as_there_are_any():
     assert steps == ['50', '40', '30', '30']
     for _ in range(20):
         snapshots.step_was_good(None, None)
+    assert gone_back_to(recovery, 60)[-2:] == '50'
+
+
+def test_soon_after_that_it_is_the_newest_where_data_are_at_fault():
+    recovery, snapshots = recovery_of(Listed(55, 50, 40))
+    assert gone_back_to(recovery, 60, blames_data=True)[-2:] == '50'
+    for _ in range(3):
+        snapshots.step_was_good(None, None)
+        assert gone_back_to(recovery, 60, blames_data=True)[-2:] == '55'
     assert gone_back_to(recovery, 60)[-2:] == '50'
 
 

@@ -9,12 +9,15 @@ import contextlib
 import os
 from typing import ContextManager, Iterator, List, Optional, Sequence
 
+import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
+from slimguard import graph as graphs
 from slimguard.checkpoints import checkpoint_reader
 from slimguard.checkpoints.checkpoint_files import step_in_name
 from slimguard.checkpoints.finite_saver import FiniteSaver
+from slimguard.graph.single_runs import run_once
 
 
 class Restorer:
@@ -37,9 +40,12 @@ class Restorer:
 
     def save_first(self, session) -> None:
         """Saves the state as it is, unless there is a good checkpoint already."""
-        if checkpoint_reader.latest_finite_checkpoint(self.logdir) is None:
+        newest = checkpoint_reader.latest_finite_checkpoint(self.logdir)
+        if newest is None:
             tf.io.gfile.makedirs(self.logdir)
             self.save(session)
+        elif _differs(session, newest):
+            tf1.logging.warning(_OF_ANOTHER, newest)
 
     def save(self, session) -> Optional[str]:
         """Saves the state as the newest checkpoint. Returns that; None if it was not published."""
@@ -71,6 +77,36 @@ class Restorer:
         """While it is open, nobody saves: what is found may else be gone before it is read."""
         is_ours = isinstance(self._saver, FiniteSaver)
         return self._saver.lock if is_ours else contextlib.ExitStack()
+
+
+# So many values are compared, those of the smallest weights.
+_MOST_COMPARED = 1000
+
+
+def _differs(session, checkpoint: str) -> bool:
+    """Whether the weights of a session are others than in a checkpoint, as far as is quick to see.
+
+    Raises:
+      tf.errors.FailedPreconditionError: if a variable is not initialized.
+    """
+    with session.graph.as_default():
+        weights = {v.op.name: v for v in graphs.on_each_device(tf1.trainable_variables())}
+    try:
+        reader = tf1.train.NewCheckpointReader(checkpoint)
+        shapes = reader.get_variable_to_shape_map()
+        names = sorted(shapes.keys() & weights.keys(), key=lambda name: np.prod(shapes[name]))
+        sizes = np.cumsum([np.prod(shapes[name]) for name in names])
+        saved = {n: reader.get_tensor(n) for n, size in zip(names, sizes) if size <= _MOST_COMPARED}
+    except (tf.errors.OpError, ValueError, RuntimeError):  # it has been removed meanwhile
+        return False
+    values = run_once(session, {name: weights[name] for name in saved})
+    return any(not np.array_equal(values[name], saved[name]) for name in saved)
+
+
+_OF_ANOTHER = (
+    'slimguard: this training does not begin with the weights of %s, and a rollback may go back to '
+    'them: restore that checkpoint first, or give another logdir.'
+)
 
 
 def those_left_last(paths: Sequence[str]) -> List[str]:

@@ -2,6 +2,7 @@
 
 import code
 import os
+import shlex
 import sys
 from typing import Any, Dict, List, NamedTuple, Optional
 
@@ -127,7 +128,7 @@ def _list(folder: str) -> int:
         _say(_line(path))
     _say(
         'slimguard: %s is a log directory with the bundles above, the newest last. Choose one: '
-        'python -m slimguard replay %s' % (folder, found[-1]),
+        'python -m slimguard replay %s' % (folder, shlex.quote(found[-1])),
         sys.stderr,
     )
     return 2

@@ -1,5 +1,6 @@
 """What may help, where a training has ended with an incident. Imports no TensorFlow."""
 
+import shlex
 from typing import Optional, Sequence
 
 
@@ -34,5 +35,5 @@ def for_bad_data(rows: Sequence[int], bundle: Optional[str]) -> str:
     )
     if bundle is not None and len(rows) == 1:
         told += '; python -m slimguard replay --without %d %s says whether the rest of it is clean'
-        told %= (rows[0], bundle)
+        told %= (rows[0], shlex.quote(bundle))
     return told

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import shlex
 import time
 from typing import Any, Callable, Dict, Optional, Tuple
 
@@ -167,4 +168,4 @@ _KINDS: Dict[str, Callable[[Any], bool]] = {
 
 def replay_hint(bundle: str) -> str:
     """The line that says how to run a bad step again."""
-    return 'to run it again: python -m slimguard replay ' + bundle
+    return 'to run it again: python -m slimguard replay ' + shlex.quote(bundle)

@@ -94,7 +94,7 @@ class Seen:
         if not self.train_ops and self.own_steps:
             return _BY_ITSELF % _counted(self.own_steps, 'step')
         if not self.train_ops:
-            return 'nothing here was guarded: %s' % _why_nothing(self)
+            return 'nothing here was guarded: %s%s' % (_why_nothing(self), self._saves())
         steps = sum(self.train_ops.values())
         said = 'guarded %s' % _named(list(self.train_ops))
         said += ': %s' % _counted(steps, 'step') if steps else ''
@@ -108,13 +108,21 @@ class Seen:
             said += ', %s (%s)' % (_counted(incidents, 'incident'), ', '.join(done))
         for kind, number in self.failures.items():
             said += ', %s that failed with %s' % (_counted(number, 'step'), kind)
+        said += self._saves()
+        if self.refused:
+            said += '; NOT guarded: %s' % _named(list(self.refused))
+        if not self.forks and _others_computed():  # a fork says so itself
+            said += '; of other processes that it started, ' + _OTHERS
+        return said
+
+    def _saves(self) -> str:
+        """How many saves were refused, and where the records are."""
+        said = ''
         if self.refused_saves:
             said += ', %s refused as not finite' % _counted(self.refused_saves, 'save')
         if self.logdirs:
             folders = [os.path.join(logdir, 'slimguard') for logdir in self.logdirs]
             said += '; record and bundles: %s' % ', '.join(folders)
-        if self.refused:
-            said += '; NOT guarded: %s' % _named(list(self.refused))
         return said
 
 
@@ -206,8 +214,8 @@ def _why_nothing(seen: Seen) -> str:
     return '%s, and this script ran no session' % covers
 
 
-# What a process takes that imports TensorFlow, and more than what others are started for.
-_CPU_OF_TENSORFLOW = 1.0
+# A process that imports TensorFlow takes more, and what others are started for mostly less.
+_CPU_OF_TENSORFLOW = 0.7
 _OTHERS = 'each is guarded only if run starts it too, or if it is a fork of this one'
 
 

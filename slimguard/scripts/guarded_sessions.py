@@ -8,7 +8,7 @@ place, and the policy acts (:mod:`script_watcher`).
 import functools
 import threading
 import weakref
-from typing import Any, Callable, Dict, NamedTuple, Optional, Set
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Set
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -240,15 +240,16 @@ class GuardedSessions:
                 evidence = _evidence_of(session.graph)
                 told = HistorySettings(self._settings.spike, self._settings.history)
                 watcher = ScriptWatcher(
-                    *(self._settings.on_nan, self.files, evidence, self._note_incident, told),
+                    *(self._settings.on_nan, self.files, evidence, self._note_incidents, told),
                     self._summaries.of(session),
                 )
                 found = self._sessions[session] = _HookedSteps(session, run, watcher)
             return found
 
-    def _note_incident(self, incident: Incident, logdir: str) -> None:
-        self._skipped += incident.action == Skip.action
-        self.seen.note_incident(incident, logdir)
+    def _note_incidents(self, incidents: Sequence[Incident], logdir: str) -> None:
+        self._skipped += incidents[-1].action == Skip.action  # all of one batch
+        for incident in incidents:
+            self.seen.note_incident(incident, logdir)
 
     def _count(self, step: Step) -> None:
         self._steps += 1

@@ -226,13 +226,14 @@ class Instrumentation:
                 # It saves nothing. The sessions guard it, which keep a record all the same.
                 return original(*args, **kwargs)
             self._warn_of_another(logdir)
+            directory = files.as_logdir(logdir) if logdir else ''  # the code may leave its own
             kwargs = dict(self._defaults(kwargs), **kwargs)
             watcher = _watcher_in(kwargs)
             before = watcher.incident_count
             try:
                 return learning.train(*args, **kwargs)
             finally:
-                self._note_training(watcher, before, *args, **kwargs)
+                self._note_training(watcher, before, directory, *args, **kwargs)
 
         return train
 
@@ -247,7 +248,7 @@ class Instrumentation:
             )
 
     def _note_training(
-        self, watcher: GateWatcher, before: int, train_op, logdir=None, *_, **__
+        self, watcher: GateWatcher, before: int, directory: str, train_op, *_, **__
     ) -> None:
         """Notes a training, and the incidents of it that its watcher remembers."""
         seen = self.sessions.seen
@@ -255,7 +256,7 @@ class Instrumentation:
         seen.note_steps(name_of(gates.as_train_op(train_op)), steps)
         known = len(watcher.incidents)
         for incident in watcher.incidents[max(0, known - (watcher.incident_count - before)) :]:
-            seen.note_incident(incident, str(logdir))
+            seen.note_incident(incident, directory)
 
     def _train_monitored(self, original: Callable) -> Callable:
         signature = inspect.signature(original)

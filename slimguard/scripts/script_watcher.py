@@ -1,7 +1,7 @@
 """The watcher of a session whose loop knows nothing of it: :class:`ScriptWatcher`."""
 
 import threading
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Optional, Sequence
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -16,7 +16,7 @@ from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.incidents.policy_language import OnNan
 from slimguard.scripts.script_files import ScriptFiles, ScriptRestorer
 from slimguard.scripts.script_preemption import save_quietly
-from slimguard.training.back_off import BackOff
+from slimguard.training.back_off import BackOff, warn_of_another_policy
 from slimguard.training.checkpoint_keeper import NOT_SAVED
 from slimguard.training.context import TrainingContext
 from slimguard.training.gate_watcher import GateWatcher
@@ -66,8 +66,8 @@ class ScriptWatcher(GateWatcher):
       on_nan: what happens after a bad step.
       script_files: where the script keeps its checkpoints.
       evidence: by gate, what examines its bad steps; it may grow.
-      on_incident: called with each incident that was acted on, one in a run, and the logdir with
-        its record.
+      on_incidents: called with the incidents of one run, and the logdir with their record; the
+        last of them was acted on.
       history: what is kept of the last steps.
       summaries: as `Histories.summaries`.
 
@@ -80,13 +80,13 @@ class ScriptWatcher(GateWatcher):
         on_nan: OnNan,
         script_files: ScriptFiles,
         evidence: Dict[gates.Gate, Evidence],
-        on_incident: Callable[[Incident, str], None],
+        on_incidents: Callable[[Sequence[Incident], str], None],
         history: HistorySettings,
         summaries: Callable[[str], Any],
     ):
         self._files = script_files
         self._evidence = evidence
-        self._on_incident = on_incident
+        self._on_incidents = on_incidents
         self._summaries = summaries
         self.recorded_in: Optional[str] = None
         self._journal = Journal()
@@ -109,7 +109,11 @@ class ScriptWatcher(GateWatcher):
         graph = tf1.get_default_graph()
         # A watcher comes with the first step; the graph was made ready before that.
         rates = gates.learning_rates_of(graph)
-        back_off = None if rates is None else BackOff(rates, lambda: self._files.logdir_of(graph))
+        back_off = None
+        if rates is None:
+            warn_of_another_policy(self._files.logdir_of(graph))
+        else:
+            back_off = BackOff(rates, lambda: self._files.logdir_of(graph))
         restorer = ScriptRestorer(self._files, graph)
         recovery = Recovery(restorer, self._own.snapshots(graph, policies.snapshots), back_off)
         self._handle_with(policies, self._journal, recovery)
@@ -153,4 +157,4 @@ class ScriptWatcher(GateWatcher):
                     save_quietly(self._files, run_context.session)
                 raise
             finally:
-                self._on_incident(self.incidents[-1], logdir)
+                self._on_incidents(self.incidents[-1 - len(beside) :], logdir)

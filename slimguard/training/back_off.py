@@ -120,13 +120,14 @@ def back_off_in(
         gates.scale_learning_rates(graph, is_shared)
     rates = gates.learning_rates_of(graph)
     if policies.learning_rate is None:
-        _warn_of_another_policy(directory())
+        warn_of_another_policy(directory())
         return None if rates is None else BackOff(rates, lambda: None)
     assert rates is not None
     return BackOff(rates, directory)
 
 
-def _warn_of_another_policy(directory: Optional[str]) -> None:
+def warn_of_another_policy(directory: Optional[str]) -> None:
+    """Says that a training has its full learning rate again, if an earlier one had not."""
     kept = 1.0 if directory is None else _read(directory)
     if directory is not None and kept < 1:
         tf1.logging.warning(

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard.incidents.incident import Incident
+from slimguard.incidents.incident import Incident, replay_hint
 from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.training.open_incident import OpenIncident
 from tests.helpers.models import Linear, train_quietly
@@ -144,3 +144,7 @@ def test_a_subclass_may_hand_on_an_incident_that_tells_more(tmp_path):
     train_op = slimguard.create_train_op(model.loss, model.optimizer)
     train_quietly(train_op, tmp_path, hooks=[hook])
     assert [(each.reason, each.action) for each in hook.incidents] == [('mine', 'skip')]
+
+
+def test_a_folder_with_a_blank_in_its_name_is_one_argument():
+    assert replay_hint('/a b/incident-3').endswith(" replay '/a b/incident-3'")

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 import slimguard
 from slimguard.scripts.ending import Ending, Seen
+from tests.helpers.models import Linear
 
 tf1 = tf.compat.v1
 
@@ -54,10 +55,25 @@ def test_a_save_that_was_refused_is_counted_and_its_record_named():
     assert str(seen) == said + os.path.join('/there', 'slimguard')
 
 
+def test_a_save_that_was_refused_is_counted_where_nothing_trained():
+    seen = Seen()
+    seen.runs = 5
+    seen.note_refused_save('/there')
+    folder = os.path.join('/there', 'slimguard')
+    said = ', 1 save refused as not finite; record and bundles: ' + folder
+    assert str(seen).startswith('nothing here was guarded: ') and str(seen).endswith(said)
+
+
 def test_other_processes_that_may_have_trained_are_told(monkeypatch):
     times = os.times()
     monkeypatch.setattr(os, 'times', lambda: os.times_result((*times[:2], 3.0, *times[3:])))
     assert 'but other processes: each is guarded only if run starts it too' in str(Seen())
+    seen = Seen()
+    seen.note_steps('Adam', 3)
+    others = '; of other processes that it started, each is guarded only if run starts it too'
+    assert others in str(seen)
+    seen.forks = 1  # which say so themselves
+    assert others not in str(seen)
 
 
 def test_steps_that_fail_by_themselves_are_counted(tmp_path):
@@ -75,6 +91,22 @@ def test_steps_that_fail_by_themselves_are_counted(tmp_path):
             assert session.run(w) == np.float32(1.0 - 2 * 0.2)
         said = 'guarded GradientDescent: 2 steps, no incident, 1 step that failed with '
         assert str(guards.sessions.seen) == said + 'InvalidArgumentError'
+
+
+def test_a_folder_is_named_as_it_was_meant_where_slims_loop_began(tmp_path, monkeypatch):
+    slim = slimguard.compat.import_slim()
+    monkeypatch.chdir(tmp_path)
+    with slimguard.instrument('skip') as guards:
+        model = Linear(bad=(1,))
+        train_op = slim.learning.create_train_op(model.loss, model.optimizer)
+
+        def step(*args):
+            os.chdir(os.sep)
+            return slim.learning.train_step(*args)
+
+        slim.learning.train(train_op, 'logs', train_step_fn=step, number_of_steps=3)
+    folder = str(tmp_path / 'logs' / 'slimguard')
+    assert str(guards.sessions.seen).endswith('record and bundles: ' + folder)
 
 
 def test_a_training_by_slim_is_said_to_be_guarded_and_nothing_else(tmp_path):

@@ -122,12 +122,11 @@ def test_the_log_and_tensorboard_say_it(tmp_path):
     assert found == [np.float32(0.3)]
 
 
-def test_without_such_a_policy_the_full_rate_is_back_and_that_is_said(tmp_path):
+@every_loop
+def test_without_such_a_policy_the_full_rate_is_back_and_that_is_said(loop, tmp_path):
     for steps, bad, on_nan in [(3, (0,), Rollback(learning_rate=0.5)), (6, (), 'rollback')]:
         with tf.Graph().as_default(), LogLines() as lines:
-            model = Linear(bad=bad)
-            train_op = slimguard.create_train_op(model.loss, model.optimizer)
-            train(train_op, tmp_path, number_of_steps=steps, on_nan=on_nan)
+            loop(given(str(tmp_path), steps=steps, bad=bad, on_nan=on_nan))
     (said,) = [line for line in lines if 'learning rate' in line]
     assert 'was x0.5 when' in said and 'it is the full one again' in said
 

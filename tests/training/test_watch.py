@@ -213,6 +213,24 @@ def test_a_rollback_goes_back_to_the_state_that_was_initialized_in_the_watched_s
         assert session.run(model.step) == 0
 
 
+@pytest.mark.parametrize('restores', [False, True])
+def test_who_begins_anew_beside_the_checkpoints_of_another_training_is_told(restores, tmp_path):
+    _, train_op = build()
+    saver = tf1.train.Saver()
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(train_op)
+        saved = saver.save(session, str(tmp_path / 'model.ckpt'), 1)
+    watched = slimguard.watch(tf1.Session(), on_nan='rollback', logdir=tmp_path)
+    with LogLines() as lines, watched as session:
+        session.run(tf1.global_variables_initializer())
+        if restores:
+            saver.restore(session, saved)
+        session.run(train_op)
+    told = [line for line in lines if 'does not begin with the weights of ' + saved in line]
+    assert len(told) == (not restores)
+
+
 def test_who_forgets_to_initialize_is_told_so_by_tensorflow(tmp_path):
     _, train_op = build()
     with slimguard.watch(tf1.Session(), on_nan='rollback', logdir=tmp_path) as session:

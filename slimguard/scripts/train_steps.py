@@ -392,4 +392,6 @@ def _ends_of(update: TrainOp) -> List[TrainOp]:
             ends.append(op.outputs[0] if is_value else wanted.get(op, op))
         waiting.extend(each for each in after if each not in seen)
         seen.update(after)
+    if len(ends) > _MOST_ENDS:  # a write to a resource variable makes a read that few ask for
+        ends = [each for each in ends if not graphs.is_variable_read(op_of(each))]
     return ends if len(ends) <= _MOST_ENDS else []

@@ -16,6 +16,7 @@ class Model:
     """A weight, the sum of its gradients and a scale, and a placeholder for the batch."""
 
     def __init__(self, use_resource):
+        self.by_handle = use_resource
         self.x = tf1.placeholder(tf.float32, [])
         self.first = tf1.placeholder_with_default(False, [])
         with tf1.variable_scope('model', use_resource=use_resource):
@@ -53,6 +54,24 @@ def a_sum_in_a_branch(model):
 def a_sum(model):
     with tf.control_dependencies([model.sum.assign_add(model.gradient())]):
         return tf.identity(model.sum)
+
+
+def every_second_sum(model):
+    """Two sums and a count, with a write in each branch: around them are many reads."""
+    gradient = model.gradient()
+    other = tf1.get_variable(
+        'other', initializer=0.0, trainable=False, use_resource=model.by_handle
+    )
+    with tf.control_dependencies([model.sum.assign_add(gradient), other.assign_add(gradient)]):
+        count = model.scale.assign_add(1.0)
+
+    def descend():
+        with tf.control_dependencies([count]):
+            update = model.weight.assign_sub(0.01 * (model.sum.read_value() + other.read_value()))
+        with tf.control_dependencies([update]):
+            return tf.group(model.sum.assign(0.0), other.assign(0.0))
+
+    return tf.cond(tf.equal(count % 2, 0), descend, tf.no_op)
 
 
 def in_a_branch(model):
@@ -125,6 +144,7 @@ def run(build, kind, values, logdir):
         first_assigns,
         a_sum_in_a_branch,
         a_sum,
+        every_second_sum,
         in_a_branch,
         in_a_branch_of_a_branch,
         in_a_map,

@@ -196,6 +196,8 @@ class Evidence:
         diagnosis: Optional[Diagnosis] = None
         try:
             seconds = math.inf if is_last else seconds_for(step_seconds)
+            if not is_last and bad_sources(self.capture, values):
+                seconds = seconds_for(0.0)  # a glance tells as much, all but certainly
             diagnosis = self._diagnose(session, values, labels, seconds, incident.loss)
         except Exception as error:
             self._say('the bad step could not be diagnosed', error)

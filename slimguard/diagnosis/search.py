@@ -31,10 +31,12 @@ def where_it_began(measured: MeasuredStep, bad: Sequence[tf.Tensor]) -> List[tf.
     return sorted(beginnings, key=lambda tensor: _rank(measured, tensor))
 
 
-def _rank(measured: MeasuredStep, tensor: tf.Tensor) -> Tuple[bool, int, int, int]:
-    number, index = measured.number_of(tensor.op), tensor.value_index
+def _rank(measured: MeasuredStep, tensor: tf.Tensor) -> Tuple[bool, int, int, str, int]:
     if measured.step.is_fed(tensor):
-        return False, -1, number, index
-    op = tensor.op
+        # By the names that they had: a copy of the step has a placeholder for each.
+        name, _, index = measured.step.name_of(tensor).rpartition(':')
+        return False, -1, 0, name, int(index)
+    op, index = tensor.op, tensor.value_index
     # A constant was the same in all the good steps.
-    return op in measured.fixed, _PHASES.index(measured.phase_of(op)), number, index
+    phase = _PHASES.index(measured.phase_of(op))
+    return op in measured.fixed, phase, measured.number_of(op), '', index

@@ -49,6 +49,7 @@ class Seen:
         self.has_names_of_1 = False
         self.forks = 0
         self.before_first: Callable[[], object] = lambda: None
+        self._others_before = os.times().children_user
 
     def note_steps(self, train_op: str, steps: int) -> None:
         """Notes steps of a guarded train op."""
@@ -66,6 +67,11 @@ class Seen:
     def has_trained(self) -> bool:
         """Whether anything is known to have trained, guarded or not."""
         return bool(self.train_ops or self.refused)
+
+    @property
+    def others_computed(self) -> bool:
+        """Whether processes that were started meanwhile, and waited for, may have trained."""
+        return os.times().children_user - self._others_before > _CPU_OF_TENSORFLOW
 
     def note_run(self, train_ops: Sequence[str]) -> None:
         """Notes a guarded run: a step of train ops, or of none, if it only wrote."""
@@ -111,7 +117,7 @@ class Seen:
         said += self._saves()
         if self.refused:
             said += '; NOT guarded: %s' % _named(list(self.refused))
-        if not self.forks and _others_computed():  # a fork says so itself
+        if not self.forks and self.others_computed:  # a fork says so itself
             said += '; of other processes that it started, ' + _OTHERS
         return said
 
@@ -209,7 +215,7 @@ def _why_nothing(seen: Seen) -> str:
         if not seen.has_names_of_1:
             hint = 'TensorFlow runs eagerly. For a script written for TensorFlow 1, use --tf1'
         return '%s, and this script ran no session: %s' % (covers, hint)
-    if seen.forks or _others_computed():
+    if seen.forks or seen.others_computed:
         return '%s, and this script ran no session, but other processes: %s' % (covers, _OTHERS)
     return '%s, and this script ran no session' % covers
 
@@ -217,11 +223,6 @@ def _why_nothing(seen: Seen) -> str:
 # A process that imports TensorFlow takes more, and what others are started for mostly less.
 _CPU_OF_TENSORFLOW = 0.7
 _OTHERS = 'each is guarded only if run starts it too, or if it is a fork of this one'
-
-
-def _others_computed() -> bool:
-    """Whether processes that were started by this one, and waited for, may have trained."""
-    return os.times().children_user > _CPU_OF_TENSORFLOW
 
 
 _MAY_BE_OF_1 = '. If it was written for TensorFlow 1, use --tf1'

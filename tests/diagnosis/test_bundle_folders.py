@@ -225,6 +225,14 @@ def test_a_remote_bundle_is_written_read_and_replayed(
     assert os.listdir(str(tmp_path)) == ['temporary']
 
 
+def test_a_name_that_is_on_record_is_given_to_no_other_bundle(tmp_path):
+    failed = zoo.failed('log_of_zero')
+    made = [write(failed, tmp_path, step=1, max_bundles=1) for _ in range(3)]
+    names = [os.path.basename(path) for path in made]
+    assert names == ['incident-1', 'incident-1-2', 'incident-1-3']
+    assert bundle.paths(tmp_path) == made[2:]
+
+
 @needs_ram
 def test_remote_bundles_are_numbered_and_the_oldest_goes(ram, temporary):
     failed = zoo.failed('log_of_zero')

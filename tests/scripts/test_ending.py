@@ -65,10 +65,11 @@ def test_a_save_that_was_refused_is_counted_where_nothing_trained():
 
 
 def test_other_processes_that_may_have_trained_are_told(monkeypatch):
+    nothing, seen = Seen(), Seen()
     times = os.times()
-    monkeypatch.setattr(os, 'times', lambda: os.times_result((*times[:2], 3.0, *times[3:])))
-    assert 'but other processes: each is guarded only if run starts it too' in str(Seen())
-    seen = Seen()
+    later = os.times_result((*times[:2], times.children_user + 3.0, *times[3:]))
+    monkeypatch.setattr(os, 'times', lambda: later)
+    assert 'but other processes: each is guarded only if run starts it too' in str(nothing)
     seen.note_steps('Adam', 3)
     others = '; of other processes that it started, each is guarded only if run starts it too'
     assert others in str(seen)

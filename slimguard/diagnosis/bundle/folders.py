@@ -16,7 +16,7 @@ import stat
 import tempfile
 import time
 import uuid
-from typing import List, Optional, Tuple
+from typing import List, Optional, Set, Tuple
 
 import tensorflow as tf
 
@@ -96,6 +96,10 @@ def _time_of(path: str) -> float:
 # Making.
 
 
+# By this process. The record names them for good, also those that have been removed.
+_published: Set[str] = set()
+
+
 class Making:
     """A folder to write a bundle in; `publish` turns it into one. A context manager.
 
@@ -115,13 +119,14 @@ class Making:
             self._lock = _hold(self.path)
 
     def publish(self, step: Optional[int]) -> str:
-        """Makes it the bundle of a step, under a name that nothing has yet; returns its path."""
+        """Makes it the bundle of a step, under a name that nothing has or had; returns its path."""
         self._release()
         name = 'incident-%s' % ('unknown' if step is None else step)
         move = _copy_to if self._is_remote else _rename_to
         for number in itertools.count(1):
             path = os.path.join(self._parent, name if number == 1 else '%s-%d' % (name, number))
-            if move(self.path, path):
+            if path not in _published and move(self.path, path):
+                _published.add(path)
                 return path
         raise AssertionError('not reached')
 

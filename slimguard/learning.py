@@ -306,8 +306,8 @@ def train(
             for hook in hooks:
                 hook.begin()
             own = gates.guard_summary(summary_op, train_op, _USE_DEFAULT) if keeper else None
-            step, wrap = in_turns(steps, turn, saver, own)
-            with preemption or contextlib.ExitStack():
+            turns = in_turns(steps, turn, saver, own)
+            with preemption or contextlib.ExitStack(), turns as (step, wrap):
                 before_session()
                 loss = _slim_train(
                     train_op,

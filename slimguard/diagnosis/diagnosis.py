@@ -4,6 +4,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from slimguard.diagnosis.ranges import NonFinite, Range
 from slimguard.diagnosis.source_lines import Line
+from slimguard.system.texts import in_one_line
 
 
 class Input(NamedTuple):
@@ -71,11 +72,28 @@ class Diagnosis(NamedTuple):
             return None
         return [] if self.non_finite is None else list(self.non_finite.rows)
 
+    @property
+    def in_short(self) -> Optional[str]:
+        """One line: the trouble, the op and the user's line, as far as known; None if not found."""
+        if not self.found:
+            return None
+        told = [self._trouble(), self._op(), None if self.line is None else str(self.line)]
+        return in_one_line('; '.join(part for part in told if part))
+
+    def _trouble(self) -> str:
+        return '%s: %s' % (_PHASES[self.phase], self.trouble)
+
+    def _op(self) -> Optional[str]:
+        if self.op is None:
+            return None
+        of = ', gradient of %s' % self.forward_op if self.forward_op else ''
+        return '%s (%s%s)' % (self.tensor or self.op, self.op_type, of)
+
     def __str__(self) -> str:
-        lines = ['%s: %s' % (_PHASES[self.phase], self.trouble)]
-        if self.op is not None:
-            of = ', gradient of %s' % self.forward_op if self.forward_op else ''
-            lines.append('  %s (%s%s)' % (self.tensor or self.op, self.op_type, of))
+        op = self._op()
+        lines = [self._trouble()]
+        if op is not None:
+            lines.append('  ' + op)
         if self.line is not None:
             lines.append('  %s' % (self.line,))
         for given in self.inputs[:5]:

@@ -52,13 +52,19 @@ class Journal:
             self._file = IncidentFile(logdir)
             self._file.make()
 
-    def record(self, incident: Incident, done_by: str = '') -> None:
-        """Writes one incident down; `done_by` is who acted, where no policy did."""
+    def record(self, incident: Incident, done_by: str = '', cause: Optional[str] = None) -> None:
+        """Writes one incident down.
+
+        Args:
+          incident: the incident, with its action.
+          done_by: who acted, where no policy did.
+          cause: what made the step bad, in one line without a full stop; None if it is not known.
+        """
         self.count += 1
         if self._file is not None:
             self._file.append(incident)
         self._summarize(incident)
-        self._log(incident, done_by)
+        self._log(incident, done_by, cause)
 
     def close(self, told: str = '') -> None:
         """Says how many log lines were held back, and what else there is, and closes the file."""
@@ -92,7 +98,7 @@ class Journal:
 
     # The log.
 
-    def _log(self, incident: Incident, done_by: str) -> None:
+    def _log(self, incident: Incident, done_by: str, cause: Optional[str]) -> None:
         goes_on = incident.action in ('skip', 'on_nan_loss')
         if not self._rate.is_due(must=not goes_on):
             return
@@ -103,4 +109,6 @@ class Journal:
         if incident.learning_rate is not None:
             done += ', learning rate x%g from now on' % incident.learning_rate
         log = tf1.logging.warning if incident.action == 'skip' else tf1.logging.error
-        log('slimguard: incident %d %s; %s.%s', self.count, incident, done, self._rate.told())
+        why = '' if cause is None else ' Why: %s.' % cause
+        told = self._rate.told()
+        log('slimguard: incident %d %s; %s.%s%s', self.count, incident, done, why, told)

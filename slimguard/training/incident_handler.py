@@ -198,7 +198,7 @@ class IncidentHandler:
                 other.note(action=_action_beside(handled.incident))
                 other.note_reason(_BESIDE)
             for each in (handled, *others):
-                self._journal.record(each.incident, self._now.acting)
+                self._journal.record(each.incident, self._now.acting, each.cause)
                 each.is_logged()
 
     def _decide_and_examine(

@@ -61,6 +61,7 @@ class HookedSteps:
     Attributes:
       coordinator: the coordinator of the training, which hooks get: the Supervisor's own, once
         there is a session.
+      session_wrapper: the user's, or None.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class HookedSteps:
         stop: Optional[StopRequest] = None,
     ):
         self._train_step_fn = train_step_fn
-        self._session_wrapper = session_wrapper
+        self.session_wrapper = session_wrapper
         self._hooks = tuple(hooks)
         self._watcher = watcher
         self._retried = _Retried(watcher)
@@ -155,8 +156,8 @@ class HookedSteps:
         runs_in = session
         self._session = session
         self._waits_to_start = self._ended = False
-        if session is not None and self._session_wrapper is not None:
-            runs_in = self._session_wrapper(session)
+        if session is not None and self.session_wrapper is not None:
+            runs_in = self.session_wrapper(session)
         self._runner = StepRunner(
             session, runs_in, self._hooks, self._train_step_fn, self._schedule, self._traces
         )

@@ -52,9 +52,11 @@ class OpenIncident:
       bad_rows: the rows of the batch that are not finite, none if it is no batch; None if it is not
         known that data are at fault.
       blames_data: whether data are at fault, as far as it is known.
+      cause: the diagnosis in one line; None if it is not known.
     """
 
     def __init__(self, incident: Incident, replaced: Callable[[Incident, Incident], None]):
+        self.cause: Optional[str] = None
         self.bad_rows: Optional[List[int]] = None
         self.blames_data = False
         self._versions: List[Incident] = [incident]
@@ -96,6 +98,7 @@ class OpenIncident:
         """Notes what an examination has found, and whether data are at fault."""
         diagnosis = found.diagnosis
         self.bad_rows = None if diagnosis is None else diagnosis.bad_rows
+        self.cause = None if diagnosis is None else diagnosis.in_short
         self.blames_data = found.blames_data
         self.note(diagnosis=None if diagnosis is None else str(diagnosis), bundle=found.bundle)
 

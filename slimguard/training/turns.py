@@ -1,6 +1,8 @@
 """slim's loop takes turns with the threads that save and summarize: :func:`in_turns`."""
 
-from typing import Any, Callable, Optional, Tuple
+import contextlib
+import logging
+from typing import Any, Callable, Iterator, Optional, Tuple
 
 import tensorflow as tf
 
@@ -11,13 +13,16 @@ from slimguard.training.loop import HookedSteps
 from slimguard.training.supervisor import summarize, wait_before_stop
 
 
+@contextlib.contextmanager
 def in_turns(
     steps: HookedSteps,
     turn: StepTurn,
     saver: Optional[FiniteSaver],
     summary_op: Optional[tf.Tensor] = None,
-) -> Tuple[Callable[..., Any], Callable[[Any], Any]]:
+) -> Iterator[Tuple[Callable[..., Any], Callable[[Any], Any]]]:
     """The step function and the session wrapper for slim's loop, which give way to who copies.
+
+    While it is open, slim's log tells of the user's session wrapper only, as without us.
 
     Args:
       steps: the steps of the loop.
@@ -42,4 +47,25 @@ def in_turns(
                 summarize(supervisor, session, summary_op, turn.no_step)
         return hooked
 
-    return turn.stepping(steps.step), wrap
+    told = _Wrapper(wrap, steps.session_wrapper)
+    log = logging.getLogger('tensorflow')
+    log.addFilter(told)
+    try:
+        yield turn.stepping(steps.step), wrap
+    finally:
+        log.removeFilter(told)
+
+
+class _Wrapper(logging.Filter):
+    """Keeps a session wrapper of ours out of the log; a user's that it calls takes its place."""
+
+    def __init__(self, ours: Callable[[Any], Any], theirs: Optional[Callable[[Any], Any]]):
+        super().__init__()
+        self._ours, self._theirs = ours, theirs
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        args = record.args
+        if not (isinstance(args, tuple) and len(args) == 1 and args[0] is self._ours):
+            return True
+        record.args = (self._theirs,)
+        return self._theirs is not None

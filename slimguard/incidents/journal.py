@@ -109,6 +109,7 @@ class Journal:
         if incident.learning_rate is not None:
             done += ', learning rate x%g from now on' % incident.learning_rate
         log = tf1.logging.warning if incident.action == 'skip' else tf1.logging.error
-        why = '' if cause is None else ' Why: %s.' % cause
+        # A NanLossError tells it itself.
+        why = '' if cause is None or incident.action == 'raise' else ' Why: %s.' % cause
         told = self._rate.told()
         log('slimguard: incident %d %s; %s.%s%s', self.count, incident, done, why, told)

@@ -48,34 +48,23 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
 
 def _run(options: argparse.Namespace, script: Sequence[str], lent: contextlib.ExitStack) -> None:
     """Runs a script; `lent` takes from a caller who goes on what the script had been given."""
-    from slimguard.scripts import run, tf1_names
+    from slimguard.scripts import run
+    from slimguard.scripts.run_options import RunOptions
 
-    if options.tf1:
-        lent.callback(tf1_names.uninstall)
-        tf1_names.install()
-    # These import TensorFlow, which the names of version 1 have to come before.
-    from slimguard.scripts import ending, script_watcher
-    from slimguard.scripts import instrumentation as instrumentations
-
-    is_the_callers = instrumentations.is_active()
-    instrumentation = instrumentations.instrument(
-        options.on_nan,
-        options.max_loss,
-        options.logdir,
+    instrumentation = RunOptions(
+        tf1=options.tf1,
+        on_nan=options.on_nan,
+        max_loss=options.max_loss,
+        logdir=options.logdir,
         capture=options.capture == 'yes',
         max_bundles=options.max_bundles,
         preemption_seconds=options.preemption_seconds,
         spike=options.spike,
         history=options.history,
-    )
-    if not is_the_callers:
-        lent.callback(instrumentation.uninstrument)
-    # Said once all else is, a traceback among it.
+    ).guard(lent)
+    from slimguard.scripts import ending, script_watcher
+
     seen = instrumentation.sessions.seen
-    ending.Ending(seen).register()
-    seen.has_names_of_1 = options.tf1 or tf1_names.is_native()
-    if seen.has_names_of_1:
-        tf1_names.let_flags_be_redefined()
     try:
         if script[0] == '-m':
             run.run_module(script[1], script[2:])

@@ -11,6 +11,8 @@ The files:
     script_summaries.py          scalars where a script writes summaries
     optimizer_notes.py           what the optimizers of a script make
     patches.py                   methods of TensorFlow, replaced for a while
+    run_options.py               the options of `run`, and what they do to a process
+    children.py                  processes that multiprocessing spawns are guarded, too
     ending.py                    what `run` says at the end
     tf1_names.py                 the names of TensorFlow 1, for scripts on TensorFlow 2
     tf1_table.py                 where they are today

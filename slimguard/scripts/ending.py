@@ -31,7 +31,8 @@ class Seen:
       refused_saves: how many saves were refused, as a variable was not finite.
       error: what ended the script; None if it came to its end.
       has_names_of_1: whether the script has the names of TensorFlow 1, and its graphs.
-      forks: how many forks of this process there were.
+      children: how many forks of this process there were, and children that it spawned: of all
+        these, each is guarded and says so itself.
       before_first: called ahead of noting the first step, or the first refused train op.
     """
 
@@ -47,7 +48,7 @@ class Seen:
         self.own_steps = 0
         self.error: Optional[BaseException] = None
         self.has_names_of_1 = False
-        self.forks = 0
+        self.children = 0
         self.before_first: Callable[[], object] = lambda: None
         self._others_before = os.times().children_user
 
@@ -62,6 +63,10 @@ class Seen:
         if not self.has_trained:
             self.before_first()
         self.refused[name] = why
+
+    def note_child(self) -> None:
+        """Notes a process that is guarded as this one is."""
+        self.children += 1
 
     @property
     def has_trained(self) -> bool:
@@ -117,7 +122,7 @@ class Seen:
         said += self._saves()
         if self.refused:
             said += '; NOT guarded: %s' % _named(list(self.refused))
-        if not self.forks and self.others_computed:  # a fork says so itself
+        if not self.children and self.others_computed:
             said += '; of other processes that it started, ' + _OTHERS
         return said
 
@@ -142,36 +147,44 @@ class Ending:
     def __init__(self, seen: Seen):
         self._seen = seen
         self._process = os.getpid()
-        self._is_fork = False
+        self._child = ''  # what kind of child of the script's process this one is
         self._has_said = False
 
-    def register(self) -> None:
-        """Has this process and its forks say it at their end."""
+    def register(self, is_spawned: bool = False) -> None:
+        """Has this process and its forks say it at their end.
+
+        Args:
+          is_spawned: whether the script's process spawned this one.
+        """
+        if is_spawned:
+            self._become('a child')
         atexit.register(self.say)
         if hasattr(os, 'register_at_fork'):  # not on Windows, where there are no forks
-            os.register_at_fork(after_in_parent=self._note_fork, after_in_child=self._become_fork)
+            os.register_at_fork(
+                after_in_parent=self._seen.note_child, after_in_child=self._become_fork
+            )
 
     def say(self) -> None:
         """Says it on stderr, if anybody listens there."""
-        is_silent = self._is_fork and not self._seen.has_trained
+        is_silent = self._child and not self._seen.has_trained
         if self._has_said or os.getpid() != self._process or is_silent:
             return
         self._has_said = True
-        where = 'in process %d, a fork: ' % self._process if self._is_fork else ''
+        where = 'in process %d, %s: ' % (self._process, self._child) if self._child else ''
         terminal.complain(where + str(self._seen))
-
-    def _note_fork(self) -> None:
-        self._seen.forks += 1
 
     def _become_fork(self) -> None:
         # What was seen before is the parent's to tell.
         vars(self._seen).update(vars(Seen()))
+        self._become('a fork')
+
+    def _become(self, child: str) -> None:
         self._seen.before_first = self._say_at_end_of_child
-        self._process, self._is_fork = os.getpid(), True
+        self._process, self._child = os.getpid(), child
 
     def _say_at_end_of_child(self) -> None:
-        # A child of `multiprocessing` runs no `atexit`; and what was to be run instead before the
-        # fork, it has forgotten.
+        # A child of `multiprocessing` may run no `atexit`; and what was to be run instead before
+        # it began with its work, it has forgotten.
         multiprocessing.util.Finalize(None, self.say, exitpriority=-100)
 
 
@@ -210,19 +223,25 @@ def _why_nothing(seen: Seen) -> str:
     if seen.error is not None:
         hint = _MAY_BE_OF_1 if _may_be_of_tensorflow_1(seen.error) else ''
         return 'the script ended before it ran a session' + hint
+    said = covers + ', and this script ran no session'
+    if seen.children:
+        return said + _IN_CHILDREN % _counted(seen.children, 'process', 'processes')
     if tf.executing_eagerly():
-        hint = 'it enabled eager execution'
-        if not seen.has_names_of_1:
-            hint = 'TensorFlow runs eagerly. For a script written for TensorFlow 1, use --tf1'
-        return '%s, and this script ran no session: %s' % (covers, hint)
-    if seen.forks or seen.others_computed:
-        return '%s, and this script ran no session, but other processes: %s' % (covers, _OTHERS)
-    return '%s, and this script ran no session' % covers
+        said += ': it enabled eager execution' if seen.has_names_of_1 else _IS_EAGER
+    if seen.others_computed:
+        said += '. Other processes may have trained: ' + _OTHERS
+    return said
 
 
 # A process that imports TensorFlow takes more, and what others are started for mostly less.
 _CPU_OF_TENSORFLOW = 0.7
-_OTHERS = 'each is guarded only if run starts it too, or if it is a fork of this one'
+_OTHERS = (
+    'each is guarded only if run starts it too, or if it is a fork or a child of multiprocessing'
+)
+_IN_CHILDREN = (
+    ' itself. It started %s that are guarded as it is, and say themselves what they have trained'
+)
+_IS_EAGER = ': TensorFlow runs eagerly. For a script written for TensorFlow 1, use --tf1'
 
 
 _MAY_BE_OF_1 = '. If it was written for TensorFlow 1, use --tf1'
@@ -237,8 +256,8 @@ def _may_be_of_tensorflow_1(error: BaseException) -> bool:
     return any(name in str(error) for name in ('tensorflow', 'tf.', 'eager'))
 
 
-def _counted(number: int, what: str) -> str:
-    return '%d %s%s' % (number, what, '' if number == 1 else 's')
+def _counted(number: int, what: str, several: str = '') -> str:
+    return '%d %s' % (number, what if number == 1 else several or what + 's')
 
 
 def _named(names: List[str]) -> str:

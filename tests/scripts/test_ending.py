@@ -69,11 +69,11 @@ def test_other_processes_that_may_have_trained_are_told(monkeypatch):
     times = os.times()
     later = os.times_result((*times[:2], times.children_user + 3.0, *times[3:]))
     monkeypatch.setattr(os, 'times', lambda: later)
-    assert 'but other processes: each is guarded only if run starts it too' in str(nothing)
+    assert 'Other processes may have trained: each is guarded only if run starts' in str(nothing)
     seen.note_steps('Adam', 3)
     others = '; of other processes that it started, each is guarded only if run starts it too'
     assert others in str(seen)
-    seen.forks = 1  # which say so themselves
+    seen.children = 1  # which say so themselves
     assert others not in str(seen)
 
 
@@ -185,5 +185,5 @@ def test_a_fork_that_trains_says_so_and_its_parent_that_there_was_one(tmp_path):
     )
     assert re.match(not_guarded, said[1])
     assert re.fullmatch(process + '3 steps, no incident', said[2])
-    assert 'ran no session, but other processes: each is guarded only if' in said[3]
+    assert 'ran no session itself. It started 4 processes that are guarded as it is' in said[3]
     assert len(said) == 4

@@ -1,0 +1,66 @@
+"""The options of `run`, and what they do to a process. Imports TensorFlow only for that."""
+
+import contextlib
+import functools
+from typing import Any, NamedTuple, Optional
+
+
+class RunOptions(NamedTuple):
+    """What a script is guarded by, in plain values: another process may be given it.
+
+    Attributes:
+      tf1: whether scripts get the names of TensorFlow 1.
+      on_nan, max_loss, logdir, capture, max_bundles, preemption_seconds, spike, history: as for
+        `slimguard.instrument`.
+    """
+
+    tf1: bool
+    on_nan: Any
+    max_loss: Optional[float]
+    logdir: Optional[str]
+    capture: bool
+    max_bundles: int
+    preemption_seconds: float
+    spike: Any
+    history: int
+
+    def guard(self, lent: contextlib.ExitStack, is_spawned: bool = False) -> Any:
+        """Guards what trains in this process from here on, and has it say a last line at its end.
+
+        To be called before TensorFlow is imported.
+
+        Args:
+          lent: takes back, when it is closed, what the process was given.
+          is_spawned: whether a process that was guarded so has spawned this one.
+
+        Returns:
+          The `Instrumentation`.
+        """
+        from slimguard.scripts import children, tf1_names
+
+        if self.tf1:
+            lent.callback(tf1_names.uninstall)
+            tf1_names.install()
+        # These import TensorFlow, which the names of version 1 have to come before.
+        from slimguard.scripts import ending
+        from slimguard.scripts import instrumentation as instrumentations
+
+        is_the_callers = instrumentations.is_active()
+        instrumentation = instrumentations.instrument(**self._without_tf1())
+        if not is_the_callers:
+            lent.callback(instrumentation.uninstrument)
+        seen = instrumentation.sessions.seen
+        # Said once all else is, a traceback among it.
+        ending.Ending(seen).register(is_spawned)
+        lent.callback(children.hand_on(functools.partial(_guard_child, self), seen.note_child))
+        seen.has_names_of_1 = self.tf1 or tf1_names.is_native()
+        if seen.has_names_of_1:
+            tf1_names.let_flags_be_redefined()
+        return instrumentation
+
+    def _without_tf1(self) -> Any:
+        return {name: value for name, value in self._asdict().items() if name != 'tf1'}
+
+
+def _guard_child(options: RunOptions) -> None:
+    options.guard(contextlib.ExitStack(), is_spawned=True)

@@ -62,23 +62,20 @@ def _run(options: argparse.Namespace, script: Sequence[str], lent: contextlib.Ex
         spike=options.spike,
         history=options.history,
     ).guard(lent)
-    from slimguard.scripts import ending, script_watcher
+    from slimguard.scripts import script_watcher
 
-    seen = instrumentation.sessions.seen
+    seen, script_files = instrumentation.sessions.seen, instrumentation.sessions.files
+    is_module = script[0] == '-m'
+    start = run.run_module if is_module else run.run_script
+    what, *given = script[1:] if is_module else script
     try:
-        if script[0] == '-m':
-            run.run_module(script[1], script[2:])
-        else:
-            run.run_script(script[0], script[1:])
+        script_watcher.end_at_stop(script_files, start, what, given)
     except SystemExit as error:
         seen.error = error if error.code else None
         raise
     except BaseException as error:
-        if not script_watcher.is_stop(error):
-            seen.error = error
-            raise
-        # 'stop' has ended a loop that asks nobody, which is no failure.
-        terminal.complain(ending.after_stop(instrumentation.sessions.files.newest))
+        seen.error = error
+        raise
 
 
 def _replay(options: argparse.Namespace) -> None:

@@ -6,6 +6,7 @@ them the line is that of the op that was differentiated.
 """
 
 import linecache
+import os
 from typing import Any, Dict, Iterator, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
@@ -97,8 +98,21 @@ def _frames(op) -> Iterator[Tuple[str, int, str]]:
         )
 
 
+def _started_in() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # the folder is gone
+        return ''
+
+
+# What Python before 3.9 knows a script by is relative to this, wherever the script goes.
+_STARTED_IN = _started_in()
+
+
 def _line_of(file: str, number: int, function: str) -> Optional[Line]:
     """The line, or None if nobody can open it."""
+    from_start = os.path.join(_STARTED_IN, file)
+    file = from_start if os.path.exists(from_start) else file
     text = linecache.getline(file, number).strip()
     # A notebook's cell is kept with its source; what was frozen, evaluated or typed in has none.
     return None if file.startswith('<') and not text else Line(file, number, function, text)

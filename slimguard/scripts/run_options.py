@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, Optional
 
 
@@ -42,8 +43,9 @@ class RunOptions(NamedTuple):
             lent.callback(tf1_names.uninstall)
             tf1_names.install()
         # These import TensorFlow, which the names of version 1 have to come before.
-        from slimguard.scripts import ending
+        from slimguard.scripts import ending, script_watcher
         from slimguard.scripts import instrumentation as instrumentations
+        from slimguard.scripts.patches import Patches
 
         is_the_callers = instrumentations.is_active()
         instrumentation = instrumentations.instrument(**self._without_tf1())
@@ -53,6 +55,10 @@ class RunOptions(NamedTuple):
         # Said once all else is, a traceback among it.
         ending.Ending(seen).register(is_spawned)
         lent.callback(children.hand_on(functools.partial(_guard_child, self), seen.note_child))
+        patches = Patches()
+        lent.callback(patches.undo)
+        at_stop = functools.partial(script_watcher.end_at_stop, instrumentation.sessions.files)
+        patches.wrap_in_all(BaseProcess, 'run', at_stop)
         seen.has_names_of_1 = self.tf1 or tf1_names.is_native()
         if seen.has_names_of_1:
             tf1_names.let_flags_be_redefined()

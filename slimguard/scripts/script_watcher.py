@@ -14,8 +14,10 @@ from slimguard.incidents.incident import Incident
 from slimguard.incidents.journal import Journal
 from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.incidents.policy_language import OnNan
+from slimguard.scripts.ending import after_stop
 from slimguard.scripts.script_files import ScriptFiles, ScriptRestorer
 from slimguard.scripts.script_preemption import save_quietly
+from slimguard.system import terminal
 from slimguard.training.back_off import BackOff, warn_of_another_policy
 from slimguard.training.checkpoint_keeper import NOT_SAVED
 from slimguard.training.context import TrainingContext
@@ -45,6 +47,22 @@ def is_of_incident(error: BaseException) -> bool:
 def is_stop(error: BaseException) -> bool:
     """Whether `stop_error` made an error, and no input that has ended did."""
     return isinstance(error, tf.errors.OutOfRangeError) and is_of_incident(error)
+
+
+def end_at_stop(files: ScriptFiles, run: Callable[..., Any], *args: Any) -> Any:
+    """Runs what 'stop' may end in the midst of it; that is no failure, and said on stderr.
+
+    Args:
+      files: where the script saves.
+      run: what to run.
+      *args: what to run it with.
+    """
+    try:
+        return run(*args)
+    except Exception as error:
+        if not is_stop(error):
+            raise
+    terminal.complain(after_stop(files.newest))
 
 
 class _ScriptPreparation(Preparation):

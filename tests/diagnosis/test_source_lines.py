@@ -5,6 +5,7 @@ import linecache
 
 import pytest
 
+from slimguard.diagnosis import source_lines
 from slimguard.diagnosis.source_lines import Origins
 
 CELL = '<ipython-input-1>'
@@ -48,3 +49,15 @@ def test_a_line_of_a_notebooks_cell_is_found_as_its_source_is_kept(graph, monkey
         assert str(line) == CELL + ":5, in double: return tf.multiply(x, 2.0, name='double')"
     else:
         assert line.file == __file__
+
+
+def test_a_script_that_python_knows_by_a_relative_path_is_found_from_elsewhere(
+    graph, tmp_path, monkeypatch
+):
+    """Before Python 3.9 that is how it was given on the command line."""
+    (tmp_path / 'train_there.py').write_text(SOURCE)
+    monkeypatch.setattr(source_lines, '_STARTED_IN', str(tmp_path))
+    exec(compile(SOURCE, 'train_there.py', 'exec'), {})
+    line = Origins(graph)('double').line
+    assert line.file == str(tmp_path / 'train_there.py')
+    assert line.text == "return tf.multiply(x, 2.0, name='double')"

@@ -143,10 +143,10 @@ import sys
 import tensorflow.compat.v1 as tf1
 
 
-def train(steps, in_parts=False):
+def train(steps, in_parts=False, factor=1.0):
     with tf1.Graph().as_default(), tf1.Session() as session:
         w = tf1.get_variable('w', initializer=1.0)
-        train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(w * w)
+        train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(w * w * factor)
         session.run(w.initializer)
         if in_parts:
             session.partial_run_setup([train_op])
@@ -163,6 +163,10 @@ unguarded.join()
 idle = multiprocessing.get_context('fork').Process(target=len, args=[''])
 idle.start()
 idle.join()
+stopped = multiprocessing.get_context('fork').Process(target=train, args=[2, False, 1e39])
+stopped.start()
+stopped.join()
+assert stopped.exitcode == 0
 if not os.fork():
     train(3)
     sys.exit()
@@ -174,7 +178,8 @@ os.wait()
 def test_a_fork_that_trains_says_so_and_its_parent_that_there_was_one(tmp_path):
     script = tmp_path / 'train.py'
     script.write_text(SCRIPT)
-    command = [sys.executable, '-W', 'ignore', '-m', 'slimguard', 'run', '--tf1', str(script)]
+    command = [sys.executable, '-W', 'ignore', '-m', 'slimguard', 'run', '--tf1', '--on_nan=stop']
+    command += [str(script)]
     done = subprocess.run(command, cwd=str(tmp_path), stderr=subprocess.PIPE, text=True)
     said = [line for line in done.stderr.splitlines() if line.startswith('slimguard: ')]
     assert done.returncode == 0, done.stderr
@@ -184,6 +189,8 @@ def test_a_fork_that_trains_says_so_and_its_parent_that_there_was_one(tmp_path):
         r'slimguard: in process \d+, a fork: nothing here was guarded: train op .* cannot be'
     )
     assert re.match(not_guarded, said[1])
-    assert re.fullmatch(process + '3 steps, no incident', said[2])
-    assert 'ran no session itself. It started 4 processes that are guarded as it is' in said[3]
-    assert len(said) == 4
+    stopped, of_stopped, of_fork, of_parent = said[2:]
+    assert stopped.startswith("slimguard: 'stop' has ended the script inside its loop")
+    assert re.match(process + r'1 step, 1 incident \(stop 1\)', of_stopped)
+    assert re.fullmatch(process + '3 steps, no incident', of_fork)
+    assert 'ran no session itself. It started 5 processes that are guarded as it is' in of_parent

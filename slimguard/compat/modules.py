@@ -1,11 +1,12 @@
 """Looks modules and names up by their full names, and imports no more than it has to."""
 
+import contextlib
 import importlib
 import importlib.util
 import os
 import sys
 import types
-from typing import Any, Optional
+from typing import Any, ContextManager, Optional
 
 
 def find_spec(package: str) -> Any:
@@ -48,7 +49,14 @@ def exists(name: str) -> bool:
     parent, _, child = name.rpartition('.')
     module = import_or_none(parent)
     # dir() first: TensorFlow logs a warning when a deprecated module is asked for a name.
-    return child in dir(module) or hasattr(module, child) or import_or_none(name) is not None
+    with _silence():
+        return child in dir(module) or hasattr(module, child) or import_or_none(name) is not None
+
+
+def _silence() -> ContextManager[Any]:
+    """While it is open, TensorFlow does not warn of what is deprecated, where it can be told so."""
+    deprecation = import_or_none('tensorflow.python.util.deprecation')
+    return getattr(deprecation, 'silence', contextlib.nullcontext)()
 
 
 def public(home: str) -> Any:

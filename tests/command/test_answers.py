@@ -378,6 +378,13 @@ class TestDoctorOfABrokenInstallation:
         assert self.missing(packages)['a protobuf that fits']['remedy'] == remedy
 
 
+def test_doctor_asks_for_names_that_moved_without_a_warning():
+    done = subprocess.run(
+        [sys.executable, '-m', 'slimguard', 'doctor'], stderr=subprocess.PIPE, text=True, check=True
+    )
+    assert 'fix your imports' not in done.stderr
+
+
 def test_doctor_without_anything_says_what_to_install(bare_python):
     done = subprocess.run(
         [bare_python, '-m', 'slimguard', 'doctor'],

@@ -239,7 +239,7 @@ _OTHERS = (
     'each is guarded only if run starts it too, or if it is a fork or a child of multiprocessing'
 )
 _IN_CHILDREN = (
-    ' itself. It started %s that are guarded as it is, and say themselves what they have trained'
+    ' itself. What it started (%s) is guarded as it is, and says itself what it has trained'
 )
 _IS_EAGER = ': TensorFlow runs eagerly. For a script written for TensorFlow 1, use --tf1'
 

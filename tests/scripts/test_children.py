@@ -62,7 +62,7 @@ def test_a_spawned_child_that_trains_is_guarded_and_another_imports_nothing(tmp_
         r'\(skip 1\); record and bundles: .*records.*'
     )
     assert re.fullmatch(in_child, said[0]) and re.fullmatch(in_child, said[1])
-    assert 'this script ran no session itself. It started 3 processes that are guarded' in said[2]
+    assert 'this script ran no session itself. What it started (3 processes) is guarded' in said[2]
     assert len(said) == 3
     incidents = record_reader.read_incidents(tmp_path / 'records')
     assert [incident.action for incident in incidents] == ['skip', 'skip']

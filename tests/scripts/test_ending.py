@@ -193,4 +193,4 @@ def test_a_fork_that_trains_says_so_and_its_parent_that_there_was_one(tmp_path):
     assert stopped.startswith("slimguard: 'stop' has ended the script inside its loop")
     assert re.match(process + r'1 step, 1 incident \(stop 1\)', of_stopped)
     assert re.fullmatch(process + '3 steps, no incident', of_fork)
-    assert 'ran no session itself. It started 5 processes that are guarded as it is' in of_parent
+    assert 'ran no session itself. What it started (5 processes) is guarded as it is' in of_parent

@@ -14,7 +14,6 @@ The files:
     hidden_ops.py     what may be at fault inside of a loop or a function
     diagnosis.py      what a diagnosis says, in a few lines and as data
     ranges.py         what there is to say about an array of numbers in a line
-    source_lines.py   which line of the user's code made an op
     evidence.py       capture, diagnosis and bundle together, for loops that train
     bundle/           a bad step in a folder, to be opened elsewhere
     disk_room.py      bundles and checkpoints on one disk: who gives way

@@ -3,7 +3,7 @@
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from slimguard.diagnosis.ranges import NonFinite, Range
-from slimguard.diagnosis.source_lines import Line
+from slimguard.graph.source_lines import Line
 from slimguard.system.texts import in_one_line
 
 

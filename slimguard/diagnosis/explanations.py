@@ -17,8 +17,8 @@ from slimguard.diagnosis.hidden_ops import explain_inside
 from slimguard.diagnosis.measured_step import SAME_NUMBERS, MeasuredStep
 from slimguard.diagnosis.ranges import NonFinite, Range, find_non_finite, measure
 from slimguard.diagnosis.rerun import Step
-from slimguard.diagnosis.source_lines import Origins
 from slimguard.graph import key
+from slimguard.graph.source_lines import Origins
 
 _LARGE_WEIGHT = 1e6
 _NO_VALUE = np.array(np.nan, np.float32)  # stands for a tensor in a branch that did not run

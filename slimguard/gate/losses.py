@@ -10,6 +10,7 @@ from slimguard import graph as graphs
 from slimguard.gate.sources import Sources
 from slimguard.gate.step_graph import StepGraph
 from slimguard.graph import key, op_of, ops
+from slimguard.graph.source_lines import assigned_name
 
 # The scope of the means of losses that are no scalars.
 _MEANS = re.compile(graphs.OURS + r'loss(_\d+)?/')
@@ -27,9 +28,29 @@ def as_scalar(loss: tf.Tensor) -> tf.Tensor:
             return tf.reduce_mean(loss, name=loss.op.name)
 
 
-def name_of(loss: tf.Tensor) -> str:
-    """The name of a loss, or of that which it is the mean of."""
-    return _MEANS.sub('', loss.op.name, 1)
+def label_of(loss: tf.Tensor) -> str:
+    """What a loss, or that which it is the mean of, is called in words: ``loss total_loss``.
+
+    Where nobody has named the op, it is what the user's code calls it, with the op's name behind:
+    ``loss cost (Mean_3)``; or ``loss (Mean_3)``, where the code has the same word.
+    """
+    name = _MEANS.sub('', loss.op.name, 1)
+    op = loss.op if name == loss.op.name else loss.op.inputs[0].op
+    assigned = assigned_name(op) if _is_automatic(op) else None
+    if assigned is None:
+        return 'loss ' + name
+    called = assigned.rpartition('self.')[2]
+    return 'loss (%s)' % name if called == 'loss' else 'loss %s (%s)' % (called, name)
+
+
+def _is_automatic(op: tf.Operation) -> bool:
+    """Whether an op's name is what TensorFlow calls it by itself."""
+    last = re.sub(r'_\d+$', '', op.name.rpartition('/')[2])
+    return last == op.type or last in _OPERATORS
+
+
+# What Python's operators, such as +, are called.
+_OPERATORS = frozenset('add sub mul truediv div neg pow'.split())
 
 
 def find_losses(

@@ -11,7 +11,7 @@ from slimguard.gate.finite_checks import FiniteCheck, Moment
 from slimguard.gate.flags import Flags, join_flags
 from slimguard.gate.flags_in_words import GRADIENT_NORM, Label
 from slimguard.gate.limits import Limits
-from slimguard.gate.losses import name_of
+from slimguard.gate.losses import label_of
 from slimguard.gate.plan import Plan
 from slimguard.gate.tasks import Task
 from slimguard.graph import key, ops, plain_ops
@@ -45,7 +45,7 @@ class StepChecks:
           half_square: half the square of the gradients' norm; None without gradients.
         """
         plan = self._plan
-        losses = [Check(loss, 'loss ' + name_of(loss)) for loss in plan.losses]
+        losses = [Check(loss, label_of(loss)) for loss in plan.losses]
         values = losses + list(checks)
         tensors = [value.tensor for value in values]
         check = FiniteCheck(self._make, tensors, Moment(token), self._home)
@@ -139,7 +139,7 @@ def check_late_loss(loss: tf.Tensor, value: tf.Tensor, refused: tf.Tensor) -> Fl
         unknown = plain_ops.constant(False, tf.bool)
     is_bad = tf.logical_not(tf.reduce_all(tf.math.is_finite(ops.for_arithmetic(value))))
     flag = plain_ops.stack([plain_ops.merge([is_bad, unknown], 'bad_late_loss')])
-    return Flags([Label('late', 'loss ' + name_of(loss))], flag)
+    return Flags([Label('late', label_of(loss))], flag)
 
 
 def _check_limit(loss: Check, max_loss: tf.Tensor, token: tf.Tensor) -> Flags:

@@ -5,6 +5,7 @@
     writes.py        what ops write, and with which values
     control_flow.py  conditions and loops around an op
     clones.py        which clone of a model a value comes from
+    source_lines.py  which line of the user's code made an op
     devices.py       the device for an op that serves another
     ops.py           creating ops, many and quickly, each at the place of another
     plain_ops.py     creating ops of the plainest kinds, quickly

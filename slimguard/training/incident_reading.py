@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from slimguard import gate as gates
+from slimguard.gate.losses import label_of
 from slimguard.incidents.history import History
 from slimguard.incidents.incident import Incident
 
@@ -82,7 +83,7 @@ def of_loss(
     is_finite = np.isfinite(value)
     if is_finite and (max_loss is None or value <= max_loss):
         return None
-    name = 'loss ' + loss.op.name
+    name = label_of(loss)
     incident = Incident.now(
         step=step(),
         loss=value,

@@ -69,7 +69,7 @@ class TestGuarded:
         _, train_op, hook = self.build(check_numerics, 'skip')
         monitored(hook, train_op)
         (incident,) = hook.incidents
-        assert incident.tensors == ('loss Mean', 'gradient of w')
+        assert incident.tensors == ('loss (Mean)', 'gradient of w')
         assert np.isnan(incident.loss)
         assert incident.strategy == ('check_numerics' if check_numerics else 'hook')
 
@@ -158,7 +158,7 @@ class TestWithoutAGate:
     def test_max_loss_detects(self):
         model = Linear(bad=(3,), value=1e6)
         hook = slimguard.NanLossHook(model.loss, max_loss=1e6)
-        with pytest.raises(slimguard.NanLossError, match='above max_loss: loss Mean'):
+        with pytest.raises(slimguard.NanLossError, match=r'above max_loss: loss \(Mean\)'):
             monitored(hook, model.minimize())
 
     def test_skip_is_refused_before_the_first_step(self):
@@ -220,7 +220,7 @@ class TestSubclass:
         train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
         hook = self.Recording(model.loss)
         assert len(monitored(hook, train_op)) == 7
-        assert hook.seen == (model.loss.graph, 'not finite: loss Mean, gradient of w')
+        assert hook.seen == (model.loss.graph, 'not finite: loss (Mean), gradient of w')
         assert [i.action for i in hook.incidents] == ['on_nan_loss']
 
     def test_on_nan_loss_may_leave_it_to_the_policy(self):
@@ -246,7 +246,7 @@ def test_the_log_line_can_be_acted_on():
     *incidents, last = [line for line in lines if line.startswith('slimguard')]
     # What happened, what was done, what made it so, and where the user wrote that.
     what = re.compile(
-        r'slimguard: incident (\d) at global step (\d) \(loss nan\): not finite: loss Mean, '
+        r'slimguard: incident (\d) at global step (\d) \(loss nan\): not finite: loss \(Mean\), '
         r'gradient of w; nothing was written; skipping this batch\. Why: in the input: bad data: '
         r'1 NaN among 12 values, in row 1; PyFunc:0 \(PyFunc\); .*models\.py:\d+, in __init__: '
         r'self\.x = tf1\.py_func\(.*\)\.'
@@ -320,7 +320,7 @@ class TestMaxLoss:
         monitored(hook, train_op)
         (incident,) = hook.incidents
         assert incident.held and incident.loss > 1e6
-        assert incident.reason == 'above max_loss: loss Mean'
+        assert incident.reason == 'above max_loss: loss (Mean)'
 
     def test_it_must_not_disagree_with_the_gate(self):
         _, train_op, hook = self.build(1e6, of_gate=1e5)

@@ -105,12 +105,12 @@ class TestCreateTrainOp:
                 with pytest.raises(tf.errors.InvalidArgumentError, match='inf or nan') as caught:
                     session.run(train_op)
                 labels = gate.labels_in(caught.value.message)
-                assert gate.explain(labels).tensors == ('loss Mean', 'gradient of w')
+                assert gate.explain(labels).tensors == ('loss (Mean)', 'gradient of w')
             else:
                 assert np.isnan(session.run(train_op))
                 printed = capfd.readouterr().err
                 assert 'slimguard: this step wrote nothing (global step 0)' in printed
-                assert 'loss Mean, gradient of w' in printed
+                assert 'loss (Mean), gradient of w' in printed
             assert session.run(model.step) == 0 and not non_finite(session)
 
     def test_clipping_and_multipliers_reach_slim(self):
@@ -368,7 +368,7 @@ class TestMaxLoss:
         model, train_op = build(bad=(3,), value=1e6)
         hook = slimguard.NanLossHook(model.loss, on_nan='skip')
         train(train_op, hooks=[hook], max_loss=1e6)
-        assert [i.reason for i in hook.incidents] == ['above max_loss: loss Mean']
+        assert [i.reason for i in hook.incidents] == ['above max_loss: loss (Mean)']
 
     def test_a_hook_that_disagrees_is_an_error(self):
         model, train_op = build()

@@ -8,10 +8,10 @@ import tensorflow.compat.v1 as tf1
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.diagnosis.capture import Capture
-from slimguard.diagnosis.source_lines import Origins, record
 from slimguard.diagnosis.step_ops import gate_roots
 from slimguard.graph import op_of
 from slimguard.graph.control_flow import SWITCHES, Flow
+from slimguard.graph.source_lines import Origins, record
 
 
 class ExportedStep(NamedTuple):

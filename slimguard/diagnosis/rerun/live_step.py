@@ -8,10 +8,10 @@ from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.rerun.step import Step
-from slimguard.diagnosis.source_lines import Origins
 from slimguard.diagnosis.step_ops import ops_up_to, split_at_gate
 from slimguard.graph import key
 from slimguard.graph.control_flow import Flow
+from slimguard.graph.source_lines import Origins
 
 
 def live_step(session, capture: Capture, values: Dict[str, np.ndarray]) -> Step:

@@ -8,7 +8,6 @@ import tensorflow as tf
 from slimguard import graph as graphs
 from slimguard.diagnosis.capture import is_random
 from slimguard.diagnosis.rerun.chunks import bytes_of, in_chunks
-from slimguard.diagnosis.source_lines import Origin
 from slimguard.diagnosis.step_ops import (
     AnyGate,
     gate_roots,
@@ -18,6 +17,7 @@ from slimguard.diagnosis.step_ops import (
 )
 from slimguard.graph import key, single_runs
 from slimguard.graph.control_flow import Flow
+from slimguard.graph.source_lines import Origin
 
 _CHUNK_BYTES = 192 << 20  # fetched at once
 

@@ -9,9 +9,9 @@ import tensorflow.compat.v1 as tf1
 from slimguard import graph as graphs
 from slimguard.diagnosis.rerun.exported_step import ExportedStep
 from slimguard.diagnosis.rerun.step import Step
-from slimguard.diagnosis.source_lines import Recorded
 from slimguard.diagnosis.step_ops import GateCopy, gate_roots, split_at_gate
 from slimguard.gate import Label
+from slimguard.graph.source_lines import Recorded
 
 Values = Dict[str, np.ndarray]
 

@@ -7,6 +7,7 @@ them the line is that of the op that was differentiated.
 
 import linecache
 import os
+import re
 from typing import Any, Dict, Iterator, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
@@ -83,6 +84,26 @@ def record(origins: Origins, ops) -> Dict[str, Any]:
         number = lines.setdefault(origin.line, len(lines) - 1)
         table[op.name] = [number, origin.forward]
     return {'lines': [list(line) for line in lines if line is not None], 'ops': table}
+
+
+def assigned_name(op) -> Optional[str]:
+    """What the user's code calls the result of `op`: ``cost`` in ``cost = tf.reduce_mean(x)``.
+
+    Where a function returns it, that is what the function's caller calls it. None if the line gives
+    no name to it alone.
+    """
+    owners = Owners()
+    for frame in _frames(op):
+        if owners.is_users(frame[0]):
+            line = _line_of(*frame)
+            text = '' if line is None else line.text
+            assigned = _ASSIGNMENT.match(text)
+            if assigned or not text.startswith('return '):
+                return assigned[1] if assigned else None
+    return None
+
+
+_ASSIGNMENT = re.compile(r'((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)\s*=(?!=)')
 
 
 def _frames(op) -> Iterator[Tuple[str, int, str]]:

@@ -5,8 +5,8 @@ import linecache
 
 import pytest
 
-from slimguard.diagnosis import source_lines
-from slimguard.diagnosis.source_lines import Origins
+from slimguard.graph import source_lines
+from slimguard.graph.source_lines import Origins, assigned_name
 
 CELL = '<ipython-input-1>'
 SOURCE = """\
@@ -61,3 +61,46 @@ def test_a_script_that_python_knows_by_a_relative_path_is_found_from_elsewhere(
     line = Origins(graph)('double').line
     assert line.file == str(tmp_path / 'train_there.py')
     assert line.text == "return tf.multiply(x, 2.0, name='double')"
+
+
+NAMED = """\
+import tensorflow as tf
+
+
+def mean():
+    return tf.reduce_mean([1.0, 2.0])
+
+
+def both():
+    inner = tf.reduce_sum([1.0, 2.0])
+    return inner, inner
+
+
+cost = tf.reduce_mean([1.0, 2.0])  # Mean
+model.error = mean()  # Mean_1
+tf.reduce_mean([1.0, 2.0])  # Mean_2
+tf.reduce_mean([1.0, 2.0]) == 1.0  # Mean_3
+print(mean())  # Mean_4
+one, other = both()  # Sum
+train(loss=tf.reduce_max([1.0, 2.0]))  # Max
+"""
+
+
+@pytest.mark.parametrize(
+    'op, name',
+    [
+        ('Mean', 'cost'),
+        ('Mean_1', 'model.error'),
+        ('Mean_2', None),
+        ('Mean_4', None),
+        ('Sum', 'inner'),
+        ('Max', None),
+    ],
+)
+def test_what_the_users_code_calls_the_result_of_an_op(graph, tmp_path, op, name):
+    path = tmp_path / 'names.py'
+    path.write_text(NAMED)
+    with graph.as_default():
+        code = compile(NAMED, str(path), 'exec')
+        exec(code, {'model': type('Model', (), {}), 'train': lambda loss: None})
+    assert assigned_name(graph.get_operation_by_name(op)) == name

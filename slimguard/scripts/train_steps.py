@@ -57,7 +57,10 @@ class Gated(NamedTuple):
 
 def name_of(train_op: TrainOp) -> str:
     """What a script calls a train op; not the name of our op that guards it."""
-    return op_of(gates.original_of(train_op)).name
+    op = op_of(gates.original_of(train_op))
+    # What `assign_sub` of a resource variable gives is read after the write.
+    writes = op.control_inputs if op.type == 'ReadVariableOp' else []
+    return writes[0].name if writes else op.name
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

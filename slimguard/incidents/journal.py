@@ -110,6 +110,10 @@ class Journal:
             done += ', learning rate x%g from now on' % incident.learning_rate
         log = tf1.logging.warning if incident.action == 'skip' else tf1.logging.error
         # A NanLossError tells it itself.
-        why = '' if cause is None or incident.action == 'raise' else ' Why: %s.' % cause
+        why = (
+            ''
+            if cause is None or incident.action == 'raise'
+            else ' Why the step was bad: %s.' % cause
+        )
         told = self._rate.told()
         log('slimguard: incident %d %s; %s.%s%s', self.count, incident, done, why, told)

@@ -247,8 +247,8 @@ def test_the_log_line_can_be_acted_on():
     # What happened, what was done, what made it so, and where the user wrote that.
     what = re.compile(
         r'slimguard: incident (\d) at global step (\d) \(loss nan\): not finite: loss \(Mean\), '
-        r'gradient of w; nothing was written; skipping this batch\. Why the step was bad: in the input: bad data: '
-        r'1 NaN among 12 values, in row 1; PyFunc:0 \(PyFunc\); .*models\.py:\d+, in __init__: '
+        r'gradient of w; nothing was written; skipping this batch\. Why the step was bad: '
+        r'in the input: bad data: 1 NaN among 12 values, in row 1; PyFunc:0 \(PyFunc\); .*models\.py:\d+, in __init__: '
         r'self\.x = tf1\.py_func\(.*\)\.'
     )
     found = [what.fullmatch(line) for line in incidents]

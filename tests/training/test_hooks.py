@@ -248,8 +248,8 @@ def test_the_log_line_can_be_acted_on():
     what = re.compile(
         r'slimguard: incident (\d) at global step (\d) \(loss nan\): not finite: loss \(Mean\), '
         r'gradient of w; nothing was written; skipping this batch\. Why the step was bad: '
-        r'in the input: bad data: 1 NaN among 12 values, in row 1; PyFunc:0 \(PyFunc\); .*models\.py:\d+, in __init__: '
-        r'self\.x = tf1\.py_func\(.*\)\.'
+        r'in the input: bad data: 1 NaN among 12 values, in row 1; PyFunc:0 \(PyFunc\); '
+        r'.*models\.py:\d+, in __init__: self\.x = tf1\.py_func\(.*\)\.'
     )
     found = [what.fullmatch(line) for line in incidents]
     assert [match and match.groups() for match in found] == [('1', '3'), ('2', '4')]

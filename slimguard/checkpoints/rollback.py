@@ -49,7 +49,7 @@ class Restorer:
 
     def save(self, session) -> Optional[str]:
         """Saves the state as the newest checkpoint. Returns that; None if it was not published."""
-        step = tf1.train.get_global_step(session.graph)
+        step = graphs.global_step(session.graph)
         return self._saver.save(session, os.path.join(self.logdir, 'model.ckpt'), global_step=step)
 
     def published(self) -> Optional[str]:

@@ -261,7 +261,7 @@ class Snapshots:
         self._kept.insert(0, snapshot)
 
     def _step_in(self, values: Values) -> Optional[int]:
-        step = tf1.train.get_global_step(self._graph)
+        step = graphs.global_step(self._graph)
         return int(values[step.op.name]) if step is not None and step.op.name in values else None
 
 

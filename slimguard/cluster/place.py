@@ -5,6 +5,8 @@ from typing import NamedTuple, Optional
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
+from slimguard import graph as graphs
+
 
 class Place(NamedTuple):
     """Where a process of a job stands.
@@ -31,7 +33,7 @@ def is_remote(target: str) -> bool:
 
 def place_of(graph: tf.Graph, near: str) -> Optional[Place]:
     """The place of the process that computes on the device `near`; None if it trains alone."""
-    step = tf1.train.get_global_step(graph)
+    step = graphs.global_step(graph)
     if step is None:
         return None
     holder, worker = tf1.DeviceSpec.from_string(step.device), tf1.DeviceSpec.from_string(near)

@@ -215,7 +215,7 @@ def callable_of(
     """
     options = config_pb2.CallableOptions(feed=feeds, fetch=fetches, target=targets)
     handle = session._do_call(session._make_callable_from_options, options)
-    handle._session = kept = _WeaklyKept(session)
+    handle._session = kept = _WeaklyKept(handle._session)  # what `session` may wrap
     return lambda *values: kept.session._do_call(handle, *values)
 
 

@@ -170,7 +170,7 @@ def scale_learning_rates(graph: tf.Graph, is_shared: bool) -> LearningRates:
 
 
 def _device_for(graph: tf.Graph, is_shared: bool) -> str:
-    step = tf1.train.get_global_step(graph)
+    step = graphs.global_step(graph)
     if is_shared and step is not None:
         return processor_of(step.device)
     gates = list(gates_of(graph).values())

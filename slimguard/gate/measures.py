@@ -5,11 +5,13 @@ from typing import NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
+from slimguard import graph as graphs
 from slimguard.gate.outcome import Outcome
 from slimguard.gate.plan import Plan
 from slimguard.gate.square_sums import SquareSums
 from slimguard.gate.untold import Untold
 from slimguard.graph import plain_ops
+from slimguard.graph.control_flow import SWITCHES
 from slimguard.graph.devices import Home
 
 
@@ -86,8 +88,21 @@ def measure(plan: Plan, sums: SquareSums, home: Home, announced: Outcome) -> Mea
 def _loss_and_rate(plan: Plan) -> Tuple[Optional[tf.Tensor], Optional[tf.Tensor]]:
     rates = [check.tensor for check in plan.checks if check.is_learning_rate]
     # That of most weights, where there are several: the first.
-    scalars = [rate for rate in rates if rate.shape.rank == 0]
-    return (plan.losses[0] if plan.losses else None), (scalars[0] if scalars else None)
+    scalars = [_outside(rate) for rate in rates if rate.shape.rank == 0]
+    known = [rate for rate in scalars if rate is not None]
+    return (plan.losses[0] if plan.losses else None), (known[0] if known else None)
+
+
+def _outside(tensor: tf.Tensor) -> Optional[tf.Tensor]:
+    """What a branch takes as `tensor` from outside of it; None if it is made in there.
+
+    In a branch that is not taken it has no value, and what is stacked with it would have none.
+    """
+    while graphs.flow_around(tensor.op) is not None:
+        if tensor.op.type not in ('Identity', *SWITCHES):
+            return None
+        tensor = tensor.op.inputs[0]
+    return tensor
 
 
 def _stacked(

@@ -49,7 +49,7 @@ class GlobalStep:
 
     def read(self, token: tf.Tensor) -> Optional[tf.Tensor]:
         """The global step once `token` is there; on another task, once that is settled."""
-        step = tf1.train.get_global_step(self._graph)
+        step = graphs.global_step(self._graph)
         if step is None:
             return None
         settled = self._settled.get(self._tasks.at(step.device), token)

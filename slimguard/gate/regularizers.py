@@ -22,7 +22,9 @@ from slimguard.graph.sessions import unseen_by_sessions
 _SMALL_BYTES = 256
 # A regularizer's gradient takes one op, or a few. A term of more ops is something else.
 _MOST_OPS = 8
-_MERGES = frozenset(['Merge', 'RefMerge'])  # every way out of a branch or a loop leads through one
+# Every way out of a branch or a loop leads through one of these. A loop's can wait for nothing of
+# outside: what enters it has come before.
+_WAYS_OUT = frozenset(['Exit', 'Merge', 'RefExit', 'RefMerge'])
 
 _Wait = Tuple[tf.Operation, tf.Operation]  # an op, and one that it is to wait for
 
@@ -54,7 +56,7 @@ def _firsts(last, add, plan: Plan) -> List[tf.Operation]:
     makers = [last]
     firsts = []
     for op in makers:  # which grows meanwhile
-        if not op.inputs or op.type in _MERGES or graphs.is_stateful(op):
+        if not op.inputs or op.type in _WAYS_OUT or graphs.is_stateful(op):
             return []
         if op.device != add.device or tf_private.ops_waiting_for(op):
             return []

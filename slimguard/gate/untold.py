@@ -14,8 +14,8 @@ from typing import Any, List, NamedTuple, Optional, Set
 
 import numpy as np
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
+from slimguard import graph as graphs
 from slimguard.graph import plain_ops, single_runs
 from slimguard.graph.devices import processor_of
 from slimguard.graph.staging_area import StagingArea
@@ -60,7 +60,7 @@ class Untold:
         self._watched_in: Any = weakref.WeakSet()
         self._device = processor_of(device)
         single_runs.prepare(graph)
-        step = tf1.train.get_global_step(graph)
+        step = graphs.global_step(graph)
         kept = Told(
             bad=tf.bool,
             step=None if step is None else step.dtype.base_dtype,

@@ -41,6 +41,20 @@ def dtype_of(variable: tf.Operation) -> tf.DType:
     return variable.outputs[0].dtype.base_dtype  # attributes are slow to ask for
 
 
+def global_step(graph: tf.Graph) -> Any:
+    """The global step of a graph, a variable or a reference to one; None if there is none.
+
+    What has its name and is no integer that is kept is none: scripts have floats of that name, and
+    placeholders.
+    """
+    try:
+        step = tf1.train.get_global_step(graph)
+    except TypeError:
+        return None
+    is_fed = isinstance(step, tf.Tensor) and variable_behind(step) is None
+    return None if is_fed else step
+
+
 def device_of(op) -> str:
     """The device of `op`; if it names none and takes a variable, that of the variable."""
     if not op.device:

@@ -71,6 +71,7 @@ class ScriptFiles:
     def install(self, patches: Patches) -> None:
         """Begins to take notes."""
         patches.wrap(tf1.train.Saver, 'save', self._save)
+        patches.wrap(tf.Graph, 'as_graph_def', self._export)
         patches.wrap(tf1.train.Saver, 'restore', self._restore)
         patches.wrap(tf1.train.CheckpointSaverHook, '__init__', self._make_hook)
         patches.wrap(tf1.summary.FileWriter, '__init__', self._make_writer)
@@ -115,6 +116,12 @@ class ScriptFiles:
             self._last_save(sess.graph).note(size, saver, save_path, *args, **kwargs)
             self._note(saver, sess.graph, saved, size)
         return saved
+
+    def _export(self, original, *args, **kwargs):
+        # By any thread, as a Supervisor's. An op that is being made just now is there already, and
+        # unknown: TensorFlow fails there.
+        with self._lock:
+            return original(*args, **kwargs)
 
     def _restore(self, original, saver, sess, save_path):
         original(saver, sess, save_path)

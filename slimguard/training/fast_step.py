@@ -12,6 +12,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
+from slimguard import graph as graphs
 from slimguard.compat import tf_callers
 from slimguard.graph import TrainOp, key, op_of
 from slimguard.graph.sessions import REPLACES
@@ -59,7 +60,7 @@ class FastStep:
         gate = gates.gate_of(train_op)
         if gate is None or gate.step is None:
             return None
-        if global_step is not tf1.train.get_global_step(session.graph):
+        if global_step is not graphs.global_step(session.graph):
             return None
         return cls(session, hooks, gate, global_step)
 

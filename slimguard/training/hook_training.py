@@ -209,7 +209,7 @@ class HookTraining(KeptByLoop):
         if not tf_private.is_built(saver):
             with self._graph.as_default(), tf_private.unfinalized(self._graph):
                 saver.build()
-        step = tf1.train.get_global_step(self._graph)
+        step = graphs.global_step(self._graph)
         self._keeper = CheckpointKeeper(directory, saver, step)
         for evidence in self.evidence.values():
             evidence.share(self._keeper.room)
@@ -284,7 +284,7 @@ class HookTraining(KeptByLoop):
 
     def _show(self, session, incidents: int) -> None:
         if self._progress is not None:
-            step = tf1.train.get_global_step(self._graph)
+            step = graphs.global_step(self._graph)
             step_now = 0 if step is None else int(session.run(step))
             self._progress.show(step_now, self.loss, incidents)
 

@@ -56,7 +56,7 @@ class Run:
         self.losses = [each.loss for each in found if each.loss is not None]
         self.losses += [] if loss is None else [loss]
         self._loss = loss
-        self._global_step = tf1.train.get_global_step(graph)
+        self._global_step = graphs.global_step(graph)
         self._session: Callable[[], Any] = lambda: None  # that was watched last
         self._beside = [each for gate in found for each in gate.beside]
         self._histories = histories

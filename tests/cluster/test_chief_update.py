@@ -136,7 +136,7 @@ def test_what_explodes_in_the_chiefs_update_is_not_written(resource, on_nan, pee
     assert {incident.worker for incident in of_chief} == {'/job:worker/task:0'}
     # Who computes meanwhile may read a weight that is yet to be put back, and writes nothing.
     others = {incident.reason for incident in told if incident not in of_chief}
-    known = ('not finite: loss mul', OVERFLOWS, BEFORE) if peers else ('not finite: loss mul',)
+    known = ('not finite: loss (mul', OVERFLOWS, BEFORE) if peers else ('not finite: loss (mul',)
     assert all(reason.startswith(known) for reason in others)
     assert not any(incident.state_lost for incident in told)
     assert [end.value[1] for end in ended] == [[]] * 3
@@ -193,4 +193,4 @@ def test_raise_ends_the_job(tmp_path):
         ended = job.wait_for_workers()
     assert [end.error for end in ended] == ['NanLossError'] * 3, ended
     reasons = {end.incident['reason'] for end in ended}
-    assert all(is_of_chief(reason) or reason == 'not finite: loss mul' for reason in reasons)
+    assert all(is_of_chief(reason) or reason == 'not finite: loss (mul' for reason in reasons)

@@ -179,7 +179,7 @@ def test_what_was_bad_is_named():
     guarded = models.Guarded(slim_train_op(damage))
     assert guarded.step()
     assert guarded.gate.explain(guarded.bad).tensors == ()
-    expected = {'loss': 'loss add', 'gradient': 'gradient of w', 'average': 'update of average'}
+    expected = {'loss': 'loss (add)', 'gradient': 'gradient of w', 'average': 'update of average'}
     for place, name in expected.items():
         guarded.assert_held({damage.places[place]: math.nan}, place)
         if place == 'loss':
@@ -255,7 +255,7 @@ def test_raising_form():
     guarded = models.Guarded(slim_train_op(damage, check_numerics=True))
     assert guarded.gate.raises
     guarded.sess.run(guarded.train_op)
-    named = {'loss': 'loss add', 'gradient': 'gradient of w', 'average': 'update of average'}
+    named = {'loss': 'loss (add)', 'gradient': 'gradient of w', 'average': 'update of average'}
     for place, name in named.items():
         for value in models.BAD.values():
             hurt = {damage.places[place]: value}

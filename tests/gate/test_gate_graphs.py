@@ -635,5 +635,5 @@ def test_a_late_loss_does_not_say_that_its_weights_were_bad_before():
     guarded.assert_written({noise: [1.0] * 3})
     guarded.assert_held({noise: [np.nan] * 3}, 'nan in the second loss')
     finding = guarded.finding()
-    assert 'not finite: loss Sum_1; not finite once updated: second' in finding.reason
+    assert 'not finite: loss (Sum_1); not finite once updated: second' in finding.reason
     assert not finding.state_lost

@@ -1,0 +1,126 @@
+"""Scripts with a `tf.cond`, and with something else that is named as the global step."""
+
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slimguard
+from slimguard.incidents import record_reader
+
+tf1 = tf.compat.v1
+
+
+class Script:
+    """A plain session that trains a weight, four batches of which the third holds a NaN."""
+
+    def __init__(self, logdir):
+        self.logdir = logdir
+        self.x = tf1.placeholder(tf.float32, [None, 4])
+        self.weight = tf1.get_variable('w', [4, 1], initializer=tf1.ones_initializer())
+        self.product = tf.matmul(self.x, self.weight)
+
+    def run(self, make_train_op, policy='skip'):
+        """The incidents of a training; `make_train_op` makes the train op."""
+        with slimguard.instrument(policy, logdir=self.logdir) as guards:
+            train_op = make_train_op(self)
+            with tf1.Session() as session:
+                session.run(tf1.global_variables_initializer())
+                for number in range(4):
+                    batch = np.ones([8, 4])
+                    if number == 2:
+                        batch[1, 2] = np.nan
+                    session.run(train_op, {self.x: batch})
+                assert np.isfinite(session.run(self.weight)).all()
+            assert not guards.sessions.seen.refused and not guards.sessions.seen.failures
+        return record_reader.read_incidents(self.logdir)
+
+
+def rates(kind):
+    return {
+        'number': lambda: 0.01,
+        'placeholder': lambda: tf1.placeholder_with_default(0.01, []),
+        'variable': lambda: tf1.get_variable('rate', initializer=0.01, trainable=False),
+    }[kind]()
+
+
+@pytest.mark.parametrize('kind', ['number', 'placeholder', 'variable'])
+def test_a_script_may_leave_bad_updates_out_by_itself(kind, tmp_path):
+    """The learning rate is a tensor from outside of the branch, which has none if not taken."""
+
+    def make(script):
+        optimizer = tf1.train.AdamOptimizer(rates(kind))
+        pairs = optimizer.compute_gradients(tf.reduce_mean(tf.square(script.product)))
+        is_good = tf.reduce_all(tf.math.is_finite(pairs[0][0]))
+        return tf.cond(is_good, lambda: optimizer.apply_gradients(pairs), tf.no_op)
+
+    (incident,) = Script(tmp_path).run(make)
+    assert incident.action == 'skip' and '1 NaN among 32 values' in incident.diagnosis
+
+
+def test_a_branch_in_the_model_of_a_plain_session_is_diagnosed(tmp_path):
+    def make(script):
+        first = script.product[0, 0]
+        out = tf.cond(first > 0, lambda: script.product * 2.0, lambda: script.product * 3.0)
+        return tf1.train.AdamOptimizer(0.01).minimize(tf.reduce_mean(tf.square(out)))
+
+    (incident,) = Script(tmp_path).run(make)
+    assert '1 NaN among 32 values' in incident.diagnosis
+
+
+def test_a_sum_of_gradients_from_a_loop_and_a_branch_waits_for_nothing(tmp_path):
+    """What comes out of a loop is in its frame: it cannot be made to wait for what is outside."""
+
+    def make(script):
+        array = tf.TensorArray(tf.float32, 4).unstack(tf.squeeze(script.weight * 2.0, 1))
+        first = tf.cond(script.x[0, 0] > 100.0, lambda: tf.zeros([]), lambda: array.read(0))
+        _, total = tf.while_loop(
+            lambda i, _: i < 4, lambda i, total: (i + 1, total + array.read(i)), [1, first]
+        )
+        loss = tf.square(total) + tf.reduce_mean(script.product)
+        return tf1.train.GradientDescentOptimizer(0.01).minimize(loss)
+
+    (incident,) = Script(tmp_path).run(make)
+    assert incident.action == 'skip'
+
+
+def test_a_graph_is_exported_when_nobody_adds_to_it(tmp_path):
+    """A Supervisor saves from a thread of its own, at any moment."""
+    weight = tf1.get_variable('w', initializer=1.0)
+    with slimguard.instrument('skip', logdir=tmp_path) as guards:
+        saver = tf1.train.Saver([weight])
+        thread = threading.Thread(target=saver.export_meta_graph, daemon=True)
+        with guards.sessions._lock:  # as while a gate is built
+            thread.start()
+            thread.join(0.2)
+            assert thread.is_alive()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    'kind', ['a float', 'a float by handle', 'an int of no collection', 'a placeholder']
+)
+def test_what_is_named_as_the_global_step_and_is_none(kind, tmp_path):
+    """TensorFlow's own cifar10_multi_gpu_train.py counts its steps in a float."""
+
+    def make(script):
+        optimizer = tf1.train.GradientDescentOptimizer(0.01)
+        loss = tf.reduce_mean(tf.square(script.product))
+        if kind == 'a placeholder':
+            tf1.placeholder(tf.int32, [], name='global_step')
+            return optimizer.minimize(loss)
+        step = tf1.get_variable(
+            'global_step',
+            initializer=tf.constant(0, tf.int64 if kind.startswith('an int') else tf.float32),
+            trainable=False,
+            use_resource=kind != 'a float',
+        )
+        return optimizer.minimize(loss, global_step=step)
+
+    for policy in ('skip', 'rollback'):
+        with tf.Graph().as_default():
+            script = Script(tmp_path / policy)
+            (incident,) = script.run(make, policy)
+            assert incident.action == policy and incident.step is None

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from slimguard.incidents.incident import Incident
 from slimguard.system import terminal, texts
+from slimguard.training import preemption
 
 # So many train ops are named.
 _MOST_NAMES = 3
@@ -159,6 +160,7 @@ class Ending:
         if is_spawned:
             self._become('a child')
         atexit.register(self.say)
+        preemption.last_words.append(self.say)
         if hasattr(os, 'register_at_fork'):  # not on Windows, where there are no forks
             os.register_at_fork(
                 after_in_parent=self._seen.note_child, after_in_child=self._become_fork

@@ -224,11 +224,12 @@ class FirstState:
 
     Attributes:
       is_taken: whether there is one.
+      is_good: whether there is one, and all of it is finite.
     """
 
     def __init__(self) -> None:
         self._values: Dict[str, np.ndarray] = {}
-        self.is_taken = False
+        self.is_taken = self.is_good = False
 
     def take(self, session) -> None:
         """Copies the variables that are initialized; the first time only."""
@@ -236,6 +237,8 @@ class FirstState:
             return
         self.is_taken = True
         self._values = read_variables(session, _variables_of(session))
+        floats = [value for value in self._values.values() if np.asarray(value).dtype.kind in 'fc']
+        self.is_good = all(np.isfinite(value).all() for value in floats)
 
     def restore(self, session) -> None:
         """Puts them back."""
@@ -285,7 +288,7 @@ class ScriptRestorer(Restorer):
         for path in those_left_last(paths[::-1]):
             if checkpoint_reader.read(path).is_good:
                 yield path
-        if self._first.is_taken:
+        if self._first.is_good:
             yield _FIRST
 
     def restore(self, session, checkpoint: str) -> None:

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from typing import Any, Callable, Dict, Optional, Set
+from typing import Any, Callable, Dict, List, Optional, Set
 
 import tensorflow.compat.v1 as tf1
 
@@ -107,6 +107,8 @@ class Preemption(SignalListener, tf1.train.SessionRunHook):
         if self._asked == signal.SIGINT:
             raise KeyboardInterrupt
         if self._asked is not None:
+            if signal.getsignal(self._asked) == signal.SIG_DFL:
+                _say_last_words()
             os.kill(os.getpid(), self._asked)  # so that the exit status tells
 
     def save(self) -> None:
@@ -193,6 +195,18 @@ def require_seconds(seconds) -> None:
         )
 
 
+# What is said before a signal ends the process: no exit handlers are run then.
+last_words: List[Callable[[], None]] = []
+
+
+def _say_last_words() -> None:
+    for say in last_words:
+        try:
+            say()
+        except Exception:  # stderr may be written to just now, and the end is due
+            pass
+
+
 def _exit(status: int) -> None:
     """Ends the process from any thread, and the children that Python ends when a process ends.
 
@@ -206,6 +220,7 @@ def _exit(status: int) -> None:
                 child.terminate()
         except Exception:  # it has ended, or the process that looks after it has
             pass
+    _say_last_words()
     os._exit(status)
 
 

@@ -124,3 +124,15 @@ def test_what_is_named_as_the_global_step_and_is_none(kind, tmp_path):
             script = Script(tmp_path / policy)
             (incident,) = script.run(make, policy)
             assert incident.action == policy and incident.step is None
+
+
+def test_a_first_state_that_is_not_finite_is_nothing_to_go_back_to(tmp_path):
+    weight = tf1.get_variable('w', initializer=np.float32(np.nan))
+    with slimguard.instrument('rollback', logdir=tmp_path):
+        train_op = tf1.train.GradientDescentOptimizer(0.01).minimize(tf.square(weight))
+        with tf1.Session() as session:
+            session.run(weight.initializer)
+            with pytest.raises(slimguard.NanLossError, match='not finite already before this step'):
+                session.run(train_op)
+    (incident,) = record_reader.read_incidents(tmp_path)
+    assert incident.action == 'raise' and incident.restored is None

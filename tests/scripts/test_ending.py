@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -194,3 +195,30 @@ def test_a_fork_that_trains_says_so_and_its_parent_that_there_was_one(tmp_path):
     assert re.match(process + r'1 step, 1 incident \(stop 1\)', of_stopped)
     assert re.fullmatch(process + '3 steps, no incident', of_fork)
     assert 'ran no session itself. What it started (5 processes) is guarded as it is' in of_parent
+
+
+ENDED = """
+import os
+import signal
+
+import tensorflow.compat.v1 as tf1
+
+w = tf1.get_variable('w', initializer=1.0)
+train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(w * w)
+with tf1.Session() as session:
+    session.run(w.initializer)
+    session.run(train_op)
+    os.kill(os.getpid(), signal.SIGTERM)
+    session.run(train_op)
+"""
+
+
+@pytest.mark.skipif(os.name == 'nt', reason='there is no SIGTERM')
+def test_it_is_said_before_a_signal_ends_the_process(tmp_path):
+    script = tmp_path / 'train.py'
+    script.write_text(ENDED)
+    command = [sys.executable, '-W', 'ignore', '-m', 'slimguard', 'run', '--tf1', str(script)]
+    done = subprocess.run(command, cwd=str(tmp_path), stderr=subprocess.PIPE, text=True)
+    assert done.returncode == -signal.SIGTERM
+    said = [line for line in done.stderr.splitlines() if line.startswith('slimguard: ')]
+    assert said == ['slimguard: guarded GradientDescent: 1 step, no incident']

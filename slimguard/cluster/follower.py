@@ -18,6 +18,10 @@ _NO_CHIEF_SEEN = (
     'slimguard: the chief of this job does not train under slimguard, so %s cannot tell it of '
     'incidents, nor hear of any.'
 )
+_CHIEF_HAS_ENDED = (
+    'slimguard: the chief of this job had ended when %s came. It waits %d s for another chief, and '
+    'ends if there is none.'
+)
 
 
 class Follower:
@@ -37,7 +41,7 @@ class Follower:
 
     def join(self, coordinator: Any, is_done: Callable[[], bool]) -> bool:
         """Waits for an open round and joins it. False if there is none to join."""
-        started, reminder = time.monotonic(), Reminder()
+        started, reminder, is_told = time.monotonic(), Reminder(), False
         was_there = self._entry.round is not None
         while not coordinator.should_stop():
             chief = insist(self._entry.table.read).get(CHIEF)
@@ -52,6 +56,9 @@ class Follower:
                     tf1.logging.info('slimguard: the job has ended.')
                     coordinator.request_stop()
                     return False
+                if not is_told:
+                    tf1.logging.warning(_CHIEF_HAS_ENDED, self._entry.worker, _NO_CHIEF)
+                is_told = True
             elif chief['open'] and chief['round'] != self._asked_in:
                 self._take_part(chief)
                 return True

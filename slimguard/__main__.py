@@ -51,8 +51,7 @@ def _run(options: argparse.Namespace, script: Sequence[str], lent: contextlib.Ex
     from slimguard.scripts import run
     from slimguard.scripts.run_options import RunOptions
 
-    instrumentation = RunOptions(
-        tf1=options.tf1,
+    arguments = dict(
         on_nan=options.on_nan,
         max_loss=options.max_loss,
         logdir=options.logdir,
@@ -61,7 +60,8 @@ def _run(options: argparse.Namespace, script: Sequence[str], lent: contextlib.Ex
         preemption_seconds=options.preemption_seconds,
         spike=options.spike,
         history=options.history,
-    ).guard(lent)
+    )
+    instrumentation = RunOptions(options.tf1, arguments).guard(lent)
     from slimguard.scripts import script_watcher
 
     seen, script_files = instrumentation.sessions.seen, instrumentation.sessions.files

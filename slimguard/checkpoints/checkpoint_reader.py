@@ -149,7 +149,7 @@ def read(path: str) -> Inspection:
             value = np.asarray(_tensor(reader, path, name, dtype))
             if name == 'global_step' and value.size == 1 and value.dtype.kind == 'i':
                 step = int(value)
-            if not _is_finite(value):
+            if not is_finite(value):
                 non_finite.append(name)
     except Exception as error:  # whatever it is, restoring would meet it as well
         return Inspection(step, str(error).partition('\n')[0] or type(error).__name__, ())
@@ -164,7 +164,8 @@ def _tensor(reader, path: str, name: str, dtype: tf.DType):
         return session.run(tf.raw_ops.Restore(file_pattern=path, tensor_name=name, dt=dtype))
 
 
-def _is_finite(value: np.ndarray) -> bool:
+def is_finite(value: np.ndarray) -> bool:
+    """Whether a value holds no NaN and no Inf; what can hold none is finite."""
     if value.dtype.kind in 'biuSUO':  # numbers that cannot be otherwise, and strings
         return True
     if value.dtype.kind not in 'fc':  # bfloat16 and its like, unknown to numpy

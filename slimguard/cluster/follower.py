@@ -10,6 +10,7 @@ from slimguard.cluster.job_table import Entry
 from slimguard.cluster.own_entry import CHIEF, OwnEntry
 from slimguard.cluster.waiting import PAUSE, Reminder, insist
 from slimguard.incidents.incident import Incident
+from slimguard.system.rate import Rate
 
 # How long to wait for a chief that nothing is known of, in seconds.
 _NO_CHIEF = 120.0
@@ -41,7 +42,7 @@ class Follower:
 
     def join(self, coordinator: Any, is_done: Callable[[], bool]) -> bool:
         """Waits for an open round and joins it. False if there is none to join."""
-        started, reminder, is_told = time.monotonic(), Reminder(), False
+        started, reminder, late = time.monotonic(), Reminder(), Rate(seconds=None)
         was_there = self._entry.round is not None
         while not coordinator.should_stop():
             chief = insist(self._entry.table.read).get(CHIEF)
@@ -56,9 +57,8 @@ class Follower:
                     tf1.logging.info('slimguard: the job has ended.')
                     coordinator.request_stop()
                     return False
-                if not is_told:
+                if late.is_due():
                     tf1.logging.warning(_CHIEF_HAS_ENDED, self._entry.worker, _NO_CHIEF)
-                is_told = True
             elif chief['open'] and chief['round'] != self._asked_in:
                 self._take_part(chief)
                 return True

@@ -7,6 +7,7 @@ import tensorflow as tf
 from slimguard import graph as graphs
 from slimguard.gate.step_graph import StepGraph
 from slimguard.gate.step_inputs import StepInputs
+from slimguard.graph.control_flow import WAYS_OUT
 
 
 class ForwardWrites:
@@ -78,7 +79,7 @@ def _ways_out(step: StepGraph, writes: List[tf.Operation]) -> List[tf.Operation]
     return [
         op
         for op in step.order
-        if op.type in ('Exit', 'RefExit', 'Merge', 'RefMerge')
+        if op.type in WAYS_OUT
         and any(graphs.outermost_context(needed) in around for needed in step.needs(op))
     ]
 

@@ -16,15 +16,13 @@ import tensorflow as tf
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.gate.plan import Plan
+from slimguard.graph.control_flow import WAYS_OUT
 from slimguard.graph.sessions import unseen_by_sessions
 
 # What has no more bytes than a few numbers may come from anywhere, and be in memory early.
 _SMALL_BYTES = 256
 # A regularizer's gradient takes one op, or a few. A term of more ops is something else.
 _MOST_OPS = 8
-# Every way out of a branch or a loop leads through one of these. A loop's can wait for nothing of
-# outside: what enters it has come before.
-_WAYS_OUT = frozenset(['Exit', 'Merge', 'RefExit', 'RefMerge'])
 
 _Wait = Tuple[tf.Operation, tf.Operation]  # an op, and one that it is to wait for
 
@@ -56,7 +54,7 @@ def _firsts(last, add, plan: Plan) -> List[tf.Operation]:
     makers = [last]
     firsts = []
     for op in makers:  # which grows meanwhile
-        if not op.inputs or op.type in _WAYS_OUT or graphs.is_stateful(op):
+        if not op.inputs or op.type in WAYS_OUT or graphs.is_stateful(op):
             return []
         if op.device != add.device or tf_private.ops_waiting_for(op):
             return []

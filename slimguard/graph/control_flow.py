@@ -16,6 +16,8 @@ ENTERS = ('Enter', 'RefEnter')
 _EXITS = ('Exit', 'RefExit')
 SWITCHES = ('Switch', 'RefSwitch')
 _MERGES = ('Merge', 'RefMerge')
+# Every way out of a branch or a loop leads through one of these.
+WAYS_OUT = _EXITS + _MERGES
 
 
 class Condition(NamedTuple):

@@ -9,7 +9,10 @@ import builtins
 import importlib
 import os
 from multiprocessing import spawn
-from typing import Any, Callable, Dict, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Tuple
+
+if TYPE_CHECKING:  # it imports TensorFlow, which a child does by itself
+    from slimguard.scripts.patches import Patches
 
 # What `multiprocessing` sends a child is a dictionary, of which it reads the keys that it knows.
 _KEY = 'slimguard'
@@ -21,15 +24,13 @@ _HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 _TRIGGERS = frozenset(['tensorflow', 'tf_keras', 'tf_slim'])
 
 
-def hand_on(guard: Callable[[], object], note: Callable[[], object]) -> Callable[[], None]:
-    """Has the children that `multiprocessing` spawns from here on be guarded, too.
+def hand_on(patches: 'Patches', guard: Callable[[], object], note: Callable[[], object]) -> None:
+    """Has the children that `multiprocessing` spawns be guarded, too, until patches are undone.
 
     Args:
+      patches: takes note of what is replaced.
       guard: guards the process that it is called in; it is pickled for each child.
       note: called for each child.
-
-    Returns:
-      A function that ends it.
     """
     original = spawn.get_preparation_data
 
@@ -40,12 +41,7 @@ def hand_on(guard: Callable[[], object], note: Callable[[], object]) -> Callable
             data[_KEY] = (_Found(), _Guard(guard))  # which are unpickled in this order
         return data
 
-    def undo() -> None:
-        if spawn.get_preparation_data is with_guard:
-            spawn.get_preparation_data = original
-
-    spawn.get_preparation_data = with_guard
-    return undo
+    patches.replace(spawn, 'get_preparation_data', with_guard)
 
 
 class _Found:

@@ -74,6 +74,13 @@ _NO_CALLABLE = (
 )
 
 
+def _export(lock: threading.RLock, original: Callable, *args: Any, **kwargs: Any) -> Any:
+    # By any thread, as a Supervisor's. An op that is being made just now is there already, and
+    # unknown: TensorFlow fails there.
+    with lock:
+        return original(*args, **kwargs)
+
+
 class GuardedSessions:
     """Guards what sessions run, from `install` until its patches are undone.
 
@@ -108,6 +115,7 @@ class GuardedSessions:
         patches.wrap(owner, 'partial_run_setup', self._partial_run_setup)
         patches.wrap(owner, tf_private.MAKE_CALLABLE_FROM_OPTIONS, self._make_from_options)
         patches.wrap(tf.Graph, 'finalize', self._finalize)
+        patches.wrap(tf.Graph, 'as_graph_def', functools.partial(_export, self._lock))
         patches.wrap(tf1.train.NanTensorHook, 'after_run', self._after_run_of_nan_hook)
         patches.wrap(tf1.train.StepCounterHook, 'after_run', step_counters.after_run)
 

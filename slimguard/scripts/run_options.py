@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from multiprocessing.process import BaseProcess
-from typing import Any, NamedTuple, Optional
+from typing import Any, Dict, NamedTuple
 
 
 class RunOptions(NamedTuple):
@@ -11,19 +11,11 @@ class RunOptions(NamedTuple):
 
     Attributes:
       tf1: whether scripts get the names of TensorFlow 1.
-      on_nan, max_loss, logdir, capture, max_bundles, preemption_seconds, spike, history: as for
-        `slimguard.instrument`.
+      arguments: those of `slimguard.instrument`, by name.
     """
 
     tf1: bool
-    on_nan: Any
-    max_loss: Optional[float]
-    logdir: Optional[str]
-    capture: bool
-    max_bundles: int
-    preemption_seconds: float
-    spike: Any
-    history: int
+    arguments: Dict[str, Any]
 
     def guard(self, lent: contextlib.ExitStack, is_spawned: bool = False) -> Any:
         """Guards what trains in this process from here on, and has it say a last line at its end.
@@ -48,24 +40,21 @@ class RunOptions(NamedTuple):
         from slimguard.scripts.patches import Patches
 
         is_the_callers = instrumentations.is_active()
-        instrumentation = instrumentations.instrument(**self._without_tf1())
+        instrumentation = instrumentations.instrument(**self.arguments)
         if not is_the_callers:
             lent.callback(instrumentation.uninstrument)
         seen = instrumentation.sessions.seen
         # Said once all else is, a traceback among it.
         ending.Ending(seen).register(is_spawned)
-        lent.callback(children.hand_on(functools.partial(_guard_child, self), seen.note_child))
         patches = Patches()
         lent.callback(patches.undo)
+        children.hand_on(patches, functools.partial(_guard_child, self), seen.note_child)
         at_stop = functools.partial(script_watcher.end_at_stop, instrumentation.sessions.files)
         patches.wrap_in_all(BaseProcess, 'run', at_stop)
         seen.has_names_of_1 = self.tf1 or tf1_names.is_native()
         if seen.has_names_of_1:
             tf1_names.let_flags_be_redefined()
         return instrumentation
-
-    def _without_tf1(self) -> Any:
-        return {name: value for name, value in self._asdict().items() if name != 'tf1'}
 
 
 def _guard_child(options: RunOptions) -> None:

@@ -71,7 +71,6 @@ class ScriptFiles:
     def install(self, patches: Patches) -> None:
         """Begins to take notes."""
         patches.wrap(tf1.train.Saver, 'save', self._save)
-        patches.wrap(tf.Graph, 'as_graph_def', self._export)
         patches.wrap(tf1.train.Saver, 'restore', self._restore)
         patches.wrap(tf1.train.CheckpointSaverHook, '__init__', self._make_hook)
         patches.wrap(tf1.summary.FileWriter, '__init__', self._make_writer)
@@ -116,12 +115,6 @@ class ScriptFiles:
             self._last_save(sess.graph).note(size, saver, save_path, *args, **kwargs)
             self._note(saver, sess.graph, saved, size)
         return saved
-
-    def _export(self, original, *args, **kwargs):
-        # By any thread, as a Supervisor's. An op that is being made just now is there already, and
-        # unknown: TensorFlow fails there.
-        with self._lock:
-            return original(*args, **kwargs)
 
     def _restore(self, original, saver, sess, save_path):
         original(saver, sess, save_path)
@@ -224,12 +217,11 @@ class FirstState:
 
     Attributes:
       is_taken: whether there is one.
-      is_good: whether there is one, and all of it is finite.
     """
 
     def __init__(self) -> None:
         self._values: Dict[str, np.ndarray] = {}
-        self.is_taken = self.is_good = False
+        self.is_taken = False
 
     def take(self, session) -> None:
         """Copies the variables that are initialized; the first time only."""
@@ -237,8 +229,12 @@ class FirstState:
             return
         self.is_taken = True
         self._values = read_variables(session, _variables_of(session))
-        floats = [value for value in self._values.values() if np.asarray(value).dtype.kind in 'fc']
-        self.is_good = all(np.isfinite(value).all() for value in floats)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether there is one, and all of it is finite."""
+        values = map(np.asarray, self._values.values())
+        return self.is_taken and all(map(checkpoint_reader.is_finite, values))
 
     def restore(self, session) -> None:
         """Puts them back."""

@@ -14,6 +14,7 @@ import pytest
 import slimguard
 from slimguard.incidents import record_reader
 from slimguard.scripts import children
+from slimguard.scripts.patches import Patches
 
 SCRIPT = """
 import multiprocessing
@@ -71,11 +72,12 @@ def test_a_spawned_child_that_trains_is_guarded_and_another_imports_nothing(tmp_
 
 def test_a_child_finds_the_slimguard_of_its_parent():
     """Also where that lies in no folder that Python looks in."""
-    undo = children.hand_on(len, lambda: None)
+    patches = Patches()
+    children.hand_on(patches, len, lambda: None)
     try:
         sent = pickle.dumps(multiprocessing.spawn.get_preparation_data('child')['slimguard'])
     finally:
-        undo()
+        patches.undo()
     load = (
         'import pickle, sys; path = list(sys.path); pickle.loads(%r); '
         'assert sys.path == path and "tensorflow" not in sys.modules; '
@@ -89,10 +91,11 @@ def test_a_child_finds_the_slimguard_of_its_parent():
 def test_each_child_is_noted_and_a_fork_server_is_none():
     started = []
     before = multiprocessing.spawn.get_preparation_data
-    undo = children.hand_on(len, lambda: started.append(1))
+    patches = Patches()
+    children.hand_on(patches, len, lambda: started.append(1))
     assert 'slimguard' in multiprocessing.spawn.get_preparation_data('Process-1')
     assert 'slimguard' not in multiprocessing.spawn.get_preparation_data('ignore')
-    undo()
+    patches.undo()
     assert multiprocessing.spawn.get_preparation_data is before and started == [1]
 
 

@@ -43,7 +43,6 @@ _COMPUTES = re.compile(
     r'(CheckNumerics(V2)?|Print(V2)?|TensorArray.*|(Ref)?Stack(V2|Push.*|Pop.*|Close.*)?'
     r'|TemporaryVariable|DestroyTemporaryVariable|Assert)$'
 )
-_RANDOM = re.compile(r'.*(Random|Multinomial|TruncatedNormal|Uniform|Gamma|Poisson|Binomial)')
 _HANDLES = (tf.resource, tf.variant)
 
 
@@ -184,11 +183,6 @@ class _Area:
                 values.append(tf.raw_ops.Switch(data=value, pred=is_good).output_false)
         with tf.control_dependencies(cleared):
             return self._area.put(values)
-
-
-def is_random(op) -> bool:
-    """Whether what `op` draws is chance and nothing else: drawing again takes from nobody."""
-    return bool(_RANDOM.match(op.type))
 
 
 class Draws:

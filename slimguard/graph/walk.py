@@ -1,5 +1,6 @@
 """Walking a graph: what an op is declared as, what must run before it, and keys for both."""
 
+import re
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple, Union
 
 import tensorflow as tf
@@ -19,6 +20,7 @@ REFERENCES = 100
 _op_defs: Dict[str, Any] = {}
 _arguments_of_type: Dict[str, List['_Argument']] = {}
 _floats: Dict[int, bool] = {}
+_RANDOM = re.compile(r'.*(Random|Multinomial|TruncatedNormal|Uniform|Gamma|Poisson|Binomial)')
 
 
 def op_def_of(op):
@@ -42,6 +44,11 @@ def op_def_of_type(graph: tf.Graph, op_type: str) -> Any:
 def is_stateful(op) -> bool:
     """Whether two runs of `op` with the same inputs may differ: it reads, draws or writes."""
     return op_def_of(op).is_stateful
+
+
+def is_random(op) -> bool:
+    """Whether what `op` draws is chance and nothing else: drawing again takes from nobody."""
+    return bool(_RANDOM.match(op.type))
 
 
 def needs(op) -> Iterator[tf.Operation]:

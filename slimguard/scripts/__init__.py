@@ -5,6 +5,9 @@ The files:
     instrumentation.py           instrument(): puts guarded functions in the place of slim's
     guarded_sessions.py          Session.run, guarded: each run that trains goes through a gate
     train_steps.py               which runs train, and what stands in for what they fetch
+    gradient_writes.py           updates that the script writes itself, of gradients
+    unguarded_writes.py          updates that nobody guards are named
+    update_ends.py               what is built around an update, and may be fetched
     prepared_steps.py            a step that comes again, in one prepared call
     script_watcher.py            what watches such a session, and acts by policy
     script_files.py              where a script saves, and what to go back to there

@@ -21,7 +21,7 @@ class Seen:
     Attributes:
       train_ops: the names of the train ops that ran guarded, and how often each did; 0 where a
         `NanLossHook` of the script's own watched slim's loop.
-      refused: the names of those that cannot be guarded, and why not.
+      refused: by name, which of those cannot be guarded, and why not.
       actions: what was done about incidents, and how often.
       logdirs: where the record and the bundles are.
       runs: how many runs of sessions trained nothing that is known.
@@ -59,11 +59,11 @@ class Seen:
             self.before_first()
         self.train_ops[train_op] = self.train_ops.get(train_op, 0) + steps
 
-    def note_refused(self, name: str, why: str) -> None:
-        """Notes what cannot be guarded."""
+    def note_refused(self, what: str, name: str, why: str) -> None:
+        """Notes what cannot be guarded: what it is, its name, and why not."""
         if not self.has_trained:
             self.before_first()
-        self.refused[name] = why
+        self.refused[name] = '%s %r cannot be: %s' % (what, name, why)
 
     def note_child(self) -> None:
         """Notes a process that is guarded as this one is."""
@@ -214,8 +214,7 @@ _BY_ITSELF = (
 
 def _why_nothing(seen: Seen) -> str:
     if seen.refused:
-        name, why = next(iter(seen.refused.items()))
-        return 'train op %r cannot be: %s' % (name, texts.cut(why, 300))
+        return texts.cut(next(iter(seen.refused.values())), 350)
     covers = (
         'slimguard guards what an optimizer of TensorFlow 1 (tf.compat.v1.train.Optimizer) writes '
         'when a session runs it'

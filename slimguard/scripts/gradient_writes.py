@@ -1,4 +1,8 @@
-"""Updates that no optimizer made, such as ``w.assign_sub(rate * gradient)``: `GradientWrites`."""
+"""Updates that no optimizer made, such as ``w.assign_sub(rate * gradient)``: `GradientWrites`.
+
+What `tf.gradients` makes knows the op that it is the gradient of. What a `tf.GradientTape` makes
+does not: that is noted when a tape hands it out, from `note_tapes` on.
+"""
 
 from typing import Iterable, List, Sequence, Set, Tuple
 
@@ -8,6 +12,27 @@ from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.graph import TrainOp
 from slimguard.graph.control_flow import SWITCHES
+from slimguard.scripts.patches import Patches, kept_on
+
+
+def note_tapes(patches: Patches) -> None:
+    """Begins to take notes of what every `tf.GradientTape` returns."""
+    for name in ('gradient', 'jacobian', 'batch_jacobian'):
+        patches.wrap(tf.GradientTape, name, _note_gradients)
+
+
+def _note_gradients(original, tape, *args, **kwargs):
+    made = original(tape, *args, **kwargs)
+    if not tf.executing_eagerly():
+        for gradient in tf.nest.flatten(made, expand_composites=True):
+            if isinstance(gradient, tf.Tensor):
+                _taped(gradient.graph).add(gradient.op)
+    return made
+
+
+def _taped(graph: tf.Graph) -> Set[tf.Operation]:
+    """The ops of a graph, or of a function's, that return what a tape has made."""
+    return kept_on(graph, 'taped', set)
 
 
 class GradientWrites:
@@ -107,7 +132,9 @@ class _OfGradients:
 
     def _is_one(self, op: tf.Operation) -> bool:
         is_made_so = tf_private.op_that_was_differentiated(op) is not None
-        return is_made_so or any(tensor.op in self._known for tensor in _data_of(op))
+        if is_made_so or op in _taped(op.graph):
+            return True
+        return any(tensor.op in self._known for tensor in _data_of(op))
 
     def _add(self, op: tf.Operation, added: List[tf.Operation]) -> None:
         waiting = [op]

@@ -25,6 +25,7 @@ from slimguard.incidents.policies import Raise, Skip
 from slimguard.incidents.policy_language import OnNan
 from slimguard.incidents.spike import Spike
 from slimguard.scripts.ending import Seen
+from slimguard.scripts.gradient_writes import note_tapes
 from slimguard.scripts.optimizer_notes import OptimizerNotes
 from slimguard.scripts.patches import Patches, kept_on
 from slimguard.scripts.prepared_steps import Done, PreparedSteps
@@ -106,6 +107,7 @@ class GuardedSessions:
     def install(self, patches: Patches) -> None:
         """Puts guarded methods in the place of TensorFlow's."""
         self._notes.install(patches)
+        note_tapes(patches)
         self._summaries.install(patches)
         self.files.install(patches)
         owner = tf_private.session_class()
@@ -265,8 +267,8 @@ class GuardedSessions:
 
     def _refuse(self, name: str, error: Exception) -> None:
         if name not in self.seen.refused:
-            self.seen.note_refused(name, str(error))
             what = getattr(error, 'of', 'train op')
+            self.seen.note_refused(what, name, str(error))
             tf1.logging.error('slimguard: %s %r is NOT guarded: %s', what, name, error)
 
     def _say_no_loss(self, name: str) -> None:

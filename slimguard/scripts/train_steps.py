@@ -9,7 +9,6 @@ that were built around them are guarded at once; these are what most scripts fet
 """
 
 import dataclasses
-import re
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
@@ -30,17 +29,11 @@ from slimguard.graph.sessions import note_seen
 from slimguard.graph.token_queues import has_token_queue
 from slimguard.scripts.gradient_writes import GradientWrites, join_written_by_hand
 from slimguard.scripts.optimizer_notes import OptimizerNotes
+from slimguard.scripts.unguarded_writes import refuse_unguarded_writes
+from slimguard.scripts.update_ends import ends_of, is_enqueue
 from slimguard.training.fetch_structures import map_fetches
 from slimguard.training.prepared_call import key_of
 from slimguard.training.watched_run import fetched_elements
-
-# A queue runner runs these in a thread of its own. SyncReplicasOptimizer's chief updates so; its
-# workers wait for the tokens that follow, which a gate of all of it would keep from them. So the
-# update is guarded with the train op of the workers.
-_ENQUEUES = re.compile('Queue.*Enqueue')
-
-# So many ends of what a script built around an update are guarded before one is run.
-_MOST_ENDS = 4
 
 
 class Gated(NamedTuple):
@@ -165,7 +158,7 @@ class TrainSteps:
     def _guard_ends(self, new: Sequence[TrainOp]) -> None:
         """Guards what was built around new updates, before a session has seen it."""
         with tf_private.unfinalized(self._graph):
-            for end in dict.fromkeys(end for update in new for end in _ends_of(update)):
+            for end in dict.fromkeys(end for update in new for end in ends_of(update)):
                 try:
                     self._guard([end])
                 except gates.NoLearningRateError:
@@ -219,6 +212,8 @@ class TrainSteps:
         if not trains:
             writing = writing_among(_apart(elements), self._graph)
             parts += [self._guarded(writing, guard_writes)] if writing else []
+            if not writing:
+                refuse_unguarded_writes(elements, self._graph, self._on_refusal)
         guarded = [part for part in parts if part is not None]
         return Step.of(fetches, guarded, self._graph, trains) if guarded else None
 
@@ -262,7 +257,7 @@ class TrainSteps:
         found: List[Tuple[List[TrainOp], Set[tf.Operation]]] = []  # with the updates that they need
         for element in _apart(elements):
             op = _op_to_search(element)
-            if op is None or _ENQUEUES.match(op.type):
+            if op is None or is_enqueue(op):
                 continue
             updates = self._updates_in(op)
             if not updates:
@@ -322,7 +317,7 @@ def _op_to_search(element: TrainOp) -> Optional[tf.Operation]:
 
 def _is_left_alone(op: tf.Operation) -> bool:
     """Whether an op is ours, or of a queue runner."""
-    return bool(op.name.startswith(graphs.OURS) or _ENQUEUES.match(op.type))
+    return op.name.startswith(graphs.OURS) or is_enqueue(op)
 
 
 def _train_op_of(elements: Sequence[TrainOp], graph: tf.Graph) -> TrainOp:
@@ -377,24 +372,3 @@ def _stand_in(element: TrainOp, gate: gates.Gate, train_op: TrainOp) -> TrainOp:
     if isinstance(element, tf.Operation):
         return op_of(train_op)
     return gate.values.get(_key(gates.original_of(element)), train_op)
-
-
-def _ends_of(update: TrainOp) -> List[TrainOp]:
-    """The train ops that a script may have built around an update."""
-    wanted = {op_of(e): e for e in op_of(update).graph.get_collection(tf1.GraphKeys.TRAIN_OP)}
-    seen = {op_of(update)}
-    waiting = [op_of(update)]
-    ends: List[TrainOp] = []
-    while waiting:
-        op = waiting.pop()
-        after = [taker for tensor in op.outputs for taker in tensor.consumers()]
-        after += tf_private.ops_waiting_for(op)
-        after = [each for each in after if not each.name.startswith(graphs.OURS)]
-        if (not after or op in wanted) and not _ENQUEUES.match(op.type):
-            is_value = op.type in ('Identity', 'CheckNumerics') and op not in wanted
-            ends.append(op.outputs[0] if is_value else wanted.get(op, op))
-        waiting.extend(each for each in after if each not in seen)
-        seen.update(after)
-    if len(ends) > _MOST_ENDS:  # a write to a resource variable makes a read that few ask for
-        ends = [each for each in ends if not graphs.is_variable_read(op_of(each))]
-    return ends if len(ends) <= _MOST_ENDS else []

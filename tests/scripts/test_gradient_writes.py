@@ -73,6 +73,94 @@ class TestGradientsThatTheScriptWrites:
         assert seen.train_ops == {}
 
 
+@pytest.mark.parametrize('is_in_function', [False, True])
+def test_a_gradient_of_a_tape_is_guarded(is_in_function, logdir):
+    def weights(values):
+        with tf.Graph().as_default(), slimguard.instrument(on_nan='skip', logdir=logdir) as guards:
+            x = tf1.placeholder(tf.float32, [])
+            weight = tf1.get_variable('w', initializer=1.0, use_resource=True)
+
+            def descend(x):
+                with tf.GradientTape() as tape:
+                    loss = tf.square(weight * x)
+                weight.assign_sub(0.1 * tape.gradient(loss, weight))
+                return tf.identity(loss)
+
+            if is_in_function:
+                fetch = tf.function(descend, autograph=False)(x)
+            else:
+                descend(x)
+                (fetch,) = [
+                    op
+                    for op in tf1.get_default_graph().get_operations()
+                    if op.type == 'AssignSubVariableOp'
+                ]
+            with tf1.Session() as session:
+                session.run(tf1.global_variables_initializer())
+                for value in values:
+                    session.run(fetch, {x: value})
+                return session.run(weight), guards.sessions.seen
+
+    good, _ = weights([1.0, 2.0])
+    with_bad, seen = weights([1.0, np.nan, 2.0])
+    assert with_bad == good
+    assert seen.actions == {'skip': 1}
+    assert not seen.refused
+
+
+class TestWritesThatNobodyGuards:
+    """Fed gradients, and other updates by `assign`: named once, unless they train nothing."""
+
+    @pytest.fixture(params=[False, True])
+    def said(self, request, logdir):
+        """A function: the lines about a run of what `make` gives, and what was seen."""
+
+        def run(make):
+            with slimguard.instrument(on_nan='skip', logdir=logdir) as guards:
+                x = tf1.placeholder(tf.float32, [])
+                with tf1.variable_scope('own', use_resource=request.param):
+                    weight = tf1.get_variable('w', initializer=1.0)
+                    other = tf1.get_variable('other', initializer=2.0)
+                fetch = make(x, weight, other)
+                with tf1.Session() as session, LogLines() as lines:
+                    session.run(tf1.global_variables_initializer())
+                    for _ in range(2):
+                        session.run(fetch, {x: 1.0})
+                    weight.load(3.0, session)
+            return [each for each in lines if 'NOT guarded' in each], guards.sessions.seen
+
+        return run
+
+    def test_a_fed_gradient(self, said):
+        (line,), seen = said(lambda x, weight, other: weight.assign_sub(0.1 * x))
+        assert "the update of 'own/w' is NOT guarded: a run writes it with what is fed" in line
+        assert list(seen.refused) == ['own/w']
+        assert "the update of 'own/w' cannot be" in str(seen)
+
+    def test_several_in_one_run(self, said):
+        def make(x, weight, other):
+            return [weight.assign(other - x), other.assign_add(x)]
+
+        (line,), _ = said(make)
+        assert 'writes it (and of 1 more) with' in line
+
+    @pytest.mark.parametrize(
+        'make',
+        [
+            lambda x, weight, other: weight.assign(x),
+            lambda x, weight, other: weight.assign(0.9 * weight + 0.1 * other),
+            lambda x, weight, other: weight.assign(other + tf1.random_normal([])),
+            lambda x, weight, other: weight.assign(tf.clip_by_value(weight, -1.0, 1.0)),
+            lambda x, weight, other: tf1.get_variable('n', [], trainable=False).assign_add(x),
+        ],
+        ids=['a value', 'moving average', 'parameter noise', 'clipping', 'statistics'],
+    )
+    def test_what_trains_nothing_is_not_named(self, make, said):
+        lines, seen = said(make)
+        assert not lines
+        assert not seen.refused
+
+
 def test_what_keras_runs_in_a_graph_is_named_once(logdir):
     if not tf.__version__.startswith('1.'):
         pytest.skip('only the Keras of TensorFlow 1 trains in a graph and a session')

@@ -6,7 +6,6 @@ import numpy as np
 import tensorflow as tf
 
 from slimguard import graph as graphs
-from slimguard.diagnosis.capture import is_random
 from slimguard.diagnosis.rerun.chunks import bytes_of, in_chunks
 from slimguard.diagnosis.step_ops import (
     AnyGate,
@@ -150,7 +149,7 @@ class Step:
     def _find_blind(self) -> set:
         """The ops that need something that was drawn and is not kept. Chance is drawn anew."""
         missing = set(self.missing)
-        blind = {op for op in self.ops if op.name in missing and not is_random(op)}
+        blind = {op for op in self.ops if op.name in missing and not graphs.is_random(op)}
         grown = bool(blind)
         while grown:  # a loop hands it back to its beginning
             found = [

@@ -72,6 +72,15 @@ def feedable(default: tf.Tensor, name: str) -> tf.Tensor:
     return create('PlaceholderWithDefault', [default], dtypes, attributes, name).outputs[0]
 
 
+def placeholder(dtype: tf.DType, shape: Sequence[int]) -> tf.Tensor:
+    """What is to be fed, of a shape that is known."""
+    attributes = {
+        'dtype': type_attribute(dtype),
+        'shape': tf1.AttrValue(shape=tf.TensorShape(shape).as_proto()),
+    }
+    return create('Placeholder', [], [dtype], attributes).outputs[0]
+
+
 def cast(x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     if x.dtype.base_dtype == dtype:
         return x

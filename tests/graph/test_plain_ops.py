@@ -107,6 +107,12 @@ def test_it_is_the_op_that_tensorflow_creates(name):
         np.testing.assert_array_equal(*session.run([ours, theirs]))
 
 
+def test_a_placeholder_is_that_of_tensorflow():
+    ours, theirs = plain_ops.placeholder(tf.float64, [2, 0]), tf1.placeholder(tf.float64, [2, 0])
+    assert attributes_of(ours) == attributes_of(theirs)
+    assert ours.shape.as_list() == [2, 0] and ours.dtype == tf.float64
+
+
 @pytest.mark.parametrize(('most', 'expected'), [(2, ['a', 'b']), (9, ['a', 'b', 'c', 'd'])])
 def test_the_beginning_of_a_vector(most, expected):
     with tf1.Session() as session:

@@ -9,7 +9,6 @@ from typing import Any, Callable, Dict, Optional
 
 import numpy as np
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
 from slimguard.diagnosis.bundle import folders
 from slimguard.diagnosis.bundle.arrays import bytes_of_array, save_arrays
@@ -19,6 +18,7 @@ from slimguard.diagnosis.bundle.state import run_alone
 from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.rerun import ExportedStep, ExportOnce, bytes_of, variables_in_chunks
+from slimguard.graph import plain_ops
 from slimguard.incidents.history import History
 from slimguard.system import files
 
@@ -141,7 +141,7 @@ def _save_part(part: str, values, variables):
         feed = {}
         for name, value in values.items():
             dtype = tf.as_dtype(variables[name][0])
-            feed[name] = tf1.placeholder(dtype, np.shape(value))
+            feed[name] = plain_ops.placeholder(dtype, np.shape(value))
         save = tf.raw_ops.SaveV2(
             prefix=part,
             tensor_names=[variables[name][1] for name in values],

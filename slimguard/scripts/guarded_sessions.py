@@ -213,19 +213,20 @@ class GuardedSessions:
     # Beneath.
 
     def _step_of(self, session, fetches) -> Optional[Step]:
-        steps = self._prepare(session.graph)
         with self._lock, self._inside:
-            return steps.step_for(fetches)
+            return self._steps_of(session.graph).step_for(fetches)
 
     def _prepare(self, graph: tf.Graph) -> TrainSteps:
-        with self._lock:
-            known = kept_on(graph, 'steps', dict)  # by who guards it now
-            if self not in known:
-                known[self] = self._steps_in(graph)
-            steps = known[self]
-            with self._inside:
-                steps.prepare()
-            return steps
+        with self._lock, self._inside:
+            return self._steps_of(graph)
+
+    def _steps_of(self, graph: tf.Graph) -> TrainSteps:
+        known = kept_on(graph, 'steps', dict)  # by who guards it now
+        steps = known.get(self)
+        if steps is None:
+            steps = known[self] = self._steps_in(graph)
+        steps.prepare()
+        return steps
 
     def _steps_in(self, graph: tf.Graph) -> TrainSteps:
         if self._learning_rate is not None:

@@ -19,6 +19,11 @@ def kept_on(thing: Any, name: str, make: Callable[[], Any]) -> Any:
     return kept
 
 
+def kept_already(thing: Any, name: str) -> Any:
+    """What `kept_on` keeps on an object, or None."""
+    return getattr(thing, '_slimguard_' + name, None)
+
+
 class Patches:
     """Replaces methods, and puts back what was there."""
 

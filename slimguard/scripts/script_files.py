@@ -25,7 +25,7 @@ from slimguard.compat import tf_private
 from slimguard.graph.sessions import Inside
 from slimguard.scripts.ending import Seen
 from slimguard.scripts.last_save import LastSave
-from slimguard.scripts.patches import Patches, kept_on
+from slimguard.scripts.patches import Patches, kept_already, kept_on
 from slimguard.system import files
 from slimguard.training.signal_watch import is_main_thread
 
@@ -190,7 +190,7 @@ def _folder_of(graph: tf.Graph) -> Optional[str]:
 
     Until it does, where a guarded training has left what it goes on from.
     """
-    return kept_on(graph, 'folder', lambda: None) or kept_on(graph, 'resumed_in', lambda: None)
+    return kept_already(graph, 'folder') or kept_already(graph, 'resumed_in')
 
 
 def _keep_in(graph: tf.Graph, folder: str) -> None:

@@ -39,6 +39,7 @@ from slimguard.system import files
 from slimguard.training import preemption
 from slimguard.training.checkpoint_keeper import CheckpointKeeper
 from slimguard.training.progress import Progress, progress_bar
+from slimguard.training.repeated_runs import prepare_steps
 from slimguard.training.step_history import require_history
 from slimguard.training.step_preemption import StepPreemption
 
@@ -202,6 +203,7 @@ class HookTraining(KeptByLoop):
             self._open.callback(evidence.close)
         self._progress = self._open.enter_context(progress_bar(self._settings.progress, None))
         _listen_to_close(session, self)
+        self._open.callback(prepare_steps(session))
         for gate in dict.fromkeys(gates.gates_of(self._graph).values()):
             gate.untold.watch(session)  # now, as the first run may go past the hooks
 

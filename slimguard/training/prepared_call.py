@@ -150,9 +150,14 @@ def are_ready(feeds: dict) -> bool:
     )
 
 
+_ELEMENTS = (tf.Tensor, tf.Operation)
+
+
 def key_of(fetches):
     """A key for `fetches`: the same for the same things in the same structure."""
     kind = type(fetches)
+    if issubclass(kind, _ELEMENTS):  # most often; the others take a while to ask for
+        return id(fetches)
     if isinstance(fetches, (list, tuple)):
         return (kind,) + tuple([key_of(fetch) for fetch in fetches])
     if isinstance(fetches, collections.abc.Mapping):

@@ -1,0 +1,108 @@
+"""The steps of a `MonitoredSession` that is watched, each kind prepared once: `prepare_steps`.
+
+In every step a `MonitoredSession` asks its session to run the same fetches, those of its hooks
+among them, with options that ask for nothing. A session takes all of it apart each time, which on a
+small model takes longer than the gate. So where a hook of ours watches, the session runs such a
+step by a :class:`PreparedCall`: it gives the same values and errors, sooner.
+"""
+
+import weakref
+from typing import Any, Callable, Dict, Optional
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard.compat import tf_callers, tf_private
+from slimguard.training.prepared_call import PreparedCall, key_of
+
+# Each takes an executor of its own in the session, and its memory.
+_MOST_CALLS = 16
+
+_NO_FEEDS: Dict[tf.Tensor, Any] = {}
+
+
+def prepare_steps(session) -> Callable[[], None]:
+    """Has a session run the steps of a `MonitoredSession` by prepared calls.
+
+    Nothing is done to a session of another class than TensorFlow's own, to one whose `run` somebody
+    has replaced, or to one of a cluster.
+
+    Args:
+      session: what a `MonitoredSession` has made, and hands to its hooks.
+
+    Returns:
+      What ends it.
+    """
+    of_class = tf1.Session.run
+    is_local = type(session) is tf1.Session and session.sess_str in ('', b'')
+    if not is_local or 'run' in vars(session) or not tf_callers.is_of_sessions(_code_of(of_class)):
+        return lambda: None
+    steps = _PreparedSteps(session)
+
+    def run(fetches, feed_dict=None, options=None, run_metadata=None):
+        values = None
+        if _is_step(fetches) and _asks_nothing(options) and tf1.Session.run is of_class:
+            values = steps.run(fetches, feed_dict)
+        if values is not None:
+            return values
+        # As it is now: a profiler replaces it for a while.
+        return tf1.Session.run(steps.session, fetches, feed_dict, options, run_metadata)
+
+    def end() -> None:
+        session = steps.session
+        if session is not None and vars(session).get('run') is run:
+            del session.run
+        steps.forget()
+
+    session.run = run
+    return end
+
+
+class _PreparedSteps:
+    def __init__(self, session):
+        self._session = weakref.ref(session)  # as the session holds what holds this
+        self._calls: Dict[Any, Optional[PreparedCall]] = {}
+
+    @property
+    def session(self) -> Any:
+        return self._session()
+
+    def run(self, fetches: dict, feed_dict: Any) -> Optional[dict]:
+        """The values of a step, by the keys of `fetches`; None where the session has to see to it.
+
+        Then nothing has run.
+        """
+        feeds = feed_dict or _NO_FEEDS
+        session = self.session
+        if type(feeds) is not dict or session is None or tf_private.is_closed(session):
+            return None
+        call = self._call_for(session, fetches, feeds)
+        values = None if call is None else call.values_of(feeds)
+        return None if call is None or values is None else call(values)[1]
+
+    def _call_for(self, session, fetches: dict, feeds: dict) -> Optional[PreparedCall]:
+        asked = (key_of(fetches), *map(id, feeds))
+        if asked not in self._calls:
+            if len(self._calls) >= _MOST_CALLS:
+                return None
+            try:
+                self._calls[asked] = PreparedCall.of(session, [], [], fetches, feeds)
+            except tf.errors.OpError:
+                return None  # the session says so in the words of a run
+        return self._calls[asked]
+
+    def forget(self) -> None:
+        self._calls.clear()
+
+
+def _is_step(fetches: Any) -> bool:
+    """Whether a run is a step of a `MonitoredSession`, that fetches for hooks as well."""
+    return type(fetches) is dict and any(isinstance(k, tf1.train.SessionRunHook) for k in fetches)
+
+
+def _asks_nothing(options: Optional[tf1.RunOptions]) -> bool:
+    return options is None or not options.ByteSize()
+
+
+def _code_of(function: Any) -> Any:
+    return getattr(function, '__code__', None)

@@ -22,19 +22,21 @@ from slimguard.checkpoints.finite_saver import FiniteSaver, offer_saver
 from slimguard.checkpoints.step_turn import StepTurn, taking_turns
 from slimguard.cluster.place import is_remote
 from slimguard.cluster.waiting import Readiness
-from slimguard.diagnosis.evidence import Evidence, collect, require_capture
+from slimguard.diagnosis.evidence import Evidence, collect
 from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.graph import TrainOp
 from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policy_language import OnNan
 from slimguard.incidents.spike import AnySpike, as_spike
 from slimguard.system import files
+from slimguard.system.numbers import require_bool, require_number_of_steps
 from slimguard.training.checkpoint_keeper import CheckpointKeeper
 from slimguard.training.context import TrainingContext
+from slimguard.training.hook_training import HookSettings
 from slimguard.training.loop import HookedSteps, StopRequest
-from slimguard.training.preemption import SECONDS, Preemption, require_seconds
+from slimguard.training.preemption import SECONDS, Preemption
 from slimguard.training.progress import progress_bar
-from slimguard.training.step_history import STEPS, require_history
+from slimguard.training.step_history import STEPS
 from slimguard.training.step_runner import Schedule
 from slimguard.training.trainable import BUILD_ANEW, require_trainable
 from slimguard.training.turns import in_turns
@@ -232,10 +234,9 @@ def train(
       NanLossError: where the policy is 'raise', once the last good state is saved in `logdir`
         (by the chief). `tf.compat.v1.train.NanLossDuringTrainingError` and
         `tf.errors.InvalidArgumentError` catch it as well.
-      ValueError: as `slim.learning.train`; if `on_nan`, `max_loss`, `max_bundles`,
-        `preemption_seconds`, `spike` or `history` is not what is expected, or disagrees with a
-        hook; if the train op cannot be guarded or is of another graph; if TensorFlow could not
-        restore what it saves in `logdir`, as it holds a wild card.
+      ValueError: as `slim.learning.train`; if an argument is not what is expected, or disagrees
+        with a hook; if the train op cannot be guarded or is of another graph; if TensorFlow could
+        not restore what it saves in `logdir`, as it holds a wild card.
       ImportError: if `progress` is True and tqdm is not installed.
       RuntimeError: in eager mode; if the graph is finalized, as it is after another `train` and
         inside a ``with MonitoredTrainingSession(...)`` block.
@@ -246,10 +247,10 @@ def train(
     if logdir is not None and not logdir:  # as slim takes it; from a flag that was not set, often
         tf1.logging.warning('slimguard: logdir is empty, so nothing is saved and nothing recorded.')
     logdir = files.as_logdir(logdir) if logdir else None
-    require_seconds(preemption_seconds)
     usual = as_spike(spike)
-    require_history(history)
-    require_capture(capture, max_bundles)
+    HookSettings(capture, max_bundles, progress, preemption_seconds, usual, history).require()
+    require_bool('ends_job', ends_job)
+    require_number_of_steps(number_of_steps)
     graph = graph or tf1.get_default_graph()
     train_op = gates.as_train_op(train_op)
     require_trainable(train_op, graph)

@@ -29,6 +29,7 @@ from slimguard.incidents.history import History
 from slimguard.incidents.incident import replay_hint
 from slimguard.incidents.incident_groups import kind_of
 from slimguard.system import files
+from slimguard.system.numbers import require_bool
 from slimguard.system.rate import Rate
 
 _NO_SEARCH = (
@@ -334,8 +335,7 @@ def _tidy_up(logdir: str) -> None:
 
 def require_capture(capture, max_bundles) -> None:
     """Raises ValueError unless `capture` is a bool and `max_bundles` a positive int."""
-    if capture not in (True, False):
-        raise ValueError('capture must be True or False, not %r' % (capture,))
+    require_bool('capture', capture)
     if isinstance(max_bundles, bool) or not isinstance(max_bundles, int) or max_bundles < 1:
         raise ValueError('max_bundles must be an int, at least 1, not %r' % (max_bundles,))
 

@@ -129,8 +129,10 @@ class Skip(Policy):
     def _why_no_more(self, state: PolicyState) -> str:
         if state.in_a_row <= self.max_consecutive:
             return ''
-        told = '; %d steps in a row were skipped before it, and max_consecutive=%d allows no more'
-        return told % (state.in_a_row - 1, self.max_consecutive)
+        before = state.in_a_row - 1
+        steps = 'the step before it was' if before == 1 else '%d steps in a row were' % before
+        told = '; %s skipped%s, and max_consecutive=%d allows no more'
+        return told % (steps, '' if before == 1 else ' before it', self.max_consecutive)
 
     def _has_spent(self, state: PolicyState) -> bool:
         if self.max_ratio is None:

@@ -40,7 +40,7 @@ def fallbacks_of(on_nan: OnNan) -> List[Any]:
             return list(parse_chain(on_nan))
         except UnknownPolicyError as error:
             raise ValueError(
-                'unknown policy on_nan=%r%s; expected one of %s, several in turn like %r, a policy '
+                'unknown policy on_nan=%s%s; expected one of %s, several in turn like %r, a policy '
                 'object like slimguard.Skip(max_consecutive=10), a callable, or a list of these'
                 % (error.name, error.meant, ', '.join(map(repr, _BY_NAME)), _EXAMPLE)
             ) from None
@@ -60,11 +60,11 @@ class UnknownPolicyError(ValueError):
     """A text names no policy. It speaks of no Python.
 
     Attributes:
-      name: what stands in its place.
+      name: what stands in its place, with the text around it, if there is any.
       meant: a remark of which policy has nearly that name, or ''.
     """
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, text: str):
         names = list(_BY_NAME)
         expected = '%s or %s, or several in turn, such as %s' % (
             ', '.join(names[:-1]),
@@ -72,9 +72,10 @@ class UnknownPolicyError(ValueError):
             _EXAMPLE,
         )
         near = difflib.get_close_matches(name.lower(), names, 1)
-        self.name = name
+        self.name = repr(name) if name == text.strip() else '%r in %r' % (name, text)
         self.meant = ' (did you mean %r?)' % near[0] if near else ''
-        ValueError.__init__(self, 'unknown policy %r%s; expected %s' % (name, self.meant, expected))
+        said = 'unknown policy %s%s; expected %s' % (self.name, self.meant, expected)
+        ValueError.__init__(self, said)
 
 
 def parse_chain(text: str) -> List[Policy]:
@@ -88,7 +89,7 @@ def parse_chain(text: str) -> List[Policy]:
       ValueError: for an unknown name, a number that does not fit, or a policy that never acts. It
         tells of the text only, and not of an argument or option, which the caller knows.
     """
-    found = [_parse_fallback(each.strip()) for each in text.split(',')]
+    found = [_parse_fallback(each.strip(), text) for each in text.split(',')]
     _require_each_acts(found)
     return found
 
@@ -103,10 +104,10 @@ def _require_each_acts(fallbacks: Sequence[Any]) -> None:
             )
 
 
-def _parse_fallback(text: str) -> Policy:
+def _parse_fallback(text: str, whole: str) -> Policy:
     name, colon, number = (part.strip() for part in text.partition(':'))
     if name not in _BY_NAME:
-        raise UnknownPolicyError(name)
+        raise UnknownPolicyError(name, whole)
     kind = _BY_NAME[name]
     if not colon:
         return kind()

@@ -36,6 +36,7 @@ from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.incidents.spike import AnySpike, as_spike
 from slimguard.system import files
+from slimguard.system.numbers import require_bool
 from slimguard.training import preemption
 from slimguard.training.checkpoint_keeper import CheckpointKeeper
 from slimguard.training.progress import Progress, progress_bar
@@ -57,6 +58,7 @@ class HookSettings(NamedTuple):
     def require(self) -> 'HookSettings':
         """Raises ValueError for a bad one."""
         require_capture(self.capture, self.max_bundles)
+        require_bool('progress', self.progress)
         preemption.require_seconds(self.preemption_seconds)
         if self.history is not None:
             require_history(self.history)

@@ -49,9 +49,21 @@ def with_watcher(
     return list(hooks), given[0]
 
 
+# What every hook has, of whatever class.
+_METHODS = ('begin', 'after_create_session', 'before_run', 'after_run', 'end')
+
+
 def _require_hooks(hooks) -> None:
     if not isinstance(hooks, (list, tuple)):
         raise TypeError('hooks must be a list of tf.train.SessionRunHooks, not %r' % (hooks,))
+    for hook in hooks:
+        if isinstance(hook, type):
+            raise TypeError(
+                'hooks has the class %s; make a hook of it: %s(...)'
+                % (hook.__name__, hook.__name__)
+            )
+        if not all(callable(getattr(hook, name, None)) for name in _METHODS):
+            raise TypeError('hooks must be tf.train.SessionRunHooks; %r is none' % (hook,))
 
 
 def _disagree(name: str, value, hook: GateWatcher, other) -> None:

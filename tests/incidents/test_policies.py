@@ -119,6 +119,14 @@ def test_a_policy_that_is_used_up_says_so():
     assert chain.why_not == skipped + gone_back
 
 
+def test_one_step_before_it_is_one():
+    chain = FallbackChain([Skip(1), Raise()], RAISE)
+    assert after(chain, 'xx') == 'raise'
+    assert chain.why_not == (
+        '; the step before it was skipped, and max_consecutive=1 allows no more'
+    )
+
+
 def test_who_may_give_way_comes_before_others():
     class Seldom(Stop):
         def is_willing(self, state):
@@ -198,12 +206,20 @@ def test_policies_are_values():
         ('ignore', ValueError, "unknown policy on_nan='ignore'; expected one of 'raise'"),
         ([], ValueError, 'empty list'),
         (['skip', 'never'], ValueError, "'never'"),
-        ('skip:5,never', ValueError, "on_nan='never'; expected one of 'raise'.*slimguard.Skip"),
+        (
+            'skip:5,never',
+            ValueError,
+            "on_nan='never' in 'skip:5,never'; expected one of 'raise'.*slimguard.Skip",
+        ),
         ('skip:0', ValueError, "on_nan has 'skip:0': expected a number of at least 1"),
         (['stop', 'rollback:3x2'], ValueError, "on_nan has 'rollback:3x2': expected what to mult"),
         ('raise,skip', ValueError, "on_nan has 'raise' before 'skip', which never acts then"),
         (['skip', Stop(), Rollback()], ValueError, "'stop' before 'rollback'.*put it last"),
-        ('skp:3', ValueError, r"on_nan='skp' \(did you mean 'skip'\?\); expected one of"),
+        (
+            'skp:3',
+            ValueError,
+            r"on_nan='skp' in 'skp:3' \(did you mean 'skip'\?\); expected one of",
+        ),
         ('Raise', ValueError, r"did you mean 'raise'\?"),
         (3, TypeError, 'not 3'),
         (Skip, TypeError, r'pass Skip\(\)'),

@@ -397,6 +397,37 @@ class TestErrors:
         with pytest.raises(ValueError, match="unknown policy on_nan='retry'"):
             train(train_op, on_nan='retry')
 
+    def test_a_policy_that_is_left_out_of_a_chain(self):
+        _, train_op = build()
+        with pytest.raises(ValueError, match="unknown policy on_nan='' in 'skip,,raise'"):
+            train(train_op, on_nan='skip,,raise')
+
+    @pytest.mark.parametrize(
+        ('arguments', 'error', 'said'),
+        [
+            ({'progress': 'yes'}, ValueError, "progress must be True or False, not 'yes'"),
+            ({'ends_job': 2}, ValueError, 'ends_job must be True or False, not 2'),
+            ({'number_of_steps': 'x'}, ValueError, "number_of_steps must be a number.* not 'x'"),
+            ({'hooks': [1]}, TypeError, 'hooks must be tf.train.SessionRunHooks; 1 is none'),
+            (
+                {'hooks': [slimguard.NanLossHook]},
+                TypeError,
+                r'hooks has the class NanLossHook; make a hook of it: NanLossHook\(...\)',
+            ),
+        ],
+        ids=['progress', 'ends_job', 'number_of_steps', 'a number', 'a class'],
+    )
+    def test_what_is_of_another_kind(self, arguments, error, said):
+        _, train_op = build()
+        with pytest.raises(error, match=said):
+            train(train_op, **arguments)
+
+    def test_a_hook_says_what_is_of_another_kind(self):
+        model, _ = build()
+        for name in ('progress', 'ends_job'):
+            with pytest.raises(ValueError, match=name + " must be True or False, not 'x'"):
+                slimguard.NanLossHook(model.loss, **{name: 'x'})
+
     def test_a_policy_and_a_hook_that_disagree(self):
         model, train_op = build()
         hook = slimguard.NanLossHook(model.loss, fail_on_nan_loss=False)

@@ -35,7 +35,7 @@ def needs_beyond(op, fed) -> Iterator[tf.Operation]:
     for tensor in op.inputs:
         if key(tensor) not in fed:
             yield tensor.op
-    yield from op.control_inputs
+    yield from graphs.controls_of(op)
 
 
 def split_at_gate(gate: AnyGate) -> Tuple[List[tf.Operation], List[tf.Tensor]]:

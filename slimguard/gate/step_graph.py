@@ -80,7 +80,7 @@ class StepGraph:
 
     def controls(self, op: tf.Operation) -> List[tf.Operation]:
         """The control inputs of `op`, read through gates that are there already."""
-        return [self._stand_in(control) for control in op.control_inputs]
+        return [self._stand_in(control) for control in graphs.controls_of(op)]
 
     def source_of(self, loss: tf.Tensor) -> tf.Tensor:
         """The tensor under a loss that create_train_op wrapped, so that it is checked once."""

@@ -51,11 +51,22 @@ def is_random(op) -> bool:
     return bool(_RANDOM.match(op.type))
 
 
+def controls_of(op) -> List[tf.Operation]:
+    """The control inputs of `op`, in the order they were made.
+
+    TensorFlow hands them out by their addresses, once there are many, as of what groups all
+    updates. In this order what is found of a graph is the same in each process: the tensors of an
+    incident, for one, come in the order of the network.
+    """
+    controls = op.control_inputs
+    return controls if len(controls) < 2 else sorted(controls, key=tf_private.number_of)
+
+
 def needs(op) -> Iterator[tf.Operation]:
     """The ops that must run before `op`, through data and control edges."""
     for tensor in op.inputs:
         yield tensor.op
-    yield from op.control_inputs
+    yield from controls_of(op)
 
 
 def ancestors(roots: Iterable[tf.Operation], needs=needs) -> List[tf.Operation]:

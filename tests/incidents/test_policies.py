@@ -209,7 +209,7 @@ def test_policies_are_values():
         (
             'skip:5,never',
             ValueError,
-            "on_nan='never' in 'skip:5,never'; expected one of 'raise'.*slimguard.Skip",
+            "on_nan='never' in 'skip:5,never'; expected one of .*slimguard.Skip",
         ),
         ('skip:0', ValueError, "on_nan has 'skip:0': expected a number of at least 1"),
         (['stop', 'rollback:3x2'], ValueError, "on_nan has 'rollback:3x2': expected what to mult"),
@@ -218,7 +218,7 @@ def test_policies_are_values():
         (
             'skp:3',
             ValueError,
-            r"on_nan='skp' in 'skp:3' \(did you mean 'skip'\?\); expected one of",
+            r"on_nan='skp' in 'skp:3' \(did you mean 'skip'\?\); expect",
         ),
         ('Raise', ValueError, r"did you mean 'raise'\?"),
         (3, TypeError, 'not 3'),

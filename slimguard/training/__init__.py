@@ -20,7 +20,7 @@ The loops:
     watched_session.py    watch(), for a plain session
     hooked_session.py     a session that calls hooks
     hook_fetches.py       what hooks ask for in a run, merged
-    repeated_runs.py      the steps of a MonitoredSession, each kind prepared once
+    repeated_runs.py      the steps that hooks watch, each kind prepared once
     loop.py               the step function and session wrapper for slim.learning.train
     supervisor.py         what that asks of its Supervisor
     turns.py              slim's loop and the threads that save take turns

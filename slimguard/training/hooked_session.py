@@ -75,9 +75,9 @@ class HookedSession(SessionWrapper):
         run_metadata = run_metadata or tf1.RunMetadata()
         if requests.run_options is not None:
             given = requests.run_options, run_metadata
-        all_fetches = [fetches] + list(requests.fetches.values())
-        mine, *others = self._session.run(all_fetches, feeds, *given)
-        results = dict(zip(requests.fetches, others))
+        # As a MonitoredSession asks: such a step is prepared, see repeated_runs.py.
+        results = self._session.run({'caller': fetches, **requests.fetches}, feeds, *given)
+        mine = results.pop('caller')
         # By `_make`: what an Estimator imports on TensorFlow 2 warns of a call of the class.
         values = tf1.train.SessionRunValues._make([None, requests.options, run_metadata])
         for number, hook in enumerate(self._hooks):

@@ -1,9 +1,10 @@
-"""The steps of a `MonitoredSession` that is watched, each kind prepared once: `prepare_steps`.
+"""The steps of a session that hooks watch, each kind prepared once: `prepare_steps`.
 
 In every step a `MonitoredSession` asks its session to run the same fetches, those of its hooks
-among them, with options that ask for nothing. A session takes all of it apart each time, which on a
-small model takes longer than the gate. So where a hook of ours watches, the session runs such a
-step by a :class:`PreparedCall`: it gives the same values and errors, sooner.
+among them, with options that ask for nothing; so does what `watch` returns. A session takes all of
+it apart each time, which on a small model takes longer than the gate. So where a hook of ours
+watches, the session runs such a step by a :class:`PreparedCall`: it gives the same values and
+errors, sooner.
 """
 
 import weakref
@@ -22,13 +23,13 @@ _NO_FEEDS: Dict[tf.Tensor, Any] = {}
 
 
 def prepare_steps(session) -> Callable[[], None]:
-    """Has a session run the steps of a `MonitoredSession` by prepared calls.
+    """Has a session run the steps that hooks watch by prepared calls.
 
     Nothing is done to a session of another class than TensorFlow's own, to one whose `run` somebody
     has replaced, or to one of a cluster.
 
     Args:
-      session: what a `MonitoredSession` has made, and hands to its hooks.
+      session: what hooks are given when it is made.
 
     Returns:
       What ends it.
@@ -96,7 +97,7 @@ class _PreparedSteps:
 
 
 def _is_step(fetches: Any) -> bool:
-    """Whether a run is a step of a `MonitoredSession`, that fetches for hooks as well."""
+    """Whether a run is a step that fetches for hooks as well, as they are told apart there."""
     return type(fetches) is dict and any(isinstance(k, tf1.train.SessionRunHook) for k in fetches)
 
 

@@ -112,6 +112,17 @@ def test_no_step_goes_through_the_session(runs):
     assert not steps_among(runs)
 
 
+def test_nor_in_a_session_that_is_watched(runs):
+    model = Guarded()
+    with slimguard.watch(tf1.Session(), on_nan='skip') as session:
+        session.run(tf1.global_variables_initializer())
+        for bad in (1.0, np.nan, 1.0):
+            loss = session.run([model.train_op, model.loss], {model.x: bad * X})[1]
+            assert np.isnan(loss) == np.isnan(bad)
+        assert session.run(model.step) == 2
+    assert not steps_among(runs)
+
+
 def test_who_asks_for_a_trace_gets_it(runs):
     model, tracing = Guarded(), Tracing()
     with session_with(slimguard.NanLossHook(model.loss), tracing) as session:

@@ -12,6 +12,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.checkpoints import checkpoint_files
+from slimguard.graph import graph_size
 
 # What a checkpoint takes beyond its values: a part of them, and so many bytes for the names, the
 # collections of the graph, the state file, and the events that are written meanwhile.
@@ -34,23 +35,12 @@ class RoomNeeded:
     def __init__(self, graph: tf.Graph, size: int):
         self._graph = graph
         self._size = size
-        self._version, self._size_of_graph = -1, 0
 
     def after(self, checkpoints: Sequence[str]) -> int:
         """The bytes of the checkpoint after these, its graph included; generously."""
         # What has no shape in the graph, a table say, is known from what was saved of it.
         newest = [checkpoint_files.look_at(path).size for path in checkpoints[-1:]]
-        return int(max([self._size] + newest) * _MORE) + self._graph_bytes() + _MARGIN
-
-    def _graph_bytes(self) -> int:
-        version = self._graph.version
-        if self._version != version:
-            try:
-                self._size_of_graph = self._graph.as_graph_def().ByteSize()
-            except (ValueError, tf.errors.OpError):  # of two gigabytes and more, none is saved
-                self._size_of_graph = 0
-            self._version = version
-        return self._size_of_graph
+        return int(max([self._size] + newest) * _MORE) + graph_size.bytes_of(self._graph) + _MARGIN
 
 
 def save_or_make_room(

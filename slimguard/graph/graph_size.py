@@ -1,4 +1,4 @@
-"""How many bytes a graph takes as a GraphDef; that is slow to make, and made once for all who ask."""
+"""How many bytes a graph takes as a GraphDef, which is slow to make: it is made once for all."""
 
 from typing import Tuple
 

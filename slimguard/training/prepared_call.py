@@ -16,6 +16,10 @@ import tensorflow as tf
 from slimguard.compat import tf_private
 from slimguard.training.fetch_structures import attrs_values, is_attrs
 
+# On TensorFlow 2 what a callable returns may be memory that others read and write: a variable's, a
+# constant's, that of a fed array or of a batch that is cached. A run returns a copy of those.
+_SHARES_MEMORY = not tf.__version__.startswith('1.')
+
 
 class PreparedCall:
     """A run that was prepared: what to fetch and to feed is settled, and what hooks get of it."""
@@ -54,6 +58,7 @@ class PreparedCall:
         self._readers = list(readers.items())
         self._feeds = [_Feed(tensor) for tensor in feeds]
         self._kept = fetches, feeds  # so that no other object gets the ids in `key_of`
+        self._copied = wanted.arrays() if _SHARES_MEMORY else []
         self._run = tf_private.callable_of(
             session, [tensor.name for tensor in feeds], wanted.tensors, wanted.operations
         )
@@ -66,6 +71,8 @@ class PreparedCall:
     def __call__(self, feed_values: Sequence[np.ndarray]):
         """Our own values, and by hook those of its fetches."""
         values = self._run(*feed_values)
+        for place in self._copied:
+            values[place] = values[place].copy()
         return values[: self._own], {hook: read(values) for hook, read in self._readers}
 
 
@@ -77,6 +84,11 @@ class _Wanted:
         self._fed = fed
         self.tensors: List[str] = []
         self.operations: List[str] = []
+
+    def arrays(self) -> List[int]:
+        """The places of the tensors whose values are arrays; those of scalars are numbers."""
+        tensors = [self._graph.get_tensor_by_name(name) for name in self.tensors]
+        return [place for place, tensor in enumerate(tensors) if tensor.shape.rank != 0]
 
     def reader(self, fetches) -> Callable[[list], Any]:
         """Takes the values of `fetches` out of those of all tensors, in the same structure.

@@ -82,5 +82,7 @@ def _data_of(op: tf.Operation) -> Iterable[tf.Operation]:
 
 
 def _is_batch(op: tf.Operation) -> bool:
-    is_handle = op.type in graphs.VARIABLES
-    return not is_handle and is_drawn(op) and not graphs.is_random(op)
+    """Whether an op is fed or draws data: chance is none, nor is a number, such as a decay."""
+    if op.type in graphs.VARIABLES or graphs.is_random(op) or not is_drawn(op):
+        return False
+    return not (op.type.startswith('Placeholder') and op.outputs[0].shape.rank == 0)

@@ -108,6 +108,11 @@ def test_a_gradient_of_a_tape_is_guarded(is_in_function, logdir):
     assert not seen.refused
 
 
+def decayed(weight, other):
+    decay = tf1.placeholder_with_default(0.9, [])
+    return decay * weight + (1 - decay) * other
+
+
 class TestWritesThatNobodyGuards:
     """Fed gradients, and other updates by `assign`: named once, unless they train nothing."""
 
@@ -117,16 +122,16 @@ class TestWritesThatNobodyGuards:
 
         def run(make):
             with slimguard.instrument(on_nan='skip', logdir=logdir) as guards:
-                x = tf1.placeholder(tf.float32, [])
+                x = tf1.placeholder(tf.float32, [2])
                 with tf1.variable_scope('own', use_resource=request.param):
-                    weight = tf1.get_variable('w', initializer=1.0)
-                    other = tf1.get_variable('other', initializer=2.0)
+                    weight = tf1.get_variable('w', initializer=[1.0, 1.0])
+                    other = tf1.get_variable('other', initializer=[2.0, 2.0])
                 fetch = make(x, weight, other)
                 with tf1.Session() as session, LogLines() as lines:
                     session.run(tf1.global_variables_initializer())
                     for _ in range(2):
-                        session.run(fetch, {x: 1.0})
-                    weight.load(3.0, session)
+                        session.run(fetch, {x: [1.0, 1.0]})
+                    weight.load([3.0, 3.0], session)
             return [each for each in lines if 'NOT guarded' in each], guards.sessions.seen
 
         return run
@@ -149,11 +154,12 @@ class TestWritesThatNobodyGuards:
         [
             lambda x, weight, other: weight.assign(x),
             lambda x, weight, other: weight.assign(0.9 * weight + 0.1 * other),
-            lambda x, weight, other: weight.assign(other + tf1.random_normal([])),
+            lambda x, weight, other: weight.assign(decayed(weight, other)),
+            lambda x, weight, other: weight.assign(other + tf1.random_normal([2])),
             lambda x, weight, other: weight.assign(tf.clip_by_value(weight, -1.0, 1.0)),
-            lambda x, weight, other: tf1.get_variable('n', [], trainable=False).assign_add(x),
+            lambda x, weight, other: tf1.get_variable('n', [2], trainable=False).assign_add(x),
         ],
-        ids=['a value', 'moving average', 'parameter noise', 'clipping', 'statistics'],
+        ids=['a value', 'moving average', 'fed decay', 'parameter noise', 'clipping', 'statistics'],
     )
     def test_what_trains_nothing_is_not_named(self, make, said):
         lines, seen = said(make)

@@ -73,8 +73,24 @@ class TestGradientsThatTheScriptWrites:
         assert seen.train_ops == {}
 
 
-@pytest.mark.parametrize('is_in_function', [False, True])
-def test_a_gradient_of_a_tape_is_guarded(is_in_function, logdir):
+def in_a_loop(step, x):
+    def body(number):
+        with tf.control_dependencies([step(x)]):
+            return number + 1
+
+    return tf1.while_loop(lambda number: number < 2, body, [0])
+
+
+PLACES = {
+    'alone': lambda step, x: step(x),
+    'in a function': lambda step, x: tf.function(step, autograph=False)(x),
+    'in a branch': lambda step, x: tf1.cond(x < 1e9, lambda: step(x), lambda: step(-x)),
+    'in a loop': in_a_loop,
+}
+
+
+@pytest.mark.parametrize('place', PLACES)
+def test_a_gradient_of_a_tape_is_guarded(place, logdir):
     def weights(values):
         with tf.Graph().as_default(), slimguard.instrument(on_nan='skip', logdir=logdir) as guards:
             x = tf1.placeholder(tf.float32, [])
@@ -83,18 +99,9 @@ def test_a_gradient_of_a_tape_is_guarded(is_in_function, logdir):
             def descend(x):
                 with tf.GradientTape() as tape:
                     loss = tf.square(weight * x)
-                weight.assign_sub(0.1 * tape.gradient(loss, weight))
-                return tf.identity(loss)
+                return tf.identity(weight.assign_sub(0.1 * tape.gradient(loss, weight)))
 
-            if is_in_function:
-                fetch = tf.function(descend, autograph=False)(x)
-            else:
-                descend(x)
-                (fetch,) = [
-                    op
-                    for op in tf1.get_default_graph().get_operations()
-                    if op.type == 'AssignSubVariableOp'
-                ]
+            fetch = PLACES[place](descend, x)
             with tf1.Session() as session:
                 session.run(tf1.global_variables_initializer())
                 for value in values:

@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import gate as gates
 from slimguard.diagnosis.evidence import Evidence
 from slimguard.incidents.spike import AnySpike, Spike, as_spike
+from slimguard.system.numbers import require_bool
 from slimguard.training.step_history import STEPS
 
 
@@ -68,6 +69,7 @@ class Borrower:
         spike: AnySpike = None,
         history: Optional[int] = None,
     ):
+        require_bool('ends_job', ends_job)
         self._max_loss = max_loss
         self._logdir = logdir
         self._ends_job = ends_job

@@ -25,7 +25,6 @@ from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policies import Policy, Raise, Rollback, Skip, Stop
 from slimguard.incidents.policy_language import OnNan
 from slimguard.system import files
-from slimguard.system.numbers import require_bool
 from slimguard.training import back_off, checkpoint_dir, step_counters
 from slimguard.training.context import Borrower, TrainingContext
 from slimguard.training.history_summaries import summaries_for
@@ -61,7 +60,6 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         settings: HookSettings = DEFAULTS,
     ):
         gates.require_max_loss(max_loss)
-        require_bool('ends_job', ends_job)
         logdir = None if logdir is None else files.as_logdir(logdir)
         self._settings = settings.require()
         Borrower.__init__(self, max_loss, logdir, ends_job, settings.spike, settings.history)

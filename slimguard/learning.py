@@ -36,7 +36,7 @@ from slimguard.training.hook_training import HookSettings
 from slimguard.training.loop import HookedSteps, StopRequest
 from slimguard.training.preemption import SECONDS, Preemption
 from slimguard.training.progress import progress_bar
-from slimguard.training.step_history import STEPS
+from slimguard.training.step_history import STEPS, require_history
 from slimguard.training.step_runner import Schedule
 from slimguard.training.trainable import BUILD_ANEW, require_trainable
 from slimguard.training.turns import in_turns
@@ -221,8 +221,7 @@ def train(
       preemption_seconds: how long the step under way may take to end after SIGTERM or Ctrl-C; less
         than the time that whoever sends the signal gives the process.
       spike: a `slimguard.Spike`: a step whose loss or gradient norm is far above those of the last
-        good steps is a bad step as well, and is not written. True for its defaults. Default: no
-        such limit.
+        good steps is a bad step as well, and is not written. True for its defaults. Default: none.
       history: how many of the last steps go into a bundle: their loss, learning rate and gradient
         norms. 0 for none.
       **: the others are explained in the documentation of `slim.learning.train`.
@@ -235,8 +234,8 @@ def train(
         (by the chief). `tf.compat.v1.train.NanLossDuringTrainingError` and
         `tf.errors.InvalidArgumentError` catch it as well.
       ValueError: as `slim.learning.train`; if an argument is not what is expected, or disagrees
-        with a hook; if the train op cannot be guarded or is of another graph; if TensorFlow could
-        not restore what it saves in `logdir`, as it holds a wild card.
+        with a hook; if the train op cannot be guarded or is of another graph; if `logdir` holds a
+        wild card, so that TensorFlow could not restore what it saves there.
       ImportError: if `progress` is True and tqdm is not installed.
       RuntimeError: in eager mode; if the graph is finalized, as it is after another `train` and
         inside a ``with MonitoredTrainingSession(...)`` block.
@@ -248,7 +247,8 @@ def train(
         tf1.logging.warning('slimguard: logdir is empty, so nothing is saved and nothing recorded.')
     logdir = files.as_logdir(logdir) if logdir else None
     usual = as_spike(spike)
-    HookSettings(capture, max_bundles, progress, preemption_seconds, usual, history).require()
+    given = capture, max_bundles, progress, preemption_seconds, usual, require_history(history)
+    HookSettings(*given).require()
     require_bool('ends_job', ends_job)
     require_number_of_steps(number_of_steps)
     graph = graph or tf1.get_default_graph()

@@ -60,7 +60,7 @@ def test_a_policy_is_a_name_or_a_chain_and_means_the_same_everywhere(text, polic
         ('run --on_nan=rollback:0x0.5 x.py', "'rollback:0x0.5': expected a number of at least 1"),
         ('run --on_nan=skip:3x0.5 x.py', "'skip:3x0.5': only rollback takes a factor"),
         ('run --on_nan=raise:3 x.py', "'raise:3': raise takes no number"),
-        ('run --on_nan=skip, x.py', "unknown policy ''; expected raise"),
+        ('run --on_nan=skip, x.py', "unknown policy '' in 'skip,'; expected raise"),
         ('run --on_nan=stpo x.py', "unknown policy 'stpo' (did you mean 'stop'?); expected raise"),
         ('run --on_nan=raise,skip x.py', "'raise' before 'skip', which never acts then"),
         ('run --max_loss=-1 x.py', "expected a positive finite number, not '-1'"),

@@ -86,10 +86,11 @@ class _PreparedSteps:
         if asked not in self._calls:
             if len(self._calls) >= _MOST_CALLS:
                 return None
+            self._calls[asked] = None
             try:
                 self._calls[asked] = PreparedCall.of(session, [], [], fetches, feeds)
             except tf.errors.OpError:
-                return None  # the session says so in the words of a run
+                pass  # the session says so in the words of a run
         return self._calls[asked]
 
     def forget(self) -> None:

@@ -63,6 +63,11 @@ def is_of_sessions(code: Optional[CodeType]) -> bool:
     return code is not None and code.co_filename == tf1.Session.close.__code__.co_filename
 
 
+def is_method_of_sessions(method: Any) -> bool:
+    """Whether a method of a session is TensorFlow's own, and nothing that replaced it."""
+    return is_of_sessions(getattr(method, '__code__', None))
+
+
 def runs_a_session(thread: int) -> bool:
     """Whether a thread, by its `get_ident`, is in a run of a session: `sys._current_frames`.
 

@@ -12,6 +12,7 @@
     plain_ops.py     creating ops of the plainest kinds, quickly
     staging_area.py  a queue in a session that needs no initialization
     sessions.py      the sessions on a graph, and what stands in for one
+    fixed_runs.py    a run with fixed fetches, by a handle
     single_runs.py   runs of ours that are made once or seldom
     token_queues.py  the queue and the runner that synchronous workers wait for
 

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from slimguard.compat import tf_private
+from slimguard.graph.fixed_runs import fixed_run
 from slimguard.graph.ops import our_scope
 from slimguard.graph.sessions import OWN_WORK
 
@@ -48,7 +49,7 @@ def fetch_once(
         feeds[fed.name] = np.array(False)
     with OWN_WORK:
         names = [tensor.name for tensor in tensors]
-        values = tf_private.callable_of(session, list(feeds), names, [])(*feeds.values())
+        values = fixed_run(session, list(feeds), names, [])(*feeds.values())
     # A prepared call gives an empty vector for what has no value.
     return [
         value if np.shape(value) != (0,) or tensor.shape.is_compatible_with([0]) else None

@@ -130,9 +130,10 @@ class Skip(Policy):
         if state.in_a_row <= self.max_consecutive:
             return ''
         before = state.in_a_row - 1
-        steps = 'the step before it was' if before == 1 else '%d steps in a row were' % before
-        told = '; %s skipped%s, and max_consecutive=%d allows no more'
-        return told % (steps, '' if before == 1 else ' before it', self.max_consecutive)
+        skipped = '%d steps in a row were skipped before it' % before
+        if before == 1:
+            skipped = 'the step before it was skipped'
+        return '; %s, and max_consecutive=%d allows no more' % (skipped, self.max_consecutive)
 
     def _has_spent(self, state: PolicyState) -> bool:
         if self.max_ratio is None:

@@ -288,7 +288,9 @@ class _HookedSteps(HookedSession):
     def __init__(self, session, run: Callable, watcher: ScriptWatcher):
         HookedSession.__init__(self, _OfTensorFlow(session, run), [watcher])
         self._watcher = watcher
-        self._prepared = PreparedSteps(watcher) if _is_tensorflows(run) else None
+        # What replaced a session's `run` is not to be gone past.
+        is_own = tf_callers.is_method_of_sessions(run)
+        self._prepared = PreparedSteps(watcher) if is_own else None
         with session.graph.as_default():
             watcher.begin()
         watcher.after_create_session(self._session, tf1.train.Coordinator())
@@ -325,11 +327,6 @@ class _HookedSteps(HookedSession):
         reading = reading_of(done.gate, done.told, done.history, done.entry)
         self._watcher.handle(context, reading)
         self.note_stop(context.stop_requested)
-
-
-def _is_tensorflows(run: Callable) -> bool:
-    """Whether it is the `run` of TensorFlow's sessions: what replaced it is not to be gone past."""
-    return tf_callers.is_of_sessions(getattr(run, '__code__', None))
 
 
 class _OfTensorFlow(SessionWrapper):

@@ -5,6 +5,7 @@ watcher fetches and feeds besides, that takes longer than a small step. A prepar
 once, and reads the gate's flags without feeding anything.
 """
 
+import functools
 from typing import Any, Dict, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
@@ -15,12 +16,9 @@ from slimguard.gate import Gate, Told
 from slimguard.incidents.history import Entry
 from slimguard.scripts.script_watcher import ScriptWatcher
 from slimguard.scripts.train_steps import Step
-from slimguard.training.prepared_call import PreparedCall, are_ready
+from slimguard.training.prepared_call import PreparedCall, PreparedCalls, are_ready
 from slimguard.training.step_history import StepHistory
 from slimguard.training.watched_run import limits_of
-
-# Each takes an executor of its own in the session, and its memory.
-_MOST_CALLS = 16
 
 _NO_FEEDS: Dict[tf.Tensor, Any] = {}
 
@@ -54,19 +52,15 @@ class PreparedSteps:
 
     def __init__(self, watcher: ScriptWatcher):
         self._watcher = watcher
-        self._calls: Dict[Any, Optional[_Call]] = {}
+        self._calls = PreparedCalls()
 
     def run(self, session, step: Step, feed_dict: Optional[dict]) -> Optional[Done]:
         """Runs a step; returns None, and runs nothing, where the session itself has to."""
         feeds = feed_dict or _NO_FEEDS
         if type(feeds) is not dict or tf_private.is_closed(session):
             return None
-        asked = (step, *map(id, feeds))
-        if asked not in self._calls:
-            if len(self._calls) >= _MOST_CALLS:
-                return None
-            self._calls[asked] = _Call.of(session, step, self._watcher, feeds)
-        call = self._calls[asked]
+        prepare = functools.partial(_Call.of, session, step, self._watcher, feeds)
+        call = self._calls.of((step, *map(id, feeds)), prepare)
         return None if call is None else call.run(feeds)
 
 
@@ -97,10 +91,7 @@ class _Call(NamedTuple):
         history = watcher.histories.of(gate)
         own = list(told.values()) + ([] if history is None else [gate.measures.vector])
         fed = {**feeds, **limits_of(gate, None, history)}
-        try:
-            call = PreparedCall.of(session, own, targets, {'script': step.quiet}, fed)
-        except tf.errors.OpError:
-            return None  # the session says so in the words of a run
+        call = PreparedCall.of(session, own, targets, {'script': step.quiet}, fed)
         return None if call is None else cls(gate, history, tuple(told), call, list(feeds))
 
     def run(self, feeds: dict) -> Optional[Done]:

@@ -211,8 +211,9 @@ class TrainSteps:
         trains = bool(parts)
         if not trains:
             writing = writing_among(_apart(elements), self._graph)
-            parts += [self._guarded(writing, guard_writes)] if writing else []
-            if not writing:
+            if writing:
+                parts.append(self._guarded(writing, guard_writes))
+            else:
                 refuse_unguarded_writes(elements, self._graph, self._on_refusal)
         guarded = [part for part in parts if part is not None]
         return Step.of(fetches, guarded, self._graph, trains) if guarded else None

@@ -6,6 +6,7 @@ step after the update, and the gate's flags. The fetches of hooks join the same 
 comes again is prepared once: see :class:`PreparedCall`.
 """
 
+import functools
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
@@ -20,14 +21,10 @@ from slimguard.incidents.history import Entry
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hook_fetches import Requests
 from slimguard.training.incident_reading import Reading
-from slimguard.training.prepared_call import PreparedCall, key_of
+from slimguard.training.prepared_call import PreparedCall, PreparedCalls, key_of
 from slimguard.training.step_history import StepHistory, reading_of
 from slimguard.training.watched_run import limits_of, take_untold
 from slimguard.training.watchers import after_run_of, watchers_after
-
-# Runs that differ in what hooks fetch are prepared apart, up to this number of them. Each takes
-# an executor of its own in the session, and its memory.
-_MOST_CALLS = 16
 
 
 class Done(NamedTuple):
@@ -96,7 +93,7 @@ class FastStep:
         self._beside = gate.beside if watchers else ()
         self._beside_at = len(self._own)
         self._own += [each.quiet_count for each in self._beside]
-        self._calls: Dict[Any, Optional[PreparedCall]] = {}
+        self._calls = PreparedCalls()  # runs that differ in what hooks fetch
         self._max_loss: Optional[float] = None
         self._has_moving_limits = any(each.spike for each in self._histories.values())
         self._forget()
@@ -209,13 +206,8 @@ class FastStep:
     def _call_for(self, requests: Requests, feeds: dict) -> Optional[PreparedCall]:
         asked = tuple([(id(hook), key_of(f)) for hook, f in requests.fetches.items()])
         asked += tuple(map(id, feeds))
-        if asked not in self._calls:
-            if len(self._calls) >= _MOST_CALLS:
-                return None
-            self._calls[asked] = PreparedCall.of(
-                self._session, self._own, self._targets, requests.fetches, feeds
-            )
-        return self._calls[asked]
+        wanted = self._session, self._own, self._targets, requests.fetches, feeds
+        return self._calls.of(asked, functools.partial(PreparedCall.of, *wanted))
 
     def _values_of(self, own) -> gates.Told:
         _, step, bad = own[:3]
@@ -250,7 +242,7 @@ def _is_as_tensorflow_made_it(session) -> bool:
     if type(session) is not tf1.Session or 'run' in vars(session):
         return False
     run = getattr(tf1.Session.run, REPLACES, tf1.Session.run)
-    return tf_callers.is_of_sessions(getattr(run, '__code__', None))
+    return tf_callers.is_method_of_sessions(run)
 
 
 def _has(hook, name: str) -> bool:

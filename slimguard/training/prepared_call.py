@@ -8,17 +8,16 @@ that comes again is prepared once and called by handle after that: :class:`Prepa
 import collections
 import collections.abc
 import operator
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from slimguard.compat import tf_private
+from slimguard.graph.fixed_runs import fixed_run
 from slimguard.training.fetch_structures import attrs_values, is_attrs
 
-# On TensorFlow 2 what a callable returns may be memory that others read and write: a variable's, a
-# constant's, that of a fed array or of a batch that is cached. A run returns a copy of those.
-_SHARES_MEMORY = not tf.__version__.startswith('1.')
+# Each takes an executor of its own in the session, and its memory.
+MOST_CALLS = 16
 
 
 class PreparedCall:
@@ -58,8 +57,7 @@ class PreparedCall:
         self._readers = list(readers.items())
         self._feeds = [_Feed(tensor) for tensor in feeds]
         self._kept = fetches, feeds  # so that no other object gets the ids in `key_of`
-        self._copied = wanted.arrays() if _SHARES_MEMORY else []
-        self._run = tf_private.callable_of(
+        self._run = fixed_run(
             session, [tensor.name for tensor in feeds], wanted.tensors, wanted.operations
         )
 
@@ -71,9 +69,33 @@ class PreparedCall:
     def __call__(self, feed_values: Sequence[np.ndarray]):
         """Our own values, and by hook those of its fetches."""
         values = self._run(*feed_values)
-        for place in self._copied:
-            values[place] = values[place].copy()
         return values[: self._own], {hook: read(values) for hook, read in self._readers}
+
+
+class PreparedCalls:
+    """What is prepared in one session, by what is asked of it: `MOST_CALLS` kinds at most."""
+
+    def __init__(self) -> None:
+        self._prepared: Dict[Any, Any] = {}
+
+    def of(self, asked: Any, prepare: Callable[[], Any]) -> Any:
+        """What `prepare` returned when this was asked for first.
+
+        None where the session has to see to the run: there are too many kinds, or TensorFlow
+        refuses this one, which the session says in the words of a run.
+        """
+        if asked not in self._prepared:
+            if len(self._prepared) >= MOST_CALLS:
+                return None
+            self._prepared[asked] = None
+            try:
+                self._prepared[asked] = prepare()
+            except tf.errors.OpError:
+                pass
+        return self._prepared[asked]
+
+    def clear(self) -> None:
+        self._prepared.clear()
 
 
 class _Wanted:
@@ -84,11 +106,6 @@ class _Wanted:
         self._fed = fed
         self.tensors: List[str] = []
         self.operations: List[str] = []
-
-    def arrays(self) -> List[int]:
-        """The places of the tensors whose values are arrays; those of scalars are numbers."""
-        tensors = [self._graph.get_tensor_by_name(name) for name in self.tensors]
-        return [place for place, tensor in enumerate(tensors) if tensor.shape.rank != 0]
 
     def reader(self, fetches) -> Callable[[list], Any]:
         """Takes the values of `fetches` out of those of all tensors, in the same structure.

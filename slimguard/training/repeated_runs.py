@@ -7,6 +7,7 @@ watches, the session runs such a step by a :class:`PreparedCall`: it gives the s
 errors, sooner.
 """
 
+import functools
 import weakref
 from typing import Any, Callable, Dict, Optional
 
@@ -14,10 +15,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.compat import tf_callers, tf_private
-from slimguard.training.prepared_call import PreparedCall, key_of
-
-# Each takes an executor of its own in the session, and its memory.
-_MOST_CALLS = 16
+from slimguard.training.prepared_call import PreparedCall, PreparedCalls, key_of
 
 _NO_FEEDS: Dict[tf.Tensor, Any] = {}
 
@@ -36,16 +34,15 @@ def prepare_steps(session) -> Callable[[], None]:
     """
     of_class = tf1.Session.run
     is_local = type(session) is tf1.Session and session.sess_str in ('', b'')
-    if not is_local or 'run' in vars(session) or not tf_callers.is_of_sessions(_code_of(of_class)):
+    if not is_local or 'run' in vars(session) or not tf_callers.is_method_of_sessions(of_class):
         return lambda: None
     steps = _PreparedSteps(session)
 
     def run(fetches, feed_dict=None, options=None, run_metadata=None):
-        values = None
         if _is_step(fetches) and _asks_nothing(options) and tf1.Session.run is of_class:
             values = steps.run(fetches, feed_dict)
-        if values is not None:
-            return values
+            if values is not None:
+                return values
         # As it is now: a profiler replaces it for a while.
         return tf1.Session.run(steps.session, fetches, feed_dict, options, run_metadata)
 
@@ -62,36 +59,28 @@ def prepare_steps(session) -> Callable[[], None]:
 class _PreparedSteps:
     def __init__(self, session):
         self._session = weakref.ref(session)  # as the session holds what holds this
-        self._calls: Dict[Any, Optional[PreparedCall]] = {}
+        self._calls = PreparedCalls()
 
     @property
     def session(self) -> Any:
         return self._session()
 
     def run(self, fetches: dict, feed_dict: Any) -> Optional[dict]:
-        """The values of a step, by the keys of `fetches`; None where the session has to see to it.
+        """The values of a step, by the keys of `fetches`.
 
-        Then nothing has run.
+        None where the session has to see to it; then nothing has run.
         """
         feeds = feed_dict or _NO_FEEDS
         session = self.session
         if type(feeds) is not dict or session is None or tf_private.is_closed(session):
             return None
-        call = self._call_for(session, fetches, feeds)
-        values = None if call is None else call.values_of(feeds)
-        return None if call is None or values is None else call(values)[1]
-
-    def _call_for(self, session, fetches: dict, feeds: dict) -> Optional[PreparedCall]:
         asked = (key_of(fetches), *map(id, feeds))
-        if asked not in self._calls:
-            if len(self._calls) >= _MOST_CALLS:
-                return None
-            self._calls[asked] = None
-            try:
-                self._calls[asked] = PreparedCall.of(session, [], [], fetches, feeds)
-            except tf.errors.OpError:
-                pass  # the session says so in the words of a run
-        return self._calls[asked]
+        prepare = functools.partial(PreparedCall.of, session, [], [], fetches, feeds)
+        call = self._calls.of(asked, prepare)
+        if call is None:
+            return None
+        values = call.values_of(feeds)
+        return None if values is None else call(values)[1]
 
     def forget(self) -> None:
         self._calls.clear()
@@ -104,7 +93,3 @@ def _is_step(fetches: Any) -> bool:
 
 def _asks_nothing(options: Optional[tf1.RunOptions]) -> bool:
     return options is None or not options.ByteSize()
-
-
-def _code_of(function: Any) -> Any:
-    return getattr(function, '__code__', None)

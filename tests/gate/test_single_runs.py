@@ -71,3 +71,14 @@ def test_what_is_in_a_branch_is_fetched_where_it_is_taken(control_flow):
         assert fetched == [6, 7]
         fetched = single_runs.fetch_once(session, [*inside, end], {taken: False, **feed})
         assert fetched == [None, 0]
+
+
+def test_what_was_fetched_stays_as_it_was():
+    """Of a ref variable TensorFlow 2 gives such a fetch the memory itself."""
+    variable = tf1.get_variable('v', [64], initializer=tf1.ones_initializer(), use_resource=False)
+    read, update = tf.identity(variable), variable.assign_add(tf.ones_like(variable))
+    with tf1.Session() as session:
+        session.run(variable.initializer)
+        (value,) = single_runs.fetch_once(session, [read], {})
+        session.run(update.op)
+    np.testing.assert_array_equal(value, np.ones(64))

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard.training import repeated_runs
+from slimguard.training.prepared_call import MOST_CALLS
 from tests.helpers.models import records_in, state
 from tests.helpers.session_cases import ERRORS, FEEDS, FETCHES, Fed, X, described
 
@@ -182,7 +182,7 @@ def test_a_run_of_the_sessions_own_is_left_alone(runs):
 
 def test_more_kinds_of_steps_than_are_prepared_run_as_ever(runs):
     model = Guarded()
-    more = [tf.constant(number) for number in range(repeated_runs._MOST_CALLS + 2)]
+    more = [tf.constant(number) for number in range(MOST_CALLS + 2)]
     with session_with(slimguard.NanLossHook(model.loss)) as session:
         for number, each in enumerate(more):
             assert session.run([model.train_op, each], {model.x: X})[1] == number

@@ -7,6 +7,7 @@ Where several threads train one graph, there is no such moment, and nobody takes
 """
 
 import contextlib
+import functools
 import threading
 import time
 from typing import Any, Callable, Iterator, List, Optional
@@ -68,15 +69,7 @@ class StepTurn:
 
     def stepping(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """A function that runs a step, which takes its turn."""
-
-        def run(*args, **kwargs):
-            self._begin_step()
-            try:
-                return step(*args, **kwargs)
-            finally:
-                self._end_step()
-
-        return run
+        return functools.partial(self._step, step)
 
     def end_steps(self) -> None:
         """No step is under way any more, however the loop was left."""
@@ -84,20 +77,27 @@ class StepTurn:
             self._depth = 0
             self._changed.notify_all()
 
-    def _begin_step(self) -> None:
-        me = threading.get_ident()
+    def _step(self, step: Callable[..., Any], *args, **kwargs) -> Any:
         with self._lock:
-            try:
-                while not self._depth and any(copier != me for copier in self._copiers):
-                    self._waits = True
-                    self._changed.wait()
-            finally:
-                self._waits = False
+            if self._copiers and not self._depth:
+                self._await_copiers()
             self._depth += 1
+        try:
+            return step(*args, **kwargs)
+        finally:
+            with self._lock:
+                self._depth = max(0, self._depth - 1)
+                if self._copiers:  # most steps end with nobody to tell
+                    self._changed.notify_all()
 
-    def _end_step(self) -> None:
-        with self._lock:
-            self._depth = max(0, self._depth - 1)
+    def _await_copiers(self) -> None:
+        me = threading.get_ident()
+        try:
+            while not self._depth and any(copier != me for copier in self._copiers):
+                self._waits = True
+                self._changed.wait()
+        finally:
+            self._waits = False
             self._changed.notify_all()
 
     @contextlib.contextmanager
@@ -141,9 +141,12 @@ class StepTurn:
             waits = not self.is_mine and not _impatient.is_set
             # The step that waits goes first, but not where it waits for this very thread. Who
             # copies may wait for this one, too: then neither ends, so that it has its time.
-            while self._waits and waits and me not in self._copiers:
-                if not self._changed.wait(_LONGEST_HOOK):
-                    break
+            try:
+                while self._waits and waits and me not in self._copiers:
+                    if not self._changed.wait(_LONGEST_HOOK):
+                        break
+            except BaseException:
+                raise
             self._copiers.append(me)
             try:
                 while self._depth and waits:

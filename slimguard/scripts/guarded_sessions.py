@@ -8,16 +8,15 @@ place, and the policy acts (:mod:`script_watcher`).
 import functools
 import threading
 import weakref
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Set
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from slimguard.checkpoints.step_turn import in_turn
-from slimguard.compat import tf_callers, tf_private
+from slimguard.compat import tf_private
 from slimguard.diagnosis.evidence import Evidence, collect
 from slimguard.gate import Gate, scale_learning_rates
-from slimguard.graph.sessions import OWN_WORK, SessionWrapper, callable_of, note_opened
+from slimguard.graph.sessions import OWN_WORK, callable_of, note_opened
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import with_short_traceback
@@ -26,19 +25,19 @@ from slimguard.incidents.policy_language import OnNan
 from slimguard.incidents.spike import Spike
 from slimguard.scripts.ending import Seen
 from slimguard.scripts.gradient_writes import note_tapes
+from slimguard.scripts.hooked_steps import HookedSteps, Known, known_step, note_known
 from slimguard.scripts.optimizer_notes import OptimizerNotes
 from slimguard.scripts.patches import Patches, kept_on
-from slimguard.scripts.prepared_steps import Done, PreparedSteps
+from slimguard.scripts.refusals import Refusals
 from slimguard.scripts.script_files import ScriptFiles
 from slimguard.scripts.script_preemption import ScriptPreemption
 from slimguard.scripts.script_summaries import ScriptSummaries
-from slimguard.scripts.script_watcher import ScriptWatcher, is_of_incident, stop_error
+from slimguard.scripts.script_watcher import ScriptWatcher, is_of_incident
 from slimguard.scripts.train_steps import Step, TrainSteps
 from slimguard.training import step_counters
-from slimguard.training.hooked_session import HookedSession
 from slimguard.training.preemption import SECONDS
 from slimguard.training.signal_watch import is_main_thread
-from slimguard.training.step_history import STEPS, HistorySettings, reading_of
+from slimguard.training.step_history import STEPS, HistorySettings
 
 _NO_PARTIAL_RUN = (
     'Session.partial_run fetches it apart from what its gate checks; use Session.run instead'
@@ -98,11 +97,11 @@ class GuardedSessions:
         self._preemption = self._new_preemption()
         self._notes = OptimizerNotes()
         self._summaries = ScriptSummaries()
-        self._sessions: Any = weakref.WeakKeyDictionary()  # the _HookedStep of each
+        self._sessions: Any = weakref.WeakKeyDictionary()  # the HookedSteps of each
         self._inside = OWN_WORK
         self._steps = self._skipped = 0  # other than those of slim's loop, which says it itself
         self._learning_rate = FallbackChain(settings.on_nan, Raise()).learning_rate
-        self._without_loss: Set[str] = set()  # train ops of which that was said
+        self._refusals = Refusals(self.seen)
 
     def install(self, patches: Patches) -> None:
         """Puts guarded methods in the place of TensorFlow's."""
@@ -135,18 +134,21 @@ class GuardedSessions:
         if self._inside:
             return original(session, fetches, feed_dict, options, run_metadata)
         self._summaries.note_run(session)
-        step = self._step_of(session, fetches)
-        self.seen.runs += step is None
-        if step is None or step.is_watched:
-            self.seen.own_steps += step is not None
-            return original(session, fetches, feed_dict, options, run_metadata)
+        known = known_step(session, fetches, self)
+        if known is None:
+            step = self._step_of(session, fetches)
+            self.seen.runs += step is None
+            if step is None or step.is_watched:
+                self.seen.own_steps += step is not None
+                return original(session, fetches, feed_dict, options, run_metadata)
+        else:
+            step = known.step
         try:
-            self._capture(step, session.graph)
-            run_step = functools.partial(
-                self._run_step, original, session, step, feed_dict, options, run_metadata
-            )
+            if known is None:
+                known = self._know(original, session, fetches, step)
             self._hear_signals()
-            values = self._preemption.run_step(session, run_step)
+            given = feed_dict, options, run_metadata
+            values = self._preemption.run_step(session, known.run, *given)
         except Exception as error:
             if is_of_incident(error):
                 self._count(step)
@@ -156,15 +158,18 @@ class GuardedSessions:
         self._count(step)
         return values
 
-    def _run_step(self, original, session, step, *arguments):
+    def _know(self, original, session, fetches, step: Step) -> Known:
+        """What runs a step, which is captured and watched from now on."""
+        self._capture(step, session.graph)
         with self._inside:
-            run = self._hooked(session, original).run_step
-            run = in_turn(run, session.graph, trains=bool(step.names))
-            return run(session, step, *arguments)
+            hooked = self._hooked(session, original)
+        known = Known(self, fetches, self._prepare(session.graph).version, step, hooked)
+        note_known(session, known)
+        return known
 
     def _hear_signals(self) -> None:
         """From a session on, SIGTERM and Ctrl-C save what the script saves."""
-        if is_main_thread() and not self._preemption.is_entered:
+        if not self._preemption.is_entered and is_main_thread():
             self._preemption = self._new_preemption()
             self._preemption.__enter__()
 
@@ -189,14 +194,14 @@ class GuardedSessions:
 
     def _partial_run_setup(self, original, session, fetches, *args, **kwargs):
         for name in self._prepare(session.graph).names_of_updates(fetches):
-            self._refuse(name, ValueError(_NO_PARTIAL_RUN))
+            self._refusals.refuse(name, ValueError(_NO_PARTIAL_RUN))
         return original(session, fetches, *args, **kwargs)
 
     def _make_from_options(self, original, session, options):
         if not self._inside:
             named = [*options.fetch, *options.target]
             for name in self._prepare(session.graph).names_of_updates(named):
-                self._refuse(name, ValueError(_NO_CALLABLE))
+                self._refusals.refuse(name, ValueError(_NO_CALLABLE))
         return original(session, options)
 
     def _finalize(self, original, graph):
@@ -231,7 +236,7 @@ class GuardedSessions:
     def _steps_in(self, graph: tf.Graph) -> TrainSteps:
         if self._learning_rate is not None:
             scale_learning_rates(graph, is_shared=False)
-        told = (self._refuse, self._say_no_loss)
+        told = (self._refusals.refuse, self._refusals.say_no_loss)
         return TrainSteps(graph, self._notes, self._settings.max_loss, *told)
 
     def _capture(self, step: Step, graph: tf.Graph) -> None:
@@ -244,7 +249,7 @@ class GuardedSessions:
                 collect(_evidence_of(graph), gate, max_bundles=self._settings.max_bundles)
                 known.add(gate)  # now: another thread that sees it there does not wait
 
-    def _hooked(self, session, run: Callable) -> '_HookedSteps':
+    def _hooked(self, session, run: Callable) -> HookedSteps:
         with self._lock:
             found = self._sessions.get(session)
             if found is None:
@@ -254,7 +259,7 @@ class GuardedSessions:
                     *(self._settings.on_nan, self.files, evidence, self._note_incidents, told),
                     self._summaries.of(session),
                 )
-                found = self._sessions[session] = _HookedSteps(session, run, watcher)
+                found = self._sessions[session] = HookedSteps(session, run, watcher)
             return found
 
     def _note_incidents(self, incidents: Sequence[Incident], logdir: str) -> None:
@@ -265,83 +270,6 @@ class GuardedSessions:
     def _count(self, step: Step) -> None:
         self._steps += 1
         self.seen.note_run(step.names)
-
-    def _refuse(self, name: str, error: Exception) -> None:
-        if name not in self.seen.refused:
-            what = getattr(error, 'of', 'train op')
-            self.seen.note_refused(what, name, str(error))
-            tf1.logging.error('slimguard: %s %r is NOT guarded: %s', what, name, error)
-
-    def _say_no_loss(self, name: str) -> None:
-        if name not in self._without_loss:
-            self._without_loss.add(name)
-            tf1.logging.warning(
-                'slimguard: max_loss is not compared with anything in train op %r, which has no '
-                'single loss; what is not finite is guarded all the same',
-                name,
-            )
-
-
-class _HookedSteps(HookedSession):
-    """A session of the script, and what watches its steps."""
-
-    def __init__(self, session, run: Callable, watcher: ScriptWatcher):
-        HookedSession.__init__(self, _OfTensorFlow(session, run), [watcher])
-        self._watcher = watcher
-        # What replaced a session's `run` is not to be gone past.
-        is_own = tf_callers.is_method_of_sessions(run)
-        self._prepared = PreparedSteps(watcher) if is_own else None
-        with session.graph.as_default():
-            watcher.begin()
-        watcher.after_create_session(self._session, tf1.train.Coordinator())
-
-    def run_step(self, session, step: Step, feed_dict, options, run_metadata):
-        """Runs a step behind its gates, and lets the policy act."""
-        done = None
-        if self._prepared is not None and options is None and run_metadata is None:
-            self._watcher.before_step(session)
-            done = self._prepared.run(session, step, feed_dict)
-        if done is None:
-            fetches = step.args.fetches
-            mine, _ = self._run_hooked(step.args, fetches, feed_dict, options, run_metadata)
-        else:
-            self._tell(step, done)
-            mine = done.values
-        if self.stop_requested:
-            self.stop_requested = False  # for a loop that goes on all the same
-            raise stop_error(self._watcher.incidents[-1])
-        return mine
-
-    def release(self) -> None:
-        """No longer watches."""
-        self._watcher.end(self._session)
-
-    def _tell(self, step: Step, done: Done) -> None:
-        """Tells the watcher of a step that ran without asking it."""
-        if not done.is_bad:
-            if done.history is not None and done.entry is not None:
-                done.history.note_good(done.entry)
-            self._watcher.step_was_good(self._session, done.told.loss)
-            return
-        context = tf1.train.SessionRunContext(step.args, self._session)
-        reading = reading_of(done.gate, done.told, done.history, done.entry)
-        self._watcher.handle(context, reading)
-        self.note_stop(context.stop_requested)
-
-
-class _OfTensorFlow(SessionWrapper):
-    """A session of the script, with TensorFlow's own `run`.
-
-    A subclass of the script's may have another, which has been called already.
-    """
-
-    def __init__(self, session, run: Callable):
-        # Not the session itself: it is what this is kept by.
-        SessionWrapper.__init__(self, weakref.proxy(session))
-        self._run = run
-
-    def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
-        return self._run(self._session, fetches, feed_dict, options, run_metadata)
 
 
 def _evidence_of(graph: tf.Graph) -> Dict[Gate, Evidence]:

@@ -26,17 +26,17 @@ class ScriptPreemption(StepPreemption):
         save = functools.partial(save_quietly, script_files)
         StepPreemption.__init__(self, None, save, seconds)
 
-    def run_step(self, session, run: Callable[[], Any]) -> Any:
-        """Runs a step, and returns what `run` does.
+    def run_step(self, session, run: Callable[..., Any], *args: Any) -> Any:
+        """Runs a step, and returns what `run` does of the session and `args`.
 
         A signal waits for its end, unless it runs in another thread than the main one.
         """
         self.watch(session)
         if not is_main_thread():
-            return run()
+            return run(session, *args)
         self.begin_step()
         try:
-            return run()
+            return run(session, *args)
         finally:
             self.end_step()
             if self._asked is not None or self._interrupted:

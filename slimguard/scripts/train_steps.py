@@ -113,6 +113,9 @@ class TrainSteps:
       max_loss: a larger loss is a bad step; None for no limit.
       on_refusal: called with the name of what cannot be guarded, and why not.
       on_no_loss: called with the name of what has no single loss to compare with `max_loss`.
+
+    Attributes:
+      version: that of the graph when all in it was guarded; -1 if it never was.
     """
 
     def __init__(
@@ -128,7 +131,7 @@ class TrainSteps:
         self._max_loss = max_loss
         self._on_refusal = on_refusal
         self._on_no_loss = on_no_loss
-        self._version = -1  # of the graph, when it was last looked at
+        self.version = -1
         self._known_updates: Set[str] = set()
         self._gradient_writes = GradientWrites(graph)
         # By what is fetched, of which a copy is kept so that nothing else gets the ids in it.
@@ -136,7 +139,7 @@ class TrainSteps:
 
     def prepare(self) -> None:
         """Guards what was built since the last time. To be called before every run of a session."""
-        if self._graph.version == self._version:
+        if self._graph.version == self.version:
             return
         if self._notes.is_built_elsewhere(self._graph):
             note_seen(self._graph)
@@ -153,7 +156,7 @@ class TrainSteps:
         if new or copies_ahead(self._graph):
             self._guard_ends(new)
         note_seen(self._graph)
-        self._version = self._graph.version
+        self.version = self._graph.version
 
     def _guard_ends(self, new: Sequence[TrainOp]) -> None:
         """Guards what was built around new updates, before a session has seen it."""
@@ -173,19 +176,17 @@ class TrainSteps:
         """Those of `writes` that belong to no update that an optimizer made."""
         if not writes:
             return []
-        updates = map(op_of, self._notes.updates(self._graph))
-        theirs = set(graphs.ancestors(list(updates)))
+        theirs = set(graphs.ancestors(list(map(op_of, self._notes.updates(self._graph)))))
         return [op for op in writes if op not in theirs and not graphs.is_apply(op)]
 
     def step_for(self, fetches) -> Optional[Step]:
         """The step that a run of `fetches` is; None if it does nothing that can be guarded."""
         asked = key_of(fetches)
         if asked not in self._steps:
-            kept = map_fetches(fetches, lambda fetch: fetch)
-            knows_all = self._version == self._graph.version
-            self._steps[asked] = self._make_step(fetches), kept
-            if knows_all:
-                self._version = self._graph.version  # what was added is no news
+            knows_all = self.version == self._graph.version
+            self._steps[asked] = self._make_step(fetches), map_fetches(fetches, lambda fetch: fetch)
+            if knows_all:  # what was added is no news
+                self.version = self._graph.version
         return self._steps[asked][0]
 
     def names_of_updates(self, fetches) -> List[str]:
@@ -271,8 +272,7 @@ class TrainSteps:
         return join_written_by_hand(found, self._gradient_writes.all() - noted)
 
     def _updates_in(self, op: tf.Operation) -> Set[tf.Operation]:
-        noted = {op_of(update) for update in self._notes.updates(self._graph)}
-        noted |= self._gradient_writes.all()
+        noted = set(map(op_of, self._notes.updates(self._graph))) | self._gradient_writes.all()
         writes = graphs.Writes(self._graph) if self._notes.has_functions(self._graph) else None
         return {
             needed

@@ -62,6 +62,22 @@ def test_who_copies_within_its_copy_does_not_wait_for_the_step_that_waits_for_it
     assert not training.is_alive()
 
 
+def test_who_waits_for_the_end_of_a_step_is_told_of_it(monkeypatch):
+    turn = StepTurn()
+    monkeypatch.setattr('slimguard.checkpoints.step_turn._LONGEST_HOOK', 3600.0)
+    copier = Copier(turn, most=1)
+
+    def step():
+        copier.start()
+        while not turn._copiers:
+            time.sleep(0.002)
+        assert not copier.has_begun.is_set()
+
+    turn.stepping(step)()
+    copier.join(60)
+    assert copier.copies == 1
+
+
 def test_the_loop_may_step_within_a_copy_of_its_own():
     turn, done = StepTurn(), []
     with turn.no_step():

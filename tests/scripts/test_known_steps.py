@@ -1,0 +1,70 @@
+"""A step that comes again is known again, until anything is other than it was."""
+
+import pytest
+import tensorflow as tf
+
+import slimguard
+from slimguard.gate import gates_of
+from tests.helpers.models import Linear, non_finite
+
+tf1 = tf.compat.v1
+
+
+@pytest.fixture
+def training(tmp_path, monkeypatch):
+    """A model of which every second batch is bad from the third on, its train op, a session."""
+    monkeypatch.chdir(tmp_path)
+    with tf.Graph().as_default():
+        model = Linear(bad=lambda draw: draw > 1 and draw % 2 == 0)
+        train_op = model.minimize()
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            yield model, train_op, session
+
+
+def test_what_was_built_since_is_guarded_before_the_session_sees_it(training):
+    model, train_op, session = training
+    with slimguard.instrument(on_nan='skip') as guards:
+        session.run(train_op)
+        later = tf1.train.GradientDescentOptimizer(0.1).minimize(model.loss, name='later')
+        session.run(train_op)
+        assert later.name in gates_of(later.graph)
+        session.run(later)
+        assert non_finite(session) == []
+    assert guards.sessions.seen.train_ops == {'Momentum': 2, 'later': 1}
+    assert guards.sessions.seen.actions == {'skip': 1}
+
+
+def test_who_guards_next_has_a_policy_of_its_own(training):
+    model, train_op, session = training
+    with slimguard.instrument(on_nan='raise'):
+        session.run(train_op)
+        session.run(train_op)
+    with slimguard.instrument(on_nan='skip') as guards:
+        session.run(train_op)
+    assert model.batches.drawn == 3
+    assert guards.sessions.seen.actions == {'skip': 1}
+
+
+def test_a_list_that_the_script_changes_is_another_step(training):
+    model, train_op, session = training
+    fetches = [train_op]
+    with slimguard.instrument(on_nan='skip') as guards:
+        session.run(fetches)
+        fetches[0] = model.loss
+        loss = session.run(fetches)[0]
+        assert loss > 0
+        assert session.run(model.step) == 1
+    assert guards.sessions.seen.train_ops == {'Momentum': 1}
+
+
+def test_each_session_has_its_own(training):
+    _, train_op, session = training
+    with slimguard.instrument(on_nan='skip') as guards, tf1.Session() as other:
+        other.run(tf1.global_variables_initializer())
+        for each in (session, other, session, other):
+            each.run(train_op)
+        assert [non_finite(session), non_finite(other)] == [[], []]
+        steps = tf1.train.get_global_step()
+        assert [session.run(steps), other.run(steps)] == [1, 2]
+    assert guards.sessions.seen.actions == {'skip': 1}

@@ -5,7 +5,6 @@ watcher fetches and feeds besides, that takes longer than a small step. A prepar
 once, and reads the gate's flags without feeding anything.
 """
 
-import functools
 from typing import Any, Dict, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
@@ -59,8 +58,8 @@ class PreparedSteps:
         feeds = feed_dict or _NO_FEEDS
         if type(feeds) is not dict or tf_private.is_closed(session):
             return None
-        prepare = functools.partial(_Call.of, session, step, self._watcher, feeds)
-        call = self._calls.of((step, *map(id, feeds)), prepare)
+        asked = (step, *map(id, feeds)) if feeds else step
+        call = self._calls.of(asked, _Call.of, session, step, self._watcher, feeds)
         return None if call is None else call.run(feeds)
 
 
@@ -69,7 +68,7 @@ class _Call(NamedTuple):
 
     gate: Gate
     history: Optional[StepHistory]
-    told: Sequence[str]
+    places: Sequence[Optional[int]]  # for each field of `Told`: which of what is fetched
     call: PreparedCall
     kept: Any  # so that no other object gets the ids that it is known by
 
@@ -82,17 +81,20 @@ class _Call(NamedTuple):
         gate = step.gates[0]
         if gate.beside:  # which the watcher has to ask for
             return None
-        wanted = Told(gate.quiet.bad, gate.quiet.step, gate.loss)._asdict()
-        told = {name: tensor for name, tensor in wanted.items() if tensor is not None}
+        wanted = Told(gate.quiet.bad, gate.quiet.step, gate.loss)
+        told, places = [], []
+        for tensor in wanted:
+            places.append(None if tensor is None else len(told))
+            told += [] if tensor is None else [tensor]
         evidence = watcher.evidence_of(gate)
         targets = [] if evidence is None else [evidence.fetch]
         if not are_ready(feeds):
             return None
         history = watcher.histories.of(gate)
-        own = list(told.values()) + ([] if history is None else [gate.measures.vector])
+        own = told + ([] if history is None else [gate.measures.vector])
         fed = {**feeds, **limits_of(gate, None, history)}
         call = PreparedCall.of(session, own, targets, {'script': step.quiet}, fed)
-        return None if call is None else cls(gate, history, tuple(told), call, list(feeds))
+        return None if call is None else cls(gate, history, places, call, list(feeds))
 
     def run(self, feeds: dict) -> Optional[Done]:
         """Runs it; None where the session has to convert what is fed."""
@@ -102,7 +104,7 @@ class _Call(NamedTuple):
         if fed is None:
             return None
         own, results = self.call(fed)
-        told = Told(**dict(zip(self.told, own)))
+        told = Told(*[None if place is None else own[place] for place in self.places])
         is_bad, entry = told.is_bad, None
         if self.history is not None:
             entry = told.step, not is_bad, own[-1]

@@ -6,7 +6,6 @@ step after the update, and the gate's flags. The fetches of hooks join the same 
 comes again is prepared once: see :class:`PreparedCall`.
 """
 
-import functools
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
@@ -207,7 +206,7 @@ class FastStep:
         asked = tuple([(id(hook), key_of(f)) for hook, f in requests.fetches.items()])
         asked += tuple(map(id, feeds))
         wanted = self._session, self._own, self._targets, requests.fetches, feeds
-        return self._calls.of(asked, functools.partial(PreparedCall.of, *wanted))
+        return self._calls.of(asked, PreparedCall.of, *wanted)
 
     def _values_of(self, own) -> gates.Told:
         _, step, bad = own[:3]

@@ -63,6 +63,8 @@ class PreparedCall:
 
     def values_of(self, feeds: dict) -> Optional[list]:
         """The values as a prepared run takes them; None if the session has to convert one."""
+        if not feeds:
+            return []
         values = [feed.ready(value) for feed, value in zip(self._feeds, feeds.values())]
         return None if any(value is None for value in values) else values
 
@@ -78,20 +80,21 @@ class PreparedCalls:
     def __init__(self) -> None:
         self._prepared: Dict[Any, Any] = {}
 
-    def of(self, asked: Any, prepare: Callable[[], Any]) -> Any:
-        """What `prepare` returned when this was asked for first.
+    def of(self, asked: Any, prepare: Callable[..., Any], *args: Any) -> Any:
+        """What `prepare` returned, of `args`, when this was asked for first.
 
         None where the session has to see to the run: there are too many kinds, or TensorFlow
         refuses this one, which the session says in the words of a run.
         """
-        if asked not in self._prepared:
-            if len(self._prepared) >= MOST_CALLS:
-                return None
-            self._prepared[asked] = None
-            try:
-                self._prepared[asked] = prepare()
-            except tf.errors.OpError:
-                pass
+        if asked in self._prepared:
+            return self._prepared[asked]
+        if len(self._prepared) >= MOST_CALLS:
+            return None
+        self._prepared[asked] = None
+        try:
+            self._prepared[asked] = prepare(*args)
+        except tf.errors.OpError:
+            pass
         return self._prepared[asked]
 
     def clear(self) -> None:

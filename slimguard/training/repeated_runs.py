@@ -7,7 +7,6 @@ watches, the session runs such a step by a :class:`PreparedCall`: it gives the s
 errors, sooner.
 """
 
-import functools
 import weakref
 from typing import Any, Callable, Dict, Optional
 
@@ -75,8 +74,7 @@ class _PreparedSteps:
         if type(feeds) is not dict or session is None or tf_private.is_closed(session):
             return None
         asked = (key_of(fetches), *map(id, feeds))
-        prepare = functools.partial(PreparedCall.of, session, [], [], fetches, feeds)
-        call = self._calls.of(asked, prepare)
+        call = self._calls.of(asked, PreparedCall.of, session, [], [], fetches, feeds)
         if call is None:
             return None
         values = call.values_of(feeds)

@@ -3,6 +3,7 @@
 The files:
 
     capture.py        keeps what a bad step drew
+    draws.py          which ops draw something from outside, or by chance
     step_ops.py       which ops make up a step
     rerun/            a step that can be run again, in place or in a copy of the graph
     budget.py         how long that may take while the training goes on

@@ -14,6 +14,7 @@ These are sources: a placeholder; any op with a state that is no variable (itera
 tables, random ops, `py_func`); whatever takes what such an op hands out as a handle; a write
 whose value is used, such as a counter that picks the batch; and a variable that is read after a
 write in the same step. A v2 `tf.cond` or `tf.function` with one of these inside is one as a whole.
+A tensor that the gate's runs feed is one in the place of all that it is computed from.
 
 Fed with what its sources drew, the step computes what it computed before, since a bad step leaves
 the variables as they are.
@@ -23,27 +24,19 @@ an op in a branch that was not taken has no value at all. Inside a v1 `tf.while_
 a value for each turn, and none of them can be had: such sources are listed in `missing`.
 """
 
-import re
 import threading
-from typing import Any, Dict, List, Set, Tuple
+from typing import Dict, List, Sequence, Set, Tuple
 
 import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.diagnosis.step_ops import gate_roots, needs_beyond
+from slimguard.diagnosis.draws import Draws, is_handle
+from slimguard.diagnosis.step_ops import gate_roots
 from slimguard.gate import Gate
 from slimguard.graph import key, ops, plain_ops, single_runs
 from slimguard.graph.staging_area import StagingArea
-
-# These have a state, and yet what they return is computed from their inputs: the checks and prints
-# that hand a value on, and what loops are made of.
-_COMPUTES = re.compile(
-    r'(CheckNumerics(V2)?|Print(V2)?|TensorArray.*|(Ref)?Stack(V2|Push.*|Pop.*|Close.*)?'
-    r'|TemporaryVariable|DestroyTemporaryVariable|Assert)$'
-)
-_HANDLES = (tf.resource, tf.variant)
 
 
 class Capture:
@@ -78,7 +71,7 @@ class Capture:
                 'the graph is finalized, so nothing can be captured any more. Make the Capture '
                 'right after the train op is guarded'
             )
-        everything = graphs.ancestors(gate_roots(gate))
+        everything = graphs.ancestors_beyond(gate.fed, gate_roots(gate))
         self.ops = [op for op in everything if not op.name.startswith(graphs.OURS)]
         self.variables = [op for op in everything if op.type in graphs.VARIABLES]
         draws = Draws(self._graph, self.ops)
@@ -111,17 +104,17 @@ class Capture:
         return [area for area, size in zip(self._areas, sizes) if size]
 
     def _split(self, step) -> Tuple[List[tf.Tensor], List[tf.Operation]]:
-        sources = self.gate.limits
+        sources = self.gate.limits + _fed_within(self.gate.fed, step)
         missing = []
         for op in self.draws:
             if graphs.loop_around(op) is not None:
                 missing.append(op)
                 continue
             used = [t for t in op.outputs if not step.isdisjoint(t.consumers())]
-            sources.extend(t for t in used if not _is_handle(t))
+            sources.extend(t for t in used if not is_handle(t))
+        sources = list({key(t): t for t in sources}.values())
         # One that only other sources need is not missed.
-        known = {key(t) for t in sources}
-        reached = set(graphs.ancestors(gate_roots(self.gate), lambda op: needs_beyond(op, known)))
+        reached = set(graphs.ancestors_beyond(sources, gate_roots(self.gate)))
         return sources, [op for op in missing if op in reached]
 
     def _device(self) -> tf1.DeviceSpec:
@@ -185,89 +178,17 @@ class _Area:
             return self._area.put(values)
 
 
-class Draws:
-    """Answers which of a step's ops draw something from outside, or by chance.
+def _fed_within(fed: Sequence[tf.Tensor], step: Set[tf.Operation]) -> List[tf.Tensor]:
+    """Those of the tensors that are fed which the step takes.
 
-    Args:
-      graph: the graph.
-      ops: the ops of the step, each after what it needs.
+    Raises:
+      ValueError: if one comes of an op that runs all the same, as the step takes another output.
     """
-
-    def __init__(self, graph: tf.Graph, ops: List[tf.Operation]):
-        self._graph = graph
-        self._writes = graphs.Writes(graph)
-        self._bodies: Dict[str, bool] = {}
-        self._draws: Set[tf.Operation] = set()
-        self._tainted: Set[Tuple[tf.Operation, int]] = set()  # handles of something outside
-        self._written: Dict[tf.Operation, frozenset] = {}  # variables, ahead of an op
-        for op in ops:
-            self._look_at(op)
-
-    def __contains__(self, op) -> bool:
-        return op in self._draws
-
-    def _look_at(self, op) -> None:
-        before = [self._written.get(needed, frozenset()) for needed in graphs.needs(op)]
-        ahead = frozenset().union(*before)
-        variables = self._writes.variables(op)
-        self._written[op] = ahead.union(variables) if variables else ahead
-        if not self._reaches_out(op, ahead, bool(variables)):
-            return
-        if not all(_is_handle(t) for t in op.outputs):
-            self._draws.add(op)
-        self._tainted.update(key(t) for t in op.outputs if _is_handle(t))
-
-    def _reaches_out(self, op, ahead, writes: bool) -> bool:
-        if op.type.startswith('Placeholder'):
-            return True
-        if op.type in graphs.VARIABLES or _COMPUTES.match(op.type):
-            return False
-        if graphs.is_variable_read(op):
-            return graphs.variable_behind(op.inputs[0] if op.inputs else op.outputs[0]) in ahead
-        if self._writes.calls(op):
-            return any(self._draws_inside(name) for name in self._writes.calls(op))
-        if any(key(t) in self._tainted for t in op.inputs):
-            return True
-        stateful = graphs.is_stateful(op) and op.type not in graphs.READS
-        return stateful or (writes and _returns_values(op))
-
-    def _draws_inside(self, name: str) -> bool:
-        """Whether the library function of that name draws something."""
-        if name not in self._bodies:
-            self._bodies[name] = False  # for those that call themselves
-            function = self._writes.function(name)
-            self._bodies[name] = function is not None and any(
-                self._node_draws(node) for node in function.node_def
-            )
-        return self._bodies[name]
-
-    def _node_draws(self, node) -> bool:
-        if node.op in graphs.VARIABLES or node.op in graphs.READS or _COMPUTES.match(node.op):
-            return False
-        inner = self._writes.called_by(node)
-        if inner:
-            return any(self._draws_inside(name) for name in inner)
-        op_def: Any = graphs.op_def_of_type(self._graph, node.op)
-        return op_def is not None and op_def.is_stateful and bool(op_def.output_arg)
-
-
-def _returns_values(op) -> bool:
-    """Whether a write's output is only read. An op that takes the variable itself cannot be fed."""
-    return bool(op.outputs) and not any(
-        graphs.takes_reference(consumer, index)
-        for tensor in op.outputs
-        if graphs.is_reference(tensor)
-        for consumer in tensor.consumers()
-        for index, given in enumerate(consumer.inputs)
-        if key(given) == key(tensor)
-    )
-
-
-def _is_handle(tensor) -> bool:
-    """Whether a tensor stands for something: a resource, a variant, a queue of TensorFlow 1."""
-    if tensor.dtype.base_dtype in _HANDLES:
-        return True
-    return graphs.is_reference(tensor) and tensor.dtype.base_dtype == tf.string
+    taken = [t for t in fed if not step.isdisjoint(t.consumers())]
+    for tensor in taken:
+        if tensor.op in step and not tensor.op.type.startswith('Placeholder'):
+            raise ValueError('%r is fed, and the step runs its op' % tensor.name)
+    return taken
 
 
 def _read(variable: tf.Operation) -> tf.Tensor:

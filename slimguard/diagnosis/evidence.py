@@ -186,7 +186,8 @@ class Evidence:
         try:
             values = self.capture.take(session)
             fed = [t.name for t in self.capture.sources if t.op.type == 'Placeholder']
-            if not values.keys() >= set(fed):  # a run that went past the hooks
+            # A run that went past the hooks, or that left out what some of it is computed from.
+            if not values.keys() >= set(fed) or (self.capture.sources and not values):
                 return Found()
             if not (is_last or self._is_wanted(incident.reason)):
                 was_data = self._kinds.was_data(incident.reason)

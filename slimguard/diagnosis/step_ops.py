@@ -1,6 +1,6 @@
 """Which ops make up a step: from its gate back to all that it needs."""
 
-from typing import Any, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import tensorflow as tf
 
@@ -30,14 +30,6 @@ def gate_roots(gate: AnyGate) -> List[tf.Operation]:
     return [op_of(gate.train_op), gate.written.op, gate.bad.op]
 
 
-def needs_beyond(op, fed) -> Iterator[tf.Operation]:
-    """The ops that have to run before `op` if the tensors whose keys are in `fed` are fed."""
-    for tensor in op.inputs:
-        if key(tensor) not in fed:
-            yield tensor.op
-    yield from graphs.controls_of(op)
-
-
 def split_at_gate(gate: AnyGate) -> Tuple[List[tf.Operation], List[tf.Tensor]]:
     """The ops of a gate, and the float tensors of the user's graph that they take."""
     ours = [op for op in graphs.ancestors(gate_roots(gate)) if op.name.startswith(graphs.OURS)]
@@ -48,4 +40,4 @@ def split_at_gate(gate: AnyGate) -> Tuple[List[tf.Operation], List[tf.Tensor]]:
 def ops_up_to(checked: Sequence[tf.Tensor], fed) -> List[tf.Operation]:
     """The ops that `checked` need if the tensors whose keys are in `fed` are fed."""
     roots = [t.op for t in checked if key(t) not in fed]
-    return graphs.ancestors(roots, lambda op: needs_beyond(op, fed))
+    return graphs.ancestors(roots, lambda op: graphs.needs_beyond(op, fed))

@@ -82,11 +82,13 @@ class Gate:
         their gradients, and summaries that write.
       takes_from: for the gate of such an update, the accumulators that it takes gradients from.
       is_beside: whether it is of what a thread runs beside the steps, so that nobody fetches it.
+      fed: the tensors computed within the step that its runs feed; most gates have none.
     """
 
     def __init__(self, plan: Plan, max_loss: Optional[float]):
         self.original = plan.step.train_op
         self.loss: Optional[tf.Tensor] = plan.losses[0] if plan.losses else None
+        self.fed = plan.step.fed
         self.gated = frozenset(plan.gated)
         self.raises = bool(plan.step.raises)
         self.beside: Tuple[Beside, ...] = ()
@@ -229,12 +231,15 @@ def guard_with_values(
     loss: Optional[tf.Tensor],
     max_loss: Optional[float],
     values: Sequence[tf.Tensor],
+    fed: Sequence[tf.Tensor] = (),
 ) -> Gate:
     """As `guard`, for a step in which other tensors are fetched that wait for the train op.
 
     Args:
       train_op, loss, max_loss: as for `guard`, and checked.
       values: tensors that the train op needs; `Gate.values` has what to fetch for them.
+      fed: tensors computed within the step that its runs feed. Such a train op is to be another
+        than that of other runs, as a train op has one gate.
     """
     graph = train_op.graph
     if gate_of(train_op) is None:
@@ -253,7 +258,7 @@ def guard_with_values(
     # No session of another thread may see a gate half built: what a session has seen cannot be
     # wired any more.
     with graph.as_default(), tf_private.lock_against_sessions(graph), _no_collection():
-        gate = Gate(make_plan(train_op, loss, guarded, values), max_loss)
+        gate = Gate(make_plan(train_op, loss, guarded, values, fed=fed), max_loss)
         rates = getattr(graph, KEPT_RATES, None)
         if rates is not None:
             rates.scale(gate, is_new=True)

@@ -71,6 +71,7 @@ def make_plan(
     guarded: Dict[tf.Operation, GuardedBefore],
     values: Sequence[tf.Tensor] = (),
     chief_at: Optional[str] = None,
+    fed: Sequence[tf.Tensor] = (),
 ) -> Plan:
     """Plans the gate of a train op.
 
@@ -80,11 +81,12 @@ def make_plan(
       guarded: the train ops that are guarded already.
       values: tensors that the train op needs, to be fetched beside it.
       chief_at: as the plan's.
+      fed: as for `StepGraph`.
 
     Raises:
       ValueError: if the train op writes nothing, or something that cannot be undone.
     """
-    step = StepGraph(train_op, loss, guarded)
+    step = StepGraph(train_op, loss, guarded, fed)
     gated = find_gated_ops(step)
     _require_end(step, gated)
     sources = Sources(step, gated)

@@ -1,11 +1,11 @@
 """The ops of a step: all that a train op needs, and its value without the checks around it."""
 
-from typing import Dict, FrozenSet, List, NamedTuple, Optional, Set
+from typing import Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set
 
 import tensorflow as tf
 
 from slimguard import graph as graphs
-from slimguard.graph import TrainOp, op_of
+from slimguard.graph import TrainOp, key, op_of
 
 _CHECKS = frozenset('CheckNumerics CheckNumericsV2'.split())
 
@@ -31,9 +31,11 @@ class StepGraph:
       writes: which ops of the graph write, and what.
       writing: those of `order` that write.
       gated_before: what is gated by the gates that it is read through.
+      fed: as given.
 
     Args:
       guarded: the train ops that are guarded already.
+      fed: the tensors that runs of it feed, so that what only they are computed from does not run.
     """
 
     def __init__(
@@ -41,12 +43,15 @@ class StepGraph:
         train_op: TrainOp,
         loss: Optional[tf.Tensor],
         guarded: Dict[tf.Operation, GuardedBefore],
+        fed: Sequence[tf.Tensor] = (),
     ):
         self.train_op = train_op
         self.graph = train_op.graph
         self.raises: List[str] = []
         self.waits: List[tf.Operation] = []
         self.gated_before: Set[tf.Operation] = set()
+        self.fed = tuple(fed)
+        self._fed = {key(tensor) for tensor in fed}
         self._guarded = guarded
         self._peeled: Dict[tf.Operation, tf.Tensor] = {}
         self._needs: Dict[tf.Operation, List[tf.Operation]] = {}  # asked for several times
@@ -74,7 +79,8 @@ class StepGraph:
         """What `op` needs, read through gates that are there already."""
         found = self._needs.get(op)
         if found is None:
-            found = [self.resolve(t).op for t in op.inputs] + self.controls(op)
+            given = [self.resolve(t) for t in op.inputs if key(t) not in self._fed]
+            found = [t.op for t in given if key(t) not in self._fed] + self.controls(op)
             self._needs[op] = found
         return found
 

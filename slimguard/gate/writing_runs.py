@@ -24,8 +24,12 @@ def writing_among(elements: Sequence[TrainOp], graph: tf.Graph) -> Sequence[Trai
     return [e for e in theirs if any(map(is_put_back, graphs.ancestors([op_of(e)])))]
 
 
-def guard_writes(elements: Sequence[TrainOp]) -> Gate:
+def guard_writes(elements: Sequence[TrainOp], fed: Sequence[tf.Tensor] = ()) -> Gate:
     """The gate of what is fetched together and writes: what is bad is not written.
+
+    Args:
+      elements: what is fetched.
+      fed: as for `guard_with_values`.
 
     Raises:
       ValueError: if something that they write can be neither held back nor put back.
@@ -35,7 +39,7 @@ def guard_writes(elements: Sequence[TrainOp]) -> Gate:
         # Of copies: newer versions mark what an op waits for, and warn if a session has seen it.
         ends = [_copy_of(e) if isinstance(e, tf.Tensor) else e for e in elements]
         together = tf.group(*ends, name='writes')
-    return guard_with_values(together, None, None, values)
+    return guard_with_values(together, None, None, values, fed)
 
 
 def _copy_of(tensor: tf.Tensor) -> tf.Tensor:

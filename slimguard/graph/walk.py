@@ -69,6 +69,14 @@ def needs(op) -> Iterator[tf.Operation]:
     yield from controls_of(op)
 
 
+def needs_beyond(op, fed) -> Iterator[tf.Operation]:
+    """The ops that have to run before `op` if the tensors whose keys are in `fed` are fed."""
+    for tensor in op.inputs:
+        if key(tensor) not in fed:
+            yield tensor.op
+    yield from controls_of(op)
+
+
 def ancestors(roots: Iterable[tf.Operation], needs=needs) -> List[tf.Operation]:
     """Every op that `roots` need, themselves included, each after what it needs.
 
@@ -98,6 +106,12 @@ def ancestors(roots: Iterable[tf.Operation], needs=needs) -> List[tf.Operation]:
                 order.append(op)
                 stack.pop()
     return order
+
+
+def ancestors_beyond(fed: Iterable[tf.Tensor], roots: Iterable[tf.Operation]) -> List[tf.Operation]:
+    """As `ancestors`, where some tensors are fed."""
+    keys = {key(tensor) for tensor in fed}
+    return ancestors(roots, lambda op: needs_beyond(op, keys))
 
 
 def _is_merge(op) -> bool:

@@ -4,15 +4,19 @@ The files:
 
     instrumentation.py           instrument(): puts guarded functions in the place of slim's
     guarded_sessions.py          Session.run, guarded: each run that trains goes through a gate
+    hooked_steps.py              a session with what watches it, and the steps it knows
     train_steps.py               which runs train, and what stands in for what they fetch
+    shared_updates.py            what of a run trains, and what needs the same updates
     gradient_writes.py           updates that the script writes itself, of gradients
     unguarded_writes.py          updates that nobody guards are named
+    refusals.py                  what is said once of what cannot be guarded
     update_ends.py               what is built around an update, and may be fetched
     prepared_steps.py            a step that comes again, in one prepared call
     script_watcher.py            what watches such a session, and acts by policy
     script_files.py              where a script saves, and what to go back to there
     script_summaries.py          scalars where a script writes summaries
     optimizer_notes.py           what the optimizers of a script make
+    seeds.py                     random ops keep the seeds that they have without a gate
     patches.py                   methods of TensorFlow, replaced for a while
     run_options.py               the options of `run`, and what they do to a process
     children.py                  processes that multiprocessing spawns are guarded, too

@@ -33,8 +33,10 @@ from slimguard.scripts.script_files import ScriptFiles
 from slimguard.scripts.script_preemption import ScriptPreemption
 from slimguard.scripts.script_summaries import ScriptSummaries
 from slimguard.scripts.script_watcher import ScriptWatcher, is_of_incident
+from slimguard.scripts.seeds import keep_seeds
 from slimguard.scripts.train_steps import Step, TrainSteps
 from slimguard.training import step_counters
+from slimguard.training.inner_feeds import InnerFeeds
 from slimguard.training.preemption import SECONDS
 from slimguard.training.signal_watch import is_main_thread
 from slimguard.training.step_history import STEPS, HistorySettings
@@ -107,6 +109,7 @@ class GuardedSessions:
         """Puts guarded methods in the place of TensorFlow's."""
         self._notes.install(patches)
         note_tapes(patches)
+        keep_seeds(patches)
         self._summaries.install(patches)
         self.files.install(patches)
         owner = tf_private.session_class()
@@ -134,9 +137,10 @@ class GuardedSessions:
         if self._inside:
             return original(session, fetches, feed_dict, options, run_metadata)
         self._summaries.note_run(session)
-        known = known_step(session, fetches, self)
+        fed = self._fed_within(session.graph, feed_dict) if feed_dict else ()
+        known = None if fed else known_step(session, fetches, self)
         if known is None:
-            step = self._step_of(session, fetches)
+            step = self._step_of(session, fetches, fed)
             self.seen.runs += step is None
             if step is None or step.is_watched:
                 self.seen.own_steps += step is not None
@@ -145,7 +149,7 @@ class GuardedSessions:
             step = known.step
         try:
             if known is None:
-                known = self._know(original, session, fetches, step)
+                known = self._know(original, session, fetches, fed, step)
             self._hear_signals()
             given = feed_dict, options, run_metadata
             values = self._preemption.run_step(session, known.run, *given)
@@ -158,13 +162,14 @@ class GuardedSessions:
         self._count(step)
         return values
 
-    def _know(self, original, session, fetches, step: Step) -> Known:
+    def _know(self, original, session, fetches, fed, step: Step) -> Known:
         """What runs a step, which is captured and watched from now on."""
         self._capture(step, session.graph)
         with self._inside:
             hooked = self._hooked(session, original)
         known = Known(self, fetches, self._prepare(session.graph).version, step, hooked)
-        note_known(session, known)
+        if not fed:
+            note_known(session, known)
         return known
 
     def _hear_signals(self) -> None:
@@ -217,9 +222,14 @@ class GuardedSessions:
 
     # Beneath.
 
-    def _step_of(self, session, fetches) -> Optional[Step]:
+    def _step_of(self, session, fetches, fed: Sequence[tf.Tensor] = ()) -> Optional[Step]:
         with self._lock, self._inside:
-            return self._steps_of(session.graph).step_for(fetches)
+            return self._steps_of(session.graph).step_for(fetches, fed)
+
+    def _fed_within(self, graph: tf.Graph, feed_dict: Any) -> Sequence[tf.Tensor]:
+        """The tensors computed within a step that a run feeds."""
+        with self._lock:
+            return kept_on(graph, 'inner_feeds', lambda: InnerFeeds(graph)).of(feed_dict)
 
     def _prepare(self, graph: tf.Graph) -> TrainSteps:
         with self._lock, self._inside:

@@ -5,7 +5,7 @@ have none, and only computes with ``assign``; and no graph tells its losses.
 """
 
 import threading
-from typing import List, NamedTuple, Optional, Set
+from typing import List, NamedTuple, Optional, Sequence, Set
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -41,15 +41,19 @@ class OptimizerNotes:
         """The floating tensors that gradients were computed of, in order."""
         return kept_on(graph, 'losses', list)
 
-    def loss_of(self, train_op: TrainOp) -> Optional[tf.Tensor]:
+    def loss_of(self, train_op: TrainOp, fed: Sequence[tf.Tensor]) -> Optional[tf.Tensor]:
         """The loss that a train op trains, if it is one, and to know it takes no other input.
 
         An op may be added to the graph for it.
 
+        Args:
+          train_op: the train op.
+          fed: the tensors computed within the step that its runs feed.
+
         Returns:
           A floating Tensor of shape [].
         """
-        needed = set(graphs.ancestors([op_of(train_op)]))
+        needed = set(graphs.ancestors_beyond(fed, [op_of(train_op)]))
         noted = self.losses(train_op.graph)
         losses = [each.loss for each in noted if not needed.isdisjoint(each.gradients)]
         if len({key(loss) for loss in losses}) != 1:
@@ -57,7 +61,7 @@ class OptimizerNotes:
         if not graphs.is_seen_from(losses[0], op_of(train_op)):
             return None
         # An update may need less than the value of its loss: a placeholder less, or a batch.
-        return as_scalar(losses[0]) if _inputs_of(losses[0]) <= needed else None
+        return as_scalar(losses[0]) if _inputs_of(losses[0], fed) <= needed else None
 
     def updates(self, graph: tf.Graph) -> List[TrainOp]:
         """What `apply_gradients` returned, in order."""
@@ -120,9 +124,9 @@ class OptimizerNotes:
                 kept_on(graph, 'functions', list).append(update.name)
 
 
-def _inputs_of(tensor: tf.Tensor) -> Set[tf.Operation]:
+def _inputs_of(tensor: tf.Tensor, fed: Sequence[tf.Tensor]) -> Set[tf.Operation]:
     """The placeholders, and what draws batches or chance, that a tensor is computed from."""
-    return {op for op in graphs.ancestors([tensor.op]) if is_drawn(op)}
+    return {op for op in graphs.ancestors_beyond(fed, [tensor.op]) if is_drawn(op)}
 
 
 def _outermost(graph: tf.Graph) -> tf.Graph:

@@ -27,13 +27,14 @@ from slimguard.gate.written_beside import written_beside
 from slimguard.graph import TrainOp, key, op_of, ops
 from slimguard.graph.sessions import note_seen
 from slimguard.graph.token_queues import has_token_queue
-from slimguard.scripts.gradient_writes import GradientWrites, join_written_by_hand
+from slimguard.scripts.gradient_writes import GradientWrites
 from slimguard.scripts.optimizer_notes import OptimizerNotes
+from slimguard.scripts.shared_updates import SharedUpdates, each_once, element_key
 from slimguard.scripts.unguarded_writes import refuse_unguarded_writes
 from slimguard.scripts.update_ends import ends_of, is_enqueue
-from slimguard.training.fetch_structures import map_fetches
+from slimguard.training.fetch_structures import fetched_elements, map_fetches
+from slimguard.training.inner_feeds import spares_draws
 from slimguard.training.prepared_call import key_of
-from slimguard.training.watched_run import fetched_elements
 
 
 class Gated(NamedTuple):
@@ -134,6 +135,7 @@ class TrainSteps:
         self.version = -1
         self._known_updates: Set[str] = set()
         self._gradient_writes = GradientWrites(graph)
+        self._updates = SharedUpdates(graph, notes, self._gradient_writes)
         # By what is fetched, of which a copy is kept so that nothing else gets the ids in it.
         self._steps: Dict[Any, Tuple[Optional[Step], Any]] = {}
 
@@ -163,7 +165,7 @@ class TrainSteps:
         with tf_private.unfinalized(self._graph):
             for end in dict.fromkeys(end for update in new for end in ends_of(update)):
                 try:
-                    self._guard([end])
+                    self._guard([end], ())
                 except gates.NoLearningRateError:
                     raise
                 except (ValueError, TypeError):
@@ -179,12 +181,21 @@ class TrainSteps:
         theirs = set(graphs.ancestors(list(map(op_of, self._notes.updates(self._graph)))))
         return [op for op in writes if op not in theirs and not graphs.is_apply(op)]
 
-    def step_for(self, fetches) -> Optional[Step]:
-        """The step that a run of `fetches` is; None if it does nothing that can be guarded."""
-        asked = key_of(fetches)
+    def step_for(self, fetches, fed: Sequence[tf.Tensor] = ()) -> Optional[Step]:
+        """The step that a run of `fetches` is; None if it does nothing that can be guarded.
+
+        Args:
+          fetches: what the script fetches.
+          fed: those tensors that it feeds which are computed of something that is drawn.
+        """
+        asked = (key_of(fetches), *map(key, fed)) if fed else key_of(fetches)
         if asked not in self._steps:
             knows_all = self.version == self._graph.version
-            self._steps[asked] = self._make_step(fetches), map_fetches(fetches, lambda fetch: fetch)
+            kept = map_fetches(fetches, lambda fetch: fetch)
+            if fed and not spares_draws(fed, fetched_elements(fetches, self._graph)):
+                self._steps[asked] = self.step_for(fetches), kept
+            else:
+                self._steps[asked] = self._make_step(fetches, fed), kept
             if knows_all:  # what was added is no news
                 self.version = self._graph.version
         return self._steps[asked][0]
@@ -192,28 +203,28 @@ class TrainSteps:
     def names_of_updates(self, fetches) -> List[str]:
         """The names of those of `fetches` that train and that nobody has guarded."""
         elements = fetched_elements(fetches, self._graph)
-        together = [each for group in self._by_update(elements) for each in group]
+        together = [each for group in self._updates.by_update(elements) for each in group]
         return [name_of(each) for each in together if gates.gate_of(each) is None]
 
-    def _make_step(self, fetches) -> Optional[Step]:
+    def _make_step(self, fetches, fed: Sequence[tf.Tensor]) -> Optional[Step]:
         elements = fetched_elements(fetches, self._graph)
         parts = []
-        training = self._by_update(elements)
+        training = self._updates.by_update(elements)
         for number, together in enumerate(training):
             own = gates.gate_of(together[0]) if len(together) == 1 else None
             if own is not None and any(each.name in own.untold.counts for each in elements):
                 parts.append(Gated(own, together))  # a hook of the script's own watches it
                 continue
             beside = self._beside(elements, training) if number == 0 else []
-            part = self._guarded(together + beside) if beside else None
+            part = self._guarded(together + beside, fed) if beside or fed else None
             if own is not None:  # it was guarded when it was made
                 part = part or Gated(self._limited(own), together)
-            parts.append(part or self._guarded(together))
+            parts.append(part or self._guarded(together, fed))
         trains = bool(parts)
         if not trains:
-            writing = writing_among(_apart(elements), self._graph)
+            writing = writing_among(each_once(elements), self._graph)
             if writing:
-                parts.append(self._guarded(writing, guard_writes))
+                parts.append(self._guarded(writing, fed, guard_writes))
             else:
                 refuse_unguarded_writes(elements, self._graph, self._on_refusal)
         guarded = [part for part in parts if part is not None]
@@ -222,12 +233,13 @@ class TrainSteps:
     def _guarded(
         self,
         together: Sequence[TrainOp],
-        guard: Optional[Callable[[Sequence[TrainOp]], gates.Gate]] = None,
+        fed: Sequence[tf.Tensor],
+        guard: Optional[Callable[..., gates.Gate]] = None,
     ) -> Optional[Gated]:
         """What is fetched together, behind its gate; None if it cannot be guarded."""
         try:
             with tf_private.unfinalized(self._graph):
-                return Gated((guard or self._guard)(together), together)
+                return Gated((guard or self._guard)(together, fed), together)
         except gates.NoLearningRateError:
             raise
         except (ValueError, TypeError) as error:
@@ -249,71 +261,35 @@ class TrainSteps:
         self, elements: Sequence[TrainOp], training: Sequence[List[TrainOp]]
     ) -> List[TrainOp]:
         """The elements that write with the batch of the first that train, and do not train."""
-        ends = {_key(each) for together in training for each in together}
-        others = [each for each in _apart(elements) if _key(each) not in ends]
+        ends = {element_key(each) for together in training for each in together}
+        others = [each for each in each_once(elements) if element_key(each) not in ends]
         others = [each for each in others if not _is_left_alone(op_of(each))]
         return written_beside(others, training[0], self._on_refusal)
 
-    def _by_update(self, elements: Sequence[TrainOp]) -> List[List[TrainOp]]:
-        """The elements that train; in one list, those that one gate is to be of."""
-        found: List[Tuple[List[TrainOp], Set[tf.Operation]]] = []  # with the updates that they need
-        for element in _apart(elements):
-            op = _op_to_search(element)
-            if op is None or is_enqueue(op):
-                continue
-            updates = self._updates_in(op)
-            if not updates:
-                continue
-            apart = [group for group in found if not group[1] & updates]
-            shared = [group for group in found if group[1] & updates]
-            joined = [each for group in shared for each in group[0]] + [element]
-            found = apart + [(joined, updates.union(*(group[1] for group in shared)))]
-        noted = set(map(op_of, self._notes.updates(self._graph)))
-        return join_written_by_hand(found, self._gradient_writes.all() - noted)
-
-    def _updates_in(self, op: tf.Operation) -> Set[tf.Operation]:
-        noted = set(map(op_of, self._notes.updates(self._graph))) | self._gradient_writes.all()
-        writes = graphs.Writes(self._graph) if self._notes.has_functions(self._graph) else None
-        return {
-            needed
-            for needed in graphs.ancestors([op])
-            if graphs.is_apply(needed)
-            or needed in noted
-            # An If, a While, a call: the update may be in its function.
-            or (writes is not None and needed in writes and writes.calls(needed))
-        }
-
-    def _guard(self, elements: Sequence[TrainOp]) -> gates.Gate:
+    def _guard(self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]) -> gates.Gate:
         """The gate of what is fetched together; a gate of one of them is not in use then."""
         owns = [gate for gate in map(gates.gate_of, elements) if gate is not None]
         elements = [gates.original_of(each) for each in elements]
         train_op = _train_op_of(elements, self._graph)
-        if isinstance(train_op, tf.Tensor) and self._gradient_writes.only_sums_before(train_op):
-            train_op = _group([train_op.op], self._graph)
+        is_sum = isinstance(train_op, tf.Tensor) and self._gradient_writes.only_sums_before(
+            train_op
+        )
+        if fed or is_sum:
+            train_op = _group(map(op_of, elements), self._graph)
         known = gates.gates_of(self._graph).get(op_of(train_op).name)
         if known is not None:  # an op at the end, of which the value was not asked for then
             train_op = known.original
         values = [e for e in elements if isinstance(e, tf.Tensor) and e is not train_op]
-        loss = self._notes.loss_of(train_op)
+        loss = self._notes.loss_of(train_op, fed)
         max_loss = self._max_loss
         for own in owns:  # what the script said itself
-            loss = loss if own.loss is None else own.loss
+            loss = loss if own.loss is None or fed else own.loss
             max_loss = own.max_loss or max_loss
         try:
-            return guard_with_values(train_op, loss, max_loss, values)
+            return guard_with_values(train_op, loss, max_loss, values, fed)
         except NoLossError:
             self._on_no_loss(op_of(train_op).name)
-            return guard_with_values(train_op, loss, None, values)
-
-
-def _op_to_search(element: TrainOp) -> Optional[tf.Operation]:
-    """Where to look for what an element updates; None if it is one of ours that guards nothing."""
-    if gates.gate_of(element) is not None:
-        return op_of(element)
-    original = gates.original_of(element)
-    if original is element and op_of(element).name.startswith(graphs.OURS):
-        return None
-    return op_of(original)
+            return guard_with_values(train_op, loss, None, values, fed)
 
 
 def _is_left_alone(op: tf.Operation) -> bool:
@@ -335,15 +311,6 @@ def _group(own: Iterable[tf.Operation], graph: tf.Graph) -> tf.Operation:
         return tf.group(*own, name='together')
 
 
-def _apart(elements: Sequence[TrainOp]) -> List[TrainOp]:
-    """The elements, each once."""
-    return list({_key(each): each for each in elements}.values())
-
-
-def _key(element: TrainOp) -> Any:
-    return element if isinstance(element, tf.Operation) else key(element)
-
-
 def _through_gates(
     fetches, parts: Sequence[Gated], graph: tf.Graph, train_ops: Sequence[TrainOp]
 ) -> Any:
@@ -356,14 +323,14 @@ def _through_gates(
       train_ops: by part, what stands in for its train op.
     """
     stand_ins = {
-        _key(element): _stand_in(element, part.gate, train_op)
+        element_key(element): _stand_in(element, part.gate, train_op)
         for part, train_op in zip(parts, train_ops)
         for element in part.elements
     }
 
     def stand_in(fetch):
         elements = fetched_elements(fetch, graph)
-        found = stand_ins.get(_key(elements[0])) if len(elements) == 1 else None
+        found = stand_ins.get(element_key(elements[0])) if len(elements) == 1 else None
         return fetch if found is None else found
 
     return map_fetches(fetches, stand_in)
@@ -372,4 +339,4 @@ def _through_gates(
 def _stand_in(element: TrainOp, gate: gates.Gate, train_op: TrainOp) -> TrainOp:
     if isinstance(element, tf.Operation):
         return op_of(train_op)
-    return gate.values.get(_key(gates.original_of(element)), train_op)
+    return gate.values.get(element_key(gates.original_of(element)), train_op)

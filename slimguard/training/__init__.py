@@ -4,6 +4,7 @@ What watches, in any loop:
 
     gate_watcher.py       GateWatcher, the hook behind NanLossHook
     watched_run.py        which runs are steps to watch, and what to fetch in them
+    inner_feeds.py        feeds in the place of what is computed within the step
     incident_reading.py   an Incident from a gate's values, a loss, or a check that raised
     incident_handler.py   decides, examines, acts and records
     open_incident.py      an incident while it is handled

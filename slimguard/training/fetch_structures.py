@@ -1,8 +1,8 @@
-"""What a session is asked to fetch may be any structure: :func:`map_fetches` goes through it."""
+"""What a session is asked to fetch may be any structure: `map_fetches`, `fetched_elements`."""
 
 import collections.abc
 import copy
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import tensorflow as tf
 
@@ -45,3 +45,28 @@ def is_attrs(fetches) -> bool:
 def attrs_values(fetches) -> list:
     """The values of the fields of such an object."""
     return [getattr(fetches, field.name) for field in type(fetches).__attrs_attrs__]
+
+
+def fetched_elements(fetches, graph: tf.Graph) -> list:
+    """The Tensors and Operations in a `fetches` argument of `Session.run`, of any structure."""
+    elements = []
+    for fetch in _leaves(fetches):
+        try:
+            elements.append(graph.as_graph_element(fetch))
+        except (TypeError, ValueError, KeyError):
+            continue  # not ours to complain about: the session does
+    return elements
+
+
+def _leaves(fetches) -> Iterator[Any]:
+    if isinstance(
+        fetches, collections.abc.Mapping
+    ):  # whose keys may be hooks, which `tf.nest` cannot sort
+        fetches = list(fetches.values())
+    elif is_attrs(fetches):
+        fetches = attrs_values(fetches)
+    if isinstance(fetches, (list, tuple)):
+        for each in fetches:
+            yield from _leaves(each)
+    else:
+        yield from tf.nest.flatten(fetches, expand_composites=True)

@@ -215,9 +215,9 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         if self.job is not None and self.job.is_chief and self.ends_job:
             self.job.end()
 
-    def _told_by(self, gate: gates.Gate, has_history: bool) -> tf.Tensor:
+    def _told_by(self, gate: gates.Gate, has_history: bool, is_kept: bool) -> tf.Tensor:
         self._own.capture(gate)  # it may have been guarded after the hook began
-        teller = getattr(self.evidence_of(gate), 'capture', gate)
+        teller = getattr(self.evidence_of(gate) if is_kept else None, 'capture', gate)
         return teller.row if has_history else teller.untold_count
 
     def _be_idle(self) -> None:

@@ -9,9 +9,8 @@ from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.graph import TrainOp, op_of
 from slimguard.graph.sessions import SessionWrapper, callable_of
-from slimguard.training.fetch_structures import map_fetches
+from slimguard.training.fetch_structures import fetched_elements, map_fetches
 from slimguard.training.hook_fetches import Requests
-from slimguard.training.watched_run import fetched_elements
 from slimguard.training.watchers import after_run_of, watchers_after
 
 

@@ -1,10 +1,9 @@
 """A `session.run` as a watcher sees it: its guarded train ops, what to fetch, its incidents."""
 
-import collections.abc
 import functools
 import os
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -14,11 +13,12 @@ from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.gate.untold import Told
 from slimguard.gate.written_beside import refuse_outside
-from slimguard.graph import op_of
+from slimguard.graph import key, op_of
 from slimguard.incidents.history import IS_GOOD
 from slimguard.training import incident_reading
-from slimguard.training.fetch_structures import attrs_values, is_attrs, map_fetches
+from slimguard.training.fetch_structures import fetched_elements, map_fetches
 from slimguard.training.incident_reading import Reading
+from slimguard.training.inner_feeds import InnerFeeds, spares_draws
 from slimguard.training.prepared_call import key_of
 from slimguard.training.step_history import Histories, StepHistory
 
@@ -143,7 +143,8 @@ class WatchedRuns:
       loss: a loss to watch where no gate knows it; None for none.
       refusal: what a step of a train op without a gate is refused with; None to take it, with a
         warning if there is no loss to watch.
-      told_by: gives the tensor to fetch to know of a gate's bad steps, with or without a history.
+      told_by: gives the tensor to fetch to know of a gate's bad steps, with or without a history;
+        and whether what a bad step drew is kept.
       histories: what keeps the last steps of gates.
       guards_beside: as in `TrainingContext`.
     """
@@ -152,7 +153,7 @@ class WatchedRuns:
         self,
         loss: Optional[tf.Tensor],
         refusal: Optional[str],
-        told_by: Callable[[gates.Gate, bool], tf.Tensor],
+        told_by: Callable[[gates.Gate, bool, bool], tf.Tensor],
         histories: Histories,
         guards_beside: bool,
     ):
@@ -166,26 +167,35 @@ class WatchedRuns:
         self._not_guarded: Set[str] = set()  # what was warned of
         self._process = os.getpid()
         self._last: Tuple[Tuple[Any, ...], Optional[Run]] = ((), None)
+        self._inner_feeds: Optional[InnerFeeds] = None
 
     def run_for(self, run_context) -> Optional[Run]:
         """What to fetch in such a run, or None if it is no step to watch."""
         args = run_context.original_args
+        graph = run_context.session.graph
+        fed = self._fed_within(args.feed_dict, graph) if args.feed_dict else ()
         last, run = self._last  # read at once: threads may train in one session
-        if any(args is one or args.fetches is one for one in last):
+        if not fed and any(args is one or args.fetches is one for one in last):
             return run
-        asked = key_of(args.fetches)
+        asked = (key_of(args.fetches), *map(key, fed)) if fed else key_of(args.fetches)
         if asked not in self._runs:
             if len(self._runs) >= _MOST_RUNS:
                 self._runs.clear()
-            graph = run_context.session.graph
             elements = fetched_elements(args.fetches, graph)
             kept = map_fetches(args.fetches, lambda fetch: fetch)
-            self._runs[asked] = self._plan(elements, graph), kept
+            self._runs[asked] = self._plan(elements, graph, fed), kept
         run = self._runs[asked][0]
+        if fed:
+            return run
         # A list may be another one by the next time, and yet the same object.
         is_op = isinstance(args.fetches, (tf.Tensor, tf.Operation))
         self._last = (args, args.fetches) if is_op else (args,), run
         return run
+
+    def _fed_within(self, feed_dict: Any, graph: tf.Graph) -> Sequence[tf.Tensor]:
+        if self._inner_feeds is None or self._inner_feeds.graph is not graph:
+            self._inner_feeds = InnerFeeds(graph)
+        return self._inner_feeds.of(feed_dict)
 
     def enter(self, session) -> None:
         """Watches what threads run beside the steps, from before the first step."""
@@ -214,14 +224,20 @@ class WatchedRuns:
                 break
         return untold
 
-    def _plan(self, elements: list, graph: tf.Graph) -> Optional[Run]:
+    def _plan(self, elements: list, graph: tf.Graph, fed: Sequence[tf.Tensor]) -> Optional[Run]:
         found = [gate for gate in map(gates.gate_of, elements) if gate is not None]
         if found:
             found = [gate for gate in dict.fromkeys(found) if self._is_mine(gate)]
             for gate in [] if self._guards_beside else found:
                 refuse_outside(elements, gate.train_op, gate.original, self._warn_of)
             histories = [self._histories.of(gate) for gate in found]
-            told = [self._told_by(gate, each is not None) for gate, each in zip(found, histories)]
+            is_kept = not fed or not spares_draws(fed, elements)
+            if not is_kept:
+                tf1.logging.warning('slimguard: ' + _NOT_KEPT, found[0].original.name, fed[0].name)
+            told = [
+                self._told_by(gate, each is not None, is_kept)
+                for gate, each in zip(found, histories)
+            ]
             loss = self._loss_beside(found)
             return Run(found, loss, told, histories, graph) if found else None
         is_step = _updates_unguarded(elements)
@@ -255,6 +271,12 @@ class WatchedRuns:
 _NOT_GUARDED = (
     'train op %r has no gate: a bad update stays in the weights, and nobody is told. Build it with '
     'slimguard.create_train_op(), or run slimguard.guard(train_op) in its place'
+)
+
+
+_NOT_KEPT = (
+    'bad steps of %r are not examined where the run feeds %r: what they draw cannot be kept '
+    'without running what that is computed from, which such a run leaves out'
 )
 
 
@@ -294,28 +316,3 @@ def _checked_limit(gate: gates.Gate, max_loss: float) -> float:
             % (max_loss, gate.max_loss)
         )
     return float(max_loss)
-
-
-def fetched_elements(fetches, graph: tf.Graph) -> list:
-    """The Tensors and Operations in a `fetches` argument of `Session.run`, of any structure."""
-    elements = []
-    for fetch in _leaves(fetches):
-        try:
-            elements.append(graph.as_graph_element(fetch))
-        except (TypeError, ValueError, KeyError):
-            continue  # not ours to complain about: the session does
-    return elements
-
-
-def _leaves(fetches) -> Iterator[Any]:
-    if isinstance(
-        fetches, collections.abc.Mapping
-    ):  # whose keys may be hooks, which `tf.nest` cannot sort
-        fetches = list(fetches.values())
-    elif is_attrs(fetches):
-        fetches = attrs_values(fetches)
-    if isinstance(fetches, (list, tuple)):
-        for each in fetches:
-            yield from _leaves(each)
-    else:
-        yield from tf.nest.flatten(fetches, expand_composites=True)

@@ -10,7 +10,6 @@ from slimguard.diagnosis.rerun.chunks import bytes_of, in_chunks
 from slimguard.diagnosis.step_ops import (
     AnyGate,
     gate_roots,
-    needs_beyond,
     ops_up_to,
     split_at_gate,
 )
@@ -155,7 +154,7 @@ class Step:
             found = [
                 op
                 for op in self.ops
-                if op not in blind and any(n in blind for n in needs_beyond(op, self._fed))
+                if op not in blind and any(n in blind for n in graphs.needs_beyond(op, self._fed))
             ]
             blind.update(found)
             grown = bool(found)

@@ -1,0 +1,102 @@
+"""Which ops of a step draw something from outside of it, or by chance: :class:`Draws`."""
+
+import re
+from typing import Any, Dict, List, Set, Tuple
+
+import tensorflow as tf
+
+from slimguard import graph as graphs
+from slimguard.graph import key
+
+# These have a state, and yet what they return is computed from their inputs: the checks and prints
+# that hand a value on, and what loops are made of.
+_COMPUTES = re.compile(
+    r'(CheckNumerics(V2)?|Print(V2)?|TensorArray.*|(Ref)?Stack(V2|Push.*|Pop.*|Close.*)?'
+    r'|TemporaryVariable|DestroyTemporaryVariable|Assert)$'
+)
+_HANDLES = (tf.resource, tf.variant)
+
+
+class Draws:
+    """Answers which of a step's ops draw something from outside, or by chance.
+
+    Args:
+      graph: the graph.
+      ops: the ops of the step, each after what it needs.
+    """
+
+    def __init__(self, graph: tf.Graph, ops: List[tf.Operation]):
+        self._graph = graph
+        self._writes = graphs.Writes(graph)
+        self._bodies: Dict[str, bool] = {}
+        self._draws: Set[tf.Operation] = set()
+        self._tainted: Set[Tuple[tf.Operation, int]] = set()  # handles of something outside
+        self._written: Dict[tf.Operation, frozenset] = {}  # variables, ahead of an op
+        for op in ops:
+            self._look_at(op)
+
+    def __contains__(self, op) -> bool:
+        return op in self._draws
+
+    def _look_at(self, op) -> None:
+        before = [self._written.get(needed, frozenset()) for needed in graphs.needs(op)]
+        ahead = frozenset().union(*before)
+        variables = self._writes.variables(op)
+        self._written[op] = ahead.union(variables) if variables else ahead
+        if not self._reaches_out(op, ahead, bool(variables)):
+            return
+        if not all(is_handle(t) for t in op.outputs):
+            self._draws.add(op)
+        self._tainted.update(key(t) for t in op.outputs if is_handle(t))
+
+    def _reaches_out(self, op, ahead, writes: bool) -> bool:
+        if op.type.startswith('Placeholder'):
+            return True
+        if op.type in graphs.VARIABLES or _COMPUTES.match(op.type):
+            return False
+        if graphs.is_variable_read(op):
+            return graphs.variable_behind(op.inputs[0] if op.inputs else op.outputs[0]) in ahead
+        if self._writes.calls(op):
+            return any(self._draws_inside(name) for name in self._writes.calls(op))
+        if any(key(t) in self._tainted for t in op.inputs):
+            return True
+        stateful = graphs.is_stateful(op) and op.type not in graphs.READS
+        return stateful or (writes and _returns_values(op))
+
+    def _draws_inside(self, name: str) -> bool:
+        """Whether the library function of that name draws something."""
+        if name not in self._bodies:
+            self._bodies[name] = False  # for those that call themselves
+            function = self._writes.function(name)
+            self._bodies[name] = function is not None and any(
+                self._node_draws(node) for node in function.node_def
+            )
+        return self._bodies[name]
+
+    def _node_draws(self, node) -> bool:
+        if node.op in graphs.VARIABLES or node.op in graphs.READS or _COMPUTES.match(node.op):
+            return False
+        inner = self._writes.called_by(node)
+        if inner:
+            return any(self._draws_inside(name) for name in inner)
+        op_def: Any = graphs.op_def_of_type(self._graph, node.op)
+        return op_def is not None and op_def.is_stateful and bool(op_def.output_arg)
+
+
+def _returns_values(op) -> bool:
+    """Whether a write's output is only read. An op that takes the variable itself cannot be fed."""
+    return bool(op.outputs) and not any(
+        graphs.takes_reference(consumer, index)
+        for tensor in op.outputs
+        if graphs.is_reference(tensor)
+        for consumer in tensor.consumers()
+        for index, given in enumerate(consumer.inputs)
+        if key(given) == key(tensor)
+    )
+
+
+def is_handle(tensor) -> bool:
+    """Whether a tensor stands for something: a resource, a variant, a queue of TensorFlow 1."""
+    if tensor.dtype.base_dtype in _HANDLES:
+        return True
+    return graphs.is_reference(tensor) and tensor.dtype.base_dtype == tf.string

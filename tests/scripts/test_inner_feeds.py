@@ -1,0 +1,144 @@
+"""A script may feed what its model computes: then nothing behind that runs, guarded or not."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slimguard
+from slimguard.diagnosis import bundle
+from tests.helpers.inner_feeds import BAD, GOOD, KINDS, Fed
+from tests.helpers.models import non_finite, records_in, state
+
+tf1 = tf.compat.v1
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / 'slimguard-logs'
+
+
+def train(kind, loop, guard=contextlib.ExitStack):
+    """The losses of six steps, what is drawn next, and the state after them."""
+    with guard(), tf.Graph().as_default():
+        tf1.set_random_seed(1)
+        model = Fed(kind)
+        train_op = model.minimize()
+        following = tf.constant(0) if model.drawn is None else model.drawn
+        with loop() as session:
+            losses = []
+            for number in range(6):
+                # Only where something is drawn behind it can a run do without.
+                is_fed = number % 2 or model.drawn is None
+                feed_dict = {model.inner: GOOD * number} if is_fed else None
+                losses.append(session.run([train_op, model.loss], feed_dict)[1])
+            return losses, session.run(following), state(session)
+
+
+@contextlib.contextmanager
+def plain_session():
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        yield session
+
+
+def same(one, other):
+    return all(map(np.array_equal, tf.nest.flatten(one), tf.nest.flatten(other)))
+
+
+LOOPS = {'session': plain_session, 'monitored': tf1.train.MonitoredSession}
+
+
+@pytest.mark.parametrize('loop', LOOPS)
+@pytest.mark.parametrize('kind', KINDS)
+def test_the_bits_and_what_is_drawn_next_are_those_of_a_plain_run(kind, loop):
+    expected = train(kind, LOOPS[loop])
+    assert same(train(kind, LOOPS[loop], slimguard.instrument), expected)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_bad_value_that_is_fed_changes_nothing_and_is_named(kind, folder):
+    with slimguard.instrument(on_nan='skip') as guards, tf.Graph().as_default():
+        model = Fed(kind)
+        train_op = model.minimize()
+        with plain_session() as session:
+            session.run(train_op, {model.inner: GOOD})
+            before = state(session)
+            for _ in range(2):
+                session.run(train_op, {model.inner: BAD})
+                assert same(state(session), before)
+            session.run(train_op, {model.inner: GOOD})
+            assert session.run(model.step) == 2
+    assert guards.sessions.seen.actions == {'skip': 2}
+    first, _ = records_in(folder)
+    assert first['step'] == 1
+    assert 'z:0' in first['diagnosis'] and 'bad data' in first['diagnosis']
+
+
+def test_the_bundle_has_what_was_fed(folder):
+    with slimguard.instrument(on_nan='skip'), tf.Graph().as_default():
+        model = Fed('placeholder')
+        train_op = model.minimize()
+        with plain_session() as session:
+            session.run(train_op, {model.inner: BAD})
+    values = bundle.read(records_in(folder)[0]['bundle']).values
+    assert values['z:0'].tobytes() == BAD.tobytes()
+
+
+def gradients_fed(guard=contextlib.ExitStack):
+    """A gradient is fetched, and fed again."""
+    with guard(), tf.Graph().as_default():
+        x = tf1.placeholder(tf.float32, [None, 3])
+        weights = tf1.get_variable('w', [3, 1], initializer=tf1.ones_initializer())
+        loss = tf.reduce_mean(tf.square(tf.matmul(x, weights) - 1.0))
+        optimizer = tf1.train.GradientDescentOptimizer(0.05)
+        pairs = optimizer.compute_gradients(loss)
+        train_op = optimizer.apply_gradients(pairs)
+        gradient = pairs[0][0]
+        with plain_session() as session:
+            for _ in range(3):
+                value = session.run(gradient, {x: GOOD})
+                session.run(train_op, {gradient: value})
+            expected = state(session)
+            session.run(train_op, {gradient: np.full([3, 1], np.nan)})
+            return expected, state(session)
+
+
+def test_a_gradient_may_be_fed_where_its_loss_cannot_be_computed():
+    expected, _ = gradients_fed()
+    good, after_a_bad_one = gradients_fed(lambda: slimguard.instrument(on_nan='skip'))
+    assert same(good, expected)
+    assert same(after_a_bad_one, expected)
+
+
+def test_a_run_that_only_writes_leaves_out_what_is_behind_a_feed():
+    with slimguard.instrument(on_nan='skip'), tf.Graph().as_default():
+        x = tf1.placeholder(tf.float32, [None, 3])
+        inner = tf.multiply(x, 2.0)
+        mean = tf1.get_variable('mean', [3], trainable=False, initializer=tf1.zeros_initializer())
+        with tf.control_dependencies([mean.assign(tf.reduce_mean(inner, axis=0))]):
+            weights = tf1.get_variable('w', [3, 1], initializer=tf1.ones_initializer())
+            loss = tf.reduce_mean(tf.square(tf.matmul(inner, weights) - 1.0))
+        train_op = tf1.train.GradientDescentOptimizer(0.05).minimize(loss)
+        with plain_session() as session:
+            session.run(train_op, {x: GOOD})
+            assert session.run(loss, {inner: GOOD}) > 0
+            assert np.allclose(session.run(mean), GOOD.mean(0))
+            session.run(loss, {inner: BAD})
+            assert non_finite(session) == []
+
+
+def test_a_rate_by_default_is_no_other_step():
+    with slimguard.instrument() as guards, tf.Graph().as_default() as graph:
+        rate = tf1.placeholder_with_default(0.1, [])
+        weights = tf1.get_variable('w', [3], initializer=tf1.ones_initializer())
+        loss = tf.reduce_sum(tf.square(weights))
+        train_op = tf1.train.GradientDescentOptimizer(rate).minimize(loss)
+        with plain_session() as session:
+            session.run(train_op)
+            built = len(graph.get_operations())
+            session.run(train_op, {rate: 0.01})
+            assert len(graph.get_operations()) == built
+    assert list(guards.sessions.seen.train_ops.values()) == [2]

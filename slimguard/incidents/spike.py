@@ -107,7 +107,8 @@ def _parsed(text: str, name: str) -> Spike:
         return Spike()
     said = {}
     for item in text.split(','):
-        key, equals, value = (part.strip().replace('-', '_') for part in item.partition('='))
+        key, equals, value = (part.strip() for part in item.partition('='))
+        key = key.replace('-', '_')
         if key not in _NAMES or not equals or key in said:
             raise ValueError(
                 '%sexpected something like loss=10,gradient_norm=100,window=100,warmup=20, '

@@ -222,7 +222,8 @@ def _why_nothing(seen: Seen) -> str:
     if seen.runs:
         return '%s, and of the %s of a session none did that' % (covers, _counted(seen.runs, 'run'))
     if seen.error is not None:
-        hint = _MAY_BE_OF_1 if _may_be_of_tensorflow_1(seen.error) else ''
+        may_be_of_1 = not seen.has_names_of_1 and _may_be_of_tensorflow_1(seen.error)
+        hint = _MAY_BE_OF_1 if may_be_of_1 else ''
         return 'the script ended before it ran a session' + hint
     said = covers + ', and this script ran no session'
     if seen.children:

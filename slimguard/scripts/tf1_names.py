@@ -3,7 +3,10 @@
 After `install`, ``import tensorflow as tf`` in a script, and in the modules it brings along, gives
 a namespace with the names of TensorFlow 1.15: ``tf.placeholder``, ``tf.app``, ``tf.contrib.slim``.
 Libraries go on getting the TensorFlow that is installed, which is left as it is: it is the importer
-that decides, by ``builtins.__import__``, and nothing is put into ``sys.modules``.
+that decides, by ``builtins.__import__``, and nothing is put into ``sys.modules``. All that they get
+of TensorFlow 1 is what they import of ``tensorflow.contrib``, without which they cannot be imported.
+
+A script may be installed itself, as a module of a package: all of that package is the script's.
 """
 
 import builtins
@@ -11,8 +14,9 @@ import functools
 import importlib
 import importlib.util
 import os
+import sys
 import types
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from slimguard import compat
 from slimguard.scripts import numpy1_names
@@ -201,7 +205,7 @@ def _attribute(value: Any, name: str) -> Any:
 
 def _import(name, globals=None, locals=None, fromlist=(), level=0):
     """In the place of the builtin `__import__`: decides whose TensorFlow the importer gets."""
-    if level or name.partition('.')[0] != 'tensorflow' or not _is_the_scripts(globals):
+    if level or name.partition('.')[0] != 'tensorflow' or not _is_for_us(name, fromlist, globals):
         return _builtin_import(name, globals, locals, fromlist, level)
     full_name = name.replace('tensorflow', 'tf', 1)
     module = _import_path(full_name)
@@ -257,10 +261,30 @@ def _with(placeholders: Dict[str, types.ModuleType], module: Any) -> types.Modul
     return holder
 
 
-def _is_the_scripts(module_globals: Optional[Dict[str, Any]]) -> bool:
-    """Whether a module belongs to the script, and is no installed library."""
+def _is_for_us(
+    imported: str, fromlist: Sequence[str], module_globals: Optional[Dict[str, Any]]
+) -> bool:
+    """Whether a module that imports something of TensorFlow gets that of TensorFlow 1."""
     module_globals = module_globals or {}
     name = module_globals.get('__name__', '')
-    folders = (module_globals.get('__file__') or '').split(os.sep)
-    installed = 'site-packages' in folders or 'dist-packages' in folders
-    return name == '__main__' or not (installed or name.partition('.')[0] in _LIBRARIES)
+    if name == '__main__':
+        return True
+    if name.partition('.')[0] in _LIBRARIES:
+        return False
+    installed_as = _installed_as(module_globals.get('__file__'))
+    if installed_as is None or installed_as == _installed_as(_file_of_the_script()):
+        return True
+    return 'contrib' in (imported.split('.')[1:2] or fromlist or ())
+
+
+def _file_of_the_script() -> Optional[str]:
+    return getattr(sys.modules.get('__main__'), '__file__', None)
+
+
+def _installed_as(file: Optional[str]) -> Optional[str]:
+    """The package, or the module, that a file is of in a folder of installed ones; else None."""
+    folders = (os.path.abspath(file) if file else '').split(os.sep)
+    for number, folder in enumerate(folders[:-1]):
+        if folder in ('site-packages', 'dist-packages'):
+            return os.sep.join(folders[: number + 2])
+    return None

@@ -115,6 +115,7 @@ class TestWhatUsersSay:
             ('los=10', 'expected something like'),
             ('loss=10,loss=10', 'at most once'),
             ('loss=ten', "loss must be a number, not 'ten'"),
+            ('loss=-1x', "loss must be a number, not '-1x'"),
             ('window=1.5', "window must be a number, not '1.5'"),
             ('loss=0.5', 'loss of a Spike.*finite number above 1.*not 0.5'),
         ],

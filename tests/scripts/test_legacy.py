@@ -122,6 +122,35 @@ def test_libraries_go_on_getting_the_tensorflow_that_is_installed(tmp_path):
 
 
 @on_tensorflow_2
+def test_an_installed_package_has_contrib_and_that_of_the_script_all_names(tmp_path):
+    packages = tmp_path / 'site-packages'
+    for name, imported in (
+        ('library', 'import tensorflow as tf\nfrom tensorflow.contrib.image.python import ops\n'),
+        ('trainer', 'import tensorflow as tf\n'),
+    ):
+        (packages / name).mkdir(parents=True)
+        (packages / name / '__init__.py').write_text('')
+        (packages / name / 'model.py').write_text(imported)
+    (packages / 'trainer' / 'train.py').write_text(
+        textwrap.dedent("""\
+            import sys
+            sys.path.append(sys.argv[1])
+            import library.model, trainer.model
+            import tensorflow as tf
+
+            assert trainer.model.tf is tf and hasattr(tf, 'placeholder')
+            assert not hasattr(library.model.tf, 'placeholder')
+            library.model.ops.image_ops
+            """)
+    )
+    script = str(packages / 'trainer' / 'train.py')
+    run = forked_python(*RUN + [script, str(packages)])
+    assert 'tf.contrib was dropped' in run.stderr, run.stderr
+    assert 'use --tf1' not in run.stderr
+    assert 'library.model.ops.image_ops' in run.stderr
+
+
+@on_tensorflow_2
 def test_keras_is_that_of_version_2_for_whoever_imports_it(tmp_path):
     (tmp_path / 'script.py').write_text(
         'import importlib\n'  # as a library asks for it, which gets TensorFlow as it is

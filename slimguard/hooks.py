@@ -20,6 +20,7 @@ from slimguard import gate as gates
 from slimguard.incidents.policy_language import OnNan
 from slimguard.incidents.spike import AnySpike
 from slimguard.system import files
+from slimguard.system.numbers import require_bool
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hook_training import HookSettings
 from slimguard.training.preemption import SECONDS
@@ -116,6 +117,7 @@ class NanLossHook(GateWatcher, NanTensorHook):
         history: Optional[int] = None,
     ):
         gates.require_loss(loss_tensor, 'loss_tensor')
+        require_bool('fail_on_nan_loss', fail_on_nan_loss)
         NanTensorHook.__init__(self, loss_tensor, fail_on_nan_loss)
         settings = HookSettings(capture, max_bundles, progress, preemption_seconds, spike, history)
         GateWatcher.__init__(

@@ -57,10 +57,9 @@ def __getattr__(name):
     return getattr(_slim, name)
 
 
-for _name in __all__:
-    if _name not in ('create_train_op', 'train'):
-        globals()[_name] = getattr(_slim, _name)
-del _name
+globals().update(
+    {name: getattr(_slim, name) for name in __all__ if name not in ('create_train_op', 'train')}
+)
 
 
 def create_train_op(
@@ -104,12 +103,13 @@ def create_train_op(
       A Tensor that, when evaluated, applies the gradients and returns the loss.
 
     Raises:
-      TypeError, ValueError: if `total_loss` is no floating scalar Tensor, or `optimizer` none of
-        TensorFlow 1.
+      TypeError, ValueError: if `total_loss` is no floating scalar Tensor, `optimizer` none of
+        TensorFlow 1, or another argument is not of its kind.
       RuntimeError: in eager mode; if the graph is finalized, as it is after `train`.
     """
     gates.require_loss(total_loss, 'total_loss')
     gates.require_optimizer(optimizer)
+    gates.require_train_options(global_step, update_ops, variables_to_train, clip_gradient_norm)
     if total_loss.graph.finalized:
         raise RuntimeError(
             'the graph is finalized, so no train op can be added for total_loss %r. %s'

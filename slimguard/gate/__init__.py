@@ -90,6 +90,7 @@ from slimguard.gate.arguments import (
     require_loss,
     require_max_loss,
     require_optimizer,
+    require_train_options,
     writes_something,
 )
 from slimguard.gate.flags_in_words import (
@@ -133,6 +134,7 @@ __all__ = [
     'require_loss',
     'require_max_loss',
     'require_optimizer',
+    'require_train_options',
     'scale_learning_rates',
     'writes_something',
 ]

@@ -1,6 +1,7 @@
 """Reads and checks the arguments that users give: a train op, its loss, the largest loss."""
 
 import math
+import numbers
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -121,4 +122,36 @@ def require_optimizer(optimizer) -> None:
             'tf.compat.v1.train.AdamOptimizer(0.001), not %r: slim calls its compute_gradients and '
             'apply_gradients. In place of a Keras optimizer, take the one of the same name in '
             'tf.compat.v1.train' % (optimizer,)
+        )
+
+
+def require_train_options(global_step, update_ops, variables_to_train, clip_gradient_norm) -> None:
+    """Raises TypeError or ValueError for arguments of `create_train_op` that slim fails with.
+
+    Args:
+      global_step: a variable, None, or slim's mark for the graph's own, which is 0.
+      update_ops, variables_to_train: lists, or None.
+      clip_gradient_norm: a number.
+    """
+    if global_step is not None and not hasattr(global_step, 'dtype') and global_step != 0:
+        raise TypeError(
+            'global_step must be the variable that counts steps, or None for none; not %r'
+            % (global_step,)
+        )
+    for name, given, what in (
+        ('update_ops', update_ops, 'Operations or Tensors, or None for those in UPDATE_OPS'),
+        ('variables_to_train', variables_to_train, 'variables, or None for all trainable ones'),
+    ):
+        is_one = isinstance(given, (str, tf.Tensor, tf.Variable))
+        if is_one or (given is not None and not hasattr(given, '__iter__')):
+            raise TypeError('%s must be a list of %s; not %r' % (name, what, given))
+    if isinstance(variables_to_train, (list, tuple)) and not variables_to_train:
+        raise ValueError(
+            'variables_to_train is empty, and nothing would be trained; pass variables, or None '
+            'for all trainable ones'
+        )
+    if isinstance(clip_gradient_norm, bool) or not isinstance(clip_gradient_norm, numbers.Real):
+        raise TypeError(
+            'clip_gradient_norm must be a number, the largest L2 norm of a gradient, or 0 to clip '
+            'none; not %r' % (clip_gradient_norm,)
         )

@@ -185,7 +185,7 @@ class Preemption(SignalListener, tf1.train.SessionRunHook):
 def require_seconds(seconds) -> None:
     """Raises ValueError unless `preemption_seconds` is a positive finite number."""
     try:
-        good = not isinstance(seconds, bool) and 0 < float(seconds) < math.inf
+        good = not isinstance(seconds, (bool, str, bytes)) and 0 < float(seconds) < math.inf
     except (TypeError, ValueError):
         good = False
     if not good:

@@ -9,6 +9,7 @@ from typing import Callable, Optional, Sequence
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
+from slimguard.compat import tf_private
 from slimguard.graph.sessions import SessionInterface
 from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policy_language import OnNan
@@ -138,6 +139,7 @@ def watch(
 
     Raises:
       TypeError: if `session` is no session.
+      RuntimeError: if it is closed.
       ValueError: if `on_nan`, `max_loss`, `preemption_seconds`, `spike` or `history` is not what
         is expected, or disagrees with a hook.
     """
@@ -146,6 +148,8 @@ def watch(
             'session must be a tf.compat.v1.Session, not %r; a MonitoredSession takes the hook '
             'itself: hooks=[slimguard.NanLossHook(loss)]' % (session,)
         )
+    if isinstance(session, tf1.Session) and tf_private.is_closed(session):
+        raise RuntimeError('session is closed; watch another, before it trains')
     logdir = None if logdir is None else files.as_logdir(logdir)
     settings = HookSettings(
         capture, max_bundles, progress, preemption_seconds, spike, history

@@ -238,7 +238,7 @@ def test_run_takes_preemption_seconds(tmp_path):
     assert checkpoint_at(tmp_path) == (2, [])
 
 
-@pytest.mark.parametrize('value', [0, -1.0, float('nan'), float('inf'), 'ten', None, True])
+@pytest.mark.parametrize('value', [0, -1.0, float('nan'), float('inf'), '10', None, True])
 def test_preemption_seconds_is_a_positive_finite_number(value, tmp_path):
     model = Linear()
     told = 'preemption_seconds must be a positive finite number, .* not %r' % (value,)

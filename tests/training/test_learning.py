@@ -141,6 +141,30 @@ class TestCreateTrainOp:
         with pytest.raises(error, match=words):
             slimguard.create_train_op(make(), tf1.train.GradientDescentOptimizer(0.1))
 
+    @pytest.mark.parametrize(
+        'arguments, error, words',
+        [
+            ({'global_step': 3}, TypeError, 'global_step must be the variable .* None.* not 3'),
+            ({'update_ops': 3}, TypeError, 'update_ops must be a list .* UPDATE_OPS; not 3'),
+            ({'update_ops': 'all'}, TypeError, "update_ops must be a list .* not 'all'"),
+            ({'variables_to_train': 1.5}, TypeError, 'variables_to_train must be a list .* 1.5'),
+            ({'variables_to_train': []}, ValueError, 'variables_to_train is empty'),
+            ({'clip_gradient_norm': '1'}, TypeError, "clip_gradient_norm must be .* not '1'"),
+            ({'clip_gradient_norm': None}, TypeError, 'clip_gradient_norm must be .* 0 .* None'),
+        ],
+    )
+    def test_an_argument_of_another_kind_is_named(self, arguments, error, words):
+        model = Linear()
+        with pytest.raises(error, match=words):
+            slimguard.create_train_op(model.loss, model.optimizer, **arguments)
+
+    @pytest.mark.parametrize('trained', [list, tuple])
+    def test_any_kind_of_collection_is_taken(self, trained):
+        model = Linear()
+        slimguard.create_train_op(
+            model.loss, model.optimizer, None, (), variables_to_train=trained([model.weights])
+        )
+
 
 @pytest.mark.parametrize('check_numerics', [True, False])
 class TestPolicies:
@@ -424,7 +448,7 @@ class TestErrors:
 
     def test_a_hook_says_what_is_of_another_kind(self):
         model, _ = build()
-        for name in ('progress', 'ends_job'):
+        for name in ('progress', 'ends_job', 'fail_on_nan_loss'):
             with pytest.raises(ValueError, match=name + " must be True or False, not 'x'"):
                 slimguard.NanLossHook(model.loss, **{name: 'x'})
 

@@ -186,6 +186,13 @@ def test_what_is_no_session_is_named():
         slimguard.watch('session')
 
 
+def test_a_closed_session_is_refused():
+    session = tf1.Session()
+    session.close()
+    with pytest.raises(RuntimeError, match='session is closed; watch another'):
+        slimguard.watch(session)
+
+
 def test_threads_of_the_hooks_are_joined():
     class Threaded(tf1.train.SessionRunHook):
         def after_create_session(self, session, coord):

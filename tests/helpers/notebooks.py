@@ -54,7 +54,10 @@ class Kernel:
                 interrupt_at = None
                 self._manager.interrupt_kernel()
 
-        self._client.execute_interactive(code, timeout=_SECONDS, output_hook=show)
+        # Else what comes soon after an error is not run: a notebook may have sent it before.
+        self._client.execute_interactive(
+            code, timeout=_SECONDS, output_hook=show, stop_on_error=False
+        )
         return shown
 
     def close(self):

@@ -17,9 +17,9 @@ def test_diagnosis_bundles_and_saves_are_not_searched_for_what_trains(tmp_path, 
     searched = []
     step_for = TrainSteps.step_for
 
-    def noting(steps, fetches):
+    def noting(steps, fetches, fed=()):
         searched.append(str(fetches))
-        return step_for(steps, fetches)
+        return step_for(steps, fetches, fed)
 
     monkeypatch.setattr(TrainSteps, 'step_for', noting)
     model = Linear(bad=(1,))

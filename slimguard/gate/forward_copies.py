@@ -1,6 +1,6 @@
 """Forward writes in the graph: their variables are copied ahead, and read once they are written."""
 
-from typing import Dict, List, Sequence
+from typing import Any, Dict, List, Sequence
 
 import tensorflow as tf
 
@@ -44,7 +44,8 @@ def copy_ahead(plan: Plan, make: ops.Maker) -> List[Copy]:
     entries = {variable: _entries(writes, plan) for variable, writes in plan.put_back.items()}
     awaited = {variable: copy_awaited(variable, found) for variable, found in entries.items()}
     known = {variable: made for variable, made in awaited.items() if made is not None}
-    copies = copy(make, [variable for variable in plan.put_back if variable not in known], None)
+    new = {variable: found for variable, found in entries.items() if variable not in known}
+    copies = [each for together in _apart(new, plan) for each in copy(make, together, None)]
     copies_ahead(plan.step.graph).update((made.value.op, made) for made in copies)
     sources = {**known, **{variable: made for made in copies for variable in made.variables}}
     for variable, source in sources.items():
@@ -52,6 +53,24 @@ def copy_ahead(plan: Plan, make: ops.Maker) -> List[Copy]:
             if not waits_for(entry, source):
                 tf_private.add_control_input(entry, source.value.op)
     return copies + _parts(make, known)
+
+
+def _apart(entries: Dict[tf.Operation, List[tf.Operation]], plan: Plan) -> List[List[tf.Operation]]:
+    """The variables in groups of which one copy may be made: no write of one leads to another.
+
+    Where it does, the second write waits for the copy by way of the first, and Grappler takes out
+    its own edge. In a run that feeds a tensor in between, the first write is not run.
+    """
+    firsts = {found[0] for found in entries.values()}
+    depths: Dict[tf.Operation, int] = {}
+    for op in plan.step.order:
+        depths[op] = max([depths.get(each, 0) for each in plan.step.needs(op)], default=0)
+        depths[op] += op in firsts
+    groups: Dict[Any, List[tf.Operation]] = {}
+    for variable, found in entries.items():
+        group = depths[found[0]] if len(found) == 1 else variable
+        groups.setdefault(group, []).append(variable)
+    return list(groups.values())
 
 
 def _parts(make: ops.Maker, known: Dict[tf.Operation, Copy]) -> List[Copy]:

@@ -16,12 +16,14 @@ from slimguard.gate.gate import Gate, gate_of, guard_with_values
 from slimguard.graph import TrainOp, op_of, ops
 
 
-def writing_among(elements: Sequence[TrainOp], graph: tf.Graph) -> Sequence[TrainOp]:
+def writing_among(
+    elements: Sequence[TrainOp], graph: tf.Graph, fed: Sequence[tf.Tensor] = ()
+) -> Sequence[TrainOp]:
     """Those of the elements fetched in a run that run forward writes of a guarded train op."""
     if not copies_ahead(graph):
         return []
     theirs = [e for e in elements if not op_of(e).name.startswith(graphs.OURS)]
-    return [e for e in theirs if any(map(is_put_back, graphs.ancestors([op_of(e)])))]
+    return [e for e in theirs if any(map(is_put_back, graphs.ancestors_beyond(fed, [op_of(e)])))]
 
 
 def guard_writes(elements: Sequence[TrainOp], fed: Sequence[tf.Tensor] = ()) -> Gate:

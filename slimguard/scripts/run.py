@@ -8,6 +8,8 @@ import sys
 import types
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
+from slimguard.scripts import tf1_names
+
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 # The script's traceback does not show these: plain Python would not be there.
 _ALWAYS_HIDDEN = tuple(
@@ -50,6 +52,7 @@ def _set_first_path(folder: str) -> None:
 
 def _find_module(name: str) -> importlib.machinery.ModuleSpec:
     """The spec of a module, or of a package's ``__main__``."""
+    tf1_names.note_module(name)
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:

@@ -26,14 +26,21 @@ class SharedUpdates:
         self._notes = notes
         self._gradient_writes = gradient_writes
 
-    def by_update(self, elements: Sequence[TrainOp]) -> List[List[TrainOp]]:
-        """The elements that train; in one list, those that one gate is to be of."""
+    def by_update(
+        self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor] = ()
+    ) -> List[List[TrainOp]]:
+        """The elements that train; in one list, those that one gate is to be of.
+
+        Args:
+          elements: what a run fetches.
+          fed: the tensors computed within the step that it feeds.
+        """
         found: List[Tuple[List[TrainOp], Set[tf.Operation]]] = []  # with the updates that they need
         for element in each_once(elements):
             op = _op_to_search(element)
             if op is None or is_enqueue(op):
                 continue
-            updates = self._updates_in(op)
+            updates = self._updates_in(op, fed)
             if not updates:
                 continue
             apart = [group for group in found if not group[1] & updates]
@@ -43,12 +50,12 @@ class SharedUpdates:
         noted = set(map(op_of, self._notes.updates(self._graph)))
         return join_written_by_hand(found, self._gradient_writes.all() - noted)
 
-    def _updates_in(self, op: tf.Operation) -> Set[tf.Operation]:
+    def _updates_in(self, op: tf.Operation, fed: Sequence[tf.Tensor]) -> Set[tf.Operation]:
         noted = set(map(op_of, self._notes.updates(self._graph))) | self._gradient_writes.all()
         writes = graphs.Writes(self._graph) if self._notes.has_functions(self._graph) else None
         return {
             needed
-            for needed in graphs.ancestors([op])
+            for needed in graphs.ancestors_beyond(fed, [op])
             if graphs.is_apply(needed)
             or needed in noted
             # An If, a While, a call: the update may be in its function.

@@ -4,15 +4,18 @@ After `install`, ``import tensorflow as tf`` in a script, and in the modules it 
 a namespace with the names of TensorFlow 1.15: ``tf.placeholder``, ``tf.app``, ``tf.contrib.slim``.
 Libraries go on getting the TensorFlow that is installed, which is left as it is: it is the importer
 that decides, by ``builtins.__import__``, and nothing is put into ``sys.modules``. All that they get
-of TensorFlow 1 is what they import of ``tensorflow.contrib``: they cannot do without.
+of TensorFlow 1 is what they import of ``tensorflow.contrib``, and that not where they try whether it
+is there, and can do without.
 
 A script may be installed itself, as a module of a package: all of that package is the script's.
 """
 
+import ast
 import builtins
 import functools
 import importlib
 import importlib.util
+import linecache
 import os
 import sys
 import types
@@ -53,6 +56,8 @@ def install() -> None:
 
 def uninstall() -> None:
     """Takes the names away again. The behaviour of version 2 stays off: it cannot be turned on."""
+    global _scripts_file
+    _scripts_file = None
     if builtins.__import__ is _import:
         builtins.__import__ = _builtin_import
     numpy1_names.uninstall()
@@ -205,7 +210,8 @@ def _attribute(value: Any, name: str) -> Any:
 
 def _import(name, globals=None, locals=None, fromlist=(), level=0):
     """In the place of the builtin `__import__`: decides whose TensorFlow the importer gets."""
-    if level or name.partition('.')[0] != 'tensorflow' or not _is_for_us(name, fromlist, globals):
+    is_tensorflow = not level and name.partition('.')[0] == 'tensorflow'
+    if not is_tensorflow or not _is_for_us(name, fromlist, globals, sys._getframe(1).f_lineno):
         return _builtin_import(name, globals, locals, fromlist, level)
     full_name = name.replace('tensorflow', 'tf', 1)
     module = _import_path(full_name)
@@ -262,7 +268,7 @@ def _with(placeholders: Dict[str, types.ModuleType], module: Any) -> types.Modul
 
 
 def _is_for_us(
-    imported: str, fromlist: Sequence[str], module_globals: Optional[Dict[str, Any]]
+    imported: str, fromlist: Sequence[str], module_globals: Optional[Dict[str, Any]], line: int
 ) -> bool:
     """Whether a module that imports something of TensorFlow gets that of TensorFlow 1."""
     module_globals = module_globals or {}
@@ -271,14 +277,40 @@ def _is_for_us(
         return True
     if name.partition('.')[0] in _LIBRARIES:
         return False
-    installed_as = _installed_as(module_globals.get('__file__'))
+    file = module_globals.get('__file__')
+    installed_as = _installed_as(file)
     if installed_as is None or installed_as == _installed_as(_file_of_the_script()):
         return True
-    return 'contrib' in (imported.split('.')[1:2] or fromlist or ())
+    is_contrib = 'contrib' in (imported.split('.')[1:2] or fromlist or ())
+    return is_contrib and not _is_tried(file, line)
 
 
 def _file_of_the_script() -> Optional[str]:
-    return getattr(sys.modules.get('__main__'), '__file__', None)
+    return _scripts_file or getattr(sys.modules.get('__main__'), '__file__', None)
+
+
+# That of a module that `run` looks up: its package is imported before it is ``__main__``.
+_scripts_file: Optional[str] = None
+
+
+def note_module(name: str) -> None:
+    """Notes which module is going to be the script, before anything of it is imported."""
+    global _scripts_file
+    try:
+        spec = importlib.util.find_spec(name.partition('.')[0])
+    except ValueError:  # of a module that is there, and says not whence
+        spec = None
+    _scripts_file = None if spec is None else spec.origin
+
+
+def _is_tried(file: Optional[str], line: int) -> bool:
+    """Whether the import in a line of a file is in a `try`, with something to do if it fails."""
+    try:
+        tree = ast.parse(''.join(linecache.getlines(file or '')))
+    except SyntaxError:
+        return False
+    tries = [node for node in ast.walk(tree) if isinstance(node, ast.Try) and node.handlers]
+    return any(each.body[0].lineno <= line < each.handlers[0].lineno for each in tries)
 
 
 def _installed_as(file: Optional[str]) -> Optional[str]:

@@ -33,7 +33,7 @@ from slimguard.scripts.shared_updates import SharedUpdates, each_once, element_k
 from slimguard.scripts.unguarded_writes import refuse_unguarded_writes
 from slimguard.scripts.update_ends import ends_of, is_enqueue
 from slimguard.training.fetch_structures import fetched_elements, map_fetches
-from slimguard.training.inner_feeds import spares_draws
+from slimguard.training.inner_feeds import are_taken, not_fed
 from slimguard.training.prepared_call import key_of
 
 
@@ -192,7 +192,7 @@ class TrainSteps:
         if asked not in self._steps:
             knows_all = self.version == self._graph.version
             kept = map_fetches(fetches, lambda fetch: fetch)
-            if fed and not spares_draws(fed, fetched_elements(fetches, self._graph)):
+            if fed and not are_taken(fed, fetched_elements(fetches, self._graph)):
                 self._steps[asked] = self.step_for(fetches), kept
             else:
                 self._steps[asked] = self._make_step(fetches, fed), kept
@@ -207,9 +207,9 @@ class TrainSteps:
         return [name_of(each) for each in together if gates.gate_of(each) is None]
 
     def _make_step(self, fetches, fed: Sequence[tf.Tensor]) -> Optional[Step]:
-        elements = fetched_elements(fetches, self._graph)
+        elements = not_fed(fetched_elements(fetches, self._graph), fed)
         parts = []
-        training = self._updates.by_update(elements)
+        training = self._updates.by_update(elements, fed)
         for number, together in enumerate(training):
             own = gates.gate_of(together[0]) if len(together) == 1 else None
             if own is not None and any(each.name in own.untold.counts for each in elements):
@@ -222,7 +222,7 @@ class TrainSteps:
             parts.append(part or self._guarded(together, fed))
         trains = bool(parts)
         if not trains:
-            writing = writing_among(each_once(elements), self._graph)
+            writing = writing_among(each_once(elements), self._graph, fed)
             if writing:
                 parts.append(self._guarded(writing, fed, guard_writes))
             else:

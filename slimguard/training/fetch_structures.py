@@ -68,5 +68,8 @@ def _leaves(fetches) -> Iterator[Any]:
     if isinstance(fetches, (list, tuple)):
         for each in fetches:
             yield from _leaves(each)
+    elif isinstance(fetches, tf.SparseTensor):
+        # Not by `tf.nest`: TensorFlow 1.15 reads the shape then, which nobody may feed any more.
+        yield from (fetches.indices, fetches.values, fetches.dense_shape)
     else:
         yield from tf.nest.flatten(fetches, expand_composites=True)

@@ -18,7 +18,7 @@ from slimguard.incidents.history import IS_GOOD
 from slimguard.training import incident_reading
 from slimguard.training.fetch_structures import fetched_elements, map_fetches
 from slimguard.training.incident_reading import Reading
-from slimguard.training.inner_feeds import InnerFeeds, spares_draws
+from slimguard.training.inner_feeds import InnerFeeds, are_taken
 from slimguard.training.prepared_call import key_of
 from slimguard.training.step_history import Histories, StepHistory
 
@@ -231,7 +231,7 @@ class WatchedRuns:
             for gate in [] if self._guards_beside else found:
                 refuse_outside(elements, gate.train_op, gate.original, self._warn_of)
             histories = [self._histories.of(gate) for gate in found]
-            is_kept = not fed or not spares_draws(fed, elements)
+            is_kept = not fed or not are_taken(fed, elements)
             if not is_kept:
                 tf1.logging.warning('slimguard: ' + _NOT_KEPT, found[0].original.name, fed[0].name)
             told = [
@@ -275,8 +275,8 @@ _NOT_GUARDED = (
 
 
 _NOT_KEPT = (
-    'bad steps of %r are not examined where the run feeds %r: what they draw cannot be kept '
-    'without running what that is computed from, which such a run leaves out'
+    'bad steps of %r are not examined where the run feeds %r, which the step computes itself: what '
+    'is kept of a step is made for all its inputs. Feed a placeholder, or use slimguard run'
 )
 
 

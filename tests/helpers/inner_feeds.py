@@ -14,11 +14,13 @@ class Fed:
     Attributes:
       inner: the tensor to feed.
       train_op, loss, step: as everywhere.
-      drawn: counts what was drawn behind `inner`, or None.
+      drawn: what is drawn behind `inner`, or None.
+      runs_unfed: whether a step can do without.
     """
 
     def __init__(self, drawn_by):
         self.drawn = None
+        self.runs_unfed = drawn_by in ('default', 'chance', 'trained', 'constant')
         self.inner = getattr(self, '_' + drawn_by)()
         dropped = tf.nn.dropout(self.inner, rate=0.5, seed=5)
         self.weights = tf1.get_variable('w', [3, 1], initializer=tf1.ones_initializer())
@@ -52,5 +54,22 @@ class Fed:
         with tf.control_dependencies([mean.assign_add(tf.reduce_mean(x, axis=0))]):
             return tf.multiply(x - mean.read_value(), 2.0, name='z')
 
+    def _trained(self):
+        """By a layer that is trained as well, for which the input is drawn all the same."""
+        self.drawn = tf.random.normal([2, 3], seed=3)
+        before = tf1.get_variable('before', [3, 3], initializer=tf1.ones_initializer())
+        return tf.nn.relu(tf.matmul(self.drawn, before), name='z')
 
-KINDS = ('placeholder', 'default', 'chance', 'queue', 'normalized')
+    def _constant(self):
+        return tf.constant(GOOD, name='z')
+
+
+KINDS = (
+    'placeholder',
+    'default',
+    'chance',
+    'queue',
+    'normalized',
+    'trained',
+    'constant',
+)

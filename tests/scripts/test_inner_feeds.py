@@ -30,8 +30,7 @@ def train(kind, loop, guard=contextlib.ExitStack):
         with loop() as session:
             losses = []
             for number in range(6):
-                # Only where something is drawn behind it can a run do without.
-                is_fed = number % 2 or model.drawn is None
+                is_fed = number % 2 or not model.runs_unfed
                 feed_dict = {model.inner: GOOD * number} if is_fed else None
                 losses.append(session.run([train_op, model.loss], feed_dict)[1])
             return losses, session.run(following), state(session)
@@ -142,3 +141,88 @@ def test_a_rate_by_default_is_no_other_step():
             session.run(train_op, {rate: 0.01})
             assert len(graph.get_operations()) == built
     assert list(guards.sessions.seen.train_ops.values()) == [2]
+
+
+@pytest.mark.parametrize('use_resource', [False, True])
+@pytest.mark.parametrize('guards', [True, False], ids=['unedited', 'guard'])
+def test_writes_of_layers_on_both_sides_of_what_is_fed_are_put_back(use_resource, guards):
+    """Grappler leaves out an edge to the second where the first, which is not run, leads there."""
+
+    def normalized(x, name):
+        with tf1.variable_scope(name, use_resource=use_resource):
+            mean = tf1.get_variable(
+                'mean', [3], initializer=tf1.zeros_initializer(), trainable=False
+            )
+            scale = tf1.get_variable('scale', [3])
+            change = 0.1 * (mean - tf.reduce_mean(x, 0))
+            with tf.control_dependencies([tf1.assign_sub(mean, change)]):
+                return tf.identity(x * scale)
+
+    with slimguard.instrument(on_nan='skip') if guards else contextlib.ExitStack():
+        with tf.Graph().as_default():
+            inner = normalized(tf.random.uniform([2, 3]), 'first')
+            loss = tf.reduce_mean(tf.square(normalized(inner, 'second') - 1.0))
+            train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(loss)
+            train_op = train_op if guards else slimguard.guard(train_op)
+            with plain_session() as session:
+                session.run(train_op, {inner: GOOD})
+                before = state(session)
+                session.run(train_op, {inner: BAD})
+                assert same(state(session), before)
+                session.run(train_op)
+                assert not same(state(session), before)
+
+
+def test_what_is_fed_may_be_fetched_and_is_not_computed_for_that():
+    with slimguard.instrument(), tf.Graph().as_default():
+        model = Fed('normalized')
+        train_op = model.minimize()
+        (mean,) = [v for v in tf1.global_variables() if v.op.name == 'mean']
+        with plain_session() as session:
+            fetched, _ = session.run([model.inner, train_op], {model.inner: GOOD})
+            assert fetched.tolist() == GOOD.tolist()
+            assert session.run(mean).tolist() == [0, 0, 0]
+
+
+def test_a_run_whose_writes_are_left_out_is_nothing_to_guard():
+    with slimguard.instrument() as guards, tf.Graph().as_default():
+        model = Fed('normalized')
+        train_op = model.minimize()
+        with plain_session() as session:
+            session.run(train_op, {model.inner: GOOD})
+            session.run(model.loss, {model.inner: GOOD})
+    assert not guards.sessions.seen.refused
+    assert guards.sessions.seen.writing_runs == 0
+
+
+def test_a_sparse_tensor_may_be_fed_whole():
+    with slimguard.instrument(on_nan='skip') as guards, tf.Graph().as_default():
+        sparse = tf1.sparse_placeholder(tf.float32, [2, 3])
+        weights = tf1.get_variable('w', [3, 1])
+        loss = tf.reduce_mean(tf.square(tf.sparse.sparse_dense_matmul(sparse, weights) - 1.0))
+        train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        with plain_session() as session:
+            for value in (1.0, np.nan, 1.0):
+                session.run(train_op, {sparse: tf1.SparseTensorValue([[0, 1]], [value], [2, 3])})
+            assert non_finite(session) == []
+    assert guards.sessions.seen.actions == {'skip': 1}
+
+
+def counts(guard=contextlib.ExitStack):
+    """A counter, after steps that feed what its write returns, and others; with the losses."""
+    with guard(), tf.Graph().as_default():
+        with tf1.variable_scope('', use_resource=False):
+            zero = tf1.zeros_initializer()
+            count = tf1.get_variable('count', [], trainable=False, initializer=zero)
+            weights = tf1.get_variable('w', [3], initializer=tf1.ones_initializer())
+        now = tf1.assign_add(count, 1.0)
+        loss = tf.reduce_mean(tf.square(weights * now - 1.0))
+        train_op = tf1.train.GradientDescentOptimizer(0.001).minimize(loss)
+        with plain_session() as session:
+            for feed_dict in ({now: 5.0}, None, {now: 5.0}, None):
+                session.run(train_op, feed_dict)
+            return session.run([count, weights])
+
+
+def test_a_write_whose_value_is_fed_is_not_run():
+    assert same(counts(slimguard.instrument), counts())

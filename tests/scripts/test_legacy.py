@@ -151,6 +151,37 @@ def test_an_installed_package_has_contrib_and_that_of_the_script_all_names(tmp_p
 
 
 @on_tensorflow_2
+def test_an_installed_package_that_tries_contrib_hears_that_it_is_gone(tmp_path):
+    packages = tmp_path / 'site-packages'
+    packages.mkdir()
+    (packages / 'library.py').write_text(
+        textwrap.dedent("""\
+            try:
+                import tensorflow.contrib.eager as eager
+            except ImportError:
+                eager = None
+            """)
+    )
+    (tmp_path / 'script.py').write_text(
+        'import sys\nsys.path.append(sys.argv[1])\nimport library\nassert library.eager is None\n'
+    )
+    run = forked_python(*RUN + [str(tmp_path / 'script.py'), str(packages)])
+    assert run.returncode == 0, run.stderr
+
+
+@on_tensorflow_2
+def test_a_module_that_is_run_is_of_a_package_that_has_all_names(tmp_path, monkeypatch):
+    package = tmp_path / 'site-packages' / 'trainer'
+    package.mkdir(parents=True)
+    (package / '__init__.py').write_text('from trainer.model import FLAGS\n')
+    (package / 'model.py').write_text('import tensorflow as tf\nFLAGS = tf.app.flags.FLAGS\n')
+    (package / 'train.py').write_text('from trainer import FLAGS\n')
+    monkeypatch.chdir(package.parent)
+    run = forked_python(*RUN + ['-m', 'trainer.train'])
+    assert run.returncode == 0, run.stderr
+
+
+@on_tensorflow_2
 def test_keras_is_that_of_version_2_for_whoever_imports_it(tmp_path):
     (tmp_path / 'script.py').write_text(
         'import importlib\n'  # as a library asks for it, which gets TensorFlow as it is

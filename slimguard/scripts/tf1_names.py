@@ -3,9 +3,9 @@
 After `install`, ``import tensorflow as tf`` in a script, and in the modules it brings along, gives
 a namespace with the names of TensorFlow 1.15: ``tf.placeholder``, ``tf.app``, ``tf.contrib.slim``.
 Libraries go on getting the TensorFlow that is installed, which is left as it is: it is the importer
-that decides, by ``builtins.__import__``, and nothing is put into ``sys.modules``. All that they get
-of TensorFlow 1 is what they import of ``tensorflow.contrib``, and that not where they try whether it
-is there, and can do without.
+that decides, by ``builtins.__import__``, and nothing is put into ``sys.modules``. They get no more
+of TensorFlow 1 than what they import of ``tensorflow.contrib``; not even that where they try whether
+it is there, and can do without.
 
 A script may be installed itself, as a module of a package: all of that package is the script's.
 """
@@ -57,7 +57,7 @@ def install() -> None:
 def uninstall() -> None:
     """Takes the names away again. The behaviour of version 2 stays off: it cannot be turned on."""
     global _scripts_file
-    _scripts_file = None
+    _scripts_file = ''
     if builtins.__import__ is _import:
         builtins.__import__ = _builtin_import
     numpy1_names.uninstall()
@@ -290,7 +290,7 @@ def _file_of_the_script() -> Optional[str]:
 
 
 # That of a module that `run` looks up: its package is imported before it is ``__main__``.
-_scripts_file: Optional[str] = None
+_scripts_file = ''
 
 
 def note_module(name: str) -> None:
@@ -300,7 +300,7 @@ def note_module(name: str) -> None:
         spec = importlib.util.find_spec(name.partition('.')[0])
     except ValueError:  # of a module that is there, and says not whence
         spec = None
-    _scripts_file = None if spec is None else spec.origin
+    _scripts_file = '' if spec is None else spec.origin or ''
 
 
 def _is_tried(file: Optional[str], line: int) -> bool:

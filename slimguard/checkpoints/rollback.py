@@ -30,9 +30,11 @@ class Restorer:
     Attributes:
       logdir: as given.
       why_not_saved: what `save` returning None means.
+      first: what `good` calls the state before the first step; None where that is a checkpoint.
     """
 
     why_not_saved = 'a variable is not finite'
+    first: Optional[str] = None
 
     def __init__(self, saver: tf1.train.Saver, logdir: str):
         self.logdir = logdir

@@ -251,6 +251,8 @@ def _variables_of(session) -> Dict[str, Any]:
 class ScriptRestorer(Restorer):
     """Goes back to the newest good checkpoint of the script's, or to before the first step."""
 
+    first = _FIRST
+
     def __init__(self, script_files: ScriptFiles, graph: tf.Graph):  # no saver, no logdir
         self.logdir = 'the script'
         self._files = script_files

@@ -4,8 +4,8 @@ After `install`, ``import tensorflow as tf`` in a script, and in the modules it 
 a namespace with the names of TensorFlow 1.15: ``tf.placeholder``, ``tf.app``, ``tf.contrib.slim``.
 Libraries go on getting the TensorFlow that is installed, which is left as it is: it is the importer
 that decides, by ``builtins.__import__``, and nothing is put into ``sys.modules``. They get no more
-of TensorFlow 1 than what they import of ``tensorflow.contrib``; not even that where they try whether
-it is there, and can do without.
+of TensorFlow 1 than what they import of ``tensorflow.contrib``; not even that where they try if it
+is there, and can do without.
 
 A script may be installed itself, as a module of a package: all of that package is the script's.
 """

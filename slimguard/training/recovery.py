@@ -119,6 +119,7 @@ class Recovery:
         newest, snapshot = None, self._snapshots.trusted()
         if handled.blames_data and self._snapshots.is_soon and not self.ruin():
             newest = self._restorer.newest()
+            newest = None if newest == self._restorer.first else newest  # older than a snapshot
             snapshot = _if_newer(self._snapshots.trusted(is_further=False), newest)
         if snapshot is not None and self._can_restore(session, snapshot):
             handled.note(restored=snapshot.name)

@@ -58,10 +58,10 @@ def recovery_of(restorer):
     return Recovery(restorer, snapshots), snapshots
 
 
-def gone_back_to(recovery, step, job=None, blames_data=False):
+def gone_back_to(recovery, step, job=None, blames_data=False, session=None):
     handled = handled_at(step)
     handled.note_found(Found(blames_data=blames_data))
-    recovery.go_back(None, handled, Rollback(), job)
+    recovery.go_back(session, handled, Rollback(), job)
     return handled.incident.restored
 
 
@@ -97,6 +97,25 @@ def test_soon_after_that_it_is_the_newest_where_data_are_at_fault():
         snapshots.step_was_good(None, None)
         assert gone_back_to(recovery, 60, blames_data=True)[-2:] == '55'
     assert gone_back_to(recovery, 60)[-2:] == '50'
+
+
+def test_a_snapshot_is_newer_than_the_state_before_the_first_step():
+    class First(Restorer):
+        first = 'the first state'
+
+        def good(self):
+            yield self.first
+
+    saver = tf1.train.Saver([tf1.get_variable('w', [])])
+    snapshots = Snapshots(tf1.get_default_graph(), 2)
+    recovery = Recovery(First(saver, LOGDIR), snapshots)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        for blames_data in (False, True):
+            for _ in range(12):
+                snapshots.step_was_good(session, None)
+            restored = gone_back_to(recovery, 60, None, blames_data, session)
+            assert restored.startswith('a snapshot after ')
 
 
 def test_without_a_good_one_the_incident_says_so():

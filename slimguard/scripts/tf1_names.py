@@ -18,6 +18,7 @@ import importlib.util
 import linecache
 import os
 import sys
+import traceback
 import types
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -210,8 +211,10 @@ def _attribute(value: Any, name: str) -> Any:
 
 def _import(name, globals=None, locals=None, fromlist=(), level=0):
     """In the place of the builtin `__import__`: decides whose TensorFlow the importer gets."""
-    is_tensorflow = not level and name.partition('.')[0] == 'tensorflow'
-    if not is_tensorflow or not _is_for_us(name, fromlist, globals, sys._getframe(1).f_lineno):
+    if level or name.partition('.')[0] != 'tensorflow':
+        return _builtin_import(name, globals, locals, fromlist, level)
+    importer, _ = traceback.extract_stack(limit=2)
+    if not _is_for_us(name, fromlist, globals, importer.lineno or 0):
         return _builtin_import(name, globals, locals, fromlist, level)
     full_name = name.replace('tensorflow', 'tf', 1)
     module = _import_path(full_name)

@@ -141,12 +141,9 @@ class StepTurn:
             waits = not self.is_mine and not _impatient.is_set
             # The step that waits goes first, but not where it waits for this very thread. Who
             # copies may wait for this one, too: then neither ends, so that it has its time.
-            try:
-                while self._waits and waits and me not in self._copiers:
-                    if not self._changed.wait(_LONGEST_HOOK):
-                        break
-            except BaseException:
-                raise
+            while self._waits and waits and me not in self._copiers:
+                if not self._changed.wait(_LONGEST_HOOK):
+                    break
             self._copiers.append(me)
             try:
                 while self._depth and waits:

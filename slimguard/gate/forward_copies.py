@@ -61,6 +61,8 @@ def _apart(entries: Dict[tf.Operation, List[tf.Operation]], plan: Plan) -> List[
     Where it does, the second write waits for the copy by way of the first, and Grappler takes out
     its own edge. In a run that feeds a tensor in between, the first write is not run.
     """
+    if len(entries) < 2:  # most often there is none, and the step is long
+        return [list(entries)] if entries else []
     firsts = {found[0] for found in entries.values()}
     depths: Dict[tf.Operation, int] = {}
     for op in plan.step.order:

@@ -167,9 +167,9 @@ class GuardedSessions:
         self._capture(step, session.graph)
         with self._inside:
             hooked = self._hooked(session, original)
-        known = Known(self, fetches, self._prepare(session.graph).version, step, hooked)
-        if not fed:
-            note_known(session, known)
+        known = Known(self, fetches, step, hooked)
+        if not fed and isinstance(fetches, (tf.Tensor, tf.Operation)):
+            note_known(session, known, self._prepare(session.graph).version)
         return known
 
     def _hear_signals(self) -> None:

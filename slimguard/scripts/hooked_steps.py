@@ -3,7 +3,6 @@
 import weakref
 from typing import Any, Callable, NamedTuple, Optional
 
-import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.checkpoints.step_turn import in_turn
@@ -22,15 +21,13 @@ class Known(NamedTuple):
 
     Attributes:
       by: who guards it.
-      fetches: the tensor or operation that the script fetches.
-      version: of the graph, of which all that can be guarded was guarded then.
+      fetches: what the script fetches.
       step: the step.
       hooked: runs it.
     """
 
     by: Any
     fetches: Any
-    version: int
     step: Step
     hooked: 'HookedSteps'
 
@@ -48,19 +45,27 @@ _MOST_KNOWN = 16
 def known_step(session, fetches: Any, by: Any) -> Optional[Known]:
     """The step that a run of `fetches` is, if this session has run it since the graph changed."""
     steps = kept_already(session, 'known_steps')
-    known = None if steps is None else steps.get(id(fetches))
-    if known is None or known.by is not by or known.version != session.graph.version:
+    known, version = (steps or {}).get(id(fetches), _NOTHING_KNOWN)
+    if known is None or known.by is not by or version != session.graph.version:
         return None
     return known
 
 
-def note_known(session, known: Known) -> None:
-    """Notes a step that `known_step` is to know again."""
-    if isinstance(known.fetches, (tf.Tensor, tf.Operation)):  # a list may be another one next time
-        steps = kept_on(session, 'known_steps', dict)
-        if len(steps) >= _MOST_KNOWN:
-            steps.clear()
-        steps[id(known.fetches)] = known
+_NOTHING_KNOWN = None, -1
+
+
+def note_known(session, known: Known, version: int) -> None:
+    """Notes a step that `known_step` is to know again.
+
+    Args:
+      session: the session that runs it.
+      known: the step; of a tensor or an operation, as a list may be another one next time.
+      version: that of the graph when all in it was guarded.
+    """
+    steps = kept_on(session, 'known_steps', dict)
+    if len(steps) >= _MOST_KNOWN:
+        steps.clear()
+    steps[id(known.fetches)] = known, version
 
 
 class HookedSteps(HookedSession):

@@ -191,6 +191,7 @@ def test_a_run_whose_writes_are_left_out_is_nothing_to_guard():
         with plain_session() as session:
             session.run(train_op, {model.inner: GOOD})
             session.run(model.loss, {model.inner: GOOD})
+            session.run([model.inner, model.loss], {model.inner: GOOD})
     assert not guards.sessions.seen.refused
     assert guards.sessions.seen.writing_runs == 0
 

@@ -96,8 +96,8 @@ def assigned_name(op) -> Optional[str]:
     for frame in _frames(op):
         if owners.is_users(frame[0]):
             line = _line_of(*frame)
-            text = '' if line is None else line.text
-            assigned = _ASSIGNMENT.match(text)
+            text = '' if line is None else line.text.partition('#')[0].rstrip(' ;')
+            assigned = None if ';' in text else _ASSIGNMENT.match(text)
             if assigned or not text.startswith('return '):
                 return assigned[1] if assigned else None
     return None

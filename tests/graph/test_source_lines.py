@@ -83,6 +83,8 @@ tf.reduce_mean([1.0, 2.0]) == 1.0  # Mean_3
 print(mean())  # Mean_4
 one, other = both()  # Sum
 train(loss=tf.reduce_max([1.0, 2.0]))  # Max
+rate = 0.1; loss = tf.reduce_prod([1.0, 2.0])  # Prod
+least = tf.reduce_min([1.0, 2.0]);  # Min; a comment may have what it likes
 """
 
 
@@ -95,6 +97,8 @@ train(loss=tf.reduce_max([1.0, 2.0]))  # Max
         ('Mean_4', None),
         ('Sum', 'inner'),
         ('Max', None),
+        ('Prod', None),
+        ('Min', 'least'),
     ],
 )
 def test_what_the_users_code_calls_the_result_of_an_op(graph, tmp_path, op, name):

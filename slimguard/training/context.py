@@ -32,6 +32,9 @@ class TrainingContext(NamedTuple):
         watcher does, see `HookTraining`.
       guards_beside: whether what a run writes beside its train op goes through the gate, or is told
         of, elsewhere.
+      runs_at_once: whether the session may be run as soon as the hooks have it; else its user's
+        first run comes first: what that fetches may have to be made yet, and TensorFlow warns of
+        ops that are made after a run.
       is_done: whether, in a session, there is nothing more to do.
       spike: when a step is out of bounds, where the watcher does not say.
       history: how many steps are kept, where the watcher does not say.
@@ -48,6 +51,7 @@ class TrainingContext(NamedTuple):
     joins_job: bool = True
     is_kept: bool = False
     guards_beside: bool = False
+    runs_at_once: bool = True
     is_done: Callable[[Any], bool] = lambda session: False
     spike: Optional[Spike] = None
     history: int = STEPS

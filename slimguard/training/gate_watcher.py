@@ -109,13 +109,13 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
             self.job = _job_in(session, self._loss, self._training.is_chief, self._directory)
         saves = self.job is None or self.job.is_chief
         self._own.open(session, saves, self._record_unseen, self._handler.close)
-        self.runs.enter(session)
+        self.runs.enter(session, self._training.runs_at_once)
         if self.job is not None:
             done, leaving = self._training.is_done, self._record_unseen
             self.job.enter(session, coord, self._prepare, done, leaving)
             self._handler.join_job(self.job.rollbacks)
         elif self._training.is_chief is not False:
-            self._preparation.try_now(session)
+            self._preparation.enter(session, self._training.runs_at_once)
 
     def before_run(self, run_context):
         if self.job is not None:
@@ -233,8 +233,8 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         self._preparation = Preparation(self._prepare)
         refusal = _refusal_without_gate(policies, self.on_nan, self._loss)
         self.histories = Histories(HistorySettings(self.spike, self.history))
-        watched = self._loss, refusal, self._told_by, self.histories
-        self.runs = WatchedRuns(*watched, self._training.guards_beside)
+        sides = self._training.guards_beside, self._own.watches_ahead
+        self.runs = WatchedRuns(self._loss, refusal, self._told_by, self.histories, *sides)
 
     def _prepare(self, session) -> None:
         self._handler.prepare(session, None if self.job is None else self.job.went_back)

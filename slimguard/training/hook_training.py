@@ -79,7 +79,10 @@ class KeptByLoop:
       evidence: by gate, what captures and examines its bad steps.
       saver: what saves; None if nothing is saved, or the loop knows.
       loss: that of the last step; None where it was not fetched.
+      watches_ahead: whether all gates are watched from the start of a session on.
     """
+
+    watches_ahead = False
 
     def __init__(self, evidence: Mapping[gates.Gate, Evidence]):
         self.evidence: Mapping[gates.Gate, Evidence] = evidence
@@ -151,6 +154,8 @@ class HookTraining(KeptByLoop):
       saves: whether this process is one that saves; None if that is not known yet.
     """
 
+    watches_ahead = True
+
     def __init__(
         self,
         graph: tf.Graph,
@@ -206,8 +211,6 @@ class HookTraining(KeptByLoop):
         self._progress = self._open.enter_context(progress_bar(self._settings.progress, None))
         _listen_to_close(session, self)
         self._open.callback(prepare_steps(session))
-        for gate in dict.fromkeys(gates.gates_of(self._graph).values()):
-            gate.untold.watch(session)  # now, as the first run may go past the hooks
 
     def _keep(self, session, directory: str, saver: FiniteSaver) -> None:
         if not tf_private.is_built(saver):

@@ -240,12 +240,14 @@ class Preparation:
         self._prepare = prepare
         self._is_due = False
 
-    def try_now(self, session) -> None:
-        """For a new session."""
-        try:
-            self._prepare(session)
-        except tf.errors.FailedPreconditionError:
-            self._is_due = True
+    def enter(self, session, at_once: bool) -> None:
+        """For a new session, which may be run at once or not."""
+        self._is_due = not at_once
+        if at_once:
+            try:
+                self._prepare(session)
+            except tf.errors.FailedPreconditionError:
+                self._is_due = True
 
     def before_step(self, session) -> None:
         """Prepares the session if it was too early for that before."""

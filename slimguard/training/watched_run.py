@@ -147,6 +147,8 @@ class WatchedRuns:
         and whether what a bad step drew is kept.
       histories: what keeps the last steps of gates.
       guards_beside: as in `TrainingContext`.
+      watches_ahead: whether all gates are watched from the start on, as the first run may go past
+        the hooks; else only those of what threads run beside the steps.
     """
 
     def __init__(
@@ -156,10 +158,12 @@ class WatchedRuns:
         told_by: Callable[[gates.Gate, bool, bool], tf.Tensor],
         histories: Histories,
         guards_beside: bool,
+        watches_ahead: bool,
     ):
         self._loss = loss
         self._histories = histories
         self._guards_beside = guards_beside
+        self._watches_ahead = watches_ahead
         self._told_by = told_by
         self._refusal = refusal
         # By what is fetched, of which a copy is kept so that nothing else gets the ids in it.
@@ -197,10 +201,15 @@ class WatchedRuns:
             self._inner_feeds = InnerFeeds(graph)
         return self._inner_feeds.of(feed_dict)
 
-    def enter(self, session) -> None:
-        """Watches what threads run beside the steps, from before the first step."""
+    def enter(self, session, at_once: bool) -> None:
+        """For a new session, which may be run at once or not; `watch` is due before it is."""
+        if at_once:
+            self.watch(session)
+
+    def watch(self, session) -> None:
+        """Watches what is run before the first step, or beside the steps."""
         for gate in dict.fromkeys(gates.gates_of(session.graph).values()):
-            if gate.is_beside:
+            if gate.is_beside or self._watches_ahead:
                 gate.untold.watch(session)
 
     def watch_ahead(self, gate: gates.Gate, session) -> None:

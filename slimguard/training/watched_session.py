@@ -20,7 +20,7 @@ from slimguard.training.hook_training import HookSettings
 from slimguard.training.hooked_session import HookedSession
 from slimguard.training.preemption import SECONDS
 from slimguard.training.step_history import STEPS
-from slimguard.training.watchers import lent, with_watcher
+from slimguard.training.watchers import lent, watchers_in, with_watcher
 
 
 class WatchedSession(HookedSession):
@@ -37,6 +37,7 @@ class WatchedSession(HookedSession):
         self._coordinator = coordinator
         self._give_back = give_back  # what the hooks were lent
         self._ended = False
+        self._is_new = True
         self._contexts = contextlib.ExitStack()
         # Of a session that is never closed as well, before Python takes its modules apart.
         atexit.register(_give_back, weakref.ref(self), os.getpid())
@@ -49,6 +50,10 @@ class WatchedSession(HookedSession):
                 'a hook has asked to stop, and this would be one more step; loop with '
                 '"while not session.should_stop()"'
             )
+        if self._is_new:  # only now is there what the user runs first, such as an initializer
+            self._is_new = False
+            for watcher in watchers_in(self._hooks):
+                watcher.runs.watch(self._session)
         return HookedSession.run(self, fetches, feed_dict, options, run_metadata)
 
     def should_stop(self) -> bool:
@@ -156,7 +161,7 @@ def watch(
     ).require()
     hooks, _ = with_watcher(hooks, on_nan, max_loss, logdir, settings, as_spike(spike))
     # Nobody makes its session anew, as a job may ask for.
-    context = TrainingContext(max_loss=max_loss, logdir=logdir, joins_job=False)
+    context = TrainingContext(max_loss=max_loss, logdir=logdir, joins_job=False, runs_at_once=False)
     # As a MonitoredSession's: what a thread reports is raised, whatever it is.
     coordinator = tf1.train.Coordinator(clean_stop_exception_types=[])
     with contextlib.ExitStack() as stack:

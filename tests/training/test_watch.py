@@ -1,5 +1,6 @@
 """slimguard.watch: hooks and policies for a plain session."""
 
+import re
 import threading
 
 import numpy as np
@@ -344,3 +345,33 @@ def test_what_is_no_argument_is_refused(wrong, message):
         with tf1.Graph().as_default(), pytest.raises((TypeError, ValueError)) as caught:
             call()
         assert message in str(caught.value)
+
+
+_AS_IN_THE_README = """
+import sys
+import tensorflow as tf
+import slimguard
+
+tf1 = tf.compat.v1
+tf1.disable_eager_execution()
+back = slimguard.Rollback(learning_rate=0.5)
+for settings in dict(on_nan='skip'), dict(on_nan=back, logdir=sys.argv[1]):
+    with tf1.Graph().as_default():
+        inputs = tf1.placeholder(tf.float32, [2, 3])
+        loss = tf.reduce_mean(tf.matmul(inputs, tf1.get_variable('weights', [3, 1])) ** 2)
+        step = tf1.train.get_or_create_global_step()
+        train_op = slimguard.guard(tf1.train.AdamOptimizer(0.1).minimize(loss, step))
+        with slimguard.watch(tf1.Session(), **settings) as session:
+            session.run(tf1.global_variables_initializer())
+            for value in 1.0, float('nan'), 1.0:
+                session.run(train_op, {inputs: [[1.0, value, 1.0]] * 2})
+"""
+
+
+def test_tensorflow_does_not_warn_of_what_a_new_session_is_asked(tmp_path):
+    """Such as ops that were made after its first run, and variables that are not there yet."""
+    run = python('-c', _AS_IN_THE_README, tmp_path, variables={'TF_CPP_MIN_LOG_LEVEL': '0'})
+    assert run.returncode == 0, run.stderr
+    assert run.stderr.count('slimguard: incident 1') == 2
+    native = r'^W\d{4} |: W (?:external/org_)?tensorflow/'
+    assert [line for line in run.stderr.splitlines() if re.search(native, line)] == []

@@ -1,7 +1,7 @@
 """What every test needs: a quiet TensorFlow in graph mode, and a graph of its own.
 
 With `--share=1/2` half of the tests run, and with `--share=2/2` the others; of the parameters of
-each a third, with `--cells=3`.
+each a third, with `--cells=3`, or another third of those of the large ones alone, with `--grids=3`.
 """
 
 import collections
@@ -34,6 +34,14 @@ def pytest_addoption(parser):
         metavar='N',
         help='of a test with parameters, run only every N-th of its cells, and at least one; and '
         'run no test that needs no TensorFlow',
+    )
+    parser.addoption(
+        '--grids',
+        type=int,
+        default=1,
+        metavar='N',
+        help='of a quick test with %d cells or more, run only every N-th; not those that --cells '
+        'takes' % _LARGE,
     )
     parser.addoption(
         '--share-slow',
@@ -93,7 +101,9 @@ def _tf1():
 @pytest.hookimpl(trylast=True)  # of those that -m selects
 def pytest_collection_modifyitems(config, items):
     share, slow_share = config.getoption('--share'), config.getoption('--share-slow')
-    cells = _cells(items, config.getoption('--cells'))
+    cells = _cells(items, config.getoption('--cells')) & _cells_of_grids(
+        items, config.getoption('--grids')
+    )
     kept, left = [], []
     for item in items:
         # All the parameters of a test stay together, with the fixtures that are made for them; the
@@ -115,15 +125,38 @@ def _cells(items, every):
     """
     if every == 1:
         return {item.nodeid for item in items}
-    by_function = collections.defaultdict(list)
-    for item in items:
-        if not item.get_closest_marker('no_tensorflow'):
-            by_function[_function_of(item)].append(item.nodeid)
+    needed = [item for item in items if not item.get_closest_marker('no_tensorflow')]
     return {
         name
-        for names in by_function.values()
+        for names in _by_function(needed).values()
         for name in sorted(names, key=_number_of)[: -(-len(names) // every)]
     }
+
+
+# Half of the tests are cells of tests with as many, and so is half of the time that all take.
+_LARGE = 6
+
+
+def _cells_of_grids(items, every):
+    """As `_cells`, of the quick tests with many cells; of the others all.
+
+    They are the last in the order of which `_cells` gives the first: a third of a grid and another
+    meet more than one third meets twice.
+    """
+    slow = [item for item in items if item.get_closest_marker('slow')]  # they have shares
+    kept = {item.nodeid for item in slow}
+    for names in _by_function(item for item in items if item.nodeid not in kept).values():
+        most = -(-len(names) // every) if len(names) >= _LARGE else len(names)
+        kept.update(sorted(names, key=_number_of, reverse=True)[:most])
+    return kept
+
+
+def _by_function(items):
+    """The ids of the tests, by their ids without parameters."""
+    names = collections.defaultdict(list)
+    for item in items:
+        names[_function_of(item)].append(item.nodeid)
+    return names
 
 
 def _slow_ones_first(items):

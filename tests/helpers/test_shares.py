@@ -24,8 +24,8 @@ ITEMS += [Item('tests/test_more.py::test_alone_%d' % n) for n in range(40)]
 ITEMS += [Item('tests/test_slow.py::test_long[%d]' % n, ('slow',)) for n in range(11)]
 
 
-def selected(items=ITEMS, share=None, slow_share=None, cells=1):
-    values = {'--share': share, '--share-slow': slow_share, '--cells': cells}
+def selected(items=ITEMS, share=None, slow_share=None, cells=1, grids=1):
+    values = {'--share': share, '--share-slow': slow_share, '--cells': cells, '--grids': grids}
     left = []
     hook = types.SimpleNamespace(pytest_deselected=lambda items: left.extend(items))
     config = types.SimpleNamespace(getoption=values.get, hook=hook)
@@ -54,6 +54,14 @@ def test_of_the_cells_of_each_test_a_third_runs_and_at_least_one():
     assert set(counts.values()) == {1}
     # Of a grid with three columns, not one column.
     assert len({item.nodeid[-2] for item in kept if 'grid' in item.nodeid}) == 3
+
+
+def test_of_the_cells_of_large_grids_another_third_runs_and_all_of_the_others():
+    kept = set(selected(grids=3))
+    grid = set(ITEMS[:27])
+    assert len(kept & grid) == 9
+    assert not kept & grid & set(selected(cells=3))
+    assert kept >= set(ITEMS) - grid
 
 
 def test_where_a_third_of_the_cells_run_no_test_does_that_needs_no_tensorflow():

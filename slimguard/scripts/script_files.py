@@ -199,7 +199,8 @@ def _keep_in(graph: tf.Graph, folder: str) -> None:
 
 def _size_of(prefix: str) -> int:
     """How many variables a checkpoint holds."""
-    return len(tf1.train.list_variables(prefix))
+    # Not list_variables, which takes the prefix for a directory where a file system has none.
+    return len(tf1.train.NewCheckpointReader(prefix).get_variable_to_shape_map())
 
 
 def _restores_all(saver: tf1.train.Saver, graph: tf.Graph, prefix: str) -> bool:

@@ -1,6 +1,7 @@
 """A script that goes on from its checkpoint, and has saved nothing yet since it was started."""
 
 import json
+import uuid
 
 import pytest
 import tensorflow as tf
@@ -82,3 +83,16 @@ def test_a_count_of_its_own_is_known_after_one_save(folder):
     assert tf1.train.latest_checkpoint(folder).endswith('model.ckpt-44')
     with slimguard.instrument('raise', capture=False):
         assert run(folder, 60, 20) == 60
+
+
+@pytest.mark.skipif(tf.__version__.startswith('1.'), reason='ram:// exists from TensorFlow 2.12 on')
+def test_on_another_file_system_it_goes_on_as_well():
+    logdir = 'ram://%s/logs' % uuid.uuid4().hex
+    with slimguard.instrument('skip', capture=False):
+        assert run(logdir, 30, 10, bad=(15,)) == 29
+    with slimguard.instrument('rollback', capture=False), LogLines() as lines:
+        run(logdir, 60, 20, bad=(4,))
+    assert any('rolling back to %s/model.ckpt-20' % logdir in line for line in lines)
+    with tf.io.gfile.GFile(logdir + '/slimguard/incidents.jsonl') as record:
+        actions = [json.loads(line)['action'] for line in record if 'action' in line]
+    assert actions == ['skip', 'rollback']

@@ -123,6 +123,7 @@ def work(role, rounds, folder):
 
 
 def main():
+    measure.require_arguments(__doc__, takes_rounds=True)
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 40
     from benchmarks import cluster_cost  # the name that workers find it by
 

@@ -331,6 +331,7 @@ def main():
         size, weight_decay, what = sys.argv[-3:]
         return print_peaks(int(size), float(weight_decay), what == 'guarded')
     tables = [step, tiny, growth, build, memory]
+    measure.require_arguments(__doc__, '--quick', *[table.__name__ for table in tables])
     wanted = [table for table in tables if table.__name__ in sys.argv]
     print('TensorFlow %s, %d cores' % (tf.__version__, os.cpu_count()))
     for table in wanted or tables:

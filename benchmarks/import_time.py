@@ -12,6 +12,8 @@ import statistics
 import subprocess
 import sys
 
+import measure
+
 RUNS = 7
 SCRIPT = """
 import time
@@ -25,6 +27,7 @@ print((time.perf_counter() - start) * 1e3)
 
 
 def main():
+    measure.require_arguments(__doc__)
     environment = dict(os.environ)
     environment.pop('PYTHONDONTWRITEBYTECODE', None)
     times = []

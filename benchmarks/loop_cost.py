@@ -359,6 +359,7 @@ def start_up(library):
 
 
 def main():
+    measure.require_arguments(__doc__, '--resnet', takes_rounds=True)
     tf1.disable_eager_execution()
     numbers = [int(argument) for argument in sys.argv[1:] if argument.isdigit()]
     print('TensorFlow', tf.__version__)

@@ -7,8 +7,20 @@ of the ratios is what is reported, with the quartiles as its spread.
 
 import gc
 import statistics
+import sys
 import time
 from typing import Callable, Dict, NamedTuple, Sequence, Tuple
+
+
+def require_arguments(doc: str, *known: str, takes_rounds: bool = False) -> None:
+    """Ends a script that is given what it does not know; `--help` prints `doc`, and ends it too."""
+    given = sys.argv[1:]
+    if {'-h', '--help'} & set(given):
+        print(doc.strip())
+        sys.exit()
+    unknown = [each for each in given if not (each in known or takes_rounds and each.isdigit())]
+    if unknown:
+        sys.exit('unknown: %s. %s' % (' '.join(unknown), doc.split('\n\n')[1].strip()))
 
 
 class Ratio(NamedTuple):

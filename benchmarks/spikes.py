@@ -324,6 +324,7 @@ def alarms() -> None:
 
 
 if __name__ == '__main__':
+    measure.require_arguments(__doc__, '--quick', '--fast', 'explosions', 'alarms')
     wanted = [name for name in sys.argv[1:] if not name.startswith('--')]
     if not wanted or 'explosions' in wanted:
         explosions()

@@ -11,6 +11,7 @@ import tempfile
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
+import measure
 import numpy as np
 import tensorflow as tf
 
@@ -110,6 +111,7 @@ def row(name, loop, library, check_numerics, on_nan):
 
 
 def main():
+    measure.require_arguments(__doc__)
     tf1.disable_eager_execution()
     tf1.logging.set_verbosity(tf1.logging.FATAL)
     print('TensorFlow %s; batch %d of %d is NaN' % (tf.__version__, BAD_STEP + 1, STEPS))

@@ -5,7 +5,7 @@ batch, so they go through the same gate, and a bad step leaves them as they were
 are in no checkpoint, and a metric may be NaN in a good step: these are the script's own.
 """
 
-from typing import Callable, List, Sequence
+from typing import Callable, List, Sequence, Set
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -39,10 +39,7 @@ def written_beside(
     """
     graph = training[0].graph
     update_ops = {op_of(op) for op in graph.get_collection(tf1.GraphKeys.UPDATE_OPS)}
-    local = {
-        each.op
-        for each in graphs.on_each_device(graph.get_collection(tf1.GraphKeys.LOCAL_VARIABLES))
-    }
+    local = _local_variables(graph)
     writes = graphs.Writes(graph)
     theirs = set(graphs.ancestors([op_of(each) for each in training]))
     found = []
@@ -62,6 +59,11 @@ def written_beside(
     return found
 
 
+def _local_variables(graph: tf.Graph) -> Set[tf.Operation]:
+    local = graph.get_collection(tf1.GraphKeys.LOCAL_VARIABLES)
+    return {each.op for each in graphs.on_each_device(local)}
+
+
 _IS_READ = (
     'the train op, beside which it is fetched, reads it, and nothing says which comes first; fetch '
     'tf.group(train_op, update) instead of both, or make one wait by tf.control_dependencies'
@@ -71,6 +73,11 @@ _IS_READ = (
 _HAS_ITS_GATE = (
     'it is fetched beside the train op %r, whose gate was made without it, so a bad step changes '
     'it all the same; build slimguard.guard(tf.group(train_op, update)), and fetch that'
+)
+
+_IS_IN_IT = (
+    'it is fetched beside the train op %r, which makes it too; the gate holds back one of its own, '
+    'and a bad step changes it all the same by this one; fetch the guarded train op alone'
 )
 
 
@@ -102,6 +109,12 @@ def refuse_outside(
     outside = set(graphs.ancestors([op_of(each) for each in found])) - theirs
     for name in sorted({each.name for op in outside for each in writes.variables(op)}):
         refuse(name)
+    # What a gate wires, it puts back whoever fetches it; of the others it has clones.
+    cloned = theirs.difference(graphs.ancestors([op_of(train_op)]))
+    again = cloned.intersection(graphs.ancestors([op_of(each) for each in others]))
+    twice = {each for op in again for each in writes.variables(op)}
+    for name in sorted(each.name for each in twice - _local_variables(train_op.graph)):
+        on_refusal(name, OutsideTheGateError(_IS_IN_IT % op_of(original).name))
 
 
 def is_drawn(op: tf.Operation) -> bool:

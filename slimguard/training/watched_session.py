@@ -10,12 +10,14 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.compat import tf_private
-from slimguard.graph.sessions import SessionInterface
+from slimguard.graph import op_of
+from slimguard.graph.sessions import SessionInterface, callable_of
 from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policy_language import OnNan
 from slimguard.incidents.spike import AnySpike, as_spike
 from slimguard.system import files
 from slimguard.training.context import TrainingContext
+from slimguard.training.fetch_structures import fetched_elements
 from slimguard.training.hook_training import HookSettings
 from slimguard.training.hooked_session import HookedSession
 from slimguard.training.preemption import SECONDS
@@ -56,6 +58,15 @@ class WatchedSession(HookedSession):
                 watcher.runs.watch(self._session)
         return HookedSession.run(self, fetches, feed_dict, options, run_metadata)
 
+    def make_callable(self, fetches, feed_list=None, accept_options=False):
+        """As `tf.compat.v1.Session.make_callable`; what it returns runs steps as `run` does."""
+        elements = fetched_elements(fetches, self.graph)
+        # What fills a queue is run by a QueueRunner's thread, in which no hook may raise or stop.
+        fills_queue = any(op_of(each).type.startswith('QueueEnqueue') for each in elements)
+        if self._is_step(fetches) and not fills_queue:
+            return callable_of(self.run, fetches, feed_list)
+        return HookedSession.make_callable(self, fetches, feed_list, accept_options)
+
     def should_stop(self) -> bool:
         """Whether a hook asked to stop, as `MonitoredSession.should_stop` says."""
         return self.stop_requested or self._coordinator.should_stop()
@@ -88,6 +99,8 @@ class WatchedSession(HookedSession):
         is_end_of_input = error_type in (tf.errors.OutOfRangeError, StopIteration)
         self._ended = self._ended or not (error_type is None or is_end_of_input)
         try:
+            if isinstance(self._session, tf1.InteractiveSession):
+                self._contexts.close()  # to be closed it has to be the innermost default session
             self.close()
         finally:
             self._contexts.close()
@@ -145,17 +158,28 @@ def watch(
     Raises:
       TypeError: if `session` is no session.
       RuntimeError: if it is closed.
-      ValueError: if `on_nan`, `max_loss`, `preemption_seconds`, `spike` or `history` is not what
-        is expected, or disagrees with a hook.
+      ValueError: if it is watched already, if there is a `logdir` and no variable yet, if `on_nan`,
+        `max_loss`, `preemption_seconds`, `spike` or `history` is not what is expected, or disagrees
+        with a hook.
     """
     if not isinstance(session, SessionInterface):
         raise TypeError(
             'session must be a tf.compat.v1.Session, not %r; a MonitoredSession takes the hook '
             'itself: hooks=[slimguard.NanLossHook(loss)]' % (session,)
         )
+    if isinstance(session, WatchedSession):
+        raise ValueError(
+            'session is watched already, and of two that watch only one would be told; give '
+            'watch() the session itself, once, with the hooks of both in hooks='
+        )
     if isinstance(session, tf1.Session) and tf_private.is_closed(session):
         raise RuntimeError('session is closed; watch another, before it trains')
     logdir = None if logdir is None else files.as_logdir(logdir)
+    if logdir is not None and not session.graph.get_collection(tf1.GraphKeys.GLOBAL_VARIABLES):
+        raise ValueError(
+            'the graph of the session has no variables yet, so there is nothing to save in '
+            'logdir=%r; build the model and the train op first, and then call watch()' % logdir
+        )
     settings = HookSettings(
         capture, max_bundles, progress, preemption_seconds, spike, history
     ).require()

@@ -375,3 +375,92 @@ def test_tensorflow_does_not_warn_of_what_a_new_session_is_asked(tmp_path):
     assert run.stderr.count('slimguard: incident 1') == 2
     native = r'^W\d{4} |: W (?:external/org_)?tensorflow/'
     assert [line for line in run.stderr.splitlines() if re.search(native, line)] == []
+
+
+def test_a_callable_of_what_nobody_guarded_is_refused_as_its_run_is():
+    weight = tf1.get_variable('weight', initializer=1.0)
+    train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(weight**2)
+    with slimguard.watch(tf1.Session(), on_nan='skip') as session:
+        session.run(tf1.global_variables_initializer())
+        step = session.make_callable(train_op)
+        with pytest.raises(ValueError, match='slimguard.guard'):
+            step()
+        assert session.run(weight) == 1.0
+
+
+def test_a_queue_that_training_fills_is_filled_in_its_thread():
+    """As the tokens of a SyncReplicasOptimizer are."""
+    weight = tf1.get_variable('weight', initializer=1.0)
+    train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(weight**2)
+    queue = tf1.FIFOQueue(9, [tf.float32], [()])
+    with tf.control_dependencies([train_op]):
+        fill = queue.enqueue([1.0])
+    runner = tf1.train.QueueRunner(queue, [fill])
+    with slimguard.watch(tf1.Session(), on_nan='skip') as session:
+        session.run(tf1.global_variables_initializer())
+        coordinator = tf1.train.Coordinator()
+        threads = runner.create_threads(session, coordinator, start=True)
+        assert session.run(queue.dequeue()) == 1.0
+        coordinator.request_stop()
+        session.run(queue.close(cancel_pending_enqueues=True))
+        coordinator.join(threads)
+
+
+def test_a_session_is_watched_once():
+    build()
+    watched = slimguard.watch(tf1.Session(), on_nan='skip')
+    with pytest.raises(ValueError, match='watched already.*hooks='):
+        slimguard.watch(watched, on_nan='raise')
+    watched.close()
+
+
+def test_what_is_to_be_saved_is_to_be_there(tmp_path):
+    with pytest.raises(ValueError, match='no variables yet.*build the model'):
+        slimguard.watch(tf1.Session(), on_nan='rollback', logdir=tmp_path / 'logs')
+    assert not (tmp_path / 'logs').exists()
+
+
+def test_an_interactive_session_is_left_as_any_other():
+    default = tf1.get_default_session()
+    model, train_op = build(bad=(1,))
+    with slimguard.watch(tf1.InteractiveSession(), on_nan='skip') as session:
+        session.run(tf1.global_variables_initializer())
+        for _ in range(3):
+            train_op.op.run()
+        assert session.run(model.step) == 2
+    assert tf1.get_default_session() is default
+
+
+def test_an_update_of_the_train_op_that_is_fetched_beside_it_is_told_of(caplog):
+    weight = tf1.get_variable('weight', initializer=1.0)
+    mean = tf1.get_variable('mean', initializer=0.0, trainable=False)
+    x = tf1.placeholder(tf.float32, [])
+    update = tf1.assign(mean, 0.9 * mean + 0.1 * x)
+    train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(weight * x)
+    train_op = slimguard.guard(tf.group(train_op, update))
+    with slimguard.watch(tf1.Session(), on_nan='skip') as session:
+        session.run(tf1.global_variables_initializer())
+        session.run([train_op, x], {x: 1.0})
+        assert not [each for each in caplog.records if 'NOT guarded' in each.getMessage()]
+        session.run([train_op, update], {x: 1.0})
+    (told,) = [each.getMessage() for each in caplog.records if 'NOT guarded' in each.getMessage()]
+    assert "the update of 'mean'" in told and 'fetch the guarded train op alone' in told
+
+
+@pytest.mark.parametrize('on_nan', ['skip', 'rollback'])
+def test_what_was_written_past_the_gate_is_called_so(on_nan, tmp_path):
+    weight = tf1.get_variable('weight', initializer=1.0)
+    mean = tf1.get_variable('mean', initializer=0.0, trainable=False)
+    x = tf1.placeholder(tf.float32, [])
+    update = tf1.assign(mean, 0.9 * mean + 0.1 * x)
+    train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(weight * x)
+    train_op = slimguard.guard(tf.group(train_op, update))
+    with pytest.raises(slimguard.NanLossError) as caught:
+        with slimguard.watch(tf1.Session(), on_nan=on_nan, logdir=tmp_path) as session:
+            session.run(tf1.global_variables_initializer())
+            session.run(update, {x: float('nan')})
+            session.run(train_op, {x: 1.0})
+    told = str(caught.value)
+    assert 'not finite already before this step: mean' in told
+    assert ('skipping does not mend that' in told) == (on_nan == 'skip')
+    assert 'went past the gate' in told and 'explodes' not in told

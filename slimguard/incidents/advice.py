@@ -22,6 +22,16 @@ def for_an_explosion(factor: Optional[float]) -> str:
     )
 
 
+def for_lost_state() -> str:
+    """Where variables were not finite already before the step."""
+    return (
+        'what made it so went past the gate: an update that was run alone or beside the train op, '
+        'or a restore; an update is guarded as a part of the train op, '
+        'slimguard.guard(tf.group(train_op, update)), and rollback goes back to a state before it, '
+        'if there is one'
+    )
+
+
 def for_bad_data(rows: Sequence[int], bundle: Optional[str]) -> str:
     """Where what the step drew was not finite.
 

@@ -118,6 +118,8 @@ class Skip(Policy):
         )
 
     def why_not(self, state: PolicyState) -> str:
+        if state.state_lost:
+            return '; skipping does not mend that, as every batch is bad then'
         if not self._has_spent(state):
             return state.ruin or self._why_no_more(state)
         return '; %d of the %d steps before it were skipped, and max_ratio=%g allows no more' % (

@@ -244,7 +244,7 @@ class IncidentHandler:
             self._policies.step_was_skipped()
         if isinstance(self._now.policy, Rollback):
             incident = self._roll_back(run_context.session, handled, self._now.policy, job)
-        if incident.action == 'raise' and (self._policies.rollbacks or _exploded(incident)):
+        if incident.action == 'raise' and (self._policies.rollbacks or _asks_for_advice(incident)):
             incident = handled.note(advice=_advice(handled, self._policies.learning_rate))
         if incident.action == 'raise' and incident.held and self._recovery is not None:
             self._recovery.leave_ruin(run_context.session)
@@ -300,13 +300,17 @@ def _ruin(recovery: Optional[Recovery], reading: Reading) -> str:
 
 
 def _advice(handled: OpenIncident, factor: Optional[float]) -> str:
-    """What may help, where a training has ended although it went back, or above `max_loss`."""
+    """What may help, where a training has ended although it went back, or for what it says."""
     if handled.bad_rows is not None:
         return advice.for_bad_data(handled.bad_rows, handled.incident.bundle)
+    if handled.incident.state_lost:
+        return advice.for_lost_state()
     return advice.for_an_explosion(factor)
 
 
-def _exploded(incident: Incident) -> bool:
+def _asks_for_advice(incident: Incident) -> bool:
+    if incident.state_lost:
+        return True
     return gates.ABOVE_MAX_LOSS in incident.reason or IS_RUINED in incident.reason
 
 

@@ -168,6 +168,11 @@ class Snapshots:
         self.most = 0
         self._keep_only(lambda snapshot: False)
 
+    def forget_before_restart(self, step: Optional[int]) -> None:
+        """Drops what is of before the variables were made anew: there one is later than now."""
+        later = [each.taken_at for each in self._kept if _is_later(each, step)]
+        self._keep_only(lambda each: not later or each.taken_at > max(later))
+
     def note_return(self, snapshot: Optional[Snapshot]) -> None:
         """Notes that the training went back: to a snapshot, or to a checkpoint. What came after it
         is dropped."""
@@ -228,11 +233,8 @@ class Snapshots:
             self._give_up(_ODD, odd[0])
             return
         loss = statistics.median(self._losses) if self._losses else None
-        step = self._step_in(values)
-        name = 'a snapshot after %d good step%s' % (self._good, '' if self._good == 1 else 's')
-        if step is not None:
-            name = 'a snapshot of global step %d' % step
-        self._keep(Snapshot(name, step, self._good, loss, values))
+        step = _step_in(values, self._graph)
+        self._keep(Snapshot(_name_of(step, self._good), step, self._good, loss, values))
         ended = self._clock()
         # The first time a session prepares what it reads, which tells nothing of the next times.
         if is_first:
@@ -260,9 +262,20 @@ class Snapshots:
             self._kept.pop(gone).values.close()
         self._kept.insert(0, snapshot)
 
-    def _step_in(self, values: Values) -> Optional[int]:
-        step = graphs.global_step(self._graph)
-        return int(values[step.op.name]) if step is not None and step.op.name in values else None
+
+def _is_later(snapshot: Snapshot, step: Optional[int]) -> bool:
+    return step is not None and snapshot.step is not None and snapshot.step > step
+
+
+def _step_in(values: Values, graph: tf.Graph) -> Optional[int]:
+    step = graphs.global_step(graph)
+    return int(values[step.op.name]) if step is not None and step.op.name in values else None
+
+
+def _name_of(step: Optional[int], good: int) -> str:
+    if step is not None:
+        return 'a snapshot of global step %d' % step
+    return 'a snapshot after %d good step%s' % (good, '' if good == 1 else 's')
 
 
 def _usual_loss(first_loss: Optional[float], snapshots: List[Snapshot]) -> Optional[float]:

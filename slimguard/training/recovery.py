@@ -116,6 +116,7 @@ class Recovery:
         return is_back
 
     def _restore(self, session, handled: OpenIncident) -> bool:
+        self._snapshots.forget_before_restart(handled.incident.step)
         newest, snapshot = None, self._snapshots.trusted()
         if handled.blames_data and self._snapshots.is_soon and not self.ruin():
             newest = self._restorer.newest()

@@ -462,7 +462,7 @@ def test_a_snapshot_that_cannot_be_read_gives_way_to_a_checkpoint(tmp_path, monk
     monkeypatch.setattr(snapshots, '_SHARE', 1e9)
     monkeypatch.setattr(memory, 'available', lambda: 0)
     monkeypatch.setattr(OnDisk, '__getitem__', fail)
-    monkeypatch.setattr(Snapshots, '_step_in', lambda self, values: None)
+    monkeypatch.setattr(snapshots, '_step_in', lambda values, graph: None)
     model = Linear(bad=(25,))
     train_op = slimguard.create_train_op(model.loss, model.optimizer)
     with LogLines() as lines:

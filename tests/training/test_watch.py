@@ -464,3 +464,21 @@ def test_what_was_written_past_the_gate_is_called_so(on_nan, tmp_path):
     assert 'not finite already before this step: mean' in told
     assert ('skipping does not mend that' in told) == (on_nan == 'skip')
     assert 'went past the gate' in told and 'explodes' not in told
+
+
+def test_a_rollback_does_not_go_to_what_was_trained_before_the_variables_were_made_anew(tmp_path):
+    x = tf1.placeholder(tf.float32, [])
+    loss = tf1.get_variable('weight', initializer=1.0) * x
+    step = tf1.train.get_or_create_global_step()
+    train_op = tf1.train.GradientDescentOptimizer(0.01).minimize(loss, step)
+    train_op = slimguard.guard(train_op, loss=loss)
+    hook = slimguard.NanLossHook(loss, on_nan='rollback', logdir=tmp_path)
+    with slimguard.watch(tf1.Session(), hooks=[hook]) as session:
+        for steps in 40, 3:
+            session.run(tf1.global_variables_initializer())
+            for _ in range(steps):
+                session.run(train_op, {x: 1.0})
+        session.run(train_op, {x: float('nan')})
+        assert session.run(step) == 0
+    (incident,) = hook.incidents
+    assert incident.restored.endswith('model.ckpt-0')

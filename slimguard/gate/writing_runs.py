@@ -13,7 +13,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import graph as graphs
 from slimguard.gate.copies_ahead import copies_ahead, copy_ahead_of_others, is_put_back
 from slimguard.gate.gate import Gate, gate_of, guard_with_values
-from slimguard.graph import TrainOp, op_of, ops
+from slimguard.graph import TrainOp, op_of, ops, plain_ops
 
 
 def writing_among(
@@ -38,15 +38,8 @@ def guard_writes(elements: Sequence[TrainOp], fed: Sequence[tf.Tensor] = ()) -> 
     """
     values = [element for element in elements if isinstance(element, tf.Tensor)]
     with ops.our_scope(elements[0].graph, 'step'):
-        # Of copies: newer versions mark what an op waits for, and warn if a session has seen it.
-        ends = [_copy_of(e) if isinstance(e, tf.Tensor) else e for e in elements]
-        together = tf.group(*ends, name='writes')
+        together = plain_ops.group(dict.fromkeys(map(op_of, elements)), 'writes')
     return guard_with_values(together, None, None, values, fed)
-
-
-def _copy_of(tensor: tf.Tensor) -> tf.Tensor:
-    with tf.device(tensor.device):
-        return tf.identity(tensor)
 
 
 def guard_summary(

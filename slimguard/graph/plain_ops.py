@@ -6,7 +6,7 @@ convert what they are given, and look up what is known here.
 """
 
 import functools
-from typing import Any, Dict, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -36,6 +36,26 @@ def create(
     """
     graph = tf1.get_default_graph()
     return tf_private.create_op(graph, kind, inputs, dtypes, attrs=attributes, name=name)
+
+
+def group(operations: Iterable[tf.Operation], name: str) -> tf.Operation:
+    """As `tf.group`, of ops that a session may have run: they stay as they are.
+
+    Newer versions of TensorFlow mark what an op waits for, and warn of that once it was run.
+    """
+    by_device: Dict[str, List[tf.Operation]] = {}
+    for operation in operations:
+        by_device.setdefault(operation.device, []).append(operation)
+    parts = [_group_on(device, together, name) for device, together in by_device.items()]
+    return parts[0] if len(parts) == 1 else _group_on('', parts, name)
+
+
+def _group_on(device: str, operations: Iterable[tf.Operation], name: str) -> tf.Operation:
+    with tf.device(device or None):
+        waiting = create('NoOp', [], [], name=name)
+    for operation in operations:
+        tf_private.add_control_input(waiting, operation)
+    return waiting
 
 
 def constant(value: Value, dtype: tf.DType) -> tf.Tensor:

@@ -24,7 +24,7 @@ from slimguard.gate.gate import Gate, guard_with_values
 from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.gate.writing_runs import guard_writes, writing_among
 from slimguard.gate.written_beside import written_beside
-from slimguard.graph import TrainOp, key, op_of, ops
+from slimguard.graph import TrainOp, key, op_of, ops, plain_ops
 from slimguard.graph.sessions import note_seen
 from slimguard.graph.token_queues import has_token_queue
 from slimguard.scripts.gradient_writes import GradientWrites
@@ -308,7 +308,7 @@ def _train_op_of(elements: Sequence[TrainOp], graph: tf.Graph) -> TrainOp:
 
 def _group(own: Iterable[tf.Operation], graph: tf.Graph) -> tf.Operation:
     with ops.our_scope(graph, 'step'):
-        return tf.group(*own, name='together')
+        return plain_ops.group(own, 'together')
 
 
 def _through_gates(

@@ -166,3 +166,19 @@ def test_an_area_keeps_what_is_put_there_and_forgets_it():
         assert session.run(take) == [1, b'x']
         session.run(clear)
         assert session.run(size) == 0
+
+
+def test_a_group_runs_all_and_leaves_them_as_they_were():
+    with tf.device('/cpu:0'):
+        there = tf1.get_variable('there', initializer=0.0).assign_add(1.0)
+    here = tf1.get_variable('here', initializer=0.0).assign_add(1.0)
+    before = [each.op.node_def for each in (here, there)]
+    one = plain_ops.group([here.op], 'one')
+    both = plain_ops.group([here.op, there.op], 'both')
+    assert [each.op.node_def for each in (here, there)] == before
+    assert one.control_inputs == [here.op]
+    assert {each.control_inputs[0] for each in both.control_inputs} == {here.op, there.op}
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(both)
+        assert session.run(tf1.global_variables()) == [1.0, 1.0]

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
+from tests.helpers.children import python
 from tests.helpers.models import LogLines, non_finite, state
 from tests.scripts.test_unedited import STEPS, run
 
@@ -277,3 +278,26 @@ def test_what_is_fetched_together_goes_by_a_name_of_the_script(tmp_path):
         assert session.run([one, other]) == [1.0, 2.0]
         assert state(session)['w:0'] == np.float32(1.0 - 0.2).tobytes()
     assert guards.sessions.seen.train_ops == {'one': 1}
+
+
+_RUNS_ALONE_AND_TOGETHER = """
+import tensorflow.compat.v1 as tf
+x = tf.placeholder(tf.float32, [2])
+weights, mean = tf.get_variable('weights', [2]), tf.get_variable('mean', [2], trainable=False)
+update = tf.assign(mean, 0.9 * mean + 0.1 * x)
+train_op = tf.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(weights * x))
+with tf.Session() as session:
+    session.run(tf.global_variables_initializer())
+    for fetches in update, train_op, [train_op, update], [train_op, x, update.op]:
+        session.run(fetches, {x: [1.0, 1.0]})
+"""
+
+
+def test_tensorflow_does_not_warn_of_what_is_made_after_a_run(tmp_path):
+    script = tmp_path / 'script.py'
+    script.write_text(_RUNS_ALONE_AND_TOGETHER)
+    arguments = ['-m', 'slimguard', 'run', '--tf1', '--on_nan=skip', script]
+    run = python(*arguments, variables={'TF_CPP_MIN_LOG_LEVEL': '0'}, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert 'guarded GradientDescent: 3 steps, no incident' in run.stdout + run.stderr
+    assert 'after it was run' not in run.stderr

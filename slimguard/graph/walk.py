@@ -20,6 +20,7 @@ REFERENCES = 100
 _op_defs: Dict[str, Any] = {}
 _arguments_of_type: Dict[str, List['_Argument']] = {}
 _floats: Dict[int, bool] = {}
+_ENQUEUES = re.compile('Queue.*Enqueue')
 _RANDOM = re.compile(r'.*(Random|Multinomial|TruncatedNormal|Uniform|Gamma|Poisson|Binomial)')
 
 
@@ -49,6 +50,11 @@ def is_stateful(op) -> bool:
 def is_random(op) -> bool:
     """Whether what `op` draws is chance and nothing else: drawing again takes from nobody."""
     return bool(_RANDOM.match(op.type))
+
+
+def is_enqueue(op) -> bool:
+    """Whether an op fills a queue, as those of queue runners do."""
+    return bool(_ENQUEUES.match(op.type))
 
 
 def controls_of(op) -> List[tf.Operation]:

@@ -9,7 +9,6 @@ from slimguard import graph as graphs
 from slimguard.graph import TrainOp, key, op_of
 from slimguard.scripts.gradient_writes import GradientWrites, join_written_by_hand
 from slimguard.scripts.optimizer_notes import OptimizerNotes
-from slimguard.scripts.update_ends import is_enqueue
 
 
 class SharedUpdates:
@@ -38,7 +37,7 @@ class SharedUpdates:
         found: List[Tuple[List[TrainOp], Set[tf.Operation]]] = []  # with the updates that they need
         for element in each_once(elements):
             op = _op_to_search(element)
-            if op is None or is_enqueue(op):
+            if op is None or graphs.is_enqueue(op):
                 continue
             updates = self._updates_in(op, fed)
             if not updates:

@@ -31,7 +31,7 @@ from slimguard.scripts.gradient_writes import GradientWrites
 from slimguard.scripts.optimizer_notes import OptimizerNotes
 from slimguard.scripts.shared_updates import SharedUpdates, each_once, element_key
 from slimguard.scripts.unguarded_writes import refuse_unguarded_writes
-from slimguard.scripts.update_ends import ends_of, is_enqueue
+from slimguard.scripts.update_ends import ends_of
 from slimguard.training.fetch_structures import fetched_elements, map_fetches
 from slimguard.training.inner_feeds import are_taken, not_fed
 from slimguard.training.prepared_call import key_of
@@ -294,7 +294,7 @@ class TrainSteps:
 
 def _is_left_alone(op: tf.Operation) -> bool:
     """Whether an op is ours, or of a queue runner."""
-    return op.name.startswith(graphs.OURS) or is_enqueue(op)
+    return op.name.startswith(graphs.OURS) or graphs.is_enqueue(op)
 
 
 def _train_op_of(elements: Sequence[TrainOp], graph: tf.Graph) -> TrainOp:

@@ -1,27 +1,15 @@
 """What a script builds around an update: the ops that it is likely to fetch."""
 
-import re
 from typing import List
 
-import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.graph import TrainOp, op_of
 
-# A queue runner runs these in a thread of its own. SyncReplicasOptimizer's chief updates so; its
-# workers wait for the tokens that follow, which a gate of all of it would keep from them. So the
-# update is guarded with the train op of the workers.
-_ENQUEUES = re.compile('Queue.*Enqueue')
-
 # So many ends of what a script built around an update are guarded before one is run.
 _MOST_ENDS = 4
-
-
-def is_enqueue(op: tf.Operation) -> bool:
-    """Whether an op fills a queue, as those of queue runners do."""
-    return bool(_ENQUEUES.match(op.type))
 
 
 def ends_of(update: TrainOp) -> List[TrainOp]:
@@ -35,7 +23,10 @@ def ends_of(update: TrainOp) -> List[TrainOp]:
         after = [taker for tensor in op.outputs for taker in tensor.consumers()]
         after += tf_private.ops_waiting_for(op)
         after = [each for each in after if not each.name.startswith(graphs.OURS)]
-        if (not after or op in wanted) and not is_enqueue(op):
+        # A queue runner fills queues in a thread of its own. SyncReplicasOptimizer's chief updates
+        # so; its workers wait for the tokens that follow, which a gate of all of it would keep from
+        # them. So the update is guarded with the train op of the workers.
+        if (not after or op in wanted) and not graphs.is_enqueue(op):
             is_value = op.type in ('Identity', 'CheckNumerics') and op not in wanted
             ends.append(op.outputs[0] if is_value else wanted.get(op, op))
         waiting.extend(each for each in after if each not in seen)

@@ -109,7 +109,8 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
             self.job = _job_in(session, self._loss, self._training.is_chief, self._directory)
         saves = self.job is None or self.job.is_chief
         self._own.open(session, saves, self._record_unseen, self._handler.close)
-        self.runs.enter(session, self._training.runs_at_once)
+        if self._training.runs_at_once:
+            self.runs.watch(session)
         if self.job is not None:
             done, leaving = self._training.is_done, self._record_unseen
             self.job.enter(session, coord, self._prepare, done, leaving)
@@ -128,7 +129,6 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
             return self._own.asking(run_context.session, args, run.losses)
 
     def after_run(self, run_context, run_values):
-        run_values = self._own.answered(run_context, run_values, self.incident_count)
         found = self._read(run_context, run_values)
         if found == []:
             self.step_was_good(run_context.session, self._own.loss)
@@ -137,14 +137,14 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
 
     def after_run_failed(self, run_context, run_values, acting: str, error: BaseException) -> None:
         """As `after_run`, where `acting`, that of a hook before this one, has raised `error`."""
-        answered = self._own.answered(run_context, run_values, self.incident_count)
-        for reading in self._read(run_context, answered) or ():
+        for reading in self._read(run_context, run_values) or ():
             self.record_failure(run_context, reading, acting, error)
 
     def _read(self, run_context, run_values) -> Optional[List[Reading]]:
         """The incidents of a run; None if it is no step of a training that is watched."""
+        results = self._own.answered(run_context, run_values, self.incident_count).results
         run = self.runs.run_for(run_context)
-        return None if run is None else run.read(run_values.results, self.max_loss, run_context)
+        return None if run is None else run.read(results, self.max_loss, run_context)
 
     def end(self, session):
         self._own.end(session, self.incident_count)

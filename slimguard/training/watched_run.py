@@ -201,13 +201,8 @@ class WatchedRuns:
             self._inner_feeds = InnerFeeds(graph)
         return self._inner_feeds.of(feed_dict)
 
-    def enter(self, session, at_once: bool) -> None:
-        """For a new session, which may be run at once or not; `watch` is due before it is."""
-        if at_once:
-            self.watch(session)
-
     def watch(self, session) -> None:
-        """Watches what is run before the first step, or beside the steps."""
+        """Watches what is run before the first step, or beside the steps; called before any run."""
         for gate in dict.fromkeys(gates.gates_of(session.graph).values()):
             if gate.is_beside or self._watches_ahead:
                 gate.untold.watch(session)

@@ -9,6 +9,7 @@ from typing import Callable, Optional, Sequence
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
+from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.graph import op_of
 from slimguard.graph.sessions import SessionInterface, callable_of
@@ -62,7 +63,7 @@ class WatchedSession(HookedSession):
         """As `tf.compat.v1.Session.make_callable`; what it returns runs steps as `run` does."""
         elements = fetched_elements(fetches, self.graph)
         # What fills a queue is run by a QueueRunner's thread, in which no hook may raise or stop.
-        fills_queue = any(op_of(each).type.startswith('QueueEnqueue') for each in elements)
+        fills_queue = any(graphs.is_enqueue(op_of(each)) for each in elements)
         if self._is_step(fetches) and not fills_queue:
             return callable_of(self.run, fetches, feed_list)
         return HookedSession.make_callable(self, fetches, feed_list, accept_options)

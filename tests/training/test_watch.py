@@ -431,13 +431,18 @@ def test_an_interactive_session_is_left_as_any_other():
     assert tf1.get_default_session() is default
 
 
-def test_an_update_of_the_train_op_that_is_fetched_beside_it_is_told_of(caplog):
+def with_an_update():
+    """A guarded train op, the update that it makes besides, and what both are fed."""
     weight = tf1.get_variable('weight', initializer=1.0)
     mean = tf1.get_variable('mean', initializer=0.0, trainable=False)
     x = tf1.placeholder(tf.float32, [])
     update = tf1.assign(mean, 0.9 * mean + 0.1 * x)
     train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(weight * x)
-    train_op = slimguard.guard(tf.group(train_op, update))
+    return slimguard.guard(tf.group(train_op, update)), update, x
+
+
+def test_an_update_of_the_train_op_that_is_fetched_beside_it_is_told_of(caplog):
+    train_op, update, x = with_an_update()
     with slimguard.watch(tf1.Session(), on_nan='skip') as session:
         session.run(tf1.global_variables_initializer())
         session.run([train_op, x], {x: 1.0})
@@ -449,12 +454,7 @@ def test_an_update_of_the_train_op_that_is_fetched_beside_it_is_told_of(caplog):
 
 @pytest.mark.parametrize('on_nan', ['skip', 'rollback'])
 def test_what_was_written_past_the_gate_is_called_so(on_nan, tmp_path):
-    weight = tf1.get_variable('weight', initializer=1.0)
-    mean = tf1.get_variable('mean', initializer=0.0, trainable=False)
-    x = tf1.placeholder(tf.float32, [])
-    update = tf1.assign(mean, 0.9 * mean + 0.1 * x)
-    train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(weight * x)
-    train_op = slimguard.guard(tf.group(train_op, update))
+    train_op, update, x = with_an_update()
     with pytest.raises(slimguard.NanLossError) as caught:
         with slimguard.watch(tf1.Session(), on_nan=on_nan, logdir=tmp_path) as session:
             session.run(tf1.global_variables_initializer())

@@ -10,6 +10,9 @@ Where other threads train meanwhile, copies are checked and written in place of 
 There are two checks. The first is a sum of squares for each value, or for many that are short: few
 ops, which a graph of hundreds of variables hardly notices. A sum that is not finite may come of
 large values. So then the exact check is built, value by value, and saves from then on.
+
+What finds a bad value does not fail, of which TensorFlow would write lines of its own: the ops that
+save are on a branch that is not taken then.
 """
 
 from typing import (
@@ -29,14 +32,28 @@ from typing import (
 import tensorflow as tf
 
 from slimguard import graph as graphs
+from slimguard.checkpoints.checkpoint_files import step_in_name
 from slimguard.checkpoints.copied_values import CopiedValues
 from slimguard.compat import tf_private
-from slimguard.graph import ops, single_runs
+from slimguard.graph import ops, plain_ops, single_runs
 
 _SAVES = frozenset(['Save', 'SaveSlices', 'SaveV2'])
-# Say in an error that we raised it: the names follow; or else it takes the exact check to tell.
-_REFUSED = 'slimguard: not finite, so this checkpoint is not written:'
-_IN_DOUBT = 'slimguard: a sum of squares is not finite, so each value is looked at'
+
+
+class NotFinite(Exception):
+    """A checkpoint is not to be published.
+
+    Attributes:
+      names: of what is not finite.
+      path: the prefix of the checkpoint.
+      step: the global step in it, or None.
+    """
+
+    def __init__(self, names: Sequence[str], path: str, step: Optional[int]):
+        Exception.__init__(self, ', '.join(names))
+        self.names = list(names)
+        self.path = path
+        self.step = step
 
 
 class CheckedSave:
@@ -66,7 +83,7 @@ class CheckedSave:
         if self._copies is None:
             with tf_private.unfinalized(self._graph), ops.our_scope(self._graph, 'save_copies'):
                 self._copies = CopiedValues(_saves_of(self._save_tensor), _values_of)
-            self._clone(True, 'save_copies', _assert_sums_finite)
+            self._clone(True, 'save_copies', _check_sums)
         return self._copies
 
     def run(
@@ -81,21 +98,23 @@ class CheckedSave:
           of_copies: whether to save the copies that were made, and not what is there now.
 
         Raises:
-          tf.errors.OpError: if a value is not finite: `refused_names` tells which from the
-            message. Of refs, the files may have been written. Or if it cannot be written.
+          NotFinite: if a value is not finite. Of refs, the files may have been written.
+          tf.errors.OpError: if it cannot be written.
         """
         if of_copies not in self._clones:
-            self._clone(of_copies, 'save', _assert_sums_finite)
-        try:
-            return self._clones[of_copies].run(session, feed_dict, replaces)
-        except tf.errors.InvalidArgumentError as error:
-            if _IN_DOUBT not in error.message:
-                raise
+            self._clone(of_copies, 'save', _check_sums)
+        saved = self._clones[of_copies].run(session, feed_dict, replaces)
+        if not saved.is_refused:
+            return saved.path
         if of_copies not in self._exact:
-            self._clone(of_copies, 'save_exactly', _assert_finite)
+            self._clone(of_copies, 'save_exactly', _check_values)
             self._exact.add(of_copies)
         # What is bad is not written anew.
-        return self._clones[of_copies].run(session, feed_dict, replaces=True)
+        saved = self._clones[of_copies].run(session, feed_dict, replaces=True)
+        if saved.is_refused:
+            (path,) = feed_dict.values()
+            raise NotFinite(saved.bad_names, path, step_in_name(path))
+        return saved.path
 
     def _clone(self, of_copies: bool, scope: str, check: '_Checker') -> None:
         values = self._copies.values if of_copies and self._copies is not None else {}
@@ -104,13 +123,28 @@ class CheckedSave:
             self._clones[of_copies] = _SaveClone(self._save_tensor, check, values)
 
 
+class _Outcome(NamedTuple):
+    """What came of a save.
+
+    Attributes:
+      path: the prefix of the checkpoint; None if it is refused.
+      bad_names: what it is refused for, if the check can tell.
+    """
+
+    path: Optional[bytes]
+    bad_names: List[str]
+
+    @property
+    def is_refused(self) -> bool:
+        return self.path is None
+
+
 class _SaveClone:
     """The ops that save, created a second time behind a check.
 
     Args:
       save_tensor: what a Saver runs.
-      check: adds a check of values; returns an op that fails if it finds one to be bad, or None
-        where there are no values.
+      check: adds a check of values, of which there is at least one.
       values: by the `key` of a value, what is saved in its place.
     """
 
@@ -122,30 +156,53 @@ class _SaveClone:
     ):
         self._check = check
         saved = list(_saved_floats(_saves_of(save_tensor), values))
-        checked = check([v for v in saved if not graphs.is_reference(v.tensor)], 'values')
-        clones = _clone_saves(save_tensor, [] if checked is None else [checked], values)
-        written = clones[save_tensor.op].outputs[save_tensor.value_index]
         self._refs = [v for v in saved if graphs.is_reference(v.tensor)]
-        with tf.control_dependencies([tf.identity(written, name='written').op]):
-            checked = check(self._refs, 'refs')
-        with tf.control_dependencies([] if checked is None else [checked]):
-            self._path = tf.identity(written, name='path')
-        self._ahead: Optional[tf.Operation] = None
+        others = [v for v in saved if not graphs.is_reference(v.tensor)]
+        refusals: List[tf.Tensor] = []
+        controls: List[tf.Operation] = []
+        if others:
+            is_good, refused = _branches(check(others), 'values')
+            refusals.append(refused)
+            controls.append(is_good.op)
+        clones = _clone_saves(save_tensor, controls, values)
+        path = tf.identity(clones[save_tensor.op].outputs[save_tensor.value_index], name='written')
+        if self._refs:
+            with tf.control_dependencies([path]):
+                is_good, refused = _branches(check(self._refs), 'refs')
+            refusals.append(refused)
+            with tf.control_dependencies([is_good]):
+                path = tf.identity(path, name='path')
+        # The path, or the names of what is bad; and which of these it is.
+        self._ends = list(tf.raw_ops.Merge(inputs=[path, *refusals], name='end'))
+        self._ahead: Optional[List[tf.Tensor]] = None
 
-    def run(self, session, feed_dict: Dict[Any, Any], replaces: bool) -> Any:
+    def run(self, session, feed_dict: Dict[Any, Any], replaces: bool) -> _Outcome:
         """Checks and saves; what cannot be checked on its way is checked ahead if it `replaces`."""
         if replaces and self._refs:
-            single_runs.run_once(session, self._check_ahead())
-        return single_runs.run_once(session, self._path, feed_dict)
+            is_good, bad_names = single_runs.run_once(session, self._checks_ahead())
+            if not is_good:
+                return _refusal(bad_names)
+        end, which = single_runs.run_once(session, self._ends, feed_dict)
+        return _refusal(end) if which else _Outcome(end, [])
 
-    def _check_ahead(self) -> tf.Operation:
+    def _checks_ahead(self) -> List[tf.Tensor]:
         """A check that writes nothing; its ops are added when one is needed for the first time."""
         if self._ahead is None:
-            graph = self._path.graph
+            graph = self._ends[0].graph
             with tf_private.unfinalized(graph), ops.our_scope(graph, 'save_ahead'):
-                self._ahead = self._check(self._refs, 'refs')
-        assert self._ahead is not None  # there are values to check
+                self._ahead = list(self._check(self._refs))
         return self._ahead
+
+
+def _branches(check: '_Check', name: str) -> Tuple[tf.Tensor, tf.Tensor]:
+    """What is alive if a check finds all to be good, and the bad names, if it does not."""
+    if_good, if_bad = ops.branch(check.is_good, check.is_good, name)
+    with tf.control_dependencies([if_bad]):
+        return if_good, tf.identity(check.bad_names, name=name + '_bad')
+
+
+def _refusal(bad_names: Any) -> _Outcome:
+    return _Outcome(None, [tf.compat.as_str_any(name) for name in bad_names])
 
 
 def _saves_of(save_tensor: tf.Tensor) -> List[tf.Operation]:
@@ -167,12 +224,6 @@ def _clone_saves(
         waits = [clones[c] if c in clones else c for c in op.control_inputs]
         clones[op] = ops.create_like(op, inputs, waits + list(controls if is_save else ()))
     return clones
-
-
-def refused_names(message: str) -> List[str]:
-    """The names in the message of a refusal; empty for any other message."""
-    _, found, rest = message.partition(_REFUSED + '] [')
-    return rest.partition(']')[0].split('|') if found else []
 
 
 class _Saved(NamedTuple):
@@ -211,13 +262,23 @@ def _source(tensor):
     return tensor
 
 
-_Checker = Callable[[Sequence[_Saved], str], Optional[tf.Operation]]
+class _Check(NamedTuple):
+    """What was found out about values.
+
+    Attributes:
+      is_good: a bool scalar: whether all are finite.
+      bad_names: a string vector; empty if they are good, or if it is not known which are bad.
+    """
+
+    is_good: tf.Tensor
+    bad_names: tf.Tensor
 
 
-def _assert_sums_finite(saved: Sequence[_Saved], name: str) -> Optional[tf.Operation]:
-    """An op that fails unless all sums of squares are finite: then all values are."""
-    if not saved:
-        return None
+_Checker = Callable[[Sequence[_Saved]], _Check]
+
+
+def _check_sums(saved: Sequence[_Saved]) -> _Check:
+    """Whether all sums of squares are finite: then all values are."""
     tensors = []
     for tensor in dict(map(_keyed, saved)).values():
         with tensor.op.graph.colocate_with(tensor.op):
@@ -230,9 +291,8 @@ def _assert_sums_finite(saved: Sequence[_Saved], name: str) -> Optional[tf.Opera
         x = joined[0] if len(joined) == 1 else make.join(joined, make.constant(0, near), near)
         sums.setdefault(x.dtype.base_dtype, []).append(make.sum_of_squares(x, near))
     finite = [tf.reduce_all(tf.math.is_finite(tf.stack(same))) for same in sums.values()]
-    is_finite = finite[0] if len(finite) == 1 else tf.reduce_all(tf.stack(finite))
-    data = [tf.constant(_IN_DOUBT)]
-    return tf.raw_ops.Assert(condition=is_finite, data=data, summarize=1, name=name)
+    is_good = finite[0] if len(finite) == 1 else tf.reduce_all(tf.stack(finite))
+    return _Check(is_good, tf.constant([], tf.string))
 
 
 def _keyed(value: _Saved) -> Tuple[Any, tf.Tensor]:
@@ -243,18 +303,11 @@ def _keyed(value: _Saved) -> Tuple[Any, tf.Tensor]:
     return graphs.key(tensor), tensor
 
 
-def _assert_finite(saved: Sequence[_Saved], name: str) -> Optional[tf.Operation]:
-    """An op that fails unless all values are finite, and names those that are not."""
-    if not saved:
-        return None
-    bad = tf.stack([_is_bad(value.tensor) for value in saved])
-    names = tf.boolean_mask(tf.constant([value.name for value in saved]), bad)
-    return tf.raw_ops.Assert(
-        condition=tf.logical_not(tf.reduce_any(bad)),
-        data=[tf.constant(_REFUSED), tf.strings.reduce_join(names, separator='|')],
-        summarize=1,
-        name=name,
-    )
+def _check_values(saved: Sequence[_Saved]) -> _Check:
+    """Whether all values are finite, and which are not."""
+    bad = plain_ops.stack([_is_bad(value.tensor) for value in saved])
+    names = plain_ops.constant([value.name for value in saved], tf.string)
+    return _Check(plain_ops.none_of(bad), plain_ops.gather(names, plain_ops.places_of(bad)))
 
 
 def _is_bad(tensor: tf.Tensor) -> tf.Tensor:

@@ -60,7 +60,7 @@ def guard(train_op, loss, **kwargs):
     saver = slimguard.FiniteSaver(var_list=tf1.global_variables())
     with ops.our_scope(graph, 'save_exactly'):
         save = graph.as_graph_element(saver.saver_def.save_tensor_name)
-        checked_save._SaveClone(save, checked_save._assert_finite)
+        checked_save._SaveClone(save, checked_save._check_values)
     return [op for op in graph.get_operations() if op not in before]
 
 

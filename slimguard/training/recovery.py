@@ -7,6 +7,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard.checkpoints.checkpoint_files import step_in_name
 from slimguard.checkpoints.rollback import Restorer
+from slimguard.checkpoints.save_room import reason_of
 from slimguard.checkpoints.snapshots import PROBATION, Snapshot, Snapshots
 from slimguard.cluster.job import Job
 from slimguard.incidents.incident import Incident
@@ -228,6 +229,13 @@ def _is_trusted(checkpoint: str, step: Optional[int]) -> bool:
     return step is not None and saved_at is not None and step - saved_at >= PROBATION
 
 
+class NotInitializedError(tf.errors.FailedPreconditionError):
+    """A step is to be run, and a variable is not initialized that is saved before the first."""
+
+    def __init__(self, message: str):
+        tf.errors.FailedPreconditionError.__init__(self, None, None, message)
+
+
 class Preparation:
     """Prepares a session as soon as its variables are initialized: at once, or before a step.
 
@@ -254,7 +262,11 @@ class Preparation:
         """Prepares the session if it was too early for that before."""
         if self._is_due:
             self._is_due = False
-            self._prepare(session)
+            try:
+                self._prepare(session)
+            except tf.errors.FailedPreconditionError as error:
+                self._is_due = True
+                raise NotInitializedError(_NOT_INITIALIZED % reason_of(error)) from None
 
 
 def call_on_rollback(session, incident: Incident, policies: Sequence[Any]) -> None:
@@ -269,6 +281,11 @@ _LEFT = 'slimguard: the state gone back to, %s, is saved as the newest: %s; a re
 _NOT_LEFT = (
     'slimguard: the state gone back to, %s, is not on disk: a restart begins at %s. Why it is not '
     'saved: %s'
+)
+_NOT_INITIALIZED = (
+    'the state is saved before the first step, to go back to, and a variable has no value yet; run '
+    'tf.compat.v1.global_variables_initializer(), or restore a checkpoint, first. TensorFlow says: '
+    '%s'
 )
 _NO_BACK_OFF = (
     'Rollback(learning_rate=...) has to be in on_nan itself, or in a list there, so that the train '

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
+from slimguard.checkpoints.save_room import reason_of
 from slimguard.compat import tf_private
 from slimguard.graph import op_of
 from slimguard.graph.sessions import SessionInterface, callable_of
@@ -22,6 +23,7 @@ from slimguard.training.fetch_structures import fetched_elements
 from slimguard.training.hook_training import HookSettings
 from slimguard.training.hooked_session import HookedSession
 from slimguard.training.preemption import SECONDS
+from slimguard.training.recovery import NotInitializedError
 from slimguard.training.step_history import STEPS
 from slimguard.training.watchers import lent, watchers_in, with_watcher
 
@@ -162,6 +164,7 @@ def watch(
       ValueError: if it is watched already, if there is a `logdir` and no variable yet, if `on_nan`,
         `max_loss`, `preemption_seconds`, `spike` or `history` is not what is expected, or disagrees
         with a hook.
+      tf.errors.FailedPreconditionError: if a hook reads a variable that has no value yet.
     """
     if not isinstance(session, SessionInterface):
         raise TypeError(
@@ -195,5 +198,15 @@ def watch(
             for hook in hooks:
                 hook.begin()
         for hook in hooks:
-            hook.after_create_session(session, coordinator)
+            try:
+                hook.after_create_session(session, coordinator)
+            except tf.errors.FailedPreconditionError as error:
+                name, reason = type(hook).__name__, reason_of(error)
+                raise NotInitializedError(_TOO_EARLY % (name, reason)) from None
         return WatchedSession(session, hooks, coordinator, stack.pop_all().close)
+
+
+_TOO_EARLY = (
+    '%s reads variables as soon as watch() is called, and one has no value yet; initialize or '
+    'restore them before. TensorFlow says: %s'
+)

@@ -239,11 +239,23 @@ def test_who_begins_anew_beside_the_checkpoints_of_another_training_is_told(rest
     assert len(told) == (not restores)
 
 
-def test_who_forgets_to_initialize_is_told_so_by_tensorflow(tmp_path):
+def test_who_forgets_to_initialize_is_told_so_and_may_do_it_then(tmp_path):
     _, train_op = build()
     with slimguard.watch(tf1.Session(), on_nan='rollback', logdir=tmp_path) as session:
-        with pytest.raises(tf.errors.FailedPreconditionError):
-            session.run(train_op)
+        for _ in range(2):
+            with pytest.raises(tf.errors.FailedPreconditionError, match='global_variables_init'):
+                session.run(train_op)
+        session.run(tf1.global_variables_initializer())
+        session.run(train_op)
+    assert tf1.train.latest_checkpoint(str(tmp_path)) == str(tmp_path / 'model.ckpt-0')
+
+
+def test_a_hook_that_saves_at_once_needs_variables_that_are_initialized(tmp_path):
+    build()
+    hook = tf1.train.CheckpointSaverHook(str(tmp_path), save_steps=1)
+    early = 'CheckpointSaverHook reads variables as soon as watch.. is called.*before'
+    with pytest.raises(tf.errors.FailedPreconditionError, match=early):
+        slimguard.watch(tf1.Session(), hooks=[hook])
 
 
 @pytest.mark.parametrize('error', [StopIteration, tf.errors.OutOfRangeError])

@@ -131,7 +131,7 @@ _PHASES = {
     'forward': 'in the forward pass',
     'backward': 'in the backward pass',
     'update': 'in the update',
-    'variable': 'a variable was bad before the step',
+    'variable': 'in a variable',
     'constant': 'a constant is bad',
     'unknown': 'not found',
 }

@@ -24,7 +24,7 @@ _PHASES = {
     'forward': 'In the forward pass',
     'backward': 'In the backward pass',
     'update': 'In the update',
-    'variable': 'A variable was bad before the step',
+    'variable': 'In a variable',
     'constant': 'A constant is bad',
     'unknown': 'Not found',
 }

@@ -119,6 +119,9 @@ def _is_bundle(folder: str) -> bool:
 
 def _list(folder: str) -> int:
     found = bundles.paths(folder)
+    within, name = os.path.split(folder.rstrip('/'))
+    if not found and name == os.path.basename(bundles.folder(within)):  # LOGDIR/slimguard
+        found, folder = bundles.paths(within), within
     if not found:
         raise BundleError(
             'it is neither a bundle (a folder with incident.json) nor a log directory with bundles '

@@ -208,7 +208,8 @@ def test_of_a_log_directory_the_bundles_are_listed_and_nothing_is_run(tmp_path, 
     damaged = copy_of(made[0], tmp_path, os.path.join('slimguard', 'incident-99'))
     with open(os.path.join(damaged, 'incident.json'), 'w') as file:
         file.write('[')
-    for folder in (str(tmp_path), tmp_path, os.fsencode(str(tmp_path))):
+    within = '%s/slimguard/' % tmp_path
+    for folder in (str(tmp_path), tmp_path, os.fsencode(str(tmp_path)), within):
         assert replay.main(folder) == 2
         said = capsys.readouterr()
         lines = said.out.splitlines()

@@ -128,8 +128,12 @@ def check_script(script: Sequence[str], parser: argparse.ArgumentParser) -> None
     """Ends with the parser's error if there is no such script."""
     if not script or script == ['-m']:
         parser.error('name a script to run, or a module after -m')
-    if script[0] != '-m' and not os.path.isfile(script[0]):
+    if script[0] == '-m' or os.path.isfile(script[0]):
+        return
+    if not os.path.isdir(script[0]):
         parser.error('there is no file %r to run' % script[0])
+    if not os.path.isfile(os.path.join(script[0], '__main__.py')):
+        parser.error('the folder %r has no __main__.py to run' % script[0])
 
 
 def _with_known(unknown: Sequence[str], parser: argparse.ArgumentParser) -> str:

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 import types
+import zipfile
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 from slimguard.scripts import tf1_names
@@ -31,6 +32,32 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
     main = _new_main(path, loader)
     # Not loader.get_code(), which would leave a __pycache__ beside the script.
     _execute(lambda: loader.source_to_code(loader.get_data(path), path), main)
+
+
+def run_folder(path: str, arguments: Sequence[str]) -> None:
+    """Does what ``python path arguments`` does with a folder, or a zip file, that holds a program.
+
+    It is the one place where ``python -P`` finds modules too.
+    """
+    sys.argv[:] = [path] + list(arguments)
+    if sys.version_info >= (3, 9):
+        path = os.path.abspath(path)
+    if getattr(sys.flags, 'safe_path', False):
+        sys.path.insert(0, path)
+    else:
+        sys.path[0] = path
+    spec = importlib.machinery.PathFinder.find_spec('__main__', [path])
+    if spec is None or not hasattr(spec.loader, 'get_code'):
+        sys.exit("%s: can't find '__main__' module in %r" % (sys.executable, path))
+    loader: Any = spec.loader
+    # As an importer of zip files for Python 3.7 says it only here.
+    main = _new_main(spec.origin or loader.get_filename('__main__'), loader, spec)
+    _execute(lambda: loader.get_code('__main__'), main)
+
+
+def is_folder(path: str) -> bool:
+    """Whether ``python path`` looks for a program within: in a folder, or a zip file."""
+    return os.path.isdir(path) or zipfile.is_zipfile(path)
 
 
 def run_module(name: str, arguments: Sequence[str]) -> None:

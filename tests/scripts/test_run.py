@@ -1,5 +1,8 @@
 """``python -m slimguard``: its options, and scripts that run as plain Python would run them."""
 
+import os
+import zipapp
+
 import pytest
 
 from slimguard import Raise, Rollback, Skip, Stop
@@ -13,6 +16,8 @@ import sys
 from slimguard.scripts import run
 if sys.argv[1] == '-m':
     run.run_module(sys.argv[2], sys.argv[3:])
+elif run.is_folder(sys.argv[1]):
+    run.run_folder(sys.argv[1], sys.argv[2:])
 else:
     run.run_script(sys.argv[1], sys.argv[2:])
 """
@@ -81,6 +86,7 @@ def test_a_policy_is_a_name_or_a_chain_and_means_the_same_everywhere(text, polic
         ('run --max_loss x.py', "not 'x.py'. The option needs a value before the script"),
         ('run --tf1', 'name a script to run, or a module after -m'),
         ('run -m', 'name a script to run, or a module after -m'),
+        ('run %s' % os.path.dirname(__file__), 'has no __main__.py to run'),
         ('run nowhere.py', "there is no file 'nowhere.py' to run"),
         ('checkpoints', 'LOGDIR'),
         ('checkpoints nowhere', "there is no directory 'nowhere'"),
@@ -148,6 +154,19 @@ def test_a_module_runs_as_plain_python_runs_it(tmp_path, module, script):
     write_scripts(package, SCRIPTS[script].replace('import sib', 'from . import sib'))
     (package / '__main__.py').write_text((package / 'script.py').read_text())
     compare_with_plain_python(tmp_path, ['-m', module])
+
+
+@pytest.mark.parametrize('is_zip', [False, True])
+@pytest.mark.parametrize('script', ['its world', 'an exception'])
+def test_a_folder_or_a_zip_file_runs_as_plain_python_runs_it(tmp_path, script, is_zip):
+    """The zip file with a line ahead, as `zipapp` writes it."""
+    program = tmp_path / 'program'
+    program.mkdir()
+    write_scripts(program, SCRIPTS[script])
+    (program / 'script.py').rename(program / '__main__.py')
+    if is_zip:
+        zipapp.create_archive(str(program), str(tmp_path / 'program.pyz'), '/usr/bin/env python')
+    compare_with_plain_python(tmp_path, ['program.pyz' if is_zip else 'program'])
 
 
 def compare_with_plain_python(folder, script):

@@ -38,7 +38,7 @@ from slimguard.training.preemption import SECONDS, Preemption
 from slimguard.training.progress import progress_bar
 from slimguard.training.step_history import STEPS, require_history
 from slimguard.training.step_runner import Schedule
-from slimguard.training.trainable import BUILD_ANEW, require_trainable
+from slimguard.training.trainable import BUILD_ANEW, as_logdir, require_trainable
 from slimguard.training.turns import in_turns
 from slimguard.training.watchers import lent, with_watcher
 
@@ -233,7 +233,7 @@ def train(
       NanLossError: where the policy is 'raise', once the last good state is saved in `logdir`
         (by the chief). `tf.compat.v1.train.NanLossDuringTrainingError` and
         `tf.errors.InvalidArgumentError` catch it as well.
-      ValueError: as `slim.learning.train`; if an argument is not what is expected, or disagrees
+      TypeError, ValueError: as `slim.learning.train`; if an argument is not what is expected, or disagrees
         with a hook; if the train op cannot be guarded or is of another graph; if `logdir` holds a
         wild card, so that TensorFlow could not restore what it saves there.
       ImportError: if `progress` is True and tqdm is not installed.
@@ -243,9 +243,7 @@ def train(
     """
     if train_op is None:
         raise ValueError('train_op cannot be None.')
-    if logdir is not None and not logdir:  # as slim takes it; from a flag that was not set, often
-        tf1.logging.warning('slimguard: logdir is empty, so nothing is saved and nothing recorded.')
-    logdir = files.as_logdir(logdir) if logdir else None
+    logdir = as_logdir(logdir)
     usual = as_spike(spike)
     given = capture, max_bundles, progress, preemption_seconds, usual, require_history(history)
     HookSettings(*given).require()
@@ -253,7 +251,7 @@ def train(
     require_number_of_steps(number_of_steps)
     graph = graph or tf1.get_default_graph()
     train_op = gates.as_train_op(train_op)
-    require_trainable(train_op, graph)
+    require_trainable(train_op, graph, saver)
     global_step, saver = _step_and_saver(graph, global_step, saver, logdir)
     # An op that writes nothing needs no guard, and slim trains such ops as well.
     if gates.writes_something(train_op):

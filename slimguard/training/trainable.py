@@ -1,6 +1,10 @@
-"""What a train op and its graph have to be, or else `train` says what to do."""
+"""What a train op, its graph and its logdir have to be, or else `train` says what to do."""
+
+from typing import Any, Optional
 
 import tensorflow as tf
+
+from slimguard.system import files
 
 BUILD_ANEW = (
     'If a training on it has ended, build the model again, inside "with tf.Graph().as_default():" '
@@ -21,10 +25,21 @@ The hooks go into train(), and the block goes away."""
 )
 
 
-def require_trainable(train_op, graph: tf.Graph) -> None:
-    """Raises unless `train` can make a session for the train op.
+def as_logdir(logdir: Optional[files.Path]) -> Optional[str]:
+    """As `files.as_logdir`; for none, None, and an empty one is none, which it says."""
+    if isinstance(logdir, (str, bytes)) and not logdir:  # from a flag that was not set, often
+        tf.compat.v1.logging.warning(
+            'slimguard: logdir is empty, so nothing is saved and nothing recorded.'
+        )
+        return None
+    return None if logdir is None else files.as_logdir(logdir)
+
+
+def require_trainable(train_op, graph: tf.Graph, saver: Any = None) -> None:
+    """Raises unless `train` can make a session for the train op, and save with the saver if any.
 
     Raises:
+      TypeError: if `saver` is no saver.
       ValueError: if the train op belongs to another graph.
       RuntimeError: if the graph is finalized.
     """
@@ -35,3 +50,8 @@ def require_trainable(train_op, graph: tf.Graph) -> None:
         )
     if graph.finalized:
         raise RuntimeError(_FINALIZED)
+    if not isinstance(saver, (tf.compat.v1.train.Saver, type(None))):
+        raise TypeError(
+            'saver must be a tf.compat.v1.train.Saver, or None for one of all variables, not %r'
+            % (saver,)
+        )

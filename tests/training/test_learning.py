@@ -406,6 +406,12 @@ class TestErrors:
         with pytest.raises(ValueError, match='train_op cannot be None'):
             train(None)
 
+    def test_arguments_in_the_wrong_order(self, tmp_path):
+        model, _ = build()
+        for logdir in (model.loss, 0):
+            with pytest.raises(TypeError, match=r'logdir must be a path \(str, bytes or'):
+                slimguard.train(str(tmp_path), logdir)
+
     def test_a_train_op_that_is_none(self):
         with pytest.raises(TypeError, match="train_op must be a tf.Tensor.* not 'train'"):
             train('train')
@@ -432,6 +438,7 @@ class TestErrors:
             ({'progress': 'yes'}, ValueError, "progress must be True or False, not 'yes'"),
             ({'ends_job': 2}, ValueError, 'ends_job must be True or False, not 2'),
             ({'number_of_steps': 'x'}, ValueError, "number_of_steps must be a number.* not 'x'"),
+            ({'saver': ['w']}, TypeError, r"saver must be a tf.compat.v1.train.Saver.* \['w'\]"),
             ({'hooks': [1]}, TypeError, 'hooks must be tf.train.SessionRunHooks; 1 is none'),
             (
                 {'hooks': [slimguard.NanLossHook]},
@@ -439,7 +446,7 @@ class TestErrors:
                 r'hooks has the class NanLossHook; make a hook of it: NanLossHook\(...\)',
             ),
         ],
-        ids=['progress', 'ends_job', 'number_of_steps', 'a number', 'a class'],
+        ids=['progress', 'ends_job', 'number_of_steps', 'saver', 'a number', 'a class'],
     )
     def test_what_is_of_another_kind(self, arguments, error, said):
         _, train_op = build()

@@ -233,9 +233,9 @@ def train(
       NanLossError: where the policy is 'raise', once the last good state is saved in `logdir`
         (by the chief). `tf.compat.v1.train.NanLossDuringTrainingError` and
         `tf.errors.InvalidArgumentError` catch it as well.
-      TypeError, ValueError: as `slim.learning.train`; if an argument is not what is expected, or disagrees
-        with a hook; if the train op cannot be guarded or is of another graph; if `logdir` holds a
-        wild card, so that TensorFlow could not restore what it saves there.
+      TypeError, ValueError: as `slim.learning.train`; if an argument is not what is expected, or
+        disagrees with a hook; if the train op cannot be guarded or is of another graph; if `logdir`
+        holds a wild card, so that TensorFlow could not restore what it saves there.
       ImportError: if `progress` is True and tqdm is not installed.
       RuntimeError: in eager mode; if the graph is finalized, as it is after another `train` and
         inside a ``with MonitoredTrainingSession(...)`` block.

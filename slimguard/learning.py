@@ -30,6 +30,7 @@ from slimguard.incidents.policy_language import OnNan
 from slimguard.incidents.spike import AnySpike, as_spike
 from slimguard.system import files
 from slimguard.system.numbers import require_bool, require_number_of_steps
+from slimguard.training import trainable
 from slimguard.training.checkpoint_keeper import CheckpointKeeper
 from slimguard.training.context import TrainingContext
 from slimguard.training.hook_training import HookSettings
@@ -38,7 +39,6 @@ from slimguard.training.preemption import SECONDS, Preemption
 from slimguard.training.progress import progress_bar
 from slimguard.training.step_history import STEPS, require_history
 from slimguard.training.step_runner import Schedule
-from slimguard.training.trainable import BUILD_ANEW, as_logdir, require_trainable
 from slimguard.training.turns import in_turns
 from slimguard.training.watchers import lent, with_watcher
 
@@ -113,7 +113,7 @@ def create_train_op(
     if total_loss.graph.finalized:
         raise RuntimeError(
             'the graph is finalized, so no train op can be added for total_loss %r. %s'
-            % (total_loss.name, BUILD_ANEW)
+            % (total_loss.name, trainable.BUILD_ANEW)
         )
     train_op = _slim_create_train_op(
         total_loss,
@@ -243,7 +243,7 @@ def train(
     """
     if train_op is None:
         raise ValueError('train_op cannot be None.')
-    logdir = as_logdir(logdir)
+    logdir = trainable.as_logdir(logdir)
     usual = as_spike(spike)
     given = capture, max_bundles, progress, preemption_seconds, usual, require_history(history)
     HookSettings(*given).require()
@@ -251,11 +251,13 @@ def train(
     require_number_of_steps(number_of_steps)
     graph = graph or tf1.get_default_graph()
     train_op = gates.as_train_op(train_op)
-    require_trainable(train_op, graph, saver)
+    trainable.require_trainable(train_op, graph, saver)
     global_step, saver = _step_and_saver(graph, global_step, saver, logdir)
     # An op that writes nothing needs no guard, and slim trains such ops as well.
     if gates.writes_something(train_op):
         train_op = gates.guard(train_op)
+    else:
+        trainable.warn_of_no_training(train_op)
     hooks, watcher = with_watcher(hooks or (), on_nan, max_loss, logdir, spike=usual)
     if any(isinstance(hook, tf1.train.CheckpointSaverHook) for hook in hooks):
         offer_saver(graph, saver)

@@ -91,13 +91,15 @@ def _begin_anew(
     path = state_file.path_in(logdir)
     if not bad and state is None and damage is None:
         return Repair(None, None)
+    moved = ''
     if files.exists(path):
         tf.io.gfile.rename(path, path + '.bad', overwrite=True)
+        moved = '; the state file that names it is now %s' % os.path.basename(path + '.bad')
     if damage is not None:
         bad.append(damage)
     elif not bad and state is not None:
         bad.append('the files of %s are gone' % state.newest)
-    said = 'no checkpoint in %s can be resumed from (%s)' % (logdir, '; '.join(bad))
+    said = 'no checkpoint in %s can be resumed from (%s)%s' % (logdir, '; '.join(bad), moved)
     return Repair(None, said, is_lost=True)
 
 

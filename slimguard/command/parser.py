@@ -250,8 +250,8 @@ def _add_checkpoints(commands) -> None:
     checkpoints.add_argument(
         '--repair',
         action='store_true',
-        help="make TensorFlow's state file name the newest good checkpoint; no other file is "
-        'touched',
+        help="make TensorFlow's state file name the newest good checkpoint; if there is none, "
+        'rename it to checkpoint.bad; no other file is touched',
     )
     checkpoints.add_argument('--json', action='store_true', help=_JSON)
 

@@ -104,7 +104,7 @@ class Incident:
         state = (
             'nothing was written'
             if self.held
-            else 'the update had already landed, as the train op has no gate'
+            else 'the update had already landed, as no gate looks at this'
         )
         return '%s%s: %s; %s' % (where, loss, self.reason, state)
 

@@ -239,7 +239,7 @@ class IncidentHandler:
         handled.take(incident)  # a subclass may hand on one that tells more
         incident = handled.note(action=self._now.policy.action)
         if incident.action == 'skip' and not incident.held:
-            raise ValueError(NO_GATE % 'skip')
+            raise ValueError(_NOT_HELD % ', '.join(incident.tensors))
         if incident.action == 'skip':
             self._policies.step_was_skipped()
         if isinstance(self._now.policy, Rollback):
@@ -336,6 +336,11 @@ NO_GATE = (
     'on_nan=%r was asked for, but the train op has no gate: a bad update would stay in the '
     'weights. Build it with slimguard.create_train_op(), or run slimguard.guard(train_op) in its '
     'place'
+)
+
+_NOT_HELD = (
+    "on_nan='skip' was asked for, but no gate looks at %s, so the update of this step was written. "
+    'Pass it to slimguard.create_train_op(), or as slimguard.guard(train_op, loss=...)'
 )
 
 NO_LOGDIR = (

@@ -55,3 +55,12 @@ def require_trainable(train_op, graph: tf.Graph, saver: Any = None) -> None:
             'saver must be a tf.compat.v1.train.Saver, or None for one of all variables, not %r'
             % (saver,)
         )
+
+
+def warn_of_no_training(train_op) -> None:
+    """Says that nothing is trained; slim takes such an op as well, often a loss by mistake."""
+    tf.compat.v1.logging.warning(
+        'slimguard: train op %r writes no variable: nothing is trained, and the global step stays '
+        'as it is. What trains is what create_train_op() or optimizer.minimize() returns.',
+        train_op.name,
+    )

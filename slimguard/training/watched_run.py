@@ -169,6 +169,7 @@ class WatchedRuns:
         # By what is fetched, of which a copy is kept so that nothing else gets the ids in it.
         self._runs: Dict[Any, Tuple[Optional[Run], Any]] = {}
         self._not_guarded: Set[str] = set()  # what was warned of
+        self._told_of_no_gate: Set[Tuple[str, ...]] = set()
         self._process = os.getpid()
         self._last: Tuple[Tuple[Any, ...], Optional[Run]] = ((), None)
         self._inner_feeds: Optional[InnerFeeds] = None
@@ -231,7 +232,11 @@ class WatchedRuns:
     def _plan(self, elements: list, graph: tf.Graph, fed: Sequence[tf.Tensor]) -> Optional[Run]:
         found = [gate for gate in map(gates.gate_of, elements) if gate is not None]
         if found:
-            found = [gate for gate in dict.fromkeys(found) if self._is_mine(gate)]
+            all_found = list(dict.fromkeys(found))
+            found = [gate for gate in all_found if self._is_mine(gate)]
+            if not found:
+                self._tell_of_no_gate(all_found, graph)
+                return None
             for gate in [] if self._guards_beside else found:
                 refuse_outside(elements, gate.train_op, gate.original, self._warn_of)
             histories = [self._histories.of(gate) for gate in found]
@@ -243,7 +248,7 @@ class WatchedRuns:
                 for gate, each in zip(found, histories)
             ]
             loss = self._loss_beside(found)
-            return Run(found, loss, told, histories, graph) if found else None
+            return Run(found, loss, told, histories, graph)
         is_step = _updates_unguarded(elements)
         if self._loss is not None:
             is_step = _is_step(elements, self._loss, graph)
@@ -268,8 +273,22 @@ class WatchedRuns:
         return self._loss.op in needed or gate.loss.op in graphs.ancestors([self._loss.op])
 
     def _loss_beside(self, found: Sequence[gates.Gate]) -> Optional[tf.Tensor]:
-        """The loss to look at beside the gates: one that no gate knows."""
-        return self._loss if all(gate.loss is None for gate in found) else None
+        """The loss to look at beside the gates: one that no gate knows, nor anything it checks."""
+        if self._loss is None or all(gate.loss is None for gate in found):
+            return self._loss
+        checked = [op_of(gate.original) for gate in found]
+        checked += [gate.loss.op for gate in found if gate.loss is not None]
+        return None if _copied(self._loss).op in graphs.ancestors(checked) else self._loss
+
+    def _tell_of_no_gate(self, of_others: Sequence[gates.Gate], graph: tf.Graph) -> None:
+        """Says that a run is not watched, where there is no training of the hook's loss at all."""
+        if any(map(self._is_mine, gates.gates_of(graph).values())):
+            return
+        assert self._loss is not None  # without one all gates are the hook's
+        told = of_others[0].original.name, self._loss.name
+        if told not in self._told_of_no_gate:
+            self._told_of_no_gate.add(told)
+            tf1.logging.error('slimguard: ' + _OF_OTHERS, *told)
 
 
 _NOT_GUARDED = (
@@ -278,10 +297,23 @@ _NOT_GUARDED = (
 )
 
 
+_OF_OTHERS = (
+    'steps of %r are not watched by the hook with the loss %r, which no guarded train op computes. '
+    'Give the hook the loss that is trained on, or none'
+)
+
+
 _NOT_KEPT = (
     'bad steps of %r are not examined where the run feeds %r, which the step computes itself: what '
     'is kept of a step is made for all its inputs. Feed a placeholder, or use slimguard run'
 )
+
+
+def _copied(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor of which this one is a copy."""
+    while tensor.op.type in ('Identity', 'CheckNumerics'):
+        tensor = tensor.op.inputs[0]
+    return tensor
 
 
 def _updates_unguarded(elements: list) -> bool:

@@ -4,7 +4,7 @@ import atexit
 import contextlib
 import os
 import weakref
-from typing import Callable, Optional, Sequence
+from typing import Callable, MutableMapping, Optional, Sequence
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -26,6 +26,9 @@ from slimguard.training.preemption import SECONDS
 from slimguard.training.recovery import NotInitializedError
 from slimguard.training.step_history import STEPS
 from slimguard.training.watchers import lent, watchers_in, with_watcher
+
+# By session what watches it, as long as somebody has that.
+_WATCHED: MutableMapping[SessionInterface, 'WatchedSession'] = weakref.WeakValueDictionary()
 
 
 class WatchedSession(HookedSession):
@@ -171,13 +174,13 @@ def watch(
             'session must be a tf.compat.v1.Session, not %r; a MonitoredSession takes the hook '
             'itself: hooks=[slimguard.NanLossHook(loss)]' % (session,)
         )
-    if isinstance(session, WatchedSession):
+    if isinstance(session, tf1.Session) and tf_private.is_closed(session):
+        raise RuntimeError('session is closed; watch another, before it trains')
+    if isinstance(session, WatchedSession) or session in _WATCHED:
         raise ValueError(
             'session is watched already, and of two that watch only one would be told; give '
             'watch() the session itself, once, with the hooks of both in hooks='
         )
-    if isinstance(session, tf1.Session) and tf_private.is_closed(session):
-        raise RuntimeError('session is closed; watch another, before it trains')
     logdir = None if logdir is None else files.as_logdir(logdir)
     if logdir is not None and not session.graph.get_collection(tf1.GraphKeys.GLOBAL_VARIABLES):
         raise ValueError(
@@ -203,7 +206,9 @@ def watch(
             except tf.errors.FailedPreconditionError as error:
                 name, reason = type(hook).__name__, reason_of(error)
                 raise NotInitializedError(_TOO_EARLY % (name, reason)) from None
-        return WatchedSession(session, hooks, coordinator, stack.pop_all().close)
+        watched = WatchedSession(session, hooks, coordinator, stack.pop_all().close)
+    _WATCHED[session] = watched
+    return watched
 
 
 _TOO_EARLY = (

@@ -171,7 +171,7 @@ class TestWithoutAGate:
     def test_a_callable_that_skips_is_refused_at_the_incident(self):
         model = Linear(bad=(3,))
         hook = slimguard.NanLossHook(model.loss, on_nan=lambda incident: 'skip')
-        with pytest.raises(ValueError, match='has no gate'):
+        with pytest.raises(ValueError, match='no gate looks at loss'):
             monitored(hook, model.minimize())
 
 
@@ -348,6 +348,53 @@ def test_a_bad_loss_that_the_gate_does_not_know_is_detected():
     hook = slimguard.NanLossHook(loss)
     with pytest.raises(slimguard.NanLossError, match='already landed'):
         monitored(hook, slimguard.guard(model.minimize()))
+
+
+class TestAnotherLossThanTheGates:
+    """The hook's goes beyond what the gate checks, as it is made of that and of something else."""
+
+    def build(self, beyond, **kwargs):
+        model = Linear()
+        values = iter(beyond)
+        part = tf1.py_func(lambda: np.float32(next(values)), [], tf.float32)
+        part.set_shape([])
+        train_op = slimguard.guard(model.minimize(), loss=model.loss)
+        loss = tf.identity(model.loss + tf.stop_gradient(part), name='total')
+        return train_op, slimguard.NanLossHook(loss, **kwargs)
+
+    def test_a_nan_in_it_is_an_incident(self):
+        train_op, hook = self.build([0, np.nan, 0])
+        with pytest.raises(slimguard.NanLossError, match='not finite: loss total.*already landed'):
+            monitored(hook, train_op)
+        assert [incident.held for incident in hook.incidents] == [False]
+
+    def test_a_larger_one_is_an_incident(self):
+        train_op, hook = self.build([0, 1e9, 0], max_loss=1e6, on_nan='stop')
+        monitored(hook, train_op)
+        (incident,) = hook.incidents
+        assert incident.reason == 'above max_loss: loss total' and incident.loss >= 1e9
+
+    def test_to_skip_it_the_gate_has_to_know_it(self):
+        train_op, hook = self.build([0, np.nan, 0], on_nan='skip')
+        told = r'no gate looks at loss total.*guard\(train_op, loss='
+        with pytest.raises(ValueError, match=told):
+            monitored(hook, train_op)
+
+    def test_one_of_no_training_is_told_of_once(self):
+        model = Linear()
+        train_op = slimguard.guard(model.minimize(), loss=model.loss)
+        with LogLines() as lines:
+            monitored(slimguard.NanLossHook(tf.constant(np.nan, name='alone')), train_op)
+        (line,) = [line for line in lines if 'are not watched by the hook' in line]
+        assert "loss 'alone:0', which no guarded train op computes" in line
+
+    @pytest.mark.parametrize('copies', [tf.identity, lambda loss: tf1.check_numerics(loss, 'bad')])
+    def test_a_copy_of_the_gates_is_the_gates(self, copies):
+        model = Linear(bad=(3,))
+        train_op = slimguard.guard(model.minimize(), loss=model.loss)
+        hook = slimguard.NanLossHook(copies(model.loss), on_nan='skip')
+        monitored(hook, train_op)
+        assert [incident.held for incident in hook.incidents] == [True]
 
 
 @pytest.mark.parametrize(

@@ -512,6 +512,17 @@ def test_the_loss_that_slim_logs_and_the_incident_are_both_there():
     assert sum(line.startswith('slimguard: incident 1 at global step 1') for line in lines) == 1
 
 
+def test_what_trains_nothing_is_told_of():
+    """As a loss in the train op's place: slim runs that too, until somebody stops it."""
+    model = Linear()
+    stop = tf1.train.FinalOpsHook(None)
+    stop.after_run = lambda run_context, run_values: run_context.request_stop()
+    with LogLines() as lines:
+        slimguard.train(model.loss, None, number_of_steps=3, hooks=[stop])
+    (line,) = [line for line in lines if 'writes no variable' in line]
+    assert "'%s'" % model.loss.name in line and 'nothing is trained' in line
+
+
 def test_an_empty_logdir_is_none_and_that_is_said(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     model = Linear()

@@ -239,6 +239,15 @@ def test_who_begins_anew_beside_the_checkpoints_of_another_training_is_told(rest
     assert len(told) == (not restores)
 
 
+def test_a_plain_session_is_watched_once_at_a_time():
+    session = tf1.Session()
+    watched = slimguard.watch(session)
+    with pytest.raises(ValueError, match='session is watched already'):
+        slimguard.watch(session)
+    del watched  # as where a notebook's cell is run once more
+    slimguard.watch(session).close()
+
+
 def test_who_forgets_to_initialize_is_told_so_and_may_do_it_then(tmp_path):
     _, train_op = build()
     with slimguard.watch(tf1.Session(), on_nan='rollback', logdir=tmp_path) as session:

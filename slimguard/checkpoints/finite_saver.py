@@ -250,9 +250,9 @@ def _refused(refusal: NotFinite, save_path: str, checkpoints: Sequence[str]) -> 
     file.append(incident)
     file.close()
     tf1.logging.error(
-        'slimguard: checkpoint %s is refused, not finite: %s. The newest is still %s.',
+        'slimguard: checkpoint %s is refused, not finite: %s. %s.',
         refusal.path,
         ', '.join(refusal.names),
-        checkpoints[-1] if checkpoints else 'none',
+        'The newest is still ' + checkpoints[-1] if checkpoints else 'None was saved before',
     )
     return incident

@@ -90,6 +90,8 @@ def _warn(data: ReportData) -> None:
 
 
 def _file(path: files.Path, name: str) -> str:
+    if not path:
+        raise ReportError('%s is empty; expected the path of a file' % name)
     path = files.as_path(path, name)
     if files.is_dir(path):
         example = os.path.join(path, 'report.png' if name == 'png' else 'report.html')
@@ -125,7 +127,9 @@ def _write(path: str, content: bytes) -> None:
         else:
             files.write_atomically(path, content)
     except (OSError, tf.errors.OpError) as error:
-        raise ReportError('%s cannot be written: %s' % (path, error)) from None
+        folder = os.path.dirname(path)
+        why = error if files.is_dir(folder) else 'there is no directory %s' % folder
+        raise ReportError('%s cannot be written: %s' % (path, why)) from None
     if number != 1:
         terminal.say(path)
 

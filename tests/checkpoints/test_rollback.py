@@ -243,7 +243,8 @@ class TestResume:
             train(train_op, folder)
         assert model.batches.drawn == 6
         said = 'no checkpoint in %s can be resumed from' % os.path.abspath(str(folder))
-        assert any(said in line for line in lines)
+        (line,) = [line for line in lines if said in line]
+        assert 'the state file that names it is now checkpoint.bad; the training begins' in line
 
     def test_the_monitored_training_of_slim_does_so_under_instrument(self, folder):
         from slimguard import compat

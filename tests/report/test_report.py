@@ -772,10 +772,10 @@ def test_the_command_writes_the_page_and_the_picture_whole(copy, tmp_path):
 @pytest.mark.parametrize(
     'output, why',
     [
-        ('nowhere/a.html', 'cannot be written'),
+        ('nowhere/a.html', 'cannot be written: there is no directory'),
         ('folder', 'is a directory; expected a file, such as'),
         ('file/a.html', 'cannot be written'),
-        ('', ' is empty; expected'),
+        ('', ' is empty; expected the path of a file'),
     ],
 )
 @pytest.mark.parametrize('option', ['output', 'png'])

@@ -2,6 +2,8 @@
 
 from typing import List, Sequence
 
+import tensorflow as tf
+
 from slimguard import graph as graphs
 from slimguard.diagnosis import causes
 from slimguard.diagnosis.rerun import Step
@@ -11,6 +13,7 @@ _MOST_NAMED = 5
 
 def explain_inside(step: Step, op) -> str:
     """The sentence about an op that is a loop's or calls a function; empty if it does neither."""
+    op = _filled_by(op)
     loop = step.flow.loop_left_by(op)
     writes = graphs.Writes(step.graph)
     bodies = writes.calls(op)
@@ -20,6 +23,16 @@ def explain_inside(step: Step, op) -> str:
     found = _risky_in_loops(step) if loop else _risky_in_functions(writes, bodies)
     may = '; what may do it there: ' + ', '.join(found[:_MOST_NAMED]) if found else ''
     return 'somewhere in %s, which cannot be looked into%s' % (where, may)
+
+
+def _filled_by(op: tf.Operation) -> tf.Operation:
+    """The op that filled the array or list which an op reads; the op itself if it reads none."""
+    if not op.type.startswith(('TensorArray', 'TensorList')) or not op.inputs:
+        return op
+    array = op.inputs[0] if op.type.startswith('TensorList') else op.inputs[-1]  # its flow
+    while array.op.type == 'Identity':
+        array = array.op.inputs[0]
+    return array.op
 
 
 def _risky_in_loops(step: Step) -> List[str]:

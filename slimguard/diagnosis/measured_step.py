@@ -16,6 +16,18 @@ SAME_NUMBERS = frozenset(
     'CheckNumericsV2'.split()
 )
 
+# By the op of a TensorArray the output that is its flow: a float that stands for no number, but for
+# all that was written to the array before.
+_FLOWS = {
+    'TensorArrayV3': 1,
+    'TensorArrayGradV3': 1,
+    'TensorArrayGradWithShape': 1,
+    'TensorArrayWriteV3': 0,
+    'TensorArrayScatterV3': 0,
+    'TensorArraySplitV3': 0,
+}
+_HAND_ON = SAME_NUMBERS | frozenset('Enter Exit Merge Switch NextIteration'.split())
+
 
 class MeasuredStep:
     """A step, run once, with what is known of its tensors.
@@ -115,6 +127,7 @@ class MeasuredStep:
             t
             for t in op.outputs
             if graphs.is_float(t)
+            and not _is_flow(t)
             and not self.step.is_fed(t)
             and self.step.can_fetch(t)
             and (t.consumers() or len(op.outputs) == 1)
@@ -125,12 +138,18 @@ class MeasuredStep:
         if self.range_of(tensor) is not None or self.step.is_fed(tensor):
             return True
         hides_floats = tensor.dtype.base_dtype in (tf.resource, tf.variant)
-        return not (graphs.is_float(tensor) or hides_floats)
+        return not (graphs.is_float(tensor) or hides_floats)  # a flow does, and is a float
 
     def _row(self, tensor, phase: str) -> Row:
         name = self.step.name_of(tensor)
         op = name.rpartition(':')[0]
         return Row(op, self.step.type_of(tensor.op), name, phase, self._ranges[key(tensor)])
+
+
+def _is_flow(tensor: tf.Tensor) -> bool:
+    while tensor.op.type in _HAND_ON:
+        tensor = tensor.op.inputs[0]
+    return _FLOWS.get(tensor.op.type) == tensor.value_index
 
 
 def _phases_of(step: Step) -> Dict[tf.Operation, str]:

@@ -197,6 +197,35 @@ def test_what_a_loop_drew_is_said_not_to_be_kept(control_flow_v1):
     assert 'not kept, for it was drawn inside a loop: while/PyFunc' in str(found)
 
 
+def loop_over_tensor_arrays(x, of_row, ends):
+    """A loop that reads x row by row, as an RNN does; what it carries, or what it writes down."""
+    rows = tf.TensorArray(tf.float32, 6).unstack(x)
+
+    def body(i, total, written):
+        row = of_row(rows.read(i))
+        return i + 1, total + row, written.write(i, 2.0 * row)
+
+    start = [0, tf.zeros([4]), tf.TensorArray(tf.float32, 6)]
+    _, total, written = tf1.while_loop(lambda i, *_: i < 6, body, start)
+    return written.stack() if ends == 'written' else tf.reshape(total, [1, 4])
+
+
+@pytest.mark.parametrize('ends', ['carried', 'written'])
+def test_what_a_loop_reads_from_a_tensor_array_is_looked_at(control_flow, ends):
+    x = batches(put(np.nan, 2))
+    read = loop_over_tensor_arrays(x, lambda row: row, ends)
+    found = diagnosis_of(Failed(regression(tf.matmul(read, weights()))))
+    assert found.phase == 'input' and found.non_finite.rows == [2]
+
+
+@pytest.mark.parametrize('ends', ['carried', 'written'])
+def test_what_a_loop_does_to_what_it_reads_is_not_seen_and_that_is_said(control_flow, ends):
+    x = batches(put(0.0, 2))
+    read = loop_over_tensor_arrays(x, tf.math.log, ends)
+    found = diagnosis_of(Failed(regression(tf.matmul(read, weights()))))
+    assert 'which cannot be looked into' in found.trouble and 'Log' in found.trouble
+
+
 def test_a_loss_above_max_loss_is_said_to_be_just_that():
     loss = regression(tf.matmul(batches(put(100.0, 3)), weights()))  # at fault: max_loss
     found = diagnosis_of(Failed(loss, max_loss=1000.0))

@@ -4,7 +4,7 @@ import atexit
 import contextlib
 import os
 import weakref
-from typing import Callable, MutableMapping, Optional, Sequence
+from typing import Any, Callable, MutableMapping, Optional, Sequence
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -28,7 +28,7 @@ from slimguard.training.step_history import STEPS
 from slimguard.training.watchers import lent, watchers_in, with_watcher
 
 # By session what watches it, as long as somebody has that.
-_WATCHED: MutableMapping[SessionInterface, 'WatchedSession'] = weakref.WeakValueDictionary()
+_WATCHED: MutableMapping[Any, 'WatchedSession'] = weakref.WeakValueDictionary()
 
 
 class WatchedSession(HookedSession):

@@ -66,9 +66,8 @@ def _run(options: argparse.Namespace, script: Sequence[str], lent: contextlib.Ex
 
     seen, script_files = instrumentation.sessions.seen, instrumentation.sessions.files
     is_module = script[0] == '-m'
+    start = run.run_module if is_module else run.run_script
     what, *given = script[1:] if is_module else script
-    start = run.run_folder if run.is_folder(what) else run.run_script
-    start = run.run_module if is_module else start
     try:
         script_watcher.end_at_stop(script_files, start, what, given)
     except SystemExit as error:

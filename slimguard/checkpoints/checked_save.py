@@ -32,28 +32,11 @@ from typing import (
 import tensorflow as tf
 
 from slimguard import graph as graphs
-from slimguard.checkpoints.checkpoint_files import step_in_name
 from slimguard.checkpoints.copied_values import CopiedValues
 from slimguard.compat import tf_private
 from slimguard.graph import ops, plain_ops, single_runs
 
 _SAVES = frozenset(['Save', 'SaveSlices', 'SaveV2'])
-
-
-class NotFinite(Exception):
-    """A checkpoint is not to be published.
-
-    Attributes:
-      names: of what is not finite.
-      path: the prefix of the checkpoint.
-      step: the global step in it, or None.
-    """
-
-    def __init__(self, names: Sequence[str], path: str, step: Optional[int]):
-        Exception.__init__(self, ', '.join(names))
-        self.names = list(names)
-        self.path = path
-        self.step = step
 
 
 class CheckedSave:
@@ -88,8 +71,8 @@ class CheckedSave:
 
     def run(
         self, session, feed_dict: Dict[Any, Any], replaces: bool, of_copies: bool = False
-    ) -> Any:
-        """Checks and saves; returns the prefix of the checkpoint.
+    ) -> 'Outcome':
+        """Checks and saves.
 
         Args:
           session: the session.
@@ -97,24 +80,22 @@ class CheckedSave:
           replaces: whether a checkpoint of that name is there, which a bad one must not replace.
           of_copies: whether to save the copies that were made, and not what is there now.
 
+        Returns:
+          The outcome. Of refs that are not finite, the files may have been written.
+
         Raises:
-          NotFinite: if a value is not finite. Of refs, the files may have been written.
           tf.errors.OpError: if it cannot be written.
         """
         if of_copies not in self._clones:
             self._clone(of_copies, 'save', _check_sums)
         saved = self._clones[of_copies].run(session, feed_dict, replaces)
         if not saved.is_refused:
-            return saved.path
+            return saved
         if of_copies not in self._exact:
             self._clone(of_copies, 'save_exactly', _check_values)
             self._exact.add(of_copies)
         # What is bad is not written anew.
-        saved = self._clones[of_copies].run(session, feed_dict, replaces=True)
-        if saved.is_refused:
-            (path,) = feed_dict.values()
-            raise NotFinite(saved.bad_names, path, step_in_name(path))
-        return saved.path
+        return self._clones[of_copies].run(session, feed_dict, replaces=True)
 
     def _clone(self, of_copies: bool, scope: str, check: '_Checker') -> None:
         values = self._copies.values if of_copies and self._copies is not None else {}
@@ -123,7 +104,7 @@ class CheckedSave:
             self._clones[of_copies] = _SaveClone(self._save_tensor, check, values)
 
 
-class _Outcome(NamedTuple):
+class Outcome(NamedTuple):
     """What came of a save.
 
     Attributes:
@@ -176,14 +157,14 @@ class _SaveClone:
         self._ends = list(tf.raw_ops.Merge(inputs=[path, *refusals], name='end'))
         self._ahead: Optional[List[tf.Tensor]] = None
 
-    def run(self, session, feed_dict: Dict[Any, Any], replaces: bool) -> _Outcome:
+    def run(self, session, feed_dict: Dict[Any, Any], replaces: bool) -> Outcome:
         """Checks and saves; what cannot be checked on its way is checked ahead if it `replaces`."""
         if replaces and self._refs:
             is_good, bad_names = single_runs.run_once(session, self._checks_ahead())
             if not is_good:
                 return _refusal(bad_names)
         end, which = single_runs.run_once(session, self._ends, feed_dict)
-        return _refusal(end) if which else _Outcome(end, [])
+        return _refusal(end) if which else Outcome(end, [])
 
     def _checks_ahead(self) -> List[tf.Tensor]:
         """A check that writes nothing; its ops are added when one is needed for the first time."""
@@ -201,8 +182,8 @@ def _branches(check: '_Check', name: str) -> Tuple[tf.Tensor, tf.Tensor]:
         return if_good, tf.identity(check.bad_names, name=name + '_bad')
 
 
-def _refusal(bad_names: Any) -> _Outcome:
-    return _Outcome(None, [tf.compat.as_str_any(name) for name in bad_names])
+def _refusal(bad_names: Any) -> Outcome:
+    return Outcome(None, [tf.compat.as_str_any(name) for name in bad_names])
 
 
 def _saves_of(save_tensor: tf.Tensor) -> List[tf.Operation]:

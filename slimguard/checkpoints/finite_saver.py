@@ -14,10 +14,10 @@ from typing import Any, Callable, Iterator, List, Optional, Sequence
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from slimguard.checkpoints.checked_save import CheckedSave, NotFinite
+from slimguard.checkpoints.checked_save import CheckedSave
 from slimguard.checkpoints.copied_values import one_moment
 from slimguard.checkpoints.save_room import RoomNeeded, save_or_make_room
-from slimguard.checkpoints.saving_session import SavingSession
+from slimguard.checkpoints.saving_session import NotFinite, SavingSession
 from slimguard.checkpoints.spare import Spare
 from slimguard.compat import tf_private
 from slimguard.incidents.incident import Incident

@@ -7,20 +7,37 @@ undone a NaN in between, so the file itself is then read too.
 
 import threading
 import time
-from typing import Any, Optional
+from typing import Any, Optional, Sequence
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard.checkpoints import checkpoint_files, checkpoint_reader
-from slimguard.checkpoints.checked_save import CheckedSave, NotFinite
+from slimguard.checkpoints.checked_save import CheckedSave
+from slimguard.checkpoints.checkpoint_files import step_in_name
 from slimguard.checkpoints.save_room import reason_of
 from slimguard.checkpoints.spare import Spare
 from slimguard.graph.sessions import SessionWrapper
 
 # How often a save is tried anew where a gate may just be taking a NaN back, and how long between.
 _TRIES, _PAUSE = 5, 0.05
+
+
+class NotFinite(Exception):
+    """A checkpoint is not to be published.
+
+    Attributes:
+      names: of what is not finite.
+      path: the prefix of the checkpoint.
+      step: the global step in it, or None.
+    """
+
+    def __init__(self, names: Sequence[str], path: str, step: Optional[int]):
+        Exception.__init__(self, ', '.join(names))
+        self.names = list(names)
+        self.path = path
+        self.step = step
 
 
 class SavingSession(SessionWrapper):
@@ -84,11 +101,7 @@ class SavingSession(SessionWrapper):
     def _write(self, path: str, feed_dict: dict) -> Any:
         existed = bool(checkpoint_files.files_of(path))
         try:
-            return self._checked.run(self._session, feed_dict, existed, self._of_copies)
-        except NotFinite:
-            if not existed:
-                checkpoint_files.remove(path)
-            raise
+            saved = self._checked.run(self._session, feed_dict, existed, self._of_copies)
         except tf.errors.OpError as error:
             # A server that dies may have written all of it: who restores can have that.
             is_whole = not existed and checkpoint_reader.read(path).is_good
@@ -97,6 +110,11 @@ class SavingSession(SessionWrapper):
             said = 'is whole, but saving it failed' if is_whole else 'could not be written'
             tf1.logging.error('slimguard: checkpoint %s %s: %s', path, said, reason_of(error))
             raise
+        if saved.is_refused:
+            if not existed:
+                checkpoint_files.remove(path)
+            raise NotFinite(saved.bad_names, path, step_in_name(path))
+        return saved.path
 
 
 def _read_back(path: str, written: Any) -> None:

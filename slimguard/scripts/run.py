@@ -25,6 +25,9 @@ _OF_AN_INCIDENT = 'NanLossError'
 def run_script(path: str, arguments: Sequence[str]) -> None:
     """Does what ``python path arguments`` does. Exceptions of the script pass."""
     sys.argv[:] = [path] + list(arguments)
+    if os.path.isdir(path) or zipfile.is_zipfile(path):
+        _run_folder(path)
+        return
     _set_first_path(os.path.dirname(os.path.realpath(path)))
     if sys.version_info >= (3, 9):
         path = os.path.abspath(path)
@@ -34,12 +37,20 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
     _execute(lambda: loader.source_to_code(loader.get_data(path), path), main)
 
 
-def run_folder(path: str, arguments: Sequence[str]) -> None:
-    """Does what ``python path arguments`` does with a folder, or a zip file, that holds a program.
+def run_module(name: str, arguments: Sequence[str]) -> None:
+    """Does what ``python -m name arguments`` does."""
+    sys.argv[:] = ['-m'] + list(arguments)
+    _set_first_path(os.getcwd())
+    spec = _find_module(name)
+    loader: Any = spec.loader  # which has a get_code
+    path: Any = spec.origin  # None where an importer does not say it
+    sys.argv[0] = path
+    main = _new_main(path, loader, spec)
+    _execute(lambda: loader.get_code(spec.name), main)
 
-    It is the one place where ``python -P`` finds modules too.
-    """
-    sys.argv[:] = [path] + list(arguments)
+
+def _run_folder(path: str) -> None:
+    """Runs the program in a folder, or a zip file: there ``python -P`` finds modules too."""
     if sys.version_info >= (3, 9):
         path = os.path.abspath(path)
     if getattr(sys.flags, 'safe_path', False):
@@ -53,23 +64,6 @@ def run_folder(path: str, arguments: Sequence[str]) -> None:
     # As an importer of zip files for Python 3.7 says it only here.
     main = _new_main(spec.origin or loader.get_filename('__main__'), loader, spec)
     _execute(lambda: loader.get_code('__main__'), main)
-
-
-def is_folder(path: str) -> bool:
-    """Whether ``python path`` looks for a program within: in a folder, or a zip file."""
-    return os.path.isdir(path) or zipfile.is_zipfile(path)
-
-
-def run_module(name: str, arguments: Sequence[str]) -> None:
-    """Does what ``python -m name arguments`` does."""
-    sys.argv[:] = ['-m'] + list(arguments)
-    _set_first_path(os.getcwd())
-    spec = _find_module(name)
-    loader: Any = spec.loader  # which has a get_code
-    path: Any = spec.origin  # None where an importer does not say it
-    sys.argv[0] = path
-    main = _new_main(path, loader, spec)
-    _execute(lambda: loader.get_code(spec.name), main)
 
 
 def _set_first_path(folder: str) -> None:

@@ -168,8 +168,7 @@ class WatchedRuns:
         self._refusal = refusal
         # By what is fetched, of which a copy is kept so that nothing else gets the ids in it.
         self._runs: Dict[Any, Tuple[Optional[Run], Any]] = {}
-        self._not_guarded: Set[str] = set()  # what was warned of
-        self._told_of_no_gate: Set[Tuple[str, ...]] = set()
+        self._warned_of: Set[str] = set()  # the names
         self._process = os.getpid()
         self._last: Tuple[Tuple[Any, ...], Optional[Run]] = ((), None)
         self._inner_feeds: Optional[InnerFeeds] = None
@@ -261,8 +260,8 @@ class WatchedRuns:
         return None
 
     def _warn_of(self, name: str, error: Exception) -> None:
-        if name not in self._not_guarded:
-            self._not_guarded.add(name)
+        if name not in self._warned_of:
+            self._warned_of.add(name)
             tf1.logging.error('slimguard: the update of %r is NOT guarded: %s', name, error)
 
     def _is_mine(self, gate: gates.Gate) -> bool:
@@ -276,6 +275,8 @@ class WatchedRuns:
         """The loss to look at beside the gates: one that no gate knows, nor anything it checks."""
         if self._loss is None or all(gate.loss is None for gate in found):
             return self._loss
+        if any(gate.loss is self._loss for gate in found):
+            return None
         checked = [op_of(gate.original) for gate in found]
         checked += [gate.loss.op for gate in found if gate.loss is not None]
         return None if _copied(self._loss).op in graphs.ancestors(checked) else self._loss
@@ -285,10 +286,10 @@ class WatchedRuns:
         if any(map(self._is_mine, gates.gates_of(graph).values())):
             return
         assert self._loss is not None  # without one all gates are the hook's
-        told = of_others[0].original.name, self._loss.name
-        if told not in self._told_of_no_gate:
-            self._told_of_no_gate.add(told)
-            tf1.logging.error('slimguard: ' + _OF_OTHERS, *told)
+        name = of_others[0].original.name
+        if name not in self._warned_of:
+            self._warned_of.add(name)
+            tf1.logging.error('slimguard: ' + _OF_OTHERS, name, self._loss.name)
 
 
 _NOT_GUARDED = (

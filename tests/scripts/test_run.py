@@ -16,8 +16,6 @@ import sys
 from slimguard.scripts import run
 if sys.argv[1] == '-m':
     run.run_module(sys.argv[2], sys.argv[3:])
-elif run.is_folder(sys.argv[1]):
-    run.run_folder(sys.argv[1], sys.argv[2:])
 else:
     run.run_script(sys.argv[1], sys.argv[2:])
 """

@@ -26,7 +26,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
         if options.command != 'run':
             if 'folder' in options:
                 as_json = getattr(options, 'json', False)
-                options.folder = values.folder(options.folder, made.all, as_json)
+                options.folder = values.folder(
+                    options.folder, made.by_command[options.command], as_json
+                )
                 if files.is_remote(options.folder):
                     needs.tensorflow(as_json)
             _COMMANDS[options.command](options)

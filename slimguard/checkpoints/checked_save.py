@@ -69,6 +69,14 @@ class CheckedSave:
             self._clone(True, 'save_copies', _check_sums)
         return self._copies
 
+    def variables_by_name(self) -> Dict[str, Optional[tf.Operation]]:
+        """The ops of the variables whose floats are saved, by their names in the checkpoint.
+
+        None stands for what is computed, and no variable.
+        """
+        saved = _saved_floats(_saves_of(self._save_tensor))
+        return {value.name: graphs.variable_read(value.tensor) for value in saved}
+
     def run(
         self, session, feed_dict: Dict[Any, Any], replaces: bool, of_copies: bool = False
     ) -> 'Outcome':

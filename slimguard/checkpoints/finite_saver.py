@@ -14,12 +14,14 @@ from typing import Any, Callable, Iterator, List, Optional, Sequence
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
+from slimguard import gate as gates
 from slimguard.checkpoints.checked_save import CheckedSave
 from slimguard.checkpoints.copied_values import one_moment
 from slimguard.checkpoints.save_room import RoomNeeded, save_or_make_room
 from slimguard.checkpoints.saving_session import NotFinite, SavingSession
 from slimguard.checkpoints.spare import Spare
 from slimguard.compat import tf_private
+from slimguard.incidents import advice
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.record_file import IncidentFile
 from slimguard.system import files
@@ -146,7 +148,8 @@ class FiniteSaver(tf1.train.Saver):
                 )
                 return given + saved[len(path) :]
             except NotFinite as refusal:
-                self.refused.append(_refused(refusal, path, self.last_checkpoints))
+                unguarded = _unguarded(refusal.names, sess.graph, self._checked)
+                self.refused.append(_refused(refusal, path, self.last_checkpoints, unguarded))
                 del self.refused[:-_REMEMBERED]
                 return None
             except tf.errors.OpError as error:
@@ -235,8 +238,18 @@ def make_finite(graph: tf.Graph, saver: tf1.train.Saver) -> FiniteSaver:
     return finite
 
 
-def _refused(refusal: NotFinite, save_path: str, checkpoints: Sequence[str]) -> Incident:
+def _unguarded(names: Sequence[str], graph: tf.Graph, checked: CheckedSave) -> List[str]:
+    """The names of those variables that no gate writes, so that none keeps them finite."""
+    guarded = gates.variables_behind_gates(graph)
+    variables = checked.variables_by_name()
+    return [name for name in names if variables.get(name) not in guarded]
+
+
+def _refused(
+    refusal: NotFinite, save_path: str, checkpoints: Sequence[str], unguarded: Sequence[str]
+) -> Incident:
     """The incident of a save that is refused; says so, and records it."""
+    what_helps = advice.for_a_refused_save(unguarded) if unguarded else None
     incident = Incident.now(
         step=refusal.step,
         loss=None,
@@ -245,14 +258,16 @@ def _refused(refusal: NotFinite, save_path: str, checkpoints: Sequence[str]) -> 
         strategy='saver',
         state_lost=True,
         action='save refused',
+        advice=what_helps,
     )
     file = IncidentFile(os.path.dirname(save_path))
     file.append(incident)
     file.close()
     tf1.logging.error(
-        'slimguard: checkpoint %s is refused, not finite: %s. %s.',
+        'slimguard: checkpoint %s is refused, not finite: %s. %s.%s',
         refusal.path,
         ', '.join(refusal.names),
         'The newest is still ' + checkpoints[-1] if checkpoints else 'None was saved before',
+        '' if what_helps is None else ' %s.' % what_helps,
     )
     return incident

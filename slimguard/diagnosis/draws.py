@@ -55,7 +55,7 @@ class Draws:
         if op.type in graphs.VARIABLES or _COMPUTES.match(op.type):
             return False
         if graphs.is_variable_read(op):
-            return graphs.variable_behind(op.inputs[0] if op.inputs else op.outputs[0]) in ahead
+            return graphs.variable_read(op.outputs[0]) in ahead
         if self._writes.calls(op):
             return any(self._draws_inside(name) for name in self._writes.calls(op))
         if any(key(t) in self._tainted for t in op.inputs):

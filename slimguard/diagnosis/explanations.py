@@ -188,15 +188,11 @@ def _list(things: Sequence[Any], most: int = 10) -> str:
 
 
 def _explain_variable(told: Diagnosis, tensor: tf.Tensor) -> Diagnosis:
-    variable = _variable_behind(tensor)
+    variable = graphs.variable_read(tensor)
     name = variable.name if variable is not None else tensor.op.name
     return told._replace(
         phase='variable', trouble='%s was not finite already before this step' % name
     )
-
-
-def _variable_behind(tensor: tf.Tensor) -> Optional[tf.Operation]:
-    return graphs.variable_behind(tensor.op.inputs[0] if tensor.op.inputs else tensor)
 
 
 def _type_of(step: Step, name: Optional[str]) -> str:
@@ -224,7 +220,7 @@ def _largest_weight(measured: MeasuredStep) -> Tuple[float, str]:
     for op in measured.step.ops:
         weights = measured.range_of(op.outputs[0]) if graphs.is_variable_read(op) else None
         if weights is not None:
-            variable = _variable_behind(op.outputs[0])
+            variable = graphs.variable_read(op.outputs[0])
             if variable is not None:
                 found = max(found, (weights.largest, variable.name))
     return found

@@ -101,7 +101,14 @@ from slimguard.gate.flags_in_words import (
     explain,
     labels_in,
 )
-from slimguard.gate.gate import Gate, gate_of, gates_of, guard, original_of
+from slimguard.gate.gate import (
+    Gate,
+    gate_of,
+    gates_of,
+    guard,
+    original_of,
+    variables_behind_gates,
+)
 from slimguard.gate.learning_rates import (
     LearningRates,
     NoLearningRateError,
@@ -136,5 +143,6 @@ __all__ = [
     'require_optimizer',
     'require_train_options',
     'scale_learning_rates',
+    'variables_behind_gates',
     'writes_something',
 ]

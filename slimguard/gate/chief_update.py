@@ -142,9 +142,7 @@ def run_gated(update: ChiefUpdate, guarded: TrainOp, written: tf.Tensor) -> bool
 
 def _read(read: tf.Tensor) -> tf.Tensor:
     """What a tensor that is the value of a variable would be now."""
-    variable = graphs.variable_behind(read)
-    if variable is None and read.op.type == 'ReadVariableOp':
-        variable = graphs.variable_behind(read.op.inputs[0])
+    variable = graphs.variable_read(read)
     if variable is None:
         raise ValueError('%r, which the tokens tell, is the value of no variable' % read.name)
     return ops.Maker(read.graph).copy(variable)

@@ -22,7 +22,7 @@ from slimguard.gate.losses import as_scalar
 from slimguard.gate.outcome import guarded_by
 from slimguard.gate.plan import Plan, make_plan
 from slimguard.gate.step_graph import GuardedBefore
-from slimguard.graph import TrainOp, is_accumulator, key, op_of, ops
+from slimguard.graph import TrainOp, Writes, is_accumulator, key, op_of, ops
 
 _KEPT_AS = '_slimguard_gates'
 _WARNED_OF_CHIEF = '_slimguard_warned_of_chief'
@@ -148,6 +148,15 @@ def gates_of(graph: tf.Graph) -> Dict[str, Gate]:
         known = {}
         setattr(graph, _KEPT_AS, known)
     return known
+
+
+def variables_behind_gates(graph: tf.Graph) -> Set[tf.Operation]:
+    """The ops of the variables that guarded train ops of a graph write."""
+    writes = Writes(graph)
+    found: Set[tf.Operation] = set()
+    for gate in dict.fromkeys(gates_of(graph).values()):
+        found.update(gate.transient, *map(writes.variables, gate.writes))
+    return found
 
 
 def gate_of(train_op: TrainOp) -> Optional[Gate]:

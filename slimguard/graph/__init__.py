@@ -41,6 +41,7 @@ from slimguard.graph.variables import (
     on_each_device,
     trainable_in,
     variable_behind,
+    variable_read,
 )
 from slimguard.graph.walk import (
     OURS,
@@ -120,4 +121,5 @@ __all__ = [
     'trainable_in',
     'values_of',
     'variable_behind',
+    'variable_read',
 ]

@@ -35,6 +35,14 @@ def variable_behind(tensor) -> Optional[tf.Operation]:
     return None
 
 
+def variable_read(tensor) -> Optional[tf.Operation]:
+    """The op of the variable whose value a tensor is, or a reference to it; or None."""
+    variable = variable_behind(tensor)
+    if variable is None and is_variable_read(tensor.op):
+        variable = variable_behind(tensor.op.inputs[0])
+    return variable
+
+
 def dtype_of(variable: tf.Operation) -> tf.DType:
     if is_resource(variable):
         return tf.as_dtype(variable.get_attr('dtype')).base_dtype

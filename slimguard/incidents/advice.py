@@ -32,6 +32,18 @@ def for_lost_state() -> str:
     )
 
 
+def for_a_refused_save(unguarded: Sequence[str]) -> str:
+    """Where variables that are not finite are written by no gate.
+
+    Args:
+      unguarded: their names.
+    """
+    return (
+        'No guarded train op writes %s: guard what does, set it to a finite number, or leave it '
+        'out of the saver' % ', '.join(unguarded)
+    )
+
+
 def for_bad_data(rows: Sequence[int], bundle: Optional[str]) -> str:
     """Where what the step drew was not finite.
 

@@ -30,6 +30,7 @@ class Seen:
       failures: how often a guarded run ended in an error that is not ours, by its class. The end
         of the input is none.
       refused_saves: how many saves were refused, as a variable was not finite.
+      not_finite: the names of those variables.
       error: what ended the script; None if it came to its end.
       has_names_of_1: whether the script has the names of TensorFlow 1, and its graphs.
       children: how many forks of this process there were, and children that it spawned: of all
@@ -46,6 +47,7 @@ class Seen:
         self.writing_runs = 0
         self.failures: Dict[str, int] = {}
         self.refused_saves = 0
+        self.not_finite: Dict[str, None] = {}
         self.own_steps = 0
         self.error: Optional[BaseException] = None
         self.has_names_of_1 = False
@@ -97,9 +99,10 @@ class Seen:
         self.actions[action] = self.actions.get(action, 0) + 1
         self.logdirs[logdir] = None
 
-    def note_refused_save(self, logdir: str) -> None:
-        """Notes a save that was refused, and the logdir with the record of it."""
+    def note_refused_save(self, names: Sequence[str], logdir: str) -> None:
+        """Notes a save that was refused for variables of these names, and where the record is."""
         self.refused_saves += 1
+        self.not_finite.update(dict.fromkeys(names))
         self.logdirs[logdir] = None
 
     def __str__(self) -> str:
@@ -132,6 +135,7 @@ class Seen:
         said = ''
         if self.refused_saves:
             said += ', %s refused as not finite' % _counted(self.refused_saves, 'save')
+            said += ' (%s)' % _named(list(self.not_finite))
         if self.logdirs:
             folders = [os.path.join(logdir, 'slimguard') for logdir in self.logdirs]
             said += '; record and bundles: %s' % ', '.join(folders)

@@ -109,7 +109,7 @@ class ScriptFiles:
                 saved = finite.save(sess, save_path, *args, **kwargs)
                 if finite.refused[-1:] != refused:
                     folder = os.path.dirname(files.as_path(save_path, 'save_path'))
-                    self._seen.note_refused_save(folder)
+                    self._seen.note_refused_save(finite.refused[-1].tensors, folder)
         if saved is not None:
             size = _size_of(saved)
             self._last_save(sess.graph).note(size, saver, save_path, *args, **kwargs)

@@ -79,6 +79,40 @@ def test_a_bad_variable_is_not_saved_and_what_was_saved_stays(folder, settings, 
 
 
 @REF_OR_RESOURCE
+@pytest.mark.parametrize('settings', [{}, {'sharded': True}])
+def test_what_no_gate_keeps_finite_is_named_as_such(folder, settings, use_resource):
+    """As `best_loss = tf.Variable(np.inf)`, or a running mean that a run of its own updates."""
+    tf1.get_variable_scope().set_use_resource(use_resource)
+    model = Linear()
+    with tf1.variable_scope('averaged'):
+        mean = slim.batch_norm(model.batches.x, is_training=True, updates_collections=None)
+    slimguard.create_train_op(
+        model.loss + tf.reduce_sum(mean), tf1.train.AdamOptimizer(), check_numerics=False
+    )
+    best = tf1.get_variable('best', initializer=float('inf'))
+    saver = slimguard.FiniteSaver(**settings)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        with LogLines() as lines:
+            assert saver.save(session, str(folder / 'm'), 1) is None
+        (line,) = lines
+        told = ' None was saved before. No guarded train op writes best: guard what does, set it '
+        assert line.endswith(told + 'to a finite number, or leave it out of the saver.')
+        assert saver.refused[-1].advice in line
+        (record,) = records_in(str(folder))
+        assert record['advice'] == saver.refused[-1].advice
+
+        session.run(best.assign(1.0))
+        assert saver.save(session, str(folder / 'm'), 2) is not None
+        # What a gate writes, behind the loss too, and what a restore or a script has made bad.
+        written = [v for v in tf1.global_variables() if v.dtype.base_dtype.is_floating]
+        session.run([v.assign(v + np.nan) for v in written if v is not best])
+        assert saver.save(session, str(folder / 'm'), 3) is None
+        assert saver.refused[-1].advice is None
+        assert len(saver.refused[-1].tensors) == len(written) - 1
+
+
+@REF_OR_RESOURCE
 @pytest.mark.parametrize('dtype', [tf.float16, tf.bfloat16, tf.float32, tf.float64])
 def test_large_values_are_saved(folder, dtype, use_resource):
     weights = Weights(use_resource, dtype)

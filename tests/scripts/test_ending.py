@@ -51,17 +51,18 @@ def test_runs_that_only_wrote_are_no_steps():
 def test_a_save_that_was_refused_is_counted_and_its_record_named():
     seen = Seen()
     seen.note_steps('Adam', 3)
-    seen.note_refused_save('/there')
-    said = 'guarded Adam: 3 steps, no incident, 1 save refused as not finite; record and bundles: '
+    seen.note_refused_save(['v', 'w'], '/there')
+    said = 'guarded Adam: 3 steps, no incident, 1 save refused as not finite (v, w); '
+    said += 'record and bundles: '
     assert str(seen) == said + os.path.join('/there', 'slimguard')
 
 
 def test_a_save_that_was_refused_is_counted_where_nothing_trained():
     seen = Seen()
     seen.runs = 5
-    seen.note_refused_save('/there')
+    seen.note_refused_save(['w'], '/there')
     folder = os.path.join('/there', 'slimguard')
-    said = ', 1 save refused as not finite; record and bundles: ' + folder
+    said = ', 1 save refused as not finite (w); record and bundles: ' + folder
     assert str(seen).startswith('nothing here was guarded: ') and str(seen).endswith(said)
 
 

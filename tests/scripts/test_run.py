@@ -88,7 +88,7 @@ def test_a_policy_is_a_name_or_a_chain_and_means_the_same_everywhere(text, polic
         ('run nowhere.py', "there is no file 'nowhere.py' to run"),
         ('checkpoints', 'LOGDIR'),
         ('checkpoints nowhere', "there is no directory 'nowhere'"),
-        ('incidents nowhere', "there is no directory 'nowhere'"),
+        ('incidents nowhere', "incidents: error: there is no directory 'nowhere'"),
         ('replay', 'BUNDLE'),
         ('replay nowhere', "there is no directory 'nowhere'"),
         ('replay --without=-1 x', "expected a row of the batch, 0 or more, not '-1'"),

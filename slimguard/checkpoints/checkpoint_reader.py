@@ -14,7 +14,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard.checkpoints import checkpoint_files, state_file
 from slimguard.checkpoints.checkpoint_files import Checkpoint, look_at, step_in_name
 from slimguard.graph.sessions import OWN_WORK
-from slimguard.system import files
+from slimguard.system import files, texts
 
 _CHUNK = 1 << 20
 
@@ -45,9 +45,7 @@ class Inspection(NamedTuple):
             return 'truncated: ' + self.damage
         if not self.non_finite:
             return 'finite'
-        more = len(self.non_finite) - 3
-        names = ', '.join(self.non_finite[:3]) + (' and %d more' % more if more > 0 else '')
-        return 'not finite: ' + names
+        return 'not finite: ' + texts.listed(self.non_finite, 3)
 
 
 def latest_finite_checkpoint(logdir: files.Path) -> Optional[str]:

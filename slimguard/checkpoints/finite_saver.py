@@ -24,7 +24,7 @@ from slimguard.compat import tf_private
 from slimguard.incidents import advice
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.record_file import IncidentFile
-from slimguard.system import files
+from slimguard.system import files, texts
 
 # How many refused saves are remembered.
 _REMEMBERED = 100
@@ -266,7 +266,7 @@ def _refused(
     tf1.logging.error(
         'slimguard: checkpoint %s is refused, not finite: %s. %s.%s',
         refusal.path,
-        ', '.join(refusal.names),
+        texts.listed(refusal.names, 5),
         'The newest is still ' + checkpoints[-1] if checkpoints else 'None was saved before',
         '' if what_helps is None else ' %s.' % what_helps,
     )

@@ -5,6 +5,8 @@ Nothing is decided here. The graph decides, by what :mod:`slimguard.gate.builder
 
 from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from slimguard.system import texts
+
 # What an error that a gate raises begins with. announcement.py gives it to an Assert, whose message
 # goes on with `] [` and the labels of what was bad, joined by `|`: see `labels_in`.
 ERROR = 'slimguard: this step wrote nothing. Bad: '
@@ -55,9 +57,8 @@ def explain(labels: Sequence[Label], limits: Optional[Mapping[str, str]] = None)
     limits = limits or {}
 
     def named(*kinds: str, most: int = 5) -> str:
-        names = list(dict.fromkeys(label.name for label in labels if label.kind in kinds))
-        rest = ' and %d more' % (len(names) - most) if len(names) > most else ''
-        return ', '.join(names[:most]) + rest
+        names = dict.fromkeys(label.name for label in labels if label.kind in kinds)
+        return texts.listed(list(names), most)
 
     parts = []
     if named('value', 'late'):

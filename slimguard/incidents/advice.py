@@ -3,6 +3,8 @@
 import shlex
 from typing import Optional, Sequence
 
+from slimguard.system import texts
+
 
 def for_an_explosion(factor: Optional[float]) -> str:
     """Where rollbacks were used up, or the loss was above `max_loss`.
@@ -40,7 +42,7 @@ def for_a_refused_save(unguarded: Sequence[str]) -> str:
     """
     return (
         'No guarded train op writes %s: guard what does, set it to a finite number, or leave it '
-        'out of the saver' % ', '.join(unguarded)
+        'out of the saver' % texts.listed(unguarded, 5)
     )
 
 

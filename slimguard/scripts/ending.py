@@ -3,7 +3,7 @@
 import atexit
 import multiprocessing.util
 import os
-from typing import Callable, Dict, List, Optional, Sequence
+from typing import Callable, Dict, Optional, Sequence
 
 import tensorflow as tf
 
@@ -11,7 +11,7 @@ from slimguard.incidents.incident import Incident
 from slimguard.system import terminal, texts
 from slimguard.training import preemption
 
-# So many train ops are named.
+# So many train ops, or variables, are named.
 _MOST_NAMES = 3
 
 
@@ -111,7 +111,7 @@ class Seen:
         if not self.train_ops:
             return 'nothing here was guarded: %s%s' % (_why_nothing(self), self._saves())
         steps = sum(self.train_ops.values())
-        said = 'guarded %s' % _named(list(self.train_ops))
+        said = 'guarded %s' % texts.listed(list(self.train_ops), _MOST_NAMES)
         said += ': %s' % _counted(steps, 'step') if steps else ''
         if self.writing_runs:
             said += ' and %s that only wrote' % _counted(self.writing_runs, 'run')
@@ -125,7 +125,7 @@ class Seen:
             said += ', %s that failed with %s' % (_counted(number, 'step'), kind)
         said += self._saves()
         if self.refused:
-            said += '; NOT guarded: %s' % _named(list(self.refused))
+            said += '; NOT guarded: %s' % texts.listed(list(self.refused), _MOST_NAMES)
         if not self.children and self.others_computed:
             said += '; of other processes that it started, ' + _OTHERS
         return said
@@ -135,7 +135,7 @@ class Seen:
         said = ''
         if self.refused_saves:
             said += ', %s refused as not finite' % _counted(self.refused_saves, 'save')
-            said += ' (%s)' % _named(list(self.not_finite))
+            said += ' (%s)' % texts.listed(list(self.not_finite), _MOST_NAMES)
         if self.logdirs:
             folders = [os.path.join(logdir, 'slimguard') for logdir in self.logdirs]
             said += '; record and bundles: %s' % ', '.join(folders)
@@ -264,8 +264,3 @@ def _may_be_of_tensorflow_1(error: BaseException) -> bool:
 
 def _counted(number: int, what: str, several: str = '') -> str:
     return '%d %s' % (number, what if number == 1 else several or what + 's')
-
-
-def _named(names: List[str]) -> str:
-    more = len(names) - _MOST_NAMES
-    return ', '.join(names[:_MOST_NAMES]) + (' and %d more' % more if more > 0 else '')

@@ -4,7 +4,7 @@ Imports no TensorFlow.
 """
 
 import unicodedata
-from typing import Any
+from typing import Any, Sequence
 
 
 def visible(value: Any) -> str:
@@ -25,6 +25,12 @@ def cut(value: Any, most: int, dots: str = '\N{HORIZONTAL ELLIPSIS}') -> str:
     """The beginning of what `value` says, `most` characters at most."""
     said = str(value)
     return said if len(said) <= most else said[: most - len(dots)] + dots
+
+
+def listed(things: Sequence[Any], most: int) -> str:
+    """The first of `things`, `most` at most, and how many more there are."""
+    more = len(things) - most
+    return ', '.join(map(str, things[:most])) + (' and %d more' % more if more > 0 else '')
 
 
 def _escaped(text: str, kept: str) -> str:

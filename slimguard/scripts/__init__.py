@@ -13,7 +13,8 @@ The files:
     update_ends.py               what is built around an update, and may be fetched
     prepared_steps.py            a step that comes again, in one prepared call
     script_watcher.py            what watches such a session, and acts by policy
-    script_files.py              where a script saves, and what to go back to there
+    script_files.py              what a script saves, and what to go back to there
+    script_folders.py            which of its folders is which graph's
     script_summaries.py          scalars where a script writes summaries
     optimizer_notes.py           what the optimizers of a script make
     seeds.py                     random ops keep the seeds that they have without a gate

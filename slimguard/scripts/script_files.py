@@ -1,6 +1,6 @@
-"""Where a script keeps its checkpoints and summaries, as it tells TensorFlow.
+"""What a script saves, and where, as it tells TensorFlow.
 
-ScriptFiles     the folders, and the checkpoints that it saved
+ScriptFiles     the checkpoints that it saved, and the folders
 FirstState      the variables as they were before the first step
 ScriptRestorer  goes back to the newest of all these that is good
 """
@@ -25,7 +25,8 @@ from slimguard.compat import tf_private
 from slimguard.graph.sessions import Inside
 from slimguard.scripts.ending import Seen
 from slimguard.scripts.last_save import LastSave
-from slimguard.scripts.patches import Patches, kept_already, kept_on
+from slimguard.scripts.patches import Patches, kept_on
+from slimguard.scripts.script_folders import ScriptFolders
 from slimguard.system import files
 from slimguard.training.signal_watch import is_main_thread
 
@@ -56,14 +57,14 @@ class ScriptFiles:
       seen: knows the guarded steps, and is told of saves that are refused.
 
     Attributes:
+      folders: which folder is which graph's.
       newest: the checkpoint with a whole state, of whichever graph, that was saved last, or None.
     """
 
     def __init__(self, logdir: Optional[str], lock: threading.RLock, seen: Seen):
         self._seen = seen
         self._lock = lock
-        self._given = logdir
-        self._summaries: Optional[str] = None  # the folder of the first summaries
+        self.folders = ScriptFolders(logdir)
         self.newest: Optional[str] = None
         self._fallback = os.path.abspath(FALLBACK)
         self._inside = Inside()
@@ -75,21 +76,9 @@ class ScriptFiles:
         patches.wrap(tf1.train.CheckpointSaverHook, '__init__', self._make_hook)
         patches.wrap(tf1.summary.FileWriter, '__init__', self._make_writer)
 
-    def logdir_of(self, graph: tf.Graph) -> Optional[str]:
-        """Where what concerns a graph is kept; None while the script has no folder for it.
-
-        What was given, or else the folder of the graph's own checkpoints, as a script may train
-        several models, or else that of summaries.
-        """
-        return self._given or _folder_of(graph) or self._summaries
-
     def logdir_for_record(self, graph: tf.Graph) -> str:
         """Where to keep a record: in a folder of its own while the script has saved nothing."""
-        return self.logdir_of(graph) or self._fallback
-
-    def keeps_checkpoints(self, graph: tf.Graph) -> bool:
-        """Whether it is known for good where records go: as was said, or where the script saves."""
-        return (self._given or _folder_of(graph)) is not None
+        return self.folders.of_record(graph) or self._fallback
 
     def checkpoints(self, graph: tf.Graph) -> List[_Known]:
         """What was saved from a graph as a whole, and no part of it; the newest first."""
@@ -139,7 +128,7 @@ class ScriptFiles:
             folder = os.path.dirname(restored)
             if files.is_dir(os.path.join(folder, 'slimguard')):
                 # A guarded training kept its record there. Other folders are somebody's to read.
-                kept_on(graph, 'resumed_in', lambda: folder)
+                self.folders.note_resumed(graph, folder)
 
     def has_saved(self, graph: tf.Graph) -> bool:
         """Whether the script has saved the variables of a graph, so that it is known how."""
@@ -173,28 +162,19 @@ class ScriptFiles:
         known[:] = [each for each in known if each.prefix != prefix][1 - _MOST_CHECKPOINTS :]
         known.append(_Known(saver, prefix, size))
         self.newest = self.checkpoints(graph)[0].prefix
-        _keep_in(graph, os.path.dirname(prefix))
+        self.folders.note_checkpoints(graph, os.path.dirname(prefix))
 
     def _make_hook(self, original, hook, checkpoint_dir, *args, **kwargs):
         original(hook, checkpoint_dir, *args, **kwargs)
-        _keep_in(tf1.get_default_graph(), files.as_path(checkpoint_dir, 'checkpoint_dir'))
+        folder = files.as_path(checkpoint_dir, 'checkpoint_dir')
+        self.folders.note_checkpoints(tf1.get_default_graph(), folder)
 
     def _make_writer(self, original, writer, logdir, *args, **kwargs):
         original(writer, logdir, *args, **kwargs)
-        if self._summaries is None and logdir:
-            self._summaries = files.as_path(logdir, 'logdir')
-
-
-def _folder_of(graph: tf.Graph) -> Optional[str]:
-    """Where the script first saved the variables of a graph, or made a hook to save them.
-
-    Until it does, where a guarded training has left what it goes on from.
-    """
-    return kept_already(graph, 'folder') or kept_already(graph, 'resumed_in')
-
-
-def _keep_in(graph: tf.Graph, folder: str) -> None:
-    kept_on(graph, 'folder', lambda: folder)
+        if logdir:
+            given = kwargs.get('graph', args[0] if args else None)
+            graph = given if isinstance(given, tf.Graph) else tf1.get_default_graph()
+            self.folders.note_writer(graph, files.as_path(logdir, 'logdir'))
 
 
 def _size_of(prefix: str) -> int:

@@ -129,9 +129,9 @@ class ScriptWatcher(GateWatcher):
         rates = gates.learning_rates_of(graph)
         back_off = None
         if rates is None:
-            warn_of_another_policy(self._files.logdir_of(graph))
+            warn_of_another_policy(self._files.folders.of_learning_rate(graph))
         else:
-            back_off = BackOff(rates, lambda: self._files.logdir_of(graph))
+            back_off = BackOff(rates, lambda: self._files.folders.of_learning_rate(graph))
         restorer = ScriptRestorer(self._files, graph)
         recovery = Recovery(restorer, self._own.snapshots(graph, policies.snapshots), back_off)
         self._handle_with(policies, self._journal, recovery)
@@ -143,7 +143,7 @@ class ScriptWatcher(GateWatcher):
         self._preparation.before_step(session)
 
     def step_was_good(self, session, loss: Any) -> None:
-        if self.recorded_in is None and self._files.keeps_checkpoints(session.graph):
+        if self.recorded_in is None and self._files.folders.is_settled(session.graph):
             with self._acting:
                 self._keep_record(session.graph)  # an empty one says that a guard is there
         GateWatcher.step_was_good(self, session, loss)

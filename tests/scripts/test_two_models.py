@@ -74,3 +74,75 @@ def test_the_checkpoint_to_begin_at_again_is_of_the_one_that_was_ruined(folders)
                 healthy.train(4)
     begins = [line for line in lines if 'a restart begins at' in line]
     assert len(begins) == 1 and str(folders[1]) in begins[0]
+
+
+def trained_by(model, steps=BAD + 4):
+    """How far a model's weights go from where they began."""
+    before = model.session.run(model.weights)
+    model.train(steps)
+    return abs(model.session.run(model.weights) - before).sum()
+
+
+class Written(Model):
+    """A model whose summaries are written from the start, and which saves late."""
+
+    def __init__(self, folder, bad=(), makes_writer=True):
+        Model.__init__(self, folder, bad)
+        with self.graph.as_default():
+            self.weights = tf1.trainable_variables()[0]
+            if makes_writer:
+                tf1.summary.FileWriter(str(folder)).close()
+
+    def train(self, steps):
+        for _ in range(steps):
+            self.session.run(self.train_op)
+        self.saver.save(self.session, str(self.folder / 'model.ckpt'), self.step)
+
+
+def search(folders, **options):
+    """One healthy model after one that a bad batch makes go back; how far both went, and said."""
+    healthy, ill = folders
+    on_nan = 'rollback:3x0.5'
+    with slimguard.instrument(on_nan, capture=False, **options), LogLines() as lines:
+        went = [trained_by(Written(ill, bad=(BAD,))), trained_by(Written(healthy))]
+    return went, lines
+
+
+@pytest.mark.parametrize('gives_logdir', [False, True])
+def test_a_later_model_does_not_train_with_the_rate_of_an_earlier_one(folders, gives_logdir):
+    """As in a search for hyperparameters, where each has summaries from its start."""
+    options = {'logdir': folders[0].parent / 'all'} if gives_logdir else {}
+    plain = [trained_by(Written(folder)) for folder in (folders[1], folders[0])]
+    went, lines = search(folders, **options)
+    assert went[1] == plain[1] and went[0] != plain[0]
+    assert not any('an earlier run' in line for line in lines)
+    assert not (folders[0] / 'slimguard' / 'learning_rate.json').exists()
+
+
+def test_the_record_of_a_later_model_is_in_its_own_folder(folders):
+    with slimguard.instrument('skip', capture=False):
+        Written(folders[0]).train(BAD + 4)
+        Written(folders[1], bad=(BAD,)).train(BAD + 4)
+    assert not (folders[0] / 'slimguard').exists()
+    assert [record['action'] for record in records_in(folders[1])] == ['skip']
+
+
+def test_models_that_share_a_writer_share_the_record_and_not_the_rate(folders, tmp_path):
+    """As folds of a cross-validation: a writer is made ahead of them all, where nothing trains."""
+    with slimguard.instrument('rollback:3x0.5', capture=False), LogLines() as lines:
+        tf1.summary.FileWriter(str(tmp_path / 'all')).close()
+        for folder in folders:
+            trained_by(Written(folder, bad=(BAD,), makes_writer=False))
+    assert len(records_in(tmp_path / 'all')) == 2
+    assert not any('an earlier run' in line for line in lines)
+
+
+def test_a_writer_that_is_given_a_graph_is_that_of_the_graph(folders):
+    with slimguard.instrument('skip', capture=False):
+        first = Written(folders[0], makes_writer=False)
+        second = Written(folders[1], bad=(BAD,), makes_writer=False)
+        for model in (first, second):
+            tf1.summary.FileWriter(str(model.folder), model.graph).close()
+        second.train(BAD + 4)
+    assert [record['action'] for record in records_in(folders[1])] == ['skip']
+    assert not (folders[0] / 'slimguard').exists()

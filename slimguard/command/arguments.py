@@ -76,14 +76,8 @@ def logdir(text: str) -> str:
         path = files.as_path(text) if files.is_remote(text) else files.as_logdir(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    if not files.is_remote(path):
-        there = path
-        while not os.path.lexists(there):
-            there = os.path.dirname(there)
-        if not os.path.isdir(there):
-            raise argparse.ArgumentTypeError('%r is no directory' % there)
-        if not os.access(there, os.W_OK):
-            raise argparse.ArgumentTypeError('nothing can be written to %r' % there)
+    if not files.is_remote(path) and not os.access(files.nearest(path), os.W_OK):
+        raise argparse.ArgumentTypeError('nothing can be written to %r' % files.nearest(path))
     return path
 
 

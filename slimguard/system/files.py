@@ -96,7 +96,8 @@ def as_logdir(path: Path, name: str = 'logdir') -> str:
     """As `as_path`, for a directory that checkpoints are saved to and restored from.
 
     Raises:
-      ValueError: also if TensorFlow could never restore what it saves there, or if it is a bundle.
+      ValueError: also if TensorFlow could never restore what it saves there, if it is a bundle, or
+        if it, or a folder above it, is no directory.
     """
     text = as_path(path, name)
     found = [letter for letter in text if letter in _WILD]
@@ -111,7 +112,16 @@ def as_logdir(path: Path, name: str = 'logdir') -> str:
         bundle = why_a_bundle(text, [each for each in _BUNDLE if exists(os.path.join(text, each))])
         if bundle is not None:
             raise ValueError('%s %s' % (name, bundle))
+    if not is_remote(text) and not os.path.isdir(nearest(text)):
+        raise ValueError('%s %r cannot be used: %r is no directory' % (name, text, nearest(text)))
     return text
+
+
+def nearest(path: str) -> str:
+    """What is there of a local path: itself, or the nearest folder above it."""
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return path
 
 
 def why_a_bundle(folder: str, names: Sequence[str]) -> Optional[str]:

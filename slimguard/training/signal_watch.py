@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import sys
 import threading
 from typing import Any, Callable, Dict, List
 
@@ -71,6 +72,8 @@ class SignalWatch:
         """Waits for the threads to end."""
         # Closing the sender ends the thread only where no child holds a copy of it.
         self._sender.shutdown(socket.SHUT_RDWR)
+        if sys.is_finalizing():  # a session that is freed with all else: no other thread runs
+            return
         for thread in self._threads:  # the first adds to them until it ends
             thread.join()
         self._close()

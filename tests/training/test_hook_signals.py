@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from tests.helpers.children import ROOT, Started, forked_python
+from tests.helpers.children import ROOT, Started, forked_python, python
 from tests.helpers.models import Linear, LogLines, checkpoint_at
 from tests.helpers.monitored import build, monitored
 from tests.helpers.signals import press_ctrl_c
@@ -251,3 +251,30 @@ def test_preemption_seconds_is_a_positive_finite_number(value, tmp_path):
     with pytest.raises(ValueError, match=told):
         slimguard.instrument(preemption_seconds=value)
     assert list(tmp_path.iterdir()) == []
+
+
+_NEVER_CLOSED = """
+import sys
+import tensorflow.compat.v1 as tf1
+import slimguard
+tf1.disable_eager_execution()
+
+class Failing(slimguard.NanLossHook):
+    def after_create_session(self, session, coord):
+        slimguard.NanLossHook.after_create_session(self, session, coord)
+        error = ValueError('after it was made')
+        raise error  # the frame and its error keep each other, and the session
+
+step = tf1.train.get_or_create_global_step()
+weights = tf1.get_variable('w', [])
+loss = weights * weights
+train_op = slimguard.guard(tf1.train.AdamOptimizer().minimize(loss, step), loss=loss)
+tf1.train.MonitoredTrainingSession(hooks=[Failing(loss, logdir=sys.argv[1])])
+"""
+
+
+def test_a_session_that_is_freed_with_the_interpreter_does_not_keep_it(tmp_path):
+    """Nobody closes it, and the thread that hears of signals runs no more."""
+    run = python('-c', _NEVER_CLOSED, tmp_path / 'logs')
+    assert run.returncode == 1
+    assert run.stderr.rstrip().endswith('ValueError: after it was made')

@@ -98,6 +98,29 @@ def test_a_logdir_that_tensorflow_could_not_resume_from_is_refused_before_anythi
     assert os.listdir('.') == []
 
 
+@pytest.mark.parametrize('logdir', ['file', 'file/logs'])
+@pytest.mark.parametrize(
+    'take',
+    [
+        lambda logdir: slimguard.NanLossHook(tf.constant(1.0), logdir=logdir),
+        lambda logdir: slimguard.watch(tf1.Session(), logdir=logdir),
+        lambda logdir: slimguard.instrument(logdir=logdir),
+        train,
+    ],
+    ids=['NanLossHook', 'watch', 'instrument', 'train'],
+)
+def test_a_logdir_that_is_no_directory_is_refused_where_it_is_given(
+    take, logdir, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'file').write_text('')
+    path = str(tmp_path / logdir)
+    with pytest.raises(ValueError) as caught:
+        take(logdir)
+    told = 'logdir %r cannot be used: %r is no directory'
+    assert str(caught.value) == told % (path, str(tmp_path / 'file'))
+
+
 def test_plain_tensorflow_cannot_resume_from_such_a_logdir_either(tmp_path):
     """The reason to refuse it. Once this fails, there is none any more."""
     write(tmp_path / 'run[1]')

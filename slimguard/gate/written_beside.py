@@ -12,6 +12,10 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.graph import TrainOp, op_of
+from slimguard.system import texts
+
+# So many variables are named of those that an update writes.
+MOST_NAMES = 5
 
 
 class OutsideTheGateError(ValueError):
@@ -27,15 +31,15 @@ def written_beside(
 ) -> List[TrainOp]:
     """Those of the elements fetched in a run that write, and go through the gate of what trains.
 
-    An update op of slim's is one wherever it writes. Any other is one if the step neither reads nor
-    writes its variables: a gate has it wait for the decision, and what the step reads there is to
-    be what it would read without.
+    An update op of slim's is one wherever it writes. Any other is one if the step does not use its
+    variables but for reads that the update itself comes after, as the state of a recurrent layer: a
+    gate has it wait for the decision, and what the step reads is to be what it would read without.
 
     Args:
       elements: what is fetched and does not train, each once.
       training: what is fetched and trains, together.
-      on_refusal: called with the name of a variable of which an update sees the batch and stays
-        outside, and why.
+      on_refusal: called with the names of the variables of which an update sees the batch and
+        stays outside, and why.
     """
     graph = training[0].graph
     update_ops = {op_of(op) for op in graph.get_collection(tf1.GraphKeys.UPDATE_OPS)}
@@ -48,15 +52,36 @@ def written_beside(
         if not update_ops.isdisjoint(needed):
             found.append(element)
             continue
-        written = {variable for each in needed - theirs for variable in writes.variables(each)}
-        if written <= local:
+        written = [(op, each) for op in needed - theirs for each in _written_by(op, writes)]
+        if {each for _, each in written} <= local:
             continue
-        if written.isdisjoint(theirs):
+        shared = {each.name for op, each in written if not _is_last_at(op, each, theirs)}
+        if not shared:
             found.append(element)
         elif any(is_drawn(each) for each in needed & theirs if each.type not in graphs.VARIABLES):
-            name = min(each.name for each in written & theirs)
-            on_refusal(name, OutsideTheGateError(_IS_READ))
+            on_refusal(texts.listed(sorted(shared), MOST_NAMES), OutsideTheGateError(_IS_READ))
     return found
+
+
+def _is_last_at(write: tf.Operation, variable: tf.Operation, theirs: Set[tf.Operation]) -> bool:
+    """Whether all that `theirs` do with a variable, or a table, is done when `write` writes it."""
+    if variable not in theirs:
+        return True
+    uses = _users(variable) & theirs
+    # What an Identity of a reference returns is the variable's own memory.
+    reads = [op for op in uses if op.type == 'Identity' and graphs.is_reference(op.inputs[0])]
+    uses.update(user for read in reads for user in _users(read) & theirs)
+    return uses.issubset(graphs.ancestors([write]))
+
+
+def _users(op: tf.Operation) -> Set[tf.Operation]:
+    return {user for tensor in op.outputs for user in tensor.consumers()}
+
+
+def _written_by(op: tf.Operation, writes: graphs.Writes) -> List[tf.Operation]:
+    """The ops of the variables that `op` writes, or that of its table."""
+    variables = writes.variables(op)
+    return variables if variables or op not in writes else [op.inputs[0].op]
 
 
 def _local_variables(graph: tf.Graph) -> Set[tf.Operation]:
@@ -107,12 +132,12 @@ def refuse_outside(
 
     found = written_beside(others, [original], refuse)
     outside = set(graphs.ancestors([op_of(each) for each in found])) - theirs
-    for name in sorted({each.name for op in outside for each in writes.variables(op)}):
+    for name in sorted({each.name for op in outside for each in _written_by(op, writes)}):
         refuse(name)
     # What a gate wires, it puts back whoever fetches it; of the others it has clones.
     cloned = theirs.difference(graphs.ancestors([op_of(train_op)]))
     again = cloned.intersection(graphs.ancestors([op_of(each) for each in others]))
-    twice = {each for op in again for each in writes.variables(op)}
+    twice = {each for op in again for each in _written_by(op, writes)}
     for name in sorted(each.name for each in twice - _local_variables(train_op.graph)):
         on_refusal(name, OutsideTheGateError(_IS_IN_IT % op_of(original).name))
 

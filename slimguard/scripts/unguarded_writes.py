@@ -4,14 +4,16 @@ A gradient that was fetched and is fed again is no gradient to anybody who reads
 update by ``assign`` may be anything: a step of a training, or a value that is set.
 """
 
-from typing import Callable, Iterable, List, Sequence, Set
+import re
+from typing import Callable, Iterable, Iterator, List, Optional, Sequence, Set
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.gate.written_beside import is_drawn
+from slimguard.gate.written_beside import MOST_NAMES, is_drawn
 from slimguard.graph import TrainOp, op_of
+from slimguard.system import texts
 
 
 class UnguardedWriteError(ValueError):
@@ -25,24 +27,24 @@ def refuse_unguarded_writes(
 ) -> None:
     """Tells, once for a run, of trainable variables that it trains with no gate.
 
-    Such a write computes the new value of the old one, or of those of other variables, and of what
-    is fed or drawn. Initial and restored values, and copies of variables, train nothing.
+    Such a write computes the new value of the old one, or of those of other variables, and of a
+    batch: one that is fed or drawn, that a counter picks from what the graph holds, or that another
+    run has put into a variable. Initial and restored values train nothing, nor do copies.
 
     Args:
       elements: what is fetched: nothing that is guarded.
       graph: its graph.
-      on_refusal: called with the name of a variable that is written, and what to do.
+      on_refusal: called with the names of the variables that are written, and what to do.
     """
     written = _trained(map(op_of, elements), graph)
     if written:
-        more = ' (and of %d more)' % (len(written) - 1) if len(written) > 1 else ''
-        on_refusal(written[0], UnguardedWriteError(_BY_ASSIGN % more))
+        on_refusal(texts.listed(written, MOST_NAMES), UnguardedWriteError(_BY_ASSIGN))
 
 
 _BY_ASSIGN = (
-    'a run writes it%s with what is fed or drawn, and neither an optimizer nor a gradient in this '
-    'graph made the update. Where it trains, build slimguard.guard(tf.group(update)) ahead of the '
-    'session and fetch that, or feed the gradient to apply_gradients of an optimizer'
+    'a run writes it with what is fed, drawn or picked, and neither an optimizer nor a gradient in '
+    'this graph made the update. Where it trains, build slimguard.guard(tf.group(update)) ahead of '
+    'the session and fetch that, or feed the gradient to apply_gradients of an optimizer'
 )
 
 
@@ -59,22 +61,70 @@ def _trained(elements: Iterable[tf.Operation], graph: tf.Graph) -> List[str]:
         return []
     initial = _initializers(graph)
     candidates = [each for each in candidates if each[0] not in initial]
-    found = [v.name for op, written in candidates if _trains(op, writes) for v in written]
+    buffers = _Buffers(graph, writes, trainable, initial)
+    found = [v.name for op, written in candidates if _trains(op, writes, buffers) for v in written]
     return list(dict.fromkeys(found))
 
 
 def _initializers(graph: tf.Graph) -> Set[tf.Operation]:
     with graph.as_default():
-        return {each.initializer for each in graphs.on_each_device(tf1.trainable_variables())}
+        variables = tf1.global_variables() + tf1.local_variables() + tf1.trainable_variables()
+    return {each.initializer for each in graphs.on_each_device(variables)}
 
 
-def _trains(write: tf.Operation, writes: graphs.Writes) -> bool:
+class _Buffers:
+    """Variables that hold batches, and are not trained.
+
+    Args:
+      graph: the graph.
+      writes: says what writes.
+      trainable: the ops of its trainable variables.
+      initial: the ops that give variables their initial values.
+    """
+
+    def __init__(
+        self,
+        graph: tf.Graph,
+        writes: graphs.Writes,
+        trainable: Set[tf.Operation],
+        initial: Set[tf.Operation],
+    ):
+        self.trainable = trainable
+        self._graph = graph
+        self._writes = writes
+        self._initial = initial
+        self._found: Optional[Set[tf.Operation]] = None
+
+    def __contains__(self, op: tf.Operation) -> bool:
+        if op.type not in graphs.VARIABLES or op in self.trainable:
+            return False
+        if self._found is None:
+            self._found = set(self._find())
+        return op in self._found
+
+    def _find(self) -> Iterator[tf.Operation]:
+        for op in self._graph.get_operations():
+            variables = [] if op in self._initial else self._writes.variables(op)
+            sources = _sources(op, self._writes) if variables else []
+            if any(is_drawn(each) and not _is_told(each) for each in sources):
+                yield from variables
+
+
+def _trains(write: tf.Operation, writes: graphs.Writes, buffers: _Buffers) -> bool:
+    sources = _sources(write, writes)
+    is_of_old_value = graphs.changes_value(write) or bool(writes.calls(write))
+    if any(_is_batch(op) for op in sources):
+        return is_of_old_value or any(op.type in graphs.VARIABLES for op in sources)
+    if not is_of_old_value and buffers.trainable.isdisjoint(sources):
+        return False
+    return any(_is_picked_by_a_counter(op) or op in buffers for op in sources)
+
+
+def _sources(write: tf.Operation, writes: graphs.Writes) -> Sequence[tf.Operation]:
+    """The ops that what is written is computed by."""
     into = writes.inputs(write)
     values = [tensor.op for index, tensor in enumerate(write.inputs) if index not in into]
-    sources = graphs.ancestors(values, needs=_data_of)
-    is_of_old_value = graphs.changes_value(write) or bool(writes.calls(write))
-    reads = is_of_old_value or any(op.type in graphs.VARIABLES for op in sources)
-    return reads and any(_is_batch(op) for op in sources)
+    return graphs.ancestors(values, needs=_data_of)
 
 
 def _data_of(op: tf.Operation) -> Iterable[tf.Operation]:
@@ -86,3 +136,26 @@ def _is_batch(op: tf.Operation) -> bool:
     if op.type in graphs.VARIABLES or graphs.is_random(op) or not is_drawn(op):
         return False
     return not (op.type.startswith('Placeholder') and op.outputs[0].shape.rank == 0)
+
+
+def _is_told(op: tf.Operation) -> bool:
+    """Whether what an op gives was set by somebody, or is chance: a mask, a checkpoint, noise."""
+    is_set = op.type.startswith(('Placeholder', 'Restore'))
+    return is_set or op.type in graphs.VARIABLES or graphs.is_random(op)
+
+
+def _is_picked_by_a_counter(op: tf.Operation) -> bool:
+    """Whether an op takes a part of something, at a place that a variable says."""
+    if not _TAKES_A_PART.match(op.type):
+        return False
+    places = graphs.ancestors([tensor.op for tensor in op.inputs[1:]], needs=_numbers_of)
+    return any(each.type in graphs.VARIABLES for each in places)
+
+
+def _numbers_of(op: tf.Operation) -> Iterable[tf.Operation]:
+    """As `_data_of`, but for what knows the shape of a variable, and none of its values."""
+    return [] if _KNOWS_A_SHAPE.match(op.type) else _data_of(op)
+
+
+_KNOWS_A_SHAPE = re.compile(r'(Variable)?Shape(N)?$|Size$|Rank$')
+_TAKES_A_PART = re.compile(r'(Resource)?Gather(V2|Nd)?$|StridedSlice$|Slice$')

@@ -120,6 +120,14 @@ def decayed(weight, other):
     return decay * weight + (1 - decay) * other
 
 
+def masked_by(x):
+    """A mask that another run sets, in a variable that is not trained."""
+    mask = tf1.get_variable('mask', [2], initializer=tf1.ones_initializer(), trainable=False)
+    mask.assign(x)
+    tf1.train.Saver([mask])
+    return mask
+
+
 class TestWritesThatNobodyGuards:
     """Fed gradients, and other updates by `assign`: named once, unless they train nothing."""
 
@@ -145,7 +153,7 @@ class TestWritesThatNobodyGuards:
 
     def test_a_fed_gradient(self, said):
         (line,), seen = said(lambda x, weight, other: weight.assign_sub(0.1 * x))
-        assert "the update of 'own/w' is NOT guarded: a run writes it with what is fed" in line
+        assert "the update of 'own/w' is NOT guarded: a run writes it with what is fed," in line
         assert list(seen.refused) == ['own/w']
         assert "the update of 'own/w' cannot be" in str(seen)
 
@@ -154,19 +162,43 @@ class TestWritesThatNobodyGuards:
             return [weight.assign(other - x), other.assign_add(x)]
 
         (line,), _ = said(make)
-        assert 'writes it (and of 1 more) with' in line
+        assert "the update of 'own/other, own/w' is NOT guarded" in line
+
+    def test_a_batch_that_a_counter_picks(self, said):
+        def make(x, weight, other):
+            number = tf1.get_variable('number', initializer=0, trainable=False)
+            batch = tf.constant([[1.0, 2.0], [3.0, 4.0]])[number]
+            return weight.assign_sub(0.1 * batch * weight)
+
+        (line,), seen = said(make)
+        assert list(seen.refused) == ['own/w'] and "the update of 'own/w' is NOT" in line
+
+    def test_a_batch_that_another_run_has_drawn(self, said):
+        def make(x, weight, other):
+            drawn = tf1.data.make_one_shot_iterator(
+                tf1.data.Dataset.from_tensors([1.0, 2.0]).repeat()
+            ).get_next()
+            batch = tf1.get_variable('batch', [2], trainable=False)
+            batch.assign(drawn)
+            return weight.assign(weight - 0.1 * batch * weight)
+
+        (line,), seen = said(make)
+        assert list(seen.refused) == ['own/w'] and "the update of 'own/w' is NOT" in line
 
     @pytest.mark.parametrize(
         'make',
         [
             lambda x, weight, other: weight.assign(x),
+            lambda x, weight, other: weight.assign(weight * masked_by(x)),
+            lambda x, weight, other: weight.assign_sub(weight[: tf.shape(other)[0]]),
             lambda x, weight, other: weight.assign(0.9 * weight + 0.1 * other),
             lambda x, weight, other: weight.assign(decayed(weight, other)),
             lambda x, weight, other: weight.assign(other + tf1.random_normal([2])),
             lambda x, weight, other: weight.assign(tf.clip_by_value(weight, -1.0, 1.0)),
             lambda x, weight, other: tf1.get_variable('n', [2], trainable=False).assign_add(x),
         ],
-        ids=['a value', 'moving average', 'fed decay', 'parameter noise', 'clipping', 'statistics'],
+        ids='a value|a mask|a part|moving average|fed decay|parameter noise|clipping|'
+        'statistics'.split('|'),
     )
     def test_what_trains_nothing_is_not_named(self, make, said):
         lines, seen = said(make)

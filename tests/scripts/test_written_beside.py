@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import slimguard
 from slimguard import compat
-from tests.helpers.models import records_in
+from tests.helpers.models import LogLines, records_in
 
 tf1 = tf.compat.v1
 slim = compat.import_slim()
@@ -30,7 +30,7 @@ class Script:
             'rate', [], initializer=tf1.constant_initializer(0.1), trainable=False
         )
         weights = tf1.get_variable('weights', [4, 1], initializer=tf1.ones_initializer())
-        x = self.x - self.mean if reads_mean else self.x
+        x = self.x - self.mean.read_value() if reads_mean else self.x
         self.loss = tf.reduce_mean(tf.square(tf.matmul(x, weights) - 1.0))
         step = tf1.train.get_or_create_global_step()
         self.optimizer = tf1.train.MomentumOptimizer(self.rate, 0.9)
@@ -256,3 +256,82 @@ def test_a_learning_rate_that_is_set_in_the_same_run_is_left_alone(fed, tmp_path
         values = script.run([script.train_op, tf1.assign(script.rate, rate)], bad=())
     assert values['rate'] == np.float32(0.05) and values['global_step'] == STEPS
     assert not [each for each in caplog.records if 'NOT guarded' in each.getMessage()]
+
+
+def recurrent(reads_again=False):
+    """A train op, what carries the two states of a layer on, and what is to be fed."""
+    x = tf1.placeholder(tf.float32, [4])
+    states = [
+        tf1.get_variable(name, [4], initializer=tf1.zeros_initializer(), trainable=False)
+        for name in 'hc'
+    ]
+    weights = tf1.get_variable('w', [4], initializer=tf1.ones_initializer())
+    read = [state.read_value() for state in states]
+    new = [tf.tanh(weights * state + x) for state in read]
+    again = [state.read_value() for state in states] if reads_again else [0.0]
+    loss = tf.reduce_sum(new) + tf.add_n([weights * value for value in again])[0]
+    train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(loss)
+    keep = tf.group(*[state.assign(value) for state, value in zip(states, new)])
+    return train_op, keep, x
+
+
+def test_the_state_of_a_recurrent_layer_is_carried_on_behind_the_gate(tmp_path):
+    def values_after(batches):
+        with tf1.Graph().as_default(), tf1.Session() as session:
+            tf1.get_variable_scope().set_use_resource(True)
+            train_op, keep, x = recurrent()
+            session.run(tf1.global_variables_initializer())
+            for batch in batches:
+                session.run([train_op, keep], {x: batch})
+            return session.run(tf1.global_variables())
+
+    good = [np.full(4, value) for value in (0.1, 0.2, 0.3)]
+    with guarded(tmp_path), LogLines() as lines:
+        held = values_after(good[:1] + [np.full(4, np.nan)] + good[1:])
+    assert not [line for line in lines if 'NOT guarded' in line]
+    for value, expected in zip(held, values_after(good)):
+        assert (value == expected).all() and value.any()
+    assert [record['action'] for record in records_in(tmp_path)] == ['skip']
+
+
+@pytest.mark.parametrize('use_resource, reads_again', [(True, True), (False, False)])
+def test_each_variable_that_stays_outside_is_named(tmp_path, use_resource, reads_again):
+    """The gradient of the weights reads a state too, which is that of a ref variable's memory."""
+    tf1.get_variable_scope().set_use_resource(use_resource)
+    with guarded(tmp_path) as guards, LogLines() as lines, tf1.Session() as session:
+        train_op, keep, x = recurrent(reads_again)
+        session.run(tf1.global_variables_initializer())
+        session.run([train_op, keep], {x: np.ones(4)})
+    (line,) = [line for line in lines if 'NOT guarded' in line]
+    assert "the update of 'c, h' is NOT guarded" in line
+    assert str(guards.sessions.seen).endswith('NOT guarded: c, h')
+
+
+def table():
+    key_type, value_type = tf.string, tf.float32
+    if tf.__version__.startswith('1.'):
+        from tensorflow.contrib.lookup import MutableHashTable
+    else:
+        from tensorflow.python.ops.lookup_ops import MutableHashTable
+    return MutableHashTable(key_type, value_type, 0.0)
+
+
+@pytest.mark.parametrize('is_read', [False, True])
+def test_a_table_is_written_behind_the_gate_as_variables_are(tmp_path, is_read):
+    """As the priorities of samples that are drawn again."""
+    with guarded(tmp_path), LogLines() as lines, tf1.Session() as session:
+        x = tf1.placeholder(tf.float32, [2, 3])
+        weights = tf1.get_variable('w', [3, 1])
+        errors = tf.matmul(x, weights)[:, 0] ** 2
+        priorities = table()
+        keys = tf.constant(['a', 'b'])
+        scale = priorities.lookup(keys) if is_read else 1.0
+        train_op = tf1.train.AdamOptimizer().minimize(tf.reduce_mean(errors * scale))
+        insert = priorities.insert(keys, errors)
+        session.run(tf1.global_variables_initializer())
+        session.run([train_op, insert], {x: np.ones([2, 3])})
+        session.run([train_op, insert], {x: [[1, 1, np.nan], [1, 1, 1]]})
+        values = session.run(priorities.export()[1])
+    refused = [line for line in lines if 'NOT guarded' in line]
+    assert bool(refused) == is_read and np.isfinite(values).all() == (not is_read)
+    assert [record['action'] for record in records_in(tmp_path)] == ['skip']

@@ -24,6 +24,7 @@ from slimguard import graph as graphs
 from slimguard.diagnosis import explanations
 from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.diagnosis import Diagnosis
+from slimguard.diagnosis.draws import is_written_value
 from slimguard.diagnosis.measured_step import MeasuredStep
 from slimguard.diagnosis.ranges import numbers
 from slimguard.diagnosis.rerun import (
@@ -98,7 +99,7 @@ def glance(capture: Capture, values: Dict[str, np.ndarray], why: str) -> Diagnos
 
 
 def bad_sources(capture: Capture, values: Dict[str, np.ndarray]) -> List[tf.Tensor]:
-    """What a step drew that is not finite."""
+    """What a step drew that is not finite; first what came from outside."""
     bad = []
     for tensor in capture.sources:
         value = values.get(tensor.name)
@@ -107,7 +108,7 @@ def bad_sources(capture: Capture, values: Dict[str, np.ndarray]) -> List[tf.Tens
             continue
         if not np.isfinite(numbers(value)).all():
             bad.append(tensor)
-    return bad
+    return sorted(bad, key=lambda tensor: is_written_value(tensor.op.type))
 
 
 def diagnose_step(

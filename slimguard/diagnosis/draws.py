@@ -95,6 +95,19 @@ def _returns_values(op) -> bool:
     )
 
 
+def is_written_value(op_type: str) -> bool:
+    """Whether what a step drew by an op of this type is what it had written itself, and read again.
+
+    Such a value is computed, of what else the step drew.
+    """
+    return _WRITTEN_VALUES.match(op_type) is not None
+
+
+_WRITTEN_VALUES = re.compile(
+    r'(Resource)?(Assign|Scatter|(Sparse)?Apply)|VariableV?2?$|ReadVariableOp$|ResourceGather'
+)
+
+
 def is_handle(tensor) -> bool:
     """Whether a tensor stands for something: a resource, a variant, a queue of TensorFlow 1."""
     if tensor.dtype.base_dtype in _HANDLES:

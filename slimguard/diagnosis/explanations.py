@@ -5,7 +5,7 @@ variable overflows when it is updated.
 """
 
 import math
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -13,12 +13,14 @@ import tensorflow as tf
 from slimguard import graph as graphs
 from slimguard.diagnosis import causes
 from slimguard.diagnosis.diagnosis import Diagnosis, Input
+from slimguard.diagnosis.draws import is_written_value
 from slimguard.diagnosis.hidden_ops import explain_inside
 from slimguard.diagnosis.measured_step import SAME_NUMBERS, MeasuredStep
 from slimguard.diagnosis.ranges import NonFinite, Range, find_non_finite, measure
 from slimguard.diagnosis.rerun import Step
 from slimguard.graph import key
 from slimguard.graph.source_lines import Origins
+from slimguard.system import texts
 
 _LARGE_WEIGHT = 1e6
 _NO_VALUE = np.array(np.nan, np.float32)  # stands for a tensor in a branch that did not run
@@ -38,7 +40,8 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
     output, *inputs = [_NO_VALUE if value is None else value for value in values]
     told = _describe(measured, tensor)._replace(non_finite=find_non_finite(output))
     if step.is_fed(tensor):
-        return _explain_source(told, [step.name_of(t) for t in others if step.is_fed(t)])
+        outside = [t for t in others if step.is_fed(t) and not is_written_value(step.type_of(t.op))]
+        return _explain_source(told, list(map(step.name_of, outside)))
     if graphs.is_variable_read(op) or op.type in graphs.VARIABLES:
         return _explain_variable(told, tensor)
     if op.type == 'Const':
@@ -67,11 +70,17 @@ def explain_sources(tensors: Sequence[tf.Tensor], value: np.ndarray) -> Diagnosi
         output=measure(value, tensor.dtype.base_dtype.name),
         non_finite=find_non_finite(value),
     )
-    return _explain_source(told, [other.name for other in others])
+    outside = [other.name for other in others if not is_written_value(other.op.type)]
+    return _explain_source(told, outside)
 
 
 def explain_square(measured: MeasuredStep, name: str) -> Diagnosis:
-    """Explains a bad step in which the tensor `name` is finite, and its square is not."""
+    """Explains a bad step in which gradients are finite, and their squares are not.
+
+    Args:
+      measured: the step.
+      name: what one of them is called; the first of the step is another, maybe.
+    """
 
     def squared(tensor) -> float:
         found = measured.range_of(tensor)
@@ -79,10 +88,11 @@ def explain_square(measured: MeasuredStep, name: str) -> Diagnosis:
         return 0.0 if found is None else found.largest / _root_of_largest(found.dtype)
 
     floats = [t for t in measured.step.checked if squared(t) > 1]
-    trouble = 'the %s is finite, but its square is not, and the optimizer squares it' % name
+    trouble = 'the %s is finite, but its square is not, and the optimizer squares it'
     if not floats:
-        return Diagnosis('update', trouble)
+        return Diagnosis('update', trouble % name)
     first = min(floats, key=lambda t: measured.number_of(t.op))
+    trouble %= _gradient_name(measured.step, first) or name
     while first.op.type in SAME_NUMBERS and not measured.step.is_fed(first):
         first = first.op.inputs[0]
     return _describe(measured, first)._replace(trouble=trouble + _large_weights(measured))
@@ -164,12 +174,20 @@ def _describe(measured: MeasuredStep, tensor: tf.Tensor) -> Diagnosis:
 
 def _explain_source(told: Diagnosis, others: Sequence[str]) -> Diagnosis:
     assert told.output is not None and told.non_finite is not None
+    if is_written_value(told.op_type or ''):
+        return told._replace(phase='variable', trouble=_WRITTEN)
     trouble = _bad_data(told.output, told.non_finite)
     if told.op_type in graphs.CALLS:
         trouble += '; it comes out of a function, which cannot be looked into'
     if others:
-        trouble += '; not finite as well: %s' % _list(others, most=3)
+        trouble += '; not finite as well: %s' % texts.listed(others, 3)
     return told._replace(phase='input', trouble=trouble)
+
+
+_WRITTEN = (
+    'the step wrote it, and reads it again, and what it was given is finite: the variable was bad '
+    'before, or overflowed'
+)
 
 
 def _bad_data(output: Range, found: NonFinite) -> str:
@@ -178,13 +196,8 @@ def _bad_data(output: Range, found: NonFinite) -> str:
     size = int(np.prod(output.shape, dtype=np.int64))
     rows = ''
     if found.rows:
-        rows = ', in row%s %s' % ('s' if len(found.rows) > 1 else '', _list(found.rows))
+        rows = ', in row%s %s' % ('s' if len(found.rows) > 1 else '', texts.listed(found.rows, 10))
     return 'bad data: %s among %d values%s' % (what, size, rows)
-
-
-def _list(things: Sequence[Any], most: int = 10) -> str:
-    shown = ', '.join(map(str, things[:most]))
-    return shown + (' and %d more' % (len(things) - most) if len(things) > most else '')
 
 
 def _explain_variable(told: Diagnosis, tensor: tf.Tensor) -> Diagnosis:
@@ -224,6 +237,16 @@ def _largest_weight(measured: MeasuredStep) -> Tuple[float, str]:
             if variable is not None:
                 found = max(found, (weights.largest, variable.name))
     return found
+
+
+def _gradient_name(step: Step, tensor: tf.Tensor) -> str:
+    """What a gate calls a gradient; empty if no optimizer takes it as it is."""
+    writes = graphs.Writes(step.graph)
+    for op in filter(graphs.is_apply, step.ours):
+        if any(key(value.tensor) == key(tensor) for value in graphs.values_of(op)):
+            variables = writes.variables(op)
+            return 'gradient of %s' % variables[0].name if variables else ''
+    return ''
 
 
 def _kernel_of(step: Step, name: str) -> Optional[tf.Operation]:

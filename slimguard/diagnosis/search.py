@@ -8,6 +8,7 @@ from typing import List, Sequence, Tuple
 
 import tensorflow as tf
 
+from slimguard.diagnosis.draws import is_written_value
 from slimguard.diagnosis.measured_step import MeasuredStep
 from slimguard.graph import key
 
@@ -35,7 +36,9 @@ def _rank(measured: MeasuredStep, tensor: tf.Tensor) -> Tuple[bool, int, int, st
     if measured.step.is_fed(tensor):
         # By the names that they had: a copy of the step has a placeholder for each.
         name, _, index = measured.step.name_of(tensor).rpartition(':')
-        return False, -1, 0, name, int(index)
+        # What came from outside is the first.
+        is_written = is_written_value(measured.step.type_of(tensor.op))
+        return False, -1, int(is_written), name, int(index)
     op, index = tensor.op, tensor.value_index
     # A constant was the same in all the good steps.
     phase = _PHASES.index(measured.phase_of(op))

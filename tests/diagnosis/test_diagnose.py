@@ -294,3 +294,49 @@ def test_a_loss_that_is_finite_here_too_needs_no_word():
     failed = Failed(tf.reduce_mean(tf.sqrt(tf.matmul(batches(put(0.0, 2)), weights()))))
     said = diagnose(failed.session, failed.capture, failed.values, failed.labels, loss=0.65)
     assert said.phase == 'backward' and not said.not_seen
+
+
+def test_the_gradient_that_is_named_is_that_of_the_tensor_that_is_shown():
+    x = tf1.placeholder(tf.float32, [8, 4], name='x')
+    first = tf1.get_variable('first', [4, 8])
+    last = tf1.get_variable('last', [8, 1])
+    loss = tf.reduce_mean(tf.matmul(tf.matmul(x, first), last))
+    minimize = tf1.train.RMSPropOptimizer(0.01).minimize
+
+    def feed(step):
+        return {x: np.full([8, 4], 1e30 if step == 1 else 1.0)}
+
+    found = diagnosis_of(Failed(loss, lambda: minimize(loss), feed=feed))
+    assert found.trouble.startswith('the gradient of last is finite, but its square is not')
+    assert found.output.shape == (8, 1)
+
+
+@pytest.mark.parametrize('is_bad_data, use_resource', [(True, False), (True, True), (False, True)])
+@pytest.mark.parametrize('search', [True, False], ids=['searched', 'glanced at'])
+def test_a_moving_average_that_the_step_reads_again_is_no_input(search, is_bad_data, use_resource):
+    """Its new value is kept as what was drawn is: it is read after a write."""
+    x = tf1.placeholder(tf.float32, [8, 4], name='zz')
+    mean = tf1.get_variable('mean', [4], trainable=False, use_resource=use_resource)
+    update = mean.assign_sub((mean - tf.reduce_mean(x, 0)) * 0.5)
+    with tf.control_dependencies([update]):
+        centered = x - tf.identity(update)
+    loss = tf.reduce_mean(tf.matmul(centered, weights()))
+
+    def feed(step):
+        value = np.full([8, 4], np.float32(1.0))
+        if step == 1:
+            value[5] = np.nan if is_bad_data else 3e38  # of which the sum overflows
+            value[6] = value[5]
+        return {x: value}
+
+    failed = Failed(loss, feed=feed)
+    if search:
+        found = diagnosis_of(failed)
+    else:
+        found = glance(failed.capture, failed.values, 'no time')
+    if is_bad_data:
+        assert (found.phase, found.tensor, found.non_finite.rows) == ('input', 'zz:0', [5, 6])
+        assert 'not finite as well' not in found.trouble
+    else:
+        assert found.phase == 'variable'
+        assert 'the step wrote it, and reads it again' in found.trouble

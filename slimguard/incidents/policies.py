@@ -131,11 +131,12 @@ class Skip(Policy):
     def _why_no_more(self, state: PolicyState) -> str:
         if state.in_a_row <= self.max_consecutive:
             return ''
-        before = state.in_a_row - 1
-        skipped = '%d steps in a row were skipped before it' % before
-        if before == 1:
-            skipped = 'the step before it was skipped'
-        return '; %s, and max_consecutive=%d allows no more' % (skipped, self.max_consecutive)
+        before = state.in_a_row - 1  # a script may catch what is raised, and go on
+        bad = 'the step before it was' if before == 1 else 'the %d steps before it were' % before
+        return '; %s bad as well, and max_consecutive=%d allows no more' % (
+            bad,
+            self.max_consecutive,
+        )
 
     def _has_spent(self, state: PolicyState) -> bool:
         if self.max_ratio is None:

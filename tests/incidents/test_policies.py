@@ -112,7 +112,7 @@ def test_a_ratio_is_a_share(ratio, error):
 def test_a_policy_that_is_used_up_says_so():
     chain = FallbackChain([Skip(2), Rollback(1)], RAISE)
     assert after(chain, 'xxx') == 'rollback'
-    skipped = '; 2 steps in a row were skipped before it, and max_consecutive=2 allows no more'
+    skipped = '; the 2 steps before it were bad as well, and max_consecutive=2 allows no more'
     assert chain.why_not == skipped
     assert after(chain, 'xxx') == 'raise'
     gone_back = '; the training went back once already, and max_times=1 allows no more'
@@ -123,7 +123,7 @@ def test_one_step_before_it_is_one():
     chain = FallbackChain([Skip(1), Raise()], RAISE)
     assert after(chain, 'xx') == 'raise'
     assert chain.why_not == (
-        '; the step before it was skipped, and max_consecutive=1 allows no more'
+        '; the step before it was bad as well, and max_consecutive=1 allows no more'
     )
 
 

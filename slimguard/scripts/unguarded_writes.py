@@ -106,7 +106,7 @@ class _Buffers:
         for op in self._graph.get_operations():
             variables = [] if op in self._initial else self._writes.variables(op)
             sources = _sources(op, self._writes) if variables else []
-            if any(is_drawn(each) and not _is_told(each) for each in sources):
+            if any(_is_batch(each) and not _SETS.match(each.type) for each in sources):
                 yield from variables
 
 
@@ -138,12 +138,6 @@ def _is_batch(op: tf.Operation) -> bool:
     return not (op.type.startswith('Placeholder') and op.outputs[0].shape.rank == 0)
 
 
-def _is_told(op: tf.Operation) -> bool:
-    """Whether what an op gives was set by somebody, or is chance: a mask, a checkpoint, noise."""
-    is_set = op.type.startswith(('Placeholder', 'Restore'))
-    return is_set or op.type in graphs.VARIABLES or graphs.is_random(op)
-
-
 def _is_picked_by_a_counter(op: tf.Operation) -> bool:
     """Whether an op takes a part of something, at a place that a variable says."""
     if not _TAKES_A_PART.match(op.type):
@@ -157,5 +151,7 @@ def _numbers_of(op: tf.Operation) -> Iterable[tf.Operation]:
     return [] if _KNOWS_A_SHAPE.match(op.type) else _data_of(op)
 
 
+# What a variable is set to from outside, such as a mask or a checkpoint, and not drawn for it.
+_SETS = re.compile(r'Placeholder|Restore')
 _KNOWS_A_SHAPE = re.compile(r'(Variable)?Shape(N)?$|Size$|Rank$')
 _TAKES_A_PART = re.compile(r'(Resource)?Gather(V2|Nd)?$|StridedSlice$|Slice$')

@@ -106,6 +106,35 @@ _IS_IN_IT = (
 )
 
 
+_WAITS = (
+    'it is written by what waits for the guarded train op, %r, and has no gate itself: a bad step '
+    'changes it all the same; build slimguard.guard() of that as well, and fetch what it returns'
+)
+
+
+def refuse_behind(
+    elements: Sequence[TrainOp],
+    train_ops: Sequence[TrainOp],
+    on_refusal: Callable[[str, Exception], None],
+) -> None:
+    """Tells of what a run writes once guarded train ops are done, which nobody guards then.
+
+    Args:
+      elements: what is fetched, and waits for them.
+      train_ops: the guarded train ops.
+      on_refusal: called with the name of a variable that is written after the gate, and why.
+    """
+    theirs = set(graphs.ancestors(map(op_of, train_ops)))
+    writes = graphs.Writes(elements[0].graph)
+    told = _local_variables(elements[0].graph)
+    for element in elements:
+        behind = set(graphs.ancestors([op_of(element)])) - theirs
+        written = {each for op in behind for each in _written_by(op, writes)} - told
+        for name in sorted(each.name for each in written):
+            on_refusal(name, OutsideTheGateError(_WAITS % op_of(element).name))
+        told |= written
+
+
 def refuse_outside(
     elements: Sequence[TrainOp],
     train_op: TrainOp,
@@ -115,7 +144,7 @@ def refuse_outside(
     """Tells of what a run writes beside a guarded train op, which nobody guards then.
 
     Args:
-      elements: what is fetched, that train op among it.
+      elements: what is fetched, and waits for no guarded train op, but may be one.
       train_op, original: the train op, guarded and as it was.
       on_refusal: called with the name of a variable that is written outside the gate, and why.
     """

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.gate.untold import Told
-from slimguard.gate.written_beside import refuse_outside
+from slimguard.gate.written_beside import refuse_behind, refuse_outside
 from slimguard.graph import key, op_of
 from slimguard.incidents.history import IS_GOOD
 from slimguard.training import incident_reading
@@ -36,9 +36,11 @@ class Run:
         history a vector that begins with that, and goes on with the row of the step.
       histories: by gate, what keeps its last steps, or None.
       graph: the graph.
+      in_branches: the gates of train ops that it runs only where it takes their branch. In another
+        run nothing of theirs can be fetched, so they are asked when it is over.
 
     Attributes:
-      gates: as given.
+      gates: `found`.
       looks_at_loss: whether there is a loss to look at besides.
       losses: the losses that the gates know, and that one.
     """
@@ -50,16 +52,19 @@ class Run:
         told: Sequence[tf.Tensor],
         histories: Sequence[Optional[StepHistory]],
         graph: tf.Graph,
+        in_branches: Sequence[gates.Gate] = (),
     ):
         self.gates = found
         self.looks_at_loss = loss is not None
-        self.losses = [each.loss for each in found if each.loss is not None]
+        self._in_branches = in_branches
+        self._all_gates = [*found, *in_branches]
+        self.losses = [each.loss for each in self._all_gates if each.loss is not None]
         self.losses += [] if loss is None else [loss]
         self._loss = loss
         self._global_step = graphs.global_step(graph)
         self._session: Callable[[], Any] = lambda: None  # that was watched last
         self._beside = [each for gate in found for each in gate.beside]
-        self._histories = histories
+        self._histories = [*histories, *(None for _ in in_branches)]
         self._has_limits = any(each is not None and each.spike for each in histories)
         fetches = [*told, *(each.count for each in self._beside)]
         fetches += [] if loss is None else [loss]
@@ -71,7 +76,7 @@ class Run:
         """What a hook asks for, so that the gates tell it of the step."""
         session = run_context.session
         if self._session() is not session:
-            for gate in [*self.gates, *(each.gate for each in self._beside)]:
+            for gate in [*self._all_gates, *(each.gate for each in self._beside)]:
                 gate.untold.watch(session)
             self._session = weakref.ref(session)
         if max_loss is None and not self._has_limits:
@@ -79,7 +84,7 @@ class Run:
         # Two hooks may watch the same gate, and TensorFlow takes each feed from one of them.
         fed = run_context.__dict__.setdefault('_slimguard_fed', set())
         feeds: Dict[tf.Tensor, Any] = {}
-        for gate, history in zip(self.gates, self._histories):
+        for gate, history in zip(self._all_gates, self._histories):
             if gate not in fed:
                 fed.add(gate)
                 feeds.update(limits_of(gate, max_loss, history))
@@ -97,6 +102,8 @@ class Run:
             found += told
         for each, count in zip(self._beside, values[len(self.gates) :]):
             found += _told_in(run_context, each.gate) if count else []
+        for gate in self._in_branches:
+            found += _told_in(run_context, gate)
         if self._loss is not None and not found:
             step = functools.partial(self._step_now, run_context.session)
             reading = incident_reading.of_loss(self._loss, values[-1], max_loss, step)
@@ -229,25 +236,28 @@ class WatchedRuns:
         return untold
 
     def _plan(self, elements: list, graph: tf.Graph, fed: Sequence[tf.Tensor]) -> Optional[Run]:
+        waited_for = _waited_for(elements, graph)
         found = [gate for gate in map(gates.gate_of, elements) if gate is not None]
-        if found:
-            all_found = list(dict.fromkeys(found))
-            found = [gate for gate in all_found if self._is_mine(gate)]
-            if not found:
+        all_found = list(dict.fromkeys(found + sum(waited_for.values(), [])))
+        if all_found:
+            mine = [gate for gate in all_found if self._is_mine(gate)]
+            if not mine:
                 self._tell_of_no_gate(all_found, graph)
                 return None
-            for gate in [] if self._guards_beside else found:
-                refuse_outside(elements, gate.train_op, gate.original, self._warn_of)
+            if not self._guards_beside:
+                self._tell_of_unguarded(elements, found, waited_for)
+            in_branches = [each for each in mine if graphs.flow_around(op_of(each.original))]
+            found = [each for each in mine if each not in in_branches]
             histories = [self._histories.of(gate) for gate in found]
             is_kept = not fed or not are_taken(fed, elements)
-            if not is_kept:
+            if found and not is_kept:
                 tf1.logging.warning('slimguard: ' + _NOT_KEPT, found[0].original.name, fed[0].name)
             told = [
                 self._told_by(gate, each is not None, is_kept)
                 for gate, each in zip(found, histories)
             ]
-            loss = self._loss_beside(found)
-            return Run(found, loss, told, histories, graph)
+            loss = self._loss_beside(mine)
+            return Run(found, loss, told, histories, graph, in_branches)
         is_step = _updates_unguarded(elements)
         if self._loss is not None:
             is_step = _is_step(elements, self._loss, graph)
@@ -258,6 +268,20 @@ class WatchedRuns:
         if is_step:
             tf1.logging.warning('slimguard: ' + _NOT_GUARDED, elements[0].name)
         return None
+
+    def _tell_of_unguarded(
+        self,
+        elements: list,
+        found: List[gates.Gate],
+        waited_for: Dict[tf.Operation, List[gates.Gate]],
+    ) -> None:
+        """Names what a run writes that goes through none of the gates that it runs."""
+        beside = [each for each in elements if op_of(each) not in waited_for]
+        for gate in filter(self._is_mine, dict.fromkeys(found)):
+            refuse_outside(beside, gate.train_op, gate.original, self._warn_of)
+        if waited_for:
+            train_ops = [gate.train_op for gate in sum(waited_for.values(), found)]
+            refuse_behind(list(waited_for), train_ops, self._warn_of)
 
     def _warn_of(self, name: str, error: Exception) -> None:
         if name not in self._warned_of:
@@ -315,6 +339,17 @@ def _copied(tensor: tf.Tensor) -> tf.Tensor:
     while tensor.op.type in ('Identity', 'CheckNumerics'):
         tensor = tensor.op.inputs[0]
     return tensor
+
+
+def _waited_for(elements: list, graph: tf.Graph) -> Dict[tf.Operation, List[gates.Gate]]:
+    """The gates of train ops that a run needs and does not name, by the op that is fetched."""
+    known = {op_of(each.train_op): each for each in gates.gates_of(graph).values()}
+    others = [op for op in map(op_of, elements) if op not in known]
+    others = [op for op in others if not op.name.startswith(graphs.OURS)]
+    if not known or known.keys().isdisjoint(graphs.ancestors(others)):
+        return {}
+    found = {op: [known[each] for each in graphs.ancestors([op]) if each in known] for op in others}
+    return {op: needed for op, needed in found.items() if needed}
 
 
 def _updates_unguarded(elements: list) -> bool:

@@ -1,8 +1,9 @@
-"""Runs that train nothing and write all the same: of a model with batch norm in place.
+"""Runs that train nothing and write all the same: the moving averages of batch norm.
 
-What such a run writes in its forward pass is what a guarded train op of the same model puts back
-after a bad step. Nothing else is guarded in a run that trains nothing: initializers, restored
-values and metrics are the script's own.
+With batch norm in place such a run writes in its forward pass what a guarded train op of the same
+model puts back after a bad step; other scripts run slim's update ops by themselves. Nothing else is
+guarded in a run that trains nothing: initializers, restored values and metrics are the script's
+own.
 """
 
 from typing import Any, Optional, Sequence
@@ -19,11 +20,26 @@ from slimguard.graph import TrainOp, op_of, ops, plain_ops
 def writing_among(
     elements: Sequence[TrainOp], graph: tf.Graph, fed: Sequence[tf.Tensor] = ()
 ) -> Sequence[TrainOp]:
-    """Those of the elements fetched in a run that run forward writes of a guarded train op."""
-    if not copies_ahead(graph):
+    """Those of the elements fetched in a run that run forward writes of a guarded train op.
+
+    Or update ops, unless what they write is local, as the variables of a metric are.
+    """
+    update_ops = {op_of(op) for op in graph.get_collection(tf1.GraphKeys.UPDATE_OPS)}
+    if not update_ops and not copies_ahead(graph):
         return []
-    theirs = [e for e in elements if not op_of(e).name.startswith(graphs.OURS)]
-    return [e for e in theirs if any(map(is_put_back, graphs.ancestors_beyond(fed, [op_of(e)])))]
+    found = []
+    for element in elements:
+        if not op_of(element).name.startswith(graphs.OURS):
+            needed = graphs.ancestors_beyond(fed, [op_of(element)])
+            updates = not update_ops.isdisjoint(needed) and _writes_what_is_kept(needed, graph)
+            if updates or any(map(is_put_back, needed)):
+                found.append(element)
+    return found
+
+
+def _writes_what_is_kept(step: Sequence[tf.Operation], graph: tf.Graph) -> bool:
+    writes, local = graphs.Writes(graph), graphs.local_in(graph)
+    return any(not local.issuperset(writes.variables(op)) for op in step)
 
 
 def guard_writes(elements: Sequence[TrainOp], fed: Sequence[tf.Tensor] = ()) -> Gate:

@@ -43,7 +43,7 @@ def written_beside(
     """
     graph = training[0].graph
     update_ops = {op_of(op) for op in graph.get_collection(tf1.GraphKeys.UPDATE_OPS)}
-    local = _local_variables(graph)
+    local = graphs.local_in(graph)
     writes = graphs.Writes(graph)
     theirs = set(graphs.ancestors([op_of(each) for each in training]))
     found = []
@@ -84,11 +84,6 @@ def _written_by(op: tf.Operation, writes: graphs.Writes) -> List[tf.Operation]:
     return variables if variables or op not in writes else [op.inputs[0].op]
 
 
-def _local_variables(graph: tf.Graph) -> Set[tf.Operation]:
-    local = graph.get_collection(tf1.GraphKeys.LOCAL_VARIABLES)
-    return {each.op for each in graphs.on_each_device(local)}
-
-
 _IS_READ = (
     'the train op, beside which it is fetched, reads it, and nothing says which comes first; fetch '
     'tf.group(train_op, update) instead of both, or make one wait by tf.control_dependencies'
@@ -126,7 +121,7 @@ def refuse_behind(
     """
     theirs = set(graphs.ancestors(map(op_of, train_ops)))
     writes = graphs.Writes(elements[0].graph)
-    told = _local_variables(elements[0].graph)
+    told = graphs.local_in(elements[0].graph)
     for element in elements:
         behind = set(graphs.ancestors([op_of(element)])) - theirs
         written = {each for op in behind for each in _written_by(op, writes)} - told
@@ -167,7 +162,7 @@ def refuse_outside(
     cloned = theirs.difference(graphs.ancestors([op_of(train_op)]))
     again = cloned.intersection(graphs.ancestors([op_of(each) for each in others]))
     twice = {each for op in again for each in _written_by(op, writes)}
-    for name in sorted(each.name for each in twice - _local_variables(train_op.graph)):
+    for name in sorted(each.name for each in twice - graphs.local_in(train_op.graph)):
         on_refusal(name, OutsideTheGateError(_IS_IN_IT % op_of(original).name))
 
 

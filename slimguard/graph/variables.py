@@ -87,6 +87,12 @@ def trainable_in(graph: tf.Graph) -> Set[tf.Operation]:
         return {variable.op for variable in on_each_device(tf1.trainable_variables())}
 
 
+def local_in(graph: tf.Graph) -> Set[tf.Operation]:
+    """The ops of the local variables of a graph, which are in no checkpoint."""
+    local = graph.get_collection(tf1.GraphKeys.LOCAL_VARIABLES)
+    return {variable.op for variable in on_each_device(local)}
+
+
 def is_float_variable(variable: tf.Operation) -> bool:
     dtype = dtype_of(variable)
     return dtype.is_floating or dtype.is_complex

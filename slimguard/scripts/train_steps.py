@@ -226,7 +226,7 @@ class TrainSteps:
             if writing:
                 parts.append(self._guarded(writing, fed, guard_writes))
             else:
-                refuse_unguarded_writes(elements, self._graph, self._on_refusal)
+                refuse_unguarded_writes(elements, self._graph, fed, self._on_refusal)
         guarded = [part for part in parts if part is not None]
         return Step.of(fetches, guarded, self._graph, trains) if guarded else None
 

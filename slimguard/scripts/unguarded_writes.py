@@ -1,11 +1,11 @@
-"""Updates of weights that nobody guards: `refuse_unguarded_writes`.
+"""Updates of variables that nobody guards: `refuse_unguarded_writes`.
 
 A gradient that was fetched and is fed again is no gradient to anybody who reads the graph, and an
-update by ``assign`` may be anything: a step of a training, or a value that is set.
+update by ``assign`` may be anything: a step of a training, a statistic, or a value that is set.
 """
 
 import re
-from typing import Callable, Iterable, Iterator, List, Optional, Sequence, Set
+from typing import Callable, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -17,28 +17,36 @@ from slimguard.system import texts
 
 
 class UnguardedWriteError(ValueError):
-    """A trainable variable is written by what looks like a training, and is not guarded."""
+    """A variable is written by what looks like a training, or a statistic, and is not guarded."""
 
     of = 'the update of'  # what the name is of that it comes with
 
 
 def refuse_unguarded_writes(
-    elements: Sequence[TrainOp], graph: tf.Graph, on_refusal: Callable[[str, Exception], None]
+    elements: Sequence[TrainOp],
+    graph: tf.Graph,
+    fed: Sequence[tf.Tensor],
+    on_refusal: Callable[[str, Exception], None],
 ) -> None:
-    """Tells, once for a run, of trainable variables that it trains with no gate.
+    """Tells, once for a run, of variables that it trains with no gate, or keeps a statistic in.
 
-    Such a write computes the new value of the old one, or of those of other variables, and of a
-    batch: one that is fed or drawn, that a counter picks from what the graph holds, or that another
-    run has put into a variable. Initial and restored values train nothing, nor do copies.
+    What trains computes the new value of a trainable variable of the old one, or of those of other
+    variables, and of a batch: one that is fed or drawn, that a counter picks from what the graph
+    holds, or that another run has put into a variable. Initial and restored values train nothing,
+    nor do copies. A statistic is any other variable that checkpoints hold, such as a running mean,
+    if its new value is computed of its own old one and of a batch that is fed or drawn.
 
     Args:
       elements: what is fetched: nothing that is guarded.
       graph: its graph.
+      fed: tensors computed within the step that the run feeds.
       on_refusal: called with the names of the variables that are written, and what to do.
     """
-    written = _trained(map(op_of, elements), graph)
-    if written:
-        on_refusal(texts.listed(written, MOST_NAMES), UnguardedWriteError(_BY_ASSIGN))
+    step = graphs.ancestors_beyond(fed, map(op_of, elements))
+    trained, kept = _written(step, graph)
+    for names, why in ((trained, _BY_ASSIGN), (kept, _IS_STATISTIC)):
+        if names:
+            on_refusal(texts.listed(names, MOST_NAMES), UnguardedWriteError(why))
 
 
 _BY_ASSIGN = (
@@ -47,23 +55,42 @@ _BY_ASSIGN = (
     'the session and fetch that, or feed the gradient to apply_gradients of an optimizer'
 )
 
+_IS_STATISTIC = (
+    'a run that trains nothing writes it with what is fed or drawn. Fetch the update together with '
+    'the train op, whose gate it goes through then, or build slimguard.guard(tf.group(update)) '
+    'ahead of the session and fetch that'
+)
 
-def _trained(elements: Iterable[tf.Operation], graph: tf.Graph) -> List[str]:
-    """The names of the trainable variables that a run of `elements` trains, in order."""
+
+def _written(step: Sequence[tf.Operation], graph: tf.Graph) -> Tuple[List[str], List[str]]:
+    """The names of the variables that a run of the ops in `step` trains, and of its statistics."""
     writes = graphs.Writes(graph)
     trainable = graphs.trainable_in(graph)
+    kept = _kept_numbers(graph) - trainable
     candidates = []
-    for op in graphs.ancestors(list(elements)):
-        written = [v for v in writes.variables(op) if v in trainable]
+    for op in step:
+        written = [v for v in writes.variables(op) if v in trainable or v in kept]
         if written and not op.name.startswith(graphs.OURS):
             candidates.append((op, written))
     if not candidates:
-        return []
+        return [], []
     initial = _initializers(graph)
     candidates = [each for each in candidates if each[0] not in initial]
     buffers = _Buffers(graph, writes, trainable, initial)
-    found = [v.name for op, written in candidates if _trains(op, writes, buffers) for v in written]
-    return list(dict.fromkeys(found))
+    trained, statistics = [], []
+    for op, written in candidates:
+        weights = [v.name for v in written if v in trainable]
+        if weights and _trains(op, writes, buffers):
+            trained += weights
+        statistics += [v.name for v in written if v in kept and _adds_batch(op, v, writes)]
+    return list(dict.fromkeys(trained)), list(dict.fromkeys(statistics))
+
+
+def _kept_numbers(graph: tf.Graph) -> Set[tf.Operation]:
+    """The ops of the variables that checkpoints hold, and that a NaN can be in."""
+    with graph.as_default():
+        held = {each.op for each in graphs.on_each_device(tf1.global_variables())}
+    return set(filter(graphs.is_float_variable, held))
 
 
 def _initializers(graph: tf.Graph) -> Set[tf.Operation]:
@@ -118,6 +145,12 @@ def _trains(write: tf.Operation, writes: graphs.Writes, buffers: _Buffers) -> bo
     if not is_of_old_value and buffers.trainable.isdisjoint(sources):
         return False
     return any(_is_picked_by_a_counter(op) or op in buffers for op in sources)
+
+
+def _adds_batch(write: tf.Operation, variable: tf.Operation, writes: graphs.Writes) -> bool:
+    sources = _sources(write, writes)
+    is_of_old_value = graphs.changes_value(write) or variable in sources
+    return is_of_old_value and any(_is_batch(op) for op in sources)
 
 
 def _sources(write: tf.Operation, writes: graphs.Writes) -> Sequence[tf.Operation]:

@@ -128,6 +128,11 @@ def masked_by(x):
     return mask
 
 
+def statistic(**kwargs):
+    with tf1.variable_scope('own', reuse=tf1.AUTO_REUSE):
+        return tf1.get_variable('n', [2], trainable=False, **kwargs)
+
+
 class TestWritesThatNobodyGuards:
     """Fed gradients, and other updates by `assign`: named once, unless they train nothing."""
 
@@ -142,8 +147,9 @@ class TestWritesThatNobodyGuards:
                     weight = tf1.get_variable('w', initializer=[1.0, 1.0])
                     other = tf1.get_variable('other', initializer=[2.0, 2.0])
                 fetch = make(x, weight, other)
+                initializers = tf1.global_variables_initializer(), tf1.local_variables_initializer()
                 with tf1.Session() as session, LogLines() as lines:
-                    session.run(tf1.global_variables_initializer())
+                    session.run(initializers)
                     for _ in range(2):
                         session.run(fetch, {x: [1.0, 1.0]})
                     weight.load([3.0, 3.0], session)
@@ -156,6 +162,20 @@ class TestWritesThatNobodyGuards:
         assert "the update of 'own/w' is NOT guarded: a run writes it with what is fed," in line
         assert list(seen.refused) == ['own/w']
         assert "the update of 'own/w' cannot be" in str(seen)
+
+    @pytest.mark.parametrize(
+        'make',
+        [
+            lambda x, weight, other: statistic().assign_add(x),
+            lambda x, weight, other: statistic().assign(decayed(statistic(), x)),
+            lambda x, weight, other: tf.group(tf1.assign(statistic(), statistic() + x)),
+        ],
+        ids=['a sum', 'a running mean', 'a group'],
+    )
+    def test_a_statistic_in_a_run_of_its_own(self, make, said):
+        (line,), seen = said(make)
+        assert "the update of 'own/n' is NOT guarded: a run that trains nothing writes it" in line
+        assert list(seen.refused) == ['own/n']
 
     def test_several_in_one_run(self, said):
         def make(x, weight, other):
@@ -195,10 +215,14 @@ class TestWritesThatNobodyGuards:
             lambda x, weight, other: weight.assign(decayed(weight, other)),
             lambda x, weight, other: weight.assign(other + tf1.random_normal([2])),
             lambda x, weight, other: weight.assign(tf.clip_by_value(weight, -1.0, 1.0)),
-            lambda x, weight, other: tf1.get_variable('n', [2], trainable=False).assign_add(x),
+            lambda x, weight, other: statistic(collections=['local_variables']).assign_add(x),
+            lambda x, weight, other: statistic(dtype=tf.int64).assign_add(tf.cast(x, tf.int64)),
+            lambda x, weight, other: statistic().assign(x),
+            lambda x, weight, other: statistic().assign_add(0.5 * weight),
+            lambda x, weight, other: statistic().assign(decayed(statistic(), other)),
         ],
-        ids='a value|a mask|a part|moving average|fed decay|parameter noise|clipping|'
-        'statistics'.split('|'),
+        ids='a value|a mask|a part|moving average|fed decay|parameter noise|clipping|a metric|'
+        'a count|a buffer|a copy|moving average of weights'.split('|'),
     )
     def test_what_trains_nothing_is_not_named(self, make, said):
         lines, seen = said(make)

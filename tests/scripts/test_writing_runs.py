@@ -17,7 +17,11 @@ kinds = pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'reso
 
 
 class Discriminator:
-    """A model with batch norm in place, built once to be trained and once more to be evaluated.
+    """A model with batch norm, built once to be trained and once more to be evaluated.
+
+    Args:
+      use_resource: the kind of the variables.
+      in_place: whether the forward pass updates the moving averages; else update ops do.
 
     Attributes:
       x: the batch, to be fed.
@@ -27,7 +31,8 @@ class Discriminator:
       train_op: an unguarded train op.
     """
 
-    def __init__(self, use_resource=False):
+    def __init__(self, use_resource=False, in_place=True):
+        self._collection = None if in_place else tf1.GraphKeys.UPDATE_OPS
         self.x = tf1.placeholder(tf.float32, [None, 3], name='x')
         with tf1.variable_scope('', use_resource=use_resource):
             self.hidden, out = self._layers()
@@ -41,8 +46,7 @@ class Discriminator:
         return hidden, self._layer(hidden, 'second')
 
     def _layer(self, x, scope):
-        # The updates of the averages are made by the forward pass, whoever runs it.
-        norm = {'updates_collections': None, 'is_training': True, 'decay': 0.5}
+        norm = {'updates_collections': self._collection, 'is_training': True, 'decay': 0.5}
         ones = tf1.ones_initializer()
         net = slim.fully_connected(x, 3, None, weights_initializer=ones, scope=scope)
         return slim.batch_norm(net, scope=scope + '_norm', **norm)
@@ -60,6 +64,8 @@ EVALUATIONS = {
     'a part of the model': lambda model: [model.hidden],
     'a model that is built again': lambda model: {'accuracy': model.accuracy},
     'several values': lambda model: [model.hidden, [model.loss]],
+    # Those of the first model: both write the same averages.
+    'update ops': lambda model: tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)[:4],
 }
 
 
@@ -76,7 +82,8 @@ def train(fetches_of, use_resource, bad=(), logdir=None):
     values, states = [], []
     with tf.Graph().as_default():
         tf1.set_random_seed(1)
-        model = Discriminator(use_resource)
+        # Who runs update ops has them; else the forward pass updates the averages, whoever runs it.
+        model = Discriminator(use_resource, in_place=fetches_of is not EVALUATIONS['update ops'])
         fetches = fetches_of(model)
         with tf1.Session() as session:
             session.run(tf1.global_variables_initializer())
@@ -144,6 +151,17 @@ def test_an_evaluation_that_a_session_saw_before_the_train_op_leaves_the_trainin
                 session.run(later.train_op, {later.x: batch(1, is_bad=True)})
                 session.run(later.loss, {later.x: batch(1, is_bad=True)})
                 assert state(session) == before
+
+
+def test_update_ops_of_a_metric_are_the_scripts_own(tmp_path):
+    with slimguard.instrument(logdir=tmp_path) as guards, tf.Graph().as_default():
+        x = tf1.placeholder(tf.float32, [2])
+        mean, _ = tf1.metrics.mean(x, updates_collections=tf1.GraphKeys.UPDATE_OPS)
+        with tf1.Session() as session:
+            session.run(tf1.local_variables_initializer())
+            session.run(tf1.get_collection(tf1.GraphKeys.UPDATE_OPS), {x: [1.0, math.nan]})
+            assert math.isnan(session.run(mean))
+    assert not guards.sessions.seen.actions
 
 
 def test_raise_ends_a_script_at_an_evaluation_of_a_bad_batch(tmp_path):

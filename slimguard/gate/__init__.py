@@ -22,6 +22,8 @@ Planning reads the graph:
     checked_values.py     the values to check before the update
     sources.py            what to check for a value that is computed after it
     finite_arithmetic.py  ops that make finite numbers of finite numbers
+    kernels.py            when an optimizer's kernel makes finite numbers of small ones
+    growth.py             which variables may grow from step to step
     forward_writes.py     what is put back, and what has to wait
     step_inputs.py        what is not put back: counters that pick the batch
 
@@ -76,8 +78,10 @@ about to put it back. Put back from that copy it would be lost for good, so the 
 Variables that are assigned, and not made of their old value, are left out: one may begin as an Inf.
 
 Where that does not hold, no step takes the fast path: writes inside loops and functions, and
-kernels that can make a NaN of small numbers (centered RMSProp, or an `epsilon` of zero). There each
-step is a *trial*, with copies of what it writes.
+kernels that can make a NaN of small numbers (centered RMSProp, or an `epsilon` of zero; see
+:mod:`slimguard.gate.kernels`). There each step is a *trial*, with copies of what it writes. An
+argument of a kernel that is no constant is compared in each step instead, and a variable that grows
+by itself after the update is checked before it (:mod:`slimguard.gate.growth`).
 
 On a cluster, the decision is made where the loss is. Each task that holds variables gets one
 number, the decision, and from it makes its own switches: its variables are copied, checked and

@@ -16,7 +16,12 @@ from slimguard.gate.decision_at_tasks import Checked, Decision, copy_at, decide,
 from slimguard.gate.finite_checks import SMALL_32
 from slimguard.gate.flags import Flags, each_once, join_flags
 from slimguard.gate.flags_in_words import Label
-from slimguard.gate.forward_copies import copy_ahead, read_opaque_writes, require_unseen
+from slimguard.gate.forward_copies import (
+    copy_ahead,
+    read_growing,
+    read_opaque_writes,
+    require_unseen,
+)
 from slimguard.gate.gated_clones import GatedClones
 from slimguard.gate.limits import Limits, make_limits
 from slimguard.gate.measures import Measures, measure
@@ -141,6 +146,7 @@ class _Build:
         plan, feeds, make = self._plan, self._feeds, self._make
         ahead = copy_ahead(plan, make)
         checks = [*plan.checks, *read_opaque_writes(plan, make, feeds.watched)]
+        checks += read_growing(plan, make)
         sums = self._sums(checks)
         before = self._check_before(checks, sums)
         decisions = before.decisions

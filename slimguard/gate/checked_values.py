@@ -5,6 +5,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 import tensorflow as tf
 
 from slimguard import graph as graphs
+from slimguard.gate.kernels import Range, ranges_of
 from slimguard.gate.sources import Sources
 from slimguard.gate.step_graph import StepGraph
 from slimguard.graph import key
@@ -33,11 +34,13 @@ class GatedWrite(NamedTuple):
       op: the write.
       inputs: what to check of the values that it takes.
       is_trial: whether what it writes can only be judged afterwards.
+      ranges: where arguments have to be, or what it wrote is to be judged.
     """
 
     op: tf.Operation
     inputs: Sequence['_Input']
     is_trial: bool
+    ranges: Sequence[Range] = ()
 
 
 class _Input(NamedTuple):
@@ -48,9 +51,10 @@ class _Input(NamedTuple):
 
 def read_gated_write(write: tf.Operation, step: StepGraph, sources: Sources) -> GatedWrite:
     """Finds what a gated write takes, and whether checking that is enough."""
-    is_trial = graphs.can_divide_by_zero(write)
     if step.writes.is_opaque(write) or graphs.loop_around(write) is not None:
         return GatedWrite(write, (), True)
+    ranges = ranges_of(write, step) if _is_kernel(write) else []
+    is_trial = ranges is None
     inputs: List[_Input] = []
     for value in graphs.values_of(write):
         tensor = step.resolve(value.tensor)
@@ -59,7 +63,13 @@ def read_gated_write(write: tf.Operation, step: StepGraph, sources: Sources) -> 
             is_trial = True
         else:
             inputs.append(_Input(tensor, value.role, found))
-    return GatedWrite(write, inputs, is_trial)
+    if any(sources.is_late(each.tensor) for each in ranges or ()):
+        is_trial = True
+    return GatedWrite(write, inputs, is_trial, ranges or ())
+
+
+def _is_kernel(write: tf.Operation) -> bool:
+    return graphs.is_apply(write) and not graphs.is_accumulator(write)
 
 
 class CheckedValues:

@@ -8,6 +8,7 @@ from typing import List
 
 import tensorflow as tf
 
+from slimguard.gate.kernels import Range
 from slimguard.gate.limits import Limits
 from slimguard.gate.plan import Plan
 from slimguard.gate.square_sums import Kind, SquareSums
@@ -15,7 +16,10 @@ from slimguard.graph import ops, plain_ops
 
 
 def all_are_small(plan: Plan, sums: SquareSums, limits: Limits) -> tf.Tensor:
-    """Bool scalar: whether the losses and all values that `sums` are of are small."""
+    """Bool scalar: whether the losses and all values that `sums` are of are small.
+
+    And whether the arguments of kernels are where all is well (kernels.py).
+    """
     gradients = [kind for kind in sums.kinds if kind.is_gradient]
     # Gradients of one kind are compared with both limits at once.
     is_one = len(gradients) == 1 and not gradients[0].is_low
@@ -30,11 +34,21 @@ def all_are_small(plan: Plan, sums: SquareSums, limits: Limits) -> tf.Tensor:
         # What equals the limit in the loss's dtype is left to the exact check.
         loss = plan.losses[0]
         small.append(plain_ops.less(loss, plain_ops.cast(limits.loss, loss.dtype)))
+    small += map(_is_between, plan.ranges)
     # A train op that only counts has none.
     all_small = small[0] if small else plain_ops.constant(True, tf.bool)
     for more in small[1:]:
         all_small = plain_ops.logical_and(all_small, more)
     return ops.after(plan.barrier, all_small, 'is_calm')
+
+
+def _is_between(allowed: Range) -> tf.Tensor:
+    scalar = allowed.tensor
+    with scalar.graph.colocate_with(scalar.op):
+        number = plain_ops.cast(scalar, tf.float64)
+        is_high = plain_ops.logical_not(plain_ops.less(number, allowed.low))
+        is_low = plain_ops.logical_not(plain_ops.greater(number, allowed.high))
+        return ops.lift(plain_ops.logical_and(is_high, is_low), scalar.op, True)
 
 
 def _are_below(kind: Kind, sums: SquareSums) -> tf.Tensor:

@@ -104,6 +104,19 @@ def read_opaque_writes(plan: Plan, make: ops.Maker, known: tf.Tensor) -> List[Ch
     ]
 
 
+def read_growing(plan: Plan, make: ops.Maker) -> List[Check]:
+    """Reads the variables that may grow, as they are before the update.
+
+    Where no step takes the fast path, all variables are looked at afterwards.
+    """
+    found = []
+    for variable in [] if plan.trial else plan.growing:
+        is_resource = graphs.is_resource(variable)
+        value = make.copy(variable) if is_resource else variable.outputs[0]
+        found.append(Check(value, 'update of ' + variable.name))
+    return found
+
+
 def _read_after(token: tf.Tensor, variable: tf.Operation, make: ops.Maker) -> tf.Tensor:
     """The value a variable has once `token`, a bool scalar, is there."""
     with variable.graph.colocate_with(variable):

@@ -4,7 +4,7 @@
 the words *forward*, *gated*, *forward write* and *trial* that are used here.
 """
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 
@@ -12,10 +12,12 @@ from slimguard import graph as graphs
 from slimguard.gate.checked_values import Check, CheckedValues, GatedWrite, read_gated_write
 from slimguard.gate.forward_writes import ForwardWrites, find_barrier
 from slimguard.gate.gated_ops import find_gated_ops
+from slimguard.gate.growth import find_growing
+from slimguard.gate.kernels import Range
 from slimguard.gate.losses import find_late_loss, find_losses
 from slimguard.gate.sources import Sources
 from slimguard.gate.step_graph import GuardedBefore, StepGraph
-from slimguard.graph import TrainOp, op_of
+from slimguard.graph import TrainOp, key, op_of
 from slimguard.graph.clones import summands_by_clone
 
 
@@ -37,6 +39,10 @@ class Plan(NamedTuple):
       put_back: the forward writes to undo after a bad step, by variable.
       opaque_forward: the variables of `put_back` whose new value can only be read afterwards.
       trial: whether the gated writes can only be judged by what they wrote.
+      growing: the variables that may grow from step to step, and are judged by what they wrote once
+        they are large.
+      ranges: where arguments of the optimizers' kernels are, unless what these wrote is to be
+        judged.
       barrier: ops that must have run before anything is written (asserts and the like).
       values: tensors of the step that are fetched beside the train op.
       chief_at: for the update that a chief makes of accumulated gradients, the device of the chief,
@@ -55,6 +61,8 @@ class Plan(NamedTuple):
     put_back: Dict[tf.Operation, List[tf.Operation]]
     opaque_forward: Sequence[tf.Operation]
     trial: bool
+    growing: Sequence[tf.Operation]
+    ranges: Sequence[Range]
     barrier: Sequence[tf.Operation]
     values: Sequence[tf.Tensor]
     chief_at: Optional[str]
@@ -94,6 +102,9 @@ def make_plan(
     late_loss = find_late_loss(step, gated, sources, loss)
     gated_writes, checked, forward = _read_writes(step, gated, sources, losses)
     variables = [v for write in gated_writes for v in step.writes.variables(write.op)]
+    judged_before = [write.op for write in gated_writes if not write.is_trial]
+    growing = find_growing(judged_before, gated, step)
+    trial = late_loss is not None or any(write.is_trial for write in gated_writes)
     plan = Plan(
         step=step,
         gated=gated,
@@ -106,7 +117,9 @@ def make_plan(
         changed=_find_changed(step, gated_writes),
         put_back=forward.put_back,
         opaque_forward=forward.opaque,
-        trial=late_loss is not None or any(write.is_trial for write in gated_writes),
+        trial=trial or growing is None,
+        growing=growing or [],
+        ranges=_each_once(each for write in gated_writes for each in write.ranges),
         barrier=find_barrier(step, gated, forward.put_back),
         values=values,
         chief_at=chief_at,
@@ -130,6 +143,10 @@ def _read_writes(
         elif forward.add(write):
             values.add_forward(write)
     return gated_writes, values, forward
+
+
+def _each_once(ranges: Iterable[Range]) -> List[Range]:
+    return list({(key(each.tensor), each.low, each.high): each for each in ranges}.values())
 
 
 def _find_changed(step: StepGraph, gated_writes: Sequence[GatedWrite]) -> Set[tf.Operation]:

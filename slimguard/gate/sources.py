@@ -16,6 +16,10 @@ class Sources:
         self._step = step
         self._gated = gated
 
+    def is_late(self, tensor: tf.Tensor) -> bool:
+        """Whether a tensor is there only after a gated write."""
+        return tensor.op in self._gated
+
     def of(self, tensor: tf.Tensor) -> Optional[List[tf.Tensor]]:
         """The tensors to check so that `tensor` is finite, or None if that is not enough.
 

@@ -3,6 +3,7 @@
 import re
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple, Union
 
+import numpy as np
 import tensorflow as tf
 
 from slimguard.compat import tf_private
@@ -183,6 +184,33 @@ def constant_scalar(tensor) -> Optional[float]:
     if value is None or value.size != 1:
         return None
     return float(value.astype(tensor.dtype.base_dtype.as_numpy_dtype))  # as a Cast rounds it
+
+
+def lowest_constant(tensor) -> Optional[float]:
+    """The least element of a constant, however large that is; None for anything else.
+
+    Of a product of constants that are not negative, too: so is made what is as large as a variable.
+    """
+    op = tensor.op
+    while op.type == 'Identity' and not is_reference(op.inputs[0]):
+        op = op.inputs[0].op
+    if op.type == 'Fill':
+        return constant_scalar(op.inputs[1])
+    if op.type == 'Mul':
+        factors = [lowest_constant(factor) for factor in op.inputs]
+        lowest = [factor for factor in factors if factor is not None and factor >= 0]
+        return lowest[0] * lowest[1] if len(lowest) == 2 else None
+    if op.type != 'Const':
+        return None
+    value = op.get_attr('value')
+    if not value.tensor_content:  # the last of its numbers stands for all that are left out
+        numbers = [value.half_val, value.float_val, value.double_val]
+        del value.tensor_shape.dim[:]
+        value.tensor_shape.dim.add(size=max(map(len, numbers)))
+    elements = tf.make_ndarray(value)
+    if tensor.dtype.base_dtype == tf.bfloat16:  # of which numpy knows no minimum
+        elements = elements.astype(np.float32)
+    return float(elements.min()) if elements.size else None
 
 
 def op_of(element: TrainOp) -> tf.Operation:

@@ -15,7 +15,6 @@ from slimguard.graph.variables import PASS_ON, READS, VARIABLES, variable_behind
 from slimguard.graph.walk import (
     REFERENCES,
     arguments_of,
-    constant_scalar,
     is_float,
     is_reference,
     takes_reference,
@@ -174,22 +173,6 @@ def changes_value(op) -> bool:
 
 def squares_gradient(op) -> bool:
     return bool(_SQUARES.match(op.type))
-
-
-def can_divide_by_zero(op) -> bool:
-    """Whether an optimizer's kernel can make a NaN of numbers that are finite and small.
-
-    Centered RMSProp takes the root of a difference that rounding can make negative; others divide
-    zero by zero if their `epsilon` is zero, as 1e-8 is in float16.
-    """
-    if not is_apply(op):
-        return False
-    if 'CenteredRMSProp' in op.type:
-        return True
-    return any(
-        argument.name == 'epsilon' and constant_scalar(tensor) == 0
-        for tensor, argument in zip(op.inputs, arguments_of(op))
-    )
 
 
 def feeds_square(write) -> bool:

@@ -5,7 +5,7 @@ update by ``assign`` may be anything: a step of a training, a statistic, or a va
 """
 
 import re
-from typing import Callable, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -34,7 +34,8 @@ def refuse_unguarded_writes(
     variables, and of a batch: one that is fed or drawn, that a counter picks from what the graph
     holds, or that another run has put into a variable. Initial and restored values train nothing,
     nor do copies. A statistic is any other variable that checkpoints hold, such as a running mean,
-    if its new value is computed of its own old one and of a batch that is fed or drawn.
+    if its new value is computed of its own old one and of a batch that is fed or drawn. Of either
+    kind are those that are computed of their old value by a division that may be by zero.
 
     Args:
       elements: what is fetched: nothing that is guarded.
@@ -43,10 +44,8 @@ def refuse_unguarded_writes(
       on_refusal: called with the names of the variables that are written, and what to do.
     """
     step = graphs.ancestors_beyond(fed, map(op_of, elements))
-    trained, kept = _written(step, graph)
-    for names, why in ((trained, _BY_ASSIGN), (kept, _IS_STATISTIC)):
-        if names:
-            on_refusal(texts.listed(names, MOST_NAMES), UnguardedWriteError(why))
+    for why, names in _written(step, graph).items():
+        on_refusal(texts.listed(list(dict.fromkeys(names)), MOST_NAMES), UnguardedWriteError(why))
 
 
 _BY_ASSIGN = (
@@ -62,8 +61,15 @@ _IS_STATISTIC = (
 )
 
 
-def _written(step: Sequence[tf.Operation], graph: tf.Graph) -> Tuple[List[str], List[str]]:
-    """The names of the variables that a run of the ops in `step` trains, and of its statistics."""
+_DIVIDES = (
+    'a run that trains nothing computes it of its old value, and divides by what may be zero, or '
+    'takes its logarithm. Build slimguard.guard(tf.group(update)) ahead of the session and fetch '
+    'that'
+)
+
+
+def _written(step: Sequence[tf.Operation], graph: tf.Graph) -> Dict[str, List[str]]:
+    """The names of the variables that a run of the ops in `step` writes so, by what is said."""
     writes = graphs.Writes(graph)
     trainable = graphs.trainable_in(graph)
     kept = _kept_numbers(graph) - trainable
@@ -73,17 +79,22 @@ def _written(step: Sequence[tf.Operation], graph: tf.Graph) -> Tuple[List[str], 
         if written and not op.name.startswith(graphs.OURS):
             candidates.append((op, written))
     if not candidates:
-        return [], []
+        return {}
     initial = _initializers(graph)
     candidates = [each for each in candidates if each[0] not in initial]
     buffers = _Buffers(graph, writes, trainable, initial)
-    trained, statistics = [], []
+    found: Dict[str, List[str]] = {}
     for op, written in candidates:
-        weights = [v.name for v in written if v in trainable]
-        if weights and _trains(op, writes, buffers):
-            trained += weights
-        statistics += [v.name for v in written if v in kept and _adds_batch(op, v, writes)]
-    return list(dict.fromkeys(trained)), list(dict.fromkeys(statistics))
+        weights = [v for v in written if v in trainable]
+        trains = bool(weights) and _trains(op, writes, buffers)
+        for variable in written:
+            if trains and variable in trainable:
+                found.setdefault(_BY_ASSIGN, []).append(variable.name)
+            elif variable in kept and _adds_batch(op, variable, writes):
+                found.setdefault(_IS_STATISTIC, []).append(variable.name)
+            elif _may_divide_by_zero(op, variable, writes):
+                found.setdefault(_DIVIDES, []).append(variable.name)
+    return found
 
 
 def _kept_numbers(graph: tf.Graph) -> Set[tf.Operation]:
@@ -149,8 +160,37 @@ def _trains(write: tf.Operation, writes: graphs.Writes, buffers: _Buffers) -> bo
 
 def _adds_batch(write: tf.Operation, variable: tf.Operation, writes: graphs.Writes) -> bool:
     sources = _sources(write, writes)
-    is_of_old_value = graphs.changes_value(write) or variable in sources
-    return is_of_old_value and any(_is_batch(op) for op in sources)
+    return _is_of_old_value(write, variable, sources) and any(map(_is_batch, sources))
+
+
+def _may_divide_by_zero(write: tf.Operation, variable: tf.Operation, writes: graphs.Writes) -> bool:
+    sources = _sources(write, writes)
+    return _is_of_old_value(write, variable, sources) and any(map(_divides, sources))
+
+
+def _is_of_old_value(
+    write: tf.Operation, variable: tf.Operation, sources: Sequence[tf.Operation]
+) -> bool:
+    return graphs.changes_value(write) or variable in sources
+
+
+def _divides(op: tf.Operation) -> bool:
+    """Whether an op divides by what is not plainly other than zero, or takes its logarithm."""
+    if not _DIVIDES_BY_LAST.match(op.type):
+        return False
+    divisor = op.inputs[-1]
+    if _is_constant(divisor):
+        return False
+    parts = [divisor] if divisor.op.type not in _AT_LEAST else divisor.op.inputs
+    return not any((graphs.lowest_constant(part) or 0) > 0 for part in parts)
+
+
+def _is_constant(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is made of constants alone."""
+    return all(
+        op.type not in graphs.VARIABLES and not is_drawn(op)
+        for op in graphs.ancestors([tensor.op], needs=_numbers_of)
+    )
 
 
 def _sources(write: tf.Operation, writes: graphs.Writes) -> Sequence[tf.Operation]:
@@ -187,4 +227,7 @@ def _numbers_of(op: tf.Operation) -> Iterable[tf.Operation]:
 # What a variable is set to from outside, such as a mask or a checkpoint, and not drawn for it.
 _SETS = re.compile(r'Placeholder|Restore')
 _KNOWS_A_SHAPE = re.compile(r'(Variable)?Shape(N)?$|Size$|Rank$')
+_DIVIDES_BY_LAST = re.compile(r'(Real|Truncate|Floor)?Div$|Reciprocal$|Inv$|Rsqrt$|Log(1p)?$')
+# With a constant above zero, what these return is above zero, or the script counts on that.
+_AT_LEAST = frozenset(['Maximum', 'Add', 'AddV2', 'AddN'])
 _TAKES_A_PART = re.compile(r'(Resource)?Gather(V2|Nd)?$|StridedSlice$|Slice$')

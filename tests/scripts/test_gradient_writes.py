@@ -177,6 +177,20 @@ class TestWritesThatNobodyGuards:
         assert "the update of 'own/n' is NOT guarded: a run that trains nothing writes it" in line
         assert list(seen.refused) == ['own/n']
 
+    @pytest.mark.parametrize(
+        'make',
+        [
+            lambda x, weight, other: weight.assign(weight / tf.norm(weight)),
+            lambda x, weight, other: weight.assign_add(tf1.log(weight)),
+            lambda x, weight, other: weight.assign(weight * tf1.rsqrt(tf.reduce_sum(other))),
+        ],
+        ids=['a quotient', 'a logarithm', 'a root'],
+    )
+    def test_what_may_be_a_division_by_zero(self, make, said):
+        (line,), seen = said(make)
+        assert "the update of 'own/w' is NOT guarded: a run that trains nothing comp" in line
+        assert list(seen.refused) == ['own/w']
+
     def test_several_in_one_run(self, said):
         def make(x, weight, other):
             return [weight.assign(other - x), other.assign_add(x)]
@@ -215,14 +229,21 @@ class TestWritesThatNobodyGuards:
             lambda x, weight, other: weight.assign(decayed(weight, other)),
             lambda x, weight, other: weight.assign(other + tf1.random_normal([2])),
             lambda x, weight, other: weight.assign(tf.clip_by_value(weight, -1.0, 1.0)),
+            lambda x, weight, other: weight.assign(tf.nn.l2_normalize(weight)),
+            lambda x, weight, other: weight.assign(tf.clip_by_norm(weight, 1.0)),
+            lambda x, weight, other: weight.assign(weight / (1e-8 + tf.norm(weight))),
+            lambda x, weight, other: weight.assign(weight / 3.0),
+            lambda x, weight, other: weight.assign(other / tf.norm(other)),
             lambda x, weight, other: statistic(collections=['local_variables']).assign_add(x),
             lambda x, weight, other: statistic(dtype=tf.int64).assign_add(tf.cast(x, tf.int64)),
             lambda x, weight, other: statistic().assign(x),
             lambda x, weight, other: statistic().assign_add(0.5 * weight),
             lambda x, weight, other: statistic().assign(decayed(statistic(), other)),
         ],
-        ids='a value|a mask|a part|moving average|fed decay|parameter noise|clipping|a metric|'
-        'a count|a buffer|a copy|moving average of weights'.split('|'),
+        ids='a value|a mask|a part|moving average|fed decay|parameter noise|clipping|a sphere|'
+        'a ball|a small number|a third|another|a metric|a count|a buffer|a copy|average of weights'.split(
+            '|'
+        ),
     )
     def test_what_trains_nothing_is_not_named(self, make, said):
         lines, seen = said(make)

@@ -1,0 +1,118 @@
+"""When an optimizer's kernel makes finite numbers of finite and small ones.
+
+On the fast path nothing is looked at after the update, so a kernel is taken there only if that is
+known. It depends on the kernel's arguments: Adam divides by `1 - beta1_power`, FTRL by the learning
+rate, Adagrad by the root of what it has accumulated. What is constant is judged here, and what is
+not is compared in each step (fast_path.py).
+"""
+
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard import graph as graphs
+from slimguard.gate.step_graph import StepGraph
+
+_NEARLY_ONE = 1 - 2.0**-53  # the largest float64 below it; numbers are compared as such
+_ANY = (-1e12, 1e12)
+# The values of arguments for which all is well, the ends included. What is divided by is not so
+# small that a gradient and a learning rate that pass the fast path would overflow.
+_RANGES: Dict[str, Tuple[float, float]] = {
+    'beta': (0, 1),
+    'beta1': (0, _NEARLY_ONE),
+    'beta1_power': (0, _NEARLY_ONE),
+    'beta2': (0, _NEARLY_ONE),
+    'beta2_power': (0, _NEARLY_ONE),
+    'epsilon': (1e-16, 1e12),
+    'l1': (0, 1e12),
+    'l2': (0, 1e12),
+    'l2_shrinkage': (0, 1e12),
+    'logbase': (-10, 10),
+    'lr_power': (-1, 0),
+    'momentum': (-1, 1),
+    'rho': (0, 1),
+    'sign_decay': (-1, 1),
+}
+# A power of what is below one is below one.
+_POWERS = {'beta1_power': 'beta1', 'beta2_power': 'beta2'}
+_GRADIENTS_AND_RATES = frozenset('grad delta gradient lr alpha'.split())
+_RATE_OF_FTRL = (1e-12, 1e12)
+# What is accumulated from a number on, and divided by without an epsilon.
+_ACCUMULATED = frozenset('accum gradient_squared_accumulator'.split())
+_SMALLEST_BEGINNING = 1e-30
+
+
+class Range(NamedTuple):
+    """A float scalar, and from where to where it may be."""
+
+    tensor: tf.Tensor
+    low: float
+    high: float
+
+
+def ranges_of(write: tf.Operation, step: StepGraph) -> Optional[List[Range]]:
+    """What has to hold so that a kernel makes finite numbers of small ones; None if it may not.
+
+    Args:
+      write: an optimizer's kernel.
+      step: the ops of the step.
+    """
+    if 'CenteredRMSProp' in write.type:
+        return None  # it takes the root of a difference, which rounding can make negative
+    if not _begins_above_zero(write, step):
+        return None
+    given = {value.role: step.resolve(value.tensor) for value in graphs.values_of(write)}
+    proven = {name for name, tensor in given.items() if _is_proven(write, name, tensor)}
+    found = []
+    for name, tensor in given.items():
+        if name in proven or _POWERS.get(name) in proven:
+            continue
+        allowed = _allowed(write, name)
+        if allowed is None or graphs.constant_scalar(tensor) is not None:
+            return None
+        found.append(Range(tensor, *allowed))
+    return found
+
+
+def _allowed(write: tf.Operation, name: str) -> Optional[Tuple[float, float]]:
+    """The values of an argument for which all is well; None if nothing is known of it."""
+    if name == 'lr' and 'Ftrl' in write.type:
+        return _RATE_OF_FTRL
+    return _ANY if name in _GRADIENTS_AND_RATES else _RANGES.get(name)
+
+
+def _is_proven(write: tf.Operation, name: str, tensor: tf.Tensor) -> bool:
+    allowed = _allowed(write, name)
+    if allowed is _ANY:
+        return True  # it is checked in each step
+    value = graphs.constant_scalar(tensor)
+    return allowed is not None and value is not None and allowed[0] <= value <= allowed[1]
+
+
+def _begins_above_zero(write: tf.Operation, step: StepGraph) -> bool:
+    """Whether what a kernel divides by begins above zero; it only grows."""
+    arguments = graphs.arguments_of(write)
+    if any(argument.name == 'epsilon' for argument in arguments):
+        return True
+    for tensor, argument in zip(write.inputs, arguments):
+        if argument.name in _ACCUMULATED and _divides_by_accumulated(write):
+            variable = graphs.variable_behind(tensor)
+            lowest = None if variable is None else _lowest_beginning(variable)
+            if lowest is None or not lowest >= _SMALLEST_BEGINNING:
+                return False
+    return True
+
+
+def _divides_by_accumulated(write: tf.Operation) -> bool:
+    return 'Adagrad' in write.type or 'Ftrl' in write.type
+
+
+def _lowest_beginning(variable: tf.Operation) -> Optional[float]:
+    """The least of a variable's initial values, where these are constant."""
+    with variable.graph.as_default():
+        known = tf1.global_variables() + tf1.local_variables()
+    for each in graphs.on_each_device(known):
+        if each.op is variable and each.initializer is not None:
+            return graphs.lowest_constant(each.initializer.inputs[-1])
+    return None

@@ -1,0 +1,155 @@
+"""What grows from step to step, with gradients that are finite and small, until it is Inf."""
+
+import pytest
+import tensorflow as tf
+
+from slimguard.gate.plan import make_plan
+from tests.helpers import gate_models as models
+
+tf1 = tf.compat.v1
+train = tf1.train
+
+kinds = pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'resource'])
+
+
+class AfterTheUpdate:
+    """A weight that is trained, and variables that are written once that is done.
+
+    Attributes:
+      factor: a scalar that is fed.
+    """
+
+    def __init__(self, use_resource):
+        self.factor = tf1.placeholder_with_default(0.5, [])
+        self.step = train.get_or_create_global_step()
+        with tf1.variable_scope('', use_resource=use_resource):
+            self.w = tf1.get_variable('w', initializer=tf.constant([1.0, 1.0, 1.0]))
+            self.m, self.n = [
+                tf1.get_variable(name, initializer=tf.ones([3]), trainable=False) for name in 'mn'
+            ]
+            self.scale = tf1.get_variable('scale', initializer=2.0, trainable=False)
+        self.loss = tf.reduce_sum(tf.square(self.w))
+        self.update = train.GradientDescentOptimizer(0.1).minimize(self.loss, self.step)
+
+    def then(self, write):
+        """A train op that writes what `write` makes of the variables after the update."""
+        with tf.control_dependencies([self.update]):
+            return tf.group(write(self)), self.loss
+
+
+def now(variable):
+    return variable.read_value()
+
+
+def mutual(model):
+    first = tf1.assign(model.m, now(model.n) * 4.0)
+    with tf.control_dependencies([first]):
+        return tf1.assign(model.n, now(model.m) * 0.5)
+
+
+def overshoot(variable, value):
+    return tf1.assign_sub(variable, (now(variable) - value) * (1.0 - 10.0))
+
+
+def turned(tensor):
+    return tf.gather(tensor, [1, 2, 0])
+
+
+def average(decay, **kwargs):
+    return lambda model: train.ExponentialMovingAverage(decay, **kwargs).apply([model.w])
+
+
+def counted(model):
+    return train.ExponentialMovingAverage(0.9, num_updates=model.step).apply([model.w])
+
+
+def lookahead(model):
+    slow = tf1.assign_add(model.m, 0.8 * (now(model.w) - now(model.m)))
+    with tf.control_dependencies([slow]):
+        return tf1.assign(model.w, now(model.m))
+
+
+GROWING = {
+    'times ten': lambda model: tf1.assign(model.m, now(model.m) * 10.0),
+    'ten times more': lambda model: tf1.assign_add(model.m, now(model.m) * 9.0),
+    'an average with a decay of ten': lambda model: overshoot(model.m, now(model.w)),
+    'added to itself': lambda model: tf1.assign(model.m, now(model.m) + now(model.m)),
+    'by way of another': mutual,
+    'rows of itself': lambda model: tf1.scatter_add(model.m, [0], tf.gather(now(model.m), [0])),
+    'other elements': lambda model: tf1.assign_sub(model.m, turned(-3.0 * now(model.m))),
+    'a loss scale': lambda model: tf1.assign(model.scale, now(model.scale) * 2.0),
+}
+
+
+@kinds
+@pytest.mark.parametrize('name', GROWING, ids=[name.replace(' ', '_') for name in GROWING])
+def test_what_would_be_inf_is_not_written(name, use_resource):
+    model = AfterTheUpdate(use_resource).then(GROWING[name])
+    assert not make_plan(*model, {}).trial  # it is looked at once it is large
+    guarded = models.Guarded(model)
+    steps = 0
+    while guarded.step():
+        steps += 1
+        assert steps < 300, 'it does not grow'
+        assert not guarded.snapshot.not_finite(guarded.sess)
+    guarded.assert_held({}, 'once more')
+    assert not guarded.snapshot.not_finite(guarded.sess)
+
+
+STEADY = {
+    'an average': average(0.99),
+    'an average with a count': counted,
+    'an average that begins at zero': average(0.9, zero_debias=True),
+    'slow weights': lookahead,
+    'a part': lambda model: tf1.assign(model.m, now(model.m) * 0.5 + now(model.w) * 30.0),
+    'another': lambda model: tf1.assign(model.m, now(model.n) * 30.0 + now(model.w)),
+    'the smaller': lambda model: tf1.assign(model.m, tf.minimum(now(model.m), now(model.w))),
+}
+
+
+@kinds
+@pytest.mark.parametrize('name', STEADY, ids=[name.replace(' ', '_') for name in STEADY])
+def test_what_does_not_grow_costs_nothing(name, use_resource):
+    plan = make_plan(*AfterTheUpdate(use_resource).then(STEADY[name]), {})
+    assert not plan.trial and not plan.growing
+
+
+@kinds
+def test_an_average_with_a_decay_above_one_may_grow(use_resource):
+    model = AfterTheUpdate(use_resource)
+    plan = make_plan(*model.then(average(10.0)), {})
+    assert [variable.name for variable in plan.growing] == ['w/ExponentialMovingAverage']
+
+
+@kinds
+def test_a_factor_that_is_fed_may_make_it_grow(use_resource):
+    model = AfterTheUpdate(use_resource)
+    guarded = models.Guarded(model.then(lambda m: tf1.assign(m.m, now(m.m) * model.factor)))
+    for _ in range(3):
+        guarded.assert_written({model.factor: 1e12})
+    guarded.assert_held({model.factor: 1e12}, '1e48')
+    guarded.assert_written({model.factor: 1e-12})
+
+
+@kinds
+def test_a_factor_in_a_variable_may_as_well(use_resource):
+    model = AfterTheUpdate(use_resource)
+    rate = model.scale * 1.0  # ahead of the update
+    train_op = model.then(lambda m: tf1.assign(m.m, now(m.m) * rate))
+    guarded = models.Guarded(train_op)
+    guarded.sess.run(tf1.assign(model.scale, 1e12))
+    for _ in range(3):
+        guarded.assert_written()
+    guarded.assert_held({}, '1e48')
+
+
+@kinds
+def test_what_grows_too_far_in_one_step_is_always_looked_at(use_resource):
+    def write(model):
+        return tf1.assign(model.m, now(model.m) * 1e30)
+
+    model = AfterTheUpdate(use_resource).then(write)
+    assert make_plan(*model, {}).trial
+    guarded = models.Guarded(model)
+    guarded.assert_written()
+    guarded.assert_held({}, '1e60')

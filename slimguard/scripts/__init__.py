@@ -17,6 +17,7 @@ The files:
     script_folders.py            which of its folders is which graph's
     script_summaries.py          scalars where a script writes summaries
     optimizer_notes.py           what the optimizers of a script make
+    numeric_checks.py            tf.add_check_numerics_ops leaves out what guards a script
     seeds.py                     random ops keep the seeds that they have without a gate
     patches.py                   methods of TensorFlow, replaced for a while
     run_options.py               the options of `run`, and what they do to a process

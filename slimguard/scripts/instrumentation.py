@@ -25,7 +25,7 @@ from slimguard.graph.graph_text import TextFormat
 from slimguard.incidents.policies import Skip
 from slimguard.incidents.policy_language import OnNan, fallbacks_of
 from slimguard.incidents.spike import AnySpike, as_spike
-from slimguard.scripts import good_checkpoints
+from slimguard.scripts import good_checkpoints, numeric_checks
 from slimguard.scripts.guarded_sessions import GuardedSessions, ScriptSettings
 from slimguard.scripts.patches import Patches
 from slimguard.scripts.train_steps import name_of
@@ -156,7 +156,7 @@ class Instrumentation:
         for name in _MODULES:
             if name in sys.modules:
                 slims.update(self._replacements_in(sys.modules[name]))
-        self._replace({**slims, **good_checkpoints.replacements()})
+        self._replace({**slims, **good_checkpoints.replacements(), **numeric_checks.replacements()})
         self._finder = _AfterImport(self._instrument)
         sys.meta_path.insert(0, self._finder)
         self._patches = Patches()

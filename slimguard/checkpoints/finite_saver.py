@@ -80,6 +80,8 @@ class FiniteSaver(tf1.train.Saver):
         self.lock = threading.RLock()
         self._checked: Optional[CheckedSave] = None
         self._room_needed: Optional[RoomNeeded] = None
+        self._saved: Optional[str] = None
+        self._listed: List[str] = []  # by the saver, once that was saved
         if tf_private.is_built(self._saver):
             self._build_checks()
 
@@ -146,10 +148,11 @@ class FiniteSaver(tf1.train.Saver):
                     lambda: session.written or path,
                     lambda: self._make_room(os.path.dirname(path)),
                 )
+                self._saved, self._listed = saved, list(self.last_checkpoints)
                 return given + saved[len(path) :]
             except NotFinite as refusal:
                 unguarded = _unguarded(refusal.names, sess.graph, self._checked)
-                self.refused.append(_refused(refusal, path, self.last_checkpoints, unguarded))
+                self.refused.append(_refused(refusal, path, self._newest(), unguarded))
                 del self.refused[:-_REMEMBERED]
                 return None
             except tf.errors.OpError as error:
@@ -171,6 +174,14 @@ class FiniteSaver(tf1.train.Saver):
         if self._room_needed is None:
             return 0
         return self._room_needed.after(self._saver.last_checkpoints)
+
+    def _newest(self) -> Optional[str]:
+        """The checkpoint that was saved last, also if the saver does not list it; or None.
+
+        It lists none with ``write_state=False``, and none at all with ``max_to_keep=0``.
+        """
+        listed = self.last_checkpoints
+        return listed[-1] if listed and listed != self._listed else self._saved
 
     def _make_room(self, folder: str) -> List[str]:
         if self.make_room is None or files.is_remote(folder):
@@ -246,7 +257,7 @@ def _unguarded(names: Sequence[str], graph: tf.Graph, checked: CheckedSave) -> L
 
 
 def _refused(
-    refusal: NotFinite, save_path: str, checkpoints: Sequence[str], unguarded: Sequence[str]
+    refusal: NotFinite, save_path: str, newest: Optional[str], unguarded: Sequence[str]
 ) -> Incident:
     """The incident of a save that is refused; says so, and records it."""
     what_helps = advice.for_a_refused_save(unguarded) if unguarded else None
@@ -267,7 +278,7 @@ def _refused(
         'slimguard: checkpoint %s is refused, not finite: %s. %s.%s',
         refusal.path,
         texts.listed(refusal.names, 5),
-        'The newest is still ' + checkpoints[-1] if checkpoints else 'None was saved before',
+        'None was saved before' if newest is None else 'The newest is still ' + newest,
         '' if what_helps is None else ' %s.' % what_helps,
     )
     return incident

@@ -78,6 +78,33 @@ def test_a_bad_variable_is_not_saved_and_what_was_saved_stays(folder, settings, 
     assert os.listdir(os.curdir) == around  # where a save op writes that nobody feeds a path
 
 
+def _told_at_a_refusal(saver, session, folder):
+    with LogLines() as lines:
+        assert saver.save(session, str(folder / 'bad')) is None
+    (line,) = [line for line in lines if line.startswith('slimguard: ')]
+    return line
+
+
+def test_the_newest_that_is_named_is_also_one_that_is_not_listed(folder):
+    weights = Weights()
+    savers = [slimguard.FiniteSaver(), slimguard.FiniteSaver(max_to_keep=0)]
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        for saver, settings in zip(savers, ({'write_state': False}, {})):
+            weights.set(session, np.inf)
+            assert 'None was saved before.' in _told_at_a_refusal(saver, session, folder)
+            weights.set(session, 1)
+            for number in range(3):
+                saver.save(session, str(folder / 'm'), number, **settings)
+            weights.set(session, np.inf)
+            still = 'The newest is still %s.' % os.path.abspath(str(folder / 'm-2'))
+            assert still in _told_at_a_refusal(saver, session, folder)
+        # What is listed since then is newer.
+        savers[0].set_last_checkpoints([str(folder / 'm-1')])
+        still = 'The newest is still %s.' % os.path.abspath(str(folder / 'm-1'))
+        assert still in _told_at_a_refusal(savers[0], session, folder)
+
+
 @REF_OR_RESOURCE
 @pytest.mark.parametrize('settings', [{}, {'sharded': True}])
 def test_what_no_gate_keeps_finite_is_named_as_such(folder, settings, use_resource):

@@ -29,7 +29,6 @@ from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policy_language import OnNan
 from slimguard.incidents.spike import AnySpike, as_spike
 from slimguard.system import files
-from slimguard.system.numbers import require_bool, require_number_of_steps
 from slimguard.training import trainable
 from slimguard.training.checkpoint_keeper import CheckpointKeeper
 from slimguard.training.context import TrainingContext
@@ -109,7 +108,8 @@ def create_train_op(
     """
     gates.require_loss(total_loss, 'total_loss')
     gates.require_optimizer(optimizer)
-    gates.require_train_options(global_step, update_ops, variables_to_train, clip_gradient_norm)
+    gates.require_train_options(global_step, update_ops, variables_to_train, check_numerics)
+    gates.require_gradient_options(clip_gradient_norm, gradient_multipliers, total_loss.graph)
     if total_loss.graph.finalized:
         raise RuntimeError(
             'the graph is finalized, so no train op can be added for total_loss %r. %s'
@@ -241,16 +241,16 @@ def train(
         inside a ``with MonitoredTrainingSession(...)`` block.
       tf.errors.OpError: if the last checkpoint could not be written, as on a full disk.
     """
-    if train_op is None:
-        raise ValueError('train_op cannot be None.')
     logdir = trainable.as_logdir(logdir)
     usual = as_spike(spike)
     given = capture, max_bundles, progress, preemption_seconds, usual, require_history(history)
     HookSettings(*given).require()
-    require_bool('ends_job', ends_job)
-    require_number_of_steps(number_of_steps)
+    trainable.require_flags(ends_job, is_chief)
+    trainable.require_steps(train_step_fn, train_step_kwargs, number_of_steps, log_every_n_steps)
+    trainable.require_parts(global_step, init_fn, summary_writer)
+    trainable.require_intervals(save_interval_secs, save_summaries_secs)
     graph = graph or tf1.get_default_graph()
-    train_op = gates.as_train_op(train_op)
+    train_op = trainable.as_train_op(train_op)
     trainable.require_trainable(train_op, graph, saver)
     global_step, saver = _step_and_saver(graph, global_step, saver, logdir)
     # An op that writes nothing needs no guard, and slim trains such ops as well.
@@ -315,7 +315,7 @@ def train(
                     logdir,
                     train_step_fn=step,
                     train_step_kwargs=train_step_kwargs,
-                    log_every_n_steps=log_every_n_steps,
+                    log_every_n_steps=log_every_n_steps or 0,
                     graph=graph,
                     master=master,
                     is_chief=is_chief,

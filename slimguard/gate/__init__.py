@@ -91,6 +91,7 @@ copies of all tasks are good, and how the step ended.
 
 from slimguard.gate.arguments import (
     as_train_op,
+    require_gradient_options,
     require_loss,
     require_max_loss,
     require_optimizer,
@@ -142,6 +143,7 @@ __all__ = [
     'labels_in',
     'learning_rates_of',
     'original_of',
+    'require_gradient_options',
     'require_loss',
     'require_max_loss',
     'require_optimizer',

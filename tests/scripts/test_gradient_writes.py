@@ -241,7 +241,7 @@ class TestWritesThatNobodyGuards:
             lambda x, weight, other: statistic().assign(decayed(statistic(), other)),
         ],
         ids='a value|a mask|a part|moving average|fed decay|parameter noise|clipping|a sphere|'
-        'a ball|a small number|a third|another|a metric|a count|a buffer|a copy|average of weights'.split(
+        'a ball|small number|a third|another|a metric|a count|a buffer|a copy|of weights'.split(
             '|'
         ),
     )

@@ -169,6 +169,8 @@ def _can_count(global_step) -> bool:
 def require_gradient_options(clip_gradient_norm, gradient_multipliers, graph: tf.Graph) -> None:
     """Raises TypeError or ValueError for what `create_train_op` cannot do to gradients.
 
+    A factor for what is no variable is told: slim passes over it, and trains.
+
     Args:
       clip_gradient_norm: a number.
       gradient_multipliers: a dictionary; what is empty is none, as it is to slim.
@@ -180,7 +182,8 @@ def require_gradient_options(clip_gradient_norm, gradient_multipliers, graph: tf
             'clip_gradient_norm must be a number, the largest L2 norm of a gradient, or 0 to clip '
             'none; not %r' % (clip_gradient_norm,)
         )
-    if not 0 <= clip_gradient_norm < math.inf:  # by an Inf, TensorFlow makes each gradient a NaN
+    # By an Inf, TensorFlow makes each gradient a NaN. What is below 0 clips none, as 0.
+    if not clip_gradient_norm < math.inf:
         raise ValueError(
             'clip_gradient_norm must be a finite number, the largest L2 norm of a gradient, or 0 '
             'to clip none; not %r' % (clip_gradient_norm,)
@@ -194,10 +197,11 @@ def require_gradient_options(clip_gradient_norm, gradient_multipliers, graph: tf
         )
     for key in gradient_multipliers:
         if not _is_variable_of(graph, key):
-            raise ValueError(
-                'gradient_multipliers has a factor for %r, which is no variable of the graph and '
-                'not the name of one; take the variable itself, or variable.op.name, which has no '
-                '":0"' % (key,)
+            tf1.logging.warning(
+                'slimguard: gradient_multipliers has a factor for %r, which is no variable of the '
+                'graph and not the name of one, and so multiplies nothing; take the variable '
+                'itself, or variable.op.name, which has no ":0"',
+                key,
             )
 
 

@@ -151,14 +151,11 @@ class TestCreateTrainOp:
             ({'variables_to_train': []}, ValueError, 'variables_to_train is empty'),
             ({'clip_gradient_norm': '1'}, TypeError, "clip_gradient_norm must be .* not '1'"),
             ({'clip_gradient_norm': None}, TypeError, 'clip_gradient_norm must be .* 0 .* None'),
-            ({'clip_gradient_norm': -1}, ValueError, 'clip_gradient_norm must be a finite .* -1'),
             ({'clip_gradient_norm': np.nan}, ValueError, 'clip_gradient_norm must .* not nan'),
             ({'clip_gradient_norm': np.inf}, ValueError, 'clip_gradient_norm must .* not inf'),
             ({'global_step': np.int64(0)}, TypeError, 'global_step must be the variable'),
             ({'check_numerics': 'no'}, ValueError, "check_numerics must be True .* not 'no'"),
             ({'gradient_multipliers': [1]}, TypeError, r'gradient_multipliers must .* not \[1\]'),
-            ({'gradient_multipliers': {'x': 2.0}}, ValueError, "gradient_multipliers .* 'x', wh"),
-            ({'gradient_multipliers': {3: 2.0}}, ValueError, 'gradient_multipliers .* 3, which'),
         ],
     )
     def test_an_argument_of_another_kind_is_named(self, arguments, error, words):
@@ -171,12 +168,13 @@ class TestCreateTrainOp:
         with pytest.raises(TypeError, match='global_step must be the variable .* not <tf.Tensor'):
             slimguard.create_train_op(model.loss, model.optimizer, global_step=tf.constant(0))
 
-    def test_a_multiplier_by_the_name_of_a_tensor_is_named(self):
+    @pytest.mark.parametrize('name', ['x', 3, 'w:0'])
+    def test_a_multiplier_of_nothing_is_told(self, name):
         model = Linear()
-        with pytest.raises(ValueError, match='%r.*variable.op.name' % model.weights.name):
-            slimguard.create_train_op(
-                model.loss, model.optimizer, gradient_multipliers={model.weights.name: 2.0}
-            )
+        with LogLines() as lines:
+            slimguard.create_train_op(model.loss, model.optimizer, gradient_multipliers={name: 2.0})
+        (line,) = [each for each in lines if 'gradient_multipliers' in each]
+        assert repr(name) in line and 'variable.op.name' in line
 
     @pytest.mark.parametrize(
         'arguments',
@@ -189,6 +187,7 @@ class TestCreateTrainOp:
                 'update_ops': [tf1.get_variable('frozen', []).initializer],
             },
             lambda model: {'gradient_multipliers': {}, 'clip_gradient_norm': np.float32(0.5)},
+            lambda model: {'clip_gradient_norm': -1},
             lambda model: {'check_numerics': np.bool_(True), 'clip_gradient_norm': np.int64(0)},
             lambda model: {'check_numerics': None, 'global_step': None},
             lambda model: {'global_step': tf1.train.get_or_create_global_step()},

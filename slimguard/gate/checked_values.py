@@ -5,7 +5,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 import tensorflow as tf
 
 from slimguard import graph as graphs
-from slimguard.gate.kernels import Range, ranges_of
+from slimguard.gate.kernels import Kernels, Range
 from slimguard.gate.sources import Sources
 from slimguard.gate.step_graph import StepGraph
 from slimguard.graph import key
@@ -49,11 +49,13 @@ class _Input(NamedTuple):
     sources: Sequence[tf.Tensor]  # what to check so that it is finite
 
 
-def read_gated_write(write: tf.Operation, step: StepGraph, sources: Sources) -> GatedWrite:
+def read_gated_write(
+    write: tf.Operation, step: StepGraph, sources: Sources, kernels: Kernels
+) -> GatedWrite:
     """Finds what a gated write takes, and whether checking that is enough."""
     if step.writes.is_opaque(write) or graphs.loop_around(write) is not None:
         return GatedWrite(write, (), True)
-    ranges = ranges_of(write, step) if _is_kernel(write) else []
+    ranges = kernels.ranges_of(write) if _is_kernel(write) else []
     is_trial = ranges is None
     inputs: List[_Input] = []
     for value in graphs.values_of(write):

@@ -6,13 +6,15 @@ rate, Adagrad by the root of what it has accumulated. What is constant is judged
 not is compared in each step (fast_path.py).
 """
 
-from typing import Dict, List, NamedTuple, Optional, Tuple
+import re
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.gate.step_graph import StepGraph
+from slimguard.graph import key
 
 _NEARLY_ONE = 1 - 2.0**-53  # the largest float64 below it; numbers are compared as such
 _ANY = (-1e12, 1e12)
@@ -40,6 +42,7 @@ _GRADIENTS_AND_RATES = frozenset('grad delta gradient lr alpha'.split())
 _RATE_OF_FTRL = (1e-12, 1e12)
 # What is accumulated from a number on, and divided by without an epsilon.
 _ACCUMULATED = frozenset('accum gradient_squared_accumulator'.split())
+_DIVIDES_BY_ACCUMULATED = re.compile('Adagrad|Ftrl')
 _SMALLEST_BEGINNING = 1e-30
 
 
@@ -51,68 +54,76 @@ class Range(NamedTuple):
     high: float
 
 
-def ranges_of(write: tf.Operation, step: StepGraph) -> Optional[List[Range]]:
-    """What has to hold so that a kernel makes finite numbers of small ones; None if it may not.
+class Kernels:
+    """Looks at the kernels of one step, which share most of their arguments.
 
     Args:
-      write: an optimizer's kernel.
       step: the ops of the step.
     """
-    if 'CenteredRMSProp' in write.type:
-        return None  # it takes the root of a difference, which rounding can make negative
-    if not _begins_above_zero(write, step):
-        return None
-    given = {value.role: step.resolve(value.tensor) for value in graphs.values_of(write)}
-    proven = {name for name, tensor in given.items() if _is_proven(write, name, tensor)}
-    found = []
-    for name, tensor in given.items():
-        if name in proven or _POWERS.get(name) in proven:
-            continue
-        allowed = _allowed(write, name)
-        if allowed is None or graphs.constant_scalar(tensor) is not None:
+
+    def __init__(self, step: StepGraph):
+        self._step = step
+        self._constants: Dict[Any, Optional[float]] = {}
+        self._initializers: Optional[Dict[tf.Operation, tf.Operation]] = None
+
+    def ranges_of(self, kernel: tf.Operation) -> Optional[List[Range]]:
+        """What has to hold so that it makes finite numbers of small ones; None if it may not."""
+        if 'CenteredRMSProp' in kernel.type:
+            return None  # it takes the root of a difference, which rounding can make negative
+        if not self._begins_above_zero(kernel):
             return None
-        found.append(Range(tensor, *allowed))
-    return found
+        given = {each.role: self._step.resolve(each.tensor) for each in graphs.values_of(kernel)}
+        proven = {name for name, tensor in given.items() if self._is_proven(kernel, name, tensor)}
+        found = []
+        for name, tensor in given.items():
+            if name in proven or _POWERS.get(name) in proven:
+                continue
+            allowed = _allowed(kernel, name)
+            if allowed is None or self._constant(tensor) is not None:
+                return None
+            found.append(Range(tensor, *allowed))
+        return found
+
+    def _is_proven(self, kernel: tf.Operation, name: str, tensor: tf.Tensor) -> bool:
+        allowed = _allowed(kernel, name)
+        if allowed is _ANY:
+            return True  # it is checked in each step
+        value = self._constant(tensor)
+        return allowed is not None and value is not None and allowed[0] <= value <= allowed[1]
+
+    def _constant(self, tensor: tf.Tensor) -> Optional[float]:
+        of = key(tensor)
+        if of not in self._constants:
+            self._constants[of] = graphs.constant_scalar(tensor)
+        return self._constants[of]
+
+    def _begins_above_zero(self, kernel: tf.Operation) -> bool:
+        """Whether what it divides by begins above zero; it only grows."""
+        if not _DIVIDES_BY_ACCUMULATED.search(kernel.type):
+            return True
+        arguments = graphs.arguments_of(kernel)
+        if any(argument.name == 'epsilon' for argument in arguments):
+            return True
+        for tensor, argument in zip(kernel.inputs, arguments):
+            if argument.name in _ACCUMULATED:
+                lowest = self._lowest_beginning(graphs.variable_behind(tensor))
+                if lowest is None or not lowest >= _SMALLEST_BEGINNING:
+                    return False
+        return True
+
+    def _lowest_beginning(self, variable: Optional[tf.Operation]) -> Optional[float]:
+        """The least of a variable's initial values, where these are constant."""
+        if self._initializers is None:
+            with self._step.graph.as_default():
+                known = tf1.global_variables() + tf1.local_variables()
+            found = graphs.on_each_device(known)
+            self._initializers = {each.op: each.initializer for each in found}
+        initializer = None if variable is None else self._initializers.get(variable)
+        return None if initializer is None else graphs.lowest_constant(initializer.inputs[-1])
 
 
-def _allowed(write: tf.Operation, name: str) -> Optional[Tuple[float, float]]:
+def _allowed(kernel: tf.Operation, name: str) -> Optional[Tuple[float, float]]:
     """The values of an argument for which all is well; None if nothing is known of it."""
-    if name == 'lr' and 'Ftrl' in write.type:
+    if name == 'lr' and 'Ftrl' in kernel.type:
         return _RATE_OF_FTRL
     return _ANY if name in _GRADIENTS_AND_RATES else _RANGES.get(name)
-
-
-def _is_proven(write: tf.Operation, name: str, tensor: tf.Tensor) -> bool:
-    allowed = _allowed(write, name)
-    if allowed is _ANY:
-        return True  # it is checked in each step
-    value = graphs.constant_scalar(tensor)
-    return allowed is not None and value is not None and allowed[0] <= value <= allowed[1]
-
-
-def _begins_above_zero(write: tf.Operation, step: StepGraph) -> bool:
-    """Whether what a kernel divides by begins above zero; it only grows."""
-    arguments = graphs.arguments_of(write)
-    if any(argument.name == 'epsilon' for argument in arguments):
-        return True
-    for tensor, argument in zip(write.inputs, arguments):
-        if argument.name in _ACCUMULATED and _divides_by_accumulated(write):
-            variable = graphs.variable_behind(tensor)
-            lowest = None if variable is None else _lowest_beginning(variable)
-            if lowest is None or not lowest >= _SMALLEST_BEGINNING:
-                return False
-    return True
-
-
-def _divides_by_accumulated(write: tf.Operation) -> bool:
-    return 'Adagrad' in write.type or 'Ftrl' in write.type
-
-
-def _lowest_beginning(variable: tf.Operation) -> Optional[float]:
-    """The least of a variable's initial values, where these are constant."""
-    with variable.graph.as_default():
-        known = tf1.global_variables() + tf1.local_variables()
-    for each in graphs.on_each_device(known):
-        if each.op is variable and each.initializer is not None:
-            return graphs.lowest_constant(each.initializer.inputs[-1])
-    return None

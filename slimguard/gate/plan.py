@@ -13,7 +13,7 @@ from slimguard.gate.checked_values import Check, CheckedValues, GatedWrite, read
 from slimguard.gate.forward_writes import ForwardWrites, find_barrier
 from slimguard.gate.gated_ops import find_gated_ops
 from slimguard.gate.growth import find_growing
-from slimguard.gate.kernels import Range
+from slimguard.gate.kernels import Kernels, Range
 from slimguard.gate.losses import find_late_loss, find_losses
 from slimguard.gate.sources import Sources
 from slimguard.gate.step_graph import GuardedBefore, StepGraph
@@ -135,10 +135,11 @@ def _read_writes(
     """Finds what has to happen to each write, in the order in which they run."""
     gated_writes: List[GatedWrite] = []
     values = CheckedValues(step, gated, losses)
+    kernels = Kernels(step)
     forward = ForwardWrites(step, gated, losses)
     for write in step.writing:
         if write in gated:
-            gated_writes.append(read_gated_write(write, step, sources))
+            gated_writes.append(read_gated_write(write, step, sources, kernels))
             values.add_gated(gated_writes[-1])
         elif forward.add(write):
             values.add_forward(write)

@@ -149,10 +149,10 @@ class _SharesOfVariables:
             return {v: _UNKNOWN for v in self._of(first)}
         if second.shape.rank != 0 or (first.shape.rank == 0 and not _is_known(self._size(second))):
             first, second = second, first
-        by_scalar = _times(self._of(first), self._size(second))
-        if not by_scalar:
-            return {v: _UNKNOWN for v in self._of(second) if not _is_known(self._size(second))}
-        return by_scalar
+        found = _times(self._of(first), self._size(second))
+        if not _is_known(self._size(second)):  # a scalar that may be as large as a variable
+            found = _sum([found, dict.fromkeys(self._of(second), _UNKNOWN)])
+        return found
 
     def _size(self, tensor: tf.Tensor) -> _Interval:
         """Between which numbers a scalar is."""

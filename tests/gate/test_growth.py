@@ -144,6 +144,18 @@ def test_a_factor_in_a_variable_may_as_well(use_resource):
 
 
 @kinds
+def test_what_is_multiplied_by_a_variable_that_is_written_is_always_looked_at(use_resource):
+    def write(model):
+        return tf1.assign(model.scale, now(model.scale) * now(model.scale))
+
+    model = AfterTheUpdate(use_resource).then(write)
+    assert make_plan(*model, {}).trial
+    guarded = models.Guarded(model)
+    while guarded.step():
+        assert not guarded.snapshot.not_finite(guarded.sess)
+
+
+@kinds
 def test_what_grows_too_far_in_one_step_is_always_looked_at(use_resource):
     def write(model):
         return tf1.assign(model.m, now(model.m) * 1e30)

@@ -136,7 +136,8 @@ class CheckedValues:
     def _is_small_constant(self, tensor: tf.Tensor) -> bool:
         if tensor.op not in self._is_small:
             constant = graphs.constant_scalar(tensor)
-            self._is_small[tensor.op] = constant is not None and abs(constant) < 1e6
+            most = 2.0 if tensor.dtype.base_dtype == tf.float16 else 1e6
+            self._is_small[tensor.op] = constant is not None and abs(constant) < most
         return self._is_small[tensor.op]
 
     def _key_of(self, tensor: tf.Tensor) -> Tuple[tf.Operation, int]:

@@ -24,10 +24,10 @@ def _is_safe_product(op: tf.Operation) -> bool:
     """Whether `op` scales by a scalar, or divides by what is never zero."""
     if op.type == 'Mul':
         return any(t.shape.rank == 0 for t in op.inputs)
-    return op.type == 'RealDiv' and _stays_away_from_zero(op.inputs[1])
+    return op.type == 'RealDiv' and stays_away_from_zero(op.inputs[1])
 
 
-def _stays_away_from_zero(tensor: tf.Tensor) -> bool:
+def stays_away_from_zero(tensor: tf.Tensor) -> bool:
     """Whether a divisor is `sqrt(x) + epsilon`, `epsilon + n` or `1 - c**n` for 0 <= c < 1."""
     op = tensor.op
     if op.type in ('Add', 'AddV2'):
@@ -40,6 +40,16 @@ def _stays_away_from_zero(tensor: tf.Tensor) -> bool:
         base = graphs.constant_scalar(power.inputs[0]) if power.type == 'Pow' else None
         return base is not None and 0 <= base < 1
     return False
+
+
+def least_divisor(tensor: tf.Tensor) -> float:
+    """What a divisor that stays away from zero is not below."""
+    constants = [graphs.constant_scalar(t) for t in tensor.op.inputs]
+    if tensor.op.type == 'Sub':
+        base = graphs.constant_scalar(tensor.op.inputs[1].op.inputs[0])
+        assert base is not None, 'it is one minus a power'
+        return 1.0 - base
+    return max(c for c in constants if c is not None)
 
 
 def _is_not_negative(tensor: tf.Tensor) -> bool:

@@ -1,10 +1,11 @@
-"""Which variables a train op may make grow from step to step, however small its gradients are.
+"""What is written after the update: how large it may be, and which variables make it grow.
 
-Adding what is small leaves a large number as it is, and an average is never above what it is of: so
-a variable that begins finite stays finite. But ``m.assign(m * 10)`` after the update, an average
-with a decay of 10 or a loss scale that is doubled end in an Inf. Here it is found by how much a
-variable enters its own next value, also by way of others. Of those that may grow the fast path
-looks at the value before the update (builder.py).
+Such a value is computed of variables that were just written, so it cannot be checked before. Adding
+what is small leaves a large number as it is, and an average is never above what it is of: so most
+of them stay finite. But ``m.assign(m * 10)``, an average with a decay of 10, a loss scale that is
+doubled or a sum of weights in float16 end in an Inf, and the root of a variable may be a NaN. Here
+it is found how often each variable enters such a value. Where that is more than once in all, the
+fast path looks at these variables before the update (builder.py).
 """
 
 import math
@@ -13,25 +14,86 @@ from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tu
 import tensorflow as tf
 
 from slimguard import graph as graphs
+from slimguard.gate.finite_arithmetic import least_divisor
+from slimguard.gate.signs import Signs
 from slimguard.gate.step_graph import StepGraph
 from slimguard.graph import key
 
 _Interval = Tuple[float, float]
-_Shares = Dict[tf.Operation, _Interval]  # by variable, how often it is in a value
 
-_ONCE = (1.0, 1.0)
+
+class _Share(NamedTuple):
+    """How often something is in a value: between `low` and `high` times.
+
+    Attributes:
+      divided: whether it is there once more, divided by what is small, if that stays above zero.
+    """
+
+    low: float
+    high: float
+    divided: bool = False
+
+    @property
+    def most(self) -> float:
+        return max(abs(self.low), abs(self.high))
+
+
+# By variable; of None, it is how often there is something that was checked before the update.
+_Shares = Dict[Optional[tf.Operation], _Share]
+
+_NONE = _Share(0.0, 0.0)
+_ONCE = _Share(1.0, 1.0)
+_EITHER_WAY = _Share(-1.0, 1.0)
+_DIVIDED = _Share(0.0, 0.0, True)
+_MINUS_ONE = (-1.0, -1.0)
 _UNKNOWN = (-math.inf, math.inf)
-# A scalar that is made ahead of the update is checked there, and smaller than this.
-_CHECKED = (-2e14, 2e14)
-# All that grows is smaller than 2e14 before the update on the fast path, and this times as large
-# behind it at most.
-_MOST_GROWTH = 1e23
 _ROUNDING = 1e-6  # of what adds up to one
+
+
+class _Sizes(NamedTuple):
+    """The sizes of numbers of a dtype.
+
+    Attributes:
+      checked: what passes the fast path is smaller (square_sums.py).
+      added: what is smaller leaves the largest numbers of the dtype as they are.
+      largest: the largest number.
+    """
+
+    checked: float
+    added: float
+    largest: float
+
+
+_SIZES = {
+    tf.float16: _Sizes(3.0, 16.0, 65504.0),
+    tf.float64: _Sizes(2e140, 1e290, 1e308),
+    tf.complex128: _Sizes(2e140, 1e290, 1e308),
+}
+_SIZES_32 = _Sizes(2e14, 1e30, 1e38)
+
+
+def _sizes_of(dtype: tf.DType) -> _Sizes:
+    return _SIZES.get(dtype.base_dtype, _SIZES_32)
+
+
+_LARGEST = {
+    tf.float16: 65504.0,
+    tf.bfloat16: 3.38e38,
+    tf.float32: 3.4e38,
+    tf.complex64: 3.4e38,
+    tf.float64: 1.7e308,
+    tf.complex128: 1.7e308,
+}
+
+
+class _Unknown(Exception):
+    """It cannot be told before the update whether a value is finite."""
 
 
 class _Write(NamedTuple):
     """What one write makes of variables."""
 
+    write: tf.Operation
     variable: tf.Operation
     shares: _Shares
 
@@ -46,28 +108,44 @@ def find_growing(
       gated: the gated ops.
       step: the ops of the step.
     """
-    shares = _SharesOfVariables(gated, step)
-    found = [
-        _Write(variable, shares.written_by(write, variable))
-        for write in writes
-        for variable in step.writes.variables(write)
-        if graphs.is_float_variable(variable)
-    ]
+    shares = _SharesOfVariables(writes, gated, step)
+    try:
+        found = [
+            _Write(write, variable, shares.written_by(write, variable))
+            for write in writes
+            for variable in step.writes.variables(write)
+            if graphs.is_float_variable(variable)
+        ]
+    except _Unknown:
+        return None
     enters: Dict[tf.Operation, Set[tf.Operation]] = {}
-    for write in found:
-        for variable in write.shares:
-            enters.setdefault(variable, set()).add(write.variable)
+    for each in found:
+        for variable in filter(None, each.shares):
+            enters.setdefault(variable, set()).add(each.variable)
     growing: List[tf.Operation] = []
     growth = 1.0
-    for write in found:
-        returning = [v for v in write.shares if v in _reached(write.variable, enters)]
-        total = sum(max(map(abs, write.shares[variable])) for variable in returning)
+    for write, variable, shares_of_write in found:
+        sizes = _sizes_of(graphs.dtype_of(variable))
+        given = [(each, share) for each, share in shares_of_write.items() if each is not None]
+        checked = shares_of_write.get(None, _NONE)
+        if checked.most * sizes.checked > sizes.added:
+            return None
+        reached = _reached(variable, enters)
+        if any(share.divided and each in reached for each, share in given):
+            return None
+        total = _total(shares_of_write)
+        if total > 1 + _ROUNDING:
+            total = min(total, shares.total_at_ends(write, variable))
         if total > 1 + _ROUNDING:
             growth *= total
-            growing += returning
-    if growth > _MOST_GROWTH:
-        return None
+            growing += [each for each, share in given if share.most]
+            if growth > sizes.largest / sizes.checked:
+                return None
     return list(dict.fromkeys(growing + (list(shares.scalars) if growing else [])))
+
+
+def _total(shares: _Shares) -> float:
+    return sum(share.most for of, share in shares.items() if of is not None)
 
 
 def _reached(
@@ -89,29 +167,52 @@ class _SharesOfVariables:
       scalars: the variables that others are multiplied by.
     """
 
-    def __init__(self, gated: Set[tf.Operation], step: StepGraph):
+    def __init__(self, writes: Sequence[tf.Operation], gated: Set[tf.Operation], step: StepGraph):
         self.scalars: Dict[tf.Operation, None] = {}
         self._gated = gated
         self._step = step
+        self._signs = Signs(writes, step, self._size)
         self._known: Dict[Tuple[tf.Operation, int], _Shares] = {}
         self._sizes: Dict[Tuple[tf.Operation, int], _Interval] = {}
+        self._factors: Set[Tuple[tf.Operation, int]] = set()
+        self._end: Optional[int] = None
+
+    def total_at_ends(self, write: tf.Operation, variable: tf.Operation) -> float:
+        """How often all variables together are in what a write makes, by its one factor's ends.
+
+        ``x - (x - y) * s`` is a mean of both if `s` is between zero and one, and the shares of both
+        are never the largest at once. A sum of sizes of what is linear is largest at an end.
+        """
+        self.written_by(write, variable)
+        if len(self._factors) != 1:
+            return math.inf
+        totals = []
+        for self._end in (0, 1):
+            totals.append(_total(self.written_by(write, variable)))
+        self._end = None
+        return max(totals)
 
     def written_by(self, write: tf.Operation, variable: tf.Operation) -> _Shares:
-        """What a write makes of variables, that which it writes included."""
+        """What a write makes of variables, that which it writes included.
+
+        Raises:
+          _Unknown: if that cannot be told.
+        """
+        self._known.clear()
+        self._factors.clear()
         values = [self._step.resolve(each.tensor) for each in graphs.values_of(write)]
+        own: _Shares = {variable: _ONCE}
         # What is made ahead of the update is checked as it is.
         late = [self._of(value) for value in values if value.op in self._gated]
         if graphs.is_apply(write):
-            found = {each: _UNKNOWN for shares in late for each in shares}
-            return _sum([found, {variable: _ONCE}])
+            entering = [each for shares in late for each in shares if each is not None]
+            return _sum([dict.fromkeys(entering, _DIVIDED), own])
         found = _sum(late)
         if 'Scatter' in write.type:
             found = _either_way(found)
-        if not graphs.changes_value(write):
-            return found
-        return _sum(
-            [{variable: _ONCE}, _times(found, (-1.0, -1.0) if 'Sub' in write.type else _ONCE)]
-        )
+        if 'Sub' in write.type:
+            found = _times(found, _MINUS_ONE)
+        return _sum([own, found]) if graphs.changes_value(write) else found
 
     def _of(self, tensor: tf.Tensor) -> _Shares:
         of = key(tensor)
@@ -123,35 +224,54 @@ class _SharesOfVariables:
         op = tensor.op
         variable = graphs.variable_read(tensor)
         if variable is not None:  # or a reference to it, from a write
-            is_part = 'Gather' in op.type
-            return {variable: (-1.0, 1.0) if is_part else _ONCE}
+            return {variable: _EITHER_WAY if 'Gather' in op.type else _ONCE}
         if op not in self._gated:
-            return {}
+            return {None: _ONCE}
+        if op.type == 'Const':
+            return {None: _of_constant(tensor)}
         inputs = [self._step.resolve(each) for each in op.inputs]
-        if op.type in ('Mul', 'RealDiv'):
-            return self._product(op.type, *inputs)
+        if op.type == 'Mul':
+            return self._product(*inputs)
+        if op.type == 'RealDiv':
+            return self._quotient(*inputs)
         given = [self._of(each) for each in inputs if graphs.is_float(each)]
+        if op.type == 'Cast' and not _is_wider(tensor.dtype, inputs[0].dtype):
+            raise _Unknown()
         if op.type in ('Identity', 'Cast', 'Add', 'AddV2', 'AddN'):
             return _sum(given)
         if op.type == 'Neg':
-            return _times(given[0], (-1.0, -1.0))
+            return _times(given[0], _MINUS_ONE)
         if op.type == 'Sub':
-            return _sum([given[0], _times(given[1], (-1.0, -1.0))])
+            return _sum([given[0], _times(given[1], _MINUS_ONE)])
         if op.type in ('Minimum', 'Maximum'):
             return _either_way(_largest(given))
-        if op.type in ('Sqrt', 'Reshape', 'ExpandDims', 'Gather', 'GatherV2'):
-            # The root of what is large is smaller; elements at other places may be of other signs.
-            return {v: _widened(share) for v, share in _either_way(_sum(given)).items()}
-        return {v: _UNKNOWN for v in _sum(given)}
+        if op.type in ('Reshape', 'ExpandDims', 'Gather', 'GatherV2'):
+            return _either_way(_sum(given))  # elements at other places may be of other signs
+        if op.type == 'Sqrt' and self._signs.is_not_negative(inputs[0]):
+            # That of what is large is smaller, and that of what is below one is below one.
+            return {of: _widened(share) for of, share in _either_way(given[0]).items()}
+        raise _Unknown()
 
-    def _product(self, kind: str, first: tf.Tensor, second: tf.Tensor) -> _Shares:
-        if kind == 'RealDiv':  # by what stays away from zero; the larger that is, the less is left
-            return {v: _UNKNOWN for v in self._of(first)}
+    def _product(self, first: tf.Tensor, second: tf.Tensor) -> _Shares:
         if second.shape.rank != 0 or (first.shape.rank == 0 and not _is_known(self._size(second))):
             first, second = second, first
-        found = _times(self._of(first), self._size(second))
-        if not _is_known(self._size(second)):  # a scalar that may be as large as a variable
-            found = _sum([found, dict.fromkeys(self._of(second), _UNKNOWN)])
+        size = self._size(second)
+        if not _is_known(size):  # a scalar that may be as large as a variable
+            raise _Unknown()
+        if size[0] != size[1]:
+            self._factors.add(key(second))
+            size = size if self._end is None else (size[self._end], size[self._end])
+        return _times(self._of(first), size)
+
+    def _quotient(self, first: tf.Tensor, second: tf.Tensor) -> _Shares:
+        """By what stays away from zero; the larger that is, the less is left."""
+        if not self._signs.has_roots(second):
+            raise _Unknown()
+        found: _Shares = {each: _DIVIDED for each in self._of(first) if each is not None}
+        checked = self._of(first).get(None)
+        if checked is not None:
+            largest = checked.most / least_divisor(second)
+            found[None] = _Share(-largest, largest)
         return found
 
     def _size(self, tensor: tf.Tensor) -> _Interval:
@@ -166,7 +286,8 @@ class _SharesOfVariables:
         if value is not None:
             return value, value
         op = tensor.op
-        otherwise = _UNKNOWN if op in self._gated else _CHECKED
+        checked = _sizes_of(tensor.dtype).checked
+        otherwise = _UNKNOWN if op in self._gated else (-checked, checked)
         variable = graphs.variable_read(tensor)
         if variable is not None:
             if op not in self._gated:
@@ -181,6 +302,25 @@ class _SharesOfVariables:
             return otherwise
         low, high = _ARITHMETIC[op.type](*map(self._size, inputs))
         return max(low, otherwise[0]), min(high, otherwise[1])
+
+
+def _of_constant(tensor: tf.Tensor) -> _Share:
+    largest = graphs.largest_constant(tensor)
+    if largest is None or not math.isfinite(largest):
+        raise _Unknown()
+    share = largest / _sizes_of(tensor.dtype).checked
+    return _Share(-share, share)
+
+
+def _is_wider(dtype: tf.DType, than: tf.DType) -> bool:
+    """Whether what is finite in one dtype is finite in the other."""
+    largest = _sizes_of(dtype).largest
+    if not (than.is_floating or than.is_complex):
+        return largest > 1e20
+    return (
+        dtype.base_dtype == than.base_dtype
+        or _LARGEST[dtype.base_dtype] >= _LARGEST[than.base_dtype]
+    )
 
 
 def _is_known(interval: _Interval) -> bool:
@@ -213,27 +353,33 @@ _ARITHMETIC = {
 def _sum(given: Sequence[_Shares]) -> _Shares:
     found: _Shares = {}
     for shares in given:
-        for variable, (low, high) in shares.items():
-            before = found.get(variable, (0.0, 0.0))
-            found[variable] = before[0] + low, before[1] + high
+        for of, share in shares.items():
+            before = found.get(of, _NONE)
+            low, high = before.low + share.low, before.high + share.high
+            found[of] = _Share(low, high, before.divided or share.divided)
     return found
 
 
 def _times(shares: _Shares, factor: _Interval) -> _Shares:
-    return {v: _ARITHMETIC['Mul'](share, factor) for v, share in shares.items()}
+    return {
+        of: share._replace(**dict(zip(('low', 'high'), _ARITHMETIC['Mul'](share[:2], factor))))
+        for of, share in shares.items()
+    }
 
 
 def _largest(given: Sequence[_Shares]) -> _Shares:
     found: _Shares = {}
     for shares in map(_either_way, given):
-        for variable, share in shares.items():
-            found[variable] = max(found.get(variable, (0.0, 0.0)), share, key=max)
+        for of, share in shares.items():
+            before = found.get(of, _NONE)
+            most = max(before.most, share.most)
+            found[of] = _Share(-most, most, before.divided or share.divided)
     return found
 
 
 def _either_way(shares: _Shares) -> _Shares:
-    return {v: (-max(map(abs, share)), max(map(abs, share))) for v, share in shares.items()}
+    return {of: share._replace(low=-share.most, high=share.most) for of, share in shares.items()}
 
 
-def _widened(share: _Interval) -> _Interval:
-    return min(share[0], -1.0), max(share[1], 1.0)
+def _widened(share: _Share) -> _Share:
+    return share._replace(low=min(share.low, -1.0), high=max(share.high, 1.0))

@@ -10,9 +10,9 @@ import re
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
+from slimguard.gate.beginnings import Beginnings
 from slimguard.gate.step_graph import StepGraph
 from slimguard.graph import key
 
@@ -40,6 +40,9 @@ _RANGES: Dict[str, Tuple[float, float]] = {
 _POWERS = {'beta1_power': 'beta1', 'beta2_power': 'beta2'}
 _GRADIENTS_AND_RATES = frozenset('grad delta gradient lr alpha'.split())
 _RATE_OF_FTRL = (1e-12, 1e12)
+# One plus the rate times l2 is divided by.
+_DIVIDES_BY_RATE = re.compile('Proximal|AdagradDA')
+_RATE_THAT_IS_ADDED = (0, 1e12)
 # What is accumulated from a number on, and divided by without an epsilon.
 _ACCUMULATED = frozenset('accum gradient_squared_accumulator'.split())
 _DIVIDES_BY_ACCUMULATED = re.compile('Adagrad|Ftrl')
@@ -64,7 +67,7 @@ class Kernels:
     def __init__(self, step: StepGraph):
         self._step = step
         self._constants: Dict[Any, Optional[float]] = {}
-        self._initializers: Optional[Dict[tf.Operation, tf.Operation]] = None
+        self._beginnings = Beginnings(step.graph)
 
     def ranges_of(self, kernel: tf.Operation) -> Optional[List[Range]]:
         """What has to hold so that it makes finite numbers of small ones; None if it may not."""
@@ -106,24 +109,16 @@ class Kernels:
             return True
         for tensor, argument in zip(kernel.inputs, arguments):
             if argument.name in _ACCUMULATED:
-                lowest = self._lowest_beginning(graphs.variable_behind(tensor))
+                lowest = self._beginnings.lowest_of(graphs.variable_behind(tensor))
                 if lowest is None or not lowest >= _SMALLEST_BEGINNING:
                     return False
         return True
 
-    def _lowest_beginning(self, variable: Optional[tf.Operation]) -> Optional[float]:
-        """The least of a variable's initial values, where these are constant."""
-        if self._initializers is None:
-            with self._step.graph.as_default():
-                known = tf1.global_variables() + tf1.local_variables()
-            found = graphs.on_each_device(known)
-            self._initializers = {each.op: each.initializer for each in found}
-        initializer = None if variable is None else self._initializers.get(variable)
-        return None if initializer is None else graphs.lowest_constant(initializer.inputs[-1])
-
 
 def _allowed(kernel: tf.Operation, name: str) -> Optional[Tuple[float, float]]:
     """The values of an argument for which all is well; None if nothing is known of it."""
-    if name == 'lr' and 'Ftrl' in kernel.type:
+    if name in ('lr', 'alpha') and 'Ftrl' in kernel.type:
         return _RATE_OF_FTRL
+    if name in ('lr', 'alpha') and _DIVIDES_BY_RATE.search(kernel.type):
+        return _RATE_THAT_IS_ADDED
     return _ANY if name in _GRADIENTS_AND_RATES else _RANGES.get(name)

@@ -181,7 +181,7 @@ def constant_scalar(tensor) -> Optional[float]:
     while op.type in ('Identity', 'Cast') and not is_reference(op.inputs[0]):
         op = op.inputs[0].op
     value = tf.get_static_value(op.outputs[0]) if op.type == 'Const' else None
-    if value is None or value.size != 1:
+    if value is None or value.size != 1 or tensor.dtype.is_complex:
         return None
     return float(value.astype(tensor.dtype.base_dtype.as_numpy_dtype))  # as a Cast rounds it
 
@@ -200,17 +200,32 @@ def lowest_constant(tensor) -> Optional[float]:
         factors = [lowest_constant(factor) for factor in op.inputs]
         lowest = [factor for factor in factors if factor is not None and factor >= 0]
         return lowest[0] * lowest[1] if len(lowest) == 2 else None
+    if op.type == 'ZerosLike':
+        return 0.0
+    elements = _elements_of(op)
+    return None if elements is None else float(elements.min())
+
+
+def largest_constant(tensor) -> Optional[float]:
+    """The largest size of an element of a constant; None for anything else."""
+    elements = _elements_of(tensor.op)
+    return None if elements is None else float(np.abs(elements).max())
+
+
+def _elements_of(op) -> Optional[np.ndarray]:
+    """What is in a constant: each element, or once those that are repeated; None if nothing is."""
     if op.type != 'Const':
         return None
     value = op.get_attr('value')
     if not value.tensor_content:  # the last of its numbers stands for all that are left out
-        numbers = [value.half_val, value.float_val, value.double_val]
+        numbers = [value.half_val, value.float_val, value.double_val, value.int_val]
+        numbers += [value.int64_val, value.scomplex_val[::2], value.dcomplex_val[::2]]
         del value.tensor_shape.dim[:]
         value.tensor_shape.dim.add(size=max(map(len, numbers)))
     elements = tf.make_ndarray(value)
-    if tensor.dtype.base_dtype == tf.bfloat16:  # of which numpy knows no minimum
+    if op.outputs[0].dtype.base_dtype == tf.bfloat16:  # of which numpy knows no minimum
         elements = elements.astype(np.float32)
-    return float(elements.min()) if elements.size else None
+    return elements if elements.size else None
 
 
 def op_of(element: TrainOp) -> tf.Operation:

@@ -11,6 +11,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
+from slimguard.gate.finite_arithmetic import stays_away_from_zero
 from slimguard.gate.written_beside import MOST_NAMES, is_drawn
 from slimguard.graph import TrainOp, op_of
 from slimguard.system import texts
@@ -34,8 +35,8 @@ def refuse_unguarded_writes(
     variables, and of a batch: one that is fed or drawn, that a counter picks from what the graph
     holds, or that another run has put into a variable. Initial and restored values train nothing,
     nor do copies. A statistic is any other variable that checkpoints hold, such as a running mean,
-    if its new value is computed of its own old one and of a batch that is fed or drawn. Of either
-    kind are those that are computed of their old value by a division that may be by zero.
+    if its new value is computed of its own old one, or of weights, and of a batch that is fed or
+    drawn. Of either kind are those that are computed of variables, and divided by what may be zero.
 
     Args:
       elements: what is fetched: nothing that is guarded.
@@ -62,8 +63,8 @@ _IS_STATISTIC = (
 
 
 _DIVIDES = (
-    'a run that trains nothing computes it of its old value, and divides by what may be zero, or '
-    'takes its logarithm. Build slimguard.guard(tf.group(update)) ahead of the session and fetch '
+    'a run that trains nothing computes it of variables, and divides by what may be zero, or takes '
+    'a logarithm or a root. Build slimguard.guard(tf.group(update)) ahead of the session and fetch '
     'that'
 )
 
@@ -90,9 +91,9 @@ def _written(step: Sequence[tf.Operation], graph: tf.Graph) -> Dict[str, List[st
         for variable in written:
             if trains and variable in trainable:
                 found.setdefault(_BY_ASSIGN, []).append(variable.name)
-            elif variable in kept and _adds_batch(op, variable, writes):
+            elif variable in kept and _adds_batch(op, writes):
                 found.setdefault(_IS_STATISTIC, []).append(variable.name)
-            elif _may_divide_by_zero(op, variable, writes):
+            elif _may_divide_by_zero(op, writes):
                 found.setdefault(_DIVIDES, []).append(variable.name)
     return found
 
@@ -158,28 +159,37 @@ def _trains(write: tf.Operation, writes: graphs.Writes, buffers: _Buffers) -> bo
     return any(_is_picked_by_a_counter(op) or op in buffers for op in sources)
 
 
-def _adds_batch(write: tf.Operation, variable: tf.Operation, writes: graphs.Writes) -> bool:
+def _adds_batch(write: tf.Operation, writes: graphs.Writes) -> bool:
+    """Whether a statistic is made of a batch, and of its old value or of a model's weights."""
     sources = _sources(write, writes)
-    return _is_of_old_value(write, variable, sources) and any(map(_is_batch, sources))
+    return _is_computed(write, sources) and any(map(_is_batch, sources))
 
 
-def _may_divide_by_zero(write: tf.Operation, variable: tf.Operation, writes: graphs.Writes) -> bool:
+def _may_divide_by_zero(write: tf.Operation, writes: graphs.Writes) -> bool:
     sources = _sources(write, writes)
-    return _is_of_old_value(write, variable, sources) and any(map(_divides, sources))
+    return _is_computed(write, sources) and any(map(_divides, sources))
 
 
-def _is_of_old_value(
-    write: tf.Operation, variable: tf.Operation, sources: Sequence[tf.Operation]
-) -> bool:
-    return graphs.changes_value(write) or variable in sources
+def _is_computed(write: tf.Operation, sources: Sequence[tf.Operation]) -> bool:
+    """Whether what is written is computed of numbers that variables hold, and not only at a place
+    that one says.
+    """
+    return graphs.changes_value(write) or any(
+        op.type in graphs.VARIABLES and graphs.is_float_variable(op) for op in sources
+    )
 
 
 def _divides(op: tf.Operation) -> bool:
-    """Whether an op divides by what is not plainly other than zero, or takes its logarithm."""
+    """Whether an op divides by what is not plainly other than zero, or takes its logarithm.
+
+    Or its root, where it is not plainly a sum of squares.
+    """
     if not _DIVIDES_BY_LAST.match(op.type):
         return False
     divisor = op.inputs[-1]
-    if _is_constant(divisor):
+    if _is_constant(divisor) or (op.type == 'Sqrt' and _OF_SQUARES.match(divisor.op.type)):
+        return False
+    if op.type == 'RealDiv' and stays_away_from_zero(divisor):
         return False
     parts = [divisor] if divisor.op.type not in _AT_LEAST else divisor.op.inputs
     return not any((graphs.lowest_constant(part) or 0) > 0 for part in parts)
@@ -227,7 +237,8 @@ def _numbers_of(op: tf.Operation) -> Iterable[tf.Operation]:
 # What a variable is set to from outside, such as a mask or a checkpoint, and not drawn for it.
 _SETS = re.compile(r'Placeholder|Restore')
 _KNOWS_A_SHAPE = re.compile(r'(Variable)?Shape(N)?$|Size$|Rank$')
-_DIVIDES_BY_LAST = re.compile(r'(Real|Truncate|Floor)?Div$|Reciprocal$|Inv$|Rsqrt$|Log(1p)?$')
+_DIVIDES_BY_LAST = re.compile(r'(Real|Truncate|Floor)?Div$|Reciprocal$|Inv$|Rsqrt$|Log(1p)?$|Sqrt$')
+_OF_SQUARES = re.compile(r'Sum$|Mean$|Square$|Mul$|Select(V2)?$|Abs$|Exp$')
 # With a constant above zero, what these return is above zero, or the script counts on that.
 _AT_LEAST = frozenset(['Maximum', 'Add', 'AddV2', 'AddN'])
 _TAKES_A_PART = re.compile(r'(Resource)?Gather(V2|Nd)?$|StridedSlice$|Slice$')

@@ -101,9 +101,13 @@ STEADY = {
     'an average with a count': counted,
     'an average that begins at zero': average(0.9, zero_debias=True),
     'slow weights': lookahead,
+}
+
+# These are as large as what they are of, some times over: not for ever, but how large is that?
+LARGER = {
     'a part': lambda model: tf1.assign(model.m, now(model.m) * 0.5 + now(model.w) * 30.0),
     'another': lambda model: tf1.assign(model.m, now(model.n) * 30.0 + now(model.w)),
-    'the smaller': lambda model: tf1.assign(model.m, tf.minimum(now(model.m), now(model.w))),
+    'a sum': lambda model: tf1.assign_add(model.m, now(model.w)),
 }
 
 
@@ -115,10 +119,86 @@ def test_what_does_not_grow_costs_nothing(name, use_resource):
 
 
 @kinds
+@pytest.mark.parametrize('name', LARGER, ids=[name.replace(' ', '_') for name in LARGER])
+def test_what_is_larger_than_its_parts_is_looked_at(name, use_resource):
+    plan = make_plan(*AfterTheUpdate(use_resource).then(LARGER[name]), {})
+    assert not plan.trial and len(plan.growing) == 2
+
+
+def halves(write):
+    """A train op that writes what `write` makes of weights in float16, and a copy of others."""
+    make = tf1.get_variable
+    w = make('w', initializer=tf.constant([200.0, 1.0], tf.float16))
+    m = make('m', initializer=tf.constant([65000.0, 1.0], tf.float16), trainable=False)
+    wide = make('wide', initializer=tf.constant([65000.0, 1.0]), trainable=False)
+    loss = tf.reduce_sum(w)
+    update = train.GradientDescentOptimizer(0.1).minimize(loss)
+    with tf.control_dependencies([update]):
+        return tf.group(write(w, m, wide)), loss
+
+
+@pytest.mark.parametrize(
+    'write',
+    [
+        lambda w, m, wide: tf1.assign_add(m, now(w)),
+        lambda w, m, wide: tf1.assign(m, now(w) * 400.0),
+        lambda w, m, wide: tf1.assign_add(m, now(m) * 0.0 + 1000.0),
+        lambda w, m, wide: tf1.assign(m, tf.cast(now(wide) + 600.0, tf.float16)),
+        lambda w, m, wide: tf1.assign(m, tf.maximum(now(w) * 400.0, 0.0)),
+    ],
+    ids=['a sum', 'a product', 'a number', 'a copy', 'the larger'],
+)
+def test_sums_and_products_of_16_bits(write):
+    guarded = models.Guarded(halves(write))
+    for _ in range(3):
+        guarded.step()
+        assert not guarded.snapshot.not_finite(guarded.sess)
+
+
+@kinds
+@pytest.mark.parametrize('factor', [1.05, 0.9])
+def test_the_root_of_what_may_be_below_zero_is_judged_afterwards(factor, use_resource):
+    """Adam by hand: one minus a decay above one makes the second moment negative."""
+
+    gradient = tf.constant([9.0, 1e-3, 0.0])
+    square = tf.square(gradient)
+
+    def write(model):
+        moment = tf1.assign(model.m, factor * now(model.m) + (1 - factor) * square)
+        with tf.control_dependencies([moment]):
+            return tf1.assign_sub(model.w, 0.1 * gradient / (tf.sqrt(now(model.m)) + 1e-8))
+
+    model = AfterTheUpdate(use_resource).then(write)
+    assert make_plan(*model, {}).trial == (factor > 1)
+    guarded = models.Guarded(model)
+    for _ in range(100):
+        guarded.step()
+        assert not guarded.snapshot.not_finite(guarded.sess)
+
+
+@pytest.mark.parametrize('number', [float('inf'), 1e38])
+def test_a_constant_that_is_too_large(number):
+    def write(model):
+        return tf1.assign(model.m, tf.minimum(now(model.w), 5.0) + tf.constant([0.0, number, 0.0]))
+
+    guarded = models.Guarded(AfterTheUpdate(True).then(write))
+    for _ in range(3):
+        guarded.step()
+        assert not guarded.snapshot.not_finite(guarded.sess)
+
+
+def test_complex_constants_are_taken():
+    model = AfterTheUpdate(True)
+    c = tf1.get_variable('c', initializer=tf.constant([1j, 1.0]), trainable=False)
+    guarded = models.Guarded(model.then(lambda m: tf1.assign(c, now(c) * (0.6 + 0.8j))))
+    guarded.assert_written()
+
+
+@kinds
 def test_an_average_with_a_decay_above_one_may_grow(use_resource):
     model = AfterTheUpdate(use_resource)
     plan = make_plan(*model.then(average(10.0)), {})
-    assert [variable.name for variable in plan.growing] == ['w/ExponentialMovingAverage']
+    assert [variable.name for variable in plan.growing] == ['w/ExponentialMovingAverage', 'w']
 
 
 @kinds

@@ -169,8 +169,9 @@ class TestWritesThatNobodyGuards:
             lambda x, weight, other: statistic().assign_add(x),
             lambda x, weight, other: statistic().assign(decayed(statistic(), x)),
             lambda x, weight, other: tf.group(tf1.assign(statistic(), statistic() + x)),
+            lambda x, weight, other: tf1.assign(statistic(), tf.abs(weight - x)),
         ],
-        ids=['a sum', 'a running mean', 'a group'],
+        ids=['a sum', 'a running mean', 'a group', 'errors'],
     )
     def test_a_statistic_in_a_run_of_its_own(self, make, said):
         (line,), seen = said(make)
@@ -183,8 +184,10 @@ class TestWritesThatNobodyGuards:
             lambda x, weight, other: weight.assign(weight / tf.norm(weight)),
             lambda x, weight, other: weight.assign_add(tf1.log(weight)),
             lambda x, weight, other: weight.assign(weight * tf1.rsqrt(tf.reduce_sum(other))),
+            lambda x, weight, other: weight.assign(other / tf.norm(other)),
+            lambda x, weight, other: weight.assign(tf.sqrt(weight - 2.0)),
         ],
-        ids=['a quotient', 'a logarithm', 'a root'],
+        ids=['a quotient', 'a logarithm', 'one by a root', 'of another', 'a root'],
     )
     def test_what_may_be_a_division_by_zero(self, make, said):
         (line,), seen = said(make)
@@ -233,7 +236,7 @@ class TestWritesThatNobodyGuards:
             lambda x, weight, other: weight.assign(tf.clip_by_norm(weight, 1.0)),
             lambda x, weight, other: weight.assign(weight / (1e-8 + tf.norm(weight))),
             lambda x, weight, other: weight.assign(weight / 3.0),
-            lambda x, weight, other: weight.assign(other / tf.norm(other)),
+            lambda x, weight, other: weight.assign(tf.sqrt(tf.reduce_sum(other * other)) + other),
             lambda x, weight, other: statistic(collections=['local_variables']).assign_add(x),
             lambda x, weight, other: statistic(dtype=tf.int64).assign_add(tf.cast(x, tf.int64)),
             lambda x, weight, other: statistic().assign(x),
@@ -241,9 +244,7 @@ class TestWritesThatNobodyGuards:
             lambda x, weight, other: statistic().assign(decayed(statistic(), other)),
         ],
         ids='a value|a mask|a part|moving average|fed decay|parameter noise|clipping|a sphere|'
-        'a ball|small number|a third|another|a metric|a count|a buffer|a copy|of weights'.split(
-            '|'
-        ),
+        'a ball|small number|a third|a norm|a metric|a count|a buffer|a copy|of weights'.split('|'),
     )
     def test_what_trains_nothing_is_not_named(self, make, said):
         lines, seen = said(make)

@@ -82,8 +82,8 @@ Variables that are assigned, and not made of their old value, are left out: one 
 Where that does not hold, no step takes the fast path: writes inside loops and functions, and
 kernels that can make a NaN of small numbers (centered RMSProp, or an `epsilon` of zero; see
 :mod:`slimguard.gate.kernels`). There each step is a *trial*, with copies of what it writes. An
-argument of a kernel that is no constant is compared in each step instead. Variables of which sums or
-multiples are written after the update are checked before it (:mod:`slimguard.gate.growth`).
+argument of a kernel that is no constant is compared in each step instead. Variables of which sums
+or multiples are written after the update are checked before it (:mod:`slimguard.gate.growth`).
 
 On a cluster, the decision is made where the loss is. Each task that holds variables gets one
 number, the decision, and from it makes its own switches: its variables are copied, checked and

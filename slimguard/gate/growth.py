@@ -174,7 +174,7 @@ class _SharesOfVariables:
         self._signs = Signs(writes, step, self._size)
         self._known: Dict[Tuple[tf.Operation, int], _Shares] = {}
         self._sizes: Dict[Tuple[tf.Operation, int], _Interval] = {}
-        self._factors: Set[Tuple[tf.Operation, int]] = set()
+        self._factors: List[tf.Tensor] = []  # those that are not constant, for each product
         self._end: Optional[int] = None
 
     def total_at_ends(self, write: tf.Operation, variable: tf.Operation) -> float:
@@ -187,7 +187,8 @@ class _SharesOfVariables:
         if len(self._factors) != 1:
             return math.inf
         totals = []
-        for self._end in (0, 1):
+        for end in (0, 1):
+            self._end = end
             totals.append(_total(self.written_by(write, variable)))
         self._end = None
         return max(totals)
@@ -259,7 +260,7 @@ class _SharesOfVariables:
         if not _is_known(size):  # a scalar that may be as large as a variable
             raise _Unknown()
         if size[0] != size[1]:
-            self._factors.add(key(second))
+            self._factors.append(second)
             size = size if self._end is None else (size[self._end], size[self._end])
         return _times(self._of(first), size)
 

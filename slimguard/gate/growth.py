@@ -76,16 +76,6 @@ def _sizes_of(dtype: tf.DType) -> _Sizes:
     return _SIZES.get(dtype.base_dtype, _SIZES_32)
 
 
-_LARGEST = {
-    tf.float16: 65504.0,
-    tf.bfloat16: 3.38e38,
-    tf.float32: 3.4e38,
-    tf.complex64: 3.4e38,
-    tf.float64: 1.7e308,
-    tf.complex128: 1.7e308,
-}
-
-
 class _Unknown(Exception):
     """It cannot be told before the update whether a value is finite."""
 
@@ -315,13 +305,10 @@ def _of_constant(tensor: tf.Tensor) -> _Share:
 
 def _is_wider(dtype: tf.DType, than: tf.DType) -> bool:
     """Whether what is finite in one dtype is finite in the other."""
-    largest = _sizes_of(dtype).largest
+    largest = dtype.real_dtype.max
     if not (than.is_floating or than.is_complex):
         return largest > 1e20
-    return (
-        dtype.base_dtype == than.base_dtype
-        or _LARGEST[dtype.base_dtype] >= _LARGEST[than.base_dtype]
-    )
+    return largest >= than.real_dtype.max
 
 
 def _is_known(interval: _Interval) -> bool:

@@ -27,19 +27,20 @@ def writing_among(
     update_ops = {op_of(op) for op in graph.get_collection(tf1.GraphKeys.UPDATE_OPS)}
     if not update_ops and not copies_ahead(graph):
         return []
+    writes, local = graphs.Writes(graph), graphs.local_in(graph)
+
+    def keeps(op: tf.Operation) -> bool:
+        """Whether it writes what is not local."""
+        return not local.issuperset(writes.variables(op))
+
     found = []
     for element in elements:
         if not op_of(element).name.startswith(graphs.OURS):
             needed = graphs.ancestors_beyond(fed, [op_of(element)])
-            updates = not update_ops.isdisjoint(needed) and _writes_what_is_kept(needed, graph)
+            updates = not update_ops.isdisjoint(needed) and any(map(keeps, needed))
             if updates or any(map(is_put_back, needed)):
                 found.append(element)
     return found
-
-
-def _writes_what_is_kept(step: Sequence[tf.Operation], graph: tf.Graph) -> bool:
-    writes, local = graphs.Writes(graph), graphs.local_in(graph)
-    return any(not local.issuperset(writes.variables(op)) for op in step)
 
 
 def guard_writes(elements: Sequence[TrainOp], fed: Sequence[tf.Tensor] = ()) -> Gate:

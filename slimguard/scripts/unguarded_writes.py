@@ -87,13 +87,15 @@ def _written(step: Sequence[tf.Operation], graph: tf.Graph) -> Dict[str, List[st
     found: Dict[str, List[str]] = {}
     for op, written in candidates:
         weights = [v for v in written if v in trainable]
-        trains = bool(weights) and _trains(op, writes, buffers)
+        sources = _sources(op, writes)
+        trains = bool(weights) and _trains(op, sources, writes, buffers)
+        is_computed = _is_computed(op, sources)
         for variable in written:
             if trains and variable in trainable:
                 found.setdefault(_BY_ASSIGN, []).append(variable.name)
-            elif variable in kept and _adds_batch(op, writes):
+            elif variable in kept and is_computed and any(map(_is_batch, sources)):
                 found.setdefault(_IS_STATISTIC, []).append(variable.name)
-            elif _may_divide_by_zero(op, writes):
+            elif is_computed and any(map(_divides, sources)):
                 found.setdefault(_DIVIDES, []).append(variable.name)
     return found
 
@@ -149,25 +151,18 @@ class _Buffers:
                 yield from variables
 
 
-def _trains(write: tf.Operation, writes: graphs.Writes, buffers: _Buffers) -> bool:
-    sources = _sources(write, writes)
+def _trains(
+    write: tf.Operation,
+    sources: Sequence[tf.Operation],
+    writes: graphs.Writes,
+    buffers: _Buffers,
+) -> bool:
     is_of_old_value = graphs.changes_value(write) or bool(writes.calls(write))
     if any(_is_batch(op) for op in sources):
         return is_of_old_value or any(op.type in graphs.VARIABLES for op in sources)
     if not is_of_old_value and buffers.trainable.isdisjoint(sources):
         return False
     return any(_is_picked_by_a_counter(op) or op in buffers for op in sources)
-
-
-def _adds_batch(write: tf.Operation, writes: graphs.Writes) -> bool:
-    """Whether a statistic is made of a batch, and of its old value or of a model's weights."""
-    sources = _sources(write, writes)
-    return _is_computed(write, sources) and any(map(_is_batch, sources))
-
-
-def _may_divide_by_zero(write: tf.Operation, writes: graphs.Writes) -> bool:
-    sources = _sources(write, writes)
-    return _is_computed(write, sources) and any(map(_divides, sources))
 
 
 def _is_computed(write: tf.Operation, sources: Sequence[tf.Operation]) -> bool:

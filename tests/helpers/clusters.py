@@ -1,7 +1,7 @@
 """A cluster in this process, and what its tasks send each other in a step."""
 
 import re
-from typing import Iterator, NamedTuple
+from typing import Iterator, NamedTuple, Set, Tuple
 
 import tensorflow as tf
 
@@ -9,7 +9,8 @@ from tests.helpers.jobs import free_ports
 
 tf1 = tf.compat.v1
 
-_LABEL = re.compile(r'\[(\d+)B\].* edge_\d+_(\S+) from (\S+) to (\S+)')
+_TENSOR = re.compile(r'edge_\d+_(\S+)')
+_LABEL = re.compile(r'\[(\d+)B\].* ' + _TENSOR.pattern + r' from (\S+) to (\S+)')
 
 
 class Cluster:
@@ -49,15 +50,30 @@ class Message(NamedTuple):
 
 def messages(session, fetches, feed=None):
     """Runs a step some times. Returns its last values, and what the tasks sent each other."""
-    options = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE)
-    found, calm_runs = set(), 0
-    while calm_runs < 3:  # TensorFlow's trace may end before the last message is noted
+    options = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE, output_partition_graphs=True)
+    found: Set[Message] = set()
+    for _ in range(1000):  # TensorFlow's trace may end before the last message is noted
         metadata = tf1.RunMetadata()
         values = session.run(fetches, feed, options=options, run_metadata=metadata)
-        sent = set(_messages_in(metadata))
-        calm_runs = calm_runs + 1 if sent <= found else 0
-        found |= sent
-    return values, found
+        found.update(_messages_in(metadata))
+        missing = _edges_in(metadata) - {message[1:] for message in found}
+        if not missing:
+            return values, found
+    raise AssertionError('never traced: %s' % sorted(missing))
+
+
+def _edges_in(metadata) -> Set[Tuple[str, str, str]]:
+    """The tensor, source and target of all that is sent between the devices of a step."""
+    nodes = [node for graph in metadata.partition_graphs for node in graph.node]
+    return {
+        (
+            _TENSOR.match(node.attr['tensor_name'].s.decode()).group(1),
+            node.attr['send_device'].s.decode(),
+            node.device,
+        )
+        for node in nodes
+        if node.op == '_Recv' and not node.attr['client_terminated'].b
+    }
 
 
 def _messages_in(metadata) -> Iterator[Message]:

@@ -47,7 +47,7 @@ _EITHER_WAY = _Share(-1.0, 1.0)
 _DIVIDED = _Share(0.0, 0.0, True)
 _MINUS_ONE = (-1.0, -1.0)
 _UNKNOWN = (-math.inf, math.inf)
-_ROUNDING = 1e-6  # of what adds up to one
+ROUNDING = 1e-6  # of what adds up to one
 
 
 class _Sizes(NamedTuple):
@@ -76,7 +76,7 @@ def _sizes_of(dtype: tf.DType) -> _Sizes:
     return _SIZES.get(dtype.base_dtype, _SIZES_32)
 
 
-class _Unknown(Exception):
+class UnknownGrowth(Exception):
     """It cannot be told before the update whether a value is finite."""
 
 
@@ -98,7 +98,7 @@ def find_growing(
       gated: the gated ops.
       step: the ops of the step.
     """
-    shares = _SharesOfVariables(writes, gated, step)
+    shares = SharesOfVariables(writes, gated, step)
     try:
         found = [
             _Write(write, variable, shares.written_by(write, variable))
@@ -106,7 +106,7 @@ def find_growing(
             for variable in step.writes.variables(write)
             if graphs.is_float_variable(variable)
         ]
-    except _Unknown:
+    except UnknownGrowth:
         return None
     enters: Dict[tf.Operation, Set[tf.Operation]] = {}
     for each in found:
@@ -124,9 +124,9 @@ def find_growing(
         if any(share.divided and each in reached for each, share in given):
             return None
         total = _total(shares_of_write)
-        if total > 1 + _ROUNDING:
+        if total > 1 + ROUNDING:
             total = min(total, shares.total_at_ends(write, variable))
-        if total > 1 + _ROUNDING:
+        if total > 1 + ROUNDING:
             growth *= total
             growing += [each for each, share in given if share.most]
             if growth > sizes.largest / sizes.checked:
@@ -150,14 +150,29 @@ def _reached(
     return reached
 
 
-class _SharesOfVariables:
+class SharesOfVariables:
     """How often variables are in the values that are computed after gated writes.
 
     Attributes:
       scalars: the variables that others are multiplied by.
+
+    Args:
+      writes: the gated writes, but for those that are judged afterwards.
+      gated: the gated ops.
+      step: the ops of the step.
+      otherwise: between which numbers a gated scalar is of which nothing is known, if `writes` do
+        not write it.
     """
 
-    def __init__(self, writes: Sequence[tf.Operation], gated: Set[tf.Operation], step: StepGraph):
+    def __init__(
+        self,
+        writes: Sequence[tf.Operation],
+        gated: Set[tf.Operation],
+        step: StepGraph,
+        otherwise: Tuple[float, float] = _UNKNOWN,
+    ):
+        self._written = {each for write in writes for each in step.writes.variables(write)}
+        self._otherwise = otherwise
         self.scalars: Dict[tf.Operation, None] = {}
         self._gated = gated
         self._step = step
@@ -187,7 +202,7 @@ class _SharesOfVariables:
         """What a write makes of variables, that which it writes included.
 
         Raises:
-          _Unknown: if that cannot be told.
+          UnknownGrowth: if that cannot be told.
         """
         self._known.clear()
         self._factors.clear()
@@ -227,7 +242,7 @@ class _SharesOfVariables:
             return self._quotient(*inputs)
         given = [self._of(each) for each in inputs if graphs.is_float(each)]
         if op.type == 'Cast' and not _is_wider(tensor.dtype, inputs[0].dtype):
-            raise _Unknown()
+            raise UnknownGrowth()
         if op.type in ('Identity', 'Cast', 'Add', 'AddV2', 'AddN'):
             return _sum(given)
         if op.type == 'Neg':
@@ -241,14 +256,14 @@ class _SharesOfVariables:
         if op.type == 'Sqrt' and self._signs.is_not_negative(inputs[0]):
             # That of what is large is smaller, and that of what is below one is below one.
             return {of: _widened(share) for of, share in _either_way(given[0]).items()}
-        raise _Unknown()
+        raise UnknownGrowth()
 
     def _product(self, first: tf.Tensor, second: tf.Tensor) -> _Shares:
         if second.shape.rank != 0 or (first.shape.rank == 0 and not _is_known(self._size(second))):
             first, second = second, first
         size = self._size(second)
         if not _is_known(size):  # a scalar that may be as large as a variable
-            raise _Unknown()
+            raise UnknownGrowth()
         if size[0] != size[1]:
             self._factors.append(second)
             size = size if self._end is None else (size[self._end], size[self._end])
@@ -257,7 +272,7 @@ class _SharesOfVariables:
     def _quotient(self, first: tf.Tensor, second: tf.Tensor) -> _Shares:
         """By what stays away from zero; the larger that is, the less is left."""
         if not self._signs.has_roots(second):
-            raise _Unknown()
+            raise UnknownGrowth()
         found: _Shares = {each: _DIVIDED for each in self._of(first) if each is not None}
         checked = self._of(first).get(None)
         if checked is not None:
@@ -278,12 +293,12 @@ class _SharesOfVariables:
             return value, value
         op = tensor.op
         checked = _sizes_of(tensor.dtype).checked
-        otherwise = _UNKNOWN if op in self._gated else (-checked, checked)
+        otherwise = self._otherwise if op in self._gated else (-checked, checked)
         variable = graphs.variable_read(tensor)
         if variable is not None:
             if op not in self._gated:
                 self.scalars[variable] = None
-            return otherwise
+            return _UNKNOWN if variable in self._written and op in self._gated else otherwise
         inputs = [self._step.resolve(each) for each in op.inputs]
         if op.type == 'Cast' and inputs[0].dtype.base_dtype.is_integer:
             return 0.0, math.inf  # a count
@@ -292,13 +307,13 @@ class _SharesOfVariables:
         if op.type not in _ARITHMETIC:
             return otherwise
         low, high = _ARITHMETIC[op.type](*map(self._size, inputs))
-        return max(low, otherwise[0]), min(high, otherwise[1])
+        return (low, high) if op in self._gated else (max(low, -checked), min(high, checked))
 
 
 def _of_constant(tensor: tf.Tensor) -> _Share:
     largest = graphs.largest_constant(tensor)
     if largest is None or not math.isfinite(largest):
-        raise _Unknown()
+        raise UnknownGrowth()
     share = largest / _sizes_of(tensor.dtype).checked
     return _Share(-share, share)
 

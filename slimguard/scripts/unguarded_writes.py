@@ -14,6 +14,7 @@ from slimguard import graph as graphs
 from slimguard.gate.finite_arithmetic import stays_away_from_zero
 from slimguard.gate.written_beside import MOST_NAMES, is_drawn
 from slimguard.graph import TrainOp, op_of
+from slimguard.scripts.growing_writes import grows
 from slimguard.system import texts
 
 
@@ -36,7 +37,8 @@ def refuse_unguarded_writes(
     holds, or that another run has put into a variable. Initial and restored values train nothing,
     nor do copies. A statistic is any other variable that checkpoints hold, such as a running mean,
     if its new value is computed of its own old one, or of weights, and of a batch that is fed or
-    drawn. Of either kind are those that are computed of variables, and divided by what may be zero.
+    drawn. Of either kind are those that are computed of variables, and divided by what may be zero,
+    or made larger each time.
 
     Args:
       elements: what is fetched: nothing that is guarded.
@@ -68,6 +70,12 @@ _DIVIDES = (
     'that'
 )
 
+_GROWS = (
+    'a run that trains nothing makes it larger each time, or takes an exponential, and may end in '
+    'an Inf. Bound it with tf.minimum, or build slimguard.guard(tf.group(update)) ahead of the '
+    'session and fetch that'
+)
+
 
 def _written(step: Sequence[tf.Operation], graph: tf.Graph) -> Dict[str, List[str]]:
     """The names of the variables that a run of the ops in `step` writes so, by what is said."""
@@ -97,6 +105,8 @@ def _written(step: Sequence[tf.Operation], graph: tf.Graph) -> Dict[str, List[st
                 found.setdefault(_IS_STATISTIC, []).append(variable.name)
             elif is_computed and any(map(_divides, sources)):
                 found.setdefault(_DIVIDES, []).append(variable.name)
+            elif is_computed and grows(op, variable, sources):
+                found.setdefault(_GROWS, []).append(variable.name)
     return found
 
 

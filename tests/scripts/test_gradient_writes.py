@@ -194,6 +194,36 @@ class TestWritesThatNobodyGuards:
         assert "the update of 'own/w' is NOT guarded: a run that trains nothing comp" in line
         assert list(seen.refused) == ['own/w']
 
+    @pytest.mark.parametrize(
+        'make',
+        [
+            lambda x, weight, other: weight.assign(weight * 1e20),
+            lambda x, weight, other: weight.assign_add(tf.identity(weight) * 0.5),
+            lambda x, weight, other: tf1.assign(weight, 2.0 * weight - 0.5 * other),
+            lambda x, weight, other: weight.assign(tf.exp(weight)),
+            lambda x, weight, other: weight.assign(other * tf.exp(-1.0 * other)),
+            lambda x, weight, other: weight.assign_sub(weight * weight),
+            lambda x, weight, other: weight.assign(weight**3.0),
+            lambda x, weight, other: weight.assign(2.0**other),
+            lambda x, weight, other: weight.assign(tf.minimum(2.0 * weight, other)),
+        ],
+        ids='a product|a half more|a sum|an exponential|of another|a square|a cube|a power|'
+        'not by a number'.split('|'),
+    )
+    def test_what_grows_each_time(self, make, said):
+        (line,), seen = said(make)
+        assert "the update of 'own/w' is NOT guarded: a run that trains nothing makes" in line
+        assert list(seen.refused) == ['own/w']
+
+    def test_a_loss_scale_that_is_doubled(self, said):
+        def make(x, weight, other):
+            scale = tf1.get_variable('scale', initializer=2.0, trainable=False)
+            rate = tf1.get_variable('rate', initializer=0.5, trainable=False)
+            return [scale.assign(2 * scale), rate.assign(0.5 * rate)]
+
+        (line,), seen = said(make)
+        assert list(seen.refused) == ['scale'] and "the update of 'scale' is NOT" in line
+
     def test_several_in_one_run(self, said):
         def make(x, weight, other):
             return [weight.assign(other - x), other.assign_add(x)]
@@ -236,6 +266,14 @@ class TestWritesThatNobodyGuards:
             lambda x, weight, other: weight.assign(tf.clip_by_norm(weight, 1.0)),
             lambda x, weight, other: weight.assign(weight / (1e-8 + tf.norm(weight))),
             lambda x, weight, other: weight.assign(weight / 3.0),
+            lambda x, weight, other: weight.assign_sub(0.5 * weight - 0.5 * other),
+            lambda x, weight, other: weight.assign(tf.minimum(2.0 * weight, 5.0)),
+            lambda x, weight, other: weight.assign(weight * tf.exp(-tf.square(other) / 2.0)),
+            lambda x, weight, other: weight.assign(tf.exp(other - tf.reduce_max(other))),
+            lambda x, weight, other: weight.assign(tf.exp(tf.minimum(other, 10.0))),
+            lambda x, weight, other: weight.assign(weight * 0.5**other),
+            lambda x, weight, other: weight.assign(weight / tf.maximum(1.0, tf.abs(weight))),
+            lambda x, weight, other: statistic().assign_add(weight),
             lambda x, weight, other: weight.assign(tf.sqrt(tf.reduce_sum(other * other)) + other),
             lambda x, weight, other: statistic(collections=['local_variables']).assign_add(x),
             lambda x, weight, other: statistic(dtype=tf.int64).assign_add(tf.cast(x, tf.int64)),
@@ -244,7 +282,8 @@ class TestWritesThatNobodyGuards:
             lambda x, weight, other: statistic().assign(decayed(statistic(), other)),
         ],
         ids='a value|a mask|a part|moving average|fed decay|parameter noise|clipping|a sphere|'
-        'a ball|small number|a third|a norm|a metric|a count|a buffer|a copy|of weights'.split('|'),
+        'a ball|small number|a third|nearer|bounded|a kernel|a softmax|a bounded power|a decay|'
+        'a box|weights|a norm|a metric|a count|a buffer|a copy|of weights'.split('|'),
     )
     def test_what_trains_nothing_is_not_named(self, make, said):
         lines, seen = said(make)

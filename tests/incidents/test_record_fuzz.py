@@ -4,15 +4,18 @@
 """
 
 import contextlib
+import functools
 import io
 import json
 import random
 import sys
 import tempfile
+from unittest import mock
 
 import pytest
 
 from slimguard.__main__ import main
+from slimguard.command import parser
 from slimguard.incidents import record_file, record_json, record_reader
 from slimguard.incidents.incident import Incident
 from tests.helpers.children import forked_python
@@ -136,7 +139,9 @@ def printed(logdir, code, option):
 
 
 def try_many(seeds):
-    with tempfile.TemporaryDirectory() as logdir:
+    # To make the parser takes longer than to read a record with it.
+    make_once = mock.patch.object(parser, 'make', functools.lru_cache(None)(parser.make))
+    with tempfile.TemporaryDirectory() as logdir, make_once:
         record_file.IncidentFile(logdir).make()
         for seed in seeds:
             try_one(seed, logdir)
@@ -151,6 +156,7 @@ READS = """
 import os, sys
 from slimguard.incidents import record_reader
 from slimguard.__main__ import main
+from slimguard.command import parser
 for name in sorted(os.listdir(sys.argv[1])):
     logdir = os.path.join(sys.argv[1], name)
     try:

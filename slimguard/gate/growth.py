@@ -14,6 +14,7 @@ from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tu
 import tensorflow as tf
 
 from slimguard import graph as graphs
+from slimguard.gate import square_sums
 from slimguard.gate.finite_arithmetic import least_divisor
 from slimguard.gate.signs import Signs
 from slimguard.gate.step_graph import StepGraph
@@ -54,7 +55,7 @@ class _Sizes(NamedTuple):
     """The sizes of numbers of a dtype.
 
     Attributes:
-      checked: what passes the fast path is smaller (square_sums.py).
+      checked: what passes the fast path is smaller.
       added: what is smaller leaves the largest numbers of the dtype as they are.
       largest: the largest number.
     """
@@ -64,16 +65,16 @@ class _Sizes(NamedTuple):
     largest: float
 
 
-_SIZES = {
-    tf.float16: _Sizes(3.0, 16.0, 65504.0),
-    tf.float64: _Sizes(2e140, 1e290, 1e308),
-    tf.complex128: _Sizes(2e140, 1e290, 1e308),
+_ADDED_AND_LARGEST = {
+    tf.float16: (16.0, 65504.0),
+    tf.float64: (1e290, 1e308),
+    tf.complex128: (1e290, 1e308),
 }
-_SIZES_32 = _Sizes(2e14, 1e30, 1e38)
 
 
 def _sizes_of(dtype: tf.DType) -> _Sizes:
-    return _SIZES.get(dtype.base_dtype, _SIZES_32)
+    found = _ADDED_AND_LARGEST.get(dtype.base_dtype, (1e30, 1e38))
+    return _Sizes(square_sums.largest_of(dtype), *found)
 
 
 class UnknownGrowth(Exception):

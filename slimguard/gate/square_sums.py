@@ -4,6 +4,7 @@ The fast path compares them (fast_path.py), a spike is seen in them (step_checks
 what is known of the gradients of a step that is over (measures.py). Each is computed once.
 """
 
+import math
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
@@ -18,6 +19,13 @@ from slimguard.graph.devices import Home
 _LIMITS = {tf.float64: 1e280, tf.float32: 1e28, tf.bfloat16: 1e28, tf.float16: 4.0}
 # The same for a learning rate and the like, which multiply what was checked.
 _LIMIT_OF_FACTORS = 1e12
+_ROUNDED = 1.01  # of a square in bfloat16, which is rounded most: by 0.4 %
+
+
+def largest_of(dtype: tf.DType) -> float:
+    """What a value is smaller than if its halved sum of squares is below the limit of its dtype."""
+    limit = _LIMITS.get(dtype.real_dtype.base_dtype, _LIMITS[tf.float32])
+    return _ROUNDED * math.sqrt(2 * limit)
 
 
 class Sum(NamedTuple):

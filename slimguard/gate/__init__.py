@@ -23,7 +23,8 @@ Planning reads the graph:
     sources.py            what to check for a value that is computed after it
     finite_arithmetic.py  ops that make finite numbers of finite numbers
     kernels.py            when an optimizer's kernel makes finite numbers of small ones
-    growth.py             how large what is written after the update may be
+    growth.py             whether what is written after the update may grow until it is Inf
+    shares.py             how often variables are in it
     signs.py              what is not below zero there, so that it has a root
     beginnings.py         the initial values of variables
     forward_writes.py     what is put back, and what has to wait

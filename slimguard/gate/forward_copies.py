@@ -113,7 +113,8 @@ def read_growing(plan: Plan, make: ops.Maker) -> List[Check]:
     for variable in [] if plan.trial else plan.growing:
         is_resource = graphs.is_resource(variable)
         value = make.copy(variable) if is_resource else variable.outputs[0]
-        found.append(Check(value, 'update of ' + variable.name))
+        what = 'update of ' if variable in plan.variables else 'variable '
+        found.append(Check(value, what + variable.name))
     return found
 
 

@@ -125,6 +125,29 @@ def test_what_is_larger_than_its_parts_is_looked_at(name, use_resource):
     assert not plan.trial and len(plan.growing) == 2
 
 
+@kinds
+@pytest.mark.parametrize('value', [3.4e38, float('inf')])
+def test_an_average_of_what_others_write(value, use_resource):
+    """The difference of two finite numbers overflows, and an average of an Inf is none."""
+
+    def write(model):
+        return train.ExponentialMovingAverage(0.5).apply([model.m])
+
+    model = AfterTheUpdate(use_resource)
+    guarded = models.Guarded(model.then(write))
+    for number in (3e38, 3e38, 1.0):
+        guarded.sess.run(tf1.assign(model.m, [number, 1.0, 1.0]))
+        guarded.assert_written()
+    guarded.sess.run(tf1.assign(model.m, [-value, 1.0, 1.0]))
+    average = next(v for v in tf1.global_variables() if 'ExponentialMovingAverage' in v.name)
+    guarded.sess.run(tf1.assign(average, [3.4e38, 1.0, 1.0]))
+    guarded.assert_held({}, 'm')
+    finding = 'variable m' if value == float('inf') else 'm/ExponentialMovingAverage'
+    assert finding in str(guarded.finding())
+    guarded.sess.run(tf1.assign(model.m, [2.0, 1.0, 1.0]))
+    guarded.assert_written()
+
+
 def halves(write):
     """A train op that writes what `write` makes of weights in float16, and a copy of others."""
     make = tf1.get_variable
@@ -145,8 +168,9 @@ def halves(write):
         lambda w, m, wide: tf1.assign_add(m, now(m) * 0.0 + 1000.0),
         lambda w, m, wide: tf1.assign(m, tf.cast(now(wide) + 600.0, tf.float16)),
         lambda w, m, wide: tf1.assign(m, tf.maximum(now(w) * 400.0, 0.0)),
+        lambda w, m, wide: tf1.assign_sub(m, 0.5 * (now(m) - -1.0 * now(m))),
     ],
-    ids=['a sum', 'a product', 'a number', 'a copy', 'the larger'],
+    ids=['a sum', 'a product', 'a number', 'a copy', 'the larger', 'a difference'],
 )
 def test_sums_and_products_of_16_bits(write):
     guarded = models.Guarded(halves(write))

@@ -1,13 +1,14 @@
 """Updates that make a variable larger each time they are run, until it is Inf: `grows`."""
 
 import re
-from typing import Iterable, Sequence
+from typing import Sequence
 
 import tensorflow as tf
 
 from slimguard import graph as graphs
-from slimguard.gate.growth import ROUNDING, SharesOfVariables, UnknownGrowth
+from slimguard.gate.shares import ROUNDING, SharesOfVariables, UnknownGrowth
 from slimguard.gate.step_graph import StepGraph
+from slimguard.scripts.risky_ops import data_of
 
 
 def grows(write: tf.Operation, variable: tf.Operation, sources: Sequence[tf.Operation]) -> bool:
@@ -81,15 +82,11 @@ def _is_power(variable: tf.Operation, sources: Sequence[tf.Operation]) -> bool:
     return any(
         op.type in _POWERS
         and all(
-            variable in graphs.ancestors([each.op], needs=_data_of)
+            variable in graphs.ancestors([each.op], needs=data_of)
             for each in op.inputs[: 1 if op.type == 'Pow' else 2]
         )
         for op in sources
     )
-
-
-def _data_of(op: tf.Operation) -> Iterable[tf.Operation]:
-    return [tensor.op for tensor in op.inputs]
 
 
 _EXPONENTIALS = frozenset('Exp Expm1 Sinh Cosh'.split())

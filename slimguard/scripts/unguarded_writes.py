@@ -5,16 +5,16 @@ update by ``assign`` may be anything: a step of a training, a statistic, or a va
 """
 
 import re
-from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set
+from typing import Callable, Dict, Iterator, List, Optional, Sequence, Set
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.gate.finite_arithmetic import stays_away_from_zero
 from slimguard.gate.written_beside import MOST_NAMES, is_drawn
 from slimguard.graph import TrainOp, op_of
 from slimguard.scripts.growing_writes import grows
+from slimguard.scripts.risky_ops import data_of, may_be_no_number, numbers_of
 from slimguard.system import texts
 
 
@@ -37,8 +37,8 @@ def refuse_unguarded_writes(
     holds, or that another run has put into a variable. Initial and restored values train nothing,
     nor do copies. A statistic is any other variable that checkpoints hold, such as a running mean,
     if its new value is computed of its own old one, or of weights, and of a batch that is fed or
-    drawn. Of either kind are those that are computed of variables, and divided by what may be zero,
-    or made larger each time.
+    drawn. Of either kind are those that are computed of variables, by what makes a NaN of some
+    numbers, such as a division, or that are made larger each time.
 
     Args:
       elements: what is fetched: nothing that is guarded.
@@ -66,8 +66,8 @@ _IS_STATISTIC = (
 
 _DIVIDES = (
     'a run that trains nothing computes it of variables, and divides by what may be zero, or takes '
-    'a logarithm or a root. Build slimguard.guard(tf.group(update)) ahead of the session and fetch '
-    'that'
+    'a logarithm, a root or what else is not finite everywhere. Build '
+    'slimguard.guard(tf.group(update)) ahead of the session and fetch that'
 )
 
 _GROWS = (
@@ -103,7 +103,7 @@ def _written(step: Sequence[tf.Operation], graph: tf.Graph) -> Dict[str, List[st
                 found.setdefault(_BY_ASSIGN, []).append(variable.name)
             elif variable in kept and is_computed and any(map(_is_batch, sources)):
                 found.setdefault(_IS_STATISTIC, []).append(variable.name)
-            elif is_computed and any(map(_divides, sources)):
+            elif is_computed and any(map(may_be_no_number, sources)):
                 found.setdefault(_DIVIDES, []).append(variable.name)
             elif is_computed and grows(op, variable, sources):
                 found.setdefault(_GROWS, []).append(variable.name)
@@ -184,39 +184,11 @@ def _is_computed(write: tf.Operation, sources: Sequence[tf.Operation]) -> bool:
     )
 
 
-def _divides(op: tf.Operation) -> bool:
-    """Whether an op divides by what is not plainly other than zero, or takes its logarithm.
-
-    Or its root, where it is not plainly a sum of squares.
-    """
-    if not _DIVIDES_BY_LAST.match(op.type):
-        return False
-    divisor = op.inputs[-1]
-    if _is_constant(divisor) or (op.type == 'Sqrt' and _OF_SQUARES.match(divisor.op.type)):
-        return False
-    if op.type == 'RealDiv' and stays_away_from_zero(divisor):
-        return False
-    parts = [divisor] if divisor.op.type not in _AT_LEAST else divisor.op.inputs
-    return not any((graphs.lowest_constant(part) or 0) > 0 for part in parts)
-
-
-def _is_constant(tensor: tf.Tensor) -> bool:
-    """Whether a tensor is made of constants alone."""
-    return all(
-        op.type not in graphs.VARIABLES and not is_drawn(op)
-        for op in graphs.ancestors([tensor.op], needs=_numbers_of)
-    )
-
-
 def _sources(write: tf.Operation, writes: graphs.Writes) -> Sequence[tf.Operation]:
     """The ops that what is written is computed by."""
     into = writes.inputs(write)
     values = [tensor.op for index, tensor in enumerate(write.inputs) if index not in into]
-    return graphs.ancestors(values, needs=_data_of)
-
-
-def _data_of(op: tf.Operation) -> Iterable[tf.Operation]:
-    return [tensor.op for tensor in op.inputs]
+    return graphs.ancestors(values, needs=data_of)
 
 
 def _is_batch(op: tf.Operation) -> bool:
@@ -230,20 +202,10 @@ def _is_picked_by_a_counter(op: tf.Operation) -> bool:
     """Whether an op takes a part of something, at a place that a variable says."""
     if not _TAKES_A_PART.match(op.type):
         return False
-    places = graphs.ancestors([tensor.op for tensor in op.inputs[1:]], needs=_numbers_of)
+    places = graphs.ancestors([tensor.op for tensor in op.inputs[1:]], needs=numbers_of)
     return any(each.type in graphs.VARIABLES for each in places)
-
-
-def _numbers_of(op: tf.Operation) -> Iterable[tf.Operation]:
-    """As `_data_of`, but for what knows the shape of a variable, and none of its values."""
-    return [] if _KNOWS_A_SHAPE.match(op.type) else _data_of(op)
 
 
 # What a variable is set to from outside, such as a mask or a checkpoint, and not drawn for it.
 _SETS = re.compile(r'Placeholder|Restore')
-_KNOWS_A_SHAPE = re.compile(r'(Variable)?Shape(N)?$|Size$|Rank$')
-_DIVIDES_BY_LAST = re.compile(r'(Real|Truncate|Floor)?Div$|Reciprocal$|Inv$|Rsqrt$|Log(1p)?$|Sqrt$')
-_OF_SQUARES = re.compile(r'Sum$|Mean$|Square$|Mul$|Select(V2)?$|Abs$|Exp$')
-# With a constant above zero, what these return is above zero, or the script counts on that.
-_AT_LEAST = frozenset(['Maximum', 'Add', 'AddV2', 'AddN'])
 _TAKES_A_PART = re.compile(r'(Resource)?Gather(V2|Nd)?$|StridedSlice$|Slice$')

@@ -186,8 +186,16 @@ class TestWritesThatNobodyGuards:
             lambda x, weight, other: weight.assign(weight * tf1.rsqrt(tf.reduce_sum(other))),
             lambda x, weight, other: weight.assign(other / tf.norm(other)),
             lambda x, weight, other: weight.assign(tf.sqrt(weight - 2.0)),
+            lambda x, weight, other: weight.assign(weight * tf.pow(tf.square(other), -0.5)),
+            lambda x, weight, other: weight.assign((weight - 2.0) ** 0.5),
+            lambda x, weight, other: weight.assign(tf.acos(weight)),
+            lambda x, weight, other: weight.assign(weight % other),
+            lambda x, weight, other: weight.assign(
+                tf.cast(tf.cast(weight, tf.float16), tf.float32)
+            ),
         ],
-        ids=['a quotient', 'a logarithm', 'one by a root', 'of another', 'a root'],
+        ids='a quotient|a logarithm|one by a root|of another|a root|a power|a power below 1|'
+        'an angle|a rest|half the bits'.split('|'),
     )
     def test_what_may_be_a_division_by_zero(self, make, said):
         (line,), seen = said(make)
@@ -223,6 +231,13 @@ class TestWritesThatNobodyGuards:
 
         (line,), seen = said(make)
         assert list(seen.refused) == ['scale'] and "the update of 'scale' is NOT" in line
+
+    def test_a_mean_of_what_may_be_nothing(self, said):
+        def make(x, weight, other):
+            return statistic().assign(other * tf.reduce_mean(tf.boolean_mask(other, other > 2)))
+
+        (line,), seen = said(make)
+        assert list(seen.refused) == ['own/n'] and "the update of 'own/n' is NOT" in line
 
     def test_several_in_one_run(self, said):
         def make(x, weight, other):

@@ -1,0 +1,113 @@
+"""Ops that make a NaN or an Inf of some finite numbers: `may_be_no_number`.
+
+An update by these alone may ruin a variable, with no batch and no training.
+"""
+
+import re
+from typing import Iterable
+
+import tensorflow as tf
+
+from slimguard import graph as graphs
+from slimguard.gate.finite_arithmetic import stays_away_from_zero
+from slimguard.gate.written_beside import is_drawn
+
+
+def may_be_no_number(op: tf.Operation) -> bool:
+    """Whether an op may make a NaN or an Inf of numbers that are finite, and not large.
+
+    It does if it divides by what is not plainly other than zero, takes the root or the logarithm of
+    what is not plainly above it, or is not known to be finite everywhere. Whether sums, products
+    and exponentials overflow is not asked here.
+    """
+    if not any(map(graphs.is_float, op.outputs)) or _is_source(op):
+        return False
+    if all(map(_is_constant, op.inputs)):
+        return False
+    if op.type == 'Pow':
+        return _is_risky_power(op)
+    if op.type == 'Cast':
+        return op.outputs[0].dtype.base_dtype == tf.float16 != op.inputs[0].dtype.base_dtype
+    if _OF_SOME.match(op.type):  # of no element it is a NaN, or an Inf
+        return not op.inputs[0].shape.is_fully_defined()
+    if _DIVIDES_BY_LAST.match(op.type):
+        return _divides(op)
+    return not _FINITE.match(op.type)
+
+
+def data_of(op: tf.Operation) -> Iterable[tf.Operation]:
+    """The ops that give the inputs of an op."""
+    return [tensor.op for tensor in op.inputs]
+
+
+def numbers_of(op: tf.Operation) -> Iterable[tf.Operation]:
+    """As `data_of`, but for what knows the shape of a variable, and none of its values."""
+    return [] if _KNOWS_A_SHAPE.match(op.type) else data_of(op)
+
+
+def _is_source(op: tf.Operation) -> bool:
+    return op.type in graphs.VARIABLES or graphs.is_random(op) or is_drawn(op)
+
+
+def _is_constant(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is made of constants alone."""
+    return all(
+        op.type not in graphs.VARIABLES and not is_drawn(op)
+        for op in graphs.ancestors([tensor.op], needs=numbers_of)
+    )
+
+
+def _is_risky_power(op: tf.Operation) -> bool:
+    """Whether a power may be a root, or a division."""
+    base, exponent = op.inputs
+    if (graphs.lowest_constant(base) or 0) > 0 or _is_above_zero(base):
+        return False
+    power = graphs.constant_scalar(exponent)
+    if power is None or power < 0:
+        return True
+    return power != int(power) and not _OF_SQUARES.match(base.op.type)
+
+
+def _divides(op: tf.Operation) -> bool:
+    divisor = op.inputs[-1]
+    if _is_constant(divisor) or (op.type == 'Sqrt' and _OF_SQUARES.match(divisor.op.type)):
+        return False
+    if op.type == 'RealDiv' and stays_away_from_zero(divisor):
+        return False
+    return not _is_above_zero(divisor)
+
+
+def _is_above_zero(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is above zero, or the script counts on that: a constant was added to it."""
+    parts = [tensor] if tensor.op.type not in _AT_LEAST else tensor.op.inputs
+    return any((graphs.lowest_constant(part) or 0) > 0 for part in parts)
+
+
+_KNOWS_A_SHAPE = re.compile(r'(Variable)?Shape(N)?$|Size$|Rank$')
+_DIVIDES_BY_LAST = re.compile(
+    r'(Real|Truncate|Floor)?Div$|(Floor|Truncate)?Mod$|Reciprocal$|Inv$|Rsqrt$|Log(1p)?$|Sqrt$'
+)
+_OF_SQUARES = re.compile(r'Sum$|Mean$|Square$|Mul$|Select(V2)?$|Abs$|Exp$')
+# With a constant above zero, what these return is above zero, or the script counts on that.
+_AT_LEAST = frozenset(['Maximum', 'Add', 'AddV2', 'AddN'])
+_OF_SOME = re.compile(r'(Mean|Max|Min)$')
+_FINITE = re.compile(
+    # what moves, picks and shapes
+    r'((Ref)?(Identity|Enter|Exit|Switch|Merge|NextIteration)|IdentityN|Snapshot|StopGradient|'
+    r'PreventGradient|CheckNumerics(V2)?|Const|Fill|Zeros(Like)|OnesLike|Range|LinSpace|OneHot|Eye|'
+    r'Reshape|Squeeze|ExpandDims|Transpose|ConjugateTranspose|Tile|Broadcast\w*|Concat(V2)?|Pack|'
+    r'Unpack|ParallelConcat|(Strided)?Slice|Split(V)?|(Mirror)?Pad(V2)?|Reverse(V2|Sequence)?|'
+    r'Roll|\w*Gather\w*|\w*Scatter\w*|Dynamic(Partition|Stitch)|ParallelDynamicStitch|Where|'
+    r'Select(V2)?|TopK(V2)?|Unique\w*|Matrix\w*(Diag|BandPart)\w*|BatchMatrix\w*(Diag|BandPart)\w*|'
+    r'Diag(Part)?|TensorArray\w*|TensorList\w*|Stack\w*|Space\w+|Depth\w+|Batch(To)\w+|'
+    r'Read\w*|Destroy\w*|Lookup\w*|HashTable\w*|Real|Imag|Conj|Complex|Cast|DeepCopy|'
+    # sums, products, and what is bounded
+    r'Add(N|V2)?|AccumulateNV2|Sub|Mul|MulNoNan|DivNoNan|Neg|Abs|Sign|Minimum|Maximum|Square|'
+    r'SquaredDifference|Sum|Prod|Cumsum|Cumprod|L2Loss|\w*Segment(Sum|Max|Min|Mean)\w*|'
+    r'(Batch|Sparse)?MatMul(V2|V3)?|SparseTensorDense\w*|Einsum|Cross|BiasAdd\w*|Conv\w*|'
+    r'DepthwiseConv\w*|(Max|Avg)Pool\w*|Resize\w*|Floor|Ceil|Round|Rint|ClipByValue|Exp|Expm1|Sinh|'
+    r'Cosh|Sigmoid|Tanh|Softmax|LogSoftmax|Softplus|Softsign|Relu6?|Elu|Selu|LeakyRelu|Sin|Cos|'
+    r'Atan2?|Asinh|Erfc?|FakeQuant\w*|\w*(FFT|Fft)\w*|Qr|Svd|SelfAdjointEig\w*|Mat\w*Exponential|'
+    r'StatelessRandom\w*|RandomShuffle|Assign\w*|ResourceAssign\w*|Stage|Unstage|'
+    r'(Stateful|Stateless)?(PartitionedCall|If|While|Case))$'
+)

@@ -61,7 +61,7 @@ class SessionWrapper(SessionInterface):
 
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
         """As `tf.compat.v1.Session.run`."""
-        return self._session.run(fetches, feed_dict, options, run_metadata)
+        return run_with(self._session, fetches, feed_dict, options, run_metadata)
 
     def partial_run_setup(self, fetches, feeds=None):
         return self._session.partial_run_setup(fetches, feeds)
@@ -86,11 +86,17 @@ def callable_of(
     fed = list(feed_list or ())
 
     def call(*values, options=None, run_metadata=None):
-        if len(values) != len(fed):
+        if len(values) < len(fed):  # TensorFlow's passes over what is too much
             raise TypeError('expected %d values to feed, not %d' % (len(fed), len(values)))
         return run(fetches, dict(zip(fed, values)), options, run_metadata)
 
     return call
+
+
+def run_with(session, fetches, feed_dict, options, run_metadata):
+    """Runs a session, whose own `run` need not know of options that nobody gives."""
+    given = {'options': options, 'run_metadata': run_metadata}
+    return session.run(fetches, feed_dict, **{k: v for k, v in given.items() if v is not None})
 
 
 _SEEN = '_slimguard_seen'  # the number of the last op that a session has seen

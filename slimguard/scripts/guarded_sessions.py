@@ -192,10 +192,13 @@ class GuardedSessions:
             tf1.logging.warning('slimguard: %d of %d batches were skipped.', *said)
 
     def _make_callable(self, original, session, fetches, feed_list=None, accept_options=False):
-        step = None if self._inside else self._step_of(session, fetches)
+        # With a list, TensorFlow's runs the session's own `run`, and without one the session below.
+        is_below = feed_list is None and not self._inside
+        step = self._step_of(session, fetches) if is_below else None
         if step is None or step.is_watched:
             return original(session, fetches, feed_list, accept_options)
-        return callable_of(session.run, fetches, feed_list)
+        run = functools.partial(tf_private.session_class().run, session)
+        return callable_of(run, fetches, None)
 
     def _partial_run_setup(self, original, session, fetches, *args, **kwargs):
         for name in self._prepare(session.graph).names_of_updates(fetches):

@@ -301,3 +301,37 @@ def test_tensorflow_does_not_warn_of_what_is_made_after_a_run(tmp_path):
     assert run.returncode == 0, run.stderr
     assert 'guarded GradientDescent: 3 steps, no incident' in run.stdout + run.stderr
     assert 'after it was run' not in run.stderr
+
+
+class TestMakeCallable:
+    """As TensorFlow's: only with a list of feeds it calls the session's own `run`."""
+
+    @pytest.fixture
+    def session(self, tmp_path):
+        class Doubling(tf1.Session):
+            def run(self, fetches, feed_dict=None, **kwargs):
+                feeds = {of: 2 * value for of, value in (feed_dict or {}).items()}
+                return super().run(fetches, feeds, **kwargs)
+
+        with slimguard.instrument(on_nan='skip', logdir=str(tmp_path)) as guards:
+            self.x = tf1.placeholder_with_default(1.0, [])
+            self.w = tf1.get_variable('w', initializer=0.0)
+            optimizer = tf1.train.GradientDescentOptimizer(0.5)
+            self.train_op = optimizer.minimize(tf.square(self.w - self.x))
+            with Doubling() as session:
+                session.run(tf1.global_variables_initializer())
+                yield session
+        assert guards.sessions.seen.actions == {'skip': 1}
+
+    def test_it_is_called_with_a_list(self, session):
+        step = session.make_callable([self.train_op, self.w], [self.x])
+        step(1.0)
+        step(np.nan)
+        step(2.0, 'too much')
+        assert session.run(self.w) == 4.0
+
+    def test_it_is_not_called_without(self, session):
+        step = session.make_callable(self.train_op)
+        step()
+        session.run(self.train_op, {self.x: np.nan})
+        assert session.run(self.w) == 1.0

@@ -326,6 +326,17 @@ class TestMakeCallable:
             assert session.make_callable(x * 2, [x])([2.0]).tolist() == [4.0]
             with pytest.raises(TypeError, match='expected 1 values to feed, not 0'):
                 session.make_callable(train_op, [x])()
+            session.make_callable(train_op, [x])([2.0], 'too much')  # as TensorFlow takes it
+
+    def test_a_session_whose_run_knows_no_options(self):
+        class Short(tf1.Session):
+            def run(self, fetches, feed_dict=None):
+                return tf1.Session.run(self, fetches, feed_dict)
+
+        train_op, x = fed_train_op()
+        with slimguard.watch(Short(), on_nan='skip') as session:
+            session.run(tf1.global_variables_initializer())
+            assert session.make_callable(x * 2, [x])([2.0]).tolist() == [4.0]
 
 
 def fed_train_op():

@@ -9,6 +9,8 @@ The files:
     shared_updates.py            what of a run trains, and what needs the same updates
     gradient_writes.py           updates that the script writes itself, of gradients
     unguarded_writes.py          updates that nobody guards are named
+    growing_writes.py            those that make a variable larger each time
+    risky_ops.py                 ops that make a NaN or an Inf of some finite numbers
     refusals.py                  what is said once of what cannot be guarded
     update_ends.py               what is built around an update, and may be fetched
     prepared_steps.py            a step that comes again, in one prepared call

@@ -148,6 +148,23 @@ def test_an_average_of_what_others_write(value, use_resource):
     guarded.assert_written()
 
 
+@kinds
+def test_an_average_in_16_bits(use_resource):
+    """The difference of two weights soon overflows there, however small the gradients are."""
+    with tf1.variable_scope('', use_resource=use_resource):
+        w = tf1.get_variable('w', initializer=tf.constant([60000.0, 1.0], tf.float16))
+    loss = tf.reduce_sum(0.0 * tf.cast(w, tf.float32))
+    update = train.GradientDescentOptimizer(0.1).minimize(loss)
+    averages = train.ExponentialMovingAverage(0.5)
+    with tf.control_dependencies([update]):
+        train_op = averages.apply([w])
+    guarded = models.Guarded((train_op, loss))
+    guarded.sess.run(tf1.assign(averages.average(w), [-60000.0, 3.0]))
+    guarded.assert_held({}, 'w')
+    guarded.sess.run(tf1.assign(averages.average(w), [60000.0, 3.0]))
+    guarded.assert_written()
+
+
 def halves(write):
     """A train op that writes what `write` makes of weights in float16, and a copy of others."""
     make = tf1.get_variable

@@ -22,7 +22,7 @@ def may_be_no_number(op: tf.Operation) -> bool:
     """
     if not any(map(graphs.is_float, op.outputs)) or _is_source(op):
         return False
-    if all(map(_is_constant, op.inputs)):
+    if all(map(is_constant, op.inputs)):
         return False
     if op.type == 'Pow':
         return _is_risky_power(op)
@@ -49,7 +49,7 @@ def _is_source(op: tf.Operation) -> bool:
     return op.type in graphs.VARIABLES or graphs.is_random(op) or is_drawn(op)
 
 
-def _is_constant(tensor: tf.Tensor) -> bool:
+def is_constant(tensor: tf.Tensor) -> bool:
     """Whether a tensor is made of constants alone."""
     return all(
         op.type not in graphs.VARIABLES and not is_drawn(op)
@@ -60,36 +60,90 @@ def _is_constant(tensor: tf.Tensor) -> bool:
 def _is_risky_power(op: tf.Operation) -> bool:
     """Whether a power may be a root, or a division."""
     base, exponent = op.inputs
-    if (graphs.lowest_constant(base) or 0) > 0 or _is_above_zero(base):
+    if is_constant(base) or is_above_zero(base):
         return False
     power = graphs.constant_scalar(exponent)
-    if power is None or power < 0:
-        return True
-    return power != int(power) and not _OF_SQUARES.match(base.op.type)
+    if power is None:
+        return not _is_not_negative(base)
+    return power < 0 or (power != int(power) and not _is_not_negative(base))
 
 
 def _divides(op: tf.Operation) -> bool:
     divisor = op.inputs[-1]
-    if _is_constant(divisor) or (op.type == 'Sqrt' and _OF_SQUARES.match(divisor.op.type)):
+    if op.type == 'Sqrt':
+        return not _is_not_negative(divisor)
+    if is_constant(divisor) or is_above_zero(divisor):
         return False
     if op.type == 'RealDiv' and stays_away_from_zero(divisor):
         return False
-    return not _is_above_zero(divisor)
+    is_clipped = _is_not_negative(divisor) and _ends_in_minimum(op.outputs[0])
+    is_inverse = op.type in ('Reciprocal', 'Inv', 'Rsqrt') or (
+        op.type == 'RealDiv' and is_constant(op.inputs[0])
+    )
+    return not (is_clipped and is_inverse)  # as clip_by_global_norm divides by a norm
 
 
-def _is_above_zero(tensor: tf.Tensor) -> bool:
+def is_above_zero(tensor: tf.Tensor) -> bool:
     """Whether a tensor is above zero, or the script counts on that: a constant was added to it."""
-    parts = [tensor] if tensor.op.type not in _AT_LEAST else tensor.op.inputs
-    return any((graphs.lowest_constant(part) or 0) > 0 for part in parts)
+    if (graphs.lowest_constant(tensor) or 0) > 0:
+        return True
+    op = tensor.op
+    if op.type in _ABOVE_ZERO:
+        return True
+    if op.type in _AT_LEAST:
+        return any(map(is_above_zero, op.inputs))
+    if op.type in _IF_ALL_ARE:
+        return all(map(is_above_zero, op.inputs))
+    if op.type in _IF_THE_FIRST_IS:
+        return is_above_zero(op.inputs[0])
+    return _is_one_minus_a_power(op)
+
+
+def _is_not_negative(tensor: tf.Tensor) -> bool:
+    op = tensor.op
+    lowest = graphs.lowest_constant(tensor)
+    if lowest is not None:
+        return lowest >= 0
+    if op.type == 'ClipByValue':
+        return _is_not_negative(op.inputs[1])
+    if op.type == 'Maximum':
+        return any(map(_is_not_negative, op.inputs))
+    if op.type in ('Minimum', 'Add', 'AddV2', 'AddN'):
+        return all(map(_is_not_negative, op.inputs)) or is_above_zero(tensor)
+    return bool(_OF_SQUARES.match(op.type)) or is_above_zero(tensor)
+
+
+def _is_one_minus_a_power(op: tf.Operation) -> bool:
+    """Whether an op makes ``1 - 0.9**n``, which debiases an average."""
+    if op.type != 'Sub' or not is_constant(op.inputs[0]):
+        return False
+    power = op.inputs[1].op
+    return power.type == 'Pow' and is_constant(power.inputs[0])
+
+
+def _ends_in_minimum(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is used for nothing but a minimum with a constant."""
+    users = tensor.consumers()
+    return bool(users) and all(
+        any(graphs.lowest_constant(each) is not None or is_constant(each) for each in user.inputs)
+        if user.type == 'Minimum'
+        else user.type in ('Mul', 'Identity', 'Reshape') and _ends_in_minimum(user.outputs[0])
+        for user in users
+    )
 
 
 _KNOWS_A_SHAPE = re.compile(r'(Variable)?Shape(N)?$|Size$|Rank$')
 _DIVIDES_BY_LAST = re.compile(
     r'(Real|Truncate|Floor)?Div$|(Floor|Truncate)?Mod$|Reciprocal$|Inv$|Rsqrt$|Log(1p)?$|Sqrt$'
 )
-_OF_SQUARES = re.compile(r'Sum$|Mean$|Square$|Mul$|Select(V2)?$|Abs$|Exp$')
+_OF_SQUARES = re.compile(r'Sum$|Mean$|Square$|SquaredDifference$|Mul$|Select(V2)?$|Abs$|Sqrt$')
 # With a constant above zero, what these return is above zero, or the script counts on that.
-_AT_LEAST = frozenset(['Maximum', 'Add', 'AddV2', 'AddN'])
+_AT_LEAST = frozenset('Maximum Add AddV2 AddN AssignAdd'.split())
+_ABOVE_ZERO = frozenset('Exp Softplus Sigmoid Softmax Cosh'.split())
+_IF_ALL_ARE = frozenset('Mul RealDiv Minimum'.split())
+_IF_THE_FIRST_IS = frozenset(
+    'Identity Cast Reshape ExpandDims Squeeze Tile Sum Mean Max Min Sqrt Rsqrt Pow'.split()
+)
 _OF_SOME = re.compile(r'(Mean|Max|Min)$')
 _FINITE = re.compile(
     # what moves, picks and shapes

@@ -120,6 +120,11 @@ def decayed(weight, other):
     return decay * weight + (1 - decay) * other
 
 
+def zero_debiased(weight):
+    averages = tf1.train.ExponentialMovingAverage(0.9, zero_debias=True)
+    return averages.apply([tf.identity(weight)])
+
+
 def masked_by(x):
     """A mask that another run sets, in a variable that is not trained."""
     mask = tf1.get_variable('mask', [2], initializer=tf1.ones_initializer(), trainable=False)
@@ -289,6 +294,20 @@ class TestWritesThatNobodyGuards:
             lambda x, weight, other: weight.assign(weight * 0.5**other),
             lambda x, weight, other: weight.assign(weight / tf.maximum(1.0, tf.abs(weight))),
             lambda x, weight, other: statistic().assign_add(weight),
+            lambda x, weight, other: weight.assign(tf.clip_by_global_norm([weight], 1.0)[0][0]),
+            lambda x, weight, other: weight.assign(
+                weight / tf.sqrt(tf.reduce_sum(weight**2) + 1e-8)
+            ),
+            lambda x, weight, other: weight.assign(tf.keras.constraints.UnitNorm()(weight)),
+            lambda x, weight, other: weight.assign(weight - tf.reduce_logsumexp(weight)),
+            lambda x, weight, other: statistic().assign_add(
+                (weight - statistic())
+                / tf.cast(tf1.train.get_or_create_global_step() + 1, tf.float32)
+            ),
+            lambda x, weight, other: zero_debiased(weight),
+            lambda x, weight, other: weight.assign(
+                weight * tf.cast(tf.abs(weight) > tf.reduce_min(other), tf.float32)
+            ),
             lambda x, weight, other: weight.assign(tf.sqrt(tf.reduce_sum(other * other)) + other),
             lambda x, weight, other: statistic(collections=['local_variables']).assign_add(x),
             lambda x, weight, other: statistic(dtype=tf.int64).assign_add(tf.cast(x, tf.int64)),
@@ -298,7 +317,8 @@ class TestWritesThatNobodyGuards:
         ],
         ids='a value|a mask|a part|moving average|fed decay|parameter noise|clipping|a sphere|'
         'a ball|small number|a third|nearer|bounded|a kernel|a softmax|a bounded power|a decay|'
-        'a box|weights|a norm|a metric|a count|a buffer|a copy|of weights'.split('|'),
+        'a box|weights|a global norm|a root|of Keras|probabilities|a mean of weights|debiased|'
+        'pruned|a norm|a metric|a count|a buffer|a copy|of weights'.split('|'),
     )
     def test_what_trains_nothing_is_not_named(self, make, said):
         lines, seen = said(make)

@@ -83,24 +83,9 @@ class SharesOfVariables:
 
     Attributes:
       scalars: the variables that others are multiplied by.
-
-    Args:
-      writes: the gated writes, but for those that are judged afterwards.
-      gated: the gated ops.
-      step: the ops of the step.
-      otherwise: between which numbers a gated scalar is of which nothing is known, if `writes` do
-        not write it.
     """
 
-    def __init__(
-        self,
-        writes: Sequence[tf.Operation],
-        gated: Set[tf.Operation],
-        step: StepGraph,
-        otherwise: Tuple[float, float] = _UNKNOWN,
-    ):
-        self._written = {each for write in writes for each in step.writes.variables(write)}
-        self._otherwise = otherwise
+    def __init__(self, writes: Sequence[tf.Operation], gated: Set[tf.Operation], step: StepGraph):
         self.scalars: Dict[tf.Operation, None] = {}
         self._gated = gated
         self._step = step
@@ -234,12 +219,12 @@ class SharesOfVariables:
             return value, value
         op = tensor.op
         checked = sizes_of(tensor.dtype).checked
-        otherwise = self._otherwise if op in self._gated else (-checked, checked)
+        otherwise = _UNKNOWN if op in self._gated else (-checked, checked)
         variable = graphs.variable_read(tensor)
         if variable is not None:
             if op not in self._gated:
                 self.scalars[variable] = None
-            return _UNKNOWN if variable in self._written and op in self._gated else otherwise
+            return otherwise
         inputs = [self._step.resolve(each) for each in op.inputs]
         if op.type == 'Cast' and inputs[0].dtype.base_dtype.is_integer:
             return 0.0, math.inf  # a count
@@ -248,7 +233,7 @@ class SharesOfVariables:
         if op.type not in _ARITHMETIC:
             return otherwise
         low, high = _ARITHMETIC[op.type](*map(self._size, inputs))
-        return (low, high) if op in self._gated else (max(low, -checked), min(high, checked))
+        return max(low, otherwise[0]), min(high, otherwise[1])
 
 
 def _of_constant(tensor: tf.Tensor) -> Share:

@@ -10,6 +10,7 @@ The files:
     gradient_writes.py           updates that the script writes itself, of gradients
     unguarded_writes.py          updates that nobody guards are named
     growing_writes.py            those that make a variable larger each time
+    value_ranges.py              between which numbers a factor is
     risky_ops.py                 ops that make a NaN or an Inf of some finite numbers
     refusals.py                  what is said once of what cannot be guarded
     update_ends.py               what is built around an update, and may be fetched

@@ -1,14 +1,17 @@
 """Updates that make a variable larger each time they are run, until it is Inf: `grows`."""
 
+import math
 import re
-from typing import Iterable, Sequence
+from typing import Dict, Iterable, Sequence
 
 import tensorflow as tf
 
 from slimguard import graph as graphs
-from slimguard.gate.shares import ROUNDING, SharesOfVariables, UnknownGrowth
-from slimguard.gate.step_graph import StepGraph
+from slimguard.graph import key
 from slimguard.scripts.risky_ops import data_of, is_constant
+from slimguard.scripts.value_ranges import Range, added, hull, inverse, negative, range_of, times
+
+_ROUNDING = 1e-6
 
 
 def grows(write: tf.Operation, variable: tf.Operation, sources: Sequence[tf.Operation]) -> bool:
@@ -25,15 +28,101 @@ def grows(write: tf.Operation, variable: tf.Operation, sources: Sequence[tf.Oper
     """
     if any(map(_may_explode, sources)):
         return True
-    if any(op.type in ('Minimum', 'ClipByValue') and _is_bounded(op.outputs[0]) for op in sources):
+    own = _Own(variable)
+    clips = (op for op in sources if op.type in ('Minimum', 'ClipByValue'))
+    if any(own.is_in(op) and _is_bounded(op.outputs[0]) for op in clips):
         return False
-    step = StepGraph(write, None, {})
-    shares = SharesOfVariables([write], set(step.order), step, otherwise=(0.0, 1.0))
     try:
-        share = shares.written_by(write, variable).get(variable)
-    except UnknownGrowth:
-        return _is_power(variable, sources)
-    return share is not None and share.most > 1 + ROUNDING
+        low, high = own.written_by(write)
+    except _Unknown:
+        return own.is_power(sources)
+    return max(abs(low), abs(high)) > 1 + _ROUNDING
+
+
+class _Unknown(Exception):
+    """What is written is no multiple of the variable, as far as can be told."""
+
+
+class _Own:
+    """How often a variable is in what is computed of it."""
+
+    def __init__(self, variable: tf.Operation):
+        self._variable = variable
+        self._known: Dict = {}
+
+    def is_in(self, op: tf.Operation) -> bool:
+        """Whether the numbers of the variable are in what an op makes, and may be large there."""
+        return self._variable in graphs.ancestors([op], needs=_large_of)
+
+    def written_by(self, write: tf.Operation) -> Range:
+        """How often the variable is in what a write makes of it.
+
+        Raises:
+          _Unknown: if that cannot be told.
+        """
+        values = [each.tensor for each in graphs.values_of(write)]
+        if not values:
+            raise _Unknown()
+        value = values[-1]
+        if 'Mul' in write.type or 'Div' in write.type:
+            factor = range_of(value)
+            return inverse(factor) if 'Div' in write.type else factor
+        share = self._share(value)
+        if not graphs.changes_value(write) or _SETS_A_PART.search(write.type):
+            return share
+        return added([(1.0, 1.0), negative(share) if 'Sub' in write.type else share])
+
+    def is_power(self, sources: Sequence[tf.Operation]) -> bool:
+        """Whether the variable becomes a power of itself, and nothing makes that smaller again."""
+        if any(_MAKES_SMALLER.match(op.type) for op in sources):
+            return False
+        return any(
+            op.type in _POWERS
+            and all(self.is_in(each.op) for each in op.inputs[: 1 if op.type == 'Pow' else 2])
+            for op in sources
+        )
+
+    def _share(self, tensor: tf.Tensor) -> Range:
+        of = key(tensor)
+        if of not in self._known:
+            self._known[of] = self._find(tensor)
+        return self._known[of]
+
+    def _find(self, tensor: tf.Tensor) -> Range:
+        op = tensor.op
+        if not self.is_in(op):
+            return 0.0, 0.0
+        # In a branch it is read by way of a switch.
+        if graphs.variable_read(tensor) is self._variable or op.type in _READS:
+            return 1.0, 1.0
+        inputs = [each for each in op.inputs if graphs.is_float(each)]
+        if op.type in ('Add', 'AddV2', 'AddN'):
+            return added([self._share(each) for each in inputs])
+        if op.type == 'Sub':
+            return added([self._share(inputs[0]), negative(self._share(inputs[1]))])
+        if op.type == 'Neg':
+            return negative(self._share(inputs[0]))
+        if op.type in ('Mul', 'RealDiv', 'Div'):
+            return self._product(op)
+        if op.type in _ONE_OF:
+            return hull(self._share(each) for each in inputs)
+        if op.type in _PASSES_ON:
+            return self._share(inputs[0])
+        if op.type in _MOVES:
+            low, high = self._share(inputs[0])
+            return -max(-low, high), max(-low, high)
+        if op.type in graphs.CALLS:
+            return -math.inf, math.inf  # it may do anything with it
+        raise _Unknown()
+
+    def _product(self, op: tf.Operation) -> Range:
+        first, second = op.inputs
+        if op.type == 'Mul' and self.is_in(second.op):
+            first, second = second, first
+        if self.is_in(second.op):
+            raise _Unknown()
+        factor = range_of(second)
+        return times(self._share(first), factor if op.type == 'Mul' else inverse(factor))
 
 
 def _may_explode(op: tf.Operation) -> bool:
@@ -86,23 +175,10 @@ def _is_maximum(tensor: tf.Tensor) -> bool:
     )
 
 
-def _is_power(variable: tf.Operation, sources: Sequence[tf.Operation]) -> bool:
-    """Whether a variable becomes a power of itself, and nothing makes that smaller again."""
-    if any(_MAKES_SMALLER.match(op.type) for op in sources):
-        return False
-    return any(
-        op.type in _POWERS
-        and all(
-            variable in graphs.ancestors([each.op], needs=_large_of)
-            for each in op.inputs[: 1 if op.type == 'Pow' else 2]
-        )
-        for op in sources
-    )
-
-
 def _large_of(op: tf.Operation) -> Iterable[tf.Operation]:
     """As `data_of`, but for what is never large, such as a comparison, whatever it is made of."""
-    is_number = any(map(graphs.is_float, op.outputs)) or op.type in graphs.VARIABLES
+    is_kept = any(each.dtype.base_dtype == tf.resource for each in op.outputs)
+    is_number = is_kept or any(map(graphs.is_float, op.outputs))
     return data_of(op) if is_number and op.type not in _BOUNDED else []
 
 
@@ -112,4 +188,14 @@ _NOT_NEGATIVE = frozenset('Square Abs Exp Softplus Relu Sqrt SquaredDifference'.
 _POWERS = frozenset('Square Mul Pow MatMul BatchMatMul BatchMatMulV2'.split())
 _MAKES_SMALLER = re.compile(
     r'Sqrt$|Rsqrt$|Log|RealDiv$|Reciprocal$|Minimum$|ClipByValue$|Sigmoid$|Tanh$|Softmax$'
+)
+_READS = frozenset(['ReadVariableOp', 'ResourceGather'])
+_SETS_A_PART = re.compile(r'Update$|StridedSliceAssign$')
+_ONE_OF = frozenset('Merge RefMerge Select SelectV2 Minimum Maximum ConcatV2 Pack'.split())
+_PASSES_ON = frozenset(
+    'Identity RefIdentity Switch RefSwitch Enter RefEnter Exit Reshape ExpandDims Squeeze Cast '
+    'Tile StopGradient Relu Pad StridedSlice Slice'.split()
+)
+_MOVES = frozenset(
+    'Abs Transpose Gather GatherV2 GatherNd TopKV2 Mean Max Min LeakyRelu ReverseV2'.split()
 )

@@ -35,6 +35,13 @@ def may_be_no_number(op: tf.Operation) -> bool:
     return not _FINITE.match(op.type)
 
 
+def divides(write: tf.Operation) -> bool:
+    """Whether an op that writes divides the variable by what may be zero, as `scatter_div` does."""
+    return 'ScatterDiv' in write.type and not any(
+        is_constant(each) or is_above_zero(each) for each in list(write.inputs)[2:]
+    )
+
+
 def data_of(op: tf.Operation) -> Iterable[tf.Operation]:
     """The ops that give the inputs of an op."""
     return [tensor.op for tensor in op.inputs]
@@ -91,7 +98,9 @@ def is_above_zero(tensor: tf.Tensor) -> bool:
     if op.type in _ABOVE_ZERO:
         return True
     if op.type in _AT_LEAST:
-        return any(map(is_above_zero, op.inputs))
+        # As a variance that is a difference, such as E[x^2] - E[x]^2, is rounded, it is not.
+        is_difference = op.type != 'Maximum' and any(map(_is_difference, op.inputs))
+        return not is_difference and any(map(is_above_zero, op.inputs))
     if op.type in _IF_ALL_ARE:
         return all(map(is_above_zero, op.inputs))
     if op.type in _IF_THE_FIRST_IS:
@@ -111,6 +120,11 @@ def _is_not_negative(tensor: tf.Tensor) -> bool:
     if op.type in ('Minimum', 'Add', 'AddV2', 'AddN'):
         return all(map(_is_not_negative, op.inputs)) or is_above_zero(tensor)
     return bool(_OF_SQUARES.match(op.type)) or is_above_zero(tensor)
+
+
+def _is_difference(tensor: tf.Tensor) -> bool:
+    op = tensor.op
+    return op.type == 'Sub' and not (is_constant(op.inputs[0]) or is_constant(op.inputs[1]))
 
 
 def _is_one_minus_a_power(op: tf.Operation) -> bool:

@@ -14,7 +14,7 @@ from slimguard import graph as graphs
 from slimguard.gate.written_beside import MOST_NAMES, is_drawn
 from slimguard.graph import TrainOp, op_of
 from slimguard.scripts.growing_writes import grows
-from slimguard.scripts.risky_ops import data_of, may_be_no_number, numbers_of
+from slimguard.scripts.risky_ops import data_of, divides, may_be_no_number, numbers_of
 from slimguard.system import texts
 
 
@@ -65,8 +65,8 @@ _IS_STATISTIC = (
 
 
 _DIVIDES = (
-    'a run that trains nothing computes it of variables, and divides by what may be zero, or takes '
-    'a logarithm, a root or what else is not finite everywhere. Build '
+    'a run that trains nothing computes it of variables, and divides by what may be zero, takes a '
+    'logarithm or a root, casts to fewer bits, or does what else is not finite everywhere. Build '
     'slimguard.guard(tf.group(update)) ahead of the session and fetch that'
 )
 
@@ -103,7 +103,7 @@ def _written(step: Sequence[tf.Operation], graph: tf.Graph) -> Dict[str, List[st
                 found.setdefault(_BY_ASSIGN, []).append(variable.name)
             elif variable in kept and is_computed and any(map(_is_batch, sources)):
                 found.setdefault(_IS_STATISTIC, []).append(variable.name)
-            elif is_computed and any(map(may_be_no_number, sources)):
+            elif is_computed and (divides(op) or any(map(may_be_no_number, sources))):
                 found.setdefault(_DIVIDES, []).append(variable.name)
             elif is_computed and grows(op, variable, sources):
                 found.setdefault(_GROWS, []).append(variable.name)
@@ -179,8 +179,11 @@ def _is_computed(write: tf.Operation, sources: Sequence[tf.Operation]) -> bool:
     """Whether what is written is computed of numbers that variables hold, and not only at a place
     that one says.
     """
-    return graphs.changes_value(write) or any(
-        op.type in graphs.VARIABLES and graphs.is_float_variable(op) for op in sources
+    is_product = 'ScatterMul' in write.type or 'ScatterDiv' in write.type
+    return (
+        is_product
+        or graphs.changes_value(write)
+        or any(op.type in graphs.VARIABLES and graphs.is_float_variable(op) for op in sources)
     )
 
 

@@ -125,6 +125,11 @@ def zero_debiased(weight):
     return averages.apply([tf.identity(weight)])
 
 
+def doubled_while(condition, weight):
+    is_good = tf.reduce_all(tf.math.is_finite(condition))
+    return tf.cond(is_good, lambda: weight * 2.0, lambda: weight / 2.0)
+
+
 def masked_by(x):
     """A mask that another run sets, in a variable that is not trained."""
     mask = tf1.get_variable('mask', [2], initializer=tf1.ones_initializer(), trainable=False)
@@ -193,6 +198,10 @@ class TestWritesThatNobodyGuards:
             lambda x, weight, other: weight.assign(tf.sqrt(weight - 2.0)),
             lambda x, weight, other: weight.assign(weight * tf.pow(tf.square(other), -0.5)),
             lambda x, weight, other: weight.assign((weight - 2.0) ** 0.5),
+            lambda x, weight, other: weight.assign(
+                tf.sqrt(other - tf.square(tf.identity(weight)) + 1e-8)
+            ),
+            lambda x, weight, other: tf1.scatter_div(weight, [0], [other[0] - 0.5 * other[1]]),
             lambda x, weight, other: weight.assign(tf.acos(weight)),
             lambda x, weight, other: weight.assign(weight % other),
             lambda x, weight, other: weight.assign(
@@ -200,6 +209,7 @@ class TestWritesThatNobodyGuards:
             ),
         ],
         ids='a quotient|a logarithm|one by a root|of another|a root|a power|a power below 1|'
+        'a variance|a row|'
         'an angle|a rest|half the bits'.split('|'),
     )
     def test_what_may_be_a_division_by_zero(self, make, said):
@@ -219,14 +229,26 @@ class TestWritesThatNobodyGuards:
             lambda x, weight, other: weight.assign(weight**3.0),
             lambda x, weight, other: weight.assign(2.0**other),
             lambda x, weight, other: weight.assign(tf.minimum(2.0 * weight, other)),
+            lambda x, weight, other: weight.assign(weight / 0.5),
+            lambda x, weight, other: weight.assign(
+                tf.where(other > 1.0, weight * 2.0, weight / 2.0)
+            ),
+            lambda x, weight, other: tf1.scatter_mul(weight, [0], [2.0]),
+            lambda x, weight, other: weight[:1].assign(weight[:1] * 2.0),
+            lambda x, weight, other: weight.assign(tf.nn.relu(weight) * tf.exp(0.7)),
         ],
         ids='a product|a half more|a sum|an exponential|of another|a square|a cube|a power|'
-        'not by a number'.split('|'),
+        'not by a number|a quotient|where|a row|a slice|a relu'.split('|'),
     )
     def test_what_grows_each_time(self, make, said):
         (line,), seen = said(make)
         assert "the update of 'own/w' is NOT guarded: a run that trains nothing makes" in line
         assert list(seen.refused) == ['own/w']
+
+    def test_what_grows_in_a_branch(self, said):
+        """A branch of a v2 `tf.cond` is a function, which may draw a batch for all one can see."""
+        (line,), seen = said(lambda x, weight, other: weight.assign(doubled_while(other, weight)))
+        assert list(seen.refused) == ['own/w'] and "the update of 'own/w' is NOT" in line
 
     def test_a_loss_scale_that_is_doubled(self, said):
         def make(x, weight, other):
@@ -298,7 +320,9 @@ class TestWritesThatNobodyGuards:
             lambda x, weight, other: weight.assign(
                 weight / tf.sqrt(tf.reduce_sum(weight**2) + 1e-8)
             ),
-            lambda x, weight, other: weight.assign(tf.keras.constraints.UnitNorm()(weight)),
+            lambda x, weight, other: weight.assign(
+                tf.keras.constraints.UnitNorm()(tf.identity(weight))
+            ),
             lambda x, weight, other: weight.assign(weight - tf.reduce_logsumexp(weight)),
             lambda x, weight, other: statistic().assign_add(
                 (weight - statistic())

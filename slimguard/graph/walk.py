@@ -186,10 +186,11 @@ def constant_scalar(tensor) -> Optional[float]:
     return float(value.astype(tensor.dtype.base_dtype.as_numpy_dtype))  # as a Cast rounds it
 
 
-def lowest_constant(tensor) -> Optional[float]:
+def lowest_constant(tensor, products: int = 3) -> Optional[float]:
     """The least element of a constant, however large that is; None for anything else.
 
     Of a product of constants that are not negative, too: so is made what is as large as a variable.
+    It may be made of `products` one after the other, for a script's own may be many.
     """
     op = tensor.op
     while op.type == 'Identity' and not is_reference(op.inputs[0]):
@@ -197,7 +198,7 @@ def lowest_constant(tensor) -> Optional[float]:
     if op.type == 'Fill':
         return constant_scalar(op.inputs[1])
     if op.type == 'Mul':
-        factors = [lowest_constant(factor) for factor in op.inputs]
+        factors = [lowest_constant(each, products - 1) for each in op.inputs if products]
         lowest = [factor for factor in factors if factor is not None and factor >= 0]
         return lowest[0] * lowest[1] if len(lowest) == 2 else None
     if op.type == 'ZerosLike':

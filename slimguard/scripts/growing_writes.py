@@ -8,10 +8,11 @@ import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.graph import key
-from slimguard.scripts.risky_ops import data_of, is_constant
+from slimguard.scripts.risky_ops import DEPTH, data_of, is_constant
 from slimguard.scripts.value_ranges import Range, added, hull, inverse, negative, range_of, times
 
 _ROUNDING = 1e-6
+_DEEPEST = 100  # ops in a row, for Python's stack
 
 
 def grows(write: tf.Operation, variable: tf.Operation, sources: Sequence[tf.Operation]) -> bool:
@@ -28,7 +29,7 @@ def grows(write: tf.Operation, variable: tf.Operation, sources: Sequence[tf.Oper
     """
     if any(map(_may_explode, sources)):
         return True
-    own = _Own(variable)
+    own = _Own(variable, sources)
     clips = (op for op in sources if op.type in ('Minimum', 'ClipByValue'))
     if any(own.is_in(op) and _is_bounded(op.outputs[0]) for op in clips):
         return False
@@ -44,15 +45,25 @@ class _Unknown(Exception):
 
 
 class _Own:
-    """How often a variable is in what is computed of it."""
+    """How often a variable is in what is computed of it.
 
-    def __init__(self, variable: tf.Operation):
+    Args:
+      variable: the op of the variable.
+      sources: the ops that what is written is computed by, each after what it needs.
+    """
+
+    def __init__(self, variable: tf.Operation, sources: Sequence[tf.Operation]):
         self._variable = variable
         self._known: Dict = {}
+        self._depth = 0
+        self._holders = {variable}
+        for op in sources:
+            if not self._holders.isdisjoint(_large_of(op)):
+                self._holders.add(op)
 
     def is_in(self, op: tf.Operation) -> bool:
         """Whether the numbers of the variable are in what an op makes, and may be large there."""
-        return self._variable in graphs.ancestors([op], needs=_large_of)
+        return op in self._holders
 
     def written_by(self, write: tf.Operation) -> Range:
         """How often the variable is in what a write makes of it.
@@ -85,7 +96,11 @@ class _Own:
     def _share(self, tensor: tf.Tensor) -> Range:
         of = key(tensor)
         if of not in self._known:
+            if self._depth == _DEEPEST:
+                raise _Unknown()
+            self._depth += 1
             self._known[of] = self._find(tensor)
+            self._depth -= 1
         return self._known[of]
 
     def _find(self, tensor: tf.Tensor) -> Range:
@@ -136,43 +151,48 @@ def _may_explode(op: tf.Operation) -> bool:
     return op.type in _EXPONENTIALS and not _is_bounded(op.inputs[0])
 
 
-def _is_bounded(tensor: tf.Tensor, above: bool = True) -> bool:
+def _is_bounded(tensor: tf.Tensor, above: bool = True, depth: int = DEPTH) -> bool:
     """Whether a tensor is plainly bounded above, or below: clipped, say, or a negated square."""
     op = tensor.op
     if op.type in _BOUNDED or graphs.lowest_constant(tensor) is not None:
         return True
     if op.type in _NOT_NEGATIVE:
         return not above
+    if depth == 0:
+        return False
+
+    def is_so(given: tf.Tensor, is_above: bool = above) -> bool:
+        return _is_bounded(given, is_above, depth - 1)
+
     if op.type == 'Identity':
-        return _is_bounded(op.inputs[0], above)
+        return is_so(op.inputs[0])
     if op.type == 'Neg':
-        return _is_bounded(op.inputs[0], not above)
+        return is_so(op.inputs[0], not above)
     if op.type in ('Minimum', 'Maximum'):
-        is_enough = any if (op.type == 'Minimum') == above else all
-        return is_enough(_is_bounded(each, above) for each in op.inputs)
+        return (any if (op.type == 'Minimum') == above else all)(map(is_so, op.inputs))
     if op.type in ('Add', 'AddV2'):
-        return all(_is_bounded(each, above) for each in op.inputs)
+        return all(map(is_so, op.inputs))
     if op.type == 'Sub':
         first, second = op.inputs
         if above and _is_maximum(second):  # as a softmax is made
             return True
-        return _is_bounded(first, above) and _is_bounded(second, not above)
+        return is_so(first) and is_so(second, not above)
     if op.type in ('Mul', 'RealDiv'):
         for value, factor in (op.inputs, reversed(op.inputs)):
             lowest = graphs.lowest_constant(factor)
             if lowest is not None:
-                return _is_bounded(value, above == (lowest >= 0))
+                return is_so(value, above == (lowest >= 0))
     return False
 
 
-def _is_maximum(tensor: tf.Tensor) -> bool:
+def _is_maximum(tensor: tf.Tensor, depth: int = DEPTH) -> bool:
     """Whether a tensor is the maximum of another, or what stands in for one that is not finite."""
     op = tensor.op
-    if op.type in ('Identity', 'StopGradient', 'Reshape', 'ExpandDims', 'Squeeze'):
-        return _is_maximum(op.inputs[0])
-    return op.type == 'Max' or (
-        op.type in ('Select', 'SelectV2') and any(map(_is_maximum, list(op.inputs)[1:]))
-    )
+    if op.type == 'Max' or depth == 0:
+        return op.type == 'Max'
+    through = {'Select': 1, 'SelectV2': 1}.get(op.type, 0 if op.type in _PASSES_ON else None)
+    passed_on = [] if through is None else list(op.inputs)[through:]
+    return any(_is_maximum(each, depth - 1) for each in passed_on)
 
 
 def _large_of(op: tf.Operation) -> Iterable[tf.Operation]:

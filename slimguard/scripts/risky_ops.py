@@ -12,6 +12,8 @@ from slimguard import graph as graphs
 from slimguard.gate.finite_arithmetic import stays_away_from_zero
 from slimguard.gate.written_beside import is_drawn
 
+DEPTH = 8  # of what is plain to see: values are looked at along so many ops
+
 
 def may_be_no_number(op: tf.Operation) -> bool:
     """Whether an op may make a NaN or an Inf of numbers that are finite, and not large.
@@ -22,8 +24,10 @@ def may_be_no_number(op: tf.Operation) -> bool:
     """
     if not any(map(graphs.is_float, op.outputs)) or _is_source(op):
         return False
-    if all(map(is_constant, op.inputs)):
-        return False
+    return _is_risky(op) and not all(map(is_constant, op.inputs))
+
+
+def _is_risky(op: tf.Operation) -> bool:
     if op.type == 'Pow':
         return _is_risky_power(op)
     if op.type == 'Cast':
@@ -90,36 +94,51 @@ def _divides(op: tf.Operation) -> bool:
     return not (is_clipped and is_inverse)  # as clip_by_global_norm divides by a norm
 
 
-def is_above_zero(tensor: tf.Tensor) -> bool:
-    """Whether a tensor is above zero, or the script counts on that: a constant was added to it."""
+def is_above_zero(tensor: tf.Tensor, depth: int = DEPTH) -> bool:
+    """Whether a tensor is above zero, or the script counts on that: a constant was added to it.
+
+    Of what is made by more than `depth` ops in a row, that is not known.
+    """
     if (graphs.lowest_constant(tensor) or 0) > 0:
         return True
     op = tensor.op
     if op.type in _ABOVE_ZERO:
         return True
+    if depth == 0:
+        return False
+
+    def is_so(given: tf.Tensor) -> bool:
+        return is_above_zero(given, depth - 1)
+
     if op.type in _AT_LEAST:
         # As a variance that is a difference, such as E[x^2] - E[x]^2, is rounded, it is not.
         is_difference = op.type != 'Maximum' and any(map(_is_difference, op.inputs))
-        return not is_difference and any(map(is_above_zero, op.inputs))
+        return not is_difference and any(map(is_so, op.inputs))
     if op.type in _IF_ALL_ARE:
-        return all(map(is_above_zero, op.inputs))
+        return all(map(is_so, op.inputs))
     if op.type in _IF_THE_FIRST_IS:
-        return is_above_zero(op.inputs[0])
+        return is_so(op.inputs[0])
     return _is_one_minus_a_power(op)
 
 
-def _is_not_negative(tensor: tf.Tensor) -> bool:
-    op = tensor.op
+def _is_not_negative(tensor: tf.Tensor, depth: int = DEPTH) -> bool:
     lowest = graphs.lowest_constant(tensor)
     if lowest is not None:
         return lowest >= 0
+    op = tensor.op
+    if _OF_SQUARES.match(op.type) or is_above_zero(tensor, depth):
+        return True
+    if depth == 0:
+        return False
+
+    def is_so(given: tf.Tensor) -> bool:
+        return _is_not_negative(given, depth - 1)
+
     if op.type == 'ClipByValue':
-        return _is_not_negative(op.inputs[1])
+        return is_so(op.inputs[1])
     if op.type == 'Maximum':
-        return any(map(_is_not_negative, op.inputs))
-    if op.type in ('Minimum', 'Add', 'AddV2', 'AddN'):
-        return all(map(_is_not_negative, op.inputs)) or is_above_zero(tensor)
-    return bool(_OF_SQUARES.match(op.type)) or is_above_zero(tensor)
+        return any(map(is_so, op.inputs))
+    return op.type in ('Minimum', 'Add', 'AddV2', 'AddN') and all(map(is_so, op.inputs))
 
 
 def _is_difference(tensor: tf.Tensor) -> bool:
@@ -135,13 +154,14 @@ def _is_one_minus_a_power(op: tf.Operation) -> bool:
     return power.type == 'Pow' and is_constant(power.inputs[0])
 
 
-def _ends_in_minimum(tensor: tf.Tensor) -> bool:
+def _ends_in_minimum(tensor: tf.Tensor, depth: int = DEPTH) -> bool:
     """Whether a tensor is used for nothing but a minimum with a constant."""
-    users = tensor.consumers()
+    users = tensor.consumers() if depth else []
     return bool(users) and all(
         any(graphs.lowest_constant(each) is not None or is_constant(each) for each in user.inputs)
         if user.type == 'Minimum'
-        else user.type in ('Mul', 'Identity', 'Reshape') and _ends_in_minimum(user.outputs[0])
+        else user.type in ('Mul', 'Identity', 'Reshape')
+        and _ends_in_minimum(user.outputs[0], depth - 1)
         for user in users
     )
 

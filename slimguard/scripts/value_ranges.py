@@ -6,6 +6,7 @@ from typing import Callable, Dict, Iterable, Sequence, Tuple
 import tensorflow as tf
 
 from slimguard import graph as graphs
+from slimguard.scripts.risky_ops import DEPTH
 
 Range = Tuple[float, float]
 
@@ -14,17 +15,20 @@ Range = Tuple[float, float]
 _RATE = (0.0, 1.0)
 
 
-def range_of(tensor: tf.Tensor) -> Range:
+def range_of(tensor: tf.Tensor, depth: int = DEPTH) -> Range:
     """The least and the largest number in a tensor, by what it is made of."""
+    number = graphs.constant_scalar(tensor)
+    if number is not None:
+        return number, number
     lowest, largest = graphs.lowest_constant(tensor), graphs.largest_constant(tensor)
     if lowest is not None and largest is not None:
-        return lowest, max(largest, lowest) if largest != -lowest else max(lowest, 0.0)
+        return lowest, largest
     op = tensor.op
     made = _RANGES.get(op.type)
-    if made is None:
+    if made is None or depth == 0:
         return _RATE
     inputs = [each for each in op.inputs if graphs.is_float(each) or op.type in _OF_COUNTS]
-    return made([range_of(each) for each in inputs] or [_RATE])
+    return made([range_of(each, depth - 1) for each in inputs] or [_RATE])
 
 
 def times(first: Range, second: Range) -> Range:

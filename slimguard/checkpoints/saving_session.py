@@ -72,7 +72,7 @@ class SavingSession(SessionWrapper):
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
         is_name = isinstance(fetches, str)
         if not is_name or fetches != self._saver_def.save_tensor_name:
-            return self._session.run(fetches, feed_dict, options, run_metadata)
+            return SessionWrapper.run(self, fetches, feed_dict, options, run_metadata)
         assert feed_dict is not None  # a Saver feeds the prefix
         (path,) = feed_dict.values()
         self.written = path

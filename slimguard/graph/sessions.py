@@ -60,8 +60,10 @@ class SessionWrapper(SessionInterface):
         return self._session.sess_str
 
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
-        """As `tf.compat.v1.Session.run`."""
-        return run_with(self._session, fetches, feed_dict, options, run_metadata)
+        """As `tf.compat.v1.Session.run`; a session's own need not know of options nobody gives."""
+        given = {'options': options, 'run_metadata': run_metadata}
+        given = {name: value for name, value in given.items() if value is not None}
+        return self._session.run(fetches, feed_dict, **given)
 
     def partial_run_setup(self, fetches, feeds=None):
         return self._session.partial_run_setup(fetches, feeds)
@@ -91,12 +93,6 @@ def callable_of(
         return run(fetches, dict(zip(fed, values)), options, run_metadata)
 
     return call
-
-
-def run_with(session, fetches, feed_dict, options, run_metadata):
-    """Runs a session, whose own `run` need not know of options that nobody gives."""
-    given = {'options': options, 'run_metadata': run_metadata}
-    return session.run(fetches, feed_dict, **{k: v for k, v in given.items() if v is not None})
 
 
 _SEEN = '_slimguard_seen'  # the number of the last op that a session has seen

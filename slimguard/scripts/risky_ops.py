@@ -42,7 +42,7 @@ def _is_risky(op: tf.Operation) -> bool:
 def divides(write: tf.Operation) -> bool:
     """Whether an op that writes divides the variable by what may be zero, as `scatter_div` does."""
     return 'ScatterDiv' in write.type and not any(
-        is_constant(each) or is_above_zero(each) for each in list(write.inputs)[2:]
+        is_constant(each) or _is_above_zero(each) for each in list(write.inputs)[2:]
     )
 
 
@@ -71,7 +71,7 @@ def is_constant(tensor: tf.Tensor) -> bool:
 def _is_risky_power(op: tf.Operation) -> bool:
     """Whether a power may be a root, or a division."""
     base, exponent = op.inputs
-    if is_constant(base) or is_above_zero(base):
+    if is_constant(base) or _is_above_zero(base):
         return False
     power = graphs.constant_scalar(exponent)
     if power is None:
@@ -83,7 +83,7 @@ def _divides(op: tf.Operation) -> bool:
     divisor = op.inputs[-1]
     if op.type == 'Sqrt':
         return not _is_not_negative(divisor)
-    if is_constant(divisor) or is_above_zero(divisor):
+    if is_constant(divisor) or _is_above_zero(divisor):
         return False
     if op.type == 'RealDiv' and stays_away_from_zero(divisor):
         return False
@@ -94,7 +94,7 @@ def _divides(op: tf.Operation) -> bool:
     return not (is_clipped and is_inverse)  # as clip_by_global_norm divides by a norm
 
 
-def is_above_zero(tensor: tf.Tensor, depth: int = DEPTH) -> bool:
+def _is_above_zero(tensor: tf.Tensor, depth: int = DEPTH) -> bool:
     """Whether a tensor is above zero, or the script counts on that: a constant was added to it.
 
     Of what is made by more than `depth` ops in a row, that is not known.
@@ -108,7 +108,7 @@ def is_above_zero(tensor: tf.Tensor, depth: int = DEPTH) -> bool:
         return False
 
     def is_so(given: tf.Tensor) -> bool:
-        return is_above_zero(given, depth - 1)
+        return _is_above_zero(given, depth - 1)
 
     if op.type in _AT_LEAST:
         # As a variance that is a difference, such as E[x^2] - E[x]^2, is rounded, it is not.
@@ -126,7 +126,7 @@ def _is_not_negative(tensor: tf.Tensor, depth: int = DEPTH) -> bool:
     if lowest is not None:
         return lowest >= 0
     op = tensor.op
-    if _OF_SQUARES.match(op.type) or is_above_zero(tensor, depth):
+    if _OF_SQUARES.match(op.type) or _is_above_zero(tensor, depth):
         return True
     if depth == 0:
         return False

@@ -82,16 +82,10 @@ def _power(given: Sequence[Range]) -> Range:
     bases, exponents = given
     if bases[0] < 0:
         return _RATE
-    return (
-        hull(
-            (base**power, base**power)
-            for base in bases
-            for power in exponents
-            if base > 0 or power > 0
-        )
-        if bases[1] > 0
-        else (0.0, 0.0)
-    )
+    if bases[1] == 0:
+        return 0.0, 0.0
+    ends = [(base, power) for base in bases for power in exponents if base > 0 or power > 0]
+    return hull((base**power, base**power) for base, power in ends)
 
 
 def _square(given: Sequence[Range]) -> Range:

@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.graph import TrainOp, op_of
-from slimguard.graph.sessions import SessionWrapper, callable_of, run_with
+from slimguard.graph.sessions import SessionWrapper, callable_of
 from slimguard.training.fetch_structures import fetched_elements, map_fetches
 from slimguard.training.hook_fetches import Requests
 from slimguard.training.watchers import after_run_of, watchers_after
@@ -49,7 +49,7 @@ class HookedSession(SessionWrapper):
         if not self._is_step(fetches):
             if self._before_other_run is not None:
                 self._before_other_run()
-            return run_with(self._session, fetches, feed_dict, options, run_metadata)
+            return SessionWrapper.run(self, fetches, feed_dict, options, run_metadata)
         gated = self._through_gates(fetches)
         args = tf1.train.SessionRunArgs(gated, feed_dict)
         return self._run_hooked(args, gated, feed_dict, options, run_metadata)
@@ -76,7 +76,7 @@ class HookedSession(SessionWrapper):
             given = requests.run_options, run_metadata
         # As a MonitoredSession asks: such a step is prepared, see repeated_runs.py.
         fetched = {'caller': fetches, **requests.fetches}
-        results = run_with(self._session, fetched, feeds, *given)
+        results = SessionWrapper.run(self, fetched, feeds, *given)
         mine = results.pop('caller')
         # By `_make`: what an Estimator imports on TensorFlow 2 warns of a call of the class.
         values = tf1.train.SessionRunValues._make([None, requests.options, run_metadata])

@@ -156,7 +156,6 @@ READS = """
 import os, sys
 from slimguard.incidents import record_reader
 from slimguard.__main__ import main
-from slimguard.command import parser
 for name in sorted(os.listdir(sys.argv[1])):
     logdir = os.path.join(sys.argv[1], name)
     try:

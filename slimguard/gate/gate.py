@@ -241,6 +241,7 @@ def guard_with_values(
     max_loss: Optional[float],
     values: Sequence[tf.Tensor],
     fed: Sequence[tf.Tensor] = (),
+    trains: bool = True,
 ) -> Gate:
     """As `guard`, for a step in which other tensors are fetched that wait for the train op.
 
@@ -249,6 +250,7 @@ def guard_with_values(
       values: tensors that the train op needs; `Gate.values` has what to fetch for them.
       fed: tensors computed within the step that its runs feed. Such a train op is to be another
         than that of other runs, as a train op has one gate.
+      trains: whether it may have a forward pass that writes; else each write is held back.
     """
     graph = train_op.graph
     if gate_of(train_op) is None:
@@ -267,7 +269,7 @@ def guard_with_values(
     # No session of another thread may see a gate half built: what a session has seen cannot be
     # wired any more.
     with graph.as_default(), tf_private.lock_against_sessions(graph), _no_collection():
-        gate = Gate(make_plan(train_op, loss, guarded, values, fed=fed), max_loss)
+        gate = Gate(make_plan(train_op, loss, guarded, values, fed=fed, trains=trains), max_loss)
         rates = getattr(graph, KEPT_RATES, None)
         if rates is not None:
             rates.scale(gate, is_new=True)

@@ -15,13 +15,18 @@ from slimguard.gate.step_graph import StepGraph
 _Ops = Set[tf.Operation]
 
 
-def find_gated_ops(step: StepGraph) -> _Ops:
+def find_gated_ops(step: StepGraph, trains: bool = True) -> _Ops:
     """The writes to gate, and all that runs after one of them.
+
+    Args:
+      step: the ops of the step.
+      trains: whether there may be a forward pass, in which something is written that gradients are
+        computed from.
 
     Raises:
       ValueError: if a placeholder is among them.
     """
-    training = _find_training_writes(step)
+    training = _find_training_writes(step) if trains else set()
     # What waits for a guarded train op would run that as well: as it is, and as a part of this one.
     training.update(write for write in step.writing if write in step.gated_before)
     forward = _find_forward_ops(step, training)

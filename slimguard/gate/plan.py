@@ -80,6 +80,7 @@ def make_plan(
     values: Sequence[tf.Tensor] = (),
     chief_at: Optional[str] = None,
     fed: Sequence[tf.Tensor] = (),
+    trains: bool = True,
 ) -> Plan:
     """Plans the gate of a train op.
 
@@ -90,12 +91,13 @@ def make_plan(
       values: tensors that the train op needs, to be fetched beside it.
       chief_at: as the plan's.
       fed: as for `StepGraph`.
+      trains: as for `find_gated_ops`.
 
     Raises:
       ValueError: if the train op writes nothing, or something that cannot be undone.
     """
     step = StepGraph(train_op, loss, guarded, fed)
-    gated = find_gated_ops(step)
+    gated = find_gated_ops(step, trains)
     _require_end(step, gated)
     sources = Sources(step, gated)
     losses = find_losses(step, gated, sources, loss)

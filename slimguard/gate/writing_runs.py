@@ -56,7 +56,7 @@ def guard_writes(elements: Sequence[TrainOp], fed: Sequence[tf.Tensor] = ()) -> 
     values = [element for element in elements if isinstance(element, tf.Tensor)]
     with ops.our_scope(elements[0].graph, 'step'):
         together = plain_ops.group(dict.fromkeys(map(op_of, elements)), 'writes')
-    return guard_with_values(together, None, None, values, fed)
+    return guard_with_values(together, None, None, values, fed, trains=False)
 
 
 def guard_summary(

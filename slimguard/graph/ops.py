@@ -234,6 +234,15 @@ class Maker:
         op = self._create('ReadVariableOp', variable.outputs[:1], [dtype], attributes, variable)
         return op.outputs[0]
 
+    def is_initialized(self, variable: tf.Operation) -> tf.Tensor:
+        """Whether a variable has a value."""
+        inputs = variable.outputs[:1]
+        if is_resource(variable):
+            kind, attributes = 'VarIsInitializedOp', {}
+        else:
+            kind, attributes = 'IsVariableInitialized', {'dtype': type_attribute(inputs[0].dtype)}
+        return self._create(kind, inputs, [tf.bool], attributes, variable).outputs[0]
+
     def assign(self, variable: tf.Operation, value: tf.Tensor) -> tf.Operation:
         inputs = [variable.outputs[0], value]
         if is_resource(variable):

@@ -8,10 +8,7 @@ The files:
     train_steps.py               which runs train, and what stands in for what they fetch
     shared_updates.py            what of a run trains, and what needs the same updates
     gradient_writes.py           updates that the script writes itself, of gradients
-    unguarded_writes.py          updates that nobody guards are named
-    growing_writes.py            those that make a variable larger each time
-    value_ranges.py              between which numbers a factor is
-    risky_ops.py                 ops that make a NaN or an Inf of some finite numbers
+    own_updates.py               updates that it makes of anything else, in runs of their own
     refusals.py                  what is said once of what cannot be guarded
     update_ends.py               what is built around an update, and may be fetched
     prepared_steps.py            a step that comes again, in one prepared call

@@ -73,8 +73,8 @@ class Seen:
 
     @property
     def has_trained(self) -> bool:
-        """Whether anything is known to have trained, guarded or not."""
-        return bool(self.train_ops or self.refused)
+        """Whether anything is known to have trained, or written so, guarded or not."""
+        return bool(self.train_ops or self.refused or self.writing_runs)
 
     @property
     def others_computed(self) -> bool:
@@ -83,7 +83,10 @@ class Seen:
 
     def note_run(self, train_ops: Sequence[str]) -> None:
         """Notes a guarded run: a step of train ops, or of none, if it only wrote."""
-        self.writing_runs += not train_ops
+        if not train_ops:
+            if not self.has_trained:
+                self.before_first()
+            self.writing_runs += 1
         for train_op in train_ops:
             self.note_steps(train_op, 1)
 
@@ -106,15 +109,19 @@ class Seen:
         self.logdirs[logdir] = None
 
     def __str__(self) -> str:
+        by_itself = ''
         if not self.train_ops and self.own_steps:
-            return _BY_ITSELF % _counted(self.own_steps, 'step')
-        if not self.train_ops:
-            return 'nothing here was guarded: %s%s' % (_why_nothing(self), self._saves())
+            by_itself = _BY_ITSELF % _counted(self.own_steps, 'step')
+        if not self.train_ops and not self.writing_runs:
+            nothing = 'nothing here was guarded: %s%s' % (_why_nothing(self), self._saves())
+            return by_itself or nothing
         steps = sum(self.train_ops.values())
-        said = 'guarded %s' % texts.listed(list(self.train_ops), _MOST_NAMES)
-        said += ': %s' % _counted(steps, 'step') if steps else ''
+        parts = [texts.listed(list(self.train_ops), _MOST_NAMES)] if self.train_ops else []
+        if steps:
+            parts[0] += ': %s' % _counted(steps, 'step')
         if self.writing_runs:
-            said += ' and %s that only wrote' % _counted(self.writing_runs, 'run')
+            parts.append('%s that only wrote' % _counted(self.writing_runs, 'run'))
+        said = 'guarded %s' % ' and '.join(parts)
         incidents = sum(self.actions.values())
         if not incidents:
             said += ', no incident'
@@ -128,7 +135,7 @@ class Seen:
             said += '; NOT guarded: %s' % texts.listed(list(self.refused), _MOST_NAMES)
         if not self.children and self.others_computed:
             said += '; of other processes that it started, ' + _OTHERS
-        return said
+        return '%s; %s' % (said, by_itself) if by_itself else said
 
     def _saves(self) -> str:
         """How many saves were refused, and where the records are."""

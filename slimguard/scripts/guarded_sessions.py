@@ -17,6 +17,7 @@ from slimguard.compat import tf_private
 from slimguard.diagnosis.evidence import Evidence, collect
 from slimguard.gate import Gate, scale_learning_rates
 from slimguard.graph.sessions import OWN_WORK, callable_of, note_opened
+from slimguard.graph.single_runs import run_once
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import with_short_traceback
@@ -141,6 +142,8 @@ class GuardedSessions:
         known = None if fed else known_step(session, fetches, self)
         if known is None:
             step = self._step_of(session, fetches, fed)
+            if step is not None and not self._can_be_put_back(session, step):
+                step = None
             self.seen.runs += step is None
             if step is None or step.is_watched:
                 self.seen.own_steps += step is not None
@@ -161,6 +164,16 @@ class GuardedSessions:
             raise
         self._count(step)
         return values
+
+    def _can_be_put_back(self, session, step: Step) -> bool:
+        """Whether what a run writes that trains nothing has a value that it can go back to."""
+        known = kept_on(session, 'can_be_put_back', set)
+        if step.initialized and step not in known:
+            with self._inside:
+                if not all(run_once(session, step.initialized)):
+                    return False
+            known.add(step)
+        return True
 
     def _know(self, original, session, fetches, fed, step: Step) -> Known:
         """What runs a step, which is captured and watched from now on."""

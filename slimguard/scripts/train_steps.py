@@ -22,15 +22,15 @@ from slimguard.gate.chief_update import takes_accumulated
 from slimguard.gate.copies_ahead import copies_ahead, copy_ahead_of_others
 from slimguard.gate.gate import Gate, guard_with_values
 from slimguard.gate.histograms import leave_out_bad_values
-from slimguard.gate.writing_runs import guard_writes, writing_among
+from slimguard.gate.writing_runs import writing_among
 from slimguard.gate.written_beside import written_beside
 from slimguard.graph import TrainOp, key, op_of, ops, plain_ops
 from slimguard.graph.sessions import note_seen
 from slimguard.graph.token_queues import has_token_queue
 from slimguard.scripts.gradient_writes import GradientWrites
 from slimguard.scripts.optimizer_notes import OptimizerNotes
+from slimguard.scripts.own_updates import guard_own_updates, initialized_for, own_updates_among
 from slimguard.scripts.shared_updates import SharedUpdates, each_once, element_key
-from slimguard.scripts.unguarded_writes import refuse_unguarded_writes
 from slimguard.scripts.update_ends import ends_of
 from slimguard.training.fetch_structures import fetched_elements, map_fetches
 from slimguard.training.inner_feeds import are_taken, not_fed
@@ -69,6 +69,7 @@ class Step:
       quiet: what the script fetches, in the same structure, with what stands in for what trains
         where a bad step is told by no word and no error; None where there is no such thing.
       is_watched: whether somebody else watches it: a `NanLossHook`, or `slimguard.train`.
+      initialized: if it only writes, whether each variable has a value that it can put back.
     """
 
     gates: Sequence[Gate]
@@ -76,6 +77,7 @@ class Step:
     args: tf1.train.SessionRunArgs
     quiet: Any
     is_watched: bool
+    initialized: Sequence[tf.Tensor]
 
     @classmethod
     def of(cls, fetches, parts: Sequence[Gated], graph: tf.Graph, trains: bool) -> 'Step':
@@ -102,6 +104,7 @@ class Step:
             tf1.train.SessionRunArgs(both),
             quiet,
             not names.isdisjoint(name for part in parts for name in part.gate.untold.counts),
+            [] if trains else initialized_for(parts[0].gate),
         )
 
 
@@ -201,9 +204,10 @@ class TrainSteps:
         return self._steps[asked][0]
 
     def names_of_updates(self, fetches) -> List[str]:
-        """The names of those of `fetches` that train and that nobody has guarded."""
+        """The names of those of `fetches` that train, or else write, and that have no gate."""
         elements = fetched_elements(fetches, self._graph)
         together = [each for group in self._updates.by_update(elements) for each in group]
+        together = together or self._writing_among(elements, ())
         return [name_of(each) for each in together if gates.gate_of(each) is None]
 
     def _make_step(self, fetches, fed: Sequence[tf.Tensor]) -> Optional[Step]:
@@ -222,13 +226,20 @@ class TrainSteps:
             parts.append(part or self._guarded(together, fed))
         trains = bool(parts)
         if not trains:
-            writing = writing_among(each_once(elements), self._graph, fed)
+            writing = self._writing_among(elements, fed)
             if writing:
-                parts.append(self._guarded(writing, fed, guard_writes))
-            else:
-                refuse_unguarded_writes(elements, self._graph, fed, self._on_refusal)
+                parts.append(self._guarded(writing, fed, guard_own_updates))
         guarded = [part for part in parts if part is not None]
-        return Step.of(fetches, guarded, self._graph, trains) if guarded else None
+        with tf_private.unfinalized(self._graph):
+            return Step.of(fetches, guarded, self._graph, trains) if guarded else None
+
+    def _writing_among(
+        self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]
+    ) -> List[TrainOp]:
+        """The elements that write what is guarded in a run that trains nothing."""
+        once = list(each_once(elements))
+        found = [*writing_among(once, self._graph, fed), *own_updates_among(once, self._graph, fed)]
+        return [each for each in once if any(each is one for one in found)]
 
     def _guarded(
         self,
@@ -243,7 +254,7 @@ class TrainSteps:
         except gates.NoLearningRateError:
             raise
         except (ValueError, TypeError) as error:
-            self._on_refusal(together[-1].name, error)
+            self._on_refusal(getattr(error, 'name', together[-1].name), error)
             return None
 
     def _limited(self, gate: gates.Gate) -> gates.Gate:

@@ -140,9 +140,9 @@ def test_a_session_keeps_to_it():
 def test_what_a_step_takes_in_memory():
     """All gradients, and one more of a regularizer; not those of all regularizers beside them.
 
-    In one session at least: TensorFlow may run what has waited later than it could, on some machines
-    in half of all sessions. What has not waited may by chance come late, but not on 1.15; that
-    each waits, and for what, is seen in the tests above.
+    In one session at least: TensorFlow may run what has waited later than it could, on some
+    machines in half of all sessions. What has not waited may by chance come late, but not on 1.15;
+    that each waits, and for what, is seen in the tests above.
     """
     train_op, loss = training(models.Damage())
     train_op = gate.guard(train_op, loss)

@@ -1,0 +1,409 @@
+"""Updates that a script makes itself, in runs that train nothing: guarded, however computed."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slimguard
+from tests.helpers.models import LogLines, records_in, state
+
+tf1 = tf.compat.v1
+
+kinds = pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'resource'])
+
+
+class Own:
+    """Variables of a script, and what it feeds.
+
+    Args:
+      use_resource: the kind of the variables.
+
+    Attributes:
+      x: a batch of two numbers, to be fed.
+      weight, other: trainable.
+      mean: not trainable.
+      scale: a scalar that is not trainable.
+      wide: of 64 bits.
+      count: of batches, an integer.
+      session: where they are; closed by `close`.
+    """
+
+    def __init__(self, use_resource=False):
+        self.x = tf1.placeholder(tf.float32, [2], name='x')
+        with tf1.variable_scope('own', use_resource=use_resource):
+            self.weight = tf1.get_variable('w', initializer=[1.0, 3.0])
+            self.other = tf1.get_variable('other', initializer=[2.0, 0.5])
+            kept = {'trainable': False}
+            self.mean = tf1.get_variable('mean', initializer=[0.5, 0.5], **kept)
+            self.scale = tf1.get_variable('scale', initializer=2.0, **kept)
+            wide = tf.constant([1.0, 2.0], tf.float64)
+            self.wide = tf1.get_variable('wide', initializer=wide, **kept)
+            self.count = tf1.get_variable('count', initializer=0, **kept)
+
+    def open(self):
+        self.session = tf1.Session()
+        self.session.run(tf1.global_variables_initializer())
+        self.session.run(tf1.local_variables_initializer())
+
+    def run(self, fetches, x=(1.0, 2.0)):
+        return self.session.run(fetches, {self.x: x})
+
+
+BAD = {'x': (1.0, np.nan)}
+LARGE = {'weight': (1.0, 3e38)}
+
+
+def by_the_batch_in_a_variable(own):
+    """A batch that another run has put there, picked by a counter."""
+    return own.weight.assign_sub(0.1 * own.mean[own.count : own.count + 1] * own.weight)
+
+
+def after_another(own):
+    with tf.control_dependencies([own.mean.assign_add(own.x)]):
+        return own.weight.assign(own.weight - own.mean)
+
+
+def of_a_written_value(own):
+    """As a spectral norm is estimated, and then divided by."""
+    estimate = own.mean.assign(own.weight + 1.0)
+    return [own.weight.assign(own.weight / estimate), own.count.assign_add(1)]
+
+
+# What a script assigns; and what makes it bad: what is fed, or what a variable holds ahead of it.
+UPDATES = {
+    'a fed gradient': (lambda own: own.weight.assign_sub(0.1 * own.x), BAD),
+    'a sum': (lambda own: own.mean.assign_add(own.x), BAD),
+    'a running mean': (lambda own: own.mean.assign(0.9 * own.mean + 0.1 * own.x), BAD),
+    'errors': (lambda own: own.mean.assign(tf.abs(own.weight - own.x)), BAD),
+    'a mean of the batch': (lambda own: own.scale.assign(tf.reduce_mean(own.x)), BAD),
+    'a group': (lambda own: tf.group(own.mean.assign(own.mean + own.x)), BAD),
+    'rows': (lambda own: tf1.scatter_add(own.mean, [1], own.x[1:]), BAD),
+    'a quotient': (
+        lambda own: own.weight.assign(own.weight / tf.norm(own.other)),
+        {'other': (0.0, 0.0)},
+    ),
+    'a logarithm': (lambda own: own.weight.assign_add(tf1.log(own.other)), {'other': (0.0, 1.0)}),
+    'a root': (lambda own: own.mean.assign(tf.sqrt(own.other)), {'other': (-1.0, 1.0)}),
+    'a root of a variance': (
+        lambda own: own.mean.assign(tf.sqrt(own.other - tf.square(own.weight) + 20.0)),
+        {'other': (-90.0, 1.0)},
+    ),
+    'a row divided': (
+        lambda own: tf1.scatter_div(own.weight, [0], [own.other[0]]),
+        {'weight': (3e38, 1.0), 'other': (0.1, 1.0)},
+    ),
+    'an angle': (
+        lambda own: own.weight.assign(tf.atan(own.other) / own.other[0]),
+        {'other': (0, 1)},
+    ),
+    'half the bits': (
+        lambda own: own.weight.assign(tf.cast(tf.cast(own.other, tf.float16), tf.float32)),
+        {'other': (1e6, 1.0)},
+    ),
+    'a cast from 64 bits': (
+        lambda own: own.weight.assign(tf.cast(own.wide, tf.float32)),
+        {'wide': (1e300, 1.0)},
+    ),
+    'a mean of nothing': (
+        lambda own: own.scale.assign(tf.reduce_mean(tf.boolean_mask(own.other, own.other > 1))),
+        {'other': (0.0, 0.0)},
+    ),
+    'a product': (lambda own: own.weight.assign(own.weight * 2.0), LARGE),
+    'half more': (lambda own: own.weight.assign_add(tf.identity(own.weight) * 0.5), LARGE),
+    'a factor in a variable': (lambda own: own.weight.assign(own.weight * own.scale), LARGE),
+    'a fed factor': (lambda own: own.weight.assign(own.weight * own.x), LARGE),
+    'an exponential': (lambda own: own.mean.assign(tf.exp(own.weight)), {'weight': (99.0, 1.0)}),
+    'a square': (lambda own: own.weight.assign_sub(own.weight * own.weight), LARGE),
+    'a power': (lambda own: own.mean.assign(2.0**own.weight), {'weight': (999.0, 1.0)}),
+    'a row multiplied': (lambda own: tf1.scatter_mul(own.weight, [1], [2.0]), LARGE),
+    'a slice': (lambda own: own.weight[:2].assign(own.weight[:2] * 2.0), LARGE),
+    'a loss scale': (lambda own: own.scale.assign(2 * own.scale), {'scale': 3e38}),
+    'after another': (after_another, BAD),
+    'of a value that is written': (of_a_written_value, {'weight': (-1.0, 1.0)}),
+    'a batch in a variable': (
+        by_the_batch_in_a_variable,
+        {'weight': (3e38, 1.0), 'mean': (99, 99)},
+    ),
+    'several': (
+        lambda own: [own.weight.assign(own.scale - own.x), own.other.assign_add(own.x)],
+        {'x': (np.inf, 1.0)},
+    ),
+}
+
+
+@kinds
+@pytest.mark.parametrize('name', UPDATES, ids=[name.replace(' ', '_') for name in UPDATES])
+def test_an_update_that_is_bad_changes_nothing(name, use_resource, tmp_path):
+    make, bad = UPDATES[name]
+    with slimguard.instrument(on_nan='skip', logdir=tmp_path) as guards:
+        own = Own(use_resource)
+        update = make(own)
+        own.open()
+        own.run(update)
+        for variable in set(bad) - {'x'}:
+            getattr(own, variable).load(bad[variable], own.session)
+        before = state(own.session)
+        own.run(update, bad.get('x', (1.0, 2.0)))
+        assert state(own.session) == before
+        own.session.close()
+    seen = guards.sessions.seen
+    assert seen.actions == {'skip': 1} and not seen.refused and not seen.train_ops
+    assert str(seen).startswith('guarded 2 runs that only wrote, 1 incident (skip 1); record ')
+    (record,) = records_in(tmp_path)
+    assert record['reason'].startswith('not finite') and 'own/' in record['reason']
+    assert record['diagnosis'] is not None
+
+
+def values_and_states(make, use_resource, is_guarded, tmp_path):
+    """What three runs of an update returned, and what they left."""
+    with contextlib.ExitStack() as stack, tf.Graph().as_default():
+        if is_guarded:
+            guards = stack.enter_context(slimguard.instrument(on_nan='raise', logdir=tmp_path))
+        own = Own(use_resource)
+        update = make(own)
+        own.open()
+        runs = [(own.run(update), state(own.session)) for _ in range(3)]
+        own.session.close()
+        assert not is_guarded or guards.sessions.seen.writing_runs == 3
+    return runs
+
+
+@kinds
+@pytest.mark.parametrize('name', UPDATES, ids=[name.replace(' ', '_') for name in UPDATES])
+def test_a_good_update_is_the_same_to_the_bit(name, use_resource, tmp_path):
+    make, _ = UPDATES[name]
+    guarded = values_and_states(make, use_resource, True, tmp_path)
+    plain = values_and_states(make, use_resource, False, tmp_path)
+    for (value, after), (expected, expected_after) in zip(guarded, plain):
+        np.testing.assert_equal(value, expected)
+        assert after == expected_after
+
+
+def local(own):
+    kwargs = {'collections': [tf1.GraphKeys.LOCAL_VARIABLES], 'trainable': False}
+    return tf1.get_variable('local', initializer=[0.0, 0.0], **kwargs)
+
+
+def in_a_branch(own):
+    def double():
+        return tf.identity(own.weight.assign(own.weight * 2.0))
+
+    return tf1.cond(own.other[0] > 0.0, double, lambda: own.weight + 0.0)
+
+
+def in_a_loop(own):
+    def body(number):
+        with tf.control_dependencies([own.weight.assign(own.weight * 4.0)]):
+            return number + 1
+
+    return tf1.while_loop(lambda number: number < 2, body, [0])
+
+
+def in_a_function(own):
+    return tf.function(lambda: tf.identity(own.weight.assign(own.weight * 2.0)), autograph=False)()
+
+
+INSIDE = [in_a_branch, in_a_loop, in_a_function]
+
+
+@pytest.mark.parametrize('make', INSIDE, ids=lambda make: make.__name__)
+def test_inside_of_a_branch_a_loop_or_a_function(make, tmp_path):
+    """Of resource variables: a function takes no others."""
+    with slimguard.instrument(on_nan='skip', logdir=tmp_path) as guards:
+        own = Own(use_resource=True)
+        update = make(own)
+        own.open()
+        own.run(update)
+        good = [2.0, 6.0] if make is not in_a_loop else [16.0, 48.0]
+        assert list(own.session.run(own.weight)) == good
+        own.weight.load((1.0, 3e38), own.session)
+        before = state(own.session)
+        own.run(update)
+        assert state(own.session) == before
+        own.session.close()
+    seen = guards.sessions.seen
+    assert seen.actions == {'skip': 1} and seen.writing_runs == 2 and not seen.refused
+
+
+LEFT_ALONE = {
+    'a value that is fed': lambda own: own.weight.assign(own.x),
+    'a part of what is fed': lambda own: own.weight.assign(tf.tile(own.x[1:], [2])),
+    'a copy': lambda own: [own.mean.assign(own.weight), own.other.assign(own.weight)],
+    'a copy of more bits': lambda own: own.wide.assign(tf.cast(own.weight, tf.float64)),
+    'a row that is fed': lambda own: tf1.scatter_update(own.mean, [0], own.x[:1]),
+    'a place that is computed': lambda own: tf1.scatter_update(
+        own.mean, [(own.count * 3 + 1) % 2], own.x[:1]
+    ),
+    'chance': lambda own: own.weight.assign(tf1.random_normal([2])),
+    'constants': lambda own: own.weight.assign(tf.zeros([2]) + 1.0),
+    'a count': lambda own: own.count.assign_add(1),
+    'a metric': lambda own: local(own).assign_add(own.x),
+    'initial values': lambda own: tf1.global_variables_initializer(),
+}
+
+
+@kinds
+@pytest.mark.parametrize('name', LEFT_ALONE, ids=[name.replace(' ', '_') for name in LEFT_ALONE])
+def test_what_computes_nothing_is_the_scripts_own(name, use_resource, tmp_path):
+    with slimguard.instrument(on_nan='raise', logdir=tmp_path) as guards, LogLines() as lines:
+        own = Own(use_resource)
+        update = LEFT_ALONE[name](own)
+        own.open()
+        own.run(update, (1.0, np.nan))
+        own.session.close()
+    assert guards.sessions.seen.writing_runs == 0
+    assert not [op.name for op in own.session.graph.get_operations() if 'slimguard/' in op.name]
+    assert not lines
+
+
+@kinds
+def test_a_batch_is_counted_if_its_sum_is_written(use_resource, tmp_path):
+    with slimguard.instrument(on_nan='skip', logdir=tmp_path):
+        own = Own(use_resource)
+        both = {'sum': own.mean.assign_add(own.x), 'number': own.count.assign_add(1)}
+        own.open()
+        own.run(both)
+        own.run(both, (np.nan, 1.0))
+        assert own.session.run(own.count) == 1
+        assert own.run(both)['number'] == 2
+        own.session.close()
+
+
+@kinds
+@pytest.mark.parametrize('factor', [1.0, 1e30], ids=['small', 'large'])
+def test_a_first_value_is_an_initial_value(use_resource, factor, tmp_path):
+    """There is nothing to go back to; from then on there is."""
+    with slimguard.instrument(on_nan='skip', logdir=tmp_path) as guards:
+        own = Own(use_resource)
+        update = own.mean.assign(factor * own.x)
+        own.session = tf1.Session()
+        assert list(own.run([update])[0]) == list(np.float32([factor, 2 * factor]))
+        assert guards.sessions.seen.writing_runs == 0
+        before = own.session.run(own.mean).tobytes()
+        own.run([update], (np.nan, 1.0))
+        assert own.session.run(own.mean).tobytes() == before
+        own.session.close()
+    assert guards.sessions.seen.actions == {'skip': 1}
+
+
+def test_what_waits_for_the_initializer_is_an_initial_value(tmp_path):
+    with slimguard.instrument(on_nan='raise', logdir=tmp_path) as guards:
+        own = Own()
+        with tf.control_dependencies([tf1.global_variables_initializer()]):
+            init = tf.group(own.mean.assign(own.weight.initialized_value() * 2.0))
+        with tf1.Session() as session:
+            session.run(init)
+            assert list(session.run(own.mean)) == [2.0, 6.0]
+    assert guards.sessions.seen.writing_runs == 0
+
+
+def plain(own, update, values):
+    own.open()
+    for value in values:
+        own.run(update, value)
+    return own.session.run(own.mean)
+
+
+def callables(own, update, values):
+    own.open()
+    run = own.session.make_callable(update, [own.x])
+    for value in values:
+        run(value)
+    return own.session.run(own.mean)
+
+
+def monitored(own, update, values):
+    with tf1.train.MonitoredTrainingSession() as session:
+        for value in values:
+            session.run(update, {own.x: value})
+        return session.run(own.mean)
+
+
+def managed(own, update, values):
+    supervisor = tf1.train.Supervisor(logdir=None)
+    own.session = supervisor.prepare_or_wait_for_session()
+    for value in values:
+        own.run(update, value)
+    return own.session.run(own.mean)
+
+
+@pytest.mark.parametrize('loop', [plain, callables, monitored, managed], ids=lambda f: f.__name__)
+def test_in_every_loop(loop, tmp_path):
+    with slimguard.instrument(on_nan='skip', logdir=tmp_path) as guards:
+        own = Own()
+        values = [(1.0, 1.0), (np.nan, 1.0), (1.0, 1.0)]
+        assert list(loop(own, own.mean.assign_add(own.x), values)) == [2.5, 2.5]
+    assert guards.sessions.seen.actions == {'skip': 1}
+
+
+def test_raise_ends_the_script(tmp_path):
+    with slimguard.instrument(on_nan='raise', logdir=tmp_path):
+        own = Own()
+        update = own.mean.assign(own.mean / own.other)
+        own.open()
+        own.run(update)
+        own.other.load((0.0, 1.0), own.session)
+        with pytest.raises(slimguard.NanLossError, match='not finite: update of own/mean'):
+            own.run(update)
+        own.session.close()
+
+
+def test_rollback_goes_back_to_the_state_before_the_first(tmp_path):
+    with slimguard.instrument(on_nan='rollback', logdir=tmp_path):
+        own = Own()
+        update = own.mean.assign_add(own.x)
+        own.open()
+        own.run(update)
+        own.run(update, (np.nan, 1.0))
+        assert list(own.session.run(own.mean)) == [0.5, 0.5]
+        own.session.close()
+
+
+def test_between_the_steps_of_a_training(tmp_path):
+    """As a GAN clips its weights, or a target network follows."""
+    with slimguard.instrument(on_nan='skip', logdir=tmp_path) as guards:
+        own = Own()
+        train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(
+            tf.reduce_sum(own.weight * own.x), var_list=[own.weight]
+        )
+        clip = own.weight.assign(tf.clip_by_value(own.weight, -0.25, 0.25))
+        follow = own.mean.assign(0.5 * own.mean + 0.5 * own.weight)
+        own.open()
+        for value in [(1.0, 2.0), (np.nan, 1.0), (1.0, 2.0)]:
+            own.run(train_op, value)
+            own.run([clip])
+            own.run(follow)
+        assert np.isfinite(own.session.run(own.mean)).all()
+        own.session.close()
+    seen = guards.sessions.seen
+    said = 'guarded GradientDescent: 3 steps and 6 runs that only wrote, 1 incident (skip 1)'
+    assert str(seen).startswith(said)
+
+
+def test_what_cannot_be_guarded_is_named_once(tmp_path):
+    with slimguard.instrument(on_nan='skip', logdir=tmp_path) as guards, LogLines() as lines:
+        own = Own()
+        with tf.control_dependencies([own.mean.assign_add(own.x)]):
+            later = tf1.placeholder(tf.float32, [])
+        update = own.weight.assign(own.weight * later)
+        own.open()
+        for _ in range(2):
+            own.session.run(update, {own.x: (1.0, 1.0), later: 1.0})
+        own.session.close()
+    (line,) = [line for line in lines if 'NOT guarded' in line]
+    assert "the update of 'own/mean, own/w' is NOT guarded: cannot guard: placeholder" in line
+    assert list(guards.sessions.seen.refused) == ['own/mean, own/w']
+
+
+def test_a_partial_run_is_named(tmp_path):
+    with slimguard.instrument(on_nan='skip', logdir=tmp_path), LogLines() as lines:
+        own = Own()
+        update = tf.identity(own.mean.assign_add([1.0, 1.0]), name='update')
+        own.open()
+        handle = own.session.partial_run_setup([update], [])
+        own.session.partial_run(handle, update)
+        own.session.close()
+    (line,) = [line for line in lines if 'NOT guarded' in line]
+    assert "'update' is NOT guarded: Session.partial_run" in line

@@ -234,15 +234,6 @@ class Maker:
         op = self._create('ReadVariableOp', variable.outputs[:1], [dtype], attributes, variable)
         return op.outputs[0]
 
-    def is_initialized(self, variable: tf.Operation) -> tf.Tensor:
-        """Whether a variable has a value."""
-        inputs = variable.outputs[:1]
-        if is_resource(variable):
-            kind, attributes = 'VarIsInitializedOp', {}
-        else:
-            kind, attributes = 'IsVariableInitialized', {'dtype': type_attribute(inputs[0].dtype)}
-        return self._create(kind, inputs, [tf.bool], attributes, variable).outputs[0]
-
     def assign(self, variable: tf.Operation, value: tf.Tensor) -> tf.Operation:
         inputs = [variable.outputs[0], value]
         if is_resource(variable):
@@ -271,6 +262,17 @@ class Maker:
             names = sorted(near.colocation_groups())
             self._groups[near] = tf1.AttrValue(list=tf1.AttrValue.ListValue(s=names))
         return self._groups[near]
+
+
+def is_initialized(variable: tf.Operation) -> tf.Tensor:
+    """Whether a variable has a value: a bool scalar, where the variable is."""
+    kind, attributes = 'VarIsInitializedOp', {}
+    if not is_resource(variable):
+        kind, attributes = 'IsVariableInitialized', {'dtype': type_attribute(dtype_of(variable))}
+    op = _create_op(variable.graph, kind, variable.outputs[:1], [tf.bool], attrs=attributes)
+    if variable.device:
+        tf_private.set_device(op, variable.device)
+    return op.outputs[0]
 
 
 def _bytes_of(tensor: tf.Tensor) -> int:

@@ -17,7 +17,6 @@ from slimguard.compat import tf_private
 from slimguard.diagnosis.evidence import Evidence, collect
 from slimguard.gate import Gate, scale_learning_rates
 from slimguard.graph.sessions import OWN_WORK, callable_of, note_opened
-from slimguard.graph.single_runs import run_once
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import with_short_traceback
@@ -26,7 +25,13 @@ from slimguard.incidents.policy_language import OnNan
 from slimguard.incidents.spike import Spike
 from slimguard.scripts.ending import Seen
 from slimguard.scripts.gradient_writes import note_tapes
-from slimguard.scripts.hooked_steps import HookedSteps, Known, known_step, note_known
+from slimguard.scripts.hooked_steps import (
+    HookedSteps,
+    Known,
+    known_step,
+    note_known,
+    unless_initial,
+)
 from slimguard.scripts.optimizer_notes import OptimizerNotes
 from slimguard.scripts.patches import Patches, kept_on
 from slimguard.scripts.refusals import Refusals
@@ -141,9 +146,7 @@ class GuardedSessions:
         fed = self._fed_within(session.graph, feed_dict) if feed_dict else ()
         known = None if fed else known_step(session, fetches, self)
         if known is None:
-            step = self._step_of(session, fetches, fed)
-            if step is not None and not self._can_be_put_back(session, step):
-                step = None
+            step = unless_initial(session, self._step_of(session, fetches, fed))
             self.seen.runs += step is None
             if step is None or step.is_watched:
                 self.seen.own_steps += step is not None
@@ -164,16 +167,6 @@ class GuardedSessions:
             raise
         self._count(step)
         return values
-
-    def _can_be_put_back(self, session, step: Step) -> bool:
-        """Whether what a run writes that trains nothing has a value that it can go back to."""
-        known = kept_on(session, 'can_be_put_back', set)
-        if step.initialized and step not in known:
-            with self._inside:
-                if not all(run_once(session, step.initialized)):
-                    return False
-            known.add(step)
-        return True
 
     def _know(self, original, session, fetches, fed, step: Step) -> Known:
         """What runs a step, which is captured and watched from now on."""

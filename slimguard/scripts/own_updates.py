@@ -85,8 +85,7 @@ def initialized_for(gate: Gate) -> List[tf.Tensor]:
     writes = graphs.Writes(graph)
     variables = [*gate.transient, *(v for op in gate.writes for v in writes.variables(op))]
     with ops.our_scope(graph, 'initialized'):
-        make = ops.Maker(graph)
-        return [make.is_initialized(variable) for variable in dict.fromkeys(variables)]
+        return [ops.is_initialized(variable) for variable in dict.fromkeys(variables)]
 
 
 class _Updates:

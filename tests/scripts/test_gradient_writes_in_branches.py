@@ -187,7 +187,7 @@ def test_what_is_written_because_of_a_gradient_is_the_scripts_own(control_flow_v
     assert not seen.train_ops and not seen.refused
 
 
-def test_a_branch_that_writes_no_gradient_is_the_scripts_own(kind, tmp_path):
+def test_a_branch_that_writes_no_gradient_is_guarded_and_no_step(kind, tmp_path):
     def build(model):
         model.gradient()
         return tf.cond(
@@ -197,7 +197,8 @@ def test_a_branch_that_writes_no_gradient_is_the_scripts_own(kind, tmp_path):
         )
 
     values, seen = run(build, kind, [1.0, np.nan], tmp_path)
-    assert np.isnan(values[2])
+    assert values[2] == 1.0
+    assert seen.actions == {'skip': 1} and seen.writing_runs == 2
     assert not seen.train_ops and not seen.refused
 
 

@@ -292,7 +292,7 @@ def test_what_waits_for_the_initializer_is_an_initial_value(tmp_path):
     with slimguard.instrument(on_nan='raise', logdir=tmp_path) as guards:
         own = Own()
         with tf.control_dependencies([tf1.global_variables_initializer()]):
-            init = tf.group(own.mean.assign(own.weight.initialized_value() * 2.0))
+            init = tf.group(own.mean.assign(own.weight.read_value() * 2.0))
         with tf1.Session() as session:
             session.run(init)
             assert list(session.run(own.mean)) == [2.0, 6.0]

@@ -299,7 +299,10 @@ def test_tensorflow_does_not_warn_of_what_is_made_after_a_run(tmp_path):
     arguments = ['-m', 'slimguard', 'run', '--tf1', '--on_nan=skip', script]
     run = python(*arguments, variables={'TF_CPP_MIN_LOG_LEVEL': '0'}, cwd=tmp_path)
     assert run.returncode == 0, run.stderr
-    assert 'guarded GradientDescent: 3 steps, no incident' in run.stdout + run.stderr
+    assert (
+        'guarded GradientDescent: 3 steps and 1 run that only wrote, no incident'
+        in run.stdout + run.stderr
+    )
     assert 'after it was run' not in run.stderr
 
 

@@ -18,6 +18,7 @@ Planning reads the graph:
     plan.py               what a train op consists of, and what has to happen to each part
     step_graph.py         the ops of a step, read through gates that are there already
     gated_ops.py          which of them are gated
+    left_alone.py         what is written whatever a run computes that trains nothing
     losses.py             which scalars are losses
     checked_values.py     the values to check before the update
     sources.py            what to check for a value that is computed after it

@@ -3,7 +3,7 @@
 Ops before the gradients are left as they are; a write among them is a *forward write*.
 """
 
-from typing import List, Set
+from typing import List, Optional, Set
 
 import tensorflow as tf
 
@@ -15,23 +15,24 @@ from slimguard.gate.step_graph import StepGraph
 _Ops = Set[tf.Operation]
 
 
-def find_gated_ops(step: StepGraph, trains: bool = True) -> _Ops:
+def find_gated_ops(step: StepGraph, left_alone: Optional[_Ops] = None) -> _Ops:
     """The writes to gate, and all that runs after one of them.
 
     Args:
       step: the ops of the step.
-      trains: whether there may be a forward pass, in which something is written that gradients are
-        computed from.
+      left_alone: of a run that trains nothing, the writes that it makes whatever it computes; all
+        others are gated. None for a train op, which has a forward pass.
 
     Raises:
       ValueError: if a placeholder is among them.
     """
-    training = _find_training_writes(step) if trains else set()
+    training = _find_training_writes(step) if left_alone is None else set()
     # What waits for a guarded train op would run that as well: as it is, and as a part of this one.
     training.update(write for write in step.writing if write in step.gated_before)
-    forward = _find_forward_ops(step, training)
-    if not forward:  # nothing trains: what another train op puts back is put back here as well
-        forward = {write for write in step.writing if is_put_back(write)}
+    forward = _find_forward_ops(step, training) if left_alone is None else left_alone
+    if not forward or left_alone is not None:
+        # Nothing trains: what another train op puts back is put back here as well.
+        forward = forward.union(filter(is_put_back, step.writing))
         training = set(step.writing) - forward
     gated: _Ops = set()
     loops: Set[object] = set()

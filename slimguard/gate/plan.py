@@ -4,7 +4,7 @@
 the words *forward*, *gated*, *forward write* and *trial* that are used here.
 """
 
-from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Container, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 
@@ -14,6 +14,7 @@ from slimguard.gate.forward_writes import ForwardWrites, find_barrier
 from slimguard.gate.gated_ops import find_gated_ops
 from slimguard.gate.growth import find_growing
 from slimguard.gate.kernels import Kernels, Range
+from slimguard.gate.left_alone import find_left_alone
 from slimguard.gate.losses import find_late_loss, find_losses
 from slimguard.gate.sources import Sources
 from slimguard.gate.step_graph import GuardedBefore, StepGraph
@@ -91,18 +92,19 @@ def make_plan(
       values: tensors that the train op needs, to be fetched beside it.
       chief_at: as the plan's.
       fed: as for `StepGraph`.
-      trains: as for `find_gated_ops`.
+      trains: whether it may have a forward pass that writes; else each write is held back.
 
     Raises:
       ValueError: if the train op writes nothing, or something that cannot be undone.
     """
     step = StepGraph(train_op, loss, guarded, fed)
-    gated = find_gated_ops(step, trains)
+    left_alone = None if trains else find_left_alone(step)
+    gated = find_gated_ops(step, left_alone)
     _require_end(step, gated)
     sources = Sources(step, gated)
     losses = find_losses(step, gated, sources, loss)
     late_loss = find_late_loss(step, gated, sources, loss)
-    gated_writes, checked, forward = _read_writes(step, gated, sources, losses)
+    gated_writes, checked, forward = _read_writes(step, gated, sources, losses, left_alone or ())
     variables = [v for write in gated_writes for v in step.writes.variables(write.op)]
     judged_before = [write.op for write in gated_writes if not write.is_trial]
     growing = find_growing(judged_before, gated, step)
@@ -132,7 +134,11 @@ def make_plan(
 
 
 def _read_writes(
-    step: StepGraph, gated: Set[tf.Operation], sources: Sources, losses: Sequence[tf.Tensor]
+    step: StepGraph,
+    gated: Set[tf.Operation],
+    sources: Sources,
+    losses: Sequence[tf.Tensor],
+    left_alone: Container[tf.Operation],
 ) -> Tuple[List[GatedWrite], CheckedValues, ForwardWrites]:
     """Finds what has to happen to each write, in the order in which they run."""
     gated_writes: List[GatedWrite] = []
@@ -143,7 +149,7 @@ def _read_writes(
         if write in gated:
             gated_writes.append(read_gated_write(write, step, sources, kernels))
             values.add_gated(gated_writes[-1])
-        elif forward.add(write):
+        elif write not in left_alone and forward.add(write):
             values.add_forward(write)
     return gated_writes, values, forward
 

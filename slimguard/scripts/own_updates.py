@@ -51,13 +51,17 @@ def own_updates_among(
       The elements; none of them if they write no floats.
     """
     updates = _Updates(graph)
-    found, of_floats = [], False
-    for element in elements:
-        written = updates.variables(graphs.ancestors_beyond(fed, [op_of(element)]))
-        if written and not op_of(element).name.startswith(graphs.OURS):
-            found.append(element)
-            of_floats = of_floats or any(map(graphs.is_float_variable, written))
-    return found if of_floats else []
+    elements = [each for each in elements if not op_of(each).name.startswith(graphs.OURS)]
+    steps = [graphs.ancestors_beyond(fed, [op_of(each)]) for each in elements]
+    written = [updates.variables(step) for step in steps]
+    if not any(map(graphs.is_float_variable, set().union(*written))):
+        return []
+    writing = [set(updates.writing(step)) for step in steps]
+    held = set().union(*(ops for ops, variables in zip(writing, written) if variables))
+    # What comes after such a write is to come after the gate's, with what it writes itself.
+    for _ in elements:
+        held.update(*(ops for ops in writing if not held.isdisjoint(ops)))
+    return [each for each, ops in zip(elements, writing) if not held.isdisjoint(ops)]
 
 
 def guard_own_updates(elements: Sequence[TrainOp], fed: Sequence[tf.Tensor] = ()) -> Gate:
@@ -105,11 +109,15 @@ class _Updates:
 
     def variables(self, step: Sequence[tf.Operation]) -> Set[tf.Operation]:
         """The ops of the variables; none if initial values are set among it."""
-        writing = [op for op in step if not self._kept.isdisjoint(self._writes.variables(op))]
+        writing = self.writing(step)
         if not self._initial.isdisjoint(writing):
             return set()
         computing = filter(self._computes, writing)
         return {v for op in computing for v in self._writes.variables(op) if v in self._kept}
+
+    def writing(self, step: Sequence[tf.Operation]) -> List[tf.Operation]:
+        """Those of the ops that write what checkpoints hold."""
+        return [op for op in step if not self._kept.isdisjoint(self._writes.variables(op))]
 
     def _computes(self, write: tf.Operation) -> bool:
         """Whether what is written is computed of numbers of variables, or of a batch."""

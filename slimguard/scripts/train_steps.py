@@ -230,8 +230,10 @@ class TrainSteps:
             if writing:
                 parts.append(self._guarded(writing, fed, guard_own_updates))
         guarded = [part for part in parts if part is not None]
+        if not guarded:
+            return None
         with tf_private.unfinalized(self._graph):
-            return Step.of(fetches, guarded, self._graph, trains) if guarded else None
+            return Step.of(fetches, guarded, self._graph, trains)
 
     def _writing_among(
         self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]

@@ -271,6 +271,40 @@ def test_a_batch_is_counted_if_its_sum_is_written(use_resource, tmp_path):
         own.session.close()
 
 
+def test_what_several_elements_need_is_written_once(tmp_path):
+    """One that only reads after a write is to read what the gate's write left."""
+    with slimguard.instrument(on_nan='skip', logdir=tmp_path):
+        own = Own()
+        add = own.mean.assign_add(own.x)
+        with tf.control_dependencies([add]):
+            mean = own.mean.read_value() * 2.0
+            scale = own.scale.assign(tf.reduce_sum(own.mean.read_value()))
+        own.open()
+        assert list(own.run([mean, scale])[0]) == [3.0, 5.0]
+        own.run([mean, scale], (np.nan, 1.0))
+        assert list(own.run([scale, mean])[1]) == [5.0, 9.0]
+        own.session.close()
+
+
+@kinds
+def test_the_input_is_drawn_once_and_goes_on_after_a_bad_batch(use_resource, tmp_path):
+    """It counts its epochs in a local variable, and its batches in a global one."""
+    with slimguard.instrument(on_nan='skip', logdir=tmp_path) as guards:
+        own = Own(use_resource)
+        batches = tf.constant([[1.0, 1.0], [np.nan, 1.0], [2.0, 3.0]])
+        batch = tf.gather(batches, tf.minimum(own.count.assign_add(1) - 1, 2))
+        batch = tf1.train.limit_epochs(batch, num_epochs=3)
+        update = own.mean.assign_add(batch)
+        own.open()
+        seen = [own.session.run([update, batch])[1][1] for _ in range(3)]
+        with pytest.raises(tf.errors.OutOfRangeError):
+            own.session.run([update, batch])
+        assert seen == [1.0, 1.0, 3.0]
+        assert list(own.session.run(own.mean)) == [3.5, 4.5]
+        own.session.close()
+    assert guards.sessions.seen.actions == {'skip': 1}
+
+
 @kinds
 @pytest.mark.parametrize('factor', [1.0, 1e30], ids=['small', 'large'])
 def test_a_first_value_is_an_initial_value(use_resource, factor, tmp_path):

@@ -1,0 +1,46 @@
+"""What a run that trains nothing writes whatever it computes: `find_left_alone`."""
+
+from typing import Set
+
+import tensorflow as tf
+
+from slimguard import graph as graphs
+from slimguard.gate.step_graph import StepGraph
+from slimguard.gate.step_inputs import StepInputs
+
+
+def find_left_alone(step: StepGraph) -> Set[tf.Operation]:
+    """The writes of a run that trains nothing that are not held back.
+
+    Those of local variables, which are in no checkpoint, as where an input counts its epochs; and
+    a counter that picks the batch, which otherwise would be the same bad one again. A gate runs
+    ops of its own in the place of what it holds back, and of what comes after that: it would draw
+    a batch of its own.
+    """
+    local = graphs.local_in(step.graph)
+    found, floats, others = set(), set(), []
+    for write in step.writing:
+        variables = step.writes.variables(write)
+        if variables and local.issuperset(variables):
+            found.add(write)
+        elif any(map(graphs.is_float_variable, variables)):
+            floats.add(write)
+        elif variables:
+            others.append(write)
+    if not others:
+        return found
+    updates = _with_what_follows(step, floats)
+    inputs = StepInputs(step, updates, [])
+    for write in others:
+        variables = step.writes.variables(write)
+        if write not in updates and any(inputs.include(write, each) for each in variables):
+            found.add(write)
+    return found
+
+
+def _with_what_follows(step: StepGraph, writes: Set[tf.Operation]) -> Set[tf.Operation]:
+    found = set(writes)
+    for op in step.order:
+        if not found.isdisjoint(step.needs(op)):
+            found.add(op)
+    return found

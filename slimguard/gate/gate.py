@@ -83,12 +83,14 @@ class Gate:
       takes_from: for the gate of such an update, the accumulators that it takes gradients from.
       is_beside: whether it is of what a thread runs beside the steps, so that nobody fetches it.
       fed: the tensors computed within the step that its runs feed; most gates have none.
+      trains: whether it may be of a train op; False for a run that only writes.
     """
 
     def __init__(self, plan: Plan, max_loss: Optional[float]):
         self.original = plan.step.train_op
         self.loss: Optional[tf.Tensor] = plan.losses[0] if plan.losses else None
         self.fed = plan.step.fed
+        self.trains = plan.trains
         self.gated = frozenset(plan.gated)
         self.raises = bool(plan.step.raises)
         self.beside: Tuple[Beside, ...] = ()

@@ -196,6 +196,8 @@ def _inputs_to_scale(gate: Gate) -> List[_Input]:
             scaled.add(write)
             if graphs.constant_scalar(clone.inputs[index]) is None or graphs.is_apply(write):
                 found.append(_Input(clone, index))
+        elif not gate.trains:
+            continue  # such as weights that are clipped: they are behind a gate all the same
         elif graphs.is_apply(write) or scaled.isdisjoint(graphs.ancestors([write])):
             # An assignment after the update of the weight is a constraint of it.
             raise NoLearningRateError(_NO_RATE % (write.type, write.name))

@@ -46,6 +46,7 @@ class Plan(NamedTuple):
         judged.
       barrier: ops that must have run before anything is written (asserts and the like).
       values: tensors of the step that are fetched beside the train op.
+      trains: whether it may train; False for a run that only writes.
       chief_at: for the update that a chief makes of accumulated gradients, the device of the chief,
         which has no loss; else None.
     """
@@ -66,6 +67,7 @@ class Plan(NamedTuple):
     ranges: Sequence[Range]
     barrier: Sequence[tf.Operation]
     values: Sequence[tf.Tensor]
+    trains: bool
     chief_at: Optional[str]
 
     @property
@@ -126,6 +128,7 @@ def make_plan(
         ranges=_each_once(each for write in gated_writes for each in write.ranges),
         barrier=find_barrier(step, gated, forward.put_back),
         values=values,
+        trains=trains,
         chief_at=chief_at,
     )
     if plan.trial:

@@ -9,6 +9,7 @@ The files:
     shared_updates.py            what of a run trains, and what needs the same updates
     gradient_writes.py           updates that the script writes itself, of gradients
     own_updates.py               updates that it makes of anything else, in runs of their own
+    own_runs.py                  what their variables hold ahead of such a run
     refusals.py                  what is said once of what cannot be guarded
     update_ends.py               what is built around an update, and may be fetched
     prepared_steps.py            a step that comes again, in one prepared call

@@ -227,8 +227,8 @@ def _why_nothing(seen: Seen) -> str:
     if seen.refused:
         return texts.cut(next(iter(seen.refused.values())), 350)
     covers = (
-        'slimguard guards what an optimizer of TensorFlow 1 (tf.compat.v1.train.Optimizer) writes '
-        'when a session runs it'
+        'slimguard guards what an optimizer of TensorFlow 1 (tf.compat.v1.train.Optimizer), or an '
+        'update that the script computes, writes when a session runs it'
     )
     if seen.runs:
         return '%s, and of the %s of a session none did that' % (covers, _counted(seen.runs, 'run'))

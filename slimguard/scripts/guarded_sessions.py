@@ -23,6 +23,7 @@ from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policies import Raise, Skip
 from slimguard.incidents.policy_language import OnNan
 from slimguard.incidents.spike import Spike
+from slimguard.scripts import own_runs
 from slimguard.scripts.ending import Seen
 from slimguard.scripts.gradient_writes import note_tapes
 from slimguard.scripts.hooked_steps import (
@@ -30,7 +31,6 @@ from slimguard.scripts.hooked_steps import (
     Known,
     known_step,
     note_known,
-    unless_initial,
 )
 from slimguard.scripts.optimizer_notes import OptimizerNotes
 from slimguard.scripts.patches import Patches, kept_on
@@ -50,6 +50,9 @@ from slimguard.training.step_history import STEPS, HistorySettings
 _NO_PARTIAL_RUN = (
     'Session.partial_run fetches it apart from what its gate checks; use Session.run instead'
 )
+
+
+_SKIPPED = 'slimguard: %d of %d batches were skipped.'
 
 
 class ScriptSettings(NamedTuple):
@@ -102,7 +105,7 @@ class GuardedSessions:
         self._lock = threading.RLock()
         self.files = ScriptFiles(settings.logdir, self._lock, self.seen)
         self._settings = settings
-        self._preemption = self._new_preemption()
+        self._preemption = ScriptPreemption(self.files, settings.preemption_seconds)
         self._notes = OptimizerNotes()
         self._summaries = ScriptSummaries()
         self._sessions: Any = weakref.WeakKeyDictionary()  # the HookedSteps of each
@@ -146,7 +149,7 @@ class GuardedSessions:
         fed = self._fed_within(session.graph, feed_dict) if feed_dict else ()
         known = None if fed else known_step(session, fetches, self)
         if known is None:
-            step = unless_initial(session, self._step_of(session, fetches, fed))
+            step = own_runs.step_of(self._step_of, session, fetches, fed)
             self.seen.runs += step is None
             if step is None or step.is_watched:
                 self.seen.own_steps += step is not None
@@ -159,6 +162,9 @@ class GuardedSessions:
             self._hear_signals()
             given = feed_dict, options, run_metadata
             values = self._preemption.run_step(session, known.run, *given)
+        except own_runs.HeldBeforeError as error:
+            own_runs.leave_alone(session, step, error, self._refusals)
+            return original(session, fetches, feed_dict, options, run_metadata)
         except Exception as error:
             if is_of_incident(error):
                 self._count(step)
@@ -181,11 +187,8 @@ class GuardedSessions:
     def _hear_signals(self) -> None:
         """From a session on, SIGTERM and Ctrl-C save what the script saves."""
         if not self._preemption.is_entered and is_main_thread():
-            self._preemption = self._new_preemption()
+            self._preemption = ScriptPreemption(self.files, self._settings.preemption_seconds)
             self._preemption.__enter__()
-
-    def _new_preemption(self) -> ScriptPreemption:
-        return ScriptPreemption(self.files, self._settings.preemption_seconds)
 
     def release(self) -> None:
         """Puts signals back, and lets bad steps of sessions that go on tell of themselves."""
@@ -194,8 +197,7 @@ class GuardedSessions:
                 hooked.release()
         self._preemption.leave()
         if self._skipped:
-            said = self._skipped, self._steps
-            tf1.logging.warning('slimguard: %d of %d batches were skipped.', *said)
+            tf1.logging.warning(_SKIPPED, self._skipped, self._steps)
 
     def _make_callable(self, original, session, fetches, feed_list=None, accept_options=False):
         # With a list, TensorFlow's runs the session's own `run`, and without one the session below.
@@ -231,9 +233,9 @@ class GuardedSessions:
 
     # Beneath.
 
-    def _step_of(self, session, fetches, fed: Sequence[tf.Tensor] = ()) -> Optional[Step]:
+    def _step_of(self, session, fetches, fed: Sequence[tf.Tensor] = (), *more) -> Optional[Step]:
         with self._lock, self._inside:
-            return self._steps_of(session.graph).step_for(fetches, fed)
+            return self._steps_of(session.graph).step_for(fetches, fed, *more)
 
     def _fed_within(self, graph: tf.Graph, feed_dict: Any) -> Sequence[tf.Tensor]:
         """The tensors computed within a step that a run feeds."""

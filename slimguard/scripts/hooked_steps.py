@@ -8,7 +8,6 @@ import tensorflow.compat.v1 as tf1
 from slimguard.checkpoints.step_turn import in_turn
 from slimguard.compat import tf_callers
 from slimguard.graph.sessions import OWN_WORK, SessionWrapper
-from slimguard.graph.single_runs import run_once
 from slimguard.scripts.patches import kept_already, kept_on
 from slimguard.scripts.prepared_steps import Done, PreparedSteps
 from slimguard.scripts.script_watcher import ScriptWatcher, stop_error
@@ -67,16 +66,6 @@ def note_known(session, known: Known, version: int) -> None:
     if len(steps) >= _MOST_KNOWN:
         steps.clear()
     steps[id(known.fetches)] = known, version
-
-
-def unless_initial(session, step: Optional[Step]) -> Optional[Step]:
-    """A step; None if it gives a variable its first value: there is nothing to put back."""
-    known = kept_on(session, 'not_initial', set)
-    if step is not None and step.initialized and step not in known:
-        if not all(run_once(session, step.initialized)):
-            return None
-        known.add(step)
-    return step
 
 
 class HookedSteps(HookedSession):

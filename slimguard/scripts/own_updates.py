@@ -1,4 +1,4 @@
-"""Updates that a script makes itself, in runs that train nothing: `own_updates_among`.
+"""Updates that a script makes itself, in runs that train nothing: `OwnUpdates`.
 
 A running mean, a normalized weight, a loss scale that is doubled, a gradient that was fetched and
 is fed again: `session.run(mean.assign(...))`. Whether such an update may make a NaN is not asked:
@@ -6,21 +6,27 @@ whatever is computed goes through a gate, which knows when the numbers are there
 or sets a variable to what is fed, computes nothing, and is the script's own.
 """
 
-from typing import Iterable, List, Sequence, Set
+from typing import Callable, Collection, Iterable, List, Optional, Sequence, Set
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
+from slimguard.compat import tf_private
 from slimguard.gate.gate import Gate
-from slimguard.gate.writing_runs import guard_writes
-from slimguard.gate.written_beside import MOST_NAMES, is_drawn
-from slimguard.graph import TrainOp, op_of, ops
+from slimguard.gate.writing_runs import guard_writes, writing_among
+from slimguard.gate.written_beside import MOST_NAMES
+from slimguard.graph import TrainOp, op_of
+from slimguard.scripts.shared_updates import each_once
 from slimguard.system import texts
+
+# So many updates are guarded that were built after others had been run. A gate is many ops, and
+# TensorFlow reads the whole graph before it runs a new one of them.
+_MOST_LATE = 50
 
 
 class UnguardedUpdateError(ValueError):
-    """An update of the script's own cannot be guarded.
+    """An update of the script's own is not guarded.
 
     Attributes:
       name: the names of the variables that it writes.
@@ -33,63 +39,103 @@ class UnguardedUpdateError(ValueError):
         self.name = name
 
 
-def own_updates_among(
-    elements: Sequence[TrainOp], graph: tf.Graph, fed: Sequence[tf.Tensor] = ()
-) -> List[TrainOp]:
-    """Those of the elements fetched in a run that compute variables which checkpoints hold.
-
-    What counts together with a float, as the number of batches in a sum, is one as well. Local
-    variables are in no checkpoint, as those of a metric. What sets initial values is left alone: of
-    a variable that has none yet no copy can be made.
+class OwnUpdates:
+    """Guards, in one graph, what runs write that train nothing.
 
     Args:
-      elements: what is fetched: nothing that trains.
-      graph: its graph.
-      fed: tensors computed within the step that the run feeds.
-
-    Returns:
-      The elements; none of them if they write no floats.
+      graph: the graph.
+      on_refusal: called with the names of variables whose update is not guarded, and why not.
     """
-    updates = _Updates(graph)
-    elements = [each for each in elements if not op_of(each).name.startswith(graphs.OURS)]
-    steps = [graphs.ancestors_beyond(fed, [op_of(each)]) for each in elements]
-    written = [updates.variables(step) for step in steps]
-    if not any(map(graphs.is_float_variable, set().union(*written))):
-        return []
-    writing = [set(updates.writing(step)) for step in steps]
-    held = set().union(*(ops for ops, variables in zip(writing, written) if variables))
-    # What comes after such a write is to come after the gate's, with what it writes itself.
-    for _ in elements:
-        held.update(*(ops for ops in writing if not held.isdisjoint(ops)))
-    return [each for each, ops in zip(elements, writing) if not held.isdisjoint(ops)]
 
+    def __init__(self, graph: tf.Graph, on_refusal: Callable[[str, Exception], None]):
+        self._graph = graph
+        self._on_refusal = on_refusal
+        self._first: Optional[tf.Operation] = None  # of the ops of the first gate
+        self._late = 0  # gates of what was built after that
 
-def guard_own_updates(elements: Sequence[TrainOp], fed: Sequence[tf.Tensor] = ()) -> Gate:
-    """As `guard_writes`.
+    def among(
+        self,
+        elements: Sequence[TrainOp],
+        fed: Sequence[tf.Tensor] = (),
+        without_value: Collection[tf.Operation] = (),
+    ) -> List[TrainOp]:
+        """Those of the elements fetched in a run that write what is to go through a gate.
 
-    Raises:
-      UnguardedUpdateError: if something that they write can be neither held back nor put back.
-    """
-    try:
-        return guard_writes(elements, fed)
-    except (ValueError, TypeError) as error:
-        graph = elements[0].graph
+        They compute variables that checkpoints hold, or tables; or they run update ops, or writes
+        that a guarded train op puts back. What counts together with a float, as the number of
+        batches in a sum, is written with it or not at all. Local variables are in no checkpoint, as
+        those of a metric.
+
+        Args:
+          elements: what is fetched: nothing that trains.
+          fed: tensors computed within the step that the run feeds.
+          without_value: the ops of variables that have no value yet. What an element gives them is
+            their initial value, and of nothing no copy can be made: it is left out.
+        """
+        once = [each for each in each_once(elements) if not _is_ours(each)]
+        steps = [graphs.ancestors_beyond(fed, [op_of(each)]) for each in once]
+        updates = _Updates(self._graph)
+        computed = [updates.computed(step) for step in steps]
+        writing = [set(updates.writing(step)) for step in steps]
+        held: Set[tf.Operation] = set()
+        if any(map(_is_float, set().union(*computed))):
+            held.update(*(ops for ops, variables in zip(writing, computed) if variables))
+        others = {id(each) for each in writing_among(once, self._graph, fed)}
+        held.update(*(ops for ops, each in zip(writing, once) if id(each) in others))
+        first = {op for ops in writing for op in ops if updates.writes_any(op, without_value)}
+        # What comes after such a write is to come after the gate's, with what it writes itself; and
+        # the same holds for what is not to be held.
+        for _ in once:
+            held.update(*(ops for ops in writing if not held.isdisjoint(ops)))
+            first.update(*(ops for ops in writing if not first.isdisjoint(ops)))
+        if first:
+            self._tell_of_first(held & first, updates, without_value)
+        return [
+            each
+            for each, ops in zip(once, writing)
+            if first.isdisjoint(ops) and (id(each) in others or not held.isdisjoint(ops))
+        ]
+
+    def guard(self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor] = ()) -> Gate:
+        """As `guard_writes`.
+
+        Raises:
+          UnguardedUpdateError: if something that they write can be neither held back nor put back,
+            or if the script builds updates in turn with running them, without an end.
+        """
         step = graphs.ancestors_beyond(fed, map(op_of, elements))
-        names = sorted(variable.name for variable in _Updates(graph).variables(step))
-        raise UnguardedUpdateError(error, texts.listed(names, MOST_NAMES)) from None
+        updates = _Updates(self._graph)
+        names = texts.listed(sorted(each.name for each in updates.computed(step)), MOST_NAMES)
+        first = None if self._first is None else tf_private.number_of(self._first)
+        if first is not None:
+            self._late += any(tf_private.number_of(op) > first for op in updates.writing(step))
+        if self._late > _MOST_LATE:
+            raise UnguardedUpdateError(_TOO_MANY % _MOST_LATE, names)
+        try:
+            gate = guard_writes(elements, fed)
+        except (ValueError, TypeError) as error:
+            raise UnguardedUpdateError(error, names) from None
+        self._first = self._first or op_of(gate.train_op)
+        return gate
+
+    def _tell_of_first(
+        self,
+        writing: Iterable[tf.Operation],
+        updates: '_Updates',
+        without_value: Collection[tf.Operation],
+    ) -> None:
+        """Names what is computed in one element with the initial values of other variables."""
+        names = sorted(each.name for each in updates.computed(writing) if each not in without_value)
+        if names:
+            error = UnguardedUpdateError(_WITH_FIRST, texts.listed(names, MOST_NAMES))
+            self._on_refusal(error.name, error)
 
 
-def initialized_for(gate: Gate) -> List[tf.Tensor]:
-    """For each variable that a gate of own updates writes, whether it has a value; bool scalars.
-
-    What a run sets a variable to that has none yet is its initial value, and of nothing no copy can
-    be made.
-    """
-    graph = gate.train_op.graph
-    writes = graphs.Writes(graph)
-    variables = [*gate.transient, *(v for op in gate.writes for v in writes.variables(op))]
-    with ops.our_scope(graph, 'initialized'):
-        return [ops.is_initialized(variable) for variable in dict.fromkeys(variables)]
+def written_by(gate: Gate) -> List[tf.Operation]:
+    """The ops of the variables that a gate writes."""
+    writes = graphs.Writes(gate.train_op.graph)
+    written = [variable for op in gate.writes for variable in writes.variables(op)]
+    return list(dict.fromkeys([*gate.transient, *written]))
 
 
 class _Updates:
@@ -107,37 +153,59 @@ class _Updates:
         self._kept = {variable.op for variable in kept}
         self._initial = {variable.initializer for variable in kept}
 
-    def variables(self, step: Sequence[tf.Operation]) -> Set[tf.Operation]:
-        """The ops of the variables; none if initial values are set among it."""
+    def writing(self, step: Iterable[tf.Operation]) -> List[tf.Operation]:
+        """Those of the ops that write what checkpoints hold."""
+        return [
+            op
+            for op in step
+            if not self._kept.isdisjoint(self._writes.variables(op)) or _inserts(op)
+        ]
+
+    def computed(self, step: Iterable[tf.Operation]) -> Set[tf.Operation]:
+        """The ops of the variables and tables that are computed; none among initial values."""
         writing = self.writing(step)
         if not self._initial.isdisjoint(writing):
             return set()
-        computing = filter(self._computes, writing)
-        return {v for op in computing for v in self._writes.variables(op) if v in self._kept}
+        found: Set[tf.Operation] = set()
+        for op in filter(self._computes, writing):
+            found.update([op.inputs[0].op] if _inserts(op) else self._writes.variables(op))
+        return {each for each in found if each in self._kept or each.type not in graphs.VARIABLES}
 
-    def writing(self, step: Sequence[tf.Operation]) -> List[tf.Operation]:
-        """Those of the ops that write what checkpoints hold."""
-        return [op for op in step if not self._kept.isdisjoint(self._writes.variables(op))]
+    def writes_any(self, op: tf.Operation, variables: Collection[tf.Operation]) -> bool:
+        """Whether an op writes one of some variables."""
+        return any(each in variables for each in self._writes.variables(op))
 
     def _computes(self, write: tf.Operation) -> bool:
-        """Whether what is written is computed of numbers of variables, or of a batch."""
+        """Whether what is written is computed, and not only passed on."""
+        if _inserts(write):
+            return not _are_passed_on([write.inputs[2].op])
         if graphs.changes_value(write) or self._writes.is_opaque(write):
             return True
         into = self._writes.inputs(write)
-        values = [tensor.op for index, tensor in enumerate(write.inputs) if index not in into]
-        sources = graphs.ancestors(values, needs=_data_of)
-        return any(map(_has_numbers, sources)) and not all(map(_passes_on, sources))
+        return not _are_passed_on(
+            tensor.op for index, tensor in enumerate(write.inputs) if index not in into
+        )
+
+
+def _is_ours(element: TrainOp) -> bool:
+    return op_of(element).name.startswith(graphs.OURS)
+
+
+def _inserts(op: tf.Operation) -> bool:
+    """Whether an op writes floats to a table, which checkpoints hold as well."""
+    return op.type.startswith('LookupTableInsert') and graphs.is_float(op.inputs[2])
+
+
+def _is_float(written: tf.Operation) -> bool:
+    return written.type not in graphs.VARIABLES or graphs.is_float_variable(written)
+
+
+def _are_passed_on(values: Iterable[tf.Operation]) -> bool:
+    return all(map(_passes_on, graphs.ancestors(list(values), needs=_data_of)))
 
 
 def _data_of(op: tf.Operation) -> Iterable[tf.Operation]:
     return [tensor.op for tensor in op.inputs]
-
-
-def _has_numbers(op: tf.Operation) -> bool:
-    """Whether an op holds numbers, is fed or draws them; constants and chance are none."""
-    if op.type in graphs.VARIABLES:
-        return graphs.is_float_variable(op)
-    return is_drawn(op) and not graphs.is_random(op)
 
 
 def _passes_on(op: tf.Operation) -> bool:
@@ -161,5 +229,15 @@ _PASS_ON = frozenset(
     'NextIteration Reshape ExpandDims Squeeze Transpose Tile BroadcastTo StopGradient StridedSlice '
     'Slice Split SplitV Pack Unpack ConcatV2 Gather GatherV2 GatherNd ReverseV2 Fill ZerosLike '
     'OnesLike Restore RestoreV2 RestoreSlice IteratorGetNext QueueDequeueV2 QueueDequeueManyV2 '
-    'QueueDequeueUpToV2 PlaceholderWithDefault ResourceGather'.split()
+    'QueueDequeueUpToV2 PlaceholderWithDefault ResourceGather LookupTableFindV2 ParseTensor '
+    'DecodeRaw'.split()
+)
+
+_WITH_FIRST = (
+    'it is written in one op with the first value of another variable, and of that there is no '
+    'copy yet to go back to. From the next run on it is guarded'
+)
+_TOO_MANY = (
+    '%d updates that were built after others had been run are guarded, and no more: each makes the '
+    'graph larger, and the next one slower. Build an update once, ahead of the loop, and run that'
 )

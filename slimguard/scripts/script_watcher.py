@@ -14,6 +14,7 @@ from slimguard.incidents.incident import Incident
 from slimguard.incidents.journal import Journal
 from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.incidents.policy_language import OnNan
+from slimguard.scripts import own_runs
 from slimguard.scripts.ending import after_stop
 from slimguard.scripts.script_files import ScriptFiles, ScriptRestorer
 from slimguard.scripts.script_preemption import save_quietly
@@ -161,6 +162,8 @@ class ScriptWatcher(GateWatcher):
         GateWatcher.end(self, session)
 
     def handle(self, run_context, reading: Reading, *beside: Reading) -> None:
+        if reading.gate is not None:
+            own_runs.require_finite_before(run_context.session, reading.gate)
         with self._acting:
             logdir = self._keep_record(run_context.session.graph)
             for each in list(self._evidence.values()):  # another thread may add to them

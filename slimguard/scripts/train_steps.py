@@ -9,7 +9,19 @@ that were built around them are guarded at once; these are what most scripts fet
 """
 
 import dataclasses
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    FrozenSet,
+    Iterable,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -22,14 +34,13 @@ from slimguard.gate.chief_update import takes_accumulated
 from slimguard.gate.copies_ahead import copies_ahead, copy_ahead_of_others
 from slimguard.gate.gate import Gate, guard_with_values
 from slimguard.gate.histograms import leave_out_bad_values
-from slimguard.gate.writing_runs import writing_among
 from slimguard.gate.written_beside import written_beside
 from slimguard.graph import TrainOp, key, op_of, ops, plain_ops
 from slimguard.graph.sessions import note_seen
 from slimguard.graph.token_queues import has_token_queue
 from slimguard.scripts.gradient_writes import GradientWrites
 from slimguard.scripts.optimizer_notes import OptimizerNotes
-from slimguard.scripts.own_updates import guard_own_updates, initialized_for, own_updates_among
+from slimguard.scripts.own_updates import OwnUpdates, written_by
 from slimguard.scripts.shared_updates import SharedUpdates, each_once, element_key
 from slimguard.scripts.update_ends import ends_of
 from slimguard.training.fetch_structures import fetched_elements, map_fetches
@@ -69,7 +80,7 @@ class Step:
       quiet: what the script fetches, in the same structure, with what stands in for what trains
         where a bad step is told by no word and no error; None where there is no such thing.
       is_watched: whether somebody else watches it: a `NanLossHook`, or `slimguard.train`.
-      initialized: if it only writes, whether each variable has a value that it can put back.
+      written: if it only writes, the ops of the variables that it may put back.
     """
 
     gates: Sequence[Gate]
@@ -77,7 +88,7 @@ class Step:
     args: tf1.train.SessionRunArgs
     quiet: Any
     is_watched: bool
-    initialized: Sequence[tf.Tensor]
+    written: Sequence[tf.Operation]
 
     @classmethod
     def of(cls, fetches, parts: Sequence[Gated], graph: tf.Graph, trains: bool) -> 'Step':
@@ -104,7 +115,7 @@ class Step:
             tf1.train.SessionRunArgs(both),
             quiet,
             not names.isdisjoint(name for part in parts for name in part.gate.untold.counts),
-            [] if trains else initialized_for(parts[0].gate),
+            () if trains else tuple(written_by(parts[0].gate)),
         )
 
 
@@ -139,6 +150,7 @@ class TrainSteps:
         self._known_updates: Set[str] = set()
         self._gradient_writes = GradientWrites(graph)
         self._updates = SharedUpdates(graph, notes, self._gradient_writes)
+        self._own_updates = OwnUpdates(graph, on_refusal)
         # By what is fetched, of which a copy is kept so that nothing else gets the ids in it.
         self._steps: Dict[Any, Tuple[Optional[Step], Any]] = {}
 
@@ -184,21 +196,28 @@ class TrainSteps:
         theirs = set(graphs.ancestors(list(map(op_of, self._notes.updates(self._graph)))))
         return [op for op in writes if op not in theirs and not graphs.is_apply(op)]
 
-    def step_for(self, fetches, fed: Sequence[tf.Tensor] = ()) -> Optional[Step]:
+    def step_for(
+        self,
+        fetches,
+        fed: Sequence[tf.Tensor] = (),
+        without_value: FrozenSet[tf.Operation] = frozenset(),
+    ) -> Optional[Step]:
         """The step that a run of `fetches` is; None if it does nothing that can be guarded.
 
         Args:
           fetches: what the script fetches.
           fed: those tensors that it feeds which are computed of something that is drawn.
+          without_value: the variables, of those that it writes, that have no value yet.
         """
         asked = (key_of(fetches), *map(key, fed)) if fed else key_of(fetches)
+        asked = (asked, without_value) if without_value else asked
         if asked not in self._steps:
             knows_all = self.version == self._graph.version
             kept = map_fetches(fetches, lambda fetch: fetch)
             if fed and not are_taken(fed, fetched_elements(fetches, self._graph)):
-                self._steps[asked] = self.step_for(fetches), kept
+                self._steps[asked] = self.step_for(fetches, (), without_value), kept
             else:
-                self._steps[asked] = self._make_step(fetches, fed), kept
+                self._steps[asked] = self._make_step(fetches, fed, without_value), kept
             if knows_all:  # what was added is no news
                 self.version = self._graph.version
         return self._steps[asked][0]
@@ -207,10 +226,12 @@ class TrainSteps:
         """The names of those of `fetches` that train, or else write, and that have no gate."""
         elements = fetched_elements(fetches, self._graph)
         together = [each for group in self._updates.by_update(elements) for each in group]
-        together = together or self._writing_among(elements, ())
+        together = together or self._own_updates.among(elements)
         return [name_of(each) for each in together if gates.gate_of(each) is None]
 
-    def _make_step(self, fetches, fed: Sequence[tf.Tensor]) -> Optional[Step]:
+    def _make_step(
+        self, fetches, fed: Sequence[tf.Tensor], without_value: FrozenSet[tf.Operation]
+    ) -> Optional[Step]:
         elements = not_fed(fetched_elements(fetches, self._graph), fed)
         parts = []
         training = self._updates.by_update(elements, fed)
@@ -226,22 +247,14 @@ class TrainSteps:
             parts.append(part or self._guarded(together, fed))
         trains = bool(parts)
         if not trains:
-            writing = self._writing_among(elements, fed)
+            writing = self._own_updates.among(elements, fed, without_value)
             if writing:
-                parts.append(self._guarded(writing, fed, guard_own_updates))
+                parts.append(self._guarded(writing, fed, self._own_updates.guard))
         guarded = [part for part in parts if part is not None]
         if not guarded:
             return None
         with tf_private.unfinalized(self._graph):
             return Step.of(fetches, guarded, self._graph, trains)
-
-    def _writing_among(
-        self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]
-    ) -> List[TrainOp]:
-        """The elements that write what is guarded in a run that trains nothing."""
-        once = list(each_once(elements))
-        found = [*writing_among(once, self._graph, fed), *own_updates_among(once, self._graph, fed)]
-        return [each for each in once if any(each is one for one in found)]
 
     def _guarded(
         self,

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
+from slimguard.scripts import own_updates
 from tests.helpers.models import LogLines, records_in, state
 
 tf1 = tf.compat.v1
@@ -126,6 +127,14 @@ UPDATES = {
         by_the_batch_in_a_variable,
         {'weight': (3e38, 1.0), 'mean': (99, 99)},
     ),
+    'of an integer': (
+        lambda own: own.scale.assign(1.0 / tf.cast(1 - own.count, tf.float32)),
+        {'count': 1},
+    ),
+    'of chance': (
+        lambda own: own.mean.assign(tf.sqrt(tf1.random_uniform([2], seed=1) + own.scale)),
+        {'scale': -3.0},
+    ),
     'several': (
         lambda own: [own.weight.assign(own.scale - own.x), own.other.assign_add(own.x)],
         {'x': (np.inf, 1.0)},
@@ -236,8 +245,7 @@ LEFT_ALONE = {
     'a place that is computed': lambda own: tf1.scatter_update(
         own.mean, [(own.count * 3 + 1) % 2], own.x[:1]
     ),
-    'chance': lambda own: own.weight.assign(tf1.random_normal([2])),
-    'constants': lambda own: own.weight.assign(tf.zeros([2]) + 1.0),
+    'constants': lambda own: own.weight.assign(tf.zeros([2])),
     'a count': lambda own: own.count.assign_add(1),
     'a metric': lambda own: local(own).assign_add(own.x),
     'initial values': lambda own: tf1.global_variables_initializer(),
@@ -319,6 +327,110 @@ def test_a_first_value_is_an_initial_value(use_resource, factor, tmp_path):
         own.run([update], (np.nan, 1.0))
         assert own.session.run(own.mean).tobytes() == before
         own.session.close()
+    assert guards.sessions.seen.actions == {'skip': 1}
+
+
+def test_beside_a_first_value_the_rest_is_guarded(tmp_path):
+    with slimguard.instrument(on_nan='skip', logdir=tmp_path) as guards:
+        own = Own()
+        both = [own.weight.assign_sub(0.1 * own.x), own.mean.assign(own.x * 2.0)]
+        own.session = tf1.Session()
+        own.session.run(own.weight.initializer)
+        own.run(both, (np.nan, 1.0))
+        assert list(own.session.run(own.weight)) == [1.0, 3.0]
+        assert np.isnan(own.session.run(own.mean)[0])  # its initial value
+        own.mean.load((0.0, 0.0), own.session)
+        own.run(both, (np.nan, 1.0))
+        assert list(own.session.run(own.mean)) == [0.0, 0.0]
+        own.session.close()
+    assert guards.sessions.seen.actions == {'skip': 2}
+
+
+def test_in_one_op_with_a_first_value_it_is_named(tmp_path):
+    with slimguard.instrument(on_nan='skip', logdir=tmp_path), LogLines() as lines:
+        own = Own()
+        both = tf.group(own.weight.assign_sub(0.1 * own.x), own.mean.assign(own.x * 2.0))
+        own.session = tf1.Session()
+        own.session.run(own.weight.initializer)
+        own.run(both)
+        own.run(both, (np.nan, 1.0))
+        assert np.isfinite(own.session.run(own.weight)).all()
+        own.session.close()
+    (line,) = [line for line in lines if 'NOT guarded' in line]
+    assert "the update of 'own/w' is NOT guarded: it is written in one op with the first" in line
+
+
+@kinds
+def test_what_a_script_has_set_to_inf_is_left_to_it(use_resource, tmp_path):
+    """As the paths that are not known yet, where the shortest ones are looked for."""
+    edges = np.float32([[np.inf, 1.0], [np.inf, np.inf]])
+
+    def run():
+        with tf.Graph().as_default(), tf1.Session() as session, LogLines() as lines:
+            with tf1.variable_scope('', use_resource=use_resource):
+                distances = tf1.get_variable('d', initializer=[np.inf, np.inf])
+                best = tf1.get_variable('best', initializer=np.inf)
+            nearer = distances.assign(
+                tf.minimum(distances, tf.reduce_min(distances[:, None] + edges, 0))
+            )
+            better = best.assign(tf.minimum(best, tf.reduce_min(distances)))
+            session.run(tf1.global_variables_initializer())
+            found = [session.run([nearer, better])]
+            distances.load([0.0, np.inf], session)
+            found += [session.run(nearer), session.run(better), session.run(nearer)]
+            return found, [line for line in lines if 'NOT guarded' in line]
+
+    with slimguard.instrument(on_nan='raise', logdir=tmp_path) as guards:
+        guarded, lines = run()
+    plain, _ = run()
+    np.testing.assert_equal(guarded, plain)
+    assert "'best, d' is NOT guarded: it held what is not finite ahead of this run" in lines[0]
+    assert not guards.sessions.seen.actions
+
+
+def test_updates_that_are_built_in_turn_with_their_runs_are_guarded_so_many_times(tmp_path):
+    with slimguard.instrument(on_nan='skip', logdir=tmp_path, capture=False) as guards:
+        with LogLines() as lines:
+            own = Own()
+            own.open()
+            for _ in range(own_updates._MOST_LATE + 5):
+                own.run(own.scale.assign(own.scale * 0.5))
+            own.session.close()
+    (line,) = [line for line in lines if 'NOT guarded' in line]
+    assert "'own/scale' is NOT guarded: 50 updates that were built after" in line
+    assert guards.sessions.seen.writing_runs == own_updates._MOST_LATE + 1
+
+
+def test_weights_that_are_clipped_have_a_gate_where_learning_rates_are_lowered(tmp_path):
+    """They take no rate; a running mean is no weight, and keeps its decay."""
+    with slimguard.instrument(on_nan='skip,rollback:3x0.5', logdir=tmp_path) as guards:
+        own = Own()
+        clip = own.weight.assign(own.weight / tf.norm(own.other))
+        mean = own.mean.assign_sub(0.5 * (own.mean - own.x))
+        own.open()
+        own.run([clip, mean])
+        own.other.load((0.0, 0.0), own.session)
+        own.run([clip, mean])
+        assert np.isfinite(own.session.run(own.weight)).all()
+        own.session.close()
+    seen = guards.sessions.seen
+    assert not seen.refused and sum(seen.actions.values()) == 1
+
+
+def test_a_table_is_computed_behind_a_gate(tmp_path):
+    with slimguard.instrument(on_nan='skip', logdir=tmp_path) as guards:
+        x = tf1.placeholder(tf.float32, [1])
+        table = (
+            tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+            if (hasattr(tf.lookup.experimental, 'MutableHashTable'))
+            else tf.contrib.lookup.MutableHashTable(tf.int64, tf.float32, 0.0)
+        )
+        at = tf.constant([1], tf.int64)
+        update = table.insert(at, 0.5 * table.lookup(at) + x)
+        with tf1.Session() as session:
+            for value in (4.0, np.nan, 2.0):
+                session.run(update, {x: [value]})
+            assert session.run(table.lookup(at)) == [4.0]
     assert guards.sessions.seen.actions == {'skip': 1}
 
 

@@ -73,21 +73,22 @@ class OwnUpdates:
             their initial value, and of nothing no copy can be made: it is left out.
         """
         once = [each for each in each_once(elements) if not _is_ours(each)]
-        steps = [graphs.ancestors_beyond(fed, [op_of(each)]) for each in once]
         updates = _Updates(self._graph)
+        others = {id(each) for each in writing_among(once, self._graph, fed)}
+        if not others and not updates.writing(graphs.ancestors_beyond(fed, map(op_of, once))):
+            return []  # as in most runs that train nothing: one look at all is the quickest
+        steps = [graphs.ancestors_beyond(fed, [op_of(each)]) for each in once]
         computed = [updates.computed(step) for step in steps]
         writing = [set(updates.writing(step)) for step in steps]
         held: Set[tf.Operation] = set()
         if any(map(_is_float, set().union(*computed))):
             held.update(*(ops for ops, variables in zip(writing, computed) if variables))
-        others = {id(each) for each in writing_among(once, self._graph, fed)}
         held.update(*(ops for ops, each in zip(writing, once) if id(each) in others))
         first = {op for ops in writing for op in ops if updates.writes_any(op, without_value)}
         # What comes after such a write is to come after the gate's, with what it writes itself; and
         # the same holds for what is not to be held.
-        for _ in once:
-            held.update(*(ops for ops in writing if not held.isdisjoint(ops)))
-            first.update(*(ops for ops in writing if not first.isdisjoint(ops)))
+        _add_shared(held, writing)
+        _add_shared(first, writing)
         if first:
             self._tell_of_first(held & first, updates, without_value)
         return [
@@ -185,6 +186,14 @@ class _Updates:
         return not _are_passed_on(
             tensor.op for index, tensor in enumerate(write.inputs) if index not in into
         )
+
+
+def _add_shared(ops: Set[tf.Operation], groups: Sequence[Set[tf.Operation]]) -> None:
+    """Adds to some ops the groups that share one of them, and those that share one with these."""
+    before = -1
+    while len(ops) != before:
+        before = len(ops)
+        ops.update(*(group for group in groups if not ops.isdisjoint(group)))
 
 
 def _is_ours(element: TrainOp) -> bool:

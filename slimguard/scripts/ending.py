@@ -28,7 +28,7 @@ class Seen:
       own_steps: how many steps a `NanLossHook` of the script's own watched.
       writing_runs: how many runs trained nothing, and were guarded for what they wrote.
       failures: how often a guarded run ended in an error that is not ours, by its class. The end
-        of the input is none.
+        of the input is none, nor is that of the session.
       refused_saves: how many saves were refused, as a variable was not finite.
       not_finite: the names of those variables.
       error: what ended the script; None if it came to its end.
@@ -91,8 +91,11 @@ class Seen:
             self.note_steps(train_op, 1)
 
     def note_failure(self, error: Exception) -> None:
-        """Notes that a guarded run ended in an error, which a script may catch and say nothing."""
-        if not isinstance(error, tf.errors.OutOfRangeError):
+        """Notes that a guarded run ended in an error, which a script may catch and say nothing.
+
+        The end of the input is none, nor is that of the session, which a queue's thread sees.
+        """
+        if not isinstance(error, (tf.errors.OutOfRangeError, tf.errors.CancelledError)):
             kind = type(error).__name__
             self.failures[kind] = self.failures.get(kind, 0) + 1
 

@@ -15,7 +15,7 @@ from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.gate.gate import Gate
 from slimguard.gate.writing_runs import guard_writes, writing_among
-from slimguard.gate.written_beside import MOST_NAMES
+from slimguard.gate.written_beside import MOST_NAMES, is_drawn
 from slimguard.graph import TrainOp, op_of
 from slimguard.scripts.shared_updates import each_once
 from slimguard.system import texts
@@ -62,9 +62,9 @@ class OwnUpdates:
         """Those of the elements fetched in a run that write what is to go through a gate.
 
         They compute variables that checkpoints hold, or tables; or they run update ops, or writes
-        that a guarded train op puts back. What counts together with a float, as the number of
-        batches in a sum, is written with it or not at all. Local variables are in no checkpoint, as
-        those of a metric.
+        that a guarded train op puts back. What else such a run writes of the kind, as the number of
+        batches in a sum, or a copy of the batch, is written with it or not at all. Local variables
+        are in no checkpoint, as those of a metric.
 
         Args:
           elements: what is fetched: nothing that trains.
@@ -83,6 +83,8 @@ class OwnUpdates:
         held: Set[tf.Operation] = set()
         if any(map(_is_float, set().union(*computed))):
             held.update(*(ops for ops, variables in zip(writing, computed) if variables))
+        if held:  # all that the run writes, or nothing, but for constants
+            held.update(*(filter(updates.is_given, ops) for ops in writing))
         held.update(*(ops for ops, each in zip(writing, once) if id(each) in others))
         first = {op for ops in writing for op in ops if updates.writes_any(op, without_value)}
         # What comes after such a write is to come after the gate's, with what it writes itself; and
@@ -176,16 +178,23 @@ class _Updates:
         """Whether an op writes one of some variables."""
         return any(each in variables for each in self._writes.variables(op))
 
+    def is_given(self, write: tf.Operation) -> bool:
+        """Whether something enters what is written that may be another in each run."""
+        sources = graphs.ancestors(self._values_of(write), needs=_data_of)
+        return any(op.type in graphs.VARIABLES or is_drawn(op) for op in sources)
+
     def _computes(self, write: tf.Operation) -> bool:
         """Whether what is written is computed, and not only passed on."""
-        if _inserts(write):
-            return not _are_passed_on([write.inputs[2].op])
         if graphs.changes_value(write) or self._writes.is_opaque(write):
             return True
+        return not all(map(_passes_on, graphs.ancestors(self._values_of(write), needs=_data_of)))
+
+    def _values_of(self, write: tf.Operation) -> List[tf.Operation]:
+        """The ops of what a write takes, but for what it writes to."""
+        if _inserts(write):
+            return [write.inputs[2].op]
         into = self._writes.inputs(write)
-        return not _are_passed_on(
-            tensor.op for index, tensor in enumerate(write.inputs) if index not in into
-        )
+        return [tensor.op for index, tensor in enumerate(write.inputs) if index not in into]
 
 
 def _add_shared(ops: Set[tf.Operation], groups: Sequence[Set[tf.Operation]]) -> None:
@@ -207,10 +216,6 @@ def _inserts(op: tf.Operation) -> bool:
 
 def _is_float(written: tf.Operation) -> bool:
     return written.type not in graphs.VARIABLES or graphs.is_float_variable(written)
-
-
-def _are_passed_on(values: Iterable[tf.Operation]) -> bool:
-    return all(map(_passes_on, graphs.ancestors(list(values), needs=_data_of)))
 
 
 def _data_of(op: tf.Operation) -> Iterable[tf.Operation]:

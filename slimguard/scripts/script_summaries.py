@@ -48,8 +48,9 @@ class _OfSession:
                 continue
             row = row_of(entry)
             at = step_of(row) if step is None else step
-            if at is not None:
-                add_summary(writer, scalars_of(row, prefix), at)
+            scalars = scalars_of(row, prefix)
+            if at is not None and scalars.value:  # a run that only writes has none
+                add_summary(writer, scalars, at)
 
 
 class _Notes:

@@ -267,13 +267,15 @@ def test_what_computes_nothing_is_the_scripts_own(name, use_resource, tmp_path):
 
 
 @kinds
-def test_a_batch_is_counted_if_its_sum_is_written(use_resource, tmp_path):
+def test_all_that_a_run_writes_is_written_or_nothing(use_resource, tmp_path):
     with slimguard.instrument(on_nan='skip', logdir=tmp_path):
         own = Own(use_resource)
         both = {'sum': own.mean.assign_add(own.x), 'number': own.count.assign_add(1)}
+        both['last'] = own.other.assign(own.x)
         own.open()
         own.run(both)
         own.run(both, (np.nan, 1.0))
+        assert list(own.session.run(own.other)) == [1.0, 2.0]
         assert own.session.run(own.count) == 1
         assert own.run(both)['number'] == 2
         own.session.close()
@@ -526,6 +528,24 @@ def test_between_the_steps_of_a_training(tmp_path):
     seen = guards.sessions.seen
     said = 'guarded GradientDescent: 3 steps and 6 runs that only wrote, 1 incident (skip 1)'
     assert str(seen).startswith(said)
+
+
+def test_no_summaries_are_added_of_runs_that_only_write(tmp_path):
+    with slimguard.instrument(on_nan='skip', logdir=tmp_path):
+        own = Own()
+        update = own.mean.assign_add(own.x)
+        own.open()
+        writer = tf1.summary.FileWriter(str(tmp_path / 'events'))
+        for step in range(3):
+            own.run(update)
+            writer.add_summary(tf1.Summary(value=[tf1.Summary.Value(tag='a')]), step)
+        writer.close()
+        own.session.close()
+    (events,) = (tmp_path / 'events').iterdir()
+    tags = [
+        [v.tag for v in event.summary.value] for event in tf1.train.summary_iterator(str(events))
+    ]
+    assert tags[1:] == [['a']] * 3
 
 
 def test_what_cannot_be_guarded_is_named_once(tmp_path):

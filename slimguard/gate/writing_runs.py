@@ -1,9 +1,8 @@
-"""Runs that train nothing and write all the same: the moving averages of batch norm.
+"""Runs that train nothing and write all the same, such as the moving averages of batch norm.
 
 With batch norm in place such a run writes in its forward pass what a guarded train op of the same
-model puts back after a bad step; other scripts run slim's update ops by themselves. Nothing else is
-guarded in a run that trains nothing: initializers, restored values and metrics are the script's
-own.
+model puts back after a bad step; other scripts run slim's update ops by themselves. What a script
+computes and writes itself is found in :mod:`slimguard.scripts.own_updates`.
 """
 
 from typing import Any, Optional, Sequence

@@ -35,7 +35,8 @@ class Seen:
       has_names_of_1: whether the script has the names of TensorFlow 1, and its graphs.
       children: how many forks of this process there were, and children that it spawned: of all
         these, each is guarded and says so itself.
-      before_first: called ahead of noting the first step, or the first refused train op.
+      before_first: called ahead of noting the first step, the first run that only writes, or the
+        first train op that is refused.
     """
 
     def __init__(self) -> None:
@@ -57,15 +58,17 @@ class Seen:
 
     def note_steps(self, train_op: str, steps: int) -> None:
         """Notes steps of a guarded train op."""
-        if not self.has_trained:
-            self.before_first()
+        self._note_first()
         self.train_ops[train_op] = self.train_ops.get(train_op, 0) + steps
 
     def note_refused(self, what: str, name: str, why: str) -> None:
         """Notes what cannot be guarded: what it is, its name, and why not."""
+        self._note_first()
+        self.refused[name] = '%s %r cannot be: %s' % (what, name, why)
+
+    def _note_first(self) -> None:
         if not self.has_trained:
             self.before_first()
-        self.refused[name] = '%s %r cannot be: %s' % (what, name, why)
 
     def note_child(self) -> None:
         """Notes a process that is guarded as this one is."""
@@ -84,8 +87,7 @@ class Seen:
     def note_run(self, train_ops: Sequence[str]) -> None:
         """Notes a guarded run: a step of train ops, or of none, if it only wrote."""
         if not train_ops:
-            if not self.has_trained:
-                self.before_first()
+            self._note_first()
             self.writing_runs += 1
         for train_op in train_ops:
             self.note_steps(train_op, 1)

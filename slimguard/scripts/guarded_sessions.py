@@ -26,12 +26,7 @@ from slimguard.incidents.spike import Spike
 from slimguard.scripts import own_runs
 from slimguard.scripts.ending import Seen
 from slimguard.scripts.gradient_writes import note_tapes
-from slimguard.scripts.hooked_steps import (
-    HookedSteps,
-    Known,
-    known_step,
-    note_known,
-)
+from slimguard.scripts.hooked_steps import HookedSteps, Known, known_step, note_known
 from slimguard.scripts.optimizer_notes import OptimizerNotes
 from slimguard.scripts.patches import Patches, kept_on
 from slimguard.scripts.refusals import Refusals

@@ -50,7 +50,7 @@ class OwnUpdates:
     def __init__(self, graph: tf.Graph, on_refusal: Callable[[str, Exception], None]):
         self._graph = graph
         self._on_refusal = on_refusal
-        self._first: Optional[tf.Operation] = None  # of the ops of the first gate
+        self._first: Optional[int] = None  # the number of an op of the first gate
         self._late = 0  # gates of what was built after that
 
     def among(
@@ -109,16 +109,17 @@ class OwnUpdates:
         step = graphs.ancestors_beyond(fed, map(op_of, elements))
         updates = _Updates(self._graph)
         names = texts.listed(sorted(each.name for each in updates.computed(step)), MOST_NAMES)
-        first = None if self._first is None else tf_private.number_of(self._first)
-        if first is not None:
-            self._late += any(tf_private.number_of(op) > first for op in updates.writing(step))
+        if self._first is not None:
+            numbers = map(tf_private.number_of, updates.writing(step))
+            self._late += any(number > self._first for number in numbers)
         if self._late > _MOST_LATE:
             raise UnguardedUpdateError(_TOO_MANY % _MOST_LATE, names)
         try:
             gate = guard_writes(elements, fed)
         except (ValueError, TypeError) as error:
             raise UnguardedUpdateError(error, names) from None
-        self._first = self._first or op_of(gate.train_op)
+        if self._first is None:
+            self._first = tf_private.number_of(op_of(gate.train_op))
         return gate
 
     def _tell_of_first(

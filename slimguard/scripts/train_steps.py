@@ -70,7 +70,7 @@ def name_of(train_op: TrainOp) -> str:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-    """A run that trains, or that only writes what others put back.
+    """A run that trains, or that only writes.
 
     Attributes:
       gates: its gates, one for each update of its own.
@@ -251,10 +251,7 @@ class TrainSteps:
             if writing:
                 parts.append(self._guarded(writing, fed, self._own_updates.guard))
         guarded = [part for part in parts if part is not None]
-        if not guarded:
-            return None
-        with tf_private.unfinalized(self._graph):
-            return Step.of(fetches, guarded, self._graph, trains)
+        return Step.of(fetches, guarded, self._graph, trains) if guarded else None
 
     def _guarded(
         self,

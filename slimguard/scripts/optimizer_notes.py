@@ -67,6 +67,15 @@ class OptimizerNotes:
         """What `apply_gradients` returned, in order."""
         return kept_on(graph, 'updates', list)
 
+    def not_of_optimizers(
+        self, graph: tf.Graph, writes: Sequence[tf.Operation]
+    ) -> List[tf.Operation]:
+        """Those of some writes in a graph that belong to no update that an optimizer made."""
+        if not writes:
+            return []
+        theirs = set(graphs.ancestors(list(map(op_of, self.updates(graph)))))
+        return [op for op in writes if op not in theirs and not graphs.is_apply(op)]
+
     def has_functions(self, graph: tf.Graph) -> bool:
         """Whether functions of a graph hold updates: the branches of a v2 `tf.cond`, for one."""
         return bool(kept_on(graph, 'functions', list))

@@ -142,6 +142,13 @@ def written_by(gate: Gate) -> List[tf.Operation]:
     return list(dict.fromkeys([*gate.transient, *written]))
 
 
+def written_in(elements: Iterable[TrainOp], graph: tf.Graph) -> List[tf.Operation]:
+    """The ops of the variables that a run of some elements writes."""
+    writes = graphs.Writes(graph)
+    step = graphs.ancestors([op_of(each) for each in elements])
+    return list(dict.fromkeys(variable for op in step for variable in writes.variables(op)))
+
+
 class _Updates:
     """Says what a run of some ops computes and writes.
 

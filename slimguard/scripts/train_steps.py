@@ -40,7 +40,7 @@ from slimguard.graph.sessions import note_seen
 from slimguard.graph.token_queues import has_token_queue
 from slimguard.scripts.gradient_writes import GradientWrites
 from slimguard.scripts.optimizer_notes import OptimizerNotes
-from slimguard.scripts.own_updates import OwnUpdates, written_by
+from slimguard.scripts.own_updates import OwnUpdates, written_by, written_in
 from slimguard.scripts.shared_updates import SharedUpdates, each_once, element_key
 from slimguard.scripts.update_ends import ends_of
 from slimguard.training.fetch_structures import fetched_elements, map_fetches
@@ -49,10 +49,15 @@ from slimguard.training.prepared_call import key_of
 
 
 class Gated(NamedTuple):
-    """Those of the elements fetched in a run that need the same update, and its gate."""
+    """Those of the elements fetched in a run that need the same update, and its gate.
+
+    Attributes:
+      beside: those of the elements that only write, where others train.
+    """
 
     gate: Gate
     elements: Sequence[TrainOp]
+    beside: Sequence[TrainOp] = ()
 
     @property
     def name(self) -> str:
@@ -80,7 +85,7 @@ class Step:
       quiet: what the script fetches, in the same structure, with what stands in for what trains
         where a bad step is told by no word and no error; None where there is no such thing.
       is_watched: whether somebody else watches it: a `NanLossHook`, or `slimguard.train`.
-      written: if it only writes, the ops of the variables that it may put back.
+      written: the ops of the variables that it may put back, of those that no train op writes.
     """
 
     gates: Sequence[Gate]
@@ -101,6 +106,7 @@ class Step:
           trains: whether it trains.
         """
         names = {element.name for element in fetched_elements(fetches, graph)}
+        first = parts[0]
         train_ops = [part.gate.train_op for part in parts]
         both = [_through_gates(fetches, parts, graph, train_ops), train_ops]
         quiet = None
@@ -115,7 +121,7 @@ class Step:
             tf1.train.SessionRunArgs(both),
             quiet,
             not names.isdisjoint(name for part in parts for name in part.gate.untold.counts),
-            () if trains else tuple(written_by(parts[0].gate)),
+            tuple(written_in(first.beside, graph) if trains else written_by(first.gate)),
         )
 
 
@@ -163,7 +169,7 @@ class TrainSteps:
             return  # who builds it guards it, in the next run there
         new = [u for u in self._notes.updates(self._graph) if u.name not in self._known_updates]
         self._known_updates.update(update.name for update in new)
-        new += self._not_of_optimizers(self._gradient_writes.new())
+        new += self._notes.not_of_optimizers(self._graph, self._gradient_writes.new())
         if new:  # slim's are guarded where they are made
             originals = [op_of(g.original) for g in gates.gates_of(self._graph).values()]
             guarded = set(graphs.ancestors(originals))
@@ -188,13 +194,6 @@ class TrainSteps:
             if new:
                 leave_out_bad_values(self._graph)
             copy_ahead_of_others(self._graph)
-
-    def _not_of_optimizers(self, writes: List[tf.Operation]) -> List[TrainOp]:
-        """Those of `writes` that belong to no update that an optimizer made."""
-        if not writes:
-            return []
-        theirs = set(graphs.ancestors(list(map(op_of, self._notes.updates(self._graph)))))
-        return [op for op in writes if op not in theirs and not graphs.is_apply(op)]
 
     def step_for(
         self,
@@ -240,10 +239,12 @@ class TrainSteps:
             if own is not None and any(each.name in own.untold.counts for each in elements):
                 parts.append(Gated(own, together))  # a hook of the script's own watches it
                 continue
-            beside = self._beside(elements, training) if number == 0 else []
+            beside = [] if number else self._beside(elements, training, without_value)
             part = self._guarded(together + beside, fed) if beside or fed else None
-            if own is not None:  # it was guarded when it was made
-                part = part or Gated(self._limited(own), together)
+            if part is not None:
+                part = part._replace(beside=beside)
+            elif own is not None:  # it was guarded when it was made
+                part = Gated(self._limited(own), together)
             parts.append(part or self._guarded(together, fed))
         trains = bool(parts)
         if not trains:
@@ -281,12 +282,18 @@ class TrainSteps:
             return gate
 
     def _beside(
-        self, elements: Sequence[TrainOp], training: Sequence[List[TrainOp]]
+        self,
+        elements: Sequence[TrainOp],
+        training: Sequence[List[TrainOp]],
+        without_value: FrozenSet[tf.Operation],
     ) -> List[TrainOp]:
         """The elements that write with the batch of the first that train, and do not train."""
         ends = {element_key(each) for together in training for each in together}
         others = [each for each in each_once(elements) if element_key(each) not in ends]
         others = [each for each in others if not _is_left_alone(op_of(each))]
+        if without_value:  # of nothing there is no copy to go back to
+            first = {each: written_in([each], self._graph) for each in others}
+            others = [each for each in others if without_value.isdisjoint(first[each])]
         return written_beside(others, training[0], self._on_refusal)
 
     def _guard(self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]) -> gates.Gate:

@@ -348,6 +348,28 @@ def test_beside_a_first_value_the_rest_is_guarded(tmp_path):
     assert guards.sessions.seen.actions == {'skip': 2}
 
 
+@kinds
+def test_a_first_value_is_given_beside_a_bad_first_step(use_resource, tmp_path):
+    with slimguard.instrument(on_nan='skip', logdir=tmp_path) as guards:
+        own = Own(use_resource)
+        loss = tf.reduce_sum(own.x * own.weight)
+        train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        both = [train_op, own.scale.assign(2.0 * loss)]
+        own.session = tf1.Session()
+        own.session.run(own.weight.initializer)
+        own.run(both, (np.nan, 1.0))
+        assert list(own.session.run(own.weight)) == [1.0, 3.0]
+        assert np.isnan(own.session.run(own.scale))  # its initial value
+        own.run(both)
+        before = own.session.run([own.weight, own.scale])
+        assert np.isfinite(before[0]).all() and before[1] == 14.0
+        own.run(both, (np.nan, 1.0))
+        after = own.session.run([own.weight, own.scale])
+        assert [each.tobytes() for each in after] == [each.tobytes() for each in before]
+        own.session.close()
+    assert guards.sessions.seen.actions == {'skip': 2}
+
+
 def test_in_one_op_with_a_first_value_it_is_named(tmp_path):
     with slimguard.instrument(on_nan='skip', logdir=tmp_path), LogLines() as lines:
         own = Own()

@@ -191,20 +191,14 @@ def in_turn(run: Callable[..., Any], graph: tf.Graph, trains: bool) -> Callable[
     Args:
       run: runs it.
       graph: the graph.
-      trains: whether it is a step. What only writes runs between two steps, in whatever thread.
+      trains: whether it trains. What only writes is a step in the loop's own thread alone. In
+        another it waits for nobody: the step that is under way may wait for that very thread, for
+        what it puts into a queue next, and the loop may take as long as it likes.
     """
     turn = turn_of_this_loop(graph) if trains else turn_of(graph)
-    if turn is None:
+    if turn is None or not (trains or turn.is_mine):
         return run
-    if trains:
-        return turn.stepping(run)
-    alone = turn.no_step
-
-    def run_alone(*args, **kwargs):
-        with alone():
-            return run(*args, **kwargs)
-
-    return run_alone
+    return turn.stepping(run)
 
 
 def turn_of_this_loop(graph: tf.Graph) -> Optional[StepTurn]:

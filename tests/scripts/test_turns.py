@@ -63,6 +63,54 @@ def instrumented():
 
 
 @pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'resource'])
+def test_what_only_writes_in_another_thread_waits_for_no_step(use_resource):
+    """An actor keeps a mean of what it puts into the queue that the learner's step waits for."""
+    means = []
+
+    def act():
+        actor = threading.Thread(target=write, daemon=True)
+        actor.start()
+        actor.join(30)  # half the time that a thread which copies would wait
+        assert not actor.is_alive()
+        return np.float32(-1)
+
+    def write():
+        means.append(script.session.run(update))
+
+    script = Script(use_resource, act)
+    with tf1.variable_scope('', use_resource=use_resource):
+        mean = tf1.get_variable('mean', initializer=0.0, trainable=False)
+    update = mean.assign(0.5 * mean + 1.0)
+    script.session.run(mean.initializer)
+    for _ in range(3):
+        script.session.run(script.train_op)
+    assert means == [1.0, 1.5, 1.75]
+    assert script.session.run([script.before, script.after]) == [3.0, 3.0]
+    script.session.close()
+
+
+def test_a_thread_that_saves_waits_for_what_only_writes_in_the_loop_as_well(tmp_path):
+    saved, threads = [], []
+
+    def midst():
+        threads.append(script.saving(tmp_path, saved))
+        threads[0].start()
+        threads[0].join(MOMENT)
+        assert saved == []
+        return np.float32(0.5)
+
+    script = Script(False, lambda: np.float32(-1))
+    factor = tf1.py_func(midst, [], tf.float32, stateful=True)
+    factor.set_shape([])
+    script.session.run(script.train_op)
+    script.session.run(script.before.assign_sub(0.5 * factor))
+    threads[0].join()
+    assert len(saved) == 1
+    assert tf1.train.load_checkpoint(saved[0]).get_tensor('before') == 0.75
+    script.session.close()
+
+
+@pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'resource'])
 def test_a_thread_that_saves_waits_for_the_end_of_a_step(use_resource, tmp_path):
     saved, threads, began = [], [], []
 

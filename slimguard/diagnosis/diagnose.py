@@ -124,12 +124,21 @@ def diagnose_step(
 def _explain(measured: MeasuredStep, labels: Sequence[Label]) -> Diagnosis:
     kinds = {label.kind for label in labels}
     bad = _bad_tensors(measured, not kinds.isdisjoint({'value', 'late'}))
+    if not bad and _is_written_unseen(measured.step, labels):
+        drawn = [t for t in measured.step.feed if not t.name.startswith(graphs.OURS)]
+        bad = list(filter(measured.is_bad, drawn))
     if bad:
         return explanations.explain_non_finite(measured, where_it_began(measured, bad))
     for kind, explain in _BY_KIND:
         if kind in kinds:
             return explain(measured, [label.name for label in labels if label.kind == kind][0])
     return Diagnosis('unknown', 'run again with what it drew, the step is finite')
+
+
+def _is_written_unseen(step: Step, labels: Sequence[Label]) -> bool:
+    """Whether what was not finite once written is computed where no value is seen: in a loop."""
+    written = [label.name for label in labels if label.kind in ('state', 'written')]
+    return bool(written) and explanations.is_unseen(step, written[0])
 
 
 def _bad_tensors(measured: MeasuredStep, some_value_was: bool) -> List[tf.Tensor]:

@@ -249,8 +249,15 @@ def _gradient_name(step: Step, tensor: tf.Tensor) -> str:
     return ''
 
 
+def is_unseen(step: Step, name: str) -> bool:
+    """Whether the variable `name` is updated in a loop or a function, where no value is seen."""
+    kernel = _kernel_of(step, name)
+    original = None if kernel is None else _original_of(step, kernel)
+    return original is None or graphs.loop_around(original) is not None
+
+
 def _kernel_of(step: Step, name: str) -> Optional[tf.Operation]:
-    """The gate's clone of the op that updates the variable `name`."""
+    """The gate's clone of the op that updates the variable `name`; None of one in a function."""
     writes = graphs.Writes(step.graph)
     kernels: List[tf.Operation] = [
         op
@@ -260,7 +267,16 @@ def _kernel_of(step: Step, name: str) -> Optional[tf.Operation]:
         # Those that undo an update are no clones, and take a copy of the variable.
         and _original_name(op.name) != op.name
     ]
+    known = [op for op in kernels if _original_of(step, op) is not None]
+    kernels = known or kernels  # a bundle that is replayed has no originals
     return next((op for op in kernels if graphs.is_apply(op)), kernels[0] if kernels else None)
+
+
+def _original_of(step: Step, clone: tf.Operation) -> Optional[tf.Operation]:
+    try:
+        return step.graph.get_operation_by_name(_original_name(clone.name))
+    except KeyError:
+        return None
 
 
 def _original_name(name: str) -> str:

@@ -48,7 +48,10 @@ class Origins:
         self._lines: Dict[Tuple[str, int, str], Optional[Line]] = {}
 
     def __call__(self, name: str) -> Origin:
-        op = self._graph.get_operation_by_name(name)
+        try:
+            op = self._graph.get_operation_by_name(name)
+        except KeyError:  # of an op of ours, made for one that is inside a function
+            return Origin(None, None)
         forward = tf_private.op_that_was_differentiated(op)
         return Origin(self._line(forward or op), forward.name if forward is not None else None)
 

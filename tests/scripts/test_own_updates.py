@@ -595,3 +595,23 @@ def test_a_partial_run_is_named(tmp_path):
         own.session.close()
     (line,) = [line for line in lines if 'NOT guarded' in line]
     assert "'update' is NOT guarded: Session.partial_run" in line
+
+
+@pytest.mark.parametrize('what', ['data', 'overflow'])
+def test_why_what_is_written_in_a_loop_is_bad_is_told(what, control_flow, tmp_path):
+    """No value in a loop can be looked at, but what goes into it."""
+    with slimguard.instrument(on_nan='skip', logdir=tmp_path):
+        own = Own(use_resource=True)
+
+        @tf.autograph.experimental.do_not_convert
+        def add(row):
+            return tf.reduce_sum(own.weight.assign_add(tf.fill([2], row) * 1e38))
+
+        sums = tf.map_fn(add, own.x, parallel_iterations=1)
+        own.open()
+        own.run(sums, (1.0, np.nan) if what == 'data' else (3.0, 3.0))
+        assert list(own.session.run(own.weight)) == [1.0, 3.0]
+        own.session.close()
+    (record,) = records_in(tmp_path)
+    why = 'in the input: bad data: 1 NaN' if what == 'data' else 'in the update: own/w overflows'
+    assert record['diagnosis'].startswith(why)

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
+from slimguard.checkpoints.unlisted import fetched
 from slimguard.system import files, memory
 
 
@@ -110,7 +111,7 @@ def _bytes_of(value: np.ndarray) -> memoryview:
 def read_variables(session, variables: Dict[str, Any]) -> InMemory:
     """By name, copies of the values of those variables that are initialized."""
     try:
-        values = session.run(variables)
+        values = session.run({name: fetched(each) for name, each in variables.items()})
     except tf.errors.FailedPreconditionError:
         values = dict(_one_by_one(session, variables))
     # What is fetched of a variable of the old kind is the variable's own memory.
@@ -120,7 +121,7 @@ def read_variables(session, variables: Dict[str, Any]) -> InMemory:
 def _one_by_one(session, variables: Dict[str, Any]) -> Iterator[Tuple[str, np.ndarray]]:
     for name, variable in variables.items():
         try:
-            value = session.run(variable)
+            value = session.run(fetched(variable))
         except tf.errors.FailedPreconditionError:
             continue
         yield name, np.asarray(value)

@@ -16,6 +16,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.checkpoints.snapshot_values import Room, Values, assign, find_room, size_of
+from slimguard.checkpoints.unlisted import with_unlisted
 
 # Taking snapshots takes at most this share of the time of a training.
 _SHARE = 0.01
@@ -63,6 +64,33 @@ class Snapshot(NamedTuple):
     loss_after: Optional[float] = None
 
 
+class _Pace:
+    """When the next snapshot is due: so late that all together take a small share of the time.
+
+    Args:
+      now: tells the time, in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float]):
+        self.now = now
+        self._due = 0.0
+        self._took = math.inf  # the one before, in seconds
+
+    def is_due(self) -> bool:
+        return self.now() >= self._due
+
+    def note(self, began: float, is_first: bool) -> None:
+        """Notes one that was begun then, and is taken now."""
+        ended = self.now()
+        # The first time a session prepares what it reads, which tells nothing of the next times.
+        if is_first:
+            self._due = ended
+            return
+        # One that took longer than the one before was kept waiting by what else the machine does.
+        before, self._took = self._took, ended - began
+        self._due = ended + min(before, self._took) / _SHARE
+
+
 class Snapshots:
     """Takes snapshots of a session at a pace that costs little, and tells which one to go back to.
 
@@ -74,24 +102,30 @@ class Snapshots:
       graph: the graph.
       most: how many are kept.
       clock: tells the time, in seconds.
+      has_unlisted: whether they hold variables that no collection of the graph lists.
 
     Attributes:
       most: as given; less where there is little room.
       is_wanted: whether any are kept; else nobody goes back.
     """
 
-    def __init__(self, graph: tf.Graph, most: int, clock: Callable[[], float] = time.perf_counter):
+    def __init__(
+        self,
+        graph: tf.Graph,
+        most: int,
+        clock: Callable[[], float] = time.perf_counter,
+        has_unlisted: bool = False,
+    ):
         self.most = most
-        self._clock = clock
+        self._pace = _Pace(clock)
         self._graph = graph
+        self._has_unlisted = has_unlisted
         self._variables: Dict[str, Any] = {}  # by name
         self._kept: List[Snapshot] = []  # the newest first: it is, or was, on probation
         self._followed = 0  # how many have been followed by another
         self.is_wanted = most > 0
         self._room = Room(None, most, 0, None)
         self._good = 0  # steps
-        self._due = 0.0  # by the clock
-        self._took = math.inf  # the one before, in seconds
         self._losses: Deque[float] = collections.deque(maxlen=_LOSSES)
         self._spikes = 0  # since the last good step or return
         self._first_loss: Optional[float] = None
@@ -117,7 +151,7 @@ class Snapshots:
         if self._kept and self._good - self._kept[0].taken_at == PROBATION and self._losses:
             loss_after = statistics.median(self._losses)
             self._kept[0] = self._kept[0]._replace(loss_after=loss_after)
-        if self.most and is_over and self._clock() >= self._due:
+        if self.most and is_over and self._pace.is_due():
             self._take(session)
 
     def step_was_spike(self) -> None:
@@ -213,14 +247,12 @@ class Snapshots:
     def _take(self, session) -> None:
         is_first = not self._variables
         if is_first:  # not before: hooks may add some when they begin
-            with self._graph.as_default():
-                variables = graphs.on_each_device(tf1.global_variables())
-                self._variables = {each.op.name: each for each in variables}
+            self._variables = _variables_of(self._graph, self._has_unlisted)
             self._room = find_room(size_of(session, self._variables), self.most)
             self.most = self._room.count
             if not self.most:
                 return
-        began = self._clock()
+        began = self._pace.now()
         try:
             values = self._room.read(session, self._variables)
         except OSError as error:
@@ -235,14 +267,7 @@ class Snapshots:
         loss = statistics.median(self._losses) if self._losses else None
         step = _step_in(values, self._graph)
         self._keep(Snapshot(_name_of(step, self._good), step, self._good, loss, values))
-        ended = self._clock()
-        # The first time a session prepares what it reads, which tells nothing of the next times.
-        if is_first:
-            self._due = ended
-            return
-        # One that took longer than the one before was kept waiting by what else the machine does.
-        before, self._took = self._took, ended - began
-        self._due = ended + min(before, self._took) / _SHARE
+        self._pace.note(began, is_first)
 
     def _give_up(self, message: str, reason: Any) -> None:
         tf1.logging.warning(message, reason)
@@ -265,6 +290,17 @@ class Snapshots:
 
 def _is_later(snapshot: Snapshot, step: Optional[int]) -> bool:
     return step is not None and snapshot.step is not None and snapshot.step > step
+
+
+def _variables_of(graph: tf.Graph, has_unlisted: bool) -> Dict[str, Any]:
+    """By name, the variables that a snapshot holds: all but local ones."""
+    with graph.as_default():
+        listed = tf1.global_variables()
+        if not has_unlisted:
+            return {each.op.name: each for each in graphs.on_each_device(listed)}
+        found = with_unlisted(graph, listed + tf1.local_variables())
+    local = graphs.local_in(graph)
+    return {name: each for name, each in found.items() if each.op not in local}
 
 
 def _step_in(values: Values, graph: tf.Graph) -> Optional[int]:

@@ -92,8 +92,8 @@ def feedable(default: tf.Tensor, name: str) -> tf.Tensor:
     return create('PlaceholderWithDefault', [default], dtypes, attributes, name).outputs[0]
 
 
-def placeholder(dtype: tf.DType, shape: Sequence[int]) -> tf.Tensor:
-    """What is to be fed, of a shape that is known."""
+def placeholder(dtype: tf.DType, shape: Union[Sequence[int], tf.TensorShape]) -> tf.Tensor:
+    """What is to be fed."""
     attributes = {
         'dtype': type_attribute(dtype),
         'shape': tf1.AttrValue(shape=tf.TensorShape(shape).as_proto()),

@@ -7,6 +7,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
+from slimguard.checkpoints.unlisted import fetched, with_unlisted
 from slimguard.compat import tf_private
 from slimguard.gate import Gate
 from slimguard.gate.written_beside import MOST_NAMES
@@ -61,8 +62,9 @@ def require_finite_before(session, gate: Gate) -> None:
         return
     written = set(filter(graphs.is_float_variable, written_by(gate)))
     with session.graph.as_default():
-        variables = graphs.on_each_device(tf1.global_variables())
-    values = run_once(session, {v.op.name: v for v in variables if v.op in written})
+        variables = with_unlisted(session.graph, tf1.global_variables())
+    reads = {name: fetched(each) for name, each in variables.items() if each.op in written}
+    values = run_once(session, reads)
     names = sorted(name for name, value in values.items() if not np.isfinite(value).all())
     if names:
         raise HeldBeforeError(_HELD_BEFORE, texts.listed(names, MOST_NAMES))

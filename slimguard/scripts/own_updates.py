@@ -61,7 +61,7 @@ class OwnUpdates:
     ) -> List[TrainOp]:
         """Those of the elements fetched in a run that write what is to go through a gate.
 
-        They compute variables that checkpoints hold, or tables; or they run update ops, or writes
+        They compute variables that are not local, or tables; or they run update ops, or writes
         that a guarded train op puts back. What else such a run writes of the kind, as the number of
         batches in a sum, or a copy of the batch, is written with it or not at all. Local variables
         are in no checkpoint, as those of a metric.
@@ -159,18 +159,14 @@ class _Updates:
     def __init__(self, graph: tf.Graph):
         self._writes = graphs.Writes(graph)
         with graph.as_default():
-            kept = tf1.global_variables() + tf1.trainable_variables()
-        kept = graphs.on_each_device(kept)
-        self._kept = {variable.op for variable in kept}
-        self._initial = {variable.initializer for variable in kept}
+            listed = tf1.global_variables() + tf1.trainable_variables()
+        listed = graphs.on_each_device(listed)
+        self._initial = {variable.initializer for variable in listed}
+        self._local = graphs.local_in(graph) - {variable.op for variable in listed}
 
     def writing(self, step: Iterable[tf.Operation]) -> List[tf.Operation]:
-        """Those of the ops that write what checkpoints hold."""
-        return [
-            op
-            for op in step
-            if not self._kept.isdisjoint(self._writes.variables(op)) or _inserts(op)
-        ]
+        """Those of the ops that write what checkpoints may hold."""
+        return [op for op in step if self._kept_of(op) or _inserts(op)]
 
     def computed(self, step: Iterable[tf.Operation]) -> Set[tf.Operation]:
         """The ops of the variables and tables that are computed; none among initial values."""
@@ -179,8 +175,12 @@ class _Updates:
             return set()
         found: Set[tf.Operation] = set()
         for op in filter(self._computes, writing):
-            found.update([op.inputs[0].op] if _inserts(op) else self._writes.variables(op))
-        return {each for each in found if each in self._kept or each.type not in graphs.VARIABLES}
+            found.update([op.inputs[0].op] if _inserts(op) else self._kept_of(op))
+        return found
+
+    def _kept_of(self, op: tf.Operation) -> List[tf.Operation]:
+        """Those variables that an op writes which are not local."""
+        return [each for each in self._writes.variables(op) if each not in self._local]
 
     def writes_any(self, op: tf.Operation, variables: Collection[tf.Operation]) -> bool:
         """Whether an op writes one of some variables."""

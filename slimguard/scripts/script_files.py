@@ -21,6 +21,7 @@ from slimguard.checkpoints.rollback import Restorer, those_left_last
 from slimguard.checkpoints.saving_session import SavingSession
 from slimguard.checkpoints.snapshot_values import assign, read_variables
 from slimguard.checkpoints.step_turn import prepare_turn, turn_of
+from slimguard.checkpoints.unlisted import with_unlisted
 from slimguard.compat import tf_private
 from slimguard.graph.sessions import Inside
 from slimguard.scripts.ending import Seen
@@ -209,7 +210,7 @@ class FirstState:
         if self.is_taken:
             return
         self.is_taken = True
-        self._values = read_variables(session, _variables_of(session))
+        self._values = read_variables(session, _variables_of(session.graph))
 
     @property
     def is_good(self) -> bool:
@@ -219,14 +220,13 @@ class FirstState:
 
     def restore(self, session) -> None:
         """Puts them back."""
-        variables = _variables_of(session)
+        variables = _variables_of(session.graph)
         assign(session, [(variables[name], value) for name, value in self._values.items()])
 
 
-def _variables_of(session) -> Dict[str, Any]:
-    with session.graph.as_default():
-        variables = tf1.global_variables() + tf1.local_variables()
-    return {each.op.name: each for each in graphs.on_each_device(variables)}
+def _variables_of(graph: tf.Graph) -> Dict[str, Any]:
+    with graph.as_default():
+        return with_unlisted(graph, tf1.global_variables() + tf1.local_variables())
 
 
 class ScriptRestorer(Restorer):

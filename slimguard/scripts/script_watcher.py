@@ -134,7 +134,8 @@ class ScriptWatcher(GateWatcher):
         else:
             back_off = BackOff(rates, lambda: self._files.folders.of_learning_rate(graph))
         restorer = ScriptRestorer(self._files, graph)
-        recovery = Recovery(restorer, self._own.snapshots(graph, policies.snapshots), back_off)
+        snapshots = self._own.snapshots(graph, policies.snapshots, has_unlisted=True)
+        recovery = Recovery(restorer, snapshots, back_off)
         self._handle_with(policies, self._journal, recovery)
         self.histories.summaries = self._summaries
         self._preparation = _ScriptPreparation(self._prepare, recovery)

@@ -83,6 +83,24 @@ def test_a_snapshot_is_a_copy(use_resource):
     assert training.now() == 4
 
 
+@pytest.mark.parametrize('use_resource', [False, True])
+@pytest.mark.parametrize('wants_it', [False, True])
+def test_a_variable_that_no_collection_lists_is_in_it_where_that_is_wanted(use_resource, wants_it):
+    with tf1.variable_scope('', use_resource=use_resource):
+        unlisted = tf1.get_variable('unlisted', initializer=[1.0, 2.0], collections=[])
+    training = Training()
+    training.snapshots = Snapshots(
+        tf1.get_default_graph(), 3, training.clock, has_unlisted=wants_it
+    )
+    training.session.run(unlisted.initializer)
+    training.session.graph.finalize()
+    training.train(PROBATION + 1)
+    unlisted.load([5.0, 6.0], training.session)
+    assert training.go_back() == 1
+    expected = [1.0, 2.0] if wants_it else [5.0, 6.0]
+    assert training.session.run(unlisted).tolist() == expected
+
+
 def test_they_take_a_hundredth_of_the_time():
     training = Training(cost=0.2, step=1.0)
     training.train(101)

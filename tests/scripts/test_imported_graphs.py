@@ -1,5 +1,6 @@
 """A graph that was saved under a guard, and is imported by a script that is guarded in its turn."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -43,3 +44,66 @@ def test_a_train_op_that_was_saved_behind_its_gate_is_guarded(tmp_path, is_tenso
                 meta = str(tmp_path / 'again.meta')
                 saver.export_meta_graph(meta)
     assert [record['action'] for record in records_in(tmp_path)] == ['skip', 'skip']
+
+
+class WithoutCollections:
+    """A weight, a mean and a train op, in a graph that `import_graph_def` makes: it lists nothing.
+
+    Attributes:
+      graph: that graph.
+    """
+
+    def __init__(self, use_resource):
+        with tf1.Graph().as_default() as made:
+            x = tf1.placeholder(tf.float32, [2], name='x')
+            with tf1.variable_scope('', use_resource=use_resource):
+                weight = tf1.get_variable('w', initializer=[1.0, 3.0])
+                mean = tf1.get_variable('mean', initializer=[0.5, 0.5], trainable=False)
+            tf.identity(mean.assign(0.5 * mean + 0.5 * x), name='update')
+            tf.identity(weight, name='weight')
+            tf.identity(mean, name='the_mean')
+            loss = tf.reduce_sum(x * weight)
+            tf1.train.GradientDescentOptimizer(0.25).minimize(loss, name='train')
+            tf.group(tf1.global_variables_initializer(), name='first')
+        with tf1.Graph().as_default() as self.graph:
+            tf1.import_graph_def(made.as_graph_def(), name='')
+        assert not self.graph.get_all_collection_keys()
+
+    def open(self):
+        self.session = tf1.Session(graph=self.graph)
+        self.session.run('first')
+
+    def run(self, what, x=(1.0, 2.0)):
+        self.session.run(what, {'x:0': x})
+
+    def values(self):
+        return np.concatenate(self.session.run(['weight:0', 'the_mean:0'])).tolist()
+
+
+kinds = pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'resource'])
+
+
+@kinds
+def test_an_own_update_of_a_variable_that_no_collection_lists_is_guarded(use_resource, tmp_path):
+    model = WithoutCollections(use_resource)
+    with slimguard.instrument('skip', logdir=tmp_path):
+        model.open()
+        model.run('update')
+        model.run('update', (np.nan, 1.0))
+        assert model.values() == [1.0, 3.0, 0.75, 1.25]
+        model.session.close()
+    assert [record['action'] for record in records_in(tmp_path)] == ['skip']
+
+
+@kinds
+def test_rollback_gives_variables_back_that_no_collection_lists(use_resource, tmp_path):
+    model = WithoutCollections(use_resource)
+    with slimguard.instrument('rollback', logdir=tmp_path, capture=False):
+        model.open()
+        model.run('train')
+        model.run('update')
+        assert model.values() == [0.75, 2.5, 0.75, 1.25]
+        model.run('train', (np.nan, 1.0))
+        assert model.values() == [1.0, 3.0, 0.5, 0.5]
+        model.session.close()
+    assert [record['action'] for record in records_in(tmp_path)] == ['rollback']

@@ -1,0 +1,71 @@
+"""Variables of a graph that none of its collections lists.
+
+A graph that `tf.import_graph_def` made has no collections, and some scripts keep variables out of
+them. To read such a variable, and to give it a value, takes ops of ours.
+"""
+
+from typing import Any, Dict, Iterable, NamedTuple
+
+import tensorflow as tf
+
+from slimguard import graph as graphs
+from slimguard.compat import tf_private
+from slimguard.graph import ops, plain_ops
+
+_KEPT_AS = '_slimguard_unlisted'
+
+
+class Unlisted(NamedTuple):
+    """A variable of which there is no Python object.
+
+    Attributes:
+      op: the op of the variable.
+      value: a tensor of its value.
+      initializer: the op that gives it what is fed to its second input.
+    """
+
+    op: tf.Operation
+    value: tf.Tensor
+    initializer: tf.Operation
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        return self.value.shape
+
+    @property
+    def dtype(self) -> tf.DType:
+        return self.value.dtype
+
+
+def with_unlisted(graph: tf.Graph, listed: Iterable[Any]) -> Dict[str, Any]:
+    """By name, variables of a graph, and all others that it has.
+
+    Whoever calls sees to it that nobody else reads or changes the graph meanwhile.
+
+    Args:
+      graph: the graph.
+      listed: variables of TensorFlow's; those that a strategy mirrors as they are.
+    """
+    found: Dict[str, Any] = {each.op.name: each for each in graphs.on_each_device(listed)}
+    others = [op for op in graph.get_operations() if op.type in graphs.VARIABLES]
+    others = [op for op in others if not op.name.startswith(graphs.OURS) and op.name not in found]
+    made: Dict[tf.Operation, Unlisted] = getattr(graph, _KEPT_AS, {})
+    new = [op for op in others if op not in made]
+    if new:
+        with tf_private.unfinalized(graph), ops.our_scope(graph, 'unlisted'):
+            made.update((op, _unlisted(op)) for op in new)
+        setattr(graph, _KEPT_AS, made)
+    found.update((op.name, made[op]) for op in others)
+    return found
+
+
+def fetched(variable: Any) -> Any:
+    """What a session is to fetch to read a variable."""
+    return variable.value if isinstance(variable, Unlisted) else variable
+
+
+def _unlisted(op: tf.Operation) -> Unlisted:
+    make = ops.Maker(op.graph)
+    value = make.copy(op)
+    given = plain_ops.placeholder(value.dtype, value.shape)
+    return Unlisted(op, value, make.assign(op, given))

@@ -2,6 +2,8 @@
 
 With `--share=1/2` half of the tests run, and with `--share=2/2` the others; of the parameters of
 each a third, with `--cells=3`, or another third of those of the large ones alone, with `--grids=3`.
+With `--plain-graphs=1/2` TensorFlow rewrites no graph in one half of the tests, and with
+`--plain-graphs=2/2` in the other.
 """
 
 import collections
@@ -49,6 +51,13 @@ def pytest_addoption(parser):
         metavar='N/M',
         help='run all quick tests, but only the N-th of M shares of the slow ones',
     )
+    parser.addoption(
+        '--plain-graphs',
+        type=_share,
+        metavar='N/M',
+        help='in the N-th of M shares of the tests, the sessions of the test process run graphs as '
+        'they were built, without the rewriting (Grappler) that takes a quarter of the time',
+    )
 
 
 def _share(text):
@@ -59,7 +68,7 @@ def _share(text):
     return number, shares
 
 
-def pytest_collectstart():
+def pytest_collectstart(collector):
     """Runs before the first test file is imported, which takes TensorFlow as it is made here.
 
     Not sooner: xdist's own process reads this file as well, collects nothing, and needs no
@@ -73,6 +82,8 @@ def pytest_collectstart():
     tf1.logging.set_verbosity(tf1.logging.ERROR)
     _pass_over_deprecations()
     message_text.write_in_c()
+    if collector.config.getoption('--plain-graphs'):
+        _install_plain_graphs()
 
 
 @functools.lru_cache(maxsize=None)
@@ -90,6 +101,24 @@ def _pass_over_deprecations():
     silence = deprecation.silence()
     silence.__enter__()
     return silence
+
+
+@functools.lru_cache(maxsize=None)
+def _install_plain_graphs():
+    from tests.helpers import plain_graphs
+
+    plain_graphs.install()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Ahead of all fixtures, some of which open sessions."""
+    share = item.config.getoption('--plain-graphs')
+    if share is not None:
+        from tests.helpers import plain_graphs
+
+        is_free = item.get_closest_marker('rewritten') is None
+        plain_graphs.are_wanted = is_free and _is_in(share, item.nodeid)
 
 
 def _tf1():

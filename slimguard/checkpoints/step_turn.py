@@ -192,13 +192,20 @@ def in_turn(run: Callable[..., Any], graph: tf.Graph, trains: bool) -> Callable[
       run: runs it.
       graph: the graph.
       trains: whether it trains. What only writes is a step in the loop's own thread alone. In
-        another it waits for nobody: the step that is under way may wait for that very thread, for
-        what it puts into a queue next, and the loop may take as long as it likes.
+        another it waits for nobody, and nor does what comes of it: the step that is under way may
+        wait for that very thread, for what it puts into a queue next, or call it.
     """
     turn = turn_of_this_loop(graph) if trains else turn_of(graph)
-    if turn is None or not (trains or turn.is_mine):
+    if turn is None:
         return run
-    return turn.stepping(run)
+    if trains or turn.is_mine:
+        return turn.stepping(run)
+
+    def run_beside(*args, **kwargs):
+        with in_midst_of_a_step():
+            return run(*args, **kwargs)
+
+    return run_beside
 
 
 def turn_of_this_loop(graph: tf.Graph) -> Optional[StepTurn]:

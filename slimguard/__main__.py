@@ -64,6 +64,8 @@ def _run(options: argparse.Namespace, script: Sequence[str], lent: contextlib.Ex
         history=options.history,
     )
     instrumentation = RunOptions(options.tf1, arguments).guard(lent)
+    if options.logdir is not None:
+        needs.file_system(options.logdir)
     from slimguard.scripts import script_watcher
 
     seen, script_files = instrumentation.sessions.seen, instrumentation.sessions.files

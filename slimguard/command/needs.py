@@ -4,7 +4,7 @@ import importlib
 
 from slimguard import compat
 from slimguard.command.documents import refuse
-from slimguard.system import logdirs
+from slimguard.system import files, logdirs
 
 
 def tensorflow_to_be_found(as_json: bool = False) -> None:
@@ -26,6 +26,14 @@ def tensorflow(as_json: bool = False) -> None:
             'does not fit together' % (type(error).__name__, error),
             as_json,
         )
+
+
+def file_system(folder: str) -> None:
+    """Refuses a directory, which need not be there, on a file system that TensorFlow lacks."""
+    try:
+        files.exists(folder)
+    except files.errors(folder) as error:
+        refuse(logdirs.cannot_be_read(folder, error))
 
 
 def logdir(folder: str, as_json: bool = False) -> None:

@@ -52,11 +52,15 @@ def what_is_missing(logdir: str) -> Optional[str]:
         if name == _FOLDER and _has_any(names, _MARKS_IN_FOLDER):
             return '%s is in the logdir of a training: give %s' % (logdir, parent)
     except files.errors(logdir) as error:
-        return '%s cannot be read: %s' % (logdir, getattr(error, 'message', error))
+        return cannot_be_read(logdir, error)
     return (
         '%s is no logdir of a training: it holds no checkpoint, no summaries and no record of '
         'incidents' % logdir
     )
+
+
+def cannot_be_read(logdir: str, error: Exception) -> str:
+    return '%s cannot be read: %s' % (logdir, getattr(error, 'message', error))
 
 
 def _is_ours(logdir: str) -> bool:

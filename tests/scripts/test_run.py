@@ -243,3 +243,13 @@ def test_a_caller_who_goes_on_gets_back_what_was_there(tmp_path):
     )
     run = forked_python('-c', IN_PROCESS, tmp_path / 'script.py')
     assert run.returncode == 0, run.stderr
+
+
+def test_a_logdir_on_a_file_system_that_tensorflow_lacks_is_refused_ahead_of_the_script(tmp_path):
+    script = tmp_path / 'script.py'
+    script.write_text('print("it ran")\n')
+    asked = ['-m', 'slimguard', 'run', '--logdir=nowhere://logs', str(script)]
+    ended = forked_python(*asked)
+    assert ended.returncode == 2
+    assert 'it ran' not in ended.stdout
+    assert "nowhere://logs cannot be read: File system scheme 'nowhere'" in ended.stderr

@@ -7,7 +7,7 @@ alone: they are older than one of a smaller step.
 
 import contextlib
 import os
-from typing import ContextManager, Iterator, List, Optional, Sequence
+from typing import Collection, ContextManager, Iterator, List, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -48,6 +48,12 @@ class Restorer:
             self.save(session)
         elif _differs(session, newest):
             tf1.logging.warning(_OF_ANOTHER, newest)
+
+    def before_step(self, session) -> None:
+        """To be called before each step of a session in which variables may be built meanwhile."""
+
+    def complete(self, session, names: Collection[str]) -> None:
+        """After variables of some names went back to a snapshot, sees to those built after it."""
 
     def save(self, session) -> Optional[str]:
         """Saves the state as the newest checkpoint. Returns that; None if it was not published."""

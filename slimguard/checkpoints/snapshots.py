@@ -246,8 +246,9 @@ class Snapshots:
 
     def _take(self, session) -> None:
         is_first = not self._variables
-        if is_first:  # not before: hooks may add some when they begin
-            self._variables = _variables_of(self._graph, self._has_unlisted)
+        # Not before: hooks may add some when they begin, and scripts when they have trained.
+        self._variables = _variables_of(self._graph, self._has_unlisted)
+        if is_first:
             self._room = find_room(size_of(session, self._variables), self.most)
             self.most = self._room.count
             if not self.most:

@@ -1,5 +1,6 @@
 """A session of a script, with what watches its steps: :class:`HookedSteps`."""
 
+import threading
 import weakref
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -10,9 +11,10 @@ from slimguard.compat import tf_callers
 from slimguard.graph.sessions import OWN_WORK, SessionWrapper
 from slimguard.scripts.patches import kept_already, kept_on
 from slimguard.scripts.prepared_steps import Done, PreparedSteps
-from slimguard.scripts.script_watcher import ScriptWatcher, stop_error
+from slimguard.scripts.script_watcher import ScriptWatcher, is_of_incident, stop_error
 from slimguard.scripts.train_steps import Step
 from slimguard.training.hooked_session import HookedSession
+from slimguard.training.signal_watch import is_main_thread
 from slimguard.training.step_history import reading_of
 
 
@@ -83,6 +85,14 @@ class HookedSteps(HookedSession):
 
     def run_step(self, session, step: Step, feed_dict, options, run_metadata):
         """Runs a step behind its gates, and lets the policy act."""
+        try:
+            return self._run_step(session, step, feed_dict, options, run_metadata)
+        except Exception as error:
+            if is_of_incident(error) and not is_main_thread():
+                tf1.logging.warning(_IN_A_THREAD, threading.current_thread().name)
+            raise
+
+    def _run_step(self, session, step: Step, feed_dict, options, run_metadata):
         done = None
         if self._prepared is not None and options is None and run_metadata is None:
             self._watcher.before_step(session)
@@ -113,6 +123,13 @@ class HookedSteps(HookedSession):
         reading = reading_of(done.gate, done.told, done.history, done.entry)
         self._watcher.handle(context, reading)
         self.note_stop(context.stop_requested)
+
+
+_IN_A_THREAD = (
+    'slimguard: this ends a run in thread %r, and nothing in other threads. Unless it is caught '
+    'there, as by a tf.train.Coordinator, that thread ends and the others go on, or wait for it. '
+    'Out of a tf.py_func it comes as an UnknownError of the run around it.'
+)
 
 
 class _OfTensorFlow(SessionWrapper):

@@ -8,7 +8,7 @@ ScriptRestorer  goes back to the newest of all these that is good
 import contextlib
 import os
 import threading
-from typing import Any, ContextManager, Dict, Iterator, List, NamedTuple, Optional
+from typing import Any, Collection, ContextManager, Dict, Iterator, List, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -204,13 +204,20 @@ class FirstState:
     def __init__(self) -> None:
         self._values: Dict[str, np.ndarray] = {}
         self.is_taken = False
+        self._version = -1
 
     def take(self, session) -> None:
-        """Copies the variables that are initialized; the first time only."""
-        if self.is_taken:
-            return
+        """Copies the variables that are initialized; each as it is the first time.
+
+        A script may build more of them after its first step.
+        """
         self.is_taken = True
-        self._values = read_variables(session, _variables_of(session.graph))
+        if session.graph.version == self._version:
+            return
+        variables = _variables_of(session.graph)
+        new = {name: each for name, each in variables.items() if name not in self._values}
+        self._values.update(read_variables(session, new) if new else {})
+        self._version = session.graph.version
 
     @property
     def is_good(self) -> bool:
@@ -218,10 +225,11 @@ class FirstState:
         values = map(np.asarray, self._values.values())
         return self.is_taken and all(map(checkpoint_reader.is_finite, values))
 
-    def restore(self, session) -> None:
-        """Puts them back."""
+    def restore(self, session, but: Collection[str] = ()) -> None:
+        """Puts them back, but for those of some names."""
         variables = _variables_of(session.graph)
-        assign(session, [(variables[name], value) for name, value in self._values.items()])
+        values = self._values.items()
+        assign(session, [(variables[name], value) for name, value in values if name not in but])
 
 
 def _variables_of(graph: tf.Graph) -> Dict[str, Any]:
@@ -252,6 +260,14 @@ class ScriptRestorer(Restorer):
     def save_first(self, session) -> None:
         """Keeps the state before the first step, in memory."""
         self._first.take(session)
+
+    def before_step(self, session) -> None:
+        if self._first.is_taken:
+            self._first.take(session)
+
+    def complete(self, session, names: Collection[str]) -> None:
+        local = {each.name for each in graphs.local_in(session.graph)}  # they are in no snapshot
+        self._first.restore(session, but={*names, *local})
 
     def save(self, session) -> Optional[str]:
         """Saves the state as the script itself does, where a restart of that finds it."""

@@ -87,6 +87,7 @@ class Recovery:
             tf1.logging.error('slimguard: %s cannot be restored: %s', snapshot.name, error)
             self._snapshots.drop()
             return False
+        self._restorer.complete(session, snapshot.values.keys())
         return True
 
     def use_checkpoints_only(self) -> None:
@@ -209,6 +210,7 @@ class Recovery:
 
     def before_step(self, session) -> None:
         """For a session of which it gets known later where its checkpoints are."""
+        self._restorer.before_step(session)
         if self._back_off is not None:
             self._back_off.before_step(session)
 

@@ -1,6 +1,7 @@
 """Updates that a script makes itself, in runs that train nothing: guarded, however computed."""
 
 import contextlib
+import threading
 
 import numpy as np
 import pytest
@@ -615,3 +616,55 @@ def test_why_what_is_written_in_a_loop_is_bad_is_told(what, control_flow, tmp_pa
     (record,) = records_in(tmp_path)
     why = 'in the input: bad data: 1 NaN' if what == 'data' else 'in the update: own/w overflows'
     assert record['diagnosis'].startswith(why)
+
+
+@kinds
+def test_a_rollback_gives_back_what_was_built_after_the_state_was_kept(use_resource, tmp_path):
+    """As the variables of a second phase: they have the values that they had ahead of its steps."""
+    with slimguard.instrument(on_nan='rollback', logdir=tmp_path):
+        own = Own(use_resource)
+        own.open()
+        train = own.weight.assign_sub(0.25 * own.x)
+        for _ in range(30):
+            own.run(train)
+        with tf1.variable_scope('', use_resource=use_resource):
+            late = tf1.get_variable('late', initializer=[1.0, 1.0])
+            local = [tf1.GraphKeys.LOCAL_VARIABLES]
+            batches = tf1.get_variable('batches', initializer=0, collections=local, trainable=False)
+        both = tf.group(own.weight.assign_sub(0.25 * own.x), late.assign_add(own.x))
+        with tf.control_dependencies([both]):
+            both = batches.assign_add(1)
+        own.session.run([late.initializer, batches.initializer])
+        for _ in range(3):
+            own.run(both)
+        own.run(both, (np.nan, 1.0))
+        assert own.session.run(late).tolist() == [1.0, 1.0]
+        assert own.session.run(batches) >= 3
+        # A snapshot of between two of the first thirty, not the state before them.
+        assert 1.0 - 30 * 0.25 <= own.session.run(own.weight)[0] < 1.0
+        own.session.close()
+    (record,) = records_in(tmp_path)
+    assert record['restored'].startswith('a snapshot after ')
+
+
+@pytest.mark.parametrize('policy', ['raise', 'stop'])
+def test_that_it_ends_no_other_thread_is_said(policy, tmp_path):
+    errors = []
+
+    def act():
+        try:
+            own.run(update, (np.nan, 1.0))
+        except (slimguard.NanLossError, tf.errors.OutOfRangeError) as error:
+            errors.append(error)
+
+    with slimguard.instrument(on_nan=policy, logdir=tmp_path), LogLines() as lines:
+        own = Own()
+        own.open()
+        update = own.mean.assign(2.0 * own.x)
+        actor = threading.Thread(target=act, name='the actor')
+        actor.start()
+        actor.join(60)
+        own.session.close()
+    assert len(errors) == 1
+    (line,) = [line for line in lines if 'ends a run in thread' in line]
+    assert "'the actor', and nothing in other threads" in line

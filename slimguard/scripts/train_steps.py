@@ -292,8 +292,8 @@ class TrainSteps:
         others = [each for each in each_once(elements) if element_key(each) not in ends]
         others = [each for each in others if not _is_left_alone(op_of(each))]
         if without_value:  # of nothing there is no copy to go back to
-            first = {each: written_in([each], self._graph) for each in others}
-            others = [each for each in others if without_value.isdisjoint(first[each])]
+            gives_first = [without_value.intersection(written_in([e], self._graph)) for e in others]
+            others = [each for each, first in zip(others, gives_first) if not first]
         return written_beside(others, training[0], self._on_refusal)
 
     def _guard(self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]) -> gates.Gate:

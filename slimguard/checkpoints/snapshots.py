@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.checkpoints.snapshot_values import Room, Values, assign, find_room, size_of
-from slimguard.checkpoints.unlisted import with_unlisted
+from slimguard.checkpoints.unlisted import all_variables
 
 # Taking snapshots takes at most this share of the time of a training.
 _SHARE = 0.01
@@ -295,13 +295,11 @@ def _is_later(snapshot: Snapshot, step: Optional[int]) -> bool:
 
 def _variables_of(graph: tf.Graph, has_unlisted: bool) -> Dict[str, Any]:
     """By name, the variables that a snapshot holds: all but local ones."""
+    if has_unlisted:
+        local = graphs.local_in(graph)
+        return {name: v for name, v in all_variables(graph).items() if v.op not in local}
     with graph.as_default():
-        listed = tf1.global_variables()
-        if not has_unlisted:
-            return {each.op.name: each for each in graphs.on_each_device(listed)}
-        found = with_unlisted(graph, listed + tf1.local_variables())
-    local = graphs.local_in(graph)
-    return {name: each for name, each in found.items() if each.op not in local}
+        return {v.op.name: v for v in graphs.on_each_device(tf1.global_variables())}
 
 
 def _step_in(values: Values, graph: tf.Graph) -> Optional[int]:

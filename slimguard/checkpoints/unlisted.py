@@ -4,9 +4,10 @@ A graph that `tf.import_graph_def` made has no collections, and some scripts kee
 them. To read such a variable, and to give it a value, takes ops of ours.
 """
 
-from typing import Any, Dict, Iterable, NamedTuple
+from typing import Any, Dict, NamedTuple
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
@@ -37,15 +38,13 @@ class Unlisted(NamedTuple):
         return self.value.dtype
 
 
-def with_unlisted(graph: tf.Graph, listed: Iterable[Any]) -> Dict[str, Any]:
-    """By name, variables of a graph, and all others that it has.
+def all_variables(graph: tf.Graph) -> Dict[str, Any]:
+    """By name, the variables of a graph, local ones too: TensorFlow's own, or `Unlisted`.
 
     Whoever calls sees to it that nobody else reads or changes the graph meanwhile.
-
-    Args:
-      graph: the graph.
-      listed: variables of TensorFlow's; those that a strategy mirrors as they are.
     """
+    with graph.as_default():
+        listed = tf1.global_variables() + tf1.local_variables()
     found: Dict[str, Any] = {each.op.name: each for each in graphs.on_each_device(listed)}
     others = [op for op in graph.get_operations() if op.type in graphs.VARIABLES]
     others = [op for op in others if not op.name.startswith(graphs.OURS) and op.name not in found]

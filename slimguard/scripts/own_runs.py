@@ -4,10 +4,9 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.checkpoints.unlisted import fetched, with_unlisted
+from slimguard.checkpoints.unlisted import all_variables, fetched
 from slimguard.compat import tf_private
 from slimguard.gate import Gate
 from slimguard.gate.written_beside import MOST_NAMES
@@ -61,9 +60,8 @@ def require_finite_before(session, gate: Gate) -> None:
     if gate.trains:
         return
     written = set(filter(graphs.is_float_variable, written_by(gate)))
-    with session.graph.as_default():
-        variables = with_unlisted(session.graph, tf1.global_variables())
-    reads = {name: fetched(each) for name, each in variables.items() if each.op in written}
+    variables = all_variables(session.graph).items()
+    reads = {name: fetched(each) for name, each in variables if each.op in written}
     values = run_once(session, reads)
     names = sorted(name for name, value in values.items() if not np.isfinite(value).all())
     if names:

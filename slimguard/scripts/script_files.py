@@ -8,7 +8,7 @@ ScriptRestorer  goes back to the newest of all these that is good
 import contextlib
 import os
 import threading
-from typing import Any, Collection, ContextManager, Dict, Iterator, List, NamedTuple, Optional
+from typing import Collection, ContextManager, Dict, Iterator, List, NamedTuple, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +21,7 @@ from slimguard.checkpoints.rollback import Restorer, those_left_last
 from slimguard.checkpoints.saving_session import SavingSession
 from slimguard.checkpoints.snapshot_values import assign, read_variables
 from slimguard.checkpoints.step_turn import prepare_turn, turn_of
-from slimguard.checkpoints.unlisted import with_unlisted
+from slimguard.checkpoints.unlisted import all_variables
 from slimguard.compat import tf_private
 from slimguard.graph.sessions import Inside
 from slimguard.scripts.ending import Seen
@@ -214,7 +214,7 @@ class FirstState:
         self.is_taken = True
         if session.graph.version == self._version:
             return
-        variables = _variables_of(session.graph)
+        variables = all_variables(session.graph)
         new = {name: each for name, each in variables.items() if name not in self._values}
         self._values.update(read_variables(session, new) if new else {})
         self._version = session.graph.version
@@ -227,14 +227,9 @@ class FirstState:
 
     def restore(self, session, but: Collection[str] = ()) -> None:
         """Puts them back, but for those of some names."""
-        variables = _variables_of(session.graph)
+        variables = all_variables(session.graph)
         values = self._values.items()
         assign(session, [(variables[name], value) for name, value in values if name not in but])
-
-
-def _variables_of(graph: tf.Graph) -> Dict[str, Any]:
-    with graph.as_default():
-        return with_unlisted(graph, tf1.global_variables() + tf1.local_variables())
 
 
 class ScriptRestorer(Restorer):

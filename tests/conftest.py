@@ -215,8 +215,13 @@ _TESTS_BETWEEN_COLLECTIONS = 50
 _ended = itertools.count(1)
 
 
-def pytest_runtest_logfinish():
-    """Collects garbage after every so many tests, and not whenever there may be some."""
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol():
+    """Collects garbage after every so many tests, and not whenever there may be some.
+
+    Runs where tests run: xdist's own process only hears of them, and has no TensorFlow.
+    """
+    yield
     if next(_ended) % _TESTS_BETWEEN_COLLECTIONS == 0:
         _forget_custom_gradients()
         gc.collect()

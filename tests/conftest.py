@@ -204,8 +204,12 @@ def _function_of(item):
     return item.nodeid.partition('[')[0]
 
 
-def pytest_collection_finish():
+def pytest_collection_finish(session):
     """Passes over what was imported, which stays."""
+    if session.items:
+        from tests.helpers import module_walk
+
+        module_walk.pass_over_libraries()
     gc.collect()
     gc.freeze()
 

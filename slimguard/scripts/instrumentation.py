@@ -11,7 +11,7 @@ import functools
 import importlib.machinery
 import inspect
 import sys
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import tensorflow.compat.v1 as tf1
 
@@ -330,6 +330,11 @@ def _watcher_in(kwargs: Dict[str, Any]) -> GateWatcher:
     return watchers[0]
 
 
+def loaded_modules() -> List[Tuple[str, Any]]:
+    """All by name, as they are now: code that runs imports more."""
+    return list(sys.modules.items())
+
+
 def _replace_everywhere(replacements: Dict[Callable, Callable]) -> None:
     """Replaces functions wherever a module has them: where defined, and where imported to.
 
@@ -340,7 +345,7 @@ def _replace_everywhere(replacements: Dict[Callable, Callable]) -> None:
         identity: there are thousands of modules, and what is in them need not be hashable.
     """
     by_id = {id(old): new for old, new in replacements.items()}
-    for name, module in list(sys.modules.items()):
+    for name, module in loaded_modules():
         if name.partition('.')[0] == 'slimguard':
             continue
         names = getattr(module, '__dict__', {})

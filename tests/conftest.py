@@ -3,7 +3,7 @@
 With `--share=1/2` half of the tests run, and with `--share=2/2` the others; of the parameters of
 each a third, with `--cells=3`, or another third of those of the large ones alone, with `--grids=3`.
 With `--plain-graphs=1/2` TensorFlow rewrites no graph in the tests of one half of the files, and
-with `--plain-graphs=2/2` of the other.
+with `--plain-graphs=2/2` of the other; and each graph of the rest less thoroughly.
 """
 
 import collections
@@ -56,7 +56,8 @@ def pytest_addoption(parser):
         type=_share,
         metavar='N/M',
         help='in the N-th of M shares of the files, the sessions of the test process run graphs as '
-        'they were built, without the rewriting (Grappler) that takes a quarter of the time',
+        'they were built, without the rewriting (Grappler) that takes a quarter of the time; in '
+        'the others it goes over each graph once, not twice. Slow tests run as without the option',
     )
 
 
@@ -117,9 +118,12 @@ def pytest_runtest_setup(item):
     if share is not None:
         from tests.helpers import plain_graphs
 
-        # Whole files: what is rewritten may round otherwise, and tests of one share trainings.
-        is_in = _is_in(share, item.nodeid.partition('::')[0])
-        plain_graphs.are_wanted = is_in and item.get_closest_marker('rewritten') is None
+        if item.get_closest_marker('rewritten') or item.get_closest_marker('slow'):
+            plain_graphs.passes = None
+        else:
+            # Whole files: what is rewritten may round otherwise, and tests of one share trainings.
+            is_in = _is_in(share, item.nodeid.partition('::')[0])
+            plain_graphs.passes = 0 if is_in else 1
 
 
 def _tf1():

@@ -1,4 +1,4 @@
-"""Sessions that run a graph as it was built; the others run one that was rewritten."""
+"""How often TensorFlow goes over a graph, to rewrite it, in the sessions of tests."""
 
 import pytest
 import tensorflow as tf
@@ -9,18 +9,37 @@ from tests.helpers import plain_graphs
 tf1 = tf.compat.v1
 
 
-@pytest.mark.parametrize('is_plain', [False, True])
-@pytest.mark.parametrize('has_config', [False, True])
-def test_what_does_nothing_is_left_out_where_a_graph_is_rewritten(
-    is_plain, has_config, monkeypatch
-):
+@pytest.fixture(params=[False, True], ids=['no config', 'config'])
+def open_session(request, monkeypatch):
+    """Opens a session, with so many passes."""
     monkeypatch.setattr(sessions.BaseSession, '__init__', sessions.BaseSession.__init__)
     plain_graphs.install()
-    monkeypatch.setattr(plain_graphs, 'are_wanted', is_plain)
-    end = tf.identity(tf.identity(tf1.random_uniform([2, 3], seed=1)) * 2.0) * 3.0
-    config = tf1.ConfigProto(allow_soft_placement=True) if has_config else None
+
+    def opened(passes):
+        monkeypatch.setattr(plain_graphs, 'passes', passes)
+        config = tf1.ConfigProto(allow_soft_placement=True) if request.param else None
+        return tf1.Session(config=config)
+
+    return opened
+
+
+# The first time what does nothing is left out, and the second time the two factors become one.
+@pytest.mark.parametrize(
+    'passes, kinds', [(0, ['Add', 'Mul', 'Mul']), (1, ['Mul', 'Mul']), (None, ['Mul'])]
+)
+def test_a_graph_is_gone_over_so_many_times(open_session, passes, kinds):
+    x = tf1.raw_ops.RandomUniform(shape=[2, 3], dtype=tf.float32)
+    end = tf1.raw_ops.Add(x=x * 2.0, y=tf.zeros([2, 3])) * 3.0
     told = tf1.RunMetadata()
-    with tf1.Session(config=config) as session:
+    with open_session(passes) as session:
         session.run(end, None, tf1.RunOptions(output_partition_graphs=True), told)
-    ran = {node.op for graph in told.partition_graphs for node in graph.node}
-    assert ('Identity' in ran) == is_plain
+    ran = sorted(node.op for graph in told.partition_graphs for node in graph.node)
+    assert [kind for kind in ran if kind in ('Add', 'Mul')] == kinds
+
+
+def test_a_session_that_says_how_often_is_asked_nothing_else(monkeypatch):
+    config = tf1.ConfigProto()
+    options = config.graph_options.rewrite_options
+    options.meta_optimizer_iterations = type(options).TWO
+    monkeypatch.setattr(plain_graphs, 'passes', 1)
+    assert plain_graphs._with_passes(config) == config

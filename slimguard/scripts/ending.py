@@ -8,7 +8,7 @@ from typing import Callable, Dict, Optional, Sequence
 import tensorflow as tf
 
 from slimguard.incidents.incident import Incident
-from slimguard.system import terminal, texts
+from slimguard.system import files, terminal, texts
 from slimguard.training import preemption
 
 # So many train ops, or variables, are named.
@@ -150,7 +150,12 @@ class Seen:
             said += ' (%s)' % texts.listed(list(self.not_finite), _MOST_NAMES)
         if self.logdirs:
             folders = [os.path.join(logdir, 'slimguard') for logdir in self.logdirs]
-            said += '; record and bundles: %s' % ', '.join(folders)
+            kept = [folder for folder in folders if files.is_remote(folder) or files.is_dir(folder)]
+            lost = [folder for folder in folders if folder not in kept]
+            if kept:
+                said += '; record and bundles: %s' % ', '.join(kept)
+            if lost:
+                said += _IS_LOST % ', '.join(lost)
         return said
 
 
@@ -222,6 +227,7 @@ def after_stop(newest: Optional[str]) -> str:
     )
 
 
+_IS_LOST = '; NO record is left in %s: it could not be written, or was deleted since'
 _BY_ITSELF = (
     'the script guards itself, by a NanLossHook, slimguard.watch or slimguard.train of its own: '
     '%s. What it says there holds, and the options of run were not used for them'

@@ -48,21 +48,35 @@ def test_runs_that_only_wrote_are_no_steps():
     assert str(seen) == 'guarded Adam: 3 steps and 2 runs that only wrote, no incident'
 
 
-def test_a_save_that_was_refused_is_counted_and_its_record_named():
+def test_a_save_that_was_refused_is_counted_and_its_record_named(tmp_path):
+    folder = tmp_path / 'slimguard'
+    folder.mkdir()
     seen = Seen()
     seen.note_steps('Adam', 3)
-    seen.note_refused_save(['v', 'w'], '/there')
+    seen.note_refused_save(['v', 'w'], str(tmp_path))
     said = 'guarded Adam: 3 steps, no incident, 1 save refused as not finite (v, w); '
-    said += 'record and bundles: '
-    assert str(seen) == said + os.path.join('/there', 'slimguard')
+    assert str(seen) == said + 'record and bundles: %s' % folder
 
 
-def test_a_save_that_was_refused_is_counted_where_nothing_trained():
+def test_of_records_that_are_not_there_it_is_said(tmp_path):
+    """Where they could not be written, and where the script has deleted its folder."""
+    kept, lost = tmp_path / 'kept', tmp_path / 'lost'
+    (kept / 'slimguard').mkdir(parents=True)
+    seen = Seen()
+    seen.note_steps('Adam', 3)
+    for logdir in (kept, lost):
+        seen.note_refused_save(['w'], str(logdir))
+    said = '; record and bundles: %s; NO record is left in %s: it could not be written, or was '
+    assert said % (kept / 'slimguard', lost / 'slimguard') in str(seen)
+
+
+def test_a_save_that_was_refused_is_counted_where_nothing_trained(tmp_path):
+    folder = tmp_path / 'slimguard'
+    folder.mkdir()
     seen = Seen()
     seen.runs = 5
-    seen.note_refused_save(['w'], '/there')
-    folder = os.path.join('/there', 'slimguard')
-    said = ', 1 save refused as not finite (w); record and bundles: ' + folder
+    seen.note_refused_save(['w'], str(tmp_path))
+    said = ', 1 save refused as not finite (w); record and bundles: %s' % folder
     assert str(seen).startswith('nothing here was guarded: ') and str(seen).endswith(said)
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import re
 
 import pytest
 
@@ -56,6 +57,18 @@ def test_every_room_is_in_the_order():
     there = {path.stem for path in PACKAGE.iterdir() if path.suffix == '.py' or path.is_dir()}
     assert there - {'__init__', '__pycache__', 'py'} == set(ROOMS)
     assert len([path for path in PACKAGE.iterdir() if path.name != '__pycache__']) <= 17
+
+
+def test_the_face_of_a_room_lists_its_files_and_no_other():
+    for face in PACKAGE.rglob('__init__.py'):
+        if face.parent == PACKAGE:
+            continue
+        listed = re.findall(
+            r'^    (\w+(?:\.py|/))  ', ast.get_docstring(ast.parse(face.read_text())), re.M
+        )
+        there = {path.name for path in face.parent.glob('*.py')} - {'__init__.py'}
+        there |= {path.parent.name + '/' for path in face.parent.glob('*/__init__.py')}
+        assert sorted(listed) == sorted(there), face.parent.name
 
 
 def test_no_file_is_above_400_lines_and_no_class_above_200():

@@ -116,8 +116,8 @@ def source_of(row: Row) -> Optional[str]:
 def _loader_name(row: Row, module: types.ModuleType) -> str:
     """The global that holds TensorFlow's lazy loader for a name.
 
-    That is the name itself, or in a module that serves its names from a loader, such as
-    ``tensorflow.python.layers.normalization``, the global called as the module.
+    It is called as the name is. Some modules, such as ``tensorflow.python.layers.normalization``,
+    have one loader for all their names: there it is called as the module is.
     """
     return row.name if row.name in vars(module) else row.module.rpartition('.')[2]
 

@@ -4,7 +4,8 @@ Each was seen in TensorFlow 1.15.5 and in 2.21.0, under the same name and with t
 where the two differ, the function says so. When a new TensorFlow breaks one, this is the place.
 
 Variables and arguments of TensorFlow's own functions are private names as well: tf_callers.py has
-those that are read.
+those that are read. What tf-slim needs is in table.py and beside it; and diagnosis/bundle/index.py
+reads a checkpoint's index with a message that has no public name.
 """
 
 import contextlib

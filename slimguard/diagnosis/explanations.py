@@ -79,7 +79,7 @@ def explain_square(measured: MeasuredStep, name: str) -> Diagnosis:
 
     Args:
       measured: the step.
-      name: what one of them is called; the first of the step is another, maybe.
+      name: what one of them is called. The one that explains the step may be another.
     """
 
     def squared(tensor) -> float:
@@ -264,7 +264,7 @@ def _kernel_of(step: Step, name: str) -> Optional[tf.Operation]:
         for op in step.ours
         if any(v.name == name for v in writes.variables(op))
         and (graphs.values_of(op) or graphs.is_apply(op))
-        # Those that undo an update are no clones, and take a copy of the variable.
+        # An op that undoes an update writes the variable too, and is no clone.
         and _original_name(op.name) != op.name
     ]
     known = [op for op in kernels if _original_of(step, op) is not None]

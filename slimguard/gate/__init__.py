@@ -7,6 +7,7 @@ hooks or slim.
     gate.py               guard(), and what is known of a guarded train op
     arguments.py          a train op, its loss, the largest loss: as users give them
     writing_runs.py       guards runs that train nothing and write all the same
+    written_beside.py     what a script writes in the run of a train op, which goes through its gate
     regularizers.py       makes the gradients of regularizers wait for those of the data
     chief_update.py       the update that the chief of synchronous replicas makes
     histograms.py         histogram summaries that do not raise
@@ -47,6 +48,7 @@ Building adds to it:
     undo.py               puts variables back, in each task
     step_value.py         the value that the guarded train op returns
     announcement.py       prints or raises where nobody watches
+    untold.py             keeps the bad steps that a watcher is yet to be told of
     outcome.py            what there is to fetch
     measures.py           what there is to know of a step, good or bad
     copies.py             copies of variables

@@ -2,8 +2,8 @@
 
 On the fast path nothing is looked at after the update, so a kernel is taken there only if that is
 known. It depends on the kernel's arguments: Adam divides by `1 - beta1_power`, FTRL by the learning
-rate, Adagrad by the root of what it has accumulated. What is constant is judged here, and what is
-not is compared in each step (fast_path.py).
+rate, Adagrad by the root of what it has accumulated. Arguments that are constants are judged here;
+others are compared in each step (fast_path.py).
 """
 
 import re
@@ -40,10 +40,11 @@ _RANGES: Dict[str, Tuple[float, float]] = {
 _POWERS = {'beta1_power': 'beta1', 'beta2_power': 'beta2'}
 _GRADIENTS_AND_RATES = frozenset('grad delta gradient lr alpha'.split())
 _RATE_OF_FTRL = (1e-12, 1e12)
-# One plus the rate times l2 is divided by.
+# Kernels that divide by one plus the rate times l2.
 _DIVIDES_BY_RATE = re.compile('Proximal|AdagradDA')
 _RATE_THAT_IS_ADDED = (0, 1e12)
-# What is accumulated from a number on, and divided by without an epsilon.
+# Arguments that begin with some number, to which squares are added, and the kernels that divide by
+# them without an epsilon.
 _ACCUMULATED = frozenset('accum gradient_squared_accumulator'.split())
 _DIVIDES_BY_ACCUMULATED = re.compile('Adagrad|Ftrl')
 _SMALLEST_BEGINNING = 1e-30

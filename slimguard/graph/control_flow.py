@@ -1,8 +1,8 @@
 """What of a graph runs under a condition, and what runs more than once.
 
-:class:`Flow` reads it from the Switch, Merge, Enter and Exit ops alone. The functions after it ask
-TensorFlow's records of what `tf.cond` and `tf.while_loop` it built, which is quicker: an imported
-graph has no such records.
+:class:`Flow` reads it from the Switch, Merge, Enter and Exit ops alone. The functions after it look
+into the records that TensorFlow keeps while it builds a `tf.cond` or `tf.while_loop`. That is
+quicker, but an imported graph has no such records.
 """
 
 from typing import Dict, FrozenSet, List, NamedTuple, Sequence, Tuple
@@ -93,8 +93,8 @@ def context_of(op):
 def is_seen_from(tensor, op):
     """Whether `tensor` has one value wherever `op` runs, as far as v1 control flow goes.
 
-    It has none in a branch that does not run, and one in each turn of a loop; and nothing outside
-    of either can take what is made inside.
+    A tensor of a branch has no value where the branch does not run, and one of a loop has another
+    in each turn. So what is made inside of either is seen only there, and not from outside.
     """
     made_in, context = context_of(tensor.op), context_of(op)
     while context is not None and context is not made_in:

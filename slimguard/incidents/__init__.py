@@ -2,14 +2,19 @@
 
 The files:
 
-    incident.py       Incident, and NanLossError, which ends a training with one
-    policies.py       Raise, Stop, Skip, Rollback: what may happen after it
+    incident.py         Incident: what is known of a bad step
+    spike.py            Spike: when a finite step is far out of what the last good ones were
+    history.py          the last steps before an incident
+    policies.py         Raise, Stop, Skip, Rollback: what may happen after it
     policy_language.py  what users write for on_nan, and the policies it stands for
     fallback_chain.py   policies in order: the first that is willing takes an incident
-    journal.py        tells of a training's incidents: the line in the log, the record, TensorBoard
-    record_file.py    the record, slimguard/incidents.jsonl: trainings append to it
-    record_json.py    an incident as one line of it
-    record_reader.py  reads its lines, whatever has become of them
+    nan_loss_error.py   NanLossError, which ends a training with an incident
+    advice.py           what may help then
+    journal.py          a training's incidents: the line in the log, the record, TensorBoard
+    record_path.py      where the record is
+    record_file.py      the record, slimguard/incidents.jsonl: trainings append to it
+    record_json.py      an incident as one line of it
+    record_reader.py    reads its lines, whatever has become of them
     incident_groups.py  incidents of one reason, together
-    record_table.py   shows the record to people
+    record_table.py     shows the record to people
 """

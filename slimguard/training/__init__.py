@@ -13,6 +13,9 @@ What watches, in any loop:
     back_off.py           smaller updates after that
     context.py            what a training hands to its watchers
     watchers.py           lends them that; picks the one that decides
+    hook_training.py      does for a training what its loop does not
+    step_history.py       the last steps, and whether the next is a spike
+    history_summaries.py  the same as scalars in TensorBoard
     step_counters.py      TensorFlow's StepCounterHook, told of steps that were held back
     checkpoint_dir.py     the directory that a session saves to
 
@@ -21,11 +24,13 @@ The loops:
     watched_session.py    watch(), for a plain session
     hooked_session.py     a session that calls hooks
     hook_fetches.py       what hooks ask for in a run, merged
+    fetch_structures.py   whatever structure a session is asked to fetch
     repeated_runs.py      the steps that hooks watch, each kind prepared once
     loop.py               the step function and session wrapper for slim.learning.train
     supervisor.py         what that asks of its Supervisor
     turns.py              slim's loop and the threads that save take turns
     trainable.py          what a train op and its graph have to be
+    cell_advice.py        what to do where a cell of a notebook built them twice
     step_runner.py        one step: fast, or by the step function
     fast_step.py          a step of slim's in one prepared call
     prepared_call.py      a session.run prepared once

@@ -13,9 +13,9 @@ everywhere = instrumentation.loaded_modules
 
 
 def pass_over_libraries() -> None:
-    """Has it pass over the modules that have none of the functions now; those of tests it searches.
+    """Has it pass over the modules that have none of the functions now, but for those of tests.
 
-    So it does those that are loaded later.
+    A module that is loaded later is looked through, too.
     """
     by_name = dict(everywhere())
     wanted = {id(function) for function in _functions(by_name)}

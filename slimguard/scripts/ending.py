@@ -3,11 +3,12 @@
 import atexit
 import multiprocessing.util
 import os
-from typing import Callable, Dict, Optional, Sequence
+from typing import Callable, Dict, List, Optional, Sequence
 
 import tensorflow as tf
 
 from slimguard.incidents.incident import Incident
+from slimguard.incidents.record_path import path_in
 from slimguard.system import files, terminal, texts
 from slimguard.training import preemption
 
@@ -148,14 +149,15 @@ class Seen:
         if self.refused_saves:
             said += ', %s refused as not finite' % _counted(self.refused_saves, 'save')
             said += ' (%s)' % texts.listed(list(self.not_finite), _MOST_NAMES)
-        if self.logdirs:
-            folders = [os.path.join(logdir, 'slimguard') for logdir in self.logdirs]
-            kept = [folder for folder in folders if files.is_remote(folder) or files.is_dir(folder)]
-            lost = [folder for folder in folders if folder not in kept]
-            if kept:
-                said += '; record and bundles: %s' % ', '.join(kept)
-            if lost:
-                said += _IS_LOST % ', '.join(lost)
+        kept: List[str] = []
+        lost: List[str] = []
+        for record in map(path_in, self.logdirs):
+            is_there = files.is_remote(record) or files.is_file(record)
+            (kept if is_there else lost).append(os.path.dirname(record))
+        if kept:
+            said += '; record and bundles: %s' % ', '.join(kept)
+        if lost:
+            said += _IS_LOST % ', '.join(lost)
         return said
 
 
@@ -227,7 +229,7 @@ def after_stop(newest: Optional[str]) -> str:
     )
 
 
-_IS_LOST = '; NO record is left in %s: it could not be written, or was deleted since'
+_IS_LOST = '; NO record is left in %s: it could not be written, or was moved or deleted since'
 _BY_ITSELF = (
     'the script guards itself, by a NanLossHook, slimguard.watch or slimguard.train of its own: '
     '%s. What it says there holds, and the options of run were not used for them'

@@ -51,6 +51,7 @@ def test_runs_that_only_wrote_are_no_steps():
 def test_a_save_that_was_refused_is_counted_and_its_record_named(tmp_path):
     folder = tmp_path / 'slimguard'
     folder.mkdir()
+    (folder / 'incidents.jsonl').touch()
     seen = Seen()
     seen.note_steps('Adam', 3)
     seen.note_refused_save(['v', 'w'], str(tmp_path))
@@ -59,20 +60,24 @@ def test_a_save_that_was_refused_is_counted_and_its_record_named(tmp_path):
 
 
 def test_of_records_that_are_not_there_it_is_said(tmp_path):
-    """Where they could not be written, and where the script has deleted its folder."""
-    kept, lost = tmp_path / 'kept', tmp_path / 'lost'
-    (kept / 'slimguard').mkdir(parents=True)
+    """Where they could not be written, and where the script has deleted them, or their folder."""
+    kept, empty, lost = tmp_path / 'kept', tmp_path / 'empty', tmp_path / 'lost'
+    for logdir in (kept, empty):
+        (logdir / 'slimguard').mkdir(parents=True)
+    (kept / 'slimguard' / 'incidents.jsonl').touch()
     seen = Seen()
     seen.note_steps('Adam', 3)
-    for logdir in (kept, lost):
+    for logdir in (kept, empty, lost):
         seen.note_refused_save(['w'], str(logdir))
-    said = '; record and bundles: %s; NO record is left in %s: it could not be written, or was '
-    assert said % (kept / 'slimguard', lost / 'slimguard') in str(seen)
+    said = '; record and bundles: %s; NO record is left in %s, %s: it could not be written, or was '
+    folders = tuple(logdir / 'slimguard' for logdir in (kept, empty, lost))
+    assert said % folders + 'moved or deleted since' in str(seen)
 
 
 def test_a_save_that_was_refused_is_counted_where_nothing_trained(tmp_path):
     folder = tmp_path / 'slimguard'
     folder.mkdir()
+    (folder / 'incidents.jsonl').touch()
     seen = Seen()
     seen.runs = 5
     seen.note_refused_save(['w'], str(tmp_path))

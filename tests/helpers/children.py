@@ -27,7 +27,7 @@ def python(*arguments, **kwargs):
     variables = kwargs.pop('variables', {})
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
-        stdout=subprocess.PIPE,
+        stdout=kwargs.pop('stdout', subprocess.PIPE),
         stderr=kwargs.pop('stderr', subprocess.PIPE),
         text=True,
         env=dict(environment(), **variables),

@@ -7,8 +7,8 @@ TensorFlow takes seconds to start, and cannot be forked once it runs. So one pro
 tests, the template, imports TensorFlow, never uses it, and forks for each program that is to run;
 another one, itself forked from the first, imports slimguard as well. A program finds
 what it would find in an interpreter of its own: `sys.argv`, `sys.path`, `__main__`, its streams,
-environment, working directory, umask and signals; it ends by the interpreter's own way out, with
-its status. What differs is what is imported already.
+environment, working directory, umask and signals; it ends as there, with its status. What differs
+is what is imported already, and that modules are not taken apart at the end (`quick_exit`).
 
 The template ends with the test process, however that ends, and the programs with the template.
 """
@@ -227,13 +227,14 @@ def _serve(pipe, finds):
             except (EOFError, ConnectionError):
                 return None
             *fds, status = (reduction.recv_handle(pipe) for _ in range(len(program.targets) + 1))
+            template = os.getpid()
             number = os.fork()
             if number == 0:
                 signal.set_wakeup_fd(-1)
                 pipe.close()
                 for fd in [woken, wakes, status, *statuses.values()]:
                     os.close(fd)
-                _take_on(program, fds)
+                _take_on(program, fds, template)
                 return program
             statuses[number] = status
             for fd in fds:
@@ -252,13 +253,12 @@ def _tell_who_has_ended(statuses):
             os.close(statuses.pop(number))
 
 
-def _take_on(program, fds):
+def _take_on(program, fds, template):
     """Makes the child what Popen's child is when its interpreter has started."""
-    parent = os.getppid()
     if sys.platform == 'linux':
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    if os.getppid() != template:
+        os._exit(1)  # it has ended meanwhile
     if program.new_session:
         os.setsid()
     for number in (*_SIGNALS, signal.SIGCHLD):
@@ -349,7 +349,19 @@ def _run(arguments):
         sys.exit(1)
 
 
+def _status_of(code):
+    """What the interpreter tells of ``sys.exit(code)``."""
+    return code & 0xFF if isinstance(code, int) else int(code is not None)
+
+
 if __name__ == '__main__':
+    import quick_exit  # the file beside this one, with one `atexit` for all that is forked
+
     _asked_for = _serve(connection.Connection(int(sys.argv[1])), sys.argv[2])
-    if _asked_for is not None:
-        _run(_asked_for.arguments)
+    try:
+        if _asked_for is not None:
+            _run(_asked_for.arguments)
+    except SystemExit as end:
+        quick_exit.note(_status_of(end.code))
+        raise
+    quick_exit.note(0)

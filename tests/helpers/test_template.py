@@ -47,6 +47,51 @@ def test_a_command_runs_as_plain_python_runs_it(tmp_path, code):
     compare(['-c', code, '--flag', 'x y'], tmp_path)
 
 
+AN_END = """
+import atexit, sys, threading, time
+
+class Last:
+    def __init__(self, name):
+        self.name, self.itself = name, self
+
+    def __del__(self):
+        print(self.name, 'is finalized', file=sys.stderr)
+
+def wait():
+    time.sleep(0.2)
+    print('a thread ends')
+
+def go_on():
+    while True:
+        time.sleep(0.001)
+
+kept, sys.kept = Last('a global'), Last('what a module keeps')
+atexit.register(print, 'the first that atexit runs last')
+atexit.register(print, 'the last', end=' ')
+threading.Thread(target=wait).start()
+threading.Thread(target=go_on, daemon=True).start()
+del sys.kept
+print('the script ends', end=' ')
+"""
+
+
+@pytest.mark.parametrize('end', ['', 'sys.exit(300)', 'sys.exit("no")', 'sys.exit(-1)'])
+@pytest.mark.parametrize('start', [['-c'], ['script.py'], ['-m', 'script']])
+def test_it_ends_as_plain_python_does(tmp_path, start, end):
+    (tmp_path / 'script.py').write_text(AN_END + end)
+    compare([*start, AN_END + end] if start == ['-c'] else start, tmp_path)
+
+
+@pytest.mark.parametrize('end', ['', 'sys.exit(3)'])
+def test_it_tells_as_plain_python_does_that_its_last_words_are_lost(end, monkeypatch):
+    monkeypatch.delenv('PYTHONUNBUFFERED', raising=False)
+    code = 'import sys; print(1); ' + end
+    with open('/dev/full', 'w') as full:
+        plain, forked = (run('-c', code, stdout=full) for run in (python, forked_python))
+    assert (forked.returncode, forked.stderr) == (plain.returncode, plain.stderr)
+    assert plain.returncode != 0
+
+
 def compare(arguments, folder):
     plain = python(*arguments, cwd=str(folder), input='some input')
     forked = forked_python(*arguments, cwd=str(folder), input='some input')

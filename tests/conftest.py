@@ -1,7 +1,7 @@
 """What every test needs: a quiet TensorFlow in graph mode, and a graph of its own.
 
-With `--share=1/2` half of the tests run, and with `--share=2/2` the others; of the parameters of
-each a third, with `--cells=3`, or another third of those of the large ones alone, with `--grids=3`.
+With `--share=1/2` half of the tests run, and with `--share=2/2` the others; of the cells of each,
+which are its parameters, two thirds with `--cells=most`, and the others with `--cells=others`.
 With `--plain-graphs=1/2` TensorFlow rewrites no graph in the tests of one half of the files, and
 with `--plain-graphs=2/2` of the other; and each graph of the rest less thoroughly.
 """
@@ -31,19 +31,15 @@ def pytest_addoption(parser):
     )
     parser.addoption(
         '--cells',
-        type=int,
-        default=1,
-        metavar='N',
-        help='of a test with parameters, run only every N-th of its cells, and at least one; and '
-        'run no test that needs no TensorFlow',
+        choices=['most', 'others', 'one'],
+        help='of the cells of a quick test with parameters run two thirds; or the others, and at '
+        'least one; or one of these, and no test that needs no TensorFlow',
     )
     parser.addoption(
-        '--grids',
-        type=int,
-        default=1,
-        metavar='N',
-        help='of a quick test with %d cells or more, run only every N-th; not those that --cells '
-        'takes' % _LARGE,
+        '--tell',
+        metavar='FILE',
+        help='add a line to FILE for each test that has passed, and for each that --cells or a '
+        'share left out',
     )
     parser.addoption(
         '--share-slow',
@@ -135,9 +131,7 @@ def _tf1():
 @pytest.hookimpl(trylast=True)  # of those that -m selects
 def pytest_collection_modifyitems(config, items):
     share, slow_share = config.getoption('--share'), config.getoption('--share-slow')
-    cells = _cells(items, config.getoption('--cells')) & _cells_of_grids(
-        items, config.getoption('--grids')
-    )
+    cells = _cells(items, config.getoption('--cells'))
     kept, left = [], []
     for item in items:
         # All the parameters of a test stay together, with the fixtures that are made for them; the
@@ -148,49 +142,65 @@ def pytest_collection_modifyitems(config, items):
         (kept if is_in else left).append(item)
     if left:
         config.hook.pytest_deselected(items=left)
+        if os.environ.get('PYTEST_XDIST_WORKER', 'gw0') == 'gw0':  # the others leave out the same
+            for item in left:
+                _tell(config, 'left', item)
     items[:] = _slow_ones_first(kept)
 
 
-def _cells(items, every):
-    """The ids of the tests that run where of a test's cells only every so many do.
+def _cells(items, which):
+    """The ids of the tests that run, of all cells, most, the others, or one of these.
 
     Which those are has nothing to do with their order: with every third of a grid of threes, one
-    of its parameters would always have the same value.
+    of its parameters would always have the same value. Nor with their ids, which pytest makes of
+    the parameters, another pytest otherwise.
     """
-    if every == 1:
-        return {item.nodeid for item in items}
-    needed = [item for item in items if not item.get_closest_marker('no_tensorflow')]
-    return {
-        name
-        for names in _by_function(needed).values()
-        for name in sorted(names, key=_number_of)[: -(-len(names) // every)]
-    }
-
-
-# Half of the tests are cells of tests with as many, and so is half of the time that all take.
-_LARGE = 6
-
-
-def _cells_of_grids(items, every):
-    """As `_cells`, of the quick tests with many cells; of the others all.
-
-    They are the last in the order of which `_cells` gives the first: a third of a grid and another
-    meet more than one third meets twice.
-    """
-    slow = [item for item in items if item.get_closest_marker('slow')]  # they have shares
-    kept = {item.nodeid for item in slow}
-    for names in _by_function(item for item in items if item.nodeid not in kept).values():
-        most = -(-len(names) // every) if len(names) >= _LARGE else len(names)
-        kept.update(sorted(names, key=_number_of, reverse=True)[:most])
+    kept, shared = set(), collections.defaultdict(list)
+    for item in items:
+        if which == 'one' and item.get_closest_marker('no_tensorflow'):
+            continue
+        if any(map(item.get_closest_marker, _NOT_SHARED)):
+            _told_as[item.nodeid] = item.nodeid
+            kept.add(item.nodeid)
+        else:
+            shared[_function_of(item)].append(item)
+    for name, cells in shared.items():
+        for number, item in enumerate(cells):
+            _told_as[item.nodeid] = '%s[%d of %d]' % (name, number, len(cells))
+        kept.update(item.nodeid for item in _of_the_cells(cells, which))
     return kept
 
 
-def _by_function(items):
-    """The ids of the tests, by their ids without parameters."""
-    names = collections.defaultdict(list)
-    for item in items:
-        names[_function_of(item)].append(item.nodeid)
-    return names
+def _of_the_cells(cells, which):
+    if which is None:
+        return cells
+    cells = sorted(cells, key=lambda item: _number_of(_told_as[item.nodeid]))
+    most = -(-2 * len(cells) // 3)
+    others = cells[most:] or cells[-1:]
+    return {'most': cells[:most], 'others': others, 'one': cells[-1:]}[which]
+
+
+# Marks of the tests whose cells are not shared out. The slow ones have shares of their own.
+_NOT_SHARED = 'slow', 'skipif', 'not_shared'
+
+# By the ids of the tests, what all TensorFlows and all versions of pytest call them.
+_told_as = {}
+
+
+def _tell(config, what, item):
+    """Adds a line to the file that was asked for."""
+    path = config.getoption('--tell')
+    if path:
+        with open(path, 'a') as file:
+            file.write('%s %s\n' % (what, _told_as[item.nodeid]))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item):
+    result = yield
+    report = result.get_result()
+    if report.when == 'call' and report.passed:
+        _tell(item.config, 'passed', item)
 
 
 def _slow_ones_first(items):

@@ -24,8 +24,8 @@ ITEMS += [Item('tests/test_more.py::test_alone_%d' % n) for n in range(40)]
 ITEMS += [Item('tests/test_slow.py::test_long[%d]' % n, ('slow',)) for n in range(11)]
 
 
-def selected(items=ITEMS, share=None, slow_share=None, cells=1, grids=1):
-    values = {'--share': share, '--share-slow': slow_share, '--cells': cells, '--grids': grids}
+def selected(items=ITEMS, share=None, slow_share=None, cells=None, tell=None):
+    values = {'--share': share, '--share-slow': slow_share, '--cells': cells, '--tell': tell}
     left = []
     hook = types.SimpleNamespace(pytest_deselected=lambda items: left.extend(items))
     config = types.SimpleNamespace(getoption=values.get, hook=hook)
@@ -44,30 +44,58 @@ def test_each_test_is_in_one_share(option):
     assert set(first) - common and set(second) - common
 
 
-def test_of_the_cells_of_each_test_a_third_runs_and_at_least_one():
-    kept = selected(cells=3)
-    counts = {name: 0 for name in map(conftest._function_of, ITEMS)}
-    for item in kept:
-        counts[conftest._function_of(item)] += 1
-    assert counts.pop('tests/test_grid.py::test_cells') == 9
-    assert counts.pop('tests/test_slow.py::test_long') == 4
-    assert set(counts.values()) == {1}
+def numbers_of_cells(kept):
+    """How many of the grid, of the pair, of those with one cell, and of the slow ones."""
+    files = [item.nodeid.partition('::')[0] for item in kept]
+    alone = sum('_alone_' in item.nodeid for item in kept)
+    return (
+        files.count('tests/test_grid.py'),
+        files.count('tests/test_more.py') - alone,
+        alone,
+        files.count('tests/test_slow.py'),
+    )
+
+
+def test_of_the_cells_of_each_test_most_run_and_elsewhere_the_others():
+    most, others = selected(cells='most'), selected(cells='others')
+    assert set(most) | set(others) == set(ITEMS)
+    assert numbers_of_cells(most) == (18, 2, 40, 11)
+    assert numbers_of_cells(others) == (9, 1, 40, 11)
     # Of a grid with three columns, not one column.
-    assert len({item.nodeid[-2] for item in kept if 'grid' in item.nodeid}) == 3
+    assert len({item.nodeid[-2] for item in others if 'grid' in item.nodeid}) == 3
 
 
-def test_of_the_cells_of_large_grids_another_third_runs_and_all_of_the_others():
-    kept = set(selected(grids=3))
-    grid = set(ITEMS[:27])
-    assert len(kept & grid) == 9
-    assert not kept & grid & set(selected(cells=3))
-    assert kept >= set(ITEMS) - grid
+def test_one_cell_is_one_of_the_others():
+    one = selected(cells='one')
+    assert numbers_of_cells(one) == (1, 1, 40, 11)
+    assert set(one) <= set(selected(cells='others'))
 
 
-def test_where_a_third_of_the_cells_run_no_test_does_that_needs_no_tensorflow():
+@pytest.mark.parametrize('which', ['most', 'others', 'one'])
+def test_not_shared_out_is_what_some_tensorflow_skips(which):
+    cells = [Item('tests/test_old.py::test_names[%d]' % n, ('not_shared',)) for n in range(6)]
+    assert set(cells) <= set(selected(ITEMS + cells, cells=which))
+
+
+def test_where_one_cell_runs_no_test_does_that_needs_no_tensorflow():
     only_python = Item('tests/test_python.py::test_words', ('no_tensorflow',))
-    assert only_python in selected(ITEMS + [only_python])
-    assert only_python not in selected(ITEMS + [only_python], cells=3)
+    assert only_python in selected(ITEMS + [only_python], cells='others')
+    assert only_python not in selected(ITEMS + [only_python], cells='one')
+
+
+def test_what_is_left_out_is_told_by_names_that_no_parameter_is_in(tmp_path):
+    told = tmp_path / 'told'
+    renamed = [Item('tests/test_more.py::test_%d[other names %d]' % divmod(n, 3)) for n in range(9)]
+    left = []
+    for items in renamed, [Item(item.nodeid.replace('other', 'some')) for item in renamed]:
+        assert len(selected(items, cells='most', tell=str(told))) == 6
+        left.append(told.read_text().splitlines())
+        told.unlink()
+    assert left[0] == left[1]
+    assert sorted(line[:-8] for line in left[0]) == [
+        'left tests/test_more.py::test_%d' % n for n in range(3)
+    ]
+    assert {line[-8:] for line in left[0]} <= {'[0 of 3]', '[1 of 3]', '[2 of 3]'}
 
 
 def test_each_of_two_workers_begins_with_slow_tests():

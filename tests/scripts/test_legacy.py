@@ -82,7 +82,10 @@ def test_without_us_the_nan_is_in_the_checkpoint(tmp_path):
     assert 'predictions/weights' in bad_variables(str(tmp_path))
 
 
-@pytest.mark.parametrize('tf1_option', [['--tf1'], []] if NATIVE else [['--tf1']])
+TF1_OPTIONS = [['--tf1']] + [pytest.param([], marks=pytest.mark.not_shared)] * NATIVE
+
+
+@pytest.mark.parametrize('tf1_option', TF1_OPTIONS)
 def test_names_and_flags_of_tensorflow_1(tf1_option):
     arguments = ['--log_dir=here', '--batch_size', '3', 'more']
     run = forked_python('-m', 'slimguard', 'run', *tf1_option + [script('names.py')] + arguments)

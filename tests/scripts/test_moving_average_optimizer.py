@@ -15,7 +15,8 @@ CLASSES = [MovingAverageOptimizer]
 if NATIVE:
     import tensorflow.contrib.opt as contrib_opt
 
-    CLASSES.append(contrib_opt.MovingAverageOptimizer)
+    contribs = contrib_opt.MovingAverageOptimizer
+    CLASSES.append(pytest.param(contribs, marks=pytest.mark.not_shared))
 
 
 @pytest.fixture(autouse=True)

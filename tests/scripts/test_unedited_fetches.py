@@ -64,7 +64,9 @@ def as_ordered(train_op, loss):
 
 # TensorFlow 1.15 makes no mapping of values that cannot be changed.
 _IS_TF1 = tf.__version__.startswith('1.')
-STRUCTURES = [as_defaultdict, as_ordered, Fields, Pair] + ([] if _IS_TF1 else [as_own])
+STRUCTURES = [as_defaultdict, as_ordered, Fields, Pair]
+if not _IS_TF1:
+    STRUCTURES.append(pytest.param(as_own, marks=pytest.mark.not_shared))
 
 
 def loss_in(values):

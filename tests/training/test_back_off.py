@@ -10,13 +10,13 @@ import tensorflow as tf
 import slimguard
 from slimguard import Rollback
 from tests.helpers import loops
-from tests.helpers.loops import LOOPS
+from tests.helpers.loops import LOOPS, cells
 from tests.helpers.models import Batches, Linear, LogLines, checkpoint_at, records_in
 from tests.helpers.models import train_quietly as train
 
 tf1 = tf.compat.v1
 
-every_loop = pytest.mark.parametrize('loop', LOOPS.values(), ids=LOOPS)
+every_loop = pytest.mark.parametrize('loop', cells(LOOPS))
 pytestmark = pytest.mark.usefixtures('ctrl_c_is_pythons')
 
 

@@ -15,13 +15,13 @@ from slimguard.checkpoints import checkpoint_reader, snapshots
 from slimguard.diagnosis.bundle import paths as bundle_paths
 from tests.helpers import checkpoints
 from tests.helpers.children import ROOT, environment, forked_python
-from tests.helpers.loops import EDITED, LOOPS, Given
+from tests.helpers.loops import EDITED, LOOPS, Given, cells
 from tests.helpers.models import checkpoint_at, records_in
 from tests.helpers.template import Forked
 
 tf1 = tf.compat.v1
 
-every_loop = pytest.mark.parametrize('loop', LOOPS.values(), ids=LOOPS)
+every_loop = pytest.mark.parametrize('loop', cells(LOOPS))
 
 
 pytestmark = pytest.mark.usefixtures('ctrl_c_is_pythons')
@@ -102,7 +102,7 @@ def test_ctrl_c_lets_the_step_finish_and_saves(loop, tmp_path):
     assert checkpoint_at(tmp_path) == (5, [])
 
 
-@pytest.mark.parametrize('name', LOOPS)
+@pytest.mark.parametrize('name', cells(LOOPS, by_name=True))
 def test_sigterm_lets_the_step_finish_and_saves(name, tmp_path):
     program = 'from tests.helpers import loops; import sys; loops.main(sys.argv[1:])'
     arguments = [program, name, tmp_path, '4']
@@ -138,7 +138,7 @@ def test_what_is_not_finite_is_not_published(loop, tmp_path):
     assert checkpoint_at(tmp_path)[1] == []
 
 
-@pytest.mark.parametrize('name', EDITED)
+@pytest.mark.parametrize('name', cells(EDITED, by_name=True))
 def test_the_progress_is_shown(name, tmp_path):
     pytest.importorskip('tqdm')
     pty = pytest.importorskip('pty')  # there is none on Windows

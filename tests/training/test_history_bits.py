@@ -9,7 +9,7 @@ import tensorflow as tf
 import slimguard
 from slimguard import compat
 from slimguard.diagnosis import bundle
-from tests.helpers.loops import has_estimators
+from tests.helpers.loops import cells, has_estimators
 from tests.helpers.models import records_in, train_quietly
 from tests.helpers.monitored import monitored
 
@@ -184,7 +184,7 @@ if has_estimators():
 
 
 @pytest.mark.parametrize('dtype', [tf.float32, tf.float64], ids=['float32', 'float64'])
-@pytest.mark.parametrize('loop', LOOPS)
+@pytest.mark.parametrize('loop', cells(LOOPS, by_name=True))
 def test_it_is_what_a_hook_sees_bit_by_bit(loop, dtype, tmp_path):
     seen = LOOPS[loop](dtype, str(tmp_path))
     assert len(seen) == DRAWS

@@ -5,12 +5,12 @@ import tensorflow as tf
 
 import slimguard
 from slimguard import Skip
-from tests.helpers.loops import LOOPS, Given
+from tests.helpers.loops import LOOPS, Given, cells
 from tests.helpers.models import Linear, LogLines, records_in
 
 tf1 = tf.compat.v1
 
-every_loop = pytest.mark.parametrize('loop', LOOPS.values(), ids=LOOPS)
+every_loop = pytest.mark.parametrize('loop', cells(LOOPS))
 pytestmark = pytest.mark.usefixtures('ctrl_c_is_pythons')
 
 

@@ -8,14 +8,14 @@ import slimguard
 from slimguard import compat
 from slimguard.diagnosis import bundle, replay
 from slimguard.gate import gate_of
-from tests.helpers.loops import LOOPS, Given
+from tests.helpers.loops import LOOPS, Given, cells
 from tests.helpers.models import Linear, LogLines, checkpoint_at, records_in, train_quietly
 from tests.helpers.summaries import events_in
 
 tf1 = tf.compat.v1
 slim = compat.import_slim()
 
-every_loop = pytest.mark.parametrize('loop', LOOPS.values(), ids=LOOPS)
+every_loop = pytest.mark.parametrize('loop', cells(LOOPS))
 
 
 @every_loop

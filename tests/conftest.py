@@ -1,7 +1,8 @@
 """What every test needs: a quiet TensorFlow in graph mode, and a graph of its own.
 
-With `--share=1/2` half of the tests run, and with `--share=2/2` the others; of the cells of each,
-which are its parameters, two thirds with `--cells=most`, and the others with `--cells=others`.
+With `--share=1/2` half of the tests run, and with `--share=2/2` the others. A test with parameters
+has a cell for each combination of them: with `--cells=most` two thirds of its cells run, and with
+`--cells=others` the other third.
 With `--plain-graphs=1/2` TensorFlow rewrites no graph in the tests of one half of the files, and
 with `--plain-graphs=2/2` of the other; and each graph of the rest less thoroughly.
 """
@@ -32,8 +33,9 @@ def pytest_addoption(parser):
     parser.addoption(
         '--cells',
         choices=['most', 'others', 'one'],
-        help='of the cells of a quick test with parameters run two thirds; or the others, and at '
-        'least one; or one of these, and no test that needs no TensorFlow',
+        help='of a quick test with parameters run "most" of its cells, which is two thirds; the '
+        '"others", or one if there are none; or only "one" of the others, and no test that needs '
+        'no TensorFlow',
     )
     parser.addoption(
         '--tell',
@@ -149,18 +151,17 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _cells(items, which):
-    """The ids of the tests that run, of all cells, most, the others, or one of these.
+    """The ids of the tests that run. Of those with parameters, which cells they are, is drawn.
 
-    Which those are has nothing to do with their order: with every third of a grid of threes, one
-    of its parameters would always have the same value. Nor with their ids, which pytest makes of
-    the parameters, another pytest otherwise.
+    In a grid of threes each third cell has the same value of one parameter, so order cannot decide.
+    Nor can ids: versions of pytest make different ones of the same parameters.
     """
     kept, shared = set(), collections.defaultdict(list)
     for item in items:
+        _told_as[item.nodeid] = item.nodeid
         if which == 'one' and item.get_closest_marker('no_tensorflow'):
             continue
         if any(map(item.get_closest_marker, _NOT_SHARED)):
-            _told_as[item.nodeid] = item.nodeid
             kept.add(item.nodeid)
         else:
             shared[_function_of(item)].append(item)
@@ -183,7 +184,7 @@ def _of_the_cells(cells, which):
 # Marks of the tests whose cells are not shared out. The slow ones have shares of their own.
 _NOT_SHARED = 'slow', 'skipif', 'not_shared'
 
-# By the ids of the tests, what all TensorFlows and all versions of pytest call them.
+# By its id, the name of a test that is the same with each TensorFlow and each version of pytest.
 _told_as = {}
 
 

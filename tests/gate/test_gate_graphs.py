@@ -508,7 +508,12 @@ def average_after_a_guarded_op(damage):
         return tf.group(tf1.train.ExponentialMovingAverage(0.9).apply([w])), loss
 
 
-@pytest.mark.parametrize('name', sorted(MODELS))
+NOT_IN_ALL = {'moving_average_optimizer': pytest.mark.not_shared}
+
+
+@pytest.mark.parametrize(
+    'name', [pytest.param(name, marks=NOT_IN_ALL.get(name, ())) for name in sorted(MODELS)]
+)
 def test_finite_steps_give_the_same_bits_and_bad_ones_change_nothing(name):
     models.check_bits_and_damage(MODELS[name], steps=30)
 

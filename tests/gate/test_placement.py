@@ -156,6 +156,7 @@ def test_the_step_is_read_after_the_update_wherever_it_is(training):
     assert steps == [1, 1, 2, 3, 3]
 
 
+@pytest.mark.not_shared
 def test_an_update_that_overflows_is_undone_on_every_parameter_server(training):
     if training.has_embedding:
         pytest.skip('Adam refuses such a gradient, for it squares it')
@@ -169,6 +170,7 @@ def test_an_update_that_overflows_is_undone_on_every_parameter_server(training):
     assert not changed(before, training.variables(training.session))
 
 
+@pytest.mark.not_shared
 def test_a_slot_lost_on_one_parameter_server_keeps_all_from_being_written(training):
     if training.has_embedding:
         pytest.skip('Adam refuses such a gradient, for it squares it')

@@ -13,6 +13,9 @@ is what is imported already, and that modules are not taken apart at the end (`q
 The template ends with the test process, however that ends, and the programs with the template.
 """
 
+if __name__ == '__main__':
+    import quick_exit  # the file beside this one; its handler of `atexit` is to be the first
+
 import atexit
 import builtins
 import ctypes
@@ -37,7 +40,7 @@ _ENCODING = 'PYTHONIOENCODING'  # of a program's streams, which are opened once 
 _UNBUFFERED = 'PYTHONUNBUFFERED'  # the same
 # What a program may have otherwise than the template, which has not read it: programs themselves
 # read the first two; TensorFlow reads the next two when it first runs a graph; scikit-learn sets
-# those after them in the test process, once it is imported there.
+# the two after them in the test process, once it is imported there; `quick_exit` reads the next.
 _READ_LATE = (
     'PYTEST_CURRENT_TEST',
     'TF_CONFIG',
@@ -45,6 +48,7 @@ _READ_LATE = (
     'XLA_FLAGS',
     'KMP_DUPLICATE_LIB_OK',
     'KMP_INIT_AT_FORK',
+    'SLIMGUARD_WHOLE_EXIT',
     _ENCODING,
     _UNBUFFERED,
 )
@@ -355,8 +359,6 @@ def _status_of(code):
 
 
 if __name__ == '__main__':
-    import quick_exit  # the file beside this one, with one `atexit` for all that is forked
-
     _asked_for = _serve(connection.Connection(int(sys.argv[1])), sys.argv[2])
     try:
         if _asked_for is not None:

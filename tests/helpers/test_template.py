@@ -48,7 +48,7 @@ def test_a_command_runs_as_plain_python_runs_it(tmp_path, code):
 
 
 AN_END = """
-import atexit, sys, threading, time
+import atexit, multiprocessing.util, sys, threading, time
 
 class Last:
     def __init__(self, name):
@@ -61,6 +61,10 @@ def wait():
     time.sleep(0.2)
     print('a thread ends')
 
+def work(seconds, words):
+    time.sleep(seconds)
+    print(words, flush=True)
+
 def go_on():
     while True:
         time.sleep(0.001)
@@ -68,7 +72,11 @@ def go_on():
 kept, sys.kept = Last('a global'), Last('what a module keeps')
 atexit.register(print, 'the first that atexit runs last')
 atexit.register(print, 'the last', end=' ')
+multiprocessing.util.Finalize(None, print, ('what multiprocessing finalizes',), exitpriority=1)
 threading.Thread(target=wait).start()
+processes = multiprocessing.get_context('fork')
+processes.Process(target=work, args=(0.4, 'a child ends')).start()
+processes.Process(target=work, args=(1000, 'one that is terminated'), daemon=True).start()
 threading.Thread(target=go_on, daemon=True).start()
 del sys.kept
 print('the script ends', end=' ')
@@ -77,7 +85,9 @@ print('the script ends', end=' ')
 
 @pytest.mark.parametrize('end', ['', 'sys.exit(300)', 'sys.exit("no")', 'sys.exit(-1)'])
 @pytest.mark.parametrize('start', [['-c'], ['script.py'], ['-m', 'script']])
-def test_it_ends_as_plain_python_does(tmp_path, start, end):
+@pytest.mark.parametrize('whole', ['', '1'])
+def test_it_ends_as_plain_python_does(tmp_path, monkeypatch, whole, start, end):
+    monkeypatch.setenv('SLIMGUARD_WHOLE_EXIT', whole)
     (tmp_path / 'script.py').write_text(AN_END + end)
     compare([*start, AN_END + end] if start == ['-c'] else start, tmp_path)
 

@@ -114,6 +114,7 @@ def estimator():
         pytest.skip('this TensorFlow has no tf.estimator')
 
 
+@pytest.mark.not_shared
 @pytest.mark.parametrize('on_nan', ['skip', 'raise'])
 def test_in_an_estimator(on_nan, tmp_path):
     made = []

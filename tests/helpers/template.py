@@ -5,10 +5,11 @@
 
 TensorFlow takes seconds to start, and cannot be forked once it runs. So one process beside the
 tests, the template, imports TensorFlow, never uses it, and forks for each program that is to run;
-another one, itself forked from the first, imports slimguard as well. A program finds
-what it would find in an interpreter of its own: `sys.argv`, `sys.path`, `__main__`, its streams,
-environment, working directory, umask and signals; it ends as there, with its status. What differs
-is what is imported already, and that modules are not taken apart at the end (`quick_exit`).
+another one, itself forked from the first, imports slimguard as well, and notes where `instrument`
+need not look (`module_walk`). A program finds what it would find in an interpreter of its own:
+`sys.argv`, `sys.path`, `__main__`, its streams, environment, working directory, umask and signals;
+it ends as there, with its status. What differs is what is imported already, and that modules are
+not taken apart at the end (`quick_exit`).
 
 The template ends with the test process, however that ends, and the programs with the template.
 """
@@ -211,6 +212,8 @@ def _serve(pipe, finds):
     path = list(sys.path)
     gc.disable()  # what is imported stays
     importlib.import_module(finds)  # slimguard.learning with TensorFlow and tf-slim
+    if 'slimguard' in sys.modules:
+        importlib.import_module('module_walk').pass_over_libraries()  # the file beside this one
     sys.path[:] = path  # setuptools, that old TensorFlow imports, adds a folder of its own
     gc.enable()
     gc.collect()

@@ -47,49 +47,60 @@ def test_a_command_runs_as_plain_python_runs_it(tmp_path, code):
     compare(['-c', code, '--flag', 'x y'], tmp_path)
 
 
-AN_END = """
+ENDS = {
+    'what is registered, threads and processes': """
 import atexit, multiprocessing.util, sys, threading, time
 
-class Last:
-    def __init__(self, name):
-        self.name, self.itself = name, self
-
-    def __del__(self):
-        print(self.name, 'is finalized', file=sys.stderr)
-
 def wait():
-    time.sleep(0.2)
+    main.join()
     print('a thread ends')
 
-def work(seconds, words):
-    time.sleep(seconds)
-    print(words, flush=True)
+def work():
+    ends.wait()
+    with open('children', 'a') as file:
+        file.write('a child ends.')
 
 def go_on():
     while True:
         time.sleep(0.001)
 
-kept, sys.kept = Last('a global'), Last('what a module keeps')
+main = threading.current_thread()
+processes = multiprocessing.get_context('fork')
+ends = processes.Event()
+atexit.register(ends.set)
 atexit.register(print, 'the first that atexit runs last')
 atexit.register(print, 'the last', end=' ')
 multiprocessing.util.Finalize(None, print, ('what multiprocessing finalizes',), exitpriority=1)
+processes.Process(target=work).start()
+processes.Process(target=time.sleep, args=(1000,), daemon=True).start()
 threading.Thread(target=wait).start()
-processes = multiprocessing.get_context('fork')
-processes.Process(target=work, args=(0.4, 'a child ends')).start()
-processes.Process(target=work, args=(1000, 'one that is terminated'), daemon=True).start()
 threading.Thread(target=go_on, daemon=True).start()
-del sys.kept
 print('the script ends', end=' ')
-"""
+""",
+    'objects': """
+import sys
+
+class Last:
+    def __del__(self, print=print, errors=sys.stderr):
+        print('finalized', file=errors, flush=True)
+
+one, circle = Last(), Last()
+circle.itself = circle
+""",
+}
 
 
 @pytest.mark.parametrize('end', ['', 'sys.exit(300)', 'sys.exit("no")', 'sys.exit(-1)'])
-@pytest.mark.parametrize('start', [['-c'], ['script.py'], ['-m', 'script']])
+@pytest.mark.parametrize('start', ['-c', 'script.py', '-m'])
 @pytest.mark.parametrize('whole', ['', '1'])
-def test_it_ends_as_plain_python_does(tmp_path, monkeypatch, whole, start, end):
+@pytest.mark.parametrize('script', ENDS)
+def test_it_ends_as_plain_python_does(tmp_path, monkeypatch, script, whole, start, end):
     monkeypatch.setenv('SLIMGUARD_WHOLE_EXIT', whole)
-    (tmp_path / 'script.py').write_text(AN_END + end)
-    compare([*start, AN_END + end] if start == ['-c'] else start, tmp_path)
+    code = ENDS[script] + end
+    (tmp_path / 'script.py').write_text(code)
+    compare({'-c': ['-c', code], '-m': ['-m', 'script']}.get(start, [start]), tmp_path)
+    if 'Process(' in code:
+        assert (tmp_path / 'children').read_text() == 2 * 'a child ends.'
 
 
 @pytest.mark.parametrize('end', ['', 'sys.exit(3)'])

@@ -176,7 +176,7 @@ def _of_the_cells(cells, which):
     if which is None:
         return cells
     cells = sorted(cells, key=lambda item: _number_of(_told_as[item.nodeid]))
-    most = -(-2 * len(cells) // 3)
+    most = 2 * len(cells) // 3 or 1
     others = cells[most:] or cells[-1:]
     return {'most': cells[:most], 'others': others, 'one': cells[-1:]}[which]
 

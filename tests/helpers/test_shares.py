@@ -59,7 +59,7 @@ def numbers_of_cells(kept):
 def test_of_the_cells_of_each_test_most_run_and_elsewhere_the_others():
     most, others = selected(cells='most'), selected(cells='others')
     assert set(most) | set(others) == set(ITEMS)
-    assert numbers_of_cells(most) == (18, 2, 40, 11)
+    assert numbers_of_cells(most) == (18, 1, 40, 11)
     assert numbers_of_cells(others) == (9, 1, 40, 11)
     # Of a grid with three columns, not one column.
     assert len({item.nodeid[-2] for item in others if 'grid' in item.nodeid}) == 3

@@ -475,7 +475,7 @@ def fourth_before_run():
 """
 HOOK_TAKES_ITS_TIME = """
 import time
-preemption._GRACE = 2
+preemption._GRACE = 6
 
 def fourth_before_run():
     try:

@@ -11,9 +11,8 @@ tf1 = tf.compat.v1
 
 optimizers = pytest.mark.parametrize('optimizer', sorted(models.OPTIMIZERS))
 kinds = pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'resource'])
-OTHER_DTYPES = {'float16': tf.float16, 'bfloat16': tf.bfloat16, 'float64': tf.float64}
-# Some TensorFlow has no kernels for these.
-WITHOUT_KERNELS = {
+# By dtype, the optimizers that some TensorFlow has no kernels for.
+OTHER_DTYPES = {
     'float16': {'AdagradDA', 'ProximalAdagrad', 'ProximalGradientDescent'},
     'bfloat16': {
         'AdagradDA',
@@ -41,8 +40,8 @@ def test_finite_steps_give_the_same_bits_and_bad_ones_change_nothing(optimizer, 
 @pytest.mark.parametrize(
     'optimizer, dtype',
     [
-        pytest.param(name, dtype, marks=[pytest.mark.not_shared] * (name in without))
-        for dtype, without in sorted(WITHOUT_KERNELS.items())
+        pytest.param(name, dtype, marks=[pytest.mark.not_shared] * (name in without_kernels))
+        for dtype, without_kernels in sorted(OTHER_DTYPES.items())
         for name in sorted(models.OPTIMIZERS)
     ],
 )
@@ -51,7 +50,7 @@ def test_bad_step_changes_nothing_in_other_dtypes(optimizer, dtype):
         steps, losses = [], []
         for use_resource in (False, True):
             with tf1.variable_scope('resource' if use_resource else 'ref'):
-                one = model(optimizer, dtype=OTHER_DTYPES[dtype], use_resource=use_resource)
+                one = model(optimizer, dtype=tf.as_dtype(dtype), use_resource=use_resource)
                 step, loss = one(damage)
             steps.append(step)
             losses.append(loss)

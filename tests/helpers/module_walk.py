@@ -1,8 +1,8 @@
 """Where `instrument` looks for functions, without a twentieth of the time of the tests.
 
 It looks for who has imported them by name, through thousands of modules: as it begins and as it
-ends, in each of a thousand tests. In a program that the template forked that takes a sixth of all
-its time, for what is looked at is copied then.
+ends, in each of a thousand tests. Programs that the template forks spend a sixth of their time on
+it: to look at a page of memory that is shared with the template is to copy it.
 """
 
 import functools

@@ -23,6 +23,8 @@ SECONDS = 10.0
 # How long the main thread has to hear of a second Ctrl-C, in seconds. Where it runs Python, it
 # takes none of that.
 _GRACE = 1.0
+# And after how many seconds it is reminded, if it has heard of fewer than there were.
+_MOMENT = 0.1
 
 
 class Preemption(SignalListener, tf1.train.SessionRunHook):
@@ -143,6 +145,7 @@ class Preemption(SignalListener, tf1.train.SessionRunHook):
             tf1.logging.warning(
                 'slimguard: Ctrl-C again; KeyboardInterrupt is raised when the step ends.'
             )
+            self._signals.start_or_do(self._await_leaving)
         elif self._ctrl_cs > 2:
             self._end_at_once()
         elif self._ctrl_cs == 2:
@@ -172,8 +175,13 @@ class Preemption(SignalListener, tf1.train.SessionRunHook):
             _exit(128 + number)
 
     def _await_leaving(self) -> None:
-        """Ends the process if a second Ctrl-C does not end the training."""
-        if self._left.wait(_GRACE) or self._interrupted and self._left.wait(self._seconds):
+        """Has a second Ctrl-C heard, and ends the process if it does not end the training."""
+        if self._left.wait(_MOMENT):
+            return
+        self._signals.remind(signal.SIGINT)
+        if _is_interactive() or self._left.wait(_GRACE):
+            return
+        if self._interrupted and self._left.wait(self._seconds):
             return
         self._end_at_once()
 

@@ -1,11 +1,12 @@
 """SIGTERM and Ctrl-C, told twice: to the main thread, and to a thread that does not wait for it."""
 
+import collections
 import os
 import signal
 import socket
 import sys
 import threading
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Counter, Dict, List
 
 _OURS = {signal.SIGTERM, signal.SIGINT}
 # Those that are entered in this process: what a child leaves.
@@ -42,6 +43,10 @@ class SignalWatch:
         self._previous: Dict[int, Any] = {}
         self._threads: List[threading.Thread] = []
         self._old_wakeup_fd = -1
+        # How often a signal came, to the thread and to the handler, and will still come from us.
+        self._told: Counter[int] = collections.Counter()
+        self._handled: Counter[int] = collections.Counter()
+        self._reminders: Counter[int] = collections.Counter()
         self._process = os.getpid()
 
     @property
@@ -84,6 +89,21 @@ class SignalWatch:
             self._start(target, *args)
         except RuntimeError:  # the process may have no more threads
             target(*args)
+
+    def remind(self, number: int) -> None:
+        """Sends the main thread a signal once more if its handler ran less often than that came.
+
+        Python calls the handler once for two that come close together. And where one comes when a
+        system call is about to wait, it is called only when that has ended: now it ends it.
+        """
+        main = threading.main_thread().ident
+        is_behind = self._handled[number] < self._told[number]
+        if main is None or not is_behind or not self._handles(number):
+            return
+        if hasattr(signal, 'pthread_kill'):  # not on Windows
+            self._told[number] = self._handled[number] + 1  # it runs once for all that it is behind
+            self._reminders[number] += 1  # before the thread is told of it
+            signal.pthread_kill(main, number)
 
     # The handlers.
 
@@ -129,6 +149,7 @@ class SignalWatch:
             # A handler of the program's own still calls us, or a library forked without Python.
             _act_as(self._previous[number], number, frame)
             return
+        self._handled[number] += 1
         self.listener.on_signal(number)
 
     # The thread.
@@ -147,13 +168,18 @@ class SignalWatch:
             received = self._receiver.recv(1)
             if not received:
                 return
+            number = received[0]
+            if self._reminders[number] > 0:
+                self._reminders[number] -= 1
+                continue
             if self._old_wakeup_fd not in outer:
                 try:
                     os.write(self._old_wakeup_fd, received)
                 except OSError:
                     pass  # full or closed; Python says so where it is its own
-            if self._handles(received[0]):
-                self.listener.on_wakeup(received[0])
+            if self._handles(number):
+                self._told[number] += 1
+                self.listener.on_wakeup(number)
 
 
 def is_main_thread() -> bool:

@@ -390,7 +390,7 @@ def test_ctrl_c_after_children_still_saves(tmp_path):
 
 # A program that trains. What a test changes of it comes between its parts.
 FUNCTIONS = """
-import sys, threading
+import signal, sys, threading
 import tensorflow as tf
 import slimguard
 from slimguard.training import preemption, signal_watch
@@ -475,13 +475,42 @@ def fourth_before_run():
 """
 HOOK_TAKES_ITS_TIME = """
 import time
-preemption._GRACE = 6
+preemption._GRACE = 3
 
 def fourth_before_run():
     try:
         wait()
     except KeyboardInterrupt:
-        time.sleep(2 * preemption._GRACE)
+        time.sleep(preemption._GRACE + 2)
+        raise
+"""
+# The handler runs once for two of them, before the other thread is told of the second.
+TWO_ARE_HEARD_AS_ONE = """
+has_run = threading.Event()
+on_signal, on_wakeup = signal_watch.SignalWatch._on_signal, preemption.Preemption.on_wakeup
+
+def on_signal_once_for_both(self, number, frame):
+    if frame is None or has_run.is_set():
+        on_signal(self, number, frame)
+
+def on_wakeup_that_is_late(self, number):
+    if self._ctrl_cs == 1:
+        print('two', flush=True)
+        assert has_run.wait(60)
+    on_wakeup(self, number)
+
+signal_watch.SignalWatch._on_signal = on_signal_once_for_both
+preemption.Preemption.on_wakeup = on_wakeup_that_is_late
+
+def fourth_before_run():
+    wait()
+    signal.getsignal(signal.SIGINT)(signal.SIGINT, None)
+    has_run.set()
+    try:
+        wait()
+    except KeyboardInterrupt:
+        print('caught', flush=True)
+        wait()
         raise
 """
 NO_MORE_THREADS = """
@@ -534,9 +563,6 @@ def train_to_end(logdir, number_of_steps):
 def press_ctrl_c(child):
     child.send(signal.SIGINT)
     child.wait_for('Ctrl-C; the step under way is finished first')
-    # The line is that of a thread: the main thread hears of it a moment later. A second press in
-    # that moment would be taken for two, as no person's would.
-    time.sleep(0.5)
 
 
 def press_ctrl_c_again(child):
@@ -651,6 +677,21 @@ def test_who_hears_of_a_second_ctrl_c_has_time_to_save(tmp_path):
         press_ctrl_c(child)
         child.send(signal.SIGINT)
         assert child.wait() in BY_CTRL_C
+    assert checkpoint_at(tmp_path) == (3, [])
+
+
+@pytest.mark.parametrize('place', ['', AT_A_PROMPT], ids=['script', 'prompt'])
+def test_a_second_ctrl_c_that_is_heard_as_one_with_the_first_raises(place, tmp_path):
+    with training(tmp_path, TWO_ARE_HEARD_AS_ONE + place, LONG) as child:
+        child.wait_for('waiting')
+        press_ctrl_c(child)
+        child.send(signal.SIGINT)
+        child.wait_for('two')
+        child.go_on()
+        child.wait_for('caught')
+        child.wait_for('waiting')
+        child.go_on()
+        assert child.wait() in BY_CTRL_C  # what reminded the main thread is no third
     assert checkpoint_at(tmp_path) == (3, [])
 
 

@@ -7,6 +7,7 @@ python examples/slim_train.py --nan_every=10 --stock    # the same with plain tf
 """
 
 import argparse
+import shlex
 import sys
 import tempfile
 
@@ -100,9 +101,8 @@ def evaluate(images, labels, checkpoint):
     with tf.Graph().as_default(), tf1.Session() as session:
         predictions = tf.argmax(digits_net(images, is_training=False), axis=1)
         tf1.train.Saver().restore(session, checkpoint)
-        accuracy = np.mean(session.run(predictions) == labels)
-        values = session.run(tf1.global_variables())
-    return accuracy, sum(not np.isfinite(value).all() for value in values)
+        predicted, values = session.run([predictions, tf1.global_variables()])
+    return np.mean(predicted == labels), sum(not np.isfinite(value).all() for value in values)
 
 
 def report(logdir, incidents, error, test_data):
@@ -118,7 +118,7 @@ def report(logdir, incidents, error, test_data):
     print('test accuracy         %.3f' % accuracy)
     print('non-finite variables  %d' % non_finite)
     if incidents:
-        print('\nwhat was wrong: python -m slimguard report %s' % logdir)
+        print('\nwhat was wrong: python -m slimguard report %s' % shlex.quote(logdir))
     return int(bool(error or non_finite))
 
 

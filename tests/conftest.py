@@ -7,12 +7,14 @@ With `--plain-graphs=1/2` TensorFlow rewrites no graph in the tests of one half 
 with `--plain-graphs=2/2` of the other; and each graph of the rest less thoroughly.
 """
 
+import argparse
 import collections
 import functools
 import gc
 import itertools
 import os
 import pathlib
+import re
 import signal
 import zlib
 
@@ -39,9 +41,10 @@ def pytest_addoption(parser):
     )
     parser.addoption(
         '--tell',
+        type=_appended,
         metavar='FILE',
-        help='add a line to FILE for each test that has passed, and for each that --cells or a '
-        'share left out',
+        help='append a line to FILE for each test that has passed, and for each that --cells or a '
+        'share left out; what FILE has of another run stays',
     )
     parser.addoption(
         '--share-slow',
@@ -54,17 +57,29 @@ def pytest_addoption(parser):
         type=_share,
         metavar='N/M',
         help='in the N-th of M shares of the files, the sessions of the test process run graphs as '
-        'they were built, without the rewriting (Grappler) that takes a quarter of the time; in '
+        'they were built, without the rewriting (Grappler) that takes a third of the time; in '
         'the others it goes over each graph once, not twice. Slow tests run as without the option',
     )
 
 
 def _share(text):
-    number, _, shares = text.partition('/')
-    number, shares = int(number), int(shares)
+    match = re.match(r'(\d+)/(\d+)$', text)
+    number, shares = map(int, match.groups()) if match else (0, 0)
     if not 1 <= number <= shares:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(
+            '%r is not N/M, with 1 <= N <= M, such as 1/6 for the first of six shares' % text
+        )
     return number, shares
+
+
+def _appended(path):
+    try:
+        with open(path, 'a'):
+            return path
+    except OSError as error:
+        raise argparse.ArgumentTypeError(
+            '%r cannot be written: %s' % (path, error.strerror)
+        ) from None
 
 
 def pytest_collectstart(collector):

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shlex
 import subprocess
 import sys
 
@@ -63,7 +64,7 @@ def test_a_bundle_is_found_where_its_logdir_was_moved_to(tmp_path, capsys):
     (tmp_path / 'logs').rename(tmp_path / 'moved')
     assert run('incidents', tmp_path / 'moved') == 0
     moved = tmp_path / 'moved' / 'slimguard' / 'incident-3'
-    assert 'python -m slimguard replay %s\n' % moved in capsys.readouterr().out
+    assert 'python -m slimguard replay %s\n' % shlex.quote(str(moved)) in capsys.readouterr().out
 
 
 def test_hundreds_of_kinds_are_not_told_in_full(tmp_path, capsys):

@@ -7,8 +7,8 @@ what only its main module keeps is finalized, its streams are written out, its s
 C's own handlers run at last. What another module keeps is not finalized: no `__del__` is called,
 and no file closed.
 
-With the variable SLIMGUARD_WHOLE_EXIT programs end as the interpreter ends them. So they do in CI
-with the TensorFlows between the oldest and the newest, and in the slow tests of the newest.
+With SLIMGUARD_WHOLE_EXIT=1 programs end as the interpreter ends them. So they do in CI with the
+TensorFlows between the oldest and the newest, and in the slow tests of the newest.
 
 The template imports this ahead of all else, multiprocessing included: the handler that `atexit`
 is given first runs last.
@@ -31,7 +31,7 @@ def note(status):
 
 @atexit.register
 def _exit():
-    if _status is None or os.environ.get('SLIMGUARD_WHOLE_EXIT'):
+    if _status is None or os.environ.get('SLIMGUARD_WHOLE_EXIT', '0') not in ('', '0'):
         return
     sys.modules.pop('__main__', None)
     gc.collect()

@@ -1,5 +1,6 @@
 """The shares of the tests that CI's environments run: together they are all tests, and no less."""
 
+import argparse
 import types
 from typing import NamedTuple, Tuple
 
@@ -33,6 +34,23 @@ def selected(items=ITEMS, share=None, slow_share=None, cells=None, tell=None):
     conftest.pytest_collection_modifyitems(config, kept)
     assert sorted(kept + left) == sorted(items)
     return kept
+
+
+@pytest.mark.parametrize(
+    'option',
+    ['--share=7/6', '--share=0/3', '--share-slow=-1/3', '--plain-graphs=x', '--share=', '--tell=/'],
+)
+def test_a_wrong_value_is_named_with_what_it_should_be(option, capsys):
+    parser = argparse.ArgumentParser()
+    parser.addoption = parser.add_argument
+    conftest.pytest_addoption(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args([option])
+    name, _, value = option.partition('=')
+    expected = (
+        'cannot be written: ' if name == '--tell' else 'is not N/M, with 1 <= N <= M, such as'
+    )
+    assert 'argument %s: %r %s' % (name, value, expected) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('option', ['share', 'slow_share'])

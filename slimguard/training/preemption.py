@@ -23,7 +23,7 @@ SECONDS = 10.0
 # How long the main thread has to hear of a second Ctrl-C, in seconds. Where it runs Python, it
 # takes none of that.
 _GRACE = 1.0
-# And after how many seconds it is reminded, if it has heard of fewer than there were.
+# And after how many seconds it is reminded, if it has not raised KeyboardInterrupt by then.
 _MOMENT = 0.1
 
 
@@ -32,7 +32,8 @@ class Preemption(SignalListener, tf1.train.SessionRunHook):
 
     The loop then ends as it always does: hooks' `end` runs and the last state is saved. On leaving,
     the handlers are put back as they were, and what was asked for happens: the process ends by
-    SIGTERM, or KeyboardInterrupt is raised. A second Ctrl-C raises it at once.
+    SIGTERM, or KeyboardInterrupt is raised. A second Ctrl-C raises it at once. Where both signals
+    come, SIGTERM is what happens in the end.
 
     A step may be waiting for input that never comes, and Python's handlers wait with it. So a
     thread looks out for the signals, too. If no step ends, it saves, and ends the process itself,
@@ -71,6 +72,7 @@ class Preemption(SignalListener, tf1.train.SessionRunHook):
         self._signals = SignalWatch(self)
         self._session: Any = None
         self._asked: Optional[int] = None
+        self._has_waited = True  # for the end of a step, before the state is saved
         self._awaited: Set[int] = set()  # the signals after which a thread waits for the step
         # Events take a lock, which the handler must not: it may run while they are being set.
         self._heard = threading.Event()  # a step has ended
@@ -88,8 +90,10 @@ class Preemption(SignalListener, tf1.train.SessionRunHook):
     def end(self, session):
         self._heard.set()
         if self._asked is not None and not self._is_too_late.setdefault('is', False):
-            name = signal.Signals(self._asked).name
-            tf1.logging.warning('slimguard: %s; the step is done, saving before the end.', name)
+            done = 'the step is done, ' if self._has_waited else ''
+            tf1.logging.warning(
+                'slimguard: %s; %ssaving before the end.', _name_of(self._asked), done
+            )
 
     # From beginning to end.
 
@@ -124,11 +128,16 @@ class Preemption(SignalListener, tf1.train.SessionRunHook):
         """Asks the loop to end; at a second Ctrl-C, raises KeyboardInterrupt."""
         is_again = self._asked == number or self._interrupted or self._ctrl_cs > 1
         if number == signal.SIGINT and is_again:
-            self._asked = None
+            self._asked = None if self._asked == number else self._asked
             self._interrupted = True
             raise KeyboardInterrupt
-        self._asked = number
+        self._note(number)
         self._request_stop()
+
+    def _note(self, number: int) -> None:
+        """Notes what is to happen in the end. Who sends SIGTERM may kill the process soon."""
+        if self._asked != signal.SIGTERM:
+            self._asked = number
 
     def on_wakeup(self, number: int) -> None:
         """Sees to it that the training ends even if the main thread hears of nothing."""
@@ -143,18 +152,18 @@ class Preemption(SignalListener, tf1.train.SessionRunHook):
     def _look_at_ctrl_c(self) -> None:
         if self._ctrl_cs > 1 and _is_interactive():
             tf1.logging.warning(
-                'slimguard: Ctrl-C again; KeyboardInterrupt is raised when the step ends.'
+                'slimguard: Ctrl-C again; KeyboardInterrupt is raised as soon as Python runs: what '
+                'TensorFlow computes ends first.'
             )
-            self._signals.start_or_do(self._await_leaving)
         elif self._ctrl_cs > 2:
             self._end_at_once()
-        elif self._ctrl_cs == 2:
-            self._signals.start_or_do(self._await_leaving)
-        elif not self._heard.is_set():
+        elif self._ctrl_cs == 1 and not self._heard.is_set():
             tf1.logging.warning(
                 'slimguard: Ctrl-C; the step under way is finished first. A second one does not '
                 'wait for it.'
             )
+        if self._ctrl_cs == 2:
+            self._signals.start_or_do(self._await_leaving)
 
     def _await_step(self, number: int) -> None:
         """Saves, and ends the process, if no step ends."""
@@ -163,7 +172,7 @@ class Preemption(SignalListener, tf1.train.SessionRunHook):
         stays = number == signal.SIGINT and _is_interactive()
         tf1.logging.error(
             'slimguard: %s, and no step has ended for %g s; saving%s.',
-            signal.Signals(number).name,
+            _name_of(number),
             self._seconds,
             ', and waiting on' if stays else ' and ending',
         )
@@ -178,7 +187,9 @@ class Preemption(SignalListener, tf1.train.SessionRunHook):
         """Has a second Ctrl-C heard, and ends the process if it does not end the training."""
         if self._left.wait(_MOMENT):
             return
-        self._signals.remind(signal.SIGINT)
+        # It may have heard two as one, and taken them for the first.
+        if not self._interrupted:
+            self._signals.remind(signal.SIGINT)
         if _is_interactive() or self._left.wait(_GRACE):
             return
         if self._interrupted and self._left.wait(self._seconds):
@@ -201,6 +212,10 @@ def require_seconds(seconds) -> None:
             'preemption_seconds must be a positive finite number, the seconds that a step may '
             'take to end after SIGTERM or Ctrl-C, not %r' % (seconds,)
         )
+
+
+def _name_of(number: int) -> str:
+    return 'Ctrl-C' if number == signal.SIGINT else signal.Signals(number).name
 
 
 # What is said before a signal ends the process: no exit handlers are run then.

@@ -43,10 +43,9 @@ class SignalWatch:
         self._previous: Dict[int, Any] = {}
         self._threads: List[threading.Thread] = []
         self._old_wakeup_fd = -1
-        # How often a signal came, to the thread and to the handler, and will still come from us.
-        self._told: Counter[int] = collections.Counter()
-        self._handled: Counter[int] = collections.Counter()
-        self._reminders: Counter[int] = collections.Counter()
+        # What we have sent ourselves, as often as it is still to come.
+        self._sent: Counter[int] = collections.Counter()
+        self._is_hearing_out = False
         self._process = os.getpid()
 
     @property
@@ -91,18 +90,34 @@ class SignalWatch:
             target(*args)
 
     def remind(self, number: int) -> None:
-        """Sends the main thread a signal once more if its handler ran less often than that came.
+        """Sends the main thread a signal once more.
 
-        Python calls the handler once for two that come close together. And where one comes when a
-        system call is about to wait, it is called only when that has ended: now it ends it.
+        Python calls the handler once for two that come close together. And one that comes just
+        before a system call waits has it called when that ends; this one ends the system call.
         """
-        main = threading.main_thread().ident
-        is_behind = self._handled[number] < self._told[number]
-        if main is None or not is_behind or not self._handles(number):
+        if self._handles(number):
+            self._send(number)
+
+    def hear_out(self) -> None:
+        """Has the handlers run of all signals that have come. For a handler that is to `leave`.
+
+        Of two that came at once Python calls one handler after the other. Where the first puts back
+        what was there before, Python fails with the second, and that is lost.
+        """
+        if not self._handles(signal.SIGINT) or _is_held_up(signal.SIGINT):
             return
-        if hasattr(signal, 'pthread_kill'):  # not on Windows
-            self._told[number] = self._handled[number] + 1  # it runs once for all that it is behind
-            self._reminders[number] += 1  # before the thread is told of it
+        # Any signal has Python look for all of them. The handler passes over this one.
+        self._is_hearing_out = True
+        try:
+            self._send(signal.SIGINT)
+        finally:
+            self._is_hearing_out = False
+
+    def _send(self, number: int) -> None:
+        """Sends the main thread a signal, of which the other one is not told."""
+        main = threading.main_thread().ident
+        if main is not None and hasattr(signal, 'pthread_kill'):  # not on Windows
+            self._sent[number] += 1
             signal.pthread_kill(main, number)
 
     # The handlers.
@@ -149,7 +164,8 @@ class SignalWatch:
             # A handler of the program's own still calls us, or a library forked without Python.
             _act_as(self._previous[number], number, frame)
             return
-        self._handled[number] += 1
+        if self._is_hearing_out and number == signal.SIGINT:
+            return
         self.listener.on_signal(number)
 
     # The thread.
@@ -169,8 +185,8 @@ class SignalWatch:
             if not received:
                 return
             number = received[0]
-            if self._reminders[number] > 0:
-                self._reminders[number] -= 1
+            if self._sent[number] > 0:
+                self._sent[number] -= 1
                 continue
             if self._old_wakeup_fd not in outer:
                 try:
@@ -178,13 +194,19 @@ class SignalWatch:
                 except OSError:
                     pass  # full or closed; Python says so where it is its own
             if self._handles(number):
-                self._told[number] += 1
                 self.listener.on_wakeup(number)
 
 
 def is_main_thread() -> bool:
     """Whether signals come to the thread that asks."""
     return threading.current_thread() is threading.main_thread()
+
+
+def _is_held_up(number: int) -> bool:
+    """Whether the thread that asks has blocked a signal."""
+    if not hasattr(signal, 'pthread_sigmask'):  # on Windows
+        return False
+    return number in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def listeners() -> List[SignalListener]:

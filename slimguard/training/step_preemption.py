@@ -16,6 +16,9 @@ class StepPreemption(Preemption):
     closed. What acts at once saves, puts back what was there before, and then does what the signal
     asks for: the process ends by SIGTERM, or KeyboardInterrupt is raised where the program is.
 
+    While it acts it hears of further signals, which change at most what is done in the end: a save
+    is not begun anew. A third Ctrl-C ends the process.
+
     It keeps no session alive, and saves nothing of one that is closed.
 
     Args:
@@ -34,6 +37,7 @@ class StepPreemption(Preemption):
         self._can_stop = request_stop is not None
         self._current: Callable[[], Any] = _no_session
         self._has_served = False
+        self._is_acting = False
         self._is_in_step = False
         self._is_elsewhere = False  # the steps are run in another thread than the main one
 
@@ -66,21 +70,30 @@ class StepPreemption(Preemption):
 
     def on_signal(self, number: int) -> None:
         """Acts, at once or at the end of the step."""
-        if self._waits_for_a_step(number):
+        if self._is_acting:
+            self._note(number)
+        elif self._waits_for_a_step(number):
             Preemption.on_signal(self, number)
         else:
-            self._asked = number
+            self._has_waited = False
+            self._note(number)
             self.act()
 
     def act(self) -> None:
         """Saves, and does what the signal asked for."""
-        if self._signals.is_entered:
-            self._has_served = True
+        if not self._signals.is_entered or self._is_acting:
+            return
+        self._has_served = self._is_acting = True
+        self._interrupted = True  # what ends the process waits for the save
+        try:
+            self._signals.hear_out()
             session = self._open_session()
             if session is not None:
                 self.end(session)
             self.save()
             self.leave()
+        finally:
+            self._is_acting = False
 
     def save(self) -> None:
         session = self._open_session()

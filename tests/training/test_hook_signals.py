@@ -238,6 +238,91 @@ def test_run_takes_preemption_seconds(tmp_path):
     assert checkpoint_at(tmp_path) == (2, [])
 
 
+# Two steps, and what a test does after them. Python calls both handlers at once where both signals
+# have come: they are held up until then.
+_BETWEEN_STEPS = """
+import os, signal, sys, threading
+import tensorflow.compat.v1 as tf1
+import slimguard
+from slimguard.training.step_preemption import StepPreemption
+tf1.disable_eager_execution()
+logdir = sys.argv[1]
+step = tf1.train.get_or_create_global_step()
+loss = tf1.square(tf1.get_variable('w', initializer=2.0))
+
+def send_at_once(*numbers):
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    for number in numbers:
+        signal.pthread_kill(threading.main_thread().ident, number)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+
+def save_that_waits(self, save=StepPreemption.save):
+    print('waiting', flush=True)
+    sys.stdin.readline()
+    save(self)
+
+def optimize():
+    return tf1.train.GradientDescentOptimizer(0.1).minimize(loss, step)
+
+def train(session, train_op):
+    for _ in range(2):
+        session.run(train_op)
+    try:
+        act()
+    except KeyboardInterrupt:
+        print('caught', flush=True)
+        raise
+    print('went on')
+"""
+_TRAINED = {
+    'hook': """
+train_op = slimguard.guard(optimize(), loss=loss)
+hook = slimguard.NanLossHook(loss)
+with tf1.train.MonitoredTrainingSession(checkpoint_dir=logdir, hooks=[hook]) as session:
+    train(session, train_op)
+""",
+    'watch': """
+train_op = slimguard.guard(optimize(), loss=loss)
+with slimguard.watch(tf1.Session(), logdir=logdir) as session:
+    session.run(tf1.global_variables_initializer())
+    train(session, train_op)
+""",
+    'instrument': """
+slimguard.instrument()
+train_op = optimize()
+saver = tf1.train.Saver()
+with tf1.Session() as session:
+    session.run(tf1.global_variables_initializer())
+    saver.save(session, logdir + '/model.ckpt', step)
+    train(session, train_op)
+""",
+}
+
+
+@pytest.mark.parametrize('loop', sorted(_TRAINED))
+def test_ctrl_c_and_sigterm_at_once_save_and_end_the_process_by_sigterm(loop, tmp_path):
+    act = 'act = lambda: send_at_once(signal.SIGINT, signal.SIGTERM)\n'
+    program = _BETWEEN_STEPS + act + _TRAINED[loop]
+    done = forked_python('-c', program, tmp_path, stderr=subprocess.STDOUT)
+    assert done.returncode == -signal.SIGTERM, done.stdout
+    assert 'slimguard: SIGTERM; saving before the end.' in done.stdout
+    for word in 'caught', 'went on', 'Traceback', 'Error', 'the step is done':
+        assert word not in done.stdout
+    assert checkpoint_at(tmp_path) == (2, [])
+
+
+@pytest.mark.parametrize('loop', sorted(_TRAINED))
+def test_a_second_ctrl_c_waits_for_the_save_between_steps(loop, tmp_path):
+    act = 'act, StepPreemption.save = lambda: send_at_once(signal.SIGINT), save_that_waits\n'
+    with Started('-c', _BETWEEN_STEPS + act + _TRAINED[loop], tmp_path) as child:
+        child.wait_for('waiting')
+        child.send(signal.SIGINT)
+        child.go_on()
+        child.wait_for('caught')  # and does not begin another one
+        assert child.wait() in (-signal.SIGINT, 1)  # 1 before Python 3.8
+    assert checkpoint_at(tmp_path) == (2, [])
+
+
 @pytest.mark.parametrize('value', [0, -1.0, float('nan'), float('inf'), '10', None, True])
 def test_preemption_seconds_is_a_positive_finite_number(value, tmp_path):
     model = Linear()

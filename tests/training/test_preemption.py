@@ -390,7 +390,7 @@ def test_ctrl_c_after_children_still_saves(tmp_path):
 
 # A program that trains. What a test changes of it comes between its parts.
 FUNCTIONS = """
-import signal, sys, threading
+import os, select, signal, sys, threading
 import tensorflow as tf
 import slimguard
 from slimguard.training import preemption, signal_watch
@@ -403,7 +403,10 @@ drawn = [0]
 
 def wait():
     print('waiting', flush=True)
-    sys.stdin.readline()
+    # A signal that comes just before a system call is heard when that ends, which is soon here.
+    while not select.select([0], [], [], 0.05)[0]:
+        pass
+    os.read(0, 1)
 
 def fourth_before_run():
     pass
@@ -547,6 +550,7 @@ preemption._GRACE = 0
 """
 SHORT, LONG = 0.05, 1000  # seconds
 BY_CTRL_C = (-signal.SIGINT, 1)  # 1 before Python 3.8
+NAMES = {signal.SIGTERM: 'SIGTERM', signal.SIGINT: 'Ctrl-C'}
 
 
 def training(logdir, changes, patience, number_of_steps=10):
@@ -588,7 +592,7 @@ def test_a_signal_saves_and_ends_the_process_where_a_step_never_ends(number, cha
     with training(tmp_path, changes, SHORT) as child:
         child.wait_for('waiting')
         child.send(number)
-        child.wait_for('%s, and no step has ended for 0.05 s; saving and ending' % number.name)
+        child.wait_for('%s, and no step has ended for 0.05 s; saving and ending' % NAMES[number])
         assert child.wait() == 128 + number
     assert checkpoint_at(tmp_path) == (3, [])
 
@@ -602,8 +606,8 @@ def test_a_step_that_ends_while_the_state_before_it_is_saved_is_saved_as_well(
     with training(tmp_path, STEP_ENDS_DURING_THE_SAVE, SHORT) as child:
         child.wait_for('waiting')
         child.send(number)
-        child.wait_for('%s, and no step has ended for 0.05 s; saving and ending' % number.name)
-        child.wait_for('%s; the step is done, saving before the end' % number.name)
+        child.wait_for('%s, and no step has ended for 0.05 s; saving and ending' % NAMES[number])
+        child.wait_for('%s; the step is done, saving before the end' % NAMES[number])
         assert child.wait() in statuses
     assert checkpoint_at(tmp_path) == (4, [])
 
@@ -680,6 +684,20 @@ def test_who_hears_of_a_second_ctrl_c_has_time_to_save(tmp_path):
     assert checkpoint_at(tmp_path) == (3, [])
 
 
+BOTH = """
+def fourth_before_run():
+    os.kill(os.getpid(), signal.%s)
+    os.kill(os.getpid(), signal.%s)
+"""
+
+
+@pytest.mark.parametrize('order', [('SIGTERM', 'SIGINT'), ('SIGINT', 'SIGTERM')], ids='-'.join)
+def test_where_sigterm_comes_too_the_process_ends_by_it(order, tmp_path):
+    with training(tmp_path, BOTH % order, LONG) as child:
+        assert child.wait() == -signal.SIGTERM
+    assert checkpoint_at(tmp_path) == (4, [])
+
+
 @pytest.mark.parametrize('place', ['', AT_A_PROMPT], ids=['script', 'prompt'])
 def test_a_second_ctrl_c_that_is_heard_as_one_with_the_first_raises(place, tmp_path):
     with training(tmp_path, TWO_ARE_HEARD_AS_ONE + place, LONG) as child:
@@ -706,7 +724,7 @@ def test_ctrl_c_at_a_prompt_saves_and_never_ends_the_process(tmp_path):
         assert checkpoint_at(tmp_path) == (3, [])
         for _ in range(2):
             child.send(signal.SIGINT)
-            child.wait_for('Ctrl-C again; KeyboardInterrupt is raised when the step ends')
+            child.wait_for('Ctrl-C again; KeyboardInterrupt is raised as soon as Python runs')
         child.go_on()
         assert child.wait() in BY_CTRL_C
         assert 'the step is done' not in child.process.stdout.read()  # it was not the first

@@ -23,7 +23,7 @@ SECONDS = 10.0
 # How long the main thread has to hear of a second Ctrl-C, in seconds. Where it runs Python, it
 # takes none of that.
 _GRACE = 1.0
-# And after how many seconds it is reminded, if it has not raised KeyboardInterrupt by then.
+# After how many seconds it is reminded of a signal of which it has not heard.
 _MOMENT = 0.1
 
 
@@ -106,16 +106,16 @@ class Preemption(SignalListener, tf1.train.SessionRunHook):
             return
         if not is_main_thread():  # as where a session is freed; the next signal does it
             return
-        self._signals.leave()
-        self._heard.set()
-        self._left.set()
-        self._signals.join()
+        try:
+            self._signals.leave()
+            self._heard.set()
+            self._left.set()
+            self._signals.join()
+        finally:  # a Ctrl-C that comes here is Python's own, and must not hide a SIGTERM
+            if self._asked == signal.SIGTERM:
+                _end_by(self._asked)
         if self._asked == signal.SIGINT:
             raise KeyboardInterrupt
-        if self._asked is not None:
-            if signal.getsignal(self._asked) == signal.SIG_DFL:
-                _say_last_words()
-            os.kill(os.getpid(), self._asked)  # so that the exit status tells
 
     def save(self) -> None:
         """Saves the state of the training, if its session is there."""
@@ -167,7 +167,11 @@ class Preemption(SignalListener, tf1.train.SessionRunHook):
 
     def _await_step(self, number: int) -> None:
         """Saves, and ends the process, if no step ends."""
-        if self._heard.wait(self._seconds) or number == signal.SIGINT and self._interrupted:
+        moment = min(_MOMENT, self._seconds)
+        if not self._heard.wait(moment) and self._is_unheard(number):
+            self._signals.remind(number)
+        seconds = self._seconds - moment
+        if self._heard.wait(seconds) or number == signal.SIGINT and self._interrupted:
             return
         stays = number == signal.SIGINT and _is_interactive()
         tf1.logging.error(
@@ -182,6 +186,12 @@ class Preemption(SignalListener, tf1.train.SessionRunHook):
                     training.save()
         if not stays and self._is_too_late.setdefault('is', True):
             _exit(128 + number)
+
+    def _is_unheard(self, number: int) -> bool:
+        """Whether the handler has not run; to run once too often for SIGTERM changes nothing."""
+        if number == signal.SIGTERM:
+            return self._asked != number
+        return self._asked is None and not self._interrupted
 
     def _await_leaving(self) -> None:
         """Has a second Ctrl-C heard, and ends the process if it does not end the training."""
@@ -220,6 +230,15 @@ def _name_of(number: int) -> str:
 
 # What is said before a signal ends the process: no exit handlers are run then.
 last_words: List[Callable[[], None]] = []
+
+
+def _end_by(number: int) -> None:
+    """Sends the process a signal, so that the exit status tells of it."""
+    try:
+        if signal.getsignal(number) == signal.SIG_DFL:
+            _say_last_words()
+    finally:
+        os.kill(os.getpid(), number)
 
 
 def _say_last_words() -> None:

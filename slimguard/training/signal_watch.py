@@ -93,7 +93,8 @@ class SignalWatch:
         """Sends the main thread a signal once more.
 
         Python calls the handler once for two that come close together. And one that comes just
-        before a system call waits has it called when that ends; this one ends the system call.
+        before a system call waits, or that another thread takes, has it called when that call
+        ends; this one ends it.
         """
         if self._handles(number):
             self._send(number)

@@ -312,6 +312,42 @@ def test_ctrl_c_and_sigterm_at_once_save_and_end_the_process_by_sigterm(loop, tm
 
 
 @pytest.mark.parametrize('loop', sorted(_TRAINED))
+def test_ctrl_c_that_comes_when_all_is_given_back_does_not_hide_sigterm(loop, tmp_path):
+    act = """
+def act():
+    from slimguard.training.signal_watch import SignalWatch
+    def join(self):
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    SignalWatch.join = join
+    send_at_once(signal.SIGINT, signal.SIGTERM)
+"""
+    program = _BETWEEN_STEPS + act + _TRAINED[loop]
+    done = forked_python('-c', program, tmp_path, stderr=subprocess.STDOUT)
+    assert done.returncode == -signal.SIGTERM, done.stdout
+    assert checkpoint_at(tmp_path) == (2, [])
+
+
+@pytest.mark.parametrize('loop', sorted(_TRAINED))
+def test_ctrl_c_that_another_thread_takes_does_not_wait_for_what_the_main_one_is_at(loop, tmp_path):
+    act = """
+def take():
+    time.sleep(0.3)  # the main thread sleeps by then, or nothing is shown
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+def act():
+    threading.Thread(target=take).start()
+    time.sleep(100)
+
+import time
+"""
+    program = _BETWEEN_STEPS + act + _TRAINED[loop]
+    done = forked_python('-c', program, tmp_path, stderr=subprocess.STDOUT)
+    assert done.returncode in (-signal.SIGINT, 1), done.stdout  # 1 before Python 3.8
+    assert 'caught' in done.stdout
+    assert checkpoint_at(tmp_path) == (2, [])
+
+
+@pytest.mark.parametrize('loop', sorted(_TRAINED))
 def test_a_second_ctrl_c_waits_for_the_save_between_steps(loop, tmp_path):
     act = 'act, StepPreemption.save = lambda: send_at_once(signal.SIGINT), save_that_waits\n'
     with Started('-c', _BETWEEN_STEPS + act + _TRAINED[loop], tmp_path) as child:

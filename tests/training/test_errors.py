@@ -1,9 +1,14 @@
-"""Callables of the user's that fail at an incident: it is recorded, logged and saved first."""
+"""Errors at a bad step: what fails in the user's code, and what the error that leaves shows."""
 
+import os
+import traceback
+
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import slimguard
+from tests.helpers.children import forked_python
 from tests.helpers.models import Counted, Linear, LogLines, checkpoint_at, records_in, train_quietly
 
 tf1 = tf.compat.v1
@@ -23,8 +28,14 @@ class Overriding(slimguard.NanLossHook):
 
 
 CASES = {
+    'on_nan_loss raises': (
+        'skip',
+        Overriding,
+        Boom,
+        'Overriding.on_nan_loss raised Boom: it broke',
+    ),
     'on_nan raises': (explode, slimguard.NanLossHook, Boom, 'on_nan raised Boom: it broke'),
-    'on_nan in a list raises': (
+    'on_nan in a chain raises': (
         [explode, 'skip'],
         slimguard.NanLossHook,
         Boom,
@@ -42,15 +53,14 @@ CASES = {
         ValueError,
         "returned 'skp': unknown policy on_nan='skp' (did you mean 'skip'?); expected one of",
     ),
-    'on_nan_loss raises': (
-        'skip',
-        Overriding,
-        Boom,
-        'Overriding.on_nan_loss raised Boom: it broke',
-    ),
-    'both raise': (explode, Overriding, Boom, 'on_nan raised Boom: it broke'),
 }
-each_case = pytest.mark.parametrize('case', sorted(CASES))
+
+
+def build(bad=(3,), check_numerics=False):
+    model = Linear(bad)
+    return model, slimguard.create_train_op(
+        model.loss, model.optimizer, check_numerics=check_numerics
+    )
 
 
 def one_record(logdir):
@@ -62,14 +72,10 @@ def incidents_in(lines):
     return [line for line in lines if line.startswith('slimguard: incident 1 at global step 3')]
 
 
-@each_case
-@pytest.mark.parametrize('check_numerics', [True, False])
-def test_in_train_it_is_on_record_logged_and_saved_before_the_error_leaves(
-    case, check_numerics, tmp_path
-):
+@pytest.mark.parametrize('case', CASES)
+def test_in_train_it_is_on_record_logged_and_saved_before_the_error_leaves(case, tmp_path):
     on_nan, kind, error, words = CASES[case]
-    model = Linear(bad=(3,))
-    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=check_numerics)
+    model, train_op = build(check_numerics='raises' in case)
     with LogLines() as lines, pytest.raises(error):
         train_quietly(train_op, tmp_path, hooks=[kind(model.loss, on_nan=on_nan)])
     record = one_record(tmp_path)
@@ -81,24 +87,23 @@ def test_in_train_it_is_on_record_logged_and_saved_before_the_error_leaves(
     assert checkpoint_at(tmp_path) == (3, [])
 
 
-@each_case
-def test_in_a_monitored_session_it_is_on_record_and_logged(case, tmp_path):
-    on_nan, kind, error, words = CASES[case]
-    model = Linear(bad=(3,))
-    train_op = slimguard.guard(model.minimize(), loss=model.loss)
-    hook = kind(model.loss, on_nan=on_nan, logdir=tmp_path)
-    with LogLines() as lines, pytest.raises(error):
-        with tf1.train.SingularMonitoredSession(hooks=[hook]) as session:
-            for _ in range(6):
+def test_in_a_monitored_session_as_well(tmp_path):
+    model, train_op = build()
+    hook = slimguard.NanLossHook(model.loss, on_nan=explode)
+    with LogLines() as lines, pytest.raises(Boom):
+        with tf1.train.MonitoredTrainingSession(
+            checkpoint_dir=str(tmp_path), hooks=[hook], save_summaries_steps=None
+        ) as session:
+            while True:
                 session.run(train_op)
     assert one_record(tmp_path)['action'] == 'error'
     (line,) = incidents_in(lines)
-    assert words in line
+    assert 'on_nan raised Boom: it broke' in line
+    assert checkpoint_at(tmp_path) == (3, [])
 
 
 def test_the_incident_that_ends_the_training_has_a_bundle_though_others_took_the_room(tmp_path):
-    model = Linear(bad=(2, 3))
-    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
+    model, train_op = build(bad=(2, 3))
     hook = slimguard.NanLossHook(
         model.loss, on_nan=lambda incident: 'skip' if len(hook.incidents) == 1 else explode()
     )
@@ -109,8 +114,7 @@ def test_the_incident_that_ends_the_training_has_a_bundle_though_others_took_the
 
 
 def test_the_second_of_two_hooks_may_be_the_one_that_fails(tmp_path):
-    model = Linear(bad=(3,))
-    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
+    model, train_op = build()
     hooks = [slimguard.NanLossHook(model.loss, on_nan=on_nan) for on_nan in ('skip', explode)]
     with pytest.raises(Boom):
         train_quietly(train_op, tmp_path, hooks=hooks)
@@ -118,8 +122,7 @@ def test_the_second_of_two_hooks_may_be_the_one_that_fails(tmp_path):
 
 
 def test_where_on_rollback_raises_the_rollback_is_on_record(tmp_path):
-    model = Linear(bad=(3,))
-    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
+    model, train_op = build()
     with LogLines() as lines, pytest.raises(Boom):
         train_quietly(train_op, tmp_path, on_nan=slimguard.Rollback(on_rollback=explode))
     record = one_record(tmp_path)
@@ -154,11 +157,11 @@ class Looking(tf1.train.SessionRunHook):
             explode()
 
 
-@pytest.mark.parametrize('wrapped', [False, True])
-@pytest.mark.parametrize('last', ['the watcher', 'a hook of the user'])
+@pytest.mark.parametrize(
+    ('wrapped', 'last'), [(False, 'the watcher'), (True, 'a hook of the user')]
+)
 def test_a_hook_of_the_users_that_fails_at_a_bad_step_hides_no_incident(wrapped, last, tmp_path):
-    model = Linear(bad=(3,))
-    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
+    model, train_op = build()
     hooks = [Looking(model.loss)]
     if last == 'a hook of the user':
         hooks.append(Looking(model.loss))
@@ -176,8 +179,7 @@ def test_a_hook_of_the_users_that_fails_at_a_bad_step_hides_no_incident(wrapped,
 
 @pytest.mark.parametrize('wrapped', [False, True])
 def test_what_one_watcher_raises_is_no_incident_of_the_next(wrapped, tmp_path):
-    model = Linear(bad=(3,))
-    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
+    model, train_op = build()
     hooks = [slimguard.NanLossHook(model.loss, on_nan=on_nan) for on_nan in ('raise', 'skip')]
     kwargs = {'session_wrapper': lambda session: Counted(session, [])} if wrapped else {}
     with pytest.raises(slimguard.NanLossError):
@@ -186,26 +188,15 @@ def test_what_one_watcher_raises_is_no_incident_of_the_next(wrapped, tmp_path):
     assert hooks[1].incidents == []
 
 
-def test_tensorflows_own_nan_hook_before_ours_hides_no_incident(tmp_path):
-    model = Linear(bad=(3,))
-    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
-    with pytest.raises(tf1.train.NanLossDuringTrainingError):
-        train_quietly(
-            train_op, tmp_path, hooks=[tf1.train.NanTensorHook(model.loss)], on_nan='skip'
-        )
-    assert one_record(tmp_path)['action'] == 'error'
-
-
-@pytest.mark.parametrize('check_numerics', [True, False])
 @pytest.mark.parametrize(
-    'error', [StopIteration(), tf.errors.OutOfRangeError(None, None, 'none left')]
+    ('error', 'check_numerics'),
+    [(StopIteration(), True), (tf.errors.OutOfRangeError(None, None, 'none left'), False)],
 )
 def test_a_policy_that_raises_what_ends_the_input_does_not_end_it(error, check_numerics, tmp_path):
     def end(incident):
         raise error
 
-    model = Linear(bad=(3,))
-    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=check_numerics)
+    _, train_op = build(check_numerics=check_numerics)
     with pytest.raises(RuntimeError, match='^on_nan raised (StopIteration|OutOfRangeError)'):
         train_quietly(train_op, tmp_path, on_nan=end)
     assert one_record(tmp_path)['action'] == 'error'
@@ -218,16 +209,14 @@ def test_where_a_hooks_end_fails_the_training_is_saved(error, tmp_path):
         def end(self, session):
             raise error
 
-    model = Linear()
-    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
+    _, train_op = build(bad=())
     with pytest.raises(error):
         train_quietly(train_op, tmp_path, hooks=[Ending()])
     assert checkpoint_at(tmp_path) == (6, [])
 
 
 def test_an_error_of_a_later_step_saves_nothing_on_account_of_an_incident(tmp_path):
-    model = Linear(bad=(3,))
-    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
+    model, train_op = build()
 
     class Later(tf1.train.SessionRunHook):
         def before_run(self, run_context):
@@ -239,33 +228,98 @@ def test_an_error_of_a_later_step_saves_nothing_on_account_of_an_incident(tmp_pa
     assert checkpoint_at(tmp_path) == (None, [])
 
 
-class Failing(tf1.train.SessionRunHook):
-    """A hook of the user's that raises in one of the steps."""
-
-    def __init__(self, step):
-        self._left = step
-
-    def after_run(self, run_context, run_values):
-        self._left -= 1
-        if not self._left:
-            raise Boom('it broke')
-
-
-@pytest.mark.parametrize('is_tensorflows', [False, True])
-def test_a_hook_before_ours_that_fails_in_a_monitored_session_hides_no_incident(
-    is_tensorflows, tmp_path
-):
-    model = Linear(bad=(3,))
-    train_op = slimguard.guard(model.minimize(), loss=model.loss)
-    first, error = Failing(5), Boom  # the variables are initialized in a run of their own
-    if is_tensorflows:
-        first, error = tf1.train.NanTensorHook(model.loss), tf1.train.NanLossDuringTrainingError
+def test_tensorflows_nan_hook_before_ours_hides_no_incident_in_a_monitored_session(tmp_path):
+    model, train_op = build()
     hook = slimguard.NanLossHook(model.loss, on_nan='skip')
-    with pytest.raises(error):
+    hooks = [tf1.train.NanTensorHook(model.loss), hook]
+    with pytest.raises(tf1.train.NanLossDuringTrainingError):
         with tf1.train.MonitoredTrainingSession(
-            checkpoint_dir=str(tmp_path), hooks=[first, hook], save_summaries_steps=None
+            checkpoint_dir=str(tmp_path), hooks=hooks, save_summaries_steps=None
         ) as session:
             while not session.should_stop():
                 session.run(train_op)
     assert [incident.action for incident in hook.incidents] == ['skip']
     assert [record['step'] for record in records_in(tmp_path)] == [3]
+
+
+# Where nobody catches it, what was bad comes before pages of frames.
+
+
+OURS = os.path.dirname(slimguard.__file__)
+
+SCRIPT = """\
+import numpy as np
+import tensorflow as tf
+
+tf1 = tf.compat.v1
+tf1.disable_eager_execution()
+x = tf1.placeholder(tf.float32, [2], name='pixels')
+w = tf1.get_variable('w', initializer=[1.0, 2.0])
+loss = tf.reduce_sum(w * x, name='my_loss')
+train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(loss)
+
+
+def step(session, value):
+    session.run(train_op, {x: [1.0, value]})
+
+
+with tf1.Session() as session:
+    session.run(tf1.global_variables_initializer())
+    step(session, 1.0)
+    step(session, np.nan)
+"""
+
+
+def bad_train_op():
+    w = tf1.get_variable('w', initializer=[1.0, 2.0])
+    loss = tf.reduce_sum(w * np.array([1.0, np.nan], np.float32), name='my_loss')
+    optimizer = tf1.train.GradientDescentOptimizer(0.1)
+    tf1.train.get_or_create_global_step()
+    return loss, slimguard.create_train_op(loss, optimizer, check_numerics=True)
+
+
+def our_frames(error):
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in frames if frame.filename.startswith(OURS)]
+
+
+def watched(loss, train_op):
+    with slimguard.watch(tf1.Session()) as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(train_op)
+
+
+def monitored(loss, train_op):
+    hooks = [slimguard.NanLossHook(loss)]
+    with tf1.train.MonitoredTrainingSession(hooks=hooks, log_step_count_steps=None) as session:
+        session.run(train_op)
+
+
+def trained(loss, train_op):
+    slimguard.train(train_op, None, number_of_steps=3)
+
+
+@pytest.mark.parametrize('loop, most', [(watched, 1), (trained, 1), (monitored, 2)])
+def test_an_error_brings_few_frames_of_ours(loop, most, capfd):
+    with pytest.raises(slimguard.NanLossError, match='not finite: loss my_loss') as caught:
+        loop(*bad_train_op())
+    assert len(our_frames(caught.value)) <= most
+    assert any('loop(*bad' in str(frame.line) for frame in traceback.extract_tb(caught.tb))
+    assert 'wrote nothing (' not in capfd.readouterr().err  # the log has it
+
+
+def test_the_traceback_of_a_script_is_of_the_script_alone(tmp_path):
+    (tmp_path / 'script.py').write_text(SCRIPT)
+    done = forked_python(
+        '-m', 'slimguard', 'run', '--capture=no', 'script.py', cwd=str(tmp_path), finds='tensorflow'
+    )
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    at = lines.index('Traceback (most recent call last):')
+    files = [line for line in lines[at:] if line.startswith('  File "')]
+    assert [file.partition(', ')[2] for file in files] == [
+        'line 19, in <module>',
+        'line 13, in step',
+    ]
+    assert any(line.startswith('slimguard.NanLossError: Bad step') for line in lines[at:])
+    assert 'not finite: loss my_loss' in '\n'.join(lines[:at])

@@ -18,10 +18,8 @@ import tensorflow.compat.v1 as tf1
 from slimguard import compat, learning
 from slimguard import gate as gates
 from slimguard.checkpoints.state_file import is_same
-from slimguard.compat import tf_private
 from slimguard.diagnosis.evidence import require_capture
 from slimguard.gate.arguments import is_made_inside
-from slimguard.graph.graph_text import TextFormat
 from slimguard.incidents.policies import Skip
 from slimguard.incidents.policy_language import OnNan, fallbacks_of
 from slimguard.incidents.spike import AnySpike, as_spike
@@ -160,7 +158,6 @@ class Instrumentation:
         self._finder = _AfterImport(self._instrument)
         sys.meta_path.insert(0, self._finder)
         self._patches = Patches()
-        self._patches.replace(tf_private.graph_writer(), 'text_format', TextFormat)
         self.sessions = GuardedSessions(settings)
         self.sessions.install(self._patches)
         tf1.logging.info(

@@ -26,7 +26,6 @@ def turned_twice():
     return tf.transpose(tf.transpose(tf1.random_uniform([2, 3], seed=1))) + 1
 
 
-@pytest.mark.rewritten
 @pytest.mark.skipif(tf.__version__ >= '2', reason='there it costs a small run little')
 def test_a_single_run_is_run_as_it_was_built():
     end = turned_twice()

@@ -66,6 +66,7 @@ def test_the_record_goes_on_where_it_was(folder, tmp_path):
     assert any('which has saved nothing yet' in line for line in lines)
 
 
+@pytest.mark.full
 def test_what_plain_training_left_is_not_written_to(folder, tmp_path):
     run(folder, 30, 10)
     before = sorted(path.name for path in (tmp_path / 'logs').iterdir())
@@ -85,6 +86,7 @@ def test_a_count_of_its_own_is_known_after_one_save(folder):
         assert run(folder, 60, 20) == 60
 
 
+@pytest.mark.full
 @pytest.mark.skipif(tf.__version__.startswith('1.'), reason='ram:// exists from TensorFlow 2.12 on')
 def test_on_another_file_system_it_goes_on_as_well():
     logdir = 'ram://%s/logs' % uuid.uuid4().hex

@@ -9,7 +9,7 @@ import tensorflow as tf
 import slimguard
 from slimguard.diagnosis import bundle
 from tests.helpers.inner_feeds import BAD, GOOD, KINDS, Fed
-from tests.helpers.models import non_finite, records_in, state
+from tests.helpers.models import folder_of_start, non_finite, records_in, state
 
 tf1 = tf.compat.v1
 
@@ -17,7 +17,7 @@ tf1 = tf.compat.v1
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    return tmp_path / 'slimguard-logs'
+    return tmp_path
 
 
 def train(kind, loop, guard=contextlib.ExitStack):
@@ -70,7 +70,7 @@ def test_a_bad_value_that_is_fed_changes_nothing_and_is_named(kind, folder):
             session.run(train_op, {model.inner: GOOD})
             assert session.run(model.step) == 2
     assert guards.sessions.seen.actions == {'skip': 2}
-    first, _ = records_in(folder)
+    first, _ = records_in(folder_of_start(folder))
     assert first['step'] == 1
     assert 'z:0' in first['diagnosis'] and 'bad data' in first['diagnosis']
     assert bundle.read(first['bundle']).values['z:0'].tobytes() == BAD.tobytes()

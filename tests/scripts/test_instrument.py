@@ -14,7 +14,14 @@ from slimguard.diagnosis.bundle import paths as bundle_paths
 from slimguard.scripts import instrumentation
 from tests.helpers import module_walk
 from tests.helpers.children import forked_python
-from tests.helpers.models import Linear, LogLines, checkpoint_at, non_finite, records_in
+from tests.helpers.models import (
+    Linear,
+    LogLines,
+    checkpoint_at,
+    folder_of_start,
+    non_finite,
+    records_in,
+)
 
 tf1 = tf.compat.v1
 slim = compat.import_slim()
@@ -104,7 +111,7 @@ def test_a_training_of_slims_that_saves_nothing_has_a_record_all_the_same(
     with slimguard.instrument(on_nan=on_nan, **given):
         with pytest.raises(slimguard.NanLossError) if on_nan == 'raise' else contextlib.ExitStack():
             train(create_train_op(Linear(bad=(2,))))
-    folder = tmp_path / ('records' if is_told else 'slimguard-logs')
+    folder = tmp_path / 'records' if is_told else folder_of_start(tmp_path)
     assert [each['action'] for each in records_in(folder)] == [on_nan]
     assert len(bundle_paths(str(folder))) == 1
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from tests.helpers.models import Linear, LogLines, records_in
+from tests.helpers.models import Linear, LogLines, folder_of_start, records_in
 
 tf1 = tf.compat.v1
 
@@ -73,7 +73,7 @@ def test_what_plain_training_left_is_not_written_to(folder, tmp_path):
     with slimguard.instrument('raise', capture=False), pytest.raises(slimguard.NanLossError):
         run(folder, 60, 20, bad=(4,))
     assert sorted(path.name for path in (tmp_path / 'logs').iterdir()) == before
-    assert records_in(tmp_path / 'slimguard-logs')
+    assert records_in(folder_of_start(tmp_path))
 
 
 def test_a_count_of_its_own_is_known_after_one_save(folder):

@@ -2,6 +2,9 @@
 
 import contextlib
 import functools
+import os
+import re
+import sys
 import threading
 
 import numpy as np
@@ -13,6 +16,7 @@ from slimguard import compat
 from slimguard.diagnosis.bundle import paths as bundle_paths
 from slimguard.gate import gates_of
 from slimguard.graph import op_of
+from slimguard.scripts import script_folders
 from tests.helpers.children import forked_python
 from tests.helpers.models import Linear, LogLines, checkpoint_at, non_finite, records_in, state
 
@@ -443,20 +447,40 @@ def test_a_script_ends_with_one_line_that_says_what_was_guarded(on_nan, status, 
     assert (told in run.stderr and newest in run.stderr) == (on_nan == 'stop')
 
 
-def test_a_script_that_saves_nothing_gets_a_folder_for_its_record_and_ends_by_itself(tmp_path):
+def test_each_start_of_a_script_that_saves_nothing_has_a_folder_which_the_last_line_names(tmp_path):
     lines = [line for line in SCRIPT.splitlines() if 'saver' not in line]
     (tmp_path / 'script.py').write_text('\n'.join(lines))
-    run = forked_python(
-        *('-m', 'slimguard', 'run', '--tf1', '--on_nan=skip', 'script.py'), cwd=str(tmp_path)
-    )
-    assert (run.returncode, run.stdout.strip()) == (0, 'finite True 9'), run.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ['script.py', 'slimguard-logs']
-    assert len(records_in(tmp_path / 'slimguard-logs')) == 1
-    run = forked_python(
-        *('-m', 'slimguard', 'run', '--tf1', '--on_nan=stop', 'script.py'), cwd=str(tmp_path)
-    )
-    assert run.returncode == 0
-    assert 'It has saved no checkpoint, so what it has trained is lost' in run.stderr
+    seen = set()
+    for on_nan in ('skip', 'stop'):
+        arguments = ['run', '--tf1', '--on_nan=' + on_nan, '--history=0', 'script.py']
+        run = forked_python('-m', 'slimguard', *arguments, cwd=str(tmp_path))
+        assert run.returncode == 0, run.stderr
+        assert (run.stdout.strip() == 'finite True 9') == (on_nan == 'skip')
+        (new,) = set((tmp_path / 'slimguard-logs').iterdir()) - seen
+        seen.add(new)
+        assert re.match(r'script-\d{8}-\d{6}(-2)?$', new.name)
+        (record,) = records_in(new)
+        assert record['action'] == on_nan
+        assert run.stderr.splitlines()[-1].endswith('record and bundles: %s' % (new / 'slimguard'))
+        lost = 'It has saved no checkpoint, so what it has trained is lost' in run.stderr
+        assert lost == (on_nan == 'stop')
+    assert {path.name for path in tmp_path.iterdir()} == {'script.py', 'slimguard-logs'}
+
+
+@pytest.mark.parametrize(
+    'path, name',
+    [('./train.py', 'train'), ('/a/package/__main__.py', 'package'), ('-c', 'python')],
+)
+def test_starts_in_the_same_second_have_folders_of_their_own(path, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, 'argv', [path])
+    monkeypatch.setattr(script_folders.time, 'strftime', lambda _: 'now')
+    starts = [script_folders.FallbackFolder() for _ in range(3)]
+    os.chdir(os.sep)
+    paths = [start.path() for start in starts]
+    expected = [name + '-now', name + '-now-2', name + '-now-3']
+    assert paths == [str(tmp_path / 'slimguard-logs' / each) for each in expected]
+    assert [start.path() for start in starts] == paths
 
 
 def test_a_script_that_exits_with_0_has_come_to_its_end(tmp_path):

@@ -190,7 +190,8 @@ def _add_run_options(run: argparse.ArgumentParser) -> FrozenSet[str]:
             metavar='DIR',
             type=arguments.logdir,
             help='where the record of incidents and the bundles go; by default where the script '
-            'keeps its checkpoints or summaries, or, where it has neither yet, slimguard-logs',
+            'keeps its checkpoints or summaries, or, where it has neither yet, a new folder in '
+            'slimguard-logs',
         ),
         run.add_argument(
             '--capture',

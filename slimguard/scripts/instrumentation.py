@@ -64,8 +64,8 @@ def instrument(
     whatever loop, and the policy acts there: `Session.run` raises `NanLossError` for 'raise', and
     `tf.errors.OutOfRangeError`, as at the end of an input, for 'stop'. 'rollback' restores the
     newest finite checkpoint that the code's own `Saver` wrote, or the state before the first step.
-    A `Saver` publishes nothing that is not finite, and a `NanTensorHook` leaves guarded steps to
-    the policy. What cannot be guarded is said once, in the log.
+    A `Saver` publishes nothing that is not finite, and a `NanTensorHook` leaves a training that is
+    guarded to the policy. What cannot be guarded is said once, in the log.
 
     `create_train_op` and `train` of `slim.learning`, of `tf_slim.training`, and of `tf.contrib`
     where it exists, are replaced by guarded ones: in their modules, and wherever code that is
@@ -77,8 +77,8 @@ def instrument(
       max_loss: a larger loss is a bad step too; a positive finite number. Default: no limit.
         What it can do and what not, `slimguard.guard` says.
       logdir: where the record of incidents and the bundles go, a str, bytes or `os.PathLike`.
-        Default: where the code keeps its checkpoints or summaries, and the folder `slimguard-logs`
-        where it has neither before the first incident.
+        Default: where the code keeps its checkpoints or summaries. Where it has neither before
+        the first incident, a new folder of this start in `slimguard-logs`.
       capture: whether to keep what a bad step drew, to find what made it bad, and to write that
         into a bundle, as `train` does.
       max_bundles: how many bundles there may be in one folder.

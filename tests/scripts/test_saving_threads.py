@@ -63,8 +63,7 @@ def instrumented(request):
         yield
 
 
-@pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'resource'])
-def test_what_only_writes_in_another_thread_waits_for_no_step(use_resource):
+def test_what_only_writes_in_another_thread_waits_for_no_step():
     """An actor keeps a mean of what it puts into the queue that the learner's step waits for."""
     means = []
 
@@ -78,8 +77,8 @@ def test_what_only_writes_in_another_thread_waits_for_no_step(use_resource):
     def write():
         means.append(script.session.run(update))
 
-    script = Script(use_resource, act)
-    with tf1.variable_scope('', use_resource=use_resource):
+    script = Script(True, act)
+    with tf1.variable_scope('', use_resource=True):
         mean = tf1.get_variable('mean', initializer=0.0, trainable=False)
     update = mean.assign(0.5 * mean + 1.0)
     script.session.run(mean.initializer)
@@ -90,6 +89,7 @@ def test_what_only_writes_in_another_thread_waits_for_no_step(use_resource):
     script.session.close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('instrumented', ['rollback'], indirect=True)
 def test_a_rollback_for_what_only_writes_in_a_step_waits_for_no_step(tmp_path):
     """It saves the state that it went back to, and is part of the step."""
@@ -142,8 +142,7 @@ def test_a_thread_that_saves_waits_for_what_only_writes_in_the_loop_as_well(tmp_
     script.session.close()
 
 
-@pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'resource'])
-def test_a_thread_that_saves_waits_for_the_end_of_a_step(use_resource, tmp_path):
+def test_a_thread_that_saves_waits_for_the_end_of_a_step(tmp_path):
     saved, threads, began = [], [], []
 
     def act():
@@ -155,7 +154,7 @@ def test_a_thread_that_saves_waits_for_the_end_of_a_step(use_resource, tmp_path)
             assert saved == []
         return np.float32(-1)
 
-    script = Script(use_resource, act)
+    script = Script(True, act)
     for _ in range(6):
         script.session.run(script.train_op)
     threads[0].join(60)

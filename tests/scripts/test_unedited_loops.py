@@ -2,6 +2,9 @@
 
 import contextlib
 import functools
+import os
+import re
+import sys
 import threading
 
 import numpy as np
@@ -13,6 +16,7 @@ from slimguard import compat
 from slimguard.diagnosis.bundle import paths as bundle_paths
 from slimguard.gate import gates_of
 from slimguard.graph import op_of
+from slimguard.scripts import script_folders
 from tests.helpers.children import forked_python
 from tests.helpers.models import Linear, LogLines, checkpoint_at, non_finite, records_in, state
 
@@ -143,6 +147,7 @@ def states_without_guard(build=Linear.minimize):
     return run(plain, None, None, bad=(), minimize=build)
 
 
+@pytest.mark.every_cell
 @pytest.mark.parametrize('loop', LOOPS, ids=lambda loop: loop.__name__)
 def test_a_bad_batch_is_skipped_and_the_rest_trains_to_the_same_bits(loop, tmp_path):
     guarded = run(loop, tmp_path / 'guarded', 'skip')
@@ -160,6 +165,7 @@ def test_a_bad_batch_is_skipped_and_the_rest_trains_to_the_same_bits(loop, tmp_p
     assert len(list((tmp_path / 'guarded' / 'slimguard').glob('incident-*'))) == 1
 
 
+@pytest.mark.every_cell
 @pytest.mark.parametrize('loop', LOOPS, ids=lambda loop: loop.__name__)
 def test_raise_ends_it_with_the_incident(loop, tmp_path):
     with pytest.raises(slimguard.NanLossError) as raised:
@@ -169,6 +175,7 @@ def test_raise_ends_it_with_the_incident(loop, tmp_path):
     assert record['action'] == 'raise'
 
 
+@pytest.mark.every_cell
 @pytest.mark.parametrize('loop', LOOPS, ids=lambda loop: loop.__name__)
 def test_stop_ends_it_as_the_end_of_the_input_does(loop, tmp_path):
     # These leave their own session cleanly.
@@ -252,8 +259,11 @@ def towers(model):
 BUILDS = [group_with_average, loss_after_the_update, with_own_optimizer, under_update_ops, towers]
 
 
-@pytest.mark.parametrize('loop', [plain, monitored, supervised])
-@pytest.mark.parametrize('build', BUILDS, ids=lambda build: build.__name__)
+@pytest.mark.parametrize(
+    'build, loop',
+    zip(BUILDS, [plain, monitored, supervised, plain, monitored]),
+    ids=lambda each: each.__name__,
+)
 def test_whatever_is_built_around_an_optimizer_a_bad_step_changes_no_bit(build, loop, tmp_path):
     guarded = run(loop, tmp_path / 'guarded', 'skip', minimize=build, capture=False)
     assert guarded[:2] == states_without_guard(build)[:2]
@@ -283,6 +293,7 @@ def model_step(values):
     return np.frombuffer(values['global_step:0'], np.int64)[0]
 
 
+@pytest.mark.full
 def test_two_trainings_in_one_run_are_two_decisions(tmp_path):
     def loop(model, train_op, logdir, watch):
         other = tf1.get_variable('other', initializer=3.0)
@@ -298,11 +309,6 @@ def test_two_trainings_in_one_run_are_two_decisions(tmp_path):
     assert states[2]['other:0'] != states[1]['other:0']
 
 
-def test_max_loss_is_a_bad_step_too(tmp_path):
-    states = run(plain, tmp_path, 'skip', value=1e6, max_loss=100.0)
-    assert states[2] == states[1] != states[3]
-
-
 def per_example(model):
     return tf.square(tf.matmul(model.batches.x, model.weights) - 1.0)
 
@@ -311,8 +317,9 @@ def of_no_known_shape(model):
     return tf1.placeholder_with_default(per_example(model), None)
 
 
-@pytest.mark.parametrize('loss', [per_example, of_no_known_shape], ids=lambda loss: loss.__name__)
-@pytest.mark.parametrize('value, max_loss', [(np.nan, None), (1e6, 100.0)])
+@pytest.mark.parametrize(
+    'loss, value, max_loss', [(per_example, 1e6, 100.0), (of_no_known_shape, np.nan, None)]
+)
 def test_a_loss_may_have_a_value_for_each_example(loss, value, max_loss, tmp_path):
     def minimize(model):
         return model.optimizer.minimize(loss(model), global_step=model.step)
@@ -327,13 +334,7 @@ def test_a_loss_may_have_a_value_for_each_example(loss, value, max_loss, tmp_pat
     assert 'loss ' + name in record['reason']
 
 
-def test_a_train_op_of_two_losses_says_that_max_loss_is_compared_with_neither(tmp_path):
-    with LogLines() as lines:
-        run(plain, tmp_path, 'skip', minimize=towers, max_loss=100.0)
-    said = [line for line in lines if 'max_loss is not compared with anything' in line]
-    assert len(said) == 1
-
-
+@pytest.mark.full
 def test_histograms_of_what_waits_for_another_update_are_drawn_beside_the_step(tmp_path):
     def loop(model, train_op, logdir, watch):
         summary = tf1.summary.merge_all()
@@ -374,50 +375,15 @@ def test_a_scripts_own_saver_publishes_nothing_that_is_not_finite(tmp_path):
     assert tf1.train.latest_checkpoint(str(tmp_path)) == good
 
 
-def test_a_finite_saver_is_not_checked_once_more(tmp_path):
-    with slimguard.instrument(on_nan='skip', logdir=tmp_path), tf1.Session() as session:
-        tf1.get_variable('w', initializer=1.0)
-        saver = slimguard.FiniteSaver()
-        session.run(tf1.global_variables_initializer())
-        assert saver.save(session, str(tmp_path / 'model.ckpt')) is not None
-        saves = [op.name for op in session.graph.get_operations() if op.type == 'SaveV2']
-        assert saves == ['save/SaveV2', 'slimguard/save/save/SaveV2']
-
-
-@pytest.mark.parametrize('loop', [plain, monitored], ids=lambda loop: loop.__name__)
-@pytest.mark.parametrize('given, bundles', [({}, 3), ({'max_bundles': 1}, 1)])
+@pytest.mark.full
+@pytest.mark.parametrize(
+    'loop, given, bundles', [(plain, {'max_bundles': 1}, 1), (monitored, {'capture': False}, 0)]
+)
 def test_so_many_bundles_are_kept_as_was_said(loop, given, bundles, tmp_path):
     run(loop, tmp_path, 'skip', bad=(1, 3, 4), **given)
     assert len(bundle_paths(str(tmp_path))) == bundles
-
-
-@pytest.mark.parametrize('loop', [plain, monitored], ids=lambda loop: loop.__name__)
-def test_without_capture_nothing_is_examined(loop, tmp_path):
-    run(loop, tmp_path, 'skip', bad=(1,), capture=False)
-    assert bundle_paths(str(tmp_path)) == []
-    assert [record['diagnosis'] for record in records_in(tmp_path)] == [None]
-
-
-def test_what_cannot_be_guarded_is_said_once_by_name(tmp_path):
-    def loop(model, train_op, logdir, watch):
-        with tf1.Session() as session:
-            session.run(tf1.global_variables_initializer())
-            for _ in range(3):
-                session.run(train_op, {placeholder: 1.0})
-
-    def minimize(model):
-        nonlocal placeholder
-        update = model.minimize()
-        with tf.control_dependencies([update]):
-            placeholder = tf1.placeholder(tf.float32, [])
-        with tf.control_dependencies([tf.identity(placeholder)]):
-            return tf.no_op('after_a_placeholder')
-
-    placeholder = None
-    with LogLines() as lines:
-        run(loop, tmp_path, 'skip', minimize=minimize)
-    said = [line for line in lines if 'NOT guarded' in line]
-    assert len(said) == 1 and 'after_a_placeholder' in said[0]
+    diagnoses = [record['diagnosis'] for record in records_in(tmp_path)]
+    assert (diagnoses[0] is not None) == (bundles > 0)
 
 
 def test_everything_is_put_back():
@@ -453,23 +419,20 @@ with tf.Session() as session:
 """
 
 
+@pytest.mark.every_cell
 @pytest.mark.parametrize(
-    'on_nan, status, printed, said',
+    'on_nan, status, said',
     [
-        ('skip', 0, 'finite True 9', '10 steps, 1 incident (skip 1)'),
-        ('stop', 0, '', '6 steps, 1 incident (stop 1)'),
-        ('raise', 1, '', '6 steps, 1 incident (raise 1)'),
-        ('rollback', 0, 'finite True 9', '10 steps, 1 incident (rollback 1)'),
+        ('stop', 0, '6 steps, 1 incident (stop 1)'),
+        ('raise', 1, '6 steps, 1 incident (raise 1)'),
     ],
 )
-def test_a_script_ends_with_one_line_that_says_what_was_guarded(
-    on_nan, status, printed, said, tmp_path
-):
+def test_a_script_ends_with_one_line_that_says_what_was_guarded(on_nan, status, said, tmp_path):
     (tmp_path / 'script.py').write_text(SCRIPT)
     (tmp_path / 'logs').mkdir()
     arguments = ['run', '--tf1', '--on_nan=' + on_nan, 'script.py']
     run = forked_python('-m', 'slimguard', *arguments, cwd=str(tmp_path))
-    assert (run.returncode, run.stdout.strip()) == (status, printed), run.stderr
+    assert (run.returncode, run.stdout.strip()) == (status, ''), run.stderr
     last = run.stderr.splitlines()[-1]
     record = tmp_path / 'logs' / 'slimguard'
     assert last == 'slimguard: guarded Adam: %s; record and bundles: %s' % (said, record)
@@ -484,91 +447,40 @@ def test_a_script_ends_with_one_line_that_says_what_was_guarded(
     assert (told in run.stderr and newest in run.stderr) == (on_nan == 'stop')
 
 
-@pytest.mark.parametrize('loop', [plain, monitored], ids=lambda loop: loop.__name__)
-def test_without_an_incident_there_is_an_empty_record(loop, tmp_path):
-    run(loop, tmp_path, 'skip', bad=())
-    assert records_in(tmp_path) == []
-
-
-def test_a_script_that_saves_nothing_gets_a_folder_for_its_record(tmp_path):
+def test_each_start_of_a_script_that_saves_nothing_has_a_folder_which_the_last_line_names(tmp_path):
     lines = [line for line in SCRIPT.splitlines() if 'saver' not in line]
     (tmp_path / 'script.py').write_text('\n'.join(lines))
-    arguments = ['run', '--tf1', '--on_nan=skip', 'script.py']
-    run = forked_python('-m', 'slimguard', *arguments, cwd=str(tmp_path))
-    assert run.returncode == 0, run.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ['script.py', 'slimguard-logs']
-    assert len(records_in(tmp_path / 'slimguard-logs')) == 1
-
-
-@pytest.mark.parametrize('is_caught', [False, True])
-def test_a_stop_that_loses_the_training_says_so(is_caught, tmp_path):
-    lines = [line for line in SCRIPT.splitlines() if 'saver' not in line]
-    if is_caught:
-        lines.insert(lines.index('with tf.Session() as session:'), 'try:  # as for its input')
-        start = lines.index('try:  # as for its input') + 1
-        lines[start:] = ['  ' + line for line in lines[start:]]
-        lines += ['except tf.errors.OutOfRangeError:', "  print('saves')"]
-    (tmp_path / 'script.py').write_text('\n'.join(lines))
-    arguments = ['run', '--tf1', '--on_nan=stop', '--capture=no', 'script.py']
-    run = forked_python('-m', 'slimguard', *arguments, cwd=str(tmp_path))
-    assert (run.returncode, 'saves' in run.stdout) == (0, is_caught), run.stderr
-    assert ('It has saved no checkpoint, so what it has trained is lost' in run.stderr) == (
-        not is_caught
-    )
+    seen = set()
+    for on_nan in ('skip', 'stop'):
+        arguments = ['run', '--tf1', '--on_nan=' + on_nan, '--history=0', 'script.py']
+        run = forked_python('-m', 'slimguard', *arguments, cwd=str(tmp_path))
+        assert run.returncode == 0, run.stderr
+        assert (run.stdout.strip() == 'finite True 9') == (on_nan == 'skip')
+        (new,) = set((tmp_path / 'slimguard-logs').iterdir()) - seen
+        seen.add(new)
+        assert re.match(r'script-\d{8}-\d{6}(-2)?$', new.name)
+        (record,) = records_in(new)
+        assert record['action'] == on_nan
+        assert run.stderr.splitlines()[-1].endswith('record and bundles: %s' % (new / 'slimguard'))
+        lost = 'It has saved no checkpoint, so what it has trained is lost' in run.stderr
+        assert lost == (on_nan == 'stop')
+    assert {path.name for path in tmp_path.iterdir()} == {'script.py', 'slimguard-logs'}
 
 
 @pytest.mark.parametrize(
-    'script, said',
-    [
-        ('print()', 'this script ran no session'),
-        (
-            'import tensorflow.compat.v1 as tf; tf.disable_eager_execution()\n'
-            'tf.Session().run(tf.constant(1))',
-            'of the 1 run of a session none did that',
-        ),
-    ],
+    'path, name',
+    [('./train.py', 'train'), ('/a/package/__main__.py', 'package'), ('-c', 'python')],
 )
-def test_a_script_in_which_nothing_was_guarded_says_so(script, said, tmp_path):
-    (tmp_path / 'script.py').write_text(script)
-    run = forked_python('-m', 'slimguard', 'run', 'script.py', cwd=str(tmp_path))
-    assert run.returncode == 0, run.stderr
-    last = run.stderr.splitlines()[-1]
-    assert last.startswith('slimguard: nothing here was guarded: ') and said in last
-    needs_tf1 = said.endswith('no session') and not tf.__version__.startswith('1.')
-    assert last.endswith('use --tf1') == needs_tf1
-
-
-@pytest.mark.parametrize(
-    'script, needs_tf1',
-    [
-        ("{}['a key']", False),
-        ("raise SystemExit('a text')", False),
-        ('raise KeyboardInterrupt', False),
-        ('not Python', False),
-        ('import tensorflow as tf; tf.no_such_name', True),
-        # absl has a flag of that name since.
-        (
-            'import tensorflow.compat.v1 as tf; tf.disable_v2_behavior()\n'
-            "tf.app.flags.DEFINE_string('log_dir', '', '')",
-            True,
-        ),
-    ],
-)
-def test_a_script_that_ends_before_it_trains_is_told_so(script, needs_tf1, tmp_path):
-    (tmp_path / 'script.py').write_text(script)
-    run = forked_python('-m', 'slimguard', 'run', 'script.py', cwd=str(tmp_path))
-    last = run.stderr.splitlines()[-1]
-    if 'log_dir' in script and tf.__version__.startswith('1.'):
-        assert run.returncode == 0 and last.endswith('this script ran no session')
-        return
-    assert run.returncode != 0
-    start = 'slimguard: nothing here was guarded: the script ended before it ran a session'
-    assert last.startswith(start)
-    assert last[len(start) :] == (
-        '. If it was written for TensorFlow 1, use --tf1'
-        if needs_tf1 and not tf.__version__.startswith('1.')
-        else ''
-    )
+def test_starts_in_the_same_second_have_folders_of_their_own(path, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, 'argv', [path])
+    monkeypatch.setattr(script_folders.time, 'strftime', lambda _: 'now')
+    starts = [script_folders.FallbackFolder() for _ in range(3)]
+    os.chdir(os.sep)
+    paths = [start.path() for start in starts]
+    expected = [name + '-now', name + '-now-2', name + '-now-3']
+    assert paths == [str(tmp_path / 'slimguard-logs' / each) for each in expected]
+    assert [start.path() for start in starts] == paths
 
 
 def test_a_script_that_exits_with_0_has_come_to_its_end(tmp_path):
@@ -600,7 +512,7 @@ def test_a_synchronous_optimizer_waits_for_no_token_that_a_bad_step_kept(tmp_pat
 
 
 @pytest.mark.skipif(not hasattr(tf1, 'estimator'), reason='TensorFlow has no Estimators any more')
-@pytest.mark.parametrize('on_nan, steps', [('skip', 5), ('stop', 2), ('rollback', 3)])
+@pytest.mark.parametrize('on_nan, steps', [('skip', 5), ('stop', 2)])
 def test_an_estimator_obeys(on_nan, steps, tmp_path):
     def read():
         batches = np.ones([6, 4, 3], np.float32)

@@ -59,16 +59,6 @@ def guarded(tmp_path):
     return slimguard.instrument('skip', logdir=str(tmp_path), capture=False)
 
 
-def test_a_bad_step_leaves_it_as_it_was(tmp_path):
-    with guarded(tmp_path):
-        script = Script()
-        values = script.run([script.train_op, script.update, script.count, script.loss])
-    assert all(np.isfinite(value).all() for value in values.values())
-    assert values['counter'] == values['global_step'] == STEPS - 1
-    assert np.abs(values['mean']).max() > 0
-    assert [record['action'] for record in records_in(tmp_path)] == ['skip']
-
-
 def batches():
     random = np.random.RandomState(0)
     for number in range(STEPS):
@@ -79,32 +69,6 @@ def batches():
 
 def values_in(session):
     return session.run({each.op.name: each for each in tf1.global_variables()})
-
-
-def in_make_callable(script, fetches):
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
-        step = session.make_callable(fetches, feed_list=[script.x])
-        for batch in batches():
-            step(batch)
-        return values_in(session)
-
-
-def in_interactive_session(script, fetches):
-    session = tf1.InteractiveSession()
-    tf1.global_variables_initializer().run()
-    for batch in batches():
-        session.run(fetches, {script.x: batch})
-    values = values_in(session)
-    session.close()
-    return values
-
-
-def in_monitored_session(script, fetches):
-    with tf1.train.MonitoredTrainingSession() as session:
-        for batch in batches():
-            session.run(fetches, {script.x: batch})
-        return values_in(session)
 
 
 def in_threads(script, fetches):
@@ -129,12 +93,9 @@ def in_slims_step(script, fetches):
     return left[0]
 
 
-@pytest.mark.parametrize(
-    'loop',
-    [in_make_callable, in_interactive_session, in_monitored_session, in_threads, in_slims_step],
-    ids=lambda loop: loop.__name__,
-)
-def test_in_every_loop(loop, tmp_path):
+@pytest.mark.full
+@pytest.mark.parametrize('loop', [in_threads, in_slims_step], ids=lambda loop: loop.__name__)
+def test_a_bad_step_leaves_it_as_it_was_in_other_loops(loop, tmp_path):
     with guarded(tmp_path):
         script = Script()
         train_op = by_slim(script) if loop is in_slims_step else script.train_op
@@ -145,6 +106,10 @@ def test_in_every_loop(loop, tmp_path):
     assert [record['action'] for record in records_in(tmp_path)] == ['skip']
 
 
+def by_optimizer(script):
+    return script.train_op
+
+
 def by_slim(script):
     return slim.learning.create_train_op(script.loss, script.optimizer)
 
@@ -153,40 +118,25 @@ def by_guard(script):
     return slimguard.guard(script.train_op, loss=script.loss)
 
 
-def by_guard_with_limit(script):
-    return slimguard.guard(script.train_op, loss=script.loss, max_loss=1e6)
-
-
 def by_create_train_op(script):
     return slimguard.create_train_op(script.loss, script.optimizer, check_numerics=True)
 
 
 @pytest.mark.parametrize(
-    'make', [by_slim, by_guard, by_guard_with_limit, by_create_train_op], ids=lambda f: f.__name__
+    'make', [by_optimizer, by_slim, by_guard, by_create_train_op], ids=lambda f: f.__name__
 )
-@pytest.mark.parametrize('has_bad', [True, False])
-def test_so_it_is_where_the_train_op_has_a_gate_already(make, has_bad, tmp_path):
+def test_a_bad_step_leaves_it_as_it_was_whoever_made_the_train_op(make, tmp_path):
     with guarded(tmp_path):
         script = Script()
         train_op = make(script)
-        values = script.run([train_op, script.update, script.count], (BAD,) if has_bad else ())
+        values = script.run([train_op, script.update, script.count])
     assert all(np.isfinite(value).all() for value in values.values())
-    assert values['counter'] == values['global_step'] == STEPS - has_bad
+    assert values['counter'] == values['global_step'] == STEPS - 1
     assert np.abs(values['mean']).max() > 0
-    assert [record['action'] for record in records_in(tmp_path)] == ['skip'] * has_bad
+    assert [record['action'] for record in records_in(tmp_path)] == ['skip']
 
 
-def test_the_value_of_such_a_train_op_is_what_it_was(tmp_path):
-    losses = []
-    for fetches in (['train_op'], ['train_op', 'update', 'count']):
-        with tf1.Graph().as_default(), guarded(tmp_path):
-            tf1.set_random_seed(1)
-            script = Script()
-            script.train_op = by_slim(script)
-            losses.append(script.run([getattr(script, each) for each in fetches], ())['seen'])
-    assert losses[0] == losses[1]
-
-
+@pytest.mark.full
 def test_beside_a_hook_of_the_scripts_own_it_is_refused_by_name(tmp_path, caplog):
     with guarded(tmp_path):
         script = Script()
@@ -229,6 +179,7 @@ def test_good_steps_give_the_same_bits(tmp_path):
     assert all(plain[name].tobytes() == ours[name].tobytes() for name in plain)
 
 
+@pytest.mark.full
 def test_a_metric_is_the_scripts_own(tmp_path):
     with guarded(tmp_path):
         script = Script()
@@ -248,11 +199,10 @@ def test_what_the_step_reads_is_refused_by_name(tmp_path, caplog):
     assert "the update of 'mean' is NOT guarded: the train op, beside which it is fetched" in told
 
 
-@pytest.mark.parametrize('fed', [True, False])
-def test_a_learning_rate_that_is_set_in_the_same_run_is_left_alone(fed, tmp_path, caplog):
+def test_a_learning_rate_that_is_set_in_the_same_run_is_left_alone(tmp_path, caplog):
     with guarded(tmp_path):
         script = Script()
-        rate = tf1.placeholder_with_default(0.05, []) if fed else tf.constant(0.05)
+        rate = tf1.placeholder_with_default(0.05, [])
         values = script.run([script.train_op, tf1.assign(script.rate, rate)], bad=())
     assert values['rate'] == np.float32(0.05) and values['global_step'] == STEPS
     assert not [each for each in caplog.records if 'NOT guarded' in each.getMessage()]
@@ -316,6 +266,7 @@ def table():
     return MutableHashTable(key_type, value_type, 0.0)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('is_read', [False, True])
 def test_a_table_is_written_behind_the_gate_as_variables_are(tmp_path, is_read):
     """As the priorities of samples that are drawn again."""

@@ -37,24 +37,9 @@ def test_deep_paths_work_and_what_is_never_used_stops_nobody():
             'use tfa.image, in the package tensorflow-addons',
         ),
         (
-            'import tensorflow.contrib.image.python.ops.image_ops as ops\nops.rotate',
-            'tf.contrib.image.python.ops.image_ops.rotate',
-            'use tfa.image',
-        ),
-        (
-            'from tensorflow.contrib.crf import crf_decode\ncrf_decode(1, 2)',
-            'tf.contrib.crf.crf_decode',
-            'use tfa.text',
-        ),
-        (
             'from tensorflow.contrib.cudnn_rnn import CudnnLSTM\nclass Mine(CudnnLSTM): pass',
             'tf.contrib.cudnn_rnn.CudnnLSTM',
             'use tf.keras.layers.LSTM',
-        ),
-        (
-            'from tensorflow.contrib.training import HParams\nisinstance(1, HParams)',
-            'tf.contrib.training.HParams',
-            'use an argparse.Namespace',
         ),
     ],
 )
@@ -66,17 +51,6 @@ def test_what_is_gone_raises_where_it_is_used(tmp_path, source, name, remedy):
     assert code.strip() == source.splitlines()[1]
     assert re.match(r'AttributeError: TensorFlow 2\.\S+ has no %s: tf.contrib was' % name, error)
     assert remedy in error
-
-
-@on_tensorflow_2
-@pytest.mark.parametrize(
-    'line', ['import tensorflow.contrib.imagine', 'from tensorflow.contrib.slim import learner']
-)
-def test_what_tensorflow_1_never_had_is_no_import(tmp_path, line):
-    run = run_source(tmp_path, line)
-    assert run.returncode == 1
-    assert 'Error: TensorFlow 2.' in run.stderr.splitlines()[-2]
-    assert 'has no tf.contrib.' in run.stderr.splitlines()[-2]
 
 
 @on_tensorflow_2

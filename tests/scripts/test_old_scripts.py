@@ -18,7 +18,6 @@ SCRIPTS = str(ROOT / 'tests' / 'data' / 'scripts')
 NATIVE = tf.__version__.startswith('1.')
 RUN = ['-m', 'slimguard', 'run'] + ([] if NATIVE else ['--tf1'])
 
-on_tensorflow_1 = pytest.mark.skipif(not NATIVE, reason='plain Python cannot run it')
 on_tensorflow_2 = pytest.mark.skipif(NATIVE, reason='TensorFlow 1 has all its names')
 
 
@@ -42,15 +41,25 @@ def bad_variables(logdir):
 @pytest.mark.parametrize(
     'name, arguments, last_line',
     [
-        (
+        ('train_session.py', ['--save_dir={0}', '--nan_batch=5'], 'step 19: loss 0.'),
+        pytest.param(
             'train_tfrecords.py',
             ['--log_dir={0}/log', '--dataset_dir={0}', '--nan_record=20'],
             'final loss 0.',
+            marks=pytest.mark.full,
         ),
-        ('train_clones.py', ['--train_dir={0}', '--nan_sample=20'], 'final step 20'),
-        ('train_session.py', ['--save_dir={0}', '--nan_batch=5'], 'step 19: loss 0.'),
-        ('train_supervisor.py', ['--logdir={0}', '--nan_batch=3'], 'accuracy 0.'),
-        ('fine_tune.py', ['--train_dir={0}', '--nan_image=20'], 'Finished training. Last batch'),
+        pytest.param(
+            'train_supervisor.py',
+            ['--logdir={0}', '--nan_batch=3'],
+            'accuracy 0.',
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            'fine_tune.py',
+            ['--train_dir={0}', '--nan_image=20'],
+            'Finished training. Last batch',
+            marks=pytest.mark.full,
+        ),
     ],
 )
 def test_an_old_script_runs_unchanged_and_survives_a_nan(tmp_path, name, arguments, last_line):
@@ -75,20 +84,9 @@ def test_by_default_a_nan_ends_the_script_with_our_error(tmp_path):
     assert bad_variables(str(tmp_path)) == []
 
 
-@on_tensorflow_1
-def test_without_us_the_nan_is_in_the_checkpoint(tmp_path):
-    run = forked_python(script('train_clones.py'), '--train_dir=%s' % tmp_path, '--nan_sample=20')
-    assert run.returncode == 0, run.stderr
-    assert 'predictions/weights' in bad_variables(str(tmp_path))
-
-
-TF1_OPTIONS = [['--tf1']] + [pytest.param([], marks=pytest.mark.not_shared)] * NATIVE
-
-
-@pytest.mark.parametrize('tf1_option', TF1_OPTIONS)
-def test_names_and_flags_of_tensorflow_1(tf1_option):
+def test_names_and_flags_of_tensorflow_1():
     arguments = ['--log_dir=here', '--batch_size', '3', 'more']
-    run = forked_python('-m', 'slimguard', 'run', *tf1_option + [script('names.py')] + arguments)
+    run = forked_python('-m', 'slimguard', 'run', '--tf1', script('names.py'), *arguments)
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines()[-1] == "['more'] here default of verbosity 3"
 
@@ -124,11 +122,22 @@ def test_libraries_go_on_getting_the_tensorflow_that_is_installed(tmp_path):
     assert 'scripts/tf1_names.py' not in run.stderr
 
 
+TRIES = """
+try:
+    import tensorflow.contrib.eager as eager
+except ImportError:
+    eager = None
+"""
+
+
 @on_tensorflow_2
 def test_an_installed_package_has_contrib_and_that_of_the_script_all_names(tmp_path):
     packages = tmp_path / 'site-packages'
     for name, imported in (
-        ('library', 'import tensorflow as tf\nfrom tensorflow.contrib.image.python import ops\n'),
+        (
+            'library',
+            'import tensorflow as tf\nfrom tensorflow.contrib.image.python import ops\n' + TRIES,
+        ),
         ('trainer', 'import tensorflow as tf\n'),
     ):
         (packages / name).mkdir(parents=True)
@@ -141,6 +150,7 @@ def test_an_installed_package_has_contrib_and_that_of_the_script_all_names(tmp_p
             import library.model, trainer.model
             import tensorflow as tf
 
+            assert library.model.eager is None
             assert trainer.model.tf is tf and hasattr(tf, 'placeholder')
             assert not hasattr(library.model.tf, 'placeholder')
             library.model.ops.image_ops
@@ -151,25 +161,6 @@ def test_an_installed_package_has_contrib_and_that_of_the_script_all_names(tmp_p
     assert 'tf.contrib was dropped' in run.stderr, run.stderr
     assert 'use --tf1' not in run.stderr
     assert 'library.model.ops.image_ops' in run.stderr
-
-
-@on_tensorflow_2
-def test_an_installed_package_that_tries_contrib_hears_that_it_is_gone(tmp_path):
-    packages = tmp_path / 'site-packages'
-    packages.mkdir()
-    (packages / 'library.py').write_text(
-        textwrap.dedent("""\
-            try:
-                import tensorflow.contrib.eager as eager
-            except ImportError:
-                eager = None
-            """)
-    )
-    (tmp_path / 'script.py').write_text(
-        'import sys\nsys.path.append(sys.argv[1])\nimport library\nassert library.eager is None\n'
-    )
-    run = forked_python(*RUN + [str(tmp_path / 'script.py'), str(packages)])
-    assert run.returncode == 0, run.stderr
 
 
 @on_tensorflow_2
@@ -184,6 +175,7 @@ def test_a_module_that_is_run_is_of_a_package_that_has_all_names(tmp_path, monke
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.full
 @on_tensorflow_2
 def test_keras_is_that_of_version_2_for_whoever_imports_it(tmp_path):
     (tmp_path / 'script.py').write_text(
@@ -198,6 +190,7 @@ def test_keras_is_that_of_version_2_for_whoever_imports_it(tmp_path):
     assert run.stdout.splitlines()[-1].startswith(package)
 
 
+@pytest.mark.every_cell
 @on_tensorflow_2
 @pytest.mark.parametrize(
     'name, message',

@@ -1,4 +1,4 @@
-"""A MonitoredSession that a hook of ours watches runs its steps by prepared calls."""
+"""Steps that are prepared once and run by a handle: to who asks for them they are a session's."""
 
 import gc
 import weakref
@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard.training.prepared_call import MOST_CALLS
-from tests.helpers.models import records_in, state
+from slimguard.training.prepared_call import MOST_CALLS, PreparedCall
+from tests.helpers.models import state
 from tests.helpers.session_cases import ERRORS, FEEDS, FETCHES, Fed, X, described
 
 tf1 = tf.compat.v1
@@ -30,44 +30,40 @@ def raw(session):
     return session._tf_sess()
 
 
-def results(make_hook, fetches, feed):
-    """The values of three steps, and the state after them."""
+def results(make_hook, cases):
+    """The values of three steps of each case, and the state after them."""
     with tf.Graph().as_default():
-        model = Guarded()
+        model, told = Guarded(), []
         with session_with(make_hook(model.loss)) as session:
-            values = [session.run(fetches(model), feed(model)) for _ in range(3)]
-            return described((values, state(raw(session))))
+            for fetches, feed in cases:
+                for _ in range(3):
+                    told.append(described(session.run(fetches(model), feed(model))))
+            return told, state(raw(session))
 
 
-def error_of(make_hook, case):
+def errors(make_hook):
+    """What is said of each error, and the state after all."""
     with tf.Graph().as_default():
-        model = Guarded()
-        fetches, feed = ERRORS[case](model)
+        model, told = Guarded(), []
         with session_with(make_hook(model.loss)) as session:
             session.run(model.train_op, {model.x: X})
-            try:
-                session.run(fetches, feed)
-            except Exception as error:
-                op = getattr(error, 'op', None)
-                said = str(error).splitlines()[0].replace(repr(fetches), '')
-                return type(error), said, op and op.name, state(raw(session))
-    raise AssertionError('no error')
+            for case in ERRORS:
+                fetches, feed = ERRORS[case](model)
+                with pytest.raises(Exception) as caught:
+                    session.run(fetches, feed)
+                op = getattr(caught.value, 'op', None)
+                said = str(caught.value).splitlines()[0].replace(repr(fetches), '')
+                told.append((case, type(caught.value), said, op and op.name))
+            return told, state(raw(session))
 
 
-class TestAsUnderAHookOfTensorFlow:
-    @pytest.mark.parametrize('name', FETCHES)
-    def test_values_of_what_is_fetched(self, name):
-        asked = FETCHES[name], FEEDS['numbers']
-        assert results(slimguard.NanLossHook, *asked) == results(tf1.train.NanTensorHook, *asked)
-
-    @pytest.mark.parametrize('name', FEEDS)
-    def test_values_of_what_is_fed(self, name):
-        asked = FETCHES['a list'], FEEDS[name]
-        assert results(slimguard.NanLossHook, *asked) == results(tf1.train.NanTensorHook, *asked)
-
-    @pytest.mark.parametrize('case', ERRORS)
-    def test_errors(self, case):
-        assert error_of(slimguard.NanLossHook, case) == error_of(tf1.train.NanTensorHook, case)
+def test_values_and_errors_are_those_under_a_hook_of_tensorflow():
+    fetched = [(FETCHES[name], FEEDS['numbers']) for name in FETCHES]
+    fed = [(FETCHES['a list'], FEEDS[name]) for name in FEEDS]
+    for cases in (fetched, fed):
+        theirs = results(tf1.train.NanTensorHook, cases)
+        assert results(slimguard.NanLossHook, cases) == theirs
+    assert errors(slimguard.NanLossHook) == errors(tf1.train.NanTensorHook)
 
 
 @pytest.fixture
@@ -130,18 +126,6 @@ def test_who_asks_for_a_trace_gets_it(runs):
             session.run(model.train_op, {model.x: X})
     assert tracing.traced == [False, True, False, True]
     assert len(steps_among(runs)) == 2
-
-
-def test_a_bad_step_is_held_and_on_record(tmp_path):
-    model = Guarded()
-    hook = slimguard.NanLossHook(model.loss, on_nan='skip', logdir=tmp_path)
-    with session_with(hook) as session:
-        session.run([model.train_op, model.loss], {model.x: X})
-        before = state(raw(session))
-        _, loss = session.run([model.train_op, model.loss], {model.x: X * np.nan})
-        assert np.isnan(loss)
-        assert state(raw(session)) == before
-    assert [(r['step'], r['action']) for r in records_in(tmp_path)] == [(1, 'skip')]
 
 
 def test_a_run_that_somebody_puts_in_place_of_the_classs_is_called(monkeypatch):
@@ -208,3 +192,80 @@ def test_a_session_that_nobody_has_any_more_is_freed():
     del session
     gc.collect()
     assert there() is None
+
+
+# Ways to fetch a variable; most hand out its memory, on one version or another.
+WAYS = {
+    'itself': lambda v: v.op.outputs[0] if v.op.type == 'VariableV2' else v.value(),
+    'identity': tf.identity,
+    'value': lambda v: v.value(),
+    'read_value': lambda v: v.read_value(),
+    'reshape': lambda v: tf.reshape(v, [-1]),
+    'expand_dims': lambda v: tf.expand_dims(v, 0),
+    'rows': lambda v: tf.slice(v, [0, 0], [32, 16]),
+    'one of two': lambda v: tf.split(v, 2)[1],
+    'in a loop': lambda v: tf1.while_loop(
+        lambda n, x: n < 2, lambda n, x: (n + 1, tf.identity(v)), [0, tf.zeros_like(v)]
+    )[1],
+    'in a branch': lambda v: tf1.cond(tf.constant(True), lambda: tf.identity(v), lambda: v - 1.0),
+    'of unknown shape': lambda v: tf1.placeholder_with_default(tf.identity(v), None),
+    'update': lambda v: v.assign_add(tf.ones_like(v)),
+    'shape': tf.shape,
+    'sum': tf.reduce_sum,
+}
+
+
+@pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'resource'])
+def test_what_was_fetched_stays_as_it_was(use_resource):
+    for name, way in WAYS.items():
+        with tf.Graph().as_default(), tf1.variable_scope('m', use_resource=use_resource):
+            variable = tf1.get_variable('v', [64, 16], initializer=tf1.ones_initializer())
+            update = variable.assign_add(tf.ones_like(variable))
+            with tf.control_dependencies([update]):
+                fetch = way(variable)
+            with tf1.Session() as session:
+                session.run(tf1.global_variables_initializer())
+                call = PreparedCall.of(session, [], [], {'script': [fetch, update.op]}, {})
+                got = [call([])[1]['script'][0] for _ in range(3)]
+                then = [np.array(value) for value in got]
+                call([])
+                session.run(variable.initializer)
+        np.testing.assert_array_equal(got, then, name)
+        assert type(got[0]) is (np.float32 if name == 'sum' else np.ndarray), name
+
+
+# What a script may write to, and what reads it again.
+SOURCES = {
+    'a variable': lambda: tf1.get_variable('v', [64], initializer=tf1.zeros_initializer()),
+    'a resource': lambda: tf1.get_variable(
+        'v', [64], initializer=tf1.zeros_initializer(), use_resource=True
+    ).value(),
+    'a constant': lambda: tf.constant(np.zeros(64, np.float32)),
+    'a batch': lambda: tf1.data.make_one_shot_iterator(
+        tf.data.Dataset.from_tensors(np.zeros(64, np.float32)).cache().repeat()
+    ).get_next(),
+}
+
+
+def test_what_the_script_writes_to_it_stays_there():
+    for name, source in SOURCES.items():
+        with tf.Graph().as_default():
+            fetch = tf.reshape(source(), [8, 8])
+            with tf1.Session() as session:
+                session.run(tf1.global_variables_initializer())
+                call = PreparedCall.of(session, [], [], {'script': fetch}, {})
+                for _ in range(3):
+                    value = call([])[1]['script']
+                    assert not value.any(), name
+                    value += 7
+
+
+def test_what_the_script_writes_to_a_fed_array_is_no_value_of_the_step_before():
+    x = tf1.placeholder(tf.float32, [64])
+    with tf1.Session() as session:
+        call = PreparedCall.of(session, [], [], {'script': tf.identity(x)}, {x: None})
+        for start in range(32):  # TensorFlow takes an array as it is where its address fits
+            array = np.zeros(96, np.float32)[start : start + 64]
+            value = call([array])[1]['script']
+            array += 7
+            assert not value.any()

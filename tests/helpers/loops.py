@@ -227,11 +227,7 @@ def cells(loops: Dict[str, Any], by_name: bool = False) -> list:
     """The loops, or their names, as the parameters of a test."""
     import pytest  # not in the programs that train here
 
-    not_in_all = {'Estimator': pytest.mark.not_shared}
-    return [
-        pytest.param(name if by_name else loop, id=name, marks=not_in_all.get(name, ()))
-        for name, loop in loops.items()
-    ]
+    return [pytest.param(name if by_name else loop, id=name) for name, loop in loops.items()]
 
 
 def main(arguments: List[str]) -> None:

@@ -11,8 +11,6 @@ import tensorflow as tf
 import slimguard
 from slimguard import compat, gate
 from slimguard.diagnosis.bundle import paths as bundle_paths
-from slimguard.scripts import instrumentation
-from tests.helpers import module_walk
 from tests.helpers.children import forked_python
 from tests.helpers.models import (
     Linear,
@@ -25,11 +23,6 @@ from tests.helpers.models import (
 
 tf1 = tf.compat.v1
 slim = compat.import_slim()
-
-
-@pytest.fixture(autouse=True)
-def every_module_is_looked_through(monkeypatch):
-    monkeypatch.setattr(instrumentation, 'loaded_modules', module_walk.everywhere)
 
 
 @pytest.fixture(autouse=True)

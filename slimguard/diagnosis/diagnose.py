@@ -37,6 +37,7 @@ from slimguard.diagnosis.rerun import (
 )
 from slimguard.diagnosis.search import where_it_began
 from slimguard.gate import Label
+from slimguard.incidents import policies
 
 # What explains a label of the gate where all tensors are finite, in the order of preference.
 _BY_KIND = (
@@ -128,11 +129,22 @@ def _explain(measured: MeasuredStep, labels: Sequence[Label]) -> Diagnosis:
         drawn = [t for t in measured.step.feed if not t.name.startswith(graphs.OURS)]
         bad = list(filter(measured.is_bad, drawn))
     if bad:
-        return explanations.explain_non_finite(measured, where_it_began(measured, bad))
+        found = explanations.explain_non_finite(measured, where_it_began(measured, bad))
+        return _of_optimizer(found, labels)
     for kind, explain in _BY_KIND:
         if kind in kinds:
             return explain(measured, [label.name for label in labels if label.kind == kind][0])
     return Diagnosis('unknown', 'run again with what it drew, the step is finite')
+
+
+def _of_optimizer(found: Diagnosis, labels: Sequence[Label]) -> Diagnosis:
+    """Says which scalar of the optimizer is bad, where neither batch nor weights made it so."""
+    scalars = [label.name for label in labels if label.kind == 'value' and ' of ' in label.name]
+    scalars = [name for name in scalars if not name.startswith(('gradient of ', 'update of '))]
+    if found.kind != policies.COMES_AGAIN or not scalars:
+        return found
+    trouble = 'the %s itself is not finite: %s' % (scalars[0].partition(' of ')[0], found.trouble)
+    return found._replace(trouble=trouble)
 
 
 def _is_written_unseen(step: Step, labels: Sequence[Label]) -> bool:

@@ -9,7 +9,6 @@ every ten seconds, with a count of those left out.
 import collections
 import functools
 import math
-import re
 import time
 import weakref
 from typing import Callable, Dict, NamedTuple, Optional, Sequence, Set
@@ -23,6 +22,7 @@ from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.diagnose import bad_sources, diagnose, glance
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.disk_room import NoRoomError, Room
+from slimguard.diagnosis.explanations import SHARES
 from slimguard.diagnosis.rerun import ExportOnce
 from slimguard.gate import Gate, Label
 from slimguard.graph.sessions import OWN_WORK
@@ -32,8 +32,6 @@ from slimguard.incidents.incident_groups import kind_of
 from slimguard.system import files
 from slimguard.system.numbers import require_bool
 from slimguard.system.rate import Rate
-
-_SHARES = re.compile('Collective|Horovod|Nccl|.*AllReduce')
 
 _NO_SEARCH = (
     'the step was not searched for the cause: the training would wait for longer than %.3g s; %s'
@@ -126,7 +124,7 @@ class Evidence:
         self._export = ExportOnce(self.capture)
         # Ranks that share their gradients have to decide the same, and the bad batch may be one's
         # alone: so what this one finds does not decide.
-        self._is_shared = any(_SHARES.match(op.type) for op in self.capture.ops)
+        self._is_shared = any(SHARES.match(op.type) for op in self.capture.ops)
         self._estimate = Estimate(self.capture)
         self._logdir = None if logdir is None else files.as_path(logdir)
         self._max_bundles = max_bundles

@@ -5,6 +5,7 @@ variable overflows when it is updated.
 """
 
 import math
+import re
 from typing import List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -47,8 +48,10 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
     output = _NO_VALUE if output is None else output
     told = _describe(measured, tensor)._replace(non_finite=find_non_finite(output))
     if step.is_fed(tensor):
+        if given and not is_written_value(step.type_of(op)):
+            return _explain_computed(measured, told, given)
         outside = [t for t in others if step.is_fed(t) and not is_written_value(step.type_of(t.op))]
-        return _explain_source(told, list(map(step.name_of, outside)))
+        return _explain_source(told, list(map(step.name_of, outside)), bool(given))
     if graphs.is_variable_read(op) or op.type in graphs.VARIABLES:
         return _explain_variable(told, tensor)
     if op.type == 'Const':
@@ -71,7 +74,10 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
     more = _in_rows(measured, told)
     if cause.is_overflow:
         more += _large_weights(measured) or outlier(measured)
-    return told._replace(trouble=cause.sentence + more, kind=_kind(measured, tensor, cause))
+    kind = _kind(measured, tensor, cause)
+    if kind == policies.COMES_AGAIN:
+        more += '; it depends neither on the batch nor on the weights'
+    return told._replace(trouble=cause.sentence + more, kind=kind)
 
 
 def _kind(measured: MeasuredStep, tensor: tf.Tensor, cause: causes.Cause) -> str:
@@ -89,8 +95,16 @@ def _kind(measured: MeasuredStep, tensor: tf.Tensor, cause: causes.Cause) -> str
     return policies.BATCH if is_chance or outlier(measured) else ''
 
 
-def explain_sources(tensors: Sequence[tf.Tensor], value: np.ndarray) -> Diagnosis:
-    """What a step drew is not finite: `tensors`, of which the first has the given value."""
+def explain_sources(
+    tensors: Sequence[tf.Tensor], value: np.ndarray, is_computed: bool
+) -> Diagnosis:
+    """What a step drew is not finite, and nothing else was looked at.
+
+    Args:
+      tensors: what is not finite.
+      value: of the first of them.
+      is_computed: whether that was computed of other floats, outside of the graph.
+    """
     tensor, *others = tensors
     told = Diagnosis(
         phase='input',
@@ -102,6 +116,10 @@ def explain_sources(tensors: Sequence[tf.Tensor], value: np.ndarray) -> Diagnosi
         output=measure(value, tensor.dtype.base_dtype.name),
         non_finite=find_non_finite(value),
     )
+    if is_computed and not is_written_value(tensor.op.type):
+        assert told.output is not None
+        trouble = '%s returned %s; what it was given was not looked at'
+        return told._replace(phase='forward', trouble=trouble % (told.op_type, _what(told.output)))
     outside = [other.name for other in others if not is_written_value(other.op.type)]
     return _explain_source(told, outside)
 
@@ -217,10 +235,12 @@ def _describe(measured: MeasuredStep, tensor: tf.Tensor) -> Diagnosis:
     )
 
 
-def _explain_source(told: Diagnosis, others: Sequence[str]) -> Diagnosis:
+def _explain_source(
+    told: Diagnosis, others: Sequence[str], is_given_finite: bool = False
+) -> Diagnosis:
     assert told.output is not None and told.non_finite is not None
     if is_written_value(told.op_type or ''):
-        return told._replace(phase='variable', trouble=_WRITTEN)
+        return told._replace(phase='variable', trouble=_written(is_given_finite))
     trouble = _bad_data(told.output, told.non_finite)
     if told.op_type in graphs.CALLS:
         trouble += '; it comes out of a function, which cannot be looked into'
@@ -229,18 +249,39 @@ def _explain_source(told: Diagnosis, others: Sequence[str]) -> Diagnosis:
     return told._replace(phase='input', trouble=trouble, kind=policies.BATCH)
 
 
-_WRITTEN = (
-    'the step wrote it, and reads it again, and what it was given is finite: the variable was bad '
-    'before, or overflowed'
-)
+def _explain_computed(
+    measured: MeasuredStep, told: Diagnosis, given: Sequence[tf.Tensor]
+) -> Diagnosis:
+    """What an op made outside of the graph: another process, or Python; what it took is finite."""
+    assert told.output is not None and told.non_finite is not None
+    inputs = tuple(Input(measured.step.name_of(t), measured.range_of(t)) for t in given)
+    trouble = '%s returned %s of finite inputs' % (told.op_type, _what(told.output))
+    if SHARES.match(told.op_type or ''):
+        trouble += ': it is another process whose values are not finite'
+    phase = measured.phase_of(given[0].op) if given else 'forward'
+    return told._replace(phase=phase, trouble=trouble + _in_rows(measured, told), inputs=inputs)
+
+
+# What adds up the values of several processes.
+SHARES = re.compile('Collective|Horovod|Nccl|.*AllReduce')
+
+
+def _written(is_given_finite: bool) -> str:
+    """What is said of a value that the step wrote and reads again."""
+    told = 'the step wrote it, and reads it again'
+    if not is_given_finite:
+        return told + '; what it was given was not looked at'
+    return told + ', and what it was given is finite: the variable was bad before, or overflowed'
 
 
 def _bad_data(output: Range, found: NonFinite) -> str:
+    return 'bad data: %s%s' % (_what(output), _rows(found.rows) if found.rows else '')
+
+
+def _what(output: Range) -> str:
     counts = ((output.nan, 'NaN'), (output.inf, 'Inf'))
     what = ' and '.join('%d %s' % (n, word) for n, word in counts if n)
-    size = int(np.prod(output.shape, dtype=np.int64))
-    rows = _rows(found.rows) if found.rows else ''
-    return 'bad data: %s among %d values%s' % (what, size, rows)
+    return '%s among %d values' % (what, int(np.prod(output.shape, dtype=np.int64)))
 
 
 def _explain_variable(told: Diagnosis, tensor: tf.Tensor) -> Diagnosis:
@@ -298,6 +339,11 @@ def outlier(measured: MeasuredStep) -> str:
             others = np.delete(sizes, far).max()
             return told % (measured.step.name_of(tensor), sizes.max(), _rows(far), others)
     return ''
+
+
+def weights_are_sound(measured: MeasuredStep) -> bool:
+    """Whether the weights are of no size that training makes only as it runs away."""
+    return not _large_weights(measured)
 
 
 def _large_weights(measured: MeasuredStep) -> str:

@@ -9,7 +9,7 @@ import tensorflow as tf
 from slimguard import graph as graphs
 from slimguard.diagnosis.diagnosis import Row
 from slimguard.diagnosis.draws import is_written_value
-from slimguard.diagnosis.ranges import Range, find_non_finite, measure
+from slimguard.diagnosis.ranges import Range, bad_shares, measure
 from slimguard.diagnosis.rerun import Step
 from slimguard.graph import key
 
@@ -88,11 +88,10 @@ class MeasuredStep:
 
     def inputs_of(self, tensor: tf.Tensor) -> List[tf.Tensor]:
         """The inputs of a tensor's op; for one that could not be measured, what it needs."""
-        if self.step.is_fed(tensor):
-            return []
         found = []
         seen = set()
-        waiting = list(tensor.op.inputs)
+        is_fed = self.step.is_fed(tensor)
+        waiting = self.step.givens_of(tensor) if is_fed else list(tensor.op.inputs)
         while waiting:
             given = waiting.pop(0)
             if key(given) in seen:
@@ -115,6 +114,8 @@ class MeasuredStep:
         tensors = [t for t, _ in self._drawn()]
         tensors += [t for op in self.step.ops for t in op.outputs]
         for tensor in tensors:
+            if self.step.givens_of(tensor):
+                continue
             found = self.range_of(tensor)
             if found is None or len(found.shape) < 1 or found.shape[0] != self.batch_size:
                 continue
@@ -149,14 +150,8 @@ class MeasuredStep:
         return found
 
     def shares_of(self, tensor: tf.Tensor) -> Tuple[float, float]:
-        """Which share of a fed tensor's rows is not finite, and which of its values.
-
-        What a script computed from a bad value is bad in as much of it, or more.
-        """
-        value = np.asarray(next(v for t, v in self.step.feed.items() if key(t) == key(tensor)))
-        found = find_non_finite(value, most=0)
-        rows = len(found.rows) / len(value) if value.ndim and len(value) else 1.0
-        return rows, found.count / max(value.size, 1)
+        """The `bad_shares` of a fed tensor."""
+        return bad_shares(next(v for t, v in self.step.feed.items() if key(t) == key(tensor)))
 
     def made_of(self, tensor: tf.Tensor) -> MadeOf:
         """What a tensor is computed from."""
@@ -239,7 +234,7 @@ def _is_flow(tensor: tf.Tensor) -> bool:
 
 def _phases_of(step: Step) -> Dict[tf.Operation, str]:
     loss = step.gate.loss
-    forward = set() if loss is None else set(graphs.ancestors([loss.op]))
+    forward = set() if loss is None else set(graphs.ancestors([loss.op], step.needs))
     phases: Dict[tf.Operation, str] = {}
     for op in step.ops:
         if op in forward:

@@ -17,7 +17,7 @@ from slimguard.graph.walk import arguments_of
 
 _RATES = ('lr', 'alpha')
 _SMALLER = 1e-6  # times the rate
-_EPSILONS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)  # tried in this order
+_EPSILONS = (1e-4, 1e-3, 1e-2)  # tried in this order
 
 
 class WouldHelp(NamedTuple):
@@ -65,10 +65,10 @@ def _inputs_of(step: Step, kernel: tf.Operation) -> Optional[Dict[int, np.ndarra
     for tensor in kernel.inputs:
         if graphs.is_reference(tensor) or tensor.dtype == tf.resource:
             reads.append(_read(graphs.variable_behind(tensor)))
-        else:
-            reads.append(tensor)
+        else:  # one of ours, such as a rate times a factor, waits for the gate
+            reads.append(None if tensor.op.name.startswith(graphs.OURS) else tensor)
     known = [t for t in reads if t is not None]
-    if len(known) < len(reads) or any(t.op.name.startswith(graphs.OURS) for t in known):
+    if len(known) < len(reads):
         return None
     values = step.fetch(known)
     if any(value is None for value in values):

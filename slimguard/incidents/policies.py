@@ -151,7 +151,7 @@ class Skip(Policy):
 
     def why_not(self, state: PolicyState) -> str:
         if state.cause == COMES_AGAIN:
-            return '; it does not depend on the batch, so skipping does not change it'
+            return '; skipping does not change that'
         if state.state_lost:
             return '; skipping does not mend that, as every batch is bad then'
         if not self._has_spent(state):
@@ -228,7 +228,7 @@ class Rollback(Policy):
 
     def why_not(self, state: PolicyState) -> str:
         if state.cause == COMES_AGAIN:
-            return '; it does not depend on the weights, so going back does not change it'
+            return '; going back does not change that'
         if state.is_chance and state.may_skip:
             return '; going back does not help, as the batch is at fault and not the weights'
         return '; the training went back %s already, and max_times=%d allows no more' % (

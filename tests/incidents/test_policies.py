@@ -4,7 +4,7 @@ import pytest
 
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.incident import Incident
-from slimguard.incidents.policies import Raise, Rollback, Skip, Stop
+from slimguard.incidents.policies import BATCH, COMES_AGAIN, Raise, Rollback, Skip, Stop
 from slimguard.incidents.policy_language import fallbacks_of
 
 RAISE = Raise()
@@ -185,6 +185,66 @@ def test_what_is_ruined_is_not_skipped():
     assert isinstance(chain.decide(incident(), '; and the weights are ruined'), Rollback)
     assert chain.why_not == '; and the weights are ruined'
     assert isinstance(chain.decide(incident()), Skip)
+
+
+def by_cause(on_nan, cause, count=1, **known):
+    """What a chain decides on incidents of a cause that follow each other, and why not."""
+    chain = FallbackChain(on_nan, RAISE)
+    bad = Incident(4, None, 'not finite: w', ('w',), 'hook', 0.0, **known)
+    for _ in range(count):
+        action = chain.decide(bad, cause=cause).action
+        if action == 'skip':
+            chain.step_was_skipped()
+    return action, chain.why_not
+
+
+ORDERS = ['skip:3,rollback:3x0.5,raise', 'rollback:3x0.5,skip:3']
+
+
+@pytest.mark.parametrize('on_nan', ORDERS)
+def test_a_bad_batch_is_skipped_whatever_the_order(on_nan):
+    action, why_not = by_cause(on_nan, BATCH, count=100)
+    assert action == 'skip'
+    assert ('; going back does not help' in why_not) == on_nan.startswith('rollback')
+    # A hundred and one in a row are no chance: then it is as if the cause was not known.
+    assert by_cause(on_nan, BATCH, count=101)[0] == 'rollback'
+    assert by_cause(on_nan, '', 1 if on_nan.startswith('rollback') else 4)[0] == 'rollback'
+
+
+def test_a_budget_decides_when_bad_batches_are_too_many_and_a_rollback_is_passed_over():
+    chain = [Skip(3, max_ratio=0.01), Rollback(), 'stop']
+    assert by_cause(chain, BATCH, count=10) == ('skip', '')
+    action, why_not = by_cause(chain, BATCH, count=11)
+    assert action == 'stop'
+    assert why_not.endswith(
+        'max_ratio=0.01 allows no more; going back does not help, as the batch is at fault and not '
+        'the weights'
+    )
+
+
+def test_who_asks_for_nothing_but_a_rollback_has_it():
+    assert by_cause('rollback', BATCH) == ('rollback', '')
+
+
+def test_weights_that_are_lost_or_ruined_are_not_the_batchs():
+    assert by_cause('skip,rollback', BATCH, state_lost=True)[0] == 'rollback'
+    chain = FallbackChain('skip,rollback', RAISE)
+    assert chain.decide(incident(), '; the weights are ruined', BATCH).action == 'rollback'
+
+
+@pytest.mark.parametrize('on_nan', [*ORDERS, lambda incident: 'skip', 'rollback'])
+def test_what_comes_again_whatever_is_done_ends_the_training_at_once(on_nan):
+    action, why_not = by_cause(on_nan, COMES_AGAIN)
+    assert action == 'raise' and 'does not change that' in why_not
+    assert by_cause([on_nan, 'stop'] if callable(on_nan) else 'skip,stop', COMES_AGAIN)[0] == 'stop'
+
+
+def test_what_is_foreseen_changes_nothing_and_asks_no_callable():
+    chain = FallbackChain('skip:1,rollback', RAISE)
+    for expected in ('skip', 'rollback'):
+        assert [chain.foresee(incident()).action for _ in range(3)] == [expected] * 3
+        assert chain.decide(incident()).action == expected
+    assert FallbackChain(lambda incident: 1 / 0, RAISE).foresee(incident()) is None
 
 
 def test_policies_are_values():

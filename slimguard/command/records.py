@@ -106,7 +106,7 @@ def _lines_of(folder: str, group: Group) -> List[str]:
     known += [] if first.step is None else ['step %d' % first.step]
     known += [] if first.loss is None else ['loss %g' % first.loss]
     known += [] if first.worker is None else ['on ' + first.worker]
-    known += [] if first.held else ['the update had already landed']
+    known += [] if first.held else ['the update was written']
     known += [] if first.restored is None else ['restored ' + first.restored]
     known += [] if first.learning_rate is None else ['learning rate x%g' % first.learning_rate]
     one = group.count == 1

@@ -80,7 +80,10 @@ class Diagnosis(NamedTuple):
         """One line: the trouble, the op and the user's line, as far as known; None if not found."""
         if not self.found:
             return None
-        told = [self._trouble(), self._op(), None if self.line is None else str(self.line)]
+        says_where = self.phase in ('variable', 'constant')
+        op = 'gradient of ' + self.forward_op if self.forward_op else self.op
+        line = None if self.line is None else '%s:%d' % (self.line.file, self.line.number)
+        told = [self._trouble() if says_where else self.trouble, op, line]
         return in_one_line('; '.join(part for part in told if part))
 
     def _trouble(self) -> str:

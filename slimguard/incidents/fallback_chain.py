@@ -23,10 +23,11 @@ class FallbackChain:
     Attributes:
       fallbacks: the policies and callables, in order.
       why_not: what to add to the reason of the last incident: why policies gave way.
+      spent: how much of the policy that took it is spent, such as ' (3 of 10 in a row)'.
     """
 
     def __init__(self, on_nan: OnNan, otherwise: Policy):
-        self.why_not = ''
+        self.why_not = self.spent = ''
         self._told = 0  # how many were skipped, when that was last told
         self.fallbacks = [otherwise] if on_nan is None else fallbacks_of(on_nan)
         self._otherwise = otherwise
@@ -55,6 +56,7 @@ class FallbackChain:
         self.why_not = ''
         self._state.note_incident(incident.state_lost, ruin, cause)
         policy = self._first_willing(self.fallbacks, incident) or Raise()
+        self.spent = policy.spent(self._state)
         if isinstance(policy, Rollback):
             self._state.rollbacks += 1
             self._state.in_a_row = 0

@@ -96,6 +96,10 @@ class Policy:
         """What to add to a reason, of why this policy does not take the present incident."""
         return ''
 
+    def spent(self, state: PolicyState) -> str:
+        """How much of it is spent, with the present incident; '' if there is no end to it."""
+        return ''
+
     def __eq__(self, other) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
 
@@ -161,6 +165,10 @@ class Skip(Policy):
             min(state.steps - 1, _LAST_STEPS - 1),
             self.max_ratio,
         )
+
+    def spent(self, state: PolicyState) -> str:
+        end = '' if state.is_chance else ' of %d' % self.max_consecutive
+        return ' (%d%s in a row)' % (state.in_a_row, end)
 
     def _why_no_more(self, state: PolicyState) -> str:
         if state.in_a_row <= self.max_consecutive:
@@ -235,6 +243,9 @@ class Rollback(Policy):
             'once' if state.rollbacks == 1 else '%d times' % state.rollbacks,
             self.max_times,
         )
+
+    def spent(self, state: PolicyState) -> str:
+        return ' (%d of %d times)' % (state.rollbacks + 1, self.max_times)
 
 
 def _count(number, name: str, least: int = 1) -> int:

@@ -3,6 +3,7 @@
 import atexit
 import multiprocessing.util
 import os
+import shlex
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
@@ -159,7 +160,9 @@ class Seen:
             said += _ENDED_AT_NAN % ('right' if self.since_nan == 0 else 'one step')
         if not self.children and self.others_computed:
             said += '; of other processes that it started, ' + _OTHERS
-        return '%s; %s' % (said, by_itself) if by_itself else said
+        said = '%s; %s' % (said, by_itself) if by_itself else said
+        there = [logdir for logdir in self.logdirs if _has_record(logdir)]
+        return said + _SEE % shlex.quote(there[0]) if there else said
 
     def _saves(self) -> str:
         """How many saves were refused, and where the records are."""
@@ -169,9 +172,9 @@ class Seen:
             said += ' (%s)' % texts.listed(list(self.not_finite), _MOST_NAMES)
         kept: List[str] = []
         lost: List[str] = []
-        for record in map(path_in, self.logdirs):
-            is_there = files.is_remote(record) or files.is_file(record)
-            (kept if is_there else lost).append(os.path.dirname(record))
+        for logdir in self.logdirs:
+            folder = os.path.dirname(path_in(logdir))
+            (kept if _has_record(logdir) else lost).append(folder)
         if kept:
             said += '; record and bundles: %s' % ', '.join(kept)
         if lost:
@@ -247,6 +250,7 @@ def after_stop(newest: Optional[str]) -> str:
     )
 
 
+_SEE = '. To see what happened: python -m slimguard report %s'
 _IS_LOST = '; NO record is left in %s: it could not be written, or was moved or deleted since'
 # A script may look at a loss one step later.
 _SOON = 1
@@ -304,6 +308,11 @@ def _may_be_of_tensorflow_1(error: BaseException) -> bool:
     if type(error).__name__ == 'DuplicateFlagError':  # of a flag that absl has defined since
         return True
     return any(name in str(error) for name in ('tensorflow', 'tf.', 'eager'))
+
+
+def _has_record(logdir: str) -> bool:
+    record = path_in(logdir)
+    return files.is_remote(record) or files.is_file(record)
 
 
 def _is_nan(value: Any) -> bool:

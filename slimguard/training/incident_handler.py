@@ -234,7 +234,9 @@ class IncidentHandler:
                 other.note(action=_action_beside(handled.incident))
                 other.note_reason(_BESIDE)
             for each in (handled, *others):
-                self._journal.record(each.incident, self._now.acting, each.cause)
+                does = isinstance(self._now.policy, (Skip, Rollback)) and self._now.policy.action
+                spent = self._policies.spent if each.incident.action == does else ''
+                self._journal.record(each.incident, self._now.acting, each.cause, spent)
                 each.is_logged()
 
     def _examine_and_decide(

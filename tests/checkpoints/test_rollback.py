@@ -433,9 +433,9 @@ class TestWhatARollbackLeaves:
         found = []
         with LogLines() as lines:
             self.train_unedited(tmp_path, self.policy(tmp_path, found), (25,), 26)
-        told = [line for line in lines if 'rolling back to' in line or 'a restart begins' in line]
+        told = [line for line in lines if 'rolled back to' in line or 'a restart begins' in line]
         saved = tmp_path / 'model.ckpt-11'
-        assert len(told) == 2 and 'rolling back to a snapshot of global step 11' in told[0]
+        assert len(told) == 2 and 'rolled back to a snapshot of global step 11' in told[0]
         state = 'slimguard: the state gone back to, a snapshot of global step 11, is saved as '
         assert told[1] == state + 'the newest: %s; a restart begins there.' % saved
 
@@ -453,8 +453,8 @@ class TestWhatARollbackLeaves:
                     session.run(train_op)
                     if count == 20:
                         saver.save(session, saved, count if counts else None)
-        told = [line for line in lines if 'rolling back to' in line or 'a restart begins' in line]
-        assert len(told) == 2 and 'rolling back to' in told[0]
+        told = [line for line in lines if 'rolled back to' in line or 'a restart begins' in line]
+        assert len(told) == 2 and 'rolled back to' in told[0]
         if counts:
             assert told[1].endswith(
                 'is saved as the newest: %s-25; a restart begins there.' % saved

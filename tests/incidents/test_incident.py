@@ -31,8 +31,8 @@ def test_the_error_says_where_what_and_whether_anything_was_written():
     said = str(NanLossError(incident()))
     assert 'global step 4' in said
     assert 'gradient of conv1/weights' in said
-    assert 'nothing was written' in said
-    assert 'the update had already landed' in str(NanLossError(incident(held=False)))
+    assert 'update not applied' in said
+    assert 'the update was written' in str(NanLossError(incident(held=False)))
     assert 'in this run: not finite' in str(incident(step=None, loss=None))
 
 

@@ -386,7 +386,7 @@ class TestLog:
         with LogLines() as lines:
             record.record(incident(action='rollback'))
             record.record(incident(action='raise'))
-        assert 'rolling back. (90 more since' in lines[0]
+        assert 'rolled back (90 more since' in lines[0]
         assert 'raising NanLossError' in lines[1]
 
 

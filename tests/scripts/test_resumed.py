@@ -94,7 +94,7 @@ def test_on_another_file_system_it_goes_on_as_well():
         assert run(logdir, 30, 10, bad=(15,)) == 29
     with slimguard.instrument('rollback', capture=False), LogLines() as lines:
         run(logdir, 60, 20, bad=(4,))
-    assert any('rolling back to %s/model.ckpt-20' % logdir in line for line in lines)
+    assert any('rolled back to %s/model.ckpt-20' % logdir in line for line in lines)
     with tf.io.gfile.GFile(logdir + '/slimguard/incidents.jsonl') as record:
         actions = [json.loads(line)['action'] for line in record if 'action' in line]
     assert actions == ['skip', 'rollback']

@@ -86,6 +86,6 @@ def test_the_advice_is_for_steps_that_never_grow_and_not_for_those_held_back(loo
             assert model.drawn == 9
         said.append('\n'.join(lines))
     held_back, still = said
-    assert held_back.count('nothing was written; skipping this batch') == 4
+    assert held_back.count('update not applied, batch skipped') == 4
     assert 'has not been increased' not in held_back
     assert 'has not been increased' in still

@@ -148,7 +148,6 @@ class Evidence:
         incident,
         labels: Sequence[Label],
         is_last: bool = True,
-        on_removed: Callable[[], None] = lambda: None,
         step_seconds: float = 0.0,
         history: Optional[History] = None,
     ) -> Found:
@@ -164,14 +163,11 @@ class Evidence:
           is_last: whether the training ends with it. Then it is examined in any case. While the
             training goes on, incidents are until there are as many bundles as there may be; then
             the first of each kind, as many kinds as bundles, and the others cost nothing.
-          on_removed: called if the bundle is removed again, as a checkpoint needs its room.
           step_seconds: how long a step takes; 0 if that is not known.
           history: the last steps, for the bundle; None if they are not known.
         """
         with OWN_WORK:
-            return self._examine(
-                session, incident, labels, is_last, on_removed, step_seconds, history
-            )
+            return self._examine(session, incident, labels, is_last, step_seconds, history)
 
     def _examine(
         self,
@@ -179,7 +175,6 @@ class Evidence:
         incident,
         labels: Sequence[Label],
         is_last: bool,
-        on_removed: Callable[[], None],
         step_seconds: float,
         history: Optional[History],
     ) -> Found:
@@ -220,7 +215,7 @@ class Evidence:
             export=self._export,
             history=history,
         )
-        return Found(diagnosis, self._keep(write, on_removed), blames_data)
+        return Found(diagnosis, self._keep(write), blames_data)
 
     def _diagnose(
         self,
@@ -236,10 +231,10 @@ class Evidence:
         why = _NO_SEARCH % (seconds, _NO_BUNDLE if self._logdir is None else _IN_BUNDLE)
         return glance(self.capture, values, why)
 
-    def _keep(self, write: Callable[..., str], on_removed: Callable[[], None]) -> Optional[str]:
+    def _keep(self, write: Callable[..., str]) -> Optional[str]:
         """Writes a bundle if it can; returns its path."""
         try:
-            return write() if self._room is None else _write_in(self._room, write, on_removed)
+            return write() if self._room is None else _write_in(self._room, write)
         except NoRoomError as error:
             if self._no_room.is_due():
                 tf1.logging.warning(
@@ -316,12 +311,10 @@ def collect(
         tf1.logging.warning('slimguard: nothing will be captured: %s', error)
 
 
-def _write_in(room: Room, write: Callable[..., str], on_removed: Callable[[], None]) -> str:
+def _write_in(room: Room, write: Callable[..., str]) -> str:
     """Writes a bundle where checkpoints need room too."""
-    with room.for_bundle():
-        path = write(require_room=room.require)
-        room.note(path, on_removed)
-    return path
+    with room.lock:
+        return write(require_room=room.require)
 
 
 def _tidy_up(logdir: str) -> None:

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
 
@@ -63,6 +63,7 @@ class _Examiner:
     def __init__(self, evidence: Mapping[gates.Gate, Evidence]):
         self.pace = Pace()
         self._evidence = evidence
+        self._with_bundle: List[OpenIncident] = []
 
     def examine(self, session, reading: Reading, handled: OpenIncident, ends: bool) -> None:
         """Notes what is found. `ends` says whether the training ends with this incident."""
@@ -70,9 +71,11 @@ class _Examiner:
         if gate is None or gate not in self._evidence:
             return
         labels, pace = gate.labels_of(reading.bad), self.pace.seconds
-        examine, gone = self._evidence[gate].examine, handled.bundle_is_gone
-        incident, history = handled.incident, reading.history
-        handled.note_found(examine(session, incident, labels, ends, gone, pace, history))
+        examine, incident = self._evidence[gate].examine, handled.incident
+        handled.note_found(examine(session, incident, labels, ends, pace, reading.history))
+        if handled.incident.bundle is not None:  # others may have gone for it
+            self._with_bundle = [each for each in self._with_bundle if each.has_bundle()]
+            self._with_bundle.append(handled)
 
 
 class IncidentHandler:

@@ -69,7 +69,7 @@ def test_a_bundle_of_tensorflow_1_15_replays_here(capsys):
     said = capsys.readouterr().out
     assert 'made with TensorFlow 1.15.5\nThe failure came back: not finite: loss' in said
     assert 'bad data: 1 NaN among 768 values, in row 2' in said
-    assert 'train.py:24' in said
+    assert 'train.py:25' in said
     assert said.endswith(' the step is clean.\n')
 
 

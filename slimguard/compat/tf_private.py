@@ -9,8 +9,6 @@ reads a checkpoint's index with a message that has no public name.
 """
 
 import contextlib
-import inspect
-import sys
 import threading
 import weakref
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
@@ -106,6 +104,14 @@ def frames_of(op: tf.Operation) -> Any:
     """
     found = getattr(op, '_traceback', None)
     return op.traceback if found is None else found
+
+
+def slice_info(variable: Any) -> Any:
+    """Which part of a partitioned variable `variable` is, by `full_name` and `spec`; or None.
+
+    `Variable._save_slice_info`, as TensorFlow's Saver reads it. There is no public name.
+    """
+    return getattr(variable, '_save_slice_info', None)
 
 
 # Editing a graph.
@@ -286,11 +292,6 @@ def is_made(op: tf.Operation) -> bool:
 
 
 # Writers of files.
-
-
-def graph_writer() -> Any:
-    """The module whose `text_format` makes graph.pbtxt: `tensorflow.python.framework.graph_io`."""
-    return sys.modules[inspect.unwrap(tf1.train.write_graph).__module__]
 
 
 def is_built(saver: tf1.train.Saver) -> bool:

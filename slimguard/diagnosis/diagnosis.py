@@ -46,6 +46,8 @@ class Diagnosis(NamedTuple):
       non_finite: where the output is not finite, or None.
       not_seen: sentences about what could not be examined, or differs from the training.
       ranges: the range of each float tensor of the step, in the order of the ops.
+      kind: what policies go by: `BATCH` or `COMES_AGAIN`; '' for any other cause, and if none was
+        found.
     """
 
     phase: str
@@ -60,6 +62,7 @@ class Diagnosis(NamedTuple):
     non_finite: Optional[NonFinite] = None
     not_seen: Tuple[str, ...] = ()
     ranges: Tuple[Row, ...] = ()
+    kind: str = ''
 
     @property
     def found(self) -> bool:

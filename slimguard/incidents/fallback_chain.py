@@ -1,8 +1,9 @@
 """Policies in order, in a training: which of them takes an incident."""
 
+import copy
 from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence
 
-from slimguard.incidents.policies import Policy, PolicyState, Raise, Rollback
+from slimguard.incidents.policies import Policy, PolicyState, Raise, Rollback, Skip
 from slimguard.incidents.policy_language import OnNan, fallbacks_of
 
 if TYPE_CHECKING:  # it imports TensorFlow, and the command line reads policies without
@@ -30,19 +31,29 @@ class FallbackChain:
         self.fallbacks = [otherwise] if on_nan is None else fallbacks_of(on_nan)
         self._otherwise = otherwise
         self._state = PolicyState()
+        self._state.may_skip = self.may(Skip)
 
-    def decide(self, incident: 'Incident', ruin: str = '') -> Policy:
+    def foresee(self, incident: 'Incident', ruin: str = '') -> Optional[Policy]:
+        """What `decide` would say if nothing was known of the cause. None if a callable decides."""
+        state = copy.copy(self._state)
+        state.note_incident(incident.state_lost, ruin, '')
+        for fallback in self.fallbacks:
+            if not isinstance(fallback, Policy):
+                return None
+            if fallback.is_willing(state):
+                return fallback
+        return Raise()
+
+    def decide(self, incident: 'Incident', ruin: str = '', cause: str = '') -> Policy:
         """The policy that takes one more incident. A callable's own exceptions pass through.
 
         Args:
           incident: the incident.
           ruin: as for `PolicyState`.
+          cause: as for `PolicyState`.
         """
         self.why_not = ''
-        self._state.steps += 1
-        self._state.in_a_row += 1
-        self._state.state_lost = incident.state_lost
-        self._state.ruin = ruin
+        self._state.note_incident(incident.state_lost, ruin, cause)
         policy = self._first_willing(self.fallbacks, incident) or Raise()
         if isinstance(policy, Rollback):
             self._state.rollbacks += 1

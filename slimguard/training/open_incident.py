@@ -54,14 +54,14 @@ class OpenIncident:
     Attributes:
       bad_rows: the rows of the batch that are not finite, none if it is no batch; None if it is not
         known that data are at fault.
-      blames_data: whether data are at fault, as far as it is known.
+      kind: the kind of the cause, as policies ask for it.
       cause: the diagnosis in one line; None if it is not known.
     """
 
     def __init__(self, incident: Incident, replaced: Callable[[Incident, Incident], None]):
         self.cause: Optional[str] = None
         self.bad_rows: Optional[List[int]] = None
-        self.blames_data = False
+        self.kind = ''
         self._versions: List[Incident] = [incident]
         self._replaced = replaced
         self._error: Optional[NanLossError] = None
@@ -102,7 +102,7 @@ class OpenIncident:
         diagnosis = found.diagnosis
         self.bad_rows = None if diagnosis is None else diagnosis.bad_rows
         self.cause = None if diagnosis is None else diagnosis.in_short
-        self.blames_data = found.blames_data
+        self.kind = found.cause
         self.note(diagnosis=None if diagnosis is None else str(diagnosis), bundle=found.bundle)
 
     def log_after(self, log: Callable, *args) -> None:

@@ -11,7 +11,7 @@ from slimguard.checkpoints.save_room import reason_of
 from slimguard.checkpoints.snapshots import PROBATION, Snapshot, Snapshots
 from slimguard.cluster.job import Job
 from slimguard.incidents.incident import Incident
-from slimguard.incidents.policies import Rollback
+from slimguard.incidents.policies import BATCH, Rollback
 from slimguard.training.back_off import BackOff
 from slimguard.training.open_incident import OpenIncident
 
@@ -120,7 +120,7 @@ class Recovery:
     def _restore(self, session, handled: OpenIncident) -> bool:
         self._snapshots.forget_before_restart(handled.incident.step)
         newest, snapshot = None, self._snapshots.trusted()
-        if handled.blames_data and self._snapshots.is_soon and not self.ruin():
+        if handled.kind == BATCH and self._snapshots.is_soon and not self.ruin():
             newest = self._restorer.newest()
             newest = None if newest == self._restorer.first else newest  # older than a snapshot
             snapshot = _if_newer(self._snapshots.trusted(is_further=False), newest)

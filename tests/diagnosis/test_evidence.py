@@ -38,7 +38,9 @@ class Watch(tf1.train.SessionRunHook):
                 len(self.found), self._loss, reason, finding.tensors, 'hook', time.time()
             )
             session = run_context.session
-            self.found.append(self._evidence.examine(session, incident, labels, self._is_last))
+            examined = self._evidence.examine(session, incident, labels, is_last=self._is_last)
+            kept = self._evidence.keep(session, incident, labels, examined, self._is_last)
+            self.found.append(kept)
 
 
 def train(logdir, bad, steps=4, **kwargs):

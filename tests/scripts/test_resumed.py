@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from tests.helpers.models import Linear, LogLines, records_in
+from tests.helpers.models import Linear, LogLines, folder_of_start, records_in
 
 tf1 = tf.compat.v1
 
@@ -66,13 +66,14 @@ def test_the_record_goes_on_where_it_was(folder, tmp_path):
     assert any('which has saved nothing yet' in line for line in lines)
 
 
+@pytest.mark.full
 def test_what_plain_training_left_is_not_written_to(folder, tmp_path):
     run(folder, 30, 10)
     before = sorted(path.name for path in (tmp_path / 'logs').iterdir())
     with slimguard.instrument('raise', capture=False), pytest.raises(slimguard.NanLossError):
         run(folder, 60, 20, bad=(4,))
     assert sorted(path.name for path in (tmp_path / 'logs').iterdir()) == before
-    assert records_in(tmp_path / 'slimguard-logs')
+    assert records_in(folder_of_start(tmp_path))
 
 
 def test_a_count_of_its_own_is_known_after_one_save(folder):
@@ -85,6 +86,7 @@ def test_a_count_of_its_own_is_known_after_one_save(folder):
         assert run(folder, 60, 20) == 60
 
 
+@pytest.mark.full
 @pytest.mark.skipif(tf.__version__.startswith('1.'), reason='ram:// exists from TensorFlow 2.12 on')
 def test_on_another_file_system_it_goes_on_as_well():
     logdir = 'ram://%s/logs' % uuid.uuid4().hex

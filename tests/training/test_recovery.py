@@ -5,9 +5,10 @@ import tensorflow as tf
 
 from slimguard.checkpoints.rollback import Restorer
 from slimguard.checkpoints.snapshots import Snapshots
+from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.evidence import Found
 from slimguard.incidents.incident import Incident
-from slimguard.incidents.policies import Rollback
+from slimguard.incidents.policies import BATCH, Rollback
 from slimguard.training.open_incident import OpenIncident
 from slimguard.training.recovery import Recovery
 
@@ -60,7 +61,8 @@ def recovery_of(restorer):
 
 def gone_back_to(recovery, step, job=None, blames_data=False, session=None):
     handled = handled_at(step)
-    handled.note_found(Found(blames_data=blames_data))
+    kind = BATCH if blames_data else ''
+    handled.note_found(Found(Diagnosis('input', '', kind=kind)))
     recovery.go_back(session, handled, Rollback(), job)
     return handled.incident.restored
 

@@ -103,7 +103,7 @@ def _size(capture: Capture, exported: ExportedStep, values: Dict[str, np.ndarray
     return exported.graph_def.ByteSize() + variables + sum(map(arrays.bytes_of, values.values()))
 
 
-def _create(path: str):
+def _create(path: str) -> Any:
     return _RemoteFile(path) if files.is_remote(path) else open(path, 'wb')
 
 

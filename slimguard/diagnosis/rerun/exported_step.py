@@ -53,9 +53,9 @@ class _Export:
             self._sources.setdefault(tensor.op, []).append(tensor)
         self._flow = Flow(graphs.ancestors(gate_roots(gate)))
         # Also those that only other sources need, to look at.
-        ops = graphs.ancestors(
-            gate_roots(gate) + list(self._sources) + capture.variables, self._needs
-        )
+        given = [t.op for each in capture.givens.values() for t in each]
+        roots = gate_roots(gate) + list(self._sources) + capture.variables + given
+        ops = graphs.ancestors(roots, self._needs)
         self._kept = {op.name for op in ops}
         self._by_name = {op.name: op for op in self._sources}
 
@@ -140,6 +140,7 @@ class _Export:
             'variables': {
                 v.name: tf.as_dtype(v.get_attr('dtype')).base_dtype.name for v in capture.variables
             },
+            'givens': {n: list(map(self._tensor, each)) for n, each in capture.givens.items()},
             'missing': [op.name for op in capture.missing],
             'origins': self._origins(),
         }

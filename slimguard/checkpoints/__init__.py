@@ -11,7 +11,7 @@ The files:
     copied_values.py      copies of all that is saved, made between two steps
     saving_session.py     the session that runs that op, and refuses what is not finite
     spare.py              the spare copy of a checkpoint that is saved again
-    save_room.py          room for a save, and what gives way to it
+    save_room.py          how much room a save takes, and what it leaves on a full disk
     rollback.py           restores the newest good one in a live session
     snapshots.py          states to go back to between them, and which of these is trusted
     snapshot_values.py    where such a state is: in memory, or in a file without a name

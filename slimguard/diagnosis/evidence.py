@@ -195,7 +195,6 @@ class Evidence:
         labels: Sequence[Label],
         found: Found,
         is_last: bool = True,
-        on_removed: Callable[[], None] = lambda: None,
         history: Optional[History] = None,
     ) -> Found:
         """Writes the bundle of a bad step that was examined, now that it is known what is done.
@@ -207,7 +206,6 @@ class Evidence:
           found: what `examine` returned.
           is_last: whether the training ends with it. Then it is searched in any case, as long as
             that takes, and has a bundle.
-          on_removed: called if the bundle is removed again, as a checkpoint needs its room.
           history: the last steps, for the bundle; None if they are not known.
         """
         values = found.values
@@ -230,7 +228,7 @@ class Evidence:
                 export=self._export,
                 history=history,
             )
-            return found._replace(bundle=self._keep(write, on_removed))
+            return found._replace(bundle=self._keep(write))
 
     def _diagnose(
         self,
@@ -256,10 +254,10 @@ class Evidence:
             said = said._replace(kind='')
         return found._replace(diagnosis=said, is_searched=is_searched)
 
-    def _keep(self, write: Callable[..., str], on_removed: Callable[[], None]) -> Optional[str]:
+    def _keep(self, write: Callable[..., str]) -> Optional[str]:
         """Writes a bundle if it can; returns its path."""
         try:
-            return write() if self._room is None else _write_in(self._room, write, on_removed)
+            return write() if self._room is None else _write_in(self._room, write)
         except NoRoomError as error:
             if self._no_room.is_due():
                 tf1.logging.warning(
@@ -336,12 +334,10 @@ def collect(
         tf1.logging.warning('slimguard: nothing will be captured: %s', error)
 
 
-def _write_in(room: Room, write: Callable[..., str], on_removed: Callable[[], None]) -> str:
+def _write_in(room: Room, write: Callable[..., str]) -> str:
     """Writes a bundle where checkpoints need room too."""
-    with room.for_bundle():
-        path = write(require_room=room.require)
-        room.note(path, on_removed)
-    return path
+    with room.lock:
+        return write(require_room=room.require)
 
 
 def _tidy_up(logdir: str) -> None:

@@ -5,6 +5,8 @@ from typing import Optional, Sequence
 
 from slimguard.system import texts
 
+_REPLAY = '; python -m slimguard replay'
+
 
 def for_an_explosion(factor: Optional[float]) -> str:
     """Where rollbacks were used up, or the loss was above `max_loss`.
@@ -62,9 +64,14 @@ def for_bad_data(rows: Sequence[int], bundle: Optional[str], skips: bool) -> str
     """
     told = 'the data are bad, and going back does not mend them' + _skip_it(skips)
     if bundle is not None and len(rows) == 1:
-        told += '; python -m slimguard replay --without %d %s says whether the rest of it is clean'
+        told += _REPLAY + ' --without %d %s says whether the rest of it is clean'
         told %= (rows[0], shlex.quote(bundle))
     return told
+
+
+def without_bundle(told: str) -> str:
+    """Advice that was given when there was a bundle, now that there is none."""
+    return told.partition(_REPLAY)[0]
 
 
 def for_a_bad_batch(skips: bool) -> str:

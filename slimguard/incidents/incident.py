@@ -39,7 +39,7 @@ class Incident:
       gradient_norm_ratio: what multiple that is of the median of the last good steps.
       diagnosis: what made the step bad, in a few lines, where it was captured.
       bundle: the folder to run the step again from: ``python -m slimguard replay BUNDLE``. None if
-        there is none, or none any more as a checkpoint needed its room.
+        there is none, or none any more.
       worker: the process of a cluster it happened in, such as ``'/job:worker/task:1'``.
     """
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
 
@@ -71,6 +71,7 @@ class _Examiner:
     def __init__(self, evidence: Mapping[gates.Gate, Evidence]):
         self.pace = Pace()
         self._evidence = evidence
+        self._with_bundle: List[OpenIncident] = []
 
     def examine(
         self,
@@ -104,9 +105,12 @@ class _Examiner:
         gate = reading.gate
         if gate is None or gate not in self._evidence:
             return
-        labels, gone = gate.labels_of(reading.bad), handled.bundle_is_gone
-        keep, history = self._evidence[gate].keep, reading.history
-        handled.note_found(keep(session, handled.incident, labels, found, ends, gone, history))
+        labels, history = gate.labels_of(reading.bad), reading.history
+        keep = self._evidence[gate].keep
+        handled.note_found(keep(session, handled.incident, labels, found, ends, history))
+        if handled.incident.bundle is not None:  # others may have gone for it
+            self._with_bundle = [each for each in self._with_bundle if each.has_bundle()]
+            self._with_bundle.append(handled)
 
 
 class IncidentHandler:

@@ -69,7 +69,7 @@ def test_what_is_handled_grows_by_new_incidents():
     handled.is_told_by(error)
     assert first.action is None and listed == [handled.incident]
     assert error.incident is handled.incident and 'replay there' in str(error)
-    handled.bundle_is_gone()
+    assert not handled.has_bundle()
     assert error.incident is listed[0] and 'replay' not in str(error)
     handled.take(first)  # an old one brings nothing back
     assert listed[0].action == 'raise' and listed[0].bundle is None

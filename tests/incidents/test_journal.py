@@ -304,7 +304,7 @@ class TestReading:
     def test_it_gives_back_the_incidents_that_were_written(self, tmp_path):
         written = [incident(1, loss=0.5), incident(2, loss=None), incident(3, loss=float('inf'))]
         written[2] = dataclasses.replace(written[2], step=None)
-        written[1] = dataclasses.replace(written[1], bundle='a', held=False, state_lost=True)
+        written[1] = dataclasses.replace(written[1], held=False, state_lost=True)
         file = record_file.IncidentFile(str(tmp_path))
         for it in written:
             file.append(it)

@@ -185,7 +185,7 @@ def _first_part(error: Exception) -> str:
 
 def _find_gate(graph: tf.Graph, names: Dict[str, Any]) -> GateCopy:
     def find(kind: str) -> Optional[tf.Tensor]:
-        name = names.get(kind)  # bundles of earlier versions have no `norm_limit`
+        name = names[kind]
         return None if name is None else graph.get_tensor_by_name(name)
 
     return GateCopy(

@@ -2,11 +2,12 @@
 
 import contextlib
 import gc
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
+from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.gate.arguments import (
     as_train_op,
@@ -18,10 +19,11 @@ from slimguard.gate.arguments import (
 from slimguard.gate.builder import build
 from slimguard.gate.chief_update import accumulators_of, find_chief_updates, run_gated
 from slimguard.gate.flags_in_words import Label, Verdict, explain
+from slimguard.gate.gated_ops import find_gated_ops
 from slimguard.gate.losses import as_scalar
 from slimguard.gate.outcome import guarded_by
 from slimguard.gate.plan import Plan, make_plan
-from slimguard.gate.step_graph import GuardedBefore
+from slimguard.gate.step_graph import GuardedBefore, StepGraph
 from slimguard.graph import TrainOp, Writes, is_accumulator, key, op_of, ops
 
 _KEPT_AS = '_slimguard_gates'
@@ -181,6 +183,43 @@ def original_of(train_op: TrainOp) -> TrainOp:
     return train_op if original is None else original
 
 
+def through_gates(
+    graph: tf.Graph, fed: Sequence[tf.Tensor] = ()
+) -> Callable[[tf.Operation], Iterable[tf.Operation]]:
+    """What ops need if some tensors are fed, with what each gate was made of in place of it.
+
+    For `graphs.ancestors`.
+    """
+    fed_keys = set(map(key, fed))
+    originals = {op_of(gate.train_op): op_of(gate.original) for gate in gates_of(graph).values()}
+
+    def needs(op: tf.Operation) -> Iterable[tf.Operation]:
+        original = originals.get(op)
+        return graphs.needs_beyond(op, fed_keys) if original is None else [original]
+
+    return needs
+
+
+def gated_writes(
+    train_op: TrainOp, loss: Optional[tf.Tensor], fed: Sequence[tf.Tensor] = ()
+) -> Set[tf.Operation]:
+    """The writes that a gate runs clones of; who fetches one of these runs it once more.
+
+    Args:
+      train_op, loss, fed: as for `guard_with_values`.
+
+    Raises:
+      ValueError: if it cannot be guarded.
+    """
+    step = StepGraph(train_op, loss, _guarded_in(train_op.graph), fed)
+    return find_gated_ops(step, loss=loss).intersection(step.writing)
+
+
+def _guarded_in(graph: tf.Graph) -> Dict[tf.Operation, GuardedBefore]:
+    known = gates_of(graph).values()
+    return {op_of(gate.train_op): GuardedBefore(op_of(gate.original), gate.gated) for gate in known}
+
+
 def guard(
     train_op: TrainOp, loss: Optional[tf.Tensor] = None, max_loss: Optional[float] = None
 ) -> TrainOp:
@@ -267,7 +306,7 @@ def guard_with_values(
             return gate
         train_op = gate.original
     _require_open_graph(train_op)
-    guarded = {op_of(g.train_op): GuardedBefore(op_of(g.original), g.gated) for g in known.values()}
+    guarded = _guarded_in(graph)
     # No session of another thread may see a gate half built: what a session has seen cannot be
     # wired any more.
     with graph.as_default(), tf_private.lock_against_sessions(graph), _no_collection():

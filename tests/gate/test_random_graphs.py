@@ -108,6 +108,7 @@ def under_a_hook(seed, logdir):
     return steps.runs
 
 
+@pytest.mark.every_cell
 @pytest.mark.usefixtures('control_flow_of_seed')
 @seeds(FEW, MANY)
 def test_whatever_an_unedited_script_fetches_goes_through_the_gate(seed, tmp_path):
@@ -116,6 +117,7 @@ def test_whatever_an_unedited_script_fetches_goes_through_the_gate(seed, tmp_pat
         assert not random_graphs.deviations(seed, names, steps)
 
 
+@pytest.mark.every_cell
 @pytest.mark.usefixtures('control_flow_of_seed')
 @seeds(FEW, MANY)
 def test_under_a_hook_it_does_so_too_or_is_refused_by_name(seed, tmp_path):

@@ -123,6 +123,7 @@ def values_of(make, leaves_out=()):
         return fetched, read(session)
 
 
+@pytest.mark.every_cell
 @pytest.mark.parametrize('name', sorted(BUILDS))
 def test_a_bad_step_is_as_if_it_had_not_been(name, tmp_path):
     expected, variables = values_of(BUILDS[name], leaves_out=[2])

@@ -47,11 +47,13 @@ class Found(NamedTuple):
       bundle: the path of its bundle, or None.
       blames_data: whether what the step drew is at fault; also of one that was not examined, if it
         is like one that was.
+      drew_finite: whether all that the step drew is known to be finite.
     """
 
     diagnosis: Optional[Diagnosis] = None
     bundle: Optional[str] = None
     blames_data: bool = False
+    drew_finite: bool = False
 
     def __str__(self) -> str:
         lines = [] if self.diagnosis is None else [str(self.diagnosis)]
@@ -189,16 +191,17 @@ class Evidence:
             # A run that went past the hooks, or that left out what some of it is computed from.
             if not values.keys() >= set(fed) or (self.capture.sources and not values):
                 return Found()
+            drew_finite = not bad_sources(self.capture, values)
             if not (is_last or self._is_wanted(incident.reason)):
-                was_data = self._kinds.was_data(incident.reason)
-                return Found(blames_data=was_data and bool(bad_sources(self.capture, values)))
+                was_data = self._kinds.was_data(incident.reason) and not drew_finite
+                return Found(blames_data=was_data, drew_finite=drew_finite)
         except Exception as error:
             self._say('what the bad step drew could not be taken', error)
             return Found()
         diagnosis: Optional[Diagnosis] = None
         try:
             seconds = math.inf if is_last else seconds_for(step_seconds)
-            if not is_last and bad_sources(self.capture, values):
+            if not is_last and not drew_finite:
                 seconds = seconds_for(0.0)  # a glance tells as much, all but certainly
             diagnosis = self._diagnose(session, values, labels, seconds, incident.loss)
         except Exception as error:
@@ -207,7 +210,7 @@ class Evidence:
         if blames_data:
             self._kinds.note_data(incident.reason)
         if self._logdir is None:
-            return Found(diagnosis, None, blames_data)
+            return Found(diagnosis, None, blames_data, drew_finite)
         write = functools.partial(
             bundle.write,
             self._logdir,
@@ -220,7 +223,7 @@ class Evidence:
             export=self._export,
             history=history,
         )
-        return Found(diagnosis, self._keep(write, on_removed), blames_data)
+        return Found(diagnosis, self._keep(write, on_removed), blames_data, drew_finite)
 
     def _diagnose(
         self,

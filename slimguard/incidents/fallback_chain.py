@@ -1,6 +1,7 @@
 """Policies in order, in a training: which of them takes an incident."""
 
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence
+import collections
+from typing import TYPE_CHECKING, Any, Callable, Deque, List, Optional, Sequence
 
 from slimguard.incidents.policies import Policy, PolicyState, Raise, Rollback
 from slimguard.incidents.policy_language import OnNan, fallbacks_of
@@ -8,12 +9,17 @@ from slimguard.incidents.policy_language import OnNan, fallbacks_of
 if TYPE_CHECKING:  # it imports TensorFlow, and the command line reads policies without
     from slimguard.incidents.incident import Incident
 
+# So many overflows from finite batches within so many steps are an explosion, though good steps
+# come between them.
+_OVERFLOWS, _OF_STEPS = 5, 100
+
 
 class FallbackChain:
     """Policies in order: the first that is willing takes an incident, and after the last comes
     raise.
 
     A good step sets `Skip` back, and so does a rollback: the chain begins with its first again.
+    Where overflows keep coming from finite batches, a chain with a rollback skips no further.
 
     Args:
       on_nan: what the user said; None stands for `otherwise`.
@@ -30,6 +36,7 @@ class FallbackChain:
         self.fallbacks = [otherwise] if on_nan is None else fallbacks_of(on_nan)
         self._otherwise = otherwise
         self._state = PolicyState()
+        self._overflowed_at: Deque[int] = collections.deque(maxlen=_OVERFLOWS)  # steps
 
     def decide(self, incident: 'Incident', ruin: str = '') -> Policy:
         """The policy that takes one more incident. A callable's own exceptions pass through.
@@ -42,13 +49,25 @@ class FallbackChain:
         self._state.steps += 1
         self._state.in_a_row += 1
         self._state.state_lost = incident.state_lost
-        self._state.ruin = ruin
+        self._state.ruin = ruin or self._explosion()
         policy = self._first_willing(self.fallbacks, incident) or Raise()
         if isinstance(policy, Rollback):
             self._state.rollbacks += 1
             self._state.in_a_row = 0
             self._state.skipped_at.clear()
+            self._overflowed_at.clear()
         return policy
+
+    def note_overflow(self) -> None:
+        """Notes that the step of the last decision overflowed, and all that it drew was finite."""
+        self._overflowed_at.append(self._state.steps)
+
+    def _explosion(self) -> str:
+        """Why the training is taken for exploding, though most steps are good; else ''."""
+        steps = self._state.steps - min(self._overflowed_at, default=0)
+        if len(self._overflowed_at) < _OVERFLOWS or steps > _OF_STEPS or not self.may(Rollback):
+            return ''
+        return _EXPLODES % (_OVERFLOWS, steps)
 
     def step_was_good(self) -> None:
         self._state.steps += 1
@@ -104,6 +123,12 @@ class FallbackChain:
             if policy is not None:
                 return policy
         return None
+
+
+_EXPLODES = (
+    '; and %d of the %d steps before it came to a NaN or Inf from finite batches, so the training '
+    'is taken for exploding'
+)
 
 
 def _fallbacks_of_answer(asked: Callable, answer) -> List[Any]:

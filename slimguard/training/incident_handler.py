@@ -223,6 +223,8 @@ class IncidentHandler:
         handled.note(action=policy.action if action.is_policy else _BY_SUBCLASS)
         ends = isinstance(policy, (Raise, Stop)) and action.is_policy
         self._examiner.examine(session, reading, handled, ends)
+        if isinstance(policy, Skip) and handled.drew_finite and _is_not_finite(reading):
+            self._policies.note_overflow()
 
     def _note_failure(self, handled: OpenIncident, error: BaseException) -> None:
         handled.note_reason('; %s raised %s' % (self._now.acting, _in_short(error)))
@@ -302,6 +304,12 @@ def _ruin(recovery: Optional[Recovery], reading: Reading) -> str:
     if reading.is_spike:
         recovery.step_was_spike()
     return recovery.ruin()
+
+
+def _is_not_finite(reading: Reading) -> bool:
+    """Whether something came to a NaN or Inf in a step, and is not only out of bounds."""
+    labels = [] if reading.gate is None else reading.gate.labels_of(reading.bad)
+    return any(label.kind not in ('limit', 'norm') for label in labels)
 
 
 def _advice(handled: OpenIncident, factor: Optional[float]) -> str:

@@ -52,13 +52,14 @@ class OpenIncident:
       bad_rows: the rows of the batch that are not finite, none if it is no batch; None if it is not
         known that data are at fault.
       blames_data: whether data are at fault, as far as it is known.
+      drew_finite: whether all that the step drew is known to be finite.
       cause: the diagnosis in one line; None if it is not known.
     """
 
     def __init__(self, incident: Incident, replaced: Callable[[Incident, Incident], None]):
         self.cause: Optional[str] = None
         self.bad_rows: Optional[List[int]] = None
-        self.blames_data = False
+        self.blames_data = self.drew_finite = False
         self._versions: List[Incident] = [incident]
         self._replaced = replaced
         self._error: Optional[NanLossError] = None
@@ -99,7 +100,7 @@ class OpenIncident:
         diagnosis = found.diagnosis
         self.bad_rows = None if diagnosis is None else diagnosis.bad_rows
         self.cause = None if diagnosis is None else diagnosis.in_short
-        self.blames_data = found.blames_data
+        self.blames_data, self.drew_finite = found.blames_data, found.drew_finite
         self.note(diagnosis=None if diagnosis is None else str(diagnosis), bundle=found.bundle)
 
     def log_after(self, log: Callable, *args) -> None:

@@ -216,6 +216,21 @@ def test_a_machine_that_is_ten_times_as_slow_comes_to_the_same_decisions(tmp_pat
     assert any(name.startswith('a snapshot of global step') for _, _, name in decided[0])
 
 
+@pytest.mark.parametrize('value, goes_back', [(1e30, True), (np.nan, False)])
+def test_overflows_that_keep_coming_from_finite_batches_are_an_explosion(
+    value, goes_back, tmp_path
+):
+    model = Linear(bad=range(20, 80, 4), value=value)  # never two in a row
+    train_op = slimguard.create_train_op(model.loss, model.optimizer)
+    train_quietly(train_op, tmp_path, 60, on_nan='skip:3,rollback:2,raise')
+    actions = [record['action'] for record in records_in(tmp_path)]
+    assert actions[:6] == ['skip'] * 5 + ['rollback' if goes_back else 'skip']
+    assert ('rollback' in actions) == goes_back
+    if goes_back:
+        said = '5 of the 20 steps before it came to a NaN or Inf from finite batches'
+        assert said in records_in(tmp_path)[5]['reason']
+
+
 def test_without_a_good_one_the_incident_says_so():
     recovery, _ = recovery_of(Listed())
     handled = handled_at(60)

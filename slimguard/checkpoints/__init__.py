@@ -14,7 +14,8 @@ The files:
     save_room.py          how much room a save takes, and what it leaves on a full disk
     rollback.py           restores the newest good one in a live session
     snapshots.py          states to go back to between them, and which of these is trusted
-    snapshot_values.py    where such a state is: in memory, or in a file without a name
+    kept_by_steps.py      which of them are kept: by the count of steps
+    snapshot_values.py    the values of variables, read and put back
     unlisted.py           variables that no collection lists, read and given values as others are
     repair.py             makes the state file name the newest good one
     restart.py            what a restart will do: the command `checkpoints`

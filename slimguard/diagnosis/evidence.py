@@ -49,6 +49,7 @@ class Found(NamedTuple):
       values: what the step drew, by the Tensors' names; None if that was not kept.
       is_searched: whether all of the step was searched, and not only what it drew.
       is_wanted: whether there is to be a bundle.
+      drew_finite: whether all that the step drew is known to be finite.
     """
 
     diagnosis: Optional[Diagnosis] = None
@@ -56,6 +57,7 @@ class Found(NamedTuple):
     values: Optional[Dict[str, np.ndarray]] = None
     is_searched: bool = False
     is_wanted: bool = False
+    drew_finite: bool = False
 
     @property
     def cause(self) -> str:
@@ -180,11 +182,12 @@ class Evidence:
             except Exception as error:
                 self._say('what the bad step drew could not be taken', error)
                 return Found()
-            found = Found(values=values, is_wanted=is_wanted)
+            drew_finite = not bad_sources(self.capture, values)
+            found = Found(values=values, is_wanted=is_wanted, drew_finite=drew_finite)
             if not (is_wanted or decides):
                 return found
             seconds = math.inf if is_last else seconds_for(step_seconds)
-            if not is_last and bad_sources(self.capture, values):
+            if not is_last and not drew_finite:
                 seconds = seconds_for(0.0)  # a glance tells as much, all but certainly
             return self._diagnose(session, found, labels, seconds, incident.loss)
 

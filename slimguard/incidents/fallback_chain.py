@@ -1,13 +1,18 @@
 """Policies in order, in a training: which of them takes an incident."""
 
+import collections
 import copy
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Deque, List, Optional, Sequence
 
-from slimguard.incidents.policies import Policy, PolicyState, Raise, Rollback, Skip
+from slimguard.incidents.policies import BATCH, Policy, PolicyState, Raise, Rollback, Skip
 from slimguard.incidents.policy_language import OnNan, fallbacks_of
 
 if TYPE_CHECKING:  # it imports TensorFlow, and the command line reads policies without
     from slimguard.incidents.incident import Incident
+
+# So many overflows from finite batches within so many steps are an explosion, though good steps
+# come between them.
+_OVERFLOWS, _OF_STEPS = 5, 100
 
 
 class FallbackChain:
@@ -15,6 +20,7 @@ class FallbackChain:
     raise.
 
     A good step sets `Skip` back, and so does a rollback: the chain begins with its first again.
+    Where overflows keep coming from finite batches, a chain with a rollback skips no further.
 
     Args:
       on_nan: what the user said; None stands for `otherwise`.
@@ -33,11 +39,12 @@ class FallbackChain:
         self._otherwise = otherwise
         self._state = PolicyState()
         self._state.may_skip = self.may(Skip)
+        self._overflowed_at: Deque[int] = collections.deque(maxlen=_OVERFLOWS)  # steps
 
     def foresee(self, incident: 'Incident', ruin: str = '') -> Optional[Policy]:
         """What `decide` would say if nothing was known of the cause. None if a callable decides."""
         state = copy.copy(self._state)
-        state.note_incident(incident.state_lost, ruin, '')
+        state.note_incident(incident.state_lost, ruin or self._explosion(), '')
         for fallback in self.fallbacks:
             if not isinstance(fallback, Policy):
                 return None
@@ -54,6 +61,7 @@ class FallbackChain:
           cause: as for `PolicyState`.
         """
         self.why_not = ''
+        ruin = ruin or self._explosion(cause)
         self._state.note_incident(incident.state_lost, ruin, cause)
         policy = self._first_willing(self.fallbacks, incident) or Raise()
         self.spent = policy.spent(self._state)
@@ -61,7 +69,21 @@ class FallbackChain:
             self._state.rollbacks += 1
             self._state.in_a_row = 0
             self._state.skipped_at.clear()
+            self._overflowed_at.clear()
         return policy
+
+    def note_overflow(self) -> None:
+        """Notes that the step of the last decision overflowed, and all that it drew was finite."""
+        self._overflowed_at.append(self._state.steps)
+
+    def _explosion(self, cause: str = '') -> str:
+        """Why the training is taken for exploding, though most steps are good; else ''."""
+        steps = self._state.steps - min(self._overflowed_at, default=0)
+        if cause == BATCH:  # which says nothing of the weights
+            self._overflowed_at.clear()
+        if len(self._overflowed_at) < _OVERFLOWS or steps > _OF_STEPS or not self.may(Rollback):
+            return ''
+        return _EXPLODES % (_OVERFLOWS, steps)
 
     def step_was_good(self) -> None:
         self._state.steps += 1
@@ -117,6 +139,12 @@ class FallbackChain:
             if policy is not None:
                 return policy
         return None
+
+
+_EXPLODES = (
+    '; and %d of the %d steps before it came to a NaN or Inf from finite batches, so the training '
+    'is taken for exploding'
+)
 
 
 def _fallbacks_of_answer(asked: Callable, answer) -> List[Any]:

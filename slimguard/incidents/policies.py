@@ -189,8 +189,8 @@ class Skip(Policy):
 class Rollback(Policy):
     """Go back to the newest state that is trusted, and on with the next batch; `max_times` times.
 
-    A state is trusted once ten good steps have followed it, and if its loss is no ten times that of
-    all before it. It is one that the training keeps itself, or a finite checkpoint; without any,
+    A state is trusted once ten good steps have followed it. It is one that the training keeps
+    itself, unless its loss is ten times that of all before it, or a finite checkpoint; without any,
     the newest finite checkpoint. If it comes to that again within twenty good steps, an older state
     is taken. The state of a training that has written no checkpoint yet is saved ahead of its first
     step.
@@ -205,9 +205,9 @@ class Rollback(Policy):
         0.5 the updates after the second rollback are made with a quarter of it. It holds for every
         optimizer and schedule, and for a restart of the training as well. Above 0, and at most 1.
         Default: the learning rate stays.
-      snapshots: how many states are kept at most, in memory, or on disk where that is short. They
-        are copies of all variables, at a pace that takes a hundredth of the time: one that is not
-        trusted yet, and the others each kept eight times as long as the one after it. At least 2,
+      snapshots: how many states are kept, as copies of all variables in memory: one that is not
+        trusted yet, and others that are spread over the steps so far. None is kept if they would
+        take more than half of the memory that is free; a log line says so. At least 2,
         or 0 for none. A job of several processes keeps none.
     """
 

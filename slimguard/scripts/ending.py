@@ -37,6 +37,7 @@ class Seen:
       not_finite: the names of those variables.
       since_nan: how many guarded runs there were after the last one that was skipped, or went back,
         and gave the script a NaN; None if none did.
+      jump: what a step was that was written and far beyond all before it; '' if none was.
       error: what ended the script; None if it came to its end.
       has_names_of_1: whether the script has the names of TensorFlow 1, and its graphs.
       children: how many forks of this process there were, and children that it spawned: of all
@@ -57,6 +58,7 @@ class Seen:
         self.not_finite: Dict[str, None] = {}
         self.own_steps = 0
         self.since_nan: Optional[int] = None
+        self.jump = ''
         self.error: Optional[BaseException] = None
         self.has_names_of_1 = False
         self.children = 0
@@ -126,6 +128,10 @@ class Seen:
         self.actions[action] = self.actions.get(action, 0) + 1
         self.logdirs[logdir] = None
 
+    def note_jump(self, said: str) -> None:
+        """Notes that a step was written with a number far beyond all before it."""
+        self.jump = self.jump or said
+
     def note_refused_save(self, names: Sequence[str], logdir: str) -> None:
         """Notes a save that was refused for variables of these names, and where the record is."""
         self.refused_saves += 1
@@ -151,6 +157,8 @@ class Seen:
         else:
             done = ['%s %d' % each for each in self.actions.items()]
             said += ', %s (%s)' % (_counted(self.incidents, 'incident'), ', '.join(done))
+        if self.jump:
+            said += ', but ' + self.jump
         for kind, number in self.failures.items():
             said += ', %s that failed with %s' % (_counted(number, 'step'), kind)
         said += self._saves()

@@ -205,6 +205,8 @@ class GuardedSessions:
         self._preemption.leave()
         if self._skipped:
             tf1.logging.warning(_SKIPPED, self._skipped, self._steps)
+        if self.seen.jump:
+            tf1.logging.warning('slimguard: %s.', self.seen.jump)
 
     def _make_callable(self, original, session, fetches, feed_list=None, accept_options=False):
         # With a list, TensorFlow's runs the session's own `run`, and without one the session below.
@@ -299,6 +301,7 @@ class GuardedSessions:
                 watcher = ScriptWatcher(
                     *(self._settings.on_nan, self.files, evidence, self._note_incidents, told),
                     self._summaries.of(session),
+                    self.seen.note_jump,
                 )
                 found = self._sessions[session] = HookedSteps(session, run, watcher)
             return found

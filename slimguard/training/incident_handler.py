@@ -123,6 +123,7 @@ class IncidentHandler:
       evidence: by gate, what examines its bad steps.
       recovery: what goes back to a checkpoint; None if there is no logdir to find one in.
       replaced: called with an incident and the one that takes its place, as more is known.
+      last_words: gives what else is to be said at the end, or ''.
     """
 
     def __init__(
@@ -133,7 +134,9 @@ class IncidentHandler:
         evidence: Mapping[gates.Gate, Evidence],
         recovery: Optional[Recovery] = None,
         replaced: Callable[[Incident, Incident], None] = lambda old, new: None,
+        last_words: Callable[[], str] = lambda: '',
     ):
+        self._last_words = last_words
         self._policies = policies
         self._now = _Now(otherwise)
         self._journal = journal
@@ -163,15 +166,17 @@ class IncidentHandler:
         if self._recovery is not None:
             self._recovery.step_was_good(session, loss)
 
-    def join_job(self, rollbacks: int) -> None:
-        """Notes that there is a job, and how often that has gone back to a checkpoint."""
+    def join_job(self, session, rollbacks: int) -> None:
+        """Notes that a session is of a job, and how often that has gone back to a checkpoint."""
         self._policies.note_rollbacks(rollbacks)
         if self._recovery is not None:
             self._recovery.use_checkpoints_only()
+            self._recovery.note_return_of_job(session, rollbacks)
 
     def close(self) -> None:
-        """Closes the record, and says how many batches were skipped."""
-        self._journal.close(self._policies.tell_skipped())
+        """Closes the record, and says how many batches were skipped, and the last words."""
+        told = self._policies.tell_skipped(), self._last_words()
+        self._journal.close('; '.join(filter(None, told)))
 
     def handle(
         self, run_context, reading: Reading, action: Action, beside: Sequence[Reading] = ()
@@ -267,6 +272,9 @@ class IncidentHandler:
         handled.note(action=policy.action if action.is_policy else _BY_SUBCLASS)
         ends = isinstance(policy, (Raise, Stop)) and action.is_policy
         self._examiner.keep(session, reading, handled, found, ends)
+        is_overflow = handled.drew_finite and not handled.kind and _is_not_finite(reading)
+        if isinstance(policy, Skip) and is_overflow:
+            self._policies.note_overflow()
 
     def _note_failure(self, handled: OpenIncident, error: BaseException) -> None:
         handled.note_reason('; %s raised %s' % (self._now.acting, _in_short(error)))
@@ -346,6 +354,12 @@ def _ruin(recovery: Optional[Recovery], reading: Reading) -> str:
     if reading.is_spike:
         recovery.step_was_spike()
     return recovery.ruin()
+
+
+def _is_not_finite(reading: Reading) -> bool:
+    """Whether something came to a NaN or Inf in a step, and is not only out of bounds."""
+    labels = [] if reading.gate is None else reading.gate.labels_of(reading.bad)
+    return any(label.kind not in ('limit', 'norm') for label in labels)
 
 
 def _advice(handled: OpenIncident, policies: FallbackChain) -> Optional[str]:

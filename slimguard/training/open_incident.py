@@ -55,6 +55,7 @@ class OpenIncident:
       bad_rows: the rows of the batch that are not finite, none if it is no batch; None if it is not
         known that data are at fault.
       kind: the kind of the cause, as policies ask for it.
+      drew_finite: whether all that the step drew is known to be finite.
       cause: the diagnosis in one line; None if it is not known.
     """
 
@@ -62,6 +63,7 @@ class OpenIncident:
         self.cause: Optional[str] = None
         self.bad_rows: Optional[List[int]] = None
         self.kind = ''
+        self.drew_finite = False
         self._versions: List[Incident] = [incident]
         self._replaced = replaced
         self._error: Optional[NanLossError] = None
@@ -103,6 +105,7 @@ class OpenIncident:
         self.bad_rows = None if diagnosis is None else diagnosis.bad_rows
         self.cause = None if diagnosis is None else diagnosis.in_short
         self.kind = found.cause
+        self.drew_finite = found.drew_finite
         self.note(diagnosis=None if diagnosis is None else str(diagnosis), bundle=found.bundle)
 
     def log_after(self, log: Callable, *args) -> None:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import slimguard
 from slimguard import Rollback, Skip
-from slimguard.checkpoints import checkpoint_reader, snapshots
+from slimguard.checkpoints import checkpoint_reader
 from slimguard.checkpoints.rollback import those_left_last
 from tests.helpers.models import Linear, LogLines, checkpoint_at, non_finite, records_in, state
 from tests.helpers.models import train_quietly as train
@@ -345,11 +345,7 @@ def test_with_a_bad_batch_in_ten_the_training_goes_on(tmp_path):
 
 
 class TestWhatARollbackLeaves:
-    """Checkpoints at 8, 16 and 24, and snapshots at 1, 11 and 22; the 26th batch is bad."""
-
-    @pytest.fixture(autouse=True)
-    def snapshot_after_every_ten_steps(self, monkeypatch):
-        monkeypatch.setattr(snapshots, '_SHARE', 1e9)
+    """Checkpoints at 8, 16 and 24, and snapshots at 1, 11 and 21; the 26th batch is bad."""
 
     def policy(self, logdir, found):
         def note(session, incident):

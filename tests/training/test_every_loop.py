@@ -106,8 +106,7 @@ def test_max_loss(loop, tmp_path):
 
 
 @each_loop
-def test_rollback_goes_back_to_a_state_in_memory(loop, tmp_path, monkeypatch):
-    monkeypatch.setattr(snapshots, '_SHARE', 1e9)  # one after every ten good steps
+def test_rollback_goes_back_to_a_state_in_memory(loop, tmp_path):
     trained = loop(given(tmp_path, on_nan='rollback', bad=(25,), steps=30))
     (record,) = records_in(tmp_path)
     assert (record['step'], record['restored']) == (25, 'a snapshot of global step 11')
@@ -117,13 +116,12 @@ def test_rollback_goes_back_to_a_state_in_memory(loop, tmp_path, monkeypatch):
 
 @each_loop
 def test_raise_saves_a_state_that_is_not_ruined(loop, tmp_path, monkeypatch):
-    monkeypatch.setattr(snapshots, '_SHARE', 1e9)
     monkeypatch.setattr(snapshots, '_RUINED_NOW', 1e-9)  # so what is in memory always is
     policies = [slimguard.Skip(1), slimguard.Rollback(1), 'raise']
     with pytest.raises(slimguard.NanLossError, match='the weights are ruined'):
         loop(given(tmp_path, on_nan=policies, bad=(25, 50), steps=60))
     assert steps_of(records_in(tmp_path)) == [(25, 'rollback'), (35, 'raise')]
-    assert checkpoint_at(tmp_path) == (22, [])
+    assert checkpoint_at(tmp_path) == (11, [])
 
 
 @each_loop

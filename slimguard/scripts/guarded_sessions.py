@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard.compat import tf_private
 from slimguard.diagnosis.evidence import Evidence, collect
-from slimguard.gate import Gate, scale_learning_rates
+from slimguard.gate import Gate, gates_of, scale_learning_rates
 from slimguard.graph.sessions import OWN_WORK, callable_of, note_opened
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.incident import Incident
@@ -243,8 +243,8 @@ class GuardedSessions:
         session = run_context.session
         if self._step_of(session, run_context.original_args.fetches) is not None:
             return
-        trains = any(each.graph is session.graph for each in list(self._sessions))
-        if not trains or self.seen.refused or isinstance(self._first_policy, Raise):
+        is_guarded = bool(gates_of(session.graph)) and not self.seen.refused
+        if not is_guarded or isinstance(self._first_policy, Raise):
             original(hook, run_context, run_values)
         elif np.isnan(run_values.results).any():
             if isinstance(self._first_policy, Stop):

@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import os
 import sys
+import threading
 import time
 import weakref
 from typing import Any, List, Optional
@@ -28,12 +29,14 @@ class FallbackFolder:
         self._parent = os.path.abspath(FALLBACK)  # the script may go to another directory
         self._started = time.strftime('%Y%m%d-%H%M%S')
         self._path: Optional[str] = None
+        self._lock = threading.RLock()  # a signal may come in the midst
 
     def path(self) -> str:
         """Its path. No other start has the same: it may be that of another script, or process."""
-        if self._path is None:
-            self._path = self._make()
-        return self._path
+        with self._lock:
+            if self._path is None:
+                self._path = self._make()
+            return self._path
 
     def _make(self) -> str:
         name = '%s-%s' % (_name_of_script(), self._started)

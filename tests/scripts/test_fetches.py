@@ -82,6 +82,7 @@ def test_any_structure_that_a_session_takes_is_guarded_and_comes_back(tmp_path):
     run(loop, tmp_path, 'skip', bad=lambda draw: draw % 2 == 1)
 
 
+@pytest.mark.full
 def test_fetches_that_a_script_changes_are_read_anew(tmp_path):
     def loop(model, train_op, logdir, watch):
         fetches = collections.defaultdict(list, loss=model.loss)
@@ -128,6 +129,7 @@ class Counting(tf1.Session):
         return super().run(fetches, feed_dict)
 
 
+@pytest.mark.full
 def test_a_scripts_own_session_class_is_called_once_a_step(tmp_path):
     def loop(model, train_op, logdir, watch):
         with Counting() as session:

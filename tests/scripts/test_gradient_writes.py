@@ -104,16 +104,6 @@ def in_a_branch(model):
     return tf.cond(model.first, lambda: tf.identity(model.weight), lambda: model.update(gradient))
 
 
-def in_a_branch_of_a_branch(model):
-    gradient = model.gradient()
-    inner = model.first
-
-    def other():
-        return tf.cond(inner, lambda: tf.identity(model.weight), lambda: model.update(gradient))
-
-    return tf.cond(model.first, lambda: tf.identity(model.weight), other)
-
-
 def in_a_map(model):
     gradient = model.gradient()
     return tf.map_fn(lambda i: model.update(i * gradient), tf.ones([2]))
@@ -130,14 +120,6 @@ def with_its_gradient_in_a_branch(model):
 def with_its_gradient_in_a_loop(model):
     def body(number):
         with tf.control_dependencies([model.update(model.gradient())]):
-            return number + 1
-
-    return tf.while_loop(lambda number: number < 2, body, [0])
-
-
-def with_its_gradient_in_a_branch_of_a_loop(model):
-    def body(number):
-        with tf.control_dependencies([with_its_gradient_in_a_branch(model)]):
             return number + 1
 
     return tf.while_loop(lambda number: number < 2, body, [0])
@@ -175,11 +157,9 @@ def run(build, kind, values, logdir):
         (a_sum, 'ref'),
         (every_second_sum, 'resource'),
         (in_a_branch, 'functions'),
-        (in_a_branch_of_a_branch, 'ref'),
         (in_a_map, 'resource'),
         (with_its_gradient_in_a_branch, 'ref'),
         (with_its_gradient_in_a_loop, 'functions'),
-        (with_its_gradient_in_a_branch_of_a_loop, 'resource'),
     ],
     indirect=['kind'],
     ids=lambda each: getattr(each, '__name__', each),
@@ -194,6 +174,7 @@ def test_a_bad_batch_is_not_written(build, kind, tmp_path):
     assert seen.actions == {'skip': 3} and sum(seen.train_ops.values()) == len(values)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('kind', ['resource'], indirect=True)
 def test_the_first_of_a_sum_may_be_bad(kind, tmp_path):
     values, seen = run(first_assigns, kind, [np.nan, 1.0, 2.0], tmp_path)
@@ -244,6 +225,7 @@ def test_a_copy_of_a_weight_is_no_training(kind, tmp_path):
     assert seen.train_ops == {}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('kind', ['ref', 'functions'], indirect=True)
 def test_what_a_branch_or_a_loop_writes_ahead_of_the_gradient_is_none(kind):
     """To be differentiated, they are given lists and stacks to fill, which are made with it."""

@@ -121,6 +121,7 @@ def test_a_run_that_only_writes_leaves_out_what_is_behind_a_feed():
             assert non_finite(session) == []
 
 
+@pytest.mark.full
 def test_a_rate_by_default_is_no_other_step():
     with slimguard.instrument() as guards, tf.Graph().as_default() as graph:
         rate = tf1.placeholder_with_default(0.1, [])
@@ -179,6 +180,7 @@ def test_what_is_fed_may_be_fetched_and_what_it_is_computed_from_is_neither_run_
     assert guards.sessions.seen.writing_runs == 0
 
 
+@pytest.mark.full
 def test_a_sparse_tensor_may_be_fed_whole():
     with slimguard.instrument(on_nan='skip') as guards, tf.Graph().as_default():
         sparse = tf1.sparse_placeholder(tf.float32, [2, 3])

@@ -20,12 +20,22 @@ class TrainsInHook(tf1.train.SessionRunHook):
         run_context.session.run(self._train_op)
 
 
-def train_like_a_gan(on_nan, tmp_path, bad, train_op_of=Linear.minimize):
+class TrainsAfterwards(TrainsInHook):
+    """The main run comes first, and may be the first of all that has a NaN."""
+
+    def before_run(self, run_context):
+        pass
+
+    def after_run(self, run_context, run_values):
+        run_context.session.run(self._train_op)
+
+
+def train_like_a_gan(on_nan, tmp_path, bad, train_op_of=Linear.minimize, hook=TrainsInHook):
     """Returns how many main runs there were of four, and what the log said of the hook's NaN."""
     with slimguard.instrument(on_nan, logdir=tmp_path), LogLines() as lines:
         model = Linear(bad=bad)
         count = tf1.get_variable('count', initializer=0, trainable=False)
-        hooks = [TrainsInHook(train_op_of(model)), tf1.train.NanTensorHook(model.loss)]
+        hooks = [tf1.train.NanTensorHook(model.loss), hook(train_op_of(model))]
         step = tf1.assign_add(count, 1)
         done = 0
         with tf1.train.MonitoredSession(hooks=hooks) as session:
@@ -47,6 +57,11 @@ class TestARunBesideTheSteps:
         done, said = train_like_a_gan(on_nan, tmp_path, bad=(2, 3, 5))
         assert (done, len(said)) == (4, 1)
         assert 'has written nothing bad' in said[0]
+
+    @pytest.mark.full
+    def test_may_come_before_the_first_step(self, tmp_path):
+        done, said = train_like_a_gan('skip', tmp_path, bad=(0,), hook=TrainsAfterwards)
+        assert (done, len(said)) == (4, 1)
 
     def test_ends_cleanly_where_the_policy_is_stop(self, tmp_path):
         assert train_like_a_gan('stop', tmp_path, bad=(3,))[0] == 2

@@ -87,6 +87,7 @@ def test_two_train_ops_use_up_one_skip_for_a_batch(tmp_path):
     assert all(incident.diagnosis for incident in incidents)
 
 
+@pytest.mark.full
 def test_two_train_ops_go_back_once_for_a_batch(tmp_path):
     actions, incidents = train([1.0] * 3 + [np.nan, 1.0], 'rollback:3x0.5', tmp_path)
     assert actions == {'rollback': 1, 'skip': 1}

@@ -87,6 +87,7 @@ def calls(monkeypatch):
     return made
 
 
+@pytest.mark.full
 def test_each_step_is_one_prepared_call(calls):
     fetched = ['train op', 'a tensor that waits for it', 'a list', 'a dict']
     fed = ['as it is', 'float64', 'lists', 'numbers']
@@ -109,6 +110,7 @@ def test_options_and_metadata_are_those_of_the_run():
         results(FETCHES['a list'], FEEDS['as it is'], with_metadata)
 
 
+@pytest.mark.full
 def test_a_closed_session_says_so():
     with slimguard.instrument(), tf.Graph().as_default():
         model = Fed()

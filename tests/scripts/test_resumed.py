@@ -55,6 +55,7 @@ def test_the_next_rollback_lowers_the_rate_that_was_kept(folder):
     assert not any('kept nowhere' in line for line in lines)
 
 
+@pytest.mark.full
 def test_the_record_goes_on_where_it_was(folder, tmp_path):
     with slimguard.instrument('skip', capture=False):
         run(folder, 30, 10)
@@ -76,6 +77,7 @@ def test_what_plain_training_left_is_not_written_to(folder, tmp_path):
     assert records_in(folder_of_start(tmp_path))
 
 
+@pytest.mark.full
 def test_a_count_of_its_own_is_known_after_one_save(folder):
     with slimguard.instrument('raise', capture=False):
         run(folder, 30, 10)

@@ -121,6 +121,7 @@ def test_a_rollback_for_what_only_writes_in_a_step_waits_for_no_step(tmp_path):
     script.session.close()
 
 
+@pytest.mark.full
 def test_a_thread_that_saves_waits_for_what_only_writes_in_the_loop_as_well(tmp_path):
     saved, threads = [], []
 
@@ -177,6 +178,7 @@ def test_a_step_that_waits_for_that_thread_is_not_waited_for(tmp_path, monkeypat
     assert len(saved) == 1
 
 
+@pytest.mark.full
 def test_where_several_threads_train_nobody_takes_turns(tmp_path):
     script = Script(False, lambda: np.float32(-1))
     script.session.run(script.train_op)
@@ -194,6 +196,7 @@ def test_where_several_threads_train_nobody_takes_turns(tmp_path):
     assert turn_of(script.session.graph) is None
 
 
+@pytest.mark.full
 def test_a_thread_that_saves_before_the_first_step_makes_a_copy(tmp_path):
     """It may still be writing when the first step is made."""
     script = Script(False, lambda: np.float32(-1))

@@ -107,13 +107,7 @@ def test_they_come_with_the_scripts_own_and_no_other_of_those_changes(loop, tmp_
     assert all([step for step, _ in found] == list(losses) for found in ours.values())
     assert theirs_in(os.path.join(guarded, folder)) == theirs_in(os.path.join(alone, folder))
     assert not ours_in(os.path.join(alone, folder))
-
-
-def test_they_do_not_go_where_a_script_writes_its_tests(tmp_path):
-    with slimguard.instrument():
-        plain(str(tmp_path))
-    found = events_in(tmp_path / 'test')
-    assert set(found) == {'theirs'}
+    assert loop != 'plain' or set(events_in(os.path.join(guarded, 'test'))) == {'theirs'}
 
 
 def test_after_a_bad_step_they_are_of_the_last_good_one(tmp_path):
@@ -139,6 +133,7 @@ def test_a_script_that_writes_no_summary_gets_none_with_its_steps_per_second(tmp
     assert set(events_in(tmp_path)) == {'global_step/sec'}
 
 
+@pytest.mark.full
 def test_two_trainings_have_names_of_their_own(tmp_path):
     with slimguard.instrument():
         first = tf1.get_variable('first', [], initializer=tf1.ones_initializer())

@@ -128,6 +128,7 @@ def test_models_that_share_a_writer_share_the_record_and_not_the_rate(folders, t
     assert not any('an earlier run' in line for line in lines)
 
 
+@pytest.mark.full
 def test_a_writer_that_is_given_a_graph_is_that_of_the_graph(folders):
     with slimguard.instrument('skip', capture=False):
         first = Written(folders[0], makes_writer=False)

@@ -1,4 +1,4 @@
-"""Unedited scripts, guarded: the bits of each optimizer of TensorFlow 1 and `tf.contrib.opt`."""
+"""Unedited scripts, guarded: the bits of the optimizers of `tf.contrib.opt`."""
 
 import numpy as np
 import pytest
@@ -9,31 +9,16 @@ import slimguard
 tf1 = tf.compat.v1
 train = tf1.train
 
-pytestmark = pytest.mark.full
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(not tf.__version__.startswith('1.'), reason='tf.contrib.opt is gone'),
+]
 
 
 def inner():
     return train.MomentumOptimizer(0.1, 0.9)
 
 
-def step():
-    return train.get_or_create_global_step()
-
-
-OPTIMIZERS = {
-    'GradientDescent': lambda: train.GradientDescentOptimizer(0.1),
-    'Momentum': inner,
-    'Nesterov': lambda: train.MomentumOptimizer(0.1, 0.9, use_nesterov=True),
-    'Adam': lambda: train.AdamOptimizer(0.1),
-    'Adagrad': lambda: train.AdagradOptimizer(0.1),
-    'Adadelta': lambda: train.AdadeltaOptimizer(0.1),
-    'AdagradDA': lambda: train.AdagradDAOptimizer(0.1, step()),
-    'Ftrl': lambda: train.FtrlOptimizer(0.1),
-    'RMSProp': lambda: train.RMSPropOptimizer(0.1),
-    'RMSProp, centered': lambda: train.RMSPropOptimizer(0.1, centered=True),
-    'ProximalGradientDescent': lambda: train.ProximalGradientDescentOptimizer(0.1),
-    'ProximalAdagrad': lambda: train.ProximalAdagradOptimizer(0.1),
-}
 # MomentumW and AdamW are not among them: they decay a weight while the forward pass reads it, so
 # that in plain TensorFlow the bits are those of whichever comes first.
 CONTRIBS = {
@@ -43,7 +28,7 @@ CONTRIBS = {
     'LARS': lambda opt: opt.LARSOptimizer(0.1),
     'MovingAverage': lambda opt: opt.MovingAverageOptimizer(inner()),
     'MultitaskOptimizerWrapper': lambda opt: opt.MultitaskOptimizerWrapper(inner()),
-    'Shampoo': lambda opt: opt.ShampooOptimizer(step()),
+    'Shampoo': lambda opt: opt.ShampooOptimizer(train.get_or_create_global_step()),
     'VariableClipping': lambda opt: opt.VariableClippingOptimizer(inner(), {}, 1.0),
 }
 
@@ -51,7 +36,7 @@ CONTRIBS = {
 def states_of(make, batches, use_resource):
     """The bits of all variables after each batch; None is one with a NaN."""
     tf1.set_random_seed(1)
-    step()
+    train.get_or_create_global_step()
     x = tf1.placeholder(tf.float32, [4, 3])
     with tf1.variable_scope('m', use_resource=use_resource):
         matrix = np.linspace(-1, 1, 6, dtype=np.float32).reshape(3, 2)
@@ -60,7 +45,7 @@ def states_of(make, batches, use_resource):
         e = tf1.get_variable('e', initializer=np.ones((5, 2), np.float32))
     y = tf.tanh(tf.matmul(x, w) + b) * tf.nn.embedding_lookup(e, [0, 3, 3, 1])
     loss = tf.reduce_mean(tf.square(y - 0.3))
-    train_op = make().minimize(loss, global_step=step())
+    train_op = make().minimize(loss, global_step=train.get_or_create_global_step())
     config = tf1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
     states = []
     with tf1.Session(config=config) as session:
@@ -90,17 +75,8 @@ def compare(make, use_resource, logdir):
     assert guards.sessions.seen.actions == {'skip': 2}
 
 
-# By turns of reference variables, and by handle: the gate has no other branches for a pair of both.
-BY_TURNS = [False, True] * 6
-
-
-@pytest.mark.parametrize('name, use_resource', zip(OPTIMIZERS, BY_TURNS))
-def test_of_tensorflow(name, use_resource, tmp_path):
-    compare(OPTIMIZERS[name], use_resource, tmp_path)
-
-
-@pytest.mark.skipif(not tf.__version__.startswith('1.'), reason='tf.contrib.opt is gone')
-@pytest.mark.parametrize('name, use_resource', zip(CONTRIBS, BY_TURNS))
+# By turns of reference variables, and by handle.
+@pytest.mark.parametrize('name, use_resource', zip(CONTRIBS, [False, True] * 6))
 def test_of_contrib(name, use_resource, tmp_path):
     from tensorflow.contrib import opt
 

@@ -63,7 +63,7 @@ def test_a_bundle_is_found_where_its_logdir_was_moved_to_and_a_removed_one_is_no
     tmp_path, capsys
 ):
     there = tmp_path / 'logs' / 'slimguard' / 'incident-3'
-    advised = advice.for_bad_data([1], str(there))
+    advised = advice.for_bad_data([1], str(there), skips=False)
     gone = incident(2, 'loss 5', bundle=str(there), advice=advised)  # of an earlier run
     record(tmp_path / 'logs', gone, incident(3, bundle=str(there)))
     there.mkdir()

@@ -101,6 +101,9 @@ def test_a_chain_tells_once_how_many_were_skipped():
     assert chain.tell_skipped() == ''
     chain.step_was_skipped(is_decided=False)
     assert chain.tell_skipped() == '3 of 6 batches were skipped'
+    chain.step_was_skipped(why='log of 0')
+    said = '4 of 6 batches were skipped; why, of the last that was examined: log of 0'
+    assert chain.tell_skipped() == said
 
 
 @pytest.mark.parametrize('ratio, error', [(0, ValueError), (1.1, ValueError), ('x', TypeError)])

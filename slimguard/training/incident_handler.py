@@ -23,7 +23,6 @@ from slimguard.incidents.policies import (
     Raise,
     Rollback,
     Skip,
-    Stop,
 )
 from slimguard.system import texts
 from slimguard.training.examiner import Examiner

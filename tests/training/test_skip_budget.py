@@ -15,7 +15,9 @@ pytestmark = pytest.mark.usefixtures('ctrl_c_is_pythons')
 
 
 def told(lines):
-    return [line.partition('; why')[0] for line in lines if 'batches were skipped' in line]
+    return [
+        line.partition('; why')[0].rstrip('.') for line in lines if 'batches were skipped' in line
+    ]
 
 
 @every_loop

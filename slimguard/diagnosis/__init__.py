@@ -11,7 +11,10 @@ The files:
     measured_step.py  the ranges of the tensors of a step
     search.py         where in a step non-finite numbers began
     explanations.py   explains a step, for each way in which it can be bad
-    causes.py         the known ways to get a NaN, each in a sentence
+    updates.py        explains an update that is not finite though all it takes is
+    causes.py         what ops ask of their inputs, and what is said where those break it: a table
+    preconditions.py  which inputs break it
+    large_numbers.py  rows of the batch and weights that are far too large
     hidden_ops.py     what may be at fault inside of a loop or a function
     diagnosis.py      what a diagnosis says, in a few lines and as data
     ranges.py         what there is to say about an array of numbers in a line

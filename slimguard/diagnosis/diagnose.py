@@ -21,10 +21,11 @@ import numpy as np
 import tensorflow as tf
 
 from slimguard import graph as graphs
-from slimguard.diagnosis import explanations
+from slimguard.diagnosis import explanations, updates
 from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.draws import is_written_value
+from slimguard.diagnosis.large_numbers import large_weights
 from slimguard.diagnosis.measured_step import MeasuredStep
 from slimguard.diagnosis.ranges import bad_shares, numbers
 from slimguard.diagnosis.rerun import (
@@ -44,8 +45,8 @@ _BY_KIND = (
     ('square', explanations.explain_square),
     ('limit', explanations.explain_limit),
     ('norm', explanations.explain_norm),
-    ('state', explanations.explain_update),
-    ('written', explanations.explain_update),
+    ('state', updates.explain_update),
+    ('written', updates.explain_update),
 )
 
 
@@ -142,7 +143,7 @@ def _explain(measured: MeasuredStep, labels: Sequence[Label]) -> Diagnosis:
             return explain(measured, [label.name for label in labels if label.kind == kind][0])
     # The same weights and the same batch: so rounding decides, which an older state does not mend.
     is_whole = not measured.step.missing and 'value' in kinds
-    kind = policies.BATCH if is_whole and explanations.weights_are_sound(measured) else ''
+    kind = policies.BATCH if is_whole and not large_weights(measured) else ''
     return Diagnosis('unknown', 'run again with what it drew, the step is finite', kind=kind)
 
 
@@ -159,7 +160,7 @@ def _of_optimizer(found: Diagnosis, labels: Sequence[Label]) -> Diagnosis:
 def _is_written_unseen(step: Step, labels: Sequence[Label]) -> bool:
     """Whether what was not finite once written is computed where no value is seen: in a loop."""
     written = [label.name for label in labels if label.kind in ('state', 'written')]
-    return bool(written) and explanations.is_unseen(step, written[0])
+    return bool(written) and updates.is_unseen(step, written[0])
 
 
 def _bad_tensors(measured: MeasuredStep, some_value_was: bool) -> List[tf.Tensor]:

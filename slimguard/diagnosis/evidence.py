@@ -71,28 +71,49 @@ class Found(NamedTuple):
         return '\n'.join(lines)
 
 
+# Of which folders it was said that they are full: once for all train ops of a graph.
+_FULL: 'weakref.WeakKeyDictionary[tf1.Graph, Set[str]]' = weakref.WeakKeyDictionary()
+
+
 class _Kinds:
     """The kinds of incidents of which one was examined.
 
     Args:
-      most: how many there may be.
+      most: how many there may be, and how many bundles.
+      graph: the graph of the training.
     """
 
-    def __init__(self, most: int):
+    def __init__(self, most: int, graph: tf1.Graph):
         self._most = most
+        self._graph = graph
         self._known: Set[str] = set()
 
-    def is_new(self, reason: str) -> bool:
-        """Whether an incident is the first of its kind, and to be examined; it is known then."""
+    def is_wanted(self, reason: str, logdir: Optional[str]) -> bool:
+        """Whether an incident of a training that goes on is examined; said once if not."""
         kind = kind_of(reason)
         is_new = kind not in self._known and len(self._known) < self._most
         if is_new:
             self._known.add(kind)
-        return is_new
+        if is_new or logdir is None or self._has_room(logdir):
+            return True
+        folder = bundle.folder(logdir)
+        told = _FULL.setdefault(self._graph, set())
+        if folder not in told:
+            told.add(folder)
+            tf1.logging.warning(
+                'slimguard: %s has %d bundles, as many as there may be: further incidents are '
+                'recorded, and of those only the first of a kind is examined, and those on which '
+                'it depends what is done. More are kept with max_bundles.',
+                folder,
+                self._most,
+            )
+        return False
 
-
-# Of which folders it was said that they are full: once for all train ops of a graph.
-_FULL: 'weakref.WeakKeyDictionary[tf1.Graph, Set[str]]' = weakref.WeakKeyDictionary()
+    def _has_room(self, logdir: str) -> bool:
+        try:
+            return len(bundle.own_paths(logdir)) < self._most
+        except Exception:
+            return True  # the attempt to write will say what is wrong there
 
 
 class Evidence:
@@ -132,7 +153,7 @@ class Evidence:
         self._max_bundles = max_bundles
         self._room = room
         self._no_room = Rate(seconds=None)
-        self._kinds = _Kinds(max_bundles)
+        self._kinds = _Kinds(max_bundles, gate.bad.graph)
         self._failures: Dict[str, Rate] = collections.defaultdict(lambda: Rate(clock=clock))
         if self._logdir is not None:
             _tidy_up(self._logdir)
@@ -178,7 +199,7 @@ class Evidence:
                 # A run that went past the hooks, or left out what some of it is computed from.
                 if not values.keys() >= set(fed) or (self.capture.sources and not values):
                     return Found()
-                is_wanted = is_last or self._is_wanted(incident.reason)
+                is_wanted = is_last or self._kinds.is_wanted(incident.reason, self._logdir)
             except Exception as error:
                 self._say('what the bad step drew could not be taken', error)
                 return Found()
@@ -291,29 +312,6 @@ class Evidence:
         rate = self._failures[what]
         if rate.is_due():
             _log_failure(what, error, rate.told())
-
-    def _is_wanted(self, reason: str) -> bool:
-        """Whether an incident of a training that goes on is examined; said once if not."""
-        if self._kinds.is_new(reason) or self._has_room():
-            return True
-        folder = bundle.folder(str(self._logdir))
-        told = _FULL.setdefault(self.capture.gate.bad.graph, set())
-        if folder not in told:
-            told.add(folder)
-            tf1.logging.warning(
-                'slimguard: %s has %d bundles, as many as there may be: further incidents are '
-                'recorded, and of those only the first of a kind is examined. More are kept with '
-                'max_bundles.',
-                folder,
-                self._max_bundles,
-            )
-        return False
-
-    def _has_room(self) -> bool:
-        try:
-            return self._logdir is None or len(bundle.own_paths(self._logdir)) < self._max_bundles
-        except Exception:
-            return True  # the attempt to write will say what is wrong there
 
 
 def collect(

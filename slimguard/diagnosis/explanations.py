@@ -6,28 +6,25 @@ variable overflows when it is updated.
 
 import math
 import re
-from typing import List, Optional, Sequence, Tuple
+from typing import Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from slimguard import graph as graphs
-from slimguard.diagnosis import causes
+from slimguard.diagnosis import causes, preconditions
 from slimguard.diagnosis.diagnosis import Diagnosis, Input
 from slimguard.diagnosis.draws import is_written_value
 from slimguard.diagnosis.hidden_ops import explain_inside
+from slimguard.diagnosis.large_numbers import LARGE_WEIGHT, large_weights, outlier, rows_in_words
 from slimguard.diagnosis.measured_step import SAME_NUMBERS, MeasuredStep
-from slimguard.diagnosis.ranges import NonFinite, Range, find_non_finite, measure, numbers
+from slimguard.diagnosis.ranges import NonFinite, Range, find_non_finite, measure
 from slimguard.diagnosis.rerun import Step
-from slimguard.diagnosis.update_trial import what_would_help
 from slimguard.graph import key
 from slimguard.graph.source_lines import Origins
 from slimguard.incidents import policies
 from slimguard.system import texts
 
-_LARGE_WEIGHT = 1e6
-# So many times as large as the median of the rows is far.
-_FAR = 1e4
 _NO_VALUE = np.array(np.nan, np.float32)  # stands for a tensor in a branch that did not run
 
 
@@ -62,7 +59,7 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
         return told._replace(trouble=inside, kind=_kind(measured, tensor, causes.UNKNOWN))
     forward = _op_named(step, told.forward_op)
     cause = causes.explain(
-        causes.Culprit(
+        preconditions.Culprit(
             op_type=step.type_of(op),
             forward_type='' if forward is None else step.type_of(forward),
             inputs=[values.get(key(t)) for t in inputs],
@@ -73,7 +70,7 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
     )
     more = _in_rows(measured, told)
     if cause.is_overflow:
-        more += _large_weights(measured) or outlier(measured)
+        more += large_weights(measured) or outlier(measured)
     kind = _kind(measured, tensor, cause)
     if kind == policies.COMES_AGAIN:
         more += '; it depends neither on the batch nor on the weights'
@@ -85,13 +82,13 @@ def _kind(measured: MeasuredStep, tensor: tf.Tensor, cause: causes.Cause) -> str
     made_of = measured.made_of(tensor)
     if not made_of.floats:
         return policies.BATCH if made_of.draws else policies.COMES_AGAIN
-    if not made_of.draws or _large_weights(measured):
+    if not made_of.draws or large_weights(measured):
         return ''
     largest = max(
         [r.largest for r in map(measured.range_of, measured.inputs_of(tensor)) if r], default=0.0
     )
     # With weights as they should be, a root or a logarithm may meet what it does not take.
-    is_chance = cause.is_known and not cause.is_overflow and largest < _LARGE_WEIGHT
+    is_chance = cause.is_known and not cause.is_overflow and largest < LARGE_WEIGHT
     return policies.BATCH if is_chance or outlier(measured) else ''
 
 
@@ -178,38 +175,10 @@ def explain_norm(measured: MeasuredStep, name: str) -> Diagnosis:
 
 def _too_large(measured: MeasuredStep, tensor: tf.Tensor, trouble: str) -> Diagnosis:
     """Everything is finite, and `tensor` is too large: as the weights are, or a row of the data."""
-    weights = _large_weights(measured)
+    weights = large_weights(measured)
     far = '' if weights else outlier(measured)
     kind = policies.BATCH if far else ''
     return _describe(measured, tensor)._replace(trouble=trouble + weights + far, kind=kind)
-
-
-def explain_update(measured: MeasuredStep, name: str) -> Diagnosis:
-    """Everything that went into the update of the variable `name` was finite; the result is not."""
-    kernel = _kernel_of(measured.step, name)
-    if kernel is None:
-        return Diagnosis('update', '%s overflows when it is updated' % name)
-    inputs = []
-    for value in graphs.values_of(kernel):
-        found = measured.range_of(value.tensor)
-        inputs.append(Input('%s (%s)' % (value.tensor.name, value.role), found))
-    original = _original_name(kernel.name)
-    would = what_would_help(measured.step, kernel)
-    trouble = '%s is not finite once it is updated, and all that the update takes is' % name
-    if would.smaller_rate:
-        trouble = '%s overflows when it is updated: the learning rate is too large' % name
-    elif would.epsilon is not None:
-        dtype = kernel.inputs[-1].dtype.base_dtype.name
-        trouble += ': epsilon is 0 in %s; it works with epsilon=%g' % (dtype, would.epsilon)
-    return Diagnosis(
-        phase='update',
-        trouble=trouble,
-        op=original,
-        op_type=kernel.type,
-        line=measured.step.origins(original).line,
-        inputs=tuple(inputs),
-        kind=policies.COMES_AGAIN if would.epsilon is not None else '',
-    )
 
 
 def _fed(measured: MeasuredStep, limit: tf.Tensor) -> Optional[float]:
@@ -275,7 +244,7 @@ def _written(is_given_finite: bool) -> str:
 
 
 def _bad_data(output: Range, found: NonFinite) -> str:
-    return 'bad data: %s%s' % (_what(output), _rows(found.rows) if found.rows else '')
+    return 'bad data: %s%s' % (_what(output), rows_in_words(found.rows) if found.rows else '')
 
 
 def _what(output: Range) -> str:
@@ -320,48 +289,9 @@ def _in_rows(measured: MeasuredStep, told: Diagnosis) -> str:
     if found is None or output is None or not found.rows or not output.shape:
         return ''
     rows = output.shape[0]
-    return _rows(found.rows) if rows == measured.batch_size and len(found.rows) < rows else ''
-
-
-def _rows(rows: Sequence[int]) -> str:
-    return ', in row%s %s' % ('s' if len(rows) > 1 else '', texts.listed(rows, 10))
-
-
-def outlier(measured: MeasuredStep) -> str:
-    """Rows of the batch that are far larger than the others, in words; '' if there are none."""
-    for tensor in measured.data():
-        value = np.asarray(measured.step.fetch([tensor])[0])
-        sizes = np.abs(numbers(value).reshape(len(value), -1)).max(axis=1)
-        usual = np.median(sizes)
-        far = [int(row) for row in np.flatnonzero(sizes > _FAR * usual)] if usual else []
-        if far:
-            told = '; %s is as large as %.6g%s, and %.3g at most in the other rows'
-            others = np.delete(sizes, far).max()
-            return told % (measured.step.name_of(tensor), sizes.max(), _rows(far), others)
-    return ''
-
-
-def weights_are_sound(measured: MeasuredStep) -> bool:
-    """Whether the weights are of no size that training makes only as it runs away."""
-    return not _large_weights(measured)
-
-
-def _large_weights(measured: MeasuredStep) -> str:
-    largest, name = _largest_weight(measured)
-    if largest < _LARGE_WEIGHT:
-        return ''
-    return '. The weights are as large as %.3g (%s)' % (largest, name)
-
-
-def _largest_weight(measured: MeasuredStep) -> Tuple[float, str]:
-    found = (0.0, '')
-    for op in measured.step.ops:
-        weights = measured.range_of(op.outputs[0]) if graphs.is_variable_read(op) else None
-        if weights is not None:
-            variable = graphs.variable_read(op.outputs[0])
-            if variable is not None:
-                found = max(found, (weights.largest, variable.name))
-    return found
+    return (
+        rows_in_words(found.rows) if rows == measured.batch_size and len(found.rows) < rows else ''
+    )
 
 
 def _gradient_name(step: Step, tensor: tf.Tensor) -> str:
@@ -372,42 +302,6 @@ def _gradient_name(step: Step, tensor: tf.Tensor) -> str:
             variables = writes.variables(op)
             return 'gradient of %s' % variables[0].name if variables else ''
     return ''
-
-
-def is_unseen(step: Step, name: str) -> bool:
-    """Whether the variable `name` is updated in a loop or a function, where no value is seen."""
-    kernel = _kernel_of(step, name)
-    original = None if kernel is None else _original_of(step, kernel)
-    return original is None or graphs.loop_around(original) is not None
-
-
-def _kernel_of(step: Step, name: str) -> Optional[tf.Operation]:
-    """The gate's clone of the op that updates the variable `name`; None of one in a function."""
-    writes = graphs.Writes(step.graph)
-    kernels: List[tf.Operation] = [
-        op
-        for op in step.ours
-        if any(v.name == name for v in writes.variables(op))
-        and (graphs.values_of(op) or graphs.is_apply(op))
-        # An op that undoes an update writes the variable too, and is no clone.
-        and _original_name(op.name) != op.name
-    ]
-    known = [op for op in kernels if _original_of(step, op) is not None]
-    kernels = known or kernels  # a bundle that is replayed has no originals
-    return next((op for op in kernels if graphs.is_apply(op)), kernels[0] if kernels else None)
-
-
-def _original_of(step: Step, clone: tf.Operation) -> Optional[tf.Operation]:
-    try:
-        return step.graph.get_operation_by_name(_original_name(clone.name))
-    except KeyError:
-        return None
-
-
-def _original_name(name: str) -> str:
-    """The name of the op that a gate's clone was made of: slimguard/gate/NAME."""
-    parts = name.split('/', 2)
-    return parts[2] if len(parts) == 3 else name
 
 
 def _root_of_largest(dtype: str) -> float:

@@ -33,7 +33,7 @@ class FallbackChain:
     """
 
     def __init__(self, on_nan: OnNan, otherwise: Policy):
-        self.why_not = self.spent = ''
+        self.why_not = self.spent = self._why_skipped = ''
         self._told = 0  # how many were skipped, when that was last told
         self.fallbacks = [otherwise] if on_nan is None else fallbacks_of(on_nan)
         self._otherwise = otherwise
@@ -89,18 +89,26 @@ class FallbackChain:
         self._state.steps += 1
         self._state.in_a_row = 0
 
-    def step_was_skipped(self, is_decided: bool = True) -> None:
-        """Notes that a step was skipped: that of the last decision, or one that nobody decided."""
+    def step_was_skipped(self, is_decided: bool = True, why: Optional[str] = None) -> None:
+        """Notes that a step was skipped.
+
+        Args:
+          is_decided: whether it is that of the last decision, or one that nobody decided.
+          why: why it was bad; None if it was not examined.
+        """
+        self._why_skipped = why or self._why_skipped
         self._state.steps += not is_decided
         self._state.note_skipped()
 
     def tell_skipped(self) -> str:
-        """How many steps were skipped, of how many; empty if that is no news."""
+        """How many steps were skipped, of how many, and why; empty if that is no news."""
         skipped = self._state.skipped
         if skipped == self._told:
             return ''
         self._told = skipped
-        return '%d of %d batches were skipped' % (skipped, self._state.steps)
+        why = '; why, of the last that was examined: %s' % self._why_skipped
+        told = '%d of %d batches were skipped' % (skipped, self._state.steps)
+        return told + why if self._why_skipped else told
 
     def note_rollbacks(self, rollbacks: int) -> None:
         """Notes how often others went back to a checkpoint, and this training with them."""

@@ -84,9 +84,15 @@ class PolicyState:
 
 
 class Policy:
-    """Base of all policies. `action` is the word for what is done."""
+    """Base of all policies.
+
+    Attributes:
+      action: the word for what is done.
+      ends: whether the training ends with it.
+    """
 
     action = ''
+    ends = False
 
     def is_willing(self, state: PolicyState) -> bool:
         """Whether this policy takes the present incident; if not, the next of a chain does."""
@@ -116,12 +122,14 @@ class Raise(Policy):
     """End the training with a `NanLossError`."""
 
     action = 'raise'
+    ends = True
 
 
 class Stop(Policy):
     """End the training cleanly: hooks' `end` runs, and the last finite loss is returned."""
 
     action = 'stop'
+    ends = True
 
 
 class Skip(Policy):

@@ -6,7 +6,8 @@ What watches, in any loop:
     watched_run.py        which runs are steps to watch, and what to fetch in them
     inner_feeds.py        feeds in the place of what is computed within the step
     incident_reading.py   an Incident from a gate's values, a loss, or a check that raised
-    incident_handler.py   decides, examines, acts and records
+    examiner.py           has bad steps examined, and their bundles written
+    incident_handler.py   examines, decides, acts and records
     open_incident.py      an incident while it is handled
     second_look.py        whether variables are lost, or are just being put back
     recovery.py           back to a checkpoint: one process, or a job

@@ -9,7 +9,6 @@ import tensorflow as tf
 from slimguard import gate as gates
 from slimguard.cluster.job import Job
 from slimguard.cluster.session_end import NEW_SESSION
-from slimguard.diagnosis.budget import Pace
 from slimguard.diagnosis.evidence import Evidence, Found
 from slimguard.incidents import advice
 from slimguard.incidents.fallback_chain import FallbackChain
@@ -24,9 +23,9 @@ from slimguard.incidents.policies import (
     Raise,
     Rollback,
     Skip,
-    Stop,
 )
 from slimguard.system import texts
+from slimguard.training.examiner import Examiner
 from slimguard.training.incident_reading import Reading
 from slimguard.training.open_incident import OpenIncident
 from slimguard.training.recovery import Recovery, call_on_rollback
@@ -58,61 +57,6 @@ class _Now(threading.local):
         self.acting = ''  # the name of what is running of the user's
 
 
-class _Examiner:
-    """Has bad steps examined, before anybody acts: the weights are as the step found them.
-
-    Args:
-      evidence: by gate, what examines its bad steps.
-
-    Attributes:
-      pace: how long steps take, and so how long a search may.
-    """
-
-    def __init__(self, evidence: Mapping[gates.Gate, Evidence]):
-        self.pace = Pace()
-        self._evidence = evidence
-        self._with_bundle: List[OpenIncident] = []
-
-    def examine(
-        self,
-        session,
-        reading: Reading,
-        handled: OpenIncident,
-        decides: bool = False,
-        ends: bool = False,
-    ) -> Found:
-        """Finds and notes what made a step bad.
-
-        Args:
-          session: the session.
-          reading: the incident, and what told of it.
-          handled: the same, while it is handled.
-          decides: whether what is done depends on what is found.
-          ends: whether the training ends with this incident, whatever is found.
-        """
-        gate = reading.gate
-        if gate is None or gate not in self._evidence:
-            return Found()
-        labels, examine = gate.labels_of(reading.bad), self._evidence[gate].examine
-        found = examine(session, handled.incident, labels, decides, ends, self.pace.seconds)
-        handled.note_found(found)
-        return found
-
-    def keep(
-        self, session, reading: Reading, handled: OpenIncident, found: Found, ends: bool
-    ) -> None:
-        """Writes the bundle; searches all of the step first if the training `ends` with it."""
-        gate = reading.gate
-        if gate is None or gate not in self._evidence:
-            return
-        labels, history = gate.labels_of(reading.bad), reading.history
-        keep = self._evidence[gate].keep
-        handled.note_found(keep(session, handled.incident, labels, found, ends, history))
-        if handled.incident.bundle is not None:  # others may have gone for it
-            self._with_bundle = [each for each in self._with_bundle if each.has_bundle()]
-            self._with_bundle.append(handled)
-
-
 class IncidentHandler:
     """Handles the incidents of one training.
 
@@ -140,7 +84,7 @@ class IncidentHandler:
         self._policies = policies
         self._now = _Now(otherwise)
         self._journal = journal
-        self._examiner = _Examiner(evidence)
+        self._examiner = Examiner(evidence)
         self._recovery = recovery
         self._replaced = replaced
         self._failed_at: Optional[OpenIncident] = None
@@ -199,8 +143,7 @@ class IncidentHandler:
             try:
                 self._examine_and_decide(run_context.session, reading, action, handled)
                 for each, other in zip(beside, others):
-                    found = self._examiner.examine(run_context.session, each, other)
-                    self._examiner.keep(run_context.session, each, other, found, ends=False)
+                    self._examiner.examine_and_keep(run_context.session, each, other, ends=False)
                 self._now.acting = 'on_nan' if action.is_policy else action.name
                 action.act(run_context, handled.incident)
             except _ENDS_AS_DECIDED as error:
@@ -219,8 +162,7 @@ class IncidentHandler:
         self._now.acting = acting
         with self._handling(reading) as handled:
             self._note_failure(handled, error)
-            found = self._examiner.examine(session, reading, handled, ends=True)
-            self._examiner.keep(session, reading, handled, found, ends=True)
+            self._examiner.examine_and_keep(session, reading, handled, ends=True)
 
     def record_unseen(self, reading: Reading, goes_back: bool) -> None:
         """Records what no hook saw: its batch is skipped, or the job `goes_back` for another's."""
@@ -255,23 +197,17 @@ class IncidentHandler:
         found = Found()
         try:
             ruin = _ruin(self._recovery, reading)
-            foreseen = self._policies.foresee(handled.incident, ruin)
-            ends = isinstance(foreseen, (Raise, Stop)) and action.is_policy
-            decides = isinstance(foreseen, Rollback) or ends
-            ends = ends and not self.may(Skip)  # else it may go on after all
-            found = self._examiner.examine(session, reading, handled, decides, ends)
-            policy = self._policies.decide(handled.incident, ruin, found.cause)
-            self._now.policy = policy
+            asked = self._policies if action.is_policy else None
+            found = self._examiner.examine_ahead(session, reading, handled, asked, ruin)
+            policy = self._now.policy = self._policies.decide(handled.incident, ruin, found.cause)
             ruin = _ruin_at_the_end(policy, self._recovery, reading)
             handled.note_reason(self._policies.why_not + ruin)
         except Exception as error:
-            is_theirs = isinstance(error, _ENDS_AS_DECIDED)
-            handled.note(action=_BY_SUBCLASS if is_theirs else 'error')
+            handled.note(action=_BY_SUBCLASS if isinstance(error, _ENDS_AS_DECIDED) else 'error')
             self._examiner.keep(session, reading, handled, found, ends=True)
             raise
         handled.note(action=policy.action if action.is_policy else _BY_SUBCLASS)
-        ends = isinstance(policy, (Raise, Stop)) and action.is_policy
-        self._examiner.keep(session, reading, handled, found, ends)
+        self._examiner.keep(session, reading, handled, found, action.is_policy and policy.ends)
         is_overflow = handled.drew_finite and not handled.kind and _is_not_finite(reading)
         if isinstance(policy, Skip) and is_overflow:
             self._policies.note_overflow()
@@ -298,7 +234,7 @@ class IncidentHandler:
         if incident.action == 'skip' and not incident.held:
             raise ValueError(_NOT_HELD % ', '.join(incident.tensors))
         if incident.action == 'skip':
-            self._policies.step_was_skipped()
+            self._policies.step_was_skipped(why=handled.cause)
         if isinstance(self._now.policy, Rollback):
             incident = self._roll_back(run_context.session, handled, self._now.policy, job)
         if incident.action == 'raise' and (self._policies.rollbacks or _asks_for_advice(incident)):

@@ -92,9 +92,10 @@ def test_a_learning_rate_can_be_lowered(folder):
 
 def test_a_ladder_skips_then_rolls_back_then_raises(folder):
     model, train_op = build(bad=lambda draw: draw >= 2)
+    # Nothing is known of the cause: a bad batch is no reason to go back.
     hook = slimguard.NanLossHook(model.loss, on_nan=[Skip(2), Rollback(2)])
     with pytest.raises(slimguard.NanLossError):
-        train(train_op, folder, hooks=[hook])
+        train(train_op, folder, hooks=[hook], capture=False)
     actions = [incident.action for incident in hook.incidents]
     assert actions == ['skip', 'skip', 'rollback'] * 2 + ['skip', 'skip', 'raise']
 
@@ -327,10 +328,7 @@ def test_what_a_rollback_has_left_is_told_by_the_order(steps, in_order):
 
 
 def test_with_a_bad_batch_in_ten_the_training_goes_on(tmp_path):
-    """It is not the weights, so each time it goes to the newest state, and not further back.
-
-    Only the first of the incidents is examined.
-    """
+    """It is not the weights, so each time it goes to the newest state, and not further back."""
     model, train_op = build(bad=range(7, 1000, 10))
     save = tf1.train.CheckpointSaverHook(str(tmp_path), save_steps=5)
     train(train_op, tmp_path, 40, hooks=[save], on_nan='rollback:9', max_bundles=1)
@@ -339,9 +337,7 @@ def test_with_a_bad_batch_in_ten_the_training_goes_on(tmp_path):
     assert [record['step'] for record in records[:4]] == [7, 14, 19, 24]
     names = [os.path.basename(record['restored']) for record in records[:4]]
     assert names == ['model.ckpt-%d' % step for step in (5, 10, 15, 20)]
-    assert [record['diagnosis'] is None for record in records] == [False] + [True] * (
-        len(records) - 1
-    )
+    assert all('bad data' in record['diagnosis'] for record in records)
 
 
 class TestWhatARollbackLeaves:

@@ -10,7 +10,7 @@ import slimguard
 from slimguard import gate
 from slimguard.diagnosis import budget, bundle, replay
 from slimguard.diagnosis.capture import Capture
-from slimguard.training import incident_handler
+from slimguard.training import examiner
 from tests.helpers.models import Batches, Linear, records_in, train_quietly
 
 tf1 = tf.compat.v1
@@ -47,7 +47,7 @@ def no_time(monkeypatch):
 def clock_of(monkeypatch, seconds):
     """Each step takes so long."""
     pace = functools.partial(budget.Pace, itertools.count(0, seconds).__next__)
-    monkeypatch.setattr(incident_handler, 'Pace', pace)
+    monkeypatch.setattr(examiner, 'Pace', pace)
 
 
 def test_without_time_what_the_step_drew_is_looked_at(tmp_path, no_time, monkeypatch):

@@ -278,7 +278,7 @@ for value in (1.0, float('nan'), 1.0, 1.0):
 def test_a_session_that_is_never_closed_says_what_was_skipped_and_no_more(tmp_path):
     run = python('-c', NEVER_CLOSED, cwd=tmp_path)
     assert run.returncode == 0
-    assert 'slimguard: 1 of 4 batches were skipped.' in run.stderr
+    assert 'slimguard: 1 of 4 batches were skipped' in run.stderr
     assert 'Traceback' not in run.stderr
 
 

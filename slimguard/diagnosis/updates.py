@@ -1,6 +1,7 @@
-"""Runs the update of a variable again, in a graph of its own, with other arguments.
+"""Explains an update that is not finite although all that it takes is.
 
-So it is found out what would have been finite: a smaller learning rate, or a larger epsilon.
+It is run again in a graph of its own, with other arguments, to find out what would have been
+finite: a smaller learning rate, or a larger epsilon.
 """
 
 from typing import Dict, List, NamedTuple, Optional
@@ -10,10 +11,13 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
+from slimguard.diagnosis.diagnosis import Diagnosis, Input
+from slimguard.diagnosis.measured_step import MeasuredStep
 from slimguard.diagnosis.ranges import numbers
 from slimguard.diagnosis.rerun import Step
 from slimguard.graph import single_runs
 from slimguard.graph.walk import arguments_of
+from slimguard.incidents import policies
 
 _RATES = ('lr', 'alpha')
 _SMALLER = 1e-6  # times the rate
@@ -32,7 +36,7 @@ class WouldHelp(NamedTuple):
     epsilon: Optional[float] = None
 
 
-def what_would_help(step: Step, kernel: tf.Operation) -> WouldHelp:
+def _what_would_help(step: Step, kernel: tf.Operation) -> WouldHelp:
     """Tries what would have made an update finite; nothing if it cannot be run again.
 
     Args:
@@ -112,3 +116,67 @@ def _is_finite(kernel: tf.Operation, given: Dict[int, np.ndarray]) -> bool:
             single_runs.run_once(session, update)
             values = single_runs.run_once(session, variables)
     return all(np.isfinite(numbers(value)).all() for value in values)
+
+
+def explain_update(measured: MeasuredStep, name: str) -> Diagnosis:
+    """Everything that went into the update of the variable `name` was finite; the result is not."""
+    kernel = _kernel_of(measured.step, name)
+    if kernel is None:
+        return Diagnosis('update', '%s overflows when it is updated' % name)
+    inputs = []
+    for value in graphs.values_of(kernel):
+        found = measured.range_of(value.tensor)
+        inputs.append(Input('%s (%s)' % (value.tensor.name, value.role), found))
+    original = _original_name(kernel.name)
+    would = _what_would_help(measured.step, kernel)
+    trouble = '%s is not finite once it is updated, and all that the update takes is' % name
+    if would.smaller_rate:
+        trouble = '%s overflows when it is updated: the learning rate is too large' % name
+    elif would.epsilon is not None:
+        dtype = kernel.inputs[-1].dtype.base_dtype.name
+        trouble += ': epsilon is 0 in %s; it works with epsilon=%g' % (dtype, would.epsilon)
+    return Diagnosis(
+        phase='update',
+        trouble=trouble,
+        op=original,
+        op_type=kernel.type,
+        line=measured.step.origins(original).line,
+        inputs=tuple(inputs),
+        kind=policies.COMES_AGAIN if would.epsilon is not None else '',
+    )
+
+
+def is_unseen(step: Step, name: str) -> bool:
+    """Whether the variable `name` is updated in a loop or a function, where no value is seen."""
+    kernel = _kernel_of(step, name)
+    original = None if kernel is None else _original_of(step, kernel)
+    return original is None or graphs.loop_around(original) is not None
+
+
+def _kernel_of(step: Step, name: str) -> Optional[tf.Operation]:
+    """The gate's clone of the op that updates the variable `name`; None of one in a function."""
+    writes = graphs.Writes(step.graph)
+    kernels: List[tf.Operation] = [
+        op
+        for op in step.ours
+        if any(v.name == name for v in writes.variables(op))
+        and (graphs.values_of(op) or graphs.is_apply(op))
+        # An op that undoes an update writes the variable too, and is no clone.
+        and _original_name(op.name) != op.name
+    ]
+    known = [op for op in kernels if _original_of(step, op) is not None]
+    kernels = known or kernels  # a bundle that is replayed has no originals
+    return next((op for op in kernels if graphs.is_apply(op)), kernels[0] if kernels else None)
+
+
+def _original_of(step: Step, clone: tf.Operation) -> Optional[tf.Operation]:
+    try:
+        return step.graph.get_operation_by_name(_original_name(clone.name))
+    except KeyError:
+        return None
+
+
+def _original_name(name: str) -> str:
+    """The name of the op that a gate's clone was made of: slimguard/gate/NAME."""
+    parts = name.split('/', 2)
+    return parts[2] if len(parts) == 3 else name

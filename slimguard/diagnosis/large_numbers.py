@@ -1,0 +1,52 @@
+"""Finds what is far larger than it should be: rows of the batch, and weights."""
+
+from typing import Sequence, Tuple
+
+import numpy as np
+
+from slimguard import graph as graphs
+from slimguard.diagnosis.measured_step import MeasuredStep
+from slimguard.diagnosis.ranges import numbers
+from slimguard.system import texts
+
+# Training makes weights as large as that only as it runs away.
+LARGE_WEIGHT = 1e6
+# So many times as large as the median of the rows is far.
+_FAR = 1e4
+
+
+def rows_in_words(rows: Sequence[int]) -> str:
+    return ', in row%s %s' % ('s' if len(rows) > 1 else '', texts.listed(rows, 10))
+
+
+def outlier(measured: MeasuredStep) -> str:
+    """Rows of the batch that are far larger than the others, in words; '' if there are none."""
+    for tensor in measured.data():
+        value = np.asarray(measured.step.fetch([tensor])[0])
+        sizes = np.abs(numbers(value).reshape(len(value), -1)).max(axis=1)
+        usual = np.median(sizes)
+        far = [int(row) for row in np.flatnonzero(sizes > _FAR * usual)] if usual else []
+        if far:
+            told = '; %s is as large as %.6g%s, and %.3g at most in the other rows'
+            others = np.delete(sizes, far).max()
+            return told % (measured.step.name_of(tensor), sizes.max(), rows_in_words(far), others)
+    return ''
+
+
+def large_weights(measured: MeasuredStep) -> str:
+    """The largest weight in words, if training makes none so large; else ''."""
+    largest, name = _largest_weight(measured)
+    if largest < LARGE_WEIGHT:
+        return ''
+    return '. The weights are as large as %.3g (%s)' % (largest, name)
+
+
+def _largest_weight(measured: MeasuredStep) -> Tuple[float, str]:
+    found = (0.0, '')
+    for op in measured.step.ops:
+        weights = measured.range_of(op.outputs[0]) if graphs.is_variable_read(op) else None
+        if weights is not None:
+            variable = graphs.variable_read(op.outputs[0])
+            if variable is not None:
+                found = max(found, (weights.largest, variable.name))
+    return found

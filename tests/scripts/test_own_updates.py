@@ -126,7 +126,7 @@ UPDATES = {
         {'weight': (3e38, 1.0), 'mean': (99, 99)},
     ),
     'of an integer': (
-        lambda own: own.scale.assign(1.0 / tf.cast(1 - own.count, tf.float32)),
+        lambda own: own.scale.assign(own.mean[0] / tf.cast(1 - own.count, tf.float32)),
         {'count': 1},
     ),
     'of chance': (
@@ -446,7 +446,9 @@ def test_why_what_is_written_in_a_loop_is_bad_is_told(what, tmp_path):
         assert list(own.session.run(own.weight)) == [1.0, 3.0]
         own.session.close()
     (record,) = records_in(tmp_path)
-    why = 'in the input: bad data: 1 NaN' if what == 'data' else 'in the update: own/w overflows'
+    why = 'in the input: bad data: 1 NaN'
+    if what == 'overflow':
+        why = 'in the update: own/w is not finite once it is updated'
     assert record['diagnosis'].startswith(why)
 
 

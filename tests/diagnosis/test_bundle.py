@@ -369,14 +369,14 @@ def test_what_may_not_be_opened_is_said_where_the_bundle_would_be(sound, name):
 
 
 def test_a_hostile_bundle_spoils_no_report(tmp_path, sound):
-    from slimguard.report import bundle_view, report_data
+    from slimguard.report import report_data
 
     for number, damage in enumerate(DAMAGES.values()):
         path = shutil.copytree(sound, str(tmp_path / str(number) / 'slimguard' / 'incident-1'))
         damage(path)
         (found,) = report_data.gather(str(tmp_path / str(number))).bundles
         # What only running the step tells is no matter for a report.
-        assert isinstance(found, bundle_view.BundleView) or 0 < len(found.why) < 1000
+        assert isinstance(found, report_data.BundleView) or 0 < len(found.why) < 1000
 
 
 @pytest.mark.parametrize(

@@ -123,17 +123,14 @@ class Training:
         self._run()  # the first makes kernels ready
         metadata, values = self._run(trace=True)
         assert self.bad is None or not values[self.fetches.index(self.bad)].any(), 'a bad step'
-        nodes, sizes = {}, {}
+        nodes = {}
         for device, node in _nodes_of(metadata):
             nodes.setdefault(device, []).append(node)
-            for output in node.output:
-                described = output.tensor_description.allocation_description
-                sizes[node.node_name, output.slot] = described.requested_bytes
         return Step(
             {device: sum(map(_works, nodes.get(device, ()))) for device in (DEVICE, HOST)},
-            _crossing(metadata, sizes, DEVICE, HOST),
-            _crossing(metadata, sizes, HOST, DEVICE),
-            _peak(metadata),
+            crossing(metadata, DEVICE, HOST),
+            crossing(metadata, HOST, DEVICE),
+            peak(metadata, DEVICE),
         )
 
     def _run(self, trace: bool = False):
@@ -153,7 +150,7 @@ class Training:
             metadata = tf1.RunMetadata()
             options = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE)
             values = run(fetches, feed_dict, options=options, run_metadata=metadata)
-            seen.append(_peak(metadata))
+            seen.append(peak(metadata, DEVICE))
             return values
 
         self.session.run = traced
@@ -176,9 +173,18 @@ def _works(node) -> bool:
     return label.partition('(')[0] not in _NO_WORK and node.node_name != '_SOURCE'
 
 
-def _crossing(metadata, sizes, sender: str, receiver: str) -> Crossing:
-    """What one device sent to another, of what ran: a dead branch sends nothing."""
-    copies, signals = [], 0
+def crossing(metadata, sender: str, receiver: str) -> Crossing:
+    """What one device sent to another, of what ran: a dead branch sends nothing.
+
+    Args:
+      metadata: the `RunMetadata` of a run with a full trace and its partition graphs.
+      sender, receiver: devices, such as '/device:GPU:0'.
+    """
+    copies, signals, sizes = [], 0, {}
+    for _, node in _nodes_of(metadata):
+        for output in node.output:
+            described = output.tensor_description.allocation_description
+            sizes[node.node_name, output.slot] = described.requested_bytes
     for graph in metadata.partition_graphs:
         for node in graph.node:
             if node.op not in ('_Send', '_HostSend'):
@@ -195,12 +201,12 @@ def _crossing(metadata, sizes, sender: str, receiver: str) -> Crossing:
     return Crossing(copies, signals)
 
 
-def _peak(metadata) -> int:
-    """The most bytes of tensors on the device at one time."""
+def peak(metadata, device: str) -> int:
+    """The most bytes of tensors on a device at one time, in a run with a full trace."""
     records = sorted(
         (record.alloc_micros, record.alloc_bytes)
-        for device, node in _nodes_of(metadata)
-        if device == DEVICE
+        for place, node in _nodes_of(metadata)
+        if place == device
         for used in node.memory
         for record in used.allocation_records
     )

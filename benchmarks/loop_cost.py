@@ -321,8 +321,7 @@ class Clock(tf1.train.SessionRunHook):
 def saving_step(on_nan, steps):
     """Seconds of a step of a training in a logdir, with all that comes seldom, such as snapshots.
 
-    It is a training of its own: the pace of snapshots is that of the clock, and beside twenty
-    others that have their turns a training would take twenty times as many.
+    It is a training of its own, so long that snapshots come as seldom as in any long one.
     """
     clock = Clock()
     with tf.Graph().as_default(), tempfile.TemporaryDirectory() as logdir:

@@ -1,6 +1,6 @@
 """What `Spike` saves, and how often it is wrong. Prints two tables.
 
-    python benchmarks/spikes.py [--quick] [--fast] [explosions] [alarms]
+    python benchmarks/spikes.py [--quick] [explosions] [alarms]
 
 `explosions` trains a small network that is damaged in one of five ways, over ten seeds: without a
 `Spike` and with it, on_nan='skip:3,rollback:3,raise' both times, and undamaged. What is shown is
@@ -8,10 +8,6 @@ the loss of the last checkpoint on data that is not damaged, as a multiple of th
 run: the median of the seeds, and the worst. The last column is the control: so many times its last
 loss had the undamaged run itself, at worst, in one of its last 40 steps. Batches are large, so that
 this is little: with 32 rows it is 1.9, and no state of before the damage is within 1.2 for sure.
-
-A step takes 4 ms, and most of it is waiting for the batch. States to go back to are kept in memory
-at a pace that costs 1% of the time. Were a step 0.2 ms, and the whole training 0.1 s, a rollback
-would lose hundreds of steps: `--fast` shows it.
 
 `alarms` trains healthy networks with noisy losses, and counts the good steps that are held at the
 defaults. A held step is skipped, so that there may be more of them.
@@ -21,7 +17,6 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from typing import Callable, List, NamedTuple
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
@@ -38,7 +33,6 @@ tf1 = tf.compat.v1
 tf1.logging.set_verbosity(tf1.logging.FATAL)
 
 QUICK = '--quick' in sys.argv
-SECONDS_A_BATCH = 0.0 if '--fast' in sys.argv else 0.004
 SEEDS = range(3 if QUICK else 10)
 STEPS, DAMAGED_AT = 420, 400
 POLICIES = [slimguard.Skip(3), slimguard.Rollback(3), slimguard.Raise()]
@@ -115,7 +109,6 @@ class Regression:
         x, y = self._batch(256, self._draws)
         x, y = x * self._damage.x(self._drawn), y * self._damage.y(self._drawn)
         self._drawn += 1
-        time.sleep(SECONDS_A_BATCH)
         return x.astype(np.float32), y.astype(np.float32)
 
     def held_out_loss(self, session) -> float:
@@ -324,7 +317,7 @@ def alarms() -> None:
 
 
 if __name__ == '__main__':
-    measure.require_arguments(__doc__, '--quick', '--fast', 'explosions', 'alarms')
+    measure.require_arguments(__doc__, '--quick', 'explosions', 'alarms')
     wanted = [name for name in sys.argv[1:] if not name.startswith('--')]
     if not wanted or 'explosions' in wanted:
         explosions()

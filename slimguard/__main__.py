@@ -23,6 +23,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     ours, script = parsers.split(given, made.with_a_value)
     with terminal.streams():
         options = made.parse(ours)
+        if options.command is None:
+            made.all.print_help()
+            return
         if options.command != 'run':
             if 'folder' in options:
                 as_json = getattr(options, 'json', False)

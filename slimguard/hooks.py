@@ -52,8 +52,8 @@ class NanLossHook(GateWatcher, NanTensorHook):
 
     With a guarded train op (`slimguard.create_train_op`, `slimguard.guard`) a bad step changed
     nothing when this hook sees it. With any other train op, or a loss with more in it than the
-    gate's, the hook detects a bad loss as TensorFlow's `NanTensorHook` does, when the update had
-    already landed; the incident says so. Only runs of a train op are watched: other runs cost
+    gate's, the hook detects a bad loss as TensorFlow's `NanTensorHook` does, when the update was
+    written; the incident says so. Only runs of a train op are watched: other runs cost
     nothing and draw no batch. When its session begins, the graph's histogram summaries are made to
     leave out what is not finite: TensorFlow's raise, in the same run as the train op or in a
     thread, and end the training.

@@ -289,7 +289,7 @@ def train(
         schedule = Schedule(number_of_steps, log_every_n_steps, trace_every_n_steps)
     stop = StopRequest()
     preemption = None if keeper is None else Preemption(stop.ask, keeper.save, preemption_seconds)
-    with _open(context, hooks, keeper, capture, graph) as turn:
+    with _open(context, hooks, keeper, graph) as turn:
         with graph.as_default(), progress_bar(progress, number_of_steps) as bar:
             steps = HookedSteps(
                 train_step_fn,
@@ -374,14 +374,13 @@ def _open(
     context: TrainingContext,
     hooks: Sequence[tf1.train.SessionRunHook],
     keeper: Optional[CheckpointKeeper],
-    captures: bool,
     graph: tf.Graph,
 ) -> Iterator[StepTurn]:
     """While a training runs, hooks have what it lends them, and its logdir is taken."""
     with contextlib.ExitStack() as stack:
         turn = stack.enter_context(taking_turns(graph))
         if keeper is not None:
-            stack.enter_context(keeper.keeping(shares_room=captures))
+            stack.enter_context(keeper.keeping())
             keeper.prepare_copies()
         stack.enter_context(lent(hooks, context))
         for each in context.evidence.values():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from slimguard import __main__
 from slimguard.checkpoints.repair import repair
 from slimguard.incidents import record_file
 from slimguard.incidents.incident import Incident
@@ -298,6 +299,8 @@ def test_a_directory_that_is_no_logdir_is_refused_with_what_was_looked_for(tmp_p
             ['run', '--on-nan', 'foo', 'x.py'],
             "argument --on_nan: unknown policy 'foo'; expected raise",
         ),
+        (['run', '--lr=1', 'x.py'], '--lr=1; options of the script come after the script'),
+        (['--foo'], 'unrecognized arguments: --foo'),
         (['run', '--max-loss', '-1', 'x.py'], "expected a positive finite number, not '-1'"),
         (['run', '--on-nan', 'skip', '--max-loss=1', 'no-file.py'], "no file 'no-file.py'"),
     ],
@@ -315,6 +318,12 @@ def test_a_usage_error_comes_without_tensorflow(tmp_path, arguments, message):
     said = done.stderr.decode('utf-8')
     assert done.returncode == 2 and not done.stdout
     assert 'usage: slimguard' in said and message in said and 'Traceback' not in said
+
+
+def test_without_a_command_it_prints_its_help_with_examples(capsys):
+    __main__.main([])
+    said = capsys.readouterr().out
+    assert 'usage: slimguard' in said and 'slimguard report logs' in said
 
 
 def test_options_of_the_script_stay_as_they_are(tmp_path):

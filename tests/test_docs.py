@@ -139,7 +139,7 @@ def test_what_the_docs_call_files_of_the_repository_is_there():
             assert (ROOT / path).exists(), '%s: %s' % (page.name, path)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_pictures_can_be_made(tmp_path):
     """A short training; what they show is for the eye."""
     for folder in ('examples', 'docs/pictures'):

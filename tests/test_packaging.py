@@ -143,7 +143,7 @@ def run_installed(*command, **kwargs):
 class TestWheelAndSdist:
     """What is built from the sources, and installed where nothing else is. Takes half a minute."""
 
-    pytestmark = pytest.mark.slow
+    pytestmark = pytest.mark.full
 
     def test_the_wheel_has_the_package_and_no_tests(self, wheel):
         with zipfile.ZipFile(str(wheel)) as file:

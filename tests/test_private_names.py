@@ -4,11 +4,7 @@ import ast
 import functools
 import pathlib
 
-import pytest
-
 import slimguard
-
-pytestmark = pytest.mark.no_tensorflow
 
 PACKAGE = pathlib.Path(slimguard.__file__).parent
 # Of compat/ it is the purpose: its table names what tf-slim looks for.

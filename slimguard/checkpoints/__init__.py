@@ -11,10 +11,11 @@ The files:
     copied_values.py      copies of all that is saved, made between two steps
     saving_session.py     the session that runs that op, and refuses what is not finite
     spare.py              the spare copy of a checkpoint that is saved again
-    save_room.py          room for a save, and what gives way to it
+    save_room.py          how much room a save takes, and what it leaves on a full disk
     rollback.py           restores the newest good one in a live session
     snapshots.py          states to go back to between them, and which of these is trusted
-    snapshot_values.py    where such a state is: in memory, or in a file without a name
+    kept_by_steps.py      which of them are kept: by the count of steps
+    snapshot_values.py    the values of variables, read and put back
     unlisted.py           variables that no collection lists, read and given values as others are
     repair.py             makes the state file name the newest good one
     restart.py            what a restart will do: the command `checkpoints`

@@ -6,10 +6,9 @@ settings stay as they are, and so do its state file, its list and its clean-up.
 """
 
 import contextlib
-import functools
 import os
 import threading
-from typing import Any, Callable, Iterator, List, Optional, Sequence
+from typing import Any, Iterator, List, Optional, Sequence
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -17,7 +16,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import gate as gates
 from slimguard.checkpoints.checked_save import CheckedSave
 from slimguard.checkpoints.copied_values import one_moment
-from slimguard.checkpoints.save_room import RoomNeeded, save_or_make_room
+from slimguard.checkpoints.save_room import RoomNeeded, remove_half_written
 from slimguard.checkpoints.saving_session import NotFinite, SavingSession
 from slimguard.checkpoints.spare import Spare
 from slimguard.compat import tf_private
@@ -44,8 +43,7 @@ class FiniteSaver(tf1.train.Saver):
     None; the checkpoints that exist stay, and so does the state file.
 
     A save that fails, because the disk is full, say, raises TensorFlow's error as ever; what it
-    had written is removed. In `slimguard.train`, the bundles that this training wrote give way
-    first, and the save is tried once more.
+    had written is removed.
 
     Args:
       var_list: what to save, as for a Saver; or the Saver to wrap, with all its settings.
@@ -55,8 +53,6 @@ class FiniteSaver(tf1.train.Saver):
       refused: an `Incident` for each of the last refused saves.
       failure: the error of the last save, if it could not be written; else None.
       lock: held while a checkpoint is saved or restored; threads save as well.
-      make_room: called where a checkpoint does not fit on its disk, with its folder and the bytes
-        it may need; removes what is worth less, and returns the paths. None for nothing.
 
     Raises:
       ValueError: if there are settings beside a Saver to wrap; as a Saver does.
@@ -75,7 +71,6 @@ class FiniteSaver(tf1.train.Saver):
             self._saver = tf1.train.Saver(var_list, **settings)
         self.refused: List[Incident] = []
         self.failure: Optional[tf.errors.OpError] = None
-        self.make_room: Optional[Callable[[str, int], List[str]]] = None
         # The Supervisor saves from a thread of its own, and a rollback restores meanwhile.
         self.lock = threading.RLock()
         self._checked: Optional[CheckedSave] = None
@@ -143,11 +138,7 @@ class FiniteSaver(tf1.train.Saver):
             )
             self.failure = None
             try:
-                saved = save_or_make_room(
-                    functools.partial(self._saver.save, session, path, *rest, **kwargs),
-                    lambda: session.written or path,
-                    lambda: self._make_room(os.path.dirname(path)),
-                )
+                saved = self._saver.save(session, path, *rest, **kwargs)
                 self._saved, self._listed = saved, list(self.last_checkpoints)
                 return given + saved[len(path) :]
             except NotFinite as refusal:
@@ -156,6 +147,7 @@ class FiniteSaver(tf1.train.Saver):
                 del self.refused[:-_REMEMBERED]
                 return None
             except tf.errors.OpError as error:
+                remove_half_written(session.written or path, error)
                 self.failure = error
                 raise
             finally:
@@ -182,11 +174,6 @@ class FiniteSaver(tf1.train.Saver):
         """
         listed = self.last_checkpoints
         return listed[-1] if listed and listed != self._listed else self._saved
-
-    def _make_room(self, folder: str) -> List[str]:
-        if self.make_room is None or files.is_remote(folder):
-            return []
-        return self.make_room(folder, self.room_needed())
 
     def _build_checks(self) -> None:
         if self._checked is not None or self._saver.saver_def is None:

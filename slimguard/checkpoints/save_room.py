@@ -1,15 +1,10 @@
-"""Room for a save: how much it takes, and what is done where the disk is full.
-
-If a save fails, its files are removed. Then files that are worth less than a checkpoint give way to
-it, and the save is tried once more.
-"""
+"""Room for a save: how much it takes, and what it leaves behind where the disk is full."""
 
 import os
 import re
-from typing import Callable, List, Sequence
+from typing import Sequence
 
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
 from slimguard.checkpoints import checkpoint_files
 from slimguard.graph import graph_size
@@ -43,63 +38,20 @@ class RoomNeeded:
         return int(max([self._size] + newest) * _MORE) + graph_size.bytes_of(self._graph) + _MARGIN
 
 
-def save_or_make_room(
-    save: Callable[[], str], prefix: Callable[[], str], make_room: Callable[[], List[str]]
-) -> str:
-    """Saves; on a full disk, what is worth less than a checkpoint gives way to it.
-
-    Args:
-      save: saves, and returns the prefix of the checkpoint.
-      prefix: the prefix of the checkpoint that `save` began to write.
-      make_room: removes what is worth less; returns its paths.
-
-    Raises:
-      tf.errors.OpError: if it cannot be saved, after a second try if room was made.
-    """
-    try:
-        return save()
-    except tf.errors.OpError as error:
-        if not _is_for_lack_of_room(error):
-            raise
-        _remove_half_written(prefix(), error)
-        removed = make_room()
-        if not removed:
-            raise
-    what = ('the bundle %s' if len(removed) == 1 else 'the bundles %s') % ', '.join(removed)
-    tf1.logging.warning(
-        'slimguard: %s of this training gave way to checkpoint %s, which had no room; saving '
-        'it once more.',
-        what,
-        prefix(),
-    )
-    return _save_once_more(save, prefix, what)
-
-
-def _save_once_more(save: Callable[[], str], prefix: Callable[[], str], removed: str) -> str:
-    try:
-        saved = save()
-    except tf.errors.OpError as error:
-        if not _is_for_lack_of_room(error):
-            raise
-        _remove_half_written(prefix(), error)
-        said = '%s; slimguard had removed %s of this training to make room, and saved once more'
-        message = said % (reason_of(error), removed)
-        raise type(error)(error.node_def, error.op, message) from None
-    tf1.logging.warning('slimguard: checkpoint %s is written.', saved)
-    return saved
-
-
 def reason_of(error: tf.errors.OpError) -> str:
     """The line of an error that says what is wrong; TensorFlow puts it between two tracebacks."""
     return error.message.partition('\n\t [[')[0].strip().rpartition('\n')[2]
 
 
-def _is_for_lack_of_room(error: tf.errors.OpError) -> bool:
-    return any(said in error.message for said in _FULL)
+def remove_half_written(path: str, error: tf.errors.OpError) -> None:
+    """Removes what TensorFlow leaves where a disk is full: it takes what room there was.
 
-
-def _remove_half_written(path: str, error: tf.errors.OpError) -> None:
-    """Removes what TensorFlow leaves where there is no room: it takes what room there was."""
+    Args:
+      path: the prefix of the checkpoint.
+      error: why it could not be saved. Nothing is removed if it tells of no full disk.
+    """
+    if not any(said in error.message for said in _FULL):
+        return
     checkpoint_files.remove_temporary(path)
     folder = os.path.dirname(path)
     # Of the state file or of the graph, and named in the error: nobody else's.

@@ -15,6 +15,14 @@ _RUN_USAGE = (
 )
 # No other program is likely to have these options.
 _OUR_WORDS = frozenset(['--on_nan', '--spike', '--tf1'])
+_EXAMPLES = """examples:
+  slimguard run --on_nan=skip train.py --batch_size=32    options of the script come after it
+  slimguard run --tf1 --on_nan=skip:5,rollback:3x0.5,raise train_tf1.py
+  slimguard incidents logs                                what happened
+  slimguard report logs                                   the same as a page
+
+"slimguard COMMAND --help" has the options of a command; docs/command-line.md in the repository says
+more. In every option - and _ are alike: --max_loss is --max-loss."""
 _JSON = 'print one JSON document, and nothing else; its keys stay as they are'
 
 
@@ -40,8 +48,11 @@ class Parsers(NamedTuple):
         """Reads what `split` says is ours; else ends with the usage of the command."""
         options, unknown = self.all.parse_known_args(ours)
         if unknown:
-            parser = self.by_command[options.command]
-            parser.error('unrecognized arguments: %s' % _with_known(unknown, parser))
+            parser = self.by_command.get(options.command, self.all)
+            said = 'unrecognized arguments: %s' % _with_known(unknown, parser)
+            if parser is self.run:
+                said += '; options of the script come after the script'
+            parser.error(said)
         return options
 
 
@@ -74,11 +85,12 @@ def make(version: str) -> Parsers:
     """Makes the parsers of a slimguard of this version."""
     parser = _Parser(
         prog='slimguard',
-        description='Guards TF-Slim training against NaN and Inf.',
-        epilog='In every option - and _ are alike: --max_loss is --max-loss.',
+        description='Guards training with TensorFlow 1 graphs and sessions against NaN and Inf.',
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument('--version', action=_Version, version=version)
-    commands = parser.add_subparsers(dest='command', metavar='COMMAND', required=True)
+    commands = parser.add_subparsers(dest='command', metavar='COMMAND')
     run = commands.add_parser(
         'run',
         help='run a script unchanged, guarded',
@@ -178,7 +190,8 @@ def _add_run_options(run: argparse.ArgumentParser) -> FrozenSet[str]:
             metavar='DIR',
             type=arguments.logdir,
             help='where the record of incidents and the bundles go; by default where the script '
-            'keeps its checkpoints or summaries, or, where it has neither yet, slimguard-logs',
+            'keeps its checkpoints or summaries, or, where it has neither yet, a new folder in '
+            'slimguard-logs',
         ),
         run.add_argument(
             '--capture',

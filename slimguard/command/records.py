@@ -7,7 +7,6 @@ each with `reason`, `count`, `first_step`, `last_step` and `actions`, a count fo
 """
 
 import argparse
-import os
 import sys
 from typing import Any, Dict, List
 
@@ -72,7 +71,7 @@ def _print(folder: str, record: Record, all_of_them: bool) -> None:
     if record.incidents and all_of_them:
         terminal.print_table(record_table.table(record.incidents))
     elif record.incidents:
-        _print_groups(folder, record)
+        _print_groups(record)
     elif not record.is_foreign:
         terminal.say('no incident is on record in ' + folder)
     for note in record.notes:
@@ -81,7 +80,7 @@ def _print(folder: str, record: Record, all_of_them: bool) -> None:
         refuse(record_reader.FOREIGN % record_path.path_in(folder))
 
 
-def _print_groups(folder: str, record: Record) -> None:
+def _print_groups(record: Record) -> None:
     groups = incident_groups.grouped(record.incidents)
     count, kinds = len(record.incidents), len(groups)
     head = '%d incident%s' % (count, '' if count == 1 else 's')
@@ -90,14 +89,14 @@ def _print_groups(folder: str, record: Record) -> None:
     terminal.say(head)
     for group in groups[:_MOST_GROUPS]:
         print()
-        for line in _lines_of(folder, group):
+        for line in _lines_of(group):
             print(terminal.encodable(terminal.visible(line, _MOST_OF_A_LINE), sys.stdout))
     if kinds > _MOST_GROUPS:
         print()
         terminal.say('and %d more kinds; --all lists each incident' % (kinds - _MOST_GROUPS))
 
 
-def _lines_of(folder: str, group: Group) -> List[str]:
+def _lines_of(group: Group) -> List[str]:
     """A group for people: how often and when, then its first incident in full."""
     first = group.first
     told = [_when(group) + ': ' + _actions(group) if any(group.actions) else _when(group)]
@@ -106,26 +105,16 @@ def _lines_of(folder: str, group: Group) -> List[str]:
     known += [] if first.step is None else ['step %d' % first.step]
     known += [] if first.loss is None else ['loss %g' % first.loss]
     known += [] if first.worker is None else ['on ' + first.worker]
-    known += [] if first.held else ['the update had already landed']
+    known += [] if first.held else ['the update was written']
     known += [] if first.restored is None else ['restored ' + first.restored]
     known += [] if first.learning_rate is None else ['learning rate x%g' % first.learning_rate]
     one = group.count == 1
     told.append('  %s%s' % ('' if one else 'the first: ', ', '.join(filter(None, known))))
     told += ['  ' + line for line in (first.diagnosis or '').splitlines()[:_MOST_LINES]]
     if first.bundle is not None:
-        told.append('  ' + replay_hint(_bundle_now(folder, first.bundle)))
+        told.append('  ' + replay_hint(first.bundle))
     told += [] if first.advice is None else ['  ' + first.advice]
     return told
-
-
-def _bundle_now(folder: str, bundle: str) -> str:
-    """Where a bundle is: the logdir may have been moved since."""
-    moved = os.path.join(folder, 'slimguard', os.path.basename(bundle))
-    try:
-        is_moved = not os.path.isdir(bundle) and os.path.isdir(moved)
-    except ValueError:  # a spoiled record may name what can be no path, and Python 3.7 raises
-        is_moved = False
-    return moved if is_moved else bundle
 
 
 def _when(group: Group) -> str:

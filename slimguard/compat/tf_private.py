@@ -9,8 +9,6 @@ reads a checkpoint's index with a message that has no public name.
 """
 
 import contextlib
-import inspect
-import sys
 import threading
 import weakref
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
@@ -294,11 +292,6 @@ def is_made(op: tf.Operation) -> bool:
 
 
 # Writers of files.
-
-
-def graph_writer() -> Any:
-    """The module whose `text_format` makes graph.pbtxt: `tensorflow.python.framework.graph_io`."""
-    return sys.modules[inspect.unwrap(tf1.train.write_graph).__module__]
 
 
 def is_built(saver: tf1.train.Saver) -> bool:

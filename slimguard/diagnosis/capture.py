@@ -32,7 +32,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.diagnosis.draws import Draws, is_handle
+from slimguard.diagnosis.draws import Draws, is_handle, is_written_value
 from slimguard.diagnosis.step_ops import gate_roots
 from slimguard.gate import Gate
 from slimguard.graph import key, ops, plain_ops, single_runs
@@ -50,6 +50,8 @@ class Capture:
       ops: the ops of the step but for the gate's own, each after what it needs.
       sources: the Tensors whose values are kept.
       missing: the ops that drew something that cannot be kept.
+      givens: for each source that an op computes of floats, as `py_func` and a collective do, or
+        that a write left behind: by its name, the floats that it was given.
       reads: for each variable op of the step, by name, a Tensor that reads it and does no more.
       fetch: an Operation to fetch in every step, beside the train op.
       untold_count: the gate's `untold_count`, once what a bad step drew is kept: to fetch in place
@@ -77,6 +79,7 @@ class Capture:
         draws = Draws(self._graph, self.ops)
         self.draws = [op for op in self.ops if op in draws]
         self.sources, self.missing = self._split(set(everything))
+        self.givens = self._find_givens(draws.writes)
         with ops.our_scope(self._graph, 'capture'):
             self.reads = {v.name: _read(v) for v in self.variables}
             with tf.device(self._device()):
@@ -116,6 +119,32 @@ class Capture:
         # One that only other sources need is not missed.
         reached = set(graphs.ancestors_beyond(sources, gate_roots(self.gate)))
         return sources, [op for op in missing if op in reached]
+
+    def _find_givens(self, writes: graphs.Writes) -> Dict[str, List[tf.Tensor]]:
+        written: Dict[tf.Operation, List[tf.Tensor]] = {}
+        for op in self.ops:
+            for variable in writes.variables(op):
+                written.setdefault(variable, []).extend(v.tensor for v in graphs.values_of(op))
+        drawn, found = set(self.draws), {}
+        for source in self.sources:
+            op = source.op
+            if op not in drawn:
+                continue  # a limit, or what a script feeds in the place of what is computed
+            given = [t for t in op.inputs if graphs.is_float(t) and not graphs.is_reference(t)]
+            if is_written_value(op.type):
+                variable = graphs.variable_read(source) or graphs.variable_behind(source)
+                given = written.get(variable, given) if variable is not None else given
+            given = [t for t in given if self._is_kept(t)]
+            if given:
+                found[source.name] = given
+        return found
+
+    def _is_kept(self, tensor: tf.Tensor) -> bool:
+        """Whether all that `tensor` is computed from is kept, so that it can be computed again."""
+        kept = {key(t) for t in self.sources}
+        ops = graphs.ancestors_beyond(self.sources, [] if key(tensor) in kept else [tensor.op])
+        in_loop = graphs.loop_around(tensor.op) is not None
+        return not in_loop and not any(op in self.draws for op in ops)
 
     def _device(self) -> tf1.DeviceSpec:
         """The processor that goes with the gate's device: what is kept takes no other's memory."""

@@ -15,7 +15,7 @@ The finding there, or the fault of a step that is finite, is put into a sentence
 """
 
 import math
-from typing import Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -26,7 +26,7 @@ from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.draws import is_written_value
 from slimguard.diagnosis.measured_step import MeasuredStep
-from slimguard.diagnosis.ranges import numbers
+from slimguard.diagnosis.ranges import bad_shares, numbers
 from slimguard.diagnosis.rerun import (
     ExportOnce,
     Step,
@@ -37,6 +37,7 @@ from slimguard.diagnosis.rerun import (
 )
 from slimguard.diagnosis.search import where_it_began
 from slimguard.gate import Label
+from slimguard.incidents import policies
 
 # What explains a label of the gate where all tensors are finite, in the order of preference.
 _BY_KIND = (
@@ -92,14 +93,15 @@ def glance(capture: Capture, values: Dict[str, np.ndarray], why: str) -> Diagnos
     """
     bad = bad_sources(capture, values)
     if bad:
-        found = explanations.explain_sources(bad, values[bad[0].name])
+        is_computed = bad[0].name in capture.givens
+        found = explanations.explain_sources(bad, values[bad[0].name], is_computed)
     else:
         found = Diagnosis('unknown', 'all that the step drew is finite, and nothing was run again')
     return found._replace(not_seen=(why,))
 
 
 def bad_sources(capture: Capture, values: Dict[str, np.ndarray]) -> List[tf.Tensor]:
-    """What a step drew that is not finite; first what came from outside."""
+    """What a step drew that is not finite; first what came from outside, the least bad of it."""
     bad = []
     for tensor in capture.sources:
         value = values.get(tensor.name)
@@ -108,7 +110,12 @@ def bad_sources(capture: Capture, values: Dict[str, np.ndarray]) -> List[tf.Tens
             continue
         if not np.isfinite(numbers(value)).all():
             bad.append(tensor)
-    return sorted(bad, key=lambda tensor: is_written_value(tensor.op.type))
+
+    def rank(tensor: tf.Tensor) -> Tuple[Any, ...]:
+        is_written, is_computed = is_written_value(tensor.op.type), tensor.name in capture.givens
+        return (is_written, is_computed, *bad_shares(values[tensor.name]))
+
+    return sorted(bad, key=rank)
 
 
 def diagnose_step(
@@ -128,11 +135,25 @@ def _explain(measured: MeasuredStep, labels: Sequence[Label]) -> Diagnosis:
         drawn = [t for t in measured.step.feed if not t.name.startswith(graphs.OURS)]
         bad = list(filter(measured.is_bad, drawn))
     if bad:
-        return explanations.explain_non_finite(measured, where_it_began(measured, bad))
+        found = explanations.explain_non_finite(measured, where_it_began(measured, bad))
+        return _of_optimizer(found, labels)
     for kind, explain in _BY_KIND:
         if kind in kinds:
             return explain(measured, [label.name for label in labels if label.kind == kind][0])
-    return Diagnosis('unknown', 'run again with what it drew, the step is finite')
+    # The same weights and the same batch: so rounding decides, which an older state does not mend.
+    is_whole = not measured.step.missing and 'value' in kinds
+    kind = policies.BATCH if is_whole and explanations.weights_are_sound(measured) else ''
+    return Diagnosis('unknown', 'run again with what it drew, the step is finite', kind=kind)
+
+
+def _of_optimizer(found: Diagnosis, labels: Sequence[Label]) -> Diagnosis:
+    """Says which scalar of the optimizer is bad, where neither batch nor weights made it so."""
+    scalars = [label.name for label in labels if label.kind == 'value' and ' of ' in label.name]
+    scalars = [name for name in scalars if not name.startswith(('gradient of ', 'update of '))]
+    if found.kind != policies.COMES_AGAIN or not scalars:
+        return found
+    trouble = 'the %s itself is not finite: %s' % (scalars[0].partition(' of ')[0], found.trouble)
+    return found._replace(trouble=trouble)
 
 
 def _is_written_unseen(step: Step, labels: Sequence[Label]) -> bool:

@@ -46,6 +46,8 @@ class Diagnosis(NamedTuple):
       non_finite: where the output is not finite, or None.
       not_seen: sentences about what could not be examined, or differs from the training.
       ranges: the range of each float tensor of the step, in the order of the ops.
+      kind: what policies go by: `BATCH` or `COMES_AGAIN`; '' for any other cause, and if none was
+        found.
     """
 
     phase: str
@@ -60,6 +62,7 @@ class Diagnosis(NamedTuple):
     non_finite: Optional[NonFinite] = None
     not_seen: Tuple[str, ...] = ()
     ranges: Tuple[Row, ...] = ()
+    kind: str = ''
 
     @property
     def found(self) -> bool:
@@ -77,7 +80,10 @@ class Diagnosis(NamedTuple):
         """One line: the trouble, the op and the user's line, as far as known; None if not found."""
         if not self.found:
             return None
-        told = [self._trouble(), self._op(), None if self.line is None else str(self.line)]
+        says_where = self.phase in ('variable', 'constant')
+        op = 'gradient of ' + self.forward_op if self.forward_op else self.op
+        line = None if self.line is None else '%s:%d' % (self.line.file, self.line.number)
+        told = [self._trouble() if says_where else self.trouble, op, line]
         return in_one_line('; '.join(part for part in told if part))
 
     def _trouble(self) -> str:

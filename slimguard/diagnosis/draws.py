@@ -23,11 +23,14 @@ class Draws:
     Args:
       graph: the graph.
       ops: the ops of the step, each after what it needs.
+
+    Attributes:
+      writes: which ops of the graph write.
     """
 
     def __init__(self, graph: tf.Graph, ops: List[tf.Operation]):
         self._graph = graph
-        self._writes = graphs.Writes(graph)
+        self.writes = graphs.Writes(graph)
         self._bodies: Dict[str, bool] = {}
         self._draws: Set[tf.Operation] = set()
         self._tainted: Set[Tuple[tf.Operation, int]] = set()  # handles of something outside
@@ -41,7 +44,7 @@ class Draws:
     def _look_at(self, op) -> None:
         before = [self._written.get(needed, frozenset()) for needed in graphs.needs(op)]
         ahead = frozenset().union(*before)
-        variables = self._writes.variables(op)
+        variables = self.writes.variables(op)
         self._written[op] = ahead.union(variables) if variables else ahead
         if not self._reaches_out(op, ahead, bool(variables)):
             return
@@ -56,8 +59,8 @@ class Draws:
             return False
         if graphs.is_variable_read(op):
             return graphs.variable_read(op.outputs[0]) in ahead
-        if self._writes.calls(op):
-            return any(self._draws_inside(name) for name in self._writes.calls(op))
+        if self.writes.calls(op):
+            return any(self._draws_inside(name) for name in self.writes.calls(op))
         if any(key(t) in self._tainted for t in op.inputs):
             return True
         stateful = graphs.is_stateful(op) and op.type not in graphs.READS
@@ -67,7 +70,7 @@ class Draws:
         """Whether the library function of that name draws something."""
         if name not in self._bodies:
             self._bodies[name] = False  # for those that call themselves
-            function = self._writes.function(name)
+            function = self.writes.function(name)
             self._bodies[name] = function is not None and any(
                 self._node_draws(node) for node in function.node_def
             )
@@ -76,7 +79,7 @@ class Draws:
     def _node_draws(self, node) -> bool:
         if node.op in graphs.VARIABLES or node.op in graphs.READS or _COMPUTES.match(node.op):
             return False
-        inner = self._writes.called_by(node)
+        inner = self.writes.called_by(node)
         if inner:
             return any(self._draws_inside(name) for name in inner)
         op_def: Any = graphs.op_def_of_type(self._graph, node.op)

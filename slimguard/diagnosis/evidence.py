@@ -22,6 +22,7 @@ from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.diagnose import bad_sources, diagnose, glance
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.disk_room import NoRoomError, Room
+from slimguard.diagnosis.explanations import SHARES
 from slimguard.diagnosis.rerun import ExportOnce
 from slimguard.gate import Gate, Label
 from slimguard.graph.sessions import OWN_WORK
@@ -45,13 +46,23 @@ class Found(NamedTuple):
     Attributes:
       diagnosis: what made the step bad; None if it was not examined.
       bundle: the path of its bundle, or None.
-      blames_data: whether what the step drew is at fault; also of one that was not examined, if it
-        is like one that was.
+      values: what the step drew, by the Tensors' names; None if that was not kept.
+      is_searched: whether all of the step was searched, and not only what it drew.
+      is_wanted: whether there is to be a bundle.
+      drew_finite: whether all that the step drew is known to be finite.
     """
 
     diagnosis: Optional[Diagnosis] = None
     bundle: Optional[str] = None
-    blames_data: bool = False
+    values: Optional[Dict[str, np.ndarray]] = None
+    is_searched: bool = False
+    is_wanted: bool = False
+    drew_finite: bool = False
+
+    @property
+    def cause(self) -> str:
+        """The kind of the cause, as policies ask for it."""
+        return '' if self.diagnosis is None else self.diagnosis.kind
 
     def __str__(self) -> str:
         lines = [] if self.diagnosis is None else [str(self.diagnosis)]
@@ -70,7 +81,6 @@ class _Kinds:
     def __init__(self, most: int):
         self._most = most
         self._known: Set[str] = set()
-        self._of_data: Set[str] = set()  # for which data were at fault
 
     def is_new(self, reason: str) -> bool:
         """Whether an incident is the first of its kind, and to be examined; it is known then."""
@@ -79,14 +89,6 @@ class _Kinds:
         if is_new:
             self._known.add(kind)
         return is_new
-
-    def note_data(self, reason: str) -> None:
-        """Notes that data were at fault."""
-        self._of_data.add(kind_of(reason))
-
-    def was_data(self, reason: str) -> bool:
-        """Whether data were at fault for an incident of that kind."""
-        return kind_of(reason) in self._of_data
 
 
 # Of which folders it was said that they are full: once for all train ops of a graph.
@@ -122,6 +124,9 @@ class Evidence:
         self.fetch = self.capture.fetch
         # For diagnosis and bundle, of all incidents: it takes as long as some steps.
         self._export = ExportOnce(self.capture)
+        # Ranks that share their gradients have to decide the same, and the bad batch may be one's
+        # alone: so what this one finds does not decide.
+        self._is_shared = any(SHARES.match(op.type) for op in self.capture.ops)
         self._estimate = Estimate(self.capture)
         self._logdir = None if logdir is None else files.as_path(logdir)
         self._max_bundles = max_bundles
@@ -147,12 +152,11 @@ class Evidence:
         session,
         incident,
         labels: Sequence[Label],
-        is_last: bool = True,
-        on_removed: Callable[[], None] = lambda: None,
+        decides: bool = False,
+        is_last: bool = False,
         step_seconds: float = 0.0,
-        history: Optional[History] = None,
     ) -> Found:
-        """Diagnoses the bad step that just ran, and writes its bundle.
+        """Diagnoses the bad step that just ran.
 
         While the training goes on it waits for this, so the search for the cause takes no longer
         than a second, or twenty steps. Where it would, only what the step drew is looked at.
@@ -161,85 +165,102 @@ class Evidence:
           session: the session, with the variables as the bad step left them.
           incident: the `Incident`.
           labels: the labels of what the gate found to be bad.
-          is_last: whether the training ends with it. Then it is examined in any case. While the
-            training goes on, incidents are until there are as many bundles as there may be; then
+          decides: whether what is done depends on what is found. Then the step is examined in any
+            case. Else incidents are examined until there are as many bundles as there may be; then
             the first of each kind, as many kinds as bundles, and the others cost nothing.
-          on_removed: called if the bundle is removed again, as a checkpoint needs its room.
+          is_last: whether the training ends with it, so that the search may take its time.
           step_seconds: how long a step takes; 0 if that is not known.
-          history: the last steps, for the bundle; None if they are not known.
         """
         with OWN_WORK:
-            return self._examine(
-                session, incident, labels, is_last, on_removed, step_seconds, history
-            )
+            try:
+                values = self.capture.take(session)
+                fed = [t.name for t in self.capture.sources if t.op.type == 'Placeholder']
+                # A run that went past the hooks, or left out what some of it is computed from.
+                if not values.keys() >= set(fed) or (self.capture.sources and not values):
+                    return Found()
+                is_wanted = is_last or self._is_wanted(incident.reason)
+            except Exception as error:
+                self._say('what the bad step drew could not be taken', error)
+                return Found()
+            drew_finite = not bad_sources(self.capture, values)
+            found = Found(values=values, is_wanted=is_wanted, drew_finite=drew_finite)
+            if not (is_wanted or decides):
+                return found
+            seconds = math.inf if is_last else seconds_for(step_seconds)
+            if not is_last and not drew_finite:
+                seconds = seconds_for(0.0)  # a glance tells as much, all but certainly
+            return self._diagnose(session, found, labels, seconds, incident.loss)
 
-    def _examine(
+    def keep(
         self,
         session,
         incident,
         labels: Sequence[Label],
-        is_last: bool,
-        on_removed: Callable[[], None],
-        step_seconds: float,
-        history: Optional[History],
+        found: Found,
+        is_last: bool = True,
+        history: Optional[History] = None,
     ) -> Found:
-        try:
-            values = self.capture.take(session)
-            fed = [t.name for t in self.capture.sources if t.op.type == 'Placeholder']
-            # A run that went past the hooks, or that left out what some of it is computed from.
-            if not values.keys() >= set(fed) or (self.capture.sources and not values):
-                return Found()
-            if not (is_last or self._is_wanted(incident.reason)):
-                was_data = self._kinds.was_data(incident.reason)
-                return Found(blames_data=was_data and bool(bad_sources(self.capture, values)))
-        except Exception as error:
-            self._say('what the bad step drew could not be taken', error)
-            return Found()
-        diagnosis: Optional[Diagnosis] = None
-        try:
-            seconds = math.inf if is_last else seconds_for(step_seconds)
-            if not is_last and bad_sources(self.capture, values):
-                seconds = seconds_for(0.0)  # a glance tells as much, all but certainly
-            diagnosis = self._diagnose(session, values, labels, seconds, incident.loss)
-        except Exception as error:
-            self._say('the bad step could not be diagnosed', error)
-        blames_data = diagnosis is not None and diagnosis.bad_rows is not None
-        if blames_data:
-            self._kinds.note_data(incident.reason)
-        if self._logdir is None:
-            return Found(diagnosis, None, blames_data)
-        write = functools.partial(
-            bundle.write,
-            self._logdir,
-            session,
-            self.capture,
-            incident,
-            values,
-            diagnosis,
-            self._max_bundles,
-            export=self._export,
-            history=history,
-        )
-        return Found(diagnosis, self._keep(write, on_removed), blames_data)
+        """Writes the bundle of a bad step that was examined, now that it is known what is done.
+
+        Args:
+          session: the session, with the variables as the bad step left them.
+          incident: the `Incident`.
+          labels: the labels of what the gate found to be bad.
+          found: what `examine` returned.
+          is_last: whether the training ends with it. Then it is searched in any case, as long as
+            that takes, and has a bundle.
+          history: the last steps, for the bundle; None if they are not known.
+        """
+        values = found.values
+        if values is None:
+            return found
+        with OWN_WORK:
+            if is_last and not found.is_searched:
+                found = self._diagnose(session, found, labels, math.inf, incident.loss)
+            if self._logdir is None or not (is_last or found.is_wanted):
+                return found
+            write = functools.partial(
+                bundle.write,
+                self._logdir,
+                session,
+                self.capture,
+                incident,
+                values,
+                found.diagnosis,
+                self._max_bundles,
+                export=self._export,
+                history=history,
+            )
+            return found._replace(bundle=self._keep(write))
 
     def _diagnose(
         self,
         session,
-        values: Dict[str, np.ndarray],
+        found: Found,
         labels: Sequence[Label],
         seconds: float,
         loss: Optional[float],
-    ) -> Diagnosis:
+    ) -> Found:
+        values = found.values or {}
         rows = max([len(value) for value in values.values() if np.ndim(value)], default=1)
-        if self._estimate.is_within(seconds, rows):
-            return diagnose(session, self.capture, values, labels, self._export, loss)
-        why = _NO_SEARCH % (seconds, _NO_BUNDLE if self._logdir is None else _IN_BUNDLE)
-        return glance(self.capture, values, why)
+        try:
+            is_searched = self._estimate.is_within(seconds, rows)
+            if is_searched:
+                said = diagnose(session, self.capture, values, labels, self._export, loss)
+            else:
+                why = _NO_SEARCH % (seconds, _NO_BUNDLE if self._logdir is None else _IN_BUNDLE)
+                said = glance(self.capture, values, why)
+        except Exception as error:
+            self._say('the bad step could not be diagnosed', error)
+            return found._replace(is_searched=True)  # it would fail again
+        if self._is_shared:
+            said = said._replace(kind='')
+        return found._replace(diagnosis=said, is_searched=is_searched)
 
-    def _keep(self, write: Callable[..., str], on_removed: Callable[[], None]) -> Optional[str]:
+    def _keep(self, write: Callable[..., str]) -> Optional[str]:
         """Writes a bundle if it can; returns its path."""
         try:
-            return write() if self._room is None else _write_in(self._room, write, on_removed)
+            return write() if self._room is None else _write_in(self._room, write)
         except NoRoomError as error:
             if self._no_room.is_due():
                 tf1.logging.warning(
@@ -316,12 +337,10 @@ def collect(
         tf1.logging.warning('slimguard: nothing will be captured: %s', error)
 
 
-def _write_in(room: Room, write: Callable[..., str], on_removed: Callable[[], None]) -> str:
+def _write_in(room: Room, write: Callable[..., str]) -> str:
     """Writes a bundle where checkpoints need room too."""
-    with room.for_bundle():
-        path = write(require_room=room.require)
-        room.note(path, on_removed)
-    return path
+    with room.lock:
+        return write(require_room=room.require)
 
 
 def _tidy_up(logdir: str) -> None:

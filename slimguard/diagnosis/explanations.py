@@ -5,6 +5,7 @@ variable overflows when it is updated.
 """
 
 import math
+import re
 from typing import List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -16,13 +17,17 @@ from slimguard.diagnosis.diagnosis import Diagnosis, Input
 from slimguard.diagnosis.draws import is_written_value
 from slimguard.diagnosis.hidden_ops import explain_inside
 from slimguard.diagnosis.measured_step import SAME_NUMBERS, MeasuredStep
-from slimguard.diagnosis.ranges import NonFinite, Range, find_non_finite, measure
+from slimguard.diagnosis.ranges import NonFinite, Range, find_non_finite, measure, numbers
 from slimguard.diagnosis.rerun import Step
+from slimguard.diagnosis.update_trial import what_would_help
 from slimguard.graph import key
 from slimguard.graph.source_lines import Origins
+from slimguard.incidents import policies
 from slimguard.system import texts
 
 _LARGE_WEIGHT = 1e6
+# So many times as large as the median of the rows is far.
+_FAR = 1e4
 _NO_VALUE = np.array(np.nan, np.float32)  # stands for a tensor in a branch that did not run
 
 
@@ -36,29 +41,70 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
     tensor, *others = tensors
     step, op = measured.step, tensor.op
     given = measured.inputs_of(tensor)
-    values = step.fetch([tensor] + [t for t in given if measured.range_of(t) is not None])
-    output, *inputs = [_NO_VALUE if value is None else value for value in values]
+    inputs = list(op.inputs) if not step.is_fed(tensor) else []
+    to_fetch = [t for t in inputs if _is_plain(t) and step.can_fetch(t)]
+    values = dict(zip(map(key, [tensor, *to_fetch]), step.fetch([tensor, *to_fetch])))
+    output = values[key(tensor)]
+    output = _NO_VALUE if output is None else output
     told = _describe(measured, tensor)._replace(non_finite=find_non_finite(output))
     if step.is_fed(tensor):
+        if given and not is_written_value(step.type_of(op)):
+            return _explain_computed(measured, told, given)
         outside = [t for t in others if step.is_fed(t) and not is_written_value(step.type_of(t.op))]
-        return _explain_source(told, list(map(step.name_of, outside)))
+        return _explain_source(told, list(map(step.name_of, outside)), bool(given))
     if graphs.is_variable_read(op) or op.type in graphs.VARIABLES:
         return _explain_variable(told, tensor)
     if op.type == 'Const':
         return told._replace(phase='constant', trouble='the graph itself holds it')
     told = told._replace(inputs=tuple(Input(step.name_of(t), measured.range_of(t)) for t in given))
-    trouble = explain_inside(step, op)
-    if not trouble:
-        forward, dtype = _type_of(step, told.forward_op), tensor.dtype.base_dtype.name
-        culprit = causes.Culprit(step.type_of(op), forward, inputs, output, dtype)
-        trouble = causes.explain(culprit)
-        if trouble.startswith('overflow'):
-            trouble += _large_weights(measured)
-    return told._replace(trouble=trouble)
+    inside = explain_inside(step, op)
+    if inside:
+        return told._replace(trouble=inside, kind=_kind(measured, tensor, causes.UNKNOWN))
+    forward = _op_named(step, told.forward_op)
+    cause = causes.explain(
+        causes.Culprit(
+            op_type=step.type_of(op),
+            forward_type='' if forward is None else step.type_of(forward),
+            inputs=[values.get(key(t)) for t in inputs],
+            output=output,
+            dtype=tensor.dtype.base_dtype.name,
+            is_norm=forward is not None and _is_norm(forward),
+        )
+    )
+    more = _in_rows(measured, told)
+    if cause.is_overflow:
+        more += _large_weights(measured) or outlier(measured)
+    kind = _kind(measured, tensor, cause)
+    if kind == policies.COMES_AGAIN:
+        more += '; it depends neither on the batch nor on the weights'
+    return told._replace(trouble=cause.sentence + more, kind=kind)
 
 
-def explain_sources(tensors: Sequence[tf.Tensor], value: np.ndarray) -> Diagnosis:
-    """What a step drew is not finite: `tensors`, of which the first has the given value."""
+def _kind(measured: MeasuredStep, tensor: tf.Tensor, cause: causes.Cause) -> str:
+    """What a policy may go by: an op made `tensor` non-finite of finite inputs."""
+    made_of = measured.made_of(tensor)
+    if not made_of.floats:
+        return policies.BATCH if made_of.draws else policies.COMES_AGAIN
+    if not made_of.draws or _large_weights(measured):
+        return ''
+    largest = max(
+        [r.largest for r in map(measured.range_of, measured.inputs_of(tensor)) if r], default=0.0
+    )
+    # With weights as they should be, a root or a logarithm may meet what it does not take.
+    is_chance = cause.is_known and not cause.is_overflow and largest < _LARGE_WEIGHT
+    return policies.BATCH if is_chance or outlier(measured) else ''
+
+
+def explain_sources(
+    tensors: Sequence[tf.Tensor], value: np.ndarray, is_computed: bool
+) -> Diagnosis:
+    """What a step drew is not finite, and nothing else was looked at.
+
+    Args:
+      tensors: what is not finite.
+      value: of the first of them.
+      is_computed: whether that was computed of other floats, outside of the graph.
+    """
     tensor, *others = tensors
     told = Diagnosis(
         phase='input',
@@ -70,6 +116,10 @@ def explain_sources(tensors: Sequence[tf.Tensor], value: np.ndarray) -> Diagnosi
         output=measure(value, tensor.dtype.base_dtype.name),
         non_finite=find_non_finite(value),
     )
+    if is_computed and not is_written_value(tensor.op.type):
+        assert told.output is not None
+        trouble = '%s returned %s; what it was given was not looked at'
+        return told._replace(phase='forward', trouble=trouble % (told.op_type, _what(told.output)))
     outside = [other.name for other in others if not is_written_value(other.op.type)]
     return _explain_source(told, outside)
 
@@ -95,7 +145,7 @@ def explain_square(measured: MeasuredStep, name: str) -> Diagnosis:
     trouble %= _gradient_name(measured.step, first) or name
     while first.op.type in SAME_NUMBERS and not measured.step.is_fed(first):
         first = first.op.inputs[0]
-    return _describe(measured, first)._replace(trouble=trouble + _large_weights(measured))
+    return _too_large(measured, first, trouble)
 
 
 def explain_limit(measured: MeasuredStep, name: str) -> Diagnosis:
@@ -105,8 +155,7 @@ def explain_limit(measured: MeasuredStep, name: str) -> Diagnosis:
     fed = _fed(measured, gate.limit)
     limit = '' if fed is None else ' (%.6g)' % fed
     trouble = 'the loss is above its limit%s, and everything is finite' % limit
-    told = _describe(measured, gate.loss)
-    return told._replace(trouble=trouble + _large_weights(measured))
+    return _too_large(measured, gate.loss, trouble)
 
 
 def explain_norm(measured: MeasuredStep, name: str) -> Diagnosis:
@@ -124,21 +173,34 @@ def explain_norm(measured: MeasuredStep, name: str) -> Diagnosis:
     floats = [t for t in measured.step.checked if gate.loss is None or key(t) != key(gate.loss)]
     if not floats:
         return Diagnosis('update', trouble)
-    told = _describe(measured, max(floats, key=largest))
-    return told._replace(trouble=trouble + _large_weights(measured))
+    return _too_large(measured, max(floats, key=largest), trouble)
+
+
+def _too_large(measured: MeasuredStep, tensor: tf.Tensor, trouble: str) -> Diagnosis:
+    """Everything is finite, and `tensor` is too large: as the weights are, or a row of the data."""
+    weights = _large_weights(measured)
+    far = '' if weights else outlier(measured)
+    kind = policies.BATCH if far else ''
+    return _describe(measured, tensor)._replace(trouble=trouble + weights + far, kind=kind)
 
 
 def explain_update(measured: MeasuredStep, name: str) -> Diagnosis:
     """Everything that went into the update of the variable `name` was finite; the result is not."""
-    trouble = '%s overflows when it is updated: the learning rate is too large' % name
     kernel = _kernel_of(measured.step, name)
     if kernel is None:
-        return Diagnosis('update', trouble)
+        return Diagnosis('update', '%s overflows when it is updated' % name)
     inputs = []
     for value in graphs.values_of(kernel):
         found = measured.range_of(value.tensor)
         inputs.append(Input('%s (%s)' % (value.tensor.name, value.role), found))
     original = _original_name(kernel.name)
+    would = what_would_help(measured.step, kernel)
+    trouble = '%s is not finite once it is updated, and all that the update takes is' % name
+    if would.smaller_rate:
+        trouble = '%s overflows when it is updated: the learning rate is too large' % name
+    elif would.epsilon is not None:
+        dtype = kernel.inputs[-1].dtype.base_dtype.name
+        trouble += ': epsilon is 0 in %s; it works with epsilon=%g' % (dtype, would.epsilon)
     return Diagnosis(
         phase='update',
         trouble=trouble,
@@ -146,6 +208,7 @@ def explain_update(measured: MeasuredStep, name: str) -> Diagnosis:
         op_type=kernel.type,
         line=measured.step.origins(original).line,
         inputs=tuple(inputs),
+        kind=policies.COMES_AGAIN if would.epsilon is not None else '',
     )
 
 
@@ -172,32 +235,53 @@ def _describe(measured: MeasuredStep, tensor: tf.Tensor) -> Diagnosis:
     )
 
 
-def _explain_source(told: Diagnosis, others: Sequence[str]) -> Diagnosis:
+def _explain_source(
+    told: Diagnosis, others: Sequence[str], is_given_finite: bool = False
+) -> Diagnosis:
     assert told.output is not None and told.non_finite is not None
     if is_written_value(told.op_type or ''):
-        return told._replace(phase='variable', trouble=_WRITTEN)
+        return told._replace(phase='variable', trouble=_written(is_given_finite))
     trouble = _bad_data(told.output, told.non_finite)
     if told.op_type in graphs.CALLS:
         trouble += '; it comes out of a function, which cannot be looked into'
     if others:
         trouble += '; not finite as well: %s' % texts.listed(others, 3)
-    return told._replace(phase='input', trouble=trouble)
+    return told._replace(phase='input', trouble=trouble, kind=policies.BATCH)
 
 
-_WRITTEN = (
-    'the step wrote it, and reads it again, and what it was given is finite: the variable was bad '
-    'before, or overflowed'
-)
+def _explain_computed(
+    measured: MeasuredStep, told: Diagnosis, given: Sequence[tf.Tensor]
+) -> Diagnosis:
+    """What an op made outside of the graph: another process, or Python; what it took is finite."""
+    assert told.output is not None and told.non_finite is not None
+    inputs = tuple(Input(measured.step.name_of(t), measured.range_of(t)) for t in given)
+    trouble = '%s returned %s of finite inputs' % (told.op_type, _what(told.output))
+    if SHARES.match(told.op_type or ''):
+        trouble += ': it is another process whose values are not finite'
+    phase = measured.phase_of(given[0].op) if given else 'forward'
+    return told._replace(phase=phase, trouble=trouble + _in_rows(measured, told), inputs=inputs)
+
+
+# What adds up the values of several processes.
+SHARES = re.compile('Collective|Horovod|Nccl|.*AllReduce')
+
+
+def _written(is_given_finite: bool) -> str:
+    """What is said of a value that the step wrote and reads again."""
+    told = 'the step wrote it, and reads it again'
+    if not is_given_finite:
+        return told + '; what it was given was not looked at'
+    return told + ', and what it was given is finite: the variable was bad before, or overflowed'
 
 
 def _bad_data(output: Range, found: NonFinite) -> str:
+    return 'bad data: %s%s' % (_what(output), _rows(found.rows) if found.rows else '')
+
+
+def _what(output: Range) -> str:
     counts = ((output.nan, 'NaN'), (output.inf, 'Inf'))
     what = ' and '.join('%d %s' % (n, word) for n, word in counts if n)
-    size = int(np.prod(output.shape, dtype=np.int64))
-    rows = ''
-    if found.rows:
-        rows = ', in row%s %s' % ('s' if len(found.rows) > 1 else '', texts.listed(found.rows, 10))
-    return 'bad data: %s among %d values%s' % (what, size, rows)
+    return '%s among %d values' % (what, int(np.prod(output.shape, dtype=np.int64)))
 
 
 def _explain_variable(told: Diagnosis, tensor: tf.Tensor) -> Diagnosis:
@@ -208,24 +292,65 @@ def _explain_variable(told: Diagnosis, tensor: tf.Tensor) -> Diagnosis:
     )
 
 
-def _type_of(step: Step, name: Optional[str]) -> str:
-    """The type of the op of that name; empty if there is none."""
-    if name is None:
-        return ''
+def _op_named(step: Step, name: Optional[str]) -> Optional[tf.Operation]:
+    """The op of that name; None if there is none."""
     try:
-        return step.type_of(step.graph.get_operation_by_name(name))
+        return None if name is None else step.graph.get_operation_by_name(name)
     except KeyError:
+        return None
+
+
+def _is_plain(tensor: tf.Tensor) -> bool:
+    """Whether a tensor holds numbers."""
+    dtype = tensor.dtype.base_dtype
+    return graphs.is_float(tensor) or dtype.is_integer or dtype.is_bool
+
+
+def _is_norm(root: tf.Operation) -> bool:
+    """Whether an op is the root of a sum, as a norm is."""
+    given = root.inputs[0].op if root.type == 'Sqrt' else root
+    while given.type in SAME_NUMBERS:
+        given = given.inputs[0].op
+    return given.type == 'Sum'
+
+
+def _in_rows(measured: MeasuredStep, told: Diagnosis) -> str:
+    """Which rows of the batch are bad in the output; '' if it has no rows of the batch, or all."""
+    found, output = told.non_finite, told.output
+    if found is None or output is None or not found.rows or not output.shape:
         return ''
+    rows = output.shape[0]
+    return _rows(found.rows) if rows == measured.batch_size and len(found.rows) < rows else ''
+
+
+def _rows(rows: Sequence[int]) -> str:
+    return ', in row%s %s' % ('s' if len(rows) > 1 else '', texts.listed(rows, 10))
+
+
+def outlier(measured: MeasuredStep) -> str:
+    """Rows of the batch that are far larger than the others, in words; '' if there are none."""
+    for tensor in measured.data():
+        value = np.asarray(measured.step.fetch([tensor])[0])
+        sizes = np.abs(numbers(value).reshape(len(value), -1)).max(axis=1)
+        usual = np.median(sizes)
+        far = [int(row) for row in np.flatnonzero(sizes > _FAR * usual)] if usual else []
+        if far:
+            told = '; %s is as large as %.6g%s, and %.3g at most in the other rows'
+            others = np.delete(sizes, far).max()
+            return told % (measured.step.name_of(tensor), sizes.max(), _rows(far), others)
+    return ''
+
+
+def weights_are_sound(measured: MeasuredStep) -> bool:
+    """Whether the weights are of no size that training makes only as it runs away."""
+    return not _large_weights(measured)
 
 
 def _large_weights(measured: MeasuredStep) -> str:
     largest, name = _largest_weight(measured)
     if largest < _LARGE_WEIGHT:
         return ''
-    return (
-        '. The weights have grown to %.3g (%s): the learning rate is so large that the '
-        'training runs away' % (largest, name)
-    )
+    return '. The weights are as large as %.3g (%s)' % (largest, name)
 
 
 def _largest_weight(measured: MeasuredStep) -> Tuple[float, str]:

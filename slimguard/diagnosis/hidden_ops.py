@@ -12,7 +12,10 @@ _MOST_NAMED = 5
 
 
 def explain_inside(step: Step, op) -> str:
-    """The sentence about an op that is a loop's or calls a function; empty if it does neither."""
+    """The sentence about an op that is a loop's or calls a function; empty if it does neither.
+
+    Of what is inside, only those ops are named that work on floats and can make NaN or Inf.
+    """
     op = _filled_by(op)
     loop = step.flow.loop_left_by(op)
     writes = graphs.Writes(step.graph)
@@ -20,7 +23,7 @@ def explain_inside(step: Step, op) -> str:
     if not loop and not bodies:
         return ''
     where = 'the loop %s' % loop if loop else 'a function of %s' % step.type_of(op)
-    found = _risky_in_loops(step) if loop else _risky_in_functions(writes, bodies)
+    found = _risky_in_loop(step, loop) if loop else _risky_in_functions(writes, bodies)
     may = '; what may do it there: ' + ', '.join(found[:_MOST_NAMED]) if found else ''
     return 'somewhere in %s, which cannot be looked into%s' % (where, may)
 
@@ -35,10 +38,12 @@ def _filled_by(op: tf.Operation) -> tf.Operation:
     return array.op
 
 
-def _risky_in_loops(step: Step) -> List[str]:
+def _risky_in_loop(step: Step, loop: str) -> List[str]:
     found = []
     for op in step.ops:
-        if op.type in causes.RISKY and step.flow.is_in_loop(op):
+        if op.type in causes.RISKY and step.flow.is_in_loop(op, loop):
+            if not any(map(graphs.is_float, op.outputs)):
+                continue
             origin = step.origins(op.name)
             line = ' at %s:%d' % origin.line[:2] if origin.line is not None else ''
             found.append('%s %s%s' % (op.type, op.name, line))
@@ -56,7 +61,14 @@ def _risky_in_functions(writes: graphs.Writes, bodies: Sequence[str]) -> List[st
             continue
         seen.add(name)
         for node in function.node_def:
-            if node.op in causes.RISKY:
+            if node.op in causes.RISKY and _is_of_floats(node):
                 found.append('%s %s' % (node.op, node.name))
             waiting.extend(writes.called_by(node))
     return found
+
+
+def _is_of_floats(node) -> bool:
+    if 'T' not in node.attr or not node.attr['T'].type:
+        return True
+    dtype = tf.as_dtype(node.attr['T'].type)
+    return dtype.is_floating or dtype.is_complex

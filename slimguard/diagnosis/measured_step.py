@@ -1,12 +1,15 @@
 """Measures a step: the range of each of its float tensors, and the pass that each op belongs to."""
 
-from typing import Dict, Iterator, List, Optional, Set, Tuple
+import collections
+from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
+import numpy as np
 import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.diagnosis.diagnosis import Row
-from slimguard.diagnosis.ranges import Range, measure
+from slimguard.diagnosis.draws import is_written_value
+from slimguard.diagnosis.ranges import Range, bad_shares, measure
 from slimguard.diagnosis.rerun import Step
 from slimguard.graph import key
 
@@ -26,7 +29,22 @@ _FLOWS = {
     'TensorArrayScatterV3': 0,
     'TensorArraySplitV3': 0,
 }
+_LARGE = 100.0  # less than that overflows in no dtype by itself
+# Have a state, and draw nothing.
+_NO_DRAWS = graphs.VARIABLES | graphs.READS | frozenset('CheckNumerics CheckNumericsV2'.split())
 _HAND_ON = SAME_NUMBERS | frozenset('Enter Exit Merge Switch NextIteration'.split())
+
+
+class MadeOf(NamedTuple):
+    """What a tensor is computed from.
+
+    Attributes:
+      draws: whether from anything that the step drew.
+      floats: whether from a float variable: a weight, a moving average, a slot.
+    """
+
+    draws: bool
+    floats: bool
 
 
 class MeasuredStep:
@@ -70,11 +88,10 @@ class MeasuredStep:
 
     def inputs_of(self, tensor: tf.Tensor) -> List[tf.Tensor]:
         """The inputs of a tensor's op; for one that could not be measured, what it needs."""
-        if self.step.is_fed(tensor):
-            return []
         found = []
         seen = set()
-        waiting = list(tensor.op.inputs)
+        is_fed = self.step.is_fed(tensor)
+        waiting = self.step.givens_of(tensor) if is_fed else list(tensor.op.inputs)
         while waiting:
             given = waiting.pop(0)
             if key(given) in seen:
@@ -85,6 +102,69 @@ class MeasuredStep:
             elif given.op.type not in graphs.VARIABLES:
                 waiting.extend(given.op.inputs)
         return found
+
+    @property
+    def batch_size(self) -> Optional[int]:
+        """The first dimension of most of what the step drew; None if nothing of it has any."""
+        sizes = [np.shape(v)[0] for t, v in self._drawn() if np.ndim(v)]
+        return collections.Counter(sizes).most_common(1)[0][0] if sizes else None
+
+    def data(self) -> Iterator[tf.Tensor]:
+        """The batch, as far as no weight has touched it: what has large numbers in its rows."""
+        tensors = [t for t, _ in self._drawn()]
+        tensors += [t for op in self.step.ops for t in op.outputs]
+        for tensor in tensors:
+            if self.step.givens_of(tensor):
+                continue
+            found = self.range_of(tensor)
+            if found is None or len(found.shape) < 1 or found.shape[0] != self.batch_size:
+                continue
+            if found.is_finite and found.largest > _LARGE and self._is_data(tensor):
+                yield tensor
+
+    def _drawn(self) -> Iterator[Tuple[tf.Tensor, np.ndarray]]:
+        """What came from outside, or by chance."""
+        for tensor, value in self.step.feed.items():
+            is_ours = tensor.op.name.startswith(graphs.OURS)  # a limit of the gate
+            if not is_ours and not is_written_value(self.step.type_of(tensor.op)):
+                yield tensor, value
+
+    def _is_data(self, tensor: tf.Tensor) -> bool:
+        return tensor.op not in self.fixed and not self.made_of(tensor).floats
+
+    def chosen_by(self, tensor: tf.Tensor) -> List[tf.Tensor]:
+        """The bad float tensors behind what a tensor's op takes that is no float: a condition."""
+        if self.step.is_fed(tensor):
+            return []
+        found, seen = [], set()
+        waiting = [t for t in tensor.op.inputs if not graphs.is_float(t)]
+        while waiting:
+            given = waiting.pop()
+            if key(given) in seen or self.step.is_fed(given):
+                continue
+            seen.add(key(given))
+            if self.is_bad(given):
+                found.append(given)
+            elif not graphs.is_float(given):
+                waiting.extend(given.op.inputs)
+        return found
+
+    def shares_of(self, tensor: tf.Tensor) -> Tuple[float, float]:
+        """The `bad_shares` of a fed tensor."""
+        return bad_shares(next(v for t, v in self.step.feed.items() if key(t) == key(tensor)))
+
+    def made_of(self, tensor: tf.Tensor) -> MadeOf:
+        """What a tensor is computed from."""
+        step = self.step
+        draws = step.is_fed(tensor)
+        ops = [] if draws else graphs.ancestors([tensor.op], self._data_needs)
+        draws = draws or any(step.is_fed(t) for op in ops for t in op.inputs)
+        draws = draws or any(graphs.is_stateful(op) and op.type not in _NO_DRAWS for op in ops)
+        variables = [op for op in ops if op.type in graphs.VARIABLES]
+        return MadeOf(draws, any(graphs.dtype_of(each).is_floating for each in variables))
+
+    def _data_needs(self, op: tf.Operation) -> List[tf.Operation]:
+        return [t.op for t in op.inputs if not self.step.is_fed(t)]
 
     def rows(self) -> Iterator[Row]:
         """The table of ranges along the step: what was fed, then the ops in their order."""
@@ -154,7 +234,7 @@ def _is_flow(tensor: tf.Tensor) -> bool:
 
 def _phases_of(step: Step) -> Dict[tf.Operation, str]:
     loss = step.gate.loss
-    forward = set() if loss is None else set(graphs.ancestors([loss.op]))
+    forward = set() if loss is None else set(graphs.ancestors([loss.op], step.needs))
     phases: Dict[tf.Operation, str] = {}
     for op in step.ops:
         if op in forward:

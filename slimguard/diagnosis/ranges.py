@@ -101,3 +101,14 @@ def find_non_finite(value: np.ndarray, most: int = 20) -> NonFinite:
     rows = sorted(set(where[:, 0].tolist())) if value.ndim else []
     positions = [(tuple(int(i) for i in p), float(value[tuple(p)])) for p in where[:most]]
     return NonFinite(rows, positions, len(where))
+
+
+def bad_shares(value: np.ndarray) -> Tuple[float, float]:
+    """Which share of an array's rows is not finite, and which of its values.
+
+    What a script computes from a bad value is bad in as much of it, or more.
+    """
+    value = np.asarray(value)
+    found = find_non_finite(value, most=0)
+    rows = len(found.rows) / len(value) if value.ndim and len(value) else 1.0
+    return rows, found.count / max(value.size, 1)

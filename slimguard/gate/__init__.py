@@ -63,11 +63,11 @@ Looking back from the train op, every op falls into one of three parts (:mod:`sl
   one of them. These ops are created a second time, behind a switch, and the guarded train op runs
   those clones. A dead branch is never executed, so a bad step writes nothing. The originals stay in
   the graph and are not run.
-* *forward writes*: writes that gradients wait for, such as the moving averages of
-  ``slim.batch_norm(updates_collections=None)``. They cannot be gated, so they are put back: the
-  variable is copied ahead of the write, and restored after a bad step. So is the counter of
-  micro-batches that says when accumulated gradients are applied, but not one that picks the batch
-  (:mod:`slimguard.gate.step_inputs`).
+* *forward writes*: writes that the loss or a gradient waits for, such as the moving averages of
+  ``slim.batch_norm(updates_collections=None)``, in trainable variables too. They cannot be gated,
+  so they are put back: the variable is copied ahead of the write, and restored after a bad step.
+  So is the counter of micro-batches that says when accumulated gradients are applied, but not one
+  that picks the batch (:mod:`slimguard.gate.step_inputs`).
 
 The decision is made by two checks. The first is cheap: one sum of squares for each value, short
 vectors together, and one comparison. If all are small, the step takes the *fast path*: all values

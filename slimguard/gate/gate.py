@@ -2,11 +2,12 @@
 
 import contextlib
 import gc
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
+from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.gate.arguments import (
     as_train_op,
@@ -18,11 +19,12 @@ from slimguard.gate.arguments import (
 from slimguard.gate.builder import build
 from slimguard.gate.chief_update import accumulators_of, find_chief_updates, run_gated
 from slimguard.gate.flags_in_words import Label, Verdict, explain
-from slimguard.gate.losses import as_scalar
+from slimguard.gate.gated_ops import find_gated_ops
+from slimguard.gate.losses import as_scalar, mean_of
 from slimguard.gate.outcome import guarded_by
 from slimguard.gate.plan import Plan, make_plan
-from slimguard.gate.step_graph import GuardedBefore
-from slimguard.graph import TrainOp, Writes, is_accumulator, key, op_of, ops
+from slimguard.gate.step_graph import GuardedBefore, StepGraph
+from slimguard.graph import TrainOp, Writes, is_accumulator, key, op_of, ops, plain_ops
 
 _KEPT_AS = '_slimguard_gates'
 _WARNED_OF_CHIEF = '_slimguard_warned_of_chief'
@@ -181,6 +183,43 @@ def original_of(train_op: TrainOp) -> TrainOp:
     return train_op if original is None else original
 
 
+def through_gates(
+    graph: tf.Graph, fed: Sequence[tf.Tensor] = ()
+) -> Callable[[tf.Operation], Iterable[tf.Operation]]:
+    """What ops need if some tensors are fed, with what each gate was made of in place of it.
+
+    For `graphs.ancestors`.
+    """
+    fed_keys = set(map(key, fed))
+    originals = {op_of(gate.train_op): op_of(gate.original) for gate in gates_of(graph).values()}
+
+    def needs(op: tf.Operation) -> Iterable[tf.Operation]:
+        original = originals.get(op)
+        return graphs.needs_beyond(op, fed_keys) if original is None else [original]
+
+    return needs
+
+
+def gated_writes(
+    train_op: TrainOp, loss: Optional[tf.Tensor], fed: Sequence[tf.Tensor] = ()
+) -> Set[tf.Operation]:
+    """The writes that a gate runs clones of; who fetches one of these runs it once more.
+
+    Args:
+      train_op, loss, fed: as for `guard_with_values`.
+
+    Raises:
+      ValueError: if it cannot be guarded.
+    """
+    step = StepGraph(train_op, loss, _guarded_in(train_op.graph), fed)
+    return find_gated_ops(step, loss=loss).intersection(step.writing)
+
+
+def _guarded_in(graph: tf.Graph) -> Dict[tf.Operation, GuardedBefore]:
+    known = gates_of(graph).values()
+    return {op_of(gate.train_op): GuardedBefore(op_of(gate.original), gate.gated) for gate in known}
+
+
 def guard(
     train_op: TrainOp, loss: Optional[tf.Tensor] = None, max_loss: Optional[float] = None
 ) -> TrainOp:
@@ -203,6 +242,10 @@ def guard(
     Where a `SyncReplicasOptimizer` made the train op, the update that its chief makes of all
     workers' gradients is guarded as well, and its queue runner runs that from then on.
     If `train_op` is in the TRAIN_OP collection, the returned op takes its place there.
+
+    In a replica of a `tf.distribute` strategy, as in the `model_fn` of an Estimator with a
+    `MirroredStrategy`, all replicas call this, and get one gate. Its loss is the mean of theirs, so
+    what is not finite in one of them keeps all from writing.
 
     Args:
       train_op: a Tensor or an Operation: of `create_train_op`, `optimizer.minimize`,
@@ -234,7 +277,38 @@ def guard(
     if loss is not None:
         require_loss(loss, 'loss')
         require_loss_of(loss, train_op)
-    return guard_with_values(train_op, loss, max_loss, ()).train_op
+    replica = tf.distribute.get_replica_context() if tf.distribute.has_strategy() else None
+    if replica is None:
+        return guard_with_values(train_op, loss, max_loss, ()).train_op
+    # Each replica calls this, with a loss of its own. An update is of all of them: one gate.
+    gate = replica.merge_call(_guard_replicas, args=(train_op, loss, max_loss))
+    value = gate.values.get(key(train_op)) if isinstance(train_op, tf.Tensor) else None
+    if value is None:
+        return gate.train_op
+    with ops.our_scope(train_op.graph, 'replica'), tf.device(train_op.device):
+        return ops.after([op_of(gate.train_op)], value, 'train_op')
+
+
+def _guard_replicas(strategy, train_op, loss, max_loss: Optional[float]) -> Gate:
+    """The gate of what all replicas update; `train_op` and `loss` are what each has given."""
+    train_ops = list(dict.fromkeys(strategy.experimental_local_results(train_op)))
+    losses = [each for each in strategy.experimental_local_results(loss) if each is not None]
+    if not losses and len(train_ops) > 1:  # of `create_train_op`, each returns its loss
+        losses = _losses_returned(train_ops)
+    one = mean_of(losses) if losses else None
+    if len(train_ops) == 1:
+        return guard_with_values(train_ops[0], one, max_loss, ())
+    with ops.our_scope(train_ops[0].graph, 'step'):
+        together = plain_ops.group(dict.fromkeys(map(op_of, train_ops)), 'together')
+    values = [each for each in train_ops if isinstance(each, tf.Tensor)]
+    return guard_with_values(together, one, max_loss, values)
+
+
+def _losses_returned(train_ops: Sequence[TrainOp]) -> List[tf.Tensor]:
+    """The floating scalars that train ops return."""
+    guarded = _guarded_in(train_ops[0].graph)
+    values = [StepGraph(each, None, guarded).core for each in train_ops]
+    return [each for each in values if each is not None and graphs.is_float(each)]
 
 
 def guard_with_values(
@@ -267,7 +341,7 @@ def guard_with_values(
             return gate
         train_op = gate.original
     _require_open_graph(train_op)
-    guarded = {op_of(g.train_op): GuardedBefore(op_of(g.original), g.gated) for g in known.values()}
+    guarded = _guarded_in(graph)
     # No session of another thread may see a gate half built: what a session has seen cannot be
     # wired any more.
     with graph.as_default(), tf_private.lock_against_sessions(graph), _no_collection():

@@ -8,6 +8,7 @@ from typing import List, Optional, Set
 import tensorflow as tf
 
 from slimguard import graph as graphs
+from slimguard.compat import tf_private
 from slimguard.gate.copies_ahead import is_put_back
 from slimguard.gate.finite_arithmetic import keeps_finite
 from slimguard.gate.step_graph import StepGraph
@@ -15,13 +16,16 @@ from slimguard.gate.step_graph import StepGraph
 _Ops = Set[tf.Operation]
 
 
-def find_gated_ops(step: StepGraph, left_alone: Optional[_Ops] = None) -> _Ops:
+def find_gated_ops(
+    step: StepGraph, left_alone: Optional[_Ops] = None, loss: Optional[tf.Tensor] = None
+) -> _Ops:
     """The writes to gate, and all that runs after one of them.
 
     Args:
       step: the ops of the step.
       left_alone: of a run that trains nothing, the writes that it makes whatever it computes; all
         others are gated. None for a train op, which has a forward pass.
+      loss: the loss, if it was given.
 
     Raises:
       ValueError: if a placeholder is among them.
@@ -29,7 +33,7 @@ def find_gated_ops(step: StepGraph, left_alone: Optional[_Ops] = None) -> _Ops:
     training = _find_training_writes(step) if left_alone is None else set()
     # What waits for a guarded train op would run that as well: as it is, and as a part of this one.
     training.update(write for write in step.writing if write in step.gated_before)
-    forward = _find_forward_ops(step, training) if left_alone is None else left_alone
+    forward = _find_forward_ops(step, training, loss) if left_alone is None else left_alone
     if not forward or left_alone is not None:
         # Nothing trains: what another train op puts back is put back here as well.
         forward = forward.union(filter(is_put_back, step.writing))
@@ -49,26 +53,34 @@ def find_gated_ops(step: StepGraph, left_alone: Optional[_Ops] = None) -> _Ops:
 
 
 def _find_training_writes(step: StepGraph) -> _Ops:
-    """The writes that train: optimizer kernels, and what writes trainable variables."""
+    """The writes that train: optimizer kernels, and what writes a gradient to a trainable variable.
+
+    What else is written to a trainable variable is a statistic that nobody has made untrainable;
+    or else nothing here is known for a gradient, as those of a `tf.GradientTape` are not.
+    """
     trainable = {variable.name for variable in graphs.trainable_in(step.graph)}
-    return {
+    kernels = {write for write in step.writing if graphs.is_apply(write)}
+    others = {
         write
         for write in step.writing
-        if graphs.is_apply(write)
-        or any(variable.name in trainable for variable in step.writes.variables(write))
-    }
+        if any(variable.name in trainable for variable in step.writes.variables(write))
+    } - kernels
+    if not others:
+        return kernels
+    gradients = [op for op in step.order if tf_private.op_that_was_differentiated(op) is not None]
+    return kernels | (others & step.and_what_follows(gradients)) or others
 
 
-def _find_forward_ops(step: StepGraph, training: _Ops) -> _Ops:
+def _find_forward_ops(step: StepGraph, training: _Ops, loss: Optional[tf.Tensor]) -> _Ops:
     """What the loss and the gradients are computed from."""
-    forward: _Ops = set()
-    if step.core is not None and graphs.is_float(step.core):
-        forward.update(graphs.ancestors([step.core.op], step.needs))
-        if not training.isdisjoint(forward):
-            forward = set()  # a loss computed after the update says nothing about the rest
-    computed = set(forward)
+    computed: _Ops = set()
+    for value in (step.core, loss):
+        if value is not None and graphs.is_float(value):
+            made_of = graphs.ancestors([value.op], step.needs)
+            if training.isdisjoint(made_of):  # else it is no loss of this update, but of the next
+                computed.update(made_of)
     before_training = [needed for write in training for needed in step.needs(write)]
-    forward.update(graphs.ancestors(before_training, step.needs))
+    forward = computed.union(graphs.ancestors(before_training, step.needs))
     return forward - _find_slot_writes(step, training, computed)
 
 

@@ -29,18 +29,10 @@ def find_left_alone(step: StepGraph) -> Set[tf.Operation]:
             others.append(write)
     if not others:
         return found
-    updates = _with_what_follows(step, floats)
+    updates = step.and_what_follows(floats)
     inputs = StepInputs(step, updates, [])
     for write in others:
         variables = step.writes.variables(write)
         if write not in updates and any(inputs.include(write, each) for each in variables):
             found.add(write)
-    return found
-
-
-def _with_what_follows(step: StepGraph, writes: Set[tf.Operation]) -> Set[tf.Operation]:
-    found = set(writes)
-    for op in step.order:
-        if not found.isdisjoint(step.needs(op)):
-            found.add(op)
     return found

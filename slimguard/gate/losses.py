@@ -1,7 +1,7 @@
 """Which scalars of a step are its losses."""
 
 import re
-from typing import List, Optional, Set
+from typing import List, Optional, Sequence, Set
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -11,9 +11,14 @@ from slimguard.gate.sources import Sources
 from slimguard.gate.step_graph import StepGraph
 from slimguard.graph import key, op_of, ops
 from slimguard.graph.source_lines import assigned_name
+from slimguard.system import texts
 
 # The scope of the means of losses that are no scalars.
 _MEANS = re.compile(graphs.OURS + r'loss(_\d+)?/')
+
+
+# So many losses are named of those that a mean is of.
+_MOST_NAMES = 3
 
 
 def as_scalar(loss: tf.Tensor) -> tf.Tensor:
@@ -28,12 +33,33 @@ def as_scalar(loss: tf.Tensor) -> tf.Tensor:
             return tf.reduce_mean(loss, name=loss.op.name)
 
 
+def mean_of(losses: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The loss of a step that has several, one for each replica or tower: their mean, a scalar.
+
+    It is not finite if one of them is not.
+    """
+    scalars = list({key(loss): as_scalar(loss) for loss in losses}.values())
+    if len(scalars) == 1:
+        return scalars[0]
+    for made in scalars[0].consumers():  # it may have been asked for before
+        if made.type == 'AddN' and _MEANS.match(made.name) and len(made.inputs) == len(scalars):
+            if all(key(one) == key(other) for one, other in zip(made.inputs, scalars)):
+                return made.outputs[0].consumers()[0].outputs[0]
+    with ops.our_scope(scalars[0].graph, 'loss'), tf.device(scalars[0].op.device or None):
+        total = tf.add_n(scalars)
+        return tf.realdiv(total, tf.cast(len(scalars), total.dtype), name='mean')
+
+
 def label_of(loss: tf.Tensor) -> str:
     """What a loss, or that which it is the mean of, is called in words: ``loss total_loss``.
 
     Where nobody has named the op, it is what the user's code calls it, with the op's name behind:
-    ``loss cost (Mean_3)``; or ``loss (Mean_3)``, where the code has the same word.
+    ``loss cost (Mean_3)``; or ``loss (Mean_3)``, where the code has the same word. The loss of two
+    towers is ``loss (mean of tower_0/cost, tower_1/cost)``.
     """
+    if _MEANS.match(loss.op.name) and loss.op.type == 'RealDiv':
+        names = [_MEANS.sub('', each.op.name, 1) for each in loss.op.inputs[0].op.inputs]
+        return 'loss (mean of %s)' % texts.listed(names, _MOST_NAMES)
     name = _MEANS.sub('', loss.op.name, 1)
     op = loss.op if name == loss.op.name else loss.op.inputs[0].op
     assigned = assigned_name(op) if _is_automatic(op) else None

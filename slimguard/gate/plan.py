@@ -101,7 +101,7 @@ def make_plan(
     """
     step = StepGraph(train_op, loss, guarded, fed)
     left_alone = None if trains else find_left_alone(step)
-    gated = find_gated_ops(step, left_alone)
+    gated = find_gated_ops(step, left_alone, loss)
     _require_end(step, gated)
     sources = Sources(step, gated)
     losses = find_losses(step, gated, sources, loss)

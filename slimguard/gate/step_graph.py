@@ -1,6 +1,6 @@
 """The ops of a step: all that a train op needs, and its value without the checks around it."""
 
-from typing import Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set
+from typing import Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set
 
 import tensorflow as tf
 
@@ -87,6 +87,14 @@ class StepGraph:
     def controls(self, op: tf.Operation) -> List[tf.Operation]:
         """The control inputs of `op`, read through gates that are there already."""
         return [self._stand_in(control) for control in graphs.controls_of(op)]
+
+    def and_what_follows(self, ops: Iterable[tf.Operation]) -> Set[tf.Operation]:
+        """Some ops of the step, and those of it that need one of them."""
+        found = set(ops)
+        for op in self.order if found else ():
+            if not found.isdisjoint(self.needs(op)):
+                found.add(op)
+        return found
 
     def source_of(self, loss: tf.Tensor) -> tf.Tensor:
         """The tensor under a loss that create_train_op wrapped, so that it is checked once."""

@@ -11,6 +11,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
+from slimguard.gate.gate import Gate
 from slimguard.graph import TrainOp, op_of
 from slimguard.system import texts
 
@@ -96,10 +97,10 @@ _HAS_ITS_GATE = (
 )
 
 _IS_IN_IT = (
-    'it is fetched beside the train op %r, which makes it too; the gate holds back one of its own, '
-    'and a bad step changes it all the same by this one; fetch the guarded train op alone'
+    'the train op %r, beside which it is fetched, makes it too, and its gate runs a clone of it: a '
+    'good step writes it twice, and a bad one changes it all the same. Fetch the guarded train op '
+    'alone; or, of two train ops that both make it, slimguard.guard(tf.group(first, second))'
 )
-
 
 _WAITS = (
     'it is written by what waits for the guarded train op, %r, and has no gate itself: a bad step '
@@ -132,38 +133,40 @@ def refuse_behind(
 
 def refuse_outside(
     elements: Sequence[TrainOp],
-    train_op: TrainOp,
-    original: TrainOp,
+    gate: Gate,
+    others: Sequence[Gate],
     on_refusal: Callable[[str, Exception], None],
 ) -> None:
     """Tells of what a run writes beside a guarded train op, which nobody guards then.
 
     Args:
       elements: what is fetched, and waits for no guarded train op, but may be one.
-      train_op, original: the train op, guarded and as it was.
+      gate: the gate of the train op.
+      others: those of other train ops that are fetched.
       on_refusal: called with the name of a variable that is written outside the gate, and why.
     """
-    ends = {op_of(train_op), op_of(original)}
-    others = [each for each in elements if op_of(each) not in ends]
-    others = [each for each in others if not op_of(each).name.startswith(graphs.OURS)]
-    if not others:
+    train_op, original = op_of(gate.train_op), op_of(gate.original)
+    beside = [each for each in elements if op_of(each) is not train_op]
+    beside = [each for each in beside if not op_of(each).name.startswith(graphs.OURS)]
+    if not beside and not others:
         return  # as in most steps: the graph need not be read
     writes = graphs.Writes(train_op.graph)
-    theirs = set(graphs.ancestors([op_of(original)]))
+    outside: Set[tf.Operation] = set()
 
     def refuse(name, error=None):
-        on_refusal(name, OutsideTheGateError(_HAS_ITS_GATE % op_of(original).name))
+        on_refusal(name, OutsideTheGateError(_HAS_ITS_GATE % original.name))
 
-    found = written_beside(others, [original], refuse)
-    outside = set(graphs.ancestors([op_of(each) for each in found])) - theirs
+    if beside:
+        found = written_beside([e for e in beside if op_of(e) is not original], [original], refuse)
+        outside = set(graphs.ancestors(map(op_of, found))).difference(graphs.ancestors([original]))
     for name in sorted({each.name for op in outside for each in _written_by(op, writes)}):
         refuse(name)
-    # What a gate wires, it puts back whoever fetches it; of the others it has clones.
-    cloned = theirs.difference(graphs.ancestors([op_of(train_op)]))
-    again = cloned.intersection(graphs.ancestors([op_of(each) for each in others]))
-    twice = {each for op in again for each in _written_by(op, writes)}
-    for name in sorted(each.name for each in twice - graphs.local_in(train_op.graph)):
-        on_refusal(name, OutsideTheGateError(_IS_IN_IT % op_of(original).name))
+    # What a gate copies ahead, it puts back whoever fetches it; of the others it has clones.
+    run = set(graphs.ancestors(map(op_of, [*beside, *(each.train_op for each in others)])))
+    run.update(*(each.writes for each in others))
+    again = {each for op in run.intersection(gate.writes) for each in _written_by(op, writes)}
+    for name in sorted(each.name for each in again - graphs.local_in(train_op.graph)):
+        on_refusal(name, OutsideTheGateError(_IS_IN_IT % original.name))
 
 
 def is_drawn(op: tf.Operation) -> bool:

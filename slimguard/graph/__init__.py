@@ -8,7 +8,6 @@
     source_lines.py  which line of the user's code made an op
     devices.py       the device for an op that serves another
     graph_size.py    how many bytes a graph takes as a GraphDef
-    graph_text.py    the text of a graph, quickly
     ops.py           creating ops, many and quickly, each at the place of another
     plain_ops.py     creating ops of the plainest kinds, quickly
     staging_area.py  a queue in a session that needs no initialization

@@ -49,9 +49,10 @@ class Flow:
             found = found | {Condition(pred, bool(tensor.value_index))}
         return found
 
-    def is_in_loop(self, op: tf.Operation) -> bool:
-        """Whether what `op` returns is the value of one turn of a loop."""
-        return bool(self._frames.get(op))
+    def is_in_loop(self, op: tf.Operation, loop: str = '') -> bool:
+        """Whether what `op` returns is the value of one turn of a loop: of any, or that one."""
+        frames = self._frames.get(op, ())
+        return loop in frames if loop else bool(frames)
 
     def loop_left_by(self, op: tf.Operation) -> str:
         """The name of the loop whose result `op` returns; empty if it is none."""

@@ -5,6 +5,8 @@ from typing import Optional, Sequence
 
 from slimguard.system import texts
 
+_REPLAY = '; python -m slimguard replay'
+
 
 def for_an_explosion(factor: Optional[float]) -> str:
     """Where rollbacks were used up, or the loss was above `max_loss`.
@@ -24,14 +26,20 @@ def for_an_explosion(factor: Optional[float]) -> str:
     )
 
 
-def for_lost_state() -> str:
-    """Where variables were not finite already before the step."""
-    return (
+def for_lost_state(goes_back: bool) -> str:
+    """Where variables were not finite already before the step.
+
+    Args:
+      goes_back: whether a policy in use does.
+    """
+    told = (
         'what made it so went past the gate: an update that was run alone or beside the train op, '
         'or a restore; an update is guarded as a part of the train op, '
-        'slimguard.guard(tf.group(train_op, update)), and rollback goes back to a state before it, '
-        'if there is one'
+        'slimguard.guard(tf.group(train_op, update))'
     )
+    if not goes_back:
+        told += ", and on_nan='rollback' goes back to a state before it, if there is one"
+    return told
 
 
 def for_a_refused_save(unguarded: Sequence[str]) -> str:
@@ -46,18 +54,34 @@ def for_a_refused_save(unguarded: Sequence[str]) -> str:
     )
 
 
-def for_bad_data(rows: Sequence[int], bundle: Optional[str]) -> str:
+def for_bad_data(rows: Sequence[int], bundle: Optional[str], skips: bool) -> str:
     """Where what the step drew was not finite.
 
     Args:
       rows: the bad rows of the batch, if it is one.
       bundle: the folder to run the step again from, or None.
+      skips: whether a policy in use does.
     """
-    told = (
-        "the data are bad, and going back does not mend them: on_nan='skip', or --on_nan=skip, "
-        'leaves out such a batch'
-    )
+    told = 'the data are bad, and going back does not mend them' + _skip_it(skips)
     if bundle is not None and len(rows) == 1:
-        told += '; python -m slimguard replay --without %d %s says whether the rest of it is clean'
+        told += _REPLAY + ' --without %d %s says whether the rest of it is clean'
         told %= (rows[0], shlex.quote(bundle))
     return told
+
+
+def without_bundle(told: str) -> str:
+    """Advice that was given when there was a bundle, now that there is none."""
+    return told.partition(_REPLAY)[0]
+
+
+def for_a_bad_batch(skips: bool) -> str:
+    """Where something of this batch could not be computed, and the weights are as they should be.
+
+    Args:
+      skips: whether a policy in use does.
+    """
+    return 'it depends on the batch, and going back does not mend it' + _skip_it(skips)
+
+
+def _skip_it(skips: bool) -> str:
+    return '' if skips else ": on_nan='skip', or --on_nan=skip, leaves out such a batch"

@@ -1,12 +1,18 @@
 """Policies in order, in a training: which of them takes an incident."""
 
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence
+import collections
+import copy
+from typing import TYPE_CHECKING, Any, Callable, Deque, List, Optional, Sequence
 
-from slimguard.incidents.policies import Policy, PolicyState, Raise, Rollback
+from slimguard.incidents.policies import BATCH, Policy, PolicyState, Raise, Rollback, Skip
 from slimguard.incidents.policy_language import OnNan, fallbacks_of
 
 if TYPE_CHECKING:  # it imports TensorFlow, and the command line reads policies without
     from slimguard.incidents.incident import Incident
+
+# So many overflows from finite batches within so many steps are an explosion, though good steps
+# come between them.
+_OVERFLOWS, _OF_STEPS = 5, 100
 
 
 class FallbackChain:
@@ -14,6 +20,7 @@ class FallbackChain:
     raise.
 
     A good step sets `Skip` back, and so does a rollback: the chain begins with its first again.
+    Where overflows keep coming from finite batches, a chain with a rollback skips no further.
 
     Args:
       on_nan: what the user said; None stands for `otherwise`.
@@ -22,33 +29,61 @@ class FallbackChain:
     Attributes:
       fallbacks: the policies and callables, in order.
       why_not: what to add to the reason of the last incident: why policies gave way.
+      spent: how much of the policy that took it is spent, such as ' (3 of 10 in a row)'.
     """
 
     def __init__(self, on_nan: OnNan, otherwise: Policy):
-        self.why_not = ''
+        self.why_not = self.spent = ''
         self._told = 0  # how many were skipped, when that was last told
         self.fallbacks = [otherwise] if on_nan is None else fallbacks_of(on_nan)
         self._otherwise = otherwise
         self._state = PolicyState()
+        self._state.may_skip = self.may(Skip)
+        self._overflowed_at: Deque[int] = collections.deque(maxlen=_OVERFLOWS)  # steps
 
-    def decide(self, incident: 'Incident', ruin: str = '') -> Policy:
+    def foresee(self, incident: 'Incident', ruin: str = '') -> Optional[Policy]:
+        """What `decide` would say if nothing was known of the cause. None if a callable decides."""
+        state = copy.copy(self._state)
+        state.note_incident(incident.state_lost, ruin or self._explosion(), '')
+        for fallback in self.fallbacks:
+            if not isinstance(fallback, Policy):
+                return None
+            if fallback.is_willing(state):
+                return fallback
+        return Raise()
+
+    def decide(self, incident: 'Incident', ruin: str = '', cause: str = '') -> Policy:
         """The policy that takes one more incident. A callable's own exceptions pass through.
 
         Args:
           incident: the incident.
           ruin: as for `PolicyState`.
+          cause: as for `PolicyState`.
         """
         self.why_not = ''
-        self._state.steps += 1
-        self._state.in_a_row += 1
-        self._state.state_lost = incident.state_lost
-        self._state.ruin = ruin
+        ruin = ruin or self._explosion(cause)
+        self._state.note_incident(incident.state_lost, ruin, cause)
         policy = self._first_willing(self.fallbacks, incident) or Raise()
+        self.spent = policy.spent(self._state)
         if isinstance(policy, Rollback):
             self._state.rollbacks += 1
             self._state.in_a_row = 0
             self._state.skipped_at.clear()
+            self._overflowed_at.clear()
         return policy
+
+    def note_overflow(self) -> None:
+        """Notes that the step of the last decision overflowed, and all that it drew was finite."""
+        self._overflowed_at.append(self._state.steps)
+
+    def _explosion(self, cause: str = '') -> str:
+        """Why the training is taken for exploding, though most steps are good; else ''."""
+        steps = self._state.steps - min(self._overflowed_at, default=0)
+        if cause == BATCH:  # which says nothing of the weights
+            self._overflowed_at.clear()
+        if len(self._overflowed_at) < _OVERFLOWS or steps > _OF_STEPS or not self.may(Rollback):
+            return ''
+        return _EXPLODES % (_OVERFLOWS, steps)
 
     def step_was_good(self) -> None:
         self._state.steps += 1
@@ -104,6 +139,12 @@ class FallbackChain:
             if policy is not None:
                 return policy
         return None
+
+
+_EXPLODES = (
+    '; and %d of the %d steps before it came to a NaN or Inf from finite batches, so the training '
+    'is taken for exploding'
+)
 
 
 def _fallbacks_of_answer(asked: Callable, answer) -> List[Any]:

@@ -39,7 +39,7 @@ class Incident:
       gradient_norm_ratio: what multiple that is of the median of the last good steps.
       diagnosis: what made the step bad, in a few lines, where it was captured.
       bundle: the folder to run the step again from: ``python -m slimguard replay BUNDLE``. None if
-        there is none, or none any more as a checkpoint needed its room.
+        there is none, or none any more.
       worker: the process of a cluster it happened in, such as ``'/job:worker/task:1'``.
     """
 
@@ -96,17 +96,25 @@ class Incident:
                 record[key] = str(record[key])
         return record
 
-    def __str__(self) -> str:
-        where = 'at global step %d' % self.step if self.step is not None else 'in this run'
+    @property
+    def where(self) -> str:
+        """When it was and where, with its loss, such as 'at global step 9 (loss inf)'."""
+        told = 'at global step %d' % self.step if self.step is not None else 'in this run'
         if self.worker is not None:
-            where += ' on ' + self.worker
-        loss = ' (loss %g)' % self.loss if self.loss is not None else ''
-        state = (
-            'nothing was written'
+            told += ' on ' + self.worker
+        return told if self.loss is None else '%s (loss %g)' % (told, self.loss)
+
+    @property
+    def update(self) -> str:
+        """What became of the update."""
+        return (
+            'update not applied'
             if self.held
-            else 'the update had already landed, as no gate looks at this'
+            else 'the update was written, as no gate looks at this'
         )
-        return '%s%s: %s; %s' % (where, loss, self.reason, state)
+
+    def __str__(self) -> str:
+        return '%s: %s; %s' % (self.where, self.reason, self.update)
 
 
 def _is_step(value: Any) -> bool:

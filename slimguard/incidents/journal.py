@@ -1,11 +1,15 @@
-"""The journal of a training: each incident goes to the log, the record's file and TensorBoard."""
+"""The journal of a training: each incident goes to the log, the record's file and TensorBoard.
+
+In the log the first line says what made the step bad and where, the second what was done.
+"""
 
 import time
-from typing import Callable, Optional
+from typing import Callable, Dict, Optional, Tuple
 
 import tensorflow.compat.v1 as tf1
 
 from slimguard.incidents.incident import Incident
+from slimguard.incidents.incident_groups import kind_of
 from slimguard.incidents.record_file import IncidentFile
 from slimguard.system.rate import Rate
 
@@ -15,9 +19,13 @@ _FIRST = 10
 _DONE = {
     'raise': 'raising NanLossError',
     'stop': 'stopping the training',
-    'skip': 'skipping this batch',
-    'rollback': 'rolling back',
+    'skip': 'batch skipped',
+    'rollback': 'rolled back',
 }
+# Of one kind, so many are told in full; of the others only what was done.
+_IN_FULL = 2
+# How many of the tensors that are not finite are named in the log; the record has all.
+_NAMED = 3
 
 
 class Journal:
@@ -43,6 +51,7 @@ class Journal:
         self._file = None if logdir is None else IncidentFile(logdir)
         self._summary_writer = summary_writer
         self._rate = Rate(_FIRST, clock=clock)
+        self._kinds: Dict[str, Tuple[int, int]] = {}  # the first of each kind, and how many
         if self._file is not None:
             self._file.make()
 
@@ -52,19 +61,26 @@ class Journal:
             self._file = IncidentFile(logdir)
             self._file.make()
 
-    def record(self, incident: Incident, done_by: str = '', cause: Optional[str] = None) -> None:
+    def record(
+        self,
+        incident: Incident,
+        done_by: str = '',
+        cause: Optional[str] = None,
+        budget: str = '',
+    ) -> None:
         """Writes one incident down.
 
         Args:
           incident: the incident, with its action.
           done_by: who acted, where no policy did.
           cause: what made the step bad, in one line without a full stop; None if it is not known.
+          budget: how much of its policy is spent, such as ' (3 of 10 in a row)'.
         """
         self.count += 1
         if self._file is not None:
             self._file.append(incident)
         self._summarize(incident)
-        self._log(incident, done_by, cause)
+        self._log(incident, done_by, cause, budget)
 
     def close(self, told: str = '') -> None:
         """Says how many log lines were held back, and what else there is, and closes the file."""
@@ -98,22 +114,37 @@ class Journal:
 
     # The log.
 
-    def _log(self, incident: Incident, done_by: str, cause: Optional[str]) -> None:
+    def _log(self, incident: Incident, done_by: str, cause: Optional[str], budget: str) -> None:
+        kind = kind_of(cause or incident.reason)
+        first, times = self._kinds.get(kind, (self.count, 0))
+        self._kinds[kind] = first, times + 1
         goes_on = incident.action in ('skip', 'on_nan_loss')
         if not self._rate.is_due(must=not goes_on):
             return
-        others = '%s failed' if incident.action == 'error' else 'left to %s'
-        done = _DONE.get(incident.action or '', others % done_by)
-        if incident.restored is not None:
-            done += ' to ' + incident.restored
-        if incident.learning_rate is not None:
-            done += ', learning rate x%g from now on' % incident.learning_rate
         log = tf1.logging.warning if incident.action == 'skip' else tf1.logging.error
-        # A NanLossError tells it itself.
-        why = (
-            ''
-            if cause is None or incident.action == 'raise'
-            else ' Why the step was bad: %s.' % cause
-        )
-        told = self._rate.told()
-        log('slimguard: incident %d %s; %s.%s%s', self.count, incident, done, why, told)
+        done = _done(incident, done_by, budget) + self._rate.told()
+        head = 'slimguard: incident %d %s: ' % (self.count, incident.where)
+        if times >= _IN_FULL:
+            log('%s', '%ssame as incident %d; %s.' % (head, first, done))
+        else:
+            log('%s', '%s%s.\n    %s.' % (head, cause or _in_short(incident), done))
+
+
+def _in_short(incident: Incident) -> str:
+    """The reason, without most of a long list of tensors."""
+    left_out = len(incident.tensors) - _NAMED
+    if left_out < 2:
+        return incident.reason
+    named = '%s and %d more' % (', '.join(incident.tensors[:_NAMED]), left_out)
+    return incident.reason.replace(', '.join(incident.tensors), named)
+
+
+def _done(incident: Incident, done_by: str, budget: str) -> str:
+    """What became of the update and of the training."""
+    others = '%s failed' if incident.action == 'error' else 'left to %s'
+    done = _DONE.get(incident.action or '', others % done_by)
+    if incident.restored is not None:
+        done += ' to ' + incident.restored
+    if incident.learning_rate is not None:
+        done += ', learning rate x%g from now on' % incident.learning_rate
+    return '%s, %s%s' % (incident.update, done, budget)

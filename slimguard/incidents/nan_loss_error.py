@@ -20,8 +20,9 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.Inva
     `tf.compat.v1.train.NanLossDuringTrainingError` (its `NanTensorHook`) and
     `tf.errors.InvalidArgumentError` (its `check_numerics`).
 
-    Its message ends with what made the step bad, and the command that runs it again, where that
-    was captured; and where the loss was above `max_loss`, or rollbacks did not help, with what may.
+    Its message begins with what made the step bad, if that was found. It ends with the command
+    that runs the step again, if it was captured, and with what may help, where the loss was above
+    `max_loss` or rollbacks did not help.
 
     Attributes:
       incident: the `Incident`.
@@ -36,9 +37,12 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.Inva
     @property
     def message(self) -> str:
         """What happened. It is put together when it is read: a bundle may be gone by then."""
-        lines = ['Bad step ' + str(self.incident)]
-        if self.incident.diagnosis is not None:
-            lines.append(self.incident.diagnosis)
+        if self.incident.diagnosis is None:
+            lines = ['Bad step %s' % self.incident]
+        else:  # what made it bad comes first, and then what it made bad
+            cause = self.incident.diagnosis.splitlines()
+            lines = ['Bad step %s: %s' % (self.incident.where, cause[0]), *cause[1:]]
+            lines.append('%s; %s' % (self.incident.reason, self.incident.update))
         if self.incident.bundle is not None:
             lines.append(replay_hint(self.incident.bundle))
         if self.incident.advice is not None:

@@ -14,8 +14,17 @@ if TYPE_CHECKING:  # it imports TensorFlow, and the command line reads policies 
     from slimguard.incidents.incident import Incident
 
 
+# Kinds of causes, as far as policies ask. The batch is at fault, or what a sum came to with it, and
+# not the weights: the next batch may be good.
+BATCH = 'batch'
+# Neither the batch nor the weights are: whatever is done, the same comes again.
+COMES_AGAIN = 'comes again'
+
 # Of so many of its last steps a training may skip a share.
 _LAST_STEPS = 1000
+# So many bad batches may follow each other by chance: more than half of the steps would have to be
+# bad for that.
+_BY_CHANCE = 100
 
 
 class PolicyState:
@@ -27,6 +36,9 @@ class PolicyState:
       rollbacks: the number of rollbacks so far.
       state_lost: whether variables were not finite already before the present incident's step.
       ruin: why the weights are finite and ruined; '' if they are not, or nobody knows.
+      cause: the kind of the present incident's cause: `BATCH` or `COMES_AGAIN`; '' for any other,
+        and if it is not known.
+      may_skip: whether a policy in force skips.
       steps: the number of steps so far.
       skipped: how many of them were skipped.
       skipped_at: the numbers of those of the last thousand steps that were; none of before a
@@ -38,9 +50,26 @@ class PolicyState:
         self.rollbacks = 0
         self.state_lost = False
         self.ruin = ''
+        self.cause = ''
+        self.may_skip = False
         self.steps = 0
         self.skipped = 0
         self.skipped_at: Deque[int] = collections.deque()
+
+    @property
+    def is_chance(self) -> bool:
+        """Whether the batch is at fault, so that bad steps in a row say nothing of the weights.
+
+        So many of them are no chance any more.
+        """
+        is_sound = not self.state_lost and not self.ruin
+        return self.cause == BATCH and is_sound and self.in_a_row <= _BY_CHANCE
+
+    def note_incident(self, state_lost: bool, ruin: str, cause: str) -> None:
+        """Notes the present incident."""
+        self.steps += 1
+        self.in_a_row += 1
+        self.state_lost, self.ruin, self.cause = state_lost, ruin, cause
 
     def note_skipped(self) -> None:
         """Notes that the last step was skipped."""
@@ -65,6 +94,10 @@ class Policy:
 
     def why_not(self, state: PolicyState) -> str:
         """What to add to a reason, of why this policy does not take the present incident."""
+        return ''
+
+    def spent(self, state: PolicyState) -> str:
+        """How much of it is spent, with the present incident; '' if there is no end to it."""
         return ''
 
     def __eq__(self, other) -> bool:
@@ -95,10 +128,12 @@ class Skip(Policy):
     """Go on with the next batch, until `max_consecutive` steps in a row were skipped.
 
     It does not skip where the weights themselves are lost, since every batch is bad then; nor where
-    they are ruined, which is known where a `Rollback` follows in the chain.
+    they are ruined, which is known where a `Rollback` follows in the chain; nor where the diagnosis
+    says that the same comes again whatever the batch is.
 
     Args:
-      max_consecutive: how many steps in a row.
+      max_consecutive: how many steps in a row. Where the diagnosis says that the batch is at fault,
+        it is a hundred, as such steps say nothing of the weights; then `max_ratio` decides.
       max_ratio: how many of the last 1,000 steps, as a share: with 0.2 the 201st gives way to the
         next policy. Above 0, and at most 1. A rollback begins a new count. Default: no limit.
     """
@@ -111,13 +146,16 @@ class Skip(Policy):
 
     def is_willing(self, state: PolicyState) -> bool:
         return (
-            state.in_a_row <= self.max_consecutive
+            (state.in_a_row <= self.max_consecutive or state.is_chance)
             and not state.state_lost
             and not state.ruin
+            and state.cause != COMES_AGAIN
             and not self._has_spent(state)
         )
 
     def why_not(self, state: PolicyState) -> str:
+        if state.cause == COMES_AGAIN:
+            return '; skipping does not change that'
         if state.state_lost:
             return '; skipping does not mend that, as every batch is bad then'
         if not self._has_spent(state):
@@ -127,6 +165,10 @@ class Skip(Policy):
             min(state.steps - 1, _LAST_STEPS - 1),
             self.max_ratio,
         )
+
+    def spent(self, state: PolicyState) -> str:
+        end = '' if state.is_chance else ' of %d' % self.max_consecutive
+        return ' (%d%s in a row)' % (state.in_a_row, end)
 
     def _why_no_more(self, state: PolicyState) -> str:
         if state.in_a_row <= self.max_consecutive:
@@ -147,11 +189,14 @@ class Skip(Policy):
 class Rollback(Policy):
     """Go back to the newest state that is trusted, and on with the next batch; `max_times` times.
 
-    A state is trusted once ten good steps have followed it, and if its loss is no ten times that of
-    all before it. It is one that the training keeps itself, or a finite checkpoint; without any,
+    A state is trusted once ten good steps have followed it. It is one that the training keeps
+    itself, unless its loss is ten times that of all before it, or a finite checkpoint; without any,
     the newest finite checkpoint. If it comes to that again within twenty good steps, an older state
     is taken. The state of a training that has written no checkpoint yet is saved ahead of its first
     step.
+
+    It does not go back where the diagnosis says that the same comes again whatever the weights are;
+    nor, in a chain that skips as well, where it says that the batch is at fault.
 
     Args:
       max_times: how often, in one training.
@@ -160,9 +205,9 @@ class Rollback(Policy):
         0.5 the updates after the second rollback are made with a quarter of it. It holds for every
         optimizer and schedule, and for a restart of the training as well. Above 0, and at most 1.
         Default: the learning rate stays.
-      snapshots: how many states are kept at most, in memory, or on disk where that is short. They
-        are copies of all variables, at a pace that takes a hundredth of the time: one that is not
-        trusted yet, and the others each kept eight times as long as the one after it. At least 2,
+      snapshots: how many states are kept, as copies of all variables in memory: one that is not
+        trusted yet, and others that are spread over the steps so far. None is kept if they would
+        take more than half of the memory that is free; a log line says so. At least 2,
         or 0 for none. A job of several processes keeps none.
     """
 
@@ -185,13 +230,22 @@ class Rollback(Policy):
         self.learning_rate = _share(learning_rate, 'learning_rate')
 
     def is_willing(self, state: PolicyState) -> bool:
+        if state.cause == COMES_AGAIN or state.is_chance and state.may_skip:
+            return False
         return state.rollbacks < self.max_times
 
     def why_not(self, state: PolicyState) -> str:
+        if state.cause == COMES_AGAIN:
+            return '; going back does not change that'
+        if state.is_chance and state.may_skip:
+            return '; going back does not help, as the batch is at fault and not the weights'
         return '; the training went back %s already, and max_times=%d allows no more' % (
             'once' if state.rollbacks == 1 else '%d times' % state.rollbacks,
             self.max_times,
         )
+
+    def spent(self, state: PolicyState) -> str:
+        return ' (%d of %d times)' % (state.rollbacks + 1, self.max_times)
 
 
 def _count(number, name: str, least: int = 1) -> int:

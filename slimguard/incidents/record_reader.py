@@ -7,9 +7,12 @@ import collections
 import contextlib
 import dataclasses
 import json
+import os
+import re
 import warnings
-from typing import Any, Deque, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Deque, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
+from slimguard.incidents import advice
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.record_json import LONGEST_LINE, with_short_strings
 from slimguard.incidents.record_path import path_in
@@ -35,7 +38,7 @@ class Record(NamedTuple):
     """What the record of a logdir holds.
 
     Attributes:
-      incidents: the oldest first.
+      incidents: the oldest first, with the bundles that are still there.
       unreadable: how many lines are no JSON, or longer than any of ours.
       foreign: how many lines are JSON, and no incident of ours.
       is_whole: whether `incidents` are all; of a long record they are the newest.
@@ -129,7 +132,29 @@ def read_record(logdir: files.Path) -> Record:
                 unreadable += 1
             else:
                 foreign += 1
-    return Record(list(incidents), unreadable, foreign, is_whole and count == len(incidents))
+    found = _with_bundles_of_today(logdir, incidents)
+    return Record(found, unreadable, foreign, is_whole and count == len(incidents))
+
+
+def _with_bundles_of_today(logdir: files.Path, incidents: Iterable[Incident]) -> List[Incident]:
+    """Incidents with the bundles that are there, where they are now: a logdir can be moved.
+
+    Of bundles of one name, all but the last were removed.
+    """
+    folder = os.path.dirname(path_in(logdir))
+    there, found = set(files.list_dir(folder)), []
+    for incident in reversed(list(incidents)):
+        if incident.bundle is not None:
+            name = re.split(r'[\\/]', incident.bundle.rstrip('\\/'))[-1]
+            path = os.path.join(folder, name)
+            if name in there and files.exists(os.path.join(path, 'incident.json')):
+                there.remove(name)
+                incident = dataclasses.replace(incident, bundle=path)
+            else:
+                told = incident.advice and advice.without_bundle(incident.advice)
+                incident = dataclasses.replace(incident, bundle=None, advice=told)
+        found.append(incident)
+    return found[::-1]
 
 
 @contextlib.contextmanager

@@ -18,6 +18,9 @@ _LARGEST_RATIO = 1e30  # whose tenth power is a float
 # And at most so many times the largest median. With 1 there are 8 to 37 false alarms in 10,000 good
 # steps of benchmarks/spikes.py where losses come near zero.
 _MOST_TIMES_LARGEST = 10
+# A number that is so many times all before it is told of, also where nothing is held. Of so many
+# first steps it has to be as many times 1 as well.
+_FAR_BEYOND, _FIRST = 1e4, 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,10 +172,21 @@ class Level:
             del ordered[bisect.bisect_left(ordered, last[0])]
         last.append(value)
         bisect.insort(ordered, value)
-        count = len(ordered)
-        self.median = median = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
-        if count >= self._warmup and median > self._largest_median:
+        self.median = median = _median(ordered)
+        if len(ordered) >= self._warmup and median > self._largest_median:
             self._largest_median = median
+
+    def memory(self) -> Any:
+        """What it is made of, for `go_back`."""
+        return tuple(self._last), self._largest_median
+
+    def go_back(self, memory: Any) -> None:
+        """Is again as it was when `memory` was made; None stands for the beginning."""
+        last, self._largest_median = ((), 0.0) if memory is None else memory
+        self._last.clear()
+        self._last.extend(last)
+        self._sorted = sorted(last)
+        self.median = _median(self._sorted) if last else None
 
     def limit(self, multiple: Optional[float]) -> float:
         """The largest number that is no spike; Inf where nothing is."""
@@ -190,3 +204,33 @@ class Level:
         assert self.median
         quartile = self._sorted[(3 * len(self._sorted)) // 4]
         return self.median * min(quartile / self.median, _LARGEST_RATIO) ** _QUARTILES
+
+
+class Largest:
+    """The largest number of all good steps, and when one is far beyond those before it.
+
+    In the healthy trainings of benchmarks/spikes.py none was twice as large as all before it.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._largest = 0.0
+
+    def note(self, value: float) -> float:
+        """Notes a number; returns how many times the largest it is, if that is far; else 0.
+
+        Args:
+          value: at least 0, or NaN if it is not known.
+        """
+        self.count += 1
+        if not value > self._largest:
+            return 0.0
+        before, self._largest = self._largest, value
+        # A loss may be near zero by chance, and of the first steps all may be.
+        floor = max(before, 1.0) if self.count <= _FIRST else before
+        return value / before if before and value > _FAR_BEYOND * floor else 0.0
+
+
+def _median(ordered: List[float]) -> float:
+    count = len(ordered)
+    return (ordered[(count - 1) // 2] + ordered[count // 2]) / 2

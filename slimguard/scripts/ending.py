@@ -3,14 +3,17 @@
 import atexit
 import multiprocessing.util
 import os
-from typing import Callable, Dict, List, Optional, Sequence
+import shlex
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.record_path import path_in
 from slimguard.system import files, terminal, texts
 from slimguard.training import preemption
+from slimguard.training.fetch_structures import leaves
 
 # So many train ops, or variables, are named.
 _MOST_NAMES = 3
@@ -32,6 +35,9 @@ class Seen:
         of the input is none, nor is that of the session.
       refused_saves: how many saves were refused, as a variable was not finite.
       not_finite: the names of those variables.
+      since_nan: how many guarded runs there were after the last one that was skipped, or went back,
+        and gave the script a NaN; None if none did.
+      jump: what a step was that was written and far beyond all before it; '' if none was.
       error: what ended the script; None if it came to its end.
       has_names_of_1: whether the script has the names of TensorFlow 1, and its graphs.
       children: how many forks of this process there were, and children that it spawned: of all
@@ -51,6 +57,8 @@ class Seen:
         self.refused_saves = 0
         self.not_finite: Dict[str, None] = {}
         self.own_steps = 0
+        self.since_nan: Optional[int] = None
+        self.jump = ''
         self.error: Optional[BaseException] = None
         self.has_names_of_1 = False
         self.children = 0
@@ -87,11 +95,23 @@ class Seen:
 
     def note_run(self, train_ops: Sequence[str]) -> None:
         """Notes a guarded run: a step of train ops, or of none, if it only wrote."""
+        if self.since_nan is not None:
+            self.since_nan += 1
         if not train_ops:
             self._note_first()
             self.writing_runs += 1
         for train_op in train_ops:
             self.note_steps(train_op, 1)
+
+    def note_fetched(self, values: Any) -> None:
+        """Notes what the script was given by a run of which nothing was written."""
+        if any(map(_is_nan, leaves(values))):
+            self.since_nan = 0
+
+    @property
+    def incidents(self) -> int:
+        """How many incidents were acted on."""
+        return sum(self.actions.values())
 
     def note_failure(self, error: Exception) -> None:
         """Notes that a guarded run ended in an error, which a script may catch and say nothing.
@@ -107,6 +127,10 @@ class Seen:
         action = str(incident.action)
         self.actions[action] = self.actions.get(action, 0) + 1
         self.logdirs[logdir] = None
+
+    def note_jump(self, said: str) -> None:
+        """Notes that a step was written with a number far beyond all before it."""
+        self.jump = self.jump or said
 
     def note_refused_save(self, names: Sequence[str], logdir: str) -> None:
         """Notes a save that was refused for variables of these names, and where the record is."""
@@ -128,20 +152,25 @@ class Seen:
         if self.writing_runs:
             parts.append('%s that only wrote' % _counted(self.writing_runs, 'run'))
         said = 'guarded %s' % ' and '.join(parts)
-        incidents = sum(self.actions.values())
-        if not incidents:
+        if not self.incidents:
             said += ', no incident'
         else:
             done = ['%s %d' % each for each in self.actions.items()]
-            said += ', %s (%s)' % (_counted(incidents, 'incident'), ', '.join(done))
+            said += ', %s (%s)' % (_counted(self.incidents, 'incident'), ', '.join(done))
+        if self.jump:
+            said += ', but ' + self.jump
         for kind, number in self.failures.items():
             said += ', %s that failed with %s' % (_counted(number, 'step'), kind)
         said += self._saves()
         if self.refused:
             said += '; NOT guarded: %s' % texts.listed(list(self.refused), _MOST_NAMES)
+        if self.since_nan is not None and self.since_nan <= _SOON:
+            said += _ENDED_AT_NAN % ('right' if self.since_nan == 0 else 'one step')
         if not self.children and self.others_computed:
             said += '; of other processes that it started, ' + _OTHERS
-        return '%s; %s' % (said, by_itself) if by_itself else said
+        said = '%s; %s' % (said, by_itself) if by_itself else said
+        there = [logdir for logdir in self.logdirs if _has_record(logdir)]
+        return said + _SEE % shlex.quote(there[0]) if there else said
 
     def _saves(self) -> str:
         """How many saves were refused, and where the records are."""
@@ -151,9 +180,9 @@ class Seen:
             said += ' (%s)' % texts.listed(list(self.not_finite), _MOST_NAMES)
         kept: List[str] = []
         lost: List[str] = []
-        for record in map(path_in, self.logdirs):
-            is_there = files.is_remote(record) or files.is_file(record)
-            (kept if is_there else lost).append(os.path.dirname(record))
+        for logdir in self.logdirs:
+            folder = os.path.dirname(path_in(logdir))
+            (kept if _has_record(logdir) else lost).append(folder)
         if kept:
             said += '; record and bundles: %s' % ', '.join(kept)
         if lost:
@@ -229,7 +258,14 @@ def after_stop(newest: Optional[str]) -> str:
     )
 
 
+_SEE = '. To see what happened: python -m slimguard report %s'
 _IS_LOST = '; NO record is left in %s: it could not be written, or was moved or deleted since'
+# A script may look at a loss one step later.
+_SOON = 1
+_ENDED_AT_NAN = (
+    '; the script ended %s after it had fetched a NaN of a bad step, of which nothing was written. '
+    'Whether a check of its own ended it, such as assert not np.isnan(loss), is not seen from here'
+)
 _BY_ITSELF = (
     'the script guards itself, by a NanLossHook, slimguard.watch or slimguard.train of its own: '
     '%s. What it says there holds, and the options of run were not used for them'
@@ -280,6 +316,16 @@ def _may_be_of_tensorflow_1(error: BaseException) -> bool:
     if type(error).__name__ == 'DuplicateFlagError':  # of a flag that absl has defined since
         return True
     return any(name in str(error) for name in ('tensorflow', 'tf.', 'eager'))
+
+
+def _has_record(logdir: str) -> bool:
+    record = path_in(logdir)
+    return files.is_remote(record) or files.is_file(record)
+
+
+def _is_nan(value: Any) -> bool:
+    array = np.asarray(value)
+    return array.dtype.kind == 'f' and bool(np.isnan(array).any())
 
 
 def _counted(number: int, what: str, several: str = '') -> str:

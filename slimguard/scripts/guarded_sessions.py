@@ -10,25 +10,26 @@ import threading
 import weakref
 from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
 
+import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.compat import tf_private
 from slimguard.diagnosis.evidence import Evidence, collect
-from slimguard.gate import Gate, scale_learning_rates
+from slimguard.gate import Gate, gates_of, scale_learning_rates
 from slimguard.graph.sessions import OWN_WORK, callable_of, note_opened
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import with_short_traceback
-from slimguard.incidents.policies import Raise, Skip
-from slimguard.incidents.policy_language import OnNan
+from slimguard.incidents.policies import Raise, Skip, Stop
+from slimguard.incidents.policy_language import OnNan, fallbacks_of
 from slimguard.incidents.spike import Spike
 from slimguard.scripts import own_runs
 from slimguard.scripts.ending import Seen
 from slimguard.scripts.gradient_writes import note_tapes
 from slimguard.scripts.hooked_steps import HookedSteps, Known, known_step, note_known
 from slimguard.scripts.optimizer_notes import OptimizerNotes
-from slimguard.scripts.patches import Patches, kept_on
+from slimguard.scripts.patches import Patches, kept_already, kept_on
 from slimguard.scripts.refusals import Refusals
 from slimguard.scripts.script_files import ScriptFiles
 from slimguard.scripts.script_preemption import ScriptPreemption
@@ -48,6 +49,11 @@ _NO_PARTIAL_RUN = (
 
 
 _SKIPPED = 'slimguard: %d of %d batches were skipped.'
+_NAN_BESIDE = (
+    "slimguard: the loss that TensorFlow's NanTensorHook fetched is NaN, in a run that trains "
+    'nothing itself and has written nothing bad. on_nan=%r decides, and not the hook. This is '
+    'said once.'
+)
 
 
 class ScriptSettings(NamedTuple):
@@ -107,6 +113,9 @@ class GuardedSessions:
         self._inside = OWN_WORK
         self._steps = self._skipped = 0  # other than those of slim's loop, which says it itself
         self._learning_rate = FallbackChain(settings.on_nan, Raise()).learning_rate
+        self._first_policy = (
+            Raise() if settings.on_nan is None else fallbacks_of(settings.on_nan)[0]
+        )
         self._refusals = Refusals(self.seen)
 
     def install(self, patches: Patches) -> None:
@@ -151,6 +160,7 @@ class GuardedSessions:
                 return original(session, fetches, feed_dict, options, run_metadata)
         else:
             step = known.step
+        incidents = self.seen.incidents
         try:
             if known is None:
                 known = self._know(original, session, fetches, fed, step)
@@ -167,6 +177,8 @@ class GuardedSessions:
                 self.seen.note_failure(error)
             raise
         self._count(step)
+        if self.seen.incidents != incidents:
+            self.seen.note_fetched(_of_script(values))
         return values
 
     def _know(self, original, session, fetches, fed, step: Step) -> Known:
@@ -193,6 +205,8 @@ class GuardedSessions:
         self._preemption.leave()
         if self._skipped:
             tf1.logging.warning(_SKIPPED, self._skipped, self._steps)
+        if self.seen.jump:
+            tf1.logging.warning('slimguard: %s.', self.seen.jump)
 
     def _make_callable(self, original, session, fetches, feed_list=None, accept_options=False):
         # With a list, TensorFlow's runs the session's own `run`, and without one the session below.
@@ -221,10 +235,23 @@ class GuardedSessions:
         return original(graph)
 
     def _after_run_of_nan_hook(self, original, hook, run_context, run_values):
-        """The policy decides about a step with a gate; the hook about any other."""
-        step = self._step_of(run_context.session, run_context.original_args.fetches)
-        if step is None:
+        """Leaves a training that is guarded to the policy.
+
+        A run beside its steps, as that of a GAN's Estimator whose train ops run in hooks, has
+        written nothing bad either; it may have fetched the loss of a bad batch.
+        """
+        session = run_context.session
+        if self._step_of(session, run_context.original_args.fetches) is not None:
+            return
+        is_guarded = bool(gates_of(session.graph)) and not self.seen.refused
+        if not is_guarded or isinstance(self._first_policy, Raise):
             original(hook, run_context, run_values)
+        elif np.isnan(run_values.results).any():
+            if isinstance(self._first_policy, Stop):
+                run_context.request_stop()
+            if kept_already(session.graph, 'told_nan_beside') is None:
+                kept_on(session.graph, 'told_nan_beside', lambda: True)
+                tf1.logging.warning(_NAN_BESIDE, self._settings.on_nan)
 
     # Beneath.
 
@@ -274,6 +301,7 @@ class GuardedSessions:
                 watcher = ScriptWatcher(
                     *(self._settings.on_nan, self.files, evidence, self._note_incidents, told),
                     self._summaries.of(session),
+                    self.seen.note_jump,
                 )
                 found = self._sessions[session] = HookedSteps(session, run, watcher)
             return found
@@ -286,6 +314,13 @@ class GuardedSessions:
     def _count(self, step: Step) -> None:
         self._steps += 1
         self.seen.note_run(step.names)
+
+
+def _of_script(values: Any) -> Any:
+    """The values of a run without those that hooks have asked for."""
+    if not isinstance(values, dict):
+        return values
+    return [v for key, v in values.items() if not isinstance(key, tf1.train.SessionRunHook)]
 
 
 def _evidence_of(graph: tf.Graph) -> Dict[Gate, Evidence]:

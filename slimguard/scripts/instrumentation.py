@@ -18,10 +18,8 @@ import tensorflow.compat.v1 as tf1
 from slimguard import compat, learning
 from slimguard import gate as gates
 from slimguard.checkpoints.state_file import is_same
-from slimguard.compat import tf_private
 from slimguard.diagnosis.evidence import require_capture
 from slimguard.gate.arguments import is_made_inside
-from slimguard.graph.graph_text import TextFormat
 from slimguard.incidents.policies import Skip
 from slimguard.incidents.policy_language import OnNan, fallbacks_of
 from slimguard.incidents.spike import AnySpike, as_spike
@@ -66,8 +64,8 @@ def instrument(
     whatever loop, and the policy acts there: `Session.run` raises `NanLossError` for 'raise', and
     `tf.errors.OutOfRangeError`, as at the end of an input, for 'stop'. 'rollback' restores the
     newest finite checkpoint that the code's own `Saver` wrote, or the state before the first step.
-    A `Saver` publishes nothing that is not finite, and a `NanTensorHook` leaves guarded steps to
-    the policy. What cannot be guarded is said once, in the log.
+    A `Saver` publishes nothing that is not finite, and a `NanTensorHook` leaves a training that is
+    guarded to the policy. What cannot be guarded is said once, in the log.
 
     `create_train_op` and `train` of `slim.learning`, of `tf_slim.training`, and of `tf.contrib`
     where it exists, are replaced by guarded ones: in their modules, and wherever code that is
@@ -79,8 +77,8 @@ def instrument(
       max_loss: a larger loss is a bad step too; a positive finite number. Default: no limit.
         What it can do and what not, `slimguard.guard` says.
       logdir: where the record of incidents and the bundles go, a str, bytes or `os.PathLike`.
-        Default: where the code keeps its checkpoints or summaries, and the folder `slimguard-logs`
-        where it has neither before the first incident.
+        Default: where the code keeps its checkpoints or summaries. Where it has neither before
+        the first incident, a new folder of this start in `slimguard-logs`.
       capture: whether to keep what a bad step drew, to find what made it bad, and to write that
         into a bundle, as `train` does.
       max_bundles: how many bundles there may be in one folder.
@@ -160,7 +158,6 @@ class Instrumentation:
         self._finder = _AfterImport(self._instrument)
         sys.meta_path.insert(0, self._finder)
         self._patches = Patches()
-        self._patches.replace(tf_private.graph_writer(), 'text_format', TextFormat)
         self.sessions = GuardedSessions(settings)
         self.sessions.install(self._patches)
         tf1.logging.info(

@@ -27,12 +27,9 @@ from slimguard.graph.sessions import Inside
 from slimguard.scripts.ending import Seen
 from slimguard.scripts.last_save import LastSave
 from slimguard.scripts.patches import Patches, kept_on
-from slimguard.scripts.script_folders import ScriptFolders
+from slimguard.scripts.script_folders import FallbackFolder, ScriptFolders
 from slimguard.system import files
 from slimguard.training.signal_watch import is_main_thread
-
-# Where the record is kept of a script that saves nothing before its first incident.
-FALLBACK = 'slimguard-logs'
 
 # So many of the checkpoints that were saved are looked at.
 _MOST_CHECKPOINTS = 20
@@ -67,7 +64,7 @@ class ScriptFiles:
         self._lock = lock
         self.folders = ScriptFolders(logdir)
         self.newest: Optional[str] = None
-        self._fallback = os.path.abspath(FALLBACK)
+        self._fallback = FallbackFolder()
         self._inside = Inside()
 
     def install(self, patches: Patches) -> None:
@@ -79,7 +76,7 @@ class ScriptFiles:
 
     def logdir_for_record(self, graph: tf.Graph) -> str:
         """Where to keep a record: in a folder of its own while the script has saved nothing."""
-        return self.folders.of_record(graph) or self._fallback
+        return self.folders.of_record(graph) or self._fallback.path()
 
     def checkpoints(self, graph: tf.Graph) -> List[_Known]:
         """What was saved from a graph as a whole, and no part of it; the newest first."""

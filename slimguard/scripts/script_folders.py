@@ -5,6 +5,11 @@ does. What concerns one of them is kept where that model is.
 """
 
 import dataclasses
+import itertools
+import os
+import sys
+import threading
+import time
 import weakref
 from typing import Any, List, Optional
 
@@ -12,6 +17,47 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.scripts.patches import kept_already, kept_on
+
+# Where the records are kept of scripts that save nothing before their first incident.
+FALLBACK = 'slimguard-logs'
+
+
+class FallbackFolder:
+    """A folder in `slimguard-logs` for one start of a script, made when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._parent = os.path.abspath(FALLBACK)  # the script may go to another directory
+        self._started = time.strftime('%Y%m%d-%H%M%S')
+        self._path: Optional[str] = None
+        self._lock = threading.RLock()  # a signal may come in the midst
+
+    def path(self) -> str:
+        """Its path. No other start has the same: it may be that of another script, or process."""
+        with self._lock:
+            if self._path is None:
+                self._path = self._make()
+            return self._path
+
+    def _make(self) -> str:
+        name = '%s-%s' % (_name_of_script(), self._started)
+        for number in itertools.count(1):
+            path = os.path.join(self._parent, name if number == 1 else '%s-%d' % (name, number))
+            try:
+                os.makedirs(path)
+            except FileExistsError:
+                continue
+            except OSError:
+                pass  # who writes there says so
+            break
+        return path
+
+
+def _name_of_script() -> str:
+    path = sys.argv[0] if sys.argv else ''
+    name, _ = os.path.splitext(os.path.basename(path))
+    if name == '__main__':  # of a package, or a folder
+        name = os.path.basename(os.path.dirname(os.path.abspath(path)))
+    return name if name not in ('', '-c', '-m') else 'python'
 
 
 @dataclasses.dataclass(eq=False)

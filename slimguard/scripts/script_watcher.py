@@ -89,6 +89,7 @@ class ScriptWatcher(GateWatcher):
         last of them was acted on.
       history: what is kept of the last steps.
       summaries: as `Histories.summaries`.
+      note_jump: as `Histories.note_jump`.
 
     Attributes:
       recorded_in: the logdir with the record; None while there is none.
@@ -102,11 +103,13 @@ class ScriptWatcher(GateWatcher):
         on_incidents: Callable[[Sequence[Incident], str], None],
         history: HistorySettings,
         summaries: Callable[[str], Any],
+        note_jump: Callable[[str], None],
     ):
         self._files = script_files
         self._evidence = evidence
         self._on_incidents = on_incidents
         self._summaries = summaries
+        self._note_jump = note_jump
         self.recorded_in: Optional[str] = None
         self._journal = Journal()
         self._policies: Optional[FallbackChain] = None
@@ -138,6 +141,8 @@ class ScriptWatcher(GateWatcher):
         recovery = Recovery(restorer, snapshots, back_off)
         self._handle_with(policies, self._journal, recovery)
         self.histories.summaries = self._summaries
+        self.histories.spike_in_words = 'spike=True, or --spike=default of run,'
+        self.histories.note_jump = self._note_jump
         self._preparation = _ScriptPreparation(self._prepare, recovery)
 
     def before_step(self, session) -> None:
@@ -160,6 +165,7 @@ class ScriptWatcher(GateWatcher):
     def end(self, session):
         if self._policies is not None:
             self._policies.tell_skipped()  # of all sessions together it is told elsewhere
+        self.histories.take_last_words()  # as well
         GateWatcher.end(self, session)
 
     def handle(self, run_context, reading: Reading, *beside: Reading) -> None:

@@ -32,7 +32,7 @@ from slimguard.compat import tf_private
 from slimguard.gate.builder import NoLossError
 from slimguard.gate.chief_update import takes_accumulated
 from slimguard.gate.copies_ahead import copies_ahead, copy_ahead_of_others
-from slimguard.gate.gate import Gate, guard_with_values
+from slimguard.gate.gate import Gate, gated_writes, guard_with_values
 from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.gate.written_beside import written_beside
 from slimguard.graph import TrainOp, key, op_of, ops, plain_ops
@@ -232,20 +232,28 @@ class TrainSteps:
         self, fetches, fed: Sequence[tf.Tensor], without_value: FrozenSet[tf.Operation]
     ) -> Optional[Step]:
         elements = not_fed(fetched_elements(fetches, self._graph), fed)
-        parts = []
-        training = self._updates.by_update(elements, fed)
-        for number, together in enumerate(training):
-            own = gates.gate_of(together[0]) if len(together) == 1 else None
-            if own is not None and any(each.name in own.untold.counts for each in elements):
-                parts.append(Gated(own, together))  # a hook of the script's own watches it
+        parts, training = [], []
+        for together in self._updates.by_update(elements, fed):
+            watched = [part for part in map(_gated, together) if _is_watched(part, elements)]
+            if watched:  # by a hook of the script's own, which names what goes past that gate
+                parts += watched
+            else:
+                training.append(together)
+        joined = self._joined(training, elements, fed)
+        beside = self._beside(elements, joined, without_value) if joined else []
+        if beside:
+            joined = self._joined([joined[0] + beside, *joined[1:]], elements, fed)
+        for number, together in enumerate(joined):
+            own = gates.gate_of(together[0]) if len(together) == 1 and not fed else None
+            if own is not None:  # it was guarded when it was made
+                parts.append(Gated(self._limited(own), together))
                 continue
-            beside = [] if number else self._beside(elements, training, without_value)
-            part = self._guarded(together + beside, fed) if beside or fed else None
-            if part is not None:
-                part = part._replace(beside=beside)
-            elif own is not None:  # it was guarded when it was made
-                part = Gated(self._limited(own), together)
-            parts.append(part or self._guarded(together, fed))
+            part = self._guarded(together, fed)
+            if part is None:
+                apart = [each for each in training if each[0] in together and each != together]
+                parts += [self._guarded(each, fed) for each in apart]
+            else:
+                parts.append(part._replace(beside=[] if number else beside))
         trains = bool(parts)
         if not trains:
             writing = self._own_updates.among(elements, fed, without_value)
@@ -269,6 +277,24 @@ class TrainSteps:
         except (ValueError, TypeError) as error:
             self._on_refusal(getattr(error, 'name', together[-1].name), error)
             return None
+
+    def _joined(
+        self,
+        groups: Sequence[List[TrainOp]],
+        elements: Sequence[TrainOp],
+        fed: Sequence[tf.Tensor],
+    ) -> List[List[TrainOp]]:
+        """The groups, with what else is fetched and would run what their gates hold back."""
+
+        def gated_writes_of(together: Sequence[TrainOp]) -> Set[tf.Operation]:
+            try:
+                with tf_private.unfinalized(self._graph):
+                    to_guard = self._to_guard(together, fed)
+                    return gated_writes(to_guard.train_op, to_guard.loss, fed)
+            except (ValueError, TypeError):  # whoever runs it is told
+                return set()
+
+        return self._updates.join(groups, elements, fed, gated_writes_of) if groups else []
 
     def _limited(self, gate: gates.Gate) -> gates.Gate:
         """A gate that knows `max_loss`, in place of one without a limit."""
@@ -298,6 +324,14 @@ class TrainSteps:
 
     def _guard(self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]) -> gates.Gate:
         """The gate of what is fetched together; a gate of one of them is not in use then."""
+        train_op, loss, max_loss, values = self._to_guard(elements, fed)
+        try:
+            return guard_with_values(train_op, loss, max_loss, values, fed)
+        except NoLossError:
+            self._on_no_loss(op_of(train_op).name)
+            return guard_with_values(train_op, loss, None, values, fed)
+
+    def _to_guard(self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]) -> '_ToGuard':
         owns = [gate for gate in map(gates.gate_of, elements) if gate is not None]
         elements = [gates.original_of(each) for each in elements]
         train_op = _train_op_of(elements, self._graph)
@@ -315,11 +349,27 @@ class TrainSteps:
         for own in owns:  # what the script said itself
             loss = loss if own.loss is None or fed else own.loss
             max_loss = own.max_loss or max_loss
-        try:
-            return guard_with_values(train_op, loss, max_loss, values, fed)
-        except NoLossError:
-            self._on_no_loss(op_of(train_op).name)
-            return guard_with_values(train_op, loss, None, values, fed)
+        return _ToGuard(train_op, loss, max_loss, values)
+
+
+class _ToGuard(NamedTuple):
+    """The arguments of `guard_with_values` for what is fetched together."""
+
+    train_op: TrainOp
+    loss: Optional[tf.Tensor]
+    max_loss: Optional[float]
+    values: Sequence[tf.Tensor]
+
+
+def _gated(element: TrainOp) -> Optional[Gated]:
+    """A guarded train op behind its own gate; None for any other."""
+    own = gates.gate_of(element)
+    return own and Gated(own, [element])
+
+
+def _is_watched(part: Optional[Gated], elements: Sequence[TrainOp]) -> bool:
+    """Whether a run fetches, beside a guarded train op, what its gate tells a hook."""
+    return part is not None and any(each.name in part.gate.untold.counts for each in elements)
 
 
 def _is_left_alone(op: tf.Operation) -> bool:

@@ -13,7 +13,7 @@ _MOST_ENDS = 4
 
 
 def ends_of(update: TrainOp) -> List[TrainOp]:
-    """The train ops that a script may have built around an update; none if there are too many."""
+    """The train ops that a script may have built around an update; of many, the update alone."""
     wanted = {op_of(e): e for e in op_of(update).graph.get_collection(tf1.GraphKeys.TRAIN_OP)}
     seen = {op_of(update)}
     waiting = [op_of(update)]
@@ -33,4 +33,4 @@ def ends_of(update: TrainOp) -> List[TrainOp]:
         seen.update(after)
     if len(ends) > _MOST_ENDS:  # a write to a resource variable makes a read that few ask for
         ends = [each for each in ends if not graphs.is_variable_read(op_of(each))]
-    return ends if len(ends) <= _MOST_ENDS else []
+    return ends if len(ends) <= _MOST_ENDS else [update]

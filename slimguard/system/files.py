@@ -21,7 +21,7 @@ _LOCAL_SCHEME = 'file://'
 # What pathlib makes of `ram://x`; a single letter is a drive of Windows.
 _COLLAPSED_URL = re.compile(r'([A-Za-z][A-Za-z0-9+.-]+):[/\\](?!/)')
 # What a bundle is told by: the first, and one of the others.
-_BUNDLE = ('incident.json', 'state.index', 'step.pb', 'drawn.npz')
+_BUNDLE = ('incident.json', 'state.npz', 'step.pb', 'drawn.npz')
 _IN_A_LOGDIR = re.compile(r'(.+)/slimguard/[^/]+$')
 
 # Without waiting: for the other end of a FIFO, say.
@@ -231,14 +231,6 @@ def free_bytes(path: str) -> Optional[int]:
     except OSError:
         return None
     return free if total > 0 else None
-
-
-def is_same_disk(path: str, other: str) -> bool:
-    """Whether two local paths are on one file system: what one takes, the other lacks."""
-    try:
-        return os.stat(path).st_dev == os.stat(other).st_dev
-    except OSError:
-        return False
 
 
 def megabytes(size: float) -> str:

@@ -1,6 +1,5 @@
-"""How much memory there is, and what is in it: :func:`available`, :func:`is_in_memory`."""
+"""How much memory there is: :func:`available`."""
 
-import os
 from typing import List, Optional
 
 # By the two versions of Linux' control groups: the limit of a container, and what it uses.
@@ -27,19 +26,6 @@ def available() -> Optional[int]:
         if most.isdigit() and taken.isdigit():  # else it has no limit
             found.append(max(0, int(most) - int(taken)))
     return min(found, default=None)
-
-
-def is_in_memory(folder: str) -> bool:
-    """Whether what is written to a folder stays in memory, as Linux' tmpfs has it."""
-    path = os.path.realpath(folder)
-    found = kind = ''
-    for line in _read('/proc/mounts').splitlines():
-        _, mounted, this_kind = line.split()[:3]
-        # A mount that comes later lies above one of the same place.
-        is_above = path == mounted or path.startswith(mounted.rstrip('/') + '/')
-        if is_above and len(mounted) >= len(found):
-            found, kind = mounted, this_kind
-    return kind in ('tmpfs', 'ramfs')
 
 
 def _read(path: str) -> str:

@@ -1,8 +1,7 @@
 """What a training does for its checkpoints, in the process that saves them: `CheckpointKeeper`."""
 
-import contextlib
 import os
-from typing import Iterator, Optional
+from typing import ContextManager, Optional
 
 import tensorflow.compat.v1 as tf1
 
@@ -29,7 +28,7 @@ class CheckpointKeeper:
 
     Attributes:
       logdir: as given.
-      room: the disk room that the checkpoints share with bundles.
+      room: the room on the disk that the checkpoints share with bundles.
     """
 
     def __init__(self, logdir: str, saver: FiniteSaver, global_step):
@@ -43,20 +42,9 @@ class CheckpointKeeper:
         """Sees to it that what is restored first is a good checkpoint."""
         repair.resume_from_good(self.logdir)
 
-    @contextlib.contextmanager
-    def keeping(self, shares_room: bool, is_marked: bool = True) -> Iterator[None]:
-        """For the time of a training.
-
-        Args:
-          shares_room: whether bundles may be written.
-          is_marked: whether the logdir is marked as taken, in its folder `slimguard`.
-        """
-        with contextlib.ExitStack() as stack:
-            if is_marked:
-                stack.enter_context(occupied(self.logdir))
-            if shares_room:
-                stack.enter_context(self.room)
-            yield
+    def keeping(self) -> ContextManager[None]:
+        """Marks the logdir as taken, in its folder `slimguard`, for the time of a training."""
+        return occupied(self.logdir)
 
     def prepare_copies(self) -> None:
         """Prepares for a thread that saves while another trains."""

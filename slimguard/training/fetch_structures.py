@@ -50,7 +50,7 @@ def attrs_values(fetches) -> list:
 def fetched_elements(fetches, graph: tf.Graph) -> list:
     """The Tensors and Operations in a `fetches` argument of `Session.run`, of any structure."""
     elements = []
-    for fetch in _leaves(fetches):
+    for fetch in leaves(fetches):
         try:
             elements.append(graph.as_graph_element(fetch))
         except (TypeError, ValueError, KeyError):
@@ -58,7 +58,8 @@ def fetched_elements(fetches, graph: tf.Graph) -> list:
     return elements
 
 
-def _leaves(fetches) -> Iterator[Any]:
+def leaves(fetches) -> Iterator[Any]:
+    """The single fetches in a structure of them, or the values in that of what was fetched."""
     if isinstance(
         fetches, collections.abc.Mapping
     ):  # whose keys may be hooks, which `tf.nest` cannot sort
@@ -67,7 +68,7 @@ def _leaves(fetches) -> Iterator[Any]:
         fetches = attrs_values(fetches)
     if isinstance(fetches, (list, tuple)):
         for each in fetches:
-            yield from _leaves(each)
+            yield from leaves(each)
     elif isinstance(fetches, tf.SparseTensor):
         # Not by `tf.nest`: TensorFlow 1.15 reads the shape then, which nobody may feed any more.
         yield from (fetches.indices, fetches.values, fetches.dense_shape)

@@ -114,7 +114,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         if self.job is not None:
             done, leaving = self._training.is_done, self._record_unseen
             self.job.enter(session, coord, self._prepare, done, leaving)
-            self._handler.join_job(self.job.rollbacks)
+            self._handler.join_job(session, self.job.rollbacks)
         elif self._training.is_chief is not False:
             self._preparation.enter(session, self._training.runs_at_once)
 
@@ -228,11 +228,14 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
     def _handle_with(
         self, policies: FallbackChain, journal: Journal, recovery: Optional[Recovery] = None
     ) -> None:
+        self.histories = Histories(HistorySettings(self.spike, self.history))
         told = (policies, self._otherwise, journal, self._own.evidence, recovery)
-        self._handler = IncidentHandler(*told, self._incident_list.replace)
+        last_words = self.histories.take_last_words
+        self._handler = IncidentHandler(*told, self._incident_list.replace, last_words)
         self._preparation = Preparation(self._prepare)
         refusal = _refusal_without_gate(policies, self.on_nan, self._loss)
-        self.histories = Histories(HistorySettings(self.spike, self.history))
+        if recovery is not None:
+            recovery.take_along(self.histories)
         sides = self._training.guards_beside, self._own.watches_ahead
         self.runs = WatchedRuns(self._loss, refusal, self._told_by, self.histories, *sides)
 

@@ -223,11 +223,8 @@ class HookTraining(KeptByLoop):
         self._hear_signals(session)
         # This comes after all others, as it may end the process.
         self._open.callback(self._leave_signals)
-        self._open.enter_context(
-            self._keeper.keeping(
-                shares_room=self._settings.capture, is_marked=directory == self._record_in
-            )
-        )
+        if directory == self._record_in:
+            self._open.enter_context(self._keeper.keeping())
 
     def _hear_signals(self, session) -> None:
         if self._preemption is None or self._preemption.has_served:

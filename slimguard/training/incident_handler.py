@@ -1,8 +1,8 @@
-"""What happens after an incident, in this order: decide, examine, act, record."""
+"""What happens after an incident, in this order: examine, decide, act, record."""
 
 import contextlib
 import threading
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
 
@@ -10,14 +10,22 @@ from slimguard import gate as gates
 from slimguard.cluster.job import Job
 from slimguard.cluster.session_end import NEW_SESSION
 from slimguard.diagnosis.budget import Pace
-from slimguard.diagnosis.evidence import Evidence
+from slimguard.diagnosis.evidence import Evidence, Found
 from slimguard.incidents import advice
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.history import IS_RUINED
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.journal import Journal
 from slimguard.incidents.nan_loss_error import NanLossError
-from slimguard.incidents.policies import Policy, Raise, Rollback, Skip, Stop
+from slimguard.incidents.policies import (
+    BATCH,
+    COMES_AGAIN,
+    Policy,
+    Raise,
+    Rollback,
+    Skip,
+    Stop,
+)
 from slimguard.system import texts
 from slimguard.training.incident_reading import Reading
 from slimguard.training.open_incident import OpenIncident
@@ -63,16 +71,46 @@ class _Examiner:
     def __init__(self, evidence: Mapping[gates.Gate, Evidence]):
         self.pace = Pace()
         self._evidence = evidence
+        self._with_bundle: List[OpenIncident] = []
 
-    def examine(self, session, reading: Reading, handled: OpenIncident, ends: bool) -> None:
-        """Notes what is found. `ends` says whether the training ends with this incident."""
+    def examine(
+        self,
+        session,
+        reading: Reading,
+        handled: OpenIncident,
+        decides: bool = False,
+        ends: bool = False,
+    ) -> Found:
+        """Finds and notes what made a step bad.
+
+        Args:
+          session: the session.
+          reading: the incident, and what told of it.
+          handled: the same, while it is handled.
+          decides: whether what is done depends on what is found.
+          ends: whether the training ends with this incident, whatever is found.
+        """
+        gate = reading.gate
+        if gate is None or gate not in self._evidence:
+            return Found()
+        labels, examine = gate.labels_of(reading.bad), self._evidence[gate].examine
+        found = examine(session, handled.incident, labels, decides, ends, self.pace.seconds)
+        handled.note_found(found)
+        return found
+
+    def keep(
+        self, session, reading: Reading, handled: OpenIncident, found: Found, ends: bool
+    ) -> None:
+        """Writes the bundle; searches all of the step first if the training `ends` with it."""
         gate = reading.gate
         if gate is None or gate not in self._evidence:
             return
-        labels, pace = gate.labels_of(reading.bad), self.pace.seconds
-        examine, gone = self._evidence[gate].examine, handled.bundle_is_gone
-        incident, history = handled.incident, reading.history
-        handled.note_found(examine(session, incident, labels, ends, gone, pace, history))
+        labels, history = gate.labels_of(reading.bad), reading.history
+        keep = self._evidence[gate].keep
+        handled.note_found(keep(session, handled.incident, labels, found, ends, history))
+        if handled.incident.bundle is not None:  # others may have gone for it
+            self._with_bundle = [each for each in self._with_bundle if each.has_bundle()]
+            self._with_bundle.append(handled)
 
 
 class IncidentHandler:
@@ -85,6 +123,7 @@ class IncidentHandler:
       evidence: by gate, what examines its bad steps.
       recovery: what goes back to a checkpoint; None if there is no logdir to find one in.
       replaced: called with an incident and the one that takes its place, as more is known.
+      last_words: gives what else is to be said at the end, or ''.
     """
 
     def __init__(
@@ -95,7 +134,9 @@ class IncidentHandler:
         evidence: Mapping[gates.Gate, Evidence],
         recovery: Optional[Recovery] = None,
         replaced: Callable[[Incident, Incident], None] = lambda old, new: None,
+        last_words: Callable[[], str] = lambda: '',
     ):
+        self._last_words = last_words
         self._policies = policies
         self._now = _Now(otherwise)
         self._journal = journal
@@ -125,20 +166,22 @@ class IncidentHandler:
         if self._recovery is not None:
             self._recovery.step_was_good(session, loss)
 
-    def join_job(self, rollbacks: int) -> None:
-        """Notes that there is a job, and how often that has gone back to a checkpoint."""
+    def join_job(self, session, rollbacks: int) -> None:
+        """Notes that a session is of a job, and how often that has gone back to a checkpoint."""
         self._policies.note_rollbacks(rollbacks)
         if self._recovery is not None:
             self._recovery.use_checkpoints_only()
+            self._recovery.note_return_of_job(session, rollbacks)
 
     def close(self) -> None:
-        """Closes the record, and says how many batches were skipped."""
-        self._journal.close(self._policies.tell_skipped())
+        """Closes the record, and says how many batches were skipped, and the last words."""
+        told = self._policies.tell_skipped(), self._last_words()
+        self._journal.close('; '.join(filter(None, told)))
 
     def handle(
         self, run_context, reading: Reading, action: Action, beside: Sequence[Reading] = ()
     ) -> None:
-        """Decides, examines, acts and records.
+        """Examines, decides, acts and records.
 
         What a callable of the user's raises leaves here once the incident is on record; as a
         RuntimeError, where a loop would take it for the end of the input.
@@ -154,9 +197,10 @@ class IncidentHandler:
         others = [OpenIncident(each.incident, self._replaced) for each in beside]
         with self._handling(reading, *others) as handled:
             try:
-                self._decide_and_examine(run_context.session, reading, action, handled)
+                self._examine_and_decide(run_context.session, reading, action, handled)
                 for each, other in zip(beside, others):
-                    self._examiner.examine(run_context.session, each, other, ends=False)
+                    found = self._examiner.examine(run_context.session, each, other)
+                    self._examiner.keep(run_context.session, each, other, found, ends=False)
                 self._now.acting = 'on_nan' if action.is_policy else action.name
                 action.act(run_context, handled.incident)
             except _ENDS_AS_DECIDED as error:
@@ -175,7 +219,8 @@ class IncidentHandler:
         self._now.acting = acting
         with self._handling(reading) as handled:
             self._note_failure(handled, error)
-            self._examiner.examine(session, reading, handled, ends=True)
+            found = self._examiner.examine(session, reading, handled, ends=True)
+            self._examiner.keep(session, reading, handled, found, ends=True)
 
     def record_unseen(self, reading: Reading, goes_back: bool) -> None:
         """Records what no hook saw: its batch is skipped, or the job `goes_back` for another's."""
@@ -198,26 +243,38 @@ class IncidentHandler:
                 other.note(action=_action_beside(handled.incident))
                 other.note_reason(_BESIDE)
             for each in (handled, *others):
-                self._journal.record(each.incident, self._now.acting, each.cause)
+                does = isinstance(self._now.policy, (Skip, Rollback)) and self._now.policy.action
+                spent = self._policies.spent if each.incident.action == does else ''
+                self._journal.record(each.incident, self._now.acting, each.cause, spent)
                 each.is_logged()
 
-    def _decide_and_examine(
+    def _examine_and_decide(
         self, session, reading: Reading, action: Action, handled: OpenIncident
     ) -> None:
         """Also says what will be done, as a bundle tells it."""
+        found = Found()
         try:
             ruin = _ruin(self._recovery, reading)
-            policy = self._now.policy = self._policies.decide(handled.incident, ruin)
+            foreseen = self._policies.foresee(handled.incident, ruin)
+            ends = isinstance(foreseen, (Raise, Stop)) and action.is_policy
+            decides = isinstance(foreseen, Rollback) or ends
+            ends = ends and not self.may(Skip)  # else it may go on after all
+            found = self._examiner.examine(session, reading, handled, decides, ends)
+            policy = self._policies.decide(handled.incident, ruin, found.cause)
+            self._now.policy = policy
             ruin = _ruin_at_the_end(policy, self._recovery, reading)
             handled.note_reason(self._policies.why_not + ruin)
         except Exception as error:
             is_theirs = isinstance(error, _ENDS_AS_DECIDED)
             handled.note(action=_BY_SUBCLASS if is_theirs else 'error')
-            self._examiner.examine(session, reading, handled, ends=True)
+            self._examiner.keep(session, reading, handled, found, ends=True)
             raise
         handled.note(action=policy.action if action.is_policy else _BY_SUBCLASS)
         ends = isinstance(policy, (Raise, Stop)) and action.is_policy
-        self._examiner.examine(session, reading, handled, ends)
+        self._examiner.keep(session, reading, handled, found, ends)
+        is_overflow = handled.drew_finite and not handled.kind and _is_not_finite(reading)
+        if isinstance(policy, Skip) and is_overflow:
+            self._policies.note_overflow()
 
     def _note_failure(self, handled: OpenIncident, error: BaseException) -> None:
         handled.note_reason('; %s raised %s' % (self._now.acting, _in_short(error)))
@@ -245,7 +302,7 @@ class IncidentHandler:
         if isinstance(self._now.policy, Rollback):
             incident = self._roll_back(run_context.session, handled, self._now.policy, job)
         if incident.action == 'raise' and (self._policies.rollbacks or _asks_for_advice(incident)):
-            incident = handled.note(advice=_advice(handled, self._policies.learning_rate))
+            incident = handled.note(advice=_advice(handled, self._policies))
         if incident.action == 'raise' and incident.held and self._recovery is not None:
             self._recovery.leave_ruin(run_context.session)
         _end(run_context, incident, job if ends_job else None)
@@ -299,13 +356,24 @@ def _ruin(recovery: Optional[Recovery], reading: Reading) -> str:
     return recovery.ruin()
 
 
-def _advice(handled: OpenIncident, factor: Optional[float]) -> str:
+def _is_not_finite(reading: Reading) -> bool:
+    """Whether something came to a NaN or Inf in a step, and is not only out of bounds."""
+    labels = [] if reading.gate is None else reading.gate.labels_of(reading.bad)
+    return any(label.kind not in ('limit', 'norm') for label in labels)
+
+
+def _advice(handled: OpenIncident, policies: FallbackChain) -> Optional[str]:
     """What may help, where a training has ended although it went back, or for what it says."""
+    skips, goes_back = policies.may(Skip), policies.may(Rollback)
     if handled.bad_rows is not None:
-        return advice.for_bad_data(handled.bad_rows, handled.incident.bundle)
+        return advice.for_bad_data(handled.bad_rows, handled.incident.bundle, skips)
+    if handled.kind == COMES_AGAIN:
+        return None  # it was said that nothing here changes it
+    if handled.kind == BATCH:
+        return advice.for_a_bad_batch(skips)
     if handled.incident.state_lost:
-        return advice.for_lost_state()
-    return advice.for_an_explosion(factor)
+        return advice.for_lost_state(goes_back)
+    return advice.for_an_explosion(policies.learning_rate)
 
 
 def _asks_for_advice(incident: Incident) -> bool:

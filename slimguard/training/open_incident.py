@@ -4,6 +4,9 @@ import dataclasses
 import threading
 from typing import Any, Callable, List, Optional, Tuple
 
+import tensorflow as tf
+
+from slimguard.diagnosis import bundle
 from slimguard.diagnosis.evidence import Found
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import NanLossError
@@ -23,7 +26,7 @@ class IncidentList:
     def __init__(self):
         self.incidents: List[Incident] = []
         self.count = 0
-        self._lock = threading.Lock()  # a bundle may give way in a thread that saves
+        self._lock = threading.Lock()  # threads that train may handle incidents at once
 
     def add(self, incident: Incident) -> None:
         """Adds one; the oldest may go."""
@@ -51,18 +54,20 @@ class OpenIncident:
     Attributes:
       bad_rows: the rows of the batch that are not finite, none if it is no batch; None if it is not
         known that data are at fault.
-      blames_data: whether data are at fault, as far as it is known.
+      kind: the kind of the cause, as policies ask for it.
+      drew_finite: whether all that the step drew is known to be finite.
       cause: the diagnosis in one line; None if it is not known.
     """
 
     def __init__(self, incident: Incident, replaced: Callable[[Incident, Incident], None]):
         self.cause: Optional[str] = None
         self.bad_rows: Optional[List[int]] = None
-        self.blames_data = False
+        self.kind = ''
+        self.drew_finite = False
         self._versions: List[Incident] = [incident]
         self._replaced = replaced
         self._error: Optional[NanLossError] = None
-        self._lock = threading.Lock()  # a bundle may give way in a thread that saves
+        self._lock = threading.Lock()  # threads that train may handle incidents at once
         self._to_log: List[Tuple[Callable, Tuple[Any, ...]]] = []
 
     @property
@@ -99,7 +104,8 @@ class OpenIncident:
         diagnosis = found.diagnosis
         self.bad_rows = None if diagnosis is None else diagnosis.bad_rows
         self.cause = None if diagnosis is None else diagnosis.in_short
-        self.blames_data = found.blames_data
+        self.kind = found.cause
+        self.drew_finite = found.drew_finite
         self.note(diagnosis=None if diagnosis is None else str(diagnosis), bundle=found.bundle)
 
     def log_after(self, log: Callable, *args) -> None:
@@ -112,9 +118,16 @@ class OpenIncident:
             log(*args)
         del self._to_log[:]
 
-    def bundle_is_gone(self) -> None:
-        """Notes that a checkpoint needed the room of the bundle."""
-        self.note(bundle=None)
+    def has_bundle(self) -> bool:
+        """Looks whether its bundle is still there; notes if it was removed for another."""
+        path = self.incident.bundle
+        try:
+            is_there = path is not None and bundle.is_bundle(path)
+        except tf.errors.OpError:
+            return True  # who can tell?
+        if not is_there:
+            self.note(bundle=None)
+        return is_there
 
     def _has(self, incident: Incident) -> bool:
         return any(incident is version for version in self._versions)

@@ -1,19 +1,39 @@
 """Going back to an earlier state after an incident: this process alone, or with its job."""
 
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Union
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
+from slimguard import graph as graphs
 from slimguard.checkpoints.checkpoint_files import step_in_name
+from slimguard.checkpoints.kept_by_steps import PROBATION, KeptBySteps
 from slimguard.checkpoints.rollback import Restorer
 from slimguard.checkpoints.save_room import reason_of
-from slimguard.checkpoints.snapshots import PROBATION, Snapshot, Snapshots
+from slimguard.checkpoints.snapshots import Snapshot, Snapshots
 from slimguard.cluster.job import Job
 from slimguard.incidents.incident import Incident
-from slimguard.incidents.policies import Rollback
+from slimguard.incidents.policies import BATCH, Rollback
 from slimguard.training.back_off import BackOff
 from slimguard.training.open_incident import OpenIncident
+from slimguard.training.step_history import Histories
+
+# Of so many states it is known what the limits of a `Spike` were.
+_MOST_MARKS = 32
+
+
+class _Mark(NamedTuple):
+    """What belongs to a state beside the variables.
+
+    Attributes:
+      taken_at: how many good steps there had been.
+      step: the global step, or None if there is none.
+      limits: what the limits of a `Spike` are made of.
+    """
+
+    taken_at: int
+    step: Optional[int]
+    limits: Any
 
 
 class Recovery:
@@ -21,7 +41,8 @@ class Recovery:
 
     A process alone goes to the newest state that is trusted, be it a snapshot or a checkpoint. If
     it has to go back again soon after that, it goes to an older one, as far as there are any;
-    unless data are at fault, which an older state does not mend.
+    unless data are at fault, which an older state does not mend. What the limits of a `Spike` are
+    made of goes back as well, so that a state is judged as it was when it was kept.
 
     If it is killed meanwhile, it is as if it had not gone back at all: the factor of the learning
     rate is kept last. Before that the state is saved, if it leaves a newer checkpoint behind: from
@@ -40,11 +61,23 @@ class Recovery:
         self._restorer = restorer
         self._snapshots = snapshots
         self._back_off = back_off
-        self._went_back_to: Optional[str] = None  # the checkpoint
+        # The state that was gone back to last, by its name, and its global step.
+        self._went_back_to: Optional[str] = None
+        self._went_back_step: Optional[int] = None
+        self._limits: Optional[Histories] = None
+        self._marks = KeptBySteps(_MOST_MARKS)
+        self._job_went_back = 0  # times
+
+    def take_along(self, limits: Histories) -> None:
+        """From now on the limits of a `Spike` go back as well."""
+        self._limits = limits
 
     def step_was_good(self, session, loss: Any) -> None:
         """Notes a step without an incident, and its loss or None; a snapshot may be due."""
         self._snapshots.step_was_good(session, loss)
+        good = self._snapshots.good
+        if self._limits is not None and self._marks.is_due(good):
+            self._marks.add(_Mark(good, self._limits.step, self._limits.memory()))
 
     def step_was_spike(self) -> None:
         """Notes a step that was held as it was finite and far out of bounds."""
@@ -69,26 +102,37 @@ class Recovery:
         if not ruin:
             return
         snapshot = self._snapshots.trusted(is_last=True) or self._snapshots.went_back_to
-        name = self._went_back_to if self._snapshots.is_soon else None
-        if snapshot is not None and self._can_restore(session, snapshot):
-            name = snapshot.name
-        elif name is not None:
-            self._restorer.restore(session, name)
-        if name is not None:
+        state = snapshot or (self._went_back_to if self._snapshots.is_soon else None)
+        if state is not None:
+            self._put_back(session, state)
             tf1.logging.warning(
-                'slimguard: what is saved as the last good state is %s%s.', name, ruin
+                'slimguard: what is saved as the last good state is %s%s.', _name_of(state), ruin
             )
 
-    def _can_restore(self, session, snapshot: Snapshot) -> bool:
-        """Goes back to a snapshot, if it can be read."""
-        try:
-            self._snapshots.restore(session, snapshot)
-        except OSError as error:
-            tf1.logging.error('slimguard: %s cannot be restored: %s', snapshot.name, error)
-            self._snapshots.drop()
-            return False
-        self._restorer.complete(session, snapshot.values.keys())
-        return True
+    def _put_back(self, session, state: Union[Snapshot, str]) -> None:
+        """Gives the variables, and the limits, what they had in a state."""
+        if isinstance(state, Snapshot):
+            self._snapshots.restore(session, state)
+            self._restorer.complete(session, state.values.keys())
+            taken_at = state.taken_at
+            self._put_limits_back(lambda mark: mark.taken_at <= taken_at)
+        else:
+            self._restorer.restore(session, state)
+            self._snapshots.note_return(None)
+            self._put_limits_back(_is_until(step_in_name(state)))
+        self._went_back_to, self._went_back_step = _name_of(state), _step_of(state)
+
+    def _put_limits_back(self, is_before: Callable[[_Mark], bool]) -> None:
+        self._marks.keep_only(is_before)
+        if self._limits is not None:  # of a state from before this process they begin anew
+            self._limits.go_back(self._marks.states[0].limits if self._marks.states else {})
+
+    def note_return_of_job(self, session, times: int) -> None:
+        """Notes how many times a job went back; a new session may begin with an earlier state."""
+        if times > self._job_went_back:
+            step = graphs.global_step(session.graph)
+            self._put_limits_back(_is_until(None if step is None else int(session.run(step))))
+        self._job_went_back = times
 
     def use_checkpoints_only(self) -> None:
         """For a job: what its processes have in memory they cannot all go back to."""
@@ -119,23 +163,57 @@ class Recovery:
 
     def _restore(self, session, handled: OpenIncident) -> bool:
         self._snapshots.forget_before_restart(handled.incident.step)
-        newest, snapshot = None, self._snapshots.trusted()
-        if handled.blames_data and self._snapshots.is_soon and not self.ruin():
+        state = self._choose(handled)
+        if state is None:
+            handled.note_reason(_NO_CHECKPOINT % self._restorer.logdir)
+            return False
+        handled.note(restored=_name_of(state))
+        self._put_back(session, state)
+        self._leave_behind(session, handled, _step_of(state))
+        return True
+
+    def _choose(self, handled: OpenIncident) -> Union[Snapshot, str, None]:
+        """The state to go back to. No more checkpoints are read than have to be."""
+        is_soon = self._snapshots.is_soon
+        if handled.kind == BATCH and is_soon and not self.ruin():
             newest = self._restorer.newest()
             newest = None if newest == self._restorer.first else newest  # older than a snapshot
-            snapshot = _if_newer(self._snapshots.trusted(is_further=False), newest)
-        if snapshot is not None and self._can_restore(session, snapshot):
-            handled.note(restored=snapshot.name)
-            self._leave_behind(session, handled, snapshot.step)
-            return True
-        checkpoint = self._noted(newest or self._pick(handled.incident.step), handled)
-        if checkpoint is None:
-            return False
-        self._restorer.restore(session, checkpoint)
-        self._snapshots.note_return(None)
-        self._went_back_to = checkpoint
-        self._leave_behind(session, handled, step_in_name(checkpoint))
-        return True
+            snapshot = self._snapshots.trusted(is_further=False)
+        else:
+            snapshot = self._snapshots.trusted()
+            if not is_soon:
+                return snapshot or self._trusted_checkpoint(handled.incident.step)
+            newest = next(self._older_checkpoints(), None)
+        return _newer_of(snapshot, newest) or self._trusted_checkpoint(handled.incident.step)
+
+    def _older_checkpoints(self) -> Iterator[str]:
+        """The good checkpoints that are older than the state that was gone back to last."""
+        before, step, is_past = self._went_back_to, self._went_back_step, False
+        for each in self._restorer.good():  # the newest comes first
+            saved_at = _step_of(each)
+            if is_past or each == self._restorer.first != before:
+                yield each
+            elif step is not None and saved_at is not None and saved_at < step:
+                yield each
+            is_past = is_past or each == before
+
+    def _trusted_checkpoint(self, step: Optional[int]) -> Optional[str]:
+        """The newest that is old enough at a step; else the newest, or the oldest after a ruin.
+
+        Soon after a return to a checkpoint it is the same, as none is older.
+        """
+        is_soon = self._snapshots.is_soon
+        found: List[str] = []
+        for each in self._restorer.good():
+            if not is_soon and _is_trusted(each, step):
+                return each
+            found.append(each)
+        if is_soon and self._went_back_to in found:
+            return self._went_back_to
+        trusted = [each for each in found if _is_trusted(each, step)]
+        if trusted or not found:
+            return trusted[0] if trusted else None
+        return found[-1] if self.ruin() else found[0]
 
     def _leave_behind(self, session, handled: OpenIncident, step: Optional[int]) -> None:
         """Saves the state, if a restart would else resume from one that was left."""
@@ -165,30 +243,12 @@ class Recovery:
             handled.note_reason('; and the chief, who would go back to a checkpoint, hears nothing')
             return False
         # They all restore what a new session does.
-        return not job.is_chief or self._noted(self._restorer.newest(), handled) is not None
-
-    def _noted(self, checkpoint: Optional[str], handled: OpenIncident) -> Optional[str]:
-        """The checkpoint to go back to, or None; notes which it is, or that there is none."""
-        handled.note(restored=checkpoint)
-        if checkpoint is None:
-            logdir = self._restorer.logdir
-            handled.note_reason('; and %s holds no good checkpoint to go back to' % logdir)
-        return checkpoint
-
-    def _pick(self, step: Optional[int]) -> Optional[str]:
-        """The good checkpoint to go back to. No more of them are read than have to be."""
-        before = self._went_back_to if self._snapshots.is_soon else None
-        newer: List[str] = []
-        for each in self._restorer.good():  # the newest comes first
-            if before in newer or before is None and _is_trusted(each, step):
-                return each
-            newer.append(each)
-        if before in newer:  # none is older
-            return before
-        trusted = [each for each in newer if _is_trusted(each, step)]
-        if trusted or not newer:
-            return trusted[0] if trusted else None
-        return newer[-1] if self.ruin() else newer[0]
+        if job.is_chief:
+            handled.note(restored=self._restorer.newest())
+        if job.is_chief and handled.incident.restored is None:
+            handled.note_reason(_NO_CHECKPOINT % self._restorer.logdir)
+            return False
+        return True
 
     def prepare(self, session, went_back: Optional[Incident], saves: bool) -> None:
         """What the chief does to a session before anybody trains in it.
@@ -215,14 +275,27 @@ class Recovery:
             self._back_off.before_step(session)
 
 
-def _if_newer(snapshot: Optional[Snapshot], checkpoint: Optional[str]) -> Optional[Snapshot]:
-    """A snapshot, unless a checkpoint is newer, or it is not known which is."""
+def _name_of(state: Union[Snapshot, str]) -> str:
+    return state.name if isinstance(state, Snapshot) else state
+
+
+def _step_of(state: Union[Snapshot, str]) -> Optional[int]:
+    """The global step of a state; None if its name does not say it."""
+    return state.step if isinstance(state, Snapshot) else step_in_name(state)
+
+
+def _newer_of(snapshot: Optional[Snapshot], checkpoint: Optional[str]) -> Any:
+    """The newer of two states; the checkpoint where that is not known."""
     if snapshot is None or checkpoint is None:
-        return snapshot
+        return snapshot or checkpoint
     saved_at = step_in_name(checkpoint)
-    if snapshot.step is None or saved_at is None or snapshot.step < saved_at:
-        return None
-    return snapshot
+    is_newer = snapshot.step is not None and saved_at is not None and snapshot.step >= saved_at
+    return snapshot if is_newer else checkpoint
+
+
+def _is_until(step: Optional[int]) -> Callable[[_Mark], bool]:
+    """Whether a mark is of a global step, or of one before it."""
+    return lambda mark: step is not None and mark.step is not None and mark.step <= step
 
 
 def _is_trusted(checkpoint: str, step: Optional[int]) -> bool:
@@ -279,6 +352,7 @@ def call_on_rollback(session, incident: Incident, policies: Sequence[Any]) -> No
             return
 
 
+_NO_CHECKPOINT = '; and %s holds no good checkpoint to go back to'
 _LEFT = 'slimguard: the state gone back to, %s, is saved as the newest: %s; a restart begins there.'
 _NOT_LEFT = (
     'slimguard: the state gone back to, %s, is not on disk: a restart begins at %s. Why it is not '

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
-from slimguard.incidents.history import IS_GOOD, LOSS, Entry, History, norm_of, row_of
-from slimguard.incidents.spike import Level, Spike
+from slimguard.incidents.history import IS_GOOD, LOSS, STEP, Entry, History, norm_of, row_of
+from slimguard.incidents.spike import Largest, Level, Spike
 from slimguard.system.numbers import is_whole
 from slimguard.training import incident_reading
 from slimguard.training.incident_reading import Reading
@@ -46,6 +46,8 @@ class StepHistory:
       gate: the gate.
       settings: what the user asks for.
       note_entry: called with the entry of each step that was written; None for nobody.
+      tell: called once, without a `Spike`, of a step that was written with a number far beyond all
+        before it: with what it was, and whether the default `Spike` would have held it.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class StepHistory:
         gate: gates.Gate,
         settings: HistorySettings,
         note_entry: Optional[Callable[[Entry], None]],
+        tell: Callable[[str, bool], None],
     ):
         self.gate = gate
         self._note_entry = note_entry
@@ -62,6 +65,15 @@ class StepHistory:
         self._norm = Level(window.window, window.warmup)
         self._levels = threading.Lock()  # several threads may train in one session
         self._entries: Deque[Entry] = collections.deque(maxlen=settings.length)
+        self._last_good: Optional[Entry] = None
+        self._tell = tell
+        self._largest = None if self.spike else (Largest(), Largest())
+
+    @property
+    def step(self) -> Optional[int]:
+        """The global step after the last step that was written; None if it is not known."""
+        step = math.nan if self._last_good is None else row_of(self._last_good)[STEP]
+        return None if math.isnan(step) else int(step)
 
     def limits(self, max_loss: Optional[float]) -> Dict[Any, Any]:
         """What to feed, so that the gate holds a step that is out of bounds.
@@ -86,16 +98,56 @@ class StepHistory:
 
     def note_good(self, entry: Entry) -> None:
         """Notes a step that was written."""
-        self._entries.append(entry)
+        # As Python's numbers: a handful of numpy's takes several times as long.
+        measures = entry[2] if isinstance(entry, tuple) else entry[LOSS:]
+        loss, _, *half_squares = measures.tolist()
+        norm = math.sqrt(2 * sum(half_squares))
         if self.spike is not None:
-            # As Python's numbers: a handful of numpy's takes several times as long.
-            measures = entry[2] if isinstance(entry, tuple) else entry[LOSS:]
-            loss, _, *half_squares = measures.tolist()
             with self._levels:
                 self._loss.note(loss)
-                self._norm.note(math.sqrt(2 * sum(half_squares)))
+                self._norm.note(norm)
+        elif self._largest is not None:
+            self._look_for_jump(entry, abs(loss), norm)
+        self._entries.append(entry)
+        self._last_good = entry
         if self._note_entry is not None:
             self._note_entry(entry)
+
+    def _look_for_jump(self, entry: Entry, loss: float, norm: float) -> None:
+        of_loss, of_norm = self._largest or (Largest(), Largest())
+        times = of_loss.note(loss), of_norm.note(norm)
+        if not any(times):
+            return
+        self._largest = None  # it is told once
+        is_loss = bool(times[0])
+        step, usual = row_of(entry)[STEP], Level(Spike.window, Spike.warmup)
+        for row in [row_of(each) for each in self._entries]:
+            if row[IS_GOOD]:
+                usual.note(row[LOSS] if is_loss else norm_of(row))
+        said = (
+            '%s %.4g%s is %.3g times the largest of all %d good steps before it, and was written'
+            % (
+                'loss' if is_loss else gates.GRADIENT_NORM,
+                loss if is_loss else norm,
+                '' if math.isnan(step) else ' of global step %d' % step,
+                times[0] or times[1],
+                of_loss.count - 1,
+            )
+        )
+        limit = usual.limit(Spike.loss if is_loss else Spike.gradient_norm)
+        self._tell(said, (loss if is_loss else norm) > limit)
+
+    def memory(self) -> Any:
+        """What the limits are made of, for `go_back`."""
+        with self._levels:
+            return self._loss.memory(), self._norm.memory()
+
+    def go_back(self, memory: Any) -> None:
+        """Has the limits again that there were when `memory` was made; None for the beginning."""
+        loss, norm = memory or (None, None)
+        with self._levels:
+            self._loss.go_back(loss)
+            self._norm.go_back(norm)
 
     def note_bad(self, entry: Entry, reading: Reading, max_loss: Optional[float]) -> Reading:
         """Notes a step that was held. Returns what was read of it, with what this knows of it.
@@ -171,12 +223,18 @@ class Histories:
     Attributes:
       summaries: makes what summarizes the steps of a gate, by what its tags begin with; None for
         no summaries.
+      spike_in_words: how the user asks for a `Spike`.
+      note_jump: called with what is told of a step that was written and far beyond all before it.
     """
 
     def __init__(self, settings: HistorySettings):
         self._settings = settings
         self._of: Dict[gates.Gate, StepHistory] = {}
         self.summaries: Optional[Callable[[str], Any]] = None
+        self.spike_in_words = 'spike=True'
+        self.note_jump: Callable[[str], None] = lambda said: None
+        self._has_jumped = False
+        self._last_words = ''
 
     def of(self, gate: gates.Gate) -> Optional[StepHistory]:
         """That of a gate; None if the user wants none."""
@@ -185,9 +243,37 @@ class Histories:
             if self.summaries is not None:
                 first = 'slimguard/' if not self._of else 'slimguard/%s/' % gate.original.name
                 note_entry = self.summaries(first).note
-            self._of[gate] = StepHistory(gate, self._settings, note_entry)
+            self._of[gate] = StepHistory(gate, self._settings, note_entry, self._tell_jump)
             _tell_of_what_is_not_watched(gate, self._settings.spike)
         return self._of.get(gate)
+
+    def _tell_jump(self, said: str, would_be_held: bool) -> None:
+        if self._has_jumped:  # of another gate
+            return
+        self._has_jumped = True
+        self._last_words = said + (_WOULD_HOLD % self.spike_in_words if would_be_held else '')
+        tf1.logging.warning('slimguard: %s.', self._last_words)
+        self.note_jump(self._last_words)
+
+    def take_last_words(self) -> str:
+        """What is to be said once more at the end; then ''."""
+        said, self._last_words = self._last_words, ''
+        return said
+
+    @property
+    def step(self) -> Optional[int]:
+        """The global step after the last good step; None if there is none."""
+        steps = [each.step for each in self._of.values() if each.step is not None]
+        return max(steps, default=None)
+
+    def memory(self) -> Dict[gates.Gate, Any]:
+        """What the limits are made of, for `go_back`."""
+        return {gate: each.memory() for gate, each in self._of.items() if each.spike}
+
+    def go_back(self, memory: Dict[gates.Gate, Any]) -> None:
+        """Has the limits again that there were when `memory` was made."""
+        for gate, each in self._of.items():
+            each.go_back(memory.get(gate))
 
 
 def reading_of(
@@ -237,6 +323,9 @@ def _tell_of_what_is_not_watched(gate: gates.Gate, spike: Optional[Spike]) -> No
             gate.original.name,
             ', and no '.join(missing),
         )
+
+
+_WOULD_HOLD = '; %s would have held it'
 
 
 def _times(name: str, value: float, usual: Level) -> str:

@@ -277,8 +277,10 @@ class WatchedRuns:
     ) -> None:
         """Names what a run writes that goes through none of the gates that it runs."""
         beside = [each for each in elements if op_of(each) not in waited_for]
-        for gate in filter(self._is_mine, dict.fromkeys(found)):
-            refuse_outside(beside, gate.train_op, gate.original, self._warn_of)
+        found = list(dict.fromkeys(found))
+        for gate in filter(self._is_mine, found):
+            others = [each for each in found if each is not gate]
+            refuse_outside(beside, gate, others, self._warn_of)
         if waited_for:
             train_ops = [gate.train_op for gate in sum(waited_for.values(), found)]
             refuse_behind(list(waited_for), train_ops, self._warn_of)

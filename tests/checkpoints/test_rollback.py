@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import slimguard
 from slimguard import Rollback, Skip
-from slimguard.checkpoints import checkpoint_reader, snapshots
+from slimguard.checkpoints import checkpoint_reader
 from slimguard.checkpoints.rollback import those_left_last
 from tests.helpers.models import Linear, LogLines, checkpoint_at, non_finite, records_in, state
 from tests.helpers.models import train_quietly as train
@@ -345,11 +345,7 @@ def test_with_a_bad_batch_in_ten_the_training_goes_on(tmp_path):
 
 
 class TestWhatARollbackLeaves:
-    """Checkpoints at 8, 16 and 24, and snapshots at 1, 11 and 22; the 26th batch is bad."""
-
-    @pytest.fixture(autouse=True)
-    def snapshot_after_every_ten_steps(self, monkeypatch):
-        monkeypatch.setattr(snapshots, '_SHARE', 1e9)
+    """Checkpoints at 8, 16 and 24, and snapshots at 1, 11 and 21; the 26th batch is bad."""
 
     def policy(self, logdir, found):
         def note(session, incident):
@@ -433,9 +429,9 @@ class TestWhatARollbackLeaves:
         found = []
         with LogLines() as lines:
             self.train_unedited(tmp_path, self.policy(tmp_path, found), (25,), 26)
-        told = [line for line in lines if 'rolling back to' in line or 'a restart begins' in line]
+        told = [line for line in lines if 'rolled back to' in line or 'a restart begins' in line]
         saved = tmp_path / 'model.ckpt-11'
-        assert len(told) == 2 and 'rolling back to a snapshot of global step 11' in told[0]
+        assert len(told) == 2 and 'rolled back to a snapshot of global step 11' in told[0]
         state = 'slimguard: the state gone back to, a snapshot of global step 11, is saved as '
         assert told[1] == state + 'the newest: %s; a restart begins there.' % saved
 
@@ -453,8 +449,8 @@ class TestWhatARollbackLeaves:
                     session.run(train_op)
                     if count == 20:
                         saver.save(session, saved, count if counts else None)
-        told = [line for line in lines if 'rolling back to' in line or 'a restart begins' in line]
-        assert len(told) == 2 and 'rolling back to' in told[0]
+        told = [line for line in lines if 'rolled back to' in line or 'a restart begins' in line]
+        assert len(told) == 2 and 'rolled back to' in told[0]
         if counts:
             assert told[1].endswith(
                 'is saved as the newest: %s-25; a restart begins there.' % saved

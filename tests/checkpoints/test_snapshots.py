@@ -1,30 +1,21 @@
 """States to go back to: when they are taken, how many are kept, and which of them is trusted."""
 
-import tempfile
+import collections
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-import slimguard
-from slimguard.checkpoints import snapshots
-from slimguard.checkpoints.snapshot_values import OnDisk, Room, assign, read_variables, size_of
-from slimguard.checkpoints.snapshots import PROBATION, Snapshots
-from slimguard.system import files, memory
-from slimguard.system.memory import is_in_memory as in_memory
-from tests.helpers.models import Linear, LogLines, checkpoint_at, records_in, train_quietly
+from slimguard.checkpoints.kept_by_steps import PROBATION, KeptBySteps, steps_to_next
+from slimguard.checkpoints.snapshot_values import size_of
+from slimguard.checkpoints.snapshots import Snapshots
+from slimguard.system import memory
+from tests.helpers.models import LogLines
 
 tf1 = tf.compat.v1
 
 
-class Clock:
-    """A clock that goes on by itself while a session runs, and else when it is told to."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
+State = collections.namedtuple('State', 'taken_at')
 
 
 class Training:
@@ -32,36 +23,25 @@ class Training:
 
     Args:
       most: how many snapshots are kept.
-      cost: the seconds that it takes to read the variables, by the clock.
-      step: the seconds of a step.
     """
 
-    def __init__(self, most=3, cost=0.0, step=1.0, **variable):
+    def __init__(self, most=3, **variable):
         self.w = tf1.get_variable('w', initializer=0.0, **variable)
         self.step = tf1.train.get_or_create_global_step()
         self.train_op = tf.group(self.w.assign_add(1.0), self.step.assign_add(1))
         self.session = tf1.Session()
         self.session.run(tf1.global_variables_initializer())
-        self.clock, self.cost, self.seconds = Clock(), cost, step
-        self.reads = 0
-        self.snapshots = Snapshots(tf1.get_default_graph(), most, self.clock)
-
-    def run(self, fetches, *feeds):
-        if isinstance(fetches, dict):
-            self.reads += 1
-            self.clock.now += self.cost
-        return self.session.run(fetches, *feeds)
+        self.snapshots = Snapshots(tf1.get_default_graph(), most)
 
     def train(self, steps, loss=1.0):
         for _ in range(steps):
             self.session.run(self.train_op)
-            self.clock.now += self.seconds
-            self.snapshots.step_was_good(self, loss)
+            self.snapshots.step_was_good(self.session, loss)
 
     def go_back(self):
         """The step gone back to."""
         snapshot = self.snapshots.trusted()
-        self.snapshots.restore(self, snapshot)
+        self.snapshots.restore(self.session, snapshot)
         assert snapshot.name == 'a snapshot of global step %d' % self.now()
         return self.now()
 
@@ -71,7 +51,8 @@ class Training:
         return step
 
     def kept(self):
-        return [int(each.values['w']) for each in reversed(self.snapshots._kept)]
+        """The steps of those that are kept, the oldest first."""
+        return [int(each.values['w']) for each in reversed(self.snapshots.kept)]
 
 
 @pytest.mark.parametrize('use_resource', [False, True])
@@ -83,15 +64,11 @@ def test_a_snapshot_is_a_copy(use_resource):
     assert training.now() == 4
 
 
-@pytest.mark.parametrize('use_resource', [False, True])
 @pytest.mark.parametrize('wants_it', [False, True])
-def test_a_variable_that_no_collection_lists_is_in_it_where_that_is_wanted(use_resource, wants_it):
-    with tf1.variable_scope('', use_resource=use_resource):
-        unlisted = tf1.get_variable('unlisted', initializer=[1.0, 2.0], collections=[])
+def test_a_variable_that_no_collection_lists_is_in_it_where_that_is_wanted(wants_it):
+    unlisted = tf1.get_variable('unlisted', initializer=[1.0, 2.0], collections=[])
     training = Training()
-    training.snapshots = Snapshots(
-        tf1.get_default_graph(), 3, training.clock, has_unlisted=wants_it
-    )
+    training.snapshots = Snapshots(tf1.get_default_graph(), 3, has_unlisted=wants_it)
     training.session.run(unlisted.initializer)
     training.session.graph.finalize()
     training.train(PROBATION + 1)
@@ -101,48 +78,54 @@ def test_a_variable_that_no_collection_lists_is_in_it_where_that_is_wanted(use_r
     assert training.session.run(unlisted).tolist() == expected
 
 
-def test_they_take_a_hundredth_of_the_time():
-    training = Training(cost=0.2, step=1.0)
-    training.train(101)
-    # The first, the next, which shows what it takes, and then 0.2 s every 20 s and 0.2 s.
-    assert training.reads == 2 + 4
+def steps_until(last, size=0):
+    """The good steps at which states of a size are kept, up to a step."""
+    steps = [1]
+    while steps[-1] <= last:
+        steps.append(steps[-1] + steps_to_next(steps[-1], size))
+    return steps
 
 
-def test_one_that_is_kept_waiting_does_not_put_off_the_next_for_long():
-    training = Training(cost=0.2, step=1.0)
-    training.train(40)
-    training.cost = 30.0  # as where other processes have the processor
-    while training.clock.now < 60:
-        training.train(1)
-    training.cost = 0.2
-    reads = training.reads
-    training.train(45)
-    assert training.reads == reads + 2
+class TestWhen:
+    def test_a_state_is_kept_every_ten_steps_then_every_eighth_of_the_steps_then_every_200(self):
+        steps = steps_until(5000)
+        assert steps[:9] == [1, 11, 21, 31, 41, 51, 61, 71, 81]
+        gaps = [after - before for before, after in zip(steps, steps[1:])]
+        assert gaps == sorted(gaps) and gaps[-1] == 200
+        assert all(gap <= step / 8 or gap == 10 for step, gap in zip(steps, gaps))
 
+    def test_so_in_a_long_training_it_takes_less_than_a_step_in_a_hundred(self):
+        assert len(steps_until(100000)) < 550
 
-def test_one_is_on_probation_and_the_others_are_kept_eight_times_as_long():
-    training = Training(most=4)
-    training.train(31)
-    assert training.kept() == [1, 11, 21, 31]
-    ages = []
-    for _ in range(64 * 10 * 3):
-        training.train(1)
-        ages.append([training.now() - each for each in training.kept()])
-    spans = [(min(age), max(age)) for age in zip(*ages[800:])]
-    assert spans[3] == (0, 9) and spans[2] == (10, 19)
-    assert spans[1][0] >= 20 and 90 <= spans[1][1] <= 100
-    assert spans[0][0] >= 90 and 640 <= spans[0][1] <= 740
+    @pytest.mark.parametrize('size', [1 << 28, 1 << 34])
+    def test_large_states_are_kept_more_seldom_and_still_at_each_doubling(self, size):
+        steps = steps_until(10**6, size)
+        assert len(steps) < len(steps_until(10**6)) * (32 << 20) / size + 50
+        assert all(after <= max(2 * before, 11) for before, after in zip(steps, steps[1:]))
 
+    @pytest.mark.parametrize('most', [2, 3, 5])
+    def test_those_that_are_kept_are_spread_over_the_steps_so_far(self, most):
+        kept = KeptBySteps(most)
+        for good in range(1, 5000):
+            if kept.is_due(good):
+                kept.add(State(good))
+            ages = [good - each.taken_at for each in kept.states]
+            interval = max(10, min(good / 8, 200))
+            assert ages[0] <= interval and ages == sorted(ages)
+            if good > 50:
+                assert len(ages) == most and ages[1] <= 2 * interval
+            if good > 100 and most > 2:  # the last is old, and not as old as the training
+                assert 1.5 * interval <= ages[-1] <= good * (1 - 1 / most)
 
-def test_none_are_taken_where_none_are_wanted():
-    training = Training(most=0)
-    training.train(30)
-    assert training.reads == 0 and training.snapshots.trusted() is None
+    def test_none_are_taken_where_none_are_wanted(self):
+        training = Training(most=0)
+        training.train(30)
+        assert training.kept() == [] and training.snapshots.trusted() is None
 
 
 class TestTrust:
     def test_ten_good_steps_must_have_followed(self):
-        training = Training(step=0.0, cost=0.01)  # one is taken, and never another
+        training = Training()
         training.train(PROBATION)
         assert training.snapshots.trusted() is None
         training.train(1)
@@ -151,11 +134,11 @@ class TestTrust:
     def test_soon_after_a_return_an_older_one_is_taken(self):
         training = Training()
         training.train(64)
-        assert training.kept() == [1, 51, 61]
+        assert training.kept() == [31, 51, 61]
         assert training.go_back() == 51
         training.train(2 * PROBATION - 1)
         assert training.snapshots.is_soon
-        assert training.go_back() == 1
+        assert training.go_back() == 31
         training.train(2 * PROBATION - 1)
         assert training.snapshots.trusted() is None  # there is none that is older
 
@@ -164,10 +147,10 @@ class TestTrust:
         training.train(64)
         training.snapshots.note_return(None)
         assert training.kept() == []
-        training.train(2 * PROBATION - 1)
+        training.train(3 * PROBATION - 1)
         assert training.snapshots.trusted() is None
         training.train(1)
-        assert training.go_back() == 65
+        assert training.go_back() == 64 + 2 * PROBATION
 
     def test_much_later_it_is_not(self):
         training = Training()
@@ -175,21 +158,21 @@ class TestTrust:
         assert training.go_back() == 51
         training.train(2 * PROBATION)
         assert not training.snapshots.is_soon
-        assert training.go_back() == 52  # the first after the return
+        assert training.go_back() == 51
 
-    def test_a_state_whose_loss_is_ten_times_that_of_all_before_is_ruined(self):
+    def test_a_state_whose_loss_is_ten_times_that_of_all_before_takes_nobodys_place(self):
         training = Training()
         training.train(60, loss=2.0)
-        training.train(17, loss=1e8)
-        assert training.kept() == [1, 61, 71]
+        training.train(500, loss=1e8)
+        assert training.kept() == [31, 51, 61]
         assert training.go_back() == 61
 
-    @pytest.mark.parametrize('loss, kept', [(1.4, 31), (1.6, 1)])
+    @pytest.mark.parametrize('loss, kept', [(1.4, 31), (1.6, 21)])
     def test_a_state_after_which_the_loss_rose_is_not_the_last_to_go_back_to(self, loss, kept):
         training = Training()
         training.train(31, loss=1.0)
         training.train(11, loss=loss)
-        assert training.kept() == [1, 31, 41]
+        assert training.kept() == [21, 31, 41]
         assert training.snapshots.trusted().step == 31
         assert training.snapshots.trusted(is_last=True).step == kept
 
@@ -204,17 +187,17 @@ class TestTrust:
         training.train(20, loss=50.0)
         training.train(600, loss=1.0)
         training.train(60, loss=20.0)
-        assert training.go_back() == 661
+        assert training.go_back() > 620
 
 
 def test_where_there_is_no_global_step_it_is_named_for_the_good_steps():
     w = tf1.get_variable('w', initializer=0.0)
     with tf1.Session() as session:
         session.run(w.initializer)
-        kept = Snapshots(tf1.get_default_graph(), 3, Clock())
+        kept = Snapshots(tf1.get_default_graph(), 3)
         for _ in range(22):
             kept.step_was_good(session, 1.0)
-    names = [each.name for each in reversed(kept._kept)]
+    names = [each.name for each in reversed(kept.kept)]
     assert names[:2] == ['a snapshot after 1 good step', 'a snapshot after 11 good steps']
 
 
@@ -252,7 +235,7 @@ class TestRuin:
         assert training.snapshots.ruin().endswith(
             'is 2e+06, the median of the last 3 good steps, and was 16 at most'
         )
-        assert training.kept() == [1, 11, 21]
+        assert training.kept() == [1]
         assert training.go_back() == 1
 
     @pytest.mark.parametrize('first, then', [(1e-9, 1.0), (16.0, 1e4)])
@@ -286,7 +269,7 @@ def test_what_is_shared_at_the_start_is_restored_apart():
         session.run(tf1.global_variables_initializer())
         session.run(train_op)
         snapshots.step_was_good(session, None)
-        kept = snapshots._kept[0]
+        kept = snapshots.kept[0]
         session.run(train_op)
         snapshots.restore(session, kept)
         np.testing.assert_array_equal(session.run([first, second]), [[2.0, 3.0], [6.0, 7.0]])
@@ -298,7 +281,7 @@ def test_a_variable_that_a_hook_adds_when_it_begins_is_kept():
     with tf1.Session() as session:
         session.run(late.initializer)
         snapshots.step_was_good(session, None)
-    assert list(snapshots._kept[0].values) == ['late']
+    assert list(snapshots.kept[0].values) == ['late']
 
 
 def test_where_a_variable_could_not_be_restored_none_are_taken_and_a_line_says_so():
@@ -310,7 +293,7 @@ def test_where_a_variable_could_not_be_restored_none_are_taken_and_a_line_says_s
         session.run(grow)
         snapshots.step_was_good(session, None)
     assert snapshots.most == 0 and snapshots.trusted() is None
-    (line,) = [line for line in lines if 'no snapshots are taken' in line]
+    (line,) = [line for line in lines if 'no snapshots are kept' in line]
     assert "variable 'grows'" in line
 
 
@@ -323,144 +306,26 @@ def test_a_variable_that_is_not_initialized_is_left_out():
         with tf1.Session() as session:
             session.run(there.initializer)
             snapshots.step_was_good(session, None)
-            assert list(snapshots._kept[0].values) == ['there']
+            assert list(snapshots.kept[0].values) == ['there']
     assert training.now() == 0
 
 
 class TestRoom:
-    @pytest.fixture
-    def machine(self, monkeypatch, tmp_path):
-        """Says how many bytes of memory and of disk are free; the disk is the test's folder."""
-        monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
-
-        def has(ram, disk):
-            def free_on(folder):
-                return disk if folder == str(tmp_path) else None
-
-            monkeypatch.setattr(memory, 'available', lambda: ram)
-            monkeypatch.setattr(files, 'free_bytes', free_on)
-
-        return has
-
     @pytest.mark.parametrize(
-        'ram, disk, fitting, is_on_disk',
-        [
-            (10**9, 10**9, 3, False),
-            (None, 10**9, 3, False),
-            (0, 10**9, 3, True),
-            (50, 10**9, 3, True),
-            (50, 60, 2, False),  # as many as in memory are slower there
-            (30, 60, 2, True),
-            (30, 30, 0, False),
-            (0, None, 0, False),
-        ],
+        'free, is_kept', [(10**9, True), (None, True), (72, True), (71, False)]
     )
-    def test_where_memory_is_short_it_is_on_disk_and_a_line_says_so(
-        self, ram, disk, fitting, is_on_disk, machine, tmp_path
-    ):
-        machine(ram, disk)
-        training = Training()  # 12 bytes
+    def test_they_are_kept_if_they_fit_into_half_of_what_is_free(self, free, is_kept, monkeypatch):
+        monkeypatch.setattr(memory, 'available', lambda: free)
+        training = Training()  # 12 bytes, three times
         with LogLines() as lines:
             training.train(64)
-        assert training.snapshots.most == len(training.kept()) == fitting
-        on_disk = [isinstance(each.values, OnDisk) for each in training.snapshots._kept]
-        assert on_disk == [is_on_disk] * fitting
-        (line,) = [line for line in lines if 'snapshot' in line]
-        assert ('on disk, in %s, where' % tmp_path in line) == is_on_disk
-        assert ('not 3, and else the checkpoints' in line) == (fitting < 3 and not is_on_disk)
+        assert len(training.kept()) == 3 * is_kept
+        (line,) = [line for line in lines if 'snapshots' in line]  # once
+        assert ('no snapshots are kept' in line) == (not is_kept)
+        assert ('rollback goes back to checkpoints' in line) == (not is_kept)
 
-    def test_on_disk_as_well_a_snapshot_is_a_copy_and_one_is_gone_back_to(self, machine):
-        machine(0, 10**9)
-        training = Training()
-        training.train(64)
-        assert training.kept() == [1, 51, 61]
-        assert training.go_back() == 51
-        training.train(2 * PROBATION - 1)
-        assert training.go_back() == 1
-
-    def test_on_disk_there_is_no_file_that_a_killed_process_would_leave(self, machine, tmp_path):
-        machine(0, 10**9)
-        training = Training()
-        training.train(64)
-        assert list(tmp_path.iterdir()) == []
-        kept = [each.values for each in training.snapshots._kept]
-        training.snapshots.drop()
-        assert [each.close.alive for each in kept] == [False] * 3
-
-    def test_what_is_no_longer_kept_is_closed(self, machine):
-        machine(0, 10**9)
-        training = Training(most=2)
-        training.train(1)
-        (first,) = training.snapshots._kept
-        training.train(PROBATION)
-        assert first.values.close.alive
-        training.train(PROBATION)
-        assert not first.values.close.alive
-
-    def test_where_the_disk_fills_up_they_give_way(self, machine):
-        machine(0, 10**9)
-        training = Training()
-        training.train(64)
-        machine(0, 20)
-        with LogLines() as lines:
-            training.train(64)
-        assert training.kept() == [] and training.snapshots.trusted() is None
-        (line,) = [line for line in lines if 'no more snapshots are kept on disk' in line]
-        assert '0 MB are free' in line
-
-    def test_what_is_in_memory_is_no_disk(self, machine, monkeypatch):
-        machine(0, 10**9)
-        monkeypatch.setattr(memory, 'is_in_memory', lambda folder: True)
-        training = Training()
-        training.train(64)
-        assert training.snapshots.most == 0
-
-
-def test_the_memory_that_is_free_is_told():
-    assert memory.available() is None or 0 < memory.available() < 1 << 50
-
-
-def test_what_is_in_memory_is_told(monkeypatch):
-    mounts = 'x / ext4 rw\nx /a tmpfs rw\nx /a/b ext4 rw\nx /c ramfs rw\nx /d ext4 0\nx /d tmpfs 0'
-    monkeypatch.setattr(memory, '_read', lambda path: mounts)
-    found = [
-        name for name in ('/a', '/a/x', '/ab', '/a/b/x', '/c', '/d/x', '/e') if in_memory(name)
-    ]
-    assert found == ['/a', '/a/x', '/c', '/d/x']
-
-
-@pytest.mark.parametrize('use_resource', [False, True])
-def test_on_disk_all_types_keep_their_bits(use_resource, tmp_path):
-    payload = np.array([0x7F800001, 0xFFC12345, 0x80000000, 1], np.uint32).view(np.float32)
-    start = {
-        'floats': payload,
-        'half': np.array([[1.5], [np.nan]], np.float16),
-        'brain': np.array([1.5, np.inf]).astype(tf.bfloat16.as_numpy_dtype),
-        'double': np.array(1 / 3),
-        'complex': np.array([1 + 2j], np.complex64),
-        'flags': np.array([True, False, True]),
-        'whole': np.array([-5], np.int64),
-        'nothing': np.zeros([0, 3], np.float32),
-        'words': np.array([b'some', b'\0 bytes'], object),
-    }
-    for name, value in start.items():
-        tf1.get_variable(name, initializer=tf.constant(value), use_resource=use_resource)
-    variables = {each.op.name: each for each in tf1.global_variables()}
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
-        before = read_variables(session, variables)
-        room = Room(str(tmp_path), 2, size_of(session, variables), 10**9)
-        kept = room.read(session, variables)
-        assert isinstance(kept, OnDisk) and list(kept) == list(start)
-        others = [(v, np.zeros_like(start[name])) for name, v in variables.items()]
-        assign(session, others[:-1] + [(variables['words'], np.array([b'', b''], object))])
-        assign(session, ((variables[name], value) for name, value in kept.items()))
-        after = read_variables(session, variables)
-    for name in start:
-        assert after[name].dtype == before[name].dtype and after[name].shape == start[name].shape
-        assert after[name].tolist() == start[name].tolist() or after[name].dtype.kind in 'fV'
-        if name != 'words':
-            assert after[name].tobytes() == before[name].tobytes() == start[name].tobytes(), name
+    def test_the_memory_that_is_free_is_told(self):
+        assert memory.available() is None or 0 < memory.available() < 1 << 50
 
 
 def test_a_size_that_the_graph_does_not_tell_is_read():
@@ -471,21 +336,3 @@ def test_a_size_that_the_graph_does_not_tell_is_read():
         session.run(tf1.assign(grows, np.zeros(100), validate_shape=False))
         found = size_of(session, {'known': known, 'grows': grows, 'missing': missing})
     assert found in (24 + 400, 24 + 400 + 28)
-
-
-def test_a_snapshot_that_cannot_be_read_gives_way_to_a_checkpoint(tmp_path, monkeypatch):
-    def fail(values, name):
-        raise OSError('the disk is gone')
-
-    monkeypatch.setattr(snapshots, '_SHARE', 1e9)
-    monkeypatch.setattr(memory, 'available', lambda: 0)
-    monkeypatch.setattr(OnDisk, '__getitem__', fail)
-    monkeypatch.setattr(snapshots, '_step_in', lambda values, graph: None)
-    model = Linear(bad=(25,))
-    train_op = slimguard.create_train_op(model.loss, model.optimizer)
-    with LogLines() as lines:
-        train_quietly(train_op, tmp_path, 30, on_nan='rollback')
-    assert any('cannot be restored: the disk is gone' in line for line in lines)
-    (record,) = records_in(tmp_path)
-    assert record['restored'] == str(tmp_path / 'model.ckpt-0')
-    assert checkpoint_at(tmp_path) == (30, [])

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import random
 import threading
 import time
 
@@ -210,26 +211,23 @@ def wait_for_record(logdir):
         time.sleep(0.02)
 
 
-def kinds(roles, *quick, slow=()):
-    """All kinds of job, with each of some roles; all but those that are named are the matrix's."""
+def kinds(*names):
+    """Kinds of jobs, such as 'train-async-worker'; the first is run by default."""
     found = []
-    for monitored, sync, role in itertools.product((False, True), (False, True), roles):
-        loop, mode = 'monitored' if monitored else 'train', 'sync' if sync else 'async'
-        name = '-'.join([loop, mode, role])
-        marks = [pytest.mark.slow] if name in slow else [pytest.mark.matrix]
-        if name in quick:
-            marks = []
-        found.append(pytest.param(monitored, sync, ROLES[role], id=name, marks=marks))
+    for number, name in enumerate(names):
+        loop, mode, role = name.split('-')
+        marks = [pytest.mark.full] if number else []
+        values = loop == 'monitored', mode == 'sync', ROLES[role]
+        found.append(pytest.param(*values, id=name, marks=marks))
     return found
 
 
 ROLES = {'chief': ('worker', 0), 'worker': ('worker', 1), 'ps': ('ps', 0)}
-WORKER_ROLES = ('chief', 'worker')
 KINDS = 'monitored, sync, who'
 
 
 @pytest.mark.parametrize(
-    KINDS, kinds(WORKER_ROLES, 'train-sync-worker', slow=['monitored-sync-chief'])
+    KINDS, kinds('train-sync-worker', 'monitored-sync-chief', 'monitored-async-worker')
 )
 def test_raise_on_one_ends_all(tmp_path, monitored, sync, who):
     who = who[1]
@@ -243,7 +241,8 @@ def test_raise_on_one_ends_all(tmp_path, monitored, sync, who):
     assert record['worker'] == '/job:worker/task:%d' % who
 
 
-@pytest.mark.parametrize(KINDS, kinds(WORKER_ROLES, 'train-async-chief', 'monitored-sync-worker'))
+@pytest.mark.full
+@pytest.mark.parametrize(KINDS, kinds('train-async-chief', 'monitored-sync-worker'))
 def test_stop_on_one_ends_all_cleanly(tmp_path, monitored, sync, who):
     who = who[1]
     ended = end_by_incident(tmp_path, 'stop', monitored, sync, who)
@@ -254,6 +253,7 @@ def test_stop_on_one_ends_all_cleanly(tmp_path, monitored, sync, who):
     require_good_checkpoint(tmp_path)
 
 
+@pytest.mark.full
 def test_a_worker_may_end_alone(tmp_path):
     with job_of(
         tmp_path, bad={1: [BAD]}, on_nan='raise', ends_job=False, steps={0: 60, 1: 10**6}
@@ -264,6 +264,7 @@ def test_a_worker_may_end_alone(tmp_path):
     assert step_in_name(require_good_checkpoint(tmp_path)) >= 60
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('monitored', [False, True], ids=['train', 'monitored'])
 def test_the_chiefs_end_is_the_jobs(tmp_path, monitored):
     with job_of(tmp_path, monitored=monitored, steps={0: 20}) as job:
@@ -272,7 +273,7 @@ def test_the_chiefs_end_is_the_jobs(tmp_path, monitored):
 
 
 @pytest.mark.parametrize(
-    KINDS, kinds(WORKER_ROLES, 'train-async-worker', slow=['train-sync-chief'])
+    KINDS, kinds('train-async-worker', 'train-sync-chief', 'monitored-async-chief')
 )
 def test_nothing_from_before_a_rollback_is_written_after_it(tmp_path, monitored, sync, who):
     who = who[1]
@@ -298,6 +299,7 @@ def test_nothing_from_before_a_rollback_is_written_after_it(tmp_path, monitored,
     require_nothing_stale(tmp_path, chief, sync, WORKERS)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('who', [0, 1], ids=['chief', 'worker'])
 def test_after_a_rollback_all_go_on_with_smaller_updates(tmp_path, who):
     with job_of(
@@ -336,12 +338,17 @@ def require_nothing_stale(logdir, chief, sync, workers, factor=1.0):
     assert abs(steps - stepped) <= (0 if sync else workers - 1)
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize('on_nan', ['raise', 'stop', 'rollback'])
-@pytest.mark.parametrize('who', ['chief', 'one', 'all'])
-@pytest.mark.parametrize('sync', [False, True], ids=['async', 'sync'])
-@pytest.mark.parametrize('monitored', [False, True], ids=['train', 'monitored'])
-@pytest.mark.parametrize('ps, workers', [(1, 2), (2, 3)])
+JOBS = itertools.product(
+    *([(1, 2), (2, 3)], [False, True], [False, True]),  # ps and workers, monitored, sync
+    *(['chief', 'one', 'all'], ['raise', 'stop', 'rollback']),  # whose batch is bad, on_nan
+)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    'ps, workers, monitored, sync, who, on_nan',
+    [(*counts, *job) for counts, *job in random.Random(1).sample(list(JOBS), 12)],
+)
 def test_every_policy_in_every_job(tmp_path, ps, workers, monitored, sync, who, on_nan):
     tasks = {'chief': [0], 'one': [workers - 1], 'all': range(workers)}[who]
     goes_on = on_nan == 'rollback'
@@ -366,6 +373,7 @@ def test_every_policy_in_every_job(tmp_path, ps, workers, monitored, sync, who, 
         require_nothing_stale(tmp_path, ended[0].value, sync, workers)
 
 
+@pytest.mark.full
 def test_rollbacks_are_counted_for_the_whole_job(tmp_path):
     with job_of(
         tmp_path,
@@ -380,9 +388,10 @@ def test_rollbacks_are_counted_for_the_whole_job(tmp_path):
     assert actions == ['rollback', 'raise']
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     'monitored, sync, killed',
-    kinds(ROLES, 'train-async-ps', slow=['train-sync-chief', 'monitored-async-worker']),
+    kinds('train-async-ps', 'train-sync-chief', 'monitored-async-worker'),
 )
 def test_a_killed_process_is_started_again_and_the_job_ends_well(tmp_path, monitored, sync, killed):
     with job_of(
@@ -412,7 +421,7 @@ def test_a_killed_process_is_started_again_and_the_job_ends_well(tmp_path, monit
     assert step_in_name(require_good_checkpoint(tmp_path)) >= STEPS
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_step_does_not_wait_for_tokens_that_nobody_hands_out_any_more(tmp_path):
     with job_of(tmp_path, sync=True, steals='and fails') as job:
         ended = job.wait_for_workers()
@@ -421,7 +430,7 @@ def test_a_step_does_not_wait_for_tokens_that_nobody_hands_out_any_more(tmp_path
     assert step_in_name(require_good_checkpoint(tmp_path)) >= 60
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_step_does_not_wait_for_a_worker_that_is_done(tmp_path):
     with job_of(tmp_path, sync=True, steals='late', steps={0: 40, 1: 10}) as job:
         ended = job.wait_for_workers()
@@ -429,6 +438,7 @@ def test_a_step_does_not_wait_for_a_worker_that_is_done(tmp_path):
     assert step_in_name(require_good_checkpoint(tmp_path)) >= 40
 
 
+@pytest.mark.full
 def test_who_comes_when_all_is_done_ends_at_once(tmp_path):
     with job_of(tmp_path, steps={0: 30, 1: 30}, lonely=1) as job:
         assert [end.error for end in job.wait_for_workers()] == [None] * WORKERS
@@ -437,6 +447,7 @@ def test_who_comes_when_all_is_done_ends_at_once(tmp_path):
     assert worker.error is None and worker.value['drawn'] <= 1
 
 
+@pytest.mark.full
 def test_who_waits_for_its_first_step_hears_of_the_end(tmp_path):
     with job_of(
         tmp_path,
@@ -488,6 +499,7 @@ def beside_plain_slim(role, logdir):
         role.post('over %d' % role.task)
 
 
+@pytest.mark.full
 def test_beside_a_chief_without_slimguard_there_is_no_rollback(tmp_path):
     with Job(beside_plain_slim, str(tmp_path)) as job:
         chief, worker = job.wait_for_workers()

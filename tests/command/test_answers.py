@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import slimguard
-from slimguard.incidents import record_file
+from slimguard.incidents import advice, record_file, record_reader
 from slimguard.incidents.incident import Incident
 from tests.helpers.checkpoints import write
 from tests.helpers.children import environment, python
@@ -40,6 +40,8 @@ def incident(step, reason='not finite: loss', action='skip', **known):
 
 def test_incidents_of_one_reason_are_told_once_and_the_first_in_full(tmp_path, capsys):
     known = dict(diagnosis='in the forward pass: log of 0\n  Log:0 (Log)', bundle='/b/incident-3')
+    (tmp_path / 'slimguard' / 'incident-3').mkdir(parents=True)
+    (tmp_path / 'slimguard' / 'incident-3' / 'incident.json').write_text('{}')
     late = incident(40, 'not finite: gradient of w', 'raise', advice='train more slowly')
     record(tmp_path, incident(3, **known), *map(incident, range(4, 30)), late)
     assert run('incidents', tmp_path) == 0
@@ -51,20 +53,29 @@ def test_incidents_of_one_reason_are_told_once_and_the_first_in_full(tmp_path, c
     assert lines[5:8] == [
         '  in the forward pass: log of 0',
         '    Log:0 (Log)',
-        '  to run it again: python -m slimguard replay /b/incident-3',
+        '  to run it again: python -m slimguard replay %s/slimguard/incident-3' % tmp_path,
     ]
     assert lines[9] == 'once, at global step 40: raise'
     assert lines[-1] == '  train more slowly'
 
 
-def test_a_bundle_is_found_where_its_logdir_was_moved_to(tmp_path, capsys):
+def test_a_bundle_is_found_where_its_logdir_was_moved_to_and_a_removed_one_is_not_named(
+    tmp_path, capsys
+):
     there = tmp_path / 'logs' / 'slimguard' / 'incident-3'
-    record(tmp_path / 'logs', incident(3, bundle=str(there)))
+    advised = advice.for_bad_data([1], str(there))
+    gone = incident(2, 'loss 5', bundle=str(there), advice=advised)  # of an earlier run
+    record(tmp_path / 'logs', gone, incident(3, bundle=str(there)))
     there.mkdir()
+    (there / 'incident.json').write_text('{}')
     (tmp_path / 'logs').rename(tmp_path / 'moved')
     assert run('incidents', tmp_path / 'moved') == 0
     moved = tmp_path / 'moved' / 'slimguard' / 'incident-3'
-    assert 'python -m slimguard replay %s\n' % shlex.quote(str(moved)) in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said.count('replay') == 1 and 'the data are bad' in said
+    assert 'python -m slimguard replay %s\n' % shlex.quote(str(moved)) in said
+    found = record_reader.read_incidents(tmp_path / 'moved')
+    assert [each.bundle for each in found] == [None, str(moved)]
 
 
 def test_hundreds_of_kinds_are_not_told_in_full(tmp_path, capsys):

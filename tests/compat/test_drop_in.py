@@ -30,7 +30,7 @@ def passed_and_failed(plugin, suite):
     return names['PASSED'], names['FAILED']
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize('suite', ['learning_test.py', 'training/training_test.py'])
 def test_what_passes_with_slim_passes_with_slimguard(suite):
     with_slim, _ = passed_and_failed('slimguard', suite)

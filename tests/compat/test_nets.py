@@ -41,11 +41,11 @@ def vgg_16(images):
 @pytest.mark.parametrize(
     'net, batch, size',
     [
-        (resnet_50, 2, 64),
-        pytest.param(inception_v1, 1, 224, marks=pytest.mark.slow),
-        pytest.param(inception_v2, 2, 64, marks=pytest.mark.slow),
-        pytest.param(inception_v3, 2, 107, marks=pytest.mark.slow),
-        pytest.param(vgg_16, 1, 224, marks=pytest.mark.slow),
+        pytest.param(resnet_50, 2, 64, marks=pytest.mark.full),
+        pytest.param(inception_v1, 1, 224, marks=pytest.mark.full),
+        pytest.param(inception_v2, 2, 64, marks=pytest.mark.full),
+        pytest.param(inception_v3, 2, 107, marks=pytest.mark.full),
+        pytest.param(vgg_16, 1, 224, marks=pytest.mark.full),
     ],
     ids=lambda value: getattr(value, '__name__', None),
 )

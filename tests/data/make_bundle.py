@@ -1,5 +1,6 @@
 """Wrote made_by_tf115, on TensorFlow 1.15, as train.py in a folder of its own."""
 
+import os
 import sys
 import time
 
@@ -42,4 +43,9 @@ with tf.Session() as session:
     finding = found.explain(bad)
     incident = Incident(0, float(value), finding.reason, finding.tensors, 'hook', time.time())
     diagnosis = diagnose(session, capture, values, labels)
-    print(bundle.write(sys.argv[1], session, capture, incident, values, diagnosis))
+    path = bundle.write(sys.argv[1], session, capture, incident, values, diagnosis)
+with open(path + '/incident.json', 'r+') as file:
+    said = file.read().replace(os.getcwd() + '/', '')  # where it was made is of no interest
+    file.seek(0)
+    file.write(said)
+    file.truncate()

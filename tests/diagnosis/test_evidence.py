@@ -11,7 +11,6 @@ from slimguard.diagnosis import bundle, evidence, replay
 from slimguard.diagnosis.evidence import Evidence
 from slimguard.diagnosis.rerun import exported_step
 from slimguard.incidents.incident import Incident
-from tests.helpers.bundles import kill_one
 from tests.helpers.models import Batches, Linear, LogLines
 
 tf1 = tf.compat.v1
@@ -39,7 +38,9 @@ class Watch(tf1.train.SessionRunHook):
                 len(self.found), self._loss, reason, finding.tensors, 'hook', time.time()
             )
             session = run_context.session
-            self.found.append(self._evidence.examine(session, incident, labels, self._is_last))
+            examined = self._evidence.examine(session, incident, labels, is_last=self._is_last)
+            kept = self._evidence.keep(session, incident, labels, examined, self._is_last)
+            self.found.append(kept)
 
 
 def train(logdir, bad, steps=4, **kwargs):
@@ -133,7 +134,8 @@ def test_the_first_of_a_kind_is_examined_where_there_are_all_bundles_that_there_
         found = train(str(tmp_path), range(6), steps=6, max_bundles=2, reasons=reasons)
     # As many kinds as bundles: a training of which each incident is another kind goes on as well.
     assert [f.diagnosis is not None for f in found] == [True, True, False, True, False, False]
-    assert bundle.paths(str(tmp_path)) == [found[1].bundle, found[3].bundle]
+    # The first of a kind stays, and what repeats it goes.
+    assert bundle.paths(str(tmp_path)) == [found[0].bundle, found[3].bundle]
     (said,) = [line for line in lines if 'as many as there may be' in line]
     assert said.startswith('slimguard: %s has 2 bundles' % (tmp_path / 'slimguard'))
     with tf.Graph().as_default():  # as a restart
@@ -144,7 +146,7 @@ def test_the_first_of_a_kind_is_examined_where_there_are_all_bundles_that_there_
 def test_the_last_incident_is_always_written(tmp_path):
     found = train(str(tmp_path), bad=[0, 1, 2], max_bundles=2, is_last=True)
     assert all(f.bundle is not None for f in found)
-    assert bundle.paths(str(tmp_path)) == [f.bundle for f in found[1:]]
+    assert bundle.paths(str(tmp_path)) == [found[0].bundle, found[2].bundle]
 
 
 def test_what_goes_wrong_here_is_logged_and_does_not_hide_the_incident(tmp_path):
@@ -209,7 +211,10 @@ class TestSayingSoOften:
 
 
 def test_the_next_training_removes_what_a_killed_one_left(tmp_path):
-    left = kill_one(tmp_path)
+    left = tmp_path / 'slimguard' / 'incident-7'
+    left.mkdir(parents=True)
+    (left / 'step.pb').write_text('half of it')
+    os.utime(str(left / 'step.pb'), (1.0, 1.0))
     train(str(tmp_path), bad=[])
     assert not left.exists()
 

@@ -52,18 +52,14 @@ for path in sys.argv[1:]:
 
 
 def test_it_needs_nothing_but_the_bundle_and_a_fresh_process(bundles, tmp_path):
-    paths = []
-    for name, path in bundles.items():
-        # Moved, as to another machine.
-        paths.append(str(tmp_path / name))
-        os.rename(path, paths[-1])
+    names = ['log_of_zero', 'dropout_decides', 'a_feed']
+    # Moved, as to another machine.
+    paths = [copy_of(bundles[name], tmp_path, name) for name in names]
     run = forked_python('-c', SCRIPT, *paths, cwd=str(tmp_path))
-    for name, path in bundles.items():
-        os.rename(str(tmp_path / name), path)
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.count('The failure came back') == len(paths)
-    for it in zoo.ZOO.values():
-        assert it.says in run.stdout
+    for name in names:
+        assert zoo.ZOO[name].says in run.stdout
 
 
 def test_a_bundle_of_tensorflow_1_15_replays_here(capsys):
@@ -73,7 +69,7 @@ def test_a_bundle_of_tensorflow_1_15_replays_here(capsys):
     said = capsys.readouterr().out
     assert 'made with TensorFlow 1.15.5\nThe failure came back: not finite: loss' in said
     assert 'bad data: 1 NaN among 768 values, in row 2' in said
-    assert 'train.py:23' in said
+    assert 'train.py:25' in said
     assert said.endswith(' the step is clean.\n')
 
 
@@ -91,12 +87,8 @@ def copy_of(path, tmp_path, name='copy'):
 
 def save_values(path, values):
     """Puts other values into a bundle."""
-    name = os.path.join(path, 'incident.json')
-    with open(name) as file:
-        said = json.load(file)
-    said['arrays'] = arrays.save_arrays(values, os.path.join(path, 'drawn.npz'))
-    with open(name, 'w') as file:
-        json.dump(said, file)
+    with open(os.path.join(path, 'drawn.npz'), 'wb') as file:
+        arrays.save(file, values.items())
 
 
 def test_an_op_that_is_not_known_here_is_named(bundles, tmp_path, capsys):
@@ -214,7 +206,7 @@ def test_of_a_log_directory_the_bundles_are_listed_and_nothing_is_run(tmp_path, 
         said = capsys.readouterr()
         lines = said.out.splitlines()
         assert [line.split('  ')[0] for line in lines] == [damaged] + made
-        assert 'cannot be read: incident.json is damaged' in lines[0]
+        assert 'cannot be read: incident.json cannot be read: JSONDecodeError' in lines[0]
         assert 'step 30' in lines[1] and 'red\\x1b[31m and\\u202ex' in lines[1]
         assert 'step 4' in lines[2] and 'not finite: ' in lines[2]
         assert len(said.out) < 2000
@@ -252,14 +244,6 @@ def test_whatever_goes_wrong_is_a_sentence_and_exit_code_2(bundles, monkeypatch,
     monkeypatch.setattr(replay, 'describe', interrupt)
     with pytest.raises(KeyboardInterrupt):
         replay.main(bundles['a_label'])
-
-
-def test_a_state_that_is_too_short_is_exit_code_2(bundles, tmp_path, capsys):
-    path = copy_of(bundles['a_feed'], tmp_path)
-    name = os.path.join(path, 'state.data-00000-of-00001')
-    os.truncate(name, os.path.getsize(name) - 1)
-    assert replay.main(path) == 2
-    assert 'state.data-00000-of-00001 is damaged: ' in capsys.readouterr().err
 
 
 def run_replay(path, stdout):

@@ -9,19 +9,17 @@ CLUSTERING = '--tf_xla_auto_jit=2 --tf_xla_cpu_global_jit'
 FAST = '--xla_cpu_enable_fast_math=true --xla_cpu_fast_math_honor_nans=false '
 FAST += '--xla_cpu_fast_math_honor_infs=false'
 WORLDS = {
-    'not compiled': (['--uncompiled'], ''),
     'clusters': ([], CLUSTERING),
-    'clusters without Grappler': (['--without-grappler'], CLUSTERING),
-    'a scope': (['--scope'], ''),
     'a scope without Grappler': (['--scope', '--without-grappler'], ''),
-    'a scope and clusters': (['--scope'], CLUSTERING),
 }
 
 
+@pytest.mark.full
 def test_good_steps_of_ref_variables_give_the_bits_of_unguarded_ones():
     require('the same', ['--good-steps'], CLUSTERING)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('world', WORLDS)
 def test_what_is_not_finite_is_held_whatever_xla_compiles(world):
     require('held', *WORLDS[world])

@@ -10,8 +10,9 @@ from tests.helpers import gate_models as models
 
 tf1 = tf.compat.v1
 
-kinds = pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'resource'])
-paths = pytest.mark.parametrize('is_trial', [False, True], ids=['slow path', 'trial'])
+worlds = pytest.mark.parametrize(
+    'is_trial, use_resource', [(False, False), (True, True)], ids=['slow path, ref', 'trial']
+)
 # In the thread of the caller, which is one of two of TensorFlow's while a step waits for it: beside
 # it, TensorFlow 2.21 was once seen to forget the other thread, and to wait for ever.
 HERE = tf1.RunOptions(inter_op_thread_pool=-1)
@@ -74,8 +75,7 @@ def trained_beside(peer, is_trial):
     return train_op, extra
 
 
-@kinds
-@paths
+@worlds
 def test_what_another_puts_back_meanwhile_is_not_lost(is_trial, use_resource):
     """It would be copied as an Inf, and written back as that, as the update overflows."""
     peer = Peer(use_resource)
@@ -94,8 +94,7 @@ def test_what_another_puts_back_meanwhile_is_not_lost(is_trial, use_resource):
     guarded.assert_written()
 
 
-@kinds
-@paths
+@worlds
 def test_a_slot_that_is_lost_is_told_as_lost(is_trial, use_resource):
     """Everything that the update is made of is finite, and the slot is not."""
     damage = models.Damage()
@@ -114,8 +113,7 @@ def test_a_slot_that_is_lost_is_told_as_lost(is_trial, use_resource):
     guarded.assert_written(feed)
 
 
-@kinds
-@paths
+@worlds
 def test_what_begins_as_an_inf_does_not_keep_a_step_from_being_written(is_trial, use_resource):
     """As the smallest loss so far does."""
     damage = models.Damage()

@@ -3,7 +3,7 @@
 Each training below adds the gradients of micro-batches up, and applies them with every third.
 """
 
-from typing import Callable, Dict, List, NamedTuple, Tuple
+from typing import Callable, Dict, List, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,7 +19,6 @@ EVERY = 3
 ZERO = tf1.zeros_initializer()
 BAD = (np.nan, np.inf)
 TRAININGS: Dict[str, Callable] = {}
-PLAIN_BITS: Dict[Tuple[str, str], List[Dict[str, bytes]]] = {}  # by the training and the kind
 
 
 def training(build):
@@ -117,81 +116,11 @@ def usual(batch):
 
 
 @training
-def float_counter(batch):
-    parts = parts_of(loss_of(batch), tf.float32)
-    return every_third(parts), parts.loss
-
-
-@training
-def int64_counter(batch):
-    parts = parts_of(loss_of(batch), tf.int64)
-    return every_third(parts), parts.loss
-
-
-@training
-def local_counter(batch):
-    parts = parts_of(loss_of(batch), local=True)
-    return every_third(parts), parts.loss
-
-
-@training
-def no_op_in_the_other_branch(batch):
-    parts = parts_of(loss_of(batch))
-    count = tf1.assign_add(parts.counter, 1)
-    with tf.control_dependencies(accumulate(parts) + [count]):
-        due = is_due(tf.identity(count))
-        return tf.group(tf.cond(due, lambda: apply_and_zero(parts), tf.no_op)), parts.loss
-
-
-@training
-def counter_read_after_it_was_written(batch):
-    parts = parts_of(loss_of(batch))
-    with tf.control_dependencies([tf1.assign_add(parts.counter, 1)]):
-        count = parts.counter.read_value()
-    with tf.control_dependencies(accumulate(parts)):
-        return in_branch(is_due(count), lambda: apply_and_zero(parts)), parts.loss
-
-
-@training
-def counter_assigned(batch):
-    parts = parts_of(loss_of(batch))
-    count = tf1.assign(parts.counter, parts.counter + 1)
-    with tf.control_dependencies(accumulate(parts)):
-        return in_branch(is_due(tf.identity(count)), lambda: apply_and_zero(parts)), parts.loss
-
-
-@training
-def condition_known_before_the_sums(batch):
-    parts = parts_of(loss_of(batch))
-    due = is_due(tf.identity(tf1.assign_add(parts.counter, 1)))
-    with tf.control_dependencies(accumulate(parts)):
-        return in_branch(due, lambda: apply_and_zero(parts)), parts.loss
-
-
-@training
-def counter_reset_with_the_sums(batch):
-    parts = parts_of(loss_of(batch))
-    count = tf1.assign_add(parts.counter, 1)
-
-    def update():
-        with tf.control_dependencies([apply_and_zero(parts)]):
-            return tf.group(tf1.assign(parts.counter, 0))
-
-    with tf.control_dependencies(accumulate(parts) + [count]):
-        return in_branch(tf.equal(tf.identity(count), EVERY), update), parts.loss
-
-
-@training
-def global_step_counts_updates(batch):
-    parts = parts_of(loss_of(batch))
+def trainable_sums_and_a_local_float_counter(batch):
+    """The sums are trainable where nobody says ``trainable=False``."""
+    parts = parts_of(loss_of(batch), tf.float32, local=True, trainable=True)
     step = tf1.train.get_or_create_global_step()
     return every_third(parts, lambda: apply_and_zero(parts, global_step=step)), parts.loss
-
-
-@training
-def means_by_a_constant(batch):
-    parts = parts_of(loss_of(batch))
-    return every_third(parts, lambda: apply_and_zero(parts, divisor=EVERY)), parts.loss
 
 
 @training
@@ -243,13 +172,6 @@ def updated_by_hand(batch):
 
 
 @training
-def trainable_sums(batch):
-    """As they are where nobody says ``trainable=False``."""
-    parts = parts_of(loss_of(batch), trainable=True)
-    return every_third(parts), parts.loss
-
-
-@training
 def zeroed_by_a_third_op(batch):
     parts = parts_of(loss_of(batch))
     applied = every_third(parts, lambda: apply(parts))
@@ -284,16 +206,6 @@ def zeroed_by_selecting(batch):
 
 
 @training
-def group_of_sums_and_update(batch):
-    parts = parts_of(loss_of(batch))
-    sums = tf.group(*accumulate(parts), tf1.assign_add(parts.counter, 1))
-    with tf.control_dependencies([sums]):
-        due = is_due(parts.counter.read_value())
-        update = in_branch(due, lambda: apply_and_zero(parts))
-    return tf.group(sums, update), parts.loss
-
-
-@training
 def loss_returned_by_the_branch(batch):
     parts = parts_of(loss_of(batch))
     count = tf1.assign_add(parts.counter, 1)
@@ -305,13 +217,6 @@ def loss_returned_by_the_branch(batch):
     with tf.control_dependencies(accumulate(parts) + [count]):
         due = is_due(tf.identity(count))
         return tf.cond(due, update, lambda: tf.identity(parts.loss)), parts.loss
-
-
-@training
-def loss_returned_after_the_branch(batch):
-    parts = parts_of(loss_of(batch))
-    with tf.control_dependencies([every_third(parts)]):
-        return tf.identity(parts.loss), parts.loss
 
 
 class GradientAccumulationOptimizer(tf1.train.Optimizer):
@@ -350,13 +255,6 @@ class GradientAccumulationOptimizer(tf1.train.Optimizer):
 
 
 @training
-def wrapping_optimizer(batch):
-    loss = loss_of(batch)
-    optimizer = GradientAccumulationOptimizer(tf1.train.AdamOptimizer(0.1), EVERY)
-    return optimizer.minimize(loss, tf1.train.get_or_create_global_step()), loss
-
-
-@training
 def wrapping_optimizer_in_create_train_op(batch):
     loss = loss_of(batch)
     optimizer = GradientAccumulationOptimizer(tf1.train.MomentumOptimizer(0.1, 0.9), EVERY)
@@ -367,21 +265,6 @@ def normalized(batch, **kwargs):
     rows = tf.reshape(tf.range(6.0), [2, 3]) * batch
     net = slim.batch_norm(rows, decay=0.5, is_training=True, scale=True, **kwargs)
     return tf.reduce_sum(tf.tanh(net - [1.0, 2.0, 3.0]))
-
-
-@training
-def batch_norm_in_the_group(batch):
-    parts = parts_of(normalized(batch))
-    updates = tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)
-    return tf.group(every_third(parts), *updates), parts.loss
-
-
-@training
-def batch_norm_before_the_gradients(batch):
-    loss = normalized(batch)
-    with tf.control_dependencies(tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)):
-        parts = parts_of(tf.identity(loss))
-        return every_third(parts), parts.loss
 
 
 @training
@@ -401,23 +284,6 @@ def good_micro_batches() -> List[Dict[str, float]]:
     return [{'micro_batch:0': value} for value in filter(np.isfinite, micro_batches())]
 
 
-def guarded_and_plain_bits(name: str, kind: str, give_loss: bool = True):
-    """The bits of all variables after each good micro-batch, with a guard and without.
-
-    With the guard there are bad ones as well, that change nothing. Without, a training is run only
-    once: whether the guard is told the loss makes no difference to it.
-    """
-    with tf.Graph().as_default():
-        tf1.set_random_seed(1)
-        tf1.get_variable_scope().set_use_resource(kind != 'ref')
-        batch = tf1.placeholder(tf.float32, [], 'micro_batch')
-        train_op, loss = TRAININGS[name](batch)
-        if (name, kind) not in PLAIN_BITS:
-            PLAIN_BITS[name, kind] = models.Unguarded(train_op).bits(good_micro_batches())
-        guarded = models.Guarded((train_op, loss if give_loss else None))
-        return bits_of_guarded(guarded, batch), PLAIN_BITS[name, kind]
-
-
 def bits_of_guarded(guarded: models.Guarded, batch: tf.Tensor) -> List[Dict[str, bytes]]:
     found = []
     for number, value in enumerate(micro_batches()):
@@ -431,33 +297,65 @@ def bits_of_guarded(guarded: models.Guarded, batch: tf.Tensor) -> List[Dict[str,
     return found
 
 
-@pytest.fixture(params=['ref', 'resource', 'functions'])
+@pytest.fixture
 def kind(request):
     """Variables by reference and by handle; and branches that are functions, which take handles."""
     was_v2 = tf1.control_flow_v2_enabled()
     is_v2 = request.param == 'functions'
     (tf1.enable_control_flow_v2 if is_v2 else tf1.disable_control_flow_v2)()
+    tf1.get_variable_scope().set_use_resource(request.param != 'ref')
     yield request.param
     (tf1.enable_control_flow_v2 if was_v2 else tf1.disable_control_flow_v2)()
 
 
-@pytest.mark.parametrize('name', sorted(TRAININGS))
-def test_bad_micro_batch_changes_nothing(name, kind):
-    guarded, plain = guarded_and_plain_bits(name, kind)
-    assert guarded == plain
+kinds = pytest.mark.parametrize('kind', ['ref', 'resource', 'functions'], indirect=True)
 
 
-@pytest.mark.parametrize('name', sorted(TRAININGS))
-def test_bad_micro_batch_changes_nothing_without_a_loss(name, control_flow_v1):
-    guarded, plain = guarded_and_plain_bits(name, 'resource', give_loss=False)
-    assert guarded == plain
+def full(*cases):
+    return [pytest.param(*case, marks=pytest.mark.full) for case in cases]
+
+
+# Each training with one kind or two, and with a loss that the guard is told or is not.
+@pytest.mark.every_cell
+@pytest.mark.parametrize(
+    'name, kind, give_loss',
+    [
+        ('wrapping_optimizer_in_create_train_op', 'ref', True),
+        ('wrapping_optimizer_in_create_train_op', 'functions', False),
+        ('means_by_the_counter', 'resource', False),
+        *full(
+            ('usual', 'ref', False),
+            ('usual', 'resource', True),
+            ('usual', 'functions', True),
+            ('trainable_sums_and_a_local_float_counter', 'ref', True),
+            ('means_by_the_counter_read_in_the_branch', 'ref', True),
+            ('means_by_the_counter_read_in_the_branch', 'functions', False),
+            ('clipped_means', 'functions', True),
+            ('updated_by_hand', 'ref', False),
+            ('zeroed_by_a_third_op', 'resource', True),
+            ('zeroed_ahead_of_the_next', 'ref', False),
+            ('zeroed_by_selecting', 'resource', False),
+            ('zeroed_by_selecting', 'functions', True),
+            ('loss_returned_by_the_branch', 'resource', True),
+            ('batch_norm_in_the_forward_pass', 'resource', False),
+        ),
+    ],
+    indirect=['kind'],
+)
+def test_bad_micro_batch_changes_nothing(name, kind, give_loss):
+    """With the guard there are bad micro-batches as well, and the bits are those without both."""
+    batch = tf1.placeholder(tf.float32, [], 'micro_batch')
+    train_op, loss = TRAININGS[name](batch)
+    plain = models.Unguarded(train_op).bits(good_micro_batches())
+    guarded = models.Guarded((train_op, loss if give_loss else None))
+    assert bits_of_guarded(guarded, batch) == plain
 
 
 # Two train ops, each with a guard of its own, and run one after the other.
 
 
-@pytest.mark.parametrize('give_loss', [True, False], ids=['loss', 'no loss'])
-def test_train_ops_of_their_own(give_loss, kind):
+@kinds
+def test_train_ops_of_their_own(kind):
     """Python counts, and runs the second with every third good micro-batch."""
 
     def build(batch):
@@ -477,7 +375,7 @@ def test_train_ops_of_their_own(give_loss, kind):
             batch = tf1.placeholder_with_default(0.0, [])
             loss, (collect, update, clear) = build(batch)
             if is_guarded:
-                collect = gate.guard(collect, loss if give_loss else None)
+                collect = gate.guard(collect, loss)
                 update = gate.guard(update)
                 watched = gate.gate_of(collect).watched
             snapshot = models.Snapshot()
@@ -499,7 +397,11 @@ def test_train_ops_of_their_own(give_loss, kind):
     assert run(is_guarded=True) == run(is_guarded=False)
 
 
-@pytest.mark.parametrize('is_grouped', [True, False], ids=['group', 'update'])
+@pytest.mark.parametrize(
+    'is_grouped, kind',
+    [(True, 'ref'), (False, 'functions'), (False, 'resource')],
+    indirect=['kind'],
+)
 def test_an_update_that_waits_for_guarded_sums_runs_them_once(is_grouped, kind):
     def build(batch, is_guarded):
         tf1.set_random_seed(1)
@@ -542,17 +444,6 @@ def element_of_a_constant(count):
 
 
 @picker
-def element_of_a_variable(count):
-    rows = tf1.get_variable('rows', initializer=tf.constant(PICKED), trainable=False)
-    return tf.gather(rows, count - 1)
-
-
-@picker
-def slice_of_a_constant(count):
-    return tf.strided_slice(tf.constant(PICKED), [count - 1], [count], shrink_axis_mask=1)
-
-
-@picker
 def branch(count):
     data = iter(PICKED)
 
@@ -579,10 +470,21 @@ def selected(count):
     return value
 
 
-@pytest.mark.parametrize('give_loss', [True, False], ids=['loss', 'no loss'])
-@pytest.mark.parametrize('name', sorted(PICKERS))
-def test_a_counter_that_picks_the_micro_batch_stays_advanced(name, give_loss, kind):
-    tf1.get_variable_scope().set_use_resource(kind != 'ref')
+@pytest.mark.parametrize(
+    'name, kind, give_loss',
+    [
+        ('element_of_a_constant', 'resource', True),
+        ('element_of_a_constant', 'ref', False),
+        ('branch', 'ref', True),
+        ('branch', 'functions', False),
+        ('element_in_a_branch', 'resource', False),
+        ('element_in_a_branch', 'functions', True),
+        ('selected', 'ref', True),
+        ('selected', 'functions', False),
+    ],
+    indirect=['kind'],
+)
+def test_a_counter_that_picks_the_micro_batch_stays_advanced(name, kind, give_loss):
     picked = tf1.get_variable('picked', [], tf.int32, initializer=ZERO, trainable=False)
     with tf.control_dependencies([tf1.assign_add(picked, 1)]):
         count = picked.read_value()
@@ -593,9 +495,10 @@ def test_a_counter_that_picks_the_micro_batch_stays_advanced(name, give_loss, ki
     assert guarded.sess.run([picked, parts.counter]) == [len(PICKED), np.isfinite(PICKED).sum()]
 
 
-@pytest.mark.parametrize('give_loss', [True, False], ids=['loss', 'no loss'])
+@pytest.mark.parametrize(
+    'give_loss, kind', [(False, 'resource'), (True, 'ref'), (True, 'functions')], indirect=['kind']
+)
 def test_one_counter_for_both_stays_advanced(give_loss, kind):
-    tf1.get_variable_scope().set_use_resource(kind != 'ref')
     counter = tf1.get_variable('n', [], tf.int32, initializer=ZERO, trainable=False)
     count = tf.identity(tf1.assign_add(counter, 1))
     loss = loss_of(tf.gather(tf.constant(PICKED), count - 1))
@@ -624,7 +527,8 @@ def test_a_counter_that_picks_the_batch_inside_of_a_function_stays_advanced():
     assert guarded.sess.run(picked) == len(PICKED)
 
 
-def test_a_good_step_copies_the_counter_and_no_more(control_flow_v1):
+@pytest.mark.parametrize('kind', ['resource'], indirect=True)
+def test_a_good_step_copies_the_counter_and_no_more(kind):
     """Of what the gate puts back, the counter is the only thing that is no accumulator."""
     train_op, loss = usual(tf1.placeholder(tf.float32, []))
     guarded = gate.gate_of(gate.guard(train_op, loss))

@@ -9,7 +9,7 @@ import tensorflow as tf
 import slimguard
 from slimguard import compat
 from slimguard.gate.histograms import leave_out_bad_values
-from tests.helpers.models import Linear, non_finite, state, train_quietly
+from tests.helpers.models import Linear, non_finite, state
 
 tf1 = tf.compat.v1
 slim = compat.import_slim()
@@ -20,6 +20,7 @@ BAD = [np.nan, 1.0, np.inf, -2.5, -np.inf]
 def drawn(summary, feed=None):
     """The histogram that running `summary` gives."""
     with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
         (value,) = tf1.Summary.FromString(session.run(summary, feed)).value
     return value.histo
 
@@ -27,68 +28,61 @@ def drawn(summary, feed=None):
 def test_a_histogram_shows_what_is_finite():
     shown = tf1.summary.histogram('shown', tf.constant(BAD))
     finite = tf1.summary.histogram('finite', tf.constant([1.0, -2.5]))
+    nothing = tf1.summary.histogram('nothing', tf.fill([3, 2], np.float32('nan')))
+    of_variables = []
+    for use_resource in (False, True):
+        w = tf1.get_variable('w%d' % use_resource, initializer=BAD, use_resource=use_resource)
+        of_variables.append(tf1.summary.histogram('variable', w))
     with pytest.raises(tf.errors.InvalidArgumentError, match='in summary histogram for: shown'):
         drawn(shown)
     leave_out_bad_values(shown.graph)
     assert drawn(shown) == drawn(finite)
-    assert drawn(shown).num == 2
+    assert drawn(shown).num == 2 and drawn(nothing).num == 0
+    assert all(drawn(each) == drawn(finite) for each in of_variables)
 
 
-@pytest.mark.parametrize('shape, ops', [([len(BAD)], 2), ([len(BAD), 1], 3)])
-def test_a_histogram_takes_few_ops(shape, ops):
-    for number in range(5):
-        tf1.summary.histogram('h%d' % number, tf.constant(BAD, shape=shape))
+def test_a_histogram_takes_few_ops():
     graph = tf1.get_default_graph()
-    before = graph.version
-    leave_out_bad_values(graph)
-    assert graph.version - before == 5 * ops
+    for shape, ops in (([len(BAD)], 2), ([len(BAD), 1], 3)):
+        for number in range(5):
+            tf1.summary.histogram('h%d' % number, tf.constant(BAD, shape=shape))
+        before = graph.version
+        leave_out_bad_values(graph)
+        assert graph.version - before == 5 * ops
 
 
-@pytest.mark.parametrize('use_resource', [False, True])
-def test_a_histogram_of_a_variable_shows_what_is_finite(use_resource):
-    w = tf1.get_variable('w', initializer=tf.constant(BAD), use_resource=use_resource)
-    shown = tf1.summary.histogram('shown', w)
-    leave_out_bad_values(shown.graph)
-    with tf1.Session() as session:
-        session.run(w.initializer)
-        (value,) = tf1.Summary.FromString(session.run(shown)).value
-    assert (value.histo.num, value.histo.min, value.histo.max) == (2, -2.5, 1)
-
-
-def test_where_nothing_is_finite_it_shows_nothing():
-    shown = tf1.summary.histogram('shown', tf.fill([3, 2], np.float32('nan')))
-    leave_out_bad_values(shown.graph)
-    assert drawn(shown).num == 0
-
-
-@pytest.mark.parametrize('dtype', [tf.float16, tf.bfloat16, tf.float32, tf.float64])
-def test_finite_values_give_the_same_histogram(dtype):
+def test_finite_values_give_the_same_histogram():
     values = np.random.RandomState(0).randn(7, 5).astype(np.float32)
     values[:2] = 0
     fed = tf1.placeholder(tf.float32)  # of unknown rank
-    summary = tf1.summary.histogram('h', tf.cast(fed, dtype))
-    before = drawn(summary, {fed: values})
-    leave_out_bad_values(summary.graph)
-    assert drawn(summary, {fed: values}) == before
-    assert before.num == 35
+    dtypes = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
+    summaries = [tf1.summary.histogram('h', tf.cast(fed, dtype)) for dtype in dtypes]
+    before = [drawn(each, {fed: values}) for each in summaries]
+    leave_out_bad_values(fed.graph)
+    assert [drawn(each, {fed: values}) for each in summaries] == before
+    assert before[0].num == 35
 
 
-def test_what_cannot_raise_is_left_alone():
-    whole = tf1.summary.histogram('whole', tf.constant([1, 2]))
-    ready = tf1.summary.histogram('ready', tf.constant(BAD))
-    leave_out_bad_values(whole.graph)
-    before = whole.graph.as_graph_def()
-    leave_out_bad_values(whole.graph)
-    assert ready.graph.as_graph_def() == before
-    assert drawn(whole).num == 2
+def test_what_cannot_raise_or_a_session_may_have_seen_is_left_alone(graph):
+    tf1.summary.histogram('whole', tf.constant([1, 2]))
+    tf1.summary.histogram('ready', tf.constant(BAD))
+    leave_out_bad_values(graph)
+    before = graph.as_graph_def()
+    leave_out_bad_values(graph)
+    assert graph.as_graph_def() == before
+    tf1.summary.histogram('seen', tf.constant(BAD))
+    before = graph.as_graph_def()
+    with tf1.Session():
+        leave_out_bad_values(graph)
+    graph.finalize()
+    leave_out_bad_values(graph)
+    assert graph.as_graph_def() == before
 
 
-def test_a_histogram_on_a_branch_or_in_a_loop(control_flow_v1):
-    made = []
-
+@pytest.mark.parametrize('control_flow', ['v1'], indirect=True)
+def test_a_histogram_on_a_branch_or_in_a_loop(control_flow):
     def draw():
-        made.append(tf1.summary.histogram('branch', tf.constant(BAD)))
-        return made[0]
+        return tf1.summary.histogram('branch', tf.constant(BAD))
 
     on_branch = tf.cond(tf1.placeholder_with_default(True, []), draw, lambda: tf.constant(''))
 
@@ -99,16 +93,6 @@ def test_a_histogram_on_a_branch_or_in_a_loop(control_flow_v1):
     leave_out_bad_values(on_branch.graph)
     assert drawn(on_branch).num == 2
     assert drawn(in_loop).max == 2
-
-
-def test_what_a_session_may_have_seen_stays_as_it_is(graph):
-    tf1.summary.histogram('seen', tf.constant(BAD))
-    before = graph.as_graph_def()
-    with tf1.Session():
-        leave_out_bad_values(graph)
-    graph.finalize()
-    leave_out_bad_values(graph)
-    assert graph.as_graph_def() == before
 
 
 class Step:
@@ -144,23 +128,6 @@ class Written:
         return lambda *args, **kwargs: None
 
 
-def test_train_goes_on_where_a_hook_draws_a_histogram_of_a_bad_batch(tmp_path):
-    step = Step()
-    train_quietly(step.train_op, tmp_path, hooks=[step.hook, step.summaries])
-    assert step.written.numbers == [12, 12, 11, 12, 12, 12, 12]
-    assert [incident.step for incident in step.hook.incidents] == [2]
-
-
-def test_a_monitored_session_goes_on():
-    step = Step()
-    hooks = [step.hook, step.summaries, tf1.train.StopAtStepHook(4)]
-    with tf1.train.MonitoredSession(hooks=hooks) as session:
-        while not session.should_stop():
-            session.run(step.train_op)
-    assert step.written.numbers == [12, 12, 11, 12, 12]
-    assert [incident.step for incident in step.hook.incidents] == [2]
-
-
 class WaitsFor(tf1.train.SessionRunHook):
     def __init__(self, event):
         self._event = event
@@ -169,20 +136,23 @@ class WaitsFor(tf1.train.SessionRunHook):
         assert self._event.wait(30), 'no summary was written'
 
 
-def test_the_thread_of_the_supervisor_does_not_end_the_training(tmp_path):
-    step, written = Step(), Written()
-    tf1.summary.histogram('always_bad', tf.constant(BAD))
+def test_train_goes_on_where_a_hook_and_a_thread_draw_bad_histograms(tmp_path):
+    step, of_thread = Step(), Written()
+    always_bad = tf1.summary.histogram('always_bad', tf.constant(BAD))
     loss = slimguard.train(
         step.train_op,
         str(tmp_path),
         number_of_steps=3,
         log_every_n_steps=0,
         save_summaries_secs=1,
-        summary_writer=written,
-        hooks=[step.hook, WaitsFor(written.is_written)],
+        summary_op=always_bad,
+        summary_writer=of_thread,
+        hooks=[step.hook, step.summaries, WaitsFor(of_thread.is_written)],
     )
     assert np.isfinite(loss)
-    assert 2 in written.numbers
+    assert step.written.numbers == [12, 12, 11, 12]
+    assert 2 in of_thread.numbers
+    assert [incident.step for incident in step.hook.incidents] == [2]
 
 
 def slims_own_instrumented(*args, **kwargs):

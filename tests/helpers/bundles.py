@@ -1,10 +1,8 @@
-"""Bundles that tests write, and damage."""
+"""Bundles that tests write."""
 
 import os
 import signal
 import time
-
-import tensorflow as tf
 
 from slimguard import gate
 from slimguard.diagnosis import bundle
@@ -12,27 +10,31 @@ from slimguard.diagnosis.diagnose import diagnose
 from slimguard.incidents.incident import Incident
 from tests.helpers.children import forked_python
 
-tf1 = tf.compat.v1
 
-
-def incident_of(failed, step=None):
+def incident_of(failed, step=None, reason=None):
     finding = gate.explain(failed.labels)
     return Incident(
         step=failed.steps if step is None else step,
         loss=float(failed.loss),
-        reason=finding.reason,
+        reason=reason or finding.reason,
         tensors=finding.tensors,
         strategy='hook',
         time=time.time(),
     )
 
 
-def write(failed, logdir, **kwargs):
+def write(failed, logdir, step=None, reason=None, **kwargs):
     found = diagnose(failed.session, failed.capture, failed.values, failed.labels)
-    incident = incident_of(failed, kwargs.pop('step', None))
+    incident = incident_of(failed, step, reason)
     return bundle.write(
         str(logdir), failed.session, failed.capture, incident, failed.values, found, **kwargs
     )
+
+
+def variables_of(it):
+    """The values of all variables in a bundle that was read, by the names of their ops."""
+    names = list(it.exported.names['variables'])
+    return {name: value for part in it.variables(names) for name, value in part.items()}
 
 
 def _crc_of_byte(value):
@@ -45,7 +47,7 @@ _CRC_OF_BYTES = [_crc_of_byte(byte) for byte in range(256)]
 
 
 def masked_crc(content):
-    """The CRC-32C of a block as a table of LevelDB keeps it."""
+    """The CRC-32C of bytes, as records in event files have it."""
     value = 0xFFFFFFFF
     for byte in content:
         value = (value >> 8) ^ _CRC_OF_BYTES[(value ^ byte) & 255]
@@ -57,20 +59,19 @@ def masked_crc(content):
 
 KILLED = """
 import os, signal, sys
-from slimguard.diagnosis.bundle.folders import Making
-making = Making(sys.argv[1])
-open(os.path.join(making.path, 'step.pb'), 'w').close()
-os.kill(os.getpid(), signal.SIGKILL)
+import tensorflow as tf
+from slimguard.system import files
+from tests.helpers import zoo
+from tests.helpers.bundles import write
+files.write_atomically = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+with tf.Graph().as_default():
+    write(zoo.failed('log_of_zero'), sys.argv[1])
 """
 
 
-def hidden(logdir):
-    return [name for name in os.listdir(str(logdir / 'slimguard')) if name.startswith('.making-')]
-
-
 def kill_one(logdir):
-    (logdir / 'slimguard').mkdir(exist_ok=True)
-    run = forked_python('-c', KILLED, logdir / 'slimguard')
+    """Leaves what a process leaves that is killed before a bundle is whole; returns the folder."""
+    run = forked_python('-c', KILLED, logdir)
     assert run.returncode == -signal.SIGKILL, run.stderr
-    (name,) = hidden(logdir)
+    (name,) = os.listdir(str(logdir / 'slimguard'))
     return logdir / 'slimguard' / name

@@ -1,6 +1,6 @@
 """Trainings that XLA compiles, hurt in every place. A program of its own: XLA asks its environment.
 
-    python -m tests.helpers.compiled [--scope] [--without-grappler] [--uncompiled] [--good-steps]
+    python -m tests.helpers.compiled [--scope] [--without-grappler] [--good-steps]
 
 It says ``held NUMBER`` when all was held, and fails otherwise. With ``--good-steps`` it says ``the
 same NUMBER`` if good steps give the bits of the unguarded ones, whatever the optimizer.
@@ -50,7 +50,7 @@ def require_compiled(guarded):
 def require_clusters(found):
     nodes = [node for graph in found.partition_graphs for node in graph.node]
     is_compiled = any('xla' in node.op.lower() for node in nodes)
-    assert is_compiled != ('--uncompiled' in sys.argv), sorted({node.op for node in nodes})
+    assert is_compiled, sorted({node.op for node in nodes})
 
 
 def check_model(optimizer, dtype, use_resource):

@@ -13,17 +13,12 @@
         chief, other = job.wait_for_workers()
     assert chief.error is None and chief.value < 0.1
 
-TensorFlow takes seconds to start, and cannot be forked once it runs. So one process beside the
-tests, the nursery, has TensorFlow imported, never uses it, and forks each role when it is asked to;
-it was itself forked from the template, see `template.py`. The nursery ends with the test process,
-however that ends, and the roles with the nursery.
+Each role is a program that is forked from the template, see `template.py`, and ends with the tests.
+Its stdout is the pipe through which it talks to the test; what it prints goes to its log.
 """
 
-import atexit
-import ctypes
 import faulthandler
 import importlib
-import multiprocessing
 import os
 import pathlib
 import pickle
@@ -36,21 +31,13 @@ import sys
 import tempfile
 import time
 import traceback
-from multiprocessing import connection, reduction
+from multiprocessing import connection
 from typing import Any, NamedTuple, Optional
-
-if __name__ == '__main__':  # the nursery; it takes slimguard from where the tests took it
-    sys.path[:1] = []
-    sys.path.append(str(pathlib.Path(__file__).resolve().parents[2]))
-    from tests.helpers import jobs
-
-    sys.exit(jobs.nurse(connection.Connection(int(sys.argv[1]))))
 
 import tensorflow as tf
 
 import slimguard
-from tests.helpers import message_text
-from tests.helpers.children import environment
+from tests.helpers.children import ROOT, environment
 from tests.helpers.template import Forked
 
 tf1 = tf.compat.v1
@@ -58,7 +45,11 @@ tf1 = tf.compat.v1
 # Below the ports that systems give to connections (from 32768 on), so that the port of a role
 # which was killed is free when it is started again.
 _PORTS = range(10000, 32000)
-_PR_SET_PDEATHSIG = 1
+_ROLE = """import sys
+sys.path.append(%r)
+from tests.helpers import jobs
+jobs.live(*sys.argv[1:])
+"""
 
 
 class Ended(NamedTuple):
@@ -218,7 +209,7 @@ class Job:
             for job, number in (('ps', ps), ('worker', workers))
         }
         self._starts = start
-        self._numbers = {}
+        self._processes = {}
         self._pipes = {}
         self._ended = {}
         self._folder = None
@@ -238,13 +229,11 @@ class Job:
     def __exit__(self, error_type, error, traceback):
         try:
             if error_type is not None:
-                for number in self._numbers.values():
-                    _nursery().ask(('where', number))
-                time.sleep(0.5)  # for their answers, in their logs
-                for job, task in sorted(self._numbers):
+                for job, task in sorted(self._processes):
+                    self._ask_where(job, task)
                     print('----- %s %d\n%s' % (job, task, self.log(job, task)[-4000:]))
         finally:
-            for job, task in list(self._numbers):
+            for job, task in list(self._processes):
                 self.kill(job, task)
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -253,23 +242,26 @@ class Job:
         self.kill(job, task)
         if function is None:
             function, args = (serve, ()) if job == 'ps' else (self._function, self._args)
-        mine, its = multiprocessing.Pipe(duplex=False)
-        work = pickle.dumps((function, args))
-        role = job, task, self.cluster, self._folder
-        request = ('fork', function.__module__, work, role, self._log_of(job, task))
-        self._numbers[job, task] = _nursery().ask(request, its)
-        its.close()
-        self._pipes[job, task] = mine
+        with open(_work_of(self._folder, job, task), 'wb') as file:
+            pickle.dump((function.__module__, self.cluster), file)
+            pickle.dump((function, args), file)
+        self._processes[job, task] = process = Forked(
+            ['-c', _ROLE % str(ROOT), self._folder, job, task],
+            environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
+        self._pipes[job, task] = connection.Connection(os.dup(process.stdout.fileno()))
         self._ended.pop((job, task), None)
 
     def kill(self, job, task):
         """Kills a role with SIGKILL, if it runs. Its port is free when this returns."""
-        number = self._numbers.pop((job, task), None)
-        if number is not None:
-            _nursery().ask(('kill', number))
-        pipe = self._pipes.pop((job, task), None)
-        if pipe is not None:
-            pipe.close()
+        process = self._processes.pop((job, task), None)
+        if process is not None:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+            self._pipes.pop((job, task)).close()
 
     def hear(self, job, task, timeout=60):
         """The next value that a role says.
@@ -314,14 +306,13 @@ class Job:
 
     def log(self, job, task):
         """What a role has written to stdout and stderr, over all its lives."""
-        log = pathlib.Path(self._log_of(job, task))
+        log = pathlib.Path(_log_of(self._folder, job, task))
         return log.read_text(errors='replace') if log.exists() else ''
 
     def _next(self, job, task, timeout):
         pipe = self._pipes[job, task]
         if not pipe.poll(max(timeout, 0)):
-            _nursery().ask(('where', self._numbers[job, task]))
-            time.sleep(0.5)  # for its answer, in its log
+            self._ask_where(job, task)
             where = self.log(job, task).rpartition('Current thread')
             raise TimeoutError('%s %d still runs\n%s' % (job, task, where[1] + where[2]))
         try:
@@ -332,21 +323,26 @@ class Job:
             said = said._replace(log=self.log(job, task))
         return word, said
 
-    def _log_of(self, job, task):
-        return os.path.join(self._folder, '%s-%d.log' % (job, task))
+    def _ask_where(self, job, task):
+        self._processes[job, task].send_signal(signal.SIGUSR1)
+        time.sleep(0.5)  # for its answer, in its log
+
+
+def _log_of(folder, job, task):
+    return os.path.join(folder, '%s-%d.log' % (job, task))
+
+
+def _work_of(folder, job, task):
+    return os.path.join(folder, '%s-%d.work' % (job, task))
 
 
 def free_ports(number):
-    """So many ports of this machine that nobody listens on, nor another of xdist's workers will.
-
-    Nor will another run of the tests, if `SLIMGUARD_PORTS` is ``1/2`` here and ``2/2`` there.
-    """
+    """So many ports of this machine that nobody listens on, nor another of xdist's workers will."""
     ports = []
     choose = random.Random()  # the tests' own seeds would choose the same in each process
-    run, runs = map(int, os.environ.get('SLIMGUARD_PORTS', '1/1').split('/'))
     worker = int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0')[2:])
     workers = int(os.environ.get('PYTEST_XDIST_WORKER_COUNT', 1))
-    mine = _PORTS[run - 1 :: runs][worker::workers]
+    mine = _PORTS[worker::workers]
     while len(ports) < number:
         port = choose.choice(mine)
         with socket.socket() as probe:
@@ -359,90 +355,22 @@ def free_ports(number):
     return ports
 
 
-class _Nursery:
-    """The test process's side of the nursery."""
-
-    def __init__(self):
-        self._pipe, its = multiprocessing.Pipe()
-        self._process = Forked(
-            [__file__, its.fileno()],
-            environment(),
-            pass_fds=[its.fileno()],
-            stdin=subprocess.DEVNULL,
-        )
-        its.close()
-        atexit.register(self.close)
-
-    def ask(self, request, pipe=None):
-        self._pipe.send(request)
-        if pipe is not None:
-            reduction.send_handle(self._pipe, pipe.fileno(), self._process.pid)
-        return self._pipe.recv()
-
-    def close(self):
-        self._pipe.close()
-        self._process.wait()
-
-
-_the_nursery = []
-
-
-def _nursery():
-    if not _the_nursery:
-        _the_nursery.append(_Nursery())
-    return _the_nursery[0]
-
-
-def nurse(pipe):
-    """The nursery: forks and kills as it is asked to, until the test process is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the test process hears it, and ends the job
-    tf1.disable_eager_execution()
-    message_text.write_in_c()
-    importlib.import_module('slimguard.learning')  # with tf-slim
-    while True:
-        try:
-            word, *request = pipe.recv()
-        except (EOFError, ConnectionError):
-            return
-        if word == 'fork':
-            handle = reduction.recv_handle(pipe)
-            module, *request = request
-            try:
-                importlib.import_module(module)  # once for all that are forked from here
-            except Exception:
-                traceback.print_exc()  # the role will say so as well
-            number = os.fork()
-            if number == 0:
-                pipe.close()
-                _live(connection.Connection(handle, readable=False), *request)
-            os.close(handle)
-            pipe.send(number)
-        elif word == 'kill':
-            os.kill(request[0], signal.SIGKILL)
-            os.waitpid(request[0], 0)
-            pipe.send(None)
-        elif word == 'where':
-            os.kill(request[0], signal.SIGUSR1)
-            pipe.send(None)
-
-
-def _live(pipe, work, role, log):
+def live(folder, job, task):
     """The life of a role, in its own process."""
+    task = int(task)
+    pipe = connection.Connection(os.dup(1), readable=False)
+    for fd in (1, 2):
+        os.dup2(os.open(_log_of(folder, job, task), os.O_WRONLY | os.O_CREAT | os.O_APPEND), fd)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    tf1.disable_eager_execution()
     try:
-        nursery = os.getppid()
-        if sys.platform == 'linux':
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != nursery:
-            os._exit(1)
-        written = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.dup2(written, 1)
-        os.dup2(written, 2)
-        faulthandler.register(signal.SIGUSR1, all_threads=True)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        function, args = pickle.loads(work)
+        with open(_work_of(folder, job, task), 'rb') as file:
+            module, cluster = pickle.load(file)
+            importlib.import_module(module)
+            function, args = pickle.load(file)
         with tf.Graph().as_default():
             tf1.set_random_seed(1)
-            ended = Ended(value=function(Role(*role, pipe), *args))
+            ended = Ended(value=function(Role(job, task, cluster, folder, pipe), *args))
     except BaseException as error:
         traceback.print_exc()
         incident = getattr(error, 'incident', None)
@@ -453,11 +381,5 @@ def _live(pipe, work, role, log):
         )
     sys.stdout.flush()  # who hears of the end reads the log
     sys.stderr.flush()
-    try:
-        pipe.send(('ended', ended))
-    except BaseException:
-        traceback.print_exc()
-        message = 'it cannot be pickled: %r' % (ended.value,)
-        sys.stderr.flush()
-        pipe.send(('ended', Ended(error='ValueError', message=message)))
+    pipe.send(('ended', ended))
     os._exit(0)

@@ -223,28 +223,21 @@ UNEDITED: Dict[str, Callable[[Given], Trained]] = {
 LOOPS: Dict[str, Callable[[Given], Trained]] = {**EDITED, **UNEDITED}
 
 
-def cells(loops: Dict[str, Any], by_name: bool = False) -> list:
-    """The loops, or their names, as the parameters of a test."""
+def cells(loops: Dict[str, Any]) -> list:
+    """The loops as the parameters of a test."""
     import pytest  # not in the programs that train here
 
-    not_in_all = {'Estimator': pytest.mark.not_shared}
-    return [
-        pytest.param(name if by_name else loop, id=name, marks=not_in_all.get(name, ()))
-        for name, loop in loops.items()
-    ]
+    return [pytest.param(loop, id=name) for name, loop in loops.items()]
 
 
 def main(arguments: List[str]) -> None:
-    """Trains in the loop of that name: NAME LOGDIR, and then SIGTERM at a draw, or 'progress'."""
-    name, logdir, what = arguments
+    """Trains in the loop of that name, and gets SIGTERM at that draw: NAME LOGDIR DRAW."""
+    name, logdir, at = arguments
     tf1.disable_eager_execution()
-    is_for_progress = what == 'progress'
 
     def bad(draw: int) -> bool:
-        if is_for_progress:
-            return draw == 3
-        if draw == int(what):
+        if draw == int(at):
             os.kill(os.getpid(), signal.SIGTERM)
         return False
 
-    LOOPS[name](Given(logdir, bad=bad, steps=9, progress=is_for_progress))
+    LOOPS[name](Given(logdir, bad=bad, steps=9))

@@ -114,6 +114,12 @@ def records_in(logdir):
     return [incident.to_dict() for incident in record.incidents]
 
 
+def folder_of_start(folder):
+    """Where a script that saves nothing keeps its record: the only start in that folder."""
+    (found,) = (folder / 'slimguard-logs').iterdir()
+    return found
+
+
 class LogLines(logging.Handler):
     """Collects what goes through TensorFlow's v1 logging: `with LogLines() as lines: ...`."""
 

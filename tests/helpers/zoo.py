@@ -132,7 +132,7 @@ def mean_of_nothing():
     return tf.reduce_mean(tf.square(chosen))  # at fault
 
 
-@animal(says='learning rate is so large', phase='forward', op_types=['Square'], steps=10)
+@animal(says='The weights are as large as', phase='forward', op_types=['Square'], steps=10)
 def learning_rate_too_large():
     outputs = tf.matmul(batches(nothing), weights())
     loss = tf.reduce_mean(tf.square(outputs - 1.0))  # at fault

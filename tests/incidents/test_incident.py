@@ -6,15 +6,12 @@ import pathlib
 import pickle
 
 import pytest
-import tensorflow as tf
 
 import slimguard
 from slimguard.incidents.incident import Incident, replay_hint
 from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.training.open_incident import OpenIncident
 from tests.helpers.models import Linear, train_quietly
-
-tf1 = tf.compat.v1
 
 
 def incident(**changes):
@@ -30,27 +27,12 @@ def incident(**changes):
     return Incident(**values)
 
 
-@pytest.mark.parametrize(
-    'handled',
-    [tf1.train.NanLossDuringTrainingError, tf.errors.InvalidArgumentError, tf.errors.OpError],
-)
-def test_handlers_that_users_have_catch_the_error(handled):
-    with pytest.raises(handled):
-        raise NanLossError(incident())
-
-
-def test_the_error_says_where_what_and_that_nothing_was_written():
+def test_the_error_says_where_what_and_whether_anything_was_written():
     said = str(NanLossError(incident()))
     assert 'global step 4' in said
     assert 'gradient of conv1/weights' in said
-    assert 'nothing was written' in said
-
-
-def test_the_error_says_if_the_update_had_landed():
-    assert 'the update had already landed' in str(NanLossError(incident(held=False)))
-
-
-def test_an_incident_without_step_or_loss_can_be_told():
+    assert 'update not applied' in said
+    assert 'the update was written' in str(NanLossError(incident(held=False)))
     assert 'in this run: not finite' in str(incident(step=None, loss=None))
 
 
@@ -60,10 +42,10 @@ def test_the_error_survives_pickling():
     assert str(error) == str(NanLossError(incident(loss=1.0)))
 
 
-@pytest.mark.parametrize('name', [field.name for field in dataclasses.fields(Incident)])
-def test_an_incident_never_changes(name):
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        setattr(incident(), name, None)
+def test_an_incident_never_changes():
+    for name in [field.name for field in dataclasses.fields(Incident)]:
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(incident(), name, None)
 
 
 def test_incidents_are_made_in_one_file():
@@ -87,7 +69,7 @@ def test_what_is_handled_grows_by_new_incidents():
     handled.is_told_by(error)
     assert first.action is None and listed == [handled.incident]
     assert error.incident is handled.incident and 'replay there' in str(error)
-    handled.bundle_is_gone()
+    assert not handled.has_bundle()
     assert error.incident is listed[0] and 'replay' not in str(error)
     handled.take(first)  # an old one brings nothing back
     assert listed[0].action == 'raise' and listed[0].bundle is None

@@ -1,7 +1,5 @@
 """Incidents of one reason, together."""
 
-import pytest
-
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.incident_groups import grouped
 
@@ -20,9 +18,8 @@ def test_those_of_one_reason_are_together_in_the_order_of_the_first():
     assert (weights.count, weights.first_step, weights.last_step) == (1, 4, 4)
 
 
-@pytest.mark.parametrize(
-    'reason, other, count',
-    [
+def test_numbers_do_not_tell_reasons_apart_and_names_do():
+    for reason, other, count in [
         (
             'gradient norm 3.1e9 is 24 times the median',
             'gradient norm 7 is 1e+2 times the median',
@@ -33,10 +30,8 @@ def test_those_of_one_reason_are_together_in_the_order_of_the_first():
         ('not finite: conv/1/weights', 'not finite: conv/2/weights', 2),
         ('not finite: gradient of conv_1', 'not finite: gradient of conv_2', 2),
         ('not finite: Log:0', 'not finite: Log:1', 2),
-    ],
-)
-def test_numbers_do_not_tell_reasons_apart_and_names_do(reason, other, count):
-    assert len(grouped([incident(1, reason), incident(2, other)])) == count
+    ]:
+        assert len(grouped([incident(1, reason), incident(2, other)])) == count
 
 
 def test_steps_that_nobody_knows_are_none():

@@ -5,7 +5,6 @@ import dataclasses
 import glob
 import json
 import os
-import pathlib
 import resource
 import shutil
 import threading
@@ -61,18 +60,6 @@ class TestFile:
         assert [incident.step for incident in record.incidents] == [1, 3]
         assert record.unreadable == 1
 
-    def test_workers_share_it(self, tmp_path):
-        # Threads, each with a file of its own: the operating system sees no difference.
-        workers = [
-            threading.Thread(target=write, args=(tmp_path, range(n, n + 300))) for n in (0, 1000)
-        ]
-        for worker in workers:
-            worker.start()
-        for worker in workers:
-            worker.join()
-        steps = [record['step'] for record in records_in(tmp_path)]
-        assert sorted(steps) == list(range(300)) + list(range(1000, 1300))
-
     def test_what_cannot_be_written_does_not_end_the_training(self, tmp_path):
         (tmp_path / 'slimguard').write_text('a file where the directory should be')
         file = record_file.IncidentFile(str(tmp_path))
@@ -92,18 +79,15 @@ class TestFile:
             record_file.IncidentFile(str(tmp_path)).append(incident())
         assert 'incidents.jsonl cannot be written' in lines[0]
 
-    @pytest.mark.parametrize(
-        'given', ['logs', './logs/', b'logs', 'a/../logs', pathlib.Path('logs'), '']
-    )
-    def test_the_logdir_is_read_once(self, tmp_path, monkeypatch, given):
+    def test_the_logdir_is_read_once(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        file = record_file.IncidentFile(given)
+        file = record_file.IncidentFile('logs')
         (tmp_path / 'elsewhere').mkdir()
         monkeypatch.chdir(tmp_path / 'elsewhere')
         file.append(incident())
         file.close()
         monkeypatch.chdir(tmp_path)
-        assert steps(given or '.') == [4]
+        assert steps('logs') == [4]
         assert not os.listdir(str(tmp_path / 'elsewhere'))
 
     def test_it_may_be_on_another_file_system(self):
@@ -222,6 +206,7 @@ class TestCutShort:
                 for _ in range(300):
                     other.write(b'{"step": 9, "los')
 
+        # Threads, each with a file of its own: the operating system sees no difference.
         workers = [
             threading.Thread(target=write, args=(tmp_path, range(n, n + 300))) for n in (0, 1000)
         ]
@@ -230,7 +215,7 @@ class TestCutShort:
             worker.start()
         for worker in workers:
             worker.join()
-        assert set(steps(str(tmp_path))) == {*range(300), *range(1000, 1300)}
+        assert sorted(steps(str(tmp_path))) == [*range(300), *range(1000, 1300)]
 
 
 class TestGone:
@@ -279,9 +264,8 @@ def record_of(tmp_path, *lines):
 
 
 class TestReading:
-    @pytest.mark.parametrize(
-        'line',
-        [
+    def test_lines_that_are_no_json_are_counted(self, tmp_path):
+        lines = [
             b'[' * 100000,
             b'{"step":' * 100000,
             b'9' * 100000,
@@ -289,18 +273,13 @@ class TestReading:
             b'\xff\xfe',
             b'\0' * 4096,
             b'{"step": 1, "reason": "' + b'x' * 3000000 + b'"}',
-        ],
-        ids=lambda line: repr(line[:12]),
-    )
-    def test_a_line_that_is_no_json_is_counted(self, tmp_path, line):
-        logdir = record_of(tmp_path, GOOD, line, GOOD)
-        found = record_reader.read_record(logdir)
-        assert (len(found.incidents), found.unreadable, found.foreign) == (2, 1, 0)
-        assert found.notes == ['1 line of the record could not be read; a kill can cut one short.']
+        ]
+        found = record_reader.read_record(record_of(tmp_path, GOOD, *lines, GOOD))
+        assert (len(found.incidents), found.unreadable, found.foreign) == (2, len(lines), 0)
+        assert found.notes == ['7 lines of the record could not be read; a kill can cut one short.']
 
-    @pytest.mark.parametrize(
-        'line',
-        [
+    def test_lines_that_are_no_incidents_are_counted(self, tmp_path):
+        lines = [
             [1],
             'a word',
             None,
@@ -317,18 +296,15 @@ class TestReading:
             dict(GOOD, time=1e999),
             dict(GOOD, held='no'),
             dict(GOOD, action={}),
-        ],
-        ids=lambda line: repr(line)[:40],
-    )
-    def test_a_line_that_is_no_incident_is_counted(self, tmp_path, line):
-        found = record_reader.read_record(record_of(tmp_path, GOOD, line, GOOD))
-        assert (len(found.incidents), found.unreadable, found.foreign) == (2, 0, 1)
-        assert found.notes == ['1 line of the record is no incident of slimguard.']
+        ]
+        found = record_reader.read_record(record_of(tmp_path, GOOD, *lines, GOOD))
+        assert (len(found.incidents), found.unreadable, found.foreign) == (2, 0, len(lines))
+        assert found.notes == ['16 lines of the record are no incidents of slimguard.']
 
     def test_it_gives_back_the_incidents_that_were_written(self, tmp_path):
         written = [incident(1, loss=0.5), incident(2, loss=None), incident(3, loss=float('inf'))]
         written[2] = dataclasses.replace(written[2], step=None)
-        written[1] = dataclasses.replace(written[1], bundle='a', held=False, state_lost=True)
+        written[1] = dataclasses.replace(written[1], held=False, state_lost=True)
         file = record_file.IncidentFile(str(tmp_path))
         for it in written:
             file.append(it)
@@ -340,9 +316,10 @@ class TestReading:
         found = record_reader.read_record(record_of(tmp_path, dict(GOOD, news=[{}])))
         assert found.incidents[0].to_dict() == Incident.from_dict(GOOD).to_dict()
 
-    @pytest.mark.parametrize('lines', [[[1], {'a': 1}], [b'\x89PNG'], [GOOD['reason']]])
-    def test_a_file_of_something_else_is_foreign(self, tmp_path, lines):
-        assert record_reader.read_record(record_of(tmp_path, *lines)).is_foreign
+    def test_a_file_of_something_else_is_foreign(self, tmp_path):
+        for n, lines in enumerate(([[1], {'a': 1}], [b'\x89PNG'], [GOOD['reason']])):
+            (tmp_path / str(n)).mkdir()
+            assert record_reader.read_record(record_of(tmp_path / str(n), *lines)).is_foreign
 
     @pytest.mark.parametrize('make', [os.mkfifo, os.mkdir])
     def test_what_is_no_regular_file_is_an_error_at_once(self, tmp_path, make):
@@ -370,9 +347,9 @@ class TestReading:
         found = record_reader.read_record(str(tmp_path))
         assert [it.step for it in found.incidents] == list(range(90, 100)) and not found.is_whole
 
-    @pytest.mark.parametrize('time', [1e18, -1e18, 0.0])
-    def test_a_time_that_is_none_does_not_end_the_table(self, time):
-        assert record_table.table([Incident(3, None, 'x', (), '', time)])[1][:2] == ('', '3')
+    def test_a_time_that_is_none_does_not_end_the_table(self):
+        for time in (1e18, -1e18, 0.0):
+            assert record_table.table([Incident(3, None, 'x', (), '', time)])[1][:2] == ('', '3')
 
 
 def test_a_training_without_an_incident_leaves_an_empty_record(tmp_path):
@@ -409,12 +386,13 @@ class TestLog:
         with LogLines() as lines:
             record.record(incident(action='rollback'))
             record.record(incident(action='raise'))
-        assert 'rolling back. (90 more since' in lines[0]
+        assert 'rolled back (90 more since' in lines[0]
         assert 'raising NanLossError' in lines[1]
 
 
-@pytest.mark.parametrize('count', [1500, pytest.param(10000, marks=pytest.mark.slow)])
-def test_many_incidents_leave_memory_flat_and_all_are_recorded(tmp_path, count):
+@pytest.mark.full
+def test_many_incidents_leave_memory_flat_and_all_are_recorded(tmp_path):
+    count = 1500
     model = Linear(bad=lambda draw: draw > 0)
     train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
     hook = slimguard.NanLossHook(model.loss, on_nan=slimguard.Skip(20000), logdir=str(tmp_path))

@@ -1,7 +1,6 @@
 """`slimguard.read_incidents`: the record of a logdir in Python."""
 
 import os
-import pathlib
 import warnings
 
 import pytest
@@ -33,11 +32,11 @@ def record(logdir, *steps):
     file.close()
 
 
-@pytest.mark.parametrize('given', ['logs', './logs/', 'a/../logs', pathlib.Path('logs'), b'logs'])
-def test_incidents_are_what_they_were(tmp_path, monkeypatch, given):
-    monkeypatch.chdir(tmp_path)
-    record('logs', 3, 5)
-    read = slimguard.read_incidents(given)
+def test_incidents_are_what_they_were(tmp_path):
+    record(tmp_path, 3, 5)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        read = slimguard.read_incidents(tmp_path)
     assert [each.step for each in read] == [3, 5]
     assert read[0].to_dict() == incident(3).to_dict()
     with pytest.raises(AttributeError):  # it never changes
@@ -82,10 +81,3 @@ def test_what_cannot_be_read_is_an_error(tmp_path):
         slimguard.read_incidents(tmp_path)
     with pytest.raises(TypeError, match='logdir must be a path'):
         slimguard.read_incidents(3)
-
-
-def test_a_whole_record_gives_no_warning(tmp_path):
-    record(tmp_path, 3)
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        slimguard.read_incidents(tmp_path)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import slimguard
-from slimguard.incidents.spike import Level, as_spike
+from slimguard.incidents.spike import Largest, Level, as_spike
 
 
 def level_of(values, window=100, warmup=20):
@@ -77,6 +77,38 @@ class TestLevel:
 
     def test_what_is_not_finite_tells_nothing(self):
         assert level_of([math.nan, math.inf, 2.0]).median == 2.0
+
+    def test_it_goes_back_to_what_it_was(self):
+        level = level_of([9.0] * 30, window=20, warmup=5)
+        memory, limit = level.memory(), level.limit(10)
+        for value in [2.0] * 30 + [1e9] * 30:
+            level.note(value)
+        level.go_back(memory)
+        assert (level.median, len(level), level.limit(10)) == (9.0, 20, limit)
+        level.note(1.0)
+        assert level.median == 9.0
+        level.go_back(None)
+        assert level.limit(10) == math.inf and len(level) == 0
+
+
+class TestWhatIsFarBeyondAllBefore:
+    def largest_of(self, values):
+        largest = Largest()
+        return [largest.note(value) for value in values]
+
+    def test_is_ten_thousand_times_the_largest(self):
+        assert self.largest_of([2.0, 1.0] * 20 + [19999.0]) == [0.0] * 41
+        assert self.largest_of([2.0, 1.0] * 20 + [30000.0, 1.0, 1e9])[-3:] == [
+            15000,
+            0.0,
+            1e9 / 3e4,
+        ]
+        assert self.largest_of([2.0, math.inf])[-1] == math.inf
+
+    def test_is_not_what_comes_after_a_small_beginning_or_after_nothing(self):
+        assert self.largest_of([1e-9, 1.0, 1e3]) == [0.0] * 3
+        assert self.largest_of([0.0] * 30 + [1.0]) == [0.0] * 31
+        assert self.largest_of([math.nan] * 30 + [1e9]) == [0.0] * 31
 
 
 class TestWhatUsersSay:

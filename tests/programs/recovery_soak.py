@@ -10,7 +10,7 @@ plain session that nobody has edited. It meets NaN batches and explosions at ran
 writes finite, ruined weights for some steps, which are saved as well, before it comes to the first
 Inf. Then it is rolled back, with a smaller learning rate. Lives are killed at a random moment,
 ahead of a file operation, and ahead of a file operation or a run of the session in a rollback.
-Half of them keep their snapshots on disk.
+Half of them have no memory for snapshots, and go back to checkpoints.
 
 What a life says tells what the next one has to resume with:
 
@@ -110,9 +110,9 @@ def told_of(session, model):
     return '%d %g %.17g' % (*session.run([model.step, model.scale]), factor)
 
 
-def live(loop, how, after, seed, logdir, is_on_disk, say):
+def live(loop, how, after, seed, logdir, is_short, say):
     """Trains until it is killed; says what happens."""
-    if is_on_disk:
+    if is_short:
         memory.available = lambda: 0
     tf1.set_random_seed(seed)
     model = Model(seed, say)
@@ -293,7 +293,7 @@ def soak(kills, seed, out=print):
     choose = random.Random(seed)
     wrong, expected = [], Expected()
     with tempfile.TemporaryDirectory() as parent:
-        tempfile.tempdir = parent  # where snapshots on disk are, in the lives as well
+        tempfile.tempdir = parent  # in the lives as well
         logdir = os.path.join(parent, 'logs')
         for number in range(kills):
             loop = choose.choice(sorted(LOOPS))

@@ -9,7 +9,7 @@ from tests.helpers import zoo
 from tests.helpers.bundles import write
 from tests.helpers.children import ROOT, forked_python
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 
 def fuzz(*arguments):

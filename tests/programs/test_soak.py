@@ -4,7 +4,7 @@ import pytest
 
 from tests.helpers.children import ROOT, forked_python
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.full
 
 
 @pytest.mark.parametrize('logdir', [[], ['--relative']], ids=['absolute', 'relative'])

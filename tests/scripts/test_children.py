@@ -15,6 +15,7 @@ import slimguard
 from slimguard.incidents import record_reader
 from slimguard.scripts import children
 from slimguard.scripts.patches import Patches
+from tests.helpers.children import python
 
 SCRIPT = """
 import multiprocessing
@@ -47,14 +48,14 @@ if __name__ == '__main__':
 """
 
 
+@pytest.mark.full
 def test_a_spawned_child_that_trains_is_guarded_and_another_imports_nothing(tmp_path):
     script = tmp_path / 'train.py'
     script.write_text(SCRIPT)
     other = 'forkserver' if 'forkserver' in multiprocessing.get_all_start_methods() else 'spawn'
     options = ['--tf1', '--on_nan=skip', '--logdir=records']
-    command = [sys.executable, '-W', 'ignore', '-m', 'slimguard', 'run', *options]
-    done = subprocess.run(
-        [*command, str(script), other], cwd=str(tmp_path), stderr=subprocess.PIPE, text=True
+    done = python(
+        *('-W', 'ignore', '-m', 'slimguard', 'run', *options, script, other), cwd=str(tmp_path)
     )
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stderr.splitlines() if line.startswith('slimguard: ')]
@@ -99,8 +100,7 @@ def test_each_child_is_noted_and_a_fork_server_is_none():
     assert multiprocessing.spawn.get_preparation_data is before and started == [1]
 
 
-@pytest.mark.parametrize('name', ['tensorflow', 'tensorflow.compat.v1', 'tf_slim'])
-@pytest.mark.parametrize('how', ['statement', 'call'])
+@pytest.mark.parametrize('name, how', [('tensorflow.compat.v1', 'statement'), ('tf_slim', 'call')])
 def test_a_process_is_guarded_once_before_tensorflow_comes(name, how, monkeypatch):
     guarded = []
 

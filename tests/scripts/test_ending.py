@@ -5,7 +5,6 @@ import io
 import os
 import re
 import signal
-import subprocess
 import sys
 
 import numpy as np
@@ -14,75 +13,74 @@ import tensorflow as tf
 
 import slimguard
 from slimguard.scripts.ending import Ending, Seen
+from tests.helpers.children import forked_python
 from tests.helpers.models import Linear
 
 tf1 = tf.compat.v1
 
 
-def closed():
-    stream = io.StringIO()
-    stream.close()
-    return stream
-
-
-@pytest.mark.parametrize('stderr', [None, closed()], ids=['none', 'closed by the script'])
-def test_a_stderr_that_is_closed_gets_nothing_and_stdout_neither(stderr, capsys, monkeypatch):
-    monkeypatch.setattr(sys, 'stderr', stderr)
-    Ending(Seen()).say()
-    assert capsys.readouterr().out == ''
-
-
-def test_it_is_said_on_stderr_and_once(capsys):
+def test_it_is_said_once_on_stderr_or_where_that_is_closed_nowhere(capsys, monkeypatch):
     ending = Ending(Seen())
     ending.say()
     ending.say()
     out, err = capsys.readouterr()
-    assert out == ''
-    assert err.count('slimguard: nothing here was guarded') == 1
+    assert (out, err.count('slimguard: nothing here was guarded')) == ('', 1)
+    closed = io.StringIO()
+    closed.close()
+    for stderr in (None, closed):
+        monkeypatch.setattr(sys, 'stderr', stderr)
+        Ending(Seen()).say()
+        assert capsys.readouterr().out == ''
 
 
-def test_runs_that_only_wrote_are_no_steps():
-    seen = Seen()
-    seen.note_steps('Adam', 3)
-    seen.writing_runs = 2
-    assert str(seen) == 'guarded Adam: 3 steps and 2 runs that only wrote, no incident'
-
-
-def test_a_save_that_was_refused_is_counted_and_its_record_named(tmp_path):
-    folder = tmp_path / 'slimguard'
-    folder.mkdir()
-    (folder / 'incidents.jsonl').touch()
-    seen = Seen()
-    seen.note_steps('Adam', 3)
-    seen.note_refused_save(['v', 'w'], str(tmp_path))
-    said = 'guarded Adam: 3 steps, no incident, 1 save refused as not finite (v, w); '
-    assert str(seen) == said + 'record and bundles: %s' % folder
-
-
-def test_of_records_that_are_not_there_it_is_said(tmp_path):
-    """Where they could not be written, and where the script has deleted them, or their folder."""
+@pytest.mark.parametrize('has_trained', [True, False])
+def test_runs_that_only_wrote_and_saves_that_were_refused_are_counted(has_trained, tmp_path):
+    """With their records, or that these could not be written or are gone since."""
     kept, empty, lost = tmp_path / 'kept', tmp_path / 'empty', tmp_path / 'lost'
     for logdir in (kept, empty):
         (logdir / 'slimguard').mkdir(parents=True)
     (kept / 'slimguard' / 'incidents.jsonl').touch()
     seen = Seen()
-    seen.note_steps('Adam', 3)
+    if has_trained:
+        seen.note_steps('Adam', 3)
+        seen.writing_runs = 2
     for logdir in (kept, empty, lost):
-        seen.note_refused_save(['w'], str(logdir))
-    said = '; record and bundles: %s; NO record is left in %s, %s: it could not be written, or was '
+        seen.note_refused_save(['v', 'w'], str(logdir))
+    said = ', 3 saves refused as not finite (v, w); record and bundles: %s; NO record is left in '
     folders = tuple(logdir / 'slimguard' for logdir in (kept, empty, lost))
-    assert said % folders + 'moved or deleted since' in str(seen)
+    said += '%s, %s: it could not be written, or was moved or deleted since'
+    before, _, after = str(seen).partition(said % folders)
+    assert after == '. To see what happened: python -m slimguard report %s' % kept
+    if has_trained:
+        assert before == 'guarded Adam: 3 steps and 2 runs that only wrote, no incident'
+    else:
+        assert before.startswith('nothing here was guarded: ')
 
 
-def test_a_save_that_was_refused_is_counted_where_nothing_trained(tmp_path):
-    folder = tmp_path / 'slimguard'
-    folder.mkdir()
-    (folder / 'incidents.jsonl').touch()
+def test_why_nothing_was_guarded_is_said(monkeypatch):
+    """With --tf1, where that may help: on TensorFlow 2, without it so far."""
+    is_tf1 = tf.__version__.startswith('1.')
+    hint = '' if is_tf1 else '. If it was written for TensorFlow 1, use --tf1'
+    for error, said in [
+        (KeyError('a key'), ''),
+        (SystemExit('a text'), ''),
+        (KeyboardInterrupt(), ''),
+        (AttributeError("module 'tensorflow' has no attribute 'no_such_name'"), hint),
+    ]:
+        seen = Seen()
+        seen.error = error
+        started = 'nothing here was guarded: the script ended before it ran a session'
+        assert str(seen) == started + said
     seen = Seen()
-    seen.runs = 5
-    seen.note_refused_save(['w'], str(tmp_path))
-    said = ', 1 save refused as not finite (w); record and bundles: %s' % folder
-    assert str(seen).startswith('nothing here was guarded: ') and str(seen).endswith(said)
+    monkeypatch.setattr(tf, 'executing_eagerly', lambda: True)
+    assert str(seen).endswith('use --tf1')
+    seen.has_names_of_1 = True
+    assert str(seen).endswith('this script ran no session: it enabled eager execution')
+    seen.runs = 1
+    assert str(seen).endswith('of the 1 run of a session none did that')
+    seen.own_steps = 2
+    assert str(seen).startswith('the script guards itself, by a NanLossHook')
+    assert ': 2 steps. What it says there holds' in str(seen)
 
 
 def test_other_processes_that_may_have_trained_are_told(monkeypatch):
@@ -115,6 +113,7 @@ def test_steps_that_fail_by_themselves_are_counted(tmp_path):
         assert str(guards.sessions.seen) == said + 'InvalidArgumentError'
 
 
+@pytest.mark.full
 def test_a_folder_is_named_as_it_was_meant_where_slims_loop_began(tmp_path, monkeypatch):
     slim = slimguard.compat.import_slim()
     monkeypatch.chdir(tmp_path)
@@ -128,7 +127,9 @@ def test_a_folder_is_named_as_it_was_meant_where_slims_loop_began(tmp_path, monk
 
         slim.learning.train(train_op, 'logs', train_step_fn=step, number_of_steps=3)
     folder = str(tmp_path / 'logs' / 'slimguard')
-    assert str(guards.sessions.seen).endswith('record and bundles: ' + folder)
+    assert str(guards.sessions.seen).endswith(
+        'python -m slimguard report ' + os.path.dirname(folder)
+    )
 
 
 def test_a_training_by_slim_is_said_to_be_guarded_and_nothing_else(tmp_path):
@@ -139,21 +140,6 @@ def test_a_training_by_slim_is_said_to_be_guarded_and_nothing_else(tmp_path):
         slim.learning.train(train_op, str(tmp_path), number_of_steps=3)
         name = slimguard.gate.gate_of(train_op).original.op.name
         assert str(guards.sessions.seen) == 'guarded %s: 3 steps, no incident' % name
-
-
-def test_an_eager_script_is_not_told_to_do_what_it_did(monkeypatch):
-    monkeypatch.setattr(tf, 'executing_eagerly', lambda: True)
-    seen = Seen()
-    assert str(seen).endswith('use --tf1')
-    seen.has_names_of_1 = True
-    assert str(seen).endswith('this script ran no session: it enabled eager execution')
-
-
-def test_a_script_that_guards_itself_is_not_called_unguarded():
-    seen = Seen()
-    seen.runs, seen.own_steps = 5, 2
-    assert str(seen).startswith('the script guards itself, by a NanLossHook')
-    assert ': 2 steps. What it says there holds' in str(seen)
 
 
 SCRIPT = """
@@ -195,13 +181,13 @@ os.wait()
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='there are no forks')
 def test_a_fork_that_trains_says_so_and_its_parent_that_there_was_one(tmp_path):
     script = tmp_path / 'train.py'
     script.write_text(SCRIPT)
-    command = [sys.executable, '-W', 'ignore', '-m', 'slimguard', 'run', '--tf1', '--on_nan=stop']
-    command += [str(script)]
-    done = subprocess.run(command, cwd=str(tmp_path), stderr=subprocess.PIPE, text=True)
+    options = ['--tf1', '--on_nan=stop']
+    done = forked_python('-m', 'slimguard', 'run', *options, script, cwd=str(tmp_path))
     said = [line for line in done.stderr.splitlines() if line.startswith('slimguard: ')]
     assert done.returncode == 0, done.stderr
     process = r'slimguard: in process \d+, a fork: guarded GradientDescent: '
@@ -233,12 +219,12 @@ with tf1.Session() as session:
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(os.name == 'nt', reason='there is no SIGTERM')
 def test_it_is_said_before_a_signal_ends_the_process(tmp_path):
     script = tmp_path / 'train.py'
     script.write_text(ENDED)
-    command = [sys.executable, '-W', 'ignore', '-m', 'slimguard', 'run', '--tf1', str(script)]
-    done = subprocess.run(command, cwd=str(tmp_path), stderr=subprocess.PIPE, text=True)
+    done = forked_python('-m', 'slimguard', 'run', '--tf1', script, cwd=str(tmp_path))
     assert done.returncode == -signal.SIGTERM
     said = [line for line in done.stderr.splitlines() if line.startswith('slimguard: ')]
     assert said == ['slimguard: guarded GradientDescent: 1 step, no incident']

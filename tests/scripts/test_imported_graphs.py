@@ -18,8 +18,8 @@ def save(train_op, folder):
         return tf1.train.Saver().save(session, str(folder / 'm'))
 
 
-@pytest.mark.parametrize('scope', [None, 'imported'])
-@pytest.mark.parametrize('is_tensor', [False, True])
+@pytest.mark.full
+@pytest.mark.parametrize('is_tensor, scope', [(False, None), (True, 'imported')])
 def test_a_train_op_that_was_saved_behind_its_gate_is_guarded(tmp_path, is_tensor, scope):
     with slimguard.instrument('skip', logdir=tmp_path, capture=False):
         model = Linear(bad=(1, 4))
@@ -80,23 +80,8 @@ class WithoutCollections:
         return np.concatenate(self.session.run(['weight:0', 'the_mean:0'])).tolist()
 
 
-kinds = pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'resource'])
-
-
-@kinds
-def test_an_own_update_of_a_variable_that_no_collection_lists_is_guarded(use_resource, tmp_path):
-    model = WithoutCollections(use_resource)
-    with slimguard.instrument('skip', logdir=tmp_path):
-        model.open()
-        model.run('update')
-        model.run('update', (np.nan, 1.0))
-        assert model.values() == [1.0, 3.0, 0.75, 1.25]
-        model.session.close()
-    assert [record['action'] for record in records_in(tmp_path)] == ['skip']
-
-
-@kinds
-def test_rollback_gives_variables_back_that_no_collection_lists(use_resource, tmp_path):
+@pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'resource'])
+def test_variables_that_no_collection_lists_are_guarded_and_given_back(use_resource, tmp_path):
     model = WithoutCollections(use_resource)
     with slimguard.instrument('rollback', logdir=tmp_path, capture=False):
         model.open()
@@ -105,5 +90,7 @@ def test_rollback_gives_variables_back_that_no_collection_lists(use_resource, tm
         assert model.values() == [0.75, 2.5, 0.75, 1.25]
         model.run('train', (np.nan, 1.0))
         assert model.values() == [1.0, 3.0, 0.5, 0.5]
+        model.run('update', (np.nan, 1.0))
+        assert model.values() == [1.0, 3.0, 0.5, 0.5]
         model.session.close()
-    assert [record['action'] for record in records_in(tmp_path)] == ['rollback']
+    assert [record['action'] for record in records_in(tmp_path)] == ['rollback'] * 2

@@ -9,7 +9,7 @@ import tensorflow as tf
 import slimguard
 from slimguard.diagnosis import bundle
 from tests.helpers.inner_feeds import BAD, GOOD, KINDS, Fed
-from tests.helpers.models import non_finite, records_in, state
+from tests.helpers.models import folder_of_start, non_finite, records_in, state
 
 tf1 = tf.compat.v1
 
@@ -17,7 +17,7 @@ tf1 = tf.compat.v1
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    return tmp_path / 'slimguard-logs'
+    return tmp_path
 
 
 def train(kind, loop, guard=contextlib.ExitStack):
@@ -50,14 +50,13 @@ def same(one, other):
 LOOPS = {'session': plain_session, 'monitored': tf1.train.MonitoredSession}
 
 
-@pytest.mark.parametrize('loop', LOOPS)
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind, loop', zip(KINDS, [*LOOPS] * 4))
 def test_the_bits_and_what_is_drawn_next_are_those_of_a_plain_run(kind, loop):
     expected = train(kind, LOOPS[loop])
     assert same(train(kind, LOOPS[loop], slimguard.instrument), expected)
 
 
-@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('kind', ['placeholder', 'queue', 'normalized'])
 def test_a_bad_value_that_is_fed_changes_nothing_and_is_named(kind, folder):
     with slimguard.instrument(on_nan='skip') as guards, tf.Graph().as_default():
         model = Fed(kind)
@@ -71,19 +70,10 @@ def test_a_bad_value_that_is_fed_changes_nothing_and_is_named(kind, folder):
             session.run(train_op, {model.inner: GOOD})
             assert session.run(model.step) == 2
     assert guards.sessions.seen.actions == {'skip': 2}
-    first, _ = records_in(folder)
+    first, _ = records_in(folder_of_start(folder))
     assert first['step'] == 1
     assert 'z:0' in first['diagnosis'] and 'bad data' in first['diagnosis']
-
-
-def test_the_bundle_has_what_was_fed(folder):
-    with slimguard.instrument(on_nan='skip'), tf.Graph().as_default():
-        model = Fed('placeholder')
-        train_op = model.minimize()
-        with plain_session() as session:
-            session.run(train_op, {model.inner: BAD})
-    values = bundle.read(records_in(folder)[0]['bundle']).values
-    assert values['z:0'].tobytes() == BAD.tobytes()
+    assert bundle.read(first['bundle']).values['z:0'].tobytes() == BAD.tobytes()
 
 
 def gradients_fed(guard=contextlib.ExitStack):
@@ -105,6 +95,7 @@ def gradients_fed(guard=contextlib.ExitStack):
             return expected, state(session)
 
 
+@pytest.mark.full
 def test_a_gradient_may_be_fed_where_its_loss_cannot_be_computed():
     expected, _ = gradients_fed()
     good, after_a_bad_one = gradients_fed(lambda: slimguard.instrument(on_nan='skip'))
@@ -112,6 +103,7 @@ def test_a_gradient_may_be_fed_where_its_loss_cannot_be_computed():
     assert same(after_a_bad_one, expected)
 
 
+@pytest.mark.full
 def test_a_run_that_only_writes_leaves_out_what_is_behind_a_feed():
     with slimguard.instrument(on_nan='skip'), tf.Graph().as_default():
         x = tf1.placeholder(tf.float32, [None, 3])
@@ -129,6 +121,7 @@ def test_a_run_that_only_writes_leaves_out_what_is_behind_a_feed():
             assert non_finite(session) == []
 
 
+@pytest.mark.full
 def test_a_rate_by_default_is_no_other_step():
     with slimguard.instrument() as guards, tf.Graph().as_default() as graph:
         rate = tf1.placeholder_with_default(0.1, [])
@@ -143,8 +136,8 @@ def test_a_rate_by_default_is_no_other_step():
     assert list(guards.sessions.seen.train_ops.values()) == [2]
 
 
-@pytest.mark.parametrize('use_resource', [False, True])
-@pytest.mark.parametrize('guards', [True, False], ids=['unedited', 'guard'])
+@pytest.mark.full
+@pytest.mark.parametrize('use_resource, guards', [(False, True), (True, False)])
 def test_writes_of_layers_on_both_sides_of_what_is_fed_are_put_back(use_resource, guards):
     """Grappler leaves out an edge to the second where the first, which is not run, leads there."""
 
@@ -173,29 +166,21 @@ def test_writes_of_layers_on_both_sides_of_what_is_fed_are_put_back(use_resource
                 assert not same(state(session), before)
 
 
-def test_what_is_fed_may_be_fetched_and_is_not_computed_for_that():
-    with slimguard.instrument(), tf.Graph().as_default():
+def test_what_is_fed_may_be_fetched_and_what_it_is_computed_from_is_neither_run_nor_guarded():
+    with slimguard.instrument() as guards, tf.Graph().as_default():
         model = Fed('normalized')
         train_op = model.minimize()
         (mean,) = [v for v in tf1.global_variables() if v.op.name == 'mean']
         with plain_session() as session:
             fetched, _ = session.run([model.inner, train_op], {model.inner: GOOD})
             assert fetched.tolist() == GOOD.tolist()
-            assert session.run(mean).tolist() == [0, 0, 0]
-
-
-def test_a_run_whose_writes_are_left_out_is_nothing_to_guard():
-    with slimguard.instrument() as guards, tf.Graph().as_default():
-        model = Fed('normalized')
-        train_op = model.minimize()
-        with plain_session() as session:
-            session.run(train_op, {model.inner: GOOD})
-            session.run(model.loss, {model.inner: GOOD})
             session.run([model.inner, model.loss], {model.inner: GOOD})
+            assert session.run(mean).tolist() == [0, 0, 0]
     assert not guards.sessions.seen.refused
     assert guards.sessions.seen.writing_runs == 0
 
 
+@pytest.mark.full
 def test_a_sparse_tensor_may_be_fed_whole():
     with slimguard.instrument(on_nan='skip') as guards, tf.Graph().as_default():
         sparse = tf1.sparse_placeholder(tf.float32, [2, 3])
@@ -225,5 +210,6 @@ def counts(guard=contextlib.ExitStack):
             return session.run([count, weights])
 
 
+@pytest.mark.full
 def test_a_write_whose_value_is_fed_is_not_run():
     assert same(counts(slimguard.instrument), counts())

@@ -11,18 +11,18 @@ import tensorflow as tf
 import slimguard
 from slimguard import compat, gate
 from slimguard.diagnosis.bundle import paths as bundle_paths
-from slimguard.scripts import instrumentation
-from tests.helpers import module_walk
 from tests.helpers.children import forked_python
-from tests.helpers.models import Linear, LogLines, checkpoint_at, non_finite, records_in
+from tests.helpers.models import (
+    Linear,
+    LogLines,
+    checkpoint_at,
+    folder_of_start,
+    non_finite,
+    records_in,
+)
 
 tf1 = tf.compat.v1
 slim = compat.import_slim()
-
-
-@pytest.fixture(autouse=True)
-def every_module_is_looked_through(monkeypatch):
-    monkeypatch.setattr(instrumentation, 'loaded_modules', module_walk.everywhere)
 
 
 @pytest.fixture(autouse=True)
@@ -75,27 +75,18 @@ def test_twice_is_once():
     first.uninstrument()
 
 
-def test_one_log_line_says_what_was_replaced():
-    with LogLines() as lines:
-        with slimguard.instrument(on_nan='stop', max_loss=5.0):
-            pass
-    (line,) = [line for line in lines if 'instrumented' in line]
-    assert 'tf_slim.learning.create_train_op, tf_slim.learning.train' in line
-    assert "on_nan='stop', max_loss=5.0" in line
+def test_the_steps_of_slims_loop_are_counted(tmp_path):
+    def step(*args):
+        return slim.learning.train_step(*args)
 
-
-@pytest.mark.parametrize('train_step_fn', [None, lambda *args: slim.learning.train_step(*args)])
-def test_the_steps_of_slims_loop_are_counted(train_step_fn, tmp_path):
     with slimguard.instrument(on_nan='skip') as active:
-        kwargs = {} if train_step_fn is None else {'train_step_fn': train_step_fn}
         train_op = create_train_op(Linear(bad=(2,)))
-        slim.learning.train(train_op, str(tmp_path), number_of_steps=6, **kwargs)
+        slim.learning.train(train_op, str(tmp_path), number_of_steps=6, train_step_fn=step)
         said = str(active.sessions.seen)
     assert ': 7 steps, 1 incident (skip 1); record and bundles: %s' % tmp_path in said
 
 
-@pytest.mark.parametrize('on_nan', ['skip', 'rollback', 'stop', 'raise'])
-@pytest.mark.parametrize('is_told', [True, False], ids=['logdir given', 'none given'])
+@pytest.mark.parametrize('on_nan, is_told', [('skip', True), ('raise', False)])
 def test_a_training_of_slims_that_saves_nothing_has_a_record_all_the_same(
     on_nan, is_told, tmp_path, monkeypatch
 ):
@@ -104,11 +95,12 @@ def test_a_training_of_slims_that_saves_nothing_has_a_record_all_the_same(
     with slimguard.instrument(on_nan=on_nan, **given):
         with pytest.raises(slimguard.NanLossError) if on_nan == 'raise' else contextlib.ExitStack():
             train(create_train_op(Linear(bad=(2,))))
-    folder = tmp_path / ('records' if is_told else 'slimguard-logs')
+    folder = tmp_path / 'records' if is_told else folder_of_start(tmp_path)
     assert [each['action'] for each in records_in(folder)] == [on_nan]
     assert len(bundle_paths(str(folder))) == 1
 
 
+@pytest.mark.full
 def test_a_record_that_goes_elsewhere_than_said_is_said(tmp_path):
     with LogLines() as lines, slimguard.instrument(on_nan='skip', logdir=tmp_path / 'records'):
         train(create_train_op(Linear(bad=(2,))), str(tmp_path / 'logs'))
@@ -129,33 +121,33 @@ def test_code_that_imported_the_functions_by_name_before():
         del sys.modules['a_script']
 
 
-@pytest.mark.parametrize('check_numerics', [True, False])
-class TestTraining:
-    def test_skip(self, check_numerics, tmp_path):
-        model = Linear(bad=(3,))
-        with slimguard.instrument(on_nan='skip'):
-            assert np.isfinite(train(create_train_op(model, check_numerics=check_numerics)))
-        assert model.batches.drawn == 7
-
-    def test_raise_is_the_default(self, check_numerics, tmp_path):
-        with slimguard.instrument():
-            with pytest.raises(slimguard.NanLossError, match='global step 3'):
-                train_op = create_train_op(Linear(bad=(3,)), check_numerics=check_numerics)
-                train(train_op, str(tmp_path))
-        assert checkpoint_at(tmp_path) == (3, [])
-
-    def test_a_plain_session(self, check_numerics, capfd):
-        model = Linear(bad=(1,))
-        with slimguard.instrument(on_nan='skip'):
-            train_op = create_train_op(model, check_numerics=check_numerics)
-        with tf1.Session() as session:
-            session.run(tf1.global_variables_initializer())
-            losses = [session.run(train_op) for _ in range(4)]
-            assert np.isnan(losses[1]) and np.isfinite(losses[2:]).all()
-            assert session.run(model.step) == 3 and not non_finite(session)
-        assert capfd.readouterr().err.count('slimguard: this step wrote nothing') == 1
+def test_slims_loop_skips_a_bad_step(tmp_path):
+    model = Linear(bad=(3,))
+    with slimguard.instrument(on_nan='skip'):
+        assert np.isfinite(train(create_train_op(model, check_numerics=True)))
+    assert model.batches.drawn == 7
 
 
+def test_raise_is_the_default(tmp_path):
+    with slimguard.instrument():
+        with pytest.raises(slimguard.NanLossError, match='global step 3'):
+            train(create_train_op(Linear(bad=(3,)), check_numerics=False), str(tmp_path))
+    assert checkpoint_at(tmp_path) == (3, [])
+
+
+def test_slims_train_op_in_a_plain_session_after_the_guards_says_it_on_stderr(capfd):
+    model = Linear(bad=(1,))
+    with slimguard.instrument(on_nan='skip'):
+        train_op = create_train_op(model, check_numerics=True)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        losses = [session.run(train_op) for _ in range(4)]
+        assert np.isnan(losses[1]) and np.isfinite(losses[2:]).all()
+        assert session.run(model.step) == 3 and not non_finite(session)
+    assert capfd.readouterr().err.count('slimguard: this step wrote nothing') == 1
+
+
+@pytest.mark.full
 def test_a_train_op_built_by_hand_is_guarded_on_the_way_in():
     """As slim's model_deploy does it: updates grouped, and the loss behind them."""
     model = Linear(bad=(3,))
@@ -189,6 +181,7 @@ def test_training_in_a_monitored_session(tmp_path):
     assert model.batches.drawn == 7
 
 
+@pytest.mark.full
 def test_a_monitored_session_with_a_scaffold_publishes_nothing_that_is_not_finite(tmp_path):
     training = pytest.importorskip('tf_slim.training.training')
     model = Linear()
@@ -209,51 +202,26 @@ def test_a_monitored_session_with_a_scaffold_publishes_nothing_that_is_not_finit
     assert checkpoint_at(tmp_path) == (0, [])
 
 
-def test_code_that_says_its_own_policy_keeps_it():
-    model = Linear(bad=(3,))
-    with slimguard.instrument(on_nan='skip'):
-        train_op = create_train_op(model)
-        hook = slimguard.NanLossHook(model.loss, on_nan='stop')
-        slim.learning.train(train_op, None, number_of_steps=6, hooks=[hook])
-    assert [incident.action for incident in hook.incidents] == ['stop']
-
-
-def test_incidents_that_a_watcher_of_the_codes_own_acts_on_are_counted():
+@pytest.mark.full
+def test_a_watcher_of_the_codes_own_acts_by_its_own_policy_and_is_counted():
     model = Linear(bad=(1, 3))
     hook = slimguard.NanLossHook(model.loss, on_nan='skip')
     with slimguard.instrument(on_nan='stop') as guards:
         train_op = create_train_op(model)
         slim.learning.train(train_op, None, number_of_steps=4, hooks=[hook])
+    assert [incident.action for incident in hook.incidents] == ['skip', 'skip']
     assert guards.sessions.seen.actions == {'skip': 2}
 
 
-def test_a_policy_beside_a_watcher_that_says_another_is_an_error():
-    model = Linear()
-    with slimguard.instrument(on_nan='skip'):
-        hooks = [slimguard.NanLossHook(model.loss, on_nan='stop')]
-        with pytest.raises(ValueError, match="on_nan='skip' disagrees"):
-            train_op = create_train_op(model)
-            slim.learning.train(train_op, None, number_of_steps=2, hooks=hooks, on_nan='skip')
-
-
-def captures_in(graph):
-    return [op for op in graph.get_operations() if op.name.startswith('slimguard/capture')]
-
-
-@pytest.mark.parametrize('given, bundles', [({}, 2), ({'max_bundles': 1}, 1)])
+@pytest.mark.full
+@pytest.mark.parametrize('given, bundles', [({'max_bundles': 1}, 1), ({'capture': False}, 0)])
 def test_slims_training_captures_once_and_keeps_so_many_bundles(given, bundles, tmp_path):
     model = Linear(bad=(1, 3))
     with slimguard.instrument(on_nan='skip', **given):
         train(create_train_op(model), str(tmp_path))
     assert len(bundle_paths(str(tmp_path))) == bundles
-    assert [op.type for op in captures_in(model.loss.graph)].count('Stage') == 1
-
-
-def test_slims_training_without_capture(tmp_path):
-    model = Linear(bad=(1,))
-    with slimguard.instrument(on_nan='skip', capture=False):
-        train(create_train_op(model), str(tmp_path))
-    assert bundle_paths(str(tmp_path)) == [] and not captures_in(model.loss.graph)
+    names = [op.name for op in model.loss.graph.get_operations() if op.type == 'Stage']
+    assert sum(name.startswith('slimguard/capture') for name in names) == bundles
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ def test_what_was_built_since_is_guarded_before_the_session_sees_it(training):
     assert guards.sessions.seen.actions == {'skip': 1}
 
 
+@pytest.mark.full
 def test_who_guards_next_has_a_policy_of_its_own(training):
     model, train_op, session = training
     with slimguard.instrument(on_nan='raise'):
@@ -58,6 +59,7 @@ def test_a_list_that_the_script_changes_is_another_step(training):
     assert guards.sessions.seen.train_ops == {'Momentum': 1}
 
 
+@pytest.mark.full
 def test_each_session_has_its_own(training):
     _, train_op, session = training
     with slimguard.instrument(on_nan='skip') as guards, tf1.Session() as other:

@@ -10,17 +10,16 @@ from slimguard.incidents import record_reader
 tf1 = tf.compat.v1
 
 
-@pytest.fixture(params=['ref', 'resource'])
-def variable(request):
-    def make(name, trainable=True):
-        return tf1.get_variable(
-            name, initializer=1.0, trainable=trainable, use_resource=request.param == 'resource'
-        )
-
-    return make
+def variable(name, trainable=True):
+    return tf1.get_variable(name, initializer=1.0, trainable=trainable)
 
 
-def two_losses(variable):
+@pytest.fixture
+def kind(request):
+    tf1.get_variable_scope().set_use_resource(request.param == 'resource')
+
+
+def two_losses():
     """Train ops of two models, of which the second never sees that the batch is bad."""
     x = tf1.placeholder(tf.float32, [])
     seen = tf.where(tf.math.is_nan(x), tf.ones_like(x), x)
@@ -29,28 +28,26 @@ def two_losses(variable):
     return x, weights, losses
 
 
-def gradients_of(variable):
-    x, weights, losses = two_losses(variable)
+def gradients_of():
+    x, weights, losses = two_losses()
     return x, weights, tf1.gradients(tf.add_n(losses), weights)
 
 
-def descent(variable):
-    x, weights, gradients = gradients_of(variable)
+def descent():
+    x, weights, gradients = gradients_of()
     return x, [w.assign_sub(0.1 * g) for w, g in zip(weights, gradients)], weights
 
 
-def sums(variable):
-    x, _, gradients = gradients_of(variable)
+def sums():
+    x, _, gradients = gradients_of()
     found = [variable('sum%d' % number, trainable=False) for number in range(2)]
     return x, [each.assign_add(g) for each, g in zip(found, gradients)], found
 
 
-@pytest.mark.parametrize('build', [descent, sums], ids=lambda build: build.__name__)
-def test_what_is_written_by_hand_in_several_writes_is_written_whole_or_not(
-    variable, build, tmp_path
-):
+@pytest.mark.parametrize('build, kind', [(descent, 'ref'), (sums, 'resource')], indirect=['kind'])
+def test_what_is_written_by_hand_in_several_writes_is_written_whole_or_not(kind, build, tmp_path):
     with slimguard.instrument('skip', logdir=tmp_path) as guards, tf1.Session() as session:
-        x, fetched, written = build(variable)
+        x, fetched, written = build()
         session.run(tf1.global_variables_initializer())
         found = []
         for value in (2.0, np.nan, 3.0):
@@ -63,7 +60,7 @@ def test_what_is_written_by_hand_in_several_writes_is_written_whole_or_not(
     assert guards.sessions.seen.actions == {'skip': 1}
 
 
-def two_train_ops(variable):
+def two_train_ops():
     x = tf1.placeholder(tf.float32, [])
     weights = [variable('actor'), variable('critic')]
     return x, [
@@ -72,17 +69,17 @@ def two_train_ops(variable):
     ]
 
 
-def train(variable, values, on_nan, logdir):
+def train(values, on_nan, logdir):
     with slimguard.instrument(on_nan, logdir=logdir) as guards, tf1.Session() as session:
-        x, fetched = two_train_ops(variable)
+        x, fetched = two_train_ops()
         session.run(tf1.global_variables_initializer())
         for value in values:
             session.run(fetched, {x: value})
     return guards.sessions.seen.actions, record_reader.read_incidents(logdir)
 
 
-def test_two_train_ops_use_up_one_skip_for_a_batch(variable, tmp_path):
-    actions, incidents = train(variable, [1.0, np.nan, np.nan, 1.0], 'skip:2,raise', tmp_path)
+def test_two_train_ops_use_up_one_skip_for_a_batch(tmp_path):
+    actions, incidents = train([1.0, np.nan, np.nan, 1.0], 'skip:2,raise', tmp_path)
     assert actions == {'skip': 4}
     assert [incident.action for incident in incidents] == ['skip'] * 4
     # Each says what was wrong with its own train op.
@@ -90,21 +87,24 @@ def test_two_train_ops_use_up_one_skip_for_a_batch(variable, tmp_path):
     assert all(incident.diagnosis for incident in incidents)
 
 
-def test_two_train_ops_go_back_once_for_a_batch(variable, tmp_path):
-    actions, incidents = train(variable, [1.0] * 3 + [np.nan, 1.0], 'rollback:3x0.5', tmp_path)
+@pytest.mark.full
+def test_two_train_ops_go_back_once_for_a_batch(tmp_path):
+    actions, incidents = train([1.0] * 3 + [np.nan, 1.0], 'rollback:3x0.5', tmp_path)
     assert actions == {'rollback': 1, 'skip': 1}
     assert [incident.action for incident in incidents] == ['rollback', 'skip']
     assert incidents[0].learning_rate == 0.5
 
 
-def test_raise_leaves_a_record_of_both(variable, tmp_path):
+@pytest.mark.full
+def test_raise_leaves_a_record_of_both(tmp_path):
     with pytest.raises(slimguard.NanLossError):
-        train(variable, [1.0, np.nan], 'raise', tmp_path)
+        train([1.0, np.nan], 'raise', tmp_path)
     incidents = record_reader.read_incidents(tmp_path)
     assert [incident.action for incident in incidents] == ['raise', 'raise']
 
 
-def test_a_callable_is_asked_once_and_of_the_gravest(variable, tmp_path):
+@pytest.mark.full
+def test_a_callable_is_asked_once_and_of_the_gravest(tmp_path):
     asked = []
 
     def on_nan(incident):
@@ -112,7 +112,7 @@ def test_a_callable_is_asked_once_and_of_the_gravest(variable, tmp_path):
         return 'skip'
 
     with slimguard.instrument(on_nan, logdir=tmp_path), tf1.Session() as session:
-        x, fetched = two_train_ops(variable)
+        x, fetched = two_train_ops()
         session.run(tf1.global_variables_initializer())
         critic = next(v for v in tf1.global_variables() if v.op.name == 'critic')
         session.run(fetched, {x: 1.0})

@@ -5,8 +5,7 @@ import zipapp
 
 import pytest
 
-from slimguard import Raise, Rollback, Skip, Stop
-from slimguard.incidents.policy_language import fallbacks_of
+from slimguard.__main__ import main
 from tests.helpers.children import forked_python, python
 from tests.helpers.user_scripts import SCRIPTS, write_scripts
 
@@ -29,52 +28,26 @@ finally:
 """
 
 
-@pytest.mark.parametrize(
-    'text, policies',
-    [
-        ('raise', [Raise()]),
-        ('stop', [Stop()]),
-        ('skip', [Skip()]),
-        ('skip:5,rollback:2,raise', [Skip(5), Rollback(2), Raise()]),
-        ('skip:5', [Skip(5)]),
-        ('skip:5,rollback:3x0.5,raise', [Skip(5), Rollback(3, learning_rate=0.5), Raise()]),
-        ('skip:5,raise', [Skip(5), Raise()]),
-        ('skip:2, stop', [Skip(2), Stop()]),
-        ('skip: 5, rollback', [Skip(5), Rollback()]),
-        (' rollback : 3 x 0.5 ,raise ', [Rollback(3, learning_rate=0.5), Raise()]),
-    ],
-)
-def test_a_policy_is_a_name_or_a_chain_and_means_the_same_everywhere(text, policies):
-    assert fallbacks_of(text) == policies
-    assert fallbacks_of([text]) == policies
-    assert fallbacks_of(['skip:7', text]) == [Skip(7)] + policies
-
-
+@pytest.mark.every_cell
 @pytest.mark.parametrize(
     'arguments, message',
     [
         ('run --on_nan=foo x.py', "argument --on_nan: unknown policy 'foo'; expected raise, stop"),
-        ('run --on_nan foo x.py', "argument --on_nan: unknown policy 'foo'; expected raise, stop"),
         ('run --on_nan=skip:x x.py', "'skip:x': expected a number after the colon, as in skip:5"),
         ('run --on_nan=skip:0 x.py', "'skip:0': expected a number of at least 1"),
         ('run --on_nan=rollback:3x x.py', "'rollback:3x': expected what to multiply the learning"),
-        ('run --on_nan=rollback:3x2 x.py', "'rollback:3x2': expected what to multiply"),
         ('run --on_nan=rollback:x0.5 x.py', "'rollback:x0.5': expected a number after the colon"),
-        ('run --on_nan=rollback:0x0.5 x.py', "'rollback:0x0.5': expected a number of at least 1"),
         ('run --on_nan=skip:3x0.5 x.py', "'skip:3x0.5': only rollback takes a factor"),
         ('run --on_nan=raise:3 x.py', "'raise:3': raise takes no number"),
         ('run --on_nan=skip, x.py', "unknown policy '' in 'skip,'; expected raise"),
         ('run --on_nan=stpo x.py', "unknown policy 'stpo' (did you mean 'stop'?); expected raise"),
         ('run --on_nan=raise,skip x.py', "'raise' before 'skip', which never acts then"),
         ('run --max_loss=-1 x.py', "expected a positive finite number, not '-1'"),
-        ('run --max_loss=inf x.py', "expected a positive finite number, not 'inf'"),
         ('run --preemption_seconds 0 x.py', "expected a positive finite number, not '0'"),
-        ('run --max_loss=much x.py', "expected a positive finite number, not 'much'"),
         ('run --capture=maybe x.py', "'maybe'"),
         ('run --max-bundles=0 x.py', "expected a whole number, 1 or more, not '0'"),
         ('run --tf2 x.py', 'unrecognized arguments: --tf2; did you mean --tf1?'),
         ('run --onnan=skip x.py', 'arguments: --onnan=skip; did you mean --on_nan?'),
-        ('run --max-los=1 x.py', 'did you mean --max_loss?'),
         ('run --colour x.py', 'run: error: unrecognized arguments: --colour\n'),
         ('run --onnan=skip x.py', 'usage: slimguard run [OPTION ...] script.py'),
         ('incidents --everything x', 'usage: slimguard incidents [-h] [--all]'),
@@ -83,27 +56,25 @@ def test_a_policy_is_a_name_or_a_chain_and_means_the_same_everywhere(text, polic
         ('run --spike x.py', 'The option needs a value before the script'),
         ('run --max_loss x.py', "not 'x.py'. The option needs a value before the script"),
         ('run --tf1', 'name a script to run, or a module after -m'),
-        ('run -m', 'name a script to run, or a module after -m'),
         ('run %s' % os.path.dirname(__file__), 'has no __main__.py to run'),
         ('run nowhere.py', "there is no file 'nowhere.py' to run"),
         ('checkpoints', 'LOGDIR'),
-        ('checkpoints nowhere', "there is no directory 'nowhere'"),
         ('incidents nowhere', "incidents: error: there is no directory 'nowhere'"),
         ('replay', 'BUNDLE'),
-        ('replay nowhere', "there is no directory 'nowhere'"),
         ('replay --without=-1 x', "expected a row of the batch, 0 or more, not '-1'"),
         ('', 'COMMAND'),
-        ('walk', "'walk'"),
     ],
 )
-def test_a_usage_error_says_so_without_importing_tensorflow(arguments, message):
-    run = python('-c', WITHOUT_TENSORFLOW, *arguments.split())
-    assert run.returncode == 2
-    assert 'usage: slimguard' in run.stderr
-    assert message in run.stderr
+def test_a_usage_error_says_so(arguments, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments.split())
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert 'usage: slimguard' in said and message in said
 
 
-def test_help_comes_without_importing_tensorflow():
+def test_help_and_usage_errors_come_without_importing_tensorflow():
+    assert python('-c', WITHOUT_TENSORFLOW, 'run', '--on_nan=foo', 'x.py').returncode == 2
     assert 'doctor' in python('-c', WITHOUT_TENSORFLOW, '--help').stdout
     run = python('-c', WITHOUT_TENSORFLOW, 'run', '--on_nan=skip', '--help')
     assert run.returncode == 0
@@ -114,9 +85,7 @@ def test_help_comes_without_importing_tensorflow():
     'ours, theirs, said',
     [
         ([], ['--on_nan=skip', '--lr=1'], ['--on_nan=skip']),
-        ([], ['--on-nan', 'skip', '--tf1'], ['--on-nan', '--tf1']),
         (['--on_nan=skip'], ['--on_nan=skip', '--logdir=a', '--history=3'], []),
-        ([], ['--', '--on_nan=skip'], []),
     ],
 )
 def test_an_option_after_the_script_is_the_scripts_and_that_is_said(ours, theirs, said, tmp_path):
@@ -137,13 +106,7 @@ def test_a_script_runs_as_plain_python_runs_it(tmp_path, script):
 
 
 @pytest.mark.parametrize(
-    'module, script',
-    [
-        ('package', 'its world'),
-        ('package', 'an exception'),
-        ('package.script', 'its world'),
-        ('package.script', 'processes and pickles'),
-    ],
+    'module, script', [('package', 'its world'), ('package.script', 'processes and pickles')]
 )
 def test_a_module_runs_as_plain_python_runs_it(tmp_path, module, script):
     package = tmp_path / 'package'
@@ -154,8 +117,7 @@ def test_a_module_runs_as_plain_python_runs_it(tmp_path, module, script):
     compare_with_plain_python(tmp_path, ['-m', module])
 
 
-@pytest.mark.parametrize('is_zip', [False, True])
-@pytest.mark.parametrize('script', ['its world', 'an exception'])
+@pytest.mark.parametrize('is_zip, script', [(False, 'its world'), (True, 'an exception')])
 def test_a_folder_or_a_zip_file_runs_as_plain_python_runs_it(tmp_path, script, is_zip):
     """The zip file with a line ahead, as `zipapp` writes it."""
     program = tmp_path / 'program'

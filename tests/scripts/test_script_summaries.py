@@ -107,13 +107,7 @@ def test_they_come_with_the_scripts_own_and_no_other_of_those_changes(loop, tmp_
     assert all([step for step, _ in found] == list(losses) for found in ours.values())
     assert theirs_in(os.path.join(guarded, folder)) == theirs_in(os.path.join(alone, folder))
     assert not ours_in(os.path.join(alone, folder))
-
-
-def test_they_do_not_go_where_a_script_writes_its_tests(tmp_path):
-    with slimguard.instrument():
-        plain(str(tmp_path))
-    found = events_in(tmp_path / 'test')
-    assert set(found) == {'theirs'}
+    assert loop != 'plain' or set(events_in(os.path.join(guarded, 'test'))) == {'theirs'}
 
 
 def test_after_a_bad_step_they_are_of_the_last_good_one(tmp_path):
@@ -125,12 +119,7 @@ def test_after_a_bad_step_they_are_of_the_last_good_one(tmp_path):
     assert all(loss == loss for loss in ours.values())
 
 
-def test_without_history_there_are_none(tmp_path):
-    with slimguard.instrument(history=0):
-        monitored(str(tmp_path))
-    assert not ours_in(tmp_path)
-
-
+@pytest.mark.full
 def test_a_script_that_writes_no_summary_gets_none_with_its_steps_per_second(tmp_path):
     with slimguard.instrument():
         model = Linear(())
@@ -144,6 +133,7 @@ def test_a_script_that_writes_no_summary_gets_none_with_its_steps_per_second(tmp
     assert set(events_in(tmp_path)) == {'global_step/sec'}
 
 
+@pytest.mark.full
 def test_two_trainings_have_names_of_their_own(tmp_path):
     with slimguard.instrument():
         first = tf1.get_variable('first', [], initializer=tf1.ones_initializer())
@@ -161,14 +151,6 @@ def test_two_trainings_have_names_of_their_own(tmp_path):
     assert [step for step, _ in found['slimguard/loss']] == [0, 1, 2]
     assert [step for step, _ in found['slimguard/two/loss']] == [0, 1, 2]
     assert found['slimguard/two/loss'][0] == (0, 9)
-
-
-def test_everything_is_put_back(tmp_path):
-    kinds = tf1.summary.FileWriter.__mro__
-    before = [vars(kind).get('add_summary') for kind in kinds]
-    with slimguard.instrument():
-        assert [vars(kind).get('add_summary') for kind in kinds] != before
-    assert [vars(kind).get('add_summary') for kind in kinds] == before
 
 
 @pytest.mark.skipif(not has_estimators(), reason='TensorFlow 2.16 dropped Estimators')
@@ -194,3 +176,10 @@ def test_they_do_not_go_where_an_estimator_writes_its_evaluation(tmp_path):
     assert [step for step, _ in ours_in(tmp_path)['slimguard/loss']] == theirs
     assert 'loss' in events_in(tmp_path / 'eval')
     assert not ours_in(tmp_path / 'eval')
+
+
+@pytest.mark.full
+def test_without_history_there_are_none(tmp_path):
+    with slimguard.instrument(history=0):
+        monitored(str(tmp_path))
+    assert not ours_in(tmp_path)

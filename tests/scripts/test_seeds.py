@@ -2,6 +2,7 @@
 
 import contextlib
 
+import pytest
 import tensorflow as tf
 
 import slimguard
@@ -32,6 +33,7 @@ def drawn(guard=contextlib.ExitStack):
             return [value.tolist() for value in values]
 
 
+@pytest.mark.full
 def test_the_seeds_of_what_is_built_late_are_those_of_a_plain_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     expected = drawn()

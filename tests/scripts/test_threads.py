@@ -72,6 +72,7 @@ def guards(tmp_path):
         yield guards
 
 
+@pytest.mark.full
 class TestAThreadThatFeedsAQueue:
     def test_adds_nothing_to_a_graph_that_is_being_built(self, guards, graph):
         script = Script()
@@ -134,6 +135,7 @@ def test_what_trains_in_a_thread_is_guarded_whatever_the_main_thread_does(guards
     assert guards.sessions.seen.actions == {'skip': 1}
 
 
+@pytest.mark.full
 def test_an_update_that_no_optimizer_made_is_found_after_a_thread_has_run(guards, graph):
     x = tf1.placeholder(tf.float32, [])
     weight = tf1.get_variable('w', initializer=1.0)

@@ -19,21 +19,19 @@ def here(tmp_path, monkeypatch):
     return str(tmp_path)
 
 
-@pytest.mark.parametrize(
-    'given, meant',
-    [
+def test_a_path_is_absolute_from_where_it_is_given(here):
+    for given, meant in [
         ('logs', 'logs'),
         ('./logs/', 'logs'),
         ('a/../logs', 'logs'),
         (b'logs', 'logs'),
         (pathlib.Path('logs'), 'logs'),
         ('l\u00f6gs 100% #1', 'l\u00f6gs 100% #1'),
-    ],
-)
-def test_a_path_is_absolute_from_where_it_is_given(here, given, meant):
-    path = files.as_path(given)
-    os.chdir('/')
-    assert path == os.path.join(here, meant)
+    ]:
+        os.chdir(here)
+        path = files.as_path(given)
+        os.chdir('/')
+        assert path == os.path.join(here, meant)
 
 
 def test_a_relative_path_in_a_working_directory_that_is_gone_is_said_to_be_so(here):
@@ -54,40 +52,40 @@ def test_a_url_stays_one_but_for_that_of_a_local_file(here):
     assert files.as_path('file://%s/logs' % here) == os.path.join(here, 'logs')
 
 
-@pytest.mark.parametrize('bad', [None, 3, ['logs']])
-def test_what_is_no_path_is_a_type_error_that_shows_it(bad):
-    with pytest.raises(TypeError, match='logdir must be a path .* not'):
-        files.as_path(bad)
+def test_what_is_no_path_is_a_type_error_that_shows_it():
+    for bad in [None, 3, ['logs']]:
+        with pytest.raises(TypeError, match='logdir must be a path .* not'):
+            files.as_path(bad)
 
 
-@pytest.mark.parametrize('bad, why', [('', 'is empty'), (b'\xff', 'no UTF-8'), ('a\0b', 'NUL')])
-def test_a_path_that_cannot_be_says_why(bad, why):
-    with pytest.raises(ValueError, match=why):
-        files.as_path(bad)
+def test_a_path_that_cannot_be_says_why():
+    for bad, why in [('', 'is empty'), (b'\xff', 'no UTF-8'), ('a\0b', 'NUL')]:
+        with pytest.raises(ValueError, match=why):
+            files.as_path(bad)
 
 
-@pytest.mark.parametrize('url', ['ram://x', 'gs://bucket/logs', 'file:///x', 'hdfs+s3://h/x'])
-def test_a_url_that_pathlib_has_made_a_local_path_of_is_refused(here, url):
-    scheme = url.partition(':')[0]
-    with pytest.raises(ValueError, match=r"give the URL as a str, '%s://" % re.escape(scheme)):
-        files.as_path(pathlib.Path(url))
-    with pytest.raises(ValueError, match='save_path .* is a local path'):
-        with tf.Graph().as_default():
-            tf.compat.v1.get_variable('w', [])
-            slimguard.FiniteSaver().save(None, pathlib.Path(url))
-    assert os.listdir('.') == []
+def test_a_url_that_pathlib_has_made_a_local_path_of_is_refused(here):
+    for url in ['ram://x', 'gs://bucket/logs', 'file:///x', 'hdfs+s3://h/x']:
+        scheme = url.partition(':')[0]
+        with pytest.raises(ValueError, match=r"give the URL as a str, '%s://" % re.escape(scheme)):
+            files.as_path(pathlib.Path(url))
+        with pytest.raises(ValueError, match='save_path .* is a local path'):
+            with tf.Graph().as_default():
+                tf.compat.v1.get_variable('w', [])
+                slimguard.FiniteSaver().save(None, pathlib.Path(url))
+        assert os.listdir('.') == []
 
 
-@pytest.mark.parametrize('given', ['ram:/x', 'C:/logs', b'gs:/x'])
-def test_a_local_folder_with_a_colon_is_one(here, given):
-    name = os.fsdecode(given)
-    assert files.as_path(given) == os.path.join(here, name)
-    assert files.as_path(pathlib.Path(here, name)) == os.path.join(here, name)
+def test_a_local_folder_with_a_colon_is_one(here):
+    for given in ['ram:/x', 'C:/logs', b'gs:/x']:
+        name = os.fsdecode(given)
+        assert files.as_path(given) == os.path.join(here, name)
+        assert files.as_path(pathlib.Path(here, name)) == os.path.join(here, name)
 
 
-@pytest.mark.parametrize('name', ['C:/logs', 'a/ram:/x', 'ram:x', ':/x'])
-def test_a_path_that_is_no_url_is_none(here, name):
-    assert files.as_path(pathlib.Path(name)) == os.path.join(here, name)
+def test_a_path_that_is_no_url_is_none(here):
+    for name in ['C:/logs', 'a/ram:/x', 'ram:x', ':/x']:
+        assert files.as_path(pathlib.Path(name)) == os.path.join(here, name)
 
 
 def test_a_path_object_that_keeps_the_url_is_one():
@@ -99,19 +97,22 @@ def test_a_path_object_that_keeps_the_url_is_one():
 
 
 @pytest.mark.parametrize('make', [os.mkfifo, os.mkdir])
-def test_what_is_no_regular_file_is_not_opened_and_not_waited_for(here, make):
+def test_what_is_no_regular_file_is_not_opened_nor_waited_for_nor_replaced(here, make):
     make('there')
     with pytest.raises(OSError, match='there is no regular file'):
         files.open_to_read('there')
     with pytest.raises(FileNotFoundError):
         files.open_to_read('not there')
+    with pytest.raises(OSError, match='no regular file'):
+        files.write_atomically('there', b'content')
+    assert os.listdir('.') == ['there']
 
 
-@pytest.mark.parametrize('name', ['run[1]', 'all*', 'what?', 'back\\slash'])
-def test_a_logdir_that_tensorflow_could_not_restore_from_is_refused(here, name):
-    with pytest.raises(ValueError, match='wild card'):
-        files.as_logdir(name)
-    assert files.as_path(name) == os.path.join(here, name)  # to read what is there
+def test_a_logdir_that_tensorflow_could_not_restore_from_is_refused(here):
+    for name in ['run[1]', 'all*', 'what?', 'back\\slash']:
+        with pytest.raises(ValueError, match='wild card'):
+            files.as_logdir(name)
+        assert files.as_path(name) == os.path.join(here, name)  # to read what is there
 
 
 def test_a_file_is_written_with_the_permissions_of_the_umask(here):
@@ -131,14 +132,6 @@ def test_a_link_is_replaced_and_the_file_behind_it_kept(here):
     assert not os.path.islink('link')
     assert pathlib.Path('file').read_bytes() == b'old'
     assert pathlib.Path('link').read_bytes() == b'new'
-
-
-@pytest.mark.parametrize('make', [os.mkfifo, os.mkdir])
-def test_what_is_no_regular_file_is_left_as_it_is(here, make):
-    make('there')
-    with pytest.raises(OSError, match='no regular file'):
-        files.write_atomically('there', b'content')
-    assert os.listdir('.') == ['there']
 
 
 def test_what_cannot_be_finished_leaves_the_old_file_and_nothing_else(here):

@@ -1,7 +1,6 @@
 """What is a log directory, and what is refused."""
 
 import os
-import pathlib
 import shutil
 
 import pytest
@@ -13,36 +12,33 @@ from tests.helpers.children import python
 from tests.helpers.models import Linear
 
 
-@pytest.mark.parametrize(
-    'name',
-    [
-        *['checkpoint', 'model.ckpt-5.index', 'old.ckpt.meta', 'graph.pbtxt', 'm-00000-of-00002'],
-        *['events.out.tfevents.1.host', 'slimguard/incidents.jsonl', 'slimguard/incident-5/x'],
-        *['slimguard/report.html', 'slimguard/'],
-    ],
-)
-@pytest.mark.parametrize('as_type', [str, os.fsencode, pathlib.Path], ids=['str', 'bytes', 'Path'])
-def test_one_file_of_a_training_is_enough(tmp_path, monkeypatch, name, as_type):
-    path = tmp_path / 'logs' / name
-    (path if name.endswith('/') else path.parent).mkdir(parents=True)
-    if not name.endswith('/'):
-        path.write_text('')
-    monkeypatch.chdir(tmp_path)
-    assert logdirs.require_logdir(as_type('logs')) == str(tmp_path / 'logs')
-
-
-@pytest.mark.parametrize(
-    'there', [[], ['train.py', 'data/'], ['my.checkpoint', 'slimguard'], ['slimguard/gate.py']]
-)
-def test_a_directory_of_other_things_is_none_and_the_error_says_what_is_missing(tmp_path, there):
-    for name in there:
-        path = tmp_path / name
+def make(folder, *names):
+    folder.mkdir()
+    for name in names:
+        path = folder / name
         path.parent.mkdir(exist_ok=True)
         path.mkdir() if name.endswith('/') else path.write_text('')
-    with pytest.raises(logdirs.LogdirError) as caught:
-        logdirs.require_logdir(tmp_path)
-    what = 'it holds no checkpoint, no summaries and no record of incidents'
-    assert str(caught.value) == '%s is no logdir of a training: %s' % (tmp_path, what)
+    return folder
+
+
+def test_one_file_of_a_training_is_enough(tmp_path):
+    names = ['checkpoint', 'model.ckpt-5.index', 'old.ckpt.meta', 'graph.pbtxt', 'm-00000-of-00002']
+    names += ['events.out.tfevents.1.host', 'slimguard/incidents.jsonl', 'slimguard/report.html']
+    names += ['slimguard/incident-5/', 'slimguard/']
+    for number, name in enumerate(names):
+        logdir = make(tmp_path / str(number), name)
+        assert logdirs.require_logdir(logdir) == str(logdir), name
+
+
+def test_a_directory_of_other_things_is_none_and_the_error_says_what_is_missing(tmp_path):
+    for number, names in enumerate(
+        ([], ['train.py', 'data/'], ['my.checkpoint', 'slimguard'], ['slimguard/gate.py'])
+    ):
+        folder = make(tmp_path / str(number), *names)
+        with pytest.raises(logdirs.LogdirError) as caught:
+            logdirs.require_logdir(folder)
+        what = 'it holds no checkpoint, no summaries and no record of incidents'
+        assert str(caught.value) == '%s is no logdir of a training: %s' % (folder, what)
 
 
 def test_our_folder_in_a_logdir_is_none_and_the_error_names_the_logdir(tmp_path):

@@ -1,13 +1,24 @@
-"""Whole trainings whose input comes from children, by each way that multiprocessing makes them."""
+"""Trainings whose input comes from children, and that start any, by each way that there is."""
 
+import inspect
+import os
 import signal
+import stat
 import subprocess
 import sys
+import time
 
 import pytest
+import tensorflow as tf
 
-from tests.helpers.children import Started, forked_python
-from tests.helpers.models import checkpoint_at
+import slimguard
+from slimguard.training import preemption
+from tests.helpers.children import Started, forked_python, python
+from tests.helpers.models import Linear, checkpoint_at, train_quietly
+
+tf1 = tf.compat.v1
+
+pytestmark = pytest.mark.usefixtures('ctrl_c_is_pythons')
 
 # TensorFlow is imported where it is needed: a child that is spawned imports this, too.
 SCRIPT = """
@@ -75,7 +86,9 @@ if __name__ == '__main__':
 """
 
 METHODS = ['fork', 'spawn', 'forkserver']
+
 NEVER = -1
+
 SHORT, LONG = 0.05, 100  # seconds
 
 
@@ -111,59 +124,36 @@ class Training(Started):
         self.wait_for('waiting')
 
 
-@pytest.mark.parametrize('method', METHODS)
-def test_sigterm_to_the_parent_still_saves(method, script, tmp_path):
+@pytest.mark.parametrize(
+    ('method', 'number', 'statuses'),
+    [
+        ('fork', signal.SIGTERM, (-signal.SIGTERM,)),
+        ('spawn', signal.SIGINT, (-signal.SIGINT, 1)),  # 1 before Python 3.8
+        ('forkserver', signal.SIGINT, (-signal.SIGINT, 1)),
+        ('forkserver', signal.SIGTERM, (-signal.SIGTERM,)),
+    ],
+)
+def test_a_signal_to_the_parent_still_saves(method, number, statuses, script, tmp_path):
     with Training(script, method, tmp_path / 'log') as training:
-        training.send(signal.SIGTERM)
+        training.send(number)
         training.go_on()
-        assert training.wait() == -signal.SIGTERM
+        assert training.wait() in statuses
     assert checkpoint_at(tmp_path / 'log') == (5, [])
 
 
-def test_sigterm_to_the_parent_still_saves_where_the_step_never_ends(script, tmp_path):
-    with Training(script, 'fork', tmp_path / 'log', patience=SHORT) as training:
-        training.send(signal.SIGTERM)
-        assert training.wait() == 128 + signal.SIGTERM
-    assert checkpoint_at(tmp_path / 'log') == (4, [])
-
-
-@pytest.fixture
-def heeds_ctrl_c():
-    """Whoever starts the tests in the background may have them, and their children, ignore it."""
-    given = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, given)
-
-
-@pytest.mark.parametrize('method', METHODS)
-def test_ctrl_c_to_the_parent_still_saves(method, script, tmp_path, heeds_ctrl_c):
-    with Training(script, method, tmp_path / 'log') as training:
-        training.send(signal.SIGINT)
-        training.go_on()
-        assert training.wait() in (-signal.SIGINT, 1)  # 1 before Python 3.8
-    assert checkpoint_at(tmp_path / 'log') == (5, [])
-
-
-@pytest.mark.parametrize('method', METHODS)
-def test_ctrl_c_to_all_that_ends_the_pool_for_which_the_step_waits_saves(
-    method, script, tmp_path, heeds_ctrl_c
-):
-    arguments = script, method, tmp_path / 'log', SHORT, 'for its pool'
-    with Training(*arguments) as training:
-        training.send_to_group(signal.SIGINT)
-        assert training.wait() == 128 + signal.SIGINT
-    assert checkpoint_at(tmp_path / 'log') == (4, [])
-
-
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
-def test_no_worker_of_a_pool_outlives_a_training_whose_step_never_ends(
-    number, script, tmp_path, heeds_ctrl_c
+@pytest.mark.parametrize(
+    ('method', 'number'),
+    [('fork', signal.SIGINT), ('fork', signal.SIGTERM), ('spawn', signal.SIGINT)],
+)
+def test_a_signal_to_all_that_ends_the_pool_for_which_the_step_waits_saves_and_ends_all(
+    method, number, script, tmp_path
 ):
     # Workers that end are replaced by the pool, which needs a moment for it.
-    with Training(script, 'fork', tmp_path / 'log', 1.0, 'for its pool') as training:
+    with Training(script, method, tmp_path / 'log', 1.0, 'for its pool') as training:
         training.send_to_group(number)
         assert training.wait() == 128 + number
         training.wait_for_children()
+    assert checkpoint_at(tmp_path / 'log') == (4, [])
 
 
 LEAVES = """
@@ -199,3 +189,193 @@ def test_a_child_that_leaves_a_monitored_session_by_an_exception_ends(tmp_path):
     done = forked_python('-c', LEAVES, tmp_path / 'log')
     assert (done.returncode, done.stdout) == (0, 'the child ended with 3\n'), done.stderr
     assert checkpoint_at(tmp_path / 'log') == (2, [])
+
+
+def train(logdir, act):
+    """Trains, and calls `act` before the fourth of six steps."""
+    model = Linear()
+
+    class Act(tf1.train.SessionRunHook):
+        def before_run(self, run_context):
+            if model.batches.drawn == 3:
+                act()
+
+    train_op = slimguard.create_train_op(model.loss, model.optimizer)
+    train_quietly(train_op, logdir, hooks=[Act()])
+    assert checkpoint_at(logdir) == (6, [])
+
+
+def answer_of_child(question):
+    """What `question` returns in a child that os.fork makes, as text."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writing, str(question()).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        text = answer.read()
+    os.waitpid(child, 0)
+    return text
+
+
+def handlers():
+    return signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+
+
+def signal_handling():
+    wakeup = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(wakeup)
+    return handlers(), wakeup, signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def sockets():
+    """The descriptors of sockets that this process holds."""
+    return [fd for fd in range(3, 1000) if is_socket(fd)]
+
+
+def is_socket(descriptor):
+    try:
+        return stat.S_ISSOCK(os.fstat(descriptor).st_mode)
+    except OSError:
+        return False
+
+
+def test_a_child_has_the_handlers_the_wakeup_fd_and_the_sockets_of_before(tmp_path):
+    def ask():
+        return signal_handling(), sockets()
+
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    seen = []
+
+    def act():
+        seen.append(signal_handling())
+        seen.append(answer_of_child(ask))
+        seen.append(answer_of_child(lambda: answer_of_child(ask)))  # a child of a child
+        seen.append(signal_handling())
+
+    signal.set_wakeup_fd(writing)
+    try:
+        before = answer_of_child(ask)  # asyncio takes the wake-up fd from a child, from 3.12 on
+        train(tmp_path, act)
+    finally:
+        signal.set_wakeup_fd(-1)
+        os.close(reading)
+        os.close(writing)
+    assert seen[0] == seen[3] and seen[0][0] != handlers()
+    assert seen[1] == seen[2] == before
+
+
+def statuses_of_terminated(count):
+    """The exit statuses of children, each of which gets SIGTERM as soon as it is there.
+
+    There are `count` of them, or fewer where one did not end by that.
+    """
+    statuses = []
+    while len(statuses) < count and set(statuses) <= {signal.SIGTERM}:
+        child = os.fork()
+        if child == 0:
+            time.sleep(10)
+            os._exit(7)
+        os.kill(child, signal.SIGTERM)
+        statuses.append(os.waitpid(child, 0)[1])
+    return statuses
+
+
+def test_a_child_that_is_terminated_as_soon_as_it_is_there_ends_by_that(tmp_path):
+    statuses = []
+    train(tmp_path, lambda: statuses.extend(statuses_of_terminated(20)))
+    assert set(statuses) == {signal.SIGTERM}
+
+
+# What a training enters and leaves, in a process without TensorFlow: that forks many times faster.
+# Python's own modules, which do things before a fork as well, give other threads a moment there.
+FORKING = """
+import concurrent.futures.thread, logging, os, random, signal, sys, threading, time
+from slimguard.training.signal_watch import SignalListener, SignalWatch
+
+sys.setswitchinterval(1e-6)
+
+class Deaf(SignalListener):
+    def on_signal(self, number):
+        pass
+
+    def on_wakeup(self, number):
+        pass
+"""
+
+IN_THE_MAIN_THREAD = """
+watch = SignalWatch(Deaf())
+watch.enter()
+statuses = statuses_of_terminated(600)
+watch.leave()
+watch.join()
+"""
+
+IN_A_THREAD = """
+statuses = []
+thread = threading.Thread(target=lambda: statuses.extend(statuses_of_terminated(600)))
+thread.start()
+while thread.is_alive():
+    watch = SignalWatch(Deaf())
+    watch.enter()
+    watch.leave()
+    watch.join()
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize('where', [IN_THE_MAIN_THREAD, IN_A_THREAD], ids=['main', 'thread'])
+def test_one_may_fork_at_any_moment_of_entering_and_leaving(where):
+    parts = FORKING, inspect.getsource(statuses_of_terminated), where
+    tell = 'assert "tensorflow" not in sys.modules\nprint(len(statuses), set(statuses))'
+    done = python('-c', '\n'.join([*parts, tell]))
+    assert done.stdout == '600 {%d}\n' % signal.SIGTERM, done.stderr
+
+
+def test_a_command_with_preexec_fn_can_be_terminated(tmp_path):
+    def act():
+        code = 'import time; print(flush=True); time.sleep(20)'
+        command = [sys.executable, '-c', code]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=os.getpid) as child:
+            child.stdout.readline()
+            child.terminate()
+        statuses.append(child.returncode)
+
+    statuses = []
+    train(tmp_path, act)
+    assert statuses == [-signal.SIGTERM]
+
+
+def test_a_child_that_outlives_the_training_does_not_hold_it_up(tmp_path):
+    children = []
+
+    def act():
+        children.append(os.fork())
+        if children[0] == 0:
+            time.sleep(600)
+            os._exit(0)
+
+    try:
+        train(tmp_path, act)
+    finally:
+        os.kill(children[0], signal.SIGKILL)
+        os.waitpid(children[0], 0)
+
+
+def test_a_child_that_leaves_by_an_exception_does_nothing_of_what_the_parent_was_asked():
+    child = None
+    try:
+        with preemption.Preemption(lambda: None, print):
+            os.kill(os.getpid(), signal.SIGINT)
+            child = os.fork()
+            if child == 0:
+                raise EOFError
+            assert os.waitpid(child, 0)[1] == 7 << 8
+    except (EOFError, KeyboardInterrupt) as error:
+        if child == 0:
+            os._exit(7 if isinstance(error, EOFError) else 8)
+        assert isinstance(error, KeyboardInterrupt)

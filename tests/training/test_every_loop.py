@@ -5,6 +5,7 @@ import re
 import signal
 import struct
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -14,16 +15,13 @@ import slimguard
 from slimguard.checkpoints import checkpoint_reader, snapshots
 from slimguard.diagnosis.bundle import paths as bundle_paths
 from tests.helpers import checkpoints
-from tests.helpers.children import ROOT, environment, forked_python
-from tests.helpers.loops import EDITED, LOOPS, Given, cells
-from tests.helpers.models import checkpoint_at, records_in
-from tests.helpers.template import Forked
+from tests.helpers.children import ROOT, forked_python
+from tests.helpers.loops import EDITED, LOOPS, Given
+from tests.helpers.models import Linear, LogLines, checkpoint_at, records_in
 
 tf1 = tf.compat.v1
 
-every_loop = pytest.mark.parametrize('loop', cells(LOOPS))
-
-
+each_loop = pytest.mark.parametrize('loop', LOOPS.values(), ids=LOOPS)
 pytestmark = pytest.mark.usefixtures('ctrl_c_is_pythons')
 
 
@@ -40,11 +38,18 @@ def steps_of(records):
     return [(record['step'], record['action']) for record in records]
 
 
-@every_loop
-class TestAfterABadStep:
-    def test_the_policy_acts_and_the_record_and_a_bundle_say_why(self, loop, tmp_path):
-        trained = loop(Given(str(tmp_path), on_nan='skip', bad=(3,)))
+def told_of_skips(lines):
+    return [line for line in lines if 'batches were skipped' in line]
+
+
+@pytest.mark.every_cell
+@each_loop
+class TestEachPolicy:
+    def test_skip_goes_on_and_the_record_a_bundle_and_the_end_say_why(self, loop, tmp_path):
+        with LogLines() as lines:
+            trained = loop(Given(str(tmp_path), on_nan='skip', bad=(3,)))
         assert trained.drawn == 7
+        assert told_of_skips(lines) == ['slimguard: 1 of 7 batches were skipped.']
         (record,) = records_in(tmp_path)
         assert (record['step'], record['action'], record['held']) == (3, 'skip', True)
         assert 'bad data: 1 NaN among 12 values, in row 1' in record['diagnosis']
@@ -57,6 +62,14 @@ class TestAfterABadStep:
         assert checkpoint_at(tmp_path) == (3, [])
         assert steps_of(records_in(tmp_path)) == [(3, 'raise')]
 
+    def test_stop_ends_cleanly(self, loop, tmp_path):
+        try:
+            assert loop(given(tmp_path, on_nan='stop', bad=(3,))).drawn == 4
+        except tf.errors.OutOfRangeError as error:  # which ends a script's own loop
+            assert 'the training is stopped' in str(error)
+        assert checkpoint_at(tmp_path)[1] == []
+        assert steps_of(records_in(tmp_path)) == [(3, 'stop')]
+
     def test_rollback_goes_back(self, loop, tmp_path):
         loop(given(tmp_path, on_nan='rollback', bad=(3,)))
         (record,) = records_in(tmp_path)
@@ -64,54 +77,15 @@ class TestAfterABadStep:
         assert os.path.basename(record['restored']) == 'model.ckpt-0'
         assert checkpoint_at(tmp_path) == (6, [])
 
-    def test_rollback_goes_back_to_a_state_in_memory(self, loop, tmp_path, monkeypatch):
-        monkeypatch.setattr(snapshots, '_SHARE', 1e9)  # one after every ten good steps
-        trained = loop(given(tmp_path, on_nan='rollback', bad=(25,), steps=30))
-        (record,) = records_in(tmp_path)
-        assert (record['step'], record['restored']) == (25, 'a snapshot of global step 11')
-        assert trained.drawn == 26 + 19
-        assert checkpoint_at(tmp_path) == (30, [])
 
-    def test_raise_saves_a_state_that_is_not_ruined(self, loop, tmp_path, monkeypatch):
-        monkeypatch.setattr(snapshots, '_SHARE', 1e9)
-        monkeypatch.setattr(snapshots, '_RUINED_NOW', 1e-9)  # so what is in memory always is
-        policies = [slimguard.Skip(1), slimguard.Rollback(1), 'raise']
-        with pytest.raises(slimguard.NanLossError, match='the weights are ruined'):
-            loop(given(tmp_path, on_nan=policies, bad=(25, 50), steps=60))
-        assert steps_of(records_in(tmp_path)) == [(25, 'rollback'), (35, 'raise')]
-        assert checkpoint_at(tmp_path) == (22, [])
-
-    def test_max_loss(self, loop, tmp_path):
-        loop(given(tmp_path, on_nan='skip', bad=(), steps=2, max_loss=1e6))
-        assert records_in_if_any(tmp_path) == []
-        with tf.Graph().as_default(), pytest.raises(slimguard.NanLossError, match='above max_loss'):
-            loop(given(tmp_path, on_nan='raise', steps=6, max_loss=1e-6))
-
-
-def records_in_if_any(logdir):
-    try:
-        return records_in(logdir)
-    except FileNotFoundError:
-        return []
-
-
-@every_loop
+@each_loop
 def test_ctrl_c_lets_the_step_finish_and_saves(loop, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         loop(given(tmp_path, bad=interrupt_at(4), steps=1000))
     assert checkpoint_at(tmp_path) == (5, [])
 
 
-@pytest.mark.parametrize('name', cells(LOOPS, by_name=True))
-def test_sigterm_lets_the_step_finish_and_saves(name, tmp_path):
-    program = 'from tests.helpers import loops; import sys; loops.main(sys.argv[1:])'
-    arguments = [program, name, tmp_path, '4']
-    done = forked_python('-c', *arguments, stderr=subprocess.STDOUT, cwd=str(ROOT))
-    assert done.returncode == -signal.SIGTERM, done.stdout
-    assert checkpoint_at(tmp_path) == (5, [])
-
-
-@every_loop
+@each_loop
 def test_a_training_resumes_from_a_good_checkpoint(loop, tmp_path):
     loop(given(tmp_path, steps=2))
     with tf.Graph().as_default():
@@ -125,7 +99,72 @@ def test_a_training_resumes_from_a_good_checkpoint(loop, tmp_path):
         assert loop(given(tmp_path, steps=5)).began_at == good
 
 
-@every_loop
+@each_loop
+def test_max_loss(loop, tmp_path):
+    with pytest.raises(slimguard.NanLossError, match='above max_loss'):
+        loop(given(tmp_path, on_nan='raise', max_loss=1e-6))
+
+
+@each_loop
+def test_rollback_goes_back_to_a_state_in_memory(loop, tmp_path):
+    trained = loop(given(tmp_path, on_nan='rollback', bad=(25,), steps=30))
+    (record,) = records_in(tmp_path)
+    assert (record['step'], record['restored']) == (25, 'a snapshot of global step 11')
+    assert trained.drawn == 26 + 19
+    assert checkpoint_at(tmp_path) == (30, [])
+
+
+@each_loop
+def test_raise_saves_a_state_that_is_not_ruined(loop, tmp_path, monkeypatch):
+    monkeypatch.setattr(snapshots, '_RUINED_NOW', 1e-9)  # so what is in memory always is
+    policies = [slimguard.Skip(1), slimguard.Rollback(1), 'raise']
+    with pytest.raises(slimguard.NanLossError, match='the weights are ruined'):
+        loop(given(tmp_path, on_nan=policies, bad=(25, 50), steps=60))
+    assert steps_of(records_in(tmp_path)) == [(25, 'rollback'), (35, 'raise')]
+    assert checkpoint_at(tmp_path) == (11, [])
+
+
+@each_loop
+def test_a_spent_budget_for_skipping_gives_way(loop, tmp_path):
+    on_nan = [slimguard.Skip(max_ratio=0.002), 'raise']
+    why = '2 of the 5 steps before it were skipped, and max_ratio=0.002 allows no more'
+    with LogLines() as lines, pytest.raises(slimguard.NanLossError, match=why):
+        loop(given(tmp_path, on_nan=on_nan, bad=(1, 3, 5)))
+    assert told_of_skips(lines) == ['slimguard: 2 of 6 batches were skipped.']
+    records = records_in(tmp_path)
+    assert [each['action'] for each in records] == ['skip', 'skip', 'raise']
+    assert [why in each['reason'] for each in records] == [False, False, True]
+
+
+def test_where_nothing_was_skipped_nothing_is_said(tmp_path):
+    with LogLines() as lines:
+        LOOPS['watch'](given(tmp_path, on_nan='skip'))
+    assert not told_of_skips(lines)
+
+
+def test_a_run_past_the_hooks_counts_as_well(tmp_path):
+    model = Linear(bad=(1, 2))
+    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
+    inner = tf1.Session()
+    with LogLines() as lines:
+        with slimguard.watch(inner, on_nan='skip', logdir=tmp_path) as session:
+            session.run(tf1.global_variables_initializer())
+            session.run(train_op)
+            session.run(train_op)
+            inner.run(train_op)
+    assert told_of_skips(lines) == ['slimguard: 2 of 3 batches were skipped.']
+
+
+@pytest.mark.parametrize('name', LOOPS)
+def test_sigterm_lets_the_step_finish_and_saves(name, tmp_path):
+    program = 'from tests.helpers import loops; import sys; loops.main(sys.argv[1:])'
+    arguments = [program, name, tmp_path, '4']
+    done = forked_python('-c', *arguments, stderr=subprocess.STDOUT, cwd=str(ROOT))
+    assert done.returncode == -signal.SIGTERM, done.stdout
+    assert checkpoint_at(tmp_path) == (5, [])
+
+
+@each_loop
 def test_what_is_not_finite_is_not_published(loop, tmp_path):
     """A variable that no train op writes, and that somebody fills with a NaN, say."""
     with tf.Graph().as_default():
@@ -138,29 +177,121 @@ def test_what_is_not_finite_is_not_published(loop, tmp_path):
     assert checkpoint_at(tmp_path)[1] == []
 
 
-@pytest.mark.parametrize('name', cells(EDITED, by_name=True))
-def test_the_progress_is_shown(name, tmp_path):
+@pytest.mark.parametrize('loop', EDITED.values(), ids=EDITED)
+def test_the_progress_is_shown(loop, tmp_path, monkeypatch):
     pytest.importorskip('tqdm')
     pty = pytest.importorskip('pty')  # there is none on Windows
     ours, theirs = pty.openpty()
     size = struct.pack('HHHH', 24, 100, 0, 0)
     pytest.importorskip('fcntl').ioctl(theirs, pytest.importorskip('termios').TIOCSWINSZ, size)
-    program = 'from tests.helpers import loops; import sys; loops.main(sys.argv[1:])'
-    process = Forked(
-        ['-c', program, name, str(tmp_path), 'progress'],
-        environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=theirs,
-        cwd=str(ROOT),
-    )
-    os.close(theirs)
-    written = b''
-    while True:
-        try:
-            data = os.read(ours, 4096)
-        except OSError:  # how a terminal says that nobody is left to write
-            break
-        written += data
+    with open(theirs, 'w') as terminal:
+        monkeypatch.setattr(sys, 'stderr', terminal)
+        loop(given(tmp_path, on_nan='skip', bad=(3,), steps=9, progress=True))
+        monkeypatch.undo()
+        terminal.flush()
+        written = os.read(ours, 10**5).decode()
     os.close(ours)
-    assert process.wait() == 0, written.decode()
-    assert re.search(r'step.*, loss \d.*, 1 incident', written.decode())
+    assert re.search(r'step.*, loss \d.*, 1 incident', written)
+
+
+# Weights that are ruined by finite numbers: an input so large, from some step on.
+FAR = 1e15
+
+
+def in_train(model, logdir, on_nan):
+    train_op = slimguard.create_train_op(model.loss, model.optimizer)
+    saves = tf1.train.CheckpointSaverHook(logdir, save_steps=10)
+    slimguard.train(
+        train_op, logdir, number_of_steps=40, log_every_n_steps=0, on_nan=on_nan, hooks=[saves]
+    )
+
+
+def in_monitored_session(model, logdir, on_nan):
+    train_op = slimguard.guard(model.minimize(), loss=model.loss)
+    hooks = [slimguard.NanLossHook(model.loss, on_nan=on_nan)]
+    with tf1.train.MonitoredTrainingSession(
+        checkpoint_dir=logdir, save_checkpoint_steps=10, hooks=hooks
+    ) as session:
+        while not session.should_stop():
+            session.run(train_op)
+
+
+def unedited(model, logdir, on_nan):
+    with slimguard.instrument(on_nan=on_nan):
+        train_op = model.minimize()
+        saver = tf1.train.Saver()
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            for step in range(40):
+                if step % 10 == 0:
+                    saver.save(session, logdir + '/model.ckpt', global_step=step)
+                session.run(train_op)
+
+
+@pytest.mark.parametrize(
+    ('loop', 'on_nan'),
+    [(unedited, 'raise'), (in_train, 'skip:1,raise'), (in_monitored_session, 'raise')],
+)
+def test_without_a_rollback_ruined_weights_follow_no_good_checkpoint(loop, on_nan, tmp_path):
+    model = Linear(bad=lambda draw: draw >= 25, value=FAR)
+    with LogLines() as lines, pytest.raises(slimguard.NanLossError) as caught:
+        loop(model, str(tmp_path), on_nan)
+    assert 'the weights were ruined before' in caught.value.incident.reason
+    assert 'a smaller learning rate' in str(caught.value)  # the advice
+    assert checkpoint_at(tmp_path) == (20, [])
+    assert sum('is not saved, as its weights are ruined' in line for line in lines) == 1
+
+
+def test_a_training_that_explodes_at_once_keeps_what_it_began_with(tmp_path):
+    model = Linear(bad=lambda draw: draw >= 3, value=FAR)
+    with pytest.raises(slimguard.NanLossError, match='the weights were ruined before'):
+        in_train(model, str(tmp_path), 'raise')
+    assert checkpoint_at(tmp_path) == (0, [])
+
+
+# From start to restart: what stock TensorFlow poisons.
+
+
+def train_in_monitored_session(train_op, hook, logdir):
+    stop = tf1.train.StopAtStepHook(last_step=8)
+    with tf1.train.MonitoredTrainingSession(
+        checkpoint_dir=logdir,
+        save_checkpoint_steps=1,
+        save_checkpoint_secs=None,
+        hooks=[hook, stop],
+    ) as session:
+        while not session.should_stop():
+            session.run(train_op)
+
+
+def train_with_slim(train_op, hook, logdir):
+    slimguard.train(train_op, logdir, number_of_steps=8, log_every_n_steps=0, hooks=[hook])
+
+
+@pytest.mark.parametrize(
+    ('loop', 'check_numerics', 'fail_on_nan_loss'),
+    [
+        (train_with_slim, False, False),
+        (train_with_slim, True, True),
+        (train_in_monitored_session, False, True),
+        (train_in_monitored_session, True, False),
+    ],
+)
+def test_no_strategy_poisons_the_checkpoint(loop, check_numerics, fail_on_nan_loss, tmp_path):
+    logdir = str(tmp_path)
+    model = Linear(bad=(5,))
+    train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=check_numerics)
+    hook = slimguard.NanLossHook(model.loss, fail_on_nan_loss=fail_on_nan_loss)
+    if fail_on_nan_loss:
+        with pytest.raises(slimguard.NanLossError):
+            loop(train_op, hook, logdir)
+    else:
+        loop(train_op, hook, logdir)
+    assert checkpoint_at(logdir) == (5, [])
+    # A restart resumes there, and the batch that was bad is behind it.
+    with tf.Graph().as_default():
+        model = Linear()
+        train_op = slimguard.create_train_op(model.loss, model.optimizer)
+        loop(train_op, slimguard.NanLossHook(model.loss), logdir)
+        assert model.batches.drawn == 3
+    assert checkpoint_at(logdir) == (8, [])

@@ -8,6 +8,8 @@ import pytest
 import slimguard
 from tests.helpers.notebooks import Kernel
 
+pytestmark = pytest.mark.full  # a kernel takes its time to start
+
 SETUP = """
 import os, signal
 import numpy as np

@@ -53,9 +53,9 @@ class Twins(tf1.train.SessionRunHook):
         self._act(self, run_context.session)
         run_context.session.run(self._assign, {self._next: [self.step] * 3})
 
-    def start_saving(self, session, folder):
+    def start_saving(self, session, folder, step=None):
         """Saves in a thread of its own, which is returned with the list of what it saved."""
-        step = tf1.train.get_global_step(session.graph)
+        step = tf1.train.get_global_step(session.graph) if step is None else step
         saved = []
         thread = threading.Thread(
             target=lambda: saved.append(self.saver.save(session, str(folder / 'beside'), step)),
@@ -111,19 +111,15 @@ def test_a_copy_is_one_of_the_steps_in_which_the_next_one_begins(tmp_path):
     def act(hook, session):
         if hook.step in (2, 4):
             step = tf1.train.get_global_step(session.graph)
-            given = step if hook.step == 2 else step.name
-            thread = threading.Thread(
-                target=lambda: saved.append(
-                    hook.saver.save(session, str(tmp_path / 'beside'), given)
-                )
+            hook.thread, found = hook.start_saving(
+                session, tmp_path, step if hook.step == 2 else step.name
             )
-            thread.start()
-            hook.thread = thread
+            saved.append(found)
         elif hook.step in (3, 5):
             hook.thread.join(60)
 
     train(tmp_path, False, act)
-    assert [moment_in(path) for path in saved] == [2, 4]
+    assert [moment_in(path) for (path,) in saved] == [2, 4]
 
 
 def test_the_training_ends_when_what_is_being_written_is_there(tmp_path):
@@ -147,18 +143,6 @@ def test_the_training_ends_when_what_is_being_written_is_there(tmp_path):
     assert [moment_in(path) for path in found['saved']] == [3]
 
 
-def test_who_saves_in_a_step_saves_at_once(tmp_path):
-    saved = []
-
-    def act(hook, session):
-        if hook.step == 3:
-            step = tf1.train.get_global_step(session.graph)
-            saved.append(hook.saver.save(session, str(tmp_path / 'within'), step))
-
-    train(tmp_path, False, act)
-    assert [path.rsplit('-', 1)[1] for path in saved] == ['3']
-
-
 def test_a_hook_may_wait_for_a_thread_that_saves(tmp_path, monkeypatch):
     monkeypatch.setattr(step_turn, '_LONGEST_HOOK', 0.01)
     saved = []
@@ -173,65 +157,25 @@ def test_a_hook_may_wait_for_a_thread_that_saves(tmp_path, monkeypatch):
     assert [path.rsplit('-', 1)[1] for path in saved] == ['3']
 
 
-def test_a_copy_that_is_not_finite_is_refused_by_name_and_releases_its_turn(tmp_path):
-    class Poisons(tf1.train.SessionRunHook):
-        """Ends a step with an Inf, and saves beside the next."""
+def test_a_copy_is_looked_at_value_by_value_and_refused_by_name(tmp_path):
+    """Large values that its sum doubts are saved; an Inf is not, and the next copy has its turn."""
+    with tf1.variable_scope('', use_resource=False):
+        x = tf1.get_variable('x', initializer=[3e38, -3e38])
+    given = tf1.placeholder(tf.float32, [2])
+    assign = x.assign(given)
+    saved = []
 
-        def __init__(self):
-            self.poison = None
-            self.saved = []
-            self.step = 0
+    def act(hook, session):
+        if hook.step in (2, 4):
+            session.run(assign, {given: [1.0, float('inf')] if hook.step == 2 else [3e38, -3e38]})
+            hook.thread, found = hook.start_saving(session, tmp_path)
+            saved.append((hook.saver, found))
+        elif hook.step in (3, 5):
+            hook.thread.join(60)
 
-        def begin(self):
-            self.x = tf1.get_variable('x', initializer=[1.0, 2.0])
-            self.bad = self.x.assign([1.0, float('inf')])
-            self.saver = slimguard.FiniteSaver()
-            self.good = self.x.assign([3.0, 4.0])
-
-        def after_run(self, run_context, run_values):
-            self.step += 1
-            session = run_context.session
-            if self.step in (2, 4):
-                session.run(self.bad if self.step == 2 else self.good)
-                step = tf1.train.get_global_step(session.graph)
-                path = str(tmp_path / 'beside')
-                self.thread = threading.Thread(
-                    target=lambda: self.saved.append(self.saver.save(session, path, step))
-                )
-                self.thread.start()
-            elif self.step in (3, 5):
-                self.thread.join(60)
-
-    hook = Poisons()
-    model = Linear()
-    train_op = slimguard.create_train_op(model.loss, model.optimizer)
-    train_quietly(train_op, tmp_path, 6, hooks=[hook])
-    assert hook.saved[0] is None
-    assert [incident.tensors for incident in hook.saver.refused] == [('x',)]
-    assert hook.saved[1].endswith('beside-4')
-    assert list(tf1.train.load_checkpoint(hook.saved[1]).get_tensor('x')) == [3.0, 4.0]
-
-
-def test_large_finite_values_that_the_sum_doubts_are_saved_from_the_copy(tmp_path):
-    model = Linear()
-    large = tf1.get_variable('large', initializer=[3e38, -3e38])
-    train_op = slimguard.create_train_op(model.loss, model.optimizer)
-    del large
-
-    class Saves(tf1.train.SessionRunHook):
-        def after_run(self, run_context, run_values):
-            if not hasattr(self, 'thread'):
-                self.saved = []
-                self.thread = threading.Thread(
-                    target=lambda: self.saved.append(
-                        saver.save(run_context.session, str(tmp_path / 'beside'), model.step)
-                    )
-                )
-                self.thread.start()
-
-    hook, saver = Saves(), slimguard.FiniteSaver()
-    train_quietly(train_op, tmp_path, 3, hooks=[hook], saver=saver)
-    hook.thread.join(60)
-    (path,) = hook.saved
-    assert path.endswith('beside-1')
-    assert list(tf1.train.load_checkpoint(path).get_tensor('large')) == pytest.approx([3e38, -3e38])
+    train(tmp_path, False, act)
+    (saver, refused), (_, good) = saved
+    assert refused == [None] and [each.tensors for each in saver.refused] == [('x',)]
+    assert moment_in(good[0]) == 4
+    values = tf1.train.load_checkpoint(good[0]).get_tensor('x')
+    assert list(values) == pytest.approx([3e38, -3e38])

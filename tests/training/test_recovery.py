@@ -1,15 +1,21 @@
-"""Which checkpoint a rollback goes back to, and how many are read for that."""
+"""Which state a rollback goes back to, and what goes back with it."""
 
+import time
+
+import numpy as np
 import pytest
 import tensorflow as tf
 
+import slimguard
 from slimguard.checkpoints.rollback import Restorer
 from slimguard.checkpoints.snapshots import Snapshots
+from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.evidence import Found
 from slimguard.incidents.incident import Incident
-from slimguard.incidents.policies import Rollback
+from slimguard.incidents.policies import BATCH, Rollback
 from slimguard.training.open_incident import OpenIncident
 from slimguard.training.recovery import Recovery
+from tests.helpers.models import Linear, checkpoint_at, records_in, train_quietly
 
 tf1 = tf.compat.v1
 
@@ -60,7 +66,8 @@ def recovery_of(restorer):
 
 def gone_back_to(recovery, step, job=None, blames_data=False, session=None):
     handled = handled_at(step)
-    handled.note_found(Found(blames_data=blames_data))
+    kind = BATCH if blames_data else ''
+    handled.note_found(Found(Diagnosis('input', '', kind=kind)))
     recovery.go_back(session, handled, Rollback(), job)
     return handled.incident.restored
 
@@ -116,6 +123,114 @@ def test_a_snapshot_is_newer_than_the_state_before_the_first_step():
                 snapshots.step_was_good(session, None)
             restored = gone_back_to(recovery, 60, None, blames_data, session)
             assert restored.startswith('a snapshot after ')
+
+
+class Limits:
+    """What the limits of a `Spike` are made of, after a global step."""
+
+    def __init__(self):
+        self.step = self.is_of = 0
+
+    def note_good(self):
+        self.step += 1
+        self.is_of = self.step
+
+    def memory(self):
+        return self.is_of
+
+    def go_back(self, memory):
+        self.step = self.is_of = memory or 0
+
+
+@pytest.mark.parametrize('most, to', [(2, 51), (0, 40)])
+def test_the_limits_go_back_with_the_state(most, to):
+    v = tf1.get_variable('v', initializer=0.0)
+    step = tf1.train.get_or_create_global_step()
+    train_op = tf.group(v.assign_add(1.0), step.assign_add(1))
+    snapshots = Snapshots(tf1.get_default_graph(), most)
+    recovery, limits = Recovery(Listed(58, 40, 0), snapshots), Limits()
+    recovery.take_along(limits)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+
+        def train(steps):
+            for _ in range(steps):
+                session.run(train_op)
+                limits.note_good()
+                recovery.step_was_good(session, 1.0)
+
+        train(62)
+        restored = gone_back_to(recovery, 50 if most == 0 else 62, session=session)
+        assert restored.endswith(str(to))
+        # Of a checkpoint they are those of the last mark before it.
+        assert limits.is_of == (51 if most else 31)
+        train(3)
+        restored = gone_back_to(recovery, 53, session=session)
+        assert restored.endswith('-40' if most else '-0')
+        assert limits.is_of == (31 if most else 0)
+
+
+def regression(rate):
+    true = np.random.RandomState(9).randn(8, 1).astype(np.float32)
+    random = np.random.RandomState(1)
+
+    def batch():
+        x = random.randn(32, 8).astype(np.float32)
+        return x, (x.dot(true) + 0.3 * random.randn(32, 1)).astype(np.float32)
+
+    x, y = tf1.py_func(batch, [], [tf.float32, tf.float32], stateful=True)
+    tf1.set_random_seed(1)
+    first = tf1.get_variable('first', [8, 32])
+    second = tf1.get_variable('second', [32, 1])
+    hidden = tf.nn.relu(tf.matmul(tf.reshape(x, [32, 8]), first))
+    loss = tf.reduce_mean(tf.square(tf.matmul(hidden, second) - tf.reshape(y, [32, 1])))
+    step = tf1.train.get_or_create_global_step()
+    rates = tf1.train.piecewise_constant(step, [200], [0.01, rate])
+    return slimguard.create_train_op(loss, tf1.train.MomentumOptimizer(rates, 0.9))
+
+
+def explode(logdir, snapshots):
+    """Trains with a rate that is 300 times as large from step 200 on; returns the last loss."""
+    on_nan = [slimguard.Skip(3), slimguard.Rollback(5, learning_rate=0.3, snapshots=snapshots)]
+    with tf.Graph().as_default():
+        return train_quietly(regression(3.0), logdir, 400, on_nan=on_nan, spike=True, capture=False)
+
+
+def test_after_a_return_to_the_start_its_losses_are_no_spikes(tmp_path):
+    assert explode(tmp_path, snapshots=0) < 1  # the only checkpoint is that of step 0
+    records = records_in(tmp_path)
+    assert any(record['action'] == 'rollback' for record in records)
+    assert not any(record['step'] < 200 for record in records)
+    assert checkpoint_at(tmp_path) == (400, [])
+
+
+def test_a_machine_that_is_ten_times_as_slow_comes_to_the_same_decisions(tmp_path, monkeypatch):
+    decided = []
+    clocks = {name: getattr(time, name) for name in ('perf_counter', 'monotonic', 'time')}
+    for name, clock in clocks.items():
+        monkeypatch.setattr(time, name, lambda clock=clock: scale * clock())
+    for scale in (1, 10):
+        assert explode(tmp_path / str(scale), snapshots=3) < 1
+        records = records_in(tmp_path / str(scale))
+        names = [(each['restored'] or '').rpartition('/')[2] for each in records]
+        decided.append([(r['step'], r['action'], name) for r, name in zip(records, names)])
+    assert decided[0] == decided[1]
+    assert any(name.startswith('a snapshot of global step') for _, _, name in decided[0])
+
+
+@pytest.mark.parametrize('value, goes_back', [(1e30, True), (np.nan, False)])
+def test_overflows_that_keep_coming_from_finite_batches_are_an_explosion(
+    value, goes_back, tmp_path
+):
+    model = Linear(bad=range(20, 80, 4), value=value)  # never two in a row
+    train_op = slimguard.create_train_op(model.loss, model.optimizer)
+    train_quietly(train_op, tmp_path, 60, on_nan='skip:3,rollback:2,raise')
+    actions = [record['action'] for record in records_in(tmp_path)]
+    assert actions[:6] == ['skip'] * 5 + ['rollback' if goes_back else 'skip']
+    assert ('rollback' in actions) == goes_back
+    if goes_back:
+        said = '5 of the 20 steps before it came to a NaN or Inf from finite batches'
+        assert said in records_in(tmp_path)[5]['reason']
 
 
 def test_without_a_good_one_the_incident_says_so():

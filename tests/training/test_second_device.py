@@ -13,7 +13,10 @@ import slimguard
 from tests.helpers.children import ROOT, forked_python
 
 HAS_DEVICE = tuple(map(int, tf.__version__.split('.')[:2])) >= (2, 12)
-pytestmark = pytest.mark.skipif(not HAS_DEVICE, reason='such a device is in TensorFlow 2.12')
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(not HAS_DEVICE, reason='such a device is in TensorFlow 2.12'),
+]
 
 FLAGS = {'TF_XLA_FLAGS': '--tf_xla_enable_xla_devices'}
 PROGRAM = 'tests.helpers.second_device'

@@ -48,6 +48,38 @@ def test_without_spike_the_history_comes_all_the_same_and_nothing_is_held(loop, 
     assert history['gradients'] == [['w']]
 
 
+@every_loop
+def test_a_step_far_beyond_all_before_is_told_at_once_and_at_the_end(loop, tmp_path):
+    with LogLines() as lines:
+        loop(Given(str(tmp_path), on_nan='skip', bad=(24,), steps=25, value=1e6))
+    assert checkpoint_at(tmp_path) == (25, [])  # nothing was held
+    told = [line for line in lines if 'and was written' in line]
+    assert len(told) == 2 and told[0] == told[1]
+    assert told[0].startswith('slimguard: loss ') and ' of global step 25 is ' in told[0]
+    assert 'times the largest of all 24 good steps before it' in told[0]
+    assert 'spike=True' in told[0] and told[0].endswith('would have held it.')
+
+
+@pytest.mark.parametrize('value, spike', [(30.0, None), (1e6, slimguard.Spike(loss=1e30))])
+def test_a_step_that_is_not_so_far_is_not_told_nor_one_where_spike_looks(value, spike, tmp_path):
+    with LogLines() as lines:
+        trained(tmp_path, (24,), value, steps=25, spike=spike)
+    assert not any('before it, and was written' in line for line in lines)
+
+
+def test_the_last_line_of_run_says_that_a_step_was_far_beyond_all_before(tmp_path):
+    with slimguard.instrument(logdir=str(tmp_path)) as instrumentation:
+        model = Linear((5,), 1e8)
+        train_op = model.minimize()
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            for _ in range(6):
+                session.run(train_op)
+    said = str(instrumentation.sessions.seen)
+    assert 'Momentum: 6 steps, no incident, but loss ' in said
+    assert 'spike=True, or --spike=default of run, would have held it' in said
+
+
 class Drawn:
     """A batch of random numbers; with a NaN at some draws."""
 

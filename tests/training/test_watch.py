@@ -92,35 +92,23 @@ def test_an_unguarded_train_op_is_watched_too():
     assert [incident.held for incident in hook.incidents] == [False]
 
 
-class TestATrainOpThatNobodyGuarded:
-    def run(self, **kwargs):
-        model = Linear(bad=(1,))
-        train_op = model.minimize()
-        with slimguard.watch(tf1.Session(), **kwargs) as session:
-            session.run(tf1.global_variables_initializer())
-            for _ in range(3):
-                session.run(train_op)
+def test_a_train_op_that_nobody_guarded_is_refused_where_a_policy_is_asked_for_and_told_of_else():
+    def run(**kwargs):
+        with tf.Graph().as_default():
+            model = Linear(bad=(1,))
+            train_op = model.minimize()
+            with slimguard.watch(tf1.Session(), **kwargs) as session:
+                session.run(tf1.global_variables_initializer())
+                for _ in range(3):
+                    session.run(train_op)
 
-    @pytest.mark.parametrize('on_nan', ['raise', 'stop', 'skip', 'skip:2,raise'])
-    def test_is_refused_where_a_policy_is_asked_for(self, on_nan):
+    for on_nan in ('raise', 'stop', 'skip', 'skip:2,raise'):
         with pytest.raises(ValueError, match='%r.*has no gate.*slimguard.guard' % on_nan):
-            self.run(on_nan=on_nan)
-
-    def test_is_told_once_otherwise(self):
-        with LogLines() as lines:
-            self.run()
-        (said,) = [line for line in lines if 'has no gate' in line]
-        assert 'slimguard.guard(train_op)' in said
-
-
-def test_what_is_built_around_a_guarded_train_op_is_no_train_op_without_a_gate():
-    model, train_op = build()
-    with tf.control_dependencies([train_op]):
-        after = tf.identity(model.step)
-    with LogLines() as lines, slimguard.watch(tf1.Session()) as session:
-        session.run(tf1.global_variables_initializer())
-        session.run(after)
-    assert not any('has no gate' in line for line in lines)
+            run(on_nan=on_nan)
+    with LogLines() as lines:
+        run()
+    (said,) = [line for line in lines if 'has no gate' in line]
+    assert 'slimguard.guard(train_op)' in said
 
 
 def test_it_is_the_default_session_inside_and_a_session_for_savers(tmp_path):
@@ -182,16 +170,30 @@ def test_an_error_of_the_users_leaves_end_alone():
     assert counting.calls == ['after_create_session']
 
 
-def test_what_is_no_session_is_named():
+def test_what_cannot_be_watched_is_refused(tmp_path):
     with pytest.raises(TypeError, match="must be a tf.compat.v1.Session, not 'session'"):
         slimguard.watch('session')
-
-
-def test_a_closed_session_is_refused():
-    session = tf1.Session()
-    session.close()
+    closed = tf1.Session()
+    closed.close()
     with pytest.raises(RuntimeError, match='session is closed; watch another'):
+        slimguard.watch(closed)
+    with pytest.raises(ValueError, match='no variables yet.*build the model'):
+        slimguard.watch(tf1.Session(), on_nan='rollback', logdir=tmp_path / 'logs')
+    assert not (tmp_path / 'logs').exists()
+    build()
+    watched = slimguard.watch(tf1.Session(), on_nan='skip')
+    with pytest.raises(ValueError, match='watched already.*hooks='):
+        slimguard.watch(watched, on_nan='raise')
+    watched.close()
+
+
+def test_a_plain_session_is_watched_once_at_a_time():
+    session = tf1.Session()
+    watched = slimguard.watch(session)
+    with pytest.raises(ValueError, match='session is watched already'):
         slimguard.watch(session)
+    del watched  # as where a notebook's cell is run once more
+    slimguard.watch(session).close()
 
 
 def test_threads_of_the_hooks_are_joined():
@@ -210,17 +212,6 @@ def test_threads_of_the_hooks_are_joined():
     assert not hook.thread.is_alive()
 
 
-def test_a_rollback_goes_back_to_the_state_that_was_initialized_in_the_watched_session(tmp_path):
-    model, train_op = build(bad=(2,))
-    with slimguard.watch(tf1.Session(), on_nan='rollback', logdir=tmp_path) as session:
-        session.run(tf1.global_variables_initializer())
-        before = state(session)
-        for _ in range(3):
-            session.run(train_op)
-        assert state(session) == before
-        assert session.run(model.step) == 0
-
-
 @pytest.mark.parametrize('restores', [False, True])
 def test_who_begins_anew_beside_the_checkpoints_of_another_training_is_told(restores, tmp_path):
     _, train_op = build()
@@ -237,15 +228,6 @@ def test_who_begins_anew_beside_the_checkpoints_of_another_training_is_told(rest
         session.run(train_op)
     told = [line for line in lines if 'does not begin with the weights of ' + saved in line]
     assert len(told) == (not restores)
-
-
-def test_a_plain_session_is_watched_once_at_a_time():
-    session = tf1.Session()
-    watched = slimguard.watch(session)
-    with pytest.raises(ValueError, match='session is watched already'):
-        slimguard.watch(session)
-    del watched  # as where a notebook's cell is run once more
-    slimguard.watch(session).close()
 
 
 def test_who_forgets_to_initialize_is_told_so_and_may_do_it_then(tmp_path):
@@ -267,19 +249,12 @@ def test_a_hook_that_saves_at_once_needs_variables_that_are_initialized(tmp_path
         slimguard.watch(tf1.Session(), hooks=[hook])
 
 
-@pytest.mark.parametrize('error', [StopIteration, tf.errors.OutOfRangeError])
-def test_the_end_of_the_input_ends_the_block_cleanly(error):
-    counting = Counting()
-    with slimguard.watch(tf1.Session(), hooks=[counting]):
-        raise error() if error is StopIteration else error(None, None, 'the end')
-    assert counting.calls == ['after_create_session', 'end']
-
-
-def test_any_other_error_leaves_the_block_without_an_end():
-    counting = Counting()
-    with pytest.raises(KeyError), slimguard.watch(tf1.Session(), hooks=[counting]):
-        raise KeyError
-    assert counting.calls == ['after_create_session']
+def test_the_end_of_the_input_ends_the_block_cleanly():
+    for error in (StopIteration(), tf.errors.OutOfRangeError(None, None, 'the end')):
+        counting = Counting()
+        with tf1.Graph().as_default(), slimguard.watch(tf1.Session(), hooks=[counting]):
+            raise error
+        assert counting.calls == ['after_create_session', 'end']
 
 
 NEVER_CLOSED = """
@@ -299,6 +274,7 @@ for value in (1.0, float('nan'), 1.0, 1.0):
 """
 
 
+@pytest.mark.full
 def test_a_session_that_is_never_closed_says_what_was_skipped_and_no_more(tmp_path):
     run = python('-c', NEVER_CLOSED, cwd=tmp_path)
     assert run.returncode == 0
@@ -348,35 +324,15 @@ def fed_train_op():
     return slimguard.guard(train_op, loss=loss), x
 
 
-def test_what_is_written_beside_the_step_is_told_of_once(caplog):
-    train_op, x = fed_train_op()
-    mean = tf1.get_variable('mean', initializer=[0.0], trainable=False)
-    update = tf1.assign(mean, 0.9 * mean + 0.1 * x)
+def test_a_callable_of_what_nobody_guarded_is_refused_as_its_run_is():
+    weight = tf1.get_variable('weight', initializer=1.0)
+    train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(weight**2)
     with slimguard.watch(tf1.Session(), on_nan='skip') as session:
         session.run(tf1.global_variables_initializer())
-        for fetches in ([train_op, update], [train_op, update, x], train_op):
-            session.run(fetches, {x: [1.0]})
-    (told,) = [each.getMessage() for each in caplog.records if 'NOT guarded' in each.getMessage()]
-    assert "the update of 'mean' is NOT guarded: it is fetched beside the train op" in told
-    assert 'slimguard.guard(tf.group(train_op, update))' in told
-
-
-@pytest.mark.parametrize(
-    'wrong, message',
-    [
-        ({'capture': 'no'}, "capture must be True or False, not 'no'"),
-        ({'max_loss': '5'}, "max_loss must be a positive finite number or None, not '5'"),
-        ({'hooks': 3}, 'hooks must be a list of tf.train.SessionRunHooks, not 3'),
-    ],
-)
-def test_what_is_no_argument_is_refused(wrong, message):
-    for call in (
-        lambda: slimguard.watch(tf1.Session(), **wrong),
-        lambda: slimguard.train(fed_train_op()[0], None, **wrong),
-    ):
-        with tf1.Graph().as_default(), pytest.raises((TypeError, ValueError)) as caught:
-            call()
-        assert message in str(caught.value)
+        step = session.make_callable(train_op)
+        with pytest.raises(ValueError, match='slimguard.guard'):
+            step()
+        assert session.run(weight) == 1.0
 
 
 _AS_IN_THE_README = """
@@ -400,6 +356,7 @@ for settings in dict(on_nan='skip'), dict(on_nan=back, logdir=sys.argv[1]):
 """
 
 
+@pytest.mark.full
 def test_tensorflow_does_not_warn_of_what_a_new_session_is_asked(tmp_path):
     """Such as ops that were made after its first run, and variables that are not there yet."""
     run = python('-c', _AS_IN_THE_README, tmp_path, variables={'TF_CPP_MIN_LOG_LEVEL': '0'})
@@ -407,17 +364,6 @@ def test_tensorflow_does_not_warn_of_what_a_new_session_is_asked(tmp_path):
     assert run.stderr.count('slimguard: incident 1') == 2
     native = r'^W\d{4} |: W (?:external/org_)?tensorflow/'
     assert [line for line in run.stderr.splitlines() if re.search(native, line)] == []
-
-
-def test_a_callable_of_what_nobody_guarded_is_refused_as_its_run_is():
-    weight = tf1.get_variable('weight', initializer=1.0)
-    train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(weight**2)
-    with slimguard.watch(tf1.Session(), on_nan='skip') as session:
-        session.run(tf1.global_variables_initializer())
-        step = session.make_callable(train_op)
-        with pytest.raises(ValueError, match='slimguard.guard'):
-            step()
-        assert session.run(weight) == 1.0
 
 
 def test_a_queue_that_training_fills_is_filled_in_its_thread():
@@ -438,20 +384,6 @@ def test_a_queue_that_training_fills_is_filled_in_its_thread():
         coordinator.join(threads)
 
 
-def test_a_session_is_watched_once():
-    build()
-    watched = slimguard.watch(tf1.Session(), on_nan='skip')
-    with pytest.raises(ValueError, match='watched already.*hooks='):
-        slimguard.watch(watched, on_nan='raise')
-    watched.close()
-
-
-def test_what_is_to_be_saved_is_to_be_there(tmp_path):
-    with pytest.raises(ValueError, match='no variables yet.*build the model'):
-        slimguard.watch(tf1.Session(), on_nan='rollback', logdir=tmp_path / 'logs')
-    assert not (tmp_path / 'logs').exists()
-
-
 def test_an_interactive_session_is_left_as_any_other():
     default = tf1.get_default_session()
     model, train_op = build(bad=(1,))
@@ -461,6 +393,51 @@ def test_an_interactive_session_is_left_as_any_other():
             train_op.op.run()
         assert session.run(model.step) == 2
     assert tf1.get_default_session() is default
+
+
+def test_a_rollback_goes_back_to_the_state_that_was_initialized_in_the_watched_session(tmp_path):
+    model, train_op = build(bad=(2,))
+    with slimguard.watch(tf1.Session(), on_nan='rollback', logdir=tmp_path) as session:
+        session.run(tf1.global_variables_initializer())
+        before = state(session)
+        for _ in range(3):
+            session.run(train_op)
+        assert state(session) == before
+        assert session.run(model.step) == 0
+
+
+def test_a_rollback_does_not_go_to_what_was_trained_before_the_variables_were_made_anew(tmp_path):
+    x = tf1.placeholder(tf.float32, [])
+    loss = tf1.get_variable('weight', initializer=1.0) * x
+    step = tf1.train.get_or_create_global_step()
+    train_op = tf1.train.GradientDescentOptimizer(0.01).minimize(loss, step)
+    train_op = slimguard.guard(train_op, loss=loss)
+    hook = slimguard.NanLossHook(loss, on_nan='rollback', logdir=tmp_path)
+    with slimguard.watch(tf1.Session(), hooks=[hook]) as session:
+        for steps in 40, 3:
+            session.run(tf1.global_variables_initializer())
+            for _ in range(steps):
+                session.run(train_op, {x: 1.0})
+        session.run(train_op, {x: float('nan')})
+        assert session.run(step) == 0
+    (incident,) = hook.incidents
+    assert incident.restored.endswith('model.ckpt-0')
+
+
+# What is written beside a step, or on top of it.
+
+
+def test_what_is_written_beside_the_step_is_told_of_once(caplog):
+    train_op, x = fed_train_op()
+    mean = tf1.get_variable('mean', initializer=[0.0], trainable=False)
+    update = tf1.assign(mean, 0.9 * mean + 0.1 * x)
+    with slimguard.watch(tf1.Session(), on_nan='skip') as session:
+        session.run(tf1.global_variables_initializer())
+        for fetches in ([train_op, update], [train_op, update, x], train_op):
+            session.run(fetches, {x: [1.0]})
+    (told,) = [each.getMessage() for each in caplog.records if 'NOT guarded' in each.getMessage()]
+    assert "the update of 'mean' is NOT guarded: it is fetched beside the train op" in told
+    assert 'slimguard.guard(tf.group(train_op, update))' in told
 
 
 def with_an_update():
@@ -498,19 +475,130 @@ def test_what_was_written_past_the_gate_is_called_so(on_nan, tmp_path):
     assert 'went past the gate' in told and 'explodes' not in told
 
 
-def test_a_rollback_does_not_go_to_what_was_trained_before_the_variables_were_made_anew(tmp_path):
-    x = tf1.placeholder(tf.float32, [])
-    loss = tf1.get_variable('weight', initializer=1.0) * x
-    step = tf1.train.get_or_create_global_step()
-    train_op = tf1.train.GradientDescentOptimizer(0.01).minimize(loss, step)
-    train_op = slimguard.guard(train_op, loss=loss)
-    hook = slimguard.NanLossHook(loss, on_nan='rollback', logdir=tmp_path)
-    with slimguard.watch(tf1.Session(), hooks=[hook]) as session:
-        for steps in 40, 3:
-            session.run(tf1.global_variables_initializer())
-            for _ in range(steps):
-                session.run(train_op, {x: 1.0})
-        session.run(train_op, {x: float('nan')})
-        assert session.run(step) == 0
-    (incident,) = hook.incidents
-    assert incident.restored.endswith('model.ckpt-0')
+def guarded(bad=()):
+    model = Linear(bad)
+    return model, slimguard.guard(model.minimize(), loss=model.loss)
+
+
+def average_on_top(model, train_op):
+    """What TensorFlow's documentation of `ExponentialMovingAverage` makes of a train op."""
+    with tf.control_dependencies([train_op]):
+        return tf1.train.ExponentialMovingAverage(0.9).apply([model.weights])
+
+
+def value_on_top(model, train_op):
+    with tf.control_dependencies([train_op]):
+        return tf.identity(model.loss, name='loss_of_step')
+
+
+def group_on_top(model, train_op):
+    return tf.group(train_op, name='everything')
+
+
+def branch_on_top(model, train_op):
+    return tf.cond(model.step < 100, lambda: tf.group(train_op), tf.no_op)
+
+
+def steps(session, train_op, number):
+    """Runs the variables' initializers, and then the op; the state before the last step."""
+    session.run(tf1.global_variables_initializer())
+    before = None
+    for _ in range(number):
+        before = state(session)
+        session.run(train_op)
+    return before
+
+
+@pytest.mark.parametrize(
+    ('on_top', 'on_nan', 'ends_at'),
+    [
+        (value_on_top, 'skip', 3),
+        (average_on_top, 'raise', 2),
+        (group_on_top, 'stop', 2),
+        (branch_on_top, 'rollback', 0),
+    ],
+)
+def test_a_run_of_what_waits_for_the_train_op_is_its_step(on_top, on_nan, ends_at, tmp_path):
+    model, train_op = guarded(bad=(2,))
+    outer = on_top(model, train_op)
+    hook = slimguard.NanLossHook(model.loss, on_nan=on_nan, logdir=tmp_path)
+    inner = tf1.Session()
+    try:
+        with slimguard.watch(inner, hooks=[hook]) as session:
+            steps(session, outer, 3)
+            if on_nan == 'skip':
+                session.run(outer)
+            assert session.should_stop() == (on_nan == 'stop')
+            assert session.run(model.step) == ends_at
+    except slimguard.NanLossError as error:
+        assert on_nan == 'raise' and 'in row 1' in str(error)
+    assert [(each.step, each.action, each.held) for each in hook.incidents] == [(2, on_nan, True)]
+
+
+def test_two_trainings_in_one_group():
+    models = []
+    for scope in ('a', 'b'):
+        with tf1.variable_scope(scope):
+            models.append(guarded(bad=(1,) if scope == 'b' else ()))
+    both = tf.group(*(train_op for _, train_op in models))
+    losses = [model.loss for model, _ in models]
+    hooks = [slimguard.NanLossHook(loss, on_nan='skip') for loss in losses]
+    with LogLines() as lines, slimguard.watch(tf1.Session(), hooks=hooks) as session:
+        steps(session, both, 3)
+    assert [len(hook.incidents) for hook in hooks] == [0, 1]
+    assert not any('NOT guarded' in line for line in lines)
+
+
+def test_what_is_written_on_top_is_named_once():
+    model, train_op = guarded()
+    outer = average_on_top(model, train_op)
+    with LogLines() as lines, slimguard.watch(tf1.Session()) as session:
+        steps(session, outer, 2)
+        session.run([outer, model.loss])
+    (said,) = [line for line in lines if 'NOT guarded' in line]
+    assert "'w/ExponentialMovingAverage'" in said
+    assert 'build slimguard.guard() of that as well' in said
+
+
+def test_what_writes_nothing_of_its_own_is_not():
+    for on_top in (value_on_top, group_on_top, branch_on_top):
+        with tf.Graph().as_default():
+            model, train_op = guarded()
+            outer = on_top(model, train_op)
+            with LogLines() as lines, slimguard.watch(tf1.Session()) as session:
+                steps(session, outer, 2)
+        assert not any('guarded' in line or 'has no gate' in line for line in lines)
+
+
+def test_guarded_as_well_nothing_is_named_and_a_bad_step_leaves_all():
+    model, train_op = guarded(bad=(2,))
+    outer = slimguard.guard(average_on_top(model, train_op), loss=model.loss)
+    with LogLines() as lines, slimguard.watch(tf1.Session(), on_nan='skip') as session:
+        before = steps(session, outer, 3)
+        assert state(session) == before
+    assert not any('NOT guarded' in line for line in lines)
+
+
+@pytest.mark.parametrize('max_loss, told', [(None, 'global step 2'), (1e-9, 'above max_loss')])
+def test_a_train_op_that_is_guarded_in_a_branch_that_not_every_run_takes(max_loss, told):
+    was_v2 = tf1.control_flow_v2_enabled()
+    tf1.disable_control_flow_v2()
+    try:
+        model = Linear(bad=(2,))
+        with tf.control_dependencies([model.loss]):
+            taken = tf.equal(model.step % 2, 0)
+
+        def train():
+            train_op = model.optimizer.minimize(model.loss)
+            with tf.control_dependencies([slimguard.guard(train_op, loss=model.loss)]):
+                return tf.no_op()
+
+        with tf.control_dependencies([tf.cond(taken, train, tf.no_op)]):
+            outer = tf1.assign_add(model.step, 1)
+        with pytest.raises(slimguard.NanLossError, match=told):
+            with slimguard.watch(tf1.Session(), max_loss=max_loss) as session:
+                steps(session, outer, 4)
+        assert model.batches.drawn == (3 if max_loss is None else 1)
+    finally:
+        if was_v2:
+            tf1.enable_control_flow_v2()

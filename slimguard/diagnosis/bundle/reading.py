@@ -1,29 +1,37 @@
-"""Reads a bundle, and believes nothing that it says.
-
-Anything that a writer would not have made is a `BundleError`. Reading takes memory in proportion to
-the size of the files, and not to the sizes that they claim.
-"""
+"""Reads a bundle. Whatever is not as it should be is a `BundleError`."""
 
 import contextlib
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional
+import json
+import math
+import os
+from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import tensorflow.compat.v1 as tf1
 
-from slimguard.diagnosis.bundle.arrays import read_arrays
-from slimguard.diagnosis.bundle.files import (
-    ARRAYS,
-    GRAPH,
-    INDEX,
-    JSON,
-    BundleError,
-    Files,
-    damaged,
-)
-from slimguard.diagnosis.bundle.incident_json import check_step, parse_incident, require
-from slimguard.diagnosis.bundle.state import State
+from slimguard.diagnosis.bundle import arrays
 from slimguard.diagnosis.rerun import ExportedStep
 from slimguard.system import files
+
+JSON, GRAPH, DRAWN, STATE = 'incident.json', 'step.pb', 'drawn.npz', 'state.npz'
+# How large a bundle is that we write, and a file of one that we read, in bytes.
+MOST_BYTES = 8 << 30
+VERSION = 2
+
+_NON_FINITE = {'NaN': math.nan, 'Infinity': math.inf, '-Infinity': -math.inf}
+_KINDS = {
+    'versions': dict,
+    'incident': dict,
+    'diagnosis': (dict, type(None)),
+    'text': str,
+    'history': (dict, type(None)),
+    'step': dict,
+    'dtypes': dict,
+}
+
+
+class BundleError(ValueError):
+    """A folder is no bundle, or a damaged one; the message says which file, and what is wrong."""
 
 
 class Bundle(NamedTuple):
@@ -38,9 +46,8 @@ class Bundle(NamedTuple):
       values: what the step drew, by Tensor names.
       exported: the step.
       history: the last steps, as `History.to_dict` gives them; None if they are not known.
-      variables: called with names of variable ops; yields dictionaries with their values. Of a
-        remote bundle they are copied to this machine at the first call; the copy goes when nobody
-        holds this any more, or the process ends.
+      variables: called with names of variable ops; yields dictionaries with their values, which it
+        reads one by one. Raises `BundleError`.
     """
 
     path: str
@@ -61,39 +68,28 @@ def read(path: files.Path) -> Bundle:
       path: the folder, on any file system that `tf.io.gfile` knows.
 
     Raises:
-      BundleError: if anything in it is missing or damaged, or leads out of the folder.
+      BundleError: if there is no bundle, or anything in it is missing, damaged or too large.
     """
-    opened = Files(files.as_path(path, 'bundle'))
-    try:
-        return _read(opened)
-    except BaseException:
-        opened.close()
-        raise
+    folder = files.as_path(path, 'bundle')
+    said = read_json(folder)
+    step = said['step']
+    values = dict(_load(folder, DRAWN, said['dtypes']))
+    with _opened(folder, GRAPH) as file:
+        graph_def = tf1.GraphDef.FromString(file.read())
+        if not graph_def.node:
+            raise ValueError('an empty graph')
+    with _archive(folder, STATE) as archive:
+        missing = [name for name in step['variables'] if not arrays.has(archive, name)]
+        if missing:
+            raise ValueError('there is no array %r' % missing[0])
 
+    def variables(names: List[str]) -> Iterator[Dict[str, np.ndarray]]:
+        for name, value in _load(folder, STATE, {each: step['variables'][each] for each in names}):
+            yield {name: value}
 
-def _read(opened: Files) -> Bundle:
-    with _blaming(JSON):
-        said = parse_incident(opened)
-        check_step(said['step'])
-    with _blaming(ARRAYS):
-        values = read_arrays(opened, said['arrays'])
-    with _blaming(JSON):
-        require(set(values) <= set(said['step']['sources']), 'arrays: not among step.sources')
-    with _blaming(GRAPH):
-        exported = ExportedStep(_read_graph(opened), said['step'])
-    with _blaming(INDEX):
-        variables = State(opened, said['step']['variables'])
-    return Bundle(
-        opened.path,
-        said['incident'],
-        said['diagnosis'],
-        said['text'],
-        said['versions'],
-        values,
-        exported,
-        said['history'],
-        variables,
-    )
+    told = {name: said[name] for name in ('incident', 'diagnosis', 'text', 'versions', 'history')}
+    exported = ExportedStep(graph_def, step)
+    return Bundle(path=folder, values=values, exported=exported, variables=variables, **told)
 
 
 def read_json(path: files.Path) -> Dict[str, Any]:
@@ -102,32 +98,91 @@ def read_json(path: files.Path) -> Dict[str, Any]:
     Raises:
       BundleError: if there is none or it is damaged.
     """
-    opened = Files(files.as_path(path, 'bundle'))
-    try:
-        with _blaming(JSON):
-            return parse_incident(opened)
-    finally:
-        opened.close()
+    folder = files.as_path(path, 'bundle')
+    with _opened(folder, JSON) as file:
+        said = json.loads(file.read().decode('utf-8'))
+        if not isinstance(said, dict) or said.get('version') != VERSION:
+            raise ValueError('it is not of version %d, which this slimguard reads' % VERSION)
+        _require_kinds(said, _KINDS)
+        _require_kinds(said['step'], {'sources': dict, 'variables': dict})
+        if not said['dtypes'].keys() <= said['step']['sources'].keys():
+            raise ValueError('it names arrays that the step does not draw')
+        if said['history'] is not None:
+            said['history'] = _history(said['history'])
+    return said
+
+
+def number(value: Any) -> Any:
+    """A number of incident.json as a float: there, NaN and Inf are strings. All else as it is."""
+    return _NON_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def _require_kinds(said: Dict[str, Any], kinds: Dict[str, Any]) -> None:
+    for name, kind in kinds.items():
+        if not isinstance(said.get(name), kind):
+            raise ValueError('no %r of the right kind' % name)
+
+
+def _history(said: Dict[str, Any]) -> Dict[str, Any]:
+    """What `History.to_dict` gave: a row for each step, and numbers for NaN and Inf again."""
+    columns = ('step', 'good', 'loss', 'learning_rate', 'gradient_norm')
+    history: Dict[str, Any] = {name: [_real(each) for each in said[name]] for name in columns}
+    history['gradient_norms'] = [[_real(each) for each in row] for row in said['gradient_norms']]
+    history['gradients'] = gradients = [
+        [str(name) for name in names] for names in said['gradients']
+    ]
+    if len({len(history[name]) for name in columns + ('gradient_norms',)}) != 1:
+        raise ValueError('a history with columns of several lengths')
+    if any(len(row) != len(gradients) for row in history['gradient_norms']) or [] in gradients:
+        raise ValueError('a history with norms of no gradient')
+    return history
+
+
+def _real(value: Any) -> Any:
+    value = number(value)
+    if value is not None and not isinstance(value, (bool, int, float)):
+        raise ValueError('%.80r in the history, where a number is expected' % (value,))
+    return value
+
+
+def _load(folder: str, name: str, dtypes: Dict[str, str]) -> Iterator[Tuple[str, np.ndarray]]:
+    """Reads arrays out of an .npz, one by one."""
+    if dtypes:  # else it is so short that zipfile seeks before its beginning, as no GFile can
+        with _archive(folder, name) as archive:
+            for each, dtype in dtypes.items():
+                yield each, arrays.load(archive, each, dtype)
 
 
 @contextlib.contextmanager
-def _blaming(name: str):
-    """Makes one kind of error of all that a damaged or hostile file can cause.
+def _archive(folder: str, name: str):
+    with _opened(folder, name) as file:
+        with arrays.open_archive(file, files.size_of(file)) as archive:
+            yield archive
+
+
+@contextlib.contextmanager
+def _opened(folder: str, name: str) -> Iterator[IO[bytes]]:
+    """Opens a file, and makes one kind of error of all that is wrong with it.
 
     Libraries raise what they like when they are handed garbage: zlib.error, struct.error,
     UnicodeDecodeError, MemoryError, protobuf's own.
     """
     try:
-        yield
+        with files.open_to_read(os.path.join(folder, name)) as file:
+            if files.size_of(file) > MOST_BYTES:
+                size = files.megabytes(files.size_of(file))
+                raise ValueError('it has %s, more than %s' % (size, files.megabytes(MOST_BYTES)))
+            yield file
     except BundleError:
         raise
     except Exception as error:
-        raise damaged(name, '%s: %s' % (type(error).__name__, error)) from None
+        raise BundleError('%s cannot be read: %s' % (name, _why(error))) from None
 
 
-def _read_graph(opened: Files) -> tf1.GraphDef:
-    graph_def = tf1.GraphDef()
-    graph_def.ParseFromString(opened.read(GRAPH))
-    if not graph_def.node:
-        raise damaged(GRAPH, 'an empty graph')
-    return graph_def
+def _why(error: Exception) -> str:
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        return 'there is no such file'
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    what = str(getattr(error, 'message', error))[:500]
+    return what if type(error) is ValueError else '%s: %s' % (type(error).__name__, what)

@@ -10,17 +10,15 @@ from typing import Any, Callable, Dict, Optional
 import numpy as np
 import tensorflow as tf
 
-from slimguard.diagnosis.bundle import folders
-from slimguard.diagnosis.bundle.arrays import bytes_of_array, save_arrays
-from slimguard.diagnosis.bundle.files import ARRAYS, GRAPH, JSON, STATE, BundleError, most_bytes
-from slimguard.diagnosis.bundle.incident_json import MOST_ROWS, VERSION, check_sizes
-from slimguard.diagnosis.bundle.state import run_alone
+from slimguard.diagnosis.bundle import arrays, folders, reading
+from slimguard.diagnosis.bundle.reading import DRAWN, GRAPH, JSON, STATE, BundleError
 from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.rerun import ExportedStep, ExportOnce, bytes_of, variables_in_chunks
-from slimguard.graph import plain_ops
 from slimguard.incidents.history import History
 from slimguard.system import files
+
+_MOST_ROWS = 100000  # of the table of ranges
 
 
 def write(
@@ -35,9 +33,9 @@ def write(
     export: Optional[ExportOnce] = None,
     history: Optional[History] = None,
 ) -> str:
-    """Writes a bundle, and removes the oldest ones beyond `max_bundles`.
+    """Writes a bundle, and removes those beyond `max_bundles`, as `folders.remove_beyond` says.
 
-    It is never seen half-written: see `folders`.
+    Readers never see it half-written. If it cannot be finished, nothing of it is left.
 
     Args:
       logdir: the log directory of the training, on any file system that `tf.io.gfile` knows.
@@ -57,55 +55,79 @@ def write(
 
     Raises:
       OSError, tf.errors.OpError: if it cannot be written.
-      BundleError: if it would be larger than what can be read back.
+      BundleError: if it would be larger than what is read back.
       ValueError: if `max_bundles` is not at least 1.
     """
     if max_bundles < 1:
         raise ValueError('max_bundles must be at least 1, not %r' % (max_bundles,))
+    exported = (export or ExportOnce(capture))()
+    size = _size(capture, exported, values)
+    if size > reading.MOST_BYTES:
+        limit = files.megabytes(reading.MOST_BYTES)
+        raise BundleError('it would have %s, and the most is %s' % (files.megabytes(size), limit))
     parent = folders.folder(logdir)
     files.make_dirs(parent)
-    exported = (export or ExportOnce(capture))()
-    require_room(_size(capture, exported, values))
-    with folders.Making(parent) as making:
-        _write(making.path, GRAPH, exported.graph_def.SerializeToString())
-        save_state(session, capture, exported.names['variables'], os.path.join(making.path, STATE))
+    require_room(size)
+    path = folders.make(parent, incident.step)
+    try:
+        with _create(os.path.join(path, GRAPH)) as file:
+            file.write(exported.graph_def.SerializeToString())
+        with _create(os.path.join(path, STATE)) as file:
+            chunks = variables_in_chunks(session, capture, list(exported.names['variables']))
+            arrays.save(file, (pair for chunk in chunks for pair in chunk.items()))
+        with _create(os.path.join(path, DRAWN)) as file:
+            dtypes = arrays.save(file, values.items())
         said = {
-            'version': VERSION,
+            'version': reading.VERSION,
             'time': incident.time,  # near the beginning, where it is looked for
             'versions': _versions(),
             'incident': dataclasses.asdict(incident),
             'diagnosis': None if diagnosis is None else _dict_of(diagnosis),
             'text': '' if diagnosis is None else str(diagnosis),
             'history': None if history is None else history.to_dict(),
+            'dtypes': dtypes,
             'step': exported.names,
-            'arrays': save_arrays(values, os.path.join(making.path, ARRAYS)),
         }
-        check_sizes(said)
-        _write(making.path, JSON, json.dumps(_to_json(said), allow_nan=False).encode('utf-8'))
-        path = making.publish(incident.step)
-    folders.remove_oldest(logdir, max_bundles, path)
+        content = json.dumps(_to_json(said), allow_nan=False).encode('utf-8')
+        files.write_atomically(os.path.join(path, JSON), content)
+    except BaseException:
+        folders.remove(path)
+        raise
+    folders.remove_beyond(logdir, max_bundles, path)
     return path
 
 
 def _size(capture: Capture, exported: ExportedStep, values: Dict[str, np.ndarray]) -> int:
     """How large the bundle will be, about: all but what is said in words."""
     variables = sum(bytes_of(capture.reads[name]) for name in exported.names['variables'])
-    return exported.graph_def.ByteSize() + variables + sum(map(bytes_of_array, values.values()))
+    return exported.graph_def.ByteSize() + variables + sum(map(arrays.bytes_of, values.values()))
 
 
-def _write(folder: str, name: str, content: bytes) -> None:
-    if len(content) > most_bytes(name):
-        raise BundleError(
-            '%s would have %d bytes, and more than %d are not read back'
-            % (name, len(content), most_bytes(name))
-        )
-    with open(os.path.join(folder, name), 'wb') as file:
-        file.write(content)
+def _create(path: str) -> Any:
+    return _RemoteFile(path) if files.is_remote(path) else open(path, 'wb')
+
+
+class _RemoteFile:
+    """A file on another file system, written from its beginning to its end, as zipfile can."""
+
+    def __init__(self, path: str):
+        self._file = tf.io.gfile.GFile(path, 'wb')
+        self.flush = self._file.flush
+
+    def write(self, content) -> int:
+        self._file.write(bytes(content))
+        return len(content)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._file.close()
 
 
 def _dict_of(diagnosis: Diagnosis) -> Dict[str, Any]:
     said = diagnosis.to_dict()
-    said['ranges'] = said['ranges'][:MOST_ROWS]
+    said['ranges'] = said['ranges'][:_MOST_ROWS]
     return said
 
 
@@ -118,39 +140,6 @@ def _versions() -> Dict[str, str]:
         'python': platform.python_version(),
         'slimguard': slimguard.__version__,
     }
-
-
-def save_state(session, capture: Capture, variables, prefix: str) -> None:
-    """Writes a checkpoint part by part, so that it takes no second copy of the model."""
-    parts = []
-    for number, values in enumerate(variables_in_chunks(session, capture, list(variables))):
-        part = '%s-part-%d' % (prefix, number)
-        parts.append(part)
-        run_alone(_save_part(part, values, variables))
-    if not parts:
-        return
-    run_alone(
-        lambda: tf.raw_ops.MergeV2Checkpoints(
-            checkpoint_prefixes=parts, destination_prefix=prefix, delete_old_dirs=False
-        )
-    )
-
-
-def _save_part(part: str, values, variables):
-    def build():
-        feed = {}
-        for name, value in values.items():
-            dtype = tf.as_dtype(variables[name][0])
-            feed[name] = plain_ops.placeholder(dtype, np.shape(value))
-        save = tf.raw_ops.SaveV2(
-            prefix=part,
-            tensor_names=[variables[name][1] for name in values],
-            shape_and_slices=[variables[name][2] for name in values],
-            tensors=[feed[name] for name in values],
-        )
-        return save, {feed[name]: value for name, value in values.items()}
-
-    return build
 
 
 def _to_json(thing: Any) -> Any:

@@ -1,12 +1,11 @@
 """A step as plain data, taken out of its graph: for a bundle to keep, for a copy to be built of."""
 
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.compat import tf_private
 from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.step_ops import gate_roots
 from slimguard.graph import graph_size, op_of
@@ -54,9 +53,9 @@ class _Export:
             self._sources.setdefault(tensor.op, []).append(tensor)
         self._flow = Flow(graphs.ancestors(gate_roots(gate)))
         # Also those that only other sources need, to look at.
-        ops = graphs.ancestors(
-            gate_roots(gate) + list(self._sources) + capture.variables, self._needs
-        )
+        given = [t.op for each in capture.givens.values() for t in each]
+        roots = gate_roots(gate) + list(self._sources) + capture.variables + given
+        ops = graphs.ancestors(roots, self._needs)
         self._kept = {op.name for op in ops}
         self._by_name = {op.name: op for op in self._sources}
 
@@ -127,7 +126,6 @@ class _Export:
 
     def _names(self) -> Dict[str, Any]:
         gate, capture = self._capture.gate, self._capture
-        slices = _slices(self._graph)
         return {
             'made_with': tf.__version__,
             'train_op': op_of(gate.train_op).name,
@@ -140,10 +138,9 @@ class _Export:
             'labels': [list(label) for label in gate.labels],
             'sources': {t.name: [_placeholder_of(t), t.op.type] for t in capture.sources},
             'variables': {
-                v.name: [tf.as_dtype(v.get_attr('dtype')).base_dtype.name]
-                + list(slices.get(v.name, (v.name, '')))
-                for v in capture.variables
+                v.name: tf.as_dtype(v.get_attr('dtype')).base_dtype.name for v in capture.variables
             },
+            'givens': {n: list(map(self._tensor, each)) for n, each in capture.givens.items()},
             'missing': [op.name for op in capture.missing],
             'origins': self._origins(),
         }
@@ -196,14 +193,3 @@ def _placeholder_of(source: tf.Tensor) -> str:
     if len(source.op.outputs) == 1:
         return source.op.name
     return '%s/output_%d' % (source.op.name, source.value_index)
-
-
-def _slices(graph: tf.Graph) -> Dict[str, Tuple[str, str]]:
-    """For partitioned variables, by op name: the name in checkpoints, and which part it is."""
-    found = {}
-    for name in (tf1.GraphKeys.GLOBAL_VARIABLES, tf1.GraphKeys.LOCAL_VARIABLES):
-        for variable in graph.get_collection(name):
-            info = tf_private.slice_info(variable)
-            if info is not None:
-                found[variable.op.name] = (info.full_name, info.spec)
-    return found

@@ -17,7 +17,8 @@ from slimguard.graph.source_lines import Origins
 def live_step(session, capture: Capture, values: Dict[str, np.ndarray]) -> Step:
     """The step in the training's own session. Use it if `can_run_live` says so."""
     missing = [op.name for op in capture.missing]
-    return Step(session, capture.gate, values, Origins(session.graph), {}, missing)
+    givens = {name: [t.name for t in given] for name, given in capture.givens.items()}
+    return Step(session, capture.gate, values, Origins(session.graph), {}, missing, givens)
 
 
 def can_run_live(session, capture: Capture, values: Dict[str, np.ndarray]) -> bool:
@@ -34,7 +35,8 @@ def can_run_live(session, capture: Capture, values: Dict[str, np.ndarray]) -> bo
     writes = graphs.Writes(capture.gate.bad.graph)
     if any(writes.calls(op) for op in drawn):
         return False
-    ops = ops_up_to(checked, fed)
+    also = [t for given in capture.givens.values() for t in given]
+    ops = ops_up_to(checked + also, fed)
     if any(op in drawn or op in writes for op in ops):
         return False
     if tf_private.makes_callables(session):

@@ -1,6 +1,6 @@
 """A step that can be run again, as often as one likes, without writing."""
 
-from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -30,6 +30,7 @@ class Step:
       origins: says where the op of a name comes from.
       names: for a tensor that stands in for another: the other's name and its op's type.
       missing: names of ops that drew something that was not kept.
+      givens: by the name of what an op drew, the names of the floats that it was given.
       restore: called after each run, to undo what it wrote; None if a run writes nothing.
 
     Attributes:
@@ -47,6 +48,7 @@ class Step:
         origins: Callable[[str], Origin],
         names: Dict[str, Tuple[str, str]],
         missing: Sequence[str],
+        givens: Dict[str, List[str]],
         restore: Optional[Callable[[], None]] = None,
     ):
         self.session = session
@@ -59,7 +61,14 @@ class Step:
         self._restore = restore
         self._fed = {key(t) for t in self.feed}
         self.ours, self.checked = split_at_gate(gate)
-        self.ops = ops_up_to(self.checked, self._fed)
+        self._givens = {
+            key(self.graph.get_tensor_by_name(name)): list(
+                map(self.graph.get_tensor_by_name, given)
+            )
+            for name, given in givens.items()
+        }
+        also = [t for given in self._givens.values() for t in given]
+        self.ops = ops_up_to(self.checked + also, self._fed)
         self.flow = Flow(graphs.ancestors(gate_roots(gate)))
         self._blind = self._find_blind()
         self._taken: Dict[Tuple[tf.Operation, int], bool] = {}
@@ -67,6 +76,16 @@ class Step:
 
     def is_fed(self, tensor: tf.Tensor) -> bool:
         return key(tensor) in self._fed
+
+    def givens_of(self, tensor: tf.Tensor) -> List[tf.Tensor]:
+        """The floats that what is fed as `tensor` was computed from, as far as they can be had."""
+        return list(self._givens.get(key(tensor), ()))
+
+    def needs(self, op: tf.Operation) -> Iterator[tf.Operation]:
+        """What has to run before an op, and before what is fed to it."""
+        yield from graphs.needs(op)
+        for tensor in op.inputs:
+            yield from (given.op for given in self.givens_of(tensor))
 
     def name_of(self, tensor: tf.Tensor) -> str:
         """The name that `tensor` has in the user's graph."""

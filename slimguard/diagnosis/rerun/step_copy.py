@@ -60,8 +60,11 @@ class StepCopy:
             self._placeholder(name): (name, op_type)
             for name, (_, op_type) in self._names['sources'].items()
         }
+        # Bundles of earlier versions have none.
+        givens = {self._placeholder(n): g for n, g in self._names.get('givens', {}).items()}
+        also = [self.graph.get_tensor_by_name(name) for given in givens.values() for name in given]
         _, checked = split_at_gate(self.gate)
-        self._variables.load([op.name for op in graphs.ancestors(t.op for t in checked)])
+        self._variables.load([op.name for op in graphs.ancestors(t.op for t in checked + also)])
         return Step(
             self.session,
             self.gate,
@@ -69,6 +72,7 @@ class StepCopy:
             Recorded(self._names['origins']),
             originals,
             self._names['missing'],
+            givens,
             self._variables.restore if self._variables.written_ahead else None,
         )
 
@@ -181,7 +185,7 @@ def _first_part(error: Exception) -> str:
 
 def _find_gate(graph: tf.Graph, names: Dict[str, Any]) -> GateCopy:
     def find(kind: str) -> Optional[tf.Tensor]:
-        name = names.get(kind)  # bundles of earlier versions have no `norm_limit`
+        name = names[kind]
         return None if name is None else graph.get_tensor_by_name(name)
 
     return GateCopy(

@@ -1,0 +1,287 @@
+"""Slimguard on a GPU: what holds there, and what it costs. Prints one table.
+
+    python benchmarks/gpu.py [--quick] [--device=/gpu:0]
+
+It takes some four minutes on a data-centre GPU. Without a GPU, `--quick --device=/cpu:0` tries the
+same with small models.
+
+* *holds*: models are pinned to the device without soft placement, and trained by a plain session
+  under `slimguard.watch`. A row passes if the training starts, a bad step keeps every bit of every
+  variable, its incident is diagnosed and leaves a bundle, and a save afterwards is finite. The same
+  with XLA's automatic clustering, with mixed precision and its loss scale, and with a rollback.
+* *cost*: guarded over unguarded, medians of runs that take turns, with quartiles; *again* is the
+  unguarded training once more, and what it differs from 1 by is what the measurement is worth. The
+  history and the capture are on, as they are by default; `spike` is a row of its own.
+* *memory*: the most bytes of tensors on the device in a good step, as TensorFlow traces them, and
+  the bytes that cross to the host in it.
+
+A row that fails says why, and then the exit status is 1.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+import warnings
+
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+
+import device_cost
+import loop_cost
+import measure
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.client import device_lib
+
+import slimguard
+from slimguard import compat
+
+slim = compat.import_slim()
+tf1 = tf.compat.v1
+
+MIXED = 'mixed precision'
+XLA = 'XLA'
+
+
+def convnet(images):
+    hidden = slim.conv2d(images, 16, 3)
+    hidden = slim.batch_norm(slim.max_pool2d(hidden, 2), is_training=True)
+    return slim.fully_connected(tf.reduce_mean(hidden, [1, 2]), 10, activation_fn=None)
+
+
+def resnet_50(images):
+    from tf_slim import nets
+
+    with slim.arg_scope(nets.resnet_v1.resnet_arg_scope(1e-4)):
+        logits, _ = nets.resnet_v1.resnet_v1_50(images, 10, is_training=True)
+    return tf.reshape(logits, [-1, 10])
+
+
+class Training:
+    """A model on the device in a session of its own, watched if `arguments` are given for that.
+
+    Args:
+      model: makes logits of images.
+      size: the height and width of the images, in pixels.
+      batches: the sizes of the batches that are on the device; `batch` picks one of them.
+      kind: '', MIXED or XLA.
+      arguments: those of `slimguard.watch`; None for an unguarded training.
+    """
+
+    def __init__(self, device, model, size, batches, kind='', arguments=None):
+        self.batch = min(batches)
+        with tf.Graph().as_default():
+            tf1.set_random_seed(1)
+            with tf.device(device):
+                images = np.random.RandomState(0).randn(max(batches), size, size, 3)
+                self._images = tf.constant(images.astype(np.float32))
+                self._count = tf1.placeholder(tf.int32, [])
+                self._factor = tf1.placeholder(tf.float32, [])
+                x = self._images[: self._count] * self._factor
+                labels = tf.zeros([self._count], tf.int64)
+                tf1.losses.sparse_softmax_cross_entropy(labels, model(x))
+                loss = tf1.losses.get_total_loss()
+                optimizer = tf1.train.MomentumOptimizer(1e-3, 0.9)
+                if kind == MIXED:
+                    rewrite = tf1.train.experimental.enable_mixed_precision_graph_rewrite
+                    optimizer = rewrite(optimizer)
+                self.train_op = slim.learning.create_train_op(loss, optimizer, check_numerics=False)
+                if arguments is not None:
+                    self.train_op = slimguard.guard(self.train_op, loss=loss)
+                self.variables = tf1.global_variables()
+            config = tf1.ConfigProto()
+            config.gpu_options.allow_growth = True
+            if kind == XLA:
+                options = config.graph_options.optimizer_options
+                options.global_jit_level = tf1.OptimizerOptions.ON_2
+            initialize, self._saver = tf1.global_variables_initializer(), tf1.train.Saver()
+            self.plain = self.session = tf1.Session(config=config)
+            self.session.run(initialize)
+            if arguments is not None:
+                self.session = slimguard.watch(self.session, **arguments).__enter__()
+        if kind == MIXED:
+            tf1.train.experimental.disable_mixed_precision_graph_rewrite()
+
+    def feeds(self, factor=1.0):
+        return {self._count: self.batch, self._factor: factor}
+
+    def step(self):
+        return self.session.run(self.train_op, self.feeds())
+
+    def bad_step(self):
+        """Returns the seconds that a step takes whose images are NaN, with all that follows it."""
+        start = time.perf_counter()
+        self.session.run(self.train_op, self.feeds(np.nan))
+        return time.perf_counter() - start
+
+    def bits(self):
+        return [np.asarray(value).tobytes() for value in self.plain.run(self.variables)]
+
+    def save(self, folder):
+        return slimguard.FiniteSaver(self._saver).save(self.plain, os.path.join(folder, 'model'), 1)
+
+    def traced(self, device):
+        """The most bytes of tensors on the device in a step, and the bytes it sends to the host."""
+        metadata = tf1.RunMetadata()
+        options = tf1.RunOptions(
+            trace_level=tf1.RunOptions.FULL_TRACE, output_partition_graphs=True
+        )
+        self.plain.run(self.train_op, self.feeds(), options=options, run_metadata=metadata)
+        name = '/device:' + device.strip('/').upper()
+        sent = device_cost.crossing(metadata, name, device_cost.HOST)
+        return device_cost.peak(metadata, name), sum(sent.copies)
+
+
+class Table:
+    """The rows, printed as they come; `failed` says whether one of them did."""
+
+    def __init__(self):
+        self.failed = False
+        print(measure.table([['', 'result']]), flush=True)
+
+    def row(self, what, make_result):
+        try:
+            result = make_result()
+        except Exception as error:
+            self.failed = True
+            first = (str(error).splitlines() or [''])[0]
+            result = '**fail**: %s: %s' % (type(error).__name__, first[:200])
+        print('| %s | %s |' % (what, result), flush=True)
+
+
+def require(holds, what):
+    if not holds:
+        raise AssertionError(what)
+
+
+def bad_step_holds(device, model, size, batches, kind=''):
+    """A bad step under 'skip'. Returns how long it took, in good steps."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = dict(on_nan='skip', logdir=folder)
+        training = Training(device, model, size, batches, kind, arguments)
+        for _ in range(3):
+            training.step()
+        good = measure.time_of(training.step)[0]
+        before = training.bits()
+        seconds = training.bad_step()
+        require(training.bits() == before, 'a bit of a variable changed')
+        (incident,) = slimguard.read_incidents(folder)
+        require(incident.bundle, 'no bundle')
+        require(incident.diagnosis, 'no diagnosis')
+        training.step()
+        require(training.bits() != before, 'the training does not go on')
+        path = training.save(folder)
+        require(slimguard.latest_finite_checkpoint(folder) == path, 'the save is not found')
+        training.plain.close()
+        return 'pass; with diagnosis and bundle %.2f s, %.0f steps' % (seconds, seconds / good)
+
+
+def rollback_holds(device, model, size, batches):
+    """A rollback to a state in memory. Returns how long it took, in good steps."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = dict(on_nan='rollback', logdir=folder, capture=False)
+        training = Training(device, model, size, batches, '', arguments)
+        for _ in range(100):
+            training.step()
+        good = measure.time_of(training.step, 3)[0]
+        seconds = training.bad_step()
+        (incident,) = slimguard.read_incidents(folder)
+        require(incident.action == 'rollback', 'the action is %s' % incident.action)
+        require(all(np.isfinite(v).all() for v in training.plain.run(training.variables)), 'NaN')
+        training.step()
+        training.plain.close()
+        return 'pass; %.2f s, %.0f steps' % (seconds, seconds / good)
+
+
+def step_cost(device, model, size, batches, kind, rounds, table):
+    """Rows of the step's cost for each size of a batch, then of memory."""
+    make = dict(device=device, model=model, size=size, batches=batches, kind=kind)
+    trainings = {
+        'unguarded': Training(**make),
+        'again': Training(**make),
+        'guarded': Training(arguments=dict(on_nan='skip'), **make),
+        'guarded, spike': Training(arguments=dict(on_nan='skip', spike=True), **make),
+    }
+    name = '%s, %d pixels%s' % (model.__name__, size, kind and ', ' + kind)
+    for batch in batches:
+        for training in trainings.values():
+            training.batch = batch
+        ratios = measure.interleave({n: t.step for n, t in trainings.items()}, rounds)
+        for what, ratio in ratios.items():
+            said = '%s (%.1f ms)' % (ratio, 1e3 * ratio.seconds)
+            table.row('cost: %s, batch %d: %s' % (name, batch, what), lambda said=said: said)
+
+        def memory():
+            found = [trainings[n].traced(device) for n in ('unguarded', 'guarded')]
+            (peak, sent), (guarded_peak, guarded_sent) = found
+            ratio = '%.3f' % (guarded_peak / peak) if peak else 'not traced'
+            return '%s of %.0f MiB; %d bytes to the host, unguarded %d' % (
+                (ratio, peak / 2**20, guarded_sent, sent)
+            )
+
+        table.row('memory: %s, batch %d' % (name, batch), memory)
+    for training in trainings.values():
+        training.plain.close()
+
+
+def loop_rows(device, rounds, table):
+    """The tiny model in each loop; there the loop may place what the device cannot run."""
+    chosen = [
+        'session.run(train_op)',
+        'MonitoredTrainingSession, NanTensorHook',
+        'MonitoredTrainingSession, guarded, NanLossHook',
+        'slim.learning.train',
+        'slimguard.train, NanLossHook',
+    ]
+    loop_cost.ONE_THREAD.allow_soft_placement = True
+
+    def loops(ticks):
+        return {n: on_device(device, t) for n, t in loop_cost.loops(ticks).items() if n in chosen}
+
+    times = loop_cost.step_costs(rounds, loops)
+    for name in chosen:
+        ratio = measure.ratio(times[name], times[chosen[0]])
+        table.row('cost: tiny model, ' + name, lambda ratio=ratio: ratio)
+
+
+def on_device(device, train):
+    def pinned(tick):
+        with tf.device(device):
+            train(tick)
+
+    return pinned
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+    parser.add_argument('--quick', action='store_true', help='small models and few rounds')
+    parser.add_argument('--device', default='/gpu:0', help='where the models are pinned to')
+    options = parser.parse_args()
+    warnings.filterwarnings('ignore')
+    tf1.disable_eager_execution()
+    tf1.logging.set_verbosity(tf1.logging.FATAL)
+    device, quick = options.device, options.quick
+    there = [each.physical_device_desc or each.name for each in device_lib.list_local_devices()]
+    print('TensorFlow %s; %s\n' % (tf.__version__, '; '.join(there)), flush=True)
+    table = Table()
+    sizes = {convnet: (32, [8]), resnet_50: (32, [2]) if quick else (224, [32])}
+    for model, (size, batches) in sizes.items():
+        for kind in ('', XLA, MIXED):
+            table.row(
+                'holds: %s%s' % (model.__name__, kind and ', ' + kind),
+                lambda m=model, s=size, b=batches, k=kind: bad_step_holds(device, m, s, b, k),
+            )
+        table.row(
+            'holds: %s, rollback' % model.__name__,
+            lambda m=model, s=size, b=batches: rollback_holds(device, m, s, b),
+        )
+    for kind in ('', MIXED):
+        size, batches, rounds = (32, [2], 2) if quick else (224, [32, 128], 20)
+        step_cost(device, resnet_50, size, batches, kind, rounds, table)
+    loop_rows(device, 4 if quick else 60, table)
+    sys.exit(table.failed)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,70 @@
+"""Which states of a training are kept: :class:`KeptBySteps` decides by the count of its good steps.
+
+No clock is asked, so a busy machine keeps the same states as an idle one, and a rollback there goes
+to the same.
+"""
+
+from typing import Any, Callable, List
+
+# So many good steps after it a state is trusted, and the next is kept at the earliest.
+PROBATION = 10
+# Else it is kept after an eighth of the steps so far, and after so many steps at most.
+_SHARE, _MOST_STEPS = 8, 200
+# Reading so many bytes takes about as long as a step, at most. Where a state has more, all this
+# comes as many times as seldom; but one is kept each time that the number of steps has doubled.
+_BYTES = 32 << 20
+
+
+class KeptBySteps:
+    """States of a training, spread over its steps so far; the older they are, the fewer.
+
+    Args:
+      most: how many are kept.
+
+    Attributes:
+      states: the newest first. Each has a `taken_at`, the number of good steps until then.
+    """
+
+    def __init__(self, most: int):
+        self.states: List[Any] = []
+        self._most = most
+        self._due = 0
+
+    def is_due(self, good: int) -> bool:
+        """Whether the state after so many good steps is to be kept."""
+        return good >= self._due
+
+    def add(self, state: Any, size: int = 0) -> None:
+        """Keeps the state of now, which takes `size` bytes; another may go for it."""
+        self.states.insert(0, state)
+        self._due = state.taken_at + steps_to_next(state.taken_at, size)
+        if len(self.states) > self._most:
+            del self.states[self._one_too_many()]
+
+    def _one_too_many(self) -> int:
+        """The state whose neighbours are closest in age, as a ratio: then ages grow as powers do.
+
+        The start of the training is the neighbour of the oldest. The newest two stay: one is on
+        probation, and one is the newest that is trusted.
+        """
+        taken_at = [each.taken_at for each in self.states] + [0]
+        ages = [taken_at[0] - each for each in taken_at]
+        older = range(2, len(self.states))
+        return min(older, key=lambda n: ages[n + 1] / ages[n - 1], default=1)
+
+    def keep_only(self, is_kept: Callable[[Any], bool]) -> None:
+        """After a return: keeps no other states, and that of the next good step."""
+        self.states = [each for each in self.states if is_kept(each)]
+        self._due = 0
+
+
+def steps_to_next(good: int, size: int) -> int:
+    """How many good steps after a state the next one is kept.
+
+    Args:
+      good: how many good steps there had been when it was kept.
+      size: its bytes.
+    """
+    times = max(1.0, size / _BYTES)
+    wanted = min(max(good / _SHARE, PROBATION * times), _MOST_STEPS * times)
+    return int(max(PROBATION, min(good, wanted)))

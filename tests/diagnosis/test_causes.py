@@ -1,0 +1,359 @@
+"""Each sentence about a cause appears where it holds, and not close by, where it does not."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from slimguard.diagnosis import causes
+from slimguard.diagnosis.diagnose import diagnose, diagnose_step, glance
+from slimguard.diagnosis.rerun import ExportOnce, StepCopy, variables_in_chunks
+from tests.helpers.zoo import Failed, regression, weights
+
+tf1 = tf.compat.v1
+raw = tf.raw_ops
+INF = np.inf
+
+
+def f32(*values):
+    return [tf.constant(np.array(value, np.float32)) for value in values]
+
+
+def mean(x):
+    return raw.Mean(input=x, axis=0)
+
+
+def to_half(x):
+    return raw.Cast(x=x, DstT=tf.float16)
+
+
+def sparse_entropy(logits, label):
+    return raw.SparseSoftmaxCrossEntropyWithLogits(features=logits, labels=tf.cast(label, tf.int32))
+
+
+def entropy(logits, labels):
+    return raw.SoftmaxCrossEntropyWithLogits(features=logits, labels=labels)
+
+
+def ctc(labels):
+    return raw.CTCLoss(
+        inputs=tf.zeros([3, 1, 4]),
+        labels_indices=tf.constant([[0, n] for n in range(len(labels))], tf.int64),
+        labels_values=tf.constant(labels),
+        sequence_length=[3],
+        ignore_longer_outputs_than_inputs=False,
+    )
+
+
+def unary(name):
+    return lambda x: getattr(raw, name)(x=x)
+
+
+def binary(name):
+    return lambda x, y: getattr(raw, name)(x=x, y=y)
+
+
+def gradient(name):
+    return lambda y, dy: getattr(raw, name)(y=y, dy=dy)
+
+
+def product(x, y):
+    return raw.MatMul(a=x, b=y)
+
+
+# What is said; the op; what it is given; what it is given close by, where that must not be said;
+# and the type of op whose gradient it is to be.
+TABLE = [
+    ('log of 0 (1 of 2 values)', unary('Log'), ([0, 1],), ([-1, 1],)),
+    ('log of a negative number (1 of 2 values)', unary('Log'), ([-1, 1],), ([0, 1],)),
+    ('log of 0 (1 of 2 values) and log of a negative', unary('Log'), ([0, -1],), ([0, 1],)),
+    ('log1p of -1 (', unary('Log1p'), ([-1, 0],), ([-2, 0],)),
+    ('log1p of a number below -1', unary('Log1p'), ([-2, 0],), ([-1, 0],)),
+    ('log of 0 (', binary('Xlogy'), ([1, 0], [0, 0]), ([1, 0], [-1, 0])),
+    ('division by 0 (1 of 2 values)', binary('RealDiv'), ([1, 1], [0, 1]), ([1e30], [1e-30])),
+    ('division by as little as 1e-30', binary('RealDiv'), ([1e30], [1e-30]), ([1], [0])),
+    ('division by 0', unary('Reciprocal'), ([0],), ([2],)),
+    ('rsqrt of 0, a division by 0', unary('Rsqrt'), ([0, 1],), ([-1, 1],)),
+    ('rsqrt of a negative number', unary('Rsqrt'), ([-1, 1],), ([0, 1],)),
+    ('sqrt of a negative number', unary('Sqrt'), ([-1, 1],), ([0, 1],)),
+    ('division by 0, as 0 to a negative power', binary('Pow'), ([0], [-1]), ([-1], [0.5])),
+    ('pow of a negative number with a broken', binary('Pow'), ([-1], [0.5]), ([0], [-1])),
+    ('overflow of pow: its input is as large as 50', binary('Pow'), ([10], [50]), ([0], [-1])),
+    ('overflow of exp: its input is as large as 100', unary('Exp'), ([100, 1],), ([80, 1],)),
+    ('overflow of sinh', unary('Sinh'), ([-100],), ([-80],)),
+    ('acos of a number outside its range', unary('Acos'), ([2],), ([1],)),
+    ('acosh of a number outside its range', unary('Acosh'), ([0],), ([1],)),
+    ('atanh of a number outside its range', unary('Atanh'), ([1],), ([0],)),
+    ('mean of an empty tensor', mean, ([],), ([3e38, 3e38],)),
+    ('Mean of numbers as large as 3e+38', mean, ([3e38, 3e38],), ([],)),
+    ('the sum of squares (L2Loss) of', lambda t: raw.L2Loss(t=t), ([1e20],), ([1e10],)),
+    ('overflow of float32: Square of', unary('Square'), ([1e20],), ([1e10],)),
+    ('overflow of float32: Mul of', binary('Mul'), ([1e20], [1e20]), ([0], [INF])),
+    ('overflow of float32: AddV2 of', binary('AddV2'), ([3e38], [3e38]), ([INF], [-INF])),
+    ('overflow of float32: MatMul of', product, ([[1e20]], [[1e20]]), ([[1e10]], [[1e10]])),
+    ('overflow of float16: Cast of numbers as large as 1e+06', to_half, ([1e6],), ([1e4],)),
+    ('0 times Inf (1 of 2 values)', binary('Mul'), ([0, 1], [INF, 1]), ([1e20], [1e20])),
+    ('Inf less Inf (1 of 2 values)', binary('Sub'), ([INF, 1], [INF, 1]), ([3e38], [-3e38])),
+    ('Inf less Inf (1 of 1 values)', binary('AddV2'), ([INF], [-INF]), ([3e38], [3e38])),
+    ('Inf divided by Inf', binary('RealDiv'), ([INF], [INF]), ([1], [0])),
+    (
+        'softmax of nothing but -Inf (1 of 2 rows)',
+        lambda x: raw.Softmax(logits=x),
+        ([[-INF, -INF], [0, -INF]],),
+        ([[INF, 0], [0, -INF]],),
+    ),
+    ('cross entropy of nothing but -Inf', sparse_entropy, ([[-INF, -INF]], [0]), ([[0, 0]], [0])),
+    ('cross entropy with a class whose logit', sparse_entropy, ([[-INF, 0]], [0]), ([[0, 0]], [0])),
+    (
+        'cross entropy with a class whose logit',
+        entropy,
+        ([[-INF, 0]], [[0, 1]]),
+        ([[0, 0]], [[0, 1]]),
+    ),
+    ('gradient of sqrt at 0 (1 of 2 values)', gradient('SqrtGrad'), ([0, 1], [1, 1]), ([1], [1])),
+    ('gradient of rsqrt at 0, or close', gradient('RsqrtGrad'), ([1e20], [1]), ([1e5], [1])),
+    ('gradient of log at 0: division by 0', unary('Reciprocal'), ([0],), ([1],), 'Log'),
+    ('gradient of pow at 0 (1 of 1', binary('Pow'), ([0], [-1]), ([-1], [0.5]), 'Pow'),
+    ('Lgamma made Inf of finite inputs', unary('Lgamma'), ([-1],), ([INF],)),
+]
+
+
+def culprit_of(op, values, forward):
+    return causes.Culprit(
+        op.type,
+        forward,
+        [values[t.name] for t in op.inputs],
+        values[op.outputs[0].name],
+        op.outputs[0].dtype.name,
+    )
+
+
+def test_the_table_says_what_holds_and_does_not_say_it_close_by():
+    cases = []
+    for says, make, given, close, *forward in TABLE:
+        made = [make(*f32(*each)) for each in (given, close)]
+        ops = [(x if isinstance(x, tf.Tensor) else x[0]).op for x in made]
+        cases.append((says, ops, (forward or [''])[0]))
+    for labels in ([1, 1], [1, 2]):  # a label needs a frame between two symbols that are the same
+        says = 'CTC label that does not fit its frames: 3 symbols and 1 between equal ones, 3'
+        if labels == [1, 1]:
+            close = ctc([1, 2, 1])[0].op
+            cases.append((says, [ctc([1, 1, 2])[0].op, close], ''))
+    tensors = {t.name: t for _, ops, _ in cases for op in ops for t in [*op.inputs, *op.outputs]}
+    with tf1.Session() as session:
+        values = session.run(tensors)
+    wrong = []
+    for says, ops, forward in cases:
+        first, close = [causes.explain(culprit_of(op, values, forward)) for op in ops]
+        assert not np.isfinite(values[ops[0].outputs[0].name].astype(np.float32)).all(), says
+        if says not in first.sentence or says in close.sentence:
+            wrong.append((says, first.sentence, close.sentence))
+        assert first.is_known == (' made ' not in first.sentence)
+    assert wrong == []
+
+
+def test_a_label_that_is_no_class_is_named_as_where_it_makes_a_nan():
+    # On a GPU; on a CPU it is an error.
+    logits, nan = np.zeros([2, 3], np.float32), np.array([0, np.nan], np.float32)
+    kind = 'SparseSoftmaxCrossEntropyWithLogits'
+    bad, good = [
+        causes.explain(causes.Culprit(kind, '', [logits, np.array([0, label])], nan, 'float32'))
+        for label in (3, 2)
+    ]
+    assert bad.sentence == (
+        'cross entropy of a label that is no class: 3, and there are classes 0 to 2 (1 of 2 labels)'
+    )
+    assert good.sentence == kind + ' made NaN of finite inputs'
+
+
+# Whole steps. Each is good when it is fed `good`, and then bad.
+
+ONES = np.ones([6, 4], np.float32)
+
+
+def with_(value, *place):
+    x = ONES.copy()
+    x[place] = value
+    return x
+
+
+def placeholder(name, shape=(6, 4), dtype=tf.float32):
+    return tf1.placeholder(dtype, shape, name=name)
+
+
+def fails(loss, good, bad, train=None):
+    return Failed(loss, train, feed=lambda step: bad if step else good)
+
+
+def clipped(x, bad):
+    w = weights()
+    loss = tf.reduce_mean(tf.square(tf.matmul(x, w)))
+
+    def train():
+        gradients, _ = tf.clip_by_global_norm(tf.gradients(loss, [w]), 5.0)
+        return tf1.train.GradientDescentOptimizer(0.01).apply_gradients(zip(gradients, [w]))
+
+    return fails(loss, {x: ONES}, {x: bad}, train)
+
+
+def an_overflow_in_clip_by_global_norm():
+    return clipped(placeholder('x'), with_(1.5e15, 2, 1))
+
+
+def a_whole_batch_that_overflows():
+    return clipped(placeholder('x'), ONES * 1.5e15)
+
+
+def masked(logits_of, hidden):
+    x, keep = placeholder('x'), placeholder('keep')
+    good, bad = ONES.copy(), ONES.copy()
+    good[:, 0], bad[hidden] = 0, 0
+    logits = logits_of(tf.matmul(x, weights([4, 4])), keep)
+    return fails(regression(tf.nn.softmax(logits)), {x: ONES, keep: good}, {x: ONES, keep: bad})
+
+
+def a_row_all_hidden_by_a_constant():
+    hide = tf.fill([6, 4], np.float32(-np.inf))
+    return masked(lambda logits, keep: tf.where(keep > 0, logits, hide), 3)
+
+
+def a_row_all_hidden_by_a_logarithm():
+    return masked(lambda logits, keep: logits + tf.math.log(keep), 3)
+
+
+def two_inputs_of_which_a_script_computed_one():
+    first, raw_reading = placeholder('advantages', [6]), placeholder('observations')
+    loss = tf.reduce_mean(tf.matmul(raw_reading, weights([4, 1]))[:, 0] * first)
+    ones = np.ones(6, np.float32)
+    bad = {first: ones * np.nan, raw_reading: with_(np.nan, 2, 1)}
+    return fails(loss, {first: ones, raw_reading: ONES}, bad)
+
+
+def python(function, given, x, bad):
+    y = tf1.py_func(function, [given], tf.float32)
+    y.set_shape([6, 4])
+    return fails(regression(tf.matmul(y, weights())), {x: ONES}, {x: bad})
+
+
+def a_python_function_of_finite_inputs():
+    x = placeholder('x')
+    return python(lambda v: np.where(v == 0, np.float32(np.inf), v), x, x, with_(0, 2, 1))
+
+
+def a_python_function_of_a_bad_value():
+    x = placeholder('x')
+    return python(lambda v: v * 2, tf.math.log(x), x, with_(0, 2, 1))
+
+
+def epsilon(dtype, value):
+    x = placeholder('x', dtype=dtype)
+    loss = tf.reduce_mean(tf.square(tf.matmul(x, weights(dtype=dtype)) - 2))
+    adam = tf1.train.AdamOptimizer(value)
+    return fails(loss, {x: ONES}, {x: ONES}, lambda: adam.minimize(loss))
+
+
+def adam_in_sixteen_bits():
+    return epsilon(tf.float16, 0.01)
+
+
+def rate_of(step_of, learning_rate):
+    x = placeholder('x')
+    step = tf1.train.get_or_create_global_step()
+    loss = regression(tf.matmul(x, weights()))
+    rate = learning_rate(tf.cast(step_of(step, x), tf.float32))
+    return fails(
+        loss,
+        {x: ONES},
+        {x: with_(0, 0, 0)},
+        lambda: tf1.train.MomentumOptimizer(rate, 0.9).minimize(loss, step),
+    )
+
+
+def a_rate_of_the_step_alone():
+    return rate_of(lambda step, x: step, lambda step: 0.1 * step * tf.math.rsqrt(step))
+
+
+def a_rate_of_the_batch():
+    return rate_of(lambda step, x: x[0, 0], lambda x: 0.01 * x * tf.math.rsqrt(x))
+
+
+def a_loop(inner):
+    """One whose result is bad, beside one that only counts."""
+    x, w = placeholder('x'), weights()
+
+    def count(i, total):
+        return i + 1, total + tf.gather(tf.matmul(x, w), tf.math.floormod(i, 6))
+
+    _, counted = tf1.while_loop(lambda i, _: i < 3, count, [0, tf.zeros([3])])
+
+    def body(i, total):
+        return i + 1, total + inner(x)
+
+    _, total = tf1.while_loop(lambda i, _: i < 2, body, [0, tf.zeros([6, 4])])
+    loss = regression(tf.matmul(total, w)) + tf.reduce_sum(counted)
+    return fails(loss, {x: ONES}, {x: with_(-3e38, 3)})
+
+
+def a_softmax_in_a_loop():
+    return a_loop(lambda x: tf.nn.softmax(x * 2))
+
+
+STEPS = [
+    (
+        an_overflow_in_clip_by_global_norm,
+        'the sum of squares (L2Loss) of numbers as large as 1.21667e+29',
+        'x:0 is as large as 1.5e+15, in row 2, and 1 at most in the other rows',
+        'batch',
+    ),
+    (a_whole_batch_that_overflows, 'overflow of float32', '!in row', ''),
+    (a_row_all_hidden_by_a_constant, 'softmax of nothing but -Inf', 'in row 3', 'batch'),
+    (a_row_all_hidden_by_a_logarithm, 'softmax of nothing but -Inf', 'in row 3', 'batch'),
+    (
+        two_inputs_of_which_a_script_computed_one,
+        'bad data: 1 NaN among 24 values, in row 2; not finite as well: advantages:0',
+        'observations:0 (Placeholder)',
+        'batch',
+    ),
+    (
+        a_python_function_of_finite_inputs,
+        'in the forward pass: PyFunc returned 1 Inf among 24 values of finite inputs, in row 2',
+        '!in the input',
+        '',
+    ),
+    (a_python_function_of_a_bad_value, 'log of 0 (1 of 24 values), in row 2', '!PyFunc', 'batch'),
+    (
+        adam_in_sixteen_bits,
+        'epsilon is 0 in float16; it works with epsilon=0.0001',
+        '!the learning rate is too large',
+        'comes again',
+    ),
+    (
+        a_rate_of_the_step_alone,
+        'the learning rate itself is not finite: rsqrt of 0, a division by 0',
+        'it depends neither on the batch nor on the weights',
+        'comes again',
+    ),
+    (a_rate_of_the_batch, 'rsqrt of 0, a division by 0', '!it depends neither', 'batch'),
+    (a_softmax_in_a_loop, 'what may do it there: Softmax', '!FloorMod', 'batch'),
+]
+
+
+@pytest.mark.parametrize(
+    'make, says, more, kind', STEPS, ids=lambda each: getattr(each, '__name__', '')
+)
+def test_a_step_is_blamed_on_what_made_it_bad(make, says, more, kind, control_flow_v1):
+    failed = make()
+    found = diagnose(failed.session, failed.capture, failed.values, failed.labels)
+    assert says in found.in_short and found.kind == kind
+    assert (more[1:] not in found.in_short) if more[0] == '!' else (more in found.in_short)
+    if make in (a_python_function_of_a_bad_value, a_python_function_of_finite_inputs):
+        # So it is in a copy, too, and where nothing is run again nothing is said of its inputs.
+        exported = ExportOnce(failed.capture)()
+
+        def variables(names):
+            return variables_in_chunks(failed.session, failed.capture, names)
+
+        with StepCopy(exported, variables) as copy:
+            again = diagnose_step(copy.step(failed.values), failed.labels)
+        assert again.in_short == found.in_short
+        seen = glance(failed.capture, failed.values, 'no time')
+        assert 'what it was given was not looked at' in seen.trouble and seen.kind == ''

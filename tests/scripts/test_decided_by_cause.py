@@ -1,0 +1,110 @@
+"""What the diagnosis finds decides before the order of the policies does."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slimguard
+from slimguard import compat
+from tests.helpers.models import non_finite, records_in
+
+tf1 = tf.compat.v1
+slim = compat.import_slim()
+
+ORDERS = ['skip:3,rollback:3x0.5,raise', 'rollback:3x0.5,skip:3']
+
+
+@pytest.fixture(autouse=True)
+def folder_for_records(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize('on_nan', ORDERS)
+def test_a_rate_that_is_nan_at_step_0_raises_at_once(on_nan):
+    """A linear warm-up times one over the root of the step, which is 0 times Inf at step 0."""
+    x = tf.constant(np.random.RandomState(6).randn(64, 4).astype(np.float32))
+    w = tf1.get_variable('w', [4, 1])
+    loss = tf.reduce_mean(tf.square(tf.matmul(x, w) - 1.0))
+    step = tf1.train.get_or_create_global_step()
+    now = tf.cast(step, tf.float32)
+    rate = 0.5 * tf.minimum(1.0, now / 40) * tf.math.rsqrt(now)  # at fault
+    train_op = tf1.train.MomentumOptimizer(rate, 0.9).minimize(loss, step)
+    with slimguard.instrument(on_nan=on_nan):
+        with pytest.raises(slimguard.NanLossError) as caught:
+            with tf1.train.MonitoredTrainingSession(checkpoint_dir='logs') as session:
+                session.run(train_op)
+    incident = caught.value.incident
+    assert (incident.step, incident.action, incident.advice) == (0, 'raise', None)
+    assert '; skipping does not change that' in incident.reason
+    assert '; going back does not change that' in incident.reason
+    first, _, line = incident.diagnosis.splitlines()[:3]
+    assert 'the learning rate itself is not finite: rsqrt of 0' in first
+    assert line.endswith('# at fault')
+
+
+def batch_norm(x):
+    """The mean of squares less the square of the mean, which comes out below zero by rounding."""
+    with tf1.variable_scope('bn'):
+        gamma = tf1.get_variable('gamma', [6], initializer=tf1.ones_initializer())
+        mean = tf.reduce_mean(x, [0])
+        variance = tf.reduce_mean(tf.square(x), [0]) - tf.square(mean)
+        return (x - mean) * tf.math.rsqrt(variance + 1e-3) * gamma
+
+
+@pytest.mark.parametrize('on_nan', ORDERS)
+def test_a_sum_that_comes_out_badly_for_half_of_the_batches_is_skipped_and_nothing_else(on_nan):
+    rows = np.random.RandomState(10)
+
+    def draw():
+        x = rows.randn(64, 6).astype(np.float32)
+        target = x[:, :1] - 0.5 * x[:, 1:2]
+        x[:, 4] = 1013.0 + 0.02 * x[:, 4]  # air pressure, which hardly moves
+        return x, target
+
+    x, target = tf1.py_func(draw, [], [tf.float32, tf.float32])
+    x.set_shape([64, 6])
+    target.set_shape([64, 1])
+    net = slim.fully_connected(batch_norm(x), 16)
+    loss = tf.reduce_mean(tf.square(slim.fully_connected(net, 1, activation_fn=None) - target))
+    with slimguard.instrument(on_nan=on_nan):
+        train_op = slim.learning.create_train_op(loss, tf1.train.MomentumOptimizer(0.02, 0.9))
+        final = slim.learning.train(train_op, 'logs', number_of_steps=80, log_every_n_steps=0)
+    incidents = records_in('logs')
+    assert {each['action'] for each in incidents} == {'skip'} and final < 0.5
+    steps = [each['step'] for each in incidents]
+    assert max(map(steps.count, steps)) > 3  # in a row
+    # Run again op by op, one sum or the other is rounded otherwise.
+    told = [each['diagnosis'] for each in incidents if each['diagnosis']]
+    assert any('rsqrt of a negative number' in each for each in told)
+    said = 'going back does not help, as the batch is at fault and not the weights'
+    assert all((said in each['reason']) == on_nan.startswith('rollback') for each in incidents)
+
+
+def test_a_sum_of_squares_that_overflows_is_told_with_the_row_and_the_number_that_made_it_large():
+    """A recurrent net over readings, with gradients that are clipped by their global norm."""
+    random = np.random.RandomState(4)
+    x = tf1.placeholder(tf.float32, [None, 6, 3], name='series')
+    y = tf1.placeholder(tf.float32, [None, 1], name='target')
+    recurrent = tf1.get_variable('recurrent', [8 + 3, 8])
+    state = tf.zeros([tf.shape(x)[0], 8])
+    for turn in range(6):
+        state = tf.nn.relu(tf.matmul(tf.concat([state, x[:, turn]], 1), recurrent))
+    cost = tf.reduce_mean(tf.square(tf.matmul(state, tf1.get_variable('out', [8, 1])) - y))
+    variables = tf1.trainable_variables()
+    gradients, _ = tf.clip_by_global_norm(tf.gradients(cost, variables), 5.0)
+    optimizer = tf1.train.GradientDescentOptimizer(0.02)
+    with slimguard.instrument(on_nan='skip', logdir='logs'):
+        train = optimizer.apply_gradients(zip(gradients, variables))
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            for step in range(5):
+                series = random.randn(8, 6, 3).astype(np.float32)
+                if step == 2:
+                    series[5, 4, 1] = 1.5e15  # a timestamp slipped into the column
+                session.run([train, cost], {x: series, y: series[:, :1, 0]})
+            assert non_finite(session) == []
+    (incident,) = records_in('logs')
+    first = incident['diagnosis'].splitlines()[0]
+    assert 'the sum of squares (L2Loss) of numbers as large as' in first
+    assert 'series:0 is as large as 1.5e+15, in row 5, and' in first
+    assert 'constant' not in first

@@ -1,0 +1,164 @@
+"""What is fetched beside a train op, and would run an original of what its gate holds back.
+
+Each function below builds a training in which a fetch does so, and returns what to fetch.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slimguard
+from tests.helpers.models import LogLines, records_in
+from tests.helpers.random_graphs import Reader, new_session
+
+tf1 = tf.compat.v1
+BUILDS = {}
+
+
+def build(make):
+    BUILDS[make.__name__] = make
+    return make
+
+
+def weight(name='w', **kwargs):
+    return tf1.get_variable(name, [2, 2], initializer=tf1.ones_initializer(), **kwargs)
+
+
+def statistic(name='center', **kwargs):
+    """A variable that is no weight, and that nobody has made untrainable."""
+    return tf1.get_variable(name, [2], initializer=tf1.zeros_initializer(), **kwargs)
+
+
+def mixed(center, x):
+    return tf1.assign(center, 0.9 * center + 0.1 * tf.reduce_mean(x, 0))
+
+
+def sgd(loss, *variables):
+    return tf1.train.GradientDescentOptimizer(0.1).minimize(loss, var_list=variables)
+
+
+@build
+def a_loss_that_waits_for_a_statistic(x):
+    w = weight()
+    with tf.control_dependencies([mixed(statistic(), tf.matmul(x, w))]):
+        loss = tf.reduce_mean(tf.matmul(x, w) ** 2)
+    return [sgd(loss, w), loss]
+
+
+@build
+def the_same_with_an_update_by_hand(x):
+    w = weight()
+    with tf.control_dependencies([mixed(statistic(), tf.matmul(x, w))]):
+        loss = tf.reduce_mean(tf.matmul(x, w) ** 2)
+    (gradient,) = tf1.gradients(loss, [w])
+    return [tf1.assign_sub(w, 0.1 * gradient).op, loss]
+
+
+@build
+def a_statistic_that_the_loss_is_computed_from_in_a_branch(x):
+    w, center = weight(), statistic(use_resource=True)
+    centered = tf1.cond(
+        tf.shape(x)[0] > 1, lambda: tf.identity(mixed(center, x)), center.read_value
+    )
+    loss = tf.reduce_mean((tf.matmul(x, w) - centered) ** 2)
+    return [sgd(loss, w), loss]
+
+
+@build
+def an_update_op_that_the_train_op_runs_too(x):
+    w = weight()
+    loss = tf.reduce_mean(tf.matmul(x, w) ** 2)
+    update = mixed(statistic(trainable=False), x)
+    return [tf.group(sgd(loss, w), update), update]
+
+
+@build
+def an_average_of_the_weights(x):
+    w = weight()
+    loss = tf.reduce_mean(tf.matmul(x, w) ** 2)
+    trained = sgd(loss, w)
+    with tf.control_dependencies([trained]):
+        average = tf1.train.ExponentialMovingAverage(0.9).apply([w])
+    return [tf.group(trained, average), average]
+
+
+@build
+def a_counter_of_two_train_ops(x):
+    count = statistic('count').assign_add([1.0, 1.0])
+    losses = [tf.reduce_mean(tf.matmul(x, weight(name)) ** 2) for name in 'vw']
+    variables = tf1.trainable_variables()[1:]
+    return [tf.group(sgd(loss, v), count) for loss, v in zip(losses, variables)]
+
+
+@build
+def an_op_that_writes_something_of_its_own_too(x):
+    w = weight()
+    loss = tf.reduce_mean(tf.matmul(x, w) ** 2)
+    update = mixed(statistic(trainable=False), x)
+    other = mixed(statistic('other', trainable=False), x)
+    return [tf.group(sgd(loss, w), update), tf.group(update, other), other]
+
+
+def batches():
+    for number in range(4):
+        batch = np.random.RandomState(number).rand(4, 2).astype(np.float32)
+        if number == 2:
+            batch[1, 1] = math.nan
+        yield batch
+
+
+def values_of(make, leaves_out=()):
+    """What each step fetched, and all variables after the last."""
+    with tf.Graph().as_default(), new_session() as session:
+        x = tf1.placeholder(tf.float32, [4, 2])
+        fetches, read = make(x), Reader()
+        session.run(tf1.global_variables_initializer())
+        fetched = [
+            session.run(fetches, {x: batch})
+            for number, batch in enumerate(batches())
+            if number not in leaves_out
+        ]
+        return fetched, read(session)
+
+
+@pytest.mark.every_cell
+@pytest.mark.parametrize('name', sorted(BUILDS))
+def test_a_bad_step_is_as_if_it_had_not_been(name, tmp_path):
+    expected, variables = values_of(BUILDS[name], leaves_out=[2])
+    with slimguard.instrument('skip', logdir=str(tmp_path), capture=False), LogLines() as lines:
+        fetched, guarded_variables = values_of(BUILDS[name])
+    assert not [line for line in lines if 'NOT guarded' in line]
+    assert [record['action'] for record in records_in(tmp_path)] == ['skip']
+    del fetched[2]
+    np.testing.assert_equal([row[1:] for row in fetched], [row[1:] for row in expected])
+    np.testing.assert_equal(guarded_variables, variables)
+
+
+@pytest.mark.parametrize('use_resource', [False, True])
+def test_guard_puts_back_a_trainable_statistic_that_the_loss_waits_for(use_resource, caplog):
+    x = tf1.placeholder(tf.float32, [4, 2])
+    tf1.get_variable_scope().set_use_resource(use_resource)
+    train_op, loss = a_loss_that_waits_for_a_statistic(x)
+    hook = slimguard.NanLossHook(loss, on_nan='skip')
+    guarded, read = slimguard.guard(train_op, loss=loss), Reader()
+    with tf1.train.SingularMonitoredSession(hooks=[hook]) as session:
+        fetched = [session.run([guarded, loss], {x: batch})[1] for batch in batches()]
+        variables = read(session.raw_session())
+    assert not [each for each in caplog.records if 'NOT guarded' in each.getMessage()]
+    expected, plain = values_of(a_loss_that_waits_for_a_statistic, leaves_out=[2])
+    assert np.isnan(fetched.pop(2)) and fetched == [row[1] for row in expected]
+    np.testing.assert_equal(variables, plain)
+
+
+def test_two_guarded_train_ops_that_share_a_write_are_named(caplog):
+    x = tf1.placeholder(tf.float32, [4, 2])
+    guarded = [slimguard.guard(each) for each in a_counter_of_two_train_ops(x)]
+    with slimguard.watch(tf1.Session(), on_nan='skip') as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(guarded[0], {x: np.ones([4, 2])})
+        assert not [each for each in caplog.records if 'NOT guarded' in each.getMessage()]
+        session.run(guarded, {x: np.ones([4, 2])})
+    (told,) = [each.getMessage() for each in caplog.records if 'NOT guarded' in each.getMessage()]
+    assert "the update of 'count' is NOT guarded: the train op 'group_deps" in told

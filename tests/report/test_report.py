@@ -21,7 +21,7 @@ from slimguard.diagnosis import bundle
 from slimguard.incidents import record_file, record_reader
 from slimguard.report import cards, html, report, report_data, samples
 from tests.diagnosis import test_bundle
-from tests.helpers import zoo
+from tests.helpers import bundles, zoo
 from tests.helpers.children import forked_python, python
 from tests.report.pages import (
     HOSTILE,
@@ -185,10 +185,6 @@ def hostile_words(said):
     said['diagnosis']['output']['dtype'] = HOSTILE
     for row in said['diagnosis']['ranges']:
         row.update(op=HOSTILE, type=HOSTILE, tensor=HOSTILE)
-    for entry in said['arrays']:
-        said['step']['sources'][HOSTILE] = said['step']['sources'][entry['name']]
-        if len(entry['shape']) == 4:
-            entry['name'] = HOSTILE
 
 
 def _in_a_name(text):
@@ -270,7 +266,7 @@ def test_a_damaged_bundle_is_one_line_and_not_the_end(sound_and_not, name):
 def sound(tmp_path_factory):
     """A bundle to damage copies of."""
     with tf.Graph().as_default():
-        return test_bundle.write(zoo.failed('a_feed'), tmp_path_factory.mktemp('sound'))
+        return bundles.write(zoo.failed('a_feed'), tmp_path_factory.mktemp('sound'))
 
 
 @pytest.fixture

@@ -374,6 +374,7 @@ def _draw_marks(axes: Any, kind: str, groups: List[Group], y: float, links: Dict
     sizes = [80 * (1 + math.log10(len(group))) for group in groups]
     look = {'color': COLORS[name], 'edgecolor': COLORS['paper'], 'zorder': 3, 'clip_on': False}
     marks = axes.scatter(x, [y] * len(x), sizes, marker=marker, **look)
+    marks.set_linewidths([1, 1])  # or else older matplotlibs draw a single mark without its link
     marks.set_urls([links[group[0].number] for group in groups])
 
 

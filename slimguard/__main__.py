@@ -97,7 +97,7 @@ def _report(options: argparse.Namespace) -> None:
     needs.tensorflow()
     from slimguard.report import report
 
-    sys.exit(report.write(options.folder, options.output, options.png))
+    sys.exit(report.write(options.folder, options.output, options.png, options.open))
 
 
 _COMMANDS = {

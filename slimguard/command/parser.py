@@ -314,13 +314,13 @@ def _add_report(commands) -> None:
         help='make a page to look at: the loss, the incidents, what made them bad',
         description='Writes one HTML page with the loss and its incidents, and for those that have '
         'a bundle the diagnosis, the ranges along the step and the samples of the batch. It asks '
-        'for nothing from the network. Exits with 1 if the record of incidents cannot be read, '
+        'for nothing from the network. Its charts need the extra "report", without which it has '
+        'words only. Exits with 1 if the record of incidents cannot be read, '
         'which the page then says, and 2 if nothing can be written or LOGDIR is no logdir.',
     )
     report.add_argument('folder', metavar='LOGDIR')
+    report.add_argument('--open', action='store_true', help='open the page in your browser')
     report.add_argument(
         '--output', metavar='FILE', help='where it goes; default: LOGDIR/slimguard/report.html'
     )
-    report.add_argument(
-        '--png', metavar='FILE', help='the same as a picture, too; needs the extra "report"'
-    )
+    report.add_argument('--png', metavar='FILE', help='the same as a picture, too')

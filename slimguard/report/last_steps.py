@@ -1,42 +1,39 @@
-"""The last steps before an incident, as arrays, out of the history in its bundle."""
+"""The last steps before an incident, out of the history in its bundle, and what they tell."""
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+import math
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
+from slimguard.report import words
+
 MOST_STEPS = 1000  # of a longer history the newest are shown
-
-
-class Gradient(NamedTuple):
-    """A gradient of which there is a norm for each step.
-
-    Attributes:
-      name: of its variable; of the first one, where short gradients are summed together.
-      others: how many more variables there are.
-    """
-
-    name: str
-    others: int
+_FAR = 2.0  # orders of magnitude above the median that no usual step has
+_MOST_CALM = 4  # steps between two that are out of bounds, for both to be of one explosion
+_JUMP, _SURGE = 3.0, 10.0  # times: of a learning rate; of what follows it, against its median
+_LEAST_BEFORE, _MOST_AFTER = 10, 50  # steps before such a jump, and until something follows
 
 
 class LastSteps(NamedTuple):
-    """The last steps, the oldest first. What nobody knows is masked.
+    """The last steps, the oldest first.
 
     Attributes:
-      step: the global step after each; None where the graph has none.
+      step: the global step after each, or how many come after it where the graph has none.
+      axis: which of the two.
       written: whether the step was written.
-      loss, learning_rate, gradient_norm: a number for each step; None if there is none at all.
-      gradients: in the order of the bundle.
+      loss, learning_rate, gradient_norm: a number for each step; None if nobody knows any.
+      gradients: the name of a variable of each gradient, and of how many more it is.
       norms: [steps, gradients].
     """
 
-    step: List[Optional[int]]
+    step: List[int]
+    axis: str
     written: np.ndarray
-    loss: Optional[np.ma.MaskedArray]
-    learning_rate: Optional[np.ma.MaskedArray]
-    gradient_norm: Optional[np.ma.MaskedArray]
-    gradients: List[Gradient]
-    norms: np.ma.MaskedArray
+    loss: Optional[np.ndarray]
+    learning_rate: Optional[np.ndarray]
+    gradient_norm: Optional[np.ndarray]
+    gradients: List[Tuple[str, int]]
+    norms: np.ndarray
 
 
 def last_steps_of(history: Optional[Dict[str, Any]]) -> Optional[LastSteps]:
@@ -47,40 +44,156 @@ def last_steps_of(history: Optional[Dict[str, Any]]) -> Optional[LastSteps]:
     """
     if history is None or not history['step']:
         return None
-    last = {key: history[key][-MOST_STEPS:] for key in _COLUMNS}
-    gradients = [Gradient(names[0], len(names) - 1) for names in history['gradients']]
-    shape = (len(last['step']), len(gradients))
+    last = {key: values[-MOST_STEPS:] for key, values in history.items() if key != 'gradients'}
+    gradients = [(names[0], len(names) - 1) for names in history['gradients']]
+    step, count = last['step'], len(last['step'])
+    has_numbers = None not in step
     return LastSteps(
-        step=last['step'],
+        step=step if has_numbers else list(range(1 - count, 1)),
+        axis='global step' if has_numbers else 'steps before the last one',
         written=np.array([bool(good) for good in last['good']]),
         loss=_column(last['loss']),
         learning_rate=_column(last['learning_rate']),
         # Without gradients their norm is zero, which tells nothing.
         gradient_norm=_column(last['gradient_norm']) if gradients else None,
         gradients=gradients,
-        norms=_numbers(last['gradient_norms']).reshape(shape),
+        norms=np.array(last['gradient_norms'], float).reshape(count, len(gradients)),
     )
 
 
-_COLUMNS = 'step good loss learning_rate gradient_norm gradient_norms'.split()
+def _column(values: Sequence[Any]) -> Optional[np.ndarray]:
+    # numpy reads the words that stand for NaN and Inf.
+    return None if set(values) == {None} else np.array(values, float)
 
 
-def _column(values: Sequence[Any]) -> Optional[np.ma.MaskedArray]:
-    numbers = _numbers(values)
-    return None if np.ma.getmaskarray(numbers).all() else numbers
+def heading(steps: LastSteps) -> str:
+    """How many steps there are."""
+    return 'The last %d steps' % len(steps.step) if len(steps.step) > 1 else 'The last step'
 
 
-def _numbers(values: Sequence[Any]) -> np.ma.MaskedArray:
-    """As floats; numpy reads the strings that stand for NaN and Inf, and makes NaN of None."""
-    unknown = np.equal(np.array(values, object), np.array(None))
-    return np.ma.MaskedArray(np.array(values, np.float64), mask=unknown)
+# What began it.
 
 
-def is_bad(values: np.ma.MaskedArray) -> np.ndarray:
-    """Where values are known, and not finite."""
-    return ~np.isfinite(values.data) & ~np.ma.getmaskarray(values)
+def cause(steps: LastSteps) -> str:
+    """How an explosion began, if a jump of the learning rate came shortly before it; else ''."""
+    rates = steps.learning_rate
+    if rates is None:
+        return ''
+    with np.errstate(all='ignore'):
+        jumps = np.flatnonzero(rates[1:] > _JUMP * rates[:-1]) + 1
+    for at in reversed(jumps[jumps >= _LEAST_BEFORE].tolist()):
+        found = [(_surge(values, at), name) for name, values in lines(steps)]
+        after, name = min(found, key=lambda it: it[0], default=(math.inf, ''))
+        if after <= _MOST_AFTER:
+            said = 'The learning rate went from %s to %s at step %d; the %s followed ' % (
+                words.number(float(rates[at - 1])),
+                words.number(float(rates[at])),
+                steps.step[at],
+                name,
+            )
+            steps_later = '%d step%s later' % (after, 's' if after > 1 else '')
+            return said + (steps_later if after else 'in the same step')
+    return ''
 
 
-def finite(values: np.ma.MaskedArray) -> np.ndarray:
-    """The finite ones among values."""
-    return values.data[np.isfinite(values.data) & ~np.ma.getmaskarray(values)]
+def lines(steps: LastSteps) -> List[Tuple[str, np.ndarray]]:
+    """What is known of each step, by its name: the loss, the gradient norm."""
+    known = (('loss', steps.loss), ('gradient norm', steps.gradient_norm))
+    return [(name, values) for name, values in known if values is not None]
+
+
+def _surge(values: np.ndarray, at: int) -> float:
+    """After how many steps from `at` on finite values are far above what they were before."""
+    before = values[:at][np.isfinite(values[:at])]
+    if not before.size:
+        return math.inf
+    with np.errstate(all='ignore'):
+        later = np.isfinite(values[at:]) & (values[at:] > _SURGE * np.median(np.abs(before)))
+    return int(np.argmax(later)) if later.any() else math.inf
+
+
+# The gradients.
+
+
+class Beginning(NamedTuple):
+    """Where gradients leave what is usual.
+
+    Attributes:
+      column: of the step.
+      gradient: the number of the one that is farthest from its median; None if they are all, and
+        several.
+      said: this in words.
+    """
+
+    column: int
+    gradient: Optional[int]
+    said: str
+
+
+def ratios_of(norms: np.ndarray) -> np.ndarray:
+    """Decimal logarithms of norms [steps, gradients] by the median of their gradient.
+
+    NaN is what is not finite. A norm of zero is at -Inf, unless most are.
+    """
+    with np.errstate(all='ignore'):
+        logs = np.where(np.isfinite(norms), np.log10(np.abs(norms)), np.nan)
+        ordered = np.sort(logs, axis=0)  # NaN comes last
+        counts = np.maximum(np.count_nonzero(~np.isnan(logs), axis=0), 1)
+        medians = np.take_along_axis(ordered, counts[np.newaxis] // 2, axis=0)
+        return np.where(logs == medians, 0.0, logs - medians)
+
+
+def beginning_of(steps: LastSteps, ratios: np.ndarray) -> Optional[Beginning]:
+    """Where gradients leave what is usual for good; None if none does."""
+    out = np.where(np.isnan(ratios), np.inf, ratios)
+    columns = np.flatnonzero((out > _FAR).any(axis=1))
+    if not columns.size:
+        return None
+    start = 0
+    if len(out) - 1 - columns[-1] <= _MOST_CALM:
+        gaps = np.flatnonzero(np.diff(columns) > 1 + _MOST_CALM)
+        start = gaps[-1] + 1 if gaps.size else 0
+    column = int(columns[start])
+    count, row = int((out[column] > _FAR).sum()), int(np.argmax(out[column]))
+    before = ''
+    if start:
+        were = '1 step was' if start == 1 else '%d steps were' % start
+        before = ' Before that %s out of bounds, and came back.' % were
+    where = 'at step %d' % steps.step[column]
+    if count == len(steps.gradients) > 1:
+        said = 'All are out of bounds at once, not finite or above 100 times that, %s.%s'
+        return Beginning(column, None, said % (where, before))
+    others = '' if count == 1 else ', and so is 1 more' if count == 2 else ', and so are %d more'
+    said = 'The first one out of bounds, not finite or above 100 times that, is %s: %s it %s%s.%s'
+    others = others % (count - 1) if '%d' in others else others
+    name = words.variables(*steps.gradients[row])
+    return Beginning(column, row, said % (name, where, _far(ratios[column, row]), others, before))
+
+
+def _far(ratio: float) -> str:
+    if math.isnan(ratio):
+        return 'is not finite'
+    return (
+        'is not zero, as it was'
+        if ratio > 300
+        else 'is %s times its median' % words.multiple(10**ratio)
+    )
+
+
+def caption(steps: LastSteps, begin: Optional[Beginning]) -> str:
+    """What the charts of the last steps show, and where it began."""
+    said = ''
+    if steps.gradients:
+        said = (
+            'Each row is the gradient of a variable, its colour the norm as a multiple of the '
+            'median of the row. '
+        )
+        none = 'None is above 100 times its median, and all are finite.'
+        said += none if begin is None else begin.said
+    rates = [] if steps.learning_rate is None else steps.learning_rate.tolist()
+    rates = [words.number(rate) for rate in rates if math.isfinite(rate)]
+    if rates and rates[0] == rates[-1]:
+        said += ' The learning rate is %s at the last step.' % rates[-1]
+    elif rates:
+        said += ' The learning rate goes from %s to %s.' % (rates[0], rates[-1])
+    return said.strip()

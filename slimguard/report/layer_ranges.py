@@ -1,10 +1,13 @@
 """The ranges along a step, put together by layers, for a picture that fits on a page."""
 
+import collections
 import math
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from slimguard.diagnosis.bundle import number
+from slimguard.report import words
+from slimguard.system.texts import cut
 
 PHASES = ('input', 'forward', 'backward', 'update')
 
@@ -188,3 +191,52 @@ def _squeeze(layers: List[Layer], most: int) -> List[Layer]:
             squeezed[-1] = _both(squeezed[-1], layer)._replace(name=name)
             count += 1
     return squeezed
+
+
+# In words.
+
+
+def begins_at(layers: Sequence[Layer]) -> Optional[int]:
+    """Where values stop being finite: the layer at fault, or else the first that is not finite."""
+    for test in (lambda layer: layer.begins, lambda layer: not layer.is_finite):
+        for place, layer in enumerate(layers):
+            if test(layer):
+                return place
+    return None
+
+
+def begins(layers: Sequence[Layer]) -> str:
+    """What is said above the layer that `begins_at` finds."""
+    is_finite = all(layer.is_finite for layer in layers)
+    return 'out of bounds here' if is_finite else 'non-finite from here on'
+
+
+def said(layer: Layer) -> str:
+    """The range of a layer."""
+    if not layer.is_finite:
+        counts = ((layer.nan, 'NaN'), (layer.inf, 'Inf'))
+        return ', '.join('%s %s' % (words.count(count), word) for count, word in counts if count)
+    if layer.min is None or layer.max is None:
+        return 'empty'
+    return '%.3g to %.3g' % (layer.min, layer.max)
+
+
+def common_scope(layers: Sequence[Layer]) -> str:
+    """The outermost scope that most layers are in, with its slash; '' if there is none."""
+    scopes = collections.Counter(x.name.partition('/')[0] for x in layers if '/' in x.name)
+    for scope, count in scopes.most_common(1):
+        if count > max(3, len(layers) / 2):
+            return scope + '/'
+    return ''
+
+
+def caption(layers: Sequence[Layer]) -> str:
+    """What a chart of the ranges shows."""
+    scope = common_scope(layers)
+    told = (
+        'From the least to the largest finite value of each layer, in the order in which they are '
+        'computed; the axis is logarithmic on both sides of zero.'
+    )
+    told += ' %s is left out of the names.' % cut(scope, 200) if scope else ''
+    is_finite = all(layer.is_finite for layer in layers)
+    return told if is_finite else told + ' Where values are not finite the row is marked.'

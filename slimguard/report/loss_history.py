@@ -1,22 +1,23 @@
-"""The loss of a training, read from the summaries in its event files."""
+"""The loss of a training: out of the summaries in its event files, and its bundles' last steps."""
 
 import array
 import itertools
 import os
 import re
 import struct
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
+from slimguard.report.last_steps import LastSteps
 from slimguard.system import files
 
 _LOSS = re.compile(r'(^|[^a-z])(total_?)?loss(es)?([^a-z]|$)')
 _NO_LOSS = re.compile(r'scale|weight|rate')
 _PART_OF_IT = re.compile(r'regulari[sz]|clone|aux|val|eval|test|raw')
-_MOST_SEGMENTS = 100
+_MOST_SEGMENTS, _MOST_OF_TAILS = 100, 3000
 _EVENTS = 'events.out.tfevents.'
 _FRAME, _LARGEST = 16, 1 << 31  # bytes: around a record; and what protobuf can read
 
@@ -184,3 +185,53 @@ def thin_out(points: np.ndarray, most: int) -> np.ndarray:
             kept.add(start + int(np.argmin(points[start:end, 1])))
             kept.add(start + int(np.argmax(points[start:end, 1])))
     return points[sorted(kept)]
+
+
+# The last steps before incidents, out of the bundles.
+
+Point = Tuple[float, float]
+
+
+def with_tails(curve: Optional[Curve], histories: Sequence[LastSteps]) -> Optional[Curve]:
+    """The curve with the last steps; these alone where there is no curve; None without any.
+
+    Args:
+      curve: what the event files hold.
+      histories: the last steps of each bundle, the oldest bundle first. Steps that were not written
+        are left out: what they would have done to the loss was never done.
+    """
+    tails: List[np.ndarray] = []
+    seen: Set[Point] = set()
+    for steps in histories:
+        for run in _runs(steps):
+            tails.extend(_new_parts(run, seen))
+            seen.update(run)
+    if not tails:
+        return curve
+    total = sum(map(len, tails))
+    thin = [thin_out(tail, max(4, _MOST_OF_TAILS * len(tail) // total)) for tail in tails]
+    return Curve('', [], 0, 0, thin) if curve is None else curve._replace(tails=thin)
+
+
+def _runs(steps: LastSteps) -> List[List[Point]]:
+    """The steps with a loss, from one rollback to the next."""
+    if steps.loss is None or steps.axis != 'global step':
+        return []
+    runs: List[List[Point]] = [[]]
+    for step, loss, written in zip(steps.step, steps.loss.tolist(), steps.written):
+        if written and np.isfinite(loss):
+            if runs[-1] and step <= runs[-1][-1][0]:
+                runs.append([])
+            runs[-1].append((float(step), loss))
+    return runs
+
+
+def _new_parts(run: List[Point], seen: Set[Point]) -> List[np.ndarray]:
+    """What no other bundle holds of a run; a part begins where that of the other bundle ends."""
+    parts: List[List[Point]] = [[]]
+    for point in run:
+        if point in seen:
+            parts.append([point])
+        else:
+            parts[-1].append(point)
+    return [np.array(part) for part in parts if not seen.issuperset(part)]

@@ -8,14 +8,16 @@ script and asks for nothing; everything that comes from the run is escaped.
 
 import errno
 import os
+import pathlib
 import stat
 import sys
-from typing import Callable, Optional, Tuple
+import webbrowser
+from typing import Any, Optional, Tuple
 
 import tensorflow as tf
 
 from slimguard.diagnosis import bundle
-from slimguard.report import html, report_data
+from slimguard.report import report_data
 from slimguard.report.report_data import ReportData
 from slimguard.system import files, logdirs, terminal
 
@@ -48,18 +50,34 @@ def main(
 
 
 def write(
-    logdir: str, output: Optional[files.Path] = None, png: Optional[files.Path] = None
+    logdir: str,
+    output: Optional[files.Path] = None,
+    png: Optional[files.Path] = None,
+    opens: bool = False,
 ) -> int:
-    """As `main`, for who has seen that `logdir`, an absolute path, is a log directory."""
+    """As `main`, for who has seen that `logdir`, an absolute path, is a log directory.
+
+    Args:
+      logdir, output, png: as those of `main`.
+      opens: whether to open the page in the user's browser.
+    """
     try:
         output, png = _paths(logdir, output, png)
-        draw = None if png is None else _drawing()
+        if opens and (files.is_remote(output) or _is_device(output)):
+            raise ReportError('--open needs a file of this machine for the page, not %s' % output)
+        html = _html()
+        if png is not None and html.cards.no_charts:
+            raise ReportError('--png cannot be drawn. %s' % html.cards.no_charts)
         data = report_data.gather(logdir)
         # A lone surrogate of somebody's JSON has no place in UTF-8.
         _write(output, html.render(data).encode('utf-8', 'backslashreplace'))
-        _warn(data)
-        if png is not None and draw is not None:
-            _write(png, draw(data))
+        _warn(data, html.cards.no_charts)
+        if png is not None:
+            from slimguard.report import png as picture
+
+            _write(png, picture.draw(data))
+        if opens and not webbrowser.open(pathlib.Path(output).as_uri()):
+            terminal.complain('no browser was found to open %s' % output)
     except ReportError as error:
         terminal.complain(error)
         return 2
@@ -81,11 +99,21 @@ def _paths(logdir, output, png) -> Tuple[str, Optional[str]]:
     return page_path, png_path
 
 
-def _warn(data: ReportData) -> None:
-    """Says on stderr what the page says that it cannot know."""
+def _html() -> Any:
+    try:
+        from slimguard.report import html
+    except ImportError as error:
+        raise ReportError(
+            "the page is made with Jinja2 (%s); install it with: pip install 'jinja2>=3.0'" % error
+        ) from None
+    return html
+
+
+def _warn(data: ReportData, no_charts: str) -> None:
+    """Says on stderr what the page says that it cannot know, or show."""
     if data.broken or not data.has_record:
         terminal.complain(report_data.told(data))
-    for note in data.notes:
+    for note in [*data.notes, *([no_charts] if no_charts else [])]:
         terminal.complain(note)
 
 
@@ -104,16 +132,6 @@ def _make_folder(folder: str) -> None:
         files.make_dirs(folder)
     except (OSError, tf.errors.OpError) as error:
         raise ReportError('%s cannot be made: %s' % (folder, error)) from None
-
-
-def _drawing() -> Callable[[ReportData], bytes]:
-    try:
-        from slimguard.report import png as png_page
-    except ImportError as error:
-        raise ReportError(
-            "--png needs matplotlib (%s); install it with: pip install 'slimguard[report]'" % error
-        ) from None
-    return png_page.draw
 
 
 def _write(path: str, content: bytes) -> None:

@@ -1,25 +1,258 @@
-"""All there is to report about a training: read from its log directory, checked, and made plain."""
+"""All there is to report about a training: read from its log directory, checked, and made plain.
+
+The record and the bundles were written by a run, or by somebody who says so. A value of the wrong
+kind is left out; a bundle that is not as it should be becomes a sentence; nothing of it is run.
+"""
 
 import datetime
 import os
-from typing import List, NamedTuple, Optional, Tuple
+import re
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
+import numpy as np
 import tensorflow as tf
 
 import slimguard
 from slimguard.diagnosis import bundle
+from slimguard.diagnosis.ranges import Range
 from slimguard.incidents import record_reader
-from slimguard.report import bundle_view, incident_view, loss_history, loss_tails
-from slimguard.report.bundle_view import AnyBundle, BundleView
-from slimguard.report.incident_view import ACTIONS, IncidentView
+from slimguard.report import last_steps, layer_ranges, loss_history, samples
 from slimguard.report.last_steps import LastSteps
+from slimguard.report.layer_ranges import Layer
 from slimguard.report.loss_history import Curve
+from slimguard.report.samples import Sheet
 from slimguard.system import files
+from slimguard.system.numbers import is_whole
 from slimguard.system.texts import cut
 
+ACTIONS = ('raise', 'stop', 'rollback', 'skip', 'save refused', 'other', 'not said')
 # So many bundles, and so much of each: a page has to open on a phone.
-_MOST_BUNDLES, _MOST_IMAGES = 20, 12 << 20  # bytes, of all bundles
-_MOST_NOTES = 20
+_MOST_BUNDLES, _MOST_IMAGES = 20, 6 << 20  # bytes, of all bundles; each image is drawn twice
+_MOST_NOTES, _MOST_FACTS = 20, 20
+
+
+class IncidentView(NamedTuple):
+    """An incident; what the record does not say, or says wrongly, is None or ''.
+
+    Attributes:
+      number: its place in the record, from 1 on; 0 for the incident that a bundle tells of.
+      step, loss, reason, time, gradient_norm, gradient_norm_ratio, diagnosis, advice: as in
+        `Incident`.
+      action: as in `Incident`. It may be missing: a process that is killed between the step and
+        its policy says none.
+      bundle: the name of the bundle's folder, without its path: a log directory may be moved.
+      notes: what else there is to know, in a few words each.
+    """
+
+    number: int
+    step: Optional[int]
+    loss: Optional[float]
+    action: str
+    reason: str
+    time: Optional[float]
+    bundle: str
+    notes: Tuple[str, ...]
+    gradient_norm: Optional[float]
+    gradient_norm_ratio: Optional[float]
+    diagnosis: str
+    advice: str
+
+    @property
+    def kind(self) -> str:
+        """The action, or 'other' for one that we have no colour for."""
+        if not self.action:
+            return 'not said'
+        return self.action if self.action in ACTIONS else 'other'
+
+    @property
+    def cause(self) -> str:
+        """What made the step bad in a line, if that was found; else what was seen."""
+        return self.diagnosis.partition('\n')[0] or self.reason
+
+
+def incident_of(number: int, record: Dict[str, Any]) -> IncidentView:
+    """An incident out of what a line of the record, or a bundle, says."""
+    return IncidentView(
+        number=number,
+        step=_int(record.get('step')),
+        loss=_float(record.get('loss')),
+        action=_str(record.get('action'), 60),
+        reason=_str(record.get('reason'), 1000),
+        time=_float(record.get('time')),
+        # Of whichever system the training ran on.
+        bundle=re.split(r'[/\\]', _str(record.get('bundle'), 1000).rstrip('/\\'))[-1],
+        notes=tuple(_notes(record)),
+        gradient_norm=_float(record.get('gradient_norm')),
+        gradient_norm_ratio=_float(record.get('gradient_norm_ratio')),
+        diagnosis=_str(record.get('diagnosis'), 2000),
+        advice=_str(record.get('advice'), 1000),
+    )
+
+
+def _notes(record: Dict[str, Any]) -> List[str]:
+    factor, restored = _float(record.get('learning_rate')), _str(record.get('restored'), 1000)
+    notes = ['restored %s' % cut(os.path.basename(restored), 200)] if restored else []
+    notes += [] if factor is None else ['learning rate x%g from then on' % factor]
+    notes += ['the update had landed'] if record.get('held') is False else []
+    return notes + (
+        ['variables were bad before the step'] if record.get('state_lost') is True else []
+    )
+
+
+def _str(value: Any, most: int) -> str:
+    return cut(value, most) if isinstance(value, str) else ''
+
+
+def _int(value: Any) -> Optional[int]:
+    return value if is_whole(value) and abs(value) < 10**15 else None
+
+
+def _float(value: Any) -> Optional[float]:
+    try:
+        return None if value is None or isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+# The bundles.
+
+
+class BundleView(NamedTuple):
+    """What a bundle says.
+
+    Attributes:
+      name: of its folder.
+      incident: the incident.
+      phase: where it began, as in `Diagnosis`; '' if there is no diagnosis.
+      trouble: what happened, in a sentence.
+      facts: what else the diagnosis says: a name, a part that is code, words, and a line of code,
+        each '' for none.
+      layers: the ranges along the step.
+      sheets: the samples of the batch.
+      versions: of what it was made with.
+      steps: the last ones before it; None if they are not known.
+    """
+
+    name: str
+    incident: IncidentView
+    phase: str
+    trouble: str
+    facts: List[Tuple[str, ...]]
+    layers: List[Layer]
+    sheets: List[Sheet]
+    versions: str
+    steps: Optional[LastSteps]
+
+
+class UnreadableBundle(NamedTuple):
+    """A bundle that cannot be read, and why."""
+
+    name: str
+    why: str
+
+
+AnyBundle = Union[BundleView, UnreadableBundle]
+
+
+def bundle_of(path: str, room: int) -> AnyBundle:
+    """What the bundle in the folder `path` says; `room` is for its samples, in bytes."""
+    name = os.path.basename(path)
+    try:
+        return _view(name, bundle.read(path), room)
+    except (bundle.BundleError, OSError) as error:
+        return UnreadableBundle(name, cut(error, 1000))
+    except Exception as error:  # whatever it is, it must not cost the other bundles
+        said = 'incident.json is damaged: %s: %s' % (type(error).__name__, error)
+        return UnreadableBundle(name, cut(said, 1000))
+
+
+def _view(name: str, opened: bundle.Bundle, room: int) -> BundleView:
+    said = opened.diagnosis or {}
+    suspects, rows = _suspects(said)
+    return BundleView(
+        name=name,
+        incident=incident_of(0, opened.incident),
+        phase=(said.get('phase') or 'unknown') if said else '',
+        trouble=_sentence(said) if said else '',
+        facts=[tuple(cut(part, 1000) for part in fact) for fact in _facts(said)] if said else [],
+        layers=layer_ranges.layers_of(said['ranges'], said['tensor']) if said else [],
+        sheets=samples.sheets(_drawn_by_the_user(opened), suspects, rows, room=room),
+        versions=cut(', '.join('%s %s' % pair for pair in sorted(opened.versions.items())), 600),
+        steps=last_steps.last_steps_of(opened.history),
+    )
+
+
+_PHASES = {
+    'input': 'In the input',
+    'forward': 'In the forward pass',
+    'backward': 'In the backward pass',
+    'update': 'In the update',
+    'variable': 'In a variable',
+    'constant': 'A constant is bad',
+    'unknown': 'Not found',
+}
+
+
+def _sentence(said: Dict[str, Any]) -> str:
+    phase = said.get('phase') or 'unknown'
+    return '%s: %s.' % (cut(_PHASES.get(phase, phase), 60), cut(said['trouble'], 1000))
+
+
+def _facts(said: Dict[str, Any]) -> List[Tuple[str, str, str, str]]:
+    """What a diagnosis says, by names."""
+    line, facts = said.get('line'), []
+    if said['op'] is not None:
+        of = ', gradient of %s' % said['forward_op'] if said['forward_op'] else ''
+        tensor = said['tensor'] or said['op']
+        facts.append(('Tensor', '%s (%s%s)' % (tensor, said['op_type'], of), '', ''))
+    if line:
+        facts.append(('Your line', '%(file)s:%(number)s, in %(function)s' % line, '', line['text']))
+    for given in said['inputs'][:_MOST_FACTS]:
+        facts.append(('Input', given['name'], _range(given['range']), ''))
+    facts.append(('Value', '', _range(said['output']), ''))
+    shown = [
+        '%s = %g' % (list(place), layer_ranges.float_of(v)) for place, v in said['positions'][:6]
+    ]
+    more = ', \N{HORIZONTAL ELLIPSIS}' if len(said['positions']) > 6 else ''
+    facts.append(('Not finite', ', '.join(shown) + more, '', ''))
+    facts += [('Note', '', why, '') for why in said['not_seen'][:_MOST_FACTS]]
+    return [fact for fact in facts if any(fact[1:])]
+
+
+def _range(said: Optional[Dict[str, Any]]) -> str:
+    if said is None:
+        return ''
+    shape = tuple(int(size) for size in said['shape'])
+    least, largest = layer_ranges.ends_of(said)
+    return str(Range(said['dtype'], shape, least, largest, said['nan'], said['inf']))
+
+
+def _drawn_by_the_user(opened: bundle.Bundle) -> Dict[str, np.ndarray]:
+    """The values that the step took in, without random numbers and what is ours."""
+    sources = opened.exported.names['sources']
+    return {
+        name: value
+        for name, value in opened.values.items()
+        if not name.startswith('slimguard/') and 'Random' not in sources[name][1]
+    }
+
+
+def _suspects(said: Dict[str, Any]) -> Tuple[List[int], int]:
+    """The rows of the batch that made a tensor of the forward pass bad, and how many there are.
+
+    A tensor further on may have another first dimension than the batch: `samples` compares.
+    """
+    if not said or said['phase'] != 'forward' or said['output'] is None:
+        return [], 0
+    shape = said['output']['shape']
+    rows = [row for row in said['rows'] if isinstance(row, int)]
+    # Half of what a batch norm puts out is by channel.
+    is_batch = shape and isinstance(shape[0], int) and not str(said['op_type']).startswith('FusedB')
+    # If all of them are bad, that says nothing about any.
+    return (rows, shape[0]) if is_batch and len(rows) < shape[0] else ([], 0)
+
+
+# All of it.
 
 
 class ReportData(NamedTuple):
@@ -46,33 +279,27 @@ class ReportData(NamedTuple):
     broken: str = ''
 
 
-class _Record(NamedTuple):
-    incidents: List[IncidentView]
-    notes: List[str]
-    is_there: bool = True
-    broken: str = ''
-
-
 def gather(logdir: str) -> ReportData:
     """Reads what the log directory of a training holds. Never fails because of what is in it."""
     curve, notes = loss_history.read(logdir)
-    record = _record(logdir)
     bundles, more = _bundles(logdir)
-    return ReportData(
+    histories = [b.steps for b in bundles if isinstance(b, BundleView) and b.steps is not None]
+    now = datetime.datetime.now().strftime('%Y-%m-%d %H:%M')
+    versions = 'TensorFlow %s, slimguard %s' % (tf.__version__, slimguard.__version__)
+    data = ReportData(
         title=title_of(logdir),
-        made=_made(),
-        curve=loss_tails.with_tails(curve, _histories(bundles)),
-        incidents=record.incidents,
+        made='Made %s with %s' % (now, versions),
+        curve=loss_history.with_tails(curve, histories),
+        incidents=[],
         bundles=bundles,
-        notes=_not_too_many(notes + record.notes + more),
-        has_record=record.is_there,
-        broken=record.broken,
+        notes=notes,
     )
-
-
-def _histories(bundles: List[AnyBundle]) -> List[LastSteps]:
-    readable = [bundle for bundle in bundles if isinstance(bundle, BundleView)]
-    return [bundle.steps for bundle in readable if bundle.steps is not None]
+    data = _with_record(data, logdir)
+    notes = data.notes + more
+    left_out = len(notes) - _MOST_NOTES
+    notes = [cut(note, 1000) for note in notes[:_MOST_NOTES]]
+    notes += ['%d more notes like these are not shown.' % left_out] if left_out > 0 else []
+    return data._replace(notes=notes)
 
 
 def title_of(logdir: str) -> str:
@@ -81,32 +308,20 @@ def title_of(logdir: str) -> str:
     return os.path.basename(path.rstrip('/\\')) or path
 
 
-def _made() -> str:
-    now = datetime.datetime.now().strftime('%Y-%m-%d %H:%M')
-    versions = 'TensorFlow %s, slimguard %s' % (tf.__version__, slimguard.__version__)
-    return 'Made %s with %s' % (now, versions)
-
-
-def _not_too_many(notes: List[str]) -> List[str]:
-    shown = [cut(note, 1000) for note in notes[:_MOST_NOTES]]
-    left_out = len(notes) - len(shown)
-    return shown + ['%d more notes like these are not shown.' % left_out] if left_out else shown
-
-
-def _record(logdir: str) -> _Record:
+def _with_record(data: ReportData, logdir: str) -> ReportData:
     try:
         record = record_reader.read_record(logdir)
     except FileNotFoundError:
-        return _Record([], [], is_there=False)
+        return data._replace(has_record=False)
     except Exception as error:  # whatever it is, it must not cost the rest of the page
-        return _Record([], [], broken=_sentence(error))
+        return data._replace(broken=_first_line(error))
     if record.is_foreign:
         count = record.unreadable + record.foreign
         what = 'its only line is no' if count == 1 else 'none of its %d lines is an' % count
-        return _Record([], [], broken='%s incident (slimguard/incidents.jsonl).' % what)
+        return data._replace(broken='%s incident (slimguard/incidents.jsonl).' % what)
     incidents = enumerate(record.incidents, 1)
-    views = [incident_view.view_of(number, incident.to_dict()) for number, incident in incidents]
-    return _Record(views, record.notes)
+    views = [incident_of(number, incident.to_dict()) for number, incident in incidents]
+    return data._replace(incidents=views, notes=data.notes + record.notes)
 
 
 def _bundles(logdir: str) -> Tuple[List[AnyBundle], List[str]]:
@@ -114,14 +329,14 @@ def _bundles(logdir: str) -> Tuple[List[AnyBundle], List[str]]:
     try:
         paths = bundle.paths(logdir)
     except Exception as error:
-        return [], ['The bundles cannot be listed: %s' % _sentence(error)]
+        return [], ['The bundles cannot be listed: %s' % _first_line(error)]
     shown = paths[-_MOST_BUNDLES:]
-    views = [bundle_view.view_of(path, _MOST_IMAGES // len(shown)) for path in shown]
+    views = [bundle_of(path, _MOST_IMAGES // len(shown)) for path in shown]
     left_out = len(paths) - len(shown)
     return views, ['%d older bundles are not shown.' % left_out] if left_out else []
 
 
-def _sentence(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     what = str(getattr(error, 'message', error)).partition('\n')[0]
     return cut(what or type(error).__name__, 1000)
 
@@ -148,10 +363,15 @@ def told(data: ReportData) -> str:
         return _NO_RECORD
     if not data.incidents:
         return 'No incident is on record.'
-    counts = [(action, sum(i.kind == action for i in data.incidents)) for action in ACTIONS]
-    said = ', '.join('%d %s' % (count, _DONE[action]) for action, count in counts if count)
     one = len(data.incidents) == 1
-    return '%s: %s.' % ('One incident' if one else '%d incidents' % len(data.incidents), said)
+    head = 'One incident' if one else '%d incidents' % len(data.incidents)
+    return '%s: %s.' % (head, done(data.incidents, _DONE))
+
+
+def done(incidents: List[IncidentView], names: Dict[str, str]) -> str:
+    """How often which action was taken."""
+    counts = [(action, sum(i.kind == action for i in incidents)) for action in ACTIONS]
+    return ', '.join('%d %s' % (n, names.get(action, action)) for action, n in counts if n)
 
 
 _NO_RECORD = (

@@ -184,3 +184,25 @@ def _pixels(
     pixels = np.repeat(shown, 3, axis=2) if shown.shape[2] == 1 else shown.copy()
     pixels[bad] = BAD if pixels.shape[2] == 3 else BAD + (255,)
     return pixels, [(int(y), int(x)) for y, x in np.argwhere(bad)[:64]]
+
+
+# In words.
+
+
+def said(sample: Sample) -> List[str]:
+    """What a sample shows, in short lines."""
+    told = ['row %d' % sample.row]
+    if sample.bad:
+        told.append('%d not finite' % sample.bad)
+    elif sample.suspect:
+        told.append('not finite later')
+    return told + ([] if sample.wild is None else ['as far as %.3g' % sample.wild])
+
+
+def caption(sheet: Sheet) -> str:
+    """What black and white mean, and which samples are shown."""
+    told = 'Black is %.4g and white %.4g' % (sheet.black, sheet.white)
+    shown = len(sheet.samples)
+    if shown < sheet.rows:
+        told += '; %d of the %d samples are shown, bad ones before others' % (shown, sheet.rows)
+    return told + '.'

@@ -1,13 +1,8 @@
-"""Words and numbers that the page and the picture share."""
+"""Words and numbers that the page and its charts share."""
 
 import math
 import re
-from typing import Optional, Sequence
-
-from slimguard.report.bundle_view import BundleView
-from slimguard.report.incident_view import IncidentView
-from slimguard.report.layer_ranges import Layer
-from slimguard.system.texts import cut
+from typing import Any, Optional
 
 _ADD = "Add tf.compat.v1.summary.scalar('total_loss', total_loss) to the graph, and "
 NO_CURVE = (
@@ -18,68 +13,15 @@ NO_SUMMARY = (
     'Only the last steps before incidents are known: no scalar in the event files here looks like '
     'a loss. %sthe next report has all of the curve.' % _ADD
 )
-BESIDE, ALONE = (
-    'each of the last steps before an incident',
-    'loss of the last steps before incidents',
+NO_CHARTS = (
+    'The page has no charts and no samples: matplotlib draws them, and it cannot be imported (%s). '
+    "Install it with: pip install 'slimguard[report]'"
 )
-BEGINS = 'non-finite from here on'  # above the layer that `begins_at` finds
 
 
 def name_of(kind: str) -> str:
     """An action as a legend has it: one of `ACTIONS`."""
     return 'on_nan_loss' if kind == 'other' else kind
-
-
-def action_of(incident: IncidentView) -> str:
-    """What was done, as the record says it."""
-    return incident.action or 'not said'
-
-
-def norm_of(incident: IncidentView) -> str:
-    """The gradient norm of an incident and how far it is from usual; '' if nobody knows it."""
-    if incident.gradient_norm is None:
-        return ''
-    said = number(incident.gradient_norm)
-    ratio = incident.gradient_norm_ratio
-    if ratio is None or not math.isfinite(ratio):
-        return said
-    return '%s, %s times the median of the last good steps' % (said, multiple(ratio))
-
-
-def sentence(bundle: BundleView) -> str:
-    """What made a step bad, as a sentence."""
-    if not bundle.phase:
-        return bundle.incident.reason or 'There is no diagnosis.'
-    return '%s: %s.' % (bundle.phase, bundle.trouble)
-
-
-def cannot_be_shown(bundle: BundleView, error: Exception) -> str:
-    """What is said in place of a bundle that could be read, and not drawn."""
-    return cut('%s cannot be shown: %s: %s' % (bundle.name, type(error).__name__, error), 1000)
-
-
-def begins(layers: Sequence[Layer]) -> str:
-    """What is said above the layer that `begins_at` finds."""
-    is_finite = all(layer.is_finite for layer in layers)
-    return 'out of bounds here' if is_finite else BEGINS
-
-
-def begins_at(layers: Sequence[Layer]) -> Optional[int]:
-    """Where values stop being finite: the layer at fault, or else the first that is not finite."""
-    for place, layer in enumerate(layers):
-        if layer.begins:
-            return place
-    return next((place for place, layer in enumerate(layers) if not layer.is_finite), None)
-
-
-def range_of(layer: Layer) -> str:
-    """The range of a layer."""
-    if not layer.is_finite:
-        counts = ((layer.nan, 'NaN'), (layer.inf, 'Inf'))
-        return ', '.join('%s %s' % (_count(count), word) for count, word in counts if count)
-    if layer.min is None or layer.max is None:
-        return 'empty'
-    return '%.3g to %.3g' % (layer.min, layer.max)
 
 
 def number(value: Optional[float]) -> str:
@@ -88,9 +30,17 @@ def number(value: Optional[float]) -> str:
         return ''
     if math.isfinite(value):
         return '%.6g' % value
-    if math.isnan(value):
-        return 'NaN'
-    return 'Inf' if value > 0 else '\N{MINUS SIGN}Inf'
+    return 'NaN' if math.isnan(value) else 'Inf' if value > 0 else '\N{MINUS SIGN}Inf'
+
+
+def norm_of(incident: Any) -> str:
+    """The gradient norm of an incident and how far it is from usual; '' if nobody knows it."""
+    if incident.gradient_norm is None:
+        return ''
+    said, ratio = number(incident.gradient_norm), incident.gradient_norm_ratio
+    if ratio is None or not math.isfinite(ratio):
+        return said
+    return '%s, %s times the median of the last good steps' % (said, multiple(ratio))
 
 
 def multiple(ratio: float) -> str:
@@ -99,18 +49,31 @@ def multiple(ratio: float) -> str:
     return '%.0f' % float(said) if 10 <= ratio < 1e4 else re.sub(r'e\+0*', 'e', said)
 
 
-def percent(fraction: float) -> str:
-    """A part of a width, for an attribute."""
-    return '%.2f%%' % (100 * fraction)
+def power(value: float) -> str:
+    """A tick of a logarithmic axis: 0.01, 500, 10⁻⁵, 2×10⁷."""
+    mantissa, _, exponent = ('%.0e' % value).partition('e')
+    if not value or -3 <= int(exponent) <= 3:
+        return ('%g' % value).replace('-', '\N{MINUS SIGN}')
+    said = '10' + str(int(exponent)).translate(_SUPERSCRIPTS)
+    first = mantissa.replace('-', '\N{MINUS SIGN}')
+    return (
+        first[:-1] + said if first.endswith('1') else '%s\N{MULTIPLICATION SIGN}%s' % (first, said)
+    )
 
 
-def px(value: float) -> str:
-    """A number of pixels, for an attribute."""
-    return '%.1f' % value
+_SUPERSCRIPTS = str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹')
 
 
-def _count(count: int) -> str:
+def count(number: int) -> str:
+    """How many, in few digits."""
     for size, letter in ((10**9, 'G'), (10**6, 'M')):
-        if count >= size:
-            return '%.3g%s' % (count / size, letter)
-    return '{:,}'.format(count).replace(',', '\N{NARROW NO-BREAK SPACE}')
+        if number >= size:
+            return '%.3g%s' % (number / size, letter)
+    return '{:,}'.format(number).replace(',', '\N{NARROW NO-BREAK SPACE}')
+
+
+def variables(name: str, others: int, most: int = 120) -> str:
+    """The name of a variable, and how many more there are; a long one keeps its end."""
+    more = ' and %d more' % others if others else ''
+    room = most - len(more)
+    return ('\N{HORIZONTAL ELLIPSIS}' + name[1 - room :] if len(name) > room else name) + more

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from typing import Any, Callable, Iterator, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
 

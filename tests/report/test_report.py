@@ -1,19 +1,14 @@
 """The report: shows what there is to see, believes nothing, and asks for nothing."""
 
-import base64
-import io
 import json
 import os
 import pathlib
 import re
 import shutil
 import stat
-import struct
-import subprocess
-import sys
 import threading
+import webbrowser
 import zlib
-from html.parser import HTMLParser
 
 import jinja2
 import numpy as np
@@ -24,17 +19,28 @@ import slimguard
 from slimguard import gate
 from slimguard.diagnosis import bundle
 from slimguard.incidents import record_file, record_reader
-from slimguard.report import bundle_view, html, report, report_data, samples, words
+from slimguard.report import cards, html, report, report_data, samples
 from tests.diagnosis import test_bundle
+from tests.helpers import bundles, zoo
 from tests.helpers.children import forked_python, python
+from tests.report.pages import (
+    HOSTILE,
+    Seen,
+    browse,
+    harmless,
+    in_a_browser,
+    line,
+    page_of,
+    pixels,
+    record,
+    rows_of,
+    see,
+)
+from tests.report.test_last_steps import history_of
 
 tf1 = tf.compat.v1
 
 BAD = (4, 2, 3, 0)  # the row and the pixel
-CHROMIUM = next(
-    filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None
-)
-HOSTILE = '<img src=x onerror=alert(1)>"\'</title></style><script>alert(2)</script>&$\\frac$'
 PICTURES = 'IteratorGetNext:0'  # what the training of `logdir` draws
 
 
@@ -92,100 +98,53 @@ def copy(trained, tmp_path):
     return tmp_path / 'copy'
 
 
-class Seen(HTMLParser):
-    """The elements of a page and their text."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.elements, self.words = [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        self.elements.append((tag, dict(attributes)))
-
-    def handle_data(self, data):
-        self.words.append(data)
-
-    def of(self, tag, **wanted):
-        return [
-            a
-            for t, a in self.elements
-            if t == tag and wanted.items() <= {**a, 'class_': a.get('class')}.items()
-        ]
-
-    @property
-    def text(self):
-        return ' '.join(self.words)
-
-
-def rows_of(seen):
-    """The rows of the table of incidents."""
-    return [a for a in seen.of('tr') if a.get('id', '').startswith('row')]
-
-
-def see(logdir, **kwargs):
-    """Makes the report and looks at it."""
-    assert report.main(str(logdir), **kwargs) == 0
-    return Seen((logdir / 'slimguard' / 'report.html').read_text(encoding='utf-8'))
-
-
-def pixels(png):
-    from matplotlib import image
-
-    return (image.imread(io.BytesIO(png)) * 255).round().astype(int)
-
-
 def test_it_shows_the_curve_the_incidents_the_diagnosis_the_ranges_and_the_samples(copy):
-    seen = see(copy)
-    assert len(seen.of('path', class_='curve')) >= 2  # the legend's, and one for each stretch
-    for action in ('skip', 'rollback', 'raise'):
-        # In the legend, in the chart, in the table.
-        assert len(seen.of('path', class_='is-' + action)) == 3
-    assert seen.of('tr', id='row-3')
+    seen = see(copy, png=str(copy / 'x.png'))
+    assert harmless(seen)
     assert '3 incidents: 1 raised, 1 rolled back, 1 skipped.' in seen.text
-    assert seen.text.count('bad data: 1 NaN among 384 values, in row 4') == 3
+    assert (
+        seen.text.count('bad data: 1 NaN among 384 values, in row 4') == 3 + 2 + 3 + 6
+    )  # cards, lines, rows, marks
     assert 'test_report.py:' in seen.text
     assert tf.__version__ in seen.text and 'copy' in seen.text
-    assert seen.text.count('non-finite from here on') == 3
-    assert len(seen.of('image', class_='pixels')) == 3 * 6
-    assert len(seen.of('li', class_='bad')) == 3
-    assert len(seen.of('rect', class_='ring')) == 3
-    shown = pixels(base64.b64decode(seen.of('image', class_='pixels')[4]['href'].partition(',')[2]))
-    assert shown.shape == (8, 8, 3)
-    bad = np.all(shown == (255, 0, 144), axis=2)
-    assert np.argwhere(bad).tolist() == [[2, 3]]
+    # One kind: a card, and two lines to open. Each chart is there for a desk and for a phone.
+    assert (len(seen.of('article')), len(seen.of('details'))) == (3, 2)
+    assert seen.text.count('non-finite from here on') == 2
+    assert seen.text.count('What to do') == 1
+    assert len(seen.of('svg', class_='wide')) == len(seen.of('svg', class_='narrow')) == 1 + 3 + 2
+    assert all(svg['aria-label'] for svg in seen.of('svg'))
+    shown = pixels((copy / 'x.png').read_bytes())[:, :, :3]
+    for color in (samples.BAD, (31, 111, 196), (200, 16, 46), (51, 65, 78)):
+        assert np.count_nonzero(np.all(shown == color, axis=2)) > 20
 
 
-def test_each_incident_with_a_bundle_leads_to_it(copy):
+def test_each_incident_leads_to_its_card(copy):
     seen = see(copy)
     targets = {a['id'] for _, a in seen.elements if 'id' in a}
     links = [a['href'] for a in seen.of('a')]
-    # Three marks, three rows, and what they have in common.
-    assert sorted(links) == sorted(
-        ['#row-1', '#row-2', '#row-3', '#incident-5', '#incident-8', '#incident-10', '#row-1']
-    )
-    assert all(link[0] == '#' and link[1:] in targets for link in links)
+    # Two marks, as each chart is there twice, and a row.
+    assert sorted(links) == sorted(['#incident-5', '#incident-8', '#incident-10'] * 3)
+    assert all(link[1:] in targets for link in links)
 
 
 def links_of(logdir, **changes):
     """The rows of the table by the bundles they lead to; `changes` are made in the record."""
     path = logdir / 'slimguard' / 'incidents.jsonl'
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    for line in lines:
-        line.update(changes)
+    lines = [json.loads(said) for said in path.read_text().splitlines()]
+    for said in lines:
+        said.update(changes)
     path.write_text('\n'.join(map(json.dumps, lines)))
-    text = see(logdir) and (logdir / 'slimguard' / 'report.html').read_text()
-    rows = re.findall('<tr id="(row-[0-9]+)">(.*?)</tr>', text, re.DOTALL)
+    see(logdir)
+    rows = re.findall('<tr id="(row-[0-9]+)">(.*?)</tr>', page_of(logdir), re.DOTALL)
     return {link: row for row, said in rows for link in re.findall('<a href="#(.*?)"', said)}
 
 
 def test_a_bundle_is_told_by_its_name_and_not_by_a_time(copy):
     linked = {'incident-5': 'row-1', 'incident-8': 'row-2', 'incident-10': 'row-3'}
-    assert links_of(copy) == linked
     assert links_of(copy, time=1e9) == linked
     # Of bundles with one name, all but the last were removed.
     assert links_of(copy, bundle='C:\\logs\\slimguard\\incident-8\\') == {'incident-8': 'row-3'}
-    for none in (None, '', '/', 'incident-7'):
+    for none in (None, '/', 'incident-7'):
         assert links_of(copy, bundle=none) == {}
 
 
@@ -196,24 +155,8 @@ def test_samples_that_fail_later_on_are_framed_where_the_rows_are_theirs(copy, s
         said['diagnosis']['output']['shape'] = shape
 
     test_bundle.edit_json(bundle.paths(str(copy))[0], in_the_forward_pass)
-    seen = see(copy)
-    assert len(seen.of('li', class_='suspect')) == len(rows)
-    for row in rows:
-        assert 'row %d, not finite later on' % row in seen.text
-
-
-def harmless(seen):
-    """Whether a page runs nothing and asks for nothing; and holds what it should."""
-    names = {tag for tag, _ in seen.elements}
-    assert not names & {'script', 'img', 'iframe', 'link', 'object', 'embed', 'base', 'form'}
-    for _, attributes in seen.elements:
-        assert not [name for name in attributes if name.startswith('on') or name == 'style']
-        for name in ('src', 'xlink:href', 'action', 'srcset'):
-            assert name not in attributes
-        assert re.match('#|data:image/png;base64,|$', attributes.get('href', ''))
-    (policy,) = seen.of('meta', **{'http-equiv': 'Content-Security-Policy'})
-    assert policy['content'].startswith("default-src 'none'; img-src data:; style-src")
-    return True
+    found = report_data.gather(str(copy)).bundles[0]
+    assert [it.row for it in found.sheets[0].samples if it.suspect] == rows
 
 
 def spoil(copy, change):
@@ -221,9 +164,9 @@ def spoil(copy, change):
     for path in bundle.paths(str(copy)):
         test_bundle.edit_json(path, change)
     record = copy / 'slimguard' / 'incidents.jsonl'
-    lines = [json.loads(line) for line in record.read_text().splitlines()]
-    for line in lines:
-        line.update(action=HOSTILE, reason=HOSTILE, restored=HOSTILE, process=HOSTILE)
+    lines = [json.loads(said) for said in record.read_text().splitlines()]
+    for said in lines:
+        said.update(action=HOSTILE, reason=HOSTILE, restored=HOSTILE, process=HOSTILE)
     record.write_text('\n'.join(map(json.dumps, lines)))
 
 
@@ -277,7 +220,7 @@ def test_everything_from_the_run_is_escaped(copy, tmp_path):
     # All of it is there, as text.
     assert seen.text.count(HOSTILE) > 30
     assert named.name in seen.text
-    assert seen.text.count('total_loss ' + HOSTILE) == 2
+    assert seen.text.count('total_loss ' + HOSTILE[:60]) == 2
     assert len(seen.of('article')) == 3
     assert pixels((tmp_path / 'x.png').read_bytes()).shape[1] == 1200
 
@@ -295,15 +238,6 @@ def test_everything_from_the_run_is_escaped(copy, tmp_path):
 def test_what_cannot_be_seen_is_written_out(said, shown):
     template = html.environment().from_string('<p title="{{ said }}">{{ said }}</p>')
     assert template.render(said=said) == '<p title="%s">%s</p>' % (shown, shown)
-
-
-def test_what_a_macro_gives_is_escaped_once():
-    template = html.environment().from_string(
-        '{% macro bold(it) %}<b>{{ it }}</b>{% endmacro %}<p>{{ bold(said) }}{{ said }}</p>'
-    )
-    assert (
-        template.render(said='<i>&\x00') == '<p><b>&lt;i&gt;&amp;\\x00</b>&lt;i&gt;&amp;\\x00</p>'
-    )
 
 
 def test_a_name_that_a_template_has_no_value_for_is_an_error():
@@ -330,40 +264,22 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize('name', list(WRONG) + list(test_bundle.DAMAGES))
+@pytest.mark.parametrize('name', WRONG)
 def test_a_damaged_bundle_is_one_line_and_not_the_end(sound_and_not, name):
     logdir, path = sound_and_not
-    (WRONG.get(name) or test_bundle.DAMAGES[name])(path)
-    found = report_data.gather(str(logdir))
-    if name in _SHOWN_ALL_THE_SAME:
-        assert len(found.bundles) == 2
-    elif not isinstance(found.bundles[0], bundle_view.UnreadableBundle):
-        raise AssertionError(found.bundles[0])
-    seen = Seen(html.render(found))
+    WRONG[name](path)
+    seen = see(logdir)
     assert harmless(seen)
-    lines = [b for b in found.bundles if isinstance(b, bundle_view.UnreadableBundle)]
-    assert len(seen.of('p', class_='broken')) == len(lines) <= 1
-    for it in lines:
-        assert '%s cannot be read: ' % it.name in seen.text
-    assert len(seen.of('article')) == 2 - len(lines)
-
-
-# What is wrong with them shows when they are run, and the report runs nothing.
-_SHOWN_ALL_THE_SAME = {
-    'another placeholder',
-    'an unknown tensor',
-    'labels of another number',
-    'truncated state',
-}
+    (said,) = re.findall('<p class="broken">(.*?)</p>', page_of(logdir))
+    assert said.startswith('incident-1 cannot be read: ')
+    assert len(seen.of('article')) == 1
 
 
 @pytest.fixture(scope='module')
 def sound(tmp_path_factory):
     """A bundle to damage copies of."""
-    from tests.helpers import zoo
-
     with tf.Graph().as_default():
-        return test_bundle.write(zoo.failed('a_feed'), tmp_path_factory.mktemp('sound'))
+        return bundles.write(zoo.failed('a_feed'), tmp_path_factory.mktemp('sound'))
 
 
 @pytest.fixture
@@ -380,27 +296,6 @@ def sound_and_not(sound, tmp_path):
 FIELDS = ('step', 'loss', 'reason', 'tensors', 'strategy', 'time', 'action')
 
 
-def line(**said):
-    """A line of a record."""
-    usual = {
-        'step': 4,
-        'loss': 'nan',
-        'reason': 'x',
-        'tensors': [],
-        'strategy': 'hook',
-        'time': 1e9,
-    }
-    return json.dumps(dict(usual, **said))
-
-
-def record(logdir, *lines):
-    """Makes a log directory with a record of these lines."""
-    path = logdir / 'slimguard' / 'incidents.jsonl'
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text('\n'.join(lines) + '\n')
-    return path
-
-
 def test_a_record_of_anything_makes_a_page(tmp_path):
     strange = [None, True, -1, 10**400, 1e999, 'x', [], {}, [[1]], '\ud800\u202e', '<b>']
     lines = [line(**{field: thing}) for field in FIELDS for thing in strange]
@@ -413,18 +308,14 @@ def test_a_record_of_anything_makes_a_page(tmp_path):
     assert '%d lines of the record are no incidents of slimguard.' % found.foreign in seen.text
 
 
-def test_thousands_of_incidents_are_marked_and_the_table_stays_short(tmp_path):
+def test_of_thousands_of_incidents_the_table_has_the_first_and_the_last(tmp_path):
     record(tmp_path, *[line(step=step, action='skip') for step in range(5000)])
     seen = see(tmp_path)
     assert len(rows_of(seen)) == 200 + 1
-    assert '4800 more, in slimguard/incidents.jsonl' in seen.text
-    assert 'skip (5000, at most 105 in a bar)' in seen.text
-    bars = seen.of('rect', class_='is-skip')
-    assert len(bars) == 48 and {bar['height'] for bar in bars} <= {'16.0', '15.8', '15.7'}
-    # Each leads to the row of its first incident, or to where that was left out.
+    assert '4800 more, in slimguard/incidents.jsonl' in seen.text and 'skip (5000)' in seen.text
+    # Each mark leads to the row of its first incident, or to where that was left out.
     targets = {a['id'] for _, a in seen.elements if 'id' in a}
-    links = [a['href'][1:] for a in seen.of('a')]
-    assert {'row-1', 'rows-left-out'} <= set(links) <= targets
+    assert {'row-1', 'rows-left-out'} <= {a['href'][1:] for a in seen.of('a')} <= targets
 
 
 @pytest.mark.parametrize('unsaid', [{}, {'action': None}, {'action': ''}])
@@ -433,9 +324,7 @@ def test_an_action_that_the_record_does_not_say_is_said_so(tmp_path, unsaid):
     record(tmp_path, line(**unsaid))
     seen = see(tmp_path, png=str(tmp_path / 'x.png'))
     assert 'One incident: 1 with no word on what was done.' in seen.text
-    assert seen.words.count('not said') == 1
-    assert len(seen.of('path', class_='is-not-said')) == 3
-    assert 'None' not in ' '.join(seen.words)
+    assert seen.words.count('not said') == 1 and 'None' not in ' '.join(seen.words)
 
 
 def test_without_a_loss_it_says_what_to_add(tmp_path):
@@ -443,6 +332,37 @@ def test_without_a_loss_it_says_what_to_add(tmp_path):
     seen = see(tmp_path)
     assert "tf.compat.v1.summary.scalar('total_loss', total_loss)" in seen.text
     assert not seen.of('svg') and not seen.of('table')
+
+
+def put(path, history):
+    """Puts a history into a bundle."""
+    text = json.dumps(history)
+    for odd in ('NaN', '-Infinity', 'Infinity'):
+        text = re.sub(r'(?<=[\[ ])%s(?=[,\]])' % odd, '"%s"' % odd, text)
+    test_bundle.edit_json(path, lambda it: it.update(history=json.loads(text)))
+
+
+def test_the_last_steps_are_shown_and_their_loss_where_the_script_writes_no_summary(sound_and_not):
+    logdir, path = sound_and_not
+    norms = np.random.RandomState(0).lognormal(0, 0.3, [200, 300])
+    norms[-20:, 150:] *= 1e5
+    norms[-3:] = np.nan
+    names = [('net/block%d/unit_3/weights' % n,) for n in range(300)]
+    put(path, history_of(norms, names, np.linspace(3, 1, 200)))
+    seen = see(logdir, png=str(logdir / 'x.png'))
+    assert 'The last 200 steps' in seen.text and 'net/block' in seen.text
+    assert 'The first one out of bounds' in seen.text and ': at step 181 it is' in seen.text
+    assert 'Only the last steps before incidents are known' in seen.text
+    assert len(page_of(logdir)) < 1e6
+    assert pixels((logdir / 'x.png').read_bytes()).shape[0] < 6000
+
+
+def test_the_norm_of_the_gradients_is_told_in_the_card_and_in_the_table(tmp_path):
+    record(tmp_path, line(action='stop', gradient_norm=3.1e9, gradient_norm_ratio=2.44e6))
+    seen = see(tmp_path)
+    said = '3.1e+09, 2.4e6 times the median of the last good steps'
+    assert sum(word.strip() == said for word in seen.words) == 1
+    assert seen.words.count('gradient norm ' + said) == 1
 
 
 # What it cannot know.
@@ -565,9 +485,7 @@ def test_a_logdir_as_people_give_it(copy, monkeypatch, capsys, given):
     assert report.main(given) == 0
     page_path = copy / 'slimguard' / 'report.html'
     assert capsys.readouterr().out == '%s\n' % page_path
-    seen = Seen(page_path.read_text(encoding='utf-8'))
-    assert seen.of('path', class_='curve') and len(seen.of('article')) == 3
-    assert 'copy' in seen.words
+    assert len(Seen(page_of(copy)).of('article')) == 3
     assert os.listdir(str(copy.parent)) == ['copy']
 
 
@@ -577,7 +495,7 @@ def test_a_logdir_with_spaces_and_letters_of_all_kinds(copy):
     output, picture = logdir / 'ä b.html', logdir / '%d.png'
     assert report.main(logdir, output=output, png=str(picture).encode()) == 0
     seen = Seen(output.read_text(encoding='utf-8'))
-    assert seen.of('path', class_='curve') and len(seen.of('article')) == 3
+    assert len(seen.of('article')) == 3
     assert "python -m slimguard replay 'größe 100% #1?/slimguard/incident-" in seen.text
     assert picture.exists()
 
@@ -595,7 +513,6 @@ def test_a_logdir_on_another_file_system(copy, capsys):
     assert capsys.readouterr().out == '%s\n%s/x.png\n' % (page_path, logdir)
     with tf.io.gfile.GFile(page_path) as file:
         seen = Seen(file.read())
-    assert seen.of('path', class_='curve')
     assert '3 incidents: 1 raised, 1 rolled back, 1 skipped.' in seen.text
     with tf.io.gfile.GFile(logdir + '/x.png', 'rb') as file:
         assert pixels(file.read()).shape[1] == 1200
@@ -609,62 +526,14 @@ def test_a_torn_event_file_and_a_torn_record_are_said(copy):
     with open(record_file.path_in(str(copy)), 'a') as file:
         file.write('{"step": 1')
     seen = see(copy)
-    assert len(seen.of('path', class_='curve')) >= 2
     assert events.name + ' was read only in part: ' in seen.text
     assert '1 line of the record could not be read; a kill can cut one short.' in seen.text
-
-
-EXTREMES = [
-    [1e-280, 1e308],
-    [5e-324, 1.0],
-    [5e-324],
-    [5e-324, 1e-323, 0.0],
-    [-1.7976931348623157e308, 1.7976931348623157e308],
-    [1.7976931348623157e308] * 3,
-    [1e308, 1e307, -1.0, 1e-310],
-    [-2.5, -1e-300],
-    [0.0],
-    [7.0, 7.0 + 1e-15],
-]
-
-
-@pytest.mark.parametrize('losses', EXTREMES, ids=str)
-@pytest.mark.parametrize('first', [0, 2**62])
-def test_losses_of_any_size_make_a_page_and_a_picture(tmp_path, losses, first):
-    with tf.Graph().as_default():
-        writer = tf1.summary.FileWriter(str(tmp_path))
-        for step, loss in enumerate(losses):
-            value = tf1.Summary.Value(tag='loss', tensor=tf1.make_tensor_proto(np.array(loss)))
-            writer.add_summary(tf1.Summary(value=[value]), first + step)
-        writer.close()
-    record(tmp_path, line(loss=losses[0], step=10**15 - 1), line(loss=losses[-1], step=0))
-    seen = see(tmp_path, png=str(tmp_path / 'x.png'))
-    assert len(seen.of('path', class_='curve')) == 2
-    assert len(seen.of('svg', class_='mark')) == (1 if first else 2)  # on a long axis they meet
-    places = re.findall('[-\\d.]+', seen.of('path', class_='curve')[1]['d'])
-    assert len(places) == 2 * max(2, len(losses))
-    assert all(0 <= float(place) <= 1000 for place in places)
-    for tag, attributes in seen.elements:
-        if tag in ('line', 'text', 'svg', 'rect'):
-            assert not re.search('nan|inf', ' '.join(map(str, attributes.values())))
 
 
 # Bundles that are not as they should be.
 
 
-@pytest.mark.parametrize(
-    'error',
-    [
-        zlib.error('x'),
-        struct.error('x'),
-        NotImplementedError('x'),
-        MemoryError(),
-        AssertionError('x'),
-        tf.errors.DataLossError(None, None, 'x'),
-        UnicodeDecodeError('utf-8', b'\xff', 0, 1, 'x'),
-    ],
-    ids=lambda error: type(error).__name__,
-)
+@pytest.mark.parametrize('error', [zlib.error('x'), MemoryError(), AssertionError('x')], ids=repr)
 @pytest.mark.parametrize('where', ['read', 'drawn'])
 def test_whatever_a_bundle_raises_only_its_place_says_so(sound_and_not, monkeypatch, error, where):
     logdir, bad = sound_and_not
@@ -672,17 +541,16 @@ def test_whatever_a_bundle_raises_only_its_place_says_so(sound_and_not, monkeypa
     def fail(*args):
         raise error
 
+    real = bundle.read
     if where == 'drawn':
-        real, name = words.sentence, os.path.basename(bad)
-        monkeypatch.setattr(words, 'sentence', lambda it: fail() if it.name == name else real(it))
+        put(bad, history_of(np.ones([3, 1])))
+        monkeypatch.setattr(cards.charts, 'last_steps_chart', fail)
     else:
-        real = bundle.read
         monkeypatch.setattr(bundle, 'read', lambda p: fail() if p == bad else real(p))
     seen = see(logdir, png=str(logdir / 'x.png'))
-    assert len(seen.of('article')) == 1
-    assert len(seen.of('p', class_='broken')) == 1
+    assert len(seen.of('article')) == 1 and len(seen.of('p', class_='broken')) == 1
     assert (logdir / 'x.png').exists()
-    assert re.search('incident-.* cannot be (read|shown): ', seen.text)
+    assert re.search('incident-1 cannot be (read|shown): ', seen.text)
 
 
 LONG = '\u202ename\x00' * 20000
@@ -749,17 +617,6 @@ def test_words_without_end_in_the_record_are_cut(tmp_path):
     assert os.path.getsize(str(tmp_path / 'slimguard' / 'report.html')) < 1e6
 
 
-def test_a_page_full_of_pictures_of_noise_opens_on_a_phone(copy):
-    it = report_data.gather(str(copy)).bundles[0]
-    noise = np.random.RandomState(0).uniform(0, 1, [16, 160, 160, 4]).astype(np.float32)
-    noise[np.random.RandomState(1).uniform(size=noise.shape) < 0.01] = np.nan
-    room = report_data._MOST_IMAGES // 20
-    sheets = samples.sheets({name: noise for name in 'abcd'}, room=room)
-    assert len(sheets) == 4 and all(sheet.samples for sheet in sheets)
-    found = report_data.gather(str(copy))._replace(bundles=[it._replace(sheets=sheets)])
-    assert len(html.render(found)) < 20e6 / 20
-
-
 # The command.
 
 
@@ -770,12 +627,21 @@ def test_the_command_writes_the_page_and_the_picture_whole(copy, tmp_path):
     run = forked_python(*command)
     assert (run.returncode, run.stdout) == (0, '%s\n%s\n' % (output, picture)), run.stderr
     assert harmless(Seen(output.read_text(encoding='utf-8')))
-    shown = pixels(picture.read_bytes())
-    for color in ((255, 0, 144), (31, 111, 196), (200, 16, 46), (51, 65, 78)):
-        assert np.count_nonzero(np.all(shown[:, :, :3] == color, axis=2)) > 20
+    assert picture.read_bytes().startswith(b'\x89PNG')
     assert sorted(os.listdir(str(tmp_path))) == ['a.html', 'a.png', 'copy']
     # Nothing was left beside the bundles either.
     assert not [n for n in os.listdir(str(copy / 'slimguard')) if n.startswith('.')]
+
+
+def test_it_opens_the_page_in_the_browser(copy, monkeypatch, capsys):
+    opened = []
+    monkeypatch.setattr(webbrowser, 'open', lambda page: opened.append(page) or len(opened) < 2)
+    assert report.write(str(copy), opens=True) == 0
+    assert opened == [(copy / 'slimguard' / 'report.html').as_uri()]
+    assert report.write(str(copy), opens=True) == 0
+    assert 'no browser was found to open' in capsys.readouterr().err
+    assert report.write(str(copy), output='/dev/null', opens=True) == 2
+    assert '--open needs a file' in capsys.readouterr().err and len(opened) == 2
 
 
 @pytest.mark.parametrize(
@@ -858,16 +724,29 @@ def test_a_path_that_the_terminal_has_no_letters_for_is_no_error(copy, tmp_path,
     assert (logdir / 'slimguard' / 'report.html').exists()
 
 
-def test_without_matplotlib_the_error_names_the_extra(copy, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, 'matplotlib', None)
-    monkeypatch.delitem(sys.modules, 'slimguard.report.png', raising=False)
-    monkeypatch.delattr(slimguard.report, 'png', raising=False)
-    assert report.main(str(copy), png=str(copy / 'a.png')) == 2
-    said = capsys.readouterr().err
-    assert "install it with: pip install 'slimguard[report]'" in said
-    assert not (copy / 'a.png').exists()
-    # And the page needs none.
-    assert report.main(str(copy)) == 0
+WITHOUT = """
+import sys
+sys.modules[sys.argv.pop(1)] = None
+from slimguard.report import report
+sys.exit(report.main(*sys.argv[1:]))
+"""
+
+
+def test_without_matplotlib_the_page_has_words_and_says_what_draws(copy, tmp_path):
+    run = forked_python('-c', WITHOUT, 'matplotlib', copy)
+    assert run.returncode == 0, run.stderr
+    assert "pip install 'slimguard[report]'" in run.stderr
+    seen = Seen(page_of(copy))
+    assert 'The page has no charts' in seen.text and not seen.of('svg')
+    assert seen.text.count('bad data: 1 NaN among 384 values, in row 4') > 3
+    run = forked_python('-c', WITHOUT, 'matplotlib', copy, tmp_path / 'a.html', tmp_path / 'a.png')
+    assert run.returncode == 2 and '--png cannot be drawn' in run.stderr
+    assert not (tmp_path / 'a.png').exists() and not (tmp_path / 'a.html').exists()
+
+
+def test_without_jinja2_it_says_what_to_install(copy):
+    run = forked_python('-c', WITHOUT, 'jinja2', copy)
+    assert run.returncode == 2 and "pip install 'jinja2>=3.0'" in run.stderr
 
 
 WITHOUT_TENSORFLOW = """
@@ -897,57 +776,64 @@ def test_help_and_usage_errors_come_without_tensorflow(arguments, code, says):
 
 # In a browser.
 
-
-def browse(tmp_path, page, *flags):
-    """Opens a page in Chromium. Returns what it wrote, and the addresses that it asked for."""
-    log = tmp_path / 'net.json'
-    run = subprocess.run(
-        [
-            CHROMIUM,
-            *'--headless --no-sandbox --disable-gpu --disable-quic --no-first-run'.split(),
-            *'--disable-background-networking --disable-component-update'.split(),
-            *'--disable-sync --hide-scrollbars --force-color-profile=srgb'.split(),
-            *'--enable-logging=stderr --v=0'.split(),
-            # What the browser itself wants of its maker has no way out.
-            '--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1',
-            '--user-data-dir=%s' % (tmp_path / 'profile'),
-            '--log-net-log=%s' % log,
-            '--virtual-time-budget=1000',
-            *flags,
-            page.as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert run.returncode == 0, run.stderr
-    return run, asked_for(log.read_text())
-
-
-def asked_for(log):
-    """The addresses of the requests in a net-log that a page made, and not the browser itself."""
-    log = json.loads(log)
-    start = log['constants']['logEventTypes']['URL_REQUEST_START_JOB']
-    requests = [event.get('params', {}) for event in log['events'] if event['type'] == start]
-    by_page = [it for it in requests if 'url' in it and it.get('initiator') != 'not an origin']
-    return [it['url'] for it in by_page]
-
-
-in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason='there is no Chromium on this machine')
+# Runs in a copy of the page: the page itself allows no script.
+LAID_OUT = """
+<script>
+addEventListener('load', () => {
+  const found = [];
+  const box = it => it.getBoundingClientRect();
+  const shown = it => box(it).width > 1 && box(it).height > 1 &&
+    getComputedStyle(it).visibility == 'visible' && it.checkVisibility();
+  const texts = [...document.querySelectorAll(
+    'text, h1, h2, h3, h4, p, dt, dd, figcaption, summary, th[scope=row], .why a, .why span, .when'
+  )].filter(shown);
+  for (const [i, one] of texts.entries()) {
+    if (box(one).right > innerWidth + .5 || box(one).left < -.5)
+      found.push('beyond the window: ' + one.textContent);
+    for (const other of texts.slice(i + 1)) {
+      if (one.contains(other) || other.contains(one)) continue;
+      const [a, b] = [box(one), box(other)];
+      const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+      const down = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+      if (across > 1 && down > 3)
+        found.push('on one another: ' + one.textContent + ' | ' + other.textContent);
+    }
+  }
+  const said = document.createElement('output');
+  said.textContent = JSON.stringify([texts.length, found]);
+  document.body.append(said);
+});
+</script>
+"""
 
 
 @in_a_browser
-def test_a_browser_shows_it_without_an_error_and_without_a_request(trained, tmp_path):
-    output = tmp_path / 'report.html'
-    assert report.main(str(trained), output=str(output)) == 0
-    run, asked = browse(tmp_path, output, '--dump-dom')
-    assert asked == []
-    assert 'CONSOLE' not in run.stderr
-    seen = Seen(run.stdout)
-    assert harmless(seen)
-    assert len(seen.of('path', class_='curve')) >= 2
-    assert len(seen.of('image', class_='pixels')) == 3 * 6
-    assert seen.of('tr', id='row-3')
+@pytest.mark.parametrize('width', [1280, 390])
+@pytest.mark.parametrize('incidents', [1, 500])
+def test_nothing_overlaps_and_nothing_is_beyond_the_window(copy, tmp_path, incidents, width):
+    kinds = ('gradient norm 3.1e9 is 2.4e6 times the median %d', 'not finite: %dth/weights')
+    lines = [
+        line(step=n * 100, action=['skip', 'rollback'][n % 2], reason=kinds[n % 2] % n)
+        for n in range(incidents - 1)
+    ]
+    ended = dict(action='raise', bundle='x/slimguard/incident-10', gradient_norm=7e9)
+    record(copy, *lines, line(step=10**6 + 5, **ended))
+    see(copy)
+    page = tmp_path / 'copy.html'
+    text = re.sub('<meta http-equiv[^>]*>', '', page_of(copy))
+    page.write_text(text.replace('<details', '<details open') + LAID_OUT, encoding='utf-8')
+    frame = tmp_path / 'frame.html'
+    # The browser makes no window that is as narrow as a phone.
+    frame.write_text(
+        '<iframe src="copy.html" width="%d" height="9000" frameborder="0"></iframe>'
+        % width
+        + '<script>addEventListener("load", () => { document.body.append('
+        'document.querySelector("iframe").contentDocument.querySelector("output").textContent) })'
+        '</script>'
+    )
+    run, _ = browse(tmp_path, frame, '--dump-dom', '--allow-file-access-from-files')
+    texts, wrong = json.loads(re.search(r'\[\d+,\[.*\]\]', run.stdout).group())
+    assert not wrong and texts > 100
 
 
 @in_a_browser
@@ -958,26 +844,27 @@ def test_a_browser_shows_it_without_an_error_and_without_a_request(trained, tmp_
         ('dark', 500, (22, 23, 25), (201, 211, 220), (99, 168, 242)),
     ],
 )
-def test_a_browser_draws_it(trained, tmp_path, scheme, width, paper, curve, skip):
+def test_a_browser_draws_it_and_asks_for_nothing(
+    trained, tmp_path, scheme, width, paper, curve, skip
+):
     output, shot = tmp_path / 'report.html', tmp_path / 'shot.png'
     assert report.main(str(trained), output=str(output)) == 0
-    browse(
+    run, asked = browse(
         tmp_path,
         output,
         '--screenshot=%s' % shot,
         '--window-size=%d,4000' % width,
         '--blink-settings=preferredColorScheme=%d' % ['dark', 'light'].index(scheme),
     )
+    assert asked == [] and 'CONSOLE' not in run.stderr
     shown = pixels(shot.read_bytes())[:, :, :3]
     assert tuple(shown[5, 5]) == paper
 
     def count(color):
         return np.count_nonzero(np.abs(shown - color).max(axis=2) <= 8)
 
-    assert count(curve) > 200
-    assert count(skip) > 60
-    # A pixel of 8 x 8, three times.
-    assert count((255, 0, 144)) > 3 * 25
+    assert count(curve) > 200 and count(skip) > 60
+    assert count(samples.BAD) > 25
     # Nothing is wider than the window: the right edge is paper, all the way down.
     assert np.all(shown[:, -4:] == paper)
 
@@ -989,8 +876,7 @@ def test_a_browser_that_asks_for_something_would_be_seen(tmp_path):
     plain = tmp_path / 'plain.html'
     plain.write_text('<img src="%s"><script>undefined.x</script>' % address)
     run, asked = browse(tmp_path, plain, '--dump-dom')
-    assert address in asked
-    assert 'CONSOLE' in run.stderr
+    assert address in asked and 'CONSOLE' in run.stderr
     empty = report_data.ReportData('x', '', None, [], [], [])
     guarded = tmp_path / 'guarded.html'
     guarded.write_text(html.render(empty).replace('<main>', '<main><img src="%s">' % address))

@@ -16,7 +16,7 @@ from slimguard.report import report
 tf1 = tf.compat.v1
 
 BUNDLE = pathlib.Path(__file__).parents[1] / 'data' / 'made_by_tf115'
-MUTANTS = 30  # of each seed
+MUTANTS = 10  # of each seed
 HISTORY = {
     'gradients': [['conv/weights'], ['conv/biases', 'conv/beta']],
     'step': [1, 2, 3, 3],
@@ -82,12 +82,12 @@ def report_of(logdir, codes=(0,), png=False):
     # Nothing of what was put in is left out of its escapes, and no place in a chart is a NaN.
     assert not re.search('[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ufffe\uffff]', text)
     assert '<b>' not in text
-    for said in re.findall(r' (?:x|y|x1|x2|y1|y2|cx|cy|d|width|height)="([^"]*)"', text):
+    for said in re.findall(r' (?:x|y|d|width|height|transform|viewBox)="([^"]*)"', text):
         assert not re.search('nan|inf', said)
     return text
 
 
-@pytest.mark.parametrize('seed', range(7))
+@pytest.mark.parametrize('seed', range(8))
 def test_mutated_bundles(tmp_path, seed):
     said = json.loads((BUNDLE / 'incident.json').read_text())
     said['history'] = HISTORY
@@ -106,7 +106,7 @@ def test_mutated_bundles(tmp_path, seed):
         assert text.count('<article') + text.count('class="broken"') == 1
         damaged += 'class="broken"' in text
         shutil.rmtree(str(folder))
-    assert MUTANTS / 3 < damaged < MUTANTS
+    assert 0 < damaged < MUTANTS
 
 
 def lines_of(pick):
@@ -116,7 +116,7 @@ def lines_of(pick):
         yield mutate_json(pick, said) if pick.random() < 0.5 else json.dumps(said)
 
 
-@pytest.mark.parametrize('seed', range(3))
+@pytest.mark.parametrize('seed', range(8))
 def test_mutated_records(tmp_path, seed):
     for number in range(MUTANTS):
         pick = random.Random('record %d %d' % (seed, number))
@@ -128,7 +128,7 @@ def test_mutated_records(tmp_path, seed):
         assert '>None<' not in text and 'There is no record' not in text
 
 
-@pytest.mark.parametrize('seed', range(3))
+@pytest.mark.parametrize('seed', range(8))
 def test_mutated_event_files(tmp_path, seed):
     with tf.Graph().as_default():
         writer = tf1.summary.FileWriter(str(tmp_path / 'sound'))

@@ -1,0 +1,309 @@
+"""What the page and the picture say of incidents: a card for each kind, the one that matters first.
+
+Incidents are of one kind if their causes differ in numbers only. A kind's card tells of one of them
+in full; the others that have a bundle are behind it.
+"""
+
+import re
+import shlex
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+from slimguard.incidents import record_table
+from slimguard.incidents.incident_groups import kind_of
+from slimguard.report import last_steps, report_data, samples, words
+from slimguard.report.report_data import BundleView, IncidentView, ReportData, UnreadableBundle
+from slimguard.system.texts import cut
+
+
+def _imported() -> Tuple[Any, str]:
+    try:
+        from slimguard.report import charts
+    except ImportError as error:
+        return None, words.NO_CHARTS % error
+    return charts, ''
+
+
+# Without matplotlib there are no charts, and what says so.
+charts, no_charts = _imported()
+
+_ENDED = ('raise', 'stop', 'error')
+_MOST_KINDS = 20
+
+Draw = Callable[[Any, str], Any]  # of a chart and its name
+
+
+class Fact(NamedTuple):
+    """What is known: its name; a part that is code, words, and a line of code, each '' for none."""
+
+    name: str
+    code: str = ''
+    words: str = ''
+    line: str = ''
+
+
+class Drawing(NamedTuple):
+    """A chart as it was drawn, what stands above it, and below."""
+
+    heading: str
+    code: str
+    drawn: Any
+    caption: str
+
+
+class Card(NamedTuple):
+    """What made a step bad, in words and charts.
+
+    Attributes:
+      name: of the bundle; '' without one.
+      heading: which step it was.
+      headline: the cause in a sentence.
+      more: another sentence, or ''.
+      lines: a diagnosis in a few lines, if there is no more of it.
+      to_do: what to do; '' if it is said of another one of its kind.
+      facts: what is known.
+      drawings: the charts.
+      command: to run it again; '' if it cannot be.
+    """
+
+    name: str
+    heading: str
+    headline: str
+    more: str
+    lines: str
+    to_do: str
+    facts: List[Fact]
+    drawings: List[Drawing]
+    command: str
+
+
+class Kind(NamedTuple):
+    """Incidents of one kind.
+
+    Attributes:
+      heading: what they are.
+      count: how many there are, where, and what was done; '' for one.
+      card: of the one that matters.
+      alike: of the others that have a bundle.
+    """
+
+    heading: str
+    count: str
+    card: Union[Card, str]
+    alike: List[Union[Card, str]]
+
+
+class _Told(NamedTuple):
+    """An incident as the record has it, and its bundle."""
+
+    incident: IncidentView
+    bundle: Optional[BundleView]
+
+
+def links_of(data: ReportData, row_of: Callable[[int], str]) -> Dict[int, str]:
+    """Where on the page each incident is: its card if it has a bundle, or its row in the table."""
+    bundles = _bundles_by_number(data)
+    names = {number: bundle.name for number, bundle in bundles.items()}
+    return {i.number: '#' + names.get(i.number, row_of(i.number)) for i in data.incidents}
+
+
+def kinds_of(data: ReportData, draw: Optional[Draw]) -> List[Kind]:
+    """The kinds of incidents, that of the one that ended the training first, then by their size.
+
+    Args:
+      data: the report.
+      draw: draws a chart, whose name tells it from others; None for no charts.
+    """
+    kinds: Dict[str, List[_Told]] = {}
+    for told in _all_told(data):
+        kinds.setdefault(_kind(told.incident.cause), []).append(told)
+    ended = [i for i in data.incidents if i.action in _ENDED][-1:]
+    by_size = sorted(kinds.values(), key=len, reverse=True)
+    by_size.sort(key=lambda members: not any(told.incident in ended for told in members))
+    return [
+        _kind_of(members, ended, data, draw, is_first=not number)
+        for number, members in enumerate(by_size[:_MOST_KINDS])
+    ]
+
+
+def _kind(cause: str) -> str:
+    return re.sub(r'\brows? #(, #)*( and # more)?', 'rows', kind_of(cause))
+
+
+def _all_told(data: ReportData) -> List[_Told]:
+    """The incidents of the record, and those of bundles that it does not know."""
+    bundles = _bundles_by_number(data)
+    known = {bundle.name for bundle in bundles.values()}
+    readable = [bundle for bundle in data.bundles if isinstance(bundle, BundleView)]
+    told = [_Told(incident, bundles.get(incident.number)) for incident in data.incidents]
+    return told + [_Told(b.incident, b) for b in readable if b.name not in known]
+
+
+def _bundles_by_number(data: ReportData) -> Dict[int, BundleView]:
+    """The bundles by the number of their incident.
+
+    A later bundle may get the name of one that was removed: the newest incident has it.
+    """
+    by_name = {bundle.name: bundle for bundle in data.bundles if isinstance(bundle, BundleView)}
+    newest = {i.bundle: i.number for i in data.incidents if i.bundle in by_name}
+    return {number: by_name[name] for name, number in newest.items()}
+
+
+def _kind_of(
+    members: List[_Told],
+    ended: List[IncidentView],
+    data: ReportData,
+    draw: Optional[Draw],
+    is_first: bool,
+) -> Kind:
+    kept = [told for told in members if told.bundle is not None]
+    lead = next((told for told in members if told.incident in ended), None)
+    first = lead or (kept or members)[0]
+    if lead is not None:
+        is_last = lead.incident.number == data.incidents[-1].number
+        heading = 'What ended the training' if is_last else 'What ended a run of the training'
+    elif len(members) == 1:
+        heading = 'What happened' if is_first else 'Another kind'
+    else:
+        which = 'The first' if first is members[0] else 'The first that was kept'
+        heading = '%s of %d alike' % (which, len(members))
+    return Kind(
+        heading=heading,
+        count=_count([told.incident for told in members]),
+        card=_card_or_why_not(first, data.title, draw),
+        alike=[_card_or_why_not(it, data.title, draw, True) for it in kept if it is not first],
+    )
+
+
+def _count(incidents: Sequence[IncidentView]) -> str:
+    if len(incidents) == 1:
+        return ''
+    steps = sorted(i.step for i in incidents if i.step is not None)
+    where = ''
+    if steps:
+        where = (
+            ', step %d' % steps[0]
+            if steps[0] == steps[-1]
+            else ', steps %d to %d'
+            % (
+                steps[0],
+                steps[-1],
+            )
+        )
+    names = {'other': words.name_of('other')}
+    return '%d alike%s: %s' % (len(incidents), where, report_data.done(list(incidents), names))
+
+
+def broken(data: ReportData) -> List[str]:
+    """What stands in place of bundles that cannot be read."""
+    unreadable = [bundle for bundle in data.bundles if isinstance(bundle, UnreadableBundle)]
+    return ['%s cannot be read: %s' % (it.name, it.why) for it in unreadable]
+
+
+def _card_or_why_not(
+    told: _Told, title: str, draw: Optional[Draw], is_alike: bool = False
+) -> Union[Card, str]:
+    """A card; or a sentence on why there is none."""
+    try:
+        return _card(told, title, draw, is_alike)
+    except Exception as error:  # whatever it is, it must not cost the rest of the page
+        name = told.bundle.name if told.bundle else 'Incident %d' % told.incident.number
+        return cut('%s cannot be shown: %s: %s' % (name, type(error).__name__, error), 1000)
+
+
+def _card(told: _Told, title: str, draw: Optional[Draw], is_alike: bool) -> Card:
+    incident, bundle = told
+    sentence = incident.reason or 'There is no diagnosis.'
+    if bundle is not None and bundle.trouble:
+        sentence = bundle.trouble
+    why = _why_it_exploded(bundle)
+    to_do = _to_do(incident, bundle, bool(why))
+    return Card(
+        name='' if bundle is None else bundle.name,
+        heading=heading(incident, bundle),
+        headline=why or sentence,
+        more=sentence if why else '',
+        lines=incident.diagnosis if bundle is None else '',
+        to_do='' if is_alike else to_do,
+        facts=_facts(incident, bundle, sentence),
+        drawings=[] if draw is None or bundle is None else _drawings(bundle, draw, is_alike),
+        command='' if bundle is None else _command(title, bundle.name),
+    )
+
+
+def heading(incident: IncidentView, bundle: Optional[BundleView] = None) -> str:
+    """Which step it was."""
+    if incident.step is not None:
+        return 'Step %d' % incident.step
+    return 'Incident %d' % incident.number if bundle is None else bundle.name
+
+
+def _command(title: str, name: str) -> str:
+    return 'python -m slimguard replay ' + shlex.quote('%s/slimguard/%s' % (title, name))
+
+
+def _why_it_exploded(bundle: Optional[BundleView]) -> str:
+    """The cause in the history, for a step that is not bad by its data or its variables."""
+    if bundle is None or bundle.steps is None or bundle.phase in _GIVEN:
+        return ''
+    found = last_steps.cause(bundle.steps)
+    return found and found + '.'
+
+
+_GIVEN = ('input', 'variable', 'constant')
+_TO_DO = {
+    'input': 'Look at the framed samples and at what reads them. replay --without ROW says whether '
+    'the rest of the batch is clean.',
+    'forward': 'Keep the input of this op where its result is finite: a small epsilon, a clip, or '
+    'a tf.where around the input (around the result alone it does not help the gradient).',
+    'backward': 'Keep the input of the forward op away from the point where its slope is infinite: '
+    'add a small epsilon to the input.',
+    'update': 'Train with a smaller learning rate, or clip the gradients.',
+    'variable': 'Find what wrote this variable: an update beside the train op, or a restore. '
+    'Rollback goes back to a state before it, if there is one.',
+    'constant': 'Mend the constant where it is made.',
+}
+_SMALLER_RATE = (
+    'Keep the learning rate as it was, or let it grow in small steps. spike=True holds such a step '
+    'before it is written, and rollback goes back to the weights before it.'
+)
+
+
+def _to_do(incident: IncidentView, bundle: Optional[BundleView], exploded: bool) -> str:
+    if exploded:
+        return _SMALLER_RATE
+    if incident.advice or bundle is None:
+        return incident.advice
+    return _TO_DO.get(bundle.phase, '')
+
+
+def _facts(incident: IncidentView, bundle: Optional[BundleView], sentence: str) -> List[Fact]:
+    facts = [] if bundle is None else [Fact(*fact) for fact in bundle.facts]
+    seen = '' if incident.reason == sentence else incident.reason
+    facts += [
+        Fact('Seen', words=seen),
+        Fact('Loss', words=words.number(incident.loss)),
+        Fact('Gradient norm', words=words.norm_of(incident)),
+        Fact('Done', words='; '.join(filter(None, [incident.action, *incident.notes]))),
+        Fact('When', words=record_table.when(incident.time)),
+        Fact('Made with', words='' if bundle is None else bundle.versions),
+    ]
+    return [fact for fact in facts if fact.code or fact.words]
+
+
+def _drawings(bundle: BundleView, draw: Draw, is_alike: bool) -> List[Drawing]:
+    """The charts of a bundle; of one that is like another, what tells it from that: its samples."""
+    drawings = []
+    if bundle.steps is not None and not is_alike:
+        chart = charts.last_steps_chart(bundle.steps)
+        heading = last_steps.heading(bundle.steps)
+        drawings.append(Drawing(heading, '', draw(chart, bundle.name + '-steps'), chart.said))
+    for number, sheet in enumerate(bundle.sheets):
+        drawn = draw(charts.samples_chart(sheet), '%s-batch%d' % (bundle.name, number))
+        shape = ' \N{MULTIPLICATION SIGN} '.join(map(str, sheet.shape))
+        code = '%s, %s, %s' % (cut(sheet.name, 400), sheet.dtype, shape)
+        drawings.append(Drawing('The batch', code, drawn, samples.caption(sheet)))
+    if bundle.layers and not is_alike:
+        chart = charts.ranges_chart(bundle.layers)
+        drawn = draw(chart, bundle.name + '-ranges')
+        drawings.append(Drawing('Ranges along the step', '', drawn, chart.said))
+    return drawings

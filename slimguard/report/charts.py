@@ -1,0 +1,633 @@
+"""The charts, each drawn once, by matplotlib: as SVG for the page, and as pixels for the picture.
+
+A chart is drawn at the width where it is seen, so that its letters have one size on a phone and
+on a desk. Only matplotlib's objects are used, never pyplot; nobody's matplotlibrc has a say, and
+none is changed.
+"""
+
+import contextlib
+import io
+import math
+import textwrap
+import warnings
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from xml.etree import ElementTree
+
+import matplotlib
+import numpy as np
+from matplotlib import ticker
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+
+from slimguard.report import last_steps, layer_ranges, samples, words
+from slimguard.report.last_steps import LastSteps
+from slimguard.report.layer_ranges import PHASES, Layer
+from slimguard.report.loss_history import Curve
+from slimguard.report.report_data import ACTIONS, IncidentView
+from slimguard.report.samples import BAD, Sheet
+from slimguard.system.texts import cut, in_one_line, visible
+
+WIDE, NARROW = 900, 340  # pixels: on a desk, on a phone
+
+# The page has these colours as CSS variables of the same names, with others in the dark.
+COLORS = {
+    'paper': '#fbfaf7',
+    'ink': '#1d1d1b',
+    'soft': '#5f5e5a',
+    'grid': '#e9e7e1',
+    'curve': '#33414e',
+    'range': '#8fa5b8',
+    'bad': '#c8102e',
+    'ring': '#ff0090',
+    'stop': '#b86e00',
+    'rollback': '#6d4bc4',
+    'skip': '#1f6fc4',
+    'refused': '#0b7d6e',
+    'other': '#77756f',
+}
+_INK, _SOFT, _GRID, _CURVE, _BAD, _RING, _UNWRITTEN = (
+    COLORS[name] for name in 'ink soft grid curve bad ring skip'.split()
+)
+# A shape for each action as well as a colour: a page is printed in grey, and colours are not for
+# all eyes.
+_MARKERS: Dict[str, Tuple[str, str]] = dict(
+    zip(ACTIONS, zip('vsDoXPp', 'bad stop rollback skip refused other other'.split()))
+)
+_STYLE = {
+    'svg.fonttype': 'none',
+    'font.sans-serif': ['DejaVu Sans'],
+    'font.size': 12,
+    'text.color': _INK,
+    'figure.facecolor': 'none',
+    'axes.facecolor': 'none',
+    'axes.edgecolor': _SOFT,
+    'axes.axisbelow': True,
+    'axes.formatter.limits': (-4, 7),
+    'axes.xmargin': 0,
+    'axes.ymargin': 0.04,
+    'grid.color': _GRID,
+    'image.composite_image': False,
+    'legend.frameon': False,
+    'legend.borderpad': 0,
+    'legend.handlelength': 1.3,
+    'lines.linewidth': 1.6,
+    'xtick.labelcolor': _SOFT,
+    'ytick.labelcolor': _SOFT,
+    'xtick.color': _SOFT,
+    'xtick.major.size': 4,
+    'ytick.major.size': 0,
+    **{'axes.spines.%s' % side: False for side in ('top', 'left', 'right')},
+}
+
+
+class Chart(NamedTuple):
+    """A chart.
+
+    Attributes:
+      said: what it shows, in a sentence.
+      draw: gives the figure of a width in pixels.
+      links: where marks lead to, and what is said of each.
+    """
+
+    said: str
+    draw: Callable[[int], Figure]
+    links: Dict[str, str] = {}
+
+
+def svg(chart: Chart, name: str, width: int) -> str:
+    """The chart as an element of a page: `name` tells it from all others there."""
+    with _style(name + str(width)):
+        file = io.BytesIO()
+        FigureCanvasSVG(chart.draw(width)).print_svg(file)
+    root = ElementTree.fromstring(file.getvalue())
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag in (_SVG + 'metadata', _SVG + 'style'):
+                parent.remove(child)
+        _adapt(parent, chart.links)
+    root.attrib = {
+        'viewBox': root.attrib['viewBox'],
+        'role': 'group' if chart.links else 'img',
+        'aria-label': in_one_line(chart.said),
+        'class': 'wide' if width == WIDE else 'narrow',
+    }
+    return ElementTree.tostring(root, 'unicode')
+
+
+_SVG, _HREF = '{http://www.w3.org/2000/svg}', '{http://www.w3.org/1999/xlink}href'
+
+
+def _adapt(element: ElementTree.Element, links: Dict[str, str]) -> None:
+    """To a page that has other figures, its own letters, and a dark theme."""
+    given = element.attrib
+    element.tag = element.tag.replace(_SVG, '')
+    element.tail = None
+    if element.tag not in ('text', 'tspan'):
+        element.text = None
+    if element.tag == 'g':
+        given.pop('id', None)
+    if _HREF in given:
+        given['href'] = given.pop(_HREF).replace('\n', '')
+    if element.tag == 'a':
+        said = given['aria-label'] = in_one_line(links[given['href']])
+        ElementTree.SubElement(element, 'title').text = said
+    if 'style' in given:
+        for name, color in COLORS.items():
+            given['style'] = given['style'].replace(color, 'var(--%s)' % name)
+        given['style'] = given['style'].replace("'DejaVu Sans'", 'x').replace('; ', ';')
+
+
+def pixels(chart: Chart, width: int = WIDE) -> np.ndarray:
+    """The chart as uint8 [height, width, 4], on the page's paper."""
+    with _style():
+        figure = chart.draw(width)
+        figure.set_dpi(96)
+        figure.set_facecolor(COLORS['paper'])
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        return np.array(canvas.buffer_rgba())
+
+
+@contextlib.contextmanager
+def _style(salt: str = ''):
+    with warnings.catch_warnings(), matplotlib.rc_context(matplotlib.rcParamsDefault):
+        warnings.simplefilter('ignore')  # of letters that the font has not, for one
+        matplotlib.rcParams.update({'svg.hashsalt': salt, **_STYLE})
+        yield
+
+
+def text(lines: Sequence[str], size: int) -> Chart:
+    """Words for a picture, in lines that are no longer than it is wide."""
+
+    def draw(width: int) -> Figure:
+        letters = int((width - 48) / size * 1.6)
+        lines_of = (textwrap.wrap(cut(visible(line), 400), letters) or [''] for line in lines)
+        wrapped = [part for parts in lines_of for part in parts]
+        figure = _figure(width, 1.5 * size * len(wrapped) + 12)
+        for number, line in enumerate(wrapped):
+            _write(figure, 24, 6 + 1.5 * size * number, line, size=size)
+        return figure
+
+    return Chart('', draw)
+
+
+# What the charts share.
+
+
+def _figure(width: float, height: float) -> Figure:
+    return Figure(figsize=(width / 72, height / 72), dpi=72)
+
+
+def _axes(figure: Figure, left: float, top: float, width: float, height: float) -> Any:
+    """Axes at a place in pixels from the upper left corner."""
+    across, down = figure.get_size_inches() * 72
+    place = [left / across, 1 - (top + height) / down, width / across, height / down]
+    return figure.add_axes(place)
+
+
+def _canvas(figure: Figure) -> Any:
+    """Axes in pixels from the upper left corner, all over a figure."""
+    across, down = figure.get_size_inches() * 72
+    axes = _axes(figure, 0, 0, across, down)
+    axes.set_axis_off()
+    axes.set(xlim=(0, across), ylim=(down, 0), autoscale_on=False)
+    return axes
+
+
+def _image(
+    canvas: Any, shown: np.ndarray, left: float, top: float, right: float, end: float
+) -> None:
+    """An image in a part of a canvas, each of its pixels sharp."""
+    place = {'extent': (left, right, end, top), 'aspect': 'auto', 'clip_on': False}
+    canvas.imshow(shown, interpolation='none', **place)
+
+
+def _write(figure: Figure, x: float, y: float, said: str, **kwargs) -> None:
+    """Writes text whose first line begins at a place in pixels from the upper left corner."""
+    across, down = figure.get_size_inches() * 72
+    figure.text(x / across, 1 - y / down, _plain(said), **{'va': 'top', **kwargs})
+
+
+def _plain(said: str) -> str:
+    # Between two dollars matplotlib would read TeX, and fail over what is none.
+    return in_one_line(said).replace('$', r'\$')
+
+
+def _legend(figure: Figure, handles: List[Any], labels: List[str], columns: int) -> None:
+    # matplotlib leaves a name with a leading underscore out.
+    labels = ['\N{ZERO WIDTH SPACE}' + _plain(cut(label, 80)) for label in labels]
+    place = {'loc': 'upper left', 'bbox_to_anchor': (0, 1), 'borderaxespad': 0}
+    figure.legend(handles, labels, ncol=columns, columnspacing=1.2, **place)
+
+
+def _rows(labels: List[str], width: float) -> int:
+    """How many rows a legend takes: one, or one for each label."""
+    return 1 if sum(7 * len(label) + 45 for label in labels) < width else len(labels)
+
+
+def _tame(values: Any) -> np.ndarray:
+    """Floats that matplotlib can place: differences of the largest ones are no floats."""
+    values = np.clip(np.asarray(values, float), -1e300, 1e300)
+    return np.where(np.abs(values) < 1e-300, 0.0, values)
+
+
+def _scale(axes: Any, values: np.ndarray, most: int) -> bool:
+    """Makes the axis of `values` logarithmic if they go over two orders of magnitude."""
+    found = values[np.isfinite(values)]
+    positive = found[found > 0]
+    axes.grid(axis='y')
+    is_log = positive.size > 0 and found.min() >= 0 and positive.max() > 100 * positive.min()
+    if is_log:
+        axes.set_yscale('log')
+        decades = math.log10(positive.max()) - math.log10(positive.min())
+        subs = (1, 2, 5) if 3 * decades <= most else (1,)
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=subs, numticks=most))
+        axes.yaxis.set_major_formatter(lambda value, _: words.power(value))
+        axes.minorticks_off()
+    else:
+        axes.yaxis.set_major_locator(ticker.MaxNLocator(most))
+    return is_log
+
+
+def _draw_line(
+    axes: Any, x: np.ndarray, y: np.ndarray, is_log: bool, marks: bool, **kwargs
+) -> None:
+    """A line that ends where a value is not finite; all points are marked, or only lone ones."""
+    if is_log:  # where a zero is at the lower end
+        y = np.where(y <= 0, np.min(y[y > 0], initial=np.inf), y)
+    known = np.isfinite(y)
+    alone = known & ~np.append(known[1:], False) & ~np.append(False, known[:-1])
+    axes.plot(x, y, color=_CURVE, clip_on=False, **kwargs)
+    marked = known if marks else alone
+    axes.plot(x[marked], y[marked], '.', color=_CURVE, ms=6, clip_on=False)
+
+
+# The loss.
+
+_PLOT, _LANE, _ROW = 240, 20, 18  # pixels: a curve, the marks of an action, a row of text
+_NEAREST = 0.045  # marks that are closer, as a part of the width, would overlap on a phone
+
+
+def loss_chart(
+    curve: Optional[Curve], incidents: Sequence[IncidentView], links: Dict[int, str]
+) -> Optional[Chart]:
+    """The loss over the global step with the incidents marked; None if there is nothing to draw.
+
+    Args:
+      curve: the loss, or None.
+      incidents: those without a step are left out.
+      links: where on the page each incident is, by its number.
+    """
+    segments, tails = ([], []) if curve is None else (curve.segments, list(curve.tails))
+    lines = [*tails, *segments]
+    stepped = sorted((i for i in incidents if i.step is not None), key=lambda i: (i.step, i.number))
+    if not lines and not stepped:
+        return None
+    steps = _tame([step for line in lines for step in line[:, 0]] + [i.step for i in stepped])
+    low, high = float(steps.min()), float(steps.max())
+    low, high = (low, high) if low < high else (low - 1, high + 1)
+    lanes = [
+        (kind, _marks([i for i in stepped if i.kind == kind], _NEAREST * (high - low)))
+        for kind in ACTIONS
+        if any(i.kind == kind for i in stepped)
+    ]
+    handles, labels = _loss_legend(curve, lanes)
+
+    def draw(width: int) -> Figure:
+        top = _rows(labels, width) * _ROW + 14
+        plot, note = _PLOT if lines else 0, ''
+        down = plot + 8 + _LANE * len(lanes)
+        figure = _figure(width, top + down + 42)
+        _legend(figure, handles, labels, 1 if _rows(labels, width) > 1 else len(labels))
+        if lines:
+            axes = _axes(figure, 60, top, width - 84, plot)
+            axes.set(xlim=(low, high), xticks=[])
+            is_log = _scale(axes, _tame(np.concatenate(lines)[:, 1]), 7)
+            axes.spines['bottom'].set_visible(False)
+            for parts, style in ((tails, {'lw': 1, 'alpha': 0.6}), (segments, {})):
+                few = sum(map(len, parts)) <= 60
+                for part in parts:
+                    place = _tame(part[:, 0]), _tame(part[:, 1]), is_log, few
+                    _draw_line(axes, *place, **(style if segments else {}))
+            note = 'the axis of the loss is logarithmic; ' if is_log else ''
+        axes = _axes(figure, 60, top, width - 84, down)
+        axes.set(xlim=(low, high), ylim=(down, 0), yticks=[])
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(7 if width == WIDE else 3, integer=True))
+        axes.xaxis.set_major_formatter(lambda value, _: '%.12g' % value)
+        for number, (kind, groups) in enumerate(lanes):
+            _draw_marks(axes, kind, groups, plot + 8 + _LANE * (number + 0.5), links)
+        _write(figure, width - 24, top + down + 24, note + 'global step', ha='right', color=_SOFT)
+        return figure
+
+    said = {links[group[0].number]: _said(group) for _, groups in lanes for group in groups}
+    return Chart(
+        'The loss over the global step, with %d incidents marked' % len(stepped), draw, said
+    )
+
+
+def _loss_legend(curve: Optional[Curve], lanes: Any) -> Tuple[List[Any], List[str]]:
+    handles: List[Any] = []
+    labels: List[str] = []
+    if curve is not None and curve.segments:
+        handles, labels = [Line2D([], [], color=_CURVE)], [curve.tag]
+    if curve is not None and curve.tails:
+        handles.append(Line2D([], [], color=_CURVE, lw=1 if labels else 1.6, alpha=0.6))
+        labels.append('each of the last steps before an incident')
+    for kind, groups in lanes:
+        marker, color = _MARKERS[kind]
+        handles.append(Line2D([], [], ls='', marker=marker, color=COLORS[color], ms=8))
+        labels.append('%s (%d)' % (words.name_of(kind), sum(map(len, groups))))
+    return handles, labels
+
+
+Group = List[IncidentView]
+
+
+def _marks(incidents: Group, nearest: float) -> List[Group]:
+    """Incidents that would lie on one another share a mark."""
+    groups: List[Group] = []
+    for incident in incidents:
+        step = incident.step or 0
+        if not groups or step - (groups[-1][0].step or 0) >= nearest:
+            groups.append([])
+        groups[-1].append(incident)
+    return groups
+
+
+def _said(group: Group) -> str:
+    first, last = group[0], group[-1]
+    action = first.action or 'not said'
+    if len(group) == 1:
+        return 'step %d, %s: %s' % (first.step, action, cut(first.cause, 200))
+    return 'steps %d to %d: %d incidents, %s' % (first.step, last.step, len(group), action)
+
+
+def _draw_marks(axes: Any, kind: str, groups: List[Group], y: float, links: Dict[int, str]) -> None:
+    """The marks of an action, each a link, and larger for more incidents."""
+    marker, name = _MARKERS[kind]
+    x = _tame([group[0].step for group in groups])
+    axes.vlines(x, 0, y, color=COLORS[name], lw=1, alpha=0.45)
+    sizes = [80 * (1 + math.log10(len(group))) for group in groups]
+    look = {'color': COLORS[name], 'edgecolor': COLORS['paper'], 'zorder': 3, 'clip_on': False}
+    marks = axes.scatter(x, [y] * len(x), sizes, marker=marker, **look)
+    marks.set_linewidths([1, 1])  # or else older matplotlibs draw a single mark without its link
+    marks.set_urls([links[group[0].number] for group in groups])
+
+
+# The last steps.
+
+_SERIES, _LINE, _MOST_LINES = 88, 16, 40  # pixels: a plot, a row of the heat map; such rows
+_MOST_DECADES, _MINUS = 6, '\N{MINUS SIGN}'
+_PALETTE = LinearSegmentedColormap.from_list(
+    'ratios',
+    list(
+        zip(
+            (0, 0.25, 0.5, 0.67, 0.83, 1),
+            ('#1c4a8a', '#96b6d4', '#eeece6', '#fcba58', '#d65c08', '#601806'),
+        )
+    ),
+    33,
+)
+
+
+def last_steps_chart(steps: LastSteps) -> Chart:
+    """Loss and gradient norm of the last steps, and the norm of each gradient by its colour."""
+    ratios = last_steps.ratios_of(steps.norms)
+    begin = last_steps.beginning_of(steps, ratios)
+    lines, count = last_steps.lines(steps), len(steps.step)
+    names, rows, begins_at = _heat_rows(steps, ratios, begin)
+    is_bad = np.isnan(rows).any() or any(not np.isfinite(values).all() for _, values in lines)
+    marks = [(_RING, 'not finite (above)')] if is_bad else []
+    marks += [] if steps.written.all() else [(_UNWRITTEN, 'not written (below)')]
+
+    def draw(width: int) -> Figure:
+        left = int((0.34 if width == WIDE else 0.44) * width)
+        across, top = width - left - 16, 24 if marks else 0
+        down = len(lines) * (_SERIES + 30) + (30 + len(rows) * _LINE if names else 0)
+        figure = _figure(width, top + down + 40 + (30 if names else 0))
+        if marks:
+            _legend(figure, [Patch(color=c) for c, _ in marks], [said for _, said in marks], 2)
+        for name, values in lines:
+            axes = _axes(figure, left, top + 24, across, _SERIES)
+            axes.set(xlim=(0, count), xticks=[])
+            is_log = _scale(axes, _tame(values), 4)
+            _draw_line(axes, np.arange(count) + 0.5, _tame(values), is_log, count <= 60)
+            _strip(axes, ~np.isfinite(values), 1 - 5 / _SERIES, _RING)
+            _strip(axes, ~steps.written, 0, _UNWRITTEN)
+            _write(figure, left, top + 4, name + (', logarithmic' if is_log else ''), weight='bold')
+            top += _SERIES + 30
+        canvas = _canvas(figure)
+        if names:
+            _write(figure, left, top + 6, 'norm of each gradient', weight='bold')
+            colors, ends = _heat_colors(rows)
+            _image(canvas, colors, left, top + 26, left + across, top + 26 + len(rows) * _LINE)
+            for number, (name, others) in enumerate(names):
+                said = words.variables(name, others, (left - 12) // 7)
+                is_begin = number == begins_at
+                look = {'color': _BAD, 'weight': 'bold'} if is_begin else {'color': _INK}
+                y = top + 27 + number * _LINE
+                _write(figure, left - 8, y, said, ha='right', size=11, **look)
+            top += 26 + len(rows) * _LINE
+            _draw_colors(canvas, left, top + 42, ends)
+        for at, label in _step_ticks(steps, across):
+            canvas.vlines(left + at, top, top + 4, color=_SOFT, lw=1)
+            _write(figure, left + at, top + 5, label, ha='center', color=_SOFT)
+        _write(figure, width - 16, top + 20, steps.axis, ha='right', color=_SOFT)
+        return figure
+
+    return Chart(last_steps.caption(steps, begin) or last_steps.heading(steps), draw)
+
+
+def _strip(axes: Any, where: np.ndarray, bottom: float, color: str) -> None:
+    """Marks the columns where something holds, at the upper or lower end of a plot."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], where.astype(int), [0]])))
+    spans = [(start, end - start) for start, end in edges.reshape(-1, 2)]
+    place = {'transform': axes.get_xaxis_transform(), 'clip_on': False}
+    axes.broken_barh(spans, (bottom, 5 / _SERIES), color=color, lw=0.5, **place)
+    axes.set_xlim(0, len(where))
+
+
+def _heat_rows(
+    steps: LastSteps, ratios: np.ndarray, begin: Optional[last_steps.Beginning]
+) -> Tuple[List[Tuple[str, int]], np.ndarray, Optional[int]]:
+    """What each row of the heat map is of, its ratios, and the row where it began.
+
+    Of many gradients several share a row: the largest of them is seen, or one that is not finite.
+    """
+    gradients = steps.gradients
+    size = max(1, -(-len(gradients) // _MOST_LINES))
+    starts = list(range(0, len(gradients), size))
+    if not starts:
+        return [], np.empty([0, len(steps.step)]), None
+    rows = np.maximum.reduceat(ratios, starts, axis=1).T
+    first = None if begin is None else begin.gradient
+    at = None if first is None else first // size
+    names = []
+    for number, start in enumerate(starts):
+        members = gradients[start : start + size]
+        name, _ = members[0] if first is None or number != at else gradients[first]
+        names.append((name, sum(1 + others for _, others in members) - 1))
+    return names, rows, at
+
+
+def _heat_colors(rows: np.ndarray) -> Tuple[np.ndarray, Tuple[int, int]]:
+    """The colours of ratios, and how many decades they go below the median, and above."""
+    found = rows[np.isfinite(rows)]
+    ends = (-found.min(), found.max()) if found.size else (0.0, 0.0)
+    below, above = (min(max(math.ceil(end - 1e-9), 1), _MOST_DECADES) for end in ends)
+    with np.errstate(invalid='ignore'):  # older versions of NumPy warn of a NaN
+        places = np.clip(np.where(rows < 0, rows / below, rows / above), -1, 1)
+    colors = _PALETTE((places + 1) / 2, bytes=True)
+    colors[np.isnan(rows)] = (*BAD, 255)
+    return colors, (below, above)
+
+
+def _draw_colors(canvas: Any, left: float, top: float, ends: Tuple[int, int]) -> None:
+    """What the colours of a heat map mean."""
+    colors = _PALETTE(np.linspace(0, 1, 33), bytes=True)[np.newaxis]
+    _image(canvas, colors, left, top, left + 150, top + 10)
+    labels = (words.power(10.0 ** -ends[0]), '1', words.power(10.0 ** ends[1]))
+    for place, label in zip((0, 75, 150), labels):
+        _write(canvas.figure, left + place, top + 13, label, ha='center', color=_SOFT)
+    said = 'norm by the median of its row' if left > 250 else 'by the median'
+    _write(canvas.figure, left - 24, top - 3, said, ha='right', color=_SOFT)
+
+
+def _step_ticks(steps: LastSteps, across: float) -> List[Tuple[float, str]]:
+    """Ticks at round numbers and the last: each step has a column, also one not written."""
+    count, step = len(steps.step), steps.step
+    ends = (float(min(step)), float(max(step)))
+    size = max(1, int(np.diff(ticker.MaxNLocator(6, integer=True).tick_values(*ends))[0]))
+    columns = [c for c in range(count) if step[c] % size == 0 and (not c or step[c - 1] != step[c])]
+    ticks: List[Tuple[float, str]] = []
+    for column in [count - 1, *reversed(columns)]:
+        at, label = (column + 0.5) * across / count, str(step[column]).replace('-', _MINUS)
+        if all(abs(at - other) > 4.5 * (len(label) + len(said)) for other, said in ticks):
+            ticks.append((at, label))
+    return ticks
+
+
+# The ranges.
+
+_PASSES = ('Input', 'Forward pass', 'Backward pass', 'Update')
+
+
+def ranges_chart(layers: Sequence[Layer]) -> Chart:
+    """From the least to the largest finite value of each layer, logarithmic on both sides of 0."""
+    scope, begins = layer_ranges.common_scope(layers), layer_ranges.begins_at(layers)
+    rows: List[Any] = []  # a heading, a sentence in red, a layer
+    for number, layer in enumerate(layers):
+        if not number or layer.phase != layers[number - 1].phase:
+            rows.append(_PASSES[PHASES.index(layer.phase)])
+        if number == begins:
+            rows.append(None)
+        rows.append(layer)
+    ends = _tame([end for x in layers for end in (x.min, x.max) if end is not None] + [0.0])
+    sizes = np.abs(ends[ends != 0]) if ends.any() else np.ones(1)
+    top = math.ceil(math.log10(sizes.max()) - 1e-9)
+    # Eight orders of magnitude on each side tell apart; what is smaller is near 0.
+    bottom = min(max(math.floor(math.log10(sizes.min())), min(top, 2) - 8), top - 1)
+
+    def place(value: float) -> float:
+        if not value:
+            return 0.0
+        return math.copysign(min(max(math.log10(abs(value)) - bottom, 0.0), top - bottom), value)
+
+    def draw(width: int) -> Figure:
+        is_wide = width == WIDE
+        left, right = int(width * (0.34 if is_wide else 0.4)), 180 if is_wide else 92
+        across = width - left - right
+        figure = _figure(width, 24 + 18 * len(rows))
+        axes = _axes(figure, left, 24, across, 18 * len(rows))
+        axes.set(xlim=(bottom - top, top - bottom), ylim=(len(rows), 0), yticks=[])
+        axes.spines['bottom'].set_visible(False)
+        axes.xaxis.tick_top()
+        axes.tick_params(axis='x', length=0)
+        axes.grid(axis='x')
+        every = max(1, -(-(top - bottom) // (3 if is_wide else 1)))
+        powers = range(top, bottom, -every)
+        ticks = [
+            (place(sign * 10.0**e), words.power(sign * 10.0**e)) for e in powers for sign in (-1, 1)
+        ]
+        axes.set_xticks([at for at, _ in ticks] + [0])
+        axes.set_xticklabels([label for _, label in ticks] + ['0'])
+        canvas = _canvas(figure)
+        for number, row in enumerate(rows):
+            y = 24 + 18 * number + 2
+            if row is None:
+                said = layer_ranges.begins(layers)
+                ends = [0, 18, 32 + 8 * len(said)], [14, 26, width]
+                canvas.hlines([y + 8] * 2, ends[0][::2], ends[1][::2], color=_BAD, lw=2)
+                _write(figure, 24, y, said, color=_BAD, weight='bold')
+            elif isinstance(row, str):
+                _write(figure, 0, y, row, weight='bold')
+            else:
+                name = row.name[len(scope) :] if row.name.startswith(scope) else row.name
+                _write(figure, 0, y, cut(name, (left - 8) // 7), size=11)
+                look = {'color': _SOFT} if row.is_finite else {'color': _BAD, 'weight': 'bold'}
+                if is_wide or not row.is_finite:
+                    said = cut(layer_ranges.said(row), 24 if is_wide else 11)
+                    _write(figure, width - right + 12, y, said, size=11, **look)
+        drawn = [(number + 0.5, row) for number, row in enumerate(rows) if isinstance(row, Layer)]
+        _draw_ranges(axes, drawn, place)
+        return figure
+
+    return Chart(layer_ranges.caption(layers), draw)
+
+
+def _draw_ranges(
+    axes: Any, rows: Sequence[Tuple[float, Layer]], place: Callable[[float], float]
+) -> None:
+    """The bars; a layer without a finite value has a pale one that goes all the way."""
+    left, right = axes.get_xlim()
+    thinnest = 0.003 * (right - left)
+    pale = [y for y, row in rows if row.min is None and not row.is_finite]
+    axes.hlines(pale, left, right, color=_BAD, lw=8, alpha=0.16)
+    for color, is_finite in ((COLORS['range'], True), (_BAD, False)):
+        bars = [
+            (y, place(row.min) - thinnest, place(row.max) + thinnest)
+            for y, row in rows
+            if row.min is not None and row.max is not None and row.is_finite == is_finite
+        ]
+        if bars:
+            axes.hlines(*zip(*bars), color=color, lw=8, clip_on=False)
+
+
+# The samples.
+
+
+def samples_chart(sheet: Sheet) -> Chart:
+    """The samples of a batch, with the bad ones framed and their bad pixels marked."""
+
+    def draw(width: int) -> Figure:
+        columns = 8 if width == WIDE else 4
+        cell = width / columns
+        height, across = sheet.samples[0].pixels.shape[:2]
+        size = cell - 12, (cell - 12) * min(2.0, height / across)
+        lines = max(len(samples.said(sample)) for sample in sheet.samples)
+        down = size[1] + 18 + 14 * lines
+        figure = _figure(width, -(-len(sheet.samples) // columns) * down)
+        canvas = _canvas(figure)
+        for number, sample in enumerate(sheet.samples):
+            left, top = number % columns * cell + 3, number // columns * down + 3
+            _image(canvas, sample.pixels, left, top, left + size[0], top + size[1])
+            is_bad = bool(sample.bad or sample.suspect)
+            look = {'ec': _BAD, 'lw': 3} if is_bad else {'ec': _GRID, 'lw': 1}
+            canvas.add_patch(Rectangle((left, top), *size, fill=False, clip_on=False, **look))
+            if max(height, across) >= 24 and sample.bad_pixels:  # else each pixel can be seen
+                y, x = np.transpose(sample.bad_pixels) + 0.5
+                x, y = left + x * size[0] / across, top + y * size[1] / height
+                for color, lw in (('#ffffff', 4), (_RING, 2)):
+                    canvas.scatter(x, y, 100, facecolor='none', edgecolor=color, lw=lw)
+            look = {'color': _BAD, 'weight': 'bold'} if is_bad else {'color': _SOFT}
+            for line, said in enumerate(samples.said(sample)):
+                _write(figure, left, top + size[1] + 5 + 14 * line, said, size=11, **look)
+        return figure
+
+    bad = sum(bool(sample.bad) for sample in sheet.samples)
+    said = 'Samples of %s, %d of which are not finite' % (cut(sheet.name, 100), bad)
+    return Chart(said, draw)

@@ -1,0 +1,123 @@
+"""What a report opens with, the kinds of incidents, and what is said of each."""
+
+import numpy as np
+import pytest
+
+from slimguard.report import cards, html, report_data
+from tests.report.pages import Seen, line, record, rows_of, see
+from tests.report.test_last_steps import exploded, steps_of
+
+NAN = 'not finite: loss total_loss'
+
+
+def data_of(*said, bundles=(), diagnosis=''):
+    """A report of incidents of (step, action, reason, bundle)."""
+    names = ('step', 'action', 'reason', 'bundle')
+    records = enumerate([dict(zip(names, each), diagnosis=diagnosis) for each in said], 1)
+    incidents = [report_data.incident_of(number, it) for number, it in records]
+    return report_data.ReportData('x', '', None, incidents, list(bundles), [])
+
+
+def bundle_of(name, step=1, phase='forward', steps=None):
+    incident = report_data.incident_of(0, {'step': step, 'reason': 'of the bundle'})
+    said = '%s: of the diagnosis.' % phase
+    return report_data.BundleView(name, incident, phase, said, [], [], [], 'tf 1', steps)
+
+
+def first_of(*said, **kwargs):
+    kind = cards.kinds_of(data_of(*said, **kwargs), None)[0]
+    return kind.heading, kind.card.heading
+
+
+@pytest.mark.parametrize('end', ['raise', 'stop', 'error'])
+def test_it_opens_with_what_ended_the_training(end):
+    said = [(1, 'skip', NAN), (2, 'rollback', NAN), (3, end, 'loss 7 is above max_loss: x')]
+    assert first_of(*said) == ('What ended the training', 'Step 3')
+    assert first_of(*said, (4, 'skip', NAN)) == ('What ended a run of the training', 'Step 3')
+
+
+def test_or_with_the_first_of_the_kind_of_most_incidents():
+    said = [(1, 'skip', 'other'), (2, 'skip', NAN), (3, 'rollback', NAN)]
+    assert first_of(*said) == ('The first of 2 alike', 'Step 2')
+    assert first_of((5, 'skip', NAN)) == ('What happened', 'Step 5')
+
+
+def test_incidents_alike_are_one_card_and_a_line_for_each_other_one():
+    said = [(n, 'skip', 'loss %d is above' % n, '/x/incident-%d' % n) for n in range(1, 9)]
+    bundles = [bundle_of('incident-6'), bundle_of('incident-7')]
+    (kind,) = cards.kinds_of(data_of(*said, bundles=bundles), None)
+    assert (kind.heading, kind.card.heading) == ('The first that was kept of 8 alike', 'Step 6')
+    assert kind.count == '8 alike, steps 1 to 8: 8 skip'
+    assert [card.heading for card in kind.alike] == ['Step 7']
+    assert kind.card.to_do and not kind.alike[0].to_do  # said once
+
+
+def test_incidents_are_of_one_kind_if_their_causes_differ_in_numbers_only():
+    causes = [
+        'in the input: bad data: 1 NaN among 2048 values, in row 0',
+        'not finite: gradient of conv1/weights',
+        'in the input: bad data: 3 NaN among 2048 values, in rows 3, 5, 7',
+        'not finite: gradient of conv2/weights',
+    ]
+    kinds = cards.kinds_of(data_of(*[(n, 'skip', it) for n, it in enumerate(causes)]), None)
+    assert [kind.count for kind in kinds] == ['2 alike, steps 0 to 2: 2 skip', '', '']
+
+
+def test_an_end_without_a_bundle_has_those_of_its_kind_behind_it():
+    said = [(1, 'skip', NAN, 'incident-1'), (2, 'skip', 'other', 'incident-2'), (3, 'raise', NAN)]
+    bundles = [bundle_of('incident-1'), bundle_of('incident-2')]
+    first, other = cards.kinds_of(data_of(*said, bundles=bundles), None)
+    assert (first.card.heading, first.card.name) == ('Step 3', '')
+    assert [card.name for card in first.alike] == ['incident-1'] and other.card.name == 'incident-2'
+
+
+def test_without_a_record_the_bundles_are_told():
+    broken = report_data.UnreadableBundle('incident-3', 'x')
+    data = data_of(bundles=[bundle_of('incident-1'), bundle_of('incident-2', 7), broken])
+    (kind,) = cards.kinds_of(data, None)
+    assert kind.card.name == 'incident-1' and kind.alike[0].heading == 'Step 7'
+    assert cards.broken(data) == ['incident-3 cannot be read: x']
+
+
+def test_an_explosion_opens_with_its_cause_if_the_history_has_it():
+    said = (103, 'raise', 'above max_loss: loss', 'incident-103')
+
+    def card_of(**kwargs):
+        bundles = [bundle_of('incident-103', 103, **kwargs)]
+        return cards.kinds_of(data_of(said, bundles=bundles), None)[0].card
+
+    card = card_of(steps=exploded())
+    assert card.headline == (
+        'The learning rate went from 0.02 to 4 at step 101; the loss followed 3 steps later.'
+    )
+    assert card.more == 'forward: of the diagnosis.' and 'learning rate as it was' in card.to_do
+    # Bad data are the cause, whatever else there was.
+    for kwargs in ({'steps': exploded(), 'phase': 'input'}, {'steps': steps_of(np.ones([9, 2]))}):
+        card = card_of(**kwargs)
+        assert card.headline.endswith(': of the diagnosis.') and card.more == ''
+
+
+def test_the_reason_is_the_cause_and_symptoms_are_what_was_seen(tmp_path):
+    known = {'diagnosis': 'log of 0\nin row 5', 'advice': 'train slower', 'state_lost': True}
+    record(tmp_path, line(step=9, action='raise', reason=NAN, **known))
+    seen = see(tmp_path, png=str(tmp_path / 'x.png'))
+    for said in ('log of 0\nin row 5', 'train slower', 'variables were bad before the step'):
+        assert said in seen.text
+    assert seen.words.count('log of 0') == 1  # in the table
+    assert 'To run it again' not in seen.text
+
+
+def test_of_very_many_kinds_the_largest_are_shown(tmp_path):
+    reasons = ['v%d/weights' % (n % 70) for n in range(100)]
+    record(tmp_path, *[line(step=n, action='skip', reason=it) for n, it in enumerate(reasons)])
+    seen = see(tmp_path)
+    assert len(seen.of('article')) == 20 and len(rows_of(seen)) == 100
+
+
+def test_the_page_is_in_the_order_of_what_matters():
+    said = [(1, 'skip', NAN, 'incident-1'), (2, 'raise', 'other', 'incident-2')]
+    bundles = [bundle_of('incident-1'), bundle_of('incident-2')]
+    page = html.render(data_of(*said, bundles=bundles))
+    order = [page.index(it) for it in ('id="incident-2"', '>Loss<', 'id="incident-1"', '<table')]
+    assert order == sorted(order)
+    assert [a['href'] for a in Seen(page).of('a')].count('#incident-1') == 3  # marks, and a row

@@ -1,0 +1,200 @@
+"""The charts: any finite number has its place, hostile words stay words, marks lead somewhere."""
+
+import re
+from xml.etree import ElementTree
+
+import matplotlib
+import numpy as np
+import pytest
+
+from slimguard.report import charts, last_steps, layer_ranges, report_data, samples
+from slimguard.report.loss_history import Curve
+from tests.report.pages import HOSTILE
+from tests.report.test_last_steps import INF, NAN, history_of, steps_of
+
+
+def drawn(chart):
+    """The chart as elements, at both widths; it is drawn as pixels as well."""
+    assert charts.pixels(chart).shape[1] == charts.WIDE * 4 // 3
+    both = [charts.svg(chart, 'x', width) for width in (charts.WIDE, charts.NARROW)]
+    for text in both:
+        for said in re.findall(r' (?:x|y|d|width|height|transform|viewBox)="([^"]*)"', text):
+            assert not re.search('nan|inf|None', said)
+    return [ElementTree.fromstring(text) for text in both]
+
+
+def incidents_of(steps, **said):
+    records = enumerate([dict(said, step=step, action='skip') for step in steps], 1)
+    return [report_data.incident_of(number, it) for number, it in records]
+
+
+def loss_chart(losses, steps=(), first=0, **said):
+    curve = None
+    if losses:
+        points = np.stack([first + np.arange(len(losses), dtype=float), losses], axis=1)
+        curve = Curve(HOSTILE, [points], len(losses), 0)
+    incidents = incidents_of(steps, **said)
+    links = {it.number: '#row-%d' % it.number for it in incidents}
+    return charts.loss_chart(curve, incidents, links)
+
+
+EXTREMES = [
+    [1e-280, 1e308],
+    [5e-324, 1e-323, 0.0],
+    [-1.7976931348623157e308, 1.7976931348623157e308],
+    [1.7976931348623157e308] * 3,
+    [7.0, 7.0 + 1e-15],
+]
+
+
+@pytest.mark.parametrize('first', [0, 2**62])
+@pytest.mark.parametrize('losses', EXTREMES, ids=str)
+def test_losses_and_steps_of_any_size_have_a_place(losses, first):
+    for root in drawn(loss_chart(losses, [0, 10**15 - 1], first)):
+        assert any('skip (2)' in (it.text or '') for it in root.iter('text'))
+
+
+def test_a_mark_leads_to_its_incident_and_one_for_many_to_the_first():
+    chart = loss_chart([3.0, 2.0, 1.0], [0, 10, 44, 46, 500, 1000], reason=HOSTILE)
+    for root in drawn(chart):
+        links = {a.attrib['href']: a for a in root.iter('a')}
+        assert list(links) == ['#row-1', '#row-4', '#row-5', '#row-6']
+        assert links['#row-1'].attrib['aria-label'] == 'steps 0 to 44: 3 incidents, skip'
+        assert links['#row-5'].find('title').text == 'step 500, skip: ' + HOSTILE
+        assert any(HOSTILE[:60] in (it.text or '') for it in root.iter('text'))
+
+
+def test_thousands_of_incidents_are_few_marks():
+    for root in drawn(loss_chart([], range(5000))):
+        assert 10 < len(list(root.iter('a'))) <= 23
+
+
+def test_nothing_to_draw_is_no_chart():
+    assert charts.loss_chart(None, [], {}) is None
+
+
+def test_charts_on_one_page_share_no_id_and_leave_its_style_alone():
+    chart = charts.last_steps_chart(steps_of(np.ones([9, 2]), loss=[1.0] * 9))
+    ids = []
+    for name in 'ab':
+        for width in (charts.WIDE, charts.NARROW):
+            root = ElementTree.fromstring(charts.svg(chart, name, width))
+            own = [it.attrib['id'] for it in root.iter() if 'id' in it.attrib]
+            text = ElementTree.tostring(root, 'unicode')
+            assert set(re.findall(r'url\(#(.*?)\)', text)) <= set(own)
+            assert not list(root.iter('style')) and not list(root.iter('metadata'))
+            assert root.attrib['role'] == 'img' and root.attrib['aria-label'] == chart.said
+            ids += own
+    assert len(ids) == len(set(ids))
+
+
+def test_colours_are_variables_of_the_page_and_text_is_text():
+    text = charts.svg(loss_chart([2.0, 1.0], [1]), 'x', charts.WIDE)
+    assert 'var(--curve)' in text and 'var(--skip)' in text and '#33414e' not in text
+    assert '>global step</text>' in text
+
+
+def test_the_settings_of_the_user_have_no_say_and_are_not_changed(monkeypatch):
+    monkeypatch.setitem(matplotlib.rcParams, 'text.usetex', True)
+    before = dict(matplotlib.rcParams)
+    drawn(loss_chart([2.0, 1.0], [1]))
+    assert dict(matplotlib.rcParams) == before
+
+
+ODD = {
+    'hostile names': history_of(np.ones([2, 2]), [(HOSTILE, HOSTILE), ('\u202e\x00\ud800',)]),
+    'one step': history_of(np.ones([1, 2]), loss=[1.0]),
+    'nothing finite': history_of(np.full([20, 3], NAN), loss=[INF] * 20, good=[False] * 20),
+    'nothing known': dict(
+        history_of(np.ones([3, 2])),
+        step=[None] * 3,
+        loss=[None] * 3,
+        learning_rate=[None] * 3,
+        gradient_norm=[None] * 3,
+        gradient_norms=[[None, None]] * 3,
+    ),
+    'huge numbers': dict(
+        history_of(np.ones([4, 2])),
+        step=[0, 2**63 - 1, -(2**63) + 1, 5],
+        loss=[1.7e308, -1.7e308, 2**62, 0],
+        learning_rate=[1e300] * 4,
+        gradient_norm=[1.7e308, 5e-324, 0, 1e-300],
+        gradient_norms=[[1.7e308, 5e-324], [0, 0], [-1, 1], [1e308, 1e-308]],
+    ),
+    'zeros': history_of(np.zeros([5, 3]), loss=[0.0] * 5),
+    'a rollback': history_of(np.ones([6, 1]), loss=[3, 2, 1, 3, 2, 1], step=[1, 2, 3, 1, 2, 3]),
+    'no gradients': history_of(np.ones([5, 0]), loss=[1, 2, 3, 4, 5]),
+    'many gradients': history_of(np.ones([2, 5000]), [('a/' * 500 + str(n),) for n in range(5000)]),
+    'many steps': history_of(np.ones([3000, 2]), loss=np.ones(3000)),
+}
+
+
+@pytest.mark.parametrize('name', ODD)
+def test_odd_histories_are_drawn(name):
+    chart = charts.last_steps_chart(last_steps.last_steps_of(ODD[name]))
+    for root in drawn(chart):
+        assert len(ElementTree.tostring(root)) < 0.3e6
+    if name == 'hostile names':
+        said = [it.text for it in root.iter('text')]
+        assert any('\\u202e\\x00\\ud800' in it for it in said)
+
+
+def heat_of(norms):
+    """The colours of the heat map, and its names."""
+    steps = steps_of(norms)
+    ratios = last_steps.ratios_of(steps.norms)
+    begin = last_steps.beginning_of(steps, ratios)
+    names, rows, begins = charts._heat_rows(steps, ratios, begin)
+    return charts._heat_colors(rows)[0][..., :3], names, begins
+
+
+def test_the_colours_are_by_the_median_of_each_row_and_not_by_its_size():
+    norms = np.ones([9, 2]) * [1e-3, 1e6]
+    norms[8] *= 1000
+    norms[7] = [NAN, INF]
+    shown, _, _ = heat_of(norms)
+    np.testing.assert_array_equal(shown[0], shown[1])
+    assert tuple(shown[0, 7]) == samples.BAD
+    assert tuple(shown[0, 0]) == (238, 236, 230) and tuple(shown[0, 8]) == (96, 24, 6)
+
+
+@pytest.mark.parametrize('gradients, lines', [(1, 1), (40, 40), (41, 21), (3005, 40)])
+def test_every_gradient_has_a_name_beside_it_or_is_counted(gradients, lines):
+    norms = np.ones([6, gradients])
+    norms[3, gradients - 1] = 1e4
+    shown, names, begins = heat_of(norms)
+    assert len(names) == len(shown) == lines
+    assert sum(1 + others for _, others in names) == gradients
+    # Of gradients that share a row the largest is seen, and it is the one that is named.
+    assert tuple(shown[-1, 3]) == (96, 24, 6)
+    assert begins == lines - 1
+    assert names[-1][0] == 'layer%d/weights' % (gradients - 1)
+
+
+def row(op, phase='forward', least=0.0, largest=1.0, nan=0, inf=0, type_='Mul'):
+    found = {'min': least, 'max': largest, 'nan': nan, 'inf': inf}
+    return {'op': op, 'type': type_, 'phase': phase, 'tensor': op + ':0', 'range': found}
+
+
+@pytest.mark.parametrize(
+    'ends', [(0.0, 0.0), (-1.7e308, 1.7e308), (5e-324, 1e-300), (None, None), (-1.0, 1e30)]
+)
+def test_ranges_of_any_size_are_drawn(ends):
+    rows = [row(HOSTILE + '/x', least=ends[0], largest=ends[1], nan=2), row('b', 'backward')]
+    for root in drawn(charts.ranges_chart(layer_ranges.layers_of(rows, None))):
+        said = [it.text for it in root.iter('text')]
+        assert 'non-finite from here on' in said and '2 NaN' in said and 'Backward pass' in said
+
+
+@pytest.mark.parametrize('side, rings', [(8, 0), (40, 4)])
+def test_a_bad_sample_is_framed_and_a_bad_pixel_too_small_to_be_seen_has_a_ring(side, rings):
+    value = np.random.RandomState(1).uniform(0, 1, [4, side, side, 1])
+    value[2, 3, 5, 0] = NAN
+    (sheet,) = samples.sheets({HOSTILE: value})
+    shown = charts.pixels(charts.samples_chart(sheet))[..., :3].astype(int)
+    bad = np.abs(shown - samples.BAD).sum(axis=2) < 9
+    assert bad.sum() > 50
+    for root in drawn(charts.samples_chart(sheet)):
+        assert len(list(root.iter('image'))) == 4
+        assert [it.text for it in root.iter('text')].count('1 not finite') == 1
+        assert sum('var(--ring)' in it.attrib.get('style', '') for it in root.iter()) == rings // 4

@@ -1,0 +1,186 @@
+"""The samples of a batch as images, and the ranges along a step by layers."""
+
+import numpy as np
+import pytest
+
+from slimguard.report import layer_ranges, samples
+from tests.report.test_charts import row
+
+
+@pytest.mark.parametrize(
+    'shape, dtype, seen_as',
+    [
+        ([6, 28, 28, 1], np.float32, (6, 28, 28, 1)),
+        ([6, 28, 20, 3], np.uint8, (6, 28, 20, 3)),
+        ([6, 4, 28, 20], np.float16, (6, 28, 20, 4)),
+        ([6, 28, 28, 2], np.float32, None),
+        ([6, 28, 28, 64], np.float32, None),
+        ([6, 1, 1, 3], np.float32, None),
+        ([6, 28, 28], np.float32, None),
+        ([0, 28, 28, 3], np.float32, None),
+        ([6, 28, 28, 3], np.complex64, None),
+        ([6, 28, 28, 3], object, None),
+    ],
+)
+def test_what_looks_like_images(shape, dtype, seen_as):
+    found = samples.as_images(np.zeros(shape, dtype))
+    assert (found if found is None else found.shape) == seen_as
+
+
+def batch(rows=4, side=8, channels=1):
+    return np.random.RandomState(1).uniform(0, 1, [rows, side, side, channels]).astype(np.float32)
+
+
+def test_bad_pixels_are_marked_and_bad_samples_are_always_shown():
+    value = batch(rows=40)
+    value[33, 2, 5, 0], value[7, 0, 0, 0] = np.nan, -np.inf
+    (sheet,) = samples.sheets({'x:0': value}, most=16)
+    assert (sheet.black, sheet.white, sheet.rows) == (0.0, 1.0, 40)
+    assert [s.row for s in sheet.samples] == [*range(15), 33]
+    bad = {s.row: (s.bad, s.bad_pixels) for s in sheet.samples if s.bad}
+    assert bad == {33: (1, [(2, 5)]), 7: (1, [(0, 0)])}
+    assert tuple(sheet.samples[-1].pixels[2, 5]) == samples.BAD
+    assert np.all(
+        np.delete(sheet.samples[-1].pixels.reshape(-1, 3), 21, 0) != samples.BAD[:2] + (0,)
+    )
+
+
+def test_a_sample_that_fails_later_on_is_a_suspect_only_if_the_batch_is_its_own():
+    value = {'x:0': batch(rows=6), 'other:0': batch(rows=5)}
+    found = samples.sheets(value, suspects=[2], rows=6)
+    assert [[s.row for s in sheet.samples if s.suspect] for sheet in found] == [[2], []]
+
+
+def test_a_large_sample_is_shrunk_and_its_bad_pixel_is_not_lost():
+    value = batch(rows=2, side=500, channels=3)
+    value[1, 499, 3, 2] = np.nan
+    (sheet,) = samples.sheets({'x:0': value})
+    assert sheet.samples[1].pixels.shape == (125, 125, 3)
+    assert sheet.samples[1].bad_pixels == [(124, 0)]
+
+
+@pytest.mark.parametrize(
+    'value, ends',
+    [
+        (batch() * 255, (0.0, 255.0)),
+        (batch() * 2 - 1, (-1.0, 1.0)),
+        ((batch() * 255).astype(np.uint8), (0.0, 255.0)),
+        (np.full([4, 8, 8, 1], np.nan), (0.0, 1.0)),
+        (np.full([4, 8, 8, 1], 7, np.int64), (6.5, 7.5)),
+        (np.full([4, 8, 8, 1], -1e308), (-1.001e308, -0.999e308)),
+    ],
+)
+def test_black_and_white_fit_the_batch(value, ends):
+    (sheet,) = samples.sheets({'x:0': value})
+    assert (sheet.black, sheet.white) == pytest.approx(ends)
+
+
+@pytest.mark.parametrize('ends', [(-1.79e308, 1.79e308), (1.79e308, 1.79e308), (0.0, 1e-320)])
+def test_values_at_the_ends_of_floats_are_shown_too(ends):
+    value = np.full([1, 8, 8, 1], ends[0])
+    value[0, 2, 2] = ends[1]
+    (sheet,) = samples.sheets({'x:0': value})
+    shown = sheet.samples[0].pixels[..., 0]
+    assert shown[2, 2] >= shown[0, 0]
+    assert (shown[2, 2] > shown[0, 0]) == (ends[1] > ends[0])
+
+
+@pytest.mark.parametrize('channels', [1, 3, 4])
+def test_samples_keep_to_the_room_they_are_given_and_bad_ones_come_first(channels):
+    value = np.random.RandomState(0).uniform(0, 1, [40, 100, 100, channels])
+    value[33] = np.nan
+    found = samples.sheets({'a:0': value, 'b:0': value}, room=10**6)
+    shown = [it.pixels for sheet in found for it in sheet.samples]
+    # Noise, which no PNG makes smaller, in base64.
+    assert 0.2e6 < sum(it.size for it in shown) * 4 / 3 <= 10**6
+    assert all(33 in [it.row for it in sheet.samples] for sheet in found)
+    (sheet,) = samples.sheets({'a:0': value}, room=1)
+    assert [it.row for it in sheet.samples] == [33]
+
+
+def test_a_batch_of_very_many_samples_is_counted_as_a_whole():
+    value = np.zeros([200000, 4, 4, 1], np.float32)
+    value[[7, 199999], 1, 2] = np.nan
+    (sheet,) = samples.sheets({'x:0': value})
+    assert [(it.row, it.bad) for it in sheet.samples if it.bad] == [(7, 1), (199999, 1)]
+
+
+def test_one_wild_sample_leaves_the_others_visible_and_is_named():
+    value = batch()
+    value[2] = 1e25
+    (sheet,) = samples.sheets({'x:0': value})
+    assert (sheet.black, sheet.white) == (0.0, 1.0)
+    assert [s.wild for s in sheet.samples] == [None, None, pytest.approx(1e25), None]
+
+
+# Layers.
+
+
+def test_the_tensors_of_a_layer_are_put_together_in_each_pass():
+    rows = [
+        row('slimguard/gate/max_loss', 'input', inf=1),
+        row('images', 'input'),
+        row('fc/weights', type_='ReadVariableOp'),  # read at any time
+        row('conv1/Conv2D', least=-2.0),
+        row('fc/MatMul', least=None, largest=None, nan=3),
+        row('conv1/Relu', largest=5.0, inf=2),
+        row('gradients/conv1/Conv2D_grad/Conv2DBackpropInput', 'backward', -7.0),
+        row('gradients/AddN_7', 'backward'),
+        row('conv1/weights', 'forward'),
+        row('conv1/weights/Momentum', 'update'),
+    ]
+    found = layer_ranges.layers_of(rows, 'conv1/Relu:0')
+    assert [(x.phase, x.name, x.tensors) for x in found] == [
+        ('input', 'images', 1),
+        ('forward', 'conv1', 3),
+        ('forward', 'fc', 2),
+        ('backward', 'conv1', 2),
+        ('update', 'conv1', 1),
+    ]
+    assert found[1][3:] == (-2.0, 5.0, 0, 2, True)
+    assert found[2][3:] == (0.0, 1.0, 3, 0, False)
+    assert found[3][3:5] == (-7.0, 1.0)
+
+
+@pytest.mark.parametrize('nan, said', [(0, 'out of bounds here'), (1, 'non-finite from here on')])
+def test_a_loss_above_its_limit_is_not_said_to_be_non_finite(nan, said):
+    found = layer_ranges.layers_of([row('fc/MatMul'), row('loss/Mean', nan=nan)], 'loss/Mean:0')
+    assert layer_ranges.begins(found) == said and layer_ranges.begins_at(found) == 1
+    assert ('not finite' in layer_ranges.caption(found)) == bool(nan)
+
+
+@pytest.mark.parametrize('name', ['net/block%d/unit/conv/Conv2D', 'op_%d'])
+def test_a_large_graph_fits_and_what_is_at_fault_stays_alone(name):
+    rows = [row(name % number) for number in range(1000)]
+    culprit = name % 500
+    found = layer_ranges.layers_of(rows, culprit + ':0')
+    assert len(found) <= 36 + 2
+    assert sum(x.tensors for x in found) == 1000
+    (begins,) = [x for x in found if x.begins]
+    if name.startswith('op'):
+        assert (begins.name, begins.tensors) == (culprit, 1)
+
+
+def test_each_pass_is_as_deep_as_it_can_be():
+    names = ['net/block%d/unit%d/conv' % (b, u) for b in range(5) for u in range(6)]
+    rows = [row('%s/op%d' % (name, n)) for name in names for n in range(2)]
+    rows += [row('gradients/%s/op_grad/Mul' % name, 'backward') for name in names]
+    found = layer_ranges.layers_of(rows, None)
+    forward = [x.name for x in found if x.phase == 'forward']
+    backward = [x.name for x in found if x.phase == 'backward']
+    assert forward == names
+    assert backward == ['net/block%d' % b for b in range(5)]
+
+
+@pytest.mark.parametrize(
+    'op, phase, scope',
+    [
+        ('a/b/Conv2D', 'forward', 'a/b'),
+        ('Mean', 'forward', 'Mean'),
+        ('gradients_1/a/b/Conv2D_grad/Mul', 'backward', 'a/b'),
+        ('tower/gradients/a/Relu_grad/ReluGrad', 'backward', 'a'),
+        ('a/BatchNorm/AssignMovingAvg_1/sub', 'update', 'a/BatchNorm'),
+    ],
+)
+def test_the_scope_of_an_op(op, phase, scope):
+    assert '/'.join(layer_ranges.scope_of(op, phase)) == scope

@@ -96,6 +96,21 @@ def op_that_was_differentiated(op: tf.Operation) -> Optional[tf.Operation]:
     return getattr(op, '_original_op', None)
 
 
+GRADIENTS = '_GradientsHelper'
+
+
+def gradients_module() -> Any:
+    """The module in which a function named `GRADIENTS` computes all that `tf.gradients` returns.
+
+    `gradients_util._GradientsHelper(ys, xs, grad_ys, ...)`, which returns a gradient or None for
+    each of `xs`. `tf.gradients` has several public names, which code may have imported before; all
+    of them, and `Optimizer.compute_gradients`, ask for this one when they are called.
+    """
+    from tensorflow.python.ops import gradients_util
+
+    return gradients_util
+
+
 def frames_of(op: tf.Operation) -> Any:
     """The calls that led to `op`, each with `filename`, `lineno` and `name`; the outermost first.
 

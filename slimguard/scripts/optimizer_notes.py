@@ -5,14 +5,14 @@ have none, and only computes with ``assign``; and no graph tells its losses.
 """
 
 import threading
-from typing import List, NamedTuple, Optional, Sequence, Set
+from typing import Any, FrozenSet, List, NamedTuple, Optional, Sequence, Set
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.compat import tf_callers
-from slimguard.gate.losses import as_scalar
+from slimguard.compat import tf_callers, tf_private
+from slimguard.gate.losses import mean_of
 from slimguard.gate.written_beside import is_drawn
 from slimguard.graph import TrainOp, key, op_of
 from slimguard.graph.sessions import Inside
@@ -20,22 +20,24 @@ from slimguard.scripts.patches import Patches, kept_on
 
 
 class Differentiated(NamedTuple):
-    """A loss, and the ops that return its gradients."""
+    """A loss, the ops that return its gradients, and the ops of what these are by."""
 
     loss: tf.Tensor
     gradients: List[tf.Operation]
+    by: FrozenSet[Any]
 
 
 class OptimizerNotes:
-    """Remembers, by graph, what `compute_gradients` was given and `apply_gradients` returned."""
+    """Remembers, by graph, what gradients were computed of, and what `apply_gradients` returned."""
 
     def __init__(self) -> None:
         self._inside = Inside()
 
     def install(self, patches: Patches) -> None:
-        """Begins to take notes of every `tf.compat.v1.train.Optimizer`."""
+        """Begins to take notes of every `tf.compat.v1.train.Optimizer`, and of `tf.gradients`."""
         patches.wrap_in_all(tf1.train.Optimizer, 'compute_gradients', self._compute_gradients)
         patches.wrap_in_all(tf1.train.Optimizer, 'apply_gradients', self._apply_gradients)
+        patches.wrap(tf_private.gradients_module(), tf_private.GRADIENTS, self._gradients)
 
     def losses(self, graph: tf.Graph) -> List[Differentiated]:
         """The floating tensors that gradients were computed of, in order."""
@@ -43,6 +45,8 @@ class OptimizerNotes:
 
     def loss_of(self, train_op: TrainOp, fed: Sequence[tf.Tensor]) -> Optional[tf.Tensor]:
         """The loss that a train op trains, if it is one, and to know it takes no other input.
+
+        Of several that train the same variables it is the mean.
 
         An op may be added to the graph for it.
 
@@ -55,13 +59,21 @@ class OptimizerNotes:
         """
         needed = set(graphs.ancestors_beyond(fed, [op_of(train_op)]))
         noted = self.losses(train_op.graph)
-        losses = [each.loss for each in noted if not needed.isdisjoint(each.gradients)]
-        if len({key(loss) for loss in losses}) != 1:
+        noted = [each for each in noted if not needed.isdisjoint(each.gradients)]
+        if len(noted) > 1:
+            # A gradient that a loss is computed from, such as that of a penalty, trains nothing.
+            within = [set(graphs.ancestors([each.loss.op])) for each in noted]
+            noted = [e for e in noted if all(ops.isdisjoint(e.gradients) for ops in within)]
+        losses = list({key(each.loss): each.loss for each in noted}.values())
+        # Several are one where they train the same variables, as those of towers do.
+        if not losses or (len(losses) > 1 and len({each.by for each in noted}) > 1):
             return None
-        if not graphs.is_seen_from(losses[0], op_of(train_op)):
-            return None
-        # An update may need less than the value of its loss: a placeholder less, or a batch.
-        return as_scalar(losses[0]) if _inputs_of(losses[0], fed) <= needed else None
+        for loss in losses:
+            # An update may need less than the value of its loss: a placeholder less, or a batch.
+            is_known = graphs.is_seen_from(loss, op_of(train_op))
+            if not is_known or not _inputs_of(loss, fed) <= needed:
+                return None
+        return mean_of(losses)
 
     def updates(self, graph: tf.Graph) -> List[TrainOp]:
         """What `apply_gradients` returned, in order."""
@@ -104,12 +116,22 @@ class OptimizerNotes:
             self._note_loss(args[0] if args else kwargs.get('loss'), computed)
         return computed
 
+    def _gradients(self, original, ys, xs, grad_ys=None, *args, **kwargs):
+        with self._inside:
+            computed = original(ys, xs, grad_ys, *args, **kwargs)
+        # With a gradient of its own to begin with, it goes on from one that was computed.
+        if not self._inside and not any(each is not None for each in _flat(grad_ys)):
+            for loss in _flat(ys):
+                self._note_loss(_unscaled(loss), list(zip(computed, _flat(xs))))
+        return computed
+
     def _note_loss(self, loss, computed) -> None:
         if not isinstance(loss, tf.Tensor) or tf.executing_eagerly():
             return
-        if loss.dtype.base_dtype.is_floating:
-            gradients = [gradient.op for gradient, _ in computed if gradient is not None]
-            self.losses(loss.graph).append(Differentiated(loss, gradients))
+        if loss.dtype.base_dtype.is_floating and _outermost(loss.graph) is loss.graph:
+            known = [(gradient.op, by) for gradient, by in computed if gradient is not None]
+            by = frozenset(_variable_of(each) for _, each in known)
+            self.losses(loss.graph).append(Differentiated(loss, [op for op, _ in known], by))
 
     def _note_builder(self) -> None:
         if not tf.executing_eagerly():
@@ -131,6 +153,25 @@ class OptimizerNotes:
                 self.updates(graph).append(update)
             else:
                 kept_on(graph, 'functions', list).append(update.name)
+
+
+def _flat(given: Any) -> List[Any]:
+    return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _unscaled(loss: Any) -> Any:
+    """A loss without the scale, a variable, that the gradients are divided by again."""
+    if isinstance(loss, tf.Tensor) and loss.op.type == 'Mul':
+        others = [each for each in loss.op.inputs if graphs.variable_read(each) is None]
+        return others[0] if len(others) == 1 else loss
+    return loss
+
+
+def _variable_of(given: Any) -> Any:
+    """What tells whether gradients are by the same: the op of the variable, where it is one."""
+    if isinstance(given, tf.Tensor):
+        return graphs.variable_read(given) or given.op
+    return getattr(given, 'op', id(given))
 
 
 def _inputs_of(tensor: tf.Tensor, fed: Sequence[tf.Tensor]) -> Set[tf.Operation]:

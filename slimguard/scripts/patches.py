@@ -30,11 +30,11 @@ class Patches:
     def __init__(self) -> None:
         self._replaced: List[Tuple[Any, str, Any]] = []
 
-    def wrap(self, owner: type, name: str, around: Callable) -> None:
+    def wrap(self, owner: Any, name: str, around: Callable) -> None:
         """Replaces a method that `owner` itself defines.
 
         Args:
-          owner: the class.
+          owner: the class, or a module.
           name: the method's name. Nothing is done if only a parent class has it.
           around: called with the original function and its arguments, `self` among them.
         """

@@ -6,6 +6,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
+from slimguard.gate.arguments import is_made_inside
 from slimguard.graph import TrainOp, op_of
 
 # So many ends of what a script built around an update are guarded before one is run.
@@ -33,4 +34,6 @@ def ends_of(update: TrainOp) -> List[TrainOp]:
         seen.update(after)
     if len(ends) > _MOST_ENDS:  # a write to a resource variable makes a read that few ask for
         ends = [each for each in ends if not graphs.is_variable_read(op_of(each))]
-    return ends if len(ends) <= _MOST_ENDS else [update]
+    if len(ends) <= _MOST_ENDS:
+        return ends
+    return [] if is_made_inside(update) else [update]

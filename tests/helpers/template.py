@@ -157,7 +157,8 @@ def _become(fds, env, folder, new_session):
     os.environ.clear()
     os.environ.update(env)
     if env.get(_ENCODING):
-        sys.stdout.reconfigure(encoding=env[_ENCODING])
+        encoding = env[_ENCODING].partition(':')[0]
+        sys.stdout = open(1, 'w', encoding=encoding, closefd=False)
 
 
 def _run(arguments):

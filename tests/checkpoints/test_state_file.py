@@ -130,7 +130,7 @@ def mutate(content, choose):
     return bytes(content)
 
 
-@pytest.mark.parametrize('mutants', [300, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('mutants', [300, pytest.param(3000, marks=pytest.mark.full)])
 def test_whatever_is_in_it_the_newest_good_checkpoint_is_resumed_from(logdir, mutants):
     choose = random.Random(mutants)
     path = logdir / 'checkpoint'

@@ -264,7 +264,7 @@ def test_a_function_that_draws_is_kept_as_a_whole():
     assert 'at fault: a function' in found.line.text
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_one_pixel_of_a_resnet_50_is_named():
     nets = pytest.importorskip('tf_slim.nets')
     slim = compat.import_slim()

@@ -50,9 +50,17 @@ def test_what_is_not_known_ends_it_before_it_begins(benchmark, monkeypatch, caps
     assert capsys.readouterr().out == doc
 
 
+@pytest.mark.full
+def test_the_table_for_a_gpu_passes_on_a_cpu(benchmark):
+    gpu = benchmark('gpu')
+    assert gpu.bad_step_holds('/cpu:0', gpu.convnet, 16, [2]).startswith('pass; ')
+    assert gpu.rollback_holds('/cpu:0', gpu.convnet, 16, [2]).startswith('pass; ')
+
+
+@pytest.mark.every_cell
 @pytest.mark.parametrize(
     'name',
-    ['capture_cost', 'cluster_cost', 'device_cost', 'import_time', 'save_cost', 'spikes']
+    ['capture_cost', 'cluster_cost', 'device_cost', 'gpu', 'import_time', 'save_cost', 'spikes']
     + ['what_is_lost'],
 )
 def test_what_a_benchmark_imports_is_there(benchmark, name):

@@ -29,6 +29,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
+from slimguard.gate.arguments import is_made_inside
 from slimguard.gate.builder import NoLossError
 from slimguard.gate.chief_update import takes_accumulated
 from slimguard.gate.copies_ahead import copies_ahead, copy_ahead_of_others
@@ -185,6 +186,8 @@ class TrainSteps:
         """Guards what was built around new updates, before a session has seen it."""
         with tf_private.unfinalized(self._graph):
             for end in dict.fromkeys(end for update in new for end in ends_of(update)):
+                if is_made_inside(end):
+                    continue  # what runs the loop or branch is guarded, once a session runs it
                 try:
                     self._guard([end], ())
                 except gates.NoLearningRateError:
@@ -328,8 +331,9 @@ class TrainSteps:
         try:
             return guard_with_values(train_op, loss, max_loss, values, fed)
         except NoLossError:
-            self._on_no_loss(op_of(train_op).name)
-            return guard_with_values(train_op, loss, None, values, fed)
+            gate = guard_with_values(train_op, loss, None, values, fed)
+            self._on_no_loss(op_of(train_op).name)  # if it can be guarded at all
+            return gate
 
     def _to_guard(self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]) -> '_ToGuard':
         owns = [gate for gate in map(gates.gate_of, elements) if gate is not None]

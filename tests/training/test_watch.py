@@ -458,7 +458,7 @@ def test_an_update_of_the_train_op_that_is_fetched_beside_it_is_told_of(caplog):
         assert not [each for each in caplog.records if 'NOT guarded' in each.getMessage()]
         session.run([train_op, update], {x: 1.0})
     (told,) = [each.getMessage() for each in caplog.records if 'NOT guarded' in each.getMessage()]
-    assert "the update of 'mean'" in told and 'fetch the guarded train op alone' in told
+    assert "the update of 'mean'" in told and 'Fetch the guarded train op alone' in told
 
 
 @pytest.mark.parametrize('on_nan', ['skip', 'rollback'])

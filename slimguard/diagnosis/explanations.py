@@ -227,6 +227,8 @@ def _explain_computed(
     trouble = '%s returned %s of finite inputs' % (told.op_type, _what(told.output))
     if SHARES.match(told.op_type or ''):
         trouble += ': it is another process whose values are not finite'
+    if told.op_type in graphs.CALLS:
+        trouble += '; it comes out of a function, which cannot be looked into'
     phase = measured.phase_of(given[0].op) if given else 'forward'
     return told._replace(phase=phase, trouble=trouble + _in_rows(measured, told), inputs=inputs)
 

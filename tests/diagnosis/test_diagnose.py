@@ -258,7 +258,7 @@ def test_a_function_that_draws_is_kept_as_a_whole():
 
     x = damaged(batches(put(1.0, 0)))  # at fault: a function
     found = diagnosis_of(Failed(regression(tf.matmul(x, weights()))))
-    assert found.phase == 'input'
+    assert found.phase == 'forward'
     assert found.op_type in ('StatefulPartitionedCall', 'PartitionedCall')
     assert 'it comes out of a function' in found.trouble
     assert 'at fault: a function' in found.line.text

@@ -164,12 +164,12 @@ def text(lines: Sequence[str], size: int) -> Chart:
     """Words for a picture, in lines that are no longer than it is wide."""
 
     def draw(width: int) -> Figure:
-        letters = int((width - 48) / size * 1.6)
+        letters = int(width / size * 1.6)
         lines_of = (textwrap.wrap(cut(visible(line), 400), letters) or [''] for line in lines)
         wrapped = [part for parts in lines_of for part in parts]
         figure = _figure(width, 1.5 * size * len(wrapped) + 12)
         for number, line in enumerate(wrapped):
-            _write(figure, 24, 6 + 1.5 * size * number, line, size=size)
+            _write(figure, 0, 6 + 1.5 * size * number, line, size=size)
         return figure
 
     return Chart('', draw)

@@ -10,7 +10,7 @@ from slimguard.report import cards, charts, report_data, words
 from slimguard.report.cards import Card, Kind
 from slimguard.report.report_data import ReportData
 
-_MOST_ROWS = 30  # of the table
+_MOST_ROWS, _MARGIN = 30, 40  # of the table; pixels
 
 
 def draw(data: ReportData) -> bytes:
@@ -30,7 +30,11 @@ def draw(data: ReportData) -> bytes:
     ]
     parts += [_text(lines) for lines in (rows, notes) if lines]
     file = io.BytesIO()
-    image.imsave(file, np.concatenate(parts), format='png')
+    shown = np.concatenate(parts)
+    framed = np.empty([len(shown) + 2 * _MARGIN, shown.shape[1] + 2 * _MARGIN, 4], np.uint8)
+    framed[:] = shown[0, 0]  # paper
+    framed[_MARGIN:-_MARGIN, _MARGIN:-_MARGIN] = shown
+    image.imsave(file, framed, format='png')
     return file.getvalue()
 
 
@@ -50,7 +54,8 @@ def _card(card: Union[Card, str]) -> List[np.ndarray]:
     if isinstance(card, str):
         return [_text([card])]
     facts = [' '.join(filter(None, (f.name + ':', f.code, f.words, f.line))) for f in card.facts]
-    said = [card.heading, card.headline, card.more, card.to_do, *card.lines.split('\n'), *facts]
+    to_do = 'What to do: ' + card.to_do if card.to_do else ''
+    said = [card.heading, card.headline, card.more, to_do, *card.lines.split('\n'), *facts]
     parts = [_text([line for line in said if line])]
     for drawing in card.drawings:
         parts += [_text([drawing.heading], size=14), drawing.drawn, _text([drawing.caption])]

@@ -78,7 +78,7 @@ class FallbackChain:
 
     def _explosion(self, cause: str = '') -> str:
         """Why the training is taken for exploding, though most steps are good; else ''."""
-        steps = self._state.steps - min(self._overflowed_at, default=0)
+        steps = self._state.steps + 1 - min(self._overflowed_at, default=0)
         if cause == BATCH:  # which says nothing of the weights
             self._overflowed_at.clear()
         if len(self._overflowed_at) < _OVERFLOWS or steps > _OF_STEPS or not self.may(Rollback):

@@ -66,7 +66,8 @@ class Journal:
         incident: Incident,
         done_by: str = '',
         cause: Optional[str] = None,
-        budget: str = '',
+        spent: str = '',
+        why: str = '',
     ) -> None:
         """Writes one incident down.
 
@@ -74,13 +75,14 @@ class Journal:
           incident: the incident, with its action.
           done_by: who acted, where no policy did.
           cause: what made the step bad, in one line without a full stop; None if it is not known.
-          budget: how much of its policy is spent, such as ' (3 of 10 in a row)'.
+          spent: how much of its policy is spent, such as ' (3 of 10 in a row)'.
+          why: the end of its reason: why this was done, such as why policies gave way.
         """
         self.count += 1
         if self._file is not None:
             self._file.append(incident)
         self._summarize(incident)
-        self._log(incident, done_by, cause, budget)
+        self._log(incident, cause, _done(incident, done_by) + spent + why, why)
 
     def close(self, told: str = '') -> None:
         """Says how many log lines were held back, and what else there is, and closes the file."""
@@ -114,37 +116,42 @@ class Journal:
 
     # The log.
 
-    def _log(self, incident: Incident, done_by: str, cause: Optional[str], budget: str) -> None:
-        kind = kind_of(cause or incident.reason)
+    def _log(self, incident: Incident, cause: Optional[str], done: str, why: str) -> None:
+        headline = cause or _in_short(incident, why)
+        kind = kind_of(headline)
         first, times = self._kinds.get(kind, (self.count, 0))
         self._kinds[kind] = first, times + 1
         goes_on = incident.action in ('skip', 'on_nan_loss')
         if not self._rate.is_due(must=not goes_on):
             return
         log = tf1.logging.warning if incident.action == 'skip' else tf1.logging.error
-        done = _done(incident, done_by, budget) + self._rate.told()
+        done += self._rate.told()
         head = 'slimguard: incident %d %s: ' % (self.count, incident.where)
         if times >= _IN_FULL:
             log('%s', '%ssame as incident %d; %s.' % (head, first, done))
         else:
-            log('%s', '%s%s.\n    %s.' % (head, cause or _in_short(incident), done))
+            log('%s', '%s%s.\n    %s.' % (head, headline, done))
 
 
-def _in_short(incident: Incident) -> str:
-    """The reason, without most of a long list of tensors."""
+def _in_short(incident: Incident, why: str) -> str:
+    """The reason, without most of a long list of tensors, and without its end."""
+    reason = incident.reason
+    if why and reason.endswith(why):
+        reason = reason[: -len(why)]
     left_out = len(incident.tensors) - _NAMED
     if left_out < 2:
-        return incident.reason
+        return reason
     named = '%s and %d more' % (', '.join(incident.tensors[:_NAMED]), left_out)
-    return incident.reason.replace(', '.join(incident.tensors), named)
+    return reason.replace(', '.join(incident.tensors), named)
 
 
-def _done(incident: Incident, done_by: str, budget: str) -> str:
+def _done(incident: Incident, done_by: str) -> str:
     """What became of the update and of the training."""
-    others = '%s failed' if incident.action == 'error' else 'left to %s'
-    done = _DONE.get(incident.action or '', others % done_by)
+    if incident.action == 'error':  # what was raised is told behind it
+        return incident.update
+    done = _DONE.get(incident.action or '', 'left to %s' % done_by)
     if incident.restored is not None:
         done += ' to ' + incident.restored
     if incident.learning_rate is not None:
         done += ', learning rate x%g from now on' % incident.learning_rate
-    return '%s, %s%s' % (incident.update, done, budget)
+    return '%s, %s' % (incident.update, done)

@@ -144,7 +144,7 @@ class Seen:
             by_itself = _BY_ITSELF % _counted(self.own_steps, 'step')
         if not self.train_ops and not self.writing_runs:
             nothing = 'nothing here was guarded: %s%s' % (_why_nothing(self), self._saves())
-            return by_itself or nothing
+            return by_itself or nothing + self._see()
         steps = sum(self.train_ops.values())
         parts = [texts.listed(list(self.train_ops), _MOST_NAMES)] if self.train_ops else []
         if steps:
@@ -168,9 +168,12 @@ class Seen:
             said += _ENDED_AT_NAN % ('right' if self.since_nan == 0 else 'one step')
         if not self.children and self.others_computed:
             said += '; of other processes that it started, ' + _OTHERS
-        said = '%s; %s' % (said, by_itself) if by_itself else said
+        return ('%s; %s' % (said, by_itself) if by_itself else said) + self._see()
+
+    def _see(self) -> str:
+        """The command that shows what happened, if there is a record."""
         there = [logdir for logdir in self.logdirs if _has_record(logdir)]
-        return said + _SEE % shlex.quote(there[0]) if there else said
+        return _SEE % shlex.quote(there[0]) if there else ''
 
     def _saves(self) -> str:
         """How many saves were refused, and where the records are."""

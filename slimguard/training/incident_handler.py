@@ -187,7 +187,8 @@ class IncidentHandler:
             for each in (handled, *others):
                 does = isinstance(self._now.policy, (Skip, Rollback)) and self._now.policy.action
                 spent = self._policies.spent if each.incident.action == does else ''
-                self._journal.record(each.incident, self._now.acting, each.cause, spent)
+                acting = self._now.acting
+                self._journal.record(each.incident, acting, each.cause, spent, each.remarks)
                 each.is_logged()
 
     def _examine_and_decide(

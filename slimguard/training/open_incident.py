@@ -57,10 +57,12 @@ class OpenIncident:
       kind: the kind of the cause, as policies ask for it.
       drew_finite: whether all that the step drew is known to be finite.
       cause: the diagnosis in one line; None if it is not known.
+      remarks: what was added to the reason.
     """
 
     def __init__(self, incident: Incident, replaced: Callable[[Incident, Incident], None]):
         self.cause: Optional[str] = None
+        self.remarks = ''
         self.bad_rows: Optional[List[int]] = None
         self.kind = ''
         self.drew_finite = False
@@ -84,6 +86,7 @@ class OpenIncident:
     def note_reason(self, more: str) -> None:
         """Adds to the reason."""
         if more:
+            self.remarks += more
             self.note(reason=self.incident.reason + more)
 
     def take(self, incident: Incident) -> None:

@@ -27,8 +27,8 @@ def test_the_error_says_what_it_was_and_how_to_run_it_again(tmp_path, train_step
     error = fail(tmp_path, **({'train_step_fn': train_step_fn} if train_step_fn else {}))
     lines = str(error).splitlines()
     path = str(tmp_path / 'slimguard' / 'incident-2')
-    assert lines[0].startswith('Bad step at global step 2')
-    assert lines[1] == 'in the input: bad data: 1 NaN among 12 values, in row 1'
+    why = 'in the input: bad data: 1 NaN among 12 values, in row 1'
+    assert lines[0] == 'Bad step at global step 2 (loss nan): ' + why
     assert lines[-1] == 'to run it again: python -m slimguard replay ' + path
     assert error.incident.bundle == path
     assert replay.main(path) == 0

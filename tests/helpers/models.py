@@ -21,10 +21,10 @@ class Batches:
       x: a float32 Tensor of shape [4, 3].
     """
 
-    def __init__(self, bad=(), value=np.nan, end=None):
+    def __init__(self, bad=(), value=np.nan, end=None, where=(1, 2)):
         self.drawn = 0
         self._bad = bad if callable(bad) else lambda draw: draw in bad
-        self._value = value
+        self._value, self._where = value, where
         self._end = end
         self.x = tf1.py_func(self._draw, [], tf.float32, stateful=True)
         self.x.set_shape([4, 3])
@@ -34,7 +34,7 @@ class Batches:
             raise StopIteration()  # py_func turns it into OutOfRangeError
         x = np.random.RandomState(self.drawn).randn(4, 3).astype(np.float32)
         if self._bad(self.drawn):
-            x[1, 2] = self._value
+            x[self._where] = self._value
         self.drawn += 1
         return x
 
@@ -42,8 +42,8 @@ class Batches:
 class Linear:
     """A linear model with a moving average of its input's mean, as batch norm has."""
 
-    def __init__(self, bad=(), value=np.nan, end=None):
-        self.batches = Batches(bad, value, end)
+    def __init__(self, bad=(), value=np.nan, end=None, where=(1, 2)):
+        self.batches = Batches(bad, value, end, where)
         self.step = tf1.train.get_or_create_global_step()
         self.weights = tf1.get_variable('w', [3, 1], initializer=tf1.ones_initializer())
         self.loss = tf.reduce_mean(tf.square(tf.matmul(self.batches.x, self.weights) - 1.0))

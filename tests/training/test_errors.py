@@ -173,7 +173,7 @@ def test_a_hook_of_the_users_that_fails_at_a_bad_step_hides_no_incident(wrapped,
     assert 'Looking.after_run raised Boom: it broke' in record['reason']
     assert record['bundle'] is not None
     (line,) = incidents_in(lines)
-    assert line.endswith('\n    update not applied, Looking.after_run failed.')
+    assert line.endswith('\n    update not applied; Looking.after_run raised Boom: it broke.')
     assert checkpoint_at(tmp_path) == (3, [])
 
 

@@ -23,6 +23,7 @@ def benchmark(monkeypatch):
         sys.modules.pop(path.stem, None)
 
 
+@pytest.mark.full
 def test_a_gate_can_look_in_the_ways_that_were_not_chosen(benchmark):
     gate_cost = benchmark('gate_cost')
     for look in gate_cost.OTHER_LOOKS.values():
@@ -31,6 +32,7 @@ def test_a_gate_can_look_in_the_ways_that_were_not_chosen(benchmark):
         assert not bad.any() and step == 2
 
 
+@pytest.mark.full
 def test_the_loops_that_are_compared_train(benchmark):
     loop_cost = benchmark('loop_cost')
     assert all(loop_cost.saving_step(on_nan, 20) > 0 for on_nan in loop_cost.SAVING.values())

@@ -218,6 +218,7 @@ class TestCheckpoints:
         except OSError as error:
             assert ours == 'ends with an error: %s' % error
 
+    @pytest.mark.full
     def test_a_state_file_without_the_right_to_read_it_is_not_called_damaged(self):
         with tempfile.TemporaryDirectory() as logdir:  # not tmp_path: others have no way to it
             os.chmod(logdir, 0o777)
@@ -326,6 +327,7 @@ def test_without_a_command_it_prints_its_help_with_examples(capsys):
     assert 'usage: slimguard' in said and 'slimguard report logs' in said
 
 
+@pytest.mark.full
 def test_options_of_the_script_stay_as_they_are(tmp_path):
     (tmp_path / 'script.py').write_text('import sys; print(sys.argv[1:])')
     arguments = ['--on-nan', 'skip', 'script.py', '--my-flag', '--on-nan=x']
@@ -392,6 +394,7 @@ class TestStdout:
             done = forked_python('-m', 'slimguard', 'checkpoints', logdir, stdout=full)
         assert (done.returncode, done.stderr.splitlines()) == (2, [DISK_IS_FULL])
 
+    @pytest.mark.full
     @pytest.mark.parametrize('closed', ['>&-', '>&- 2>&-', '<&- >&- 2>&-'])
     def test_one_that_is_closed_leaves_the_exit_code_as_it_is(self, logdir, closed):
         for folder, expected in ((logdir, 0), (logdir + '/slimguard', 2)):

@@ -60,6 +60,7 @@ def test_skipping_the_damaged_batches_reaches_the_accuracy(tmp_path, strategy):
     assert curve is not None and curve.points >= 60, sorted(os.listdir(str(tmp_path)))
 
 
+@pytest.mark.full
 def test_a_rollback_with_a_smaller_learning_rate_helps(tmp_path):
     table = run(tmp_path, *flags_in('docs/rollback.md', 'explode-command'))
     assert table['outcome'] == 'ended'
@@ -81,6 +82,7 @@ def test_plain_tf_slim_ends_with_non_finite_variables(tmp_path):
     assert int(table['non-finite variables']) > 0
 
 
+@pytest.mark.full
 def test_raise_ends_at_the_last_good_step_with_its_checkpoint(tmp_path):
     table = run(tmp_path, '--nan_every=10', '--on_nan=raise', by=python, status=1)
     assert table['outcome'] == 'NanLossError'
@@ -90,6 +92,7 @@ def test_raise_ends_at_the_last_good_step_with_its_checkpoint(tmp_path):
     assert table['non-finite variables'] == '0'
 
 
+@pytest.mark.full
 def test_an_unknown_policy_ends_the_run_before_it_trains(tmp_path):
     done = start('--logdir', str(tmp_path), '--on_nan=sometimes')
     assert done.returncode != 0
@@ -97,6 +100,7 @@ def test_an_unknown_policy_ends_the_run_before_it_trains(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('script', ['plain_session.py', 'monitored_session.py'])
 def test_the_short_examples_skip_their_bad_step(script):
     done = start(script=script)
@@ -105,6 +109,7 @@ def test_the_short_examples_skip_their_bad_step(script):
     assert re.search(r'^w = (2\.9|3\.0)', done.stdout, re.MULTILINE), done.stdout
 
 
+@pytest.mark.full
 def test_the_cells_of_the_notebook_run_in_order():
     notebook = EXAMPLES / 'notebook.ipynb'
     done = start(notebook, script=ROOT / 'tests' / 'helpers' / 'snippets.py')

@@ -4,6 +4,8 @@ import ast
 import functools
 import pathlib
 
+import pytest
+
 import slimguard
 
 PACKAGE = pathlib.Path(slimguard.__file__).parent
@@ -98,6 +100,7 @@ def test_private_names_of_tensorflow_are_in_one_file():
     assert not elsewhere
 
 
+@pytest.mark.full
 def test_variables_of_tensorflows_functions_are_read_in_that_file_only():
     readers = [
         path.relative_to(PACKAGE)

@@ -47,6 +47,7 @@ def in_checkpoint(path):
     }
 
 
+@pytest.mark.full
 def test_the_state_is_the_checkpoints_bit_for_bit_and_the_next_batch_comes(folder):
     _, train_op = build()
     train(train_op, folder, number_of_steps=3)  # leaves model.ckpt-3
@@ -65,6 +66,7 @@ def test_the_state_is_the_checkpoints_bit_for_bit_and_the_next_batch_comes(folde
     assert record['restored'] == incident.restored
 
 
+@pytest.mark.full
 def test_the_initial_state_is_a_checkpoint_if_there_is_none(folder):
     model, train_op = build(bad=(0,))
     hook = Watching(model.loss, on_nan='rollback')
@@ -74,6 +76,7 @@ def test_the_initial_state_is_a_checkpoint_if_there_is_none(folder):
     assert checkpoint_at(folder) == (6, [])
 
 
+@pytest.mark.full
 def test_a_learning_rate_can_be_lowered(folder):
     rate = tf1.get_variable('rate', initializer=0.1, trainable=False)
     lower = rate.assign(rate * 0.5)
@@ -100,6 +103,7 @@ def test_a_ladder_skips_then_rolls_back_then_raises(folder):
     assert actions == ['skip', 'skip', 'rollback'] * 2 + ['skip', 'skip', 'raise']
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('on_nan', ['rollback', ['skip', 'rollback'], ['rollback', 'skip']])
 def test_weights_that_are_lost_come_back(folder, on_nan):
     """Something without a gate made them NaN: skipping is no use, and no policy skips."""
@@ -136,6 +140,7 @@ def test_weights_that_are_lost_are_not_skipped_for_ever(folder):
     assert slimguard.latest_finite_checkpoint(str(folder)) is None  # what is lost is not saved
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('guarded', [True, False])
 def test_in_a_monitored_session(folder, guarded):
     model = Linear(bad=(4,))
@@ -175,6 +180,7 @@ def test_watch_takes_a_logdir(folder):
     assert record['action'] == 'rollback'
 
 
+@pytest.mark.full
 def test_without_a_checkpoint_left_it_raises_and_says_why(folder):
     model, train_op = build(bad=(2,))
 
@@ -227,6 +233,7 @@ class TestResume:
                     session.run(model.weights.assign(model.weights * np.nan))
                 saver.save(session, str(folder / 'model.ckpt'), model.step)
 
+    @pytest.mark.full
     def test_training_resumes_from_the_newest_good_one_and_says_so(self, folder):
         self.poison(folder)
         model, train_op = build()
@@ -237,6 +244,7 @@ class TestResume:
         good = os.path.abspath(str(folder / 'model.ckpt-3'))
         assert 'slimguard: resuming from %s (model.ckpt-4 is not finite: w)' % good in lines
 
+    @pytest.mark.full
     def test_with_none_that_is_good_it_says_so_and_begins_anew(self, folder):
         self.poison(folder, steps=1)
         model, train_op = build()
@@ -247,6 +255,7 @@ class TestResume:
         (line,) = [line for line in lines if said in line]
         assert 'the state file that names it is now checkpoint.bad; the training begins' in line
 
+    @pytest.mark.full
     def test_the_monitored_training_of_slim_does_so_under_instrument(self, folder):
         from slimguard import compat
 
@@ -294,6 +303,7 @@ def test_the_error_names_what_helps_against_an_explosion(on_nan, max_loss, bad, 
     assert 'smaller factor' not in said
 
 
+@pytest.mark.full
 def test_where_the_rate_was_made_smaller_already_a_smaller_factor_is_named(folder):
     model, train_op = build(bad=lambda draw: draw > 1)
     error = error_of(folder, train_op=train_op, on_nan='rollback:1x0.5', capture=False)
@@ -301,6 +311,7 @@ def test_where_the_rate_was_made_smaller_already_a_smaller_factor_is_named(folde
     assert "(on_nan='rollback:3x0.2', or --on_nan=rollback:3x0.2)" in str(error)
 
 
+@pytest.mark.full
 def test_where_the_data_are_bad_skip_is_named_and_no_learning_rate(folder):
     model, train_op = build(bad=lambda draw: draw > 1)
     error = error_of(folder, train_op=train_op, on_nan='rollback:1x0.5')
@@ -327,6 +338,7 @@ def test_what_a_rollback_has_left_is_told_by_the_order(steps, in_order):
     assert those_left_last(list(map(path, steps))) == list(map(path, in_order))
 
 
+@pytest.mark.full
 def test_with_a_bad_batch_in_ten_the_training_goes_on(tmp_path):
     """It is not the weights, so each time it goes to the newest state, and not further back."""
     model, train_op = build(bad=range(7, 1000, 10))
@@ -357,6 +369,7 @@ class TestWhatARollbackLeaves:
         assert found == [('a snapshot of global step 11', saved)]
         assert self.listed[-2:] == [str(logdir / 'model.ckpt-24'), saved]
 
+    @pytest.mark.full
     @pytest.mark.parametrize('loop', ['train', 'monitored'])
     def test_is_not_resumed_from(self, loop, tmp_path):
         model, train_op = build(bad=(25,))
@@ -396,17 +409,20 @@ class TestWhatARollbackLeaves:
                     if session.run(model.step) % 8 == 0:
                         saver.save(session, str(logdir / 'model.ckpt'), model.step)
 
+    @pytest.mark.full
     def test_is_not_resumed_from_by_a_script(self, tmp_path):
         found = []
         self.train_unedited(tmp_path, self.policy(tmp_path, found), (25,), 26)
         self.expect_saved(tmp_path, found)
 
+    @pytest.mark.full
     def test_an_earlier_run_of_a_script_saved_is_gone_back_to(self, tmp_path):
         self.train_unedited(tmp_path, 'raise', (), 24)
         self.train_unedited(tmp_path, 'rollback', (3,), 28)
         (record,) = records_in(tmp_path)
         assert (record['step'], record['restored']) == (27, str(tmp_path / 'model.ckpt-16'))
 
+    @pytest.mark.full
     def test_a_save_that_fails_is_told(self, tmp_path, monkeypatch):
         def fail(*args, **kwargs):
             raise tf.errors.ResourceExhaustedError(None, None, 'the disk is full')
@@ -421,6 +437,7 @@ class TestWhatARollbackLeaves:
         assert 'the state gone back to, a snapshot of global step 11, is not' in line
         assert begins in line and line.endswith('Why it is not saved: the disk is full')
 
+    @pytest.mark.full
     def test_the_log_names_it_after_the_incident(self, tmp_path):
         found = []
         with LogLines() as lines:
@@ -495,11 +512,13 @@ class TestWhatARollbackDrawsNext:
         train(train_op, logdir, number_of_steps=8, hooks=[save], on_nan='rollback')
         return drawn
 
+    @pytest.mark.full
     def test_is_the_next_batch_where_the_input_goes_on_by_itself(self, tmp_path):
         number = tf1.data.make_one_shot_iterator(tf1.data.Dataset.range(100)).get_next()
         drawn = self.drawn_by(number, tmp_path)
         assert drawn == list(range(len(drawn))) and len(drawn) > 8
 
+    @pytest.mark.full
     def test_is_that_of_the_step_again_where_the_input_goes_by_a_variable(self, tmp_path):
         drawn = self.drawn_by(tf1.train.get_or_create_global_step(), tmp_path)
         back_to = drawn[6]

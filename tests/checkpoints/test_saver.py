@@ -105,6 +105,7 @@ def test_the_newest_that_is_named_is_also_one_that_is_not_listed(folder):
         assert still in _told_at_a_refusal(savers[0], session, folder)
 
 
+@pytest.mark.full
 @REF_OR_RESOURCE
 @pytest.mark.parametrize('settings', [{}, {'sharded': True}])
 def test_what_no_gate_keeps_finite_is_named_as_such(folder, settings, use_resource):
@@ -193,6 +194,7 @@ def test_what_it_cannot_do_is_said(graph):
         slimguard.FiniteSaver(saver)
 
 
+@pytest.mark.full
 @REF_OR_RESOURCE
 def test_a_nan_that_comes_while_it_saves_is_not_published(folder, use_resource):
     """Another thread writes a NaN at any moment, and it stays: as an optimizer without a gate."""
@@ -211,6 +213,7 @@ def test_a_nan_that_comes_while_it_saves_is_not_published(folder, use_resource):
             delay.join()
 
 
+@pytest.mark.full
 def test_what_the_gate_takes_back_is_not_published_meanwhile(folder):
     """A forward pass writes a NaN, which is put back: the saver's thread may come in between."""
     bad = tf1.placeholder_with_default(np.float32(np.nan), [])
@@ -323,6 +326,7 @@ class TestFullDisk:
         (line,) = [line for line in lines if 'm-2 could not be written' in line]
         assert line.endswith('File too large')
 
+    @pytest.mark.full
     def test_a_training_says_what_happened(self, folder, full):
         model = Linear()
         tf1.get_variable('large', [1000000])
@@ -488,6 +492,7 @@ with tf1.Session() as session:
 """
 
 
+@pytest.mark.full
 @REF_OR_RESOURCE
 def test_tensorflow_says_nothing_of_a_save_that_is_refused(tmp_path, use_resource):
     """Newer ones say of an op that fails that a rendezvous is aborted; 1.15 warns of old names."""
@@ -498,6 +503,7 @@ def test_tensorflow_says_nothing_of_a_save_that_is_refused(tmp_path, use_resourc
     assert 'm-2 is refused, not finite: weights. The newest is still ' in line
 
 
+@pytest.mark.full
 def test_a_check_takes_an_op_a_variable_and_the_exact_one_comes_when_it_is_needed(tmp_path):
     variables = [tf1.get_variable('w%d' % n, [2, 3]) for n in range(30)]
     plain = tf1.train.Saver()

@@ -89,6 +89,7 @@ print('saved')
 """
 
 
+@pytest.mark.full
 def test_one_that_cannot_be_read_back_does_not_keep_a_step_from_being_saved_again():
     with tempfile.TemporaryDirectory() as logdir:  # not tmp_path: others have no way to it
         os.chmod(logdir, 0o777)

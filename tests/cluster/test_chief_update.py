@@ -123,6 +123,7 @@ def is_of_chief(reason):
     return reason.startswith((in_chief + OVERFLOWS, in_chief + BEFORE))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     'resource, on_nan, peers',
     [(False, 'skip', 0), (True, 'skip', 1), (False, 'skip', 1), (True, 'rollback', 0)],
@@ -174,6 +175,7 @@ def train_beside_a_waiting_chief(role, logdir):
     return train_model(model, role, logdir, 'rollback', WaitsForTheEnd(role, model))
 
 
+@pytest.mark.full
 def test_what_no_step_tells_of_is_recorded_before_the_job_goes_back(tmp_path):
     with Job(train_beside_a_waiting_chief, str(tmp_path), ps=2, workers=3) as job:
         chief, *others = job.wait_for_workers()
@@ -189,6 +191,7 @@ def test_what_no_step_tells_of_is_recorded_before_the_job_goes_back(tmp_path):
     }
 
 
+@pytest.mark.full
 def test_raise_ends_the_job(tmp_path):
     with job_of(tmp_path, True, 'raise') as job:
         ended = job.wait_for_workers()

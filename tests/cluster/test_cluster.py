@@ -180,6 +180,7 @@ def test_a_worker_skips_alone(tmp_path):
     require_each_skips_alone(tmp_path, train, ONE, ps=1, workers=2)
 
 
+@pytest.mark.full
 def test_a_synchronous_worker_that_skips_stalls_nobody_and_uses_up_no_turn(tmp_path):
     require_each_skips_alone(tmp_path, monitored, CHIEF, ps=1, workers=2, sync=True)
 
@@ -229,6 +230,7 @@ def wait_for_steps(role, logdir):
     return told(hook, ends, model)
 
 
+@pytest.mark.full
 def test_a_worker_that_starts_late_skips_its_first_batch(tmp_path):
     with Job(wait_for_steps, str(tmp_path)) as job:
         chief, late = job.wait_for_workers()
@@ -269,6 +271,7 @@ def state_at_each_draw(role, bad, sync, resource):
     return states, [incident.step for incident in hook.incidents]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('sync, resource', [(False, True), (True, False)])
 def test_an_incident_leaves_every_bit_on_the_servers_as_it_was(sync, resource):
     workers = 2 if sync else 1  # all the batches of an update are bad, or the only writer's

@@ -2,6 +2,7 @@
 
 import types
 
+import pytest
 import tensorflow as tf
 
 from slimguard.cluster import follower
@@ -9,6 +10,7 @@ from slimguard.cluster.own_entry import CHIEF
 from tests.helpers.models import LogLines
 
 
+@pytest.mark.full
 def test_who_comes_late_is_told_once_what_it_waits_for(monkeypatch):
     monkeypatch.setattr(follower, '_NO_CHIEF', 1.0)
     table = types.SimpleNamespace(read=lambda: {CHIEF: {'ends': 7, 'open': False, 'round': 1}})

@@ -86,6 +86,7 @@ def monitored(role, logdir, sync):
     return [each.to_dict() for each in hook.incidents], losses.seen
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     'function, sync',
     [(train, False), (train, True), (monitored, False)],

@@ -226,6 +226,7 @@ ROLES = {'chief': ('worker', 0), 'worker': ('worker', 1), 'ps': ('ps', 0)}
 KINDS = 'monitored, sync, who'
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     KINDS, kinds('train-sync-worker', 'monitored-sync-chief', 'monitored-async-worker')
 )
@@ -272,6 +273,7 @@ def test_the_chiefs_end_is_the_jobs(tmp_path, monitored):
     assert chief.error is None and worker.error is None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     KINDS, kinds('train-async-worker', 'train-sync-chief', 'monitored-async-chief')
 )
@@ -316,6 +318,7 @@ def test_after_a_rollback_all_go_on_with_smaller_updates(tmp_path, who):
     assert [record['learning_rate'] for record in records_in(str(tmp_path))] == [0.5, 0.25]
 
 
+@pytest.mark.full
 def test_smaller_updates_of_a_synchronous_job_are_refused_at_once(tmp_path):
     options = dict(sync=True, on_nan='rollback', learning_rate=0.5, early=True)
     with job_of(tmp_path, **options) as job:

@@ -155,6 +155,7 @@ def test_without_checkpoints_the_json_says_so(tmp_path, capsys):
     assert read['restart'] == {'slimguard': None, 'tensorflow': None}
 
 
+@pytest.mark.full
 def test_doctor_as_json_says_what_it_says_to_people(capsys):
     assert run('doctor', '--json') == 0
     read = document(capsys)
@@ -219,6 +220,7 @@ class TestWithoutTensorFlow:
             timeout=300,
         )
 
+    @pytest.mark.full
     def test_help_the_version_and_the_record_are_told(self, bare_python, tmp_path):
         record(tmp_path, incident(3))
         for arguments in (['--help'], ['--version'], ['incidents', tmp_path], ['run', '--help']):
@@ -390,6 +392,7 @@ class TestDoctorOfABrokenInstallation:
         assert self.missing(packages)['a protobuf that fits']['remedy'] == remedy
 
 
+@pytest.mark.full
 def test_doctor_asks_for_names_that_moved_without_a_warning():
     done = subprocess.run(
         [sys.executable, '-m', 'slimguard', 'doctor'], stderr=subprocess.PIPE, text=True, check=True

@@ -110,10 +110,12 @@ def slim_of_tomorrow(tmp_path):
     return tmp_path
 
 
+@pytest.mark.full
 def test_tf_slim_finds_every_name_that_it_uses(slim_folder):
     assert not sorted(name for name in used_names(slim_folder) if not is_there(name))
 
 
+@pytest.mark.full
 def test_exactly_the_missing_names_are_put_back(slim_folder):
     run_beside_tensorflow(
         """
@@ -170,6 +172,7 @@ def test_reviving_twice_is_reviving_once(slim):
     assert all(values)
 
 
+@pytest.mark.full
 def test_import_waits_for_tf_slim_and_revives_it_once():
     run_python(
         """
@@ -233,6 +236,7 @@ def test_a_step_with_clipped_and_summarized_gradients_runs(slim):
         assert session.run(train_op) > session.run(loss)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(VERSION < (2, 0), reason='TensorFlow 1 has the layers itself')
 def test_without_keras_batch_norm_says_what_to_install():
     out = run_python(
@@ -324,6 +328,7 @@ def test_a_tf_slim_made_of_contrib_is_turned_down_with_the_cure(tmp_path):
     assert out.count('pip install "tf-slim>=1.1"') == 2
 
 
+@pytest.mark.full
 def test_a_tf_slim_of_the_newest_tensorflow_works_on_this_one(slim_of_tomorrow):
     run_python(
         """

@@ -50,6 +50,7 @@ def clock_of(monkeypatch, seconds):
     monkeypatch.setattr(examiner, 'Pace', pace)
 
 
+@pytest.mark.full
 def test_without_time_what_the_step_drew_is_looked_at(tmp_path, no_time, monkeypatch):
     clock_of(monkeypatch, 0)
     train(Linear(bad=[3]), tmp_path)
@@ -59,6 +60,7 @@ def test_without_time_what_the_step_drew_is_looked_at(tmp_path, no_time, monkeyp
     assert lines[-1] == '  %s; python -m slimguard replay BUNDLE searches all of it' % CUT
 
 
+@pytest.mark.full
 def test_a_replay_searches_all_of_what_was_not_searched(tmp_path, no_time, monkeypatch, capsys):
     clock_of(monkeypatch, 0)
     train(Log(bad=[3]), tmp_path)
@@ -69,12 +71,14 @@ def test_a_replay_searches_all_of_what_was_not_searched(tmp_path, no_time, monke
     assert 'log of a negative number' in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_twenty_steps_are_time(tmp_path, no_time, monkeypatch):
     clock_of(monkeypatch, 1)
     train(Log(bad=[3]), tmp_path)
     assert 'log of a negative number' in told(tmp_path) and CUT not in told(tmp_path)
 
 
+@pytest.mark.full
 def test_the_last_incident_is_searched_as_long_as_it_takes(tmp_path, no_time, monkeypatch):
     clock_of(monkeypatch, 0)
     with pytest.raises(tf.errors.InvalidArgumentError, match='log of a negative number'):

@@ -41,6 +41,7 @@ def test_it_holds_what_the_step_drew_the_graph_the_state_and_the_diagnosis(tmp_p
         np.testing.assert_array_equal(state['w'], weights)
 
 
+@pytest.mark.full
 def test_variables_that_numpy_has_no_dtype_for_are_in_the_replay_too(tmp_path):
     half = tf1.get_variable('half', initializer=tf.constant([1.5, 3e38], tf.bfloat16))
     words = tf1.get_variable('words', initializer=tf.constant(['a', '', 'caf\u00e9']))

@@ -53,6 +53,7 @@ def test_the_order_is_that_of_the_incidents_whatever_the_files_say(tmp_path):
     assert bundle.paths(str(tmp_path)) == [untold] + made
 
 
+@pytest.mark.full
 def test_the_first_of_each_kind_is_the_last_to_go(failed, tmp_path):
     def write_one(reason):
         return write(failed, tmp_path, step=1, reason=reason, max_bundles=3)
@@ -118,6 +119,7 @@ def test_the_umask_says_who_may_read_it(failed, tmp_path, mask):
         assert stat.S_IMODE(os.stat(os.path.join(path, name)).st_mode) == 0o666 & ~mask
 
 
+@pytest.mark.full
 def test_half_a_bundle_of_a_killed_process_is_none_and_goes_after_an_hour(failed, tmp_path):
     left = kill_one(tmp_path)
     assert sorted(os.listdir(str(left))) == ['drawn.npz', 'state.npz', 'step.pb']

@@ -50,6 +50,7 @@ def diagnosis_of(failed):
     return found
 
 
+@pytest.mark.full
 def test_a_forward_pass_that_writes_is_run_in_a_copy():
     slim = compat.import_slim()
     normal = slim.batch_norm(
@@ -62,6 +63,7 @@ def test_a_forward_pass_that_writes_is_run_in_a_copy():
     assert 'at fault: log' in found.line.text
 
 
+@pytest.mark.full
 def test_each_run_of_the_copy_begins_with_the_same_variables():
     x = batches(put(0.0, 2, 1), bad_step=0)
     n = tf1.get_variable('n', initializer=1.0, trainable=False, use_resource=True)
@@ -139,6 +141,7 @@ def test_a_branch_is_looked_into_if_it_was_taken(control_flow):
         assert 'at fault: a branch' in linecache.getline(found.line.file, found.line.number)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'resource'])
 def test_what_is_read_in_a_branch_is_dead_where_that_was_not_taken(use_resource, control_flow_v1):
     """A branch reads a sum of gradients in the third step; the second is bad."""
@@ -218,6 +221,7 @@ def test_what_a_loop_reads_from_a_tensor_array_is_looked_at(control_flow, ends):
     assert found.phase == 'input' and found.non_finite.rows == [2]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('ends', ['carried', 'written'])
 def test_what_a_loop_does_to_what_it_reads_is_not_seen_and_that_is_said(control_flow, ends):
     x = batches(put(0.0, 2))
@@ -226,6 +230,7 @@ def test_what_a_loop_does_to_what_it_reads_is_not_seen_and_that_is_said(control_
     assert 'which cannot be looked into' in found.trouble and 'Log' in found.trouble
 
 
+@pytest.mark.full
 def test_a_loss_above_max_loss_is_said_to_be_just_that():
     loss = regression(tf.matmul(batches(put(100.0, 3)), weights()))  # at fault: max_loss
     found = diagnosis_of(Failed(loss, max_loss=1000.0))
@@ -250,6 +255,7 @@ def test_the_ranges_go_along_the_step():
     assert {row.phase for row in found.ranges} >= {'input', 'forward', 'backward'}
 
 
+@pytest.mark.full
 @pytest.mark.skipif(tf.__version__.startswith('1.'), reason='tf.function came with TensorFlow 2')
 def test_a_function_that_draws_is_kept_as_a_whole():
     @tf.function

@@ -56,6 +56,7 @@ def said(lines, words):
     return [line for line in lines if words in line]
 
 
+@pytest.mark.full
 def test_a_bundle_that_would_take_the_last_checkpoints_room_is_not_written(disk):
     fill(disk, 5 * MEGABYTE)  # one of the two, and not both
     model = Large(bad=(1, 2, 3))
@@ -72,6 +73,7 @@ def test_a_bundle_that_would_take_the_last_checkpoints_room_is_not_written(disk)
     assert said(lines, 'for lack of room 2 incidents more have no bundle')
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('megabytes, count', [(6, 0), (9, 1)])
 def test_what_the_file_system_says_decides(tmp_path, monkeypatch, megabytes, count):
     monkeypatch.setattr(files, 'free_bytes', lambda path: megabytes * MEGABYTE)
@@ -79,6 +81,7 @@ def test_what_the_file_system_says_decides(tmp_path, monkeypatch, megabytes, cou
     assert len(bundle.paths(str(tmp_path))) == count
 
 
+@pytest.mark.full
 def test_a_bundle_that_fails_all_the_same_costs_neither_training_nor_checkpoint(disk, monkeypatch):
     monkeypatch.setattr(files, 'free_bytes', lambda path: None)  # as some network's disks say
     model, left = Large(bad=(1, 2)), []
@@ -101,6 +104,7 @@ def test_a_bundle_that_fails_all_the_same_costs_neither_training_nor_checkpoint(
     assert [record['bundle'] for record in records_in(disk)] == [None, path]
 
 
+@pytest.mark.full
 def test_without_bundles_the_error_is_tensorflows(disk):
     model = Large(bad=())
     fill(disk, MEGABYTE)

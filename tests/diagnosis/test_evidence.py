@@ -57,6 +57,7 @@ def train(logdir, bad, steps=4, **kwargs):
     return hook.found
 
 
+@pytest.mark.full
 def test_a_bad_step_is_diagnosed_and_its_bundle_replays(tmp_path, capsys):
     (found,) = train(str(tmp_path), bad=[2])
     assert found.diagnosis.non_finite.rows == [1]
@@ -67,6 +68,7 @@ def test_a_bad_step_is_diagnosed_and_its_bundle_replays(tmp_path, capsys):
     assert replay.main(found.bundle) == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('loss', [0.65, float('nan')])
 def test_where_only_the_loss_run_again_is_nan_diagnosis_and_replay_say_so(loss, tmp_path, capsys):
     (found,) = train(str(tmp_path), bad=[2], loss=loss)
@@ -78,6 +80,7 @@ def test_where_only_the_loss_run_again_is_nan_diagnosis_and_replay_say_so(loss, 
     assert told not in rest
 
 
+@pytest.mark.full
 def test_the_graph_is_exported_once_for_the_diagnosis_and_the_bundle(tmp_path, monkeypatch):
     exported = []
     export = exported_step.export
@@ -115,6 +118,7 @@ def test_while_the_training_goes_on_later_incidents_cost_nothing(tmp_path):
     assert str(found[2]) == ''
 
 
+@pytest.mark.full
 def test_a_folder_is_called_full_once_for_all_train_ops(tmp_path):
     model = Linear(bad=range(3))
     found = [gate.gate_of(gate.guard(model.minimize(), model.loss)) for _ in range(2)]
@@ -128,6 +132,7 @@ def test_a_folder_is_called_full_once_for_all_train_ops(tmp_path):
     (said,) = [line for line in lines if 'as many as there may be' in line]
 
 
+@pytest.mark.full
 def test_the_first_of_a_kind_is_examined_where_there_are_all_bundles_that_there_may_be(tmp_path):
     reasons = ['loss 1 is high', 'loss 2 is high', 'loss 3 is high', 'other', 'third', 'other']
     with LogLines() as lines:
@@ -176,6 +181,7 @@ class TestSayingSoOften:
         assert all(each.diagnosis.found for each in hook.found)
         return [line for line in lines if line.startswith('slimguard: ')]
 
+    @pytest.mark.full
     def test_the_first_is_said_and_the_others_are_counted(self, tmp_path):
         (tmp_path / 'slimguard').write_text('in the way')
         lines = self.examine(tmp_path, [0.0, 1.0, 2.0, 12.0, 13.0])
@@ -244,6 +250,7 @@ def test_what_cannot_be_tidied_up_is_logged_and_the_training_goes_on(tmp_path, m
     assert any('could not be removed: OSError: no such device' in line for line in lines)
 
 
+@pytest.mark.full
 def test_a_place_that_cannot_be_listed_still_gives_a_diagnosis(tmp_path, monkeypatch):
     def fail(_):
         raise OSError('no such device')

@@ -22,6 +22,7 @@ def by_hand(session, train_op, global_step, kwargs):
     return session.run(train_op), False
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('train_step_fn', [None, by_hand])
 def test_the_error_says_what_it_was_and_how_to_run_it_again(tmp_path, train_step_fn):
     error = fail(tmp_path, **({'train_step_fn': train_step_fn} if train_step_fn else {}))
@@ -37,6 +38,7 @@ def test_the_error_says_what_it_was_and_how_to_run_it_again(tmp_path, train_step
     assert bundle.read(path).incident['step'] == 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('on_nan', ['stop', 'skip', 'rollback'])
 def test_a_bundle_knows_what_is_done(tmp_path, on_nan):
     model = Linear(bad=(2,))
@@ -46,6 +48,7 @@ def test_a_bundle_knows_what_is_done(tmp_path, on_nan):
     assert bundle.read(path).incident['action'] == on_nan
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     'error, action', [(ValueError, 'error'), (tf.errors.AbortedError, 'on_nan_loss')]
 )
@@ -65,6 +68,7 @@ def test_a_bundle_knows_that_the_callable_has_failed(tmp_path, error, action):
     assert bundle.read(path).incident['action'] == action == hook.incidents[0].action
 
 
+@pytest.mark.full
 def test_a_rollback_comes_after_the_evidence(tmp_path):
     model = Linear(bad=(2, 3))
     train_op = slimguard.create_train_op(model.loss, model.optimizer)
@@ -74,6 +78,7 @@ def test_a_rollback_comes_after_the_evidence(tmp_path):
     assert [replay.main(path) for path in paths] == [0, 0]
 
 
+@pytest.mark.full
 def test_a_training_that_goes_on_leaves_so_many_bundles(tmp_path):
     model = Linear(bad=range(0, 100, 2))
     train_op = slimguard.create_train_op(model.loss, model.optimizer)
@@ -82,6 +87,7 @@ def test_a_training_that_goes_on_leaves_so_many_bundles(tmp_path):
     assert model.batches.drawn == 12
 
 
+@pytest.mark.full
 def test_without_capture_or_a_logdir_nothing_is_written(tmp_path):
     error = fail(tmp_path, capture=False)
     assert error.incident.bundle is None and error.incident.diagnosis is None

@@ -71,6 +71,7 @@ def test_a_check_that_raises_does_not_where_it_is_watched():
         watched.step()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('taken', [True, False])
 def test_a_source_in_a_branch_does_not_keep_the_count_back(taken):
     """What is drawn in a branch that is not taken is not there to be kept."""

@@ -80,6 +80,7 @@ BUILDS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('build', BUILDS.values(), ids=BUILDS.keys())
 def test_one_clones_nan_is_held_and_names_the_clone(build):
     with tf.Graph().as_default():
@@ -103,6 +104,7 @@ def test_one_clones_nan_is_held_and_names_the_clone(build):
         guarded.close()
 
 
+@pytest.mark.full
 def test_train_makes_one_incident_of_it(tmp_path):
     with tf.Graph().as_default():
         draws = []
@@ -125,6 +127,7 @@ def test_train_makes_one_incident_of_it(tmp_path):
         assert hook.incidents[0].reason.endswith('(in clone_1)')
 
 
+@pytest.mark.full
 def test_an_error_of_check_numerics_names_the_clone():
     with tf.Graph().as_default():
         damage = Damage()

@@ -73,6 +73,7 @@ def test_each_of_many_gradients_is_named(dtype, use_resource):
     guarded.assert_written({extra: np.full(NUMBER, dtype.max / 2)})
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     'dtype, large, use_resource', [('float32', 1e25, True), ('float16', 300, False)]
 )
@@ -117,6 +118,7 @@ def test_many_forward_writes_are_put_back(use_resource):
     guarded.assert_written({batch: np.zeros([2, 3])})
 
 
+@pytest.mark.full
 def test_a_variable_more_is_few_ops_more():
     """Its sum of squares, its update, and what puts it and its slot back."""
 
@@ -191,6 +193,7 @@ def of_lengths(dtype, use_resource):
     return optimizer.apply_gradients(pairs), extra
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     'dtype, sums, use_resource',
     [('float32', 2, True), ('float64', 2, False), ('float16', 5, False)],

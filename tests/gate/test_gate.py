@@ -158,6 +158,7 @@ def test_a_control_input_of_a_forward_write_is_all_that_changes_in_the_graph(gra
 NAMES = {'loss': 'loss (add)', 'gradient': 'gradient of w', 'average': 'update of average'}
 
 
+@pytest.mark.full
 def test_a_bad_step_returns_its_loss_the_step_and_what_was_bad():
     damage = models.Damage()
     guarded = models.Guarded(slim_train_op(damage))
@@ -220,6 +221,7 @@ def test_any_loss_can_be_printed(dtype, capfd):
     assert 'loss nan' in capfd.readouterr().err
 
 
+@pytest.mark.full
 def test_with_check_numerics_a_bad_step_raises_where_nobody_watches():
     damage = models.Damage()
     train_op = slim_train_op(damage, check_numerics=True)
@@ -320,6 +322,7 @@ def test_session_that_was_there_before():
 # Optimizers with a life of their own.
 
 
+@pytest.mark.full
 def test_sync_replicas():
     damage = models.Damage()
     w = tf1.get_variable('w', initializer=tf.constant([0.5, -0.5]))
@@ -356,6 +359,7 @@ def loss_scale_optimizer():
     return pytest.skip('TensorFlow %s has no loss-scale optimizer' % tf.__version__)
 
 
+@pytest.mark.full
 def test_loss_scale_optimizer_handles_an_inf_gradient_itself():
     if not hasattr(tf1, 'mixed_precision'):
         tf1.mixed_precision = tf1.train.experimental

@@ -316,6 +316,7 @@ def full(*cases):
 
 
 # Each training with one kind or two, and with a loss that the guard is told or is not.
+@pytest.mark.full
 @pytest.mark.every_cell
 @pytest.mark.parametrize(
     'name, kind, give_loss',
@@ -354,6 +355,7 @@ def test_bad_micro_batch_changes_nothing(name, kind, give_loss):
 # Two train ops, each with a guard of its own, and run one after the other.
 
 
+@pytest.mark.full
 @kinds
 def test_train_ops_of_their_own(kind):
     """Python counts, and runs the second with every third good micro-batch."""
@@ -397,6 +399,7 @@ def test_train_ops_of_their_own(kind):
     assert run(is_guarded=True) == run(is_guarded=False)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     'is_grouped, kind',
     [(True, 'ref'), (False, 'functions'), (False, 'resource')],
@@ -470,6 +473,7 @@ def selected(count):
     return value
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     'name, kind, give_loss',
     [
@@ -495,6 +499,7 @@ def test_a_counter_that_picks_the_micro_batch_stays_advanced(name, kind, give_lo
     assert guarded.sess.run([picked, parts.counter]) == [len(PICKED), np.isfinite(PICKED).sum()]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     'give_loss, kind', [(False, 'resource'), (True, 'ref'), (True, 'functions')], indirect=['kind']
 )

@@ -390,12 +390,14 @@ def average_after_guarded_ops(damage):
         return tf1.train.ExponentialMovingAverage(0.9).apply([g, d]), d_loss + g_loss
 
 
+@pytest.mark.full
 @pytest.mark.every_cell
 @pytest.mark.parametrize('build', MODELS.values(), ids=MODELS.keys())
 def test_finite_steps_give_the_same_bits_and_bad_ones_change_nothing(build):
     models.check_bits_and_damage(build, steps=20)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('build', IN_CONTROL_FLOW.values(), ids=IN_CONTROL_FLOW.keys())
 def test_the_same_in_branches_and_loops(build, control_flow):
     # The branches and loops of v2 are functions, and take no reference.

@@ -23,6 +23,7 @@ SQUARING = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('optimizer', sorted(models.OPTIMIZERS, reverse=True))
 def test_gradient_too_large_to_be_squared(optimizer):
     damage = models.Damage()
@@ -71,6 +72,7 @@ FAST = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     'optimizer, max_loss', [(name, 1e3 if number % 2 else None) for number, name in enumerate(FAST)]
 )
@@ -146,6 +148,7 @@ def test_max_loss():
     guarded.assert_written({extra: -1e6})
 
 
+@pytest.mark.full
 def test_max_loss_is_compared_exactly():
     for dtype, max_loss, loss, is_written in [
         ('float16', 1e6, 60000.0, True),

@@ -241,6 +241,7 @@ def test_an_average_with_a_decay_above_one_may_grow(use_resource):
     assert [variable.name for variable in plan.growing] == ['w/ExponentialMovingAverage', 'w']
 
 
+@pytest.mark.full
 @kinds
 def test_a_factor_that_is_fed_may_make_it_grow(use_resource):
     model = AfterTheUpdate(use_resource)

@@ -136,6 +136,7 @@ class WaitsFor(tf1.train.SessionRunHook):
         assert self._event.wait(30), 'no summary was written'
 
 
+@pytest.mark.full
 def test_train_goes_on_where_a_hook_and_a_thread_draw_bad_histograms(tmp_path):
     step, of_thread = Step(), Written()
     always_bad = tf1.summary.histogram('always_bad', tf.constant(BAD))

@@ -103,6 +103,7 @@ def test_what_is_rounded_to_one_or_zero(dtype):
         assert not guarded.snapshot.not_finite(guarded.sess)
 
 
+@pytest.mark.full
 def test_what_is_usual_takes_the_fast_path():
     for number, (name, make) in enumerate(models.OPTIMIZERS.items()):
         for is_sparse in (False, True):

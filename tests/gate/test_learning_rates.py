@@ -63,6 +63,7 @@ def training_of(*args, **kwargs):
         return Training(*args, **kwargs)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     'optimizer, use_resource', [(name, number % 2 == 1) for number, name in enumerate(OPTIMIZERS)]
 )
@@ -83,6 +84,7 @@ def test_a_graph_that_does_not_ask_for_it_has_no_factor():
     assert not [op.name for op in graph.get_operations() if 'learning_rates' in op.name]
 
 
+@pytest.mark.full
 def test_no_variable_is_added():
     before = Training(OPTIMIZERS['Adam'], scales=False).snapshot.reads
     with tf.Graph().as_default():
@@ -91,6 +93,7 @@ def test_no_variable_is_added():
         assert not tf1.get_collection(tf1.GraphKeys.SAVEABLE_OBJECTS)
 
 
+@pytest.mark.full
 def test_what_is_guarded_later_and_again_is_multiplied_once():
     training = Training(tf1.train.GradientDescentOptimizer)
     weight = tf1.get_variable('weight', initializer=1.0)

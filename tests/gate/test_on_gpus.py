@@ -147,6 +147,7 @@ def clones():
             return optimizer.apply_gradients(summed, tf1.train.get_global_step()), loss
 
 
+@pytest.mark.full
 def test_two_towers_and_variables_on_the_cpu():
     model = clones()
     seen = check_places(guard(*model))
@@ -165,6 +166,7 @@ def network():
     return slim.losses.get_total_loss()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('world, check_numerics', [(ONE_GPU, True), (CLUSTER, False)])
 def test_a_network_of_slim(world, check_numerics):
     world, task = world
@@ -183,6 +185,7 @@ def test_a_network_of_slim(world, check_numerics):
     assert check_places(ours, task)['CPU'] > 20
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('world', [CLUSTER, ONE_GPU])
 def test_runs_that_only_write(world):
     """An evaluation of a model with batch norm in place, and the summaries of it."""
@@ -213,6 +216,7 @@ def many_weights(number):
     return tf1.train.MomentumOptimizer(0.1, 0.9).minimize(loss), loss
 
 
+@pytest.mark.full
 def test_one_number_and_the_loss_tell_that_a_step_is_good():
     """However many variables there are: no more has to cross from the GPU."""
 

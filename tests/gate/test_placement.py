@@ -114,6 +114,7 @@ def size(sent):
     return sum(message.bytes for message in sent)
 
 
+@pytest.mark.full
 def test_in_a_good_step_few_numbers_cross_the_network_for_the_gate(training):
     values, sent = training.messages()
     assert values[2]
@@ -125,6 +126,7 @@ def test_in_a_good_step_few_numbers_cross_the_network_for_the_gate(training):
     assert len(sent) <= len(training.unguarded) + more
 
 
+@pytest.mark.full
 def test_off_the_fast_path_only_numbers_and_flags_cross_the_network(training):
     flags = len(training.gate.labels)
     numbers = 4 * (PER_PS + PER_PS_OF_EMBEDDING) * PS + 4 * NUMBERS

@@ -93,6 +93,7 @@ def guard_and_compare(train_op, loss=None):
     return added
 
 
+@pytest.mark.full
 @cases
 def test_each_waits_for_the_gradient_that_it_is_added_to(regularizer, use_resource):
     added = guard_and_compare(*training(models.Damage(), regularizer, use_resource))
@@ -105,6 +106,7 @@ def test_each_waits_for_the_gradient_that_it_is_added_to(regularizer, use_resour
     assert all('Regularizer' in name for name in added)
 
 
+@pytest.mark.full
 @cases
 def test_the_bits_are_the_same_and_bad_steps_are_held(regularizer, use_resource):
     def build(damage):
@@ -113,6 +115,7 @@ def test_the_bits_are_the_same_and_bad_steps_are_held(regularizer, use_resource)
     models.check_bits_and_damage(build, steps=5)
 
 
+@pytest.mark.full
 def test_a_session_keeps_to_it():
     """What TensorFlow makes of the graph before it runs still waits."""
     train_op, loss = training(models.Damage())
@@ -142,6 +145,7 @@ def test_what_others_take_does_not_wait():
     assert weights_of(guard_and_compare(train_op)) == NAMES[2:]
 
 
+@pytest.mark.full
 def test_what_the_forward_pass_writes_is_read_when_it_was():
     weights = weights_with(slim.l2_regularizer(0.01), False, trainable=False)
     with tf.control_dependencies([weights[0].assign(tf.clip_by_norm(weights[0], 1.0))]):
@@ -163,6 +167,7 @@ def test_what_is_on_another_device_does_not_wait():
     assert not guard_and_compare(optimizer.apply_gradients(gradients))
 
 
+@pytest.mark.full
 @loops_as_ops
 def test_what_comes_out_of_a_branch_or_a_loop_does_not_wait(control_flow):
     weights = weights_with(slim.l2_regularizer(0.01))
@@ -207,6 +212,7 @@ def test_what_is_drawn_by_chance_does_not_wait():
     assert not guard_and_compare(optimizer.apply_gradients(noisy))
 
 
+@pytest.mark.full
 def test_nothing_is_wired_that_an_open_session_may_have_seen():
     """TensorFlow would refuse to run it there again."""
     train_op, loss = training(models.Damage())

@@ -107,6 +107,7 @@ UPDATES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.every_cell
 @pytest.mark.parametrize('name', sorted(UPDATES))
 def test_each_update_is_made_once_and_a_bad_one_of_any_replica_never(name):
@@ -134,6 +135,7 @@ def test_there_is_one_gate_and_its_loss_is_the_mean(capfd):
     assert 'bad: loss (mean of add_1, replica_1/add_1); loss 26' in told
 
 
+@pytest.mark.full
 def test_a_hook_with_the_loss_of_one_replica_watches_it(tmp_path):
     replicas = Replicas(by_guard(with_a_step))
     hook = slimguard.NanLossHook(replicas.losses[0], on_nan='skip', logdir=str(tmp_path))

@@ -28,6 +28,7 @@ OVERFLOWS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     'what, resource', [(what, number % 2 == 1) for number, what in enumerate(OVERFLOWS)]
 )
@@ -51,6 +52,7 @@ def test_an_update_that_overflows_changes_nothing_and_training_goes_on(what, res
         assert AVERAGE in name or bits == unguarded.bits[1][name], name
 
 
+@pytest.mark.full
 def test_a_mean_that_overflows_is_bad(capfd):
     """Of gradients that are all finite."""
     model = Synchronous(tf1.train.GradientDescentOptimizer(1e-30), replicas=2)

@@ -1,5 +1,6 @@
 """What is found of a graph is found in the order in which its ops were made."""
 
+import pytest
 import tensorflow as tf
 
 import slimguard
@@ -17,6 +18,7 @@ def test_control_inputs_come_in_the_order_they_were_made():
     assert graphs.ancestors([group]) == [*made, group]
 
 
+@pytest.mark.full
 def test_the_labels_of_a_gate_come_in_the_order_of_the_network():
     variables = [tf1.get_variable('v%02d' % number, initializer=1.0) for number in range(MANY)]
     loss = tf.add_n([tf.square(variable) for variable in variables])

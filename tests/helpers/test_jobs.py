@@ -40,6 +40,7 @@ def sleep(role):
     time.sleep(1000)
 
 
+@pytest.mark.full
 def test_a_parameter_server_keeps_the_state_until_it_is_killed_and_comes_back_on_its_port():
     with Job(count, 2, ps=1, workers=1) as job:
         assert [job.hear('worker', 0), job.hear('worker', 0)] == [1.0, 2.0]
@@ -62,6 +63,7 @@ def test_a_role_tells_its_error_or_that_it_died():
     assert other.error == 'Killed'
 
 
+@pytest.mark.full
 def test_a_role_that_hangs_says_where():
     with Job(sleep, ps=0, workers=1) as job:
         number = job.hear('worker', 0)
@@ -83,6 +85,7 @@ with Job(test_jobs.sleep, workers=2) as job:
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('end', [signal.SIGKILL, signal.SIGINT])
 def test_no_role_outlives_the_tests(end):
     tests = Forked(

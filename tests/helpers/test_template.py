@@ -22,6 +22,7 @@ def compare(arguments, folder):
     assert forked.stderr.splitlines()[-1:] == plain.stderr.splitlines()[-1:]
 
 
+@pytest.mark.full
 def test_a_script_a_module_and_a_command_run_as_plain_python_runs_them(tmp_path):
     world = """
         import os, sys

@@ -48,6 +48,7 @@ def test_an_incident_never_changes():
             setattr(incident(), name, None)
 
 
+@pytest.mark.full
 def test_incidents_are_made_in_one_file():
     package = pathlib.Path(slimguard.__file__).parent
     makers = {
@@ -84,6 +85,7 @@ def test_an_error_about_another_incident_stays_as_it_is():
     assert error.incident is another
 
 
+@pytest.mark.full
 def test_the_policys_callable_sees_the_incident_before_and_the_list_has_it_after(tmp_path):
     seen = []
 
@@ -102,6 +104,7 @@ def test_the_policys_callable_sees_the_incident_before_and_the_list_has_it_after
     assert (before.step, before.reason, before.time) == (after.step, after.reason, after.time)
 
 
+@pytest.mark.full
 def test_an_error_that_the_policys_callable_raises_tells_what_was_found(tmp_path):
     def give_up(found):
         raise NanLossError(found)
@@ -114,6 +117,7 @@ def test_an_error_that_the_policys_callable_raises_tells_what_was_found(tmp_path
     assert 'in row 1' in str(caught.value) and 'replay' in str(caught.value)
 
 
+@pytest.mark.full
 def test_a_subclass_may_hand_on_an_incident_that_tells_more(tmp_path):
     class Telling(slimguard.NanLossHook):
         def on_nan_loss(self, run_context, incident):

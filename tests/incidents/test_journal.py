@@ -352,6 +352,7 @@ class TestReading:
             assert record_table.table([Incident(3, None, 'x', (), '', time)])[1][:2] == ('', '3')
 
 
+@pytest.mark.full
 def test_a_training_without_an_incident_leaves_an_empty_record(tmp_path):
     model = Linear(bad=())
     train_op = slimguard.create_train_op(model.loss, model.optimizer)
@@ -405,6 +406,7 @@ def test_many_incidents_leave_memory_flat_and_all_are_recorded(tmp_path):
     assert len(lines) < 100
 
 
+@pytest.mark.full
 def test_the_count_and_the_reason_go_to_the_runs_summaries(tmp_path):
     model = Linear(bad=(2, 4))
     tf1.summary.scalar('loss', model.loss)

@@ -145,6 +145,7 @@ def try_many(seeds):
             try_one(seed, logdir)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('count', [80, 4000])
 def test_spoiled_records_are_read_as_far_as_they_can_be(count):
     try_many(range(count))

@@ -73,6 +73,7 @@ def test_nothing_to_draw_is_no_chart():
     assert charts.loss_chart(None, [], {}) is None
 
 
+@pytest.mark.full
 def test_charts_on_one_page_share_no_id_and_leave_its_style_alone():
     chart = charts.last_steps_chart(steps_of(np.ones([9, 2]), loss=[1.0] * 9))
     ids = []

@@ -121,6 +121,7 @@ def test_it_shows_the_curve_the_incidents_the_diagnosis_the_ranges_and_the_sampl
         assert np.count_nonzero(np.all(shown == color, axis=2)) > 20
 
 
+@pytest.mark.full
 def test_each_incident_leads_to_its_card(copy):
     seen = see(copy)
     targets = {a['id'] for _, a in seen.elements if 'id' in a}
@@ -142,6 +143,7 @@ def links_of(logdir, **changes):
     return {link: row for row, said in rows for link in re.findall('<a href="#(.*?)"', said)}
 
 
+@pytest.mark.full
 def test_a_bundle_is_told_by_its_name_and_not_by_a_time(copy):
     linked = {'incident-5': 'row-1', 'incident-8': 'row-2', 'incident-10': 'row-3'}
     assert links_of(copy, time=1e9) == linked
@@ -267,6 +269,7 @@ WRONG = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', WRONG)
 def test_a_damaged_bundle_is_one_line_and_not_the_end(sound_and_not, name):
     logdir, path = sound_and_not
@@ -311,6 +314,7 @@ def test_a_record_of_anything_makes_a_page(tmp_path):
     assert '%d lines of the record are no incidents of slimguard.' % found.foreign in seen.text
 
 
+@pytest.mark.full
 def test_of_thousands_of_incidents_the_table_has_the_first_and_the_last(tmp_path):
     record(tmp_path, *[line(step=step, action='skip') for step in range(5000)])
     seen = see(tmp_path)
@@ -345,6 +349,7 @@ def put(path, history):
     test_bundle.edit_json(path, lambda it: it.update(history=json.loads(text)))
 
 
+@pytest.mark.full
 def test_the_last_steps_are_shown_and_their_loss_where_the_script_writes_no_summary(sound_and_not):
     logdir, path = sound_and_not
     norms = np.random.RandomState(0).lognormal(0, 0.3, [200, 300])
@@ -382,6 +387,7 @@ def test_without_a_record_it_says_what_that_can_mean(tmp_path, capsys):
     assert 'No incident' not in seen.text
 
 
+@pytest.mark.full
 def test_bundles_without_their_record_are_shown_and_the_record_missed(copy):
     os.remove(record_file.path_in(str(copy)))
     seen = see(copy)
@@ -468,6 +474,7 @@ def test_what_it_says_does_not_steer_the_terminal(tmp_path, capsys):
 # Where it is.
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     'given',
     [
@@ -492,6 +499,7 @@ def test_a_logdir_as_people_give_it(copy, monkeypatch, capsys, given):
     assert os.listdir(str(copy.parent)) == ['copy']
 
 
+@pytest.mark.full
 def test_a_logdir_with_spaces_and_letters_of_all_kinds(copy):
     logdir = copy.parent / 'größe 100% #1?'
     copy.rename(logdir)
@@ -503,6 +511,7 @@ def test_a_logdir_with_spaces_and_letters_of_all_kinds(copy):
     assert picture.exists()
 
 
+@pytest.mark.full
 @pytest.mark.skipif(tf.__version__.startswith('1.'), reason='ram:// exists from TensorFlow 2.12 on')
 def test_a_logdir_on_another_file_system(copy, capsys):
     logdir = 'ram://%s' % copy.parent.name
@@ -523,6 +532,7 @@ def test_a_logdir_on_another_file_system(copy, capsys):
     assert "there is no directory 'ram://nowhere'" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_torn_event_file_and_a_torn_record_are_said(copy):
     (events,) = copy.glob('events.out.tfevents.*')
     events.write_bytes(events.read_bytes()[:-5])
@@ -536,6 +546,7 @@ def test_a_torn_event_file_and_a_torn_record_are_said(copy):
 # Bundles that are not as they should be.
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('error', [zlib.error('x'), MemoryError(), AssertionError('x')], ids=repr)
 @pytest.mark.parametrize('where', ['read', 'drawn'])
 def test_whatever_a_bundle_raises_only_its_place_says_so(sound_and_not, monkeypatch, error, where):
@@ -588,6 +599,7 @@ def ranges_without_end(name):
     return change
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     'change',
     [
@@ -607,6 +619,7 @@ def test_a_bundle_without_measure_has_a_page_that_opens(sound_and_not, change):
     assert pixels((logdir / 'x.png').read_bytes()).shape[0] < 10000
 
 
+@pytest.mark.full
 def test_words_without_end_in_the_record_are_cut(tmp_path):
     words = dict.fromkeys(('action', 'reason', 'restored', 'worker'), LONG[:30000])
     record(tmp_path, *[line(step=step, **words) for step in range(20)])
@@ -636,6 +649,7 @@ def test_the_command_writes_the_page_and_the_picture_whole(copy, tmp_path):
     assert not [n for n in os.listdir(str(copy / 'slimguard')) if n.startswith('.')]
 
 
+@pytest.mark.full
 def test_it_opens_the_page_in_the_browser(copy, monkeypatch, capsys):
     opened = []
     monkeypatch.setattr(webbrowser, 'open', lambda page: opened.append(page) or len(opened) < 2)
@@ -647,6 +661,7 @@ def test_it_opens_the_page_in_the_browser(copy, monkeypatch, capsys):
     assert '--open needs a file' in capsys.readouterr().err and len(opened) == 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     'output, why',
     [
@@ -668,12 +683,14 @@ def test_what_cannot_be_written_is_an_error(copy, monkeypatch, capsys, output, w
     assert sorted(os.listdir(str(copy.parent))) == ['copy', 'file', 'folder']
 
 
+@pytest.mark.full
 def test_a_device_is_written_to_and_stays_one(copy, tmp_path):
     assert report.main(str(copy), output='/dev/null', png='/dev/null') == 0
     assert stat.S_ISCHR(os.stat('/dev/null').st_mode)
     assert not [n for n in os.listdir('/dev') if n.startswith('null.')]
 
 
+@pytest.mark.full
 def test_a_pipe_gets_the_page_and_one_that_nobody_reads_is_an_error(copy, tmp_path, capsys):
     fifo = tmp_path / 'fifo'
     os.mkfifo(str(fifo))
@@ -689,6 +706,7 @@ def test_a_pipe_gets_the_page_and_one_that_nobody_reads_is_an_error(copy, tmp_pa
     assert stat.S_ISFIFO(os.stat(str(fifo)).st_mode)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('kind', ['pipe', 'appended'])
 def test_the_standard_output_gets_the_page_and_nothing_else(copy, tmp_path, kind):
     command = '-m', 'slimguard', 'report', copy, '--output', '/dev/stdout'
@@ -706,6 +724,7 @@ def test_the_standard_output_gets_the_page_and_nothing_else(copy, tmp_path, kind
     assert said.startswith(before + b'<!doctype html>') and said.endswith(b'</html>\n')
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('mask', [0o022, 0o077])
 def test_the_page_may_be_read_by_whom_the_umask_lets(copy, mask):
     before = os.umask(mask)
@@ -717,6 +736,7 @@ def test_the_page_may_be_read_by_whom_the_umask_lets(copy, mask):
     assert stat.S_IMODE(mode) == 0o666 & ~mask
 
 
+@pytest.mark.full
 def test_a_path_that_the_terminal_has_no_letters_for_is_no_error(copy, tmp_path, monkeypatch):
     logdir = tmp_path / 'größe'
     copy.rename(logdir)
@@ -737,6 +757,7 @@ sys.exit(report.main(*sys.argv[1:]))
 """
 
 
+@pytest.mark.full
 def test_without_matplotlib_the_page_has_words_and_says_what_draws(copy, tmp_path):
     run = forked_python('-c', WITHOUT, 'matplotlib', copy)
     assert run.returncode == 0, run.stderr

@@ -87,6 +87,7 @@ def report_of(logdir, codes=(0,), png=False):
     return text
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('seed', range(8))
 def test_mutated_bundles(tmp_path, seed):
     said = json.loads((BUNDLE / 'incident.json').read_text())
@@ -116,6 +117,7 @@ def lines_of(pick):
         yield mutate_json(pick, said) if pick.random() < 0.5 else json.dumps(said)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('seed', range(8))
 def test_mutated_records(tmp_path, seed):
     for number in range(MUTANTS):
@@ -128,6 +130,7 @@ def test_mutated_records(tmp_path, seed):
         assert '>None<' not in text and 'There is no record' not in text
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('seed', range(8))
 def test_mutated_event_files(tmp_path, seed):
     with tf.Graph().as_default():

@@ -37,6 +37,7 @@ class Script:
         return record_reader.read_incidents(self.logdir)
 
 
+@pytest.mark.full
 def test_a_script_may_leave_bad_updates_out_by_itself(tmp_path):
     """The learning rate is a tensor from outside of the branch, which has none if not taken."""
 
@@ -51,6 +52,7 @@ def test_a_script_may_leave_bad_updates_out_by_itself(tmp_path):
     assert incident.action == 'skip' and '1 NaN among 32 values' in incident.diagnosis
 
 
+@pytest.mark.full
 def test_a_branch_in_the_model_of_a_plain_session_is_diagnosed(tmp_path):
     def make(script):
         first = script.product[0, 0]
@@ -92,6 +94,7 @@ def test_a_graph_is_exported_when_nobody_adds_to_it(tmp_path):
         assert not thread.is_alive()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     'kind, policy',
     [

@@ -132,6 +132,7 @@ def test_a_folder_is_named_as_it_was_meant_where_slims_loop_began(tmp_path, monk
     )
 
 
+@pytest.mark.full
 def test_a_training_by_slim_is_said_to_be_guarded_and_nothing_else(tmp_path):
     slim = slimguard.compat.import_slim()
     with slimguard.instrument('skip') as guards:

@@ -123,6 +123,7 @@ def values_of(make, leaves_out=()):
         return fetched, read(session)
 
 
+@pytest.mark.full
 @pytest.mark.every_cell
 @pytest.mark.parametrize('name', sorted(BUILDS))
 def test_a_bad_step_is_as_if_it_had_not_been(name, tmp_path):
@@ -136,6 +137,7 @@ def test_a_bad_step_is_as_if_it_had_not_been(name, tmp_path):
     np.testing.assert_equal(guarded_variables, variables)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('use_resource', [False, True])
 def test_guard_puts_back_a_trainable_statistic_that_the_loss_waits_for(use_resource, caplog):
     x = tf1.placeholder(tf.float32, [4, 2])

@@ -63,6 +63,7 @@ def loss_in(values):
     return values['loss'] if isinstance(values, collections.abc.Mapping) else values.loss
 
 
+@pytest.mark.full
 def test_any_structure_that_a_session_takes_is_guarded_and_comes_back(tmp_path):
     def loop(model, train_op, logdir, watch):
         with tf1.Session() as session:

@@ -145,6 +145,7 @@ def run(build, kind, values, logdir):
             return session.run([model.weight, model.sum, model.scale]), guards.sessions.seen
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     'build, kind',
     [

@@ -56,6 +56,7 @@ def test_the_bits_and_what_is_drawn_next_are_those_of_a_plain_run(kind, loop):
     assert same(train(kind, LOOPS[loop], slimguard.instrument), expected)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('kind', ['placeholder', 'queue', 'normalized'])
 def test_a_bad_value_that_is_fed_changes_nothing_and_is_named(kind, folder):
     with slimguard.instrument(on_nan='skip') as guards, tf.Graph().as_default():
@@ -166,6 +167,7 @@ def test_writes_of_layers_on_both_sides_of_what_is_fed_are_put_back(use_resource
                 assert not same(state(session), before)
 
 
+@pytest.mark.full
 def test_what_is_fed_may_be_fetched_and_what_it_is_computed_from_is_neither_run_nor_guarded():
     with slimguard.instrument() as guards, tf.Graph().as_default():
         model = Fed('normalized')

@@ -110,6 +110,7 @@ def run(make, use_resource, tmp_path=None, bad=(), **kwargs):
             return script.run(make(script), bad)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     'make, use_resource',
     zip(SCRIPTS, [False, True] * 3),

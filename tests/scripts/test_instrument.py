@@ -75,6 +75,7 @@ def test_twice_is_once():
     first.uninstrument()
 
 
+@pytest.mark.full
 def test_the_steps_of_slims_loop_are_counted(tmp_path):
     def step(*args):
         return slim.learning.train_step(*args)
@@ -86,6 +87,7 @@ def test_the_steps_of_slims_loop_are_counted(tmp_path):
     assert ': 7 steps, 1 incident (skip 1); record and bundles: %s' % tmp_path in said
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('on_nan, is_told', [('skip', True), ('raise', False)])
 def test_a_training_of_slims_that_saves_nothing_has_a_record_all_the_same(
     on_nan, is_told, tmp_path, monkeypatch
@@ -121,6 +123,7 @@ def test_code_that_imported_the_functions_by_name_before():
         del sys.modules['a_script']
 
 
+@pytest.mark.full
 def test_slims_loop_skips_a_bad_step(tmp_path):
     model = Linear(bad=(3,))
     with slimguard.instrument(on_nan='skip'):
@@ -128,6 +131,7 @@ def test_slims_loop_skips_a_bad_step(tmp_path):
     assert model.batches.drawn == 7
 
 
+@pytest.mark.full
 def test_raise_is_the_default(tmp_path):
     with slimguard.instrument():
         with pytest.raises(slimguard.NanLossError, match='global step 3'):
@@ -170,6 +174,7 @@ def test_a_train_op_built_by_hand_is_guarded_on_the_way_in():
     assert not seen and model.batches.drawn == 7
 
 
+@pytest.mark.full
 def test_training_in_a_monitored_session(tmp_path):
     training = pytest.importorskip('tf_slim.training.training')
     model = Linear(bad=(3,))

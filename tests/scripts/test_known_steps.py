@@ -22,6 +22,7 @@ def training(tmp_path, monkeypatch):
             yield model, train_op, session
 
 
+@pytest.mark.full
 def test_what_was_built_since_is_guarded_before_the_session_sees_it(training):
     model, train_op, session = training
     with slimguard.instrument(on_nan='skip') as guards:

@@ -45,6 +45,7 @@ class Script:
 
 
 class TestWhatItIsCalled:
+    @pytest.mark.full
     def test_a_number_of_steps_goes_on_by_the_steps(self, tmp_path):
         script = Script(tmp_path)
         script.steps.update(generator=3, discriminator=6)

@@ -51,6 +51,7 @@ def expected(samples):
     return values[0], averages[0]
 
 
+@pytest.mark.full
 def test_a_script_trains_with_it_saves_the_averages_and_goes_on(tmp_path):
     result = train(tmp_path, '--on_nan=skip', '--number_of_steps=10', '--nan_sample=3')
     before = [0, 1, 2, 4, 5, 6, 7, 8, 9, 10]

@@ -52,6 +52,7 @@ def train_like_a_gan(on_nan, tmp_path, bad, train_op_of=Linear.minimize, hook=Tr
 class TestARunBesideTheSteps:
     """The hook draws batches 0, 2, 4, 6, and the main run the others."""
 
+    @pytest.mark.full
     @pytest.mark.parametrize('on_nan', ['skip', 'rollback', lambda incident: 'skip'])
     def test_goes_on_where_the_policy_does(self, on_nan, tmp_path):
         done, said = train_like_a_gan(on_nan, tmp_path, bad=(2, 3, 5))
@@ -66,6 +67,7 @@ class TestARunBesideTheSteps:
     def test_ends_cleanly_where_the_policy_is_stop(self, tmp_path):
         assert train_like_a_gan('stop', tmp_path, bad=(3,))[0] == 2
 
+    @pytest.mark.full
     def test_ends_by_the_hook_where_the_policy_is_raise(self, tmp_path):
         with pytest.raises(tf1.train.NanLossDuringTrainingError):
             train_like_a_gan('raise', tmp_path, bad=(3,))

@@ -60,6 +60,7 @@ def test_good_steps_pass_and_a_nan_is_for_the_check(optimizer, use_resource):
             script.checked(np.ones([2, 3]))
 
 
+@pytest.mark.full
 def test_only_what_is_ours_has_no_check():
     with slimguard.instrument(), tf.Graph().as_default() as graph:
         with Script('plain', False).session:

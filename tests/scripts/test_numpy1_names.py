@@ -41,6 +41,7 @@ def test_who_needs_none_hears_nothing(tmp_path):
     assert said not in run.stderr
 
 
+@pytest.mark.full
 def test_a_script_finds_them_one_line_says_so_and_then_numpy_is_as_it_was(tmp_path):
     (tmp_path / 'program.py').write_text(IN_PROCESS)
     run = forked_python(tmp_path / 'program.py', SCRIPT)

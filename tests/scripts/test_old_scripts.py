@@ -84,6 +84,7 @@ def test_by_default_a_nan_ends_the_script_with_our_error(tmp_path):
     assert bad_variables(str(tmp_path)) == []
 
 
+@pytest.mark.full
 def test_names_and_flags_of_tensorflow_1():
     arguments = ['--log_dir=here', '--batch_size', '3', 'more']
     run = forked_python('-m', 'slimguard', 'run', '--tf1', script('names.py'), *arguments)
@@ -130,6 +131,7 @@ except ImportError:
 """
 
 
+@pytest.mark.full
 @on_tensorflow_2
 def test_an_installed_package_has_contrib_and_that_of_the_script_all_names(tmp_path):
     packages = tmp_path / 'site-packages'
@@ -163,6 +165,7 @@ def test_an_installed_package_has_contrib_and_that_of_the_script_all_names(tmp_p
     assert 'library.model.ops.image_ops' in run.stderr
 
 
+@pytest.mark.full
 @on_tensorflow_2
 def test_a_module_that_is_run_is_of_a_package_that_has_all_names(tmp_path, monkeypatch):
     package = tmp_path / 'site-packages' / 'trainer'

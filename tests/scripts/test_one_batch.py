@@ -44,6 +44,7 @@ def sums():
     return x, [each.assign_add(g) for each, g in zip(found, gradients)], found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('build, kind', [(descent, 'ref'), (sums, 'resource')], indirect=['kind'])
 def test_what_is_written_by_hand_in_several_writes_is_written_whole_or_not(kind, build, tmp_path):
     with slimguard.instrument('skip', logdir=tmp_path) as guards, tf1.Session() as session:
@@ -78,6 +79,7 @@ def train(values, on_nan, logdir):
     return guards.sessions.seen.actions, record_reader.read_incidents(logdir)
 
 
+@pytest.mark.full
 def test_two_train_ops_use_up_one_skip_for_a_batch(tmp_path):
     actions, incidents = train([1.0, np.nan, np.nan, 1.0], 'skip:2,raise', tmp_path)
     assert actions == {'skip': 4}

@@ -213,6 +213,7 @@ def test_what_computes_nothing_is_the_scripts_own(use_resource, tmp_path):
     assert not lines
 
 
+@pytest.mark.full
 def test_all_that_a_run_writes_is_written_or_nothing(tmp_path):
     with slimguard.instrument(on_nan='skip', logdir=tmp_path):
         own = Own(use_resource=True)
@@ -393,6 +394,7 @@ def test_a_table_is_computed_behind_a_gate(tmp_path):
     assert guards.sessions.seen.actions == {'skip': 1}
 
 
+@pytest.mark.full
 def test_between_the_steps_of_a_training(tmp_path):
     """As a GAN clips its weights, or a target network follows."""
     with slimguard.instrument(on_nan='skip', logdir=tmp_path) as guards:

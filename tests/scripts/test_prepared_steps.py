@@ -134,6 +134,7 @@ def test_a_session_that_nobody_has_any_more_is_freed_at_once(capfd):
     assert 'ignored' not in capfd.readouterr().err
 
 
+@pytest.mark.full
 def test_threads_that_fetch_different_things_get_what_they_asked_for():
     def train(number):
         fetches = [model.train_op, tf.constant(number)] if number % 2 else (model.train_op,)
@@ -165,6 +166,7 @@ def test_threads_that_fetch_different_things_get_what_they_asked_for():
     assert sum(guards.sessions.seen.train_ops.values()) == 200
 
 
+@pytest.mark.full
 def test_a_bad_step_is_on_record_with_its_step_and_loss(tmp_path, calls, capfd):
     def raise_at_inf(incident):
         return 'raise' if np.isinf(incident.loss) else 'skip'
@@ -187,6 +189,7 @@ def test_a_bad_step_is_on_record_with_its_step_and_loss(tmp_path, calls, capfd):
     assert 'this step wrote nothing' not in capfd.readouterr().err  # it is said in the log
 
 
+@pytest.mark.full
 def test_a_train_op_of_the_scripts_own_gate_is_as_quiet(tmp_path, capfd):
     """What it fetches of its gate tells as ever; what it trains by does not print beside."""
     with slimguard.instrument('skip', logdir=tmp_path), tf.Graph().as_default():

@@ -44,6 +44,7 @@ def factor_in(folder):
         return json.load(file)['factor']
 
 
+@pytest.mark.full
 def test_the_next_rollback_lowers_the_rate_that_was_kept(folder):
     with slimguard.instrument('rollback:3x0.5', capture=False):
         run(folder, 30, 10, bad=(15,))

@@ -80,6 +80,7 @@ def test_help_and_usage_errors_come_without_importing_tensorflow():
     assert '-m module' in run.stdout
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     'ours, theirs, said',
     [
@@ -156,6 +157,7 @@ def test_a_module_that_is_not_there_is_said_as_python_says_it(tmp_path):
     assert 'Traceback' not in run.stderr
 
 
+@pytest.mark.full
 def test_a_guarded_script_fails_as_it_would_without_us(tmp_path):
     write_scripts(tmp_path, SCRIPTS['an exception'])
     arguments = ['script.py', '--on_nan=foo', '--tf1']
@@ -170,6 +172,7 @@ def test_a_guarded_script_fails_as_it_would_without_us(tmp_path):
     assert guarded.stderr.count('Traceback') == 1
 
 
+@pytest.mark.full
 def test_the_doctor_reports():
     run = forked_python('-m', 'slimguard', 'doctor')
     assert run.returncode == 0
@@ -198,6 +201,7 @@ with instrumentation.instrument([slimguard.Skip()]):
 """
 
 
+@pytest.mark.full
 def test_a_caller_who_goes_on_gets_back_what_was_there(tmp_path):
     (tmp_path / 'script.py').write_text(
         'import tensorflow as tf\nprint(tf.compat.v1.Session.__mro__[1].run.__module__)\n'

@@ -93,6 +93,7 @@ def supervised(logdir):
 LOOPS = {'plain': (plain, 'train'), 'monitored': (monitored, ''), 'supervised': (supervised, '')}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('loop', LOOPS)
 def test_they_come_with_the_scripts_own_and_no_other_of_those_changes(loop, tmp_path):
     train, folder = LOOPS[loop]
@@ -110,6 +111,7 @@ def test_they_come_with_the_scripts_own_and_no_other_of_those_changes(loop, tmp_
     assert loop != 'plain' or set(events_in(os.path.join(guarded, 'test'))) == {'theirs'}
 
 
+@pytest.mark.full
 def test_after_a_bad_step_they_are_of_the_last_good_one(tmp_path):
     with slimguard.instrument(on_nan='skip'):
         losses = plain(str(tmp_path), bad=(5,))  # summaries draw as well: it is the fourth step

@@ -21,12 +21,14 @@ def run_source(tmp_path, source):
     return run_tf1(tmp_path / 'script.py')
 
 
+@pytest.mark.full
 def test_deep_paths_work_and_what_is_never_used_stops_nobody():
     run = run_tf1(ROOT / 'tests' / 'data' / 'scripts' / 'deep_imports.py')
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines()[-1] == 'shape [1, 2, 2, 1]'
 
 
+@pytest.mark.full
 @on_tensorflow_2
 @pytest.mark.parametrize(
     'source, name, remedy',
@@ -53,6 +55,7 @@ def test_what_is_gone_raises_where_it_is_used(tmp_path, source, name, remedy):
     assert remedy in error
 
 
+@pytest.mark.full
 @on_tensorflow_2
 def test_an_import_of_a_placeholder_adds_nothing_to_the_modules_of_libraries(tmp_path):
     run = run_source(

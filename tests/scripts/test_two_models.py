@@ -46,6 +46,7 @@ def train_both(folders):
         ill.train(BAD + 4)
 
 
+@pytest.mark.full
 def test_what_became_of_one_is_beside_its_own_checkpoints(folders):
     train_both(folders)
     healthy, ill = folders

@@ -147,6 +147,7 @@ def states_without_guard(build=Linear.minimize):
     return run(plain, None, None, bad=(), minimize=build)
 
 
+@pytest.mark.full
 @pytest.mark.every_cell
 @pytest.mark.parametrize('loop', LOOPS, ids=lambda loop: loop.__name__)
 def test_a_bad_batch_is_skipped_and_the_rest_trains_to_the_same_bits(loop, tmp_path):
@@ -165,6 +166,7 @@ def test_a_bad_batch_is_skipped_and_the_rest_trains_to_the_same_bits(loop, tmp_p
     assert len(list((tmp_path / 'guarded' / 'slimguard').glob('incident-*'))) == 1
 
 
+@pytest.mark.full
 @pytest.mark.every_cell
 @pytest.mark.parametrize('loop', LOOPS, ids=lambda loop: loop.__name__)
 def test_raise_ends_it_with_the_incident(loop, tmp_path):
@@ -175,6 +177,7 @@ def test_raise_ends_it_with_the_incident(loop, tmp_path):
     assert record['action'] == 'raise'
 
 
+@pytest.mark.full
 @pytest.mark.every_cell
 @pytest.mark.parametrize('loop', LOOPS, ids=lambda loop: loop.__name__)
 def test_stop_ends_it_as_the_end_of_the_input_does(loop, tmp_path):
@@ -187,6 +190,7 @@ def test_stop_ends_it_as_the_end_of_the_input_does(loop, tmp_path):
     assert (record['step'], record['action']) == (2, 'stop')
 
 
+@pytest.mark.full
 @pytest.mark.every_cell
 @pytest.mark.parametrize('loop', LOOPS, ids=lambda loop: loop.__name__)
 def test_rollback_goes_back_and_the_loop_goes_on(loop, tmp_path):
@@ -197,6 +201,7 @@ def test_rollback_goes_back_and_the_loop_goes_on(loop, tmp_path):
         assert [model_step(each) for each in states] == [1, 2, 0, 1, 2, 3]
 
 
+@pytest.mark.full
 def test_rollback_goes_back_to_what_the_scripts_own_saver_wrote(tmp_path):
     logdir = tmp_path / 'own'
 
@@ -262,6 +267,7 @@ def towers(model):
 BUILDS = [group_with_average, loss_after_the_update, with_own_optimizer, under_update_ops, towers]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     'build, loop',
     zip(BUILDS, [plain, monitored, supervised, plain, monitored]),
@@ -273,6 +279,7 @@ def test_whatever_is_built_around_an_optimizer_a_bad_step_changes_no_bit(build, 
     assert guarded[2] == guarded[1] != guarded[3]
 
 
+@pytest.mark.full
 def test_what_waits_for_the_update_and_is_fetched_beside_it_runs_once(tmp_path):
     def loop(model, train_op, logdir, watch):
         with tf.control_dependencies([train_op]):
@@ -320,6 +327,7 @@ def of_no_known_shape(model):
     return tf1.placeholder_with_default(per_example(model), None)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     'loss, value, max_loss', [(per_example, 1e6, 100.0), (of_no_known_shape, np.nan, None)]
 )
@@ -422,6 +430,7 @@ with tf.Session() as session:
 """
 
 
+@pytest.mark.full
 @pytest.mark.every_cell
 @pytest.mark.parametrize(
     'on_nan, status, said',
@@ -486,12 +495,14 @@ def test_starts_in_the_same_second_have_folders_of_their_own(path, name, tmp_pat
     assert [start.path() for start in starts] == paths
 
 
+@pytest.mark.full
 def test_a_script_that_exits_with_0_has_come_to_its_end(tmp_path):
     (tmp_path / 'script.py').write_text('import sys; sys.exit(0)')
     run = forked_python('-m', 'slimguard', 'run', 'script.py', cwd=str(tmp_path))
     assert run.returncode == 0 and 'this script ran no session' in run.stderr
 
 
+@pytest.mark.full
 def test_a_synchronous_optimizer_waits_for_no_token_that_a_bad_step_kept(tmp_path):
     def synchronous(model):
         optimizer = tf1.train.SyncReplicasOptimizer(model.optimizer, replicas_to_aggregate=1)
@@ -536,6 +547,7 @@ def test_an_estimator_obeys(on_nan, steps, tmp_path):
     assert record['action'] == on_nan
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('guards_itself', [False, True])
 def test_a_loss_above_max_loss_is_a_bad_step_of_a_train_op_of_slims_too(guards_itself, tmp_path):
     """In a plain session: slim's own `train` hands the limit on by itself."""

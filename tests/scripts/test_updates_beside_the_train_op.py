@@ -110,6 +110,7 @@ def by_create_train_op(script):
     return slimguard.create_train_op(script.loss, script.optimizer, check_numerics=True)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     'make', [by_optimizer, by_slim, by_guard, by_create_train_op], ids=lambda f: f.__name__
 )

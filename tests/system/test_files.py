@@ -52,6 +52,7 @@ def test_a_url_stays_one_but_for_that_of_a_local_file(here):
     assert files.as_path('file://%s/logs' % here) == os.path.join(here, 'logs')
 
 
+@pytest.mark.full
 def test_what_is_no_path_is_a_type_error_that_shows_it():
     for bad in [None, 3, ['logs']]:
         with pytest.raises(TypeError, match='logdir must be a path .* not'):

@@ -86,6 +86,7 @@ def test_by_create_train_op(calls):
         assert_refused([calls.create], arguments, error, said)
 
 
+@pytest.mark.full
 def test_a_multiplier_of_nothing_is_told(calls):
     for name in ('x', 3, 'w:0'):
         with LogLines() as lines:
@@ -198,6 +199,7 @@ def own_step(session, train_op, global_step, kwargs):
     return loss, session.run(global_step) >= kwargs['until']
 
 
+@pytest.mark.full
 def test_what_slim_takes_is_taken(tmp_path):
     for arguments in (
         lambda model: {'gradient_multipliers': {model.weights: 2.0}, 'clip_gradient_norm': -1},

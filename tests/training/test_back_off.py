@@ -55,6 +55,7 @@ def kept_in(logdir):
         return json.load(file)
 
 
+@pytest.mark.full
 @every_loop
 def test_after_a_rollback_updates_are_those_of_the_smaller_rate(loop, tmp_path):
     on_nan = Rollback(3, learning_rate=0.5)
@@ -70,6 +71,7 @@ def test_after_a_rollback_updates_are_those_of_the_smaller_rate(loop, tmp_path):
     assert sorted(names) == ['global_step', 'w', 'w/Momentum']
 
 
+@pytest.mark.full
 @every_loop
 def test_a_restart_goes_on_with_it_and_says_so(loop, tmp_path):
     on_nan = Rollback(3, learning_rate=0.5)
@@ -91,6 +93,7 @@ def test_a_restart_goes_on_with_it_and_says_so(loop, tmp_path):
         assert weights_in(tmp_path)['w'] == session.run(model.weights).tolist()
 
 
+@pytest.mark.full
 @every_loop
 def test_a_factor_of_one_and_none_give_the_same_bits(loop, tmp_path):
     found = []
@@ -104,6 +107,7 @@ def test_a_factor_of_one_and_none_give_the_same_bits(loop, tmp_path):
     assert found[0] == found[1]
 
 
+@pytest.mark.full
 def test_the_log_and_tensorboard_say_it(tmp_path):
     model = Linear(bad=(2,))
     train_op = slimguard.create_train_op(model.loss, model.optimizer)
@@ -122,6 +126,7 @@ def test_the_log_and_tensorboard_say_it(tmp_path):
     assert found == [np.float32(0.3)]
 
 
+@pytest.mark.full
 @every_loop
 def test_without_such_a_policy_the_full_rate_is_back_and_that_is_said(loop, tmp_path):
     for steps, bad, on_nan in [(3, (0,), Rollback(learning_rate=0.5)), (6, (), 'rollback')]:
@@ -131,6 +136,7 @@ def test_without_such_a_policy_the_full_rate_is_back_and_that_is_said(loop, tmp_
     assert 'was x0.5 when' in said and 'it is the full one again' in said
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('content', [b'', b'{"factor": 2}', b'[]', b'{"factor": "x"}', b'\xff'])
 def test_a_file_that_says_nothing_is_told(content, tmp_path):
     (tmp_path / 'slimguard').mkdir()
@@ -143,6 +149,7 @@ def test_a_file_that_says_nothing_is_told(content, tmp_path):
     assert kept_in(tmp_path) == {'factor': 0.5}
 
 
+@pytest.mark.full
 def test_a_callable_may_return_it_if_on_nan_has_it(tmp_path):
     policy = Rollback(learning_rate=0.5)
     model = Linear(bad=(1,))

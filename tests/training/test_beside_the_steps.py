@@ -34,6 +34,7 @@ def hasty():
     sys.setswitchinterval(before)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('spike', [None, True], ids=['', 'spike'])
 def test_each_bad_step_of_any_thread_is_recorded_once(tmp_path, hasty, spike):
     x = tf1.placeholder(tf.float32, [])
@@ -74,6 +75,7 @@ class Asks(tf1.train.SessionRunHook):
 
 
 class TestQueues:
+    @pytest.mark.full
     @pytest.mark.parametrize('asks', [False, True], ids=['nobody asks', 'a hook asks'])
     def test_are_filled_once_the_supervisor_has_begun_or_a_hook_asks(
         self, tmp_path, monkeypatch, asks
@@ -90,6 +92,7 @@ class TestQueues:
         first = ['start_queue_runners', 'start_standard_services']
         assert order == (first if asks else first[::-1])
 
+    @pytest.mark.full
     @pytest.mark.parametrize('who', ['train', 'a hook', 'instrument'])
     def test_are_filled_once_the_training_is_watched(self, tmp_path, monkeypatch, who):
         """Beside threads that begin to fill queues each new kind of run takes ten times as long."""
@@ -170,6 +173,7 @@ def train_with_summaries(hook, logdir, summary_of=None, on_nan=None, **kwargs):
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     'summary_of', [None, lambda loss: tf1.summary.scalar('own', loss)], ids=['default', 'own']
 )
@@ -191,11 +195,13 @@ def test_a_summary_of_a_bad_batch_with_variables_on_parameter_servers(tmp_path):
     assert reasons and all('in a run of the summaries' in reason for reason in reasons)
 
 
+@pytest.mark.full
 def test_the_policy_decides_about_a_summary(tmp_path):
     with pytest.raises(slimguard.NanLossError, match='in a run of the summaries: not finite'):
         train_with_summaries(BadForSummaries(), tmp_path)
 
 
+@pytest.mark.full
 def test_no_op_is_added_where_summaries_write_nothing(tmp_path, graph):
     """Batch norm leaves its updates to the train_with_summaries op here."""
     batches = Batches()
@@ -208,6 +214,7 @@ def test_no_op_is_added_where_summaries_write_nothing(tmp_path, graph):
     assert [op.name for op in graph.get_operations() if 'slimguard/summary' in op.name] == []
 
 
+@pytest.mark.full
 def test_under_instrument_it_is_one_gate_as_well(tmp_path, graph):
     with slimguard.instrument(on_nan='skip'):
         train_with_summaries(BadForSummaries(), tmp_path, on_nan='skip')
@@ -246,6 +253,7 @@ def is_of_chief(record):
     return record['reason'].startswith("in the chief's update: not finite once updated: w")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('on_nan, steps', [('skip', [1, 1, 2, 3]), ('stop', [1, 1])])
 def test_a_hook_acts_on_an_update_of_the_chief_in_the_same_step(on_nan, steps, tmp_path, capfd):
     model = exploding()
@@ -258,6 +266,7 @@ def test_a_hook_acts_on_an_update_of_the_chief_in_the_same_step(on_nan, steps, t
     assert said_of_chief(capfd) == []  # it was told
 
 
+@pytest.mark.full
 def test_raise_at_an_update_of_the_chief_saves_the_last_good_state_first(tmp_path):
     model = exploding()
     train_op = slimguard.guard(model.train_op, model.loss)
@@ -267,6 +276,7 @@ def test_raise_at_an_update_of_the_chief_saves_the_last_good_state_first(tmp_pat
     assert slimguard.latest_finite_checkpoint(str(tmp_path)).endswith('model.ckpt-1')
 
 
+@pytest.mark.full
 def test_an_update_of_the_chief_that_nobody_was_told_of_is_recorded_at_the_end(tmp_path):
     """A thread may make an update when the chief makes no step any more."""
     model = exploding()
@@ -281,6 +291,7 @@ def test_an_update_of_the_chief_that_nobody_was_told_of_is_recorded_at_the_end(t
     assert is_of_chief(record) and record['reason'].endswith('; after the last step')
 
 
+@pytest.mark.full
 def test_a_script_that_is_not_edited_is_told_of_an_update_of_the_chief(tmp_path, capfd):
     with slimguard.instrument(on_nan='skip', logdir=tmp_path):
         model = exploding()
@@ -290,6 +301,7 @@ def test_a_script_that_is_not_edited_is_told_of_an_update_of_the_chief(tmp_path,
     assert said_of_chief(capfd) == []
 
 
+@pytest.mark.full
 def test_what_another_process_puts_back_is_not_lost():
     """A weight that was not finite is looked at again."""
     damage = gate_models.Damage()

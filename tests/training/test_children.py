@@ -99,6 +99,7 @@ def script(tmp_path):
     return path
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('method', METHODS)
 def test_a_pool_and_a_terminated_process_in_each_epoch_train_as_under_slim(
     method, script, tmp_path
@@ -124,6 +125,7 @@ class Training(Started):
         self.wait_for('waiting')
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ('method', 'number', 'statuses'),
     [
@@ -141,6 +143,7 @@ def test_a_signal_to_the_parent_still_saves(method, number, statuses, script, tm
     assert checkpoint_at(tmp_path / 'log') == (5, [])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ('method', 'number'),
     [('fork', signal.SIGINT), ('fork', signal.SIGTERM), ('spawn', signal.SIGINT)],
@@ -182,6 +185,7 @@ except ValueError:
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(
     sys.version_info < (3, 8), reason='TensorFlow 1.15 itself cannot close a session in a fork'
 )
@@ -243,6 +247,7 @@ def is_socket(descriptor):
         return False
 
 
+@pytest.mark.full
 def test_a_child_has_the_handlers_the_wakeup_fd_and_the_sockets_of_before(tmp_path):
     def ask():
         return signal_handling(), sockets()
@@ -285,6 +290,7 @@ def statuses_of_terminated(count):
     return statuses
 
 
+@pytest.mark.full
 def test_a_child_that_is_terminated_as_soon_as_it_is_there_ends_by_that(tmp_path):
     statuses = []
     train(tmp_path, lambda: statuses.extend(statuses_of_terminated(20)))
@@ -336,6 +342,7 @@ def test_one_may_fork_at_any_moment_of_entering_and_leaving(where):
     assert done.stdout == '600 {%d}\n' % signal.SIGTERM, done.stderr
 
 
+@pytest.mark.full
 def test_a_command_with_preexec_fn_can_be_terminated(tmp_path):
     def act():
         code = 'import time; print(flush=True); time.sleep(20)'
@@ -350,6 +357,7 @@ def test_a_command_with_preexec_fn_can_be_terminated(tmp_path):
     assert statuses == [-signal.SIGTERM]
 
 
+@pytest.mark.full
 def test_a_child_that_outlives_the_training_does_not_hold_it_up(tmp_path):
     children = []
 

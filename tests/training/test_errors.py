@@ -72,6 +72,7 @@ def incidents_in(lines):
     return [line for line in lines if line.startswith('slimguard: incident 1 at global step 3')]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('case', CASES)
 def test_in_train_it_is_on_record_logged_and_saved_before_the_error_leaves(case, tmp_path):
     on_nan, kind, error, words = CASES[case]
@@ -87,6 +88,7 @@ def test_in_train_it_is_on_record_logged_and_saved_before_the_error_leaves(case,
     assert checkpoint_at(tmp_path) == (3, [])
 
 
+@pytest.mark.full
 def test_in_a_monitored_session_as_well(tmp_path):
     model, train_op = build()
     hook = slimguard.NanLossHook(model.loss, on_nan=explode)
@@ -102,6 +104,7 @@ def test_in_a_monitored_session_as_well(tmp_path):
     assert checkpoint_at(tmp_path) == (3, [])
 
 
+@pytest.mark.full
 def test_the_incident_that_ends_the_training_has_a_bundle_though_others_took_the_room(tmp_path):
     model, train_op = build(bad=(2, 3))
     hook = slimguard.NanLossHook(
@@ -113,6 +116,7 @@ def test_the_incident_that_ends_the_training_has_a_bundle_though_others_took_the
     assert hook.incidents[0].bundle is None and hook.incidents[1].bundle is not None
 
 
+@pytest.mark.full
 def test_the_second_of_two_hooks_may_be_the_one_that_fails(tmp_path):
     model, train_op = build()
     hooks = [slimguard.NanLossHook(model.loss, on_nan=on_nan) for on_nan in ('skip', explode)]
@@ -121,6 +125,7 @@ def test_the_second_of_two_hooks_may_be_the_one_that_fails(tmp_path):
     assert checkpoint_at(tmp_path) == (3, [])
 
 
+@pytest.mark.full
 def test_where_on_rollback_raises_the_rollback_is_on_record(tmp_path):
     model, train_op = build()
     with LogLines() as lines, pytest.raises(Boom):
@@ -157,6 +162,7 @@ class Looking(tf1.train.SessionRunHook):
             explode()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ('wrapped', 'last'), [(False, 'the watcher'), (True, 'a hook of the user')]
 )
@@ -177,6 +183,7 @@ def test_a_hook_of_the_users_that_fails_at_a_bad_step_hides_no_incident(wrapped,
     assert checkpoint_at(tmp_path) == (3, [])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('wrapped', [False, True])
 def test_what_one_watcher_raises_is_no_incident_of_the_next(wrapped, tmp_path):
     model, train_op = build()
@@ -188,6 +195,7 @@ def test_what_one_watcher_raises_is_no_incident_of_the_next(wrapped, tmp_path):
     assert hooks[1].incidents == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ('error', 'check_numerics'),
     [(StopIteration(), True), (tf.errors.OutOfRangeError(None, None, 'none left'), False)],
@@ -215,6 +223,7 @@ def test_where_a_hooks_end_fails_the_training_is_saved(error, tmp_path):
     assert checkpoint_at(tmp_path) == (6, [])
 
 
+@pytest.mark.full
 def test_an_error_of_a_later_step_saves_nothing_on_account_of_an_incident(tmp_path):
     model, train_op = build()
 
@@ -228,6 +237,7 @@ def test_an_error_of_a_later_step_saves_nothing_on_account_of_an_incident(tmp_pa
     assert checkpoint_at(tmp_path) == (None, [])
 
 
+@pytest.mark.full
 def test_tensorflows_nan_hook_before_ours_hides_no_incident_in_a_monitored_session(tmp_path):
     model, train_op = build()
     hook = slimguard.NanLossHook(model.loss, on_nan='skip')
@@ -308,6 +318,7 @@ def test_an_error_brings_few_frames_of_ours(loop, most, capfd):
     assert 'wrote nothing (' not in capfd.readouterr().err  # the log has it
 
 
+@pytest.mark.full
 def test_the_traceback_of_a_script_is_of_the_script_alone(tmp_path):
     (tmp_path / 'script.py').write_text(SCRIPT)
     done = forked_python(

@@ -79,6 +79,7 @@ class TestEachPolicy:
         assert checkpoint_at(tmp_path) == (6, [])
 
 
+@pytest.mark.full
 @each_loop
 def test_ctrl_c_lets_the_step_finish_and_saves(loop, tmp_path):
     with pytest.raises(KeyboardInterrupt):
@@ -100,6 +101,7 @@ def test_a_training_resumes_from_a_good_checkpoint(loop, tmp_path):
         assert loop(given(tmp_path, steps=5)).began_at == good
 
 
+@pytest.mark.full
 @each_loop
 def test_max_loss(loop, tmp_path):
     with pytest.raises(slimguard.NanLossError, match='above max_loss'):
@@ -115,6 +117,7 @@ def test_rollback_goes_back_to_a_state_in_memory(loop, tmp_path):
     assert checkpoint_at(tmp_path) == (30, [])
 
 
+@pytest.mark.full
 @each_loop
 def test_raise_saves_a_state_that_is_not_ruined(loop, tmp_path, monkeypatch):
     monkeypatch.setattr(snapshots, '_RUINED_NOW', 1e-9)  # so what is in memory always is
@@ -125,6 +128,7 @@ def test_raise_saves_a_state_that_is_not_ruined(loop, tmp_path, monkeypatch):
     assert checkpoint_at(tmp_path) == (11, [])
 
 
+@pytest.mark.full
 @each_loop
 def test_a_spent_budget_for_skipping_gives_way(loop, tmp_path):
     on_nan = [slimguard.Skip(max_ratio=0.002), 'raise']
@@ -143,6 +147,7 @@ def test_where_nothing_was_skipped_nothing_is_said(tmp_path):
     assert not told_of_skips(lines)
 
 
+@pytest.mark.full
 def test_a_run_past_the_hooks_counts_as_well(tmp_path):
     model = Linear(bad=(1, 2))
     train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
@@ -156,6 +161,7 @@ def test_a_run_past_the_hooks_counts_as_well(tmp_path):
     assert told_of_skips(lines) == ['slimguard: 2 of 3 batches were skipped']
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', LOOPS)
 def test_sigterm_lets_the_step_finish_and_saves(name, tmp_path):
     program = 'from tests.helpers import loops; import sys; loops.main(sys.argv[1:])'
@@ -178,6 +184,7 @@ def test_what_is_not_finite_is_not_published(loop, tmp_path):
     assert checkpoint_at(tmp_path)[1] == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('loop', EDITED.values(), ids=EDITED)
 def test_the_progress_is_shown(loop, tmp_path, monkeypatch):
     pytest.importorskip('tqdm')
@@ -229,6 +236,7 @@ def unedited(model, logdir, on_nan):
                 session.run(train_op)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ('loop', 'on_nan'),
     [(unedited, 'raise'), (in_train, 'skip:1,raise'), (in_monitored_session, 'raise')],
@@ -243,6 +251,7 @@ def test_without_a_rollback_ruined_weights_follow_no_good_checkpoint(loop, on_na
     assert sum('is not saved, as its weights are ruined' in line for line in lines) == 1
 
 
+@pytest.mark.full
 def test_a_training_that_explodes_at_once_keeps_what_it_began_with(tmp_path):
     model = Linear(bad=lambda draw: draw >= 3, value=FAR)
     with pytest.raises(slimguard.NanLossError, match='the weights were ruined before'):

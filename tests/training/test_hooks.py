@@ -60,6 +60,7 @@ class TestGuarded:
         )
         return model, train_op, slimguard.NanLossHook(model.loss, on_nan=on_nan, **kwargs)
 
+    @pytest.mark.full
     def test_skip_goes_on_with_the_bits_of_before_and_the_next_batch(self, check_numerics, capfd):
         model, train_op, hook = self.build(check_numerics, 'skip')
         with tf1.train.SingularMonitoredSession(hooks=[hook]) as session:
@@ -77,6 +78,7 @@ class TestGuarded:
         assert incident.strategy == ('check_numerics' if check_numerics else 'hook')
         assert 'slimguard' not in capfd.readouterr().err  # the log has it
 
+    @pytest.mark.full
     def test_raise_is_caught_by_handlers_that_users_have(self, check_numerics):
         for handled in (tf1.train.NanLossDuringTrainingError, tf.errors.InvalidArgumentError):
             with tf.Graph().as_default():
@@ -85,6 +87,7 @@ class TestGuarded:
                     train_monitored(hook, train_op)
                 assert hook.incidents == [caught.value.incident]
 
+    @pytest.mark.full
     def test_fail_on_nan_loss_says_where_on_nan_does_not(self, check_numerics):
         _, train_op, _ = self.build(check_numerics, None)
         stopping = slimguard.NanLossHook(
@@ -129,6 +132,7 @@ def test_runs_that_are_no_steps_draw_no_batch():
             assert model.batches.drawn == 1
 
 
+@pytest.mark.full
 def test_a_fallback_chain_in_a_training():
     model = Linear(bad=(1, 3, 4, 5))
     train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
@@ -138,6 +142,7 @@ def test_a_fallback_chain_in_a_training():
     assert [i.step for i in hook.incidents] == [1, 2, 2, 2]
 
 
+@pytest.mark.full
 def test_a_hook_serves_a_second_training():
     model = Linear(bad=(1, 3))
     train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
@@ -212,6 +217,7 @@ class TestTwoTrainingsInOneGraph:
             trains[name] = (train_op, slimguard.NanLossHook(loss, on_nan='skip'))
         return batches, trains
 
+    @pytest.mark.full
     def test_a_hook_watches_the_training_of_its_loss(self):
         batches, trains = self.build()
         (d_train, d_hook), (g_train, g_hook) = trains['d'], trains['g']
@@ -223,6 +229,7 @@ class TestTwoTrainingsInOneGraph:
         assert len(d_hook.incidents) == 1 and not g_hook.incidents
         assert batches['d'].drawn == batches['g'].drawn == 4
 
+    @pytest.mark.full
     def test_both_in_one_run(self):
         batches, trains = self.build()
         (d_train, d_hook), (g_train, g_hook) = trains['d'], trains['g']
@@ -356,6 +363,7 @@ class TestARunThatGoesPastTheHooks:
         assert [(each.step, each.action) for each in hook.incidents] == [(1, 'stop')]
         assert 'this step wrote nothing' not in capfd.readouterr().err
 
+    @pytest.mark.full
     def test_is_heard_of_though_it_comes_first(self, tmp_path):
         train_op, hook = build(bad=(0,), on_nan='raise')
         with monitored(tmp_path, hook) as session:
@@ -364,6 +372,7 @@ class TestARunThatGoesPastTheHooks:
                 session.run(train_op)
         assert [each['action'] for each in records_in(tmp_path)] == ['raise']
 
+    @pytest.mark.full
     def test_is_recorded_at_the_end(self, tmp_path):
         train_op, hook = build(bad=(1,), on_nan='raise')
         with monitored(tmp_path, hook) as session:
@@ -375,6 +384,7 @@ class TestARunThatGoesPastTheHooks:
         assert [each.action for each in hook.incidents] == ['skip']
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('on_nan', ['rollback', 'skip', 'raise'])
 def test_a_run_of_the_loss_alone_is_no_step(on_nan, tmp_path):
     model = Linear(bad=(1,))
@@ -387,6 +397,7 @@ def test_a_run_of_the_loss_alone_is_no_step(on_nan, tmp_path):
     assert hook.incidents == [] and checkpoint_at(tmp_path) == (2, [])
 
 
+@pytest.mark.full
 def test_two_hooks_hear_of_the_same_incident(tmp_path):
     model = Linear(bad=(1,))
     train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
@@ -400,6 +411,7 @@ def test_two_hooks_hear_of_the_same_incident(tmp_path):
     assert checkpoint_at(tmp_path) == (2, [])
 
 
+@pytest.mark.full
 def test_without_capture_nothing_is_kept(tmp_path):
     train_op, hook = build(bad=(1,), on_nan='skip', capture=False)
     with monitored(tmp_path, hook) as session:
@@ -410,6 +422,7 @@ def test_without_capture_nothing_is_kept(tmp_path):
     assert not [op for op in graph.get_operations() if op.name.startswith('slimguard/capture')]
 
 
+@pytest.mark.full
 def test_so_many_bundles_are_kept(tmp_path):
     train_op, hook = build(bad=(1, 2, 3), on_nan='skip', max_bundles=2)
     with monitored(tmp_path, hook) as session:
@@ -425,6 +438,7 @@ class Later(tf1.train.SessionRunHook):
         self.variable = tf1.get_variable('later', initializer=7.0, trainable=False)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('own', ['none', 'scaffold', 'collection'])
 def test_what_a_session_saves_is_what_it_would_save(own, tmp_path):
     """All variables, those of hooks that begin later too; or those of the user's saver."""
@@ -444,6 +458,7 @@ def test_what_a_session_saves_is_what_it_would_save(own, tmp_path):
     assert saved == {'w', 'global_step'} | momentum | later
 
 
+@pytest.mark.full
 def test_where_the_record_is_elsewhere_the_session_saves_where_it_does(tmp_path):
     saved, record = tmp_path / 'saved', tmp_path / 'record'
     train_op, hook = build(bad=(2,), logdir=record)
@@ -457,6 +472,7 @@ def test_where_the_record_is_elsewhere_the_session_saves_where_it_does(tmp_path)
     assert len(bundle_paths(str(record))) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('error', [KeyboardInterrupt, SystemExit])
 def test_leaving_by_an_interrupt_saves(error, tmp_path):
     train_op, hook = build()
@@ -468,6 +484,7 @@ def test_leaving_by_an_interrupt_saves(error, tmp_path):
     assert checkpoint_at(tmp_path) == (3, [])
 
 
+@pytest.mark.full
 def test_leaving_by_another_error_saves_nothing(tmp_path):
     train_op, hook = build()
     with pytest.raises(KeyError):
@@ -477,6 +494,7 @@ def test_leaving_by_another_error_saves_nothing(tmp_path):
     assert checkpoint_at(tmp_path) == (0, [])
 
 
+@pytest.mark.full
 def test_a_process_that_is_not_the_chief_saves_nothing(tmp_path):
     train_op, hook = build(bad=(1,))
     variables = tf1.global_variables()
@@ -537,6 +555,7 @@ class TestARunThatFeedsWhatTheModelComputes:
         model = inner_feeds.Fed(kind)
         return model, slimguard.guard(model.minimize(), loss=model.loss)
 
+    @pytest.mark.full
     @pytest.mark.parametrize(
         ('kind', 'loop'),
         [

@@ -121,6 +121,7 @@ class TestCreateTrainOp:
 class TestPolicies:
     """What `test_every_loop` does not ask: both strategies, and what `train` returns."""
 
+    @pytest.mark.full
     def test_raise_is_the_default_and_is_caught_by_handlers_that_users_have(self, check_numerics):
         for handled in (tf1.train.NanLossDuringTrainingError, tf.errors.InvalidArgumentError):
             with tf.Graph().as_default():
@@ -129,6 +130,7 @@ class TestPolicies:
                     train(train_op)
                 assert isinstance(caught.value, slimguard.NanLossError)
 
+    @pytest.mark.full
     def test_stop_returns_the_last_finite_loss(self, check_numerics, tmp_path):
         model, train_op = build(check_numerics, bad=(3,))
         assert np.isfinite(train(train_op, tmp_path, on_nan='stop'))
@@ -139,6 +141,7 @@ class TestPolicies:
         _, train_op = build(check_numerics, bad=(3,), value=1e6)
         assert train(train_op, on_nan='stop', max_loss=1e6) < 100
 
+    @pytest.mark.full
     def test_a_hook_decides_and_its_callable_sees_each_incident(self, check_numerics, tmp_path):
         model, train_op = build(check_numerics, bad=(3, 4, 6))
         seen = []
@@ -212,6 +215,7 @@ class TestArguments:
             'w',
         ]
 
+    @pytest.mark.full
     def test_tracing_goes_on_after_a_step_that_was_held(self, tmp_path):
         _, train_op = build(bad=(1, 2))
         train(train_op, tmp_path, number_of_steps=3, trace_every_n_steps=1, on_nan='skip')
@@ -256,6 +260,7 @@ def test_inside_a_monitored_session_it_says_which_lines_to_change():
     assert 'slimguard.train(train_op, logdir, ..., hooks=hooks)' in str(caught.value)
 
 
+@pytest.mark.full
 def test_after_a_training_it_says_how_to_go_on(tmp_path):
     for steps in (2, 4):
         with tf.Graph().as_default():  # as the messages say
@@ -380,6 +385,7 @@ def convnet():
     return tf1.losses.sparse_softmax_cross_entropy(labels, logits)
 
 
+@pytest.mark.full
 def test_a_nan_that_the_loss_never_shows_is_caught_when_it_comes():
     loss = convnet()
     train_op = slimguard.create_train_op(

@@ -69,6 +69,7 @@ def test_what_a_user_changes_during_a_training_stays():
     assert hook.max_loss == 5e3
 
 
+@pytest.mark.full
 def test_a_subclass_may_say_it_later(tmp_path):
     class Mine(slimguard.NanLossHook):
         def __init__(self, loss):
@@ -91,6 +92,7 @@ def test_watch_leaves_a_hook_as_it_was(tmp_path):
     assert said_by(hook) == (None, None, True)
 
 
+@pytest.mark.full
 def test_an_unedited_monitored_training_leaves_a_hook_as_it_was(tmp_path):
     with slimguard.instrument():
         module = slim.training.training if hasattr(slim.training, 'training') else slim.training

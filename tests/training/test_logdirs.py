@@ -73,6 +73,7 @@ def train(logdir, bad=(), number_of_steps=6, **kwargs):
         return model.batches.drawn
 
 
+@pytest.mark.full
 def test_a_training_saves_goes_back_and_resumes_wherever_its_process_goes(logdir, tmp_path):
     there = os.path.abspath(os.fsdecode(logdir).replace('file://', ''))
     with pytest.raises(slimguard.NanLossError):
@@ -149,6 +150,7 @@ def test_a_directory_that_was_moved_or_copied_is_the_one_that_is_meant(
     assert repair(new).said is None
 
 
+@pytest.mark.full
 def test_a_training_goes_on_in_the_copy_and_leaves_the_original_alone(tmp_path):
     old, new = tmp_path / 'old', tmp_path / 'new'
     train(old)
@@ -174,6 +176,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('broken', BROKEN.values(), ids=BROKEN)
 def test_a_state_file_that_is_broken_is_recognised_and_mended(tmp_path, monkeypatch, broken):
     monkeypatch.chdir(tmp_path)
@@ -200,6 +203,7 @@ def test_fifos_are_not_waited_for(tmp_path):
         train(tmp_path)
 
 
+@pytest.mark.full
 def test_a_file_name_that_is_no_utf8_is_ignored(tmp_path):
     write(tmp_path)
     open(os.path.join(os.fsencode(str(tmp_path)), b'caf\xe9-7.index'), 'w').close()
@@ -229,6 +233,7 @@ class TestAnotherFileSystem:
             pytest.skip('this TensorFlow has no ram://')
         return 'ram://%s' % abs(hash(request.node.nodeid))
 
+    @pytest.mark.full
     def test_a_training_saves_goes_back_and_resumes(self, root, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         with pytest.raises(slimguard.NanLossError):
@@ -269,6 +274,7 @@ class TestAnotherFileSystem:
         ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('part', ['.index', '.data-00000-of-00001'])
 def test_a_checkpoint_that_cannot_be_read_ends_the_training_before_it_begins(
     tmp_path, part, capsys
@@ -394,6 +400,7 @@ def test_a_worker_that_saves_nothing_finds_the_chiefs_directory(tmp_path):
     assert recorded(tmp_path) == [(3, 'skip')]
 
 
+@pytest.mark.full
 def test_each_session_is_asked_for_its_own(tmp_path):
     train_op, hook = build()
     with tf1.train.SingularMonitoredSession(hooks=[checkpoint_saver(tmp_path), hook]) as session:
@@ -412,6 +419,7 @@ def test_anothers_hooks_are_not_taken_for_its_own(tmp_path):
     assert hooks and not os.listdir(str(tmp_path))
 
 
+@pytest.mark.full
 def test_a_relative_directory_is_where_it_was_when_the_session_began(tmp_path, monkeypatch):
     (tmp_path / 'elsewhere').mkdir()
     monkeypatch.chdir(tmp_path)
@@ -450,6 +458,7 @@ class TestTwoDirectories:
         assert incident.restored == str(ours / 'model.ckpt-0')
         assert recorded(ours) == [(3, 'rollback')] and not (theirs / 'slimguard').exists()
 
+    @pytest.mark.full
     def test_without_a_rollback_only_the_record_is_elsewhere(self, tmp_path):
         (line,), _ = self.said(tmp_path / 'theirs', tmp_path / 'ours', 'skip')
         assert 'records incidents in %s,' % (tmp_path / 'ours') in line
@@ -464,6 +473,7 @@ class TestTwoDirectories:
         lines, hook = self.said('logs', spelling)
         assert lines == [] and hook.incidents[0].restored is not None
 
+    @pytest.mark.full
     def test_a_second_saver_may_save_to_it(self, tmp_path):
         train_op, hook = build('rollback', logdir=tmp_path / 'ours')
         hooks = [hook, checkpoint_saver(tmp_path / 'ours')]
@@ -473,6 +483,7 @@ class TestTwoDirectories:
                 run(session, train_op)
         assert not [line for line in lines if 'but this session keeps' in line]
 
+    @pytest.mark.full
     def test_a_training_of_slimguards_saves_to_its_own(self, tmp_path):
         model = Linear(bad=(3,))
         train_op = slimguard.create_train_op(model.loss, model.optimizer)
@@ -503,6 +514,7 @@ class TestTwoTrainings:
             pass
         return [line for line in lines if self.WORDS in line]
 
+    @pytest.mark.full
     def test_the_second_says_so_and_trains_until_the_first_is_killed(self, tmp_path):
         first = Forked(
             [ROOT / 'tests' / 'data' / 'scripts' / 'train_until_told.py', tmp_path],
@@ -561,6 +573,7 @@ class TestTwoTrainings:
             for number in (write, read, started, start):
                 os.close(number)
 
+    @pytest.mark.full
     def test_where_there_are_no_locks_or_no_folder_can_be_made_nothing_is_said(
         self, tmp_path, monkeypatch
     ):

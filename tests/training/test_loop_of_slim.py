@@ -314,6 +314,7 @@ CASES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', CASES, ids=[name.replace(' ', '_') for name in CASES])
 def test_the_same_calls_as_in_a_monitored_session(name):
     case = CASES[name]
@@ -332,6 +333,7 @@ def test_the_same_calls_as_in_a_monitored_session(name):
     assert watched_ending == ending
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('name', ['gain', 'x'])
 def test_feeds_of_the_caller_and_of_a_hook(name):
     """Of two tensors they go together; of one they are the error of a MonitoredSession."""
@@ -372,6 +374,7 @@ class TestHooksOfTensorFlow:
         hooks = hooks(model) + [slimguard.NanLossHook(model.loss)]
         return model, train_quietly(train_op, '', number_of_steps, hooks=hooks)
 
+    @pytest.mark.full
     def test_those_that_save_count_log_and_stop(self, tmp_path):
         calls = []
 
@@ -446,6 +449,7 @@ class TestHooksOfTensorFlow:
         )
         assert loss == 1.0 and model.batches.drawn == 0
 
+    @pytest.mark.full
     def test_a_profiler_hook(self, tmp_path):
         def hooks(model):
             return [tf1.train.ProfilerHook(save_steps=2, output_dir=str(tmp_path))]
@@ -549,6 +553,7 @@ class TestFastStep:
             assert int(mine[1]) - int(other[1]) in (0, 1)
         assert [line for line in ours if line.startswith('global step 4: loss')]
 
+    @pytest.mark.full
     def test_it_traces_as_slim_does(self, tmp_path, fast_steps):
         found = []
         for library in (slim.learning, slimguard):
@@ -567,6 +572,7 @@ class TestFastStep:
         assert found[0] == found[1] == (3, [True] * 3)
         assert len(fast_steps) == 2
 
+    @pytest.mark.full
     def test_going_on_from_a_checkpoint_it_stops_where_slim_stops(self, tmp_path):
         for _ in range(2):
             with tf.Graph().as_default():
@@ -575,6 +581,7 @@ class TestFastStep:
                 train(train_op, tmp_path, save_interval_secs=0)
         assert model.batches.drawn == 1 and checkpoint_at(tmp_path) == (5, [])
 
+    @pytest.mark.full
     def test_many_kinds_of_runs(self, fast_steps):
         """More than are prepared, and a list that is new each time."""
         model, train_op = build()
@@ -584,6 +591,7 @@ class TestFastStep:
         losses = [done.loss for done in fast_steps]
         assert all(value == losses[run] for run in range(60) for value in asking.values[run])
 
+    @pytest.mark.full
     def test_things_to_fetch_that_are_new_each_time(self):
         class Named:
             def __init__(self, tensor):
@@ -716,6 +724,7 @@ class TestEnding:
         train(train_op, hooks=[Threaded()])
         assert not threads[0].is_alive()
 
+    @pytest.mark.full
     @pytest.mark.parametrize('when', ['in the step', 'after an incident', 'alone'])
     def test_a_lost_server_is_answered_with_a_new_session(self, when):
         class Losing(slimguard.NanLossHook):

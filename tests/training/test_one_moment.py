@@ -82,6 +82,7 @@ def moment_in(path):
     return step
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'resource'])
 def test_a_thread_that_saves_waits_for_the_end_of_a_step_and_writes_beside_the_next(
     use_resource, tmp_path
@@ -104,6 +105,7 @@ def test_a_thread_that_saves_waits_for_the_end_of_a_step_and_writes_beside_the_n
     assert moment_in(tf1.train.latest_checkpoint(str(tmp_path))) == 8
 
 
+@pytest.mark.full
 def test_a_copy_is_one_of_the_steps_in_which_the_next_one_begins(tmp_path):
     """The step is read with the copy, also where it is given as a name, or as a variable."""
     saved = []
@@ -143,6 +145,7 @@ def test_the_training_ends_when_what_is_being_written_is_there(tmp_path):
     assert [moment_in(path) for path in found['saved']] == [3]
 
 
+@pytest.mark.full
 def test_a_hook_may_wait_for_a_thread_that_saves(tmp_path, monkeypatch):
     monkeypatch.setattr(step_turn, '_LONGEST_HOOK', 0.01)
     saved = []
@@ -157,6 +160,7 @@ def test_a_hook_may_wait_for_a_thread_that_saves(tmp_path, monkeypatch):
     assert [path.rsplit('-', 1)[1] for path in saved] == ['3']
 
 
+@pytest.mark.full
 def test_a_copy_is_looked_at_value_by_value_and_refused_by_name(tmp_path):
     """Large values that its sum doubts are saved; an Inf is not, and the next copy has its turn."""
     with tf1.variable_scope('', use_resource=False):

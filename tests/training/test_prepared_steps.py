@@ -57,6 +57,7 @@ def errors(make_hook):
             return told, state(raw(session))
 
 
+@pytest.mark.full
 def test_values_and_errors_are_those_under_a_hook_of_tensorflow():
     fetched = [(FETCHES[name], FEEDS['numbers']) for name in FETCHES]
     fed = [(FETCHES['a list'], FEEDS[name]) for name in FEEDS]
@@ -119,6 +120,7 @@ def test_nor_in_a_session_that_is_watched(runs):
     assert not steps_among(runs)
 
 
+@pytest.mark.full
 def test_who_asks_for_a_trace_gets_it(runs):
     model, tracing = Guarded(), Tracing()
     with session_with(slimguard.NanLossHook(model.loss), tracing) as session:
@@ -128,6 +130,7 @@ def test_who_asks_for_a_trace_gets_it(runs):
     assert len(steps_among(runs)) == 2
 
 
+@pytest.mark.full
 def test_a_run_that_somebody_puts_in_place_of_the_classs_is_called(monkeypatch):
     model, profiled = Guarded(), []
     of_class = tf1.Session.run
@@ -164,6 +167,7 @@ def test_a_run_of_the_sessions_own_is_left_alone(runs):
     assert len(steps_among(runs)) == 1
 
 
+@pytest.mark.full
 def test_more_kinds_of_steps_than_are_prepared_run_as_ever(runs):
     model = Guarded()
     more = [tf.constant(number) for number in range(MOST_CALLS + 2)]
@@ -184,6 +188,7 @@ def test_the_session_has_its_own_run_again_once_it_is_closed():
         inner.run(model.step)
 
 
+@pytest.mark.full
 def test_a_session_that_nobody_has_any_more_is_freed():
     model = Guarded()
     session = session_with(slimguard.NanLossHook(model.loss))
@@ -215,6 +220,7 @@ WAYS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'resource'])
 def test_what_was_fetched_stays_as_it_was(use_resource):
     for name, way in WAYS.items():

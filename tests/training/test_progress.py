@@ -86,6 +86,7 @@ def screen(written):
     return lines
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     'before, more', [('', ''), (ABSL, OWN_STEP)], ids=['fast', 'absl_and_a_step_of_ones_own']
 )
@@ -116,6 +117,7 @@ def test_where_stderr_is_no_terminal_there_is_none(capfd):
     assert model.batches.drawn == 3 and '\r' not in capfd.readouterr().err
 
 
+@pytest.mark.full
 def test_without_tqdm_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, 'tqdm', None)
     model = Linear()

@@ -196,6 +196,7 @@ def explode(logdir, snapshots):
         return train_quietly(regression(3.0), logdir, 400, on_nan=on_nan, spike=True, capture=False)
 
 
+@pytest.mark.full
 def test_after_a_return_to_the_start_its_losses_are_no_spikes(tmp_path):
     assert explode(tmp_path, snapshots=0) < 1  # the only checkpoint is that of step 0
     records = records_in(tmp_path)
@@ -204,6 +205,7 @@ def test_after_a_return_to_the_start_its_losses_are_no_spikes(tmp_path):
     assert checkpoint_at(tmp_path) == (400, [])
 
 
+@pytest.mark.full
 def test_a_machine_that_is_ten_times_as_slow_comes_to_the_same_decisions(tmp_path, monkeypatch):
     decided = []
     clocks = {name: getattr(time, name) for name in ('perf_counter', 'monotonic', 'time')}
@@ -218,6 +220,7 @@ def test_a_machine_that_is_ten_times_as_slow_comes_to_the_same_decisions(tmp_pat
     assert any(name.startswith('a snapshot of global step') for _, _, name in decided[0])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('value, goes_back', [(1e30, True), (np.nan, False)])
 def test_overflows_that_keep_coming_from_finite_batches_are_an_explosion(
     value, goes_back, tmp_path

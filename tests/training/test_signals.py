@@ -64,6 +64,7 @@ def send(number):
     return lambda: os.kill(os.getpid(), number)
 
 
+@pytest.mark.full
 def test_a_second_ctrl_c_ends_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(preemption, '_GRACE', 100)  # seconds for this process to save
 
@@ -77,6 +78,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path, monkeypatch):
     assert checkpoint_at(tmp_path) == (3, [])  # saved all the same
 
 
+@pytest.mark.full
 def test_a_keyboard_interrupt_that_somebody_raises_saves_as_well(tmp_path):
     def interrupt():
         raise KeyboardInterrupt
@@ -86,6 +88,7 @@ def test_a_keyboard_interrupt_that_somebody_raises_saves_as_well(tmp_path):
     assert checkpoint_at(tmp_path) == (3, [])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT], ids=['SIGTERM', 'SIGINT'])
 def test_a_handler_of_the_programs_own_is_left_alone(number, tmp_path, monkeypatch):
     monkeypatch.setattr(preemption, '_GRACE', 0)
@@ -104,6 +107,7 @@ def test_a_handler_of_the_programs_own_is_left_alone(number, tmp_path, monkeypat
     assert checkpoint_at(tmp_path) == (6, [])
 
 
+@pytest.mark.full
 def test_a_handler_that_exits_saves(tmp_path):
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(7))
     try:
@@ -130,6 +134,7 @@ def test_another_thread_than_the_main_one_trains_without_handlers(tmp_path):
     assert checkpoint_at(tmp_path) == (5, [])
 
 
+@pytest.mark.full
 def test_a_handler_that_is_set_meanwhile_stays_and_what_it_calls_of_ours_does_the_default(tmp_path):
     def install():
         ours = signal.getsignal(signal.SIGINT)
@@ -151,6 +156,7 @@ def test_a_handler_that_is_set_meanwhile_stays_and_what_it_calls_of_ours_does_th
     assert checkpoint_at(tmp_path) == (6, [])
 
 
+@pytest.mark.full
 def test_a_wakeup_fd_that_is_set_meanwhile_stays(tmp_path):
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -162,6 +168,7 @@ def test_a_wakeup_fd_that_is_set_meanwhile_stays(tmp_path):
         os.close(writing)
 
 
+@pytest.mark.full
 def test_a_wakeup_fd_that_takes_no_more_does_not_keep_the_training_from_hearing(tmp_path):
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -186,6 +193,7 @@ def test_a_wakeup_fd_that_takes_no_more_does_not_keep_the_training_from_hearing(
     assert any('Ctrl-C; the step under way is finished first' in line for line in lines)
 
 
+@pytest.mark.full
 def test_signals_end_an_inner_training_and_then_the_outer_one(tmp_path):
     inner = {}
 
@@ -217,6 +225,7 @@ def in_a_thread(function, *arguments):
     thread.join()
 
 
+@pytest.mark.full
 def test_ctrl_c_between_two_steps_saves_once_and_is_raised_where_the_program_is(
     tmp_path, monkeypatch
 ):
@@ -242,6 +251,7 @@ def test_ctrl_c_between_two_steps_saves_once_and_is_raised_where_the_program_is(
     assert not [line for line in lines if 'is finished first' in line]
 
 
+@pytest.mark.full
 def test_a_step_in_another_thread_is_waited_for(tmp_path):
     train_op, hook = build()
     with pytest.raises(KeyboardInterrupt), monitored(tmp_path, hook) as session:
@@ -253,6 +263,7 @@ def test_a_step_in_another_thread_is_waited_for(tmp_path):
     assert checkpoint_at(tmp_path) == (2, [])
 
 
+@pytest.mark.full
 def test_after_a_step_that_failed_ctrl_c_is_heard(tmp_path):
     train_op, hook = build()
     scalar = tf1.placeholder(tf.float32, [])
@@ -267,6 +278,7 @@ def test_after_a_step_that_failed_ctrl_c_is_heard(tmp_path):
     assert checkpoint_at(tmp_path) == (2, [])
 
 
+@pytest.mark.full
 def test_a_session_that_is_dropped_gives_the_signals_back(tmp_path):
     train_op, hook = build()
     session = monitored(tmp_path, hook)
@@ -279,6 +291,7 @@ def test_a_session_that_is_dropped_gives_the_signals_back(tmp_path):
     assert 'slimguard-preemption' not in [thread.name for thread in threading.enumerate()]
 
 
+@pytest.mark.full
 def test_what_a_session_that_is_freed_in_another_thread_leaves_goes_with_the_next_signal(tmp_path):
     train_op, hook = build()
     session = monitored(tmp_path, hook)
@@ -290,6 +303,7 @@ def test_what_a_session_that_is_freed_in_another_thread_leaves_goes_with_the_nex
     assert not is_heard()
 
 
+@pytest.mark.full
 def test_a_session_that_another_thread_closes_saves(tmp_path):
     train_op, hook = build()
     session = monitored(tmp_path, hook)
@@ -301,6 +315,7 @@ def test_a_session_that_another_thread_closes_saves(tmp_path):
     assert not is_heard()
 
 
+@pytest.mark.full
 def test_two_hooks_give_the_signals_back(tmp_path):
     model = Linear()
     train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
@@ -531,6 +546,7 @@ def test_a_signal_saves_and_ends_the_process_where_a_step_never_ends(number, cha
     assert checkpoint_at(tmp_path) == (3, [])
 
 
+@pytest.mark.full
 def test_a_step_that_ends_while_the_state_before_it_is_saved_is_saved_as_well(tmp_path):
     with training(tmp_path, STEP_ENDS_DURING_THE_SAVE, SHORT) as child:
         child.wait_for('waiting')
@@ -541,6 +557,7 @@ def test_a_step_that_ends_while_the_state_before_it_is_saved_is_saved_as_well(tm
     assert checkpoint_at(tmp_path) == (4, [])
 
 
+@pytest.mark.full
 def test_a_second_ctrl_c_ends_a_step_that_never_ends(tmp_path):
     train_to_end(tmp_path, 2)
     with training(tmp_path, STEP_WAITS, LONG) as child:
@@ -552,6 +569,7 @@ def test_a_second_ctrl_c_ends_a_step_that_never_ends(tmp_path):
     train_to_end(tmp_path, 6)
 
 
+@pytest.mark.full
 def test_a_second_ctrl_c_ends_a_save_and_the_newest_checkpoint_stays(tmp_path):
     train_to_end(tmp_path, 2)
     with training(tmp_path, STEP_WAITS + SAVE_WAITS, LONG) as child:
@@ -707,6 +725,7 @@ learning.train(train_op_by(learning), logdir, save_interval_secs=0, save_summari
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('loop', sorted(_LOOPS))
 def test_preemption_seconds_is_how_long_a_step_is_waited_for(loop, tmp_path):
     with Started('-c', _NEVER_ENDS + _LOOPS[loop], tmp_path) as child:
@@ -820,6 +839,7 @@ def act():
     assert checkpoint_at(tmp_path) == (2, [])
 
 
+@pytest.mark.full
 def test_ctrl_c_that_another_thread_takes_does_not_wait_for_what_the_main_one_is_at(tmp_path):
     act = """
 def take():
@@ -839,6 +859,7 @@ import time
     assert checkpoint_at(tmp_path) == (2, [])
 
 
+@pytest.mark.full
 def test_a_second_ctrl_c_waits_for_the_save_between_steps(tmp_path):
     act = 'act, StepPreemption.save = lambda: send_at_once(signal.SIGINT), save_that_waits\n'
     with Started('-c', _BETWEEN_STEPS + act + _TRAINED['hook'], tmp_path) as child:

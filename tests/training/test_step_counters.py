@@ -75,6 +75,7 @@ def watched(model, logdir):
             session.run(train_op)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('loop', [monitored, trained, unedited, watched])
 def test_the_advice_is_for_steps_that_never_grow_and_not_for_those_held_back(loop, tmp_path):
     said = []

@@ -18,6 +18,7 @@ slim = compat.import_slim()
 every_loop = pytest.mark.parametrize('loop', cells(LOOPS))
 
 
+@pytest.mark.full
 @every_loop
 def test_a_spike_is_held_and_said(loop, tmp_path):
     given = Given(str(tmp_path), on_nan='skip', bad=(30,), steps=35, spike=True, value=1e6)
@@ -37,6 +38,7 @@ def test_a_spike_is_held_and_said(loop, tmp_path):
     assert history['gradient_norm'][-1] == record['gradient_norm']
 
 
+@pytest.mark.full
 @every_loop
 def test_without_spike_the_history_comes_all_the_same_and_nothing_is_held(loop, tmp_path):
     given = Given(str(tmp_path), on_nan='skip', bad=(4,), steps=6)
@@ -48,6 +50,7 @@ def test_without_spike_the_history_comes_all_the_same_and_nothing_is_held(loop, 
     assert history['gradients'] == [['w']]
 
 
+@pytest.mark.full
 @every_loop
 def test_a_step_far_beyond_all_before_is_told_at_once_and_at_the_end(loop, tmp_path):
     with LogLines() as lines:
@@ -104,16 +107,19 @@ def trained(logdir, bad, value, steps=30, **settings):
 
 
 class TestWhatIsKept:
+    @pytest.mark.full
     def test_only_so_many_steps(self, tmp_path):
         (incident,) = trained(tmp_path, (20,), np.nan, history=5)
         history = bundle.read(incident.bundle).history
         assert history['step'] == [17, 18, 19, 20, 20]
 
+    @pytest.mark.full
     def test_none_where_none_is_asked_for(self, tmp_path):
         (incident,) = trained(tmp_path, (20,), np.nan, history=0)
         assert bundle.read(incident.bundle).history is None
         assert incident.gradient_norm is None
 
+    @pytest.mark.full
     def test_none_is_kept_and_a_spike_is_held(self, tmp_path):
         (incident,) = trained(tmp_path, (20,), 1e6, history=0, spike=True)
         assert 'times the median' in incident.reason
@@ -147,6 +153,7 @@ def ops_that_run(train_op, logdir, history):
     return [node.name for part in metadata.partition_graphs for node in part.node]
 
 
+@pytest.mark.full
 def test_how_far_a_norm_is_from_the_usual_is_known_without_a_spike_too(tmp_path):
     (incident,) = trained(tmp_path, (25,), 1e6, max_loss=1e8)
     norms = bundle.read(incident.bundle).history['gradient_norm']
@@ -155,10 +162,12 @@ def test_how_far_a_norm_is_from_the_usual_is_known_without_a_spike_too(tmp_path)
 
 
 class TestWhatIsASpike:
+    @pytest.mark.full
     def test_max_loss_is_told_apart(self, tmp_path):
         (incident,) = trained(tmp_path, (25,), 1e6, spike=True, max_loss=1e8)
         assert incident.reason.startswith('above max_loss: loss ')
 
+    @pytest.mark.full
     def test_the_smaller_of_both_limits_holds(self, tmp_path):
         only_norm = slimguard.Spike(loss=None)
         (incident,) = trained(tmp_path, (25,), 300.0, spike=only_norm, max_loss=100.0)
@@ -169,6 +178,7 @@ class TestWhatIsASpike:
         assert incident.reason.startswith('loss ')
         assert 'gradient norm' not in incident.reason
 
+    @pytest.mark.full
     def test_of_a_gradient_alone(self, tmp_path):
         spike = slimguard.Spike(loss=1e30, gradient_norm=10)
         (incident,) = trained(tmp_path, (25,), 1e3, spike=spike)
@@ -176,10 +186,12 @@ class TestWhatIsASpike:
         assert incident.tensors == ('gradient norm',)
         assert 'the gradient norm is above its limit' in incident.diagnosis
 
+    @pytest.mark.full
     def test_what_is_not_finite_is_said_to_be(self, tmp_path):
         (incident,) = trained(tmp_path, (25,), np.nan, spike=True)
         assert incident.reason.startswith('not finite: loss')
 
+    @pytest.mark.full
     def test_a_finite_loss_beside_gradients_that_are_not_is_said_to_be_one(self, tmp_path):
         drawn = tf1.py_func(Drawn(bad=()), [], tf.float64, stateful=True)[0, :3]
         x = tf.reshape(tf.cast(drawn, tf.float32), [3])
@@ -231,6 +243,7 @@ def test_where_no_step_takes_the_fast_path_a_spike_is_held_too(tmp_path):
     assert 'times the median' in incident.reason
 
 
+@pytest.mark.full
 def test_a_spike_can_be_run_again(tmp_path, capsys):
     (incident,) = trained(tmp_path, (25,), 1e6, spike=True)
     assert replay.main(incident.bundle) == 0
@@ -240,12 +253,14 @@ def test_a_spike_can_be_run_again(tmp_path, capsys):
     assert 'The failure came back: %s\n' % incident.reason in said
 
 
+@pytest.mark.full
 def test_a_step_above_max_loss_is_said_to_be_when_it_is_run_again(tmp_path, capsys):
     (incident,) = trained(tmp_path, (25,), 1e6, spike=True, max_loss=1e8)
     assert replay.main(incident.bundle) == 0
     assert 'The failure came back: above max_loss: loss ' in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_without_a_row_only_what_the_bundle_knows_of_a_limit_is_said(tmp_path, capsys):
     x = tf1.py_func(lambda: next(batches), [], tf.float32, stateful=True)
     x.set_shape([2, 1])
@@ -263,6 +278,7 @@ def test_without_a_row_only_what_the_bundle_knows_of_a_limit_is_said(tmp_path, c
     assert 'max_loss' not in fewer and 'median' not in fewer
 
 
+@pytest.mark.full
 @pytest.mark.parametrize('size', [1, 7])
 def test_short_gradients_are_known_together(size, tmp_path):
     drawn = tf1.py_func(Drawn(bad=(3,)), [], tf.float64, stateful=True)[1, 2:]
@@ -297,6 +313,7 @@ class TestSummaries:
         trained(tmp_path, (), 0)
         assert scalars_in(tmp_path) == {}
 
+    @pytest.mark.full
     def test_beside_a_hook_they_are_of_the_steps_of_that(self, tmp_path):
         model = Linear()
         tf1.summary.scalar('theirs', model.loss)

@@ -34,6 +34,7 @@ def build(bad=(), **kwargs):
     return model, train_op
 
 
+@pytest.mark.full
 def test_hooks_are_called_for_runs_of_the_train_op_only():
     model, train_op = build()
     counting = Counting()
@@ -46,6 +47,7 @@ def test_hooks_are_called_for_runs_of_the_train_op_only():
     assert counting.calls == ['after_create_session', 'after_run', 'end']
 
 
+@pytest.mark.full
 def test_skip(capfd):
     model, train_op = build(bad=(1,))
     hook = slimguard.NanLossHook(model.loss, on_nan='skip')
@@ -69,6 +71,7 @@ def test_raise_is_the_default():
                 session.run(train_op)
 
 
+@pytest.mark.full
 def test_stop():
     model, train_op = build(bad=(3,))
     with slimguard.watch(tf1.Session(), on_nan='stop') as session:
@@ -127,6 +130,7 @@ def test_it_is_the_default_session_inside_and_a_session_for_savers(tmp_path):
         assert session.sess_str is not None
 
 
+@pytest.mark.full
 def test_a_session_in_use_with_a_thread_that_feeds_a_queue():
     """The loop that users write: a queue, fed by a thread that was started before the train op."""
     fed = tf1.placeholder(tf.float32, [3])
@@ -395,6 +399,7 @@ def test_an_interactive_session_is_left_as_any_other():
     assert tf1.get_default_session() is default
 
 
+@pytest.mark.full
 def test_a_rollback_goes_back_to_the_state_that_was_initialized_in_the_watched_session(tmp_path):
     model, train_op = build(bad=(2,))
     with slimguard.watch(tf1.Session(), on_nan='rollback', logdir=tmp_path) as session:
@@ -406,6 +411,7 @@ def test_a_rollback_goes_back_to_the_state_that_was_initialized_in_the_watched_s
         assert session.run(model.step) == 0
 
 
+@pytest.mark.full
 def test_a_rollback_does_not_go_to_what_was_trained_before_the_variables_were_made_anew(tmp_path):
     x = tf1.placeholder(tf.float32, [])
     loss = tf1.get_variable('weight', initializer=1.0) * x
@@ -560,6 +566,7 @@ def test_what_is_written_on_top_is_named_once():
     assert 'build slimguard.guard() of that as well' in said
 
 
+@pytest.mark.full
 def test_what_writes_nothing_of_its_own_is_not():
     for on_top in (value_on_top, group_on_top, branch_on_top):
         with tf.Graph().as_default():

@@ -22,7 +22,6 @@ def by_hand(session, train_op, global_step, kwargs):
     return session.run(train_op), False
 
 
-@pytest.mark.full
 @pytest.mark.parametrize('train_step_fn', [None, by_hand])
 def test_the_error_says_what_it_was_and_how_to_run_it_again(tmp_path, train_step_fn):
     error = fail(tmp_path, **({'train_step_fn': train_step_fn} if train_step_fn else {}))

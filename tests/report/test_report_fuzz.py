@@ -117,7 +117,6 @@ def lines_of(pick):
         yield mutate_json(pick, said) if pick.random() < 0.5 else json.dumps(said)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize('seed', range(8))
 def test_mutated_records(tmp_path, seed):
     for number in range(MUTANTS):

@@ -201,7 +201,6 @@ def test_the_policy_decides_about_a_summary(tmp_path):
         train_with_summaries(BadForSummaries(), tmp_path)
 
 
-@pytest.mark.full
 def test_no_op_is_added_where_summaries_write_nothing(tmp_path, graph):
     """Batch norm leaves its updates to the train_with_summaries op here."""
     batches = Batches()

@@ -103,6 +103,12 @@ class Training:
         if kind == MIXED:
             tf1.train.experimental.disable_mixed_precision_graph_rewrite()
 
+    def close(self):
+        """Ends the training; of several the last that was made comes first."""
+        if self.session is not self.plain:
+            self.session.__exit__(None, None, None)
+        self.plain.close()
+
     def feeds(self, factor=1.0):
         return {self._count: self.batch, self._factor: factor}
 
@@ -173,7 +179,7 @@ def bad_step_holds(device, model, size, batches, kind=''):
         require(training.bits() != before, 'the training does not go on')
         path = training.save(folder)
         require(slimguard.latest_finite_checkpoint(folder) == path, 'the save is not found')
-        training.plain.close()
+        training.close()
         return 'pass; with diagnosis and bundle %.2f s, %.0f steps' % (seconds, seconds / good)
 
 
@@ -190,7 +196,7 @@ def rollback_holds(device, model, size, batches):
         require(incident.action == 'rollback', 'the action is %s' % incident.action)
         require(all(np.isfinite(v).all() for v in training.plain.run(training.variables)), 'NaN')
         training.step()
-        training.plain.close()
+        training.close()
         return 'pass; %.2f s, %.0f steps' % (seconds, seconds / good)
 
 
@@ -221,8 +227,8 @@ def step_cost(device, model, size, batches, kind, rounds, table):
             )
 
         table.row('memory: %s, batch %d' % (name, batch), memory)
-    for training in trainings.values():
-        training.plain.close()
+    for training in reversed(list(trainings.values())):
+        training.close()
 
 
 def loop_rows(device, rounds, table):

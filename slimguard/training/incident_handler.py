@@ -185,10 +185,8 @@ class IncidentHandler:
                 other.note(action=_action_beside(handled.incident))
                 other.note_reason(_BESIDE)
             for each in (handled, *others):
-                does = isinstance(self._now.policy, (Skip, Rollback)) and self._now.policy.action
-                spent = self._policies.spent if each.incident.action == does else ''
                 acting = self._now.acting
-                self._journal.record(each.incident, acting, each.cause, spent, each.remarks)
+                self._journal.record(each.incident, acting, each.cause, each.spent, each.remarks)
                 each.is_logged()
 
     def _examine_and_decide(
@@ -201,6 +199,7 @@ class IncidentHandler:
             asked = self._policies if action.is_policy else None
             found = self._examiner.examine_ahead(session, reading, handled, asked, ruin)
             policy = self._now.policy = self._policies.decide(handled.incident, ruin, found.cause)
+            handled.spent = self._policies.spent
             ruin = _ruin_at_the_end(policy, self._recovery, reading)
             handled.note_reason(self._policies.why_not + ruin)
         except Exception as error:
@@ -251,6 +250,7 @@ class IncidentHandler:
         if self._recovery is None:
             raise ValueError(NO_LOGDIR)
         if not self._recovery.go_back(session, handled, policy, job):
+            handled.spent = ''
             return handled.note(action=Raise.action)
         if policy.on_rollback is not None:
             self._now.acting = 'on_rollback'

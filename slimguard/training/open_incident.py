@@ -58,11 +58,12 @@ class OpenIncident:
       drew_finite: whether all that the step drew is known to be finite.
       cause: the diagnosis in one line; None if it is not known.
       remarks: what was added to the reason.
+      spent: how much of the policy that acts is spent; '' if none decided, or it has no end.
     """
 
     def __init__(self, incident: Incident, replaced: Callable[[Incident, Incident], None]):
         self.cause: Optional[str] = None
-        self.remarks = ''
+        self.remarks = self.spent = ''
         self.bad_rows: Optional[List[int]] = None
         self.kind = ''
         self.drew_finite = False

@@ -75,3 +75,4 @@ for i in range(args.num_steps):
 writer.close()
 coord.request_stop()
 sess.run(queue.close(cancel_pending_enqueues=True))
+feeder.join()

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 import slimguard
-from slimguard.incidents import record_reader
+from slimguard.incidents import record_file
 
 tf1 = tf.compat.v1
 
@@ -109,7 +109,7 @@ def checkpoint_at(logdir):
 
 def records_in(logdir):
     """The incidents in the record of a logdir, as dictionaries; every line of it has to be one."""
-    record = record_reader.read_record(logdir)
+    record = record_file.read_record(logdir)
     assert record.notes == []
     return [incident.to_dict() for incident in record.incidents]
 

@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.graph import TrainOp, op_of
+from slimguard.system.log import log
 from slimguard.system.numbers import require_bool
 
 
@@ -197,7 +198,7 @@ def require_gradient_options(clip_gradient_norm, gradient_multipliers, graph: tf
         )
     for key in gradient_multipliers:
         if not _is_variable_of(graph, key):
-            tf1.logging.warning(
+            log().warning(
                 'slimguard: gradient_multipliers has a factor for %r, which is no variable of the '
                 'graph and not the name of one, and so multiplies nothing; take the variable '
                 'itself, or variable.op.name, which has no ":0"',

@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.incident_groups import kind_of
 from slimguard.incidents.record_file import IncidentFile
+from slimguard.system.log import log
 from slimguard.system.rate import Rate
 
 # The first incidents are logged one by one.
@@ -89,19 +90,19 @@ class Journal:
         self._summarize(incident)
         self._log(incident, cause, _done(incident, done_by) + spent + why, why)
         if self._file is None and self.count == 1:
-            tf1.logging.warning(_NO_RECORD)
+            log().warning(_NO_RECORD)
 
     def close(self, told: str = '') -> None:
         """Says how many log lines were held back, and what else there is, and closes the file."""
         if self._rate.held_back:
-            tf1.logging.warning(
+            log().warning(
                 'slimguard: %d incidents in all; the last %d were not logged one by one.',
                 self.count,
                 self._rate.held_back,
             )
             self._rate.held_back = 0
         if told:
-            tf1.logging.warning('slimguard: %s.', told)
+            log().warning('slimguard: %s.', told)
         if self._file is not None:
             self._file.close()
 
@@ -131,13 +132,13 @@ class Journal:
         goes_on = incident.action in ('skip', 'on_nan_loss')
         if not self._rate.is_due(must=not goes_on):
             return
-        log = tf1.logging.warning if incident.action == 'skip' else tf1.logging.error
+        say = log().warning if incident.action == 'skip' else log().error
         done += self._rate.told()
         head = 'slimguard: incident %d %s: ' % (self.count, incident.where)
         if times >= _IN_FULL:
-            log('%s', '%ssame as incident %d; %s.' % (head, first, done))
+            say('%s', '%ssame as incident %d; %s.' % (head, first, done))
         else:
-            log('%s', '%s%s.\n    %s.' % (head, headline, done))
+            say('%s', '%s%s.\n    %s.' % (head, headline, done))
 
 
 def _in_short(incident: Incident, why: str) -> str:

@@ -14,12 +14,12 @@ import threading
 from typing import Any, Callable, Deque
 
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.record_json import line_of
 from slimguard.incidents.record_path import path_in
 from slimguard.system import files
+from slimguard.system.log import log
 
 # How many incidents wait for a file that cannot be written, and how often a write is tried anew
 # that wrote only a part.
@@ -66,7 +66,7 @@ class IncidentFile:
         if self._waiting:
             self._try(self._write)
         if self._waiting or self._lost:
-            tf1.logging.error(
+            log().error(
                 'slimguard: %d incidents are missing in %s: %s',
                 len(self._waiting) + self._lost,
                 self._path,
@@ -95,9 +95,9 @@ class IncidentFile:
         except (OSError, tf.errors.OpError) as error:
             trouble = str(error)
         if trouble and trouble != self._trouble:
-            tf1.logging.error('slimguard: %s cannot be written: %s', self._path, trouble)
+            log().error('slimguard: %s cannot be written: %s', self._path, trouble)
         elif self._trouble and not trouble:
-            tf1.logging.warning('slimguard: %s can be written again', self._path)
+            log().warning('slimguard: %s can be written again', self._path)
         self._trouble = trouble
 
 
@@ -111,7 +111,7 @@ class _LocalFile:
     def open(self) -> None:
         """Makes the file if it is not there."""
         if self._file is not None and not self._is_there():
-            tf1.logging.warning(_GONE, self._path)
+            log().warning(_GONE, self._path)
             self.close()
         if self._file is None:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
@@ -167,7 +167,7 @@ class _RemoteFile:
             self._was_there = True
             return
         if self._was_there:
-            tf1.logging.warning(_GONE, self._path)
+            log().warning(_GONE, self._path)
         tf.io.gfile.makedirs(os.path.dirname(self._path))
         with tf.io.gfile.GFile(self._path, 'ab') as file:
             file.write(b'')

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 from multiprocessing.process import BaseProcess
 from typing import Any, Dict, NamedTuple
 
@@ -11,10 +12,12 @@ class RunOptions(NamedTuple):
 
     Attributes:
       tf1: whether scripts get the names of TensorFlow 1.
+      quiet: whether only errors are logged.
       arguments: those of `slimguard.instrument`, by name.
     """
 
     tf1: bool
+    quiet: bool
     arguments: Dict[str, Any]
 
     def guard(self, lent: contextlib.ExitStack, is_spawned: bool = False) -> Any:
@@ -38,7 +41,12 @@ class RunOptions(NamedTuple):
         from slimguard.scripts import ending, script_watcher
         from slimguard.scripts import instrumentation as instrumentations
         from slimguard.scripts.patches import Patches
+        from slimguard.system.log import log
 
+        if self.quiet:
+            logger = log()
+            lent.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.ERROR)
         is_the_callers = instrumentations.is_active()
         instrumentation = instrumentations.instrument(**self.arguments)
         if not is_the_callers:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from slimguard.incidents.policies import Rollback as Rollback
     from slimguard.incidents.policies import Skip as Skip
     from slimguard.incidents.policies import Stop as Stop
-    from slimguard.incidents.record_reader import read_incidents as read_incidents
+    from slimguard.incidents.record_file import read_incidents as read_incidents
     from slimguard.incidents.spike import Spike as Spike
     from slimguard.learning import create_train_op as create_train_op
     from slimguard.learning import train as train
@@ -71,7 +71,7 @@ _HOMES = {
     'guard': 'gate',
     'instrument': 'scripts.instrumentation',
     'latest_finite_checkpoint': 'checkpoints.checkpoint_reader',
-    'read_incidents': 'incidents.record_reader',
+    'read_incidents': 'incidents.record_file',
     'train': 'learning',
     'watch': 'training.watched_session',
 }

@@ -65,8 +65,7 @@ class TestIncidents:
         out, err = capsys.readouterr()
         assert len(out.splitlines()) == 2 and 'None' not in out
         assert err.splitlines() == [
-            'slimguard: 1 line of the record could not be read; a kill can cut one short.',
-            'slimguard: 3 lines of the record are no incidents of slimguard.',
+            'slimguard: 4 lines of the record could not be read; a kill can cut one short.',
         ]
 
     def test_there_were_none_and_that_is_known(self, tmp_path, capsys):
@@ -137,7 +136,7 @@ def test_a_file_system_that_tensorflow_does_not_know_is_a_sentence(command, caps
 NOT_TO_BE_READ = """\
 import os, sys, tensorflow
 from slimguard.checkpoints import restart
-from slimguard.incidents import record_file, record_reader, record_table
+from slimguard.incidents import record_file, record_table
 from slimguard.__main__ import main
 if os.getuid() == 0:
     os.setuid(65534)

@@ -1,9 +1,9 @@
 """``slimguard incidents``: the record of a training, for people and for programs.
 
-The JSON document has `logdir` and `record`, two paths; `is_whole`, false if only the newest of very
-many incidents were read; `unreadable_lines` and `foreign_lines`, how many were left out; `groups`,
-each with `cause`, `reason`, `count`, `first_step`, `last_step` and `actions`, a count for each;
-and `incidents`, the oldest first, each with the attributes of `slimguard.Incident`.
+The JSON document has `logdir` and `record`, two paths; `unreadable_lines`, how many lines of the
+record are no incident; `left_out`, how many incidents are older than the newest 50,000, which were
+read; `groups`, each with `cause`, `reason`, `count`, `first_step`, `last_step` and `actions`, a
+count for each; and `incidents`, the oldest first, each with the attributes of `slimguard.Incident`.
 """
 
 import argparse
@@ -12,10 +12,10 @@ from typing import Any, Dict, List
 
 from slimguard.command import needs
 from slimguard.command.documents import print_document, refuse
-from slimguard.incidents import incident_groups, record_path, record_reader, record_table
+from slimguard.incidents import incident_groups, record_file, record_table
 from slimguard.incidents.incident import replay_hint, report_hint
 from slimguard.incidents.incident_groups import Group
-from slimguard.incidents.record_reader import Record
+from slimguard.incidents.record_file import Record
 from slimguard.system import terminal
 
 _NO_RECORD_CODE = 1
@@ -27,9 +27,9 @@ def incidents(options: argparse.Namespace) -> None:
     """Prints the record of `options.folder`."""
     needs.logdir(options.folder, options.json)
     try:
-        record = record_reader.read_record(options.folder)
+        record = record_file.read_record(options.folder)
     except FileNotFoundError:
-        why = record_reader.NO_RECORD % options.folder
+        why = record_file.NO_RECORD % options.folder
         if options.json:
             refuse(why, True, _NO_RECORD_CODE)
         terminal.say(why)
@@ -37,7 +37,7 @@ def incidents(options: argparse.Namespace) -> None:
     except OSError as error:
         refuse('the record of incidents cannot be read: %s' % error, options.json)
     if record.is_foreign and options.json:
-        refuse(record_reader.FOREIGN % record_path.path_in(options.folder), True)
+        refuse(record_file.FOREIGN % record_file.path_in(options.folder), True)
     if options.json:
         print_document(_document(options.folder, record))
     else:
@@ -48,10 +48,9 @@ def _document(folder: str, record: Record) -> Dict[str, Any]:
     groups = incident_groups.grouped(record.incidents)
     return {
         'logdir': folder,
-        'record': record_path.path_in(folder),
-        'is_whole': record.is_whole,
+        'record': record_file.path_in(folder),
         'unreadable_lines': record.unreadable,
-        'foreign_lines': record.foreign,
+        'left_out': record.left_out,
         'groups': [_group_document(group) for group in groups],
         'incidents': [incident.to_dict() for incident in record.incidents],
     }
@@ -78,7 +77,7 @@ def _print(folder: str, record: Record, all_of_them: bool) -> None:
     for note in record.notes:
         terminal.complain(note)
     if record.is_foreign:
-        refuse(record_reader.FOREIGN % record_path.path_in(folder))
+        refuse(record_file.FOREIGN % record_file.path_in(folder))
     if record.incidents and not all_of_them:
         print()
         terminal.say(report_hint(folder))

@@ -11,10 +11,7 @@ The files:
     nan_loss_error.py   NanLossError, which ends a training with an incident
     advice.py           what may help then
     journal.py          a training's incidents: the line in the log, the record, TensorBoard
-    record_path.py      where the record is
-    record_file.py      the record, slimguard/incidents.jsonl: trainings append to it
-    record_json.py      an incident as one line of it
-    record_reader.py    reads its lines, whatever has become of them
-    incident_groups.py  incidents of one reason, together
+    record_file.py      the record, slimguard/incidents.jsonl: written, and read
+    incident_groups.py  incidents of one cause, together
     record_table.py     shows the record to people
 """

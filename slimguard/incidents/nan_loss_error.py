@@ -7,7 +7,7 @@ from typing import Any, Callable, List, Optional, TypeVar, cast
 import tensorflow as tf
 
 from slimguard.incidents.incident import Incident, replay_hint, report_hint
-from slimguard.incidents.record_path import path_in
+from slimguard.incidents.record_file import path_in
 from slimguard.system import files, notebook
 from slimguard.system.user_code import Owners
 

@@ -1,39 +1,52 @@
-"""The record's file, ``slimguard/incidents.jsonl`` in the logdir, to which trainings append.
+"""The record of incidents, ``slimguard/incidents.jsonl`` in the logdir: written, and read.
 
-It has one JSON object a line, the attributes of an `Incident` and the process it happened in. It is
-made when a guarded training begins: an empty file means that there was no incident, and no file
-that nothing was guarded. Each
-line is one write to a file opened for appending, so several workers may share it, and what cuts a
-write short (a kill, a full disk) costs that line alone. Readers leave such a line out.
+It has one JSON object a line: the attributes of an `Incident`, and the process it happened in. It
+is made when a guarded training begins: an empty file means that there was no incident, and no file
+that nothing was guarded. Each line is one write to a file opened for appending, so several workers
+may share it, and what cuts a write short (a kill, a full disk) costs that line alone. Readers count
+such lines.
+
+Imports no TensorFlow for a logdir of this machine.
 """
 
 import collections
+import dataclasses
+import errno
+import json
 import os
+import re
 import socket
-import threading
-from typing import Any, Callable, Deque
+import warnings
+from typing import Any, Deque, Dict, Iterable, List, NamedTuple, Optional
 
-import tensorflow as tf
-
+from slimguard.incidents import advice
 from slimguard.incidents.incident import Incident
-from slimguard.incidents.record_json import line_of
-from slimguard.incidents.record_path import path_in
-from slimguard.system import files
+from slimguard.system import files, logdirs, texts
 from slimguard.system.log import log
 
-# How many incidents wait for a file that cannot be written, and how often a write is tried anew
-# that wrote only a part.
-_MOST_WAITING, _TRIES = 1000, 3
-_PATIENCE = 5.0  # seconds that a thread waits for another to write
+# What is kept of an incident that is longer: a model may have 100,000 tensors.
+_LONGEST_TEXT, _LONGEST_NAME, _MOST_NAMES = 5000, 500, 1000
+# How many incidents wait for a file that cannot be written, and how many are read: the newest.
+_MOST_WAITING, _MOST_READ = 1000, 50000
 
-_GONE = 'slimguard: %s was deleted or replaced while the training ran; it is begun anew'
+NO_RECORD = (
+    'there is no record of incidents in %s: no guarded training has written there, or the record '
+    'was deleted. If you ran a script with slimguard run, its last line names the folder. A '
+    'NanLossHook needs logdir=... where its session saves nothing, and watch() always.'
+)
+FOREIGN = '%s is no record of slimguard, or a damaged one: it has no incident'
+
+
+def path_in(logdir: files.Path) -> str:
+    """The path of the record in a logdir."""
+    return os.path.join(files.as_path(logdir), 'slimguard', 'incidents.jsonl')
 
 
 class IncidentFile:
-    """The file of incidents in a logdir, for appending.
+    """The record in a logdir, for appending.
 
     If it cannot be written, that is logged once and raises nothing: the training is worth more.
-    Lines that could not be written are tried again with the next incident, and when the file is
+    Incidents that could not be written are tried again with the next one, and when the file is
     closed.
 
     Args:
@@ -42,17 +55,15 @@ class IncidentFile:
 
     def __init__(self, logdir: files.Path):
         self._path = path_in(logdir or os.curdir)
-        self._file = (_RemoteFile if files.is_remote(self._path) else _LocalFile)(self._path)
         self._process = '%s:%d' % (socket.gethostname(), os.getpid())
         self._waiting: Deque[bytes] = collections.deque()
-        self._writing = threading.Lock()
         self._lost = 0
         self._trouble = ''
+        self._was_there = False
 
     def make(self) -> None:
         """Makes the file, empty, unless it is there: somebody watches for incidents."""
-        self._try(self._file.open)
-        self._file.close()  # most trainings need it no more
+        self._try_to_write()
 
     def append(self, incident: Incident) -> None:
         """Writes a line."""
@@ -60,11 +71,12 @@ class IncidentFile:
         if len(self._waiting) > _MOST_WAITING:
             self._waiting.popleft()
             self._lost += 1
-        self._try(self._write)
+        self._try_to_write()
 
     def close(self) -> None:
+        """Writes what waits; says how many incidents the record lacks."""
         if self._waiting:
-            self._try(self._write)
+            self._try_to_write()
         if self._waiting or self._lost:
             log().error(
                 'slimguard: %d incidents are missing in %s: %s',
@@ -74,25 +86,12 @@ class IncidentFile:
             )
             self._waiting.clear()
             self._lost = 0
-        self._file.close()
 
-    def _write(self) -> None:
-        # Several threads may train in one session. A process that was forked from one of them may
-        # have got the lock as it was: taken, for ever.
-        is_mine = self._writing.acquire(timeout=_PATIENCE)
-        try:
-            while self._waiting:
-                self._file.append(self._waiting[0])
-                self._waiting.popleft()
-        finally:
-            if is_mine:
-                self._writing.release()
-
-    def _try(self, write: Callable[[], None]) -> None:
+    def _try_to_write(self) -> None:
         trouble = ''
         try:
-            write()
-        except (OSError, tf.errors.OpError) as error:
+            self._write_all()
+        except files.errors(self._path) as error:
             trouble = str(error)
         if trouble and trouble != self._trouble:
             log().error('slimguard: %s cannot be written: %s', self._path, trouble)
@@ -100,95 +99,180 @@ class IncidentFile:
             log().warning('slimguard: %s can be written again', self._path)
         self._trouble = trouble
 
-
-class _LocalFile:
-    """A file of the operating system's, to which several processes append."""
-
-    def __init__(self, path: str):
-        self._path = path
-        self._file: Any = None
-
-    def open(self) -> None:
-        """Makes the file if it is not there."""
-        if self._file is not None and not self._is_there():
-            log().warning(_GONE, self._path)
-            self.close()
-        if self._file is None:
-            os.makedirs(os.path.dirname(self._path), exist_ok=True)
-            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
-            self._file = files.open_regular(self._path, flags, 'r+b', buffering=0)
-
-    def append(self, line: bytes) -> None:
-        """Writes a line, on a line of its own."""
-        self.open()
-        written = 0
-        for _ in range(_TRIES):
-            before = b'' if _ends_a_line(self._file) else b'\n'
-            written = self._file.write(before + line)
-            # Another process may have been cut short between the look and the write.
-            if written == len(before + line) and (before or self._began_a_line(written)):
-                return
-        raise OSError('%d of %d bytes were written' % (written, len(line)))
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _is_there(self) -> bool:
-        """Whether the path still leads to the file that is open."""
-        try:
-            return os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))
-        except OSError:
-            return False
-
-    def _began_a_line(self, written: int) -> bool:
-        start = self._file.tell() - written
-        if start <= 0:
-            return True
-        self._file.seek(start - 1)
-        return self._file.read(1) == b'\n'
+    def _write_all(self) -> None:
+        if self._was_there and not files.exists(self._path):
+            log().warning(
+                'slimguard: %s was deleted while the training ran; it is begun anew', self._path
+            )
+        files.make_dirs(os.path.dirname(self._path))
+        with files.open_to_append(self._path) as file:
+            self._was_there = True
+            # Several threads may train in one session: each takes lines of its own.
+            while True:
+                try:
+                    line = self._waiting.popleft()
+                except IndexError:
+                    return
+                try:
+                    _write_line(file, line)
+                except BaseException:
+                    self._waiting.appendleft(line)
+                    raise
 
 
-class _RemoteFile:
-    """A file that only TensorFlow reaches.
+def _write_line(file: Any, line: bytes) -> None:
+    """Appends a line on a line of its own: another write may have been cut short."""
+    size = files.size_of(file)
+    if size:
+        file.seek(size - 1)
+        line = line if file.read(1) == b'\n' else b'\n' + line
+    written = file.write(line)
+    if written not in (None, len(line)) and file.write(line[written:]) != len(line) - written:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
 
-    Object stores (``gs://``) append by writing the object anew: of two processes that do so at the
-    same moment, one loses its line.
+
+def line_of(incident: Incident, process: str) -> bytes:
+    """The line that stands for an incident in a process, its end included."""
+    record = {key: _cut(value, _LONGEST_TEXT) for key, value in incident.to_dict().items()}
+    names = record['tensors']
+    more = ['and %d more' % (len(names) - _MOST_NAMES)] if len(names) > _MOST_NAMES else []
+    record['tensors'] = [_cut(name, _LONGEST_NAME) for name in names[:_MOST_NAMES]] + more
+    record['process'] = process
+    return json.dumps(record, sort_keys=True, default=_plain).encode('utf-8') + b'\n'
+
+
+def _cut(value: Any, most: int) -> Any:
+    return texts.cut(value, most, '...') if isinstance(value, str) else value
+
+
+def _plain(value: Any) -> Any:
+    """What stands for a value that JSON does not know, in an incident that somebody else made."""
+    return value.item() if hasattr(value, 'item') else str(value)
+
+
+class Record(NamedTuple):
+    """What the record of a logdir holds.
+
+    Attributes:
+      incidents: the oldest first, with the bundles that are still there.
+      unreadable: how many lines are no incident.
+      left_out: how many incidents are older than those that were read.
     """
 
-    def __init__(self, path: str):
-        self._path = path
-        self._was_there = False
+    incidents: List[Incident]
+    unreadable: int = 0
+    left_out: int = 0
 
-    def open(self) -> None:
-        """Makes the file if it is not there."""
-        if tf.io.gfile.exists(self._path):
-            self._was_there = True
-            return
-        if self._was_there:
-            log().warning(_GONE, self._path)
-        tf.io.gfile.makedirs(os.path.dirname(self._path))
-        with tf.io.gfile.GFile(self._path, 'ab') as file:
-            file.write(b'')
-        self._was_there = True
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it has lines, and no incident can be read in any."""
+        return not self.incidents and self.unreadable > 0
 
-    def append(self, line: bytes) -> None:
-        """Writes a line, on a line of its own."""
-        self.open()
-        with tf.io.gfile.GFile(self._path, 'rb') as file:
-            before = b'' if _ends_a_line(file) else b'\n'
-        with tf.io.gfile.GFile(self._path, 'ab') as file:
-            file.write(before + line)
-
-    def close(self) -> None:
-        """Each line closes the file."""
+    @property
+    def notes(self) -> List[str]:
+        """What a reader is to know besides the incidents, in sentences."""
+        notes = []
+        if self.left_out:
+            told = 'The record is long: only its newest %d incidents were read.'
+            notes.append(told % len(self.incidents))
+        if self.unreadable:
+            lines = '1 line' if self.unreadable == 1 else '%d lines' % self.unreadable
+            notes.append(lines + ' of the record could not be read; a kill can cut one short.')
+        return notes
 
 
-def _ends_a_line(file) -> bool:
-    """Whether the next line written to the end of a file begins a line."""
-    size = files.size_of(file)
-    if size == 0:
-        return True
-    file.seek(size - 1)
-    return file.read(1) == b'\n'
+def read_incidents(logdir: files.Path) -> List[Incident]:
+    """The incidents that trainings have recorded in a log directory, the oldest first.
+
+    Imports no TensorFlow for a logdir of this machine. An empty list says that a guarded training
+    ran there and had no incident. A `RuntimeWarning` tells how many lines could not be read (a kill
+    may cut one short), and another that a record has more than 50,000 incidents: then the newest
+    are read.
+
+    Args:
+      logdir: a directory (a str, bytes or `os.PathLike`, relative or absolute), on any file system
+        that `tf.io.gfile` knows.
+
+    Raises:
+      FileNotFoundError: if there is no record, or no such directory.
+      ValueError: if there is one, and no line of it is an incident; or if `logdir` is no path.
+      TypeError: if `logdir` is no path.
+      OSError: if it cannot be read.
+
+    Example::
+
+        for incident in slimguard.read_incidents('logs'):
+            print(incident.step, incident.action, incident.reason)
+    """
+    path = files.as_path(logdir)
+    try:
+        record = read_record(path)
+    except FileNotFoundError:
+        raise FileNotFoundError(logdirs.what_is_missing(path) or NO_RECORD % path) from None
+    if record.is_foreign:
+        raise ValueError(FOREIGN % path_in(path))
+    for note in record.notes:
+        warnings.warn('%s (%s)' % (note, path_in(path)), RuntimeWarning, stacklevel=2)
+    return record.incidents
+
+
+def read_record(logdir: files.Path) -> Record:
+    """Reads the record of a logdir.
+
+    Args:
+      logdir: a str, bytes or `os.PathLike`.
+
+    Raises:
+      FileNotFoundError: if there is none.
+      OSError: if it cannot be read: it is a directory or a FIFO, or the rights to read it are
+        missing.
+    """
+    path = path_in(logdir)
+    incidents: Deque[Incident] = collections.deque(maxlen=_MOST_READ)
+    count = unreadable = 0
+    try:
+        with files.open_to_read(path) as file:
+            for line in file:
+                incident = _incident_of(line)
+                if incident is not None:
+                    incidents.append(incident)
+                    count += 1
+                elif line.strip():
+                    unreadable += 1
+    except files.errors_of_absence(path):
+        raise FileNotFoundError('there is no record of incidents: %s' % path) from None
+    except OSError:
+        raise
+    except files.errors(path) as error:
+        raise OSError('%s: %s' % (path, getattr(error, 'message', error))) from None
+    found = _with_bundles_of_today(os.path.dirname(path), incidents)
+    return Record(found, unreadable, count - len(incidents))
+
+
+def _incident_of(line: bytes) -> Optional[Incident]:
+    """The incident that a line stands for; None if it is none."""
+    try:
+        value: Dict[str, Any] = json.loads(line.decode('utf-8'))
+        return Incident.from_dict(value) if isinstance(value, dict) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _with_bundles_of_today(folder: str, incidents: Iterable[Incident]) -> List[Incident]:
+    """Incidents with the bundles that are there, where they are now: a logdir can be moved.
+
+    Of bundles of one name, all but the last were removed.
+    """
+    there, found = set(files.list_dir(folder)), []
+    for incident in reversed(list(incidents)):
+        if incident.bundle is not None:
+            name = re.split(r'[\\/]', incident.bundle.rstrip('\\/'))[-1]
+            path = os.path.join(folder, name)
+            if name in there and files.exists(os.path.join(path, 'incident.json')):
+                there.remove(name)
+                incident = dataclasses.replace(incident, bundle=path)
+            else:
+                told = incident.advice and advice.without_bundle(incident.advice)
+                incident = dataclasses.replace(incident, bundle=None, advice=told)
+        found.append(incident)
+    return found[::-1]

@@ -15,7 +15,7 @@ import tensorflow as tf
 import slimguard
 from slimguard.diagnosis import bundle
 from slimguard.diagnosis.ranges import Range
-from slimguard.incidents import record_reader
+from slimguard.incidents import record_file
 from slimguard.report import last_steps, layer_ranges, loss_history, samples
 from slimguard.report.last_steps import LastSteps
 from slimguard.report.layer_ranges import Layer
@@ -310,13 +310,13 @@ def title_of(logdir: str) -> str:
 
 def _with_record(data: ReportData, logdir: str) -> ReportData:
     try:
-        record = record_reader.read_record(logdir)
+        record = record_file.read_record(logdir)
     except FileNotFoundError:
         return data._replace(has_record=False)
     except Exception as error:  # whatever it is, it must not cost the rest of the page
         return data._replace(broken=_first_line(error))
     if record.is_foreign:
-        count = record.unreadable + record.foreign
+        count = record.unreadable
         what = 'its only line is no' if count == 1 else 'none of its %d lines is an' % count
         return data._replace(broken='%s incident (slimguard/incidents.jsonl).' % what)
     incidents = enumerate(record.incidents, 1)

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from slimguard.incidents.incident import Incident, report_hint
-from slimguard.incidents.record_path import path_in
+from slimguard.incidents.record_file import path_in
 from slimguard.system import files, terminal, texts
 from slimguard.training import preemption
 from slimguard.training.fetch_structures import leaves

@@ -6,6 +6,8 @@ import logging
 from multiprocessing.process import BaseProcess
 from typing import Any, Dict, NamedTuple
 
+from slimguard.system.log import log
+
 
 class RunOptions(NamedTuple):
     """What a script is guarded by, in plain values: another process may be given it.
@@ -41,12 +43,9 @@ class RunOptions(NamedTuple):
         from slimguard.scripts import ending, script_watcher
         from slimguard.scripts import instrumentation as instrumentations
         from slimguard.scripts.patches import Patches
-        from slimguard.system.log import log
 
         if self.quiet:
-            logger = log()
-            lent.callback(logger.setLevel, logger.level)
-            logger.setLevel(logging.ERROR)
+            quieted(lent)
         is_the_callers = instrumentations.is_active()
         instrumentation = instrumentations.instrument(**self.arguments)
         if not is_the_callers:
@@ -63,6 +62,13 @@ class RunOptions(NamedTuple):
         if seen.has_names_of_1:
             tf1_names.let_flags_be_redefined()
         return instrumentation
+
+
+def quieted(lent: contextlib.ExitStack) -> None:
+    """Logs errors only, until `lent` is closed."""
+    logger = log()
+    lent.callback(logger.setLevel, logger.level)
+    logger.setLevel(logging.ERROR)
 
 
 def _guard_child(options: RunOptions) -> None:

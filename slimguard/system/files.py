@@ -181,6 +181,20 @@ def open_to_read(path: str) -> IO[bytes]:
     return _gfile().GFile(path, 'rb')
 
 
+def open_to_append(path: str) -> IO[bytes]:
+    """Opens a regular file for appending, unbuffered, and for reading; makes it if need be.
+
+    Object stores (``gs://``) append by writing the object anew: of two processes that do so at the
+    same moment, one loses what it wrote.
+    """
+    if is_remote(path):
+        if not exists(path):
+            with _gfile().GFile(path, 'wb') as file:
+                file.write(b'')
+        return _gfile().GFile(path, 'a+b')
+    return open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 'r+b', buffering=0)
+
+
 def open_regular(path: str, flags: int, mode: str, **kwargs) -> IO[bytes]:
     """Opens a regular file of this machine. To open or read another might take for ever."""
     number = os.open(path, flags | _NO_WAIT, 0o666)

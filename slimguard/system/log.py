@@ -2,8 +2,6 @@
 
 import logging
 
-import tensorflow as tf
-
 
 def log() -> logging.Logger:
     """The logger 'slimguard'.
@@ -11,6 +9,8 @@ def log() -> logging.Logger:
     TensorFlow's logger is its parent: its level holds where 'slimguard' has none of its own, and
     its handlers print what is logged here.
     """
+    import tensorflow as tf  # only now, as readers of a record need none
+
     logger = logging.getLogger('slimguard')
-    logger.parent = tf.get_logger()  # makes its handler when first called, and not at our import
+    logger.parent = tf.get_logger()  # which makes its handler when it is first asked for
     return logger

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import slimguard
-from slimguard.incidents import advice, record_file, record_reader
+from slimguard.incidents import advice, record_file
 from slimguard.incidents.incident import Incident
 from tests.helpers.checkpoints import write
 from tests.helpers.children import environment, python
@@ -94,7 +94,7 @@ def test_a_bundle_is_found_where_its_logdir_was_moved_to_and_a_removed_one_is_no
     said = capsys.readouterr().out
     assert said.count('replay') == 1 and 'the data are bad' in said
     assert 'python -m slimguard replay %s\n' % shlex.quote(str(moved)) in said
-    found = record_reader.read_incidents(tmp_path / 'moved')
+    found = record_file.read_incidents(tmp_path / 'moved')
     assert [each.bundle for each in found] == [None, str(moved)]
 
 
@@ -115,10 +115,9 @@ def test_incidents_as_json_are_those_of_the_record(tmp_path, capsys):
     assert run('incidents', '--json', tmp_path) == 0
     read = document(capsys)
     assert sorted(read) == sorted(
-        'logdir record is_whole unreadable_lines foreign_lines groups incidents'.split()
+        'logdir record unreadable_lines left_out groups incidents'.split()
     )
-    assert (read['logdir'], read['is_whole']) == (str(tmp_path), True)
-    assert (read['unreadable_lines'], read['foreign_lines']) == (1, 1)
+    assert (read['logdir'], read['unreadable_lines'], read['left_out']) == (str(tmp_path), 2, 0)
     assert read['incidents'][:2] == [each.to_dict() for each in incidents[:2]]
     assert read['incidents'][0]['loss'] == 'nan'
     assert read['groups'][0] == {

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard.incidents import journal, record_file, record_reader, record_table
+from slimguard.incidents import journal, record_file, record_table
 from slimguard.incidents.incident import Incident
 from tests.helpers.models import Linear, LogLines, records_in, train_quietly
 
@@ -56,7 +56,7 @@ class TestFile:
         first, second, _ = path.read_bytes().split(b'\n')
         path.write_bytes(first + b'\n' + second[:kept])
         write(tmp_path, [3])
-        record = record_reader.read_record(tmp_path)
+        record = record_file.read_record(tmp_path)
         assert [incident.step for incident in record.incidents] == [1, 3]
         assert record.unreadable == 1
 
@@ -101,13 +101,13 @@ class TestFile:
             file.write(b'{"step": 9, "los')
         write(logdir, [3])
         assert steps(logdir) == [1, 2, 3]
-        assert record_reader.read_record(logdir).unreadable == 1
+        assert record_file.read_record(logdir).unreadable == 1
         file = record_file.IncidentFile(logdir)
         file.append(incident(4))
         tf.io.gfile.rmtree(logdir)
         with LogLines() as lines:
             file.append(incident(5))
-        assert 'was deleted or replaced' in lines[0] and len(lines) == 1
+        assert 'was deleted' in lines[0] and len(lines) == 1
         assert steps(logdir) == [5]
 
     def test_an_incident_of_a_huge_model_fits_in_a_line(self, tmp_path):
@@ -117,7 +117,7 @@ class TestFile:
         file = record_file.IncidentFile(str(tmp_path))
         file.append(huge)
         file.close()
-        (found,) = record_reader.read_record(str(tmp_path)).incidents
+        (found,) = record_file.read_record(str(tmp_path)).incidents
         assert found.tensors[-1] == 'and 99000 more'
         assert found.reason.startswith('\u2665' * 1000) and found.reason.endswith('...')
 
@@ -125,12 +125,12 @@ class TestFile:
         file = record_file.IncidentFile(str(tmp_path))
         for loss in (np.float32(0.5), np.float32('nan')):
             file.append(incident(step=np.int64(3), loss=loss))
-        first, second = record_reader.read_record(str(tmp_path)).incidents
+        first, second = record_file.read_record(str(tmp_path)).incidents
         assert (first.step, first.loss) == (3, 0.5) and np.isnan(second.loss)
 
 
 def steps(logdir):
-    return [found.step for found in record_reader.read_record(logdir).incidents]
+    return [found.step for found in record_file.read_record(logdir).incidents]
 
 
 @contextlib.contextmanager
@@ -157,7 +157,7 @@ class TestCutShort:
             file.append(incident(303))
             file.close()
         assert steps(str(tmp_path)) == list(range(304))
-        assert record_reader.read_record(str(tmp_path)).unreadable == 1
+        assert record_file.read_record(str(tmp_path)).unreadable == 1
         assert 'incidents.jsonl cannot be written: ' in lines[0]
         assert lines[1].endswith('incidents.jsonl can be written again') and len(lines) == 2
 
@@ -181,22 +181,6 @@ class TestCutShort:
         assert steps(str(tmp_path)) == [1, 2]
         with open(record_file.path_in(str(tmp_path)), 'rb') as record:
             assert record.read().split(b'\n')[1] == b'{"step": 9, "los'  # and nothing glued to it
-
-    def test_not_even_if_it_comes_between_the_look_and_the_write(self, tmp_path, monkeypatch):
-        file = record_file.IncidentFile(str(tmp_path))
-        file.append(incident(1))
-        look = record_file._ends_a_line
-
-        def look_too_early(opened):
-            answer = look(opened)
-            monkeypatch.setattr(record_file, '_ends_a_line', look)
-            with open(record_file.path_in(str(tmp_path)), 'ab') as other:
-                other.write(b'{"step": 9, "los')
-            return answer
-
-        monkeypatch.setattr(record_file, '_ends_a_line', look_too_early)
-        file.append(incident(2))
-        assert steps(str(tmp_path)) == [1, 2]
 
     def test_workers_share_it_with_one_whose_disk_is_full(self, tmp_path):
         (tmp_path / 'slimguard').mkdir()
@@ -227,19 +211,8 @@ class TestGone:
         with LogLines() as lines:
             for step in (2, 3):
                 file.append(incident(step))
-        assert 'was deleted or replaced' in lines[0] and len(lines) == 1
+        assert 'was deleted' in lines[0] and len(lines) == 1
         assert steps(str(logdir)) == [2, 3]
-
-    def test_a_record_that_is_replaced_is_noticed_and_goes_on(self, tmp_path):
-        file = record_file.IncidentFile(str(tmp_path))
-        file.append(incident(1))
-        write(tmp_path / 'other', [7])
-        os.replace(record_file.path_in(str(tmp_path / 'other')), record_file.path_in(str(tmp_path)))
-        with LogLines() as lines:
-            for step in (2, 3):
-                file.append(incident(step))
-        assert 'was deleted or replaced' in lines[0] and len(lines) == 1
-        assert steps(str(tmp_path)) == [7, 2, 3]
 
     def test_a_record_that_is_emptied_is_begun_anew(self, tmp_path):
         file = record_file.IncidentFile(str(tmp_path))
@@ -264,22 +237,12 @@ def record_of(tmp_path, *lines):
 
 
 class TestReading:
-    def test_lines_that_are_no_json_are_counted(self, tmp_path):
+    def test_lines_that_are_no_incidents_are_counted(self, tmp_path):
         lines = [
             b'[' * 100000,
-            b'{"step":' * 100000,
-            b'9' * 100000,
             b'{"step": 1, "los',
             b'\xff\xfe',
             b'\0' * 4096,
-            b'{"step": 1, "reason": "' + b'x' * 3000000 + b'"}',
-        ]
-        found = record_reader.read_record(record_of(tmp_path, GOOD, *lines, GOOD))
-        assert (len(found.incidents), found.unreadable, found.foreign) == (2, len(lines), 0)
-        assert found.notes == ['7 lines of the record could not be read; a kill can cut one short.']
-
-    def test_lines_that_are_no_incidents_are_counted(self, tmp_path):
-        lines = [
             [1],
             'a word',
             None,
@@ -297,9 +260,11 @@ class TestReading:
             dict(GOOD, held='no'),
             dict(GOOD, action={}),
         ]
-        found = record_reader.read_record(record_of(tmp_path, GOOD, *lines, GOOD))
-        assert (len(found.incidents), found.unreadable, found.foreign) == (2, 0, len(lines))
-        assert found.notes == ['16 lines of the record are no incidents of slimguard.']
+        found = record_file.read_record(record_of(tmp_path, GOOD, *lines, GOOD))
+        assert (len(found.incidents), found.unreadable) == (2, len(lines))
+        assert found.notes == [
+            '20 lines of the record could not be read; a kill can cut one short.'
+        ]
 
     def test_it_gives_back_the_incidents_that_were_written(self, tmp_path):
         written = [incident(1, loss=0.5), incident(2, loss=None), incident(3, loss=float('inf'))]
@@ -308,44 +273,36 @@ class TestReading:
         file = record_file.IncidentFile(str(tmp_path))
         for it in written:
             file.append(it)
-        found = record_reader.read_record(tmp_path)
-        assert found == (written, 0, 0, True)
+        found = record_file.read_record(tmp_path)
+        assert found == (written, 0, 0)
         assert not found.is_foreign and not found.notes
 
     def test_what_a_newer_version_adds_is_left_out(self, tmp_path):
-        found = record_reader.read_record(record_of(tmp_path, dict(GOOD, news=[{}])))
+        found = record_file.read_record(record_of(tmp_path, dict(GOOD, news=[{}])))
         assert found.incidents[0].to_dict() == Incident.from_dict(GOOD).to_dict()
 
     def test_a_file_of_something_else_is_foreign(self, tmp_path):
         for n, lines in enumerate(([[1], {'a': 1}], [b'\x89PNG'], [GOOD['reason']])):
             (tmp_path / str(n)).mkdir()
-            assert record_reader.read_record(record_of(tmp_path / str(n), *lines)).is_foreign
+            assert record_file.read_record(record_of(tmp_path / str(n), *lines)).is_foreign
 
     @pytest.mark.parametrize('make', [os.mkfifo, os.mkdir])
     def test_what_is_no_regular_file_is_an_error_at_once(self, tmp_path, make):
         (tmp_path / 'slimguard').mkdir()
         make(record_file.path_in(str(tmp_path)))
         with pytest.raises(OSError, match='is no regular file'):
-            record_reader.read_record(tmp_path)
+            record_file.read_record(tmp_path)
 
     def test_there_may_be_none(self, tmp_path):
         with pytest.raises(FileNotFoundError, match='no record of incidents'):
-            record_reader.read_record(tmp_path)
+            record_file.read_record(tmp_path)
 
     def test_of_a_long_record_the_newest_are_read(self, tmp_path, monkeypatch):
         write(tmp_path, range(100))
-        monkeypatch.setattr(record_reader, '_MOST_BYTES', 5000)
-        found = record_reader.read_record(str(tmp_path))
-        read = [it.step for it in found.incidents]
-        assert read == list(range(100))[-len(read) :] and 5 < len(read) < 20
-        assert found.notes == [
-            'The record is long: only its newest %d incidents were read.' % len(read)
-        ]
-        assert not found.unreadable
-        monkeypatch.undo()
-        monkeypatch.setattr(record_reader, '_MOST_INCIDENTS', 10)
-        found = record_reader.read_record(str(tmp_path))
-        assert [it.step for it in found.incidents] == list(range(90, 100)) and not found.is_whole
+        monkeypatch.setattr(record_file, '_MOST_READ', 10)
+        found = record_file.read_record(str(tmp_path))
+        assert [it.step for it in found.incidents] == list(range(90, 100)) and found.left_out == 90
+        assert found.notes == ['The record is long: only its newest 10 incidents were read.']
 
     def test_a_time_that_is_none_does_not_end_the_table(self):
         for time in (1e18, -1e18, 0.0):
@@ -359,7 +316,7 @@ def test_a_training_without_an_incident_leaves_an_empty_record(tmp_path):
     with LogLines() as lines:
         train_quietly(train_op, tmp_path, number_of_steps=2)
     assert os.path.getsize(record_file.path_in(str(tmp_path))) == 0
-    assert record_reader.read_record(tmp_path) == ([], 0, 0, True)
+    assert record_file.read_record(tmp_path) == ([], 0, 0)
     assert not [line for line in lines if line.startswith('slimguard')]
 
 

@@ -16,9 +16,8 @@ import pytest
 
 from slimguard.__main__ import main
 from slimguard.command import parser
-from slimguard.incidents import record_file, record_json, record_reader
+from slimguard.incidents import record_file
 from slimguard.incidents.incident import Incident
-from tests.helpers.children import forked_python
 
 LINES = 6
 VALUES = [
@@ -48,7 +47,7 @@ def incidents(count=LINES):
 
 
 def a_record():
-    return b''.join(record_json.line_of(incident, 'host:1') for incident in incidents())
+    return b''.join(record_file.line_of(incident, 'host:1') for incident in incidents())
 
 
 def mutant(chance):
@@ -106,7 +105,7 @@ def try_one(seed, logdir):
     content, untouched = mutant(random.Random(seed))
     with open(record_file.path_in(logdir), 'wb') as file:
         file.write(content)
-    found = record_reader.read_record(logdir)
+    found = record_file.read_record(logdir)
     # What was not touched is read, whatever the other lines are.
     expected = incidents()
     assert all(expected[number] in found.incidents for number in untouched), seed
@@ -146,60 +145,9 @@ def try_many(seeds):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize('count', [80, 4000])
+@pytest.mark.parametrize('count', [80, 1000])
 def test_spoiled_records_are_read_as_far_as_they_can_be(count):
     try_many(range(count))
-
-
-READS = """
-import os, sys
-from slimguard.incidents import record_reader
-from slimguard.__main__ import main
-for name in sorted(os.listdir(sys.argv[1])):
-    logdir = os.path.join(sys.argv[1], name)
-    try:
-        main(['incidents', logdir])
-    except SystemExit as left:
-        assert left.code == 2
-    # Not ru_maxrss, which begins with what the process had that started this one.
-    peak = next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM'))
-    print(peak, 'KB', name, file=sys.stderr)
-"""
-WIDE = '\N{GRINNING FACE}'.encode('utf-8')  # makes the characters beside it take four bytes each
-
-
-def line_of(key, value):
-    return b'{"step": 1, "reason": "", "%s": %s}\n' % (key, value)
-
-
-# A piece of a record, and how often it comes.
-HUGE = {
-    'lines without a word': (b'\n' * 2**20, 20),
-    'small incidents': (b'{"step":1,"reason":""}\n' * 10**5, 3),
-    'long words': (line_of(b'reason', b'"%s%s"' % (WIDE, b'x' * 10**6)), 400),
-    'many names': (line_of(b'tensors', b'[%s""]' % (b'"ab%s",' % WIDE * 10**5)), 20),
-    'many objects': (line_of(b'tensors', b'[%s{}]' % (b'{},' * 300000)), 20),
-    'many digits': (line_of(b'step', b'9' * 10**6), 20),
-    'many digits after the point': (line_of(b'loss', b'0.' + b'9' * 10**6), 20),
-    'many escapes': (line_of(b'diagnosis', b'"%s"' % (b'\\u001b' * 150000)), 20),
-    'one line without an end': (b'\0', 2**31),
-}
-
-
-@pytest.mark.full
-def test_no_record_takes_a_gigabyte_of_memory(tmp_path):
-    for name, (piece, times) in HUGE.items():
-        record_file.IncidentFile(str(tmp_path / name)).make()
-        with open(record_file.path_in(str(tmp_path / name)), 'wb') as file:
-            if piece == b'\0':
-                file.truncate(times)  # takes no room on the disk
-            else:
-                file.writelines([piece] * times)
-    done = forked_python('-c', READS, tmp_path)
-    assert done.returncode == 0 and 'Traceback' not in done.stderr, done.stderr
-    sizes = [line.split(' KB ') for line in done.stderr.splitlines() if ' KB ' in line]
-    assert [name for _, name in sizes] == sorted(HUGE)
-    assert all(int(size) < 2**20 for size, _ in sizes), sizes
 
 
 if __name__ == '__main__':

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard.incidents import record_reader
+from slimguard.incidents import record_file
 
 tf1 = tf.compat.v1
 
@@ -34,7 +34,7 @@ class Script:
                     session.run(train_op, {self.x: batch})
                 assert np.isfinite(session.run(self.weight)).all()
             assert not guards.sessions.seen.refused and not guards.sessions.seen.failures
-        return record_reader.read_incidents(self.logdir)
+        return record_file.read_incidents(self.logdir)
 
 
 @pytest.mark.full
@@ -133,5 +133,5 @@ def test_a_first_state_that_is_not_finite_is_nothing_to_go_back_to(tmp_path):
             session.run(weight.initializer)
             with pytest.raises(slimguard.NanLossError, match='not finite already before this step'):
                 session.run(train_op)
-    (incident,) = record_reader.read_incidents(tmp_path)
+    (incident,) = record_file.read_incidents(tmp_path)
     assert incident.action == 'raise' and incident.restored is None

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 import slimguard
-from slimguard.incidents import record_reader
+from slimguard.incidents import record_file
 from slimguard.scripts import children
 from slimguard.scripts.patches import Patches
 from tests.helpers.children import python
@@ -66,7 +66,7 @@ def test_a_spawned_child_that_trains_is_guarded_and_another_imports_nothing(tmp_
     assert re.fullmatch(in_child, said[0]) and re.fullmatch(in_child, said[1])
     assert 'this script ran no session itself. What it started (3 processes) is guarded' in said[2]
     assert len(said) == 3
-    incidents = record_reader.read_incidents(tmp_path / 'records')
+    incidents = record_file.read_incidents(tmp_path / 'records')
     assert [incident.action for incident in incidents] == ['skip', 'skip']
     assert all('1 NaN' in incident.diagnosis for incident in incidents)
 

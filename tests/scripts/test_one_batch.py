@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard.incidents import record_reader
+from slimguard.incidents import record_file
 
 tf1 = tf.compat.v1
 
@@ -76,7 +76,7 @@ def train(values, on_nan, logdir):
         session.run(tf1.global_variables_initializer())
         for value in values:
             session.run(fetched, {x: value})
-    return guards.sessions.seen.actions, record_reader.read_incidents(logdir)
+    return guards.sessions.seen.actions, record_file.read_incidents(logdir)
 
 
 @pytest.mark.full
@@ -101,7 +101,7 @@ def test_two_train_ops_go_back_once_for_a_batch(tmp_path):
 def test_raise_leaves_a_record_of_both(tmp_path):
     with pytest.raises(slimguard.NanLossError):
         train([1.0, np.nan], 'raise', tmp_path)
-    incidents = record_reader.read_incidents(tmp_path)
+    incidents = record_file.read_incidents(tmp_path)
     assert [incident.action for incident in incidents] == ['raise', 'raise']
 
 

@@ -41,7 +41,7 @@ def as_logdir(logdir: Optional[files.Path]) -> Optional[str]:
 
 def as_train_op(train_op: Any) -> TrainOp:
     """As `gates.as_train_op`; slim raises ValueError for none."""
-    if train_op is None:
+    if train_op is None and not tf.executing_eagerly():  # whose optimizers return None
         raise ValueError('train_op cannot be None.')
     return gates.as_train_op(train_op)
 

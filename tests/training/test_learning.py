@@ -281,15 +281,16 @@ def test_eager_mode_is_refused():
         'for call in (lambda: slimguard.create_train_op(loss, None),\n'
         '             lambda: slimguard.guard(loss),\n'
         '             lambda: slimguard.NanLossHook(loss),\n'
-        '             lambda: slimguard.train(loss, None)):\n'
+        '             lambda: slimguard.train(loss, None),\n'
+        '             lambda: slimguard.train(None, None)):\n'
         '    try:\n'
         '        call()\n'
         '    except RuntimeError as error:\n'
-        '        assert "disable_eager_execution" in str(error), error\n'
+        '        assert "disable_v2_behavior()" in str(error), error\n'
         '        print("refused")\n'
     )
     run = forked_python('-c', script)
-    assert run.stdout.split() == ['refused'] * 4
+    assert run.stdout.split() == ['refused'] * 5
 
 
 def test_what_trains_nothing_is_told_of():

@@ -66,7 +66,7 @@ def _run(options: argparse.Namespace, script: Sequence[str], lent: contextlib.Ex
         spike=options.spike,
         history=options.history,
     )
-    instrumentation = RunOptions(options.tf1, arguments).guard(lent)
+    instrumentation = RunOptions(options.tf1, options.quiet, arguments).guard(lent)
     if options.logdir is not None:
         needs.file_system(options.logdir)
     from slimguard.scripts import script_watcher

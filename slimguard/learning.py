@@ -29,6 +29,7 @@ from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policy_language import OnNan
 from slimguard.incidents.spike import AnySpike, as_spike
 from slimguard.system import files
+from slimguard.system.log import log
 from slimguard.training import trainable
 from slimguard.training.checkpoint_keeper import CheckpointKeeper
 from slimguard.training.context import TrainingContext
@@ -227,7 +228,7 @@ def train(
       **: the others are explained in the documentation of `slim.learning.train`.
 
     Returns:
-      The loss after training: that of the last good step.
+      The loss after training: that of the last good step, or NaN if there was none.
 
     Raises:
       NanLossError: where the policy is 'raise', once the last good state is saved in `logdir`
@@ -303,6 +304,7 @@ def train(
                 progress=bar,
                 before_session=before_session,
                 stop=stop,
+                note_session=functools.partial(_tell_if_complete, number_of_steps, global_step),
             )
             for hook in hooks:
                 hook.begin()
@@ -397,3 +399,18 @@ def _wait_for_chief(graph: tf.Graph, master: str, is_chief: bool, config) -> Cal
 
 def _has_reached(number_of_steps: Optional[int], global_step, session) -> bool:
     return number_of_steps is not None and session.run(global_step) >= number_of_steps
+
+
+def _tell_if_complete(number_of_steps: Optional[int], global_step, session) -> None:
+    """Says, when a session begins, that there is nothing left to train."""
+    if number_of_steps is None:
+        return
+    step = session.run(global_step)
+    if step >= number_of_steps:
+        log().warning(_COMPLETE, step, number_of_steps)
+
+
+_COMPLETE = (
+    'slimguard: this training was complete already: its global step is %d, and number_of_steps is '
+    "%d. slim's loop runs one more step all the same, and train() returns its loss."
+)

@@ -15,6 +15,7 @@ from slimguard.checkpoints import checkpoint_files, state_file
 from slimguard.checkpoints.checkpoint_files import Checkpoint, look_at, step_in_name
 from slimguard.graph.sessions import OWN_WORK
 from slimguard.system import files, texts
+from slimguard.system.log import log
 
 _CHUNK = 1 << 20
 
@@ -84,7 +85,7 @@ def checkpoints_in(logdir: files.Path) -> List[Checkpoint]:
     try:
         state = state_file.read(logdir)
     except state_file.StateFileError as error:
-        tf1.logging.warning('slimguard: %s', error)
+        log().warning('slimguard: %s', error)
         state = None
     return checkpoints_beside(logdir, state)
 

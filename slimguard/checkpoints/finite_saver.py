@@ -24,6 +24,7 @@ from slimguard.incidents import advice
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.record_file import IncidentFile
 from slimguard.system import files, texts
+from slimguard.system.log import log
 
 # How many refused saves are remembered.
 _REMEMBERED = 100
@@ -263,7 +264,7 @@ def _refused(
     file = IncidentFile(os.path.dirname(save_path))
     file.append(incident)
     file.close()
-    tf1.logging.error(
+    log().error(
         'slimguard: checkpoint %s is refused, not finite: %s. %s.%s',
         refusal.path,
         texts.listed(refusal.names, 5),

@@ -7,12 +7,12 @@ import os
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
 from slimguard.checkpoints import checkpoint_reader, state_file
 from slimguard.checkpoints.checkpoint_files import files_of
 from slimguard.checkpoints.state_file import State
 from slimguard.system import files
+from slimguard.system.log import log
 
 
 class Repair(NamedTuple):
@@ -58,9 +58,9 @@ def resume_from_good(logdir: str) -> None:
     """
     repaired = repair(logdir)
     if repaired.is_lost:
-        tf1.logging.error('slimguard: %s; the training begins anew', repaired.said)
+        log().error('slimguard: %s; the training begins anew', repaired.said)
     elif repaired.said is not None:
-        tf1.logging.warning('slimguard: %s', repaired.said)
+        log().warning('slimguard: %s', repaired.said)
 
 
 def _resume_from(

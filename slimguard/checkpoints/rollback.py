@@ -18,6 +18,7 @@ from slimguard.checkpoints import checkpoint_reader
 from slimguard.checkpoints.checkpoint_files import step_in_name
 from slimguard.checkpoints.finite_saver import FiniteSaver
 from slimguard.graph.single_runs import run_once
+from slimguard.system.log import log
 
 
 class Restorer:
@@ -47,7 +48,7 @@ class Restorer:
             tf.io.gfile.makedirs(self.logdir)
             self.save(session)
         elif _differs(session, newest):
-            tf1.logging.warning(_OF_ANOTHER, newest)
+            log().warning(_OF_ANOTHER, newest)
 
     def before_step(self, session) -> None:
         """To be called before each step of a session in which variables may be built meanwhile."""

@@ -19,6 +19,7 @@ from slimguard.checkpoints.checkpoint_files import step_in_name
 from slimguard.checkpoints.save_room import reason_of
 from slimguard.checkpoints.spare import Spare
 from slimguard.graph.sessions import SessionWrapper
+from slimguard.system.log import log
 
 # How often a save is tried anew where a gate may just be taking a NaN back, and how long between.
 _TRIES, _PAUSE = 5, 0.05
@@ -102,7 +103,7 @@ class SavingSession(SessionWrapper):
             if not (existed or is_whole):
                 checkpoint_files.remove(path)
             said = 'is whole, but saving it failed' if is_whole else 'could not be written'
-            tf1.logging.error('slimguard: checkpoint %s %s: %s', path, said, reason_of(error))
+            log().error('slimguard: checkpoint %s %s: %s', path, said, reason_of(error))
             raise
         if saved.is_refused:
             if not existed:

@@ -19,6 +19,7 @@ from slimguard.checkpoints.kept_by_steps import PROBATION, KeptBySteps
 from slimguard.checkpoints.snapshot_values import assign, read_variables, size_of
 from slimguard.checkpoints.unlisted import all_variables
 from slimguard.system import memory
+from slimguard.system.log import log
 
 # A state whose loss is so many times that of all older ones, and that of the first steps, is ruined
 # and not kept. A loss that rises for another reason does not rise so far.
@@ -219,7 +220,7 @@ class Snapshots:
             if free is not None and 2 * self.most * self._size > free:
                 self._give_up(_NO_ROOM % (self.most, self._size >> 20, free >> 20))
                 return
-            tf1.logging.info(_IN_MEMORY, self.most, self._size >> 20)
+            log().info(_IN_MEMORY, self.most, self._size >> 20)
         values = read_variables(session, self._variables)
         for name, value in values.items():
             if not _can_assign(self._variables[name], value.shape):
@@ -231,7 +232,7 @@ class Snapshots:
         self._states.add(Snapshot(name, step, self.good, loss, values), self._size)
 
     def _give_up(self, why: str) -> None:
-        tf1.logging.warning(_NONE_KEPT, why)
+        log().warning(_NONE_KEPT, why)
         self.drop()
 
 

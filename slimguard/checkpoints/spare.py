@@ -16,6 +16,7 @@ from slimguard.checkpoints import checkpoint_files, checkpoint_reader, state_fil
 from slimguard.checkpoints.state_file import SPARE
 from slimguard.compat import tf_private
 from slimguard.system import files
+from slimguard.system.log import log
 
 
 class _Names(NamedTuple):
@@ -52,7 +53,7 @@ class Spare:
             checkpoint_files.link(path, spare)
             self._publish(spare, path)
         except (OSError, tf.errors.OpError) as error:  # no links there, and no room for a copy
-            tf1.logging.warning('slimguard: %s is written over without a spare: %s', path, error)
+            log().warning('slimguard: %s is written over without a spare: %s', path, error)
             checkpoint_files.remove(spare)
             return
         self._names = _Names(path, spare)

@@ -4,12 +4,12 @@ import time
 from typing import Any, Callable, Optional
 
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
 from slimguard.cluster.job_table import Entry
 from slimguard.cluster.own_entry import CHIEF, OwnEntry
 from slimguard.cluster.waiting import PAUSE, Reminder, insist
 from slimguard.incidents.incident import Incident
+from slimguard.system.log import log
 from slimguard.system.rate import Rate
 
 # How long to wait for a chief that nothing is known of, in seconds.
@@ -49,16 +49,16 @@ class Follower:
             waited = time.monotonic() - started
             if chief is None:
                 if waited > _NO_CHIEF:
-                    tf1.logging.warning(_NO_CHIEF_SEEN, self._entry.worker)
+                    log().warning(_NO_CHIEF_SEEN, self._entry.worker)
                     return False
             elif chief.get('ends') is not None:
                 # Who was there before it ended is done; who is new may have come for the next.
                 if was_there or is_done() or waited > _NO_CHIEF:
-                    tf1.logging.info('slimguard: the job has ended.')
+                    log().info('slimguard: the job has ended.')
                     coordinator.request_stop()
                     return False
                 if late.is_due():
-                    tf1.logging.warning(_CHIEF_HAS_ENDED, self._entry.worker, _NO_CHIEF)
+                    log().warning(_CHIEF_HAS_ENDED, self._entry.worker, _NO_CHIEF)
             elif chief['open'] and chief['round'] != self._asked_in:
                 self._take_part(chief)
                 return True

@@ -5,9 +5,9 @@ import threading
 from typing import Dict, Optional
 
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
 from slimguard.cluster.job_table import Entry, SharedTable
+from slimguard.system.log import log
 
 # Where the chief's entry is; the other processes take random numbers.
 CHIEF = 0
@@ -52,7 +52,7 @@ class OwnEntry:
         try:
             self.write(**news)
         except tf.errors.OpError as error:
-            tf1.logging.error('slimguard: the other processes could not be told: %s', error)
+            log().error('slimguard: the other processes could not be told: %s', error)
 
     def beat(self) -> Dict[int, Entry]:
         """Shows that this process lives; returns the entries of all, as `write` raises."""

@@ -7,6 +7,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.graph import ops
+from slimguard.system.log import log
 
 # Seconds between two looks at the shared table.
 PAUSE = 0.2
@@ -63,4 +64,4 @@ class Reminder:
     def say(self, text: str, *values) -> None:
         if time.monotonic() > self._next:
             self._next = time.monotonic() + _REMINDER
-            tf1.logging.info('slimguard: ' + text, *values)
+            log().info('slimguard: ' + text, *values)

@@ -232,6 +232,12 @@ def _add_run_options(run: argparse.ArgumentParser) -> FrozenSet[str]:
         ),
     ]
     run.add_argument(
+        '--quiet',
+        action='store_true',
+        help='log no line for a skipped batch, nor any other warning: only errors, and the last '
+        'line, which says what became of the training',
+    )
+    run.add_argument(
         '--tf1',
         action='store_true',
         help='on TensorFlow 2, give the script the names of TensorFlow 1, tf.contrib.slim included',

@@ -2,8 +2,8 @@
 
 The JSON document has `logdir` and `record`, two paths; `unreadable_lines`, how many lines of the
 record are no incident; `left_out`, how many incidents are older than the newest 50,000, which were
-read; `groups`, each with `reason`, `count`, `first_step`, `last_step` and `actions`, a count for
-each action; and `incidents`, the oldest first, each with the attributes of `slimguard.Incident`.
+read; `groups`, each with `cause`, `reason`, `count`, `first_step`, `last_step` and `actions`, a
+count for each; and `incidents`, the oldest first, each with the attributes of `slimguard.Incident`.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from typing import Any, Dict, List
 from slimguard.command import needs
 from slimguard.command.documents import print_document, refuse
 from slimguard.incidents import incident_groups, record_file, record_table
-from slimguard.incidents.incident import replay_hint
+from slimguard.incidents.incident import replay_hint, report_hint
 from slimguard.incidents.incident_groups import Group
 from slimguard.incidents.record_file import Record
 from slimguard.system import terminal
@@ -58,6 +58,7 @@ def _document(folder: str, record: Record) -> Dict[str, Any]:
 
 def _group_document(group: Group) -> Dict[str, Any]:
     return {
+        'cause': group.first.cause,
         'reason': group.first.reason,
         'count': group.count,
         'first_step': group.first_step,
@@ -77,6 +78,9 @@ def _print(folder: str, record: Record, all_of_them: bool) -> None:
         terminal.complain(note)
     if record.is_foreign:
         refuse(record_file.FOREIGN % record_file.path_in(folder))
+    if record.incidents and not all_of_them:
+        print()
+        terminal.say(report_hint(folder))
 
 
 def _print_groups(record: Record) -> None:
@@ -96,10 +100,11 @@ def _print_groups(record: Record) -> None:
 
 
 def _lines_of(group: Group) -> List[str]:
-    """A group for people: how often and when, then its first incident in full."""
+    """A group for people: how often and when, then the cause and more of its first incident."""
     first = group.first
     told = [_when(group) + ': ' + _actions(group) if any(group.actions) else _when(group)]
-    told.append('  ' + first.reason)
+    told += ['  ' + line for line in (first.diagnosis or '').splitlines()[:_MOST_LINES]]
+    told.append('  ' + first.reason_in_short)
     known = [record_table.when(first.time)]
     known += [] if first.step is None else ['step %d' % first.step]
     known += [] if first.loss is None else ['loss %g' % first.loss]
@@ -109,10 +114,9 @@ def _lines_of(group: Group) -> List[str]:
     known += [] if first.learning_rate is None else ['learning rate x%g' % first.learning_rate]
     one = group.count == 1
     told.append('  %s%s' % ('' if one else 'the first: ', ', '.join(filter(None, known))))
-    told += ['  ' + line for line in (first.diagnosis or '').splitlines()[:_MOST_LINES]]
+    told += [] if first.advice is None else ['  ' + first.advice]
     if first.bundle is not None:
         told.append('  ' + replay_hint(first.bundle))
-    told += [] if first.advice is None else ['  ' + first.advice]
     return told
 
 

@@ -30,6 +30,7 @@ from slimguard.incidents.history import History
 from slimguard.incidents.incident import replay_hint
 from slimguard.incidents.incident_groups import kind_of
 from slimguard.system import files
+from slimguard.system.log import log
 from slimguard.system.numbers import require_bool
 from slimguard.system.rate import Rate
 
@@ -100,7 +101,7 @@ class _Kinds:
         told = _FULL.setdefault(self._graph, set())
         if folder not in told:
             told.add(folder)
-            tf1.logging.warning(
+            log().warning(
                 'slimguard: %s has %d bundles, as many as there may be: further incidents are '
                 'recorded, and of those only the first of a kind is examined, and those on which '
                 'it depends what is done. More are kept with max_bundles.',
@@ -284,7 +285,7 @@ class Evidence:
             return write() if self._room is None else _write_in(self._room, write)
         except NoRoomError as error:
             if self._no_room.is_due():
-                tf1.logging.warning(
+                log().warning(
                     'slimguard: no bundle is written: %s. Until there is room, incidents have '
                     'none; this is said once.',
                     error,
@@ -297,12 +298,12 @@ class Evidence:
         """Says how many lines were held back."""
         told = [(what, rate) for what, rate in self._failures.items() if rate.held_back]
         for what, rate in told:
-            tf1.logging.error(
+            log().error(
                 'slimguard: %s: %d more since the last of these lines', what, rate.held_back
             )
             rate.held_back = 0
         if self._no_room.held_back:
-            tf1.logging.warning(
+            log().warning(
                 'slimguard: for lack of room %d incidents more have no bundle.',
                 self._no_room.held_back,
             )
@@ -332,7 +333,7 @@ def collect(
     try:
         found[gate] = Evidence(gate, logdir, max_bundles, room)
     except Exception as error:
-        tf1.logging.warning('slimguard: nothing will be captured: %s', error)
+        log().warning('slimguard: nothing will be captured: %s', error)
 
 
 def _write_in(room: Room, write: Callable[..., str]) -> str:
@@ -359,4 +360,4 @@ def require_capture(capture, max_bundles) -> None:
 
 
 def _log_failure(what: str, error: Exception, more: str = '') -> None:
-    tf1.logging.error('slimguard: %s: %s: %s%s', what, type(error).__name__, error, more)
+    log().error('slimguard: %s: %s: %s%s', what, type(error).__name__, error, more)

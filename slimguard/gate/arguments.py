@@ -8,6 +8,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.graph import TrainOp, op_of
+from slimguard.system.log import log
 from slimguard.system.numbers import require_bool
 
 
@@ -19,9 +20,9 @@ def writes_something(train_op: TrainOp) -> bool:
 
 def require_loss(loss, name: str) -> None:
     """Raises TypeError, ValueError or RuntimeError unless `loss` is a floating scalar Tensor."""
+    _require_graph(loss, name)
     if not isinstance(loss, tf.Tensor):
         raise TypeError('%s must be a tf.Tensor, the scalar loss, but is %r' % (name, loss))
-    _require_graph(loss, name)
     if not loss.dtype.base_dtype.is_floating:
         raise ValueError(
             '%s must be a floating scalar, but %r is of dtype %s'
@@ -91,21 +92,24 @@ def as_train_op(train_op) -> TrainOp:
     """
     if isinstance(train_op, tf.Variable) and not tf.executing_eagerly():
         return train_op.op
+    _require_graph(train_op, 'train_op')
     if not isinstance(train_op, (tf.Tensor, tf.Operation)):
         raise TypeError(
             'train_op must be a tf.Tensor or a tf.Operation, as create_train_op() or '
             'optimizer.minimize() return it, not %r' % (train_op,)
         )
-    _require_graph(train_op, 'train_op')
     return train_op
 
 
 def _require_graph(element, name: str) -> None:
-    if hasattr(element, 'numpy'):  # as only tensors of eager mode have it
+    is_tensor = isinstance(element, (tf.Tensor, tf.Operation))
+    # Of all tensors, those of eager mode alone have a `numpy`; and its optimizers return None.
+    if hasattr(element, 'numpy') if is_tensor else tf.executing_eagerly():
         raise RuntimeError(
-            '%s is an eager tensor, and slimguard guards graphs. Call '
-            'tf.compat.v1.disable_eager_execution() at the start of the program, or build the '
-            'model inside "with tf.Graph().as_default():"' % name
+            '%s is no tensor of a graph, as TensorFlow runs eagerly, and slimguard guards graphs. '
+            'Call tf.compat.v1.disable_v2_behavior() right after importing TensorFlow; in a '
+            'notebook, restart the kernel first. Or build the model inside "with '
+            'tf.Graph().as_default():"' % name
         )
 
 
@@ -197,7 +201,7 @@ def require_gradient_options(clip_gradient_norm, gradient_multipliers, graph: tf
         )
     for key in gradient_multipliers:
         if not _is_variable_of(graph, key):
-            tf1.logging.warning(
+            log().warning(
                 'slimguard: gradient_multipliers has a factor for %r, which is no variable of the '
                 'graph and not the name of one, and so multiplies nothing; take the variable '
                 'itself, or variable.op.name, which has no ":0"',

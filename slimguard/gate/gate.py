@@ -25,6 +25,7 @@ from slimguard.gate.outcome import guarded_by
 from slimguard.gate.plan import Plan, make_plan
 from slimguard.gate.step_graph import GuardedBefore, StepGraph
 from slimguard.graph import TrainOp, Writes, is_accumulator, key, op_of, ops, plain_ops
+from slimguard.system.log import log
 
 _KEPT_AS = '_slimguard_gates'
 _WARNED_OF_CHIEF = '_slimguard_warned_of_chief'
@@ -398,7 +399,7 @@ def _warn_of_chief(train_op: TrainOp, why: object) -> None:
     warned = getattr(train_op.graph, _WARNED_OF_CHIEF, set())
     if train_op.name not in warned:
         setattr(train_op.graph, _WARNED_OF_CHIEF, warned | {train_op.name})
-        tf1.logging.warning(
+        log().warning(
             'slimguard: the gradients of train op %r are guarded, and the update that the chief '
             'makes of them is NOT: %s. Call slimguard.guard() right after minimize() or '
             'apply_gradients() of the SyncReplicasOptimizer.',

@@ -12,6 +12,6 @@ The files:
     advice.py           what may help then
     journal.py          a training's incidents: the line in the log, the record, TensorBoard
     record_file.py      the record, slimguard/incidents.jsonl: written, and read
-    incident_groups.py  incidents of one reason, together
+    incident_groups.py  incidents of one cause, together
     record_table.py     shows the record to people
 """

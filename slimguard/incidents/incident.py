@@ -105,6 +105,20 @@ class Incident:
         return told if self.loss is None else '%s (loss %g)' % (told, self.loss)
 
     @property
+    def cause(self) -> str:
+        """What made the step bad, in one line, if that was found; else what was seen."""
+        return (self.diagnosis or '').partition('\n')[0] or self.reason
+
+    @property
+    def reason_in_short(self) -> str:
+        """The reason, without most of a long list of tensors."""
+        left_out = len(self.tensors) - _NAMED
+        if left_out < 2:
+            return self.reason
+        named = '%s and %d more' % (', '.join(self.tensors[:_NAMED]), left_out)
+        return self.reason.replace(', '.join(self.tensors), named)
+
+    @property
     def update(self) -> str:
         """What became of the update."""
         return (
@@ -115,6 +129,10 @@ class Incident:
 
     def __str__(self) -> str:
         return '%s: %s; %s' % (self.where, self.reason, self.update)
+
+
+# How many of a step's bad tensors are named where people read; the record has all.
+_NAMED = 3
 
 
 def _is_step(value: Any) -> bool:
@@ -175,5 +193,10 @@ _KINDS: Dict[str, Callable[[Any], bool]] = {
 
 
 def replay_hint(bundle: str) -> str:
-    """The line that says how to run a bad step again."""
+    """The command that runs a bad step again."""
     return 'to run it again: python -m slimguard replay ' + shlex.quote(bundle)
+
+
+def report_hint(logdir: str) -> str:
+    """The command that shows the incidents of a logdir as a page."""
+    return 'to see what happened: python -m slimguard report ' + shlex.quote(logdir)

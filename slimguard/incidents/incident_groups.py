@@ -1,17 +1,20 @@
-"""Incidents of one reason, together: of hundreds, people want to see the few kinds there are."""
+"""Incidents of one cause, together: of hundreds, people want to see the few kinds there are."""
 
 import collections
 import re
-from typing import Counter, Dict, List, NamedTuple, Optional, Sequence
+from typing import Callable, Counter, Dict, List, NamedTuple, Optional, Sequence, TypeVar
 
 from slimguard.incidents.incident import Incident
 
+_T = TypeVar('_T')
+
 # A number that stands by itself, and is no part of a tensor's name.
 _NUMBER = re.compile(r'(?<![^\s(=])[-+]?(\d+\.?\d*(e[-+]?\d+)?|inf|nan)(?![^\s;,)])', re.IGNORECASE)
+_ROWS = re.compile(r'\brows? #(, #)*( and # more)?')
 
 
 class Group(NamedTuple):
-    """Incidents whose reasons differ in numbers at most.
+    """Incidents whose causes differ in numbers at most.
 
     Attributes:
       first: the first of them.
@@ -31,10 +34,15 @@ class Group(NamedTuple):
 
 def grouped(incidents: Sequence[Incident]) -> List[Group]:
     """The groups of incidents, in the order in which each first occurred."""
-    by_reason: Dict[str, List[Incident]] = {}
-    for incident in incidents:
-        by_reason.setdefault(kind_of(incident.reason), []).append(incident)
-    return [_group_of(members) for members in by_reason.values()]
+    return [_group_of(members) for members in by_kind(incidents, lambda it: it.cause)]
+
+
+def by_kind(items: Sequence[_T], cause_of: Callable[[_T], str]) -> List[List[_T]]:
+    """Lists of what has causes of one kind, in the order in which each kind first occurred."""
+    kinds: Dict[str, List[_T]] = {}
+    for item in items:
+        kinds.setdefault(kind_of(cause_of(item)), []).append(item)
+    return list(kinds.values())
 
 
 def _group_of(members: List[Incident]) -> Group:
@@ -44,6 +52,6 @@ def _group_of(members: List[Incident]) -> Group:
     return Group(members[0], len(members), first_step, last_step, dict(actions))
 
 
-def kind_of(reason: str) -> str:
-    """What incidents of one group have in common: their reason without its numbers."""
-    return _NUMBER.sub('#', reason)
+def kind_of(cause: str) -> str:
+    """What incidents of one group have in common: their cause without its numbers."""
+    return _ROWS.sub('rows', _NUMBER.sub('#', cause))

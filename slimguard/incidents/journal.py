@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.incident_groups import kind_of
 from slimguard.incidents.record_file import IncidentFile
+from slimguard.system.log import log
 from slimguard.system.rate import Rate
 
 # The first incidents are logged one by one.
@@ -24,8 +25,10 @@ _DONE = {
 }
 # Of one kind, so many are told in full; of the others only what was done.
 _IN_FULL = 2
-# How many of the tensors that are not finite are named in the log; the record has all.
-_NAMED = 3
+_NO_RECORD = (
+    'slimguard: no record of incidents is kept, as no logdir is known; pass '
+    "logdir='logs' to slimguard.watch(), slimguard.train() or NanLossHook() to keep one."
+)
 
 
 class Journal:
@@ -39,6 +42,7 @@ class Journal:
 
     Attributes:
       count: the number of incidents so far.
+      logdir: where the file is, or None.
     """
 
     def __init__(
@@ -48,6 +52,7 @@ class Journal:
         clock: Callable[[], float] = time.monotonic,
     ):
         self.count = 0
+        self.logdir = logdir
         self._file = None if logdir is None else IncidentFile(logdir)
         self._summary_writer = summary_writer
         self._rate = Rate(_FIRST, clock=clock)
@@ -58,6 +63,7 @@ class Journal:
     def keep_in(self, logdir: str) -> None:
         """From now on keeps a file, where there was no logdir."""
         if self._file is None:
+            self.logdir = logdir
             self._file = IncidentFile(logdir)
             self._file.make()
 
@@ -83,18 +89,20 @@ class Journal:
             self._file.append(incident)
         self._summarize(incident)
         self._log(incident, cause, _done(incident, done_by) + spent + why, why)
+        if self._file is None and self.count == 1:
+            log().warning(_NO_RECORD)
 
     def close(self, told: str = '') -> None:
         """Says how many log lines were held back, and what else there is, and closes the file."""
         if self._rate.held_back:
-            tf1.logging.warning(
+            log().warning(
                 'slimguard: %d incidents in all; the last %d were not logged one by one.',
                 self.count,
                 self._rate.held_back,
             )
             self._rate.held_back = 0
         if told:
-            tf1.logging.warning('slimguard: %s.', told)
+            log().warning('slimguard: %s.', told)
         if self._file is not None:
             self._file.close()
 
@@ -124,25 +132,19 @@ class Journal:
         goes_on = incident.action in ('skip', 'on_nan_loss')
         if not self._rate.is_due(must=not goes_on):
             return
-        log = tf1.logging.warning if incident.action == 'skip' else tf1.logging.error
+        say = log().warning if incident.action == 'skip' else log().error
         done += self._rate.told()
         head = 'slimguard: incident %d %s: ' % (self.count, incident.where)
         if times >= _IN_FULL:
-            log('%s', '%ssame as incident %d; %s.' % (head, first, done))
+            say('%s', '%ssame as incident %d; %s.' % (head, first, done))
         else:
-            log('%s', '%s%s.\n    %s.' % (head, headline, done))
+            say('%s', '%s%s.\n    %s.' % (head, headline, done))
 
 
 def _in_short(incident: Incident, why: str) -> str:
     """The reason, without most of a long list of tensors, and without its end."""
-    reason = incident.reason
-    if why and reason.endswith(why):
-        reason = reason[: -len(why)]
-    left_out = len(incident.tensors) - _NAMED
-    if left_out < 2:
-        return reason
-    named = '%s and %d more' % (', '.join(incident.tensors[:_NAMED]), left_out)
-    return reason.replace(', '.join(incident.tensors), named)
+    reason = incident.reason_in_short
+    return reason[: -len(why)] if why and reason.endswith(why) else reason
 
 
 def _done(incident: Incident, done_by: str) -> str:

@@ -2,12 +2,13 @@
 
 import functools
 import traceback
-from typing import Any, Callable, List, TypeVar, cast
+from typing import Any, Callable, List, Optional, TypeVar, cast
 
 import tensorflow as tf
 
-from slimguard.incidents.incident import Incident, replay_hint
-from slimguard.system import notebook
+from slimguard.incidents.incident import Incident, replay_hint, report_hint
+from slimguard.incidents.record_file import path_in
+from slimguard.system import files, notebook
 from slimguard.system.user_code import Owners
 
 _F = TypeVar('_F', bound=Callable[..., Any])
@@ -20,40 +21,44 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.Inva
     `tf.compat.v1.train.NanLossDuringTrainingError` (its `NanTensorHook`) and
     `tf.errors.InvalidArgumentError` (its `check_numerics`).
 
-    Its message begins with what made the step bad, if that was found. It ends with the command
-    that runs the step again, if it was captured, and with what may help, where the loss was above
-    `max_loss` or rollbacks did not help.
+    Its message begins with what made the step bad, if that was found, and says what may help,
+    where the loss was above `max_loss` or rollbacks did not help. It ends with a command: the one
+    that runs the step again, if it was captured, or else the one that shows the record.
 
     Attributes:
       incident: the `Incident`.
+      logdir: the directory with the record of incidents, absolute; None if there is no record.
     """
 
     __module__ = 'slimguard'  # what tracebacks show is the name that users import
 
-    def __init__(self, incident: Incident):
+    def __init__(self, incident: Incident, logdir: Optional[str] = None):
         self.incident = incident
+        self.logdir = logdir
         tf.errors.InvalidArgumentError.__init__(self, None, None, self.message)
 
     @property
     def message(self) -> str:
-        """What happened. It is put together when it is read: a bundle may be gone by then."""
+        """What happened. It is composed when it is read: a bundle may have been removed by then."""
         if self.incident.diagnosis is None:
             lines = ['Bad step %s' % self.incident]
         else:  # what made it bad comes first, and then what it made bad
             cause = self.incident.diagnosis.splitlines()
             lines = ['Bad step %s: %s' % (self.incident.where, cause[0]), *cause[1:]]
             lines.append('%s; %s' % (self.incident.reason, self.incident.update))
-        if self.incident.bundle is not None:
-            lines.append(replay_hint(self.incident.bundle))
         if self.incident.advice is not None:
             lines.append(self.incident.advice)
+        if self.incident.bundle is not None and _is_there(self.incident.bundle):
+            lines.append(replay_hint(self.incident.bundle))
+        elif self.logdir is not None and _is_there(path_in(self.logdir)):
+            lines.append(report_hint(self.logdir))
         return '\n'.join(lines)
 
     def __str__(self) -> str:
         return self.message
 
     def __reduce__(self):
-        return NanLossError, (self.incident,)
+        return NanLossError, (self.incident, self.logdir)
 
     def _render_traceback_(self) -> List[str]:
         """What IPython shows in place of a traceback: what happened, then the user's own lines."""
@@ -71,6 +76,13 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.Inva
             line = ': ' + frame.line if frame.line else ''
             told.append('  %s, line %s, in %s%s' % (place, frame.lineno, frame.name, line))
         return '\n'.join(told).split('\n')
+
+
+def _is_there(path: str) -> bool:
+    try:
+        return files.exists(path)
+    except tf.errors.OpError:  # of another machine, which does not answer
+        return True
 
 
 def with_short_traceback(function: _F) -> _F:

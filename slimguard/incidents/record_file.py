@@ -22,6 +22,7 @@ from typing import Any, Deque, Dict, Iterable, List, NamedTuple, Optional
 from slimguard.incidents import advice
 from slimguard.incidents.incident import Incident
 from slimguard.system import files, logdirs, texts
+from slimguard.system.log import log
 
 # What is kept of an incident that is longer: a model may have 100,000 tensors.
 _LONGEST_TEXT, _LONGEST_NAME, _MOST_NAMES = 5000, 500, 1000
@@ -77,7 +78,7 @@ class IncidentFile:
         if self._waiting:
             self._try_to_write()
         if self._waiting or self._lost:
-            _log().error(
+            log().error(
                 'slimguard: %d incidents are missing in %s: %s',
                 len(self._waiting) + self._lost,
                 self._path,
@@ -93,14 +94,14 @@ class IncidentFile:
         except files.errors(self._path) as error:
             trouble = str(error)
         if trouble and trouble != self._trouble:
-            _log().error('slimguard: %s cannot be written: %s', self._path, trouble)
+            log().error('slimguard: %s cannot be written: %s', self._path, trouble)
         elif self._trouble and not trouble:
-            _log().warning('slimguard: %s can be written again', self._path)
+            log().warning('slimguard: %s can be written again', self._path)
         self._trouble = trouble
 
     def _write_all(self) -> None:
         if self._was_there and not files.exists(self._path):
-            _log().warning(
+            log().warning(
                 'slimguard: %s was deleted while the training ran; it is begun anew', self._path
             )
         files.make_dirs(os.path.dirname(self._path))
@@ -128,13 +129,6 @@ def _write_line(file: Any, line: bytes) -> None:
     written = file.write(line)
     if written not in (None, len(line)) and file.write(line[written:]) != len(line) - written:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
-
-
-def _log() -> Any:
-    """TensorFlow's log. It is imported only here: those who read a record need none."""
-    import tensorflow.compat.v1 as tf1
-
-    return tf1.logging
 
 
 def line_of(incident: Incident, process: str) -> bytes:

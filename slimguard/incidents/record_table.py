@@ -7,16 +7,17 @@ from slimguard.incidents.incident import Incident
 
 
 def table(incidents: List[Incident]) -> List[Tuple[str, ...]]:
-    """Rows for people: when, at which step, the loss, what was done, and why."""
+    """Rows for people: when, at which step, the loss, what was done, the cause and the tensors."""
     rows: List[Tuple[str, ...]] = [('time', 'step', 'loss', 'action', 'reason')]
     for incident in incidents:
+        what = [incident.cause] if incident.cause != incident.reason else []
         rows.append(
             (
                 when(incident.time),
                 '' if incident.step is None else str(incident.step),
                 '' if incident.loss is None else '%g' % incident.loss,
                 incident.action or '',
-                incident.reason,
+                '; '.join([*what, incident.reason]),
             )
         )
     return rows

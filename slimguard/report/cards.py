@@ -4,12 +4,11 @@ Incidents are of one kind if their causes differ in numbers only. A kind's card 
 in full; the others that have a bundle are behind it.
 """
 
-import re
 import shlex
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from slimguard.incidents import record_table
-from slimguard.incidents.incident_groups import kind_of
+from slimguard.incidents.incident_groups import by_kind
 from slimguard.report import last_steps, report_data, samples, words
 from slimguard.report.report_data import BundleView, IncidentView, ReportData, UnreadableBundle
 from slimguard.system.texts import cut
@@ -113,20 +112,14 @@ def kinds_of(data: ReportData, draw: Optional[Draw]) -> List[Kind]:
       data: the report.
       draw: draws a chart, whose name tells it from others; None for no charts.
     """
-    kinds: Dict[str, List[_Told]] = {}
-    for told in _all_told(data):
-        kinds.setdefault(_kind(told.incident.cause), []).append(told)
+    kinds = by_kind(_all_told(data), lambda told: told.incident.cause)
     ended = [i for i in data.incidents if i.action in _ENDED][-1:]
-    by_size = sorted(kinds.values(), key=len, reverse=True)
+    by_size = sorted(kinds, key=len, reverse=True)
     by_size.sort(key=lambda members: not any(told.incident in ended for told in members))
     return [
         _kind_of(members, ended, data, draw, is_first=not number)
         for number, members in enumerate(by_size[:_MOST_KINDS])
     ]
-
-
-def _kind(cause: str) -> str:
-    return re.sub(r'\brows? #(, #)*( and # more)?', 'rows', kind_of(cause))
 
 
 def _all_told(data: ReportData) -> List[_Told]:

@@ -3,13 +3,12 @@
 import atexit
 import multiprocessing.util
 import os
-import shlex
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from slimguard.incidents.incident import Incident
+from slimguard.incidents.incident import Incident, report_hint
 from slimguard.incidents.record_file import path_in
 from slimguard.system import files, terminal, texts
 from slimguard.training import preemption
@@ -173,7 +172,7 @@ class Seen:
     def _see(self) -> str:
         """The command that shows what happened, if there is a record."""
         there = [logdir for logdir in self.logdirs if _has_record(logdir)]
-        return _SEE % shlex.quote(there[0]) if there else ''
+        return '; ' + report_hint(there[0]) if there else ''
 
     def _saves(self) -> str:
         """How many saves were refused, and where the records are."""
@@ -261,7 +260,6 @@ def after_stop(newest: Optional[str]) -> str:
     )
 
 
-_SEE = '. To see what happened: python -m slimguard report %s'
 _IS_LOST = '; NO record is left in %s: it could not be written, or was moved or deleted since'
 # A script may look at a loss one step later.
 _SOON = 1

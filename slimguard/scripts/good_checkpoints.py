@@ -12,6 +12,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard.checkpoints import checkpoint_reader
 from slimguard.system import files
+from slimguard.system.log import log
 
 
 def replacements() -> Dict[Callable, Callable]:
@@ -47,11 +48,9 @@ def _good(newest: Optional[str], folder: Any, latest_filename: Optional[str]) ->
     except OSError:  # it cannot be read: who goes on to restore it is told why
         return newest
     if good is None:
-        tf1.logging.error(
-            'slimguard: checkpoint %s is %s, and there is none that is good', newest, found
-        )
+        log().error('slimguard: checkpoint %s is %s, and there is none that is good', newest, found)
         return newest
-    tf1.logging.warning(
+    log().warning(
         'slimguard: checkpoint %s is %s; resuming from %s, the newest that is good.',
         newest,
         found,

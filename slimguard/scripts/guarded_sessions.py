@@ -37,6 +37,7 @@ from slimguard.scripts.script_summaries import ScriptSummaries
 from slimguard.scripts.script_watcher import ScriptWatcher, is_of_incident
 from slimguard.scripts.seeds import keep_seeds
 from slimguard.scripts.train_steps import Step, TrainSteps
+from slimguard.system.log import log
 from slimguard.training import step_counters
 from slimguard.training.inner_feeds import InnerFeeds
 from slimguard.training.preemption import SECONDS
@@ -204,9 +205,9 @@ class GuardedSessions:
                 hooked.release()
         self._preemption.leave()
         if self._skipped:
-            tf1.logging.warning(_SKIPPED, self._skipped, self._steps)
+            log().warning(_SKIPPED, self._skipped, self._steps)
         if self.seen.jump:
-            tf1.logging.warning('slimguard: %s.', self.seen.jump)
+            log().warning('slimguard: %s.', self.seen.jump)
 
     def _make_callable(self, original, session, fetches, feed_list=None, accept_options=False):
         # With a list, TensorFlow's runs the session's own `run`, and without one the session below.
@@ -251,7 +252,7 @@ class GuardedSessions:
                 run_context.request_stop()
             if kept_already(session.graph, 'told_nan_beside') is None:
                 kept_on(session.graph, 'told_nan_beside', lambda: True)
-                tf1.logging.warning(_NAN_BESIDE, self._settings.on_nan)
+                log().warning(_NAN_BESIDE, self._settings.on_nan)
 
     # Beneath.
 

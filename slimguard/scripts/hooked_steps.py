@@ -13,6 +13,7 @@ from slimguard.scripts.patches import kept_already, kept_on
 from slimguard.scripts.prepared_steps import Done, PreparedSteps
 from slimguard.scripts.script_watcher import ScriptWatcher, is_of_incident, stop_error
 from slimguard.scripts.train_steps import Step
+from slimguard.system.log import log
 from slimguard.training.hooked_session import HookedSession
 from slimguard.training.signal_watch import is_main_thread
 from slimguard.training.step_history import reading_of
@@ -89,7 +90,7 @@ class HookedSteps(HookedSession):
             return self._run_step(session, step, feed_dict, options, run_metadata)
         except Exception as error:
             if is_of_incident(error) and not is_main_thread():
-                tf1.logging.warning(_IN_A_THREAD, threading.current_thread().name)
+                log().warning(_IN_A_THREAD, threading.current_thread().name)
             raise
 
     def _run_step(self, session, step: Step, feed_dict, options, run_metadata):

@@ -13,8 +13,6 @@ import inspect
 import sys
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-import tensorflow.compat.v1 as tf1
-
 from slimguard import compat, learning
 from slimguard import gate as gates
 from slimguard.checkpoints.state_file import is_same
@@ -28,6 +26,7 @@ from slimguard.scripts.guarded_sessions import GuardedSessions, ScriptSettings
 from slimguard.scripts.patches import Patches
 from slimguard.scripts.train_steps import name_of
 from slimguard.system import files
+from slimguard.system.log import log
 from slimguard.training.context import TrainingContext
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.incident_reading import Reading
@@ -160,7 +159,7 @@ class Instrumentation:
         self._patches = Patches()
         self.sessions = GuardedSessions(settings)
         self.sessions.install(self._patches)
-        tf1.logging.info(
+        log().info(
             'slimguard: instrumented %s; on_nan=%r, max_loss=%r',
             ', '.join('%s.%s' % (f.__module__, f.__name__) for f in slims),
             settings.on_nan,
@@ -237,7 +236,7 @@ class Instrumentation:
     def _warn_of_another(self, logdir: Optional[files.Path]) -> None:
         asked = self.settings.logdir
         if asked is not None and logdir and not is_same(asked, files.as_logdir(logdir)):
-            tf1.logging.warning(
+            log().warning(
                 'slimguard: %s is to have the record, but slim.learning.train has a logdir, %s: '
                 'record and bundles of this training go there.',
                 asked,

@@ -2,9 +2,8 @@
 
 from typing import Set
 
-import tensorflow.compat.v1 as tf1
-
 from slimguard.scripts.ending import Seen
+from slimguard.system.log import log
 
 
 class Refusals:
@@ -23,13 +22,13 @@ class Refusals:
         if name not in self._seen.refused:
             what = getattr(error, 'of', 'train op')
             self._seen.note_refused(what, name, str(error))
-            tf1.logging.error('slimguard: %s %r is NOT guarded: %s', what, name, error)
+            log().error('slimguard: %s %r is NOT guarded: %s', what, name, error)
 
     def say_no_loss(self, name: str) -> None:
         """Says that a train op has no loss to compare with `max_loss`."""
         if name not in self._without_loss:
             self._without_loss.add(name)
-            tf1.logging.warning(
+            log().warning(
                 'slimguard: max_loss is not compared with anything in train op %r, which has no '
                 'single loss; what is not finite is guarded all the same',
                 name,

@@ -2,8 +2,11 @@
 
 import contextlib
 import functools
+import logging
 from multiprocessing.process import BaseProcess
 from typing import Any, Dict, NamedTuple
+
+from slimguard.system.log import log
 
 
 class RunOptions(NamedTuple):
@@ -11,10 +14,12 @@ class RunOptions(NamedTuple):
 
     Attributes:
       tf1: whether scripts get the names of TensorFlow 1.
+      quiet: whether only errors are logged.
       arguments: those of `slimguard.instrument`, by name.
     """
 
     tf1: bool
+    quiet: bool
     arguments: Dict[str, Any]
 
     def guard(self, lent: contextlib.ExitStack, is_spawned: bool = False) -> Any:
@@ -39,6 +44,8 @@ class RunOptions(NamedTuple):
         from slimguard.scripts import instrumentation as instrumentations
         from slimguard.scripts.patches import Patches
 
+        if self.quiet:
+            quieted(lent)
         is_the_callers = instrumentations.is_active()
         instrumentation = instrumentations.instrument(**self.arguments)
         if not is_the_callers:
@@ -55,6 +62,13 @@ class RunOptions(NamedTuple):
         if seen.has_names_of_1:
             tf1_names.let_flags_be_redefined()
         return instrumentation
+
+
+def quieted(lent: contextlib.ExitStack) -> None:
+    """Logs errors only, until `lent` is closed."""
+    logger = log()
+    lent.callback(logger.setLevel, logger.level)
+    logger.setLevel(logging.ERROR)
 
 
 def _guard_child(options: RunOptions) -> None:

@@ -3,9 +3,8 @@
 import functools
 from typing import Any, Callable
 
-import tensorflow.compat.v1 as tf1
-
 from slimguard.scripts.script_files import ScriptFiles
+from slimguard.system.log import log
 from slimguard.training.preemption import SECONDS
 from slimguard.training.signal_watch import is_main_thread
 from slimguard.training.step_preemption import StepPreemption
@@ -48,12 +47,12 @@ def save_quietly(script_files: ScriptFiles, session) -> None:
     try:
         saved = script_files.save_again(session)
     except Exception as error:
-        tf1.logging.error('slimguard: the last good state could not be saved: %s', error)
+        log().error('slimguard: the last good state could not be saved: %s', error)
         return
     if saved is None:
         why = 'the save was refused, as said above'
         if not script_files.has_saved(session.graph):
             why = 'it would go where the script saves, which has saved nothing yet'
-        tf1.logging.warning('slimguard: the last good state is not saved: %s.', why)
+        log().warning('slimguard: the last good state is not saved: %s.', why)
     else:
-        tf1.logging.warning('slimguard: the last good state is saved: %s', saved)
+        log().warning('slimguard: the last good state is saved: %s', saved)

@@ -19,6 +19,7 @@ from slimguard.scripts.ending import after_stop
 from slimguard.scripts.script_files import ScriptFiles, ScriptRestorer
 from slimguard.scripts.script_preemption import save_quietly
 from slimguard.system import terminal
+from slimguard.system.log import log
 from slimguard.training.back_off import BackOff, warn_of_another_policy
 from slimguard.training.checkpoint_keeper import NOT_SAVED
 from slimguard.training.context import TrainingContext
@@ -180,7 +181,7 @@ class ScriptWatcher(GateWatcher):
             except NanLossError as error:
                 known = self._files.checkpoints(run_context.session.graph)
                 if IS_RUINED in error.incident.reason and known:
-                    tf1.logging.warning(NOT_SAVED, known[0].prefix)
+                    log().warning(NOT_SAVED, known[0].prefix)
                 else:
                     save_quietly(self._files, run_context.session)
                 raise

@@ -9,6 +9,7 @@ The files:
     notebook.py   whether this is IPython or Jupyter, and what is told after a cell
     user_code.py  whether a file is the user's, or a library's
     numbers.py    what counts as a number
+    log.py        the logger that all messages go through
     rate.py       how often the log is spoken to
     memory.py     how much memory there is
 """

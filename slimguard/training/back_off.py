@@ -10,11 +10,11 @@ import os
 from typing import Callable, Optional
 
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.system import files
+from slimguard.system.log import log
 
 # So many bytes of the file are read: it has some forty.
 _MOST_BYTES = 10000
@@ -66,7 +66,7 @@ class BackOff:
         self._kept_in = directory
         if kept < self._factor:
             self._factor = kept
-            tf1.logging.warning(
+            log().warning(
                 'slimguard: learning rate x%g, as %s says after the rollbacks of an earlier run; '
                 'remove that file before a start to train with the full one.',
                 kept,
@@ -78,7 +78,7 @@ class BackOff:
     def _keep(self) -> None:
         directory = self._directory()
         if directory is None:
-            tf1.logging.warning(
+            log().warning(
                 'slimguard: the learning rate is x%g from now on, and that is kept nowhere, since '
                 'nothing has been saved yet: a restart would begin with the full one.',
                 self._factor,
@@ -90,7 +90,7 @@ class BackOff:
             files.make_dirs(os.path.dirname(path))
             files.write_atomically(path, json.dumps({'factor': self._factor}).encode() + b'\n')
         except (OSError, tf.errors.OpError) as error:
-            tf1.logging.error(
+            log().error(
                 'slimguard: the learning rate is x%g from now on, and %s cannot be written, so a '
                 'restart would not know: %s',
                 self._factor,
@@ -130,7 +130,7 @@ def warn_of_another_policy(directory: Optional[str]) -> None:
     """Says that a training has its full learning rate again, if an earlier one had not."""
     kept = 1.0 if directory is None else _read(directory)
     if directory is not None and kept < 1:
-        tf1.logging.warning(
+        log().warning(
             'slimguard: the learning rate was x%g when the training in %s ended, as %s says. Now '
             'no policy has a learning_rate, as rollback:3x0.5 has: it is the full one again.',
             kept,
@@ -155,7 +155,7 @@ def _read(directory: str) -> float:
     except files.errors_of_absence(path):
         return 1.0
     except (*files.errors(path), ValueError, TypeError, KeyError) as error:
-        tf1.logging.error(
+        log().error(
             'slimguard: %s cannot be read, so the learning rate is the full one: %s', path, error
         )
         return 1.0

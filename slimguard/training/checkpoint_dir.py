@@ -6,6 +6,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard.checkpoints import state_file
 from slimguard.system import files
+from slimguard.system.log import log
 
 
 def found_for(
@@ -23,7 +24,7 @@ def found_for(
         return None
     read = files.as_logdir if must_restore else files.as_path
     found = read(dirs[0], 'checkpoint_dir')
-    tf1.logging.info(
+    log().info(
         'slimguard: %s has no logdir; incidents go to %s, where this session keeps its '
         'checkpoints.',
         type(hook).__name__,
@@ -39,7 +40,7 @@ def warn_of_another(
     dirs = [files.as_path(each, 'checkpoint_dir') for each in dirs]
     if not dirs or any(state_file.is_same(logdir, each) for each in dirs):
         return
-    tf1.logging.warning(
+    log().warning(
         'slimguard: %s records incidents in %s, its logdir, but this session keeps its '
         'checkpoints in %s.%s To have all in one place, pass logdir=%r, or none.',
         type(hook).__name__,

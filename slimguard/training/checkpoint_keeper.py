@@ -10,6 +10,7 @@ from slimguard.checkpoints.finite_saver import FiniteSaver
 from slimguard.diagnosis.disk_room import Room
 from slimguard.incidents.history import IS_RUINED
 from slimguard.incidents.incident import Incident
+from slimguard.system.log import log
 from slimguard.training.occupancy import occupied
 
 NOT_SAVED = (
@@ -57,14 +58,14 @@ class CheckpointKeeper:
         if incident is not None and IS_RUINED in incident.reason:
             newest = tf1.train.latest_checkpoint(self.logdir)
             if newest is not None:
-                tf1.logging.warning(NOT_SAVED, newest)
+                log().warning(NOT_SAVED, newest)
                 return
         try:
             saved = self._saver.save(session, self._path, global_step=self._global_step)
             if incident is not None and saved is not None:
-                tf1.logging.warning('slimguard: the last good state is saved: %s', saved)
+                log().warning('slimguard: the last good state is saved: %s', saved)
         except Exception as error:  # whatever it is, it must not hide the incident
-            tf1.logging.error('slimguard: the last good state could not be saved: %s', error)
+            log().error('slimguard: the last good state could not be saved: %s', error)
 
     def raise_failure(self) -> None:
         """Raises what kept the last save from being written; the Supervisor drops it."""

@@ -148,6 +148,7 @@ class IncidentHandler:
                 action.act(run_context, handled.incident)
             except _ENDS_AS_DECIDED as error:
                 if isinstance(error, NanLossError):
+                    error.logdir = self._journal.logdir
                     handled.is_told_by(error)
                 raise
             except BaseException as error:

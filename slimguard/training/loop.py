@@ -57,6 +57,7 @@ class HookedSteps:
       progress: where to show how the training goes, or None.
       before_session: called before slim makes a session, other than the first.
       stop: ends the training as a hook's `request_stop` does.
+      note_session: called with each session, once its variables have values.
 
     Attributes:
       coordinator: the coordinator of the training, which hooks get: the Supervisor's own, once
@@ -76,6 +77,7 @@ class HookedSteps:
         progress: Optional[Progress] = None,
         before_session: Callable[[], None] = lambda: None,
         stop: Optional[StopRequest] = None,
+        note_session: Callable[[Any], None] = lambda session: None,
     ):
         self._train_step_fn = train_step_fn
         self.session_wrapper = session_wrapper
@@ -88,6 +90,7 @@ class HookedSteps:
         self._progress = progress
         self._before_session = before_session
         self._stop = stop or StopRequest()
+        self._note_session = note_session
         self._loss: Any = None
         self._traces: Dict[str, int] = {}
         self._swallowed: Optional[tf.errors.OutOfRangeError] = None
@@ -120,6 +123,7 @@ class HookedSteps:
         with self._not_the_end_of_the_input(), self._retried:
             for hook in self._hooks:
                 hook.after_create_session(session, self.coordinator)
+            self._note_session(session)
         self._waits_to_start = self._watcher.job is not None
         return hooked
 

@@ -11,10 +11,9 @@ import contextlib
 import os
 from typing import Iterator, Optional, Set
 
-import tensorflow.compat.v1 as tf1
-
 from slimguard.diagnosis import bundle
 from slimguard.system import files
+from slimguard.system.log import log
 
 try:
     import fcntl
@@ -55,7 +54,7 @@ def _hold(logdir: str) -> Optional[int]:
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        tf1.logging.warning(
+        log().warning(
             'slimguard: another training is writing to %s at the moment. Both save there, and '
             'either may remove or go on from what the other saved: end one of them, and give it '
             'a logdir of its own.',

@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, List, Optional, Set
 import tensorflow.compat.v1 as tf1
 
 from slimguard.checkpoints.step_turn import in_midst_of_a_step
+from slimguard.system.log import log
 from slimguard.training import signal_watch
 from slimguard.training.signal_watch import SignalListener, SignalWatch, is_main_thread
 
@@ -91,9 +92,7 @@ class Preemption(SignalListener, tf1.train.SessionRunHook):
         self._heard.set()
         if self._asked is not None and not self._is_too_late.setdefault('is', False):
             done = 'the step is done, ' if self._has_waited else ''
-            tf1.logging.warning(
-                'slimguard: %s; %ssaving before the end.', _name_of(self._asked), done
-            )
+            log().warning('slimguard: %s; %ssaving before the end.', _name_of(self._asked), done)
 
     # From beginning to end.
 
@@ -151,14 +150,14 @@ class Preemption(SignalListener, tf1.train.SessionRunHook):
 
     def _look_at_ctrl_c(self) -> None:
         if self._ctrl_cs > 1 and _is_interactive():
-            tf1.logging.warning(
+            log().warning(
                 'slimguard: Ctrl-C again; KeyboardInterrupt is raised as soon as Python runs: what '
                 'TensorFlow computes ends first.'
             )
         elif self._ctrl_cs > 2:
             self._end_at_once()
         elif self._ctrl_cs == 1 and not self._heard.is_set():
-            tf1.logging.warning(
+            log().warning(
                 'slimguard: Ctrl-C; the step under way is finished first. A second one does not '
                 'wait for it.'
             )
@@ -174,7 +173,7 @@ class Preemption(SignalListener, tf1.train.SessionRunHook):
         if self._heard.wait(seconds) or number == signal.SIGINT and self._interrupted:
             return
         stays = number == signal.SIGINT and _is_interactive()
-        tf1.logging.error(
+        log().error(
             'slimguard: %s, and no step has ended for %g s; saving%s.',
             _name_of(number),
             self._seconds,
@@ -207,7 +206,7 @@ class Preemption(SignalListener, tf1.train.SessionRunHook):
         self._end_at_once()
 
     def _end_at_once(self) -> None:
-        tf1.logging.error('slimguard: Ctrl-C again; ending at once, with what was saved before.')
+        log().error('slimguard: Ctrl-C again; ending at once, with what was saved before.')
         _exit(128 + signal.SIGINT)
 
 

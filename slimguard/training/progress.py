@@ -13,7 +13,7 @@ from slimguard.system import notebook
 
 _SECONDS_BETWEEN = 0.1
 
-_LOGGERS = ('tensorflow', 'absl', None)
+_LOGGERS = ('slimguard', 'tensorflow', 'absl', None)
 
 
 @contextlib.contextmanager

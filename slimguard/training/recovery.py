@@ -3,7 +3,6 @@
 from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Union
 
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.checkpoints.checkpoint_files import step_in_name
@@ -14,6 +13,7 @@ from slimguard.checkpoints.snapshots import Snapshot, Snapshots
 from slimguard.cluster.job import Job
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.policies import BATCH, Rollback
+from slimguard.system.log import log
 from slimguard.training.back_off import BackOff
 from slimguard.training.open_incident import OpenIncident
 from slimguard.training.step_history import Histories
@@ -105,7 +105,7 @@ class Recovery:
         state = snapshot or (self._went_back_to if self._snapshots.is_soon else None)
         if state is not None:
             self._put_back(session, state)
-            tf1.logging.warning(
+            log().warning(
                 'slimguard: what is saved as the last good state is %s%s.', _name_of(state), ruin
             )
 
@@ -229,9 +229,9 @@ class Recovery:
         except (tf.errors.OpError, OSError) as error:
             saved, why = None, error
         if saved is None:
-            handled.log_after(tf1.logging.error, _NOT_LEFT, restored, published, why)
+            handled.log_after(log().error, _NOT_LEFT, restored, published, why)
         else:
-            handled.log_after(tf1.logging.warning, _LEFT, restored, saved)
+            handled.log_after(log().warning, _LEFT, restored, saved)
 
     def _require_back_off(self) -> BackOff:
         if self._back_off is None:

@@ -8,11 +8,11 @@ import threading
 from typing import Any, Callable, Deque, Dict, NamedTuple, Optional, Sequence
 
 import numpy as np
-import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard.incidents.history import IS_GOOD, LOSS, STEP, Entry, History, norm_of, row_of
 from slimguard.incidents.spike import Largest, Level, Spike
+from slimguard.system.log import log
 from slimguard.system.numbers import is_whole
 from slimguard.training import incident_reading
 from slimguard.training.incident_reading import Reading
@@ -252,7 +252,7 @@ class Histories:
             return
         self._has_jumped = True
         self._last_words = said + (_WOULD_HOLD % self.spike_in_words if would_be_held else '')
-        tf1.logging.warning('slimguard: %s.', self._last_words)
+        log().warning('slimguard: %s.', self._last_words)
         self.note_jump(self._last_words)
 
     def take_last_words(self) -> str:
@@ -318,7 +318,7 @@ def _tell_of_what_is_not_watched(gate: gates.Gate, spike: Optional[Spike]) -> No
     if spike.gradient_norm is not None and not gate.measures.gradients:
         missing.append('gradient that an optimizer takes')
     if missing:
-        tf1.logging.warning(
+        log().warning(
             'slimguard: spike looks at less than was asked for: train op %r has no %s.',
             gate.original.name,
             ', and no '.join(missing),

@@ -9,6 +9,7 @@ import tensorflow as tf
 from slimguard import gate as gates
 from slimguard.graph import TrainOp
 from slimguard.system import files
+from slimguard.system.log import log
 from slimguard.system.numbers import require_bool
 
 BUILD_ANEW = (
@@ -33,16 +34,14 @@ The hooks go into train(), and the block goes away."""
 def as_logdir(logdir: Optional[files.Path]) -> Optional[str]:
     """As `files.as_logdir`; for none, None, and an empty one is none, which it says."""
     if isinstance(logdir, (str, bytes)) and not logdir:  # from a flag that was not set, often
-        tf.compat.v1.logging.warning(
-            'slimguard: logdir is empty, so nothing is saved and nothing recorded.'
-        )
+        log().warning('slimguard: logdir is empty, so nothing is saved and nothing recorded.')
         return None
     return None if logdir is None else files.as_logdir(logdir)
 
 
 def as_train_op(train_op: Any) -> TrainOp:
     """As `gates.as_train_op`; slim raises ValueError for none."""
-    if train_op is None:
+    if train_op is None and not tf.executing_eagerly():  # whose optimizers return None
         raise ValueError('train_op cannot be None.')
     return gates.as_train_op(train_op)
 
@@ -153,7 +152,7 @@ def require_trainable(train_op, graph: tf.Graph, saver: Any = None) -> None:
 
 def warn_of_no_training(train_op) -> None:
     """Says that nothing is trained; slim takes such an op as well, often a loss by mistake."""
-    tf.compat.v1.logging.warning(
+    log().warning(
         'slimguard: train op %r writes no variable: nothing is trained, and the global step stays '
         'as it is. What trains is what create_train_op() or optimizer.minimize() returns.',
         train_op.name,

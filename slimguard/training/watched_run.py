@@ -15,6 +15,7 @@ from slimguard.gate.untold import Told
 from slimguard.gate.written_beside import refuse_behind, refuse_outside
 from slimguard.graph import key, op_of
 from slimguard.incidents.history import IS_GOOD
+from slimguard.system.log import log
 from slimguard.training import incident_reading
 from slimguard.training.fetch_structures import fetched_elements, map_fetches
 from slimguard.training.incident_reading import Reading
@@ -230,7 +231,7 @@ class WatchedRuns:
             try:
                 untold += _readings(gate, gate.untold.unwatch(session))
             except tf.errors.OpError as error:  # a server that is gone must not fail a good end
-                tf1.logging.warning('slimguard: the end of the session is not clean: %s', error)
+                log().warning('slimguard: the end of the session is not clean: %s', error)
             except RuntimeError:  # it is closed, by another thread or before a new round
                 break
         return untold
@@ -251,7 +252,7 @@ class WatchedRuns:
             histories = [self._histories.of(gate) for gate in found]
             is_kept = not fed or not are_taken(fed, elements)
             if found and not is_kept:
-                tf1.logging.warning('slimguard: ' + _NOT_KEPT, found[0].original.name, fed[0].name)
+                log().warning('slimguard: ' + _NOT_KEPT, found[0].original.name, fed[0].name)
             told = [
                 self._told_by(gate, each is not None, is_kept)
                 for gate, each in zip(found, histories)
@@ -266,7 +267,7 @@ class WatchedRuns:
         if self._loss is not None and is_step:
             return Run([], self._loss, [], [], graph)
         if is_step:
-            tf1.logging.warning('slimguard: ' + _NOT_GUARDED, elements[0].name)
+            log().warning('slimguard: ' + _NOT_GUARDED, elements[0].name)
         return None
 
     def _tell_of_unguarded(
@@ -288,7 +289,7 @@ class WatchedRuns:
     def _warn_of(self, name: str, error: Exception) -> None:
         if name not in self._warned_of:
             self._warned_of.add(name)
-            tf1.logging.error('slimguard: the update of %r is NOT guarded: %s', name, error)
+            log().error('slimguard: the update of %r is NOT guarded: %s', name, error)
 
     def _is_mine(self, gate: gates.Gate) -> bool:
         """With several trainings in a graph, a hook with a loss watches those that have it."""
@@ -315,7 +316,7 @@ class WatchedRuns:
         name = of_others[0].original.name
         if name not in self._warned_of:
             self._warned_of.add(name)
-            tf1.logging.error('slimguard: ' + _OF_OTHERS, name, self._loss.name)
+            log().error('slimguard: ' + _OF_OTHERS, name, self._loss.name)
 
 
 _NOT_GUARDED = (

@@ -38,25 +38,45 @@ def incident(step, reason='not finite: loss', action='skip', **known):
     return Incident(step, float('nan'), reason, ('loss',), 'hook', 1000.0, action=action, **known)
 
 
-def test_incidents_of_one_reason_are_told_once_and_the_first_in_full(tmp_path, capsys):
+def test_incidents_of_one_cause_are_told_once_and_the_cause_first(tmp_path, capsys):
     known = dict(diagnosis='in the forward pass: log of 0\n  Log:0 (Log)', bundle='/b/incident-3')
     (tmp_path / 'slimguard' / 'incident-3').mkdir(parents=True)
     (tmp_path / 'slimguard' / 'incident-3' / 'incident.json').write_text('{}')
     late = incident(40, 'not finite: gradient of w', 'raise', advice='train more slowly')
-    record(tmp_path, incident(3, **known), *map(incident, range(4, 30)), late)
+    tensors = ('loss', *['w%d' % n for n in range(9)])
+    many = [
+        Incident(
+            step,
+            float('nan'),
+            'not finite: ' + ', '.join(tensors),
+            tensors,
+            'hook',
+            1000.0,
+            action='skip',
+            **(known if step == 3 else {'diagnosis': known['diagnosis']}),
+        )
+        for step in range(3, 30)
+    ]
+    record(tmp_path, *many, late)
     assert run('incidents', tmp_path) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == '28 incidents of 2 kinds; --all lists each of them'
-    assert lines[2] == '27 times, from global step 3 to 29: skip'
-    assert lines[3] == '  not finite: loss'
-    assert lines[4].startswith('  the first: ') and lines[4].endswith(', step 3, loss nan')
-    assert lines[5:8] == [
+    assert lines[2:6] == [
+        '27 times, from global step 3 to 29: skip',
         '  in the forward pass: log of 0',
         '    Log:0 (Log)',
-        '  to run it again: python -m slimguard replay %s/slimguard/incident-3' % tmp_path,
+        '  not finite: loss, w0, w1 and 7 more',
     ]
+    assert lines[6].startswith('  the first: ') and lines[6].endswith(', step 3, loss nan')
+    folder = '%s/slimguard/incident-3' % tmp_path
+    assert lines[7] == '  to run it again: python -m slimguard replay ' + folder
     assert lines[9] == 'once, at global step 40: raise'
-    assert lines[-1] == '  train more slowly'
+    assert lines[-3] == '  train more slowly'
+    assert lines[-1] == 'to see what happened: python -m slimguard report %s' % tmp_path
+    assert run('incidents', '--all', tmp_path) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + 28
+    assert 'skip    in the forward pass: log of 0; not finite: loss, w0, w1, w2' in lines[1]
 
 
 def test_a_bundle_is_found_where_its_logdir_was_moved_to_and_a_removed_one_is_not_named(
@@ -83,7 +103,7 @@ def test_hundreds_of_kinds_are_not_told_in_full(tmp_path, capsys):
     assert run('incidents', tmp_path) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == '300 incidents'
-    assert lines[-1] == 'and 280 more kinds; --all lists each incident'
+    assert lines[-3] == 'and 280 more kinds; --all lists each incident'
     assert len(lines) < 100
 
 
@@ -101,6 +121,7 @@ def test_incidents_as_json_are_those_of_the_record(tmp_path, capsys):
     assert read['incidents'][:2] == [each.to_dict() for each in incidents[:2]]
     assert read['incidents'][0]['loss'] == 'nan'
     assert read['groups'][0] == {
+        'cause': 'not finite: loss',
         'reason': 'not finite: loss',
         'count': 2,
         'first_step': 3,

@@ -121,23 +121,22 @@ def folder_of_start(folder):
 
 
 class LogLines(logging.Handler):
-    """Collects what goes through TensorFlow's v1 logging: `with LogLines() as lines: ...`."""
+    """Collects what a logger is told, at INFO: `with LogLines() as lines: ...`."""
 
-    def __init__(self):
+    def __init__(self, name='tensorflow'):
         logging.Handler.__init__(self)
         self.lines = []
+        self._logger = logging.getLogger(name)
 
     def emit(self, record):
         self.lines.append(record.getMessage())
 
     def __enter__(self):
-        logger = logging.getLogger('tensorflow')
-        self._level = logger.level
-        logger.setLevel(logging.INFO)
-        logger.addHandler(self)
+        self._level = self._logger.level
+        self._logger.setLevel(logging.INFO)
+        self._logger.addHandler(self)
         return self.lines
 
     def __exit__(self, *_):
-        logger = logging.getLogger('tensorflow')
-        logger.removeHandler(self)
-        logger.setLevel(self._level)
+        self._logger.removeHandler(self)
+        self._logger.setLevel(self._level)

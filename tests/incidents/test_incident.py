@@ -10,6 +10,7 @@ import pytest
 import slimguard
 from slimguard.incidents.incident import Incident, replay_hint
 from slimguard.incidents.nan_loss_error import NanLossError
+from slimguard.incidents.record_file import IncidentFile
 from slimguard.training.open_incident import OpenIncident
 from tests.helpers.models import Linear, train_quietly
 
@@ -42,6 +43,18 @@ def test_the_error_survives_pickling():
     assert str(error) == str(NanLossError(incident(loss=1.0)))
 
 
+def test_the_error_ends_with_a_command_whose_path_is_there(tmp_path):
+    logdir, kept = str(tmp_path / 'my logs'), tmp_path / 'my logs' / 'slimguard' / 'incident-4'
+    error = NanLossError(incident(bundle=str(kept), advice='train more slowly'), logdir)
+    assert str(error).splitlines()[-1] == 'train more slowly'
+    IncidentFile(logdir).make()
+    last = "to see what happened: python -m slimguard report '%s'" % logdir
+    assert str(error).splitlines()[-1] == str(pickle.loads(pickle.dumps(error))).split('\n')[-1]
+    assert str(error).splitlines()[-1] == last
+    kept.mkdir()
+    assert str(error).splitlines()[-1] == "to run it again: python -m slimguard replay '%s'" % kept
+
+
 def test_an_incident_never_changes():
     for name in [field.name for field in dataclasses.fields(Incident)]:
         with pytest.raises(dataclasses.FrozenInstanceError):
@@ -61,15 +74,15 @@ def test_incidents_are_made_in_one_file():
     assert makers == {'incident.py'}
 
 
-def test_what_is_handled_grows_by_new_incidents():
+def test_what_is_handled_grows_by_new_incidents(tmp_path):
     first = incident()
     listed = [first]
     handled = OpenIncident(first, lambda old, new: listed.__setitem__(listed.index(old), new))
     error = NanLossError(first)
-    handled.note(action='raise', bundle='there')
+    handled.note(action='raise', bundle=str(tmp_path))
     handled.is_told_by(error)
     assert first.action is None and listed == [handled.incident]
-    assert error.incident is handled.incident and 'replay there' in str(error)
+    assert error.incident is handled.incident and 'replay %s' % tmp_path in str(error)
     assert not handled.has_bundle()
     assert error.incident is listed[0] and 'replay' not in str(error)
     handled.take(first)  # an old one brings nothing back

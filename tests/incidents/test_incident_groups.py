@@ -1,14 +1,20 @@
-"""Incidents of one reason, together."""
+"""Incidents of one cause, together."""
 
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.incident_groups import grouped
 
 
-def incident(step, reason='not finite: loss', action='skip'):
-    return Incident(step, 0.5, reason, (), 'hook', 1000.0, action=action)
+def incident(step, reason='not finite: loss', action='skip', **known):
+    return Incident(step, 0.5, reason, (), 'hook', 1000.0, action=action, **known)
 
 
-def test_those_of_one_reason_are_together_in_the_order_of_the_first():
+def test_those_of_one_cause_are_together_whatever_it_made_bad():
+    causes = ['bad data: 1 NaN, in row 3\n  x', 'bad data: 2 NaN, in rows 1, 5\n  x', 'log of 0']
+    incidents = [incident(n, 'not finite: %d' % n, diagnosis=it) for n, it in enumerate(causes)]
+    assert [group.count for group in grouped(incidents)] == [2, 1]
+
+
+def test_without_a_cause_those_of_one_reason_are_together_in_the_order_of_the_first():
     incidents = [incident(3), incident(4, 'not finite: w'), incident(9), incident(7, action=None)]
     incidents.append(incident(8, action='raise'))
     loss, weights = grouped(incidents)

@@ -329,6 +329,11 @@ class TestLog:
                 now[0] = number * 0.01
                 record.record(incident())
             record.close()
+        assert (
+            lines[1].startswith('slimguard: no record of incidents is kept')
+            and 'logdir=' in lines[1]
+        )
+        del lines[1]
         assert lines[9].startswith('slimguard: incident 10 ')
         assert '(999 more since the last of these lines)' in lines[11]
         assert len(lines) == 10 + 9 + 1

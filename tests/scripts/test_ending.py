@@ -50,7 +50,7 @@ def test_runs_that_only_wrote_and_saves_that_were_refused_are_counted(has_traine
     folders = tuple(logdir / 'slimguard' for logdir in (kept, empty, lost))
     said += '%s, %s: it could not be written, or was moved or deleted since'
     before, _, after = str(seen).partition(said % folders)
-    assert after == '. To see what happened: python -m slimguard report %s' % kept
+    assert after == '; to see what happened: python -m slimguard report %s' % kept
     if has_trained:
         assert before == 'guarded Adam: 3 steps and 2 runs that only wrote, no incident'
     else:

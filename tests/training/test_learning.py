@@ -273,6 +273,15 @@ def test_after_a_training_it_says_how_to_go_on(tmp_path):
         assert tf.train.latest_checkpoint(str(tmp_path)).endswith('-%d' % steps)
 
 
+def test_a_training_that_was_complete_already_is_said_to_be(tmp_path):
+    for steps, said in ((2, 0), (2, 1), (4, 0)):  # the second trains a third step, as slim's does
+        with tf.Graph().as_default(), LogLines() as lines:
+            _, train_op = build()
+            train(train_op, tmp_path, steps)
+        told = [line for line in lines if 'complete already: its global step is 2' in line]
+        assert len(told) == said, steps
+
+
 def test_eager_mode_is_refused():
     script = (
         'import tensorflow as tf, slimguard\n'
@@ -281,15 +290,16 @@ def test_eager_mode_is_refused():
         'for call in (lambda: slimguard.create_train_op(loss, None),\n'
         '             lambda: slimguard.guard(loss),\n'
         '             lambda: slimguard.NanLossHook(loss),\n'
-        '             lambda: slimguard.train(loss, None)):\n'
+        '             lambda: slimguard.train(loss, None),\n'
+        '             lambda: slimguard.train(None, None)):\n'
         '    try:\n'
         '        call()\n'
         '    except RuntimeError as error:\n'
-        '        assert "disable_eager_execution" in str(error), error\n'
+        '        assert "disable_v2_behavior()" in str(error), error\n'
         '        print("refused")\n'
     )
     run = forked_python('-c', script)
-    assert run.stdout.split() == ['refused'] * 4
+    assert run.stdout.split() == ['refused'] * 5
 
 
 def test_what_trains_nothing_is_told_of():

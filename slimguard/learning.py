@@ -309,7 +309,7 @@ def train(
             for hook in hooks:
                 hook.begin()
             own = gates.guard_summary(summary_op, train_op, _USE_DEFAULT) if keeper else None
-            turns = in_turns(steps, turn, saver, own)
+            turns = in_turns(steps, turn, own)
             with preemption or contextlib.ExitStack(), turns as (step, wrap):
                 before_session()
                 loss = _slim_train(
@@ -383,7 +383,7 @@ def _open(
         turn = stack.enter_context(taking_turns(graph))
         if keeper is not None:
             stack.enter_context(keeper.keeping())
-            keeper.prepare_copies()
+            keeper.prepare()
         stack.enter_context(lent(hooks, context))
         for each in context.evidence.values():
             stack.callback(each.close)

@@ -7,8 +7,7 @@ The files:
     checkpoint_reader.py  which checkpoints are whole and finite
     finite_saver.py       a Saver that refuses to save any other
     checked_save.py       its save op, behind a check of every float
-    step_turn.py          whose turn it is: the loop's, or of a thread that copies what it trains
-    copied_values.py      copies of all that is saved, made between two steps
+    step_turn.py          whose turn it is: the loop's, or of a thread that saves what it trains
     saving_session.py     the session that runs that op, and refuses what is not finite
     spare.py              the spare copy of a checkpoint that is saved again
     save_room.py          how much room a save takes, and what it leaves on a full disk

@@ -4,9 +4,6 @@ A resource variable is read once, and the value that is checked is the value tha
 variable has no value of its own to read: it is checked after it is written, and if it is bad, the
 files are removed.
 
-Where other threads train meanwhile, copies are checked and written in place of the variables; see
-:mod:`slimguard.checkpoints.copied_values`.
-
 There are two checks. The first is a sum of squares for each value, or for many that are short: few
 ops, which a graph of hundreds of variables hardly notices. A sum that is not finite may come of
 large values. So then the exact check is built, value by value, and saves from then on.
@@ -21,18 +18,15 @@ from typing import (
     Dict,
     Iterator,
     List,
-    Mapping,
     NamedTuple,
     Optional,
     Sequence,
-    Set,
     Tuple,
 )
 
 import tensorflow as tf
 
 from slimguard import graph as graphs
-from slimguard.checkpoints.copied_values import CopiedValues
 from slimguard.compat import tf_private
 from slimguard.graph import ops, plain_ops, single_runs
 
@@ -57,17 +51,13 @@ class CheckedSave:
         saves = _saves_of(self._save_tensor)
         self.size = sum(_bytes_of(tensor) for op in saves for tensor in _values_of(op))
         self.has_refs = any(graphs.is_reference(value.tensor) for value in _saved_floats(saves))
-        self._copies: Optional[CopiedValues] = None
-        self._clones: Dict[bool, _SaveClone] = {}  # by `of_copies`
-        self._exact: Set[bool] = set()
+        self._clone: Optional[_SaveClone] = None
+        self._is_exact = False
 
-    def prepare_copies(self) -> CopiedValues:
-        """Copies of what is saved, to save; the ops for that are added when it is first called."""
-        if self._copies is None:
-            with tf_private.unfinalized(self._graph), ops.our_scope(self._graph, 'save_copies'):
-                self._copies = CopiedValues(_saves_of(self._save_tensor), _values_of)
-            self._clone(True, 'save_copies', _check_sums)
-        return self._copies
+    def prepare(self) -> None:
+        """Adds the ops that check and save, unless they are there."""
+        if self._clone is None:
+            self._build('save', _check_sums)
 
     def variables_by_name(self) -> Dict[str, Optional[tf.Operation]]:
         """The ops of the variables whose floats are saved, by their names in the checkpoint.
@@ -77,16 +67,13 @@ class CheckedSave:
         saved = _saved_floats(_saves_of(self._save_tensor))
         return {value.name: graphs.variable_read(value.tensor) for value in saved}
 
-    def run(
-        self, session, feed_dict: Dict[Any, Any], replaces: bool, of_copies: bool = False
-    ) -> 'Outcome':
+    def run(self, session, feed_dict: Dict[Any, Any], replaces: bool) -> 'Outcome':
         """Checks and saves.
 
         Args:
           session: the session.
           feed_dict: as a Saver feeds it.
           replaces: whether a checkpoint of that name is there, which a bad one must not replace.
-          of_copies: whether to save the copies that were made, and not what is there now.
 
         Returns:
           The outcome. Of refs that are not finite, the files may have been written.
@@ -94,22 +81,21 @@ class CheckedSave:
         Raises:
           tf.errors.OpError: if it cannot be written.
         """
-        if of_copies not in self._clones:
-            self._clone(of_copies, 'save', _check_sums)
-        saved = self._clones[of_copies].run(session, feed_dict, replaces)
+        self.prepare()
+        assert self._clone is not None
+        saved = self._clone.run(session, feed_dict, replaces)
         if not saved.is_refused:
             return saved
-        if of_copies not in self._exact:
-            self._clone(of_copies, 'save_exactly', _check_values)
-            self._exact.add(of_copies)
+        if not self._is_exact:
+            self._build('save_exactly', _check_values)
+            self._is_exact = True
         # What is bad is not written anew.
-        return self._clones[of_copies].run(session, feed_dict, replaces=True)
+        return self._clone.run(session, feed_dict, replaces=True)
 
-    def _clone(self, of_copies: bool, scope: str, check: '_Checker') -> None:
-        values = self._copies.values if of_copies and self._copies is not None else {}
+    def _build(self, scope: str, check: '_Checker') -> None:
         single_runs.prepare(self._graph)
         with tf_private.unfinalized(self._graph), ops.our_scope(self._graph, scope):
-            self._clones[of_copies] = _SaveClone(self._save_tensor, check, values)
+            self._clone = _SaveClone(self._save_tensor, check)
 
 
 class Outcome(NamedTuple):
@@ -134,17 +120,11 @@ class _SaveClone:
     Args:
       save_tensor: what a Saver runs.
       check: adds a check of values, of which there is at least one.
-      values: by the `key` of a value, what is saved in its place.
     """
 
-    def __init__(
-        self,
-        save_tensor: tf.Tensor,
-        check: '_Checker',
-        values: Mapping[Any, tf.Tensor] = {},
-    ):
+    def __init__(self, save_tensor: tf.Tensor, check: '_Checker'):
         self._check = check
-        saved = list(_saved_floats(_saves_of(save_tensor), values))
+        saved = list(_saved_floats(_saves_of(save_tensor)))
         self._refs = [v for v in saved if graphs.is_reference(v.tensor)]
         others = [v for v in saved if not graphs.is_reference(v.tensor)]
         refusals: List[tf.Tensor] = []
@@ -153,7 +133,7 @@ class _SaveClone:
             is_good, refused = _branches(check(others), 'values')
             refusals.append(refused)
             controls.append(is_good.op)
-        clones = _clone_saves(save_tensor, controls, values)
+        clones = _clone_saves(save_tensor, controls)
         path = tf.identity(clones[save_tensor.op].outputs[save_tensor.value_index], name='written')
         if self._refs:
             with tf.control_dependencies([path]):
@@ -199,7 +179,7 @@ def _saves_of(save_tensor: tf.Tensor) -> List[tf.Operation]:
 
 
 def _clone_saves(
-    save_tensor: tf.Tensor, controls: Sequence[tf.Operation], values: Mapping[Any, tf.Tensor]
+    save_tensor: tf.Tensor, controls: Sequence[tf.Operation]
 ) -> Dict[tf.Operation, tf.Operation]:
     """Clones the ops that save, behind `controls`, and what needs them; by the op cloned."""
     clones: Dict[tf.Operation, tf.Operation] = {}
@@ -208,8 +188,6 @@ def _clone_saves(
         if not is_save and not any(needed in clones for needed in graphs.needs(op)):
             continue
         inputs = [clones[t.op].outputs[t.value_index] if t.op in clones else t for t in op.inputs]
-        if is_save:
-            inputs = [values.get(graphs.key(t), t) for t in inputs]
         waits = [clones[c] if c in clones else c for c in op.control_inputs]
         clones[op] = ops.create_like(op, inputs, waits + list(controls if is_save else ()))
     return clones
@@ -222,15 +200,13 @@ class _Saved(NamedTuple):
     name: str
 
 
-def _saved_floats(
-    saves: Sequence[tf.Operation], values: Mapping[Any, tf.Tensor] = {}
-) -> Iterator[_Saved]:
+def _saved_floats(saves: Sequence[tf.Operation]) -> Iterator[_Saved]:
     for op in saves:
         names = tf.get_static_value(op.inputs[1])
         for number, tensor in enumerate(_values_of(op)):
             if graphs.is_float(tensor):
                 name = tensor.op.name if names is None else tf.compat.as_str_any(names[number])
-                yield _Saved(_source(values.get(graphs.key(tensor), tensor)), name)
+                yield _Saved(_source(tensor), name)
 
 
 def _values_of(op: tf.Operation) -> List[tf.Tensor]:
@@ -269,7 +245,7 @@ _Checker = Callable[[Sequence[_Saved]], _Check]
 def _check_sums(saved: Sequence[_Saved]) -> _Check:
     """Whether all sums of squares are finite: then all values are."""
     tensors = []
-    for tensor in dict(map(_keyed, saved)).values():
+    for tensor in {graphs.key(value.tensor): value.tensor for value in saved}.values():
         with tensor.op.graph.colocate_with(tensor.op):
             tensors.append(ops.for_arithmetic(tensor))
     sums: Dict[tf.DType, List[tf.Tensor]] = {}
@@ -282,14 +258,6 @@ def _check_sums(saved: Sequence[_Saved]) -> _Check:
     finite = [tf.reduce_all(tf.math.is_finite(tf.stack(same))) for same in sums.values()]
     is_good = finite[0] if len(finite) == 1 else tf.reduce_all(tf.stack(finite))
     return _Check(is_good, tf.constant([], tf.string))
-
-
-def _keyed(value: _Saved) -> Tuple[Any, tf.Tensor]:
-    """What a sum of squares is taken of for a value, under its key: of joined copies, all."""
-    joined = value.tensor.op
-    is_part = joined.type == 'Split' and joined.name.startswith(graphs.OURS)
-    tensor = joined.inputs[1] if is_part else value.tensor
-    return graphs.key(tensor), tensor
 
 
 def _check_values(saved: Sequence[_Saved]) -> _Check:

@@ -15,10 +15,10 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard.checkpoints.checked_save import CheckedSave
-from slimguard.checkpoints.copied_values import one_moment
 from slimguard.checkpoints.save_room import RoomNeeded, remove_half_written
 from slimguard.checkpoints.saving_session import NotFinite, SavingSession
 from slimguard.checkpoints.spare import Spare
+from slimguard.checkpoints.step_turn import turn_of
 from slimguard.compat import tf_private
 from slimguard.incidents import advice
 from slimguard.incidents.incident import Incident
@@ -130,13 +130,15 @@ class FiniteSaver(tf1.train.Saver):
         if self._checked is None:  # an empty saver, or one that was never built: Saver says so
             return self._saver.save(sess, given, global_step, latest_filename, *args, **kwargs)
         with contextlib.ExitStack() as stack:
-            moment = stack.enter_context(one_moment(self.lock, sess, global_step, self._checked))
+            turn = turn_of(sess.graph)
+            if turn is not None and not turn.is_mine:  # another thread trains
+                stack.enter_context(turn.no_step())
+            stack.enter_context(self.lock)
             stack.enter_context(_relative_state(self._saver))
-            rest = (moment.global_step, latest_filename) + args
+            rest = (global_step, latest_filename) + args
             spare = Spare(self._saver, os.path.dirname(path), latest_filename or 'checkpoint')
-            session = SavingSession(
-                sess, self._checked, self._saver, spare, of_copies=moment.copies is not None
-            )
+            is_alone = turn is not None and not turn.is_in_step
+            session = SavingSession(sess, self._checked, self._saver, spare, is_alone)
             self.failure = None
             try:
                 saved = self._saver.save(session, path, *rest, **kwargs)
@@ -154,10 +156,10 @@ class FiniteSaver(tf1.train.Saver):
             finally:
                 spare.drop()
 
-    def prepare_copies(self) -> None:
-        """Adds the ops that copy what is saved, for threads that save while another trains."""
+    def prepare(self) -> None:
+        """Adds the ops that check and save, for threads that save while another trains."""
         if self._checked is not None:
-            self._checked.prepare_copies()
+            self._checked.prepare()
 
     def room_needed(self) -> int:
         """How many bytes the next checkpoint may take on its disk, its graph included; generously.

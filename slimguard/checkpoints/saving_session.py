@@ -1,8 +1,8 @@
 """The session that a `Saver` gets to save with: the checked save op runs in the Saver's place.
 
 The values that are published are those that were checked, although other threads may train
-meanwhile. A ref variable of which there is no copy is checked after the save. A gate may have
-undone a NaN in between, so the file itself is then read too.
+meanwhile. A ref variable is checked after the save. A gate may have undone a NaN in between, so the
+file itself is then read too.
 """
 
 import threading
@@ -49,25 +49,20 @@ class SavingSession(SessionWrapper):
       checked: the checked save op, and what belongs to it.
       saver: the saver.
       spare: keeps the checkpoint that is replaced, if any.
-      of_copies: whether to save the copies that were made, and not what is there now.
+      is_alone: whether no step of this process is under way, as far as is known.
 
     Attributes:
       written: the prefix of the checkpoint, once it is known; else None.
     """
 
     def __init__(
-        self,
-        session,
-        checked: CheckedSave,
-        saver: tf1.train.Saver,
-        spare: Spare,
-        of_copies: bool = False,
+        self, session, checked: CheckedSave, saver: tf1.train.Saver, spare: Spare, is_alone: bool
     ):
         SessionWrapper.__init__(self, session)
         self._checked = checked
         self._saver_def = saver.saver_def
         self._spare = spare
-        self._of_copies = of_copies
+        self._is_alone = is_alone
         self.written: Optional[str] = None
 
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
@@ -78,8 +73,6 @@ class SavingSession(SessionWrapper):
         (path,) = feed_dict.values()
         self.written = path
         self._spare.make(path)
-        if self._of_copies:
-            return self._write(path, feed_dict)
         return self._try_to_write(path, feed_dict)
 
     def _try_to_write(self, path: str, feed_dict: dict) -> Any:
@@ -87,7 +80,8 @@ class SavingSession(SessionWrapper):
         found = gates.gates_of(self.graph).values()
         transient = any(gate.transient for gate in found)
         # Any gate may take back an update that overflowed; the thread that trains waits for that.
-        beside = bool(found) and threading.current_thread() is not threading.main_thread()
+        is_main = threading.current_thread() is threading.main_thread()
+        beside = bool(found) and not is_main and not self._is_alone
         for tries_left in reversed(range(_TRIES if transient else 1)):
             try:
                 written = self._write(path, feed_dict)
@@ -102,7 +96,7 @@ class SavingSession(SessionWrapper):
     def _write(self, path: str, feed_dict: dict) -> Any:
         existed = bool(checkpoint_files.files_of(path))
         try:
-            saved = self._checked.run(self._session, feed_dict, existed, self._of_copies)
+            saved = self._checked.run(self._session, feed_dict, existed)
         except tf.errors.OpError as error:
             # A server that dies may have written all of it: who restores can have that.
             is_whole = not existed and checkpoint_reader.read(path).is_good

@@ -1,7 +1,8 @@
-"""Steps and copies of the variables take turns: a copy is made while no step is under way.
+"""Steps and saves take turns: a thread that saves does so while no step is under way.
 
 A Supervisor saves from a thread of its own while the loop trains in another. What that thread
-copies between two steps is the state of one moment, which it then writes while the loop goes on.
+writes between two steps is the state of one moment. The next step waits until it is written, as it
+does where a hook saves.
 
 Where several threads train one graph, there is no such moment, and nobody takes turns.
 """
@@ -16,7 +17,7 @@ import tensorflow as tf
 
 from slimguard.compat import tf_callers
 
-# How long a hook may take in a step, in seconds, until a copy does not wait for it: it may be
+# How long a hook may take in a step, in seconds, until a save does not wait for it: the hook may be
 # waiting itself for the thread that saves.
 _LONGEST_HOOK = 10.0
 
@@ -29,14 +30,14 @@ _making = threading.Lock()
 
 
 class StepTurn:
-    """Whose turn it is: that of the loop, or of those who copy.
+    """Whose turn it is: that of the loop, or of the threads that save.
 
-    Who copies comes first: the next step waits for it, and then is next itself, so that one who
-    copies all the time does not stop the training. The loop's own thread never waits to copy:
-    between its steps and inside of one, nobody but itself trains.
+    A thread that saves comes first: the next step waits for it, and then is next itself, so that a
+    thread that saves all the time does not stop the training. The loop's own thread never waits to
+    save: between its steps and inside of one, nobody but itself trains.
 
     Args:
-      patience: how long a copy waits for the end of a step, in seconds; then it is made all the
+      patience: how long a save waits for the end of a step, in seconds; then it is made all the
         same. None for as long as it takes.
       is_taken: whether the thread that makes it is the loop's.
     """
@@ -48,7 +49,7 @@ class StepTurn:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._depth = 0  # of steps within each other
-        self._copiers: List[int] = []  # the threads that copy, or wait for the end of a step
+        self._savers: List[int] = []  # the threads that save, or wait for the end of a step
         self._waits = False  # whether a step waits for them
 
     @property
@@ -77,23 +78,31 @@ class StepTurn:
             self._depth = 0
             self._changed.notify_all()
 
+    def wait_for_savers(self) -> None:
+        """Ends the steps, and waits until no other thread saves."""
+        self.end_steps()
+        me = threading.get_ident()
+        with self._lock:
+            while any(saver != me for saver in self._savers):
+                self._changed.wait()
+
     def _step(self, step: Callable[..., Any], *args, **kwargs) -> Any:
         with self._lock:
-            if self._copiers and not self._depth:
-                self._await_copiers()
+            if self._savers and not self._depth:
+                self._await_savers()
             self._depth += 1
         try:
             return step(*args, **kwargs)
         finally:
             with self._lock:
                 self._depth = max(0, self._depth - 1)
-                if self._copiers:  # most steps end with nobody to tell
+                if self._savers:  # most steps end with nobody to tell
                     self._changed.notify_all()
 
-    def _await_copiers(self) -> None:
+    def _await_savers(self) -> None:
         me = threading.get_ident()
         try:
-            while not self._depth and any(copier != me for copier in self._copiers):
+            while not self._depth and any(saver != me for saver in self._savers):
                 self._waits = True
                 self._changed.wait()
         finally:
@@ -101,50 +110,25 @@ class StepTurn:
             self._changed.notify_all()
 
     @contextlib.contextmanager
-    def between_steps(self, lock) -> Iterator[None]:
-        """For a `with` block, no step is under way.
-
-        Args:
-          lock: a lock, which is taken for the block and what follows: whoever calls releases it,
-            unless the block raises. Nobody waits for it while the steps wait.
-        """
-        self._begin_copy()
-        try:
-            while not lock.acquire(blocking=False):
-                self._end_copy()
-                try:
-                    with lock:
-                        pass
-                finally:
-                    self._begin_copy()
-            try:
-                yield
-            except BaseException:
-                lock.release()
-                raise
-        finally:
-            self._end_copy()
-
-    @contextlib.contextmanager
     def no_step(self) -> Iterator[None]:
         """For a `with` block, no step is under way, but for one of the loop's own thread."""
-        self._begin_copy()
+        self._begin_save()
         try:
             yield
         finally:
-            self._end_copy()
+            self._end_save()
 
-    def _begin_copy(self) -> None:
+    def _begin_save(self) -> None:
         me = threading.get_ident()
         with self._lock:
             since = time.monotonic()
             waits = not self.is_mine and not _impatient.is_set
-            # The step that waits goes first, but not where it waits for this very thread. Who
-            # copies may wait for this one, too: then neither ends, so that it has its time.
-            while self._waits and waits and me not in self._copiers:
+            # The step that waits goes first, but not where it waits for this very thread. A thread
+            # that saves may wait for this one, too: then neither ends, so that it has its time.
+            while self._waits and waits and me not in self._savers:
                 if not self._changed.wait(_LONGEST_HOOK):
                     break
-            self._copiers.append(me)
+            self._savers.append(me)
             try:
                 while self._depth and waits:
                     is_told = self._changed.wait(_LONGEST_HOOK)
@@ -154,12 +138,12 @@ class StepTurn:
                     if not (is_told or trainer is None or tf_callers.runs_a_session(trainer)):
                         return
             except BaseException:
-                self._end_copy()
+                self._end_save()
                 raise
 
-    def _end_copy(self) -> None:
+    def _end_save(self) -> None:
         with self._lock:
-            self._copiers.remove(threading.get_ident())
+            self._savers.remove(threading.get_ident())
             self._changed.notify_all()
 
 
@@ -172,7 +156,7 @@ _impatient = _Impatient()
 
 @contextlib.contextmanager
 def in_midst_of_a_step() -> Iterator[None]:
-    """In it, the thread does not wait for the end of a step to copy: it may never end."""
+    """In it, the thread does not wait for the end of a step to save: the step may never end."""
     before, _impatient.is_set = _impatient.is_set, True
     try:
         yield

@@ -41,7 +41,7 @@ _create_op = functools.partial(tf_private.create_op, compute_device=False)
 _JOINED = (tf.float64, tf.float32, tf.bfloat16, tf.float16)
 _MOST_BYTES = 2**24
 # So much is joined wherever it can be: the copy costs less than an op of its own.
-SMALL_BYTES = 2**14
+_SMALL_BYTES = 2**14
 # So many of them are joined: below, the joining costs as much as it saves.
 _FEWEST_SMALL, _MOST_SMALL = 4, 64
 # Take a variable by reference or by handle: TensorFlow places those where it is.
@@ -120,19 +120,18 @@ class Maker:
         is_finite = self._create('IsFinite', [asked], [tf.bool], {}, near).outputs[0]
         return self.cast(is_finite, tf.int32, near)
 
-    def alike(self, tensors: Sequence[tf.Tensor], most_bytes: int = _MOST_BYTES) -> List[List[int]]:
+    def alike(self, tensors: Sequence[tf.Tensor]) -> List[List[int]]:
         """Puts the numbers of tensors together that can be joined along their first axis.
 
         Those are of one dtype and shape, and made in one place: what is joined must not have to
         cross to another device first. That goes by the devices that were asked for, and, where
         TensorFlow is to choose, by what it chooses from: the kinds of ops that have to be there.
-        What is larger than `most_bytes` stays alone.
         """
 
         def fit(tensor: tf.Tensor) -> Tuple[object, int]:
             size = _bytes_of(tensor)
             shape = tuple(tensor.shape.as_list())
-            return shape, _MOST_BYTES // size if size <= most_bytes else 1
+            return shape, _MOST_BYTES // size
 
         return self._groups_of(tensors, fit)
 
@@ -143,7 +142,7 @@ class Maker:
         """
 
         def fit(tensor: tf.Tensor) -> Tuple[object, int]:
-            is_small = tensor.shape.rank == 1 and _bytes_of(tensor) <= SMALL_BYTES
+            is_small = tensor.shape.rank == 1 and _bytes_of(tensor) <= _SMALL_BYTES
             is_small = is_small and tensor.dtype.base_dtype != tf.float16
             return is_small, _MOST_SMALL if is_small else 1
 

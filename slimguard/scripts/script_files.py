@@ -151,7 +151,7 @@ class ScriptFiles:
                 prepare_turn(graph)
             turn = turn_of(graph)
             if turn is not None and not turn.is_mine:
-                finite.prepare_copies()
+                finite.prepare()
             return finite
 
     def _note(self, saver, graph: tf.Graph, prefix, size: int) -> None:

@@ -47,9 +47,9 @@ class CheckpointKeeper:
         """Marks the logdir as taken, in its folder `slimguard`, for the time of a training."""
         return occupied(self.logdir)
 
-    def prepare_copies(self) -> None:
+    def prepare(self) -> None:
         """Prepares for a thread that saves while another trains."""
-        self._saver.prepare_copies()
+        self._saver.prepare()
 
     def save(self, session, incident: Optional[Incident] = None) -> None:
         """Saves the last good state, before an error or an interrupt ends the training."""

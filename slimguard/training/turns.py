@@ -6,7 +6,6 @@ from typing import Any, Callable, Iterator, Optional, Tuple
 
 import tensorflow as tf
 
-from slimguard.checkpoints.finite_saver import FiniteSaver
 from slimguard.checkpoints.step_turn import StepTurn
 from slimguard.compat import tf_callers
 from slimguard.training.loop import HookedSteps
@@ -17,32 +16,25 @@ from slimguard.training.supervisor import summarize, wait_before_stop
 def in_turns(
     steps: HookedSteps,
     turn: StepTurn,
-    saver: Optional[FiniteSaver],
     summary_op: Optional[tf.Tensor] = None,
 ) -> Iterator[Tuple[Callable[..., Any], Callable[[Any], Any]]]:
-    """The step function and the session wrapper for slim's loop, which give way to who copies.
+    """The step function and the session wrapper for slim's loop, giving way to threads that save.
 
-    While it is open, slim's log tells of the user's session wrapper only, as without us.
+    What these threads are writing is waited for when the training ends. While it is open, slim's
+    log tells of the user's session wrapper only, as without us.
 
     Args:
       steps: the steps of the loop.
       turn: whose turn it is.
-      saver: the training's saver. What it is writing is waited for when the training ends.
       summary_op: what the Supervisor is to make of the model between two steps, in place of a
         summary op of its own; or None.
     """
-
-    def until_written() -> None:
-        turn.end_steps()
-        if saver is not None:
-            with saver.lock:
-                pass
 
     def wrap(session):
         hooked = steps.wrap(session)
         supervisor = tf_callers.supervisor_that_calls()
         if supervisor is not None:
-            wait_before_stop(supervisor, until_written)
+            wait_before_stop(supervisor, turn.wait_for_savers)
             if summary_op is not None:
                 summarize(supervisor, session, summary_op, turn.no_step)
         return hooked

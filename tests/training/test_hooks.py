@@ -555,12 +555,11 @@ class TestARunThatFeedsWhatTheModelComputes:
         model = inner_feeds.Fed(kind)
         return model, slimguard.guard(model.minimize(), loss=model.loss)
 
-    @pytest.mark.full
     @pytest.mark.parametrize(
         ('kind', 'loop'),
         [
-            ('queue', fed_in_monitored_session),
             ('chance', fed_in_watch),
+            ('queue', fed_in_monitored_session),
             ('placeholder', fed_in_train),
         ],
     )

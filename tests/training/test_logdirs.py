@@ -473,6 +473,18 @@ class TestTwoDirectories:
         lines, hook = self.said('logs', spelling)
         assert lines == [] and hook.incidents[0].restored is not None
 
+    def test_a_session_that_is_watched_with_a_hook_that_saves_is_told_of_both(self, tmp_path):
+        ours, theirs = tmp_path / 'ours', tmp_path / 'theirs'
+        train_op, _ = build()
+        saver = checkpoint_saver(theirs, saver=tf1.train.Saver())
+        plain = tf1.Session()
+        plain.run(tf1.global_variables_initializer())
+        with LogLines() as lines:
+            with slimguard.watch(plain, hooks=[saver], on_nan='skip', logdir=ours) as session:
+                run(session, train_op)
+        (line,) = [line for line in lines if 'but this session keeps' in line]
+        assert str(ours) in line and str(theirs) in line
+
     @pytest.mark.full
     def test_a_second_saver_may_save_to_it(self, tmp_path):
         train_op, hook = build('rollback', logdir=tmp_path / 'ours')

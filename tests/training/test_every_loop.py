@@ -51,6 +51,7 @@ class TestEachPolicy:
             trained = loop(Given(str(tmp_path), on_nan='skip', bad=(3,)))
         assert trained.drawn == 7
         assert told_of_skips(lines) == ['slimguard: 1 of 7 batches were skipped']
+        assert any('batches were skipped; why, of the last that was' in line for line in lines)
         (record,) = records_in(tmp_path)
         assert (record['step'], record['action'], record['held']) == (3, 'skip', True)
         assert 'bad data: 1 NaN among 12 values, in row 1' in record['diagnosis']

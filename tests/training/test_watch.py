@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
+from slimguard.training.gate_watcher import GateWatcher
 from tests.helpers.children import python
 from tests.helpers.models import Linear, LogLines, non_finite, records_in, state
 
@@ -576,6 +577,20 @@ def test_two_trainings_in_one_group():
         steps(session, both, 3)
     assert [len(hook.incidents) for hook in hooks] == [0, 1]
     assert not any('NOT guarded' in line for line in lines)
+
+
+@pytest.mark.full
+def test_two_incidents_of_one_run_are_told_as_that():
+    models = []
+    for scope, bad in ('a', (1,)), ('b', (1, 2)):
+        with tf1.variable_scope(scope):
+            models.append(guarded(bad=bad))
+    both = [train_op for _, train_op in models]
+    hook = GateWatcher('skip')
+    with slimguard.watch(tf1.Session(), hooks=[hook]) as session:
+        steps(session, both, 3)
+    told = ['in the same run as the incident before' in each.reason for each in hook.incidents]
+    assert len(told) == 3 and sum(told) == 1
 
 
 def test_what_is_written_on_top_is_named_once():

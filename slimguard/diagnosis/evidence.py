@@ -11,7 +11,7 @@ import functools
 import math
 import time
 import weakref
-from typing import Callable, Dict, NamedTuple, Optional, Sequence, Set
+from typing import Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Set
 
 import numpy as np
 import tensorflow.compat.v1 as tf1
@@ -23,6 +23,7 @@ from slimguard.diagnosis.diagnose import bad_sources, diagnose, glance
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.disk_room import NoRoomError, Room
 from slimguard.diagnosis.explanations import SHARES
+from slimguard.diagnosis.ranges import bad_row_digests
 from slimguard.diagnosis.rerun import ExportOnce
 from slimguard.gate import Gate, Label
 from slimguard.graph.sessions import OWN_WORK
@@ -51,6 +52,8 @@ class Found(NamedTuple):
       is_searched: whether all of the step was searched, and not only what it drew.
       is_wanted: whether there is to be a bundle.
       drew_finite: whether all that the step drew is known to be finite.
+      bad_rows: by the name of a row of what it drew, such as 'row 1 of x:0', what tells it from
+        others by its bytes.
     """
 
     diagnosis: Optional[Diagnosis] = None
@@ -59,6 +62,7 @@ class Found(NamedTuple):
     is_searched: bool = False
     is_wanted: bool = False
     drew_finite: bool = False
+    bad_rows: Mapping[str, str] = {}
 
     @property
     def cause(self) -> str:
@@ -204,12 +208,19 @@ class Evidence:
             except Exception as error:
                 self._say('what the bad step drew could not be taken', error)
                 return Found()
-            drew_finite = not bad_sources(self.capture, values)
-            found = Found(values=values, is_wanted=is_wanted, drew_finite=drew_finite)
+            bad = bad_sources(self.capture, values)
+            name = bad[0].name if bad else ''
+            rows = bad_row_digests(values[name]) if bad else {}
+            found = Found(
+                values=values,
+                is_wanted=is_wanted,
+                drew_finite=not bad,
+                bad_rows={'row %d of %s' % (row, name): name + rows[row] for row in rows},
+            )
             if not (is_wanted or decides):
                 return found
             seconds = math.inf if is_last else seconds_for(step_seconds)
-            if not is_last and not drew_finite:
+            if not is_last and bad:
                 seconds = seconds_for(0.0)  # a glance tells as much, all but certainly
             return self._diagnose(session, found, labels, seconds, incident.loss)
 

@@ -18,7 +18,7 @@ from slimguard.gate.flags import Flags, each_once, join_flags
 from slimguard.gate.flags_in_words import Label
 from slimguard.gate.forward_copies import (
     copy_ahead,
-    read_growing,
+    read_from_others,
     read_opaque_writes,
     require_unseen,
 )
@@ -146,7 +146,7 @@ class _Build:
         plan, feeds, make = self._plan, self._feeds, self._make
         ahead = copy_ahead(plan, make)
         checks = [*plan.checks, *read_opaque_writes(plan, make, feeds.watched)]
-        checks += read_growing(plan, make)
+        checks += read_from_others(plan, make)
         sums = self._sums(checks)
         before = self._check_before(checks, sums)
         decisions = before.decisions

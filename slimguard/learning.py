@@ -220,7 +220,7 @@ def train(
       ends_job: in a job of several processes, whether 'raise' and 'stop' on this one, or its end
         if it is the chief, end the others as well.
       preemption_seconds: how long the step under way may take to end after SIGTERM or Ctrl-C; less
-        than the time that whoever sends the signal gives the process.
+        than the time that the sender of the signal gives the process.
       spike: a `slimguard.Spike`: a step whose loss or gradient norm is far above those of the last
         good steps is a bad step as well, and is not written. True for its defaults. Default: none.
       history: how many of the last steps go into a bundle: their loss, learning rate and gradient
@@ -284,7 +284,7 @@ def train(
         history=history,
     )
     before_session = _wait_for_chief(graph, master, is_chief, session_config)
-    # With slim's own step and its own arguments, we know what it would do.
+    # Of slim's own step with its own arguments we know what it does, and do it faster.
     schedule = None
     if train_step_fn is _slim.train_step and train_step_kwargs == _USE_DEFAULT:
         schedule = Schedule(number_of_steps, log_every_n_steps, trace_every_n_steps)

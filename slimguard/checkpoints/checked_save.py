@@ -119,7 +119,7 @@ class _SaveClone:
 
     Args:
       save_tensor: what a Saver runs.
-      check: adds a check of values, of which there is at least one.
+      check: adds a check of a list of values, which is never empty.
     """
 
     def __init__(self, save_tensor: tf.Tensor, check: '_Checker'):

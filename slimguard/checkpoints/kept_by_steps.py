@@ -31,7 +31,7 @@ class KeptBySteps:
         self._due = 0
 
     def is_due(self, good: int) -> bool:
-        """Whether the state after so many good steps is to be kept."""
+        """Whether to keep the state after this many good steps."""
         return good >= self._due
 
     def add(self, state: Any, size: int = 0) -> None:
@@ -53,7 +53,7 @@ class KeptBySteps:
         return min(older, key=lambda n: ages[n + 1] / ages[n - 1], default=1)
 
     def keep_only(self, is_kept: Callable[[Any], bool]) -> None:
-        """After a return: keeps no other states, and that of the next good step."""
+        """After a return: keeps the state of the next good step, and drops all others."""
         self.states = [each for each in self.states if is_kept(each)]
         self._due = 0
 

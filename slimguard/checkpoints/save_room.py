@@ -54,7 +54,7 @@ def remove_half_written(path: str, error: tf.errors.OpError) -> None:
         return
     checkpoint_files.remove_temporary(path)
     folder = os.path.dirname(path)
-    # Of the state file or of the graph, and named in the error: nobody else's.
+    # The error names the file (the state file's or the graph's), so it is this save's own.
     for name in _UNFINISHED.findall(error.message):
         if os.path.dirname(name) == folder:
             checkpoint_files.remove_files([name])

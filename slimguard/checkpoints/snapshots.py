@@ -48,7 +48,7 @@ class Snapshot(NamedTuple):
       name: what the record of incidents calls it.
       step: the global step, or None if there is none.
       taken_at: how many good steps there had been.
-      loss: the absolute loss of the last steps before it, or None if nobody told.
+      loss: the absolute loss of the last steps before it, or None if it is unknown.
       values: by name of the variable's op.
       loss_after: the loss of the steps that it was on probation for, if that is over.
     """
@@ -99,7 +99,7 @@ class Snapshots:
         return self._states.states
 
     def step_was_good(self, session, loss: Any) -> None:
-        """Notes a step, between two of which this is called; takes a snapshot if one is due.
+        """Notes a step, before the next one begins; takes a snapshot if one is due.
 
         Args:
           session: the session.
@@ -131,7 +131,7 @@ class Snapshots:
         return self._went_back_at is not None and (self.good - self._went_back_at < 2 * PROBATION)
 
     def trusted(self, is_last: bool = False, is_further: bool = True) -> Optional[Snapshot]:
-        """The newest one that is trusted, or None.
+        """The newest trusted snapshot, or None.
 
         Args:
           is_last: whether nobody will look for an older one if this does not help: then the loss
@@ -179,7 +179,7 @@ class Snapshots:
 
     @property
     def went_back_to(self) -> Optional[Snapshot]:
-        """The one that was returned to last, if it was one, and is still kept."""
+        """The snapshot that the training last returned to, if it is still kept; else None."""
         return next((each for each in self.kept if each.taken_at == self._went_back_to), None)
 
     def ruin(self, is_last: bool = False) -> str:
@@ -200,7 +200,7 @@ class Snapshots:
         return _RUIN % (now, whose, usual) if now > _RUINED_NOW * usual else ''
 
     def _usual_loss(self) -> Optional[float]:
-        """The largest loss of the first steps and of the snapshots; None if nobody told."""
+        """The largest loss of the first steps and of the snapshots; None if no loss is known."""
         losses = [self._first_loss, *(each.loss for each in self.kept)]
         return max((each for each in losses if each is not None), default=None)
 

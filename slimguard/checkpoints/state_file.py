@@ -42,7 +42,7 @@ class StateFileError(OSError):
 
 
 class DamagedStateError(StateFileError):
-    """A state file can be read and says nothing of use: who knows better may write it anew."""
+    """A state file can be read and says nothing of use, so a better one may replace it."""
 
 
 class State(NamedTuple):

@@ -45,7 +45,7 @@ class Parsers(NamedTuple):
         return self.by_command['run']
 
     def parse(self, ours: Sequence[str]) -> argparse.Namespace:
-        """Reads what `split` says is ours; else ends with the usage of the command."""
+        """Reads our part of a command line, as `split` gives it; else ends with its usage."""
         options, unknown = self.all.parse_known_args(ours)
         if unknown:
             parser = self.by_command.get(options.command, self.all)
@@ -112,8 +112,8 @@ def make(version: str) -> Parsers:
 def split(given: Sequence[str], with_a_value: FrozenSet[str]) -> Tuple[List[str], List[str]]:
     """Splits a command line into what is for us, and the script (or ``-m module``) with its own.
 
-    Not left to argparse, which looks for our options among the script's. Ours have `_` between
-    words where they were given with `-`.
+    argparse cannot do this: it would look for our options among the script's. Our options come back
+    with `_` for each `-` between words.
     """
     end = len(given)
     if list(given[:1]) == ['run']:
@@ -126,7 +126,7 @@ def split(given: Sequence[str], with_a_value: FrozenSet[str]) -> Tuple[List[str]
 
 
 def strays(ours: Sequence[str], script: Sequence[str]) -> List[str]:
-    """Those of a script's arguments that look as if they were meant for `run`.
+    """The script's arguments that look as if they were meant for `run`.
 
     An option that was given to `run` as well is not among them, nor one that scripts often have.
     """
@@ -149,7 +149,7 @@ def check_script(script: Sequence[str], parser: argparse.ArgumentParser) -> None
 
 
 def _with_known(unknown: Sequence[str], parser: argparse.ArgumentParser) -> str:
-    """Arguments that a parser does not know, and the option that the first may stand for."""
+    """The unknown arguments, and the known option whose name is nearest to the first of them."""
     known = sorted(set(re.findall(r'--\w+', parser.format_help())))
     near = difflib.get_close_matches(_name_of(unknown[0]), known, 1, 0.7)
     told = ' '.join(unknown)

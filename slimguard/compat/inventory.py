@@ -58,7 +58,7 @@ def report() -> Report:
 
 def _missing_slim_itself() -> List[Missing]:
     """Whether there is no tf-slim, where no TensorFlow can say whether it has one."""
-    stop_watching()  # which would import TensorFlow as soon as tf-slim is looked for
+    stop_watching()  # it would import TensorFlow as soon as tf-slim is looked for
     return [] if find_spec('tf_slim') else [NO_SLIM]
 
 

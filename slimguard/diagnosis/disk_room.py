@@ -12,7 +12,7 @@ class NoRoomError(OSError):
 class Room:
     """The room that bundles and checkpoints of a training share.
 
-    It knows local file systems only: who could tell how much room there is on others?
+    It knows local file systems only, since others do not tell how much room they have.
 
     Args:
       logdir: where bundles go.

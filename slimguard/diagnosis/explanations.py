@@ -188,7 +188,7 @@ def _fed(measured: MeasuredStep, limit: tf.Tensor) -> Optional[float]:
 
 
 def _describe(measured: MeasuredStep, tensor: tf.Tensor) -> Diagnosis:
-    """All but the trouble: which op it is, who made it, and the range of its output."""
+    """All but the trouble: which op it is, the line that made it, and the range of its output."""
     step, op = measured.step, tensor.op
     origin = step.origins(op.name)
     name = step.name_of(tensor)

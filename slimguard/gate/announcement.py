@@ -1,4 +1,4 @@
-"""How a bad step is told: where nobody watches, it prints a line or raises."""
+"""Announces a bad step: without a watcher, the graph prints a line or raises."""
 
 import sys
 from typing import Sequence
@@ -12,7 +12,7 @@ from slimguard.gate.plan import Plan
 from slimguard.gate.untold import Told, Untold
 from slimguard.graph import ops, plain_ops
 
-# So many names are printed: a network has hundreds of gradients, and one NaN reaches them all.
+# How many names are printed: a network has hundreds of gradients, and one NaN reaches them all.
 _MOST_NAMES = 3
 
 

@@ -78,7 +78,7 @@ class Gate:
       raises: whether a bad step raises `InvalidArgumentError` in the session.
       values: what to fetch in the place of each tensor that was to be fetched beside the train op.
       transient: the ops of the variables that can hold what is not finite for a moment in any bad
-        step, until it is put back or undone: who reads them from another thread may see it. Empty
+        step, until it is put back or undone: another thread that reads them may see it. Empty
         for a usual gate, which writes nothing in a bad step; there only an update of finite values
         that overflows inside the optimizer is written and undone.
       beside: what threads run beside these steps: what the chief of synchronous replicas makes of
@@ -204,7 +204,7 @@ def through_gates(
 def gated_writes(
     train_op: TrainOp, loss: Optional[tf.Tensor], fed: Sequence[tf.Tensor] = ()
 ) -> Set[tf.Operation]:
-    """The writes that a gate runs clones of; who fetches one of these runs it once more.
+    """The writes that a gate runs clones of; a run that fetches one of them runs it once more.
 
     Args:
       train_op, loss, fed: as for `guard_with_values`.

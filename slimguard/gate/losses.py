@@ -17,7 +17,7 @@ from slimguard.system import texts
 _MEANS = re.compile(graphs.OURS + r'loss(_\d+)?/')
 
 
-# So many losses are named of those that a mean is of.
+# How many losses the name of a mean lists.
 _MOST_NAMES = 3
 
 

@@ -64,7 +64,7 @@ def _firsts(last, add, plan: Plan) -> List[tf.Operation]:
         makers.extend(each for each in dict.fromkeys(made) if each not in makers)
         if len(makers) > _MOST_OPS:
             return []
-    # Who else takes what they make would have to wait as well.
+    # Other consumers of their outputs would have to wait as well.
     takers = (taker for op in makers for tensor in op.outputs for taker in tensor.consumers())
     return firsts if all(taker is add or taker in makers for taker in takers) else []
 

@@ -116,7 +116,7 @@ class SquareSums:
         return self._totals[kind]
 
     def of_gradients(self) -> Optional[tf.Tensor]:
-        """That of all gradients, a float64 scalar at home; None if there are none."""
+        """The sum of squares of all gradients, a float64 scalar at home; None if there are none."""
         if self._of_gradients is None:
             kinds = [kind for kind in self.kinds if kind.is_gradient]
             with tf.device(self._home.device):

@@ -41,7 +41,7 @@ class Told(NamedTuple):
 
 
 class Untold:
-    """The bad steps of one gate that nobody has been told of.
+    """The bad steps of one gate that no watcher has read yet.
 
     Args:
       graph: the graph, which is added to.

@@ -15,7 +15,7 @@ from slimguard.gate.gate import Gate
 from slimguard.graph import TrainOp, op_of
 from slimguard.system import texts
 
-# So many variables are named of those that an update writes.
+# How many of the variables that an update writes are named.
 MOST_NAMES = 5
 
 

@@ -42,7 +42,7 @@ _JOINED = (tf.float64, tf.float32, tf.bfloat16, tf.float16)
 _MOST_BYTES = 2**24
 # So much is joined wherever it can be: the copy costs less than an op of its own.
 _SMALL_BYTES = 2**14
-# So many of them are joined: below, the joining costs as much as it saves.
+# Fewer tensors than this are not joined: joining would cost as much as it saves.
 _FEWEST_SMALL, _MOST_SMALL = 4, 64
 # Take a variable by reference or by handle: TensorFlow places those where it is.
 _TAKE_VARIABLES = frozenset(['Assign', 'AssignVariableOp', 'ReadVariableOp'])
@@ -275,7 +275,7 @@ def is_initialized(variable: tf.Operation) -> tf.Tensor:
 
 
 def _bytes_of(tensor: tf.Tensor) -> int:
-    """The size of a tensor that has a first axis; 0 if it has none, or nobody knows."""
+    """The size of a tensor's first axis; 0 if it has none, or if the size is unknown."""
     size = tensor.shape.num_elements() if tensor.shape.rank else None
     return (size or 0) * tensor.dtype.base_dtype.size
 

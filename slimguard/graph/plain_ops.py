@@ -176,7 +176,7 @@ def places_of(flags: tf.Tensor) -> tf.Tensor:
 
 
 def beginning(vector: tf.Tensor, most: int) -> tf.Tensor:
-    """So many elements of a vector, the first; all, if there are fewer."""
+    """The first elements of a vector, as many as asked for; all, if it has fewer."""
     limits = [constant((number,), tf.int32) for number in (0, most, 1)]
     return create('StridedSlice', [vector, *limits], [vector.dtype.base_dtype]).outputs[0]
 

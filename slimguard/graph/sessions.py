@@ -34,7 +34,7 @@ class Inside(threading.local):
 # On a method of ours that stands in for one of TensorFlow's: that one.
 REPLACES = '_slimguard_replaces'
 
-# What runs of ours are in: diagnosis, saves. Under `instrument` nobody looks there for what trains.
+# Around runs of ours (diagnosis, saves): `instrument` looks for no training in them.
 OWN_WORK = Inside()
 
 
@@ -96,7 +96,7 @@ def callable_of(
 
 
 _SEEN = '_slimguard_seen'  # the number of the last op that a session has seen
-_OPENED = '_slimguard_noted_sessions'  # the sessions of which every run is noted
+_OPENED = '_slimguard_noted_sessions'  # the sessions whose every run is noted
 
 
 def note_seen(graph: tf.Graph) -> None:

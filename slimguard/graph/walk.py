@@ -49,7 +49,7 @@ def is_stateful(op) -> bool:
 
 
 def is_random(op) -> bool:
-    """Whether what `op` draws is chance and nothing else: drawing again takes from nobody."""
+    """Whether `op` draws random numbers and nothing else, so that drawing again loses no input."""
     return bool(_RANDOM.match(op.type))
 
 
@@ -224,7 +224,7 @@ def _elements_of(op) -> Optional[np.ndarray]:
         del value.tensor_shape.dim[:]
         value.tensor_shape.dim.add(size=max(map(len, numbers)))
     elements = tf.make_ndarray(value)
-    if op.outputs[0].dtype.base_dtype == tf.bfloat16:  # of which numpy knows no minimum
+    if op.outputs[0].dtype.base_dtype == tf.bfloat16:  # numpy knows no minimum of it
         elements = elements.astype(np.float32)
     return elements if elements.size else None
 

@@ -82,7 +82,7 @@ class OptimizerNotes:
     def not_of_optimizers(
         self, graph: tf.Graph, writes: Sequence[tf.Operation]
     ) -> List[tf.Operation]:
-        """Those of some writes in a graph that belong to no update that an optimizer made."""
+        """The writes among `writes` that belong to no optimizer's update."""
         if not writes:
             return []
         theirs = set(graphs.ancestors(list(map(op_of, self.updates(graph)))))

@@ -257,7 +257,7 @@ def write_atomically(
     content: bytes,
     check: Optional[Callable[[str], None]] = None,
 ) -> None:
-    """Makes `content` the file at `path`: whoever reads it finds the old content or the new.
+    """Makes `content` the file at `path`: a reader finds the old content or the new.
 
     The umask says who may read it, as for any new file. A link at `path` is replaced, and not
     followed. On an object store (``gs://``) replacing is a copy and a removal of the temporary

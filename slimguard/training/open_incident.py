@@ -128,7 +128,7 @@ class OpenIncident:
         try:
             is_there = path is not None and bundle.is_bundle(path)
         except tf.errors.OpError:
-            return True  # who can tell?
+            return True  # it is not known to be gone
         if not is_there:
             self.note(bundle=None)
         return is_there

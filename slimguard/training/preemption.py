@@ -24,7 +24,7 @@ SECONDS = 10.0
 # How long the main thread has to hear of a second Ctrl-C, in seconds. Where it runs Python, it
 # takes none of that.
 _GRACE = 1.0
-# After how many seconds it is reminded of a signal of which it has not heard.
+# The main thread is reminded of a signal that it did not hear after this many seconds.
 _MOMENT = 0.1
 
 

@@ -17,7 +17,7 @@ from slimguard.system.numbers import is_whole
 from slimguard.training import incident_reading
 from slimguard.training.incident_reading import Reading
 
-# So many steps are kept where nobody says otherwise.
+# The default number of steps to keep.
 STEPS = 200
 # So many steps say what norm is usual, where no `Spike` says it.
 _WINDOW = 100

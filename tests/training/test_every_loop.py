@@ -99,8 +99,9 @@ def test_a_training_resumes_from_a_good_checkpoint(loop, tmp_path):
     checkpoints.truncate(newest + '.data-00000-of-00001')
     # What is in it, and not what it is called: slim saves while steps go on.
     good = checkpoint_reader.inspect(slimguard.latest_finite_checkpoint(tmp_path)).step
-    with tf.Graph().as_default():
+    with tf.Graph().as_default(), LogLines() as lines:
         assert loop(given(tmp_path, steps=5)).began_at == good
+    assert [line for line in lines if 'resuming from' in line and 'model.ckpt-4 is' in line]
 
 
 @pytest.mark.full

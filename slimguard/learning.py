@@ -350,7 +350,7 @@ def train(
 def _step_and_saver(graph: tf.Graph, global_step, saver, logdir: Optional[str]):
     """The global step and the saver, made where none is given; a saver of ours around a user's.
 
-    slim makes both, only later: the gate reads the step, and we save before an error leaves.
+    slim makes both too late: the gate reads the step, and we save before an error leaves.
     """
     with graph.as_default():
         if global_step is None:

@@ -114,7 +114,7 @@ def inspect(path: str) -> Inspection:
     """As `read`, for callers that pass over damaged checkpoints.
 
     Raises:
-      UnreadableError: if it could not be read, which is no damage: it may be good.
+      UnreadableError: if it could not be read. It may be good all the same.
     """
     found = read(path)
     if found.damage is not None:

@@ -10,8 +10,8 @@ from typing import Any, Callable, List
 PROBATION = 10
 # Else it is kept after an eighth of the steps so far, and after so many steps at most.
 _SHARE, _MOST_STEPS = 8, 200
-# Reading so many bytes takes about as long as a step, at most. Where a state has more, all this
-# comes as many times as seldom; but one is kept each time that the number of steps has doubled.
+# Reading this many bytes takes a step's time at most. A state of N times as many is kept N times
+# less often; but a state is kept each time that the number of steps has doubled.
 _BYTES = 32 << 20
 
 

@@ -212,7 +212,7 @@ class Snapshots:
         return statistics.median(self._losses) > _RUINED * usual
 
     def _take(self, session) -> None:
-        # Not before: hooks may add some when they begin, and scripts when they have trained.
+        # No earlier: hooks may add variables when they begin, and scripts after they have trained.
         self._variables = _variables_of(self._graph, self._has_unlisted)
         if self._size is None:
             self._size = size_of(session, self._variables)

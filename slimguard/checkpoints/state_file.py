@@ -178,4 +178,4 @@ def _meant(logdir: str, path: str) -> str:
 def _relative(logdir: str, path: str) -> str:
     if is_same(os.path.dirname(path), logdir):
         return os.path.basename(path)
-    return path  # of another directory, which does not move with this one
+    return path  # it is in another directory, which does not move with this one

@@ -12,7 +12,7 @@ from slimguard.incidents.incident import Incident
 from slimguard.system.log import log
 from slimguard.system.rate import Rate
 
-# How long to wait for a chief that nothing is known of, in seconds.
+# How long to wait for a chief that was never seen, in seconds.
 _NO_CHIEF = 120.0
 
 _NO_CHIEF_SEEN = (

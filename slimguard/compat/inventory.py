@@ -63,7 +63,7 @@ def _missing_slim_itself() -> List[Missing]:
 
 
 def _missing_packages() -> List[Missing]:
-    """What slimguard itself was installed without, as by ``pip install --no-deps``."""
+    """The packages that slimguard needs and were not installed, as by ``pip install --no-deps``."""
     why = 'slimguard report makes its page with it'
     return [] if find_spec('jinja2') else [Missing('jinja2', why, 'pip install "jinja2>=3.0"')]
 

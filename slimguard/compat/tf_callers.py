@@ -64,7 +64,7 @@ def is_of_sessions(code: Optional[CodeType]) -> bool:
 
 
 def is_method_of_sessions(method: Any) -> bool:
-    """Whether a method of a session is TensorFlow's own, and nothing that replaced it."""
+    """Whether a method of a session is TensorFlow's own, and not a replacement."""
     return is_of_sessions(getattr(method, '__code__', None))
 
 

@@ -6,7 +6,7 @@ from slimguard.system import files
 
 
 class NoRoomError(OSError):
-    """A bundle is not written, for the next checkpoint would not find room after it."""
+    """A bundle is not written, since the next checkpoint would not fit on the disk after it."""
 
 
 class Room:

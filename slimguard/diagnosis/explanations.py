@@ -131,7 +131,7 @@ def explain_square(measured: MeasuredStep, name: str) -> Diagnosis:
 
     def squared(tensor) -> float:
         found = measured.range_of(tensor)
-        # In the dtype's own terms: 1e20 is much for float32, and 1e3 for float16.
+        # Relative to the dtype: 1e20 is large for float32, and 1e3 for float16.
         return 0.0 if found is None else found.largest / _root_of_largest(found.dtype)
 
     floats = [t for t in measured.step.checked if squared(t) > 1]

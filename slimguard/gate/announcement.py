@@ -74,7 +74,7 @@ def _print(plan: Plan, flags: Flags, step: GlobalStep, loud: tf.Tensor) -> tf.Op
         text[0] += ' (global step '
         text += [plain_ops.as_string(step_now), '); bad: ', bad]
     if plan.losses:
-        # On TensorFlow 1.15 there are no words for 16 bits.
+        # TensorFlow 1.15 cannot turn 16-bit floats into words.
         loss = plain_ops.cast(plan.losses[0], tf.float64)
         text += ['; loss ', plain_ops.as_string(loss)]
     return tf.print(plain_ops.join_strings(text), output_stream=sys.stderr)

@@ -92,7 +92,7 @@ def accumulators_of(order: Sequence[tf.Operation]) -> List[tf.Operation]:
 
 
 def takes_accumulated(update: tf.Operation) -> bool:
-    """Whether an update is made of gradients that accumulators have collected."""
+    """Whether an update takes its gradients from accumulators."""
     return bool(accumulators_of(graphs.ancestors([update])))
 
 

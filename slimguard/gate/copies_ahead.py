@@ -17,7 +17,7 @@ _KEPT_AS = '_slimguard_copies_ahead'
 
 
 def copies_ahead(graph: tf.Graph) -> Dict[tf.Operation, Copy]:
-    """The copies that were made ahead of writes of a graph, by the op of each; to add to."""
+    """A dictionary to add to: the copies made ahead of a graph's writes, by the writing op."""
     known = getattr(graph, _KEPT_AS, None)
     if known is None:
         known = {}

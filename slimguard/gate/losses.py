@@ -22,7 +22,7 @@ _MOST_NAMES = 3
 
 
 def as_scalar(loss: tf.Tensor) -> tf.Tensor:
-    """A loss as a scalar: its mean, if it has more elements than one, or may have."""
+    """A loss as a scalar: its mean, if it has, or may have, more than one element."""
     if loss.shape.ndims == 0:
         return loss
     for made in loss.consumers():

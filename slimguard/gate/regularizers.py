@@ -19,7 +19,7 @@ from slimguard.gate.plan import Plan
 from slimguard.graph.control_flow import WAYS_OUT
 from slimguard.graph.sessions import unseen_by_sessions
 
-# What has no more bytes than a few numbers may come from anywhere, and be in memory early.
+# A tensor of a few numbers may come from anywhere, and may be in memory early.
 _SMALL_BYTES = 256
 # A regularizer's gradient takes one op, or a few. A term of more ops is something else.
 _MOST_OPS = 8

@@ -180,7 +180,7 @@ class SharesOfVariables:
         if op.type in ('Reshape', 'ExpandDims', 'Gather', 'GatherV2'):
             return _either_way(_sum(given))  # elements at other places may be of other signs
         if op.type == 'Sqrt' and self._signs.is_not_negative(inputs[0]):
-            # That of what is large is smaller, and that of what is below one is below one.
+            # The root of a large value is smaller, and the root of a value below one is below one.
             return {of: _widened(share) for of, share in _either_way(given[0]).items()}
         raise UnknownGrowth()
 

@@ -42,7 +42,7 @@ class Sources:
                 continue
             seen.add(op)
             if op in self._step.writes or graphs.is_variable_read(op):
-                continue  # the variable itself, after a write that is checked for itself
+                continue  # the variable itself, after a write that has a check of its own
             if graphs.loop_around(op) is not None or not keeps_finite(op):
                 return None
             waiting.extend(self._step.resolve(t) for t in op.inputs)

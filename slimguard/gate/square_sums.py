@@ -108,7 +108,7 @@ class SquareSums:
         self.kinds.setdefault(kind, []).append(Sum(names, size))
 
     def total_of(self, kind: Kind) -> tf.Tensor:
-        """The sum of all of one kind, where they are."""
+        """The sum of all sums of one kind, on the device where they are."""
         if kind not in self._totals:
             sizes = [each.size for each in self.kinds[kind]]
             with sizes[0].graph.colocate_with(sizes[0].op):

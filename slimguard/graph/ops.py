@@ -34,7 +34,7 @@ from slimguard.graph.walk import OURS, TrainOp, is_reference, op_def_of, op_of
 _NO = tf1.AttrValue(b=False)
 _NO_SHAPE = tf1.AttrValue(shape={'unknown_rank': True})
 
-# Where each op goes is known; no device function of the caller's code is to be asked.
+# We know the device of each op, so the caller's device functions must not change it.
 _create_op = functools.partial(tf_private.create_op, compute_device=False)
 
 # What can be joined, and to what size: what is joined is a copy, and takes memory.
@@ -173,9 +173,9 @@ class Maker:
         return groups
 
     def _bind(self, references: Sequence[tf.Tensor]) -> None:
-        """Finds the kinds of ops that take a variable by reference, or one that is placed with it.
+        """Finds the kinds of ops that take a variable by reference, or are colocated with it.
 
-        Those have to be on its device, so they decide what devices it can be on.
+        They have to be on its device, so they decide on which devices it can be.
         """
         kinds: Dict[Tuple[bytes, ...], Set[str]] = {}
         unknown = [reference for reference in references if reference.op not in self._bound]

@@ -132,7 +132,7 @@ def unseen_by_sessions(graph: tf.Graph) -> Callable[[tf.Operation], bool]:
 def open_sessions(graph: tf.Graph) -> List[tf1.Session]:
     """The sessions on a graph that are not closed; what they may have seen cannot be wired."""
     found = []
-    # What refers to a session's graph is the session, or the dict of its attributes.
+    # A session's graph is referred to by the session, or by the dict of its attributes.
     for holder in gc.get_referrers(graph):
         if type(holder) is not dict:
             things = [holder]

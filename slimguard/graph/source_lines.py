@@ -140,5 +140,5 @@ def _line_of(file: str, number: int, function: str) -> Optional[Line]:
     from_start = os.path.join(_STARTED_IN, file)
     file = from_start if os.path.exists(from_start) else file
     text = linecache.getline(file, number).strip()
-    # A notebook's cell is kept with its source; what was frozen, evaluated or typed in has none.
+    # IPython keeps the source of a cell; code that was frozen, evaluated or typed in has none.
     return None if file.startswith('<') and not text else Line(file, number, function, text)

@@ -58,7 +58,7 @@ class Card(NamedTuple):
       headline: the cause in a sentence.
       more: another sentence, or ''.
       lines: a diagnosis in a few lines, if there is no more of it.
-      to_do: what to do; '' if it is said of another one of its kind.
+      to_do: what to do; '' if another card of its kind says it.
       facts: what is known.
       drawings: the charts.
       command: to run it again; '' if it cannot be.
@@ -134,7 +134,7 @@ def _all_told(data: ReportData) -> List[_Told]:
 def _bundles_by_number(data: ReportData) -> Dict[int, BundleView]:
     """The bundles by the number of their incident.
 
-    A later bundle may get the name of one that was removed: the newest incident has it.
+    A later bundle may have the name of a removed one: it belongs to the newest incident.
     """
     by_name = {bundle.name: bundle for bundle in data.bundles if isinstance(bundle, BundleView)}
     newest = {i.bundle: i.number for i in data.incidents if i.bundle in by_name}

@@ -110,7 +110,7 @@ def _html() -> Any:
 
 
 def _warn(data: ReportData, no_charts: str) -> None:
-    """Says on stderr what the page says that it cannot know, or show."""
+    """Says on stderr what the page cannot know or show; the page says it, too."""
     if data.broken or not data.has_record:
         terminal.complain(report_data.told(data))
     for note in [*data.notes, *([no_charts] if no_charts else [])]:

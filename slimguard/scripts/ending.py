@@ -202,7 +202,7 @@ class Ending:
     def __init__(self, seen: Seen):
         self._seen = seen
         self._process = os.getpid()
-        self._child = ''  # what kind of child of the script's process this one is
+        self._child = ''  # 'a fork' or 'a child' of the script's process; '' for that process
         self._has_said = False
 
     def register(self, is_spawned: bool = False) -> None:
@@ -296,7 +296,7 @@ def _why_nothing(seen: Seen) -> str:
     return said
 
 
-# A process that imports TensorFlow takes more, and what others are started for mostly less.
+# A process that imports TensorFlow takes more CPU seconds than this, and most others take less.
 _CPU_OF_TENSORFLOW = 0.7
 _OTHERS = (
     'each is guarded only if run starts it too, or if it is a fork or a child of multiprocessing'

@@ -87,8 +87,8 @@ _NO_CALLABLE = (
 
 
 def _export(lock: threading.RLock, original: Callable, *args: Any, **kwargs: Any) -> Any:
-    # By any thread, as a Supervisor's. An op that is being made just now is there already, and
-    # unknown: TensorFlow fails there.
+    # Any thread may export, such as a Supervisor's. TensorFlow fails on an op that another thread
+    # is just making: the graph lists it before it knows it.
     with lock:
         return original(*args, **kwargs)
 

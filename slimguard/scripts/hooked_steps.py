@@ -20,7 +20,7 @@ from slimguard.training.step_history import reading_of
 
 
 class Known(NamedTuple):
-    """A step that a session has run, and may run again with nothing to be found out.
+    """A step that a session has run, and can run again without looking for train ops.
 
     Attributes:
       by: the `GuardedSessions` that guards it.

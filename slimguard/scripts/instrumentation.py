@@ -219,7 +219,7 @@ class Instrumentation:
         def train(*args, **kwargs):
             logdir = _logdir_of(*args, **kwargs)
             if not logdir and 'hooks' not in kwargs:
-                # It saves nothing. The sessions guard it, which keep a record all the same.
+                # It saves nothing. The guarded sessions guard it, and keep a record all the same.
                 return original(*args, **kwargs)
             self._warn_of_another(logdir)
             directory = files.as_logdir(logdir) if logdir else ''  # the code may leave its own

@@ -99,7 +99,7 @@ class ScriptFolders:
         self._folder_of_first: Optional[str] = None
 
     def note_checkpoints(self, graph: tf.Graph, folder: str) -> None:
-        """Notes where the variables of a graph are saved, or are going to be; the first counts."""
+        """Notes where a script saves, or will save, a graph's variables; the first place counts."""
         kept_on(graph, 'folder', lambda: folder)
 
     def note_resumed(self, graph: tf.Graph, folder: str) -> None:

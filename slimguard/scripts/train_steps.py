@@ -187,7 +187,7 @@ class TrainSteps:
         with tf_private.unfinalized(self._graph):
             for end in dict.fromkeys(end for update in new for end in ends_of(update)):
                 if is_made_inside(end):
-                    continue  # what runs the loop or branch is guarded, once a session runs it
+                    continue  # the op that runs the loop or branch gets the guard
                 try:
                     self._guard([end], ())
                 except gates.NoLearningRateError:

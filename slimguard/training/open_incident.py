@@ -123,7 +123,7 @@ class OpenIncident:
         del self._to_log[:]
 
     def has_bundle(self) -> bool:
-        """Looks whether its bundle is still there; notes if it was removed for another."""
+        """Looks whether its bundle is still there, and notes if another bundle has replaced it."""
         path = self.incident.bundle
         try:
             is_there = path is not None and bundle.is_bundle(path)

@@ -140,7 +140,7 @@ class Preemption(SignalListener, tf1.train.SessionRunHook):
 
     def on_wakeup(self, number: int) -> None:
         """Sees to it that the training ends even if the main thread hears of nothing."""
-        # What waits or saves does so in another thread: this one is there for the next signal.
+        # Another thread waits and saves, so that this one can take the next signal.
         if number not in self._awaited:
             self._awaited.add(number)
             self._signals.start_or_do(self._await_step, number)

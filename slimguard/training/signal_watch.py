@@ -74,7 +74,7 @@ class SignalWatch:
 
     def join(self) -> None:
         """Waits for the threads to end."""
-        # Closing the sender ends the thread only where no child holds a copy of it.
+        # Closing the sender would not end the thread while a child holds a copy of it.
         self._sender.shutdown(socket.SHUT_RDWR)
         if sys.is_finalizing():  # a session that is freed with all else: no other thread runs
             return

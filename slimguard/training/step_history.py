@@ -45,7 +45,7 @@ class StepHistory:
     Args:
       gate: the gate.
       settings: what the user asks for.
-      note_entry: called with the entry of each step that was written; None for nobody.
+      note_entry: called with the entry of each step that was written; or None.
       tell: called once, without a `Spike`, of a step that was written with a number far beyond all
         before it: with what it was, and whether the default `Spike` would have held it.
     """

@@ -27,7 +27,7 @@ from slimguard.training.recovery import NotInitializedError
 from slimguard.training.step_history import STEPS
 from slimguard.training.watchers import lent, watchers_in, with_watcher
 
-# By session what watches it, as long as somebody has that.
+# By session its WatchedSession, as long as that is in use.
 _WATCHED: MutableMapping[Any, 'WatchedSession'] = weakref.WeakValueDictionary()
 
 
@@ -47,7 +47,7 @@ class WatchedSession(HookedSession):
         self._ended = False
         self._is_new = True
         self._contexts = contextlib.ExitStack()
-        # Of a session that is never closed as well, before Python takes its modules apart.
+        # Also if nobody closes the session: before Python takes its modules apart.
         atexit.register(_give_back, weakref.ref(self), os.getpid())
 
     @with_short_traceback
@@ -191,9 +191,9 @@ def watch(
         capture, max_bundles, progress, preemption_seconds, spike, history
     ).require()
     hooks, _ = with_watcher(hooks, on_nan, max_loss, logdir, settings, as_spike(spike))
-    # Nobody makes its session anew, as a job may ask for.
+    # A job may ask for a new session, and nothing here could make one.
     context = TrainingContext(max_loss=max_loss, logdir=logdir, joins_job=False, runs_at_once=False)
-    # As a MonitoredSession's: what a thread reports is raised, whatever it is.
+    # As a MonitoredSession's: it raises whatever a thread reports.
     coordinator = tf1.train.Coordinator(clean_stop_exception_types=[])
     with contextlib.ExitStack() as stack:
         stack.enter_context(lent(hooks, context))

@@ -134,10 +134,10 @@ def watch(
 ) -> WatchedSession:
     """Gives a plain session hooks and policies.
 
-    The returned session behaves as the given one, and calls the hooks for runs of a train op only:
-    of a guarded one, or any op that runs an optimizer. Other runs are as they were. The hooks'
-    `begin` and `after_create_session` are called here, where a `CheckpointSaverHook` saves: with
-    one, initialize the variables first.
+    The returned session behaves as the given one. It calls the hooks only for runs of a train op:
+    of a guarded one, or of any op that runs an optimizer. `watch` itself calls the hooks' `begin`
+    and `after_create_session`. A `CheckpointSaverHook` saves there, so with one among the hooks,
+    initialize the variables first.
 
         with tf.compat.v1.Session() as session:
             session = slimguard.watch(session, on_nan='skip')
@@ -145,9 +145,9 @@ def watch(
             while not session.should_stop():
                 session.run(train_op, feed_dict={...})
 
-    The hooks' `end` is called when the returned session is closed, or left as a context manager
-    without an error. The end of the input (`tf.errors.OutOfRangeError`) and StopIteration are none:
-    they end the block, and do not leave it.
+    The returned session calls the hooks' `end` when it is closed, or when its `with` block ends
+    without an error. The end of the input (`tf.errors.OutOfRangeError`) and StopIteration count as
+    no error: they end the block, and do not leave it.
 
     Args:
       session: a `tf.compat.v1.Session`, new or in use.
@@ -155,18 +155,19 @@ def watch(
       on_nan: what happens after a bad step where no `NanLossHook` says; see `NanLossHook`.
       max_loss: a larger loss is a bad step too; a positive finite number. Default: no limit.
         What it can do and what not, `slimguard.guard` says.
-      logdir: where the record of incidents goes, and where a rollback finds its checkpoints: a
-        str, bytes or `os.PathLike`. A relative one is read here. With it, the last good state is
-        saved there before 'raise', on SIGTERM and on Ctrl-C, and bundles are written.
+      logdir: the directory for the record of incidents and the bundles, in which a rollback finds
+        its checkpoints: a str, bytes or `os.PathLike`. A relative path is made absolute here.
+        Before 'raise', on SIGTERM and on Ctrl-C the last good state is saved there. Without a
+        logdir, no record is kept; the log says so at the first incident.
       capture, max_bundles, progress, preemption_seconds, spike, history: as for `NanLossHook`; a
-        hook that is given says its own.
+        `NanLossHook` among the hooks has its own.
 
     Raises:
       TypeError: if `session` is no session.
       RuntimeError: if it is closed.
-      ValueError: if it is watched already, if there is a `logdir` and no variable yet, if `on_nan`,
-        `max_loss`, `preemption_seconds`, `spike` or `history` is not what is expected, or disagrees
-        with a hook.
+      ValueError: if it is watched already; if there is a `logdir` and no variable yet; if `on_nan`,
+        `max_loss`, `preemption_seconds`, `spike` or `history` has a bad value, or disagrees with a
+        hook.
       tf.errors.FailedPreconditionError: if a hook reads a variable that has no value yet.
     """
     if not isinstance(session, SessionInterface):

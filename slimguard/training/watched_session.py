@@ -153,8 +153,8 @@ def watch(
       session: a `tf.compat.v1.Session`, new or in use.
       hooks: `SessionRunHook`s. A `NanLossHook` among them decides what happens after a bad step.
       on_nan: what happens after a bad step where no `NanLossHook` says; see `NanLossHook`.
-      max_loss: a larger loss is a bad step too; a positive finite number. Default: no limit.
-        What it can do and what not, `slimguard.guard` says.
+      max_loss: a larger loss is a bad step, too; a positive finite number. Default: no limit.
+        `slimguard.guard` says what it can do, and what it cannot.
       logdir: the directory for the record of incidents and the bundles, in which a rollback finds
         its checkpoints: a str, bytes or `os.PathLike`. A relative path is made absolute here.
         Before 'raise', on SIGTERM and on Ctrl-C the last good state is saved there. Without a

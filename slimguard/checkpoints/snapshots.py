@@ -220,7 +220,7 @@ class Snapshots:
             if free is not None and 2 * self.most * self._size > free:
                 self._give_up(_NO_ROOM % (self.most, self._size >> 20, free >> 20))
                 return
-            log().info(_IN_MEMORY, self.most, self._size >> 20)
+            log().info(_IN_MEMORY, self.most, 1 + (self._size >> 20))
         values = read_variables(session, self._variables)
         for name, value in values.items():
             if not _can_assign(self._variables[name], value.shape):
@@ -284,7 +284,7 @@ def _can_assign(variable: Any, shape: Sequence[int]) -> bool:
 _RUIN = '; and the weights are ruined: the loss is %g, %s, and was %g at most'
 _SPIKES = '; and the last %d steps were spikes, so the weights are taken for ruined'
 _NONE_KEPT = 'slimguard: no snapshots are kept, %s; rollback goes back to checkpoints.'
-_IN_MEMORY = 'slimguard: up to %d snapshots of %d MB are kept in memory.'
+_IN_MEMORY = 'slimguard: up to %d snapshots, of at most %d MB each, are kept in memory.'
 _NO_ROOM = (
     'as %d copies of the variables, of %d MB each, would take more than half of the memory, of '
     'which %d MB are free (Rollback(snapshots=2) keeps the fewest)'

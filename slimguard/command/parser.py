@@ -68,7 +68,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Version(argparse.Action):
-    """Prints the version, or raises where stdout cannot be written; argparse would say nothing."""
+    """Prints the version, or raises if stdout cannot be written; argparse would say nothing."""
 
     def __init__(self, option_strings, dest, version):
         argparse.Action.__init__(

@@ -124,11 +124,12 @@ class CallingSession(NamedTuple):
 def session_among_callers(hook: tf1.train.SessionRunHook) -> CallingSession:
     """The session that calls `hook.begin`.
 
-    The argument or variable `hooks` of whoever calls has a `CheckpointSaverHook` beside the hook;
-    or it is `MonitoredTrainingSession`, whose arguments are `checkpoint_dir`, `is_chief` and
-    `scaffold`, and which has no such hook where the process is not the chief; or the constructor
-    of a `MonitoredSession`, whose argument is `session_creator`. Of all these it takes `_saver` and
-    `_scaffold`. A hook is given neither its session nor the other hooks.
+    TensorFlow gives a hook neither its session nor the other hooks, so this function looks at the
+    callers. A caller's argument or variable `hooks` may hold a `CheckpointSaverHook` beside the
+    hook. The caller may be `MonitoredTrainingSession`, with the arguments `checkpoint_dir`,
+    `is_chief` and `scaffold`; it makes no such hook unless the process is the chief. Or it is the
+    constructor of a `MonitoredSession`, with the argument `session_creator`. From these the
+    function takes `_saver` and `_scaffold`.
     """
     dirs: Dict[str, None] = {}
     is_chief: Optional[bool] = None

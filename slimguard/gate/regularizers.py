@@ -70,7 +70,7 @@ def _firsts(last, add, plan: Plan) -> List[tf.Operation]:
 
 
 def _is_there(tensor: tf.Tensor, plan: Plan) -> bool:
-    """Whether a tensor that somebody waits with takes no memory of its own meanwhile."""
+    """Whether a tensor takes no memory of its own while another op waits for it."""
     op = tensor.op
     if op.type in ('ReadVariableOp', 'Identity') and graphs.is_variable_read(op):
         # What the forward pass writes may be another value by then.

@@ -61,7 +61,7 @@ class Journal:
             self._file.make()
 
     def keep_in(self, logdir: str) -> None:
-        """From now on keeps a file, where there was no logdir."""
+        """Keeps a file from now on, if there was no logdir before."""
         if self._file is None:
             self.logdir = logdir
             self._file = IncidentFile(logdir)

@@ -1,4 +1,4 @@
-"""Methods of TensorFlow that are replaced for a while, and notes that are kept on its objects."""
+"""Replaces methods of TensorFlow for a while, and keeps notes on its objects."""
 
 import functools
 from typing import Any, Callable, List, Tuple

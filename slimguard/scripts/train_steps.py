@@ -133,8 +133,9 @@ class TrainSteps:
       graph: the graph; finalized or not.
       notes: what the optimizers have made.
       max_loss: a larger loss is a bad step; None for no limit.
-      on_refusal: called with the name of what cannot be guarded, and why not.
-      on_no_loss: called with the name of what has no single loss to compare with `max_loss`.
+      on_refusal: called with the name of an update that cannot be guarded, and why not.
+      on_no_loss: called with the name of a train op without a single loss to compare with
+        `max_loss`.
 
     Attributes:
       version: that of the graph when all in it was guarded; -1 if it never was.

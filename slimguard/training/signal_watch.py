@@ -68,7 +68,7 @@ class SignalWatch:
             self._watch(previous)
 
     def leave(self) -> None:
-        """Puts back what was there before. To be followed by `join`."""
+        """Puts back what was there before. Call `join` after it."""
         self._put_back()
         _entered.remove(self)
 
@@ -115,7 +115,7 @@ class SignalWatch:
             self._is_hearing_out = False
 
     def _send(self, number: int) -> None:
-        """Sends the main thread a signal, of which the other one is not told."""
+        """Sends the main thread a signal, without waking the thread that listens for signals."""
         main = threading.main_thread().ident
         if main is not None and hasattr(signal, 'pthread_kill'):  # not on Windows
             self._sent[number] += 1

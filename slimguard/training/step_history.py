@@ -138,7 +138,7 @@ class StepHistory:
         self._tell(said, (loss if is_loss else norm) > limit)
 
     def memory(self) -> Any:
-        """What the limits are made of, for `go_back`."""
+        """The numbers that the limits are computed from, for `go_back`."""
         with self._levels:
             return self._loss.memory(), self._norm.memory()
 
@@ -267,7 +267,7 @@ class Histories:
         return max(steps, default=None)
 
     def memory(self) -> Dict[gates.Gate, Any]:
-        """What the limits are made of, for `go_back`."""
+        """The numbers that the limits are computed from, for `go_back`."""
         return {gate: each.memory() for gate, each in self._of.items() if each.spike}
 
     def go_back(self, memory: Dict[gates.Gate, Any]) -> None:

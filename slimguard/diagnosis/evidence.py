@@ -81,7 +81,7 @@ _FULL: 'weakref.WeakKeyDictionary[tf1.Graph, Set[str]]' = weakref.WeakKeyDiction
 
 
 class _Kinds:
-    """The kinds of incidents of which one was examined.
+    """The kinds of incidents that were examined before.
 
     Args:
       most: how many there may be, and how many bundles.

@@ -17,12 +17,12 @@ from slimguard.system import texts
 _MEANS = re.compile(graphs.OURS + r'loss(_\d+)?/')
 
 
-# So many losses are named of those that a mean is of.
+# How many losses the name of a mean lists.
 _MOST_NAMES = 3
 
 
 def as_scalar(loss: tf.Tensor) -> tf.Tensor:
-    """A loss as a scalar: its mean, if it has more elements than one, or may have."""
+    """A loss as a scalar: its mean, if it has, or may have, more than one element."""
     if loss.shape.ndims == 0:
         return loss
     for made in loss.consumers():
@@ -84,8 +84,8 @@ def find_losses(
 ) -> List[tf.Tensor]:
     """The floating scalars that are losses and are known before the update; `loss` comes first.
 
-    Those that are made in a branch or loop that the train op is outside of are none: who asks for
-    them in a step in which the branch does not run gets an error.
+    A scalar made in a branch or loop does not count, unless the train op is inside, too: a step in
+    which the branch does not run could not fetch it.
     """
     found = [] if loss is None else [step.source_of(loss)]
     if step.core is not None and _is_scalar(step.core):

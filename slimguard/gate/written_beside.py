@@ -1,8 +1,8 @@
-"""What a script writes in the run of its train op, and the train op does not need.
+"""Writes that a script runs together with its train op, although the train op does not need them.
 
-A running mean of the input, a counter: `session.run([train_op, update_mean])`. They see the same
-batch, so they go through the same gate, and a bad step leaves them as they were. Local variables
-are in no checkpoint, and a metric may be NaN in a good step: these are the script's own.
+Examples are a running mean of the input and a counter: `session.run([train_op, update_mean])`. They
+see the same batch, so they go through the same gate, and a bad step leaves them as they were. Local
+variables are exempt: no checkpoint holds them, and a metric may be NaN in a good step.
 """
 
 from typing import Callable, Iterable, List, Sequence, Set, Tuple
@@ -15,7 +15,7 @@ from slimguard.gate.gate import Gate
 from slimguard.graph import TrainOp, key, op_of
 from slimguard.system import texts
 
-# So many variables are named of those that an update writes.
+# How many of the variables that an update writes are named.
 MOST_NAMES = 5
 
 

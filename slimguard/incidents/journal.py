@@ -9,7 +9,7 @@ from typing import Callable, Dict, Mapping, Optional, Tuple
 
 import tensorflow.compat.v1 as tf1
 
-from slimguard.incidents.incident import Incident
+from slimguard.incidents.incident import Incident, report_hint
 from slimguard.incidents.incident_groups import kind_of
 from slimguard.incidents.record_file import IncidentFile
 from slimguard.system.log import log
@@ -26,7 +26,7 @@ _DONE = {
 }
 # So many bad rows are known again.
 _MOST_ROWS = 10000
-# Of one kind, so many are told in full; of the others only what was done.
+# The log tells the first incidents of a kind in full, and of the others only what was done.
 _IN_FULL = 2
 _NO_RECORD = (
     'slimguard: no record of incidents is kept, as no logdir is known; pass '
@@ -65,7 +65,7 @@ class Journal:
             self._file.make()
 
     def keep_in(self, logdir: str) -> None:
-        """From now on keeps a file, where there was no logdir."""
+        """Keeps a file from now on, if there was no logdir before."""
         if self._file is None:
             self.logdir = logdir
             self._file = IncidentFile(logdir)
@@ -98,7 +98,7 @@ class Journal:
 
         Args:
           incident: the incident, with its action.
-          done_by: who acted, where no policy did.
+          done_by: the name of the method or callable that acted, if no policy did.
           cause: what made the step bad, in one line without a full stop; None if it is not known.
           spent: how much of its policy is spent, such as ' (3 of 10 in a row)'.
           why: the end of its reason: why this was done, such as why policies gave way.
@@ -125,7 +125,9 @@ class Journal:
                 self._rate.held_back,
             )
             self._rate.held_back = 0
-        if told:
+        if told and self.count and self.logdir is not None:
+            log().warning('slimguard: %s; %s', told, report_hint(self.logdir))
+        elif told:
             log().warning('slimguard: %s.', told)
         if self._file is not None:
             self._file.close()

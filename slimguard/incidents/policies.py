@@ -20,7 +20,7 @@ BATCH = 'batch'
 # Neither the batch nor the weights are: whatever is done, the same comes again.
 COMES_AGAIN = 'comes again'
 
-# Of so many of its last steps a training may skip a share.
+# `max_ratio` is a share of this many last steps.
 _LAST_STEPS = 1000
 # So many bad batches may follow each other by chance: more than half of the steps would have to be
 # bad for that.

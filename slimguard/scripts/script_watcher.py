@@ -68,7 +68,7 @@ def end_at_stop(files: ScriptFiles, run: Callable[..., Any], *args: Any) -> Any:
 
 
 class _ScriptPreparation(Preparation):
-    """That of a script, of which it may get known at any step where it saves."""
+    """Prepares a script's session: at any step it may get known where the script saves."""
 
     def __init__(self, prepare: Callable[[Any], None], recovery: Recovery):
         Preparation.__init__(self, prepare)

@@ -349,7 +349,7 @@ def _listen_to_close(session, training: HookTraining) -> None:
 
     def close() -> None:
         session = here()
-        if session is None:  # it is being freed, with others in a circle
+        if session is None:  # Python is freeing it, with other objects in a cycle
             training.drop()
             if before is not None:
                 before()

@@ -127,12 +127,12 @@ class OpenIncident:
         del self._to_log[:]
 
     def has_bundle(self) -> bool:
-        """Looks whether its bundle is still there; notes if it was removed for another."""
+        """Looks whether its bundle is still there, and notes if another bundle has replaced it."""
         path = self.incident.bundle
         try:
             is_there = path is not None and bundle.is_bundle(path)
         except tf.errors.OpError:
-            return True  # who can tell?
+            return True  # it is not known to be gone
         if not is_there:
             self.note(bundle=None)
         return is_there

@@ -322,7 +322,7 @@ _NOT_KEPT = (
 
 
 def _copied(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor of which this one is a copy."""
+    """The tensor that this one is a copy of."""
     while tensor.op.type in ('Identity', 'CheckNumerics'):
         tensor = tensor.op.inputs[0]
     return tensor

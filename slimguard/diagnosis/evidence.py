@@ -11,7 +11,7 @@ import functools
 import math
 import time
 import weakref
-from typing import Callable, Dict, NamedTuple, Optional, Sequence, Set
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set
 
 import numpy as np
 import tensorflow.compat.v1 as tf1
@@ -22,14 +22,15 @@ from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.diagnose import bad_sources, diagnose, glance
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.disk_room import NoRoomError, Room
-from slimguard.diagnosis.explanations import SHARES
 from slimguard.diagnosis.rerun import ExportOnce
-from slimguard.gate import Gate, Label
+from slimguard.gate import Gate, Label, name_of
+from slimguard.graph import Writes
+from slimguard.graph.collectives import collectives_in
 from slimguard.graph.sessions import OWN_WORK
 from slimguard.incidents.history import History
 from slimguard.incidents.incident import replay_hint
 from slimguard.incidents.incident_groups import kind_of
-from slimguard.system import files
+from slimguard.system import files, texts
 from slimguard.system.log import log
 from slimguard.system.numbers import require_bool
 from slimguard.system.rate import Rate
@@ -37,6 +38,7 @@ from slimguard.system.rate import Rate
 _NO_SEARCH = (
     'the step was not searched for the cause: the training would wait for longer than %.3g s; %s'
 )
+_ELSEWHERE = 'it was found on %s and not on this rank, so nothing was searched here'
 _IN_BUNDLE = 'python -m slimguard replay BUNDLE searches all of it'
 _NO_BUNDLE = 'with a logdir there would be a bundle, which is searched by replay'
 
@@ -50,7 +52,7 @@ class Found(NamedTuple):
       values: what the step drew, by the Tensors' names; None if that was not kept.
       is_searched: whether all of the step was searched, and not only what it drew.
       is_wanted: whether there is to be a bundle.
-      drew_finite: whether all that the step drew is known to be finite.
+      drew_finite: whether all that the step drew is known to be finite, on all ranks.
     """
 
     diagnosis: Optional[Diagnosis] = None
@@ -148,7 +150,7 @@ class Evidence:
         self._export = ExportOnce(self.capture)
         # Ranks that share their gradients have to decide the same, and the bad batch may be one's
         # alone: so what this one finds does not decide.
-        self._is_shared = any(SHARES.match(op.type) for op in self.capture.ops)
+        self._is_shared = bool(collectives_in(self.capture.ops, Writes(gate.bad.graph)))
         self._estimate = Estimate(self.capture)
         self._logdir = None if logdir is None else files.as_path(logdir)
         self._max_bundles = max_bundles
@@ -204,8 +206,12 @@ class Evidence:
             except Exception as error:
                 self._say('what the bad step drew could not be taken', error)
                 return Found()
+            elsewhere = _other_ranks(self.capture.gate, labels)
+            if elsewhere:
+                return Found(Diagnosis('unknown', _ELSEWHERE % texts.listed(elsewhere, 5)))
             drew_finite = not bad_sources(self.capture, values)
-            found = Found(values=values, is_wanted=is_wanted, drew_finite=drew_finite)
+            is_told = drew_finite and not self._is_shared
+            found = Found(values=values, is_wanted=is_wanted, drew_finite=is_told)
             if not (is_wanted or decides):
                 return found
             seconds = math.inf if is_last else seconds_for(step_seconds)
@@ -334,6 +340,12 @@ def collect(
         found[gate] = Evidence(gate, logdir, max_bundles, room)
     except Exception as error:
         log().warning('slimguard: nothing will be captured: %s', error)
+
+
+def _other_ranks(gate: Gate, labels: Sequence[Label]) -> List[str]:
+    """The ranks that found what this one did not, where this one found nothing of its own."""
+    told = dict.fromkeys(label.name for label in labels if label.kind == 'rank')
+    return [] if name_of(gate.ranks.rank) in told else list(told)
 
 
 def _write_in(room: Room, write: Callable[..., str]) -> str:

@@ -50,14 +50,19 @@ CASES = {
     'fp16': Case('batch', optimizer={'compression': hvd.Compression.fp16}),
     'micro-batches': Case('batch', optimizer={'backward_passes_per_step': 2}),
     'sparse': Case('rows'),
+    'unedited': Case('loss', (5, 6), door='unedited'),  # the last: it changes TensorFlow
 }
 
 
 class Model:
-    """A linear model with a moving average of its own; and a step."""
+    """A linear model with a moving average of its own; and a step.
+
+    Attributes:
+      draw: how many batches were drawn.
+    """
 
     def __init__(self, case):
-        self._case, self._draw = case, 0
+        self._case, self.draw = case, 0
         x, loss_offset, given = tf1.py_func(self._batch, [], [tf1.float32] * 3, stateful=True)
         x.set_shape([4, 3])
         start = tf1.constant_initializer(1.0 + hvd.rank())  # rank 0's is broadcast
@@ -72,13 +77,13 @@ class Model:
         self.loss = tf1.identity(self.loss, 'total_loss')
         self.step = tf1.train.get_or_create_global_step()
         optimizer = tf1.train.MomentumOptimizer(0.005, 0.9)
-        optimizer = hvd.DistributedOptimizer(optimizer, **case.optimizer)
+        optimizer = hvd.DistributedOptimizer(optimizer, **(case.optimizer or {}))
         update = average.assign(0.9 * average + 0.1 * tf1.reshape(given, []))
         with tf1.control_dependencies([update]):
             self.train_op = optimizer.minimize(self.loss, global_step=self.step)
 
     def _batch(self):
-        draw, self._draw = self._draw, self._draw + 1
+        draw, self.draw = self.draw, self.draw + 1
         x = np.random.RandomState(1000 * hvd.rank() + draw).rand(4, 3).astype(np.float32)
         offset, given = np.zeros(1, np.float32), np.ones(1, np.float32)
         if hvd.rank() == 1 and draw in self._case.at:
@@ -115,53 +120,72 @@ class Digest(tf1.train.SessionRunHook):
 def run(name, case, folder):
     digest, error = Digest(), ''
     logdir = os.path.join(folder, name.replace(' ', '_')) if hvd.rank() == 0 else None
+    if case.door == 'unedited':
+        slimguard.instrument(on_nan=case.on_nan)
     with tf1.Graph().as_default():
         model = Model(case)
-        if case.door == 'train':
-            train_op = tf1.train.get_global_step()  # below
-            with tf1.control_dependencies([model.train_op]):
-                train_op = tf1.identity(model.loss)
-        else:
-            train_op = slimguard.guard(model.train_op, loss=model.loss)
-        hook = None
-        if case.door != 'train':
-            hook = slimguard.NanLossHook(
-                model.loss, on_nan=case.on_nan, logdir=logdir, **case.settings
-            )
-        hooks = [digest, tf1.train.StopAtStepHook(last_step=STEPS)]
-        broadcast = hvd.BroadcastGlobalVariablesHook(0)
+        hook = slimguard.NanLossHook(model.loss, on_nan=case.on_nan, logdir=logdir, **case.settings)
+        hooks = [digest, tf1.train.StopAtStepHook(last_step=STEPS), hook]
         try:
-            if case.door == 'hook':
-                hooks += [hook, broadcast]
-                with tf1.train.MonitoredTrainingSession(
-                    checkpoint_dir=logdir, hooks=hooks, save_checkpoint_steps=10
-                ) as session:
-                    while not session.should_stop():
-                        session.run(train_op)
-            elif case.door == 'train':
-                slimguard.train(
-                    train_op, logdir, hooks=[*hooks, broadcast], on_nan=case.on_nan,
-                    number_of_steps=STEPS, log_every_n_steps=0,
-                )
-            else:
-                everywhere = hvd.broadcast_global_variables(0)
-                with tf1.Session() as session:
-                    with slimguard.watch(session, on_nan=case.on_nan, logdir=logdir) as hook:
-                        session.run(tf1.global_variables_initializer())
-                        session.run(everywhere)
-                        for _ in range(STEPS):
-                            session.run(train_op)
-                        digest.look(session)
+            DOORS[case.door](model, hooks, logdir, digest)
         except slimguard.NanLossError as raised:
             error = '%s: %s' % (type(raised).__name__, raised.incident.reason)
-    incidents = [] if hook is None else hook.incidents
     return {
         'bits': digest.bits,
         'step': digest.step,
         'error': error,
-        'draws': model._draw,
-        'incidents': [[i.step, i.reason, i.action, i.diagnosis, i.restored] for i in incidents],
+        'draws': model.draw,
+        'incidents': [
+            [each.step, each.reason, each.action, each.diagnosis, each.restored]
+            for each in hook.incidents
+        ],
     }
+
+
+def in_monitored_session(model, hooks, logdir, digest):
+    train_op = slimguard.guard(model.train_op, loss=model.loss)
+    hooks = [*hooks, hvd.BroadcastGlobalVariablesHook(0)]
+    with tf1.train.MonitoredTrainingSession(
+        checkpoint_dir=logdir, hooks=hooks, save_checkpoint_steps=10
+    ) as session:
+        while not session.should_stop():
+            session.run(train_op)
+
+
+def in_train(model, hooks, logdir, digest):
+    with tf1.control_dependencies([model.train_op]):
+        train_op = tf1.identity(model.loss)
+    hooks = [*hooks, hvd.BroadcastGlobalVariablesHook(0)]
+    slimguard.train(train_op, logdir, hooks=hooks, number_of_steps=STEPS, log_every_n_steps=0)
+
+
+def in_plain_session(model, hooks, logdir, digest):
+    train_op = slimguard.guard(model.train_op, loss=model.loss)
+    broadcast = hvd.broadcast_global_variables(0)
+    with tf1.Session() as session:
+        watched = slimguard.watch(session, hooks=hooks[2:])
+        session.run(tf1.global_variables_initializer())
+        session.run(broadcast)
+        for _ in range(STEPS):
+            watched.run(train_op)
+        digest.look(session)
+
+
+def unedited(model, hooks, logdir, digest):
+    hooks = [*hooks[:2], hvd.BroadcastGlobalVariablesHook(0)]
+    with tf1.train.MonitoredTrainingSession(
+        checkpoint_dir=logdir, hooks=hooks, save_checkpoint_steps=10
+    ) as session:
+        while not session.should_stop():
+            session.run(model.train_op)
+
+
+DOORS = {
+    'hook': in_monitored_session,
+    'train': in_train,
+    'session': in_plain_session,
+    'unedited': unedited,
+}
 
 
 def main(folder, *names):

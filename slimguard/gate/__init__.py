@@ -37,6 +37,7 @@ Building adds to it:
     square_sums.py        the sums of squares of what is checked
     fast_path.py          the cheap check of them that nearly every step passes
     step_checks.py        the exact checks before and after the update
+    ranks.py              processes that train together find what any of them does
     finite_checks.py      exact checks of many values in few ops
     flags.py              what checks found, with what each flag stands for
     decision_at_tasks.py  tells each task what was decided
@@ -115,6 +116,7 @@ from slimguard.gate.gate import (
     gates_of,
     guard,
     original_of,
+    ranks_in,
     variables_behind_gates,
 )
 from slimguard.gate.learning_rates import (
@@ -124,6 +126,7 @@ from slimguard.gate.learning_rates import (
     scale_learning_rates,
 )
 from slimguard.gate.measures import Measures
+from slimguard.gate.ranks import Ranks, name_of
 from slimguard.gate.untold import Told
 from slimguard.gate.writing_runs import guard_summary
 
@@ -135,6 +138,7 @@ __all__ = [
     'LearningRates',
     'Measures',
     'NoLearningRateError',
+    'Ranks',
     'Told',
     'Verdict',
     'as_train_op',
@@ -145,7 +149,9 @@ __all__ = [
     'guard_summary',
     'labels_in',
     'learning_rates_of',
+    'name_of',
     'original_of',
+    'ranks_in',
     'require_gradient_options',
     'require_loss',
     'require_max_loss',

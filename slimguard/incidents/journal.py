@@ -42,6 +42,7 @@ class Journal:
       summary_writer: a `tf.compat.v1.summary.FileWriter` for the count of incidents and their
         reasons, or None.
       clock: seconds that only grow.
+      is_elsewhere: whether another process keeps the file.
 
     Attributes:
       count: the number of incidents so far.
@@ -53,11 +54,13 @@ class Journal:
         logdir: Optional[str] = None,
         summary_writer=None,
         clock: Callable[[], float] = time.monotonic,
+        is_elsewhere: bool = False,
     ):
         self.count = 0
         self.logdir = logdir
         self._file = None if logdir is None else IncidentFile(logdir)
         self._summary_writer = summary_writer
+        self._is_elsewhere = is_elsewhere
         self._rate = Rate(_FIRST, clock=clock)
         self._kinds: Dict[str, Tuple[int, int]] = {}  # the first of each kind, and how many
         self._rows: Dict[str, Tuple[int, int]] = {}  # the same, by what tells a row from others
@@ -113,7 +116,7 @@ class Journal:
             self._file.append(incident)
         self._summarize(incident)
         self._log(incident, cause, _done(incident, done_by) + spent + why, why)
-        if self._file is None and self.count == 1:
+        if self._file is None and self.count == 1 and not self._is_elsewhere:
             log().warning(_NO_RECORD)
 
     def close(self, told: str = '') -> None:

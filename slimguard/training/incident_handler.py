@@ -300,7 +300,7 @@ def _ruin(recovery: Optional[Recovery], reading: Reading) -> str:
 def _is_not_finite(reading: Reading) -> bool:
     """Whether something came to a NaN or Inf in a step, and is not only out of bounds."""
     labels = [] if reading.gate is None else reading.gate.labels_of(reading.bad)
-    return any(label.kind not in ('limit', 'norm') for label in labels)
+    return any(label.kind not in ('limit', 'norm', 'rank') for label in labels)
 
 
 def _advice(handled: OpenIncident, policies: FallbackChain) -> Optional[str]:

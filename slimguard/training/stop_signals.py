@@ -26,7 +26,7 @@ SECONDS = 10.0
 # How long the main thread has to hear of a second Ctrl-C, in seconds. Where it runs Python, it
 # takes none of that.
 _GRACE = 1.0
-# After how many seconds it is reminded of a signal of which it has not heard.
+# The main thread is reminded of a signal that it did not hear after this many seconds.
 _MOMENT = 0.1
 
 
@@ -429,7 +429,7 @@ class _Listener:
             act()
 
     def remind(self, number: int) -> None:
-        """Sends the main thread a signal once more, of which the other thread is not told.
+        """Sends the main thread a signal once more, without waking the thread that hears signals.
 
         Python calls the handler once for two that come close together. And one that comes just
         before a system call waits, or that another thread takes, has it called when that call
@@ -455,7 +455,7 @@ class _Listener:
 
     def _close(self) -> None:
         self._put_back()
-        # Closing the sender ends the thread only where no child holds a copy of it.
+        # Closing the sender would not end the thread while a child holds a copy of it.
         self._sender.shutdown(socket.SHUT_RDWR)
         self._is_open = False
         threads, self._threads = self._threads, []

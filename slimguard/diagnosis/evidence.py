@@ -22,7 +22,6 @@ from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.diagnose import bad_sources, diagnose, glance
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.disk_room import NoRoomError, Room
-from slimguard.diagnosis.explanations import SHARES
 from slimguard.diagnosis.ranges import bad_row_digests
 from slimguard.diagnosis.rerun import ExportOnce
 from slimguard.gate import Gate, Label, name_of

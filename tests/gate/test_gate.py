@@ -380,6 +380,23 @@ def test_loss_scale_optimizer_handles_an_inf_gradient_itself():
     guarded.assert_written()
 
 
+@pytest.mark.every_cell
+@pytest.mark.parametrize('use_resource', [False, True])
+def test_what_is_computed_of_an_updated_variable_is_in_a_bad_step_as_it_would_be_without(
+    use_resource,
+):
+    tf1.get_variable_scope().set_use_resource(use_resource)
+    x = tf1.placeholder(tf.float32, [])
+    weight = tf1.get_variable('w', initializer=3.0)
+    update = tf1.train.GradientDescentOptimizer(1.0).minimize(weight * x)
+    with tf.control_dependencies([update]):
+        twice = weight.read_value() * 2.0
+    train_op = slimguard.guard(twice)
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        assert [session.run(train_op, {x: value}) for value in (1.0, np.nan, 1.0)] == [4, 4, 2]
+
+
 def test_a_value_of_a_forward_pass_that_writes_is_told_what_to_pass():
     average = tf1.get_variable('average', initializer=1.0, trainable=False)
     x = tf1.placeholder_with_default(1.0, [])

@@ -122,7 +122,6 @@ def test_a_run_that_only_writes_leaves_out_what_is_behind_a_feed():
             assert non_finite(session) == []
 
 
-@pytest.mark.full
 def test_a_rate_by_default_is_no_other_step():
     with slimguard.instrument() as guards, tf.Graph().as_default() as graph:
         rate = tf1.placeholder_with_default(0.1, [])

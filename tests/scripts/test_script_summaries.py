@@ -93,7 +93,6 @@ def supervised(logdir):
 LOOPS = {'plain': (plain, 'train'), 'monitored': (monitored, ''), 'supervised': (supervised, '')}
 
 
-@pytest.mark.full
 @pytest.mark.parametrize('loop', LOOPS)
 def test_they_come_with_the_scripts_own_and_no_other_of_those_changes(loop, tmp_path):
     train, folder = LOOPS[loop]

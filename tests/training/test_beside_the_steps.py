@@ -16,7 +16,7 @@ from slimguard.training import incident_reading
 from slimguard.training.second_look import look_again
 from tests.helpers import gate_models
 from tests.helpers.clusters import Cluster
-from tests.helpers.models import Batches, Linear, checkpoint_at, records_in
+from tests.helpers.models import Batches, Linear, LogLines, checkpoint_at, records_in
 from tests.helpers.synchronous import BAD, Synchronous, said_of_chief
 
 tf1 = tf.compat.v1
@@ -280,11 +280,12 @@ def test_an_update_of_the_chief_that_nobody_was_told_of_is_recorded_at_the_end(t
     model = exploding()
     train_op = slimguard.guard(model.train_op, model.loss)
     hook = slimguard.NanLossHook(model.loss, on_nan='skip', logdir=tmp_path)
-    with model.session(hook) as session:
+    with LogLines() as lines, model.session(hook) as session:
         session.run(train_op)
         # Past the hooks.
         feed = {model.damage.places[BAD]: 1e30}
         session.run_step_fn(lambda step_context: step_context.session.run(train_op, feed))
+    assert [line for line in lines if '1 of 2 batches were skipped' in line], lines
     (record,) = records_in(tmp_path)
     assert is_of_chief(record) and record['reason'].endswith('; after the last step')
 

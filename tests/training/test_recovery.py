@@ -253,3 +253,10 @@ def test_a_job_says_the_newest_which_new_sessions_restore():
         recovery.go_back(None, handled, Rollback(), ChiefsJob())
     assert handled.incident.restored == LOGDIR + '/model.ckpt-52'
     assert restorer.read == [52]
+
+
+def test_a_job_without_a_good_one_does_not_go_back_and_the_incident_says_so():
+    recovery, _ = recovery_of(Listed())
+    handled = handled_at(60)
+    assert not recovery.go_back(None, handled, Rollback(), ChiefsJob())
+    assert handled.incident.reason == '; and /logs holds no good checkpoint to go back to'

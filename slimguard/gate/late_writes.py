@@ -3,8 +3,8 @@
 A late value is made of variables that were just written, so it cannot be checked before it is
 written. Known are:
 
-* copies, multiples by a number between zero and one, and averages: none is larger than the largest
-  variable that it is made of, so none can grow until it is Inf;
+* copies, also within bounds, multiples by a number between zero and one, and averages: none is
+  larger than the largest variable that it is made of, so none can grow until it is Inf;
 * constants, and sums with what is checked, which leaves a large number as it is;
 * Adam's update of the rows that were looked up, ``w.assign_sub(rate * m / (sqrt(v) + epsilon))``:
   the step itself has made `m` of checked values, and `v` is never below zero.
@@ -126,10 +126,15 @@ class _LateWrites:
         if tensor.op.type == 'Mul':
             for value, factor in self._both_ways(tensor):
                 if self._is_share(factor):
-                    constant = graphs.constant_scalar(factor)
-                    return self._weight_of(value) * (1.0 if constant is None else constant)
+                    weight, constant = self._weight_of(value), graphs.constant_scalar(factor)
+                    if constant is None or weight == math.inf:
+                        return weight
+                    return weight * constant
+        if tensor.op.type in ('Minimum', 'Maximum'):
+            return max(map(self._weight_of, self._inputs_of(tensor)))
         if tensor.op.type in _SUMS and tensor.dtype.base_dtype != tf.float16:
-            return sum(map(self._weight_of, self._inputs_of(tensor)))
+            total = sum(map(self._weight_of, self._inputs_of(tensor)))
+            return total if total <= 2 else math.inf  # it may overflow, whatever is made of it
         return math.inf
 
     def _is_average(self, write: tf.Operation, value: tf.Tensor) -> bool:

@@ -123,6 +123,10 @@ STAY_FINITE = {
     'slow weights': lookahead,
     'a mean': lambda model: tf1.assign(model.m, now(model.m) * 0.9 + 0.1 * now(model.w)),
     'a part that is fed': lambda model: tf1.assign(model.m, now(model.m) * model.factor),
+    'within bounds': lambda model: tf1.assign(model.w, tf.clip_by_value(now(model.w), -0.01, 0.01)),
+    'the least so far': lambda model: tf1.assign(
+        model.scale, tf.minimum(now(model.scale), model.loss)
+    ),
     'a constant': lambda model: tf1.assign(model.scale, 2.0),
     'a count': lambda model: tf1.assign_add(model.scale, 1.0),
     'what is checked, and a part': lambda model: tf1.assign(
@@ -151,6 +155,15 @@ UNKNOWN = {
     'its square': lambda model: tf1.assign(model.scale, now(model.scale) * now(model.scale)),
     'far too much': lambda model: tf1.assign(model.m, now(model.m) * 1e30),
     'a sum': lambda model: tf1.assign_add(model.m, now(model.w)),
+    'more than a bound': lambda model: tf1.assign(
+        model.m, tf.maximum(now(model.m) * 2.0, model.squares)
+    ),
+    'a bound of what may be a NaN': lambda model: tf1.assign(
+        model.scale, tf.maximum(now(model.scale), 0.0 * (now(model.scale) * now(model.scale)))
+    ),
+    'a part of what may overflow': lambda model: tf1.assign(
+        model.m, 0.3 * (now(model.m) + now(model.n) + now(model.w))
+    ),
     'a mean of too many': lambda model: tf1.assign(model.m, now(model.m) * 0.9 + now(model.w)),
     'away from another': lambda model: tf1.assign_add(model.m, (now(model.m) - now(model.w)) * 0.1),
     'towards what another is to be': lambda model: tf1.assign_sub(

@@ -23,7 +23,7 @@ from slimguard.system import files
 from slimguard.system.numbers import require_bool
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hook_training import HookSettings
-from slimguard.training.preemption import SECONDS
+from slimguard.training.stop_signals import SECONDS
 
 SessionRunHook = tf1.train.SessionRunHook
 SessionRunArgs = tf1.train.SessionRunArgs

@@ -34,11 +34,11 @@ from slimguard.training import trainable
 from slimguard.training.checkpoint_keeper import CheckpointKeeper
 from slimguard.training.context import TrainingContext
 from slimguard.training.hook_training import HookSettings
-from slimguard.training.loop import HookedSteps, StopRequest
-from slimguard.training.preemption import SECONDS, Preemption
+from slimguard.training.loop import HookedSteps
 from slimguard.training.progress import progress_bar
 from slimguard.training.step_history import STEPS, require_history
 from slimguard.training.step_runner import Schedule
+from slimguard.training.stop_signals import SECONDS, StopSignals
 from slimguard.training.turns import in_turns
 from slimguard.training.watchers import lent, with_watcher
 
@@ -289,29 +289,30 @@ def train(
     schedule = None
     if train_step_fn is _slim.train_step and train_step_kwargs == _USE_DEFAULT:
         schedule = Schedule(number_of_steps, log_every_n_steps, trace_every_n_steps)
-    stop = StopRequest()
-    preemption = None if keeper is None else Preemption(stop.ask, keeper.save, preemption_seconds)
+    save = None if keeper is None else keeper.save
+    signals = StopSignals(save or _save_nothing, preemption_seconds)
     with _open(context, hooks, keeper, graph) as turn:
         with graph.as_default(), progress_bar(progress, number_of_steps) as bar:
             steps = HookedSteps(
                 train_step_fn,
                 session_wrapper,
-                # The first to hear of the end, and of the session, is what saves on a signal.
-                hooks if preemption is None else [preemption, *hooks],
+                hooks,
                 watcher,
                 train_op,
-                save=None if keeper is None else keeper.save,
+                signals,
+                save=save,
                 schedule=schedule,
                 progress=bar,
                 before_session=before_session,
-                stop=stop,
                 note_session=functools.partial(_tell_if_complete, number_of_steps, global_step),
             )
             for hook in hooks:
                 hook.begin()
             own = gates.guard_summary(summary_op, train_op, _USE_DEFAULT) if keeper else None
             turns = in_turns(steps, turn, own)
-            with preemption or contextlib.ExitStack(), turns as (step, wrap):
+            with contextlib.ExitStack() as stack, turns as (step, wrap):
+                if save is not None:
+                    stack.enter_context(signals)
                 before_session()
                 loss = _slim_train(
                     train_op,
@@ -396,6 +397,10 @@ def _wait_for_chief(graph: tf.Graph, master: str, is_chief: bool, config) -> Cal
     if is_chief or not is_remote(str(master)):
         return lambda: None
     return functools.partial(Readiness(graph).wait, master, config)
+
+
+def _save_nothing(session) -> None:
+    """Without a logdir."""
 
 
 def _has_reached(number_of_steps: Optional[int], global_step, session) -> bool:

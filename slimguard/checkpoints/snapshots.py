@@ -70,6 +70,8 @@ class Snapshots:
       graph: the graph.
       most: how many are kept.
       has_unlisted: whether they hold variables that no collection of the graph lists.
+      is_shared: whether other ranks have to keep the same states, and go back to the same: then
+        nothing decides that may differ between ranks, as a loss, or the room there is.
 
     Attributes:
       most: as given; 0 where none is kept.
@@ -77,12 +79,15 @@ class Snapshots:
       good: how many good steps there were.
     """
 
-    def __init__(self, graph: tf.Graph, most: int, has_unlisted: bool = False):
+    def __init__(
+        self, graph: tf.Graph, most: int, has_unlisted: bool = False, is_shared: bool = False
+    ):
         self.most = most
         self.is_wanted = most > 0
         self.good = 0
         self._graph = graph
         self._has_unlisted = has_unlisted
+        self._is_shared = is_shared
         self._variables: Dict[str, Any] = {}  # by name
         self._size: Optional[int] = None  # the bytes of each
         self._states = KeptBySteps(most)
@@ -109,7 +114,7 @@ class Snapshots:
         self._spikes = 0
         if not self.is_wanted:
             return
-        if loss is not None:
+        if loss is not None and not self._is_shared:
             self._losses.append(abs(float(loss)))
             if self._first_loss is None and len(self._losses) == _LOSSES:
                 self._first_loss = _usual_at_first(self._losses)
@@ -123,7 +128,8 @@ class Snapshots:
 
     def step_was_spike(self) -> None:
         """Notes a step that was held as it was finite and far out of bounds."""
-        self._spikes += 1
+        if not self._is_shared:
+            self._spikes += 1
 
     @property
     def is_soon(self) -> bool:
@@ -217,7 +223,7 @@ class Snapshots:
         if self._size is None:
             self._size = size_of(session, self._variables)
             free = memory.available()
-            if free is not None and 2 * self.most * self._size > free:
+            if free is not None and 2 * self.most * self._size > free and not self._is_shared:
                 self._give_up(_NO_ROOM % (self.most, self._size >> 20, free >> 20))
                 return
             log().info(_IN_MEMORY, self.most, 1 + (self._size >> 20))

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.graph import key
+from slimguard.graph.collectives import is_collective
 
 # TensorFlow counts these as stateful, and yet they compute their outputs from their inputs: checks
 # and prints that hand a value on, and the ops that loops are made of.
@@ -53,7 +54,7 @@ class Draws:
         self._tainted.update(key(t) for t in op.outputs if is_handle(t))
 
     def _reaches_out(self, op, ahead, writes: bool) -> bool:
-        if op.type.startswith('Placeholder'):
+        if op.type.startswith('Placeholder') or is_collective(op.type):
             return True
         if op.type in graphs.VARIABLES or _COMPUTES.match(op.type):
             return False
@@ -79,6 +80,8 @@ class Draws:
     def _node_draws(self, node) -> bool:
         if node.op in graphs.VARIABLES or node.op in graphs.READS or _COMPUTES.match(node.op):
             return False
+        if is_collective(node.op):
+            return True
         inner = self.writes.called_by(node)
         if inner:
             return any(self._draws_inside(name) for name in inner)
@@ -96,6 +99,11 @@ def _returns_values(op) -> bool:
         for index, given in enumerate(consumer.inputs)
         if key(given) == key(tensor)
     )
+
+
+def is_from_outside(op_type: str) -> bool:
+    """Whether what a step drew by an op of this type is made of nothing else that it drew."""
+    return not is_written_value(op_type) and not is_collective(op_type)
 
 
 def is_written_value(op_type: str) -> bool:

@@ -23,6 +23,7 @@ from slimguard.gate.gated_ops import find_gated_ops
 from slimguard.gate.losses import as_scalar, mean_of
 from slimguard.gate.outcome import guarded_by
 from slimguard.gate.plan import Plan, make_plan
+from slimguard.gate.ranks import Ranks
 from slimguard.gate.step_graph import GuardedBefore, StepGraph
 from slimguard.graph import TrainOp, Writes, is_accumulator, key, op_of, ops, plain_ops
 from slimguard.system.log import log
@@ -87,6 +88,7 @@ class Gate:
       is_beside: whether it is of what a thread runs beside the steps, so that nobody fetches it.
       fed: the tensors computed within the step that its runs feed; most gates have none.
       trains: whether it may be of a train op; False for a run that only writes.
+      ranks: the processes that run the step together, and decide as one; see `Ranks`.
     """
 
     def __init__(self, plan: Plan, max_loss: Optional[float]):
@@ -107,6 +109,7 @@ class Gate:
         self.quiet = built.quiet
         self.is_good = built.is_good
         self.writes = built.writes
+        self.ranks = built.ranks
         self.values = dict(zip(map(key, plan.values), built.values))
         self.labels = tuple(built.labels)
         # Any: they are keys of feeds, and type stubs take a Tensor for unhashable.
@@ -153,6 +156,12 @@ def gates_of(graph: tf.Graph) -> Dict[str, Gate]:
         known = {}
         setattr(graph, _KEPT_AS, known)
     return known
+
+
+def ranks_in(graph: tf.Graph) -> Ranks:
+    """The processes that run the guarded steps of a graph together; this one alone for none."""
+    found = (gate.ranks for gate in gates_of(graph).values())
+    return next((each for each in found if each.are_several), Ranks())
 
 
 def variables_behind_gates(graph: tf.Graph) -> Set[tf.Operation]:

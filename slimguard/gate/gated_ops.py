@@ -10,7 +10,7 @@ import tensorflow as tf
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.gate.copies_ahead import is_put_back
-from slimguard.gate.finite_arithmetic import keeps_finite
+from slimguard.gate.late_values import keeps_finite
 from slimguard.gate.step_graph import StepGraph
 
 _Ops = Set[tf.Operation]

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.gate.sources import Sources
+from slimguard.gate.late_values import LateValues
 from slimguard.gate.step_graph import StepGraph
 from slimguard.graph import key, op_of, ops
 from slimguard.graph.source_lines import assigned_name
@@ -80,7 +80,7 @@ _OPERATORS = frozenset('add sub mul truediv div neg pow'.split())
 
 
 def find_losses(
-    step: StepGraph, gated: Set[tf.Operation], sources: Sources, loss: Optional[tf.Tensor]
+    step: StepGraph, gated: Set[tf.Operation], late: LateValues, loss: Optional[tf.Tensor]
 ) -> List[tf.Tensor]:
     """The floating scalars that are losses and are known before the update; `loss` comes first.
 
@@ -89,7 +89,7 @@ def find_losses(
     """
     found = [] if loss is None else [step.source_of(loss)]
     if step.core is not None and _is_scalar(step.core):
-        found.extend(t for t in sources.of(step.core) or () if _is_scalar(t))
+        found.extend(t for t in late.sources_of(step.core) or () if _is_scalar(t))
     if not found:
         needed = set(step.order)
         candidates = step.graph.get_collection(tf1.GraphKeys.LOSSES)
@@ -101,7 +101,7 @@ def find_losses(
 
 
 def find_late_loss(
-    step: StepGraph, gated: Set[tf.Operation], sources: Sources, loss: Optional[tf.Tensor]
+    step: StepGraph, gated: Set[tf.Operation], late: LateValues, loss: Optional[tf.Tensor]
 ) -> Optional[tf.Tensor]:
     """The loss, if it comes out of the update, as when two trainings follow each other."""
     if loss is not None and step.source_of(loss).op in gated:
@@ -111,7 +111,7 @@ def find_late_loss(
         and graphs.is_float(step.core)
         and step.core.op in gated
         and step.core.op not in step.writes
-        and sources.of(step.core) is None
+        and late.sources_of(step.core) is None
     )
     return step.core if is_late else None
 

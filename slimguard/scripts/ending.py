@@ -11,7 +11,7 @@ import tensorflow as tf
 from slimguard.incidents.incident import Incident, report_hint
 from slimguard.incidents.record_file import path_in
 from slimguard.system import files, terminal, texts
-from slimguard.training import preemption
+from slimguard.training import stop_signals
 from slimguard.training.fetch_structures import leaves
 
 # How many train ops, or variables, a sentence names.
@@ -214,7 +214,7 @@ class Ending:
         if is_spawned:
             self._become('a child')
         atexit.register(self.say)
-        preemption.last_words.append(self.say)
+        stop_signals.last_words.append(self.say)
         if hasattr(os, 'register_at_fork'):  # not on Windows, where there are no forks
             os.register_at_fork(
                 after_in_parent=self._seen.note_child, after_in_child=self._become_fork

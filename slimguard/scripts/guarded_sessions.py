@@ -32,7 +32,6 @@ from slimguard.scripts.optimizer_notes import OptimizerNotes
 from slimguard.scripts.patches import Patches, kept_already, kept_on
 from slimguard.scripts.refusals import Refusals
 from slimguard.scripts.script_files import ScriptFiles
-from slimguard.scripts.script_preemption import ScriptPreemption
 from slimguard.scripts.script_summaries import ScriptSummaries
 from slimguard.scripts.script_watcher import ScriptWatcher, is_of_incident
 from slimguard.scripts.seeds import keep_seeds
@@ -40,9 +39,8 @@ from slimguard.scripts.train_steps import Step, TrainSteps
 from slimguard.system.log import log
 from slimguard.training import step_counters
 from slimguard.training.inner_feeds import InnerFeeds
-from slimguard.training.preemption import SECONDS
-from slimguard.training.signal_watch import is_main_thread
 from slimguard.training.step_history import STEPS, HistorySettings
+from slimguard.training.stop_signals import SECONDS, StopSignals
 
 _NO_PARTIAL_RUN = (
     'Session.partial_run fetches it apart from what its gate checks; use Session.run instead'
@@ -106,7 +104,8 @@ class GuardedSessions:
         self._lock = threading.RLock()
         self.files = ScriptFiles(settings.logdir, self._lock, self.seen)
         self._settings = settings
-        self._preemption = ScriptPreemption(self.files, settings.preemption_seconds)
+        seconds = settings.preemption_seconds
+        self._signals = StopSignals(self.files.save_quietly, seconds, loop_asks=False)
         self._notes = OptimizerNotes()
         self._summaries = ScriptSummaries()
         self._sessions: Any = weakref.WeakKeyDictionary()  # the HookedSteps of each
@@ -144,7 +143,7 @@ class GuardedSessions:
         if self._inside:
             return
         note_opened(session)
-        self._hear_signals()  # its steps may be run in other threads, which cannot
+        self._signals = self._signals.entered()  # other threads, which may run its steps, cannot
 
     @with_short_traceback
     def _run(self, original, session, fetches, feed_dict=None, options=None, run_metadata=None):
@@ -165,9 +164,9 @@ class GuardedSessions:
         try:
             if known is None:
                 known = self._know(original, session, fetches, fed, step)
-            self._hear_signals()
+            self._signals = self._signals.entered()
             given = feed_dict, options, run_metadata
-            values = self._preemption.run_step(session, known.run, *given)
+            values = self._signals.run_step(session, known.run, *given)
         except own_runs.HeldBeforeError as error:
             own_runs.leave_alone(session, step, error, self._refusals)
             return original(session, fetches, feed_dict, options, run_metadata)
@@ -192,18 +191,12 @@ class GuardedSessions:
             note_known(session, known, self._prepare(session.graph).version)
         return known
 
-    def _hear_signals(self) -> None:
-        """From a session on, SIGTERM and Ctrl-C save what the script saves."""
-        if not self._preemption.is_entered and is_main_thread():
-            self._preemption = ScriptPreemption(self.files, self._settings.preemption_seconds)
-            self._preemption.__enter__()
-
     def release(self) -> None:
         """Puts signals back, and lets bad steps of sessions that go on tell of themselves."""
         for session, hooked in list(self._sessions.items()):
             if not tf_private.is_closed(session):
                 hooked.release()
-        self._preemption.leave()
+        self._signals.leave()
         if self._skipped:
             told = skipped_in_words(self._skipped, self._steps, self._why_skipped)
             log().warning('slimguard: %s%s', told, self.seen.see() or '.')

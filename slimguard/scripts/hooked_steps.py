@@ -15,8 +15,8 @@ from slimguard.scripts.script_watcher import ScriptWatcher, is_of_incident, stop
 from slimguard.scripts.train_steps import Step
 from slimguard.system.log import log
 from slimguard.training.hooked_session import HookedSession
-from slimguard.training.signal_watch import is_main_thread
 from slimguard.training.step_history import reading_of
+from slimguard.training.stop_signals import is_main_thread
 
 
 class Known(NamedTuple):

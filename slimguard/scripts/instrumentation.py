@@ -30,8 +30,8 @@ from slimguard.system.log import log
 from slimguard.training.context import TrainingContext
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.incident_reading import Reading
-from slimguard.training.preemption import SECONDS, require_seconds
 from slimguard.training.step_history import STEPS, require_history
+from slimguard.training.stop_signals import SECONDS, require_seconds
 from slimguard.training.watchers import lent, watchers_in
 
 # Modules with a `create_train_op` and a `train` to replace, and which of the two kinds of `train`

@@ -164,7 +164,7 @@ class StepHistory:
         ratio = norm / usual if norm is not None and usual else None
         labels = self.gate.labels_of(reading.bad)
         said = self._limits_in_words(labels, row[LOSS], norm, max_loss)
-        is_finite = all(label.kind in ('limit', 'norm') for label in labels)
+        is_finite = all(label.kind in ('limit', 'norm', 'rank') for label in labels)
         incident = dataclasses.replace(
             reading.incident,
             gradient_norm=norm,
@@ -199,11 +199,16 @@ class StepHistory:
         """
         kinds = {label.kind for label in labels}
         said: Dict[str, str] = {}
+        ranks = [label.name for label in labels if label.kind == 'rank']
+        is_elsewhere = bool(ranks) and gates.name_of(self.gate.ranks.rank) not in ranks
         for kind, name, value, usual in (
             ('limit', 'loss', loss, self._loss),
             ('norm', gates.GRADIENT_NORM, norm, self._norm),
         ):
             if kind not in kinds or self.spike is None or value is None:
+                continue
+            if is_elsewhere:
+                said[kind] = 'above its limit: ' + name
                 continue
             if kind == 'limit' and self._is_above(max_loss, value):
                 continue

@@ -22,9 +22,9 @@ from slimguard.training.context import TrainingContext
 from slimguard.training.fetch_structures import fetched_elements
 from slimguard.training.hook_training import HookSettings
 from slimguard.training.hooked_session import HookedSession
-from slimguard.training.preemption import SECONDS
 from slimguard.training.recovery import NotInitializedError
 from slimguard.training.step_history import STEPS
+from slimguard.training.stop_signals import SECONDS
 from slimguard.training.watchers import lent, watchers_in, with_watcher
 
 # By session its WatchedSession, as long as that is in use.

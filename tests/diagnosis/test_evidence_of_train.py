@@ -90,7 +90,8 @@ def test_a_training_that_goes_on_leaves_so_many_bundles(tmp_path):
 def test_without_capture_or_a_logdir_nothing_is_written(tmp_path):
     error = fail(tmp_path, capture=False)
     assert error.incident.bundle is None and error.incident.diagnosis is None
-    assert len(str(error).splitlines()) == 1
+    _, last = str(error).splitlines()
+    assert last == 'to see what happened: python -m slimguard report %s' % tmp_path
     with tf.Graph().as_default():
         model = Linear(bad=(2,))
         train_op = slimguard.create_train_op(model.loss, model.optimizer)

@@ -447,7 +447,7 @@ def test_a_script_ends_with_one_line_that_says_what_was_guarded(on_nan, status, 
     assert (run.returncode, run.stdout.strip()) == (status, ''), run.stderr
     last = run.stderr.splitlines()[-1]
     record = tmp_path / 'logs' / 'slimguard'
-    assert last.startswith('slimguard: guarded Adam: %s; record and bundles: %s. ' % (said, record))
+    assert last.startswith('slimguard: guarded Adam: %s; record and bundles: %s; ' % (said, record))
     assert checkpoint_at(tmp_path / 'logs')[1] == []
     (incident,) = records_in(tmp_path / 'logs')
     assert 'bad data' in incident['diagnosis'] and 'loss squares' in incident['reason']

@@ -9,8 +9,8 @@ from slimguard import graph as graphs
 from slimguard.graph import key
 from slimguard.graph.collectives import is_collective
 
-# These have a state, and yet what they return is computed from their inputs: the checks and prints
-# that hand a value on, and what loops are made of.
+# TensorFlow counts these as stateful, and yet they compute their outputs from their inputs: checks
+# and prints that hand a value on, and the ops that loops are made of.
 _COMPUTES = re.compile(
     r'(CheckNumerics(V2)?|Print(V2)?|TensorArray.*|(Ref)?Stack(V2|Push.*|Pop.*|Close.*)?'
     r'|TemporaryVariable|DestroyTemporaryVariable|Assert)$'
@@ -70,7 +70,7 @@ class Draws:
     def _draws_inside(self, name: str) -> bool:
         """Whether the library function of that name draws something."""
         if name not in self._bodies:
-            self._bodies[name] = False  # for those that call themselves
+            self._bodies[name] = False  # for functions that call themselves
             function = self.writes.function(name)
             self._bodies[name] = function is not None and any(
                 self._node_draws(node) for node in function.node_def

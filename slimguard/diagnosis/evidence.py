@@ -11,7 +11,7 @@ import functools
 import math
 import time
 import weakref
-from typing import Callable, Dict, NamedTuple, Optional, Sequence, Set
+from typing import Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Set
 
 import numpy as np
 import tensorflow.compat.v1 as tf1
@@ -22,6 +22,7 @@ from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.diagnose import bad_sources, diagnose, glance
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.disk_room import NoRoomError, Room
+from slimguard.diagnosis.ranges import bad_row_digests
 from slimguard.diagnosis.rerun import ExportOnce
 from slimguard.gate import Gate, Label, name_of
 from slimguard.graph import Writes
@@ -52,6 +53,8 @@ class Found(NamedTuple):
       is_searched: whether all of the step was searched, and not only what it drew.
       is_wanted: whether there is to be a bundle.
       drew_finite: whether all that the step drew is known to be finite, on all ranks.
+      bad_rows: by the name of a row of what it drew, such as 'row 1 of x:0', what tells it from
+        others by its bytes.
     """
 
     diagnosis: Optional[Diagnosis] = None
@@ -60,6 +63,7 @@ class Found(NamedTuple):
     is_searched: bool = False
     is_wanted: bool = False
     drew_finite: bool = False
+    bad_rows: Mapping[str, str] = {}
 
     @property
     def cause(self) -> str:
@@ -78,7 +82,7 @@ _FULL: 'weakref.WeakKeyDictionary[tf1.Graph, Set[str]]' = weakref.WeakKeyDiction
 
 
 class _Kinds:
-    """The kinds of incidents of which one was examined.
+    """The kinds of incidents that were examined before.
 
     Args:
       most: how many there may be, and how many bundles.
@@ -209,13 +213,19 @@ class Evidence:
                 return Found()
             if _is_elsewhere(self.capture.gate, labels):
                 return Found()
-            drew_finite = not bad_sources(self.capture, values)
-            is_told = drew_finite and not self._is_shared
-            found = Found(values=values, is_wanted=is_wanted, drew_finite=is_told)
+            bad = bad_sources(self.capture, values)
+            name = bad[0].name if bad else ''
+            rows = bad_row_digests(values[name]) if bad else {}
+            found = Found(
+                values=values,
+                is_wanted=is_wanted,
+                drew_finite=not bad and not self._is_shared,
+                bad_rows={'row %d of %s' % (row, name): name + rows[row] for row in rows},
+            )
             if not (is_wanted or decides):
                 return found
             seconds = math.inf if is_last else seconds_for(step_seconds)
-            if not is_last and not drew_finite:
+            if not is_last and bad:
                 seconds = seconds_for(0.0)  # a glance tells as much, all but certainly
             return self._diagnose(session, found, labels, seconds, incident.loss)
 

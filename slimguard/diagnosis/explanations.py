@@ -131,7 +131,7 @@ def explain_square(measured: MeasuredStep, name: str) -> Diagnosis:
 
     def squared(tensor) -> float:
         found = measured.range_of(tensor)
-        # In the dtype's own terms: 1e20 is much for float32, and 1e3 for float16.
+        # Relative to the dtype: 1e20 is large for float32, and 1e3 for float16.
         return 0.0 if found is None else found.largest / _root_of_largest(found.dtype)
 
     floats = [t for t in measured.step.checked if squared(t) > 1]
@@ -188,7 +188,7 @@ def _fed(measured: MeasuredStep, limit: tf.Tensor) -> Optional[float]:
 
 
 def _describe(measured: MeasuredStep, tensor: tf.Tensor) -> Diagnosis:
-    """All but the trouble: which op it is, who made it, and the range of its output."""
+    """All but the trouble: which op it is, the line that made it, and the range of its output."""
     step, op = measured.step, tensor.op
     origin = step.origins(op.name)
     name = step.name_of(tensor)

@@ -22,13 +22,9 @@ Planning reads the graph:
     left_alone.py         what is written whatever a run computes that trains nothing
     losses.py             which scalars are losses
     checked_values.py     the values to check before the update
-    sources.py            what to check for a value that is computed after it
-    finite_arithmetic.py  ops that make finite numbers of finite numbers
     kernels.py            when an optimizer's kernel makes finite numbers of small ones
-    growth.py             whether what is written after the update may grow until it is Inf
-    shares.py             how often variables are in it
-    signs.py              what is not below zero there, so that it has a root
-    beginnings.py         the initial values of variables
+    late_values.py        what to check for a value that is computed after a gated write
+    late_writes.py        which writes of such values are known to stay finite
     forward_writes.py     what is put back, and what has to wait
     step_inputs.py        what is not put back: counters that pick the batch
 
@@ -87,8 +83,9 @@ Variables that are assigned, and not made of their old value, are left out: one 
 Where that does not hold, no step takes the fast path: writes inside loops and functions, and
 kernels that can make a NaN of small numbers (centered RMSProp, or an `epsilon` of zero; see
 :mod:`slimguard.gate.kernels`). There each step is a *trial*, with copies of what it writes. An
-argument of a kernel that is no constant is compared in each step instead. Variables of which sums
-or multiples are written after the update are checked before it (:mod:`slimguard.gate.growth`).
+argument of a kernel that is no constant is compared in each step instead. What is written of
+variables that were just updated is known to stay finite if it is an average, a copy or the like
+(:mod:`slimguard.gate.late_writes`); any other such write makes a trial as well.
 
 On a cluster, the decision is made where the loss is. Each task that holds variables gets one
 number, the decision, and from it makes its own switches: its variables are copied, checked and

@@ -18,7 +18,7 @@ from slimguard.gate.flags import Flags, each_once, join_flags
 from slimguard.gate.flags_in_words import Label
 from slimguard.gate.forward_copies import (
     copy_ahead,
-    read_growing,
+    read_from_others,
     read_opaque_writes,
     require_unseen,
 )
@@ -150,7 +150,7 @@ class _Build:
         plan, feeds, make = self._plan, self._feeds, self._make
         ahead = copy_ahead(plan, make)
         checks = [*plan.checks, *read_opaque_writes(plan, make, feeds.watched)]
-        checks += read_growing(plan, make)
+        checks += read_from_others(plan, make)
         sums = self._sums(checks)
         before = self._check_before(checks, sums)
         decisions = before.decisions
@@ -193,7 +193,7 @@ class _Build:
         return SquareSums(values, self._plan.losses, self._make, self._home)
 
     def _check_before(self, checks: Sequence[Check], sums: SquareSums) -> _Before:
-        """The fast path; where that is not taken, the exact check, and a check of copies."""
+        """The fast path; if a step does not take it, the exact check, and a check of copies."""
         plan, token = self._plan, self._feeds.token
         if plan.trial:  # only what was written tells
             fast, checking = None, after(plan.barrier, token, 'looking')
@@ -215,9 +215,10 @@ class _Build:
     ) -> _Before:
         """Copies and decides, in each task.
 
-        Where processes or threads train beside each other, a variable may hold what another is
-        about to undo. An update that is made of that is bad as well; and to put it back from such
-        a copy, after the other, would lose the variable for good. So it is not begun.
+        If processes or threads train beside each other, a variable may hold a value that another
+        one is about to undo. An update made of this value is bad as well, and restoring such a
+        copy, after the other has restored its own, would lose the variable for good. So a step
+        whose copies are not finite does not begin its update.
         """
         copies = {
             task: copy_at(self._make, self._plan, task, each.fine) for task, each in checked.items()

@@ -24,16 +24,17 @@ from slimguard.incidents.incident import Incident
 from slimguard.system import files, logdirs, texts
 from slimguard.system.log import log
 
-# What is kept of an incident that is longer: a model may have 100,000 tensors.
+# Longer texts, names and lists are cut to this: a model may have 100,000 tensors.
 _LONGEST_TEXT, _LONGEST_NAME, _MOST_NAMES = 5000, 500, 1000
 # How many incidents wait for a file that cannot be written, and how many are read: the newest.
 _MOST_WAITING, _MOST_READ = 1000, 50000
 
-NO_RECORD = (
-    'there is no record of incidents in %s: no guarded training has written there, or the record '
-    'was deleted. If you ran a script with slimguard run, its last line names the folder. A '
-    'NanLossHook needs logdir=... where its session saves nothing, and watch() always.'
+WHY_NO_RECORD = (
+    'no guarded training has written there, or the record was deleted. If you ran a script with '
+    'slimguard run, its last line names the folder. A NanLossHook needs logdir=... where its '
+    'session saves nothing, and watch() always.'
 )
+NO_RECORD = 'there is no record of incidents in %s: ' + WHY_NO_RECORD
 FOREIGN = '%s is no record of slimguard, or a damaged one: it has no incident'
 
 
@@ -62,7 +63,7 @@ class IncidentFile:
         self._was_there = False
 
     def make(self) -> None:
-        """Makes the file, empty, unless it is there: somebody watches for incidents."""
+        """Makes the file, empty, unless it is there: it says that a guard watches for incidents."""
         self._try_to_write()
 
     def append(self, incident: Incident) -> None:
@@ -146,7 +147,7 @@ def _cut(value: Any, most: int) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """What stands for a value that JSON does not know, in an incident that somebody else made."""
+    """A value that JSON cannot write, as JSON can: a user's callable may have made the incident."""
     return value.item() if hasattr(value, 'item') else str(value)
 
 

@@ -1,4 +1,4 @@
-"""What the page and the picture say of incidents: a card for each kind, the one that matters first.
+"""What the page and the picture say of incidents: a card for each kind, the most important first.
 
 Incidents are of one kind if their causes differ in numbers only. A kind's card tells of one of them
 in full; the others that have a bundle are behind it.
@@ -7,7 +7,7 @@ in full; the others that have a bundle are behind it.
 import shlex
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from slimguard.incidents import record_table
+from slimguard.incidents import advice, record_table
 from slimguard.incidents.incident_groups import by_kind
 from slimguard.report import last_steps, report_data, samples, words
 from slimguard.report.report_data import BundleView, IncidentView, ReportData, UnreadableBundle
@@ -32,7 +32,7 @@ Draw = Callable[[Any, str], Any]  # of a chart and its name
 
 
 class Fact(NamedTuple):
-    """What is known: its name; a part that is code, words, and a line of code, each '' for none."""
+    """A line of facts: its name, then code, words, and a line of code, each '' if there is none."""
 
     name: str
     code: str = ''
@@ -58,7 +58,7 @@ class Card(NamedTuple):
       headline: the cause in a sentence.
       more: another sentence, or ''.
       lines: a diagnosis in a few lines, if there is no more of it.
-      to_do: what to do; '' if it is said of another one of its kind.
+      to_do: what to do; '' if another card of its kind says it.
       facts: what is known.
       drawings: the charts.
       command: to run it again; '' if it cannot be.
@@ -106,7 +106,7 @@ def links_of(data: ReportData, row_of: Callable[[int], str]) -> Dict[int, str]:
 
 
 def kinds_of(data: ReportData, draw: Optional[Draw]) -> List[Kind]:
-    """The kinds of incidents, that of the one that ended the training first, then by their size.
+    """The kinds of incidents: first the kind that ended the training, then the others by size.
 
     Args:
       data: the report.
@@ -134,7 +134,7 @@ def _all_told(data: ReportData) -> List[_Told]:
 def _bundles_by_number(data: ReportData) -> Dict[int, BundleView]:
     """The bundles by the number of their incident.
 
-    A later bundle may get the name of one that was removed: the newest incident has it.
+    A later bundle may have the name of a removed one: it belongs to the newest incident.
     """
     by_name = {bundle.name: bundle for bundle in data.bundles if isinstance(bundle, BundleView)}
     newest = {i.bundle: i.number for i in data.incidents if i.bundle in by_name}
@@ -243,30 +243,14 @@ def _why_it_exploded(bundle: Optional[BundleView]) -> str:
 
 
 _GIVEN = ('input', 'variable', 'constant')
-_TO_DO = {
-    'input': 'Look at the framed samples and at what reads them. replay --without ROW says whether '
-    'the rest of the batch is clean.',
-    'forward': 'Keep the input of this op where its result is finite: a small epsilon, a clip, or '
-    'a tf.where around the input (around the result alone it does not help the gradient).',
-    'backward': 'Keep the input of the forward op away from the point where its slope is infinite: '
-    'add a small epsilon to the input.',
-    'update': 'Train with a smaller learning rate, or clip the gradients.',
-    'variable': 'Find what wrote this variable: an update beside the train op, or a restore. '
-    'Rollback goes back to a state before it, if there is one.',
-    'constant': 'Mend the constant where it is made.',
-}
-_SMALLER_RATE = (
-    'Keep the learning rate as it was, or let it grow in small steps. spike=True holds such a step '
-    'before it is written, and rollback goes back to the weights before it.'
-)
 
 
 def _to_do(incident: IncidentView, bundle: Optional[BundleView], exploded: bool) -> str:
     if exploded:
-        return _SMALLER_RATE
+        return advice.FOR_A_JUMP
     if incident.advice or bundle is None:
         return incident.advice
-    return _TO_DO.get(bundle.phase, '')
+    return advice.BY_PHASE.get(bundle.phase, '')
 
 
 def _facts(incident: IncidentView, bundle: Optional[BundleView], sentence: str) -> List[Fact]:
@@ -284,7 +268,7 @@ def _facts(incident: IncidentView, bundle: Optional[BundleView], sentence: str) 
 
 
 def _drawings(bundle: BundleView, draw: Draw, is_alike: bool) -> List[Drawing]:
-    """The charts of a bundle; of one that is like another, what tells it from that: its samples."""
+    """The charts of a bundle; only the samples, if a card before it shows a bundle like it."""
     drawings = []
     if bundle.steps is not None and not is_alike:
         chart = charts.last_steps_chart(bundle.steps)

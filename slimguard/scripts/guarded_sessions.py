@@ -18,7 +18,7 @@ from slimguard.compat import tf_private
 from slimguard.diagnosis.evidence import Evidence, collect
 from slimguard.gate import Gate, gates_of, scale_learning_rates
 from slimguard.graph.sessions import OWN_WORK, callable_of, note_opened
-from slimguard.incidents.fallback_chain import FallbackChain
+from slimguard.incidents.fallback_chain import FallbackChain, skipped_in_words
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policies import Raise, Skip, Stop
@@ -32,7 +32,6 @@ from slimguard.scripts.optimizer_notes import OptimizerNotes
 from slimguard.scripts.patches import Patches, kept_already, kept_on
 from slimguard.scripts.refusals import Refusals
 from slimguard.scripts.script_files import ScriptFiles
-from slimguard.scripts.script_preemption import ScriptPreemption
 from slimguard.scripts.script_summaries import ScriptSummaries
 from slimguard.scripts.script_watcher import ScriptWatcher, is_of_incident
 from slimguard.scripts.seeds import keep_seeds
@@ -40,16 +39,14 @@ from slimguard.scripts.train_steps import Step, TrainSteps
 from slimguard.system.log import log
 from slimguard.training import step_counters
 from slimguard.training.inner_feeds import InnerFeeds
-from slimguard.training.preemption import SECONDS
-from slimguard.training.signal_watch import is_main_thread
 from slimguard.training.step_history import STEPS, HistorySettings
+from slimguard.training.stop_signals import SECONDS, StopSignals
 
 _NO_PARTIAL_RUN = (
     'Session.partial_run fetches it apart from what its gate checks; use Session.run instead'
 )
 
 
-_SKIPPED = 'slimguard: %d of %d batches were skipped.'
 _NAN_BESIDE = (
     "slimguard: the loss that TensorFlow's NanTensorHook fetched is NaN, in a run that trains "
     'nothing itself and has written nothing bad. on_nan=%r decides, and not the hook. This is '
@@ -88,8 +85,8 @@ _NO_CALLABLE = (
 
 
 def _export(lock: threading.RLock, original: Callable, *args: Any, **kwargs: Any) -> Any:
-    # By any thread, as a Supervisor's. An op that is being made just now is there already, and
-    # unknown: TensorFlow fails there.
+    # Any thread may export, such as a Supervisor's. TensorFlow fails on an op that another thread
+    # is just making: the graph lists it before it knows it.
     with lock:
         return original(*args, **kwargs)
 
@@ -107,12 +104,14 @@ class GuardedSessions:
         self._lock = threading.RLock()
         self.files = ScriptFiles(settings.logdir, self._lock, self.seen)
         self._settings = settings
-        self._preemption = ScriptPreemption(self.files, settings.preemption_seconds)
+        seconds = settings.preemption_seconds
+        self._signals = StopSignals(self.files.save_quietly, seconds, loop_asks=False)
         self._notes = OptimizerNotes()
         self._summaries = ScriptSummaries()
         self._sessions: Any = weakref.WeakKeyDictionary()  # the HookedSteps of each
         self._inside = OWN_WORK
         self._steps = self._skipped = 0  # other than those of slim's loop, which says it itself
+        self._why_skipped = ''
         self._learning_rate = FallbackChain(settings.on_nan, Raise()).learning_rate
         self._first_policy = (
             Raise() if settings.on_nan is None else fallbacks_of(settings.on_nan)[0]
@@ -144,7 +143,7 @@ class GuardedSessions:
         if self._inside:
             return
         note_opened(session)
-        self._hear_signals()  # its steps may be run in other threads, which cannot
+        self._signals = self._signals.entered()  # other threads, which may run its steps, cannot
 
     @with_short_traceback
     def _run(self, original, session, fetches, feed_dict=None, options=None, run_metadata=None):
@@ -165,9 +164,9 @@ class GuardedSessions:
         try:
             if known is None:
                 known = self._know(original, session, fetches, fed, step)
-            self._hear_signals()
+            self._signals = self._signals.entered()
             given = feed_dict, options, run_metadata
-            values = self._preemption.run_step(session, known.run, *given)
+            values = self._signals.run_step(session, known.run, *given)
         except own_runs.HeldBeforeError as error:
             own_runs.leave_alone(session, step, error, self._refusals)
             return original(session, fetches, feed_dict, options, run_metadata)
@@ -192,20 +191,15 @@ class GuardedSessions:
             note_known(session, known, self._prepare(session.graph).version)
         return known
 
-    def _hear_signals(self) -> None:
-        """From a session on, SIGTERM and Ctrl-C save what the script saves."""
-        if not self._preemption.is_entered and is_main_thread():
-            self._preemption = ScriptPreemption(self.files, self._settings.preemption_seconds)
-            self._preemption.__enter__()
-
     def release(self) -> None:
         """Puts signals back, and lets bad steps of sessions that go on tell of themselves."""
         for session, hooked in list(self._sessions.items()):
             if not tf_private.is_closed(session):
                 hooked.release()
-        self._preemption.leave()
+        self._signals.leave()
         if self._skipped:
-            log().warning(_SKIPPED, self._skipped, self._steps)
+            told = skipped_in_words(self._skipped, self._steps, self._why_skipped)
+            log().warning('slimguard: %s%s', told, self.seen.see() or '.')
         if self.seen.jump:
             log().warning('slimguard: %s.', self.seen.jump)
 
@@ -270,7 +264,7 @@ class GuardedSessions:
             return self._steps_of(graph)
 
     def _steps_of(self, graph: tf.Graph) -> TrainSteps:
-        known = kept_on(graph, 'steps', dict)  # by who guards it now
+        known = kept_on(graph, 'steps', dict)  # by the GuardedSessions in force
         steps = known.get(self)
         if steps is None:
             steps = known[self] = self._steps_in(graph)
@@ -308,7 +302,10 @@ class GuardedSessions:
             return found
 
     def _note_incidents(self, incidents: Sequence[Incident], logdir: str) -> None:
-        self._skipped += incidents[-1].action == Skip.action  # all of one batch
+        last = incidents[-1]  # all of them are of one batch
+        if last.action == Skip.action:
+            self._skipped += 1
+            self._why_skipped = self._why_skipped if last.diagnosis is None else last.cause
         for incident in incidents:
             self.seen.note_incident(incident, logdir)
 

@@ -27,7 +27,8 @@ from slimguard.scripts.last_save import LastSave
 from slimguard.scripts.patches import Patches, kept_on
 from slimguard.scripts.script_folders import FallbackFolder, ScriptFolders
 from slimguard.system import files
-from slimguard.training.signal_watch import is_main_thread
+from slimguard.system.log import log
+from slimguard.training.stop_signals import is_main_thread
 
 # So many of the checkpoints that were saved are looked at.
 _MOST_CHECKPOINTS = 20
@@ -135,6 +136,21 @@ class ScriptFiles:
           is_to_be_found: whether to save only what the script's state file would name.
         """
         return self._last_save(session.graph).again(session, is_to_be_found)
+
+    def save_quietly(self, session) -> None:
+        """Saves as `save_again`, and says what came of it; raises nothing, as the end is near."""
+        try:
+            saved = self.save_again(session)
+        except Exception as error:
+            log().error('slimguard: the last good state could not be saved: %s', error)
+            return
+        if saved is None:
+            why = 'the save was refused, as said above'
+            if not self.has_saved(session.graph):
+                why = 'it would go where the script saves, which has saved nothing yet'
+            log().warning('slimguard: the last good state is not saved: %s.', why)
+        else:
+            log().warning('slimguard: the last good state is saved: %s', saved)
 
     def _last_save(self, graph: tf.Graph) -> LastSave:
         return kept_on(graph, 'last_save', lambda: LastSave(lambda: self._seen.train_ops))

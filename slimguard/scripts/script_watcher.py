@@ -17,7 +17,6 @@ from slimguard.incidents.policy_language import OnNan
 from slimguard.scripts import own_runs
 from slimguard.scripts.ending import after_stop
 from slimguard.scripts.script_files import ScriptFiles, ScriptRestorer
-from slimguard.scripts.script_preemption import save_quietly
 from slimguard.system import terminal
 from slimguard.system.log import log
 from slimguard.training.back_off import BackOff, warn_of_another_policy
@@ -68,7 +67,7 @@ def end_at_stop(files: ScriptFiles, run: Callable[..., Any], *args: Any) -> Any:
 
 
 class _ScriptPreparation(Preparation):
-    """That of a script, of which it may get known at any step where it saves."""
+    """Prepares a script's session: at any step it may get known where the script saves."""
 
     def __init__(self, prepare: Callable[[Any], None], recovery: Recovery):
         Preparation.__init__(self, prepare)
@@ -182,7 +181,7 @@ class ScriptWatcher(GateWatcher):
                 if IS_RUINED in error.incident.reason and known:
                     log().warning(NOT_SAVED, known[0].prefix)
                 else:
-                    save_quietly(self._files, run_context.session)
+                    self._files.save_quietly(run_context.session)
                 raise
             finally:
                 self._on_incidents(self.incidents[-1 - len(beside) :], logdir)

@@ -11,7 +11,7 @@ import functools
 import math
 import time
 import weakref
-from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Set
 
 import numpy as np
 import tensorflow.compat.v1 as tf1
@@ -31,7 +31,7 @@ from slimguard.graph.sessions import OWN_WORK
 from slimguard.incidents.history import History
 from slimguard.incidents.incident import replay_hint
 from slimguard.incidents.incident_groups import kind_of
-from slimguard.system import files, texts
+from slimguard.system import files
 from slimguard.system.log import log
 from slimguard.system.numbers import require_bool
 from slimguard.system.rate import Rate
@@ -39,7 +39,6 @@ from slimguard.system.rate import Rate
 _NO_SEARCH = (
     'the step was not searched for the cause: the training would wait for longer than %.3g s; %s'
 )
-_ELSEWHERE = 'it was found on %s and not on this rank, so nothing was searched here'
 _IN_BUNDLE = 'python -m slimguard replay BUNDLE searches all of it'
 _NO_BUNDLE = 'with a logdir there would be a bundle, which is searched by replay'
 
@@ -186,6 +185,8 @@ class Evidence:
     ) -> Found:
         """Diagnoses the bad step that just ran.
 
+        Not where other ranks found it, which the reason says: there the cause is.
+
         While the training goes on it waits for this, so the search for the cause takes no longer
         than a second, or twenty steps. Where it would, only what the step drew is looked at.
 
@@ -210,9 +211,8 @@ class Evidence:
             except Exception as error:
                 self._say('what the bad step drew could not be taken', error)
                 return Found()
-            elsewhere = _other_ranks(self.capture.gate, labels)
-            if elsewhere:
-                return Found(Diagnosis('unknown', _ELSEWHERE % texts.listed(elsewhere, 5)))
+            if _is_elsewhere(self.capture.gate, labels):
+                return Found()
             bad = bad_sources(self.capture, values)
             name = bad[0].name if bad else ''
             rows = bad_row_digests(values[name]) if bad else {}
@@ -352,10 +352,10 @@ def collect(
         log().warning('slimguard: nothing will be captured: %s', error)
 
 
-def _other_ranks(gate: Gate, labels: Sequence[Label]) -> List[str]:
-    """The ranks that found what this one did not, where this one found nothing of its own."""
-    told = dict.fromkeys(label.name for label in labels if label.kind == 'rank')
-    return [] if name_of(gate.ranks.rank) in told else list(told)
+def _is_elsewhere(gate: Gate, labels: Sequence[Label]) -> bool:
+    """Whether other ranks found what made the step bad, and this one nothing of its own."""
+    told = [label.name for label in labels if label.kind == 'rank']
+    return bool(told) and name_of(gate.ranks.rank) not in told
 
 
 def _write_in(room: Room, write: Callable[..., str]) -> str:

@@ -10,9 +10,13 @@ and each has a row of its own in a table, so that all ranks know what each has f
 Whether there are several ranks is read from the graph, and from the library that its ops are of.
 """
 
+import collections
+import json
+import os
 import re
 import sys
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
+import zlib
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -110,6 +114,51 @@ def _of_horovod(step: StepGraph, nodes: Sequence[Any]) -> Optional[Ranks]:
     return Ranks(hvd.rank(), hvd.size(), add)
 
 
+def _of_tensorflow(step: StepGraph, nodes: Sequence[Any]) -> Optional[Ranks]:
+    """The workers of a strategy, of which each has one device, and its own copy of this graph."""
+    reduces = [op for op in step.order if op.type == 'CollectiveReduce']
+    keys = [(op.get_attr('group_key'), op.get_attr('instance_key')) for op in reduces]
+    here = collections.Counter(keys)
+    sizes = {op.get_attr('group_size') for op in reduces}
+    if reduces and sizes == set(here.values()):
+        return None  # all members are devices of this graph
+    workers = _workers()
+    if not reduces and len(workers) < 2:
+        return None
+    like = reduces[0] if reduces else None
+    me = tf1.DeviceSpec.from_string(like.device if like is not None else '')
+    is_one_each = set(here.values()) == {1} and sizes == {len(workers)}
+    if like is None or not is_one_each or (me.job, me.task) not in workers:
+        _warn(step, 'its collectives are not one CollectiveReduce for each worker of TF_CONFIG')
+        return None
+    group = {each: like.node_def.attr[each] for each in ('group_key', 'group_size')}
+
+    def add(vector: tf.Tensor, name: str) -> tf.Tensor:
+        # The same on all workers, and none that TensorFlow counts up to.
+        key = zlib.crc32(('%s %s' % (op_of(step.train_op).name, name)).encode()) >> 2 | 1 << 29
+        attributes = {
+            **group,
+            'instance_key': tf1.AttrValue(i=key),
+            'merge_op': tf1.AttrValue(s=b'Add'),
+            'final_op': tf1.AttrValue(s=b'Id'),
+            'subdiv_offsets': tf1.AttrValue(list=tf1.AttrValue.ListValue(i=[0])),
+        }
+        with tf.device(like.device):
+            return plain_ops.create(like.type, [vector], [tf.float32], attributes, name).outputs[0]
+
+    return Ranks(workers.index((me.job, me.task)), len(workers), add)
+
+
+def _workers() -> List[Tuple[str, int]]:
+    """The job and task of each worker of a cluster, the chief first, as TF_CONFIG says."""
+    try:
+        cluster = json.loads(os.environ.get('TF_CONFIG', '{}')).get('cluster', {})
+    except ValueError:
+        return []
+    jobs = ('chief', 'master', 'worker')
+    return [(job, task) for job in jobs for task in range(len(cluster.get(job, ())))]
+
+
 def _warn(step: StepGraph, why: str) -> None:
     log().warning(
         'slimguard: the steps of train op %r are shared by several processes, and each decides for '
@@ -122,4 +171,5 @@ def _warn(step: StepGraph, why: str) -> None:
 # By the types of their ops, what finds the ranks.
 LIBRARIES: Dict[str, Callable[[StepGraph, Sequence[Any]], Optional[Ranks]]] = {
     'Horovod': _of_horovod,
+    'Collective': _of_tensorflow,
 }

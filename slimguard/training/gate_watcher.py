@@ -112,7 +112,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
             keep_tokens_open(graph)
 
     def after_create_session(self, session, coord):
-        if self.job is None and self._training.joins_job:
+        if self.job is None and self._training.joins_job and not self._ranks.are_several:
             self.job = _job_in(session, self._loss, self._training.is_chief, self._directory)
         saves = self.job is None or self.job.is_chief
         self._own.open(session, saves, self._record_unseen, self._handler.close)

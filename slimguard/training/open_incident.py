@@ -55,6 +55,7 @@ class OpenIncident:
       bad_rows: the rows of the batch that are not finite, none if it is no batch; None if it is not
         known that data are at fault.
       kind: the kind of the cause, as policies ask for it.
+      phase: that of the diagnosis; 'unknown' without one.
       drew_finite: whether all that the step drew is known to be finite.
       cause: the diagnosis in one line; None if it is not known.
       remarks: what was added to the reason.
@@ -66,6 +67,7 @@ class OpenIncident:
         self.remarks = self.spent = ''
         self.bad_rows: Optional[List[int]] = None
         self.kind = ''
+        self.phase = 'unknown'
         self.drew_finite = False
         self._versions: List[Incident] = [incident]
         self._replaced = replaced
@@ -109,6 +111,7 @@ class OpenIncident:
         self.bad_rows = None if diagnosis is None else diagnosis.bad_rows
         self.cause = None if diagnosis is None else diagnosis.in_short
         self.kind = found.cause
+        self.phase = 'unknown' if diagnosis is None else diagnosis.phase
         self.drew_finite = found.drew_finite
         self.note(diagnosis=None if diagnosis is None else str(diagnosis), bundle=found.bundle)
 

@@ -87,8 +87,8 @@ _NO_CALLABLE = (
 
 
 def _export(lock: threading.RLock, original: Callable, *args: Any, **kwargs: Any) -> Any:
-    # By any thread, as a Supervisor's. An op that is being made just now is there already, and
-    # unknown: TensorFlow fails there.
+    # Any thread may export, such as a Supervisor's. TensorFlow fails on an op that another thread
+    # is just making: the graph lists it before it knows it.
     with lock:
         return original(*args, **kwargs)
 
@@ -206,7 +206,7 @@ class GuardedSessions:
         self._preemption.leave()
         if self._skipped:
             told = skipped_in_words(self._skipped, self._steps, self._why_skipped)
-            log().warning('slimguard: %s.', told)
+            log().warning('slimguard: %s%s', told, self.seen.see() or '.')
         if self.seen.jump:
             log().warning('slimguard: %s.', self.seen.jump)
 
@@ -271,7 +271,7 @@ class GuardedSessions:
             return self._steps_of(graph)
 
     def _steps_of(self, graph: tf.Graph) -> TrainSteps:
-        known = kept_on(graph, 'steps', dict)  # by who guards it now
+        known = kept_on(graph, 'steps', dict)  # by the GuardedSessions in force
         steps = known.get(self)
         if steps is None:
             steps = known[self] = self._steps_in(graph)

@@ -20,10 +20,10 @@ from slimguard.training.step_history import reading_of
 
 
 class Known(NamedTuple):
-    """A step that a session has run, and may run again with nothing to be found out.
+    """A step that a session has run, and can run again without looking for train ops.
 
     Attributes:
-      by: who guards it.
+      by: the `GuardedSessions` that guards it.
       fetches: what the script fetches.
       step: the step.
       hooked: runs it.
@@ -46,7 +46,7 @@ _MOST_KNOWN = 16
 
 
 def known_step(session, fetches: Any, by: Any) -> Optional[Known]:
-    """The step that a run of `fetches` is, if this session has run it since the graph changed."""
+    """The known step for a run of `fetches`, if this session has run it since the graph changed."""
     steps = kept_already(session, 'known_steps')
     known, version = (steps or {}).get(id(fetches), _NOTHING_KNOWN)
     if known is None or known.by is not by or version != session.graph.version:

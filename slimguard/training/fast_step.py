@@ -70,6 +70,8 @@ class FastStep:
         if not all(watcher.only_looks_at(gate, context) for watcher in watchers):
             watchers = []
         self._watchers: List[GateWatcher] = watchers
+        for watcher in watchers:
+            watcher.before_step(session)
         asking = [hook for hook in hooks if hook not in watchers]
         self._asking = [hook for hook in asking if _has(hook, 'before_run')]
         self._looking = [hook for hook in asking if _has(hook, 'after_run')]

@@ -93,10 +93,12 @@ class KeptByLoop:
     def capture(self, gate: gates.Gate) -> None:
         """Has the bad steps of a gate captured, from its next step on."""
 
-    def snapshots(self, graph: tf.Graph, most: int, has_unlisted: bool = False) -> Snapshots:
+    def snapshots(
+        self, graph: tf.Graph, most: int, has_unlisted: bool = False, is_shared: bool = False
+    ) -> Snapshots:
         """What keeps so many states in memory, with their losses; see `Snapshots`."""
-        self._compares_losses = most > 0
-        return Snapshots(graph, most, has_unlisted=has_unlisted)
+        self._compares_losses = most > 0 and not is_shared
+        return Snapshots(graph, most, has_unlisted, is_shared)
 
     def open(
         self, session, saves: bool, closing: Callable[[Any], None], closed: Callable[[], None]
@@ -349,7 +351,7 @@ def _listen_to_close(session, training: HookTraining) -> None:
 
     def close() -> None:
         session = here()
-        if session is None:  # it is being freed, with others in a circle
+        if session is None:  # Python is freeing it, with other objects in a cycle
             training.drop()
             if before is not None:
                 before()

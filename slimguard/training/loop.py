@@ -241,7 +241,7 @@ class HookedSteps:
                 pass  # slim raises it when it joins the threads
 
     def _wait_no_longer(self) -> None:
-        """Ends slim's wait for the step to start at, which knows no other end."""
+        """Ends slim's wait for the start step when the job ends: slim would wait for ever."""
         if self._waits_to_start and self.coordinator.should_stop():
             raise tf.errors.OutOfRangeError(None, None, 'the job has ended')
 

@@ -24,7 +24,7 @@ SECONDS = 10.0
 # How long the main thread has to hear of a second Ctrl-C, in seconds. Where it runs Python, it
 # takes none of that.
 _GRACE = 1.0
-# After how many seconds it is reminded of a signal of which it has not heard.
+# The main thread is reminded of a signal that it did not hear after this many seconds.
 _MOMENT = 0.1
 
 
@@ -140,7 +140,7 @@ class Preemption(SignalListener, tf1.train.SessionRunHook):
 
     def on_wakeup(self, number: int) -> None:
         """Sees to it that the training ends even if the main thread hears of nothing."""
-        # What waits or saves does so in another thread: this one is there for the next signal.
+        # Another thread waits and saves, so that this one can take the next signal.
         if number not in self._awaited:
             self._awaited.add(number)
             self._signals.start_or_do(self._await_step, number)

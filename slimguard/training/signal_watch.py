@@ -68,13 +68,13 @@ class SignalWatch:
             self._watch(previous)
 
     def leave(self) -> None:
-        """Puts back what was there before. To be followed by `join`."""
+        """Puts back what was there before. Call `join` after it."""
         self._put_back()
         _entered.remove(self)
 
     def join(self) -> None:
         """Waits for the threads to end."""
-        # Closing the sender ends the thread only where no child holds a copy of it.
+        # Closing the sender would not end the thread while a child holds a copy of it.
         self._sender.shutdown(socket.SHUT_RDWR)
         if sys.is_finalizing():  # a session that is freed with all else: no other thread runs
             return
@@ -115,7 +115,7 @@ class SignalWatch:
             self._is_hearing_out = False
 
     def _send(self, number: int) -> None:
-        """Sends the main thread a signal, of which the other one is not told."""
+        """Sends the main thread a signal, without waking the thread that listens for signals."""
         main = threading.main_thread().ident
         if main is not None and hasattr(signal, 'pthread_kill'):  # not on Windows
             self._sent[number] += 1

@@ -119,7 +119,7 @@ class StepPreemption(Preemption):
 
 
 def _ask_nobody() -> None:
-    """The loop asks nobody whether to stop."""
+    """The loop never asks whether to stop."""
 
 
 def _no_session() -> None:

@@ -352,6 +352,18 @@ class TestLog:
         assert 'rolled back (90 more since' in lines[0]
         assert 'raising NanLossError' in lines[1]
 
+    def test_a_skip_is_a_warning_and_what_ends_or_turns_a_training_an_error(self):
+        class Levels(LogLines):
+            def emit(self, record):
+                self.lines.append((record.levelname, record.getMessage()))
+
+        record = journal.Journal(clock=lambda: 0.0)
+        with Levels() as lines:
+            for action in 'skip', 'rollback', 'raise':
+                record.record(incident(action=action))
+        levels = [level for level, line in lines if 'slimguard: incident' in line]
+        assert levels == ['WARNING', 'ERROR', 'ERROR']
+
 
 @pytest.mark.full
 def test_many_incidents_leave_memory_flat_and_all_are_recorded(tmp_path):

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from slimguard import graph as graphs
-from slimguard.diagnosis import causes, preconditions
+from slimguard.diagnosis import causes, preconditions, updates
 from slimguard.diagnosis.diagnosis import Diagnosis, Input
 from slimguard.diagnosis.draws import is_from_outside, is_written_value
 from slimguard.diagnosis.hidden_ops import explain_inside
@@ -72,7 +72,11 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
     if cause.is_overflow:
         more += large_weights(measured) or outlier(measured)
     kind = _kind(measured, tensor, cause)
-    if kind == policies.COMES_AGAIN:
+    rounded = updates.rounded_in_quotient(measured, tensor)
+    if rounded:
+        more += ': ' + rounded
+        kind = policies.COMES_AGAIN
+    elif kind == policies.COMES_AGAIN:
         more += '; it depends neither on the batch nor on the weights'
     return told._replace(trouble=cause.sentence + more, kind=kind)
 
@@ -82,14 +86,19 @@ def _kind(measured: MeasuredStep, tensor: tf.Tensor, cause: causes.Cause) -> str
     made_of = measured.made_of(tensor)
     if not made_of.floats:
         return policies.BATCH if made_of.draws else policies.COMES_AGAIN
-    if not made_of.draws or large_weights(measured):
-        return ''
+    if large_weights(measured):
+        return policies.EXPLOSION
+    overflow = policies.EXPLOSION if cause.is_overflow else ''
+    if not made_of.draws:
+        return overflow
     largest = max(
         [r.largest for r in map(measured.range_of, measured.inputs_of(tensor)) if r], default=0.0
     )
     # With weights as they should be, a root or a logarithm may meet what it does not take.
+    # What an optimizer keeps from step to step is no matter of chance.
     is_chance = cause.is_known and not cause.is_overflow and largest < LARGE_WEIGHT
-    return policies.BATCH if is_chance or outlier(measured) else ''
+    is_chance = is_chance and not made_of.slots
+    return policies.BATCH if is_chance or outlier(measured) else overflow
 
 
 def explain_sources(
@@ -177,7 +186,7 @@ def _too_large(measured: MeasuredStep, tensor: tf.Tensor, trouble: str) -> Diagn
     """Everything is finite, and `tensor` is too large: as the weights are, or a row of the data."""
     weights = large_weights(measured)
     far = '' if weights else outlier(measured)
-    kind = policies.BATCH if far else ''
+    kind = policies.BATCH if far else policies.EXPLOSION
     return _describe(measured, tensor)._replace(trouble=trouble + weights + far, kind=kind)
 
 

@@ -8,9 +8,10 @@ import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.diagnosis.diagnosis import Row
-from slimguard.diagnosis.draws import is_from_outside
+from slimguard.diagnosis.draws import is_from_outside, is_written_value
 from slimguard.diagnosis.ranges import Range, bad_shares, measure
 from slimguard.diagnosis.rerun import Step
+from slimguard.diagnosis.step_ops import gate_roots
 from slimguard.graph import key
 
 # Hand their first input on, in another shape or none: its range is theirs.
@@ -32,6 +33,9 @@ _FLOWS = {
 _LARGE = 100.0  # less than that overflows in no dtype by itself
 # Have a state, and draw nothing.
 _NO_DRAWS = graphs.VARIABLES | graphs.READS | frozenset('CheckNumerics CheckNumericsV2'.split())
+_ASSIGNS = frozenset('Assign AssignVariableOp'.split())
+_COPIES = SAME_NUMBERS | graphs.VARIABLES | graphs.READS
+_COPIES |= frozenset('Const DeepCopy ConcatV2 Split SplitV'.split())
 _HAND_ON = SAME_NUMBERS | frozenset('Enter Exit Merge Switch NextIteration'.split())
 
 
@@ -40,11 +44,22 @@ class MadeOf(NamedTuple):
 
     Attributes:
       draws: whether from anything that the step drew.
-      floats: whether from a float variable: a weight, a moving average, a slot.
+      floats: whether from a float variable: a weight, a moving average, a slot; not from one that
+        only counts steps.
+      slots: whether from one that the loss is not made of, or from what the step wrote to any.
     """
 
     draws: bool
     floats: bool
+    slots: bool
+
+
+class _Behind(NamedTuple):
+    """What is behind a tensor: whether anything drawn, which float variables, a written value."""
+
+    draws: bool
+    variables: Set[tf.Operation]
+    is_written: bool
 
 
 class MeasuredStep:
@@ -69,6 +84,7 @@ class MeasuredStep:
         for chunk in step.in_chunks(t for op in step.ops for t in self._to_fetch(op)):
             self._measure(chunk)
         self._hand_on()
+        self._counters = self._find_counters()
 
     def range_of(self, tensor: tf.Tensor) -> Optional[Range]:
         """The range of a tensor; None if it is no float tensor, or could not be measured."""
@@ -91,7 +107,7 @@ class MeasuredStep:
         found = []
         seen = set()
         is_fed = self.step.is_fed(tensor)
-        waiting = self.step.givens_of(tensor) if is_fed else list(tensor.op.inputs)
+        waiting = self.step.givens_of(tensor) if is_fed else _taken_by(tensor.op)
         while waiting:
             given = waiting.pop(0)
             if key(given) in seen:
@@ -100,7 +116,7 @@ class MeasuredStep:
             if self._is_end(given):
                 found.append(given)
             elif given.op.type not in graphs.VARIABLES:
-                waiting.extend(given.op.inputs)
+                waiting.extend(_taken_by(given.op))
         return found
 
     @property
@@ -155,13 +171,41 @@ class MeasuredStep:
 
     def made_of(self, tensor: tf.Tensor) -> MadeOf:
         """What a tensor is computed from."""
+        behind = self._behind(tensor)
+        floats = behind.variables - self._counters
+        slots = any(self.phases.get(each) == 'update' for each in floats)
+        return MadeOf(behind.draws, bool(floats), slots or behind.is_written)
+
+    def _behind(self, tensor: tf.Tensor) -> _Behind:
         step = self.step
-        draws = step.is_fed(tensor)
-        ops = [] if draws else graphs.ancestors([tensor.op], self._data_needs)
-        draws = draws or any(step.is_fed(t) for op in ops for t in op.inputs)
+        fed = [tensor] if step.is_fed(tensor) else []
+        ops = [] if fed else graphs.ancestors([tensor.op], self._data_needs)
+        fed += [t for op in ops for t in op.inputs if step.is_fed(t)]
+        draws = bool(fed)
         draws = draws or any(graphs.is_stateful(op) and op.type not in _NO_DRAWS for op in ops)
-        variables = [op for op in ops if op.type in graphs.VARIABLES]
-        return MadeOf(draws, any(graphs.dtype_of(each).is_floating for each in variables))
+        variables = {op for op in ops if op.type in graphs.VARIABLES}
+        return _Behind(
+            draws,
+            {each for each in variables if graphs.dtype_of(each).is_floating},
+            any(is_written_value(step.type_of(t.op)) for t in fed),
+        )
+
+    def _find_counters(self) -> Set[tf.Operation]:
+        """The float variables to which a step writes nothing but what follows from them alone."""
+        writes = graphs.Writes(self.step.graph)
+        written: Dict[tf.Operation, List[_Behind]] = {}
+        for op in graphs.ancestors(gate_roots(self.step.gate)):
+            values = [value.tensor for value in graphs.values_of(op)]
+            if op.type in _ASSIGNS and all(map(_is_copy, values)):
+                continue  # it is put back, or read or copied from another
+            for variable in writes.variables(op):
+                written.setdefault(variable, []).extend(map(self._behind, values))
+        counters = {v for v, behind in written.items() if not any(each.draws for each in behind)}
+        while True:
+            others = {v for v in counters if any(each.variables - counters for each in written[v])}
+            if not others:
+                return counters
+            counters -= others
 
     def _data_needs(self, op: tf.Operation) -> List[tf.Operation]:
         return [t.op for t in op.inputs if not self.step.is_fed(t)]
@@ -224,6 +268,31 @@ class MeasuredStep:
         name = self.step.name_of(tensor)
         op = name.rpartition(':')[0]
         return Row(op, self.step.type_of(tensor.op), name, phase, self._ranges[key(tensor)])
+
+
+def _taken_by(op: tf.Operation) -> List[tf.Tensor]:
+    """The inputs of an op; of one that pops a stack, what is pushed there, as loops do."""
+    if op.type != 'StackPopV2':
+        return list(op.inputs)
+    stack = op.inputs[0].op
+    while stack.type == 'Enter':
+        stack = stack.inputs[0].op
+    pushed, handles = [], [stack]
+    while handles:
+        for user in handles.pop().outputs[0].consumers():
+            if user.type == 'Enter':
+                handles.append(user)
+            elif user.type == 'StackPushV2':
+                pushed.append(user.inputs[1])
+    return pushed
+
+
+def _is_copy(tensor: tf.Tensor) -> bool:
+    return all(op.type in _COPIES for op in graphs.ancestors([tensor.op], _data_of))
+
+
+def _data_of(op: tf.Operation) -> List[tf.Operation]:
+    return [tensor.op for tensor in op.inputs]
 
 
 def _is_flow(tensor: tf.Tensor) -> bool:

@@ -1,10 +1,10 @@
 """Explains an update that is not finite although all that it takes is.
 
 It is run again in a graph of its own, with other arguments, to find out what would have been
-finite: a smaller learning rate, or a larger epsilon.
+finite: a smaller learning rate, or an argument that its dtype does not round to 0 or 1.
 """
 
-from typing import Dict, List, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +21,24 @@ from slimguard.incidents import policies
 
 _RATES = ('lr', 'alpha')
 _SMALLER = 1e-6  # times the rate
-_EPSILONS = (1e-4, 1e-3, 1e-2)  # tried in this order
+
+
+class _Rounded(NamedTuple):
+    """An argument of an optimizer that a dtype may round to a number that makes no update finite.
+
+    Attributes:
+      names: how kernels call it, and what is computed from it and rounded with it.
+      to: that number.
+      tried: what may work, in this order.
+    """
+
+    names: Tuple[str, ...]
+    to: float
+    tried: Tuple[float, ...]
+
+
+_EPSILON = _Rounded(('epsilon',), 0.0, (1e-4, 1e-3, 1e-2))
+_ROUNDED = (_EPSILON, _Rounded(('beta1', 'beta1_power'), 1.0, (0.9,)))
 
 
 class WouldHelp(NamedTuple):
@@ -29,11 +46,11 @@ class WouldHelp(NamedTuple):
 
     Attributes:
       smaller_rate: whether a smaller learning rate would.
-      epsilon: an `epsilon` that would, where it is 0 in the dtype as it is; else None.
+      argument: what is said of an argument that is the cause; '' if none is.
     """
 
     smaller_rate: bool = False
-    epsilon: Optional[float] = None
+    argument: str = ''
 
 
 def _what_would_help(step: Step, kernel: tf.Operation) -> WouldHelp:
@@ -48,19 +65,28 @@ def _what_would_help(step: Step, kernel: tf.Operation) -> WouldHelp:
         return WouldHelp()
     names = [argument.name for argument in arguments_of(kernel)]
 
-    def helps(name: str, value) -> bool:
-        index = names.index(name)
-        other = np.asarray(value).astype(given[index].dtype)
-        return bool(other != 0) and _is_finite(kernel, {**given, index: other})
+    def helps(indices: Sequence[int], value) -> bool:
+        other = np.asarray(value).astype(given[indices[0]].dtype)
+        changed = {index: other for index in indices}
+        return bool(other != 0) and _is_finite(kernel, {**given, **changed})
 
-    rates = [name for name in _RATES if name in names]
-    if rates and helps(rates[0], given[names.index(rates[0])].astype(np.float64) * _SMALLER):
+    rates = [names.index(name) for name in _RATES if name in names]
+    if rates and helps(rates[:1], given[rates[0]].astype(np.float64) * _SMALLER):
         return WouldHelp(smaller_rate=True)
-    if 'epsilon' in names and not numbers(given[names.index('epsilon')]).any():
-        for epsilon in _EPSILONS:
-            if helps('epsilon', epsilon):
-                return WouldHelp(epsilon=epsilon)
+    for argument in _ROUNDED:
+        indices = [names.index(name) for name in argument.names if name in names]
+        if not indices or np.any(numbers(given[indices[0]]) != argument.to):
+            continue
+        for value in argument.tried:
+            if helps(indices, value):
+                dtype = kernel.inputs[indices[0]].dtype.base_dtype.name
+                return WouldHelp(argument=_rounded_in_words(argument, dtype, value))
     return WouldHelp()
+
+
+def _rounded_in_words(argument: _Rounded, dtype: str, value: float) -> str:
+    name = argument.names[0]
+    return '%s is %g in %s; it works with %s=%g' % (name, argument.to, dtype, name, value)
 
 
 def _inputs_of(step: Step, kernel: tf.Operation) -> Optional[Dict[int, np.ndarray]]:
@@ -69,7 +95,8 @@ def _inputs_of(step: Step, kernel: tf.Operation) -> Optional[Dict[int, np.ndarra
     for tensor in kernel.inputs:
         if graphs.is_reference(tensor) or tensor.dtype == tf.resource:
             reads.append(_read(graphs.variable_behind(tensor)))
-        else:  # one of ours, such as a rate times a factor, waits for the gate
+        else:  # another of ours waits for the gate
+            tensor = _without_factor(tensor)
             reads.append(None if tensor.op.name.startswith(graphs.OURS) else tensor)
     known = [t for t in reads if t is not None]
     if len(known) < len(reads):
@@ -78,6 +105,12 @@ def _inputs_of(step: Step, kernel: tf.Operation) -> Optional[Dict[int, np.ndarra
     if any(value is None for value in values):
         return None
     return {index: np.asarray(value) for index, value in enumerate(values)}
+
+
+def _without_factor(tensor: tf.Tensor) -> tf.Tensor:
+    """What a learning rate was before a factor of ours was multiplied into it."""
+    is_scaled = tensor.op.name.startswith(graphs.OURS) and tensor.op.type == 'Mul'
+    return tensor.op.inputs[0] if is_scaled else tensor
 
 
 def _read(variable: Optional[tf.Operation]) -> Optional[tf.Tensor]:
@@ -122,19 +155,24 @@ def explain_update(measured: MeasuredStep, name: str) -> Diagnosis:
     """Everything that went into the update of the variable `name` was finite; the result is not."""
     kernel = _kernel_of(measured.step, name)
     if kernel is None:
-        return Diagnosis('update', '%s overflows when it is updated' % name)
+        trouble = '%s overflows when it is updated' % name
+        return Diagnosis('update', trouble, kind=policies.EXPLOSION)
     inputs = []
     for value in graphs.values_of(kernel):
-        found = measured.range_of(value.tensor)
-        inputs.append(Input('%s (%s)' % (value.tensor.name, value.role), found))
+        tensor = _without_factor(value.tensor)
+        found = measured.range_of(tensor)
+        inputs.append(Input('%s (%s)' % (tensor.name, value.role), found))
     original = _original_name(kernel.name)
     would = _what_would_help(measured.step, kernel)
-    trouble = '%s is not finite once it is updated, and all that the update takes is' % name
+    taken = 'the gradient and all other inputs' if graphs.is_apply(kernel) else 'all inputs'
+    trouble = '%s would not be finite after the update, though %s of the update are' % (name, taken)
+    kind = ''
     if would.smaller_rate:
         trouble = '%s overflows when it is updated: the learning rate is too large' % name
-    elif would.epsilon is not None:
-        dtype = kernel.inputs[-1].dtype.base_dtype.name
-        trouble += ': epsilon is 0 in %s; it works with epsilon=%g' % (dtype, would.epsilon)
+        kind = policies.EXPLOSION
+    elif would.argument:
+        trouble += ': ' + would.argument
+        kind = policies.COMES_AGAIN
     return Diagnosis(
         phase='update',
         trouble=trouble,
@@ -142,8 +180,32 @@ def explain_update(measured: MeasuredStep, name: str) -> Diagnosis:
         op_type=kernel.type,
         line=measured.step.origins(original).line,
         inputs=tuple(inputs),
-        kind=policies.COMES_AGAIN if would.epsilon is not None else '',
+        kind=kind,
     )
+
+
+def rounded_in_quotient(measured: MeasuredStep, tensor: tf.Tensor) -> str:
+    """What is said of an epsilon that is 0, where ops in place of a kernel divide by 0 + 0.
+
+    '' if `tensor` is nothing of the kind, or would not be finite with another epsilon.
+    """
+    op = tensor.op
+    is_quotient = op.type in ('RealDiv', 'Div') and measured.made_of(tensor).slots
+    if not is_quotient or op.inputs[1].op.type not in ('Add', 'AddV2'):
+        return ''
+    above, below = (None if x is None else np.asarray(x) for x in measured.step.fetch(op.inputs))
+    if above is None or below is None:
+        return ''
+    for epsilon in op.inputs[1].op.inputs:
+        found, behind = measured.range_of(epsilon), measured.made_of(epsilon)
+        if found is None or found.shape or found.largest or behind.draws or behind.floats:
+            continue
+        for value in _EPSILON.tried:
+            with np.errstate(all='ignore'):
+                quotient = above / (below + np.asarray(value).astype(below.dtype))
+            if np.isfinite(numbers(quotient)).all():
+                return _rounded_in_words(_EPSILON, tensor.dtype.base_dtype.name, value)
+    return ''
 
 
 def is_unseen(step: Step, name: str) -> bool:

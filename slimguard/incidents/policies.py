@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # it imports TensorFlow, and the command line reads policies 
 # Kinds of causes, as far as policies ask. The batch is at fault, or what a sum came to with it, and
 # not the weights: the next batch may be good.
 BATCH = 'batch'
+# Numbers grew until they overflowed. From an older state, with a smaller rate, they may not.
+EXPLOSION = 'explosion'
 # Neither the batch nor the weights are: whatever is done, the same comes again.
 COMES_AGAIN = 'comes again'
 
@@ -36,8 +38,8 @@ class PolicyState:
       rollbacks: the number of rollbacks so far.
       state_lost: whether variables were not finite already before the present incident's step.
       ruin: why the weights are finite and ruined; '' if they are not, or nobody knows.
-      cause: the kind of the present incident's cause: `BATCH` or `COMES_AGAIN`; '' for any other,
-        and if it is not known.
+      cause: the kind of the present incident's cause: `BATCH`, `EXPLOSION` or `COMES_AGAIN`; ''
+        for any other, and if it is not known.
       may_skip: whether a policy in force skips.
       steps: the number of steps so far.
       skipped: how many of them were skipped.

@@ -19,6 +19,7 @@ from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.incidents.policies import (
     BATCH,
     COMES_AGAIN,
+    EXPLOSION,
     Policy,
     Raise,
     Rollback,
@@ -211,7 +212,9 @@ class IncidentHandler:
             raise
         handled.note(action=policy.action if action.is_policy else _BY_SUBCLASS)
         self._examiner.keep(session, reading, handled, found, action.is_policy and policy.ends)
-        is_overflow = handled.drew_finite and not handled.kind and _is_not_finite(reading)
+        is_overflow = (
+            handled.drew_finite and handled.kind in ('', EXPLOSION) and _is_not_finite(reading)
+        )
         if isinstance(policy, Skip) and is_overflow:
             self._policies.note_overflow()
 
@@ -312,9 +315,12 @@ def _advice(handled: OpenIncident, policies: FallbackChain) -> Optional[str]:
         return None  # it was said that nothing here changes it
     if handled.kind == BATCH:
         return advice.for_a_bad_batch(skips)
-    if handled.incident.state_lost:
+    if handled.incident.state_lost or handled.phase == 'variable':
         return advice.for_lost_state(goes_back)
-    return advice.for_an_explosion(policies.learning_rate)
+    may_explode = handled.kind == EXPLOSION or handled.phase == 'unknown'
+    if may_explode or _asks_for_advice(handled.incident):
+        return advice.for_an_explosion(policies.learning_rate)
+    return None
 
 
 def _asks_for_advice(incident: Incident) -> bool:

@@ -55,6 +55,7 @@ class OpenIncident:
       bad_rows: the rows of the batch that are not finite, none if it is no batch; None if it is not
         known that data are at fault.
       kind: the kind of the cause, as policies ask for it.
+      phase: that of the diagnosis; 'unknown' without one.
       drew_finite: whether all that the step drew is known to be finite.
       rows: the bad rows that it drew, as `Found` has them.
       again: which of them came before, in another incident; '' if none is known to.
@@ -68,6 +69,7 @@ class OpenIncident:
         self.remarks = self.spent = ''
         self.bad_rows: Optional[List[int]] = None
         self.kind = ''
+        self.phase = 'unknown'
         self.drew_finite = False
         self.rows: Mapping[str, str] = {}
         self.again = ''
@@ -113,6 +115,7 @@ class OpenIncident:
         self.bad_rows = None if diagnosis is None else diagnosis.bad_rows
         self.cause = None if diagnosis is None else diagnosis.in_short
         self.kind = found.cause
+        self.phase = 'unknown' if diagnosis is None else diagnosis.phase
         self.drew_finite, self.rows = found.drew_finite, found.bad_rows
         self.note(diagnosis=None if diagnosis is None else str(diagnosis), bundle=found.bundle)
 

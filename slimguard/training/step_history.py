@@ -107,7 +107,7 @@ class StepHistory:
                 self._loss.note(loss)
                 self._norm.note(norm)
         elif self._largest is not None:
-            self._look_for_jump(entry, abs(loss), norm)
+            self._look_for_jump(entry, loss, norm)
         self._entries.append(entry)
         self._last_good = entry
         if self._note_entry is not None:
@@ -115,27 +115,27 @@ class StepHistory:
 
     def _look_for_jump(self, entry: Entry, loss: float, norm: float) -> None:
         of_loss, of_norm = self._largest or (Largest(), Largest())
-        times = of_loss.note(loss), of_norm.note(norm)
+        times = of_loss.note(abs(loss)), of_norm.note(norm)
         if not any(times):
             return
         self._largest = None  # it is told once
         is_loss = bool(times[0])
-        step, usual = row_of(entry)[STEP], Level(Spike.window, Spike.warmup)
+        step, before = row_of(entry)[STEP], of_loss.count - 1
+        losses, norms = Level(Spike.window, Spike.warmup), Level(Spike.window, Spike.warmup)
         for row in [row_of(each) for each in self._entries]:
             if row[IS_GOOD]:
-                usual.note(row[LOSS] if is_loss else norm_of(row))
-        said = (
-            '%s %.4g%s is %.3g times the largest of all %d good steps before it, and was written'
-            % (
-                'loss' if is_loss else gates.GRADIENT_NORM,
-                loss if is_loss else norm,
-                '' if math.isnan(step) else ' of global step %d' % step,
-                times[0] or times[1],
-                of_loss.count - 1,
-            )
+                losses.note(row[LOSS])
+                norms.note(norm_of(row))
+        said = '%s %.4g%s is%s %.3g times %s before it, and was written' % (
+            'loss' if is_loss else gates.GRADIENT_NORM,
+            loss if is_loss else norm,
+            '' if math.isnan(step) else ' of global step %d' % step,
+            ', by absolute value,' if is_loss and loss < 0 else '',
+            times[0] or times[1],
+            'the largest of all %d good steps' % before if before > 1 else 'that of the only step',
         )
-        limit = usual.limit(Spike.loss if is_loss else Spike.gradient_norm)
-        self._tell(said, (loss if is_loss else norm) > limit)
+        is_held = loss > losses.limit(Spike.loss) or norm > norms.limit(Spike.gradient_norm)
+        self._tell(said, is_held)
 
     def memory(self) -> Any:
         """The numbers that the limits are computed from, for `go_back`."""

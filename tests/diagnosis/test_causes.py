@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from slimguard import gate
 from slimguard.diagnosis import causes, preconditions
 from slimguard.diagnosis.diagnose import diagnose, diagnose_step, glance
 from slimguard.diagnosis.rerun import ExportOnce, StepCopy, variables_in_chunks
@@ -273,15 +274,51 @@ def a_python_function_of_a_bad_value():
     return python(lambda v: v * 2, tf.math.log(x), x, with_(0, 2, 1))
 
 
-def epsilon(dtype, value):
-    x = placeholder('x', dtype=dtype)
-    loss = tf.reduce_mean(tf.square(tf.matmul(x, weights(dtype=dtype)) - 2))
-    adam = tf1.train.AdamOptimizer(value)
+def adam_in_sixteen_bits(**arguments):
+    x = placeholder('x', dtype=tf.float16)
+    loss = tf.reduce_mean(tf.square(tf.matmul(x, weights(dtype=tf.float16)) - 2))
+    adam = tf1.train.AdamOptimizer(0.01, **arguments)
     return fails(loss, {x: ONES}, {x: ONES}, lambda: adam.minimize(loss))
 
 
-def adam_in_sixteen_bits():
-    return epsilon(tf.float16, 0.01)
+def adam_whose_rate_has_a_factor():
+    gate.scale_learning_rates(tf1.get_default_graph(), is_shared=False)
+    return adam_in_sixteen_bits()
+
+
+def adam_with_a_beta1_that_is_1():
+    return adam_in_sixteen_bits(beta1=0.9999, epsilon=1e-3)
+
+
+def sparse_adam_in_sixteen_bits():
+    rows = placeholder('rows', [8], tf.int32)
+    weight = weights([20, 3], dtype=tf.float16)
+    loss = tf.reduce_mean(tf.square(tf.nn.embedding_lookup(weight, rows) - 1))
+    fed = {rows: np.arange(8)}
+    return fails(loss, fed, fed, lambda: tf1.train.AdamOptimizer(0.01).minimize(loss))
+
+
+def own_update(divisor, step_of):
+    """A gradient divided by a variable that is 0."""
+    x, weight = placeholder('x'), weights()
+    loss = regression(tf.matmul(x, weight))
+    (gradient,) = tf.gradients(loss, [weight])
+    variable = tf1.get_variable(divisor, [], initializer=tf1.zeros_initializer(), trainable=False)
+    step = step_of(variable, gradient)
+
+    def train():
+        with tf.control_dependencies([weight.assign_sub(step)]):
+            return variable.assign_add(1.0 if divisor == 'count' else tf.reduce_sum(gradient)).op
+
+    return fails(loss, {x: ONES}, {x: ONES}, train)
+
+
+def an_own_rate_that_counts_steps():
+    return own_update('count', lambda count, gradient: 0.1 / count * gradient)
+
+
+def an_own_optimizer_whose_slot_is_0():
+    return own_update('slot', lambda slot, gradient: gradient / tf.sqrt(slot))
 
 
 def rate_of(step_of, learning_rate):
@@ -324,6 +361,17 @@ def a_loop(inner):
 
 def a_softmax_in_a_loop():
     return a_loop(lambda x: tf.nn.softmax(x * 2))
+
+
+def an_inf_that_saturates_in_a_loop():
+    """The loss is finite, and its gradient is not."""
+    x, weight = placeholder('x'), weights()
+
+    def body(i, total):
+        return i + 1, total + tf.tanh(tf.matmul(x, weight))
+
+    _, total = tf1.while_loop(lambda i, _: i < 2, body, [0, tf.zeros([6, weight.shape[1]])])
+    return fails(regression(total), {x: ONES}, {x: with_(np.inf, 2, 1)})
 
 
 def a_gradient_of_a_root(size_of):
@@ -378,7 +426,7 @@ STEPS = [
         'x:0 is as large as 1.5e+15, in row 2, and 1 at most in the other rows',
         'batch',
     ),
-    (a_whole_batch_that_overflows, 'overflow of float32', '!in row', ''),
+    (a_whole_batch_that_overflows, 'overflow of float32', '!in row', 'explosion'),
     (a_row_all_hidden_by_a_constant, 'softmax of nothing but -Inf', 'in row 3', 'batch'),
     (a_row_all_hidden_by_a_logarithm, 'softmax of nothing but -Inf', 'in row 3', 'batch'),
     (
@@ -401,6 +449,32 @@ STEPS = [
         'comes again',
     ),
     (
+        adam_whose_rate_has_a_factor,
+        'would not be finite after the update, though the gradient and all other inputs of the '
+        'update are: epsilon is 0 in float16; it works with epsilon=0.0001',
+        ' (lr): float16[]',
+        'comes again',
+    ),
+    (
+        adam_with_a_beta1_that_is_1,
+        'beta1 is 1 in float16; it works with beta1=0.9',
+        '!epsilon',
+        'comes again',
+    ),
+    (
+        sparse_adam_in_sixteen_bits,
+        'division by 0',
+        ': epsilon is 0 in float16; it works with epsilon=0.0001',
+        'comes again',
+    ),
+    (
+        an_own_rate_that_counts_steps,
+        'division by 0 (1 of 1 values); it depends neither on the batch nor on the weights',
+        '!in row',
+        'comes again',
+    ),
+    (an_own_optimizer_whose_slot_is_0, 'division by 0', '!it depends neither', ''),
+    (
         a_rate_of_the_step_alone,
         'the learning rate itself is not finite: rsqrt of 0, a division by 0',
         'it depends neither on the batch nor on the weights',
@@ -408,6 +482,7 @@ STEPS = [
     ),
     (a_rate_of_the_batch, 'rsqrt of 0, a division by 0', '!it depends neither', 'batch'),
     (a_softmax_in_a_loop, 'what may do it there: Softmax', '!FloorMod', 'batch'),
+    (an_inf_that_saturates_in_a_loop, 'bad data: 1 Inf', 'in row 2', 'batch'),
     (
         a_norm_of_zeros,
         'gradient of sqrt at 0, of a norm of zeros (1 of 6 values), in row 2',
@@ -416,12 +491,12 @@ STEPS = [
     ),
     (a_root_of_0, 'gradient of sqrt at 0 (1 of 6 values), in row 2', '!norm', 'batch'),
     (a_constant_that_is_nan, 'a constant is bad: the graph itself holds it', '(Const)', ''),
-    (a_constant_that_is_large, 'overflow of float32', '!constant', ''),
+    (a_constant_that_is_large, 'overflow of float32', '!constant', 'explosion'),
     (
         a_rate_that_is_too_large,
         'overflows when it is updated: the learning rate is too large',
-        '!all that the update takes is',
-        '',
+        '!would not be finite',
+        'explosion',
     ),
     (
         a_run_that_is_finite_the_second_time,

@@ -42,6 +42,29 @@ def test_a_rate_that_is_nan_at_step_0_raises_at_once(on_nan):
     assert line.endswith('# at fault')
 
 
+@pytest.mark.parametrize('what', ['a norm of zeros', 'a variable that was bad before'])
+def test_where_nothing_exploded_no_advice_is_about_explosions(what):
+    x = tf1.placeholder(tf.float32, [8, 4])
+    w = tf1.get_variable('w', [4, 1], initializer=tf1.zeros_initializer())
+    scale = tf1.get_variable('scale', [], initializer=tf1.ones_initializer(), trainable=False)
+    loss = scale * tf.reduce_mean(tf.square(tf.matmul(x, w) - 1.0))
+    if what == 'a norm of zeros':
+        loss += tf.norm(w)
+    with slimguard.instrument(on_nan='rollback:1'), tf1.Session() as session:
+        train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        session.run(tf1.global_variables_initializer())
+        if what != 'a norm of zeros':
+            scale.load(np.nan, session)
+        with pytest.raises(slimguard.NanLossError) as caught:
+            for _ in range(2):
+                session.run(train_op, {x: np.ones([8, 4])})
+    if what == 'a norm of zeros':
+        assert caught.value.incident.advice is None
+    else:
+        told = caught.value.incident.advice
+        assert told.startswith('what made it so went past the gate') and 'on_nan' not in told
+
+
 def batch_norm(x):
     """The mean of squares less the square of the mean, which comes out below zero by rounding."""
     with tf1.variable_scope('bn'):

@@ -450,7 +450,7 @@ def test_why_what_is_written_in_a_loop_is_bad_is_told(what, tmp_path):
     (record,) = records_in(tmp_path)
     why = 'in the input: bad data: 1 NaN'
     if what == 'overflow':
-        why = 'in the update: own/w is not finite once it is updated'
+        why = 'in the update: own/w would not be finite after the update'
     assert record['diagnosis'].startswith(why)
 
 

@@ -83,6 +83,19 @@ def test_the_last_line_of_run_says_that_a_step_was_far_beyond_all_before(tmp_pat
     assert 'spike=True, or --spike=default of run, would have held it' in said
 
 
+def test_a_loss_that_falls_far_below_zero_is_told_with_its_sign(tmp_path):
+    with slimguard.instrument(logdir=str(tmp_path)) as instrumentation:
+        x = tf1.placeholder(tf.float32, [])
+        loss = -x * tf1.get_variable('w', [], initializer=tf1.ones_initializer())
+        train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            for value in (1.0, 1e6):
+                session.run(train_op, {x: value})
+    said = str(instrumentation.sessions.seen)
+    assert 'loss -1.1e+06 is, by absolute value, 1.1e+06 times that of the only step before' in said
+
+
 class Drawn:
     """A batch of random numbers; with a NaN at some draws."""
 

@@ -34,7 +34,7 @@ from slimguard.training import trainable
 from slimguard.training.checkpoint_keeper import CheckpointKeeper
 from slimguard.training.context import TrainingContext
 from slimguard.training.hook_training import HookSettings
-from slimguard.training.loop import HookedSteps, StopRequest
+from slimguard.training.loop import SlimLoop, StopRequest
 from slimguard.training.preemption import SECONDS, Preemption
 from slimguard.training.progress import progress_bar
 from slimguard.training.step_history import STEPS, require_history
@@ -292,7 +292,7 @@ def train(
     preemption = None if keeper is None else Preemption(stop.ask, keeper.save, preemption_seconds)
     with _open(context, hooks, keeper, graph) as turn:
         with graph.as_default(), progress_bar(progress, number_of_steps) as bar:
-            steps = HookedSteps(
+            steps = SlimLoop(
                 train_step_fn,
                 session_wrapper,
                 # The first to hear of the end, and of the session, is what saves on a signal.

@@ -39,8 +39,8 @@ from slimguard.system import files
 from slimguard.system.numbers import require_bool
 from slimguard.training import preemption
 from slimguard.training.checkpoint_keeper import CheckpointKeeper
+from slimguard.training.prepared_runs import prepare_steps
 from slimguard.training.progress import Progress, progress_bar
-from slimguard.training.repeated_runs import prepare_steps
 from slimguard.training.step_history import require_history
 from slimguard.training.step_preemption import StepPreemption
 

@@ -1,6 +1,6 @@
 """Runs `SessionRunHook`s inside the loop of `slim.learning.train`, which takes none.
 
-slim's loop asks for two things that can be replaced, and :class:`HookedSteps` gives both: a wrapper
+slim's loop asks for two things that can be replaced, and :class:`SlimLoop` gives both: a wrapper
 around its session, and the function that does a step. The wrapper is a `HookedSession`: it behaves
 as the session it wraps, and calls hooks for runs of a train op only, so that slim's own small runs
 (is it time to stop? to log?) cost what they did.
@@ -40,7 +40,7 @@ class StopRequest:
         self.is_asked = True
 
 
-class HookedSteps:
+class SlimLoop:
     """The step function and the session wrapper to hand to `slim.learning.train`.
 
     Args:

@@ -1,6 +1,9 @@
 """The cookbook: each line makes the NaN, slimguard says what the page says, and the cure helps."""
 
+import http.server
+import json
 import re
+import threading
 
 import numpy as np
 import pytest
@@ -8,6 +11,7 @@ import tensorflow as tf
 
 import slimguard
 from tests.helpers.children import ROOT
+from tests.helpers.snippets import names_of_docs, snippet_named
 
 tf1 = tf.compat.v1
 PAGE = (ROOT / 'docs' / 'cookbook.md').read_text(encoding='utf-8')
@@ -84,3 +88,35 @@ def test_the_page_shows_what_is_said_and_what_helps(name, bad, said, cure):
 
 def test_no_section_is_left_out():
     assert len(list(recipes())) == len(re.findall(r'cookbook: ', PAGE)) >= 11
+
+
+class Chat(http.server.BaseHTTPRequestHandler):
+    """A webhook that keeps what it is sent."""
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers['Content-Length']))
+        self.server.told.append(json.loads(body.decode()))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_):
+        """Prints nothing."""
+
+
+def test_the_webhook_of_the_docs_is_told_of_each_incident(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv('no_proxy', '127.0.0.1')
+    recipe = snippet_named(ROOT / 'docs' / 'policies.md', 'webhook')
+    with http.server.HTTPServer(('127.0.0.1', 0), Chat) as server:
+        server.told = []
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = 'http://127.0.0.1:%d/' % server.server_port
+        for logdir, known in (('told', url), ('lost', 'http://127.0.0.1:1/')):
+            with tf.Graph().as_default():
+                logdir = str(tmp_path / logdir)
+                exec(recipe, dict(names_of_docs(), URL=known, logdir=logdir))
+            (incident,) = slimguard.read_incidents(logdir)
+            assert incident.action == 'skip'
+        server.shutdown()
+    assert server.told == [{'text': 'step 4: ' + incident.cause}]
+    assert 'bad data' in incident.cause
+    assert 'slimguard webhook: ' in capsys.readouterr().out

@@ -24,6 +24,7 @@ NAMED = {
     'explode-command',
     'cluster-commands',
     'a-message',
+    'webhook',
 }
 # A training as the docs have it: it leaves a record with one incident, and a bundle.
 TRAINING = """

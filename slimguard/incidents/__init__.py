@@ -9,7 +9,7 @@ The files:
     policy_language.py  what users write for on_nan, and the policies it stands for
     fallback_chain.py   policies in order: the first that is willing takes an incident
     nan_loss_error.py   NanLossError, which ends a training with an incident
-    advice.py           what may help then
+    advice.py           what may help after it
     journal.py          a training's incidents: the line in the log, the record, TensorBoard
     record_file.py      the record, slimguard/incidents.jsonl: written, and read
     incident_groups.py  incidents of one cause, together

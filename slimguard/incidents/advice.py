@@ -1,9 +1,28 @@
-"""What may help, where a training has ended with an incident. Imports no TensorFlow."""
+"""What may help after an incident: in the error, on record, on the page. Imports no TensorFlow."""
 
 import shlex
 from typing import Optional, Sequence
 
 from slimguard.system import texts
+
+# By the phase of a diagnosis.
+BY_PHASE = {
+    'input': 'Look at the framed samples and at the code that reads them. replay --without ROW '
+    'says whether the rest of the batch is clean.',
+    'forward': 'Keep the input of this op where its result is finite: a small epsilon, a clip, or '
+    'a tf.where around the input (around the result alone it does not help the gradient).',
+    'backward': 'Keep the input of the forward op away from the point where its slope is infinite: '
+    'add a small epsilon to the input.',
+    'update': 'Train with a smaller learning rate, or clip the gradients.',
+    'variable': 'Find the code that wrote this variable: an update beside the train op, or a '
+    'restore. Rollback goes back to a state before it, if there is one.',
+    'constant': 'Mend the constant in the line that makes it.',
+}
+# Where the learning rate jumped before the loss did.
+FOR_A_JUMP = (
+    'Keep the learning rate as it was, or let it grow in small steps. spike=True holds such a step '
+    'before it is written, and rollback goes back to the weights before it.'
+)
 
 _REPLAY = '; python -m slimguard replay'
 

@@ -106,9 +106,7 @@ class FallbackChain:
         if skipped == self._told:
             return ''
         self._told = skipped
-        why = '; why, of the last that was examined: %s' % self._why_skipped
-        told = '%d of %d batches were skipped' % (skipped, self._state.steps)
-        return told + why if self._why_skipped else told
+        return skipped_in_words(skipped, self._state.steps, self._why_skipped)
 
     def note_rollbacks(self, rollbacks: int) -> None:
         """Notes how often others went back to a checkpoint, and this training with them."""
@@ -147,6 +145,12 @@ class FallbackChain:
             if policy is not None:
                 return policy
         return None
+
+
+def skipped_in_words(skipped: int, steps: int, why: Optional[str]) -> str:
+    """How many steps were skipped, of how many, and why the last of them was, if that is known."""
+    told = '%d of %d batches were skipped' % (skipped, steps)
+    return '%s; why, of the last that was examined: %s' % (told, why) if why else told
 
 
 _EXPLODES = (

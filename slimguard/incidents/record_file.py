@@ -29,11 +29,12 @@ _LONGEST_TEXT, _LONGEST_NAME, _MOST_NAMES = 5000, 500, 1000
 # How many incidents wait for a file that cannot be written, and how many are read: the newest.
 _MOST_WAITING, _MOST_READ = 1000, 50000
 
-NO_RECORD = (
-    'there is no record of incidents in %s: no guarded training has written there, or the record '
-    'was deleted. If you ran a script with slimguard run, its last line names the folder. A '
-    'NanLossHook needs logdir=... where its session saves nothing, and watch() always.'
+WHY_NO_RECORD = (
+    'no guarded training has written there, or the record was deleted. If you ran a script with '
+    'slimguard run, its last line names the folder. A NanLossHook needs logdir=... where its '
+    'session saves nothing, and watch() always.'
 )
+NO_RECORD = 'there is no record of incidents in %s: ' + WHY_NO_RECORD
 FOREIGN = '%s is no record of slimguard, or a damaged one: it has no incident'
 
 

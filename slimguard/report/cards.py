@@ -7,7 +7,7 @@ in full; the others that have a bundle are behind it.
 import shlex
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from slimguard.incidents import record_table
+from slimguard.incidents import advice, record_table
 from slimguard.incidents.incident_groups import by_kind
 from slimguard.report import last_steps, report_data, samples, words
 from slimguard.report.report_data import BundleView, IncidentView, ReportData, UnreadableBundle
@@ -243,30 +243,14 @@ def _why_it_exploded(bundle: Optional[BundleView]) -> str:
 
 
 _GIVEN = ('input', 'variable', 'constant')
-_TO_DO = {
-    'input': 'Look at the framed samples and at what reads them. replay --without ROW says whether '
-    'the rest of the batch is clean.',
-    'forward': 'Keep the input of this op where its result is finite: a small epsilon, a clip, or '
-    'a tf.where around the input (around the result alone it does not help the gradient).',
-    'backward': 'Keep the input of the forward op away from the point where its slope is infinite: '
-    'add a small epsilon to the input.',
-    'update': 'Train with a smaller learning rate, or clip the gradients.',
-    'variable': 'Find what wrote this variable: an update beside the train op, or a restore. '
-    'Rollback goes back to a state before it, if there is one.',
-    'constant': 'Mend the constant where it is made.',
-}
-_SMALLER_RATE = (
-    'Keep the learning rate as it was, or let it grow in small steps. spike=True holds such a step '
-    'before it is written, and rollback goes back to the weights before it.'
-)
 
 
 def _to_do(incident: IncidentView, bundle: Optional[BundleView], exploded: bool) -> str:
     if exploded:
-        return _SMALLER_RATE
+        return advice.FOR_A_JUMP
     if incident.advice or bundle is None:
         return incident.advice
-    return _TO_DO.get(bundle.phase, '')
+    return advice.BY_PHASE.get(bundle.phase, '')
 
 
 def _facts(incident: IncidentView, bundle: Optional[BundleView], sentence: str) -> List[Fact]:

@@ -360,7 +360,7 @@ def told(data: ReportData) -> str:
     if not data.has_record and data.bundles:
         return 'There is no record of incidents, though bad steps were kept.'
     if not data.has_record:
-        return _NO_RECORD
+        return 'There is no record of incidents: ' + record_file.WHY_NO_RECORD
     if not data.incidents:
         return 'No incident is on record.'
     one = len(data.incidents) == 1
@@ -374,11 +374,6 @@ def done(incidents: List[IncidentView], names: Dict[str, str]) -> str:
     return ', '.join('%d %s' % (n, names.get(action, action)) for action, n in counts if n)
 
 
-_NO_RECORD = (
-    'There is no record of incidents: no guarded training has written here, or the record was '
-    'deleted. If you ran a script with slimguard run, its last line names the folder. A '
-    'NanLossHook needs logdir=... where its session saves nothing, and watch() always.'
-)
 _DONE = {
     'raise': 'raised',
     'stop': 'stopped the training',

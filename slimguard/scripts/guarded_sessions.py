@@ -18,7 +18,7 @@ from slimguard.compat import tf_private
 from slimguard.diagnosis.evidence import Evidence, collect
 from slimguard.gate import Gate, gates_of, scale_learning_rates
 from slimguard.graph.sessions import OWN_WORK, callable_of, note_opened
-from slimguard.incidents.fallback_chain import FallbackChain
+from slimguard.incidents.fallback_chain import FallbackChain, skipped_in_words
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policies import Raise, Skip, Stop
@@ -49,7 +49,6 @@ _NO_PARTIAL_RUN = (
 )
 
 
-_SKIPPED = 'slimguard: %d of %d batches were skipped.'
 _NAN_BESIDE = (
     "slimguard: the loss that TensorFlow's NanTensorHook fetched is NaN, in a run that trains "
     'nothing itself and has written nothing bad. on_nan=%r decides, and not the hook. This is '
@@ -113,6 +112,7 @@ class GuardedSessions:
         self._sessions: Any = weakref.WeakKeyDictionary()  # the ScriptSession of each
         self._inside = OWN_WORK
         self._steps = self._skipped = 0  # other than those of slim's loop, which says it itself
+        self._why_skipped = ''
         self._learning_rate = FallbackChain(settings.on_nan, Raise()).learning_rate
         self._first_policy = (
             Raise() if settings.on_nan is None else fallbacks_of(settings.on_nan)[0]
@@ -199,7 +199,8 @@ class GuardedSessions:
                 watched.release()
         self._preemption.leave()
         if self._skipped:
-            log().warning(_SKIPPED, self._skipped, self._steps)
+            told = skipped_in_words(self._skipped, self._steps, self._why_skipped)
+            log().warning('slimguard: %s.', told)
         if self.seen.jump:
             log().warning('slimguard: %s.', self.seen.jump)
 
@@ -304,7 +305,10 @@ class GuardedSessions:
             return found
 
     def _note_incidents(self, incidents: Sequence[Incident], logdir: str) -> None:
-        self._skipped += incidents[-1].action == Skip.action  # all of one batch
+        last = incidents[-1]  # all of them are of one batch
+        if last.action == Skip.action:
+            self._skipped += 1
+            self._why_skipped = self._why_skipped if last.diagnosis is None else last.cause
         for incident in incidents:
             self.seen.note_incident(incident, logdir)
 

@@ -88,7 +88,7 @@ SCRIPT = _SCRIPT % 'tensorflow.compat.v1 as tf; tf.disable_v2_behavior()'
 SCRIPT_OF_TF1 = (_SCRIPT % 'tensorflow as tf').replace('np.nan if step == 4', '2.0 if step == 4')
 
 
-def _names():
+def names_of_docs():
     """What the docs' names stand for; made anew for each snippet."""
     import numpy as np
     import tensorflow.compat.v1 as tf
@@ -137,7 +137,7 @@ def _run_page(page):
         pathlib.Path('train_mobilenet.py').write_text(SCRIPT)
         # Its lines are those of the page, in a traceback.
         code = compile('\n' * (snippet.line - 1) + snippet.text, str(page), 'exec')
-        exec(code, _names())
+        exec(code, names_of_docs())
 
 
 def _run_notebook(path):

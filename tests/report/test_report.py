@@ -380,7 +380,7 @@ def test_without_a_record_it_says_what_that_can_mean(tmp_path, capsys):
     (tmp_path / 'checkpoint').write_text('')
     seen = see(tmp_path)
     said = (
-        'There is no record of incidents: no guarded training has written here, or the record was '
+        'There is no record of incidents: no guarded training has written there, or the record was '
     )
     assert said in seen.text
     assert said in capsys.readouterr().err

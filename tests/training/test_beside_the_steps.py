@@ -195,7 +195,6 @@ def test_a_summary_of_a_bad_batch_with_variables_on_parameter_servers(tmp_path):
     assert reasons and all('in a run of the summaries' in reason for reason in reasons)
 
 
-@pytest.mark.full
 def test_the_policy_decides_about_a_summary(tmp_path):
     with pytest.raises(slimguard.NanLossError, match='in a run of the summaries: not finite'):
         train_with_summaries(BadForSummaries(), tmp_path)

@@ -51,6 +51,7 @@ class TestEachPolicy:
             trained = loop(Given(str(tmp_path), on_nan='skip', bad=(3,)))
         assert trained.drawn == 7
         assert told_of_skips(lines) == ['slimguard: 1 of 7 batches were skipped']
+        assert any('batches were skipped; why, of the last that was' in line for line in lines)
         (record,) = records_in(tmp_path)
         assert (record['step'], record['action'], record['held']) == (3, 'skip', True)
         assert 'bad data: 1 NaN among 12 values, in row 1' in record['diagnosis']
@@ -97,8 +98,9 @@ def test_a_training_resumes_from_a_good_checkpoint(loop, tmp_path):
     checkpoints.truncate(newest + '.data-00000-of-00001')
     # What is in it, and not what it is called: slim saves while steps go on.
     good = checkpoint_reader.inspect(slimguard.latest_finite_checkpoint(tmp_path)).step
-    with tf.Graph().as_default():
+    with tf.Graph().as_default(), LogLines() as lines:
         assert loop(given(tmp_path, steps=5)).began_at == good
+    assert [line for line in lines if 'resuming from' in line and 'model.ckpt-4 is' in line]
 
 
 @pytest.mark.full

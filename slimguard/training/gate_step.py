@@ -1,7 +1,7 @@
 """A step of a gate with all that its watchers look at, in one call: :class:`GateStep`."""
 
 import functools
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -14,7 +14,7 @@ from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hooked_session import HookCalls
 from slimguard.training.incident_reading import Reading
 from slimguard.training.prepared_runs import PreparedRuns
-from slimguard.training.step_history import StepHistory, reading_of
+from slimguard.training.step_history import reading_of
 from slimguard.training.watched_run import limits_of, take_untold
 from slimguard.training.watchers import tell_in_order
 
@@ -70,79 +70,78 @@ class GateStep:
         others = [hook for hook in hooks if hook not in watchers]
         self._asking = [hook for hook in others if _has(hook, 'before_run')]
         self._looking = [hook for hook in others if _has(hook, 'after_run')]
-        self._histories: Dict[GateWatcher, Optional[StepHistory]] = {
-            watcher: watcher.histories.of(gate) for watcher in watchers
-        }
+        self._histories = {watcher: watcher.histories.of(gate) for watcher in watchers}
         histories = [each for each in self._histories.values() if each is not None]
         self._has_moving_limits = any(each.spike for each in histories)
         quiet, loss = gate.quiet, gate.loss
         if loss is not None and _is_value_of(quiet.train_op, loss):
             loss = quiet.train_op
-        own: List[Any] = []
-        self._places: List[Optional[int]] = []
-        for tensor in (quiet.bad, quiet.step, loss):
-            self._places.append(None if tensor is None else len(own))
-            own += [] if tensor is None else [tensor]
-        self._measures_at = len(own) if histories else None
-        own += [gate.measures.vector] if histories else []
+        nothing = op_of(quiet.train_op)  # the value of an operation is None
+        wanted = quiet.bad, quiet.step, loss, gate.measures.vector if histories else None
+        own = [nothing if each is None else each for each in wanted]
         self._beside = gate.beside if watchers else ()
         for each in self._beside:
             each.gate.untold.watch(session)
         counts = [each.quiet_count for each in self._beside]
-        self._counts = slice(len(own), len(own) + len(counts))
         evidence = dict.fromkeys(watcher.evidence_of(gate) for watcher in watchers)
-        own += counts + [each.fetch for each in evidence if each is not None]
-        self._fetches = [own, fetches]
+        targets = [each.fetch for each in evidence if each is not None]
+        # A tuple of single fetches is what is read soonest.
+        self._fetches = (*own, fetches, *counts, *targets)
 
     def run(self, feed_dict=None, options=None, run_metadata=None) -> Done:
         """Runs a step, and calls the hooks; the arguments are those of `Session.run`."""
-        context = self._context()
         max_loss = self._watchers[0].max_loss if self._watchers else None
         feeds, fetches, asked = feed_dict, self._fetches, self
+        context = calls = seen = entry = None
         if max_loss is not None or self._has_moving_limits:
             history = self._histories[self._watchers[0]]
             feeds = {**(feed_dict or {}), **limits_of(self._gate, max_loss, history)}
-        calls = None
         if self._asking or self._looking:
+            context = self._context()
             calls = HookCalls(self._asking, context, options)
             feeds, options = calls.feeds_with(feeds), calls.run_options
             run_metadata = run_metadata or tf1.RunMetadata()
             if calls.fetches:
-                fetches = [*fetches, calls.fetches]
+                fetches = (*fetches, calls.fetches)
                 asked = self, key_of(calls.fetches)
-        own, values, *results = self._runs.run(
-            self._session, fetches, feeds, options, run_metadata, asked
-        )
-        told = gates.Told(*[None if place is None else own[place] for place in self._places])
-        is_bad, entry = told.is_bad, None
-        if self._measures_at is not None:
-            entry = told.step, not is_bad, own[self._measures_at]
-
-        def show(hook) -> None:
-            if calls is not None and hook in self._looking:
-                theirs = results[0] if results else {}
-                hook.after_run(context, calls.values_for(hook, theirs, run_metadata))
-
+        given = feeds, options, run_metadata, asked
+        found = self._runs.run(self._session, fetches, *given)
+        bad, step, loss, measures, values, *counts = found
+        told = gates.Told(bad, step, loss)
+        is_bad = told.is_bad
+        if measures is not None:
+            entry = step, not is_bad, measures
+        if calls is not None:
+            results = counts.pop() if calls.fetches else {}
+            seen = functools.partial(calls.values_for, results=results, run_metadata=run_metadata)
         if is_bad and self._watchers:
             read = functools.partial(self._reading_for, told, entry, max_loss)
-            self._tell_of_incident(context, read, show)
+            context = context or self._context()
+            self._tell_of_incident(context, read, seen)
         else:
             for watcher, history in self._histories.items():
                 if history is not None and entry is not None:
                     history.note_good(entry)
                 watcher.step_was_good(self._session, told.loss)
-            for hook in self._looking:
-                show(hook)
-        if self._beside and any(own[self._counts]):
+            if seen is not None:
+                for hook in self._looking:
+                    hook.after_run(context, seen(hook))
+        if self._beside and any(counts):
+            context = context or self._context()
             self._tell_of_threads(context)
-        return Done(values, told, context.stop_requested)
+        return Done(values, told, context is not None and context.stop_requested)
 
-    def _tell_of_incident(self, context, read, show) -> None:
+    def _tell_of_incident(
+        self,
+        context,
+        read: Callable[[GateWatcher], Reading],
+        seen: Optional[Callable[[Any], tf1.train.SessionRunValues]],
+    ) -> None:
         def tell(hook) -> None:
             if hook in self._watchers:
                 hook.handle(context, read(hook))
-            else:
-                show(hook)
+            elif seen is not None and hook in self._looking:
+                hook.after_run(context, seen(hook))
 
         def tell_of_failure(watcher: GateWatcher, acting: str, error: BaseException) -> None:
             watcher.record_failure(context, read(watcher), acting, error)

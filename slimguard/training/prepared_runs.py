@@ -57,15 +57,17 @@ class PreparedRuns:
           key: tells `fetches` from all others; None for what they consist of.
         """
         feeds = feed_dict or _NO_FEEDS
-        if _says_nothing(options) and _says_nothing(run_metadata) and type(feeds) is dict:
-            if not tf_private.is_closed(session):
-                asked = key_of(fetches) if key is None else key
-                asked = (asked, *map(id, feeds)) if feeds else asked
-                known = self._known.get(asked, _UNKNOWN)
-                if known is _UNKNOWN:
-                    known = self._prepare(asked, session, fetches, feeds)
-                values = None if known is None else known.values_of(feeds)
-                if known is not None and values is not None:
+        asks = options is not None and options.ByteSize()
+        clears = run_metadata is not None and run_metadata.ByteSize()
+        if not asks and not clears and type(feeds) is dict and not tf_private.is_closed(session):
+            asked = key_of(fetches) if key is None else key
+            asked = (asked, *map(id, feeds)) if feeds else asked
+            known = self._known.get(asked, _UNKNOWN)
+            if known is _UNKNOWN:
+                known = self._prepare(asked, session, fetches, feeds)
+            if known is not None:
+                values = known.values_of(feeds) if feeds else ()
+                if values is not None:
                     return known(values)
         return self._run(session, fetches, feed_dict, options, run_metadata)
 
@@ -85,11 +87,6 @@ class PreparedRuns:
 
 
 _UNKNOWN: Any = object()
-
-
-def _says_nothing(message: Any) -> bool:
-    """Whether a run does nothing about its `RunOptions`, or `RunMetadata`, which it may clear."""
-    return message is None or not message.ByteSize()
 
 
 class _PreparedRun:
@@ -130,8 +127,6 @@ class _PreparedRun:
 
     def values_of(self, feeds: dict) -> Optional[list]:
         """The values as a prepared run takes them; None if the session has to convert one."""
-        if not feeds:
-            return []
         values = [feed.ready(value) for feed, value in zip(self._feeds, feeds.values())]
         return None if any(value is None for value in values) else values
 
@@ -152,7 +147,7 @@ def _reader(fetches, place: Callable[[Any], int]) -> Callable[[list], Any]:
     parts, make = found
     if len(parts) > 1 and not any(map(parts_of, parts)):
         take = operator.itemgetter(*map(place, parts))
-        return lambda values: make(take(values))
+        return take if kind is tuple else lambda values: make(take(values))
     readers = [_reader(part, place) for part in parts]
     return lambda values: make([read(values) for read in readers])
 

@@ -1,6 +1,6 @@
 """What a gate costs: in steps, in building, in memory, and how that grows. Prints tables.
 
-    python benchmarks/gate_cost.py [--quick] [step] [tiny] [growth] [build] [memory]
+    python benchmarks/gate_cost.py [--quick] [step] [tiny] [trial] [growth] [build] [memory]
 
 All steps are finite, as nearly all are in a training. Each table compares with the same train op
 unguarded, in turns in one process; memory in turns of fresh processes. `wall` is the median ratio
@@ -78,6 +78,31 @@ def two_layers(batch=32, width=64):
     y = tf.constant(rng.randint(0, 10, batch))
     logits = slim.fully_connected(slim.fully_connected(x, width), 10, activation_fn=None)
     return train_op_of(tf1.losses.sparse_softmax_cross_entropy(y, logits))
+
+
+def convnet(after, size=24, batch=8):
+    """Three small convolutions; `after` makes what is written once the weights are updated."""
+    images = tf.constant(np.random.RandomState(0).randn(batch, size, size, 3).astype(np.float32))
+    net = slim.stack(images, slim.conv2d, [(16, 3), (32, 3), (64, 3)])
+    logits = slim.fully_connected(slim.flatten(net), 10, activation_fn=None)
+    loss = tf1.losses.sparse_softmax_cross_entropy(tf.zeros([batch], tf.int32), logits)
+    with tf.control_dependencies([train_op_of(loss)]):
+        return tf.group(*after(tf1.trainable_variables()))
+
+
+def averages(weights):
+    return [tf1.train.ExponentialMovingAverage(0.99).apply(weights)]
+
+
+def totals(weights):
+    """Sums that may overflow: each step is a trial."""
+    sums = [
+        tf1.get_variable(
+            'total_%d' % i, w.shape, initializer=tf1.zeros_initializer(), trainable=False
+        )
+        for i, w in enumerate(list(weights))
+    ]
+    return [tf1.assign_add(total, weight) for total, weight in zip(sums, weights)]
 
 
 def many_weights(number, size):
@@ -212,6 +237,21 @@ def tiny():
     print(measure.table([HEAD] + rows), flush=True)
 
 
+def trial():
+    for what, after in (('averages', averages), ('sums (a trial)', totals)):
+
+        def build(after=after):
+            return convnet(after)
+
+        steppers = {
+            'unguarded': Stepper(build),
+            'unguarded again': Stepper(build),
+            'guarded': Stepper(build, guarded=True),
+        }
+        print('\nA small convnet that writes %s of its weights after the update\n' % what)
+        print(measure.table([HEAD] + rows_of(steppers, 10 if QUICK else 60, 5)), flush=True)
+
+
 def growth():
     print('\nMore variables of 100 floats each, Momentum, one thread\n')
     rows = [['variables', 'wall', 'cpu', 'added for each variable']]
@@ -330,7 +370,7 @@ def main():
     if '--peak' in sys.argv:
         size, weight_decay, what = sys.argv[-3:]
         return print_peaks(int(size), float(weight_decay), what == 'guarded')
-    tables = [step, tiny, growth, build, memory]
+    tables = [step, tiny, trial, growth, build, memory]
     measure.require_arguments(__doc__, '--quick', *[table.__name__ for table in tables])
     wanted = [table for table in tables if table.__name__ in sys.argv]
     print('TensorFlow %s, %d cores' % (tf.__version__, os.cpu_count()))

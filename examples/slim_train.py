@@ -7,6 +7,7 @@ python examples/slim_train.py --nan_every=10 --stock    # the same with plain tf
 """
 
 import argparse
+import os
 import shlex
 import sys
 import tempfile
@@ -118,7 +119,8 @@ def report(logdir, incidents, error, test_data):
     print('test accuracy         %.3f' % accuracy)
     print('non-finite variables  %d' % non_finite)
     if incidents:
-        print('\nwhat was wrong: python -m slimguard report %s' % shlex.quote(logdir))
+        folder = shlex.quote(os.path.abspath(logdir))
+        print('\nwhat was wrong: python -m slimguard report %s' % folder)
     return int(bool(error or non_finite))
 
 

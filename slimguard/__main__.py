@@ -52,7 +52,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
 
 
 def _run(options: argparse.Namespace, script: Sequence[str], lent: contextlib.ExitStack) -> None:
-    """Runs a script; `lent` takes from a caller who goes on what the script had been given."""
+    """Runs a script; closing `lent` undoes what was done to the process for it."""
     from slimguard.scripts import run
     from slimguard.scripts.run_options import RunOptions
 

@@ -23,7 +23,7 @@ from slimguard.system import files
 from slimguard.system.numbers import require_bool
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hook_training import HookSettings
-from slimguard.training.preemption import SECONDS
+from slimguard.training.stop_signals import SECONDS
 
 SessionRunHook = tf1.train.SessionRunHook
 SessionRunArgs = tf1.train.SessionRunArgs
@@ -48,35 +48,35 @@ __all__ = [
 
 
 class NanLossHook(GateWatcher, NanTensorHook):
-    """Watches the loss, and with a guarded train op everything that is written; acts by policy.
+    """Watches the loss, and with a guarded train op every write; acts on a bad step by policy.
 
-    With a guarded train op (`slimguard.create_train_op`, `slimguard.guard`) a bad step changed
-    nothing when this hook sees it. With any other train op, or a loss with more in it than the
-    gate's, the hook detects a bad loss as TensorFlow's `NanTensorHook` does, when the update was
-    written; the incident says so. Only runs of a train op are watched: other runs cost
-    nothing and draw no batch. When its session begins, the graph's histogram summaries are made to
-    leave out what is not finite: TensorFlow's raise, in the same run as the train op or in a
-    thread, and end the training.
+    With a guarded train op (`slimguard.create_train_op`, `slimguard.guard`) a bad step has changed
+    nothing when this hook sees it. With any other train op, or with a loss that the gate does not
+    check, the hook notices a bad loss as TensorFlow's `NanTensorHook` does, after the update was
+    written; the incident says so. The hook watches runs of a train op only: other runs cost nothing
+    and draw no batch. When its session begins, the hook makes the graph's histogram summaries leave
+    out values that are not finite. TensorFlow's own summaries raise for them, in the run of the
+    train op or in a thread, and end the training.
 
-    Where the loop is not `slimguard.train`, the hook of the process that saves does what that does,
-    if it knows the directory: what saves the checkpoints becomes a `FiniteSaver`, with the settings
-    that it had; the training resumes from the newest good checkpoint; it saves the last good state
-    before 'raise', and on SIGTERM and Ctrl-C lets the step under way finish and the training end,
-    as `slimguard.train` says.
+    In a loop other than `slimguard.train`, the hook of the process that saves takes over these
+    tasks of `slimguard.train`, if it knows the directory: the saver becomes a `FiniteSaver` with
+    its own settings; the training resumes from the newest good checkpoint; the last good state is
+    saved before 'raise'; on SIGTERM and Ctrl-C the step under way finishes, and the training ends.
 
     Args:
       loss_tensor: the loss, a floating scalar Tensor.
       fail_on_nan_loss: what to do without `on_nan`: True raises, False stops.
       on_nan: 'raise', 'stop', 'skip' or 'rollback'; a policy object; a callable that gets the
-        `Incident` and returns any of these or None (then `fail_on_nan_loss` says); or a list of
+        `Incident` and returns any of these, or None to leave it to `fail_on_nan_loss`; or a list of
         these: when one is used up, the next takes over.
-      max_loss: a larger loss is an incident too; a positive finite number. Default: no limit.
-        What it can do and what not, `slimguard.guard` says.
-      logdir: where the record of incidents goes (``slimguard/incidents.jsonl``), and where a
-        rollback finds its checkpoints; a str, bytes or `os.PathLike`, which is read here once.
-        `slimguard.train` says its own. Default: the directory that the session saves to, if it has
-        a `checkpoint_dir` or a `CheckpointSaverHook`; a log line names it.
-        One that differs from that directory is taken as it is, and a warning says so.
+      max_loss: a larger loss is an incident, too; a positive finite number. Default: no limit.
+        `slimguard.guard` says what it can do, and what it cannot.
+      logdir: the directory for the record of incidents (``slimguard/incidents.jsonl``), in which a
+        rollback finds its checkpoints; a str, bytes or `os.PathLike`, made absolute here. Default:
+        the logdir of `slimguard.train`, or the directory that the session saves to, if it has a
+        `checkpoint_dir` or a `CheckpointSaverHook`; a log line names it. If you pass another
+        directory than that, the hook takes it, and a warning says so. Without any directory no
+        record is kept; the log says so at the first incident.
       ends_job: in a job of several processes, whether 'raise' and 'stop' on this one, or its end
         if it is the chief, end the others as well.
       capture: whether to keep what a bad step drew (its batch, its dropout masks), to find what
@@ -86,13 +86,13 @@ class NanLossHook(GateWatcher, NanTensorHook):
         needs the extra `progress`.
       preemption_seconds: how long the step under way may take to end after SIGTERM or Ctrl-C; see
         `slimguard.train`.
-      spike: a `slimguard.Spike`: a step whose loss or gradient norm is far above those of the last
-        good steps is an incident as well. True for its defaults. Default: no such limit.
+      spike: a `slimguard.Spike`: a step whose loss or gradient norm is far above that of the last
+        good steps is an incident, too. True for its defaults. Default: no such limit.
       history: how many of the last steps go into a bundle: their loss, learning rate and gradient
-        norms. 0 for none. Default: 200, or what `slimguard.train` says.
+        norms. 0 for none. Default: 200, or the `history` of `slimguard.train`.
 
-    In `slimguard.train`, what that says of `capture`, `max_bundles`, `progress` and
-    `preemption_seconds` holds.
+    In `slimguard.train`, the values given there for `capture`, `max_bundles`, `progress` and
+    `preemption_seconds` hold.
 
     Raises:
       TypeError, ValueError: for a loss that is no floating scalar, an unknown policy, or a bad

@@ -34,11 +34,11 @@ from slimguard.training import trainable
 from slimguard.training.checkpoint_keeper import CheckpointKeeper
 from slimguard.training.context import TrainingContext
 from slimguard.training.hook_training import HookSettings
-from slimguard.training.loop import SlimLoop, StopRequest
-from slimguard.training.preemption import SECONDS, Preemption
+from slimguard.training.loop import SlimLoop
 from slimguard.training.progress import progress_bar
 from slimguard.training.step_history import STEPS, require_history
 from slimguard.training.step_runner import Schedule
+from slimguard.training.stop_signals import SECONDS, StopSignals
 from slimguard.training.turns import in_turns
 from slimguard.training.watchers import lent, with_watcher
 
@@ -78,10 +78,10 @@ def create_train_op(
 ) -> tf.Tensor:
     """Creates a train op as `slim.learning.create_train_op` does, and guards it.
 
-    In a step whose loss, gradients or moving averages are not finite, nothing is written: see
+    A step whose loss, gradients or moving averages are not finite writes nothing: see
     `slimguard.guard`. With ``check_numerics=True`` such a step raises
-    `tf.errors.InvalidArgumentError`, before any update; with False it is for a `NanLossHook` or
-    `slimguard.train` to see, and prints one line where there is neither.
+    `tf.errors.InvalidArgumentError`, before any update. With False a `NanLossHook` or
+    `slimguard.train` acts on it; without either, the step prints one line.
 
     Args:
       total_loss: the loss, a floating scalar Tensor.
@@ -90,8 +90,8 @@ def create_train_op(
       update_ops: update ops to run. By default those in the UPDATE_OPS collection.
       variables_to_train: by default `tf.compat.v1.trainable_variables()`.
       clip_gradient_norm: if positive, each gradient is clipped to this L2 norm.
-      summarize_gradients: whether to add a summary for each gradient. Histograms leave out what
-        is not finite.
+      summarize_gradients: whether to add a summary for each gradient. Histograms leave out values
+        that are not finite.
       gate_gradients: how to gate the computation of gradients, see `tf.compat.v1.train.Optimizer`.
       aggregation_method: how to combine gradient terms, see `tf.AggregationMethod`.
       colocate_gradients_with_ops: whether gradients are computed where the ops are.
@@ -184,48 +184,49 @@ def train(
     All arguments up to `ignore_live_threads` are those of the installed `slim.learning.train`,
     which runs the loop. A train op that is not guarded is guarded first.
 
-    Checkpoints go through a `FiniteSaver`, also if a `saver` is given. A chief that finds its
-    newest checkpoint damaged or not finite says so, and resumes from the newest good one. On
-    SIGTERM or Ctrl-C the step under way is finished and the state saved before the process ends or
-    KeyboardInterrupt is raised; if it has not ended after `preemption_seconds`, the state is saved
-    as it is and the process ends. A second Ctrl-C ends it at once. Ctrl-C at a prompt or in a
-    notebook never ends the process. Incidents are recorded in ``logdir/slimguard/incidents.jsonl``
-    and, by the chief, in the run's summaries. Histogram summaries leave out what is not finite,
-    where TensorFlow's raise and end the training.
+    Checkpoints go through a `FiniteSaver`, also if you give a `saver`. If the chief finds its
+    newest checkpoint damaged or not finite, it says so, and resumes from the newest good one. On
+    SIGTERM or Ctrl-C the step under way finishes and the state is saved; then the process ends, or
+    KeyboardInterrupt is raised. If the step takes longer than `preemption_seconds`, the state is
+    saved as it is, and the process ends. A second Ctrl-C ends it at once. Ctrl-C at a prompt or in
+    a notebook never ends the process. The record of incidents is
+    ``logdir/slimguard/incidents.jsonl``; the chief also writes them to the run's summaries.
+    Histogram summaries leave out values that are not finite; TensorFlow's own raise for them, and
+    end the training.
 
-    In a job of several processes these hear of each other: 'raise' and 'stop' on one of them end
-    all, the chief's end is the job's, and a rollback takes all of them back to the newest finite
-    checkpoint. Where a process is gone for a while (`AbortedError`, `UnavailableError`), the others
-    make a new session.
+    The processes of a job tell each other of incidents: 'raise' and 'stop' in one process end all,
+    the chief's end is the end of the job, and a rollback takes all processes back to the newest
+    finite checkpoint. If a process is gone for a while (`AbortedError`, `UnavailableError`), the
+    others make a new session.
 
     Args:
       train_op: a Tensor that applies the gradients and returns the loss; of `create_train_op`,
         or any other (see `slimguard.guard`).
-      logdir: where checkpoints and summaries go: a str, bytes or `os.PathLike`, or a URL of a file
-        system that `tf.io.gfile` knows. A relative one is read here; `os.chdir` changes nothing
-        afterwards. None to write none.
+      logdir: the directory for checkpoints and summaries: a str, bytes or `os.PathLike`, or a URL
+        of a file system that `tf.io.gfile` knows. A relative path is made absolute here, so a later
+        `os.chdir` changes nothing. None to write none.
       hooks: `SessionRunHook`s, called once for each step. A `NanLossHook` among them decides what
         happens after a bad step.
-      on_nan: what happens after a bad step where no `NanLossHook` says: 'raise' (the default),
+      on_nan: what happens after a bad step, unless a `NanLossHook` decides: 'raise' (the default),
         'stop', 'skip', 'rollback', a policy object, a callable, or a list of these; see
         `NanLossHook`.
-      max_loss: a larger loss is a bad step too; a positive finite number. Default: no limit.
-        What it can do and what not, `slimguard.guard` says.
-      progress: whether to show a progress bar, where stderr is a terminal, or in a notebook. It
-        needs the extra `progress`.
-      capture: whether to keep what a bad step drew (its batch, its dropout masks), to find what
-        made it bad, and, as the chief, to write that into a bundle in ``logdir/slimguard``, if the
-        next checkpoint finds room beside it. Good steps pay next to nothing for it.
+      max_loss: a larger loss is a bad step, too; a positive finite number. Default: no limit.
+        `slimguard.guard` says what it can do, and what it cannot.
+      progress: whether to show a progress bar, if stderr is a terminal, or in a notebook. It needs
+        the extra `progress`.
+      capture: whether to keep the values that a bad step drew (its batch, its dropout masks), to
+        look for the cause, and, in the chief, to write a bundle into ``logdir/slimguard``, if the
+        next checkpoint fits on the disk beside it. Good steps pay next to nothing for it.
       max_bundles: how many bundles there may be in `logdir`.
       ends_job: in a job of several processes, whether 'raise' and 'stop' on this one, or its end
         if it is the chief, end the others as well.
       preemption_seconds: how long the step under way may take to end after SIGTERM or Ctrl-C; less
-        than the time that whoever sends the signal gives the process.
-      spike: a `slimguard.Spike`: a step whose loss or gradient norm is far above those of the last
-        good steps is a bad step as well, and is not written. True for its defaults. Default: none.
+        than the time that the sender of the signal gives the process.
+      spike: a `slimguard.Spike`: a step whose loss or gradient norm is far above that of the last
+        good steps is a bad step, too, and writes nothing. True for its defaults. Default: none.
       history: how many of the last steps go into a bundle: their loss, learning rate and gradient
         norms. 0 for none.
-      **: the others are explained in the documentation of `slim.learning.train`.
+      **: the documentation of `slim.learning.train` explains the others.
 
     Returns:
       The loss after training: that of the last good step, or NaN if there was none.
@@ -234,9 +235,9 @@ def train(
       NanLossError: where the policy is 'raise', once the last good state is saved in `logdir`
         (by the chief). `tf.compat.v1.train.NanLossDuringTrainingError` and
         `tf.errors.InvalidArgumentError` catch it as well.
-      TypeError, ValueError: as `slim.learning.train`; if an argument is not what is expected, or
-        disagrees with a hook; if the train op cannot be guarded or is of another graph; if `logdir`
-        holds a wild card, so that TensorFlow could not restore what it saves there.
+      TypeError, ValueError: as `slim.learning.train`; if an argument has a bad value, or disagrees
+        with a hook; if the train op cannot be guarded or is of another graph; if `logdir` holds a
+        wild card, since TensorFlow could not restore a checkpoint from there.
       ImportError: if `progress` is True and tqdm is not installed.
       RuntimeError: in eager mode; if the graph is finalized, as it is after another `train` and
         inside a ``with MonitoredTrainingSession(...)`` block.
@@ -284,33 +285,34 @@ def train(
         history=history,
     )
     before_session = _wait_for_chief(graph, master, is_chief, session_config)
-    # With slim's own step and its own arguments, we know what it would do.
+    # Of slim's own step with its own arguments we know what it does, and do it faster.
     schedule = None
     if train_step_fn is _slim.train_step and train_step_kwargs == _USE_DEFAULT:
         schedule = Schedule(number_of_steps, log_every_n_steps, trace_every_n_steps)
-    stop = StopRequest()
-    preemption = None if keeper is None else Preemption(stop.ask, keeper.save, preemption_seconds)
+    save = None if keeper is None else keeper.save
+    signals = StopSignals(save or _save_nothing, preemption_seconds)
     with _open(context, hooks, keeper, graph) as turn:
         with graph.as_default(), progress_bar(progress, number_of_steps) as bar:
             steps = SlimLoop(
                 train_step_fn,
                 session_wrapper,
-                # The first to hear of the end, and of the session, is what saves on a signal.
-                hooks if preemption is None else [preemption, *hooks],
+                hooks,
                 watcher,
                 train_op,
-                save=None if keeper is None else keeper.save,
+                signals,
+                save=save,
                 schedule=schedule,
                 progress=bar,
                 before_session=before_session,
-                stop=stop,
                 note_session=functools.partial(_tell_if_complete, number_of_steps, global_step),
             )
             for hook in hooks:
                 hook.begin()
             own = gates.guard_summary(summary_op, train_op, _USE_DEFAULT) if keeper else None
             turns = in_turns(steps, turn, own)
-            with preemption or contextlib.ExitStack(), turns as (step, wrap):
+            with contextlib.ExitStack() as stack, turns as (step, wrap):
+                if save is not None:
+                    stack.enter_context(signals)
                 before_session()
                 loss = _slim_train(
                     train_op,
@@ -350,7 +352,7 @@ def train(
 def _step_and_saver(graph: tf.Graph, global_step, saver, logdir: Optional[str]):
     """The global step and the saver, made where none is given; a saver of ours around a user's.
 
-    slim makes both, only later: the gate reads the step, and we save before an error leaves.
+    slim makes both too late: the gate reads the step, and we save before an error leaves.
     """
     with graph.as_default():
         if global_step is None:
@@ -395,6 +397,10 @@ def _wait_for_chief(graph: tf.Graph, master: str, is_chief: bool, config) -> Cal
     if is_chief or not is_remote(str(master)):
         return lambda: None
     return functools.partial(Readiness(graph).wait, master, config)
+
+
+def _save_nothing(session) -> None:
+    """Without a logdir."""
 
 
 def _has_reached(number_of_steps: Optional[int], global_step, session) -> bool:

@@ -240,7 +240,9 @@ class TestCheckpoints:
         write(tmp_path, [1.0])
         os.remove(str(tmp_path / 'checkpoint'))
         assert run('checkpoints', tmp_path) == 1
-        assert 'no state file in %s names' % tmp_path in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert 'no state file in %s names' % tmp_path in said
+        assert said.endswith(': python -m slimguard checkpoints --repair %s\n' % tmp_path)
         assert run('checkpoints', tmp_path, '--repair') == 0
 
     @pytest.mark.parametrize('values', [[], [np.nan], [np.nan, np.inf]])

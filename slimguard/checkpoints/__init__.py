@@ -12,6 +12,7 @@ The files:
     spare.py              the spare copy of a checkpoint that is saved again
     save_room.py          how much room a save takes, and what it leaves on a full disk
     rollback.py           restores the newest good one in a live session
+    first_state.py        the state before the first step, in memory
     snapshots.py          states to go back to between them, and which of these is trusted
     kept_by_steps.py      which of them are kept: by the count of steps
     snapshot_values.py    the values of variables, read and put back

@@ -119,7 +119,7 @@ class _SaveClone:
 
     Args:
       save_tensor: what a Saver runs.
-      check: adds a check of values, of which there is at least one.
+      check: adds a check of a list of values, which is never empty.
     """
 
     def __init__(self, save_tensor: tf.Tensor, check: '_Checker'):
@@ -146,7 +146,7 @@ class _SaveClone:
         self._ahead: Optional[List[tf.Tensor]] = None
 
     def run(self, session, feed_dict: Dict[Any, Any], replaces: bool) -> Outcome:
-        """Checks and saves; what cannot be checked on its way is checked ahead if it `replaces`."""
+        """Checks and saves. If it `replaces`, it checks ahead what it cannot check on the way."""
         if replaces and self._refs:
             is_good, bad_names = single_runs.run_once(session, self._checks_ahead())
             if not is_good:

@@ -71,7 +71,7 @@ def latest_finite_checkpoint(logdir: files.Path) -> Optional[str]:
 
 
 def good_ones(paths: Sequence[str]) -> Iterator[str]:
-    """Those of some checkpoints that are whole and finite; each is read when it comes."""
+    """Yields the checkpoints that are whole and finite; it reads each one when its turn comes."""
     return (path for path in paths if inspect(path).is_good)
 
 
@@ -91,7 +91,7 @@ def checkpoints_in(logdir: files.Path) -> List[Checkpoint]:
 
 
 def checkpoints_beside(logdir: str, state: Optional[state_file.State]) -> List[Checkpoint]:
-    """As `checkpoints_in`, for who has read the state file; None says that it names nothing."""
+    """As `checkpoints_in`, given what the state file says; None if it names nothing."""
     listed = [look_at(path) for path in (() if state is None else state.paths)]
     listed = [checkpoint for checkpoint in listed if checkpoint.size]
     known = {checkpoint.path for checkpoint in listed}
@@ -111,10 +111,10 @@ def _is_newer(checkpoint: Checkpoint, listed: List[Checkpoint]) -> bool:
 
 
 def inspect(path: str) -> Inspection:
-    """As `read`, for who would pass over what is damaged.
+    """As `read`, for callers that pass over damaged checkpoints.
 
     Raises:
-      UnreadableError: if it could not be read, which is no damage: it may be good.
+      UnreadableError: if it could not be read. It may be good all the same.
     """
     found = read(path)
     if found.damage is not None:

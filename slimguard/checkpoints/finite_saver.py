@@ -127,7 +127,7 @@ class FiniteSaver(tf1.train.Saver):
         """
         given = files.as_text(save_path, 'save_path')
         path = absolute_prefix(given)
-        if self._checked is None:  # an empty saver, or one that was never built: Saver says so
+        if self._checked is None:  # the saver is empty, or was never built: Saver says so
             return self._saver.save(sess, given, global_step, latest_filename, *args, **kwargs)
         with contextlib.ExitStack() as stack:
             turn = turn_of(sess.graph)

@@ -10,8 +10,8 @@ from typing import Any, Callable, List
 PROBATION = 10
 # Else it is kept after an eighth of the steps so far, and after so many steps at most.
 _SHARE, _MOST_STEPS = 8, 200
-# Reading so many bytes takes about as long as a step, at most. Where a state has more, all this
-# comes as many times as seldom; but one is kept each time that the number of steps has doubled.
+# Reading this many bytes takes a step's time at most. A state of N times as many is kept N times
+# less often; but a state is kept each time that the number of steps has doubled.
 _BYTES = 32 << 20
 
 
@@ -31,7 +31,7 @@ class KeptBySteps:
         self._due = 0
 
     def is_due(self, good: int) -> bool:
-        """Whether the state after so many good steps is to be kept."""
+        """Whether to keep the state after this many good steps."""
         return good >= self._due
 
     def add(self, state: Any, size: int = 0) -> None:
@@ -53,7 +53,7 @@ class KeptBySteps:
         return min(older, key=lambda n: ages[n + 1] / ages[n - 1], default=1)
 
     def keep_only(self, is_kept: Callable[[Any], bool]) -> None:
-        """After a return: keeps no other states, and that of the next good step."""
+        """After a return: keeps the state of the next good step, and drops all others."""
         self.states = [each for each in self.states if is_kept(each)]
         self._due = 0
 

@@ -71,9 +71,9 @@ class Restorer:
         return next(self.good(), None)
 
     def good(self) -> Iterator[str]:
-        """The checkpoints that one can go back to; each is read when it comes.
+        """The checkpoints that a rollback can restore; it reads each one when its turn comes.
 
-        The newest is the first, and those that a rollback has left behind are the last.
+        The newest comes first, and those that a rollback has left behind come last.
         """
         paths = [each.path for each in checkpoint_reader.checkpoints_in(self.logdir)]
         return checkpoint_reader.good_ones(those_left_last(paths))
@@ -83,12 +83,12 @@ class Restorer:
         self._saver.restore(session, checkpoint)
 
     def nobody_saves(self) -> ContextManager:
-        """While it is open, nobody saves: what is found may else be gone before it is read."""
+        """While it is open, nothing saves: a save could remove a checkpoint before it is read."""
         is_ours = isinstance(self._saver, FiniteSaver)
         return self._saver.lock if is_ours else contextlib.ExitStack()
 
 
-# So many values are compared, those of the smallest weights.
+# How many values are compared, from the smallest weights on.
 _MOST_COMPARED = 1000
 
 

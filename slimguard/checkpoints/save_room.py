@@ -12,10 +12,10 @@ from slimguard.graph import graph_size
 # What a checkpoint takes beyond its values: a part of them, and so many bytes for the names, the
 # collections of the graph, the state file, and the events that are written meanwhile.
 _MORE, _MARGIN = 1.05, 1 << 20
-# What TensorFlow's errors say of a disk that is full, from 1.15 to 2.21: they are of a class,
-# ResourceExhaustedError, that stands for lack of memory as well.
+# How TensorFlow's errors, from 1.15 to 2.21, say that a disk is full: their class,
+# ResourceExhaustedError, also stands for a lack of memory.
 _FULL = ('No space left on device', 'Disk quota exceeded')
-# Where they name a file that was to replace another: it is left behind.
+# How they name the file that was to replace another, and is left behind.
 _UNFINISHED = re.compile(r'(\S.*\.tmp[0-9a-f]{32}); (?:%s)' % '|'.join(_FULL))
 
 
@@ -54,7 +54,7 @@ def remove_half_written(path: str, error: tf.errors.OpError) -> None:
         return
     checkpoint_files.remove_temporary(path)
     folder = os.path.dirname(path)
-    # Of the state file or of the graph, and named in the error: nobody else's.
+    # The error names the file (the state file's or the graph's), so it is this save's own.
     for name in _UNFINISHED.findall(error.message):
         if os.path.dirname(name) == folder:
             checkpoint_files.remove_files([name])

@@ -98,7 +98,7 @@ class SavingSession(SessionWrapper):
         try:
             saved = self._checked.run(self._session, feed_dict, existed)
         except tf.errors.OpError as error:
-            # A server that dies may have written all of it: who restores can have that.
+            # A server that dies may have written the whole file, so a restore may use it.
             is_whole = not existed and checkpoint_reader.read(path).is_good
             if not (existed or is_whole):
                 checkpoint_files.remove(path)

@@ -48,7 +48,7 @@ class Snapshot(NamedTuple):
       name: what the record of incidents calls it.
       step: the global step, or None if there is none.
       taken_at: how many good steps there had been.
-      loss: the absolute loss of the last steps before it, or None if nobody told.
+      loss: the absolute loss of the last steps before it, or None if it is unknown.
       values: by name of the variable's op.
       loss_after: the loss of the steps that it was on probation for, if that is over.
     """
@@ -70,6 +70,8 @@ class Snapshots:
       graph: the graph.
       most: how many are kept.
       has_unlisted: whether they hold variables that no collection of the graph lists.
+      is_shared: whether other ranks have to keep the same states, and go back to the same: then
+        nothing decides that may differ between ranks, as a loss, or the room there is.
 
     Attributes:
       most: as given; 0 where none is kept.
@@ -77,12 +79,15 @@ class Snapshots:
       good: how many good steps there were.
     """
 
-    def __init__(self, graph: tf.Graph, most: int, has_unlisted: bool = False):
+    def __init__(
+        self, graph: tf.Graph, most: int, has_unlisted: bool = False, is_shared: bool = False
+    ):
         self.most = most
         self.is_wanted = most > 0
         self.good = 0
         self._graph = graph
         self._has_unlisted = has_unlisted
+        self._is_shared = is_shared
         self._variables: Dict[str, Any] = {}  # by name
         self._size: Optional[int] = None  # the bytes of each
         self._states = KeptBySteps(most)
@@ -99,7 +104,7 @@ class Snapshots:
         return self._states.states
 
     def step_was_good(self, session, loss: Any) -> None:
-        """Notes a step, between two of which this is called; takes a snapshot if one is due.
+        """Notes a step, before the next one begins; takes a snapshot if one is due.
 
         Args:
           session: the session.
@@ -109,7 +114,7 @@ class Snapshots:
         self._spikes = 0
         if not self.is_wanted:
             return
-        if loss is not None:
+        if loss is not None and not self._is_shared:
             self._losses.append(abs(float(loss)))
             if self._first_loss is None and len(self._losses) == _LOSSES:
                 self._first_loss = _usual_at_first(self._losses)
@@ -123,7 +128,8 @@ class Snapshots:
 
     def step_was_spike(self) -> None:
         """Notes a step that was held as it was finite and far out of bounds."""
-        self._spikes += 1
+        if not self._is_shared:
+            self._spikes += 1
 
     @property
     def is_soon(self) -> bool:
@@ -131,7 +137,7 @@ class Snapshots:
         return self._went_back_at is not None and (self.good - self._went_back_at < 2 * PROBATION)
 
     def trusted(self, is_last: bool = False, is_further: bool = True) -> Optional[Snapshot]:
-        """The newest one that is trusted, or None.
+        """The newest trusted snapshot, or None.
 
         Args:
           is_last: whether nobody will look for an older one if this does not help: then the loss
@@ -179,7 +185,7 @@ class Snapshots:
 
     @property
     def went_back_to(self) -> Optional[Snapshot]:
-        """The one that was returned to last, if it was one, and is still kept."""
+        """The snapshot that the training last returned to, if it is still kept; else None."""
         return next((each for each in self.kept if each.taken_at == self._went_back_to), None)
 
     def ruin(self, is_last: bool = False) -> str:
@@ -200,7 +206,7 @@ class Snapshots:
         return _RUIN % (now, whose, usual) if now > _RUINED_NOW * usual else ''
 
     def _usual_loss(self) -> Optional[float]:
-        """The largest loss of the first steps and of the snapshots; None if nobody told."""
+        """The largest loss of the first steps and of the snapshots; None if no loss is known."""
         losses = [self._first_loss, *(each.loss for each in self.kept)]
         return max((each for each in losses if each is not None), default=None)
 
@@ -212,15 +218,15 @@ class Snapshots:
         return statistics.median(self._losses) > _RUINED * usual
 
     def _take(self, session) -> None:
-        # Not before: hooks may add some when they begin, and scripts when they have trained.
+        # No earlier: hooks may add variables when they begin, and scripts after they have trained.
         self._variables = _variables_of(self._graph, self._has_unlisted)
         if self._size is None:
             self._size = size_of(session, self._variables)
             free = memory.available()
-            if free is not None and 2 * self.most * self._size > free:
+            if free is not None and 2 * self.most * self._size > free and not self._is_shared:
                 self._give_up(_NO_ROOM % (self.most, self._size >> 20, free >> 20))
                 return
-            log().info(_IN_MEMORY, self.most, self._size >> 20)
+            log().info(_IN_MEMORY, self.most, 1 + (self._size >> 20))
         values = read_variables(session, self._variables)
         for name, value in values.items():
             if not _can_assign(self._variables[name], value.shape):
@@ -284,7 +290,7 @@ def _can_assign(variable: Any, shape: Sequence[int]) -> bool:
 _RUIN = '; and the weights are ruined: the loss is %g, %s, and was %g at most'
 _SPIKES = '; and the last %d steps were spikes, so the weights are taken for ruined'
 _NONE_KEPT = 'slimguard: no snapshots are kept, %s; rollback goes back to checkpoints.'
-_IN_MEMORY = 'slimguard: up to %d snapshots of %d MB are kept in memory.'
+_IN_MEMORY = 'slimguard: up to %d snapshots, of at most %d MB each, are kept in memory.'
 _NO_ROOM = (
     'as %d copies of the variables, of %d MB each, would take more than half of the memory, of '
     'which %d MB are free (Rollback(snapshots=2) keeps the fewest)'

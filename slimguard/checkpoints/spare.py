@@ -20,7 +20,7 @@ from slimguard.system.log import log
 
 
 class _Names(NamedTuple):
-    """The two names of one checkpoint: its own, and that of the spare."""
+    """The two names of one checkpoint: its own, and its spare's."""
 
     own: str
     spare: str

@@ -42,7 +42,7 @@ class StateFileError(OSError):
 
 
 class DamagedStateError(StateFileError):
-    """A state file can be read and says nothing of use: who knows better may write it anew."""
+    """A state file can be read and says nothing of use, so a better one may replace it."""
 
 
 class State(NamedTuple):
@@ -178,4 +178,4 @@ def _meant(logdir: str, path: str) -> str:
 def _relative(logdir: str, path: str) -> str:
     if is_same(os.path.dirname(path), logdir):
         return os.path.basename(path)
-    return path  # of another directory, which does not move with this one
+    return path  # it is in another directory, which does not move with this one

@@ -30,11 +30,11 @@ _making = threading.Lock()
 
 
 class StepTurn:
-    """Whose turn it is: that of the loop, or of the threads that save.
+    """Whether the loop or the threads that save have the turn.
 
-    A thread that saves comes first: the next step waits for it, and then is next itself, so that a
-    thread that saves all the time does not stop the training. The loop's own thread never waits to
-    save: between its steps and inside of one, nobody but itself trains.
+    A thread that saves has priority: the next step waits for it. Then the step has its turn, so
+    that a thread that saves all the time does not stop the training. The loop's own thread never
+    waits to save, since nothing else trains meanwhile.
 
     Args:
       patience: how long a save waits for the end of a step, in seconds; then it is made all the
@@ -96,7 +96,7 @@ class StepTurn:
         finally:
             with self._lock:
                 self._depth = max(0, self._depth - 1)
-                if self._savers:  # most steps end with nobody to tell
+                if self._savers:  # most steps end with no thread waiting
                     self._changed.notify_all()
 
     def _await_savers(self) -> None:

@@ -17,7 +17,7 @@ _KEPT_AS = '_slimguard_unlisted'
 
 
 class Unlisted(NamedTuple):
-    """A variable of which there is no Python object.
+    """A variable without a Python object.
 
     Attributes:
       op: the op of the variable.

@@ -138,7 +138,7 @@ class Chief:
 def _silent(others: Dict[int, Entry], beats: Dict[int, Tuple[int, float]]) -> List[int]:
     """The processes whose entries have not changed for long.
 
-    `beats` has the last change that was seen of each, and when; it is brought up to date here.
+    `beats` holds the last change that was seen of each, and when. This function updates it.
     """
     now, silent = time.monotonic(), []
     for who, entry in others.items():

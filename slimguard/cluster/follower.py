@@ -12,7 +12,7 @@ from slimguard.incidents.incident import Incident
 from slimguard.system.log import log
 from slimguard.system.rate import Rate
 
-# How long to wait for a chief that nothing is known of, in seconds.
+# How long to wait for a chief that was never seen, in seconds.
 _NO_CHIEF = 120.0
 
 _NO_CHIEF_SEEN = (
@@ -52,7 +52,8 @@ class Follower:
                     log().warning(_NO_CHIEF_SEEN, self._entry.worker)
                     return False
             elif chief.get('ends') is not None:
-                # Who was there before it ended is done; who is new may have come for the next.
+                # A process that was there before the chief ended is done; a new one may have come
+                # for the next chief.
                 if was_there or is_done() or waited > _NO_CHIEF:
                     log().info('slimguard: the job has ended.')
                     coordinator.request_stop()

@@ -122,7 +122,7 @@ class Replicas:
 
 
 def _same(op: tf.Operation) -> tf.Operation:
-    """An op of the present graph that gives the same shared thing as `op` of another graph."""
+    """An op of the present graph that returns the same shared resource as `op` of another graph."""
     node = tf1.NodeDef()
     node.CopyFrom(op.node_def)
     node.attr.pop('_class', None)  # it names ops of the other graph

@@ -52,12 +52,12 @@ class Watch:
                     if not self.left.is_set():
                         self._look()
                 except GONE:
-                    pass  # whoever holds the table is gone, as the step under way will see
+                    pass  # the process that holds the table is gone, as the step under way will see
 
     def _look(self) -> None:
         entries = self._entry.beat()
         self._look_at(entries)
-        # Who is done sends no more gradients.
+        # A worker that is done sends no more gradients.
         is_deserted = any(entry.get('done') == self._entry.round for entry in entries.values())
         if self._replicas and (self._hurries or is_deserted or self._has_failed()):
             self._replicas.release()
@@ -76,7 +76,7 @@ class Watch:
             return
         for who, entry in entries.items():
             if who != self._entry.number and entry.get('ends') == self._entry.round:
-                if self._chief is not None:  # for those who come late
+                if self._chief is not None:  # for processes that come late
                     self._entry.tell(ends=self._entry.round, incident=entry['incident'])
                 return self._hurry(error_of(entry['incident']))
             if self._chief is not None and entry.get('asks') == self._entry.round:

@@ -56,7 +56,7 @@ def number(text: str) -> int:
 
 
 def spike(text: str) -> Optional[spikes.Spike]:
-    """When a step is out of bounds, such as ``loss=10,gradient_norm=100``."""
+    """The limits of a `Spike`, such as ``loss=10,gradient_norm=100``."""
     try:
         return spikes.as_spike(text, '')
     except ValueError as error:

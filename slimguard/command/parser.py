@@ -45,7 +45,7 @@ class Parsers(NamedTuple):
         return self.by_command['run']
 
     def parse(self, ours: Sequence[str]) -> argparse.Namespace:
-        """Reads what `split` says is ours; else ends with the usage of the command."""
+        """Reads our part of a command line, as `split` gives it; else ends with its usage."""
         options, unknown = self.all.parse_known_args(ours)
         if unknown:
             parser = self.by_command.get(options.command, self.all)
@@ -68,7 +68,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Version(argparse.Action):
-    """Prints the version, or raises where stdout cannot be written; argparse would say nothing."""
+    """Prints the version, or raises if stdout cannot be written; argparse would say nothing."""
 
     def __init__(self, option_strings, dest, version):
         argparse.Action.__init__(
@@ -95,9 +95,9 @@ def make(version: str) -> Parsers:
         'run',
         help='run a script unchanged, guarded',
         usage=_RUN_USAGE,
-        description='Runs a script as python would, with what optimizers of TensorFlow 1 write '
-        'guarded: a NaN or Inf changes no weight and reaches no checkpoint. What follows the '
-        'script is for the script.',
+        description='Runs a script as python would, and guards the updates of TensorFlow 1 '
+        'optimizers: a NaN or Inf changes no weight and reaches no checkpoint. The arguments after '
+        'the script are for the script.',
         allow_abbrev=False,
     )
     with_a_value = _add_run_options(run)
@@ -112,8 +112,8 @@ def make(version: str) -> Parsers:
 def split(given: Sequence[str], with_a_value: FrozenSet[str]) -> Tuple[List[str], List[str]]:
     """Splits a command line into what is for us, and the script (or ``-m module``) with its own.
 
-    Not left to argparse, which looks for our options among the script's. Ours have `_` between
-    words where they were given with `-`.
+    argparse cannot do this: it would look for our options among the script's. Our options come back
+    with `_` for each `-` between words.
     """
     end = len(given)
     if list(given[:1]) == ['run']:
@@ -126,7 +126,7 @@ def split(given: Sequence[str], with_a_value: FrozenSet[str]) -> Tuple[List[str]
 
 
 def strays(ours: Sequence[str], script: Sequence[str]) -> List[str]:
-    """Those of a script's arguments that look as if they were meant for `run`.
+    """The script's arguments that look as if they were meant for `run`.
 
     An option that was given to `run` as well is not among them, nor one that scripts often have.
     """
@@ -149,7 +149,7 @@ def check_script(script: Sequence[str], parser: argparse.ArgumentParser) -> None
 
 
 def _with_known(unknown: Sequence[str], parser: argparse.ArgumentParser) -> str:
-    """Arguments that a parser does not know, and the option that the first may stand for."""
+    """The unknown arguments, and the known option whose name is nearest to the first of them."""
     known = sorted(set(re.findall(r'--\w+', parser.format_help())))
     near = difflib.get_close_matches(_name_of(unknown[0]), known, 1, 0.7)
     told = ' '.join(unknown)
@@ -182,22 +182,22 @@ def _add_run_options(run: argparse.ArgumentParser) -> FrozenSet[str]:
             '--max_loss',
             metavar='X',
             type=arguments.positive,
-            help='a loss above this is a bad step too; a training that explodes may be ruined '
-            'before, which rollback:3x0.3 is for',
+            help='a step with a loss above X is a bad step, too. An explosion may ruin the weights '
+            'before that; rollback:3x0.3 goes back',
         ),
         run.add_argument(
             '--logdir',
             metavar='DIR',
             type=arguments.logdir,
-            help='where the record of incidents and the bundles go; by default where the script '
-            'keeps its checkpoints or summaries, or, where it has neither yet, a new folder in '
-            'slimguard-logs',
+            help='the folder for the record of incidents and the bundles; by default the folder of '
+            "the script's checkpoints or summaries, or a new folder in slimguard-logs if it has "
+            'neither yet',
         ),
         run.add_argument(
             '--capture',
             choices=('yes', 'no'),
             default='yes',
-            help='whether to find out what made a step bad, and to write it into a bundle; yes by '
+            help='whether to look for the cause of a bad step, and to write a bundle; yes by '
             'default',
         ),
         run.add_argument(
@@ -205,30 +205,30 @@ def _add_run_options(run: argparse.ArgumentParser) -> FrozenSet[str]:
             metavar='N',
             type=arguments.count,
             default=5,
-            help='how many bundles there may be in one folder; 5 by default',
+            help='keep at most N bundles in one folder; 5 by default',
         ),
         run.add_argument(
             '--preemption_seconds',
             metavar='X',
             type=arguments.positive,
             default=10.0,
-            help='how long a step may take to end after SIGTERM or Ctrl-C; 10 by default',
+            help='a step has X seconds to end after SIGTERM or Ctrl-C; 10 by default',
         ),
         run.add_argument(
             '--spike',
             metavar='MULTIPLES',
             type=arguments.spike,
-            help='a step whose loss or gradient norm is so many times the median of the last good '
-            'steps is a bad step too: default, or loss=10,gradient_norm=100,window=100,warmup=20 '
-            'or some of these; by default there is no such limit',
+            help='a step whose loss or gradient norm is this many times the median of the last '
+            'good steps is a bad step, too: default, or some of '
+            'loss=10,gradient_norm=100,window=100,warmup=20; without the option there is no limit',
         ),
         run.add_argument(
             '--history',
             metavar='N',
             type=arguments.number,
             default=200,
-            help='of how many of the last steps a bundle has the loss and the gradient norms; 200 '
-            'by default, 0 for none',
+            help='a bundle has the loss and the gradient norms of the last N steps; 200 by '
+            'default, 0 for none',
         ),
     ]
     run.add_argument(
@@ -248,10 +248,11 @@ def _add_run_options(run: argparse.ArgumentParser) -> FrozenSet[str]:
 def _add_doctor(commands) -> None:
     doctor = commands.add_parser(
         'doctor',
-        help='say which TensorFlow and which tf-slim there are, what was put right, and what to '
+        help='name your TensorFlow and tf-slim, the names that slimguard put back, and what to '
         'install',
-        description='Says which versions are installed, what of tf-slim was put right, what does '
-        'not fit together, and the pip command that mends it. Needs no TensorFlow.',
+        description='Lists the installed versions, the names of tf-slim that slimguard put back, '
+        'and what does not fit together, with the pip command that mends it. Works without '
+        'TensorFlow.',
     )
     doctor.add_argument('--json', action='store_true', help=_JSON)
 
@@ -261,9 +262,9 @@ def _add_checkpoints(commands) -> None:
         'checkpoints',
         help='say which checkpoints of a logdir are whole and finite',
         description='Opens every checkpoint in a logdir and says which are whole and finite, from '
-        'the oldest to the newest. Exits with 1 if there are some and a restart would not resume '
-        'from a good one, with --repair also if there are none, and with 2 if LOGDIR is no logdir '
-        'or cannot be read.',
+        'the oldest to the newest. Exits with 1 if there are checkpoints and a restart would not '
+        'resume from a good one, with --repair also if there are none, and with 2 if LOGDIR is no '
+        'logdir or cannot be read.',
     )
     checkpoints.add_argument('folder', metavar='LOGDIR')
     checkpoints.add_argument(
@@ -280,13 +281,13 @@ def _add_incidents(commands) -> None:
         'incidents',
         help='print the record of incidents of a logdir',
         description='Prints the record of incidents that slimguard keeps in '
-        'LOGDIR/slimguard/incidents.jsonl: those of one reason together, the first of them in '
-        'full. Exits with 0 if it was read, 1 if LOGDIR has none, and 2 if it cannot be read or '
-        'LOGDIR is no logdir.',
+        'LOGDIR/slimguard/incidents.jsonl: for each kind of cause, how often it came, and the '
+        'first incident in full. Exits with 0 if it read the record, 1 if LOGDIR has none, and 2 '
+        'if it cannot read it or LOGDIR is no logdir.',
     )
     incidents.add_argument('folder', metavar='LOGDIR')
     incidents.add_argument(
-        '--all', action='store_true', help='print every incident, as a line of a table'
+        '--all', action='store_true', help='print a table of all incidents, with their tensors'
     )
     incidents.add_argument('--json', action='store_true', help=_JSON)
 
@@ -294,11 +295,12 @@ def _add_incidents(commands) -> None:
 def _add_replay(commands) -> None:
     replay = commands.add_parser(
         'replay',
-        help='run a bad step again, out of its bundle',
-        description='Runs a bad step again, out of the bundle that a training left in '
-        'LOGDIR/slimguard, writes nothing, and says what made it bad. Of a LOGDIR, lists the '
-        'bundles. Exits with 0 if the failure came back, 1 if not, 2 if nothing was run to its '
-        'end. A bundle holds a graph, and a graph is code: replay only bundles that you trust.',
+        help='run a bad step again from its bundle',
+        description='Runs a bad step again from the bundle that a training left in '
+        'LOGDIR/slimguard, writes nothing, and says what made it bad. Given a LOGDIR, lists its '
+        'bundles. Exits with 0 if the failure came back, 1 if not, 2 if the step could not run to '
+        'its end. A bundle holds a graph, and a graph is code: replay only bundles that you '
+        'trust.',
     )
     replay.add_argument('folder', metavar='BUNDLE')
     replay.add_argument(
@@ -317,16 +319,16 @@ def _add_replay(commands) -> None:
 def _add_report(commands) -> None:
     report = commands.add_parser(
         'report',
-        help='make a page to look at: the loss, the incidents, what made them bad',
-        description='Writes one HTML page with the loss and its incidents, and for those that have '
-        'a bundle the diagnosis, the ranges along the step and the samples of the batch. It asks '
-        'for nothing from the network. Its charts need the extra "report", without which it has '
-        'words only. Exits with 1 if the record of incidents cannot be read, '
-        'which the page then says, and 2 if nothing can be written or LOGDIR is no logdir.',
+        help='make a page: the loss, the incidents and their causes',
+        description='Writes one HTML page with the loss and its incidents. If an incident has a '
+        'bundle, the page shows the diagnosis, the ranges along the step and the samples of the '
+        'batch. It loads nothing from the network. Charts need the extra "report"; without it '
+        'the page has words only. Exits with 1 if it cannot read the record of incidents, which '
+        'the page says, and 2 if it cannot write the page or LOGDIR is no logdir.',
     )
     report.add_argument('folder', metavar='LOGDIR')
     report.add_argument('--open', action='store_true', help='open the page in your browser')
     report.add_argument(
-        '--output', metavar='FILE', help='where it goes; default: LOGDIR/slimguard/report.html'
+        '--output', metavar='FILE', help='the file; default: LOGDIR/slimguard/report.html'
     )
-    report.add_argument('--png', metavar='FILE', help='the same as a picture, too')
+    report.add_argument('--png', metavar='FILE', help='also draw a picture of the page')

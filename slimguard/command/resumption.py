@@ -13,6 +13,7 @@ The JSON document has
 
 import argparse
 import os
+import shlex
 import sys
 from typing import TYPE_CHECKING, Any, Dict, Optional
 
@@ -43,18 +44,24 @@ def checkpoints(options: argparse.Namespace) -> None:
     if options.json:
         print_document(_document(options.folder, seen))
     else:
-        _print(seen)
+        _print(options.folder, seen)
     if not seen.is_good:
         sys.exit(1)
 
 
-def _print(seen: 'Seen') -> None:
+def _print(folder: str, seen: 'Seen') -> None:
     for sentence in seen.before:
         terminal.say(sentence)
     if len(seen.rows) > 1:
         terminal.print_table(seen.rows)
     for sentence in seen.after:
         terminal.say(sentence)
+    ours, plain = seen.fates
+    if ours is not None and plain is not None and ours.is_good and not plain.is_good:
+        terminal.say(_TO_REPAIR + shlex.quote(folder))
+
+
+_TO_REPAIR = 'to have TensorFlow resume as slimguard: python -m slimguard checkpoints --repair '
 
 
 def _document(folder: str, seen: 'Seen') -> Dict[str, Any]:

@@ -58,12 +58,12 @@ def report() -> Report:
 
 def _missing_slim_itself() -> List[Missing]:
     """Whether there is no tf-slim, where no TensorFlow can say whether it has one."""
-    stop_watching()  # which would import TensorFlow as soon as tf-slim is looked for
+    stop_watching()  # it would import TensorFlow as soon as tf-slim is looked for
     return [] if find_spec('tf_slim') else [NO_SLIM]
 
 
 def _missing_packages() -> List[Missing]:
-    """What slimguard itself was installed without, as by ``pip install --no-deps``."""
+    """The packages that slimguard needs and were not installed, as by ``pip install --no-deps``."""
     why = 'slimguard report makes its page with it'
     return [] if find_spec('jinja2') else [Missing('jinja2', why, 'pip install "jinja2>=3.0"')]
 

@@ -63,6 +63,6 @@ def marks_of(learning: types.ModuleType) -> Tuple[Any, Any]:
     """What `slim.learning` takes for "not given": as the global step, and as any other argument.
 
     `_USE_GLOBAL_STEP` and `_USE_DEFAULT` of tf_slim 1.1.0 and of tf.contrib.slim in 1.15. They have
-    no public names, and whoever calls slim's functions with all arguments needs them.
+    no public names, and a call of slim's functions with all arguments needs them.
     """
     return learning._USE_GLOBAL_STEP, learning._USE_DEFAULT

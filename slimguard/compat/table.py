@@ -8,7 +8,7 @@ class Row(NamedTuple):
 
     module: str  # where tf-slim looks for it
     name: str
-    # TensorFlow's public name; or Keras modules, of which the first that is installed is used.
+    # TensorFlow's public name; or Keras modules: the first installed one counts.
     home: Union[str, Tuple[str, ...]]
 
     @property

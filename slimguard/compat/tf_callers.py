@@ -41,7 +41,7 @@ def is_waiting(thread: threading.Thread) -> bool:
         frame = frame.f_back
     if frame is not None and str(frame.f_globals.get('__name__')).endswith(_GRAPH_LOCKS):
         return False
-    # Whoever starts a thread waits for no more than its first instruction.
+    # A thread that starts another waits for no more than its first instruction.
     return not calls.isdisjoint(['join', 'wait']) and 'start' not in calls
 
 
@@ -64,7 +64,7 @@ def is_of_sessions(code: Optional[CodeType]) -> bool:
 
 
 def is_method_of_sessions(method: Any) -> bool:
-    """Whether a method of a session is TensorFlow's own, and nothing that replaced it."""
+    """Whether a method of a session is TensorFlow's own, and not a replacement."""
     return is_of_sessions(getattr(method, '__code__', None))
 
 
@@ -124,11 +124,12 @@ class CallingSession(NamedTuple):
 def session_among_callers(hook: tf1.train.SessionRunHook) -> CallingSession:
     """The session that calls `hook.begin`.
 
-    The argument or variable `hooks` of whoever calls has a `CheckpointSaverHook` beside the hook;
-    or it is `MonitoredTrainingSession`, whose arguments are `checkpoint_dir`, `is_chief` and
-    `scaffold`, and which has no such hook where the process is not the chief; or the constructor
-    of a `MonitoredSession`, whose argument is `session_creator`. Of all these it takes `_saver` and
-    `_scaffold`. A hook is given neither its session nor the other hooks.
+    TensorFlow gives a hook neither its session nor the other hooks, so this function looks at the
+    callers. A caller's argument or variable `hooks` may hold a `CheckpointSaverHook` beside the
+    hook. The caller may be `MonitoredTrainingSession`, with the arguments `checkpoint_dir`,
+    `is_chief` and `scaffold`; it makes no such hook unless the process is the chief. Or it is the
+    constructor of a `MonitoredSession`, with the argument `session_creator`. From these the
+    function takes `_saver` and `_scaffold`.
     """
     dirs: Dict[str, None] = {}
     is_chief: Optional[bool] = None

@@ -190,8 +190,8 @@ def uncompiled(graph: tf.Graph) -> ContextManager:
 def compiled_as_asked(graph: tf.Graph) -> ContextManager:
     """Ends `uncompiled`, and any `jit_scope`, for the ops that are made while it is open.
 
-    A function that is asked for the attribute of each, since None for the attribute itself is an
-    error where there is none to end.
+    It gives TensorFlow a function that returns None for each op: None for the attribute itself
+    would be an error if no attribute is set.
     """
     return _compiling(graph, lambda _: None)
 
@@ -257,7 +257,7 @@ class _WeaklyKept:
         return getattr(self.session, '_closed', True)
 
 
-# What `callable_of` calls, and what Keras calls in a graph: for `instrument` to hear of it.
+# `callable_of` calls it, and Keras in a graph does: `instrument` listens there.
 MAKE_CALLABLE_FROM_OPTIONS = '_make_callable_from_options'
 
 _opening = threading.Lock()

@@ -20,6 +20,6 @@ The files:
     ranges.py         what there is to say about an array of numbers in a line
     evidence.py       capture, diagnosis and bundle together, for loops that train
     bundle/           a bad step in a folder, to be opened elsewhere
-    disk_room.py      bundles and checkpoints on one disk: who gives way
+    disk_room.py      bundles and checkpoints on one disk: which gives way
     replay.py         the command that runs a bundle
 """

@@ -131,7 +131,7 @@ _RULES = [
     Rule(_types('SparseSoftmaxCrossEntropyWithLogits'), p.labels_outside),
     Rule(_types(_CROSS_ENTROPY), p.labels_hidden),
     Rule(_types('Mean'), p.is_empty('mean')),
-    Rule(_types('Max Min Prod'), p.is_empty('largest or smallest'), is_risky=False),
+    Rule(_types('Max Min'), p.is_empty('largest or smallest'), is_risky=False),
     # Gradients: the slopes of these are infinite there.
     Rule(_types('SqrtGrad'), p.gradient_of_root),
     _rule(

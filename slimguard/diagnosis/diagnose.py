@@ -65,7 +65,7 @@ def diagnose(
       capture: the `Capture` of the train op.
       values: what the step drew, as `capture.take` returned it.
       labels: what the gate found to be bad: the labels of the true elements of `gate.bad`.
-      export: exports the step of `capture`; given by who needs the exported step as well.
+      export: exports the step of `capture`; a caller that needs the exported step passes its own.
       loss: what the loss was in the training; None if nobody knows it.
 
     Raises:

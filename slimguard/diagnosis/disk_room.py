@@ -6,13 +6,13 @@ from slimguard.system import files
 
 
 class NoRoomError(OSError):
-    """A bundle is not written, for the next checkpoint would not find room after it."""
+    """A bundle is not written, since the next checkpoint would not fit on the disk after it."""
 
 
 class Room:
     """The room that bundles and checkpoints of a training share.
 
-    It knows local file systems only: who could tell how much room there is on others?
+    It knows local file systems only, since others do not tell how much room they have.
 
     Args:
       logdir: where bundles go.

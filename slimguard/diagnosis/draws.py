@@ -7,9 +7,10 @@ import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.graph import key
+from slimguard.graph.collectives import is_collective
 
-# These have a state, and yet what they return is computed from their inputs: the checks and prints
-# that hand a value on, and what loops are made of.
+# TensorFlow counts these as stateful, and yet they compute their outputs from their inputs: checks
+# and prints that hand a value on, and the ops that loops are made of.
 _COMPUTES = re.compile(
     r'(CheckNumerics(V2)?|Print(V2)?|TensorArray.*|(Ref)?Stack(V2|Push.*|Pop.*|Close.*)?'
     r'|TemporaryVariable|DestroyTemporaryVariable|Assert)$'
@@ -53,7 +54,7 @@ class Draws:
         self._tainted.update(key(t) for t in op.outputs if is_handle(t))
 
     def _reaches_out(self, op, ahead, writes: bool) -> bool:
-        if op.type.startswith('Placeholder'):
+        if op.type.startswith('Placeholder') or is_collective(op.type):
             return True
         if op.type in graphs.VARIABLES or _COMPUTES.match(op.type):
             return False
@@ -69,7 +70,7 @@ class Draws:
     def _draws_inside(self, name: str) -> bool:
         """Whether the library function of that name draws something."""
         if name not in self._bodies:
-            self._bodies[name] = False  # for those that call themselves
+            self._bodies[name] = False  # for functions that call themselves
             function = self.writes.function(name)
             self._bodies[name] = function is not None and any(
                 self._node_draws(node) for node in function.node_def
@@ -79,6 +80,8 @@ class Draws:
     def _node_draws(self, node) -> bool:
         if node.op in graphs.VARIABLES or node.op in graphs.READS or _COMPUTES.match(node.op):
             return False
+        if is_collective(node.op):
+            return True
         inner = self.writes.called_by(node)
         if inner:
             return any(self._draws_inside(name) for name in inner)
@@ -96,6 +99,11 @@ def _returns_values(op) -> bool:
         for index, given in enumerate(consumer.inputs)
         if key(given) == key(tensor)
     )
+
+
+def is_from_outside(op_type: str) -> bool:
+    """Whether what a step drew by an op of this type is made of nothing else that it drew."""
+    return not is_written_value(op_type) and not is_collective(op_type)
 
 
 def is_written_value(op_type: str) -> bool:

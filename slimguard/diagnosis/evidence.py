@@ -11,7 +11,7 @@ import functools
 import math
 import time
 import weakref
-from typing import Callable, Dict, NamedTuple, Optional, Sequence, Set
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 import numpy as np
 import tensorflow.compat.v1 as tf1
@@ -22,14 +22,16 @@ from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.diagnose import bad_sources, diagnose, glance
 from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.disk_room import NoRoomError, Room
-from slimguard.diagnosis.explanations import SHARES
+from slimguard.diagnosis.ranges import bad_row_digests
 from slimguard.diagnosis.rerun import ExportOnce
-from slimguard.gate import Gate, Label
+from slimguard.gate import Gate, Label, name_of
+from slimguard.graph import Writes
+from slimguard.graph.collectives import collectives_in
 from slimguard.graph.sessions import OWN_WORK
 from slimguard.incidents.history import History
 from slimguard.incidents.incident import replay_hint
 from slimguard.incidents.incident_groups import kind_of
-from slimguard.system import files
+from slimguard.system import files, texts
 from slimguard.system.log import log
 from slimguard.system.numbers import require_bool
 from slimguard.system.rate import Rate
@@ -37,6 +39,7 @@ from slimguard.system.rate import Rate
 _NO_SEARCH = (
     'the step was not searched for the cause: the training would wait for longer than %.3g s; %s'
 )
+_ELSEWHERE = 'it was found on %s and not on this rank, so nothing was searched here'
 _IN_BUNDLE = 'python -m slimguard replay BUNDLE searches all of it'
 _NO_BUNDLE = 'with a logdir there would be a bundle, which is searched by replay'
 
@@ -50,7 +53,9 @@ class Found(NamedTuple):
       values: what the step drew, by the Tensors' names; None if that was not kept.
       is_searched: whether all of the step was searched, and not only what it drew.
       is_wanted: whether there is to be a bundle.
-      drew_finite: whether all that the step drew is known to be finite.
+      drew_finite: whether all that the step drew is known to be finite, on all ranks.
+      bad_rows: by the name of a row of what it drew, such as 'row 1 of x:0', what tells it from
+        others by its bytes.
     """
 
     diagnosis: Optional[Diagnosis] = None
@@ -59,6 +64,7 @@ class Found(NamedTuple):
     is_searched: bool = False
     is_wanted: bool = False
     drew_finite: bool = False
+    bad_rows: Mapping[str, str] = {}
 
     @property
     def cause(self) -> str:
@@ -77,7 +83,7 @@ _FULL: 'weakref.WeakKeyDictionary[tf1.Graph, Set[str]]' = weakref.WeakKeyDiction
 
 
 class _Kinds:
-    """The kinds of incidents of which one was examined.
+    """The kinds of incidents that were examined before.
 
     Args:
       most: how many there may be, and how many bundles.
@@ -148,7 +154,7 @@ class Evidence:
         self._export = ExportOnce(self.capture)
         # Ranks that share their gradients have to decide the same, and the bad batch may be one's
         # alone: so what this one finds does not decide.
-        self._is_shared = any(SHARES.match(op.type) for op in self.capture.ops)
+        self._is_shared = bool(collectives_in(self.capture.ops, Writes(gate.bad.graph)))
         self._estimate = Estimate(self.capture)
         self._logdir = None if logdir is None else files.as_path(logdir)
         self._max_bundles = max_bundles
@@ -204,12 +210,22 @@ class Evidence:
             except Exception as error:
                 self._say('what the bad step drew could not be taken', error)
                 return Found()
-            drew_finite = not bad_sources(self.capture, values)
-            found = Found(values=values, is_wanted=is_wanted, drew_finite=drew_finite)
+            elsewhere = _other_ranks(self.capture.gate, labels)
+            if elsewhere:
+                return Found(Diagnosis('unknown', _ELSEWHERE % texts.listed(elsewhere, 5)))
+            bad = bad_sources(self.capture, values)
+            name = bad[0].name if bad else ''
+            rows = bad_row_digests(values[name]) if bad else {}
+            found = Found(
+                values=values,
+                is_wanted=is_wanted,
+                drew_finite=not bad and not self._is_shared,
+                bad_rows={'row %d of %s' % (row, name): name + rows[row] for row in rows},
+            )
             if not (is_wanted or decides):
                 return found
             seconds = math.inf if is_last else seconds_for(step_seconds)
-            if not is_last and not drew_finite:
+            if not is_last and bad:
                 seconds = seconds_for(0.0)  # a glance tells as much, all but certainly
             return self._diagnose(session, found, labels, seconds, incident.loss)
 
@@ -334,6 +350,12 @@ def collect(
         found[gate] = Evidence(gate, logdir, max_bundles, room)
     except Exception as error:
         log().warning('slimguard: nothing will be captured: %s', error)
+
+
+def _other_ranks(gate: Gate, labels: Sequence[Label]) -> List[str]:
+    """The ranks that found what this one did not, where this one found nothing of its own."""
+    told = dict.fromkeys(label.name for label in labels if label.kind == 'rank')
+    return [] if name_of(gate.ranks.rank) in told else list(told)
 
 
 def _write_in(room: Room, write: Callable[..., str]) -> str:

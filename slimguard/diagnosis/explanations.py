@@ -5,7 +5,6 @@ variable overflows when it is updated.
 """
 
 import math
-import re
 from typing import Optional, Sequence
 
 import numpy as np
@@ -14,13 +13,14 @@ import tensorflow as tf
 from slimguard import graph as graphs
 from slimguard.diagnosis import causes, preconditions
 from slimguard.diagnosis.diagnosis import Diagnosis, Input
-from slimguard.diagnosis.draws import is_written_value
+from slimguard.diagnosis.draws import is_from_outside, is_written_value
 from slimguard.diagnosis.hidden_ops import explain_inside
 from slimguard.diagnosis.large_numbers import LARGE_WEIGHT, large_weights, outlier, rows_in_words
 from slimguard.diagnosis.measured_step import SAME_NUMBERS, MeasuredStep
 from slimguard.diagnosis.ranges import NonFinite, Range, find_non_finite, measure
 from slimguard.diagnosis.rerun import Step
 from slimguard.graph import key
+from slimguard.graph.collectives import is_collective
 from slimguard.graph.source_lines import Origins
 from slimguard.incidents import policies
 from slimguard.system import texts
@@ -47,7 +47,7 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
     if step.is_fed(tensor):
         if given and not is_written_value(step.type_of(op)):
             return _explain_computed(measured, told, given)
-        outside = [t for t in others if step.is_fed(t) and not is_written_value(step.type_of(t.op))]
+        outside = [t for t in others if step.is_fed(t) and is_from_outside(step.type_of(t.op))]
         return _explain_source(told, list(map(step.name_of, outside)), bool(given))
     if graphs.is_variable_read(op) or op.type in graphs.VARIABLES:
         return _explain_variable(told, tensor)
@@ -117,7 +117,7 @@ def explain_sources(
         assert told.output is not None
         trouble = '%s returned %s; what it was given was not looked at'
         return told._replace(phase='forward', trouble=trouble % (told.op_type, _what(told.output)))
-    outside = [other.name for other in others if not is_written_value(other.op.type)]
+    outside = [other.name for other in others if is_from_outside(other.op.type)]
     return _explain_source(told, outside)
 
 
@@ -131,7 +131,7 @@ def explain_square(measured: MeasuredStep, name: str) -> Diagnosis:
 
     def squared(tensor) -> float:
         found = measured.range_of(tensor)
-        # In the dtype's own terms: 1e20 is much for float32, and 1e3 for float16.
+        # Relative to the dtype: 1e20 is large for float32, and 1e3 for float16.
         return 0.0 if found is None else found.largest / _root_of_largest(found.dtype)
 
     floats = [t for t in measured.step.checked if squared(t) > 1]
@@ -188,7 +188,7 @@ def _fed(measured: MeasuredStep, limit: tf.Tensor) -> Optional[float]:
 
 
 def _describe(measured: MeasuredStep, tensor: tf.Tensor) -> Diagnosis:
-    """All but the trouble: which op it is, who made it, and the range of its output."""
+    """All but the trouble: which op it is, the line that made it, and the range of its output."""
     step, op = measured.step, tensor.op
     origin = step.origins(op.name)
     name = step.name_of(tensor)
@@ -225,16 +225,12 @@ def _explain_computed(
     assert told.output is not None and told.non_finite is not None
     inputs = tuple(Input(measured.step.name_of(t), measured.range_of(t)) for t in given)
     trouble = '%s returned %s of finite inputs' % (told.op_type, _what(told.output))
-    if SHARES.match(told.op_type or ''):
+    if is_collective(told.op_type or ''):
         trouble += ': it is another process whose values are not finite'
     if told.op_type in graphs.CALLS:
         trouble += '; it comes out of a function, which cannot be looked into'
     phase = measured.phase_of(given[0].op) if given else 'forward'
     return told._replace(phase=phase, trouble=trouble + _in_rows(measured, told), inputs=inputs)
-
-
-# What adds up the values of several processes.
-SHARES = re.compile('Collective|Horovod|Nccl|.*AllReduce')
 
 
 def _written(is_given_finite: bool) -> str:

@@ -22,7 +22,7 @@ def rows_in_words(rows: Sequence[int]) -> str:
 def outlier(measured: MeasuredStep) -> str:
     """Rows of the batch that are far larger than the others, in words; '' if there are none."""
     for tensor in measured.data():
-        value = np.asarray(measured.step.fetch([tensor])[0])
+        value = np.atleast_1d(np.asarray(measured.step.fetch([tensor])[0]))
         sizes = np.abs(numbers(value).reshape(len(value), -1)).max(axis=1)
         usual = np.median(sizes)
         far = [int(row) for row in np.flatnonzero(sizes > _FAR * usual)] if usual else []

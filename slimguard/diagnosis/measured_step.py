@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.diagnosis.diagnosis import Row
-from slimguard.diagnosis.draws import is_written_value
+from slimguard.diagnosis.draws import is_from_outside
 from slimguard.diagnosis.ranges import Range, bad_shares, measure
 from slimguard.diagnosis.rerun import Step
 from slimguard.graph import key
@@ -126,7 +126,7 @@ class MeasuredStep:
         """What came from outside, or by chance."""
         for tensor, value in self.step.feed.items():
             is_ours = tensor.op.name.startswith(graphs.OURS)  # a limit of the gate
-            if not is_ours and not is_written_value(self.step.type_of(tensor.op)):
+            if not is_ours and is_from_outside(self.step.type_of(tensor.op)):
                 yield tensor, value
 
     def _is_data(self, tensor: tf.Tensor) -> bool:

@@ -134,8 +134,8 @@ def overflow(size: Callable[..., float], what: str = '') -> Callable[..., Broken
 def function_overflows(function: Callable[..., np.ndarray]) -> Callable[..., Broken]:
     def breaks(culprit: Culprit, *inputs) -> Broken:
         values = [np.asarray(x, np.float64) for x in inputs]
-        results = np.abs(function(*values))
-        if not ((results > largest_of(culprit.dtype) * 0.999) & ~np.isnan(results)).any():
+        results = np.where(sum(map(np.isfinite, values)) == len(values), function(*values), 0.0)
+        if not (np.abs(results) > largest_of(culprit.dtype) * 0.999).any():
             return None
         return 'overflow of %s: its input is as large as %.6g, and %s ends at %.3g' % (
             culprit.op_type.lower(),

@@ -1,5 +1,6 @@
 """What there is to say about an array of numbers in a line: its range, and what is not finite."""
 
+import hashlib
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -101,6 +102,24 @@ def find_non_finite(value: np.ndarray, most: int = 20) -> NonFinite:
     rows = sorted(set(where[:, 0].tolist())) if value.ndim else []
     positions = [(tuple(int(i) for i in p), float(value[tuple(p)])) for p in where[:most]]
     return NonFinite(rows, positions, len(where))
+
+
+def bad_row_digests(value: np.ndarray, most: int = 20) -> Dict[int, str]:
+    """What tells a bad row of a batch from others: a digest of its bytes, by its index.
+
+    A row that holds no two finite numbers that differ could be of any sample, and is left out.
+
+    Args:
+      value: an array, with a row for each sample.
+      most: how many bad rows are looked at.
+    """
+    value, digests = np.asarray(value), {}
+    if value.ndim > 1:
+        for index in find_non_finite(value, most=0).rows[:most]:
+            row = numbers(value[index])
+            if len(np.unique(row[np.isfinite(row)])) > 1:
+                digests[index] = hashlib.sha256(value[index].tobytes()).hexdigest()
+    return digests
 
 
 def bad_shares(value: np.ndarray) -> Tuple[float, float]:

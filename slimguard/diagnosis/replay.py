@@ -75,7 +75,7 @@ def main(path: files.Path, shell: bool = False, without: Optional[int] = None) -
         _complain(path, str(error))
     except tf.errors.OpError as error:
         _complain(path, 'TensorFlow %s cannot run it: %s' % (tf.__version__, error.message))
-    except Exception as error:  # a bundle can make libraries fail in ways that nobody has listed
+    except Exception as error:  # a bundle can make libraries fail in unforeseen ways
         _complain(path, '%s: %s' % (type(error).__name__, error))
     return 2
 

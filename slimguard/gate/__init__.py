@@ -22,13 +22,9 @@ Planning reads the graph:
     left_alone.py         what is written whatever a run computes that trains nothing
     losses.py             which scalars are losses
     checked_values.py     the values to check before the update
-    sources.py            what to check for a value that is computed after it
-    finite_arithmetic.py  ops that make finite numbers of finite numbers
     kernels.py            when an optimizer's kernel makes finite numbers of small ones
-    growth.py             whether what is written after the update may grow until it is Inf
-    shares.py             how often variables are in it
-    signs.py              what is not below zero there, so that it has a root
-    beginnings.py         the initial values of variables
+    late_values.py        what to check for a value that is computed after a gated write
+    late_writes.py        which writes of such values are known to stay finite
     forward_writes.py     what is put back, and what has to wait
     step_inputs.py        what is not put back: counters that pick the batch
 
@@ -41,6 +37,7 @@ Building adds to it:
     square_sums.py        the sums of squares of what is checked
     fast_path.py          the cheap check of them that nearly every step passes
     step_checks.py        the exact checks before and after the update
+    ranks.py              processes that train together find what any of them does
     finite_checks.py      exact checks of many values in few ops
     flags.py              what checks found, with what each flag stands for
     decision_at_tasks.py  tells each task what was decided
@@ -86,8 +83,9 @@ Variables that are assigned, and not made of their old value, are left out: one 
 Where that does not hold, no step takes the fast path: writes inside loops and functions, and
 kernels that can make a NaN of small numbers (centered RMSProp, or an `epsilon` of zero; see
 :mod:`slimguard.gate.kernels`). There each step is a *trial*, with copies of what it writes. An
-argument of a kernel that is no constant is compared in each step instead. Variables of which sums
-or multiples are written after the update are checked before it (:mod:`slimguard.gate.growth`).
+argument of a kernel that is no constant is compared in each step instead. What is written of
+variables that were just updated is known to stay finite if it is an average, a copy or the like
+(:mod:`slimguard.gate.late_writes`); any other such write makes a trial as well.
 
 On a cluster, the decision is made where the loss is. Each task that holds variables gets one
 number, the decision, and from it makes its own switches: its variables are copied, checked and
@@ -118,6 +116,7 @@ from slimguard.gate.gate import (
     gates_of,
     guard,
     original_of,
+    ranks_in,
     variables_behind_gates,
 )
 from slimguard.gate.learning_rates import (
@@ -127,6 +126,7 @@ from slimguard.gate.learning_rates import (
     scale_learning_rates,
 )
 from slimguard.gate.measures import Measures
+from slimguard.gate.ranks import Ranks, name_of
 from slimguard.gate.untold import Told
 from slimguard.gate.writing_runs import guard_summary
 
@@ -138,6 +138,7 @@ __all__ = [
     'LearningRates',
     'Measures',
     'NoLearningRateError',
+    'Ranks',
     'Told',
     'Verdict',
     'as_train_op',
@@ -148,7 +149,9 @@ __all__ = [
     'guard_summary',
     'labels_in',
     'learning_rates_of',
+    'name_of',
     'original_of',
+    'ranks_in',
     'require_gradient_options',
     'require_loss',
     'require_max_loss',

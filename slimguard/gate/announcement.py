@@ -1,4 +1,4 @@
-"""How a bad step is told: where nobody watches, it prints a line or raises."""
+"""Announces a bad step: without a watcher, the graph prints a line or raises."""
 
 import sys
 from typing import Sequence
@@ -12,7 +12,7 @@ from slimguard.gate.plan import Plan
 from slimguard.gate.untold import Told, Untold
 from slimguard.graph import ops, plain_ops
 
-# So many names are printed: a network has hundreds of gradients, and one NaN reaches them all.
+# How many names are printed: a network has hundreds of gradients, and one NaN reaches them all.
 _MOST_NAMES = 3
 
 
@@ -74,7 +74,7 @@ def _print(plan: Plan, flags: Flags, step: GlobalStep, loud: tf.Tensor) -> tf.Op
         text[0] += ' (global step '
         text += [plain_ops.as_string(step_now), '); bad: ', bad]
     if plan.losses:
-        # On TensorFlow 1.15 there are no words for 16 bits.
+        # TensorFlow 1.15 cannot turn 16-bit floats into words.
         loss = plain_ops.cast(plan.losses[0], tf.float64)
         text += ['; loss ', plain_ops.as_string(loss)]
     return tf.print(plain_ops.join_strings(text), output_stream=sys.stderr)

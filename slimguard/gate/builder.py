@@ -18,7 +18,7 @@ from slimguard.gate.flags import Flags, each_once, join_flags
 from slimguard.gate.flags_in_words import Label
 from slimguard.gate.forward_copies import (
     copy_ahead,
-    read_growing,
+    read_from_others,
     read_opaque_writes,
     require_unseen,
 )
@@ -27,6 +27,7 @@ from slimguard.gate.limits import Limits, make_limits
 from slimguard.gate.measures import Measures, measure
 from slimguard.gate.outcome import GlobalStep, Outcome, outcome_of
 from slimguard.gate.plan import Plan
+from slimguard.gate.ranks import Ranks, ranks_of
 from slimguard.gate.square_sums import SquareSums
 from slimguard.gate.step_checks import StepChecks, check_late_loss
 from slimguard.gate.step_value import value_after_step, value_of_step
@@ -50,6 +51,7 @@ class Built(NamedTuple):
       measures: what is known of a step, good or bad.
       row: all of that and the count, in one vector; see `Measures.counted_row`.
       writes: by gated write, its clone.
+      ranks: the processes that run the step together.
     """
 
     watched: tf.Tensor
@@ -64,6 +66,7 @@ class Built(NamedTuple):
     measures: Measures
     row: tf.Tensor
     writes: Dict[tf.Operation, tf.Operation]
+    ranks: Ranks
 
 
 def build(plan: Plan, max_loss: Optional[float]) -> Built:
@@ -141,12 +144,13 @@ class _Build:
         self._make = ops.Maker(plan.step.graph)
         self._home = Home(feeds.watched.op)
         self._checks = StepChecks(plan, feeds.limits, self._make, self._home)
+        self._ranks = ranks_of(plan.step)
 
     def run(self) -> Built:
         plan, feeds, make = self._plan, self._feeds, self._make
         ahead = copy_ahead(plan, make)
         checks = [*plan.checks, *read_opaque_writes(plan, make, feeds.watched)]
-        checks += read_growing(plan, make)
+        checks += read_from_others(plan, make)
         sums = self._sums(checks)
         before = self._check_before(checks, sums)
         decisions = before.decisions
@@ -178,6 +182,7 @@ class _Build:
             measures,
             measures.counted_row(feeds.untold, count),
             clones.writes(),
+            self._ranks,
         )
 
     def _sums(self, checks: Sequence[Check]) -> SquareSums:
@@ -188,14 +193,16 @@ class _Build:
         return SquareSums(values, self._plan.losses, self._make, self._home)
 
     def _check_before(self, checks: Sequence[Check], sums: SquareSums) -> _Before:
-        """The fast path; where that is not taken, the exact check, and a check of copies."""
+        """The fast path; if a step does not take it, the exact check, and a check of copies."""
         plan, token = self._plan, self._feeds.token
         if plan.trial:  # only what was written tells
             fast, checking = None, after(plan.barrier, token, 'looking')
         else:
             is_fast = fast_path.all_are_small(plan, sums, self._feeds.limits)
+            is_fast = self._ranks.all_of(is_fast, 'fast')
             fast, checking = branch(token, is_fast, 'calm')
         flags = self._checks.before_update(checks, checking, sums.of_gradients())
+        flags = self._ranks.any_of(flags, 'before')
         is_fine = plain_ops.none_of(flags.vector, name='is_fine')
         checked = {self._tasks.home: Checked(fast, *branch(token, is_fine, 'fine'))}
         for task in self._tasks.others:
@@ -208,16 +215,17 @@ class _Build:
     ) -> _Before:
         """Copies and decides, in each task.
 
-        Where processes or threads train beside each other, a variable may hold what another is
-        about to undo. An update that is made of that is bad as well; and to put it back from such
-        a copy, after the other, would lose the variable for good. So it is not begun.
+        If processes or threads train beside each other, a variable may hold a value that another
+        one is about to undo. An update made of this value is bad as well, and restoring such a
+        copy, after the other has restored its own, would lose the variable for good. So a step
+        whose copies are not finite does not begin its update.
         """
         copies = {
             task: copy_at(self._make, self._plan, task, each.fine) for task, each in checked.items()
         }
         are_good = None
         if self._plan.changed:
-            found = self._lost_in(copies, checked)
+            found = self._ranks.any_of(self._lost_in(copies, checked), 'copies')
             with tf.control_dependencies([checked[self._tasks.home].refused]):
                 no_copies = plain_ops.constant([False] * len(found.labels), tf.bool)
             found = found._replace(vector=plain_ops.merge([found.vector, no_copies], 'lost'))
@@ -254,7 +262,7 @@ class _Build:
         if plan.late_loss is not None:
             value = clones.of(plan.late_loss)
             found.append(check_late_loss(plan.late_loss, value, decisions[home].refused))
-        flags = join_flags(found)
+        flags = self._ranks.any_of(join_flags(found), 'after')
         nothing_found = plain_ops.none_of(flags.vector)
         is_good = plain_ops.logical_and(nothing_found, before.is_fine)
         return _After(fast_ran, checked, flags, is_good)

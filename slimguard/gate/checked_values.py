@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.gate.kernels import Kernels, Range
-from slimguard.gate.sources import Sources
+from slimguard.gate.late_values import LateValues
 from slimguard.gate.step_graph import StepGraph
 from slimguard.graph import key
 
@@ -50,7 +50,7 @@ class _Input(NamedTuple):
 
 
 def read_gated_write(
-    write: tf.Operation, step: StepGraph, sources: Sources, kernels: Kernels
+    write: tf.Operation, step: StepGraph, late: LateValues, kernels: Kernels
 ) -> GatedWrite:
     """Finds what a gated write takes, and whether checking that is enough."""
     if step.writes.is_opaque(write) or graphs.loop_around(write) is not None:
@@ -60,12 +60,12 @@ def read_gated_write(
     inputs: List[_Input] = []
     for value in graphs.values_of(write):
         tensor = step.resolve(value.tensor)
-        found = sources.of(tensor)
+        found = late.sources_of(tensor)
         if found is None:
             is_trial = True
         else:
             inputs.append(_Input(tensor, value.role, found))
-    if any(sources.is_late(each.tensor) for each in ranges or ()):
+    if any(each.tensor in late for each in ranges or ()):
         is_trial = True
     return GatedWrite(write, inputs, is_trial, ranges or ())
 

@@ -56,7 +56,7 @@ class ChiefUpdate(NamedTuple):
 
 
 def find_chief_updates(graph: tf.Graph, filled: Set[tf.Operation]) -> List[ChiefUpdate]:
-    """The updates that are made of what accumulators collect; those that run gated are left out.
+    """The updates that take their gradients from accumulators; guarded ones are left out.
 
     Args:
       graph: the graph.
@@ -92,7 +92,7 @@ def accumulators_of(order: Sequence[tf.Operation]) -> List[tf.Operation]:
 
 
 def takes_accumulated(update: tf.Operation) -> bool:
-    """Whether an update is made of gradients that accumulators have collected."""
+    """Whether an update takes its gradients from accumulators."""
     return bool(accumulators_of(graphs.ancestors([update])))
 
 

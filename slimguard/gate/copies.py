@@ -47,8 +47,8 @@ def values_of(make: ops.Maker, copies: Sequence[Copy]) -> Dict[tf.Operation, tf.
 def restore(make: ops.Maker, copies: Sequence[Copy], token: tf.Tensor, name: str) -> tf.Tensor:
     """Writes copies back once `token` is alive. Returns `token`, afterwards.
 
-    Weights come last: an asynchronous peer that meanwhile updates one by a slot that has exploded
-    would make it so for good.
+    Weights come last: otherwise an asynchronous peer could meanwhile update a restored weight by a
+    slot that has exploded, and ruin it for good.
     """
     values = values_of(make, copies)
     trainable = graphs.trainable_in(token.graph) if values else set()

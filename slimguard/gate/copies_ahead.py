@@ -17,7 +17,7 @@ _KEPT_AS = '_slimguard_copies_ahead'
 
 
 def copies_ahead(graph: tf.Graph) -> Dict[tf.Operation, Copy]:
-    """The copies that were made ahead of writes of a graph, by the op of each; to add to."""
+    """A dictionary to add to: the copies made ahead of a graph's writes, by the writing op."""
     known = getattr(graph, _KEPT_AS, None)
     if known is None:
         known = {}
@@ -40,9 +40,9 @@ def waits_for(entry: tf.Operation, made: Optional[Copy]) -> bool:
 def copy_ahead_of_others(graph: tf.Graph) -> None:
     """Makes further updates of the copied variables wait for their copies, too.
 
-    A model that is built a second time, to be evaluated, updates the same moving averages by ops
-    of its own. Those that a session has seen stay as they are, and so do initial values and
-    whatever else is not made of the old value.
+    A model that is built a second time, for an evaluation, updates the same moving averages by ops
+    of its own. This leaves out ops that a session has seen, initial values, and other writes that
+    do not depend on the old value.
     """
     known = copies_ahead(graph)
     is_unseen = unseen_by_sessions(graph) if known else bool

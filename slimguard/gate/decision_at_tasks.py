@@ -72,7 +72,7 @@ def copy_at(make: ops.Maker, plan: Plan, task: Task, fine: tf.Tensor) -> Sequenc
 def decide(
     task: Task, checked: Checked, copies: Sequence[Copy], are_good: Optional[tf.Tensor]
 ) -> Decision:
-    """What a task does once all copies are checked: it lets the update go, or does not.
+    """Once all copies are checked, lets a task's update go, or holds it.
 
     Args:
       task: the task.

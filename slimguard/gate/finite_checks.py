@@ -13,7 +13,7 @@ import tensorflow as tf
 from slimguard.graph import ops, plain_ops
 from slimguard.graph.devices import Home
 
-# A number that makes small of any other: what was finite has a finite sum then, or sum of squares.
+# Times this factor, finite numbers have a finite sum, and a finite sum of squares.
 SMALL_32 = 2.0**-100  # for dtypes that are not named here
 _SMALL = {tf.float64: 2.0**-600, tf.complex128: 2.0**-600, tf.float16: 2.0**-24}
 # The largest number that a square is rounded to in the optimizer's dtype, and no Inf.

@@ -23,7 +23,8 @@ class Label(NamedTuple):
     """What one element of a gate's `bad` vector stands for."""
 
     # 'value', 'square', 'limit', 'norm' or 'clone', for which the update is refused; 'before', for
-    # which it is not begun; 'late', 'state' or 'written', which are found once it has run.
+    # which it is not begun; 'late', 'state' or 'written', which are found once it has run; 'rank',
+    # for one that found what others did not.
     kind: str
     name: str
 
@@ -80,5 +81,7 @@ def explain(labels: Sequence[Label], limits: Optional[Mapping[str, str]] = None)
         parts.append('not finite once updated: ' + named('state', 'written'))
     elif named('state'):  # of the forward pass, the value that was written has been told
         parts.append('not finite once updated: ' + named('state'))
-    tensors = tuple(dict.fromkeys(label.name for label in labels if label.kind != 'clone'))
-    return Verdict(tensors, '; '.join(parts) or 'not finite', state_lost)
+    where = ' (on %s)' % named('rank') if named('rank') else ''
+    names = (label.name for label in labels if label.kind not in ('clone', 'rank'))
+    reason = ('; '.join(parts) or 'not finite') + where
+    return Verdict(tuple(dict.fromkeys(names)), reason, state_lost)

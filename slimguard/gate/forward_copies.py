@@ -104,17 +104,16 @@ def read_opaque_writes(plan: Plan, make: ops.Maker, known: tf.Tensor) -> List[Ch
     ]
 
 
-def read_growing(plan: Plan, make: ops.Maker) -> List[Check]:
-    """Reads the variables that may grow, as they are before the update.
+def read_from_others(plan: Plan, make: ops.Maker) -> List[Check]:
+    """Reads the variables that others write, as they are before the update.
 
-    Where no step takes the fast path, all variables are looked at afterwards.
+    Where no step takes the fast path, what was made of them is checked afterwards.
     """
     found = []
-    for variable in [] if plan.trial else plan.growing:
+    for variable in [] if plan.trial else plan.from_others:
         is_resource = graphs.is_resource(variable)
         value = make.copy(variable) if is_resource else variable.outputs[0]
-        what = 'update of ' if variable in plan.variables else 'variable '
-        found.append(Check(value, what + variable.name))
+        found.append(Check(value, 'variable ' + variable.name))
     return found
 
 

@@ -23,6 +23,7 @@ from slimguard.gate.gated_ops import find_gated_ops
 from slimguard.gate.losses import as_scalar, mean_of
 from slimguard.gate.outcome import guarded_by
 from slimguard.gate.plan import Plan, make_plan
+from slimguard.gate.ranks import Ranks
 from slimguard.gate.step_graph import GuardedBefore, StepGraph
 from slimguard.graph import TrainOp, Writes, is_accumulator, key, op_of, ops, plain_ops
 from slimguard.system.log import log
@@ -78,7 +79,7 @@ class Gate:
       raises: whether a bad step raises `InvalidArgumentError` in the session.
       values: what to fetch in the place of each tensor that was to be fetched beside the train op.
       transient: the ops of the variables that can hold what is not finite for a moment in any bad
-        step, until it is put back or undone: who reads them from another thread may see it. Empty
+        step, until it is put back or undone: another thread that reads them may see it. Empty
         for a usual gate, which writes nothing in a bad step; there only an update of finite values
         that overflows inside the optimizer is written and undone.
       beside: what threads run beside these steps: what the chief of synchronous replicas makes of
@@ -87,6 +88,7 @@ class Gate:
       is_beside: whether it is of what a thread runs beside the steps, so that nobody fetches it.
       fed: the tensors computed within the step that its runs feed; most gates have none.
       trains: whether it may be of a train op; False for a run that only writes.
+      ranks: the processes that run the step together, and decide as one; see `Ranks`.
     """
 
     def __init__(self, plan: Plan, max_loss: Optional[float]):
@@ -107,6 +109,7 @@ class Gate:
         self.quiet = built.quiet
         self.is_good = built.is_good
         self.writes = built.writes
+        self.ranks = built.ranks
         self.values = dict(zip(map(key, plan.values), built.values))
         self.labels = tuple(built.labels)
         # Any: they are keys of feeds, and type stubs take a Tensor for unhashable.
@@ -153,6 +156,12 @@ def gates_of(graph: tf.Graph) -> Dict[str, Gate]:
         known = {}
         setattr(graph, _KEPT_AS, known)
     return known
+
+
+def ranks_in(graph: tf.Graph) -> Ranks:
+    """The processes that run the guarded steps of a graph together; this one alone for none."""
+    found = (gate.ranks for gate in gates_of(graph).values())
+    return next((each for each in found if each.are_several), Ranks())
 
 
 def variables_behind_gates(graph: tf.Graph) -> Set[tf.Operation]:
@@ -204,7 +213,7 @@ def through_gates(
 def gated_writes(
     train_op: TrainOp, loss: Optional[tf.Tensor], fed: Sequence[tf.Tensor] = ()
 ) -> Set[tf.Operation]:
-    """The writes that a gate runs clones of; who fetches one of these runs it once more.
+    """The writes that a gate runs clones of; a run that fetches one of them runs it once more.
 
     Args:
       train_op, loss, fed: as for `guard_with_values`.
@@ -234,35 +243,35 @@ def guard(
     `slimguard.train`), a bad step prints one line to stderr; or, where the given op has a
     ``check_numerics`` of its own around the loss, it raises `tf.errors.InvalidArgumentError`.
 
-    To put back what the forward pass writes (``slim.batch_norm(updates_collections=None)``,
-    or update ops under ``tf.control_dependencies`` around ``minimize``), a copy of each such
-    variable is made ahead of the write, for which the write op gets one more control input. The
-    gradient of a regularizer gets one as well, so that it does not lie in memory before the
-    gradient of the data that it is added to is there (:mod:`slimguard.gate.regularizers`).
-    Nothing else that exists in the graph is changed. New ops live under the scope ``slimguard``.
-    Where a `SyncReplicasOptimizer` made the train op, the update that its chief makes of all
-    workers' gradients is guarded as well, and its queue runner runs that from then on.
-    If `train_op` is in the TRAIN_OP collection, the returned op takes its place there.
+    The forward pass may write, too (``slim.batch_norm(updates_collections=None)``, or update ops
+    under ``tf.control_dependencies`` around ``minimize``). To undo such a write, the step copies
+    the variable ahead of it; the write op gets one more control input for that. The gradient of a
+    regularizer gets one as well, so that it does not take memory before the data's gradient is
+    there, to which it is added (:mod:`slimguard.gate.regularizers`). Nothing else that exists in
+    the graph changes. New ops live under the scope ``slimguard``. If a `SyncReplicasOptimizer` made
+    the train op, the update of its chief gets a gate as well, and the optimizer's queue runner runs
+    the guarded update from then on. If `train_op` is in the TRAIN_OP collection, the returned op
+    takes its place there.
 
     In a replica of a `tf.distribute` strategy, as in the `model_fn` of an Estimator with a
     `MirroredStrategy`, all replicas call this, and get one gate. Its loss is the mean of theirs, so
-    what is not finite in one of them keeps all from writing.
+    a NaN or Inf in one replica keeps all from writing.
 
     Args:
       train_op: a Tensor or an Operation: of `create_train_op`, `optimizer.minimize`,
         `apply_gradients`, a `tf.group` or `tf.cond` of such, or anything else that writes.
-      loss: a floating scalar Tensor to check as well. By default the train op itself, where it is
-        a Tensor with the loss's value; else those members of the LOSSES collection that the train
-        op computes.
+      loss: a floating scalar Tensor to check as well. By default the train op itself, if it is a
+        Tensor with the loss's value; else the members of the LOSSES collection that the train op
+        computes.
       max_loss: a positive finite number; a larger loss is a bad step. Default: no limit. It keeps
-        the update of such a step from the weights, and no update before it: the one that makes a
+        the update of that step from the weights, but no update before it: the update that makes a
         training explode comes from a step whose loss may be small.
 
     Returns:
       A Tensor or an Operation, as `train_op` is. Its value in a bad step is the bad loss; or NaN
-      (zeros, for integers and the like), where the value comes out of the update itself.
-      Guarding a guarded train op returns it as it is; one that comes from a file, by
-      `import_meta_graph`, is guarded anew.
+      (zeros, for integers and the like), if the update itself computes the value. A train op that
+      is guarded already comes back as it is; one that comes from a file, by `import_meta_graph`,
+      gets a new gate.
 
     Raises:
       TypeError: if `train_op` is neither a Tensor nor an Operation.

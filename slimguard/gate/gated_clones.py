@@ -103,7 +103,7 @@ class GatedClones:
     def _switch(self, op: tf.Operation) -> List[tf.Operation]:
         """The ops to wait for so that `op` is dead if `go` is; none, if an input of it is dead."""
         if op.type in _MERGES:
-            return []  # alive if one of its inputs is, whatever it waits for
+            return []  # it is alive if one of its inputs is, whatever it waits for
         loop = graphs.loop_around(op)
         if loop is not None and not (op.type in ENTERS and graphs.flow_around(op) is loop):
             return []  # nothing inside of a loop can wait for what is outside; its entries do

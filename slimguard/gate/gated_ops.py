@@ -10,7 +10,7 @@ import tensorflow as tf
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.gate.copies_ahead import is_put_back
-from slimguard.gate.finite_arithmetic import keeps_finite
+from slimguard.gate.late_values import keeps_finite
 from slimguard.gate.step_graph import StepGraph
 
 _Ops = Set[tf.Operation]
@@ -19,12 +19,12 @@ _Ops = Set[tf.Operation]
 def find_gated_ops(
     step: StepGraph, left_alone: Optional[_Ops] = None, loss: Optional[tf.Tensor] = None
 ) -> _Ops:
-    """The writes to gate, and all that runs after one of them.
+    """The writes to gate, and all ops that run after one of them.
 
     Args:
       step: the ops of the step.
-      left_alone: of a run that trains nothing, the writes that it makes whatever it computes; all
-        others are gated. None for a train op, which has a forward pass.
+      left_alone: the writes that a run without training makes even when the values are bad; it
+        gates all others. None for a train op, which has a forward pass.
       loss: the loss, if it was given.
 
     Raises:

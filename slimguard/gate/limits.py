@@ -1,4 +1,4 @@
-"""What a step must not exceed: limits that are fed, and that nothing exceeds where they are not."""
+"""The limits that a step must not exceed: a run may feed them; their default may be Inf."""
 
 import math
 from typing import NamedTuple, Optional

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.gate.sources import Sources
+from slimguard.gate.late_values import LateValues
 from slimguard.gate.step_graph import StepGraph
 from slimguard.graph import key, op_of, ops
 from slimguard.graph.source_lines import assigned_name
@@ -17,12 +17,12 @@ from slimguard.system import texts
 _MEANS = re.compile(graphs.OURS + r'loss(_\d+)?/')
 
 
-# So many losses are named of those that a mean is of.
+# How many losses the name of a mean lists.
 _MOST_NAMES = 3
 
 
 def as_scalar(loss: tf.Tensor) -> tf.Tensor:
-    """A loss as a scalar: its mean, if it has more elements than one, or may have."""
+    """A loss as a scalar: its mean, if it has, or may have, more than one element."""
     if loss.shape.ndims == 0:
         return loss
     for made in loss.consumers():
@@ -80,16 +80,16 @@ _OPERATORS = frozenset('add sub mul truediv div neg pow'.split())
 
 
 def find_losses(
-    step: StepGraph, gated: Set[tf.Operation], sources: Sources, loss: Optional[tf.Tensor]
+    step: StepGraph, gated: Set[tf.Operation], late: LateValues, loss: Optional[tf.Tensor]
 ) -> List[tf.Tensor]:
     """The floating scalars that are losses and are known before the update; `loss` comes first.
 
-    Those that are made in a branch or loop that the train op is outside of are none: who asks for
-    them in a step in which the branch does not run gets an error.
+    A scalar made in a branch or loop does not count, unless the train op is inside, too: a step in
+    which the branch does not run could not fetch it.
     """
     found = [] if loss is None else [step.source_of(loss)]
     if step.core is not None and _is_scalar(step.core):
-        found.extend(t for t in sources.of(step.core) or () if _is_scalar(t))
+        found.extend(t for t in late.sources_of(step.core) or () if _is_scalar(t))
     if not found:
         needed = set(step.order)
         candidates = step.graph.get_collection(tf1.GraphKeys.LOSSES)
@@ -101,7 +101,7 @@ def find_losses(
 
 
 def find_late_loss(
-    step: StepGraph, gated: Set[tf.Operation], sources: Sources, loss: Optional[tf.Tensor]
+    step: StepGraph, gated: Set[tf.Operation], late: LateValues, loss: Optional[tf.Tensor]
 ) -> Optional[tf.Tensor]:
     """The loss, if it comes out of the update, as when two trainings follow each other."""
     if loss is not None and step.source_of(loss).op in gated:
@@ -111,7 +111,7 @@ def find_late_loss(
         and graphs.is_float(step.core)
         and step.core.op in gated
         and step.core.op not in step.writes
-        and sources.of(step.core) is None
+        and late.sources_of(step.core) is None
     )
     return step.core if is_late else None
 

@@ -12,11 +12,11 @@ from slimguard import graph as graphs
 from slimguard.gate.checked_values import Check, CheckedValues, GatedWrite, read_gated_write
 from slimguard.gate.forward_writes import ForwardWrites, find_barrier
 from slimguard.gate.gated_ops import find_gated_ops
-from slimguard.gate.growth import find_growing
 from slimguard.gate.kernels import Kernels, Range
+from slimguard.gate.late_values import LateValues
+from slimguard.gate.late_writes import find_conditions
 from slimguard.gate.left_alone import find_left_alone
 from slimguard.gate.losses import find_late_loss, find_losses
-from slimguard.gate.sources import Sources
 from slimguard.gate.step_graph import GuardedBefore, StepGraph
 from slimguard.graph import TrainOp, key, op_of
 from slimguard.graph.clones import summands_by_clone
@@ -40,10 +40,10 @@ class Plan(NamedTuple):
       put_back: the forward writes to undo after a bad step, by variable.
       opaque_forward: the variables of `put_back` whose new value can only be read afterwards.
       trial: whether the gated writes can only be judged by what they wrote.
-      growing: the variables that may grow from step to step, and are judged by what they wrote once
-        they are large.
-      ranges: where arguments of the optimizers' kernels are, unless what these wrote is to be
-        judged.
+      from_others: the variables that late writes are made of and the step does not write. Others
+        do, so they are checked before the update.
+      ranges: where factors are, of the optimizers' kernels and of late writes, unless what these
+        wrote is to be judged.
       barrier: ops that must have run before anything is written (asserts and the like).
       values: tensors of the step that are fetched beside the train op.
       trains: whether it may train; False for a run that only writes.
@@ -63,7 +63,7 @@ class Plan(NamedTuple):
     put_back: Dict[tf.Operation, List[tf.Operation]]
     opaque_forward: Sequence[tf.Operation]
     trial: bool
-    growing: Sequence[tf.Operation]
+    from_others: Sequence[tf.Operation]
     ranges: Sequence[Range]
     barrier: Sequence[tf.Operation]
     values: Sequence[tf.Tensor]
@@ -103,13 +103,14 @@ def make_plan(
     left_alone = None if trains else find_left_alone(step)
     gated = find_gated_ops(step, left_alone, loss)
     _require_end(step, gated)
-    sources = Sources(step, gated)
-    losses = find_losses(step, gated, sources, loss)
-    late_loss = find_late_loss(step, gated, sources, loss)
-    gated_writes, checked, forward = _read_writes(step, gated, sources, losses, left_alone or ())
+    late = LateValues(step, gated)
+    losses = find_losses(step, gated, late, loss)
+    late_loss = find_late_loss(step, gated, late, loss)
+    gated_writes, checked, forward = _read_writes(step, gated, late, losses, left_alone or ())
     variables = [v for write in gated_writes for v in step.writes.variables(write.op)]
     judged_before = [write.op for write in gated_writes if not write.is_trial]
-    growing = find_growing(judged_before, gated, step)
+    conditions = find_conditions(judged_before, step, late)
+    ranges = [each for write in gated_writes for each in write.ranges]
     trial = late_loss is not None or any(write.is_trial for write in gated_writes)
     plan = Plan(
         step=step,
@@ -123,9 +124,9 @@ def make_plan(
         changed=_find_changed(step, gated_writes),
         put_back=forward.put_back,
         opaque_forward=forward.opaque,
-        trial=trial or growing is None,
-        growing=growing or [],
-        ranges=_each_once(each for write in gated_writes for each in write.ranges),
+        trial=trial or conditions is None,
+        from_others=conditions.from_others if conditions else [],
+        ranges=_each_once(ranges + (conditions.ranges if conditions else [])),
         barrier=find_barrier(step, gated, forward.put_back),
         values=values,
         trains=trains,
@@ -139,7 +140,7 @@ def make_plan(
 def _read_writes(
     step: StepGraph,
     gated: Set[tf.Operation],
-    sources: Sources,
+    late: LateValues,
     losses: Sequence[tf.Tensor],
     left_alone: Container[tf.Operation],
 ) -> Tuple[List[GatedWrite], CheckedValues, ForwardWrites]:
@@ -150,7 +151,7 @@ def _read_writes(
     forward = ForwardWrites(step, gated, losses)
     for write in step.writing:
         if write in gated:
-            gated_writes.append(read_gated_write(write, step, sources, kernels))
+            gated_writes.append(read_gated_write(write, step, late, kernels))
             values.add_gated(gated_writes[-1])
         elif write not in left_alone and forward.add(write):
             values.add_forward(write)

@@ -19,7 +19,7 @@ from slimguard.gate.plan import Plan
 from slimguard.graph.control_flow import WAYS_OUT
 from slimguard.graph.sessions import unseen_by_sessions
 
-# What has no more bytes than a few numbers may come from anywhere, and be in memory early.
+# A tensor of a few numbers may come from anywhere, and may be in memory early.
 _SMALL_BYTES = 256
 # A regularizer's gradient takes one op, or a few. A term of more ops is something else.
 _MOST_OPS = 8
@@ -64,13 +64,13 @@ def _firsts(last, add, plan: Plan) -> List[tf.Operation]:
         makers.extend(each for each in dict.fromkeys(made) if each not in makers)
         if len(makers) > _MOST_OPS:
             return []
-    # Who else takes what they make would have to wait as well.
+    # Other consumers of their outputs would have to wait as well.
     takers = (taker for op in makers for tensor in op.outputs for taker in tensor.consumers())
     return firsts if all(taker is add or taker in makers for taker in takers) else []
 
 
 def _is_there(tensor: tf.Tensor, plan: Plan) -> bool:
-    """Whether a tensor that somebody waits with takes no memory of its own meanwhile."""
+    """Whether a tensor takes no memory of its own while another op waits for it."""
     op = tensor.op
     if op.type in ('ReadVariableOp', 'Identity') and graphs.is_variable_read(op):
         # What the forward pass writes may be another value by then.

@@ -108,7 +108,7 @@ class SquareSums:
         self.kinds.setdefault(kind, []).append(Sum(names, size))
 
     def total_of(self, kind: Kind) -> tf.Tensor:
-        """The sum of all of one kind, where they are."""
+        """The sum of all sums of one kind, on the device where they are."""
         if kind not in self._totals:
             sizes = [each.size for each in self.kinds[kind]]
             with sizes[0].graph.colocate_with(sizes[0].op):
@@ -116,7 +116,7 @@ class SquareSums:
         return self._totals[kind]
 
     def of_gradients(self) -> Optional[tf.Tensor]:
-        """That of all gradients, a float64 scalar at home; None if there are none."""
+        """The sum of squares of all gradients, a float64 scalar at home; None if there are none."""
         if self._of_gradients is None:
             kinds = [kind for kind in self.kinds if kind.is_gradient]
             with tf.device(self._home.device):

@@ -155,7 +155,7 @@ def _check_norm(half_square: tf.Tensor, limit: tf.Tensor, token: tf.Tensor) -> F
 
 
 def _check_squares(check: FiniteCheck, values: Sequence[Check], squares: Sequence[Check]) -> Flags:
-    """Which of `squares`, all of them among the checked `values`, are too large to be squared."""
+    """Checks which of `squares`, all of them checked `values`, are too large to be squared."""
     numbers = {key(value.tensor): number for number, value in enumerate(values)}
     chosen: List[int] = [numbers[key(square.tensor)] for square in squares]
     labels = [Label('square', square.name) for square in squares]

@@ -2,14 +2,14 @@
 
 A counter that picks the batch is input. Putting it back would pick the same bad batch again.
 
-A counter that only says when something is written is no input, and is put back with the rest: the
-one of micro-batches, where gradients are accumulated. It reaches the update as a condition, and
-often as a divisor too, where the mean of the gradients is applied. So values are followed back here
-with these two left out:
+A counter that only says when something is written, or how much, is no input, and is put back with
+the rest: the one of micro-batches, where gradients are accumulated, or of steps, where a learning
+rate, the weight of a loss or a correction of Adam's follows it. It reaches the update as a
+condition or as a factor. So values are followed back here with these two left out:
 
 * A condition decides whether the ops of its branches run, and changes no value in them. Only what
   leaves a branch (a Merge) depends on it.
-* Dividing by a count does not change which batch was picked.
+* Multiplying by what is computed from a count alone does not change which batch was picked.
 """
 
 from typing import Dict, Iterable, List, Optional, Sequence, Set
@@ -25,10 +25,11 @@ _MERGES = frozenset(['Merge', 'RefMerge'])
 _BRANCHES = frozenset(['If', 'StatelessIf', 'Case', 'StatelessCase'])
 _SCALES = frozenset('Mul MulNoNan RealDiv Div DivNoNan'.split())
 _CHOOSES = frozenset(['Select', 'SelectV2'])
-# What a count can go through and still be one.
+# What a count can go through and still be one: arithmetic, as in a schedule, and no choice.
 _COUNTS = frozenset(
     'Identity Cast Add AddV2 Sub Mul FloorMod FloorDiv Maximum Minimum Equal NotEqual Less '
-    'LessEqual Greater GreaterEqual LogicalNot LogicalAnd LogicalOr'.split()
+    'LessEqual Greater GreaterEqual LogicalNot LogicalAnd LogicalOr RealDiv Div DivNoNan Pow Exp '
+    'Log Neg Square Sqrt Rsqrt Reciprocal Inv Floor Ceil Cos Tanh Sigmoid'.split()
 )
 
 
@@ -47,9 +48,8 @@ class StepInputs:
         self._values_written = _values_written_ahead(step, gated)
         self._flow: Optional[Flow] = None
         updates = _values_of_update(step, gated, self._counts)
-        data = graphs.ancestors([loss.op for loss in losses], self._made_of)
-        data += graphs.ancestors(updates, self._updated_by)
-        self._data = set(data)
+        values = [*(loss.op for loss in losses), *updates]
+        self._data = set(graphs.ancestors(values, self._values_of))
         self._reads = _reads_by_variable(self._data)
 
     def include(self, write: tf.Operation, variable: tf.Operation) -> bool:
@@ -59,8 +59,8 @@ class StepInputs:
         reads = self._reads.get(variable, [])
         return write in graphs.ancestors(reads, self._step.needs)
 
-    def _updated_by(self, op: tf.Operation) -> List[tf.Operation]:
-        """What a value of the update is computed from, but for counts that scale it."""
+    def _values_of(self, op: tf.Operation) -> List[tf.Operation]:
+        """What a value is computed from, but for counts that scale it."""
         found = self._made_of(op)
         if op.type in _SCALES or (op.type in _CHOOSES and self._is_of_written(op)):
             values = [each for each in found if each not in self._counts]

@@ -1,8 +1,8 @@
 """The tasks that hold variables of a gate. In a training on one machine there is one.
 
-All that a task is told crosses the network. So each task does by itself what it can: it copies its
-variables, checks them, and puts them back. The decision, its flags and its words are a matter of
-the task's CPU, for that reads them in any case, and other devices have no kernels for words.
+Every message to a task crosses the network. So each task works alone as far as it can: it copies
+its variables, checks them, and puts them back. The decision, its flags and its words stay on the
+task's CPU, which reads them in any case; other devices have no kernels for words.
 """
 
 from typing import Dict, List, NamedTuple, Sequence
@@ -69,8 +69,8 @@ def _frozen(found: _Found) -> Task:
 def _find_tasks(plan: Plan, device: str) -> Dict[tuple, _Found]:
     """By task, what is there; the home of the decision, on `device`, first."""
     tasks = {task_of(device): _Found(processor_of(device), [], [])}
-    # What can only be judged afterwards, or is in a branch that may not run, is waited for as
-    # a whole: then it is all done at home.
+    # Values that can be judged only after the update, or are in a branch that may not run, need
+    # one wait for all of them: then the home device does everything.
     together = plan.trial or any(graphs.context_of(op) is not None for op in plan.step.writing)
     gated = set(plan.variables)
     for variable in dict.fromkeys([*plan.variables, *plan.put_back]):

@@ -41,7 +41,7 @@ class Told(NamedTuple):
 
 
 class Untold:
-    """The bad steps of one gate that nobody has been told of.
+    """The bad steps of one gate that no watcher has read yet.
 
     Args:
       graph: the graph, which is added to.
@@ -70,7 +70,7 @@ class Untold:
         dtypes = [dtype for dtype in kept if dtype is not None]
         self._area = StagingArea(graph, dtypes, 'untold_area')
         with tf.device(self._device):
-            # A session is watched if something is in this area: nothing has to be initialized.
+            # A session is watched if this area holds something. It needs no initializer.
             mark = StagingArea(graph, [tf.bool], 'watched_here')
             self.is_watched = plain_ops.greater(mark.size(), 0)
             self._mark = mark.put([plain_ops.constant(True, tf.bool)])

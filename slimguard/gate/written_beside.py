@@ -1,26 +1,26 @@
-"""What a script writes in the run of its train op, and the train op does not need.
+"""Writes that a script runs together with its train op, although the train op does not need them.
 
-A running mean of the input, a counter: `session.run([train_op, update_mean])`. They see the same
-batch, so they go through the same gate, and a bad step leaves them as they were. Local variables
-are in no checkpoint, and a metric may be NaN in a good step: these are the script's own.
+Examples are a running mean of the input and a counter: `session.run([train_op, update_mean])`. They
+see the same batch, so they go through the same gate, and a bad step leaves them as they were. Local
+variables are exempt: no checkpoint holds them, and a metric may be NaN in a good step.
 """
 
-from typing import Callable, List, Sequence, Set
+from typing import Callable, Iterable, List, Sequence, Set, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.gate.gate import Gate
-from slimguard.graph import TrainOp, op_of
+from slimguard.graph import TrainOp, key, op_of
 from slimguard.system import texts
 
-# So many variables are named of those that an update writes.
+# How many of the variables that an update writes are named.
 MOST_NAMES = 5
 
 
 class OutsideTheGateError(ValueError):
-    """What is written beside a train op stays outside its gate."""
+    """What is written beside a train op stays outside its gate, or would be."""
 
     of = 'the update of'  # what the name is of that it comes with
 
@@ -91,82 +91,136 @@ _IS_READ = (
 )
 
 
+def refuse_around(
+    elements: Sequence[TrainOp],
+    found: Sequence[Gate],
+    fed: Sequence[tf.Tensor],
+    on_told: Callable[[str, str], None],
+) -> None:
+    """Refuses a run that would go around the gates of its train ops, before it begins.
+
+    Such a run fetches an original of a write that a gate holds back, or a write of its own that
+    takes in the batch. A write that takes in no batch, such as a counter, is told of.
+
+    Args:
+      elements: what is fetched.
+      found: the gates of the train ops that it runs.
+      fed: the tensors computed within the step that it feeds.
+      on_told: called with the name of a variable that a bad step would change, and why.
+
+    Raises:
+      OutsideTheGateError: names the fetch, the write, what it would do, and what to fetch.
+    """
+    guarded = {op_of(gate.train_op) for gate in found}
+    others = {op_of(each): each for each in elements if op_of(each) not in guarded}
+    others = {op: each for op, each in others.items() if not op.name.startswith(graphs.OURS)}
+    if not others and len(guarded) < 2:
+        return  # as in most steps: the graph need not be read
+    fed_keys = set(map(key, fed))
+
+    def needs(op: tf.Operation) -> Iterable[tf.Operation]:
+        return () if op in guarded else graphs.needs_beyond(op, fed_keys)
+
+    def values_of(op: tf.Operation) -> Iterable[tf.Operation]:
+        values = [t for t in op.inputs if t.dtype != tf.resource and key(t) not in fed_keys]
+        return () if op in guarded else [each.op for each in values]
+
+    written = _Written(found[0].train_op.graph)
+    needed = {op: set(graphs.ancestors([op], needs)) for op in others}
+    _refuse_again([(each, needed[op]) for op, each in others.items()], found, written)
+    first = found[0].original.name
+    # A guarded train op needs the loss as well, and its gate puts back what that writes.
+    own = guarded.union(op_of(gate.original) for gate in found)
+    theirs = set(graphs.ancestors_beyond(fed, own))
+    drawn = {op for op in theirs if op.type not in graphs.VARIABLES and is_drawn(op)} | guarded
+    for op, element in others.items():
+        outside = [each for each in needed[op] - theirs if written.names_by([each])]
+        names = written.names_by(outside)
+        if not drawn.isdisjoint(graphs.ancestors(outside, values_of)):
+            told = (element.name, first, texts.listed(names, MOST_NAMES))
+            raise OutsideTheGateError(_OF_THE_BATCH % told + _cure_of(element))
+        waits = not guarded.isdisjoint(needed[op])
+        # What the train op uses as well is set by the script, as a learning rate is.
+        used = set() if waits else {each.name for each in theirs}
+        for name in sorted(set(names) - used):
+            on_told(name, _WAITS % op.name if waits else _HAS_ITS_GATE % first)
+
+
+def _refuse_again(
+    others: Sequence[Tuple[TrainOp, Set[tf.Operation]]], found: Sequence[Gate], written: '_Written'
+) -> None:
+    """Refuses to run an original of a write that a gate has a clone of.
+
+    Args:
+      others: what is fetched beside the guarded train ops, with all ops that it runs.
+      found: the gates; two of them may have clones of one write.
+      written: as in `refuse_around`.
+    """
+    of_gates = [(gate, gate.original, set(gate.writes)) for gate in found]
+    for gate in found:
+        for owner, element, ops in [*((None, *each) for each in others), *of_gates]:
+            again = ops.intersection(gate.writes) if owner is not gate else ()
+            for write in sorted(again, key=lambda op: op.name):
+                for name in written.names_by([write]):
+                    told = element.name, gate.original.name, write.name, name
+                    cure = _cure_of(element) if owner is None else _OF_TWO
+                    raise OutsideTheGateError(_AGAIN % told + cure)
+
+
+class _Written:
+    """What ops of a graph write, of what is not local."""
+
+    def __init__(self, graph: tf.Graph):
+        self._writes, self._local = graphs.Writes(graph), graphs.local_in(graph)
+
+    def names_by(self, some: Iterable[tf.Operation]) -> List[str]:
+        """The names of the variables, and tables, that some ops write."""
+        found = {each for op in some for each in _written_by(op, self._writes)}
+        return sorted(each.name for each in found - self._local)
+
+
+def _cure_of(element: TrainOp) -> str:
+    """How to fetch what goes around a gate."""
+    if isinstance(element, tf.Operation):
+        return _OF_AN_OP
+    is_scalar = graphs.is_float(element) and element.shape.rank == 0
+    return _OF_A_VALUE + (_OF_A_LOSS if is_scalar else '')
+
+
+_AGAIN = (
+    'this run was refused, and nothing of it has run: fetched beside a guarded train op, %r goes '
+    'around the gate. It runs again what the train op %r does behind it: %r, which writes %r. A '
+    'good step would write twice, and a bad step would write all the same. '
+)
+
+_OF_THE_BATCH = (
+    'this run was refused, and nothing of it has run: fetched beside a guarded train op, %r goes '
+    'around the gate of %r. It writes %s, with values made of the same batch, and a bad batch '
+    'would be written. '
+)
+
+_OF_TWO = (
+    'Guard both train ops as one, slimguard.guard(tf.group(first, second)), and fetch that alone'
+)
+_OF_AN_OP = (
+    'Fetch slimguard.guard(tf.group(train_op, update)), made ahead of the session, in place of both'
+)
+_OF_A_VALUE = _OF_AN_OP + (
+    '; where the value is wanted, guard what returns it after the step: with '
+    'tf.control_dependencies([train_op]): step = tf.identity(value), then fetch '
+    'slimguard.guard(step, loss=loss) alone'
+)
+_OF_A_LOSS = '; if it is the loss, slimguard.guard(train_op, loss=it) is enough'
+
 _HAS_ITS_GATE = (
     'it is fetched beside the train op %r, whose gate was made without it, so a bad step changes '
     'it all the same; build slimguard.guard(tf.group(train_op, update)), and fetch that'
-)
-
-_IS_IN_IT = (
-    'the train op %r, beside which it is fetched, makes it too, and its gate runs a clone of it: a '
-    'good step writes it twice, and a bad one changes it all the same. Fetch the guarded train op '
-    'alone; or, of two train ops that both make it, slimguard.guard(tf.group(first, second))'
 )
 
 _WAITS = (
     'it is written by what waits for the guarded train op, %r, and has no gate itself: a bad step '
     'changes it all the same; build slimguard.guard() of that as well, and fetch what it returns'
 )
-
-
-def refuse_behind(
-    elements: Sequence[TrainOp],
-    train_ops: Sequence[TrainOp],
-    on_refusal: Callable[[str, Exception], None],
-) -> None:
-    """Tells of what a run writes once guarded train ops are done, which nobody guards then.
-
-    Args:
-      elements: what is fetched, and waits for them.
-      train_ops: the guarded train ops.
-      on_refusal: called with the name of a variable that is written after the gate, and why.
-    """
-    theirs = set(graphs.ancestors(map(op_of, train_ops)))
-    writes = graphs.Writes(elements[0].graph)
-    told = graphs.local_in(elements[0].graph)
-    for element in elements:
-        behind = set(graphs.ancestors([op_of(element)])) - theirs
-        written = {each for op in behind for each in _written_by(op, writes)} - told
-        for name in sorted(each.name for each in written):
-            on_refusal(name, OutsideTheGateError(_WAITS % op_of(element).name))
-        told |= written
-
-
-def refuse_outside(
-    elements: Sequence[TrainOp],
-    gate: Gate,
-    others: Sequence[Gate],
-    on_refusal: Callable[[str, Exception], None],
-) -> None:
-    """Tells of what a run writes beside a guarded train op, which nobody guards then.
-
-    Args:
-      elements: what is fetched, and waits for no guarded train op, but may be one.
-      gate: the gate of the train op.
-      others: those of other train ops that are fetched.
-      on_refusal: called with the name of a variable that is written outside the gate, and why.
-    """
-    train_op, original = op_of(gate.train_op), op_of(gate.original)
-    beside = [each for each in elements if op_of(each) is not train_op]
-    beside = [each for each in beside if not op_of(each).name.startswith(graphs.OURS)]
-    if not beside and not others:
-        return  # as in most steps: the graph need not be read
-    writes = graphs.Writes(train_op.graph)
-    outside: Set[tf.Operation] = set()
-
-    def refuse(name, error=None):
-        on_refusal(name, OutsideTheGateError(_HAS_ITS_GATE % original.name))
-
-    if beside:
-        found = written_beside([e for e in beside if op_of(e) is not original], [original], refuse)
-        outside = set(graphs.ancestors(map(op_of, found))).difference(graphs.ancestors([original]))
-    for name in sorted({each.name for op in outside for each in _written_by(op, writes)}):
-        refuse(name)
-    # What a gate copies ahead, it puts back whoever fetches it; of the others it has clones.
-    run = set(graphs.ancestors(map(op_of, [*beside, *(each.train_op for each in others)])))
-    run.update(*(each.writes for each in others))
-    again = {each for op in run.intersection(gate.writes) for each in _written_by(op, writes)}
-    for name in sorted(each.name for each in again - graphs.local_in(train_op.graph)):
-        on_refusal(name, OutsideTheGateError(_IS_IN_IT % original.name))
 
 
 def is_drawn(op: tf.Operation) -> bool:

@@ -3,6 +3,7 @@
     walk.py          what an op is declared as, what has to run before it
     variables.py     variables, by reference and by resource handle
     writes.py        what ops write, and with which values
+    collectives.py   ops that several processes run together
     control_flow.py  conditions and loops around an op
     clones.py        which clone of a model a value comes from
     source_lines.py  which line of the user's code made an op

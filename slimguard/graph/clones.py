@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from slimguard.graph.walk import is_float
 
-# Sums, and what makes one tensor of several for a mean.
+# Sums, and the ops that join several tensors for a mean.
 _SUMS = frozenset('AddN AccumulateNV2 Add AddV2 ConcatV2 Pack'.split())
-# Between a sum and what is applied.
+# Ops that may stand between a sum and the kernel that applies it.
 _ON_THE_WAY = frozenset(
     'Identity CheckNumerics CheckNumericsV2 Cast Mul RealDiv Mean Sum Reshape ExpandDims '
     'UnsortedSegmentSum'.split()

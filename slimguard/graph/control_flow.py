@@ -50,7 +50,7 @@ class Flow:
         return found
 
     def is_in_loop(self, op: tf.Operation, loop: str = '') -> bool:
-        """Whether what `op` returns is the value of one turn of a loop: of any, or that one."""
+        """Whether `op` returns the value of one turn of a loop: of any loop, or of that one."""
         frames = self._frames.get(op, ())
         return loop in frames if loop else bool(frames)
 

@@ -15,7 +15,7 @@ _SHARES_MEMORY = not tf.__version__.startswith('1.')
 def fixed_run(
     session, feeds: Sequence[str], fetches: Sequence[str], targets: Sequence[str]
 ) -> Callable[..., List[Any]]:
-    """As `tf_private.callable_of`, with values that nobody else has."""
+    """As `tf_private.callable_of`; it returns arrays that share no memory with others."""
     call = tf_private.callable_of(session, feeds, fetches, targets)
     return (lambda *values: _own(call(*values))) if _SHARES_MEMORY else call
 

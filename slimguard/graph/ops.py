@@ -34,7 +34,7 @@ from slimguard.graph.walk import OURS, TrainOp, is_reference, op_def_of, op_of
 _NO = tf1.AttrValue(b=False)
 _NO_SHAPE = tf1.AttrValue(shape={'unknown_rank': True})
 
-# Where each op goes is known; no device function of the caller's code is to be asked.
+# We know the device of each op, so the caller's device functions must not change it.
 _create_op = functools.partial(tf_private.create_op, compute_device=False)
 
 # What can be joined, and to what size: what is joined is a copy, and takes memory.
@@ -42,7 +42,7 @@ _JOINED = (tf.float64, tf.float32, tf.bfloat16, tf.float16)
 _MOST_BYTES = 2**24
 # So much is joined wherever it can be: the copy costs less than an op of its own.
 _SMALL_BYTES = 2**14
-# So many of them are joined: below, the joining costs as much as it saves.
+# Fewer tensors than this are not joined: joining would cost as much as it saves.
 _FEWEST_SMALL, _MOST_SMALL = 4, 64
 # Take a variable by reference or by handle: TensorFlow places those where it is.
 _TAKE_VARIABLES = frozenset(['Assign', 'AssignVariableOp', 'ReadVariableOp'])
@@ -173,9 +173,9 @@ class Maker:
         return groups
 
     def _bind(self, references: Sequence[tf.Tensor]) -> None:
-        """Finds the kinds of ops that take a variable by reference, or one that is placed with it.
+        """Finds the kinds of ops that take a variable by reference, or are colocated with it.
 
-        Those have to be on its device, so they decide what devices it can be on.
+        They have to be on its device, so they decide on which devices it can be.
         """
         kinds: Dict[Tuple[bytes, ...], Set[str]] = {}
         unknown = [reference for reference in references if reference.op not in self._bound]
@@ -275,7 +275,7 @@ def is_initialized(variable: tf.Operation) -> tf.Tensor:
 
 
 def _bytes_of(tensor: tf.Tensor) -> int:
-    """The size of a tensor that has a first axis; 0 if it has none, or nobody knows."""
+    """The size of a tensor's first axis; 0 if it has none, or if the size is unknown."""
     size = tensor.shape.num_elements() if tensor.shape.rank else None
     return (size or 0) * tensor.dtype.base_dtype.size
 

@@ -1,8 +1,8 @@
 """Ops of the plainest kinds, for vectors and scalars, created quickly: a gate has two hundred.
 
-Each function creates what TensorFlow's own of that name does, in the current scope, on the current
-device, under the current control dependencies. TensorFlow's take three to four times as long: they
-convert what they are given, and look up what is known here.
+Each function creates the op that TensorFlow's function of that name creates, in the current scope,
+on the current device, under the current control dependencies. TensorFlow's functions take three to
+four times as long, since they convert their arguments and look up what is known here.
 """
 
 import functools
@@ -39,9 +39,9 @@ def create(
 
 
 def group(operations: Iterable[tf.Operation], name: str) -> tf.Operation:
-    """As `tf.group`, of ops that a session may have run: they stay as they are.
+    """As `tf.group`, for ops that a session may have run; it leaves them unmarked.
 
-    Newer versions of TensorFlow mark what an op waits for, and warn of that once it was run.
+    Newer versions of TensorFlow mark the ops that an op waits for, and warn if one has run before.
     """
     by_device: Dict[str, List[tf.Operation]] = {}
     for operation in operations:
@@ -176,7 +176,7 @@ def places_of(flags: tf.Tensor) -> tf.Tensor:
 
 
 def beginning(vector: tf.Tensor, most: int) -> tf.Tensor:
-    """So many elements of a vector, the first; all, if there are fewer."""
+    """The first elements of a vector, as many as asked for; all, if it has fewer."""
     limits = [constant((number,), tf.int32) for number in (0, most, 1)]
     return create('StridedSlice', [vector, *limits], [vector.dtype.base_dtype]).outputs[0]
 

@@ -34,7 +34,7 @@ class Inside(threading.local):
 # On a method of ours that stands in for one of TensorFlow's: that one.
 REPLACES = '_slimguard_replaces'
 
-# What runs of ours are in: diagnosis, saves. Under `instrument` nobody looks there for what trains.
+# Around runs of ours (diagnosis, saves): `instrument` looks for no training in them.
 OWN_WORK = Inside()
 
 
@@ -96,7 +96,7 @@ def callable_of(
 
 
 _SEEN = '_slimguard_seen'  # the number of the last op that a session has seen
-_OPENED = '_slimguard_noted_sessions'  # the sessions of which every run is noted
+_OPENED = '_slimguard_noted_sessions'  # the sessions whose every run is noted
 
 
 def note_seen(graph: tf.Graph) -> None:
@@ -132,7 +132,7 @@ def unseen_by_sessions(graph: tf.Graph) -> Callable[[tf.Operation], bool]:
 def open_sessions(graph: tf.Graph) -> List[tf1.Session]:
     """The sessions on a graph that are not closed; what they may have seen cannot be wired."""
     found = []
-    # What refers to a session's graph is the session, or the dict of its attributes.
+    # A session's graph is referred to by the session, or by the dict of its attributes.
     for holder in gc.get_referrers(graph):
         if type(holder) is not dict:
             things = [holder]

@@ -21,7 +21,7 @@ _KEPT_AS = '_slimguard_single_runs'
 
 
 def prepare(graph: tf.Graph) -> None:
-    """Adds what a single run feeds, unless it is there; for whoever adds ops that are run so."""
+    """Adds the ops that a single run feeds, unless they are there. Call it ahead of its ops."""
     if getattr(graph, _KEPT_AS, None) is None:
         with tf_private.unfinalized(graph), our_scope(graph, 'single_runs'):
             setattr(graph, _KEPT_AS, tf.identity(tf.constant(False), name='fed'))

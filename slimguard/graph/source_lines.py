@@ -67,7 +67,7 @@ class Origins:
 
 
 class Recorded:
-    """Origins that were written down, for a graph that another process built."""
+    """Origins read from a file, for a graph that another process built."""
 
     def __init__(self, table: dict):
         self._lines = [Line(*line) for line in table['lines']]
@@ -136,9 +136,9 @@ _STARTED_IN = _started_in()
 
 
 def _line_of(file: str, number: int, function: str) -> Optional[Line]:
-    """The line, or None if nobody can open it."""
+    """The line, or None if its file cannot be opened."""
     from_start = os.path.join(_STARTED_IN, file)
     file = from_start if os.path.exists(from_start) else file
     text = linecache.getline(file, number).strip()
-    # A notebook's cell is kept with its source; what was frozen, evaluated or typed in has none.
+    # IPython keeps the source of a cell; code that was frozen, evaluated or typed in has none.
     return None if file.startswith('<') and not text else Line(file, number, function, text)

@@ -7,7 +7,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard.graph.walk import is_reference
 
-# Hand a variable on, unchanged, to whoever takes their output.
+# These ops hand a variable on, unchanged, to the consumers of their output.
 PASS_ON = frozenset(
     'Identity RefIdentity Switch RefSwitch Merge RefMerge Enter RefEnter Exit RefExit '
     'NextIteration RefNextIteration RefSelect LoopCond'.split()

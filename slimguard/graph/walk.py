@@ -16,8 +16,8 @@ OURS = 'slimguard/'
 # The enum of a reference's dtype is that of what it refers to, and 100 more (types.proto).
 REFERENCES = 100
 
-# What is asked for often is found out once, by the name of a type; not for a function, since each
-# graph may mean another one by a name.
+# Facts that are asked for often, by the name of the type of op. Functions are left out, since a
+# name may mean another function in each graph.
 _op_defs: Dict[str, Any] = {}
 _arguments_of_type: Dict[str, List['_Argument']] = {}
 _floats: Dict[int, bool] = {}
@@ -49,7 +49,7 @@ def is_stateful(op) -> bool:
 
 
 def is_random(op) -> bool:
-    """Whether what `op` draws is chance and nothing else: drawing again takes from nobody."""
+    """Whether `op` draws random numbers and nothing else, so that drawing again loses no input."""
     return bool(_RANDOM.match(op.type))
 
 
@@ -208,7 +208,7 @@ def lowest_constant(tensor, products: int = 3) -> Optional[float]:
 
 
 def largest_constant(tensor) -> Optional[float]:
-    """The largest size of an element of a constant; None for anything else."""
+    """The largest absolute value in a constant; None if the op is no constant."""
     elements = _elements_of(tensor.op)
     return None if elements is None else float(np.abs(elements).max())
 
@@ -224,7 +224,7 @@ def _elements_of(op) -> Optional[np.ndarray]:
         del value.tensor_shape.dim[:]
         value.tensor_shape.dim.add(size=max(map(len, numbers)))
     elements = tf.make_ndarray(value)
-    if op.outputs[0].dtype.base_dtype == tf.bfloat16:  # of which numpy knows no minimum
+    if op.outputs[0].dtype.base_dtype == tf.bfloat16:  # numpy knows no minimum of it
         elements = elements.astype(np.float32)
     return elements if elements.size else None
 

@@ -28,8 +28,7 @@ _REPLAY = '; python -m slimguard replay'
 
 
 def for_an_explosion(factor: Optional[float]) -> str:
-    """Where rollbacks were used up, or the loss was above `max_loss`.
-
+    """For a training that used up its rollbacks, or whose loss was above `max_loss`.
     Args:
       factor: what the policy multiplied the learning rate by after each rollback, or None.
     """
@@ -46,10 +45,10 @@ def for_an_explosion(factor: Optional[float]) -> str:
 
 
 def for_lost_state(goes_back: bool) -> str:
-    """Where variables were not finite already before the step.
+    """For a step before which variables were not finite already.
 
     Args:
-      goes_back: whether a policy in use does.
+      goes_back: whether a policy in use rolls back.
     """
     told = (
         'what made it so went past the gate: an update that was run alone or beside the train op, '
@@ -62,8 +61,7 @@ def for_lost_state(goes_back: bool) -> str:
 
 
 def for_a_refused_save(unguarded: Sequence[str]) -> str:
-    """Where variables that are not finite are written by no gate.
-
+    """For a save that was refused for variables which no guarded train op writes.
     Args:
       unguarded: their names.
     """
@@ -74,12 +72,12 @@ def for_a_refused_save(unguarded: Sequence[str]) -> str:
 
 
 def for_bad_data(rows: Sequence[int], bundle: Optional[str], skips: bool) -> str:
-    """Where what the step drew was not finite.
+    """For a step whose drawn values were not finite.
 
     Args:
       rows: the bad rows of the batch, if it is one.
       bundle: the folder to run the step again from, or None.
-      skips: whether a policy in use does.
+      skips: whether a policy in use skips.
     """
     told = 'the data are bad, and going back does not mend them' + _skip_it(skips)
     if bundle is not None and len(rows) == 1:
@@ -94,10 +92,10 @@ def without_bundle(told: str) -> str:
 
 
 def for_a_bad_batch(skips: bool) -> str:
-    """Where something of this batch could not be computed, and the weights are as they should be.
+    """For a step whose batch could not be computed, although the weights are good.
 
     Args:
-      skips: whether a policy in use does.
+      skips: whether a policy in use skips.
     """
     return 'it depends on the batch, and going back does not mend it' + _skip_it(skips)
 

@@ -78,7 +78,7 @@ class History(NamedTuple):
         }
 
     def ruin(self) -> str:
-        """Why the weights were ruined before the last step; '' if they were not, or nobody knows.
+        """Why the weights were ruined before the last step; '' if they were not, or it is unknown.
 
         An explosion writes some updates of finite numbers before it comes to its first Inf.
         """

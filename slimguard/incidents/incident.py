@@ -13,8 +13,8 @@ from slimguard.system.numbers import is_number, is_whole
 class Incident:
     """A step that would have written something non-finite, or whose loss was bad.
 
-    It never changes. While it is handled, more becomes known of it: then a new one takes its place
-    in the hook's `incidents`.
+    It never changes. While the hook handles it and learns more, a new one takes its place in the
+    hook's `incidents`.
 
     Attributes:
       step: the global step at which the state stands. A held step changes nothing: after four

@@ -38,7 +38,7 @@ def grouped(incidents: Sequence[Incident]) -> List[Group]:
 
 
 def by_kind(items: Sequence[_T], cause_of: Callable[[_T], str]) -> List[List[_T]]:
-    """Lists of what has causes of one kind, in the order in which each kind first occurred."""
+    """Lists of items whose causes are of one kind, in the order of the first of each kind."""
     kinds: Dict[str, List[_T]] = {}
     for item in items:
         kinds.setdefault(kind_of(cause_of(item)), []).append(item)

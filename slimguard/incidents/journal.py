@@ -4,11 +4,12 @@ In the log the first line says what made the step bad and where, the second what
 """
 
 import time
-from typing import Callable, Dict, Optional, Tuple
+import types
+from typing import Callable, Dict, Mapping, Optional, Tuple
 
 import tensorflow.compat.v1 as tf1
 
-from slimguard.incidents.incident import Incident
+from slimguard.incidents.incident import Incident, report_hint
 from slimguard.incidents.incident_groups import kind_of
 from slimguard.incidents.record_file import IncidentFile
 from slimguard.system.log import log
@@ -23,7 +24,9 @@ _DONE = {
     'skip': 'batch skipped',
     'rollback': 'rolled back',
 }
-# Of one kind, so many are told in full; of the others only what was done.
+# So many bad rows are known again.
+_MOST_ROWS = 10000
+# The log tells the first incidents of a kind in full, and of the others only what was done.
 _IN_FULL = 2
 _NO_RECORD = (
     'slimguard: no record of incidents is kept, as no logdir is known; pass '
@@ -39,6 +42,7 @@ class Journal:
       summary_writer: a `tf.compat.v1.summary.FileWriter` for the count of incidents and their
         reasons, or None.
       clock: seconds that only grow.
+      is_elsewhere: whether another process keeps the file.
 
     Attributes:
       count: the number of incidents so far.
@@ -50,22 +54,39 @@ class Journal:
         logdir: Optional[str] = None,
         summary_writer=None,
         clock: Callable[[], float] = time.monotonic,
+        is_elsewhere: bool = False,
     ):
         self.count = 0
         self.logdir = logdir
         self._file = None if logdir is None else IncidentFile(logdir)
         self._summary_writer = summary_writer
+        self._is_elsewhere = is_elsewhere
         self._rate = Rate(_FIRST, clock=clock)
         self._kinds: Dict[str, Tuple[int, int]] = {}  # the first of each kind, and how many
+        self._rows: Dict[str, Tuple[int, int]] = {}  # the same, by what tells a row from others
         if self._file is not None:
             self._file.make()
 
     def keep_in(self, logdir: str) -> None:
-        """From now on keeps a file, where there was no logdir."""
+        """Keeps a file from now on, if there was no logdir before."""
         if self._file is None:
             self.logdir = logdir
             self._file = IncidentFile(logdir)
             self._file.make()
+
+    def again(self, rows: Mapping[str, str]) -> str:
+        """What to add to a reason if a bad row came before, in another incident; '' if none did.
+
+        Args:
+          rows: the bad rows of the incident, as for `record`.
+        """
+        came = [
+            (self._rows[row][1] + 1, name, row) for name, row in rows.items() if row in self._rows
+        ]
+        if not came:
+            return ''
+        times, name, row = max(came)
+        return _CAME % (name, self._rows[row][0], times)
 
     def record(
         self,
@@ -74,22 +95,28 @@ class Journal:
         cause: Optional[str] = None,
         spent: str = '',
         why: str = '',
+        rows: Mapping[str, str] = types.MappingProxyType({}),
     ) -> None:
         """Writes one incident down.
 
         Args:
           incident: the incident, with its action.
-          done_by: who acted, where no policy did.
+          done_by: the name of the method or callable that acted, if no policy did.
           cause: what made the step bad, in one line without a full stop; None if it is not known.
           spent: how much of its policy is spent, such as ' (3 of 10 in a row)'.
           why: the end of its reason: why this was done, such as why policies gave way.
+          rows: by the names of bad rows that the step drew, what tells each from others.
         """
         self.count += 1
+        for row in set(rows.values()):
+            if row in self._rows or len(self._rows) < _MOST_ROWS:
+                first, times = self._rows.get(row, (self.count, 0))
+                self._rows[row] = first, times + 1
         if self._file is not None:
             self._file.append(incident)
         self._summarize(incident)
         self._log(incident, cause, _done(incident, done_by) + spent + why, why)
-        if self._file is None and self.count == 1:
+        if self._file is None and self.count == 1 and not self._is_elsewhere:
             log().warning(_NO_RECORD)
 
     def close(self, told: str = '') -> None:
@@ -101,7 +128,9 @@ class Journal:
                 self._rate.held_back,
             )
             self._rate.held_back = 0
-        if told:
+        if told and self.count and self.logdir is not None:
+            log().warning('slimguard: %s; %s', told, report_hint(self.logdir))
+        elif told:
             log().warning('slimguard: %s.', told)
         if self._file is not None:
             self._file.close()
@@ -139,6 +168,12 @@ class Journal:
             say('%s', '%ssame as incident %d; %s.' % (head, first, done))
         else:
             say('%s', '%s%s.\n    %s.' % (head, headline, done))
+
+
+_CAME = (
+    '; %s is, byte for byte, a bad row of incident %d (%d times so far): where a data set or a '
+    'buffer draws it again, take it out there'
+)
 
 
 def _in_short(incident: Incident, why: str) -> str:

@@ -20,7 +20,7 @@ BATCH = 'batch'
 # Neither the batch nor the weights are: whatever is done, the same comes again.
 COMES_AGAIN = 'comes again'
 
-# Of so many of its last steps a training may skip a share.
+# `max_ratio` is a share of this many last steps.
 _LAST_STEPS = 1000
 # So many bad batches may follow each other by chance: more than half of the steps would have to be
 # bad for that.
@@ -181,12 +181,8 @@ class Skip(Policy):
     def _why_no_more(self, state: PolicyState) -> str:
         if state.in_a_row <= self.max_consecutive:
             return ''
-        before = state.in_a_row - 1  # a script may catch what is raised, and go on
-        bad = 'the step before it was' if before == 1 else 'the %d steps before it were' % before
-        return '; %s bad as well, and max_consecutive=%d allows no more' % (
-            bad,
-            self.max_consecutive,
-        )
+        told = state.in_a_row, self.max_consecutive, 2 * self.max_consecutive
+        return "; %d bad steps in a row, and 'skip' allows %d here ('skip:%d' allows more)" % told
 
     def _has_spent(self, state: PolicyState) -> bool:
         if self.max_ratio is None:
@@ -247,9 +243,11 @@ class Rollback(Policy):
             return '; going back does not change that'
         if state.is_chance and state.may_skip:
             return '; going back does not help, as the batch is at fault and not the weights'
-        return '; the training went back %s already, and max_times=%d allows no more' % (
-            'once' if state.rollbacks == 1 else '%d times' % state.rollbacks,
-            self.max_times,
+        times = 'once' if state.rollbacks == 1 else '%d times' % state.rollbacks
+        told = times, self.max_times, 2 * self.max_times
+        return (
+            "; the training went back %s already, and 'rollback' allows %d here ('rollback:%d' "
+            'allows more)' % told
         )
 
     def spent(self, state: PolicyState) -> str:

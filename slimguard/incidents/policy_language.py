@@ -61,7 +61,7 @@ class UnknownPolicyError(ValueError):
 
     Attributes:
       name: what stands in its place, with the text around it, if there is any.
-      meant: a remark of which policy has nearly that name, or ''.
+      meant: a remark that names the policy with nearly that name, or ''.
     """
 
     def __init__(self, name: str, text: str):

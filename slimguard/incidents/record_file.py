@@ -24,7 +24,7 @@ from slimguard.incidents.incident import Incident
 from slimguard.system import files, logdirs, texts
 from slimguard.system.log import log
 
-# What is kept of an incident that is longer: a model may have 100,000 tensors.
+# Longer texts, names and lists are cut to this: a model may have 100,000 tensors.
 _LONGEST_TEXT, _LONGEST_NAME, _MOST_NAMES = 5000, 500, 1000
 # How many incidents wait for a file that cannot be written, and how many are read: the newest.
 _MOST_WAITING, _MOST_READ = 1000, 50000
@@ -63,7 +63,7 @@ class IncidentFile:
         self._was_there = False
 
     def make(self) -> None:
-        """Makes the file, empty, unless it is there: somebody watches for incidents."""
+        """Makes the file, empty, unless it is there: it says that a guard watches for incidents."""
         self._try_to_write()
 
     def append(self, incident: Incident) -> None:
@@ -147,7 +147,7 @@ def _cut(value: Any, most: int) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """What stands for a value that JSON does not know, in an incident that somebody else made."""
+    """A value that JSON cannot write, as JSON can: a user's callable may have made the incident."""
     return value.item() if hasattr(value, 'item') else str(value)
 
 

@@ -163,7 +163,7 @@ class Level:
         return len(self._last)
 
     def note(self, value: float) -> None:
-        """Notes the number of a good step; one that is not finite tells nothing."""
+        """Notes the number of a good step; a number that is not finite is ignored."""
         value = abs(value)
         if not math.isfinite(value):
             return

@@ -1,4 +1,4 @@
-"""What the page and the picture say of incidents: a card for each kind, the one that matters first.
+"""What the page and the picture say of incidents: a card for each kind, the most important first.
 
 Incidents are of one kind if their causes differ in numbers only. A kind's card tells of one of them
 in full; the others that have a bundle are behind it.
@@ -32,7 +32,7 @@ Draw = Callable[[Any, str], Any]  # of a chart and its name
 
 
 class Fact(NamedTuple):
-    """What is known: its name; a part that is code, words, and a line of code, each '' for none."""
+    """A line of facts: its name, then code, words, and a line of code, each '' if there is none."""
 
     name: str
     code: str = ''
@@ -58,7 +58,7 @@ class Card(NamedTuple):
       headline: the cause in a sentence.
       more: another sentence, or ''.
       lines: a diagnosis in a few lines, if there is no more of it.
-      to_do: what to do; '' if it is said of another one of its kind.
+      to_do: what to do; '' if another card of its kind says it.
       facts: what is known.
       drawings: the charts.
       command: to run it again; '' if it cannot be.
@@ -106,7 +106,7 @@ def links_of(data: ReportData, row_of: Callable[[int], str]) -> Dict[int, str]:
 
 
 def kinds_of(data: ReportData, draw: Optional[Draw]) -> List[Kind]:
-    """The kinds of incidents, that of the one that ended the training first, then by their size.
+    """The kinds of incidents: first the kind that ended the training, then the others by size.
 
     Args:
       data: the report.
@@ -134,7 +134,7 @@ def _all_told(data: ReportData) -> List[_Told]:
 def _bundles_by_number(data: ReportData) -> Dict[int, BundleView]:
     """The bundles by the number of their incident.
 
-    A later bundle may get the name of one that was removed: the newest incident has it.
+    A later bundle may have the name of a removed one: it belongs to the newest incident.
     """
     by_name = {bundle.name: bundle for bundle in data.bundles if isinstance(bundle, BundleView)}
     newest = {i.bundle: i.number for i in data.incidents if i.bundle in by_name}
@@ -268,7 +268,7 @@ def _facts(incident: IncidentView, bundle: Optional[BundleView], sentence: str) 
 
 
 def _drawings(bundle: BundleView, draw: Draw, is_alike: bool) -> List[Drawing]:
-    """The charts of a bundle; of one that is like another, what tells it from that: its samples."""
+    """The charts of a bundle; only the samples, if a card before it shows a bundle like it."""
     drawings = []
     if bundle.steps is not None and not is_alike:
         chart = charts.last_steps_chart(bundle.steps)

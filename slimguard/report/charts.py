@@ -207,7 +207,7 @@ def _image(
 
 
 def _write(figure: Figure, x: float, y: float, said: str, **kwargs) -> None:
-    """Writes text whose first line begins at a place in pixels from the upper left corner."""
+    """Writes text; its first line begins at a point given in pixels from the upper left corner."""
     across, down = figure.get_size_inches() * 72
     figure.text(x / across, 1 - y / down, _plain(said), **{'va': 'top', **kwargs})
 
@@ -582,7 +582,7 @@ def ranges_chart(layers: Sequence[Layer]) -> Chart:
 def _draw_ranges(
     axes: Any, rows: Sequence[Tuple[float, Layer]], place: Callable[[float], float]
 ) -> None:
-    """The bars; a layer without a finite value has a pale one that goes all the way."""
+    """The bars; a layer without a finite value has a pale bar of full length."""
     left, right = axes.get_xlim()
     thinnest = 0.003 * (right - left)
     pale = [y for y, row in rows if row.min is None and not row.is_finite]

@@ -60,7 +60,7 @@ def _no_loss(data: ReportData) -> str:
 
 
 def _svg(chart: Any, name: str) -> Any:
-    """A chart for a desk and one for a phone, of which a page shows one."""
+    """A chart for a desk and one for a phone; the page shows one of them."""
     widths = (cards.charts.WIDE, cards.charts.NARROW)
     return markupsafe.Markup(''.join(cards.charts.svg(chart, name, width) for width in widths))
 

@@ -97,7 +97,7 @@ def cause(steps: LastSteps) -> str:
 
 
 def lines(steps: LastSteps) -> List[Tuple[str, np.ndarray]]:
-    """What is known of each step, by its name: the loss, the gradient norm."""
+    """The known numbers of each step, by name: the loss, the gradient norm."""
     known = (('loss', steps.loss), ('gradient norm', steps.gradient_norm))
     return [(name, values) for name, values in known if values is not None]
 

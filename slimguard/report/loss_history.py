@@ -68,7 +68,7 @@ def read(logdir: str, most: int = 2000) -> Tuple[Optional[Curve], List[str]]:
 
 
 def looks_like_loss(tag: str) -> bool:
-    """Whether the tag of a summary is that of a loss: total_loss, losses/x, loss_1."""
+    """Whether a summary's tag names a loss: total_loss, losses/x, loss_1."""
     return bool(_LOSS.search(tag.lower())) and not _NO_LOSS.search(tag.lower())
 
 
@@ -227,7 +227,7 @@ def _runs(steps: LastSteps) -> List[List[Point]]:
 
 
 def _new_parts(run: List[Point], seen: Set[Point]) -> List[np.ndarray]:
-    """What no other bundle holds of a run; a part begins where that of the other bundle ends."""
+    """The parts of a run that no other bundle holds; each begins where another bundle ends."""
     parts: List[List[Point]] = [[]]
     for point in run:
         if point in seen:

@@ -55,7 +55,7 @@ def write(
     png: Optional[files.Path] = None,
     opens: bool = False,
 ) -> int:
-    """As `main`, for who has seen that `logdir`, an absolute path, is a log directory.
+    """As `main`, for a `logdir` that is known to be a log directory, as an absolute path.
 
     Args:
       logdir, output, png: as those of `main`.
@@ -69,7 +69,7 @@ def write(
         if png is not None and html.cards.no_charts:
             raise ReportError('--png cannot be drawn. %s' % html.cards.no_charts)
         data = report_data.gather(logdir)
-        # A lone surrogate of somebody's JSON has no place in UTF-8.
+        # JSON may hold a lone surrogate, which UTF-8 cannot encode.
         _write(output, html.render(data).encode('utf-8', 'backslashreplace'))
         _warn(data, html.cards.no_charts)
         if png is not None:
@@ -110,7 +110,7 @@ def _html() -> Any:
 
 
 def _warn(data: ReportData, no_charts: str) -> None:
-    """Says on stderr what the page says that it cannot know, or show."""
+    """Says on stderr what the page cannot know or show; the page says it, too."""
     if data.broken or not data.has_record:
         terminal.complain(report_data.told(data))
     for note in [*data.notes, *([no_charts] if no_charts else [])]:

@@ -1,7 +1,7 @@
 """All there is to report about a training: read from its log directory, checked, and made plain.
 
-The record and the bundles were written by a run, or by somebody who says so. A value of the wrong
-kind is left out; a bundle that is not as it should be becomes a sentence; nothing of it is run.
+The record and the bundles may come from a stranger, so this module checks them. It leaves out a
+value of the wrong kind, replaces a damaged bundle by a sentence, and runs nothing.
 """
 
 import datetime
@@ -26,7 +26,7 @@ from slimguard.system.numbers import is_whole
 from slimguard.system.texts import cut
 
 ACTIONS = ('raise', 'stop', 'rollback', 'skip', 'save refused', 'other', 'not said')
-# So many bundles, and so much of each: a page has to open on a phone.
+# How many bundles a page shows, and how much of each: it has to open on a phone.
 _MOST_BUNDLES, _MOST_IMAGES = 20, 6 << 20  # bytes, of all bundles; each image is drawn twice
 _MOST_NOTES, _MOST_FACTS = 20, 20
 
@@ -59,7 +59,7 @@ class IncidentView(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The action, or 'other' for one that we have no colour for."""
+        """The action, or 'other' if no colour stands for it."""
         if not self.action:
             return 'not said'
         return self.action if self.action in ACTIONS else 'other'

@@ -145,8 +145,8 @@ def _scale(images: np.ndarray) -> Tuple[float, float]:
             ends.append((float(finite.min()), float(finite.max())))
     if not ends:
         return 0.0, 1.0
-    # Those of a usual sample: a wild one must not leave the rest of the batch black. And not a mean
-    # of two, which may overflow.
+    # The ends of a usual sample: a wild one must not leave the rest of the batch black. And no mean
+    # of two samples, which may overflow.
     low, high = (sorted(column)[len(ends) // 2] for column in zip(*ends))
     for black, white in ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0)):
         if black <= low and high <= white and high - low > (white - black) / 50:

@@ -25,7 +25,7 @@ def name_of(kind: str) -> str:
 
 
 def number(value: Optional[float]) -> str:
-    """A loss; '' if nobody knows it."""
+    """A loss in words; '' if it is unknown."""
     if value is None:
         return ''
     if math.isfinite(value):
@@ -34,7 +34,7 @@ def number(value: Optional[float]) -> str:
 
 
 def norm_of(incident: Any) -> str:
-    """The gradient norm of an incident and how far it is from usual; '' if nobody knows it."""
+    """The gradient norm of an incident, and how far it is from usual; '' if it is unknown."""
     if incident.gradient_norm is None:
         return ''
     said, ratio = number(incident.gradient_norm), incident.gradient_norm_ratio

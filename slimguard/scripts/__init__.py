@@ -13,7 +13,6 @@ The files:
     refusals.py                  what is said once of what cannot be guarded
     update_ends.py               what is built around an update, and may be fetched
     script_watcher.py            what watches such a session, and acts by policy
-    script_preemption.py         SIGTERM and Ctrl-C, where its loop asks nobody whether to stop
     last_save.py                 saves its state once more, as it does itself
     script_files.py              what a script saves, and what to go back to there
     good_checkpoints.py          what it resumes from is a good checkpoint

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Tuple
 if TYPE_CHECKING:  # it imports TensorFlow, which a child does by itself
     from slimguard.scripts.patches import Patches
 
-# What `multiprocessing` sends a child is a dictionary, of which it reads the keys that it knows.
+# `multiprocessing` sends a child a dictionary; the child reads the keys that it knows.
 _KEY = 'slimguard'
 # The name with which a fork server is begun, which runs nothing of the script's itself.
 _OF_A_FORK_SERVER = 'ignore'

@@ -11,10 +11,10 @@ import tensorflow as tf
 from slimguard.incidents.incident import Incident, report_hint
 from slimguard.incidents.record_file import path_in
 from slimguard.system import files, terminal, texts
-from slimguard.training import preemption
+from slimguard.training import stop_signals
 from slimguard.training.fetch_structures import leaves
 
-# So many train ops, or variables, are named.
+# How many train ops, or variables, a sentence names.
 _MOST_NAMES = 3
 
 
@@ -103,7 +103,7 @@ class Seen:
             self.note_steps(train_op, 1)
 
     def note_fetched(self, values: Any) -> None:
-        """Notes what the script was given by a run of which nothing was written."""
+        """Notes the values that the script got from a run that wrote nothing."""
         if any(map(_is_nan, leaves(values))):
             self.since_nan = 0
 
@@ -143,7 +143,7 @@ class Seen:
             by_itself = _BY_ITSELF % _counted(self.own_steps, 'step')
         if not self.train_ops and not self.writing_runs:
             nothing = 'nothing here was guarded: %s%s' % (_why_nothing(self), self._saves())
-            return by_itself or nothing + self._see()
+            return by_itself or nothing + self.see()
         steps = sum(self.train_ops.values())
         parts = [texts.listed(list(self.train_ops), _MOST_NAMES)] if self.train_ops else []
         if steps:
@@ -167,10 +167,10 @@ class Seen:
             said += _ENDED_AT_NAN % ('right' if self.since_nan == 0 else 'one step')
         if not self.children and self.others_computed:
             said += '; of other processes that it started, ' + _OTHERS
-        return ('%s; %s' % (said, by_itself) if by_itself else said) + self._see()
+        return ('%s; %s' % (said, by_itself) if by_itself else said) + self.see()
 
-    def _see(self) -> str:
-        """The command that shows what happened, if there is a record."""
+    def see(self) -> str:
+        """The command that shows what happened, behind a semicolon; '' if there is no record."""
         there = [logdir for logdir in self.logdirs if _has_record(logdir)]
         return '; ' + report_hint(there[0]) if there else ''
 
@@ -202,7 +202,7 @@ class Ending:
     def __init__(self, seen: Seen):
         self._seen = seen
         self._process = os.getpid()
-        self._child = ''  # what kind of child of the script's process this one is
+        self._child = ''  # 'a fork' or 'a child' of the script's process; '' for that process
         self._has_said = False
 
     def register(self, is_spawned: bool = False) -> None:
@@ -214,7 +214,7 @@ class Ending:
         if is_spawned:
             self._become('a child')
         atexit.register(self.say)
-        preemption.last_words.append(self.say)
+        stop_signals.last_words.append(self.say)
         if hasattr(os, 'register_at_fork'):  # not on Windows, where there are no forks
             os.register_at_fork(
                 after_in_parent=self._seen.note_child, after_in_child=self._become_fork
@@ -245,7 +245,7 @@ class Ending:
 
 
 def after_stop(newest: Optional[str]) -> str:
-    """What is said where nobody has caught the end that 'stop' makes.
+    """The last line of a script that did not catch the error with which 'stop' ends it.
 
     Args:
       newest: the checkpoint that the script saved last, or None.
@@ -296,7 +296,7 @@ def _why_nothing(seen: Seen) -> str:
     return said
 
 
-# A process that imports TensorFlow takes more, and what others are started for mostly less.
+# A process that imports TensorFlow takes more CPU seconds than this, and most others take less.
 _CPU_OF_TENSORFLOW = 0.7
 _OTHERS = (
     'each is guarded only if run starts it too, or if it is a fork or a child of multiprocessing'

@@ -45,7 +45,7 @@ def _good(newest: Optional[str], folder: Any, latest_filename: Optional[str]) ->
         if found.is_good:
             return newest
         good = checkpoint_reader.latest_finite_checkpoint(files.as_path(folder, 'checkpoint_dir'))
-    except OSError:  # it cannot be read: who goes on to restore it is told why
+    except OSError:  # it cannot be read: the restore that follows will say why
         return newest
     if good is None:
         log().error('slimguard: checkpoint %s is %s, and there is none that is good', newest, found)

@@ -31,7 +31,6 @@ from slimguard.scripts.optimizer_notes import OptimizerNotes
 from slimguard.scripts.patches import Patches, kept_already, kept_on
 from slimguard.scripts.refusals import Refusals
 from slimguard.scripts.script_files import ScriptFiles
-from slimguard.scripts.script_preemption import ScriptPreemption
 from slimguard.scripts.script_session import ScriptSession
 from slimguard.scripts.script_summaries import ScriptSummaries
 from slimguard.scripts.script_watcher import ScriptWatcher, is_of_incident
@@ -40,9 +39,8 @@ from slimguard.scripts.train_steps import Step, TrainSteps
 from slimguard.system.log import log
 from slimguard.training import step_counters
 from slimguard.training.inner_feeds import InnerFeeds
-from slimguard.training.preemption import SECONDS
-from slimguard.training.signal_watch import is_main_thread
 from slimguard.training.step_history import STEPS, HistorySettings
+from slimguard.training.stop_signals import SECONDS, StopSignals
 
 _NO_PARTIAL_RUN = (
     'Session.partial_run fetches it apart from what its gate checks; use Session.run instead'
@@ -87,8 +85,8 @@ _NO_CALLABLE = (
 
 
 def _export(lock: threading.RLock, original: Callable, *args: Any, **kwargs: Any) -> Any:
-    # By any thread, as a Supervisor's. An op that is being made just now is there already, and
-    # unknown: TensorFlow fails there.
+    # Any thread may export, such as a Supervisor's. TensorFlow fails on an op that another thread
+    # is just making: the graph lists it before it knows it.
     with lock:
         return original(*args, **kwargs)
 
@@ -106,7 +104,8 @@ class GuardedSessions:
         self._lock = threading.RLock()
         self.files = ScriptFiles(settings.logdir, self._lock, self.seen)
         self._settings = settings
-        self._preemption = ScriptPreemption(self.files, settings.preemption_seconds)
+        seconds = settings.preemption_seconds
+        self._signals = StopSignals(self.files.save_quietly, seconds, loop_asks=False)
         self._notes = OptimizerNotes()
         self._summaries = ScriptSummaries()
         self._sessions: Any = weakref.WeakKeyDictionary()  # the ScriptSession of each
@@ -144,7 +143,7 @@ class GuardedSessions:
         if self._inside:
             return
         note_opened(session)
-        self._hear_signals()  # its steps may be run in other threads, which cannot
+        self._signals = self._signals.entered()  # other threads, which may run its steps, cannot
 
     @with_short_traceback
     def _run(self, original, session, fetches, feed_dict=None, options=None, run_metadata=None):
@@ -167,9 +166,9 @@ class GuardedSessions:
                 watched = self._watched(session, original, step)
                 if not fed and isinstance(fetches, (tf.Tensor, tf.Operation)):
                     watched.note_step(fetches, step, self._prepare(session.graph).version)
-            self._hear_signals()
+            self._signals = self._signals.entered()
             given = step, feed_dict, options, run_metadata
-            values = self._preemption.run_step(session, watched.run_step, *given)
+            values = self._signals.run_step(session, watched.run_step, *given)
         except own_runs.HeldBeforeError as error:
             own_runs.leave_alone(session, step, error, self._refusals)
             if watched is not None:
@@ -186,21 +185,15 @@ class GuardedSessions:
             self.seen.note_fetched(_of_script(values))
         return values
 
-    def _hear_signals(self) -> None:
-        """From a session on, SIGTERM and Ctrl-C save what the script saves."""
-        if not self._preemption.is_entered and is_main_thread():
-            self._preemption = ScriptPreemption(self.files, self._settings.preemption_seconds)
-            self._preemption.__enter__()
-
     def release(self) -> None:
         """Puts signals back, and lets bad steps of sessions that go on tell of themselves."""
         for session, watched in list(self._sessions.items()):
             if not tf_private.is_closed(session):
                 watched.release()
-        self._preemption.leave()
+        self._signals.leave()
         if self._skipped:
             told = skipped_in_words(self._skipped, self._steps, self._why_skipped)
-            log().warning('slimguard: %s.', told)
+            log().warning('slimguard: %s%s', told, self.seen.see() or '.')
         if self.seen.jump:
             log().warning('slimguard: %s.', self.seen.jump)
 
@@ -265,7 +258,7 @@ class GuardedSessions:
             return self._steps_of(graph)
 
     def _steps_of(self, graph: tf.Graph) -> TrainSteps:
-        known = kept_on(graph, 'steps', dict)  # by who guards it now
+        known = kept_on(graph, 'steps', dict)  # by the GuardedSessions in force
         steps = known.get(self)
         if steps is None:
             steps = known[self] = self._steps_in(graph)

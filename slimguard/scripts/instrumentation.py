@@ -30,8 +30,8 @@ from slimguard.system.log import log
 from slimguard.training.context import TrainingContext
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.incident_reading import Reading
-from slimguard.training.preemption import SECONDS, require_seconds
 from slimguard.training.step_history import STEPS, require_history
+from slimguard.training.stop_signals import SECONDS, require_seconds
 from slimguard.training.watchers import lent, watchers_in
 
 # Modules with a `create_train_op` and a `train` to replace, and which of the two kinds of `train`
@@ -59,27 +59,27 @@ def instrument(
 ) -> 'Instrumentation':
     """Guards every training from here on, in code that knows nothing of slimguard.
 
-    What an optimizer of TensorFlow 1 makes from here on is guarded when a session runs it, in
-    whatever loop, and the policy acts there: `Session.run` raises `NanLossError` for 'raise', and
-    `tf.errors.OutOfRangeError`, as at the end of an input, for 'stop'. 'rollback' restores the
-    newest finite checkpoint that the code's own `Saver` wrote, or the state before the first step.
-    A `Saver` publishes nothing that is not finite, and a `NanTensorHook` leaves a training that is
-    guarded to the policy. What cannot be guarded is said once, in the log.
+    Every update that an optimizer of TensorFlow 1 makes from here on gets a gate when a session
+    runs it, in any loop, and the policy acts there: `Session.run` raises `NanLossError` for
+    'raise', and `tf.errors.OutOfRangeError`, as at the end of an input, for 'stop'. 'rollback'
+    restores the newest finite checkpoint that the code's own `Saver` wrote, or the state before the
+    first step. A `Saver` refuses a save that is not finite, and a `NanTensorHook` leaves a guarded
+    training to the policy. The log names, once, each update that cannot be guarded.
 
-    `create_train_op` and `train` of `slim.learning`, of `tf_slim.training`, and of `tf.contrib`
-    where it exists, are replaced by guarded ones: in their modules, and wherever code that is
-    already loaded has imported them by name. Histogram summaries leave out what is not finite,
-    where TensorFlow's raise.
+    Guarded functions replace `create_train_op` and `train` of `slim.learning`, of
+    `tf_slim.training`, and of `tf.contrib` if it exists: in their modules, and in loaded code that
+    has imported them by name. Histogram summaries leave out values that are not finite;
+    TensorFlow's own raise for them.
 
     Args:
       on_nan: what happens after a bad step; see `NanLossHook`. Default: raise.
-      max_loss: a larger loss is a bad step too; a positive finite number. Default: no limit.
-        What it can do and what not, `slimguard.guard` says.
-      logdir: where the record of incidents and the bundles go, a str, bytes or `os.PathLike`.
-        Default: where the code keeps its checkpoints or summaries. Where it has neither before
-        the first incident, a new folder of this start in `slimguard-logs`.
-      capture: whether to keep what a bad step drew, to find what made it bad, and to write that
-        into a bundle, as `train` does.
+      max_loss: a larger loss is a bad step, too; a positive finite number. Default: no limit.
+        `slimguard.guard` says what it can do, and what it cannot.
+      logdir: the directory for the record of incidents and the bundles, a str, bytes or
+        `os.PathLike`. Default: the directory of the code's checkpoints or summaries; or, if it has
+        neither before the first incident, a new folder in `slimguard-logs`.
+      capture: whether to keep the values that a bad step drew, to look for the cause, and to write
+        a bundle, as `train` does.
       max_bundles: how many bundles there may be in one folder.
       preemption_seconds: how long a step may take to end after SIGTERM or Ctrl-C, as for `train`.
       spike, history: as for `train`.
@@ -219,7 +219,7 @@ class Instrumentation:
         def train(*args, **kwargs):
             logdir = _logdir_of(*args, **kwargs)
             if not logdir and 'hooks' not in kwargs:
-                # It saves nothing. The sessions guard it, which keep a record all the same.
+                # It saves nothing. The guarded sessions guard it, and keep a record all the same.
                 return original(*args, **kwargs)
             self._warn_of_another(logdir)
             directory = files.as_logdir(logdir) if logdir else ''  # the code may leave its own

@@ -12,8 +12,8 @@ class MovingAverageOptimizer(tf1.train.Optimizer):
     """Trains as another optimizer does, and keeps moving averages of the variables it trains.
 
     A checkpoint of its `swapping_saver` has the average of a variable under the variable's own
-    name: whoever evaluates the checkpoint with a plain saver uses the averages. Training that goes
-    on from it takes the `swapping_saver` again, which puts each back in its place:
+    name: an evaluation that restores the checkpoint with a plain saver uses the averages. Training
+    that goes on from it takes the `swapping_saver` again, which puts each back in its place:
 
         optimizer = tf.contrib.opt.MovingAverageOptimizer(tf.train.AdamOptimizer())
         train_op = slim.learning.create_train_op(loss, optimizer)

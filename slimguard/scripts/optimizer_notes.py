@@ -65,7 +65,7 @@ class OptimizerNotes:
             within = [set(graphs.ancestors([each.loss.op])) for each in noted]
             noted = [e for e in noted if all(ops.isdisjoint(e.gradients) for ops in within)]
         losses = list({key(each.loss): each.loss for each in noted}.values())
-        # Several are one where they train the same variables, as those of towers do.
+        # Several losses count as one if they train the same variables, as the losses of towers do.
         if not losses or (len(losses) > 1 and len({each.by for each in noted}) > 1):
             return None
         for loss in losses:
@@ -82,7 +82,7 @@ class OptimizerNotes:
     def not_of_optimizers(
         self, graph: tf.Graph, writes: Sequence[tf.Operation]
     ) -> List[tf.Operation]:
-        """Those of some writes in a graph that belong to no update that an optimizer made."""
+        """The writes among `writes` that belong to no optimizer's update."""
         if not writes:
             return []
         theirs = set(graphs.ancestors(list(map(op_of, self.updates(graph)))))
@@ -142,7 +142,7 @@ class OptimizerNotes:
         self._note_builder()
         made = original(optimizer, *args, **kwargs)
         if not tf.executing_eagerly():
-            # SyncReplicasOptimizer returns a variable, where that is a resource.
+            # SyncReplicasOptimizer returns a variable, if variables are resources.
             self._note_update(made.op if isinstance(made, tf.Variable) else made)
         return made
 

@@ -1,4 +1,4 @@
-"""Methods of TensorFlow that are replaced for a while, and notes that are kept on its objects."""
+"""Replaces methods of TensorFlow for a while, and keeps notes on its objects."""
 
 import functools
 from typing import Any, Callable, List, Tuple
@@ -70,7 +70,7 @@ class Patches:
         any_base.__init_subclass__ = classmethod(wrap_new)
 
     def undo(self) -> None:
-        """Puts back what was there, the last first."""
+        """Puts back the originals, in reverse order."""
         for owner, name, original in reversed(self._replaced):
             if original is None:
                 delattr(owner, name)

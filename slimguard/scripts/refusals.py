@@ -15,7 +15,7 @@ class Refusals:
 
     def __init__(self, seen: Seen):
         self._seen = seen
-        self._without_loss: Set[str] = set()  # train ops of which that was said
+        self._without_loss: Set[str] = set()  # train ops whose loss was said to be unknown
 
     def refuse(self, name: str, error: Exception) -> None:
         """Says that something is not guarded, and why not."""

@@ -1,27 +1,25 @@
 """What a script saves, and where, as it tells TensorFlow.
 
 ScriptFiles     the checkpoints that it saved, and the folders
-FirstState      the variables as they were before the first step
 ScriptRestorer  goes back to the newest of all these that is good
 """
 
 import contextlib
 import os
 import threading
-from typing import Collection, ContextManager, Dict, Iterator, List, NamedTuple, Optional
+from typing import ContextManager, Iterator, List, NamedTuple, Optional
 
-import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
+from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.checkpoints import checkpoint_reader
 from slimguard.checkpoints.finite_saver import FiniteSaver
-from slimguard.checkpoints.rollback import Restorer, those_left_last
+from slimguard.checkpoints.first_state import FIRST, FirstStateRestorer
+from slimguard.checkpoints.rollback import those_left_last
 from slimguard.checkpoints.saving_session import SavingSession
-from slimguard.checkpoints.snapshot_values import assign, read_variables
 from slimguard.checkpoints.step_turn import prepare_turn, turn_of
-from slimguard.checkpoints.unlisted import all_variables
 from slimguard.compat import tf_private
 from slimguard.graph.sessions import Inside
 from slimguard.scripts.ending import Seen
@@ -29,13 +27,11 @@ from slimguard.scripts.last_save import LastSave
 from slimguard.scripts.patches import Patches, kept_on
 from slimguard.scripts.script_folders import FallbackFolder, ScriptFolders
 from slimguard.system import files
-from slimguard.training.signal_watch import is_main_thread
+from slimguard.system.log import log
+from slimguard.training.stop_signals import is_main_thread
 
 # So many of the checkpoints that were saved are looked at.
 _MOST_CHECKPOINTS = 20
-
-
-_FIRST = 'the state before the first step'
 
 
 class _Known(NamedTuple):
@@ -141,6 +137,21 @@ class ScriptFiles:
         """
         return self._last_save(session.graph).again(session, is_to_be_found)
 
+    def save_quietly(self, session) -> None:
+        """Saves as `save_again`, and says what came of it; raises nothing, as the end is near."""
+        try:
+            saved = self.save_again(session)
+        except Exception as error:
+            log().error('slimguard: the last good state could not be saved: %s', error)
+            return
+        if saved is None:
+            why = 'the save was refused, as said above'
+            if not self.has_saved(session.graph):
+                why = 'it would go where the script saves, which has saved nothing yet'
+            log().warning('slimguard: the last good state is not saved: %s.', why)
+        else:
+            log().warning('slimguard: the last good state is saved: %s', saved)
+
     def _last_save(self, graph: tf.Graph) -> LastSave:
         return kept_on(graph, 'last_save', lambda: LastSave(lambda: self._seen.train_ops))
 
@@ -191,54 +202,14 @@ def _restores_all(saver: tf1.train.Saver, graph: tf.Graph, prefix: str) -> bool:
         return len(tf1.global_variables()) <= count == _size_of(prefix)
 
 
-class FirstState:
-    """The variables of a session as they were before the first step, in memory.
-
-    Attributes:
-      is_taken: whether there is one.
-    """
-
-    def __init__(self) -> None:
-        self._values: Dict[str, np.ndarray] = {}
-        self.is_taken = False
-        self._version = -1
-
-    def take(self, session) -> None:
-        """Copies the variables that are initialized; each as it is the first time.
-
-        A script may build more of them after its first step.
-        """
-        self.is_taken = True
-        if session.graph.version == self._version:
-            return
-        variables = all_variables(session.graph)
-        new = {name: each for name, each in variables.items() if name not in self._values}
-        self._values.update(read_variables(session, new) if new else {})
-        self._version = session.graph.version
-
-    @property
-    def is_good(self) -> bool:
-        """Whether there is one, and all of it is finite."""
-        values = map(np.asarray, self._values.values())
-        return self.is_taken and all(map(checkpoint_reader.is_finite, values))
-
-    def restore(self, session, but: Collection[str] = ()) -> None:
-        """Puts them back, but for those of some names."""
-        variables = all_variables(session.graph)
-        values = self._values.items()
-        assign(session, [(variables[name], value) for name, value in values if name not in but])
-
-
-class ScriptRestorer(Restorer):
+class ScriptRestorer(FirstStateRestorer):
     """Goes back to the newest good checkpoint of the script's, or to before the first step."""
 
-    first = _FIRST
-
     def __init__(self, script_files: ScriptFiles, graph: tf.Graph):  # no saver, no logdir
+        FirstStateRestorer.__init__(self)
         self.logdir = 'the script'
         self._files = script_files
         self._graph = graph
-        self._first = FirstState()
 
     @property
     def why_not_saved(self) -> str:
@@ -248,18 +219,6 @@ class ScriptRestorer(Restorer):
             'the script names its checkpoints by no count of steps, so no name would make a '
             'restart find it'
         )
-
-    def save_first(self, session) -> None:
-        """Keeps the state before the first step, in memory."""
-        self._first.take(session)
-
-    def before_step(self, session) -> None:
-        if self._first.is_taken:
-            self._first.take(session)
-
-    def complete(self, session, names: Collection[str]) -> None:
-        local = {each.name for each in graphs.local_in(session.graph)}  # they are in no snapshot
-        self._first.restore(session, but={*names, *local})
 
     def save(self, session) -> Optional[str]:
         """Saves the state as the script itself does, where a restart of that finds it."""
@@ -271,17 +230,17 @@ class ScriptRestorer(Restorer):
 
     def good(self) -> Iterator[str]:
         """The good checkpoints, and then what says that it is the state before the first step."""
-        paths = [known.prefix for known in self._files.checkpoints(self._graph)]
-        for path in those_left_last(paths[::-1]):
-            if checkpoint_reader.read(path).is_good:
-                yield path
-        if self._first.is_good:
-            yield _FIRST
+        if not gates.ranks_in(self._graph).are_several:  # else only one of them saves
+            paths = [known.prefix for known in self._files.checkpoints(self._graph)]
+            for path in those_left_last(paths[::-1]):
+                if checkpoint_reader.read(path).is_good:
+                    yield path
+        yield from FirstStateRestorer.good(self)
 
     def restore(self, session, checkpoint: str) -> None:
         """Goes back to what `newest` said."""
-        if checkpoint == _FIRST:
-            self._first.restore(session)
+        if checkpoint == FIRST:
+            FirstStateRestorer.restore(self, session, checkpoint)
             return
         savers = {known.prefix: known.saver for known in self._files.checkpoints(self._graph)}
         savers[checkpoint].restore(session, checkpoint)

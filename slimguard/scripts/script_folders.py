@@ -32,7 +32,7 @@ class FallbackFolder:
         self._lock = threading.RLock()  # a signal may come in the midst
 
     def path(self) -> str:
-        """Its path. No other start has the same: it may be that of another script, or process."""
+        """Its path. Each start has its own: two may be of different scripts or processes."""
         with self._lock:
             if self._path is None:
                 self._path = self._make()
@@ -47,7 +47,7 @@ class FallbackFolder:
             except FileExistsError:
                 continue
             except OSError:
-                pass  # who writes there says so
+                pass  # the write itself will say so
             break
         return path
 
@@ -99,7 +99,7 @@ class ScriptFolders:
         self._folder_of_first: Optional[str] = None
 
     def note_checkpoints(self, graph: tf.Graph, folder: str) -> None:
-        """Notes where the variables of a graph are saved, or are going to be; the first counts."""
+        """Notes where a script saves, or will save, a graph's variables; the first place counts."""
         kept_on(graph, 'folder', lambda: folder)
 
     def note_resumed(self, graph: tf.Graph, folder: str) -> None:
@@ -132,7 +132,7 @@ class ScriptFolders:
         return (self._given or _of_checkpoints(graph)) is not None
 
     def _of_model(self, graph: tf.Graph) -> Optional[str]:
-        """That of the graph's checkpoints, or else that of its summaries."""
+        """The folder of the graph's checkpoints, or else of its summaries."""
         return _of_checkpoints(graph) or kept_already(graph, 'writes_to') or self._take(graph)
 
     def _take(self, graph: tf.Graph) -> Optional[str]:
@@ -147,7 +147,7 @@ class ScriptFolders:
         return kept_on(graph, 'writes_to', lambda folder=found.folder: folder)
 
     def _of_anyone(self) -> Optional[str]:
-        """That of the last writer that was made for no graph: several may have it in turn."""
+        """The folder of the last writer made for no graph: several graphs may use it in turn."""
         folders = [writer.folder for writer in self._writers if writer.is_anyones]
         return folders[-1] if folders else None
 

@@ -15,7 +15,7 @@ from slimguard.system.log import log
 from slimguard.training.gate_step import GateStep
 from slimguard.training.hooked_session import HookedSession
 from slimguard.training.prepared_runs import MOST_KINDS, PreparedRuns, run_of_session
-from slimguard.training.signal_watch import is_main_thread
+from slimguard.training.stop_signals import is_main_thread
 
 # A script that makes what it fetches anew for each step has no use for them.
 _MOST_KNOWN = 16
@@ -80,7 +80,6 @@ class ScriptSession(HookedSession):
         if gate_step is None:
             mine, _ = self._run_hooked(step.args, step.args.fetches, *given)
         else:
-            self._watcher.before_step(self._session)
             mine, _, stop_requested = gate_step.run(*given)
             self.note_stop(stop_requested)
         if self.stop_requested:

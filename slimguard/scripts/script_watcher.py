@@ -17,7 +17,6 @@ from slimguard.incidents.policy_language import OnNan
 from slimguard.scripts import own_runs
 from slimguard.scripts.ending import after_stop
 from slimguard.scripts.script_files import ScriptFiles, ScriptRestorer
-from slimguard.scripts.script_preemption import save_quietly
 from slimguard.system import terminal
 from slimguard.system.log import log
 from slimguard.training.back_off import BackOff, warn_of_another_policy
@@ -68,7 +67,7 @@ def end_at_stop(files: ScriptFiles, run: Callable[..., Any], *args: Any) -> Any:
 
 
 class _ScriptPreparation(Preparation):
-    """That of a script, of which it may get known at any step where it saves."""
+    """Prepares a script's session: at any step it may get known where the script saves."""
 
     def __init__(self, prepare: Callable[[Any], None], recovery: Recovery):
         Preparation.__init__(self, prepare)
@@ -130,25 +129,24 @@ class ScriptWatcher(GateWatcher):
         self._own = KeptByLoop(self._evidence)
         policies = self._policies = FallbackChain(self.on_nan, self._otherwise)
         graph = tf1.get_default_graph()
+        self._ranks = gates.ranks_in(graph)
         # A watcher comes with the first step; the graph was made ready before that.
         rates = gates.learning_rates_of(graph)
         back_off = None
         if rates is None:
             warn_of_another_policy(self._files.folders.of_learning_rate(graph))
         else:
-            back_off = BackOff(rates, lambda: self._files.folders.of_learning_rate(graph))
+            of_rate = self._files.folders.of_learning_rate
+            is_shared = self._ranks.are_several  # then the file would be one rank's
+            back_off = BackOff(rates, lambda: None if is_shared else of_rate(graph))
         restorer = ScriptRestorer(self._files, graph)
-        snapshots = self._own.snapshots(graph, policies.snapshots, has_unlisted=True)
+        snapshots = self._own.snapshots(graph, policies.snapshots, True, self._ranks.are_several)
         recovery = Recovery(restorer, snapshots, back_off)
         self._handle_with(policies, self._journal, recovery)
         self.histories.summaries = self._summaries
         self.histories.spike_in_words = 'spike=True, or --spike=default of run,'
         self.histories.note_jump = self._note_jump
         self._preparation = _ScriptPreparation(self._prepare, recovery)
-
-    def before_step(self, session) -> None:
-        """For a step that runs without asking it: does what else `before_run` does."""
-        self._preparation.before_step(session)
 
     def step_was_good(self, session, loss: Any) -> None:
         if self.recorded_in is None and self._files.folders.is_settled(session.graph):
@@ -183,7 +181,7 @@ class ScriptWatcher(GateWatcher):
                 if IS_RUINED in error.incident.reason and known:
                     log().warning(NOT_SAVED, known[0].prefix)
                 else:
-                    save_quietly(self._files, run_context.session)
+                    self._files.save_quietly(run_context.session)
                 raise
             finally:
                 self._on_incidents(self.incidents[-1 - len(beside) :], logdir)

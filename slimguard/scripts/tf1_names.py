@@ -273,7 +273,7 @@ def _with(placeholders: Dict[str, types.ModuleType], module: Any) -> types.Modul
 def _is_for_us(
     imported: str, fromlist: Sequence[str], module_globals: Optional[Dict[str, Any]], line: int
 ) -> bool:
-    """Whether a module that imports something of TensorFlow gets that of TensorFlow 1."""
+    """Whether a module that imports TensorFlow gets the names of TensorFlow 1."""
     module_globals = module_globals or {}
     name = module_globals.get('__name__', '')
     if name == '__main__':
@@ -292,7 +292,7 @@ def _file_of_the_script() -> Optional[str]:
     return _scripts_file or getattr(sys.modules.get('__main__'), '__file__', None)
 
 
-# That of a module that `run` looks up: its package is imported before it is ``__main__``.
+# The module that `run` looks up: Python imports its package before it becomes ``__main__``.
 _scripts_file = ''
 
 

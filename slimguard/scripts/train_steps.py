@@ -132,8 +132,9 @@ class TrainSteps:
       graph: the graph; finalized or not.
       notes: what the optimizers have made.
       max_loss: a larger loss is a bad step; None for no limit.
-      on_refusal: called with the name of what cannot be guarded, and why not.
-      on_no_loss: called with the name of what has no single loss to compare with `max_loss`.
+      on_refusal: called with the name of an update that cannot be guarded, and why not.
+      on_no_loss: called with the name of a train op without a single loss to compare with
+        `max_loss`.
 
     Attributes:
       version: that of the graph when all in it was guarded; -1 if it never was.
@@ -166,7 +167,7 @@ class TrainSteps:
             return
         if self._notes.is_built_elsewhere(self._graph):
             note_seen(self._graph)
-            return  # who builds it guards it, in the next run there
+            return  # the thread that builds it guards it in its next run
         new = [u for u in self._notes.updates(self._graph) if u.name not in self._known_updates]
         self._known_updates.update(update.name for update in new)
         new += self._notes.not_of_optimizers(self._graph, self._gradient_writes.new())
@@ -186,13 +187,13 @@ class TrainSteps:
         with tf_private.unfinalized(self._graph):
             for end in dict.fromkeys(end for update in new for end in ends_of(update)):
                 if is_made_inside(end):
-                    continue  # what runs the loop or branch is guarded, once a session runs it
+                    continue  # the op that runs the loop or branch gets the guard
                 try:
                     self._guard([end], ())
                 except gates.NoLearningRateError:
                     raise
                 except (ValueError, TypeError):
-                    pass  # whoever runs it is told
+                    pass  # the run of it will say so
             if new:
                 leave_out_bad_values(self._graph)
             copy_ahead_of_others(self._graph)
@@ -293,7 +294,7 @@ class TrainSteps:
                 with tf_private.unfinalized(self._graph):
                     to_guard = self._to_guard(together, fed)
                     return gated_writes(to_guard.train_op, to_guard.loss, fed)
-            except (ValueError, TypeError):  # whoever runs it is told
+            except (ValueError, TypeError):  # the run of it will say so
                 return set()
 
         return self._updates.join(groups, elements, fed, gated_writes_of) if groups else []

@@ -9,7 +9,7 @@ from slimguard.compat import tf_private
 from slimguard.gate.arguments import is_made_inside
 from slimguard.graph import TrainOp, op_of
 
-# So many ends of what a script built around an update are guarded before one is run.
+# How many ops that a script built around an update are guarded before one of them runs.
 _MOST_ENDS = 4
 
 

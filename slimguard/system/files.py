@@ -118,14 +118,14 @@ def as_logdir(path: Path, name: str = 'logdir') -> str:
 
 
 def nearest(path: str) -> str:
-    """What is there of a local path: itself, or the nearest folder above it."""
+    """A local path, or the nearest folder above it that exists."""
     while not os.path.lexists(path):
         path = os.path.dirname(path)
     return path
 
 
 def why_a_bundle(folder: str, names: Sequence[str]) -> Optional[str]:
-    """A sentence on a folder with files of these names, if that is a bundle; else None."""
+    """A sentence on a folder that holds files of these names, if it is a bundle; else None."""
     if _BUNDLE[0] not in names or not set(_BUNDLE[1:]) & set(names):
         return None
     found = _IN_A_LOGDIR.match(folder.replace(os.sep, '/'))
@@ -257,7 +257,7 @@ def write_atomically(
     content: bytes,
     check: Optional[Callable[[str], None]] = None,
 ) -> None:
-    """Makes `content` the file at `path`: whoever reads it finds the old content or the new.
+    """Makes `content` the file at `path`: a reader finds the old content or the new.
 
     The umask says who may read it, as for any new file. A link at `path` is replaced, and not
     followed. On an object store (``gs://``) replacing is a copy and a removal of the temporary

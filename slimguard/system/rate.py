@@ -3,7 +3,7 @@
 import time
 from typing import Callable, Optional
 
-# For lines that may come with each step.
+# The default for lines that may come with each step.
 SECONDS = 10.0
 
 

@@ -1,7 +1,7 @@
-"""Prints what others have written (names of files, lines of a record) to whatever stdout is.
+"""Prints text of unknown origin (names of files, lines of a record) to any kind of stdout.
 
-Escape sequences, bidirectional controls and line ends are shown as escapes, and cells of a table
-are cut. A stdout that is closed, full, or of few characters ends in no traceback.
+It shows escape sequences, bidirectional controls and line ends as escapes, and cuts the cells of a
+table. No traceback comes of a stdout that is closed or full, or that cannot encode a character.
 """
 
 import contextlib

@@ -8,10 +8,10 @@ from typing import Any, Sequence
 
 
 def visible(value: Any) -> str:
-    r"""What `value` says, in characters that are what they look like; lines and tabs stay.
+    r"""The text of `value`, in visible characters only; line ends and tabs stay.
 
-    What shows nothing, turns the text around it or speaks to the terminal is written as an escape
-    (``\x1b``, ``\u202e``).
+    An escape (``\x1b``, ``\u202e``) stands for each character that is invisible, changes the
+    direction of the text, or controls the terminal.
     """
     return _escaped(str(value), kept='\n\t')
 

@@ -37,9 +37,7 @@ The loops:
 Around a training:
 
     checkpoint_keeper.py  resumes, and saves before an error ends it
-    preemption.py         SIGTERM and Ctrl-C end a training, with everything saved
-    step_preemption.py    the same in a loop that is not ours
-    signal_watch.py       hears of them: by Python's handlers, and in a thread
+    stop_signals.py       SIGTERM and Ctrl-C end a training, with everything saved
     progress.py           the progress bar
     occupancy.py          whether another process trains in a logdir
 

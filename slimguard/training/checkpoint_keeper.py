@@ -25,7 +25,7 @@ class CheckpointKeeper:
     Args:
       logdir: where the checkpoints are.
       saver: the training's saver.
-      global_step: the global step, which checkpoints are named by.
+      global_step: the global step; the names of checkpoints end in it.
 
     Attributes:
       logdir: as given.

@@ -79,7 +79,7 @@ class Examiner:
           session: the session.
           reading: the incident, and what told of it.
           handled: the same, while it is handled.
-          policies: those that will decide; None if a user does.
+          policies: the policies that will decide; None if a user decides.
           ruin: why the weights are ruined, as they are told.
         """
         foreseen = None if policies is None else policies.foresee(handled.incident, ruin)

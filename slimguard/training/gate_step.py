@@ -90,6 +90,8 @@ class GateStep:
 
     def run(self, feed_dict=None, options=None, run_metadata=None) -> Done:
         """Runs a step, and calls the hooks; the arguments are those of `Session.run`."""
+        for watcher in self._watchers:
+            watcher.before_step(self._session)
         max_loss = self._watchers[0].max_loss if self._watchers else None
         feeds, fetches, asked = feed_dict, self._fetches, self
         context = calls = seen = entry = None

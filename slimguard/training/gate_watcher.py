@@ -11,6 +11,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard.checkpoints.finite_saver import offer_saver
+from slimguard.checkpoints.first_state import RankRestorer
 from slimguard.checkpoints.rollback import Restorer
 from slimguard.cluster.job import Job, job_of
 from slimguard.cluster.sync_replicas import keep_tokens_open
@@ -25,6 +26,7 @@ from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policies import Policy, Raise, Rollback, Skip, Stop
 from slimguard.incidents.policy_language import OnNan
 from slimguard.system import files
+from slimguard.system.log import log
 from slimguard.training import back_off, checkpoint_dir, step_counters
 from slimguard.training.context import Borrower, TrainingContext
 from slimguard.training.history_summaries import summaries_for
@@ -69,6 +71,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         self.job: Optional[Job] = None
         self._otherwise = Raise() if fail_on_nan_loss else Stop()
         self._directory = self.logdir  # of this training
+        self._ranks = gates.Ranks()
         self._be_idle()
 
     @property
@@ -94,10 +97,14 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         self.job = None
         policies = FallbackChain(self.on_nan, self._otherwise)
         calling = tf_callers.session_among_callers(self)
-        directory = self._directory = _directory_for(self, self._training, policies, calling.dirs)
+        self._ranks = gates.ranks_in(graph)
+        directory = _directory_for(self, self._training, policies, calling.dirs, self._ranks)
+        self._directory = directory
         self._own = _own_part(self._training, graph, directory, calling, self._settings)
         recovery = _recovery_for(self, self._training, graph, policies, directory, self._own)
-        self._handle_with(policies, Journal(directory, self._training.summary_writer), recovery)
+        writer, is_of_rank_0 = self._training.summary_writer, self._ranks.rank > 0
+        journal = Journal(directory, writer, is_elsewhere=is_of_rank_0)
+        self._handle_with(policies, journal, recovery)
         self.histories.summaries = summaries_for(self, self._training)
         leave_out_bad_values(graph)
         step_counters.teach_those_beside(self)
@@ -116,13 +123,19 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
             self.job.enter(session, coord, self._prepare, done, leaving)
             self._handler.join_job(session, self.job.rollbacks)
         elif self._training.is_chief is not False:
-            self._preparation.enter(session, self._training.runs_at_once)
+            # The first rank's variables come to the others once all hooks have the session.
+            at_once = self._training.runs_at_once and not self._ranks.are_several
+            self._preparation.enter(session, at_once)
+
+    def before_step(self, session) -> None:
+        """For a step that runs without asking it: does what else `before_run` does."""
+        self._preparation.before_step(session)
 
     def before_run(self, run_context):
         if self.job is not None:
             with self._own.saving_before_errors(run_context.session, self.take_failure):
                 self.job.check()
-        self._preparation.before_step(run_context.session)
+        self.before_step(run_context.session)
         run = self.runs.run_for(run_context)
         if run is not None:
             args = run.args(run_context, self.max_loss)
@@ -285,15 +298,23 @@ def _action_of(watcher: GateWatcher) -> Action:
 
 
 def _directory_for(
-    watcher: GateWatcher, context: TrainingContext, policies: FallbackChain, dirs: Sequence[str]
+    watcher: GateWatcher,
+    context: TrainingContext,
+    policies: FallbackChain,
+    dirs: Sequence[str],
+    ranks: gates.Ranks,
 ) -> Optional[str]:
-    """Where the record goes: the watcher's logdir, or where the session saves."""
+    """Where the record goes: the watcher's logdir, or where the session saves; of ranks, one's."""
     directory = watcher.logdir
+    if ranks.rank:
+        if directory is not None:
+            log().info(_ONE_RECORD, ranks.rank, directory)
+        return None
     if directory is None:
         directory = checkpoint_dir.found_for(watcher, dirs, policies.may(Rollback))
     elif context.saver is None:  # else `train` saves to it
         checkpoint_dir.warn_of_another(watcher, dirs, directory, _may_go_back(policies))
-    if directory is None and policies.may(Rollback):
+    if directory is None and policies.may(Rollback) and not ranks.are_several:
         raise ValueError(NO_LOGDIR)
     return directory
 
@@ -307,12 +328,22 @@ def _recovery_for(
     own: KeptByLoop,
 ) -> Optional[Recovery]:
     """What goes back to an earlier state; None if there is no directory for checkpoints."""
+    if gates.ranks_in(graph).are_several:
+        if not _may_go_back(policies):
+            return None
+        # The file of the factor would be one rank's.
+        smaller = back_off.back_off_in(graph, policies, lambda: None, False)
+        snapshots = own.snapshots(graph, policies.snapshots, is_shared=True)
+        return Recovery(RankRestorer(context.saver or own.saver, directory), snapshots, smaller)
     smaller = back_off.back_off_in(graph, policies, lambda: directory, context.joins_job)
     if directory is None or (watcher.logdir is None and not _may_go_back(policies)):
         return None
     saver = context.saver or own.saver or offer_saver(graph)
     snapshots = own.snapshots(graph, policies.snapshots)
     return Recovery(Restorer(saver, directory), snapshots, smaller)
+
+
+_ONE_RECORD = 'slimguard: rank %d keeps no record in %s: rank 0 does, for all of them.'
 
 
 def _may_go_back(policies: FallbackChain) -> bool:

@@ -37,12 +37,11 @@ from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.incidents.spike import AnySpike, as_spike
 from slimguard.system import files
 from slimguard.system.numbers import require_bool
-from slimguard.training import preemption
 from slimguard.training.checkpoint_keeper import CheckpointKeeper
 from slimguard.training.prepared_runs import prepare_steps
 from slimguard.training.progress import Progress, progress_bar
 from slimguard.training.step_history import require_history
-from slimguard.training.step_preemption import StepPreemption
+from slimguard.training.stop_signals import SECONDS, StopSignals, require_seconds
 
 
 class HookSettings(NamedTuple):
@@ -51,7 +50,7 @@ class HookSettings(NamedTuple):
     capture: bool = True
     max_bundles: int = 5
     progress: bool = False
-    preemption_seconds: float = preemption.SECONDS
+    preemption_seconds: float = SECONDS
     spike: AnySpike = None
     history: Optional[int] = None  # as the training says, or else STEPS
 
@@ -59,7 +58,7 @@ class HookSettings(NamedTuple):
         """Raises ValueError for a bad one."""
         require_capture(self.capture, self.max_bundles)
         require_bool('progress', self.progress)
-        preemption.require_seconds(self.preemption_seconds)
+        require_seconds(self.preemption_seconds)
         if self.history is not None:
             require_history(self.history)
         as_spike(self.spike)
@@ -93,10 +92,12 @@ class KeptByLoop:
     def capture(self, gate: gates.Gate) -> None:
         """Has the bad steps of a gate captured, from its next step on."""
 
-    def snapshots(self, graph: tf.Graph, most: int, has_unlisted: bool = False) -> Snapshots:
+    def snapshots(
+        self, graph: tf.Graph, most: int, has_unlisted: bool = False, is_shared: bool = False
+    ) -> Snapshots:
         """What keeps so many states in memory, with their losses; see `Snapshots`."""
-        self._compares_losses = most > 0
-        return Snapshots(graph, most, has_unlisted=has_unlisted)
+        self._compares_losses = most > 0 and not is_shared
+        return Snapshots(graph, most, has_unlisted, is_shared)
 
     def open(
         self, session, saves: bool, closing: Callable[[Any], None], closed: Callable[[], None]
@@ -176,9 +177,8 @@ class HookTraining(KeptByLoop):
         self._open = contextlib.ExitStack()  # what is given back when the session is closed
         self._closing: Callable[[Any], None] = lambda session: None
         self._keeper: Optional[CheckpointKeeper] = None
-        self._preemption: Optional[StepPreemption] = None
+        self._signals: Optional[StopSignals] = None
         self._progress: Optional[Progress] = None
-        self._stop_asked = False
         self._is_saved = False  # since the last step
         if self._directory is not None and saves is not False:
             self.saver = _finite_saver(graph, calling)
@@ -198,7 +198,7 @@ class HookTraining(KeptByLoop):
         self, session, saves: bool, closing: Callable[[Any], None], closed: Callable[[], None]
     ) -> None:
         self._closing = closing
-        self._has_ended = self._stop_asked = False
+        self._has_ended = False
         self._open = contextlib.ExitStack()
         if saves and self._directory is not None and self.saver is not None:
             kept = _kept_in.setdefault(session, set())
@@ -220,26 +220,18 @@ class HookTraining(KeptByLoop):
         self._keeper = CheckpointKeeper(directory, saver, step)
         for evidence in self.evidence.values():
             evidence.share(self._keeper.room)
-        self._hear_signals(session)
+        signals = self._signals or StopSignals(self._save, self._settings.preemption_seconds)
+        signals.watch(session)
+        self._signals = signals.entered()
         # This comes after all others, as it may end the process.
         self._open.callback(self._leave_signals)
         if directory == self._record_in:
             self._open.enter_context(self._keeper.keeping())
 
-    def _hear_signals(self, session) -> None:
-        if self._preemption is None or self._preemption.has_served:
-            seconds = self._settings.preemption_seconds
-            self._preemption = StepPreemption(self._ask_to_stop, self._save, seconds)
-            self._preemption.watch(session)
-            self._preemption.__enter__()
-
     def _leave_signals(self) -> None:
-        preemption, self._preemption = self._preemption, None
-        if preemption is not None:
-            preemption.leave()
-
-    def _ask_to_stop(self) -> None:
-        self._stop_asked = True
+        signals, self._signals = self._signals, None
+        if signals is not None:
+            signals.leave()
 
     def end(self, session, incidents: int) -> None:
         self._has_ended = True
@@ -251,7 +243,8 @@ class HookTraining(KeptByLoop):
         is_saved = self._is_saved or self._has_ended and self._calling.saves_at_end
         with self._open:
             self._closing(session)
-            if (interrupted or self._stop_asked) and not is_saved:
+            asked = self._signals is not None and self._signals.is_asked
+            if (interrupted or asked) and not is_saved:
                 self._save(session)
             self._keeper = self._progress = None
             close()
@@ -264,9 +257,9 @@ class HookTraining(KeptByLoop):
 
     def asking(self, session, args: tf1.train.SessionRunArgs, losses: Sequence[tf.Tensor]) -> Any:
         self._is_saved = False
-        if self._preemption is not None:
-            self._hear_signals(session)
-            self._preemption.begin_step()
+        if self._signals is not None:
+            self._signals = self._signals.entered()
+            self._signals.begin_step()
         return KeptByLoop.asking(self, session, args, losses)
 
     def asks_for_loss(self) -> bool:
@@ -276,10 +269,10 @@ class HookTraining(KeptByLoop):
         return self._progress is not None and self._progress.is_due()
 
     def answered(self, run_context, run_values, incidents: int) -> Any:
-        if self._preemption is not None:
-            self._preemption.end_step()
-            if self._stop_asked:
-                self._preemption.end(run_context.session)
+        if self._signals is not None:
+            self._signals.end_step()
+            if self._signals.is_asked:
+                self._signals.tell_saving()
                 run_context.request_stop()
         run_values = KeptByLoop.answered(self, run_context, run_values, incidents)
         if self._is_progress_due():
@@ -349,7 +342,7 @@ def _listen_to_close(session, training: HookTraining) -> None:
 
     def close() -> None:
         session = here()
-        if session is None:  # it is being freed, with others in a circle
+        if session is None:  # Python is freeing it, with other objects in a cycle
             training.drop()
             if before is not None:
                 before()

@@ -187,7 +187,8 @@ class IncidentHandler:
                 other.note_reason(_BESIDE)
             for each in (handled, *others):
                 acting = self._now.acting
-                self._journal.record(each.incident, acting, each.cause, each.spent, each.remarks)
+                told = each.incident, acting, each.cause, each.spent, each.remarks
+                self._journal.record(*told, rows=each.rows)
                 each.is_logged()
 
     def _examine_and_decide(
@@ -202,7 +203,8 @@ class IncidentHandler:
             policy = self._now.policy = self._policies.decide(handled.incident, ruin, found.cause)
             handled.spent = self._policies.spent
             ruin = _ruin_at_the_end(policy, self._recovery, reading)
-            handled.note_reason(self._policies.why_not + ruin)
+            handled.again = self._journal.again(handled.rows)
+            handled.note_reason(handled.again + self._policies.why_not + ruin)
         except Exception as error:
             handled.note(action=_BY_SUBCLASS if isinstance(error, _ENDS_AS_DECIDED) else 'error')
             self._examiner.keep(session, reading, handled, found, ends=True)
@@ -235,7 +237,8 @@ class IncidentHandler:
         if incident.action == 'skip' and not incident.held:
             raise ValueError(_NOT_HELD % ', '.join(incident.tensors))
         if incident.action == 'skip':
-            self._policies.step_was_skipped(why=handled.cause)
+            why = (handled.cause or '') + handled.again
+            self._policies.step_was_skipped(why=why.lstrip('; ') or None)
         if isinstance(self._now.policy, Rollback):
             incident = self._roll_back(run_context.session, handled, self._now.policy, job)
         if incident.action == 'raise' and (self._policies.rollbacks or _asks_for_advice(incident)):
@@ -297,7 +300,7 @@ def _ruin(recovery: Optional[Recovery], reading: Reading) -> str:
 def _is_not_finite(reading: Reading) -> bool:
     """Whether something came to a NaN or Inf in a step, and is not only out of bounds."""
     labels = [] if reading.gate is None else reading.gate.labels_of(reading.bad)
-    return any(label.kind not in ('limit', 'norm') for label in labels)
+    return any(label.kind not in ('limit', 'norm', 'rank') for label in labels)
 
 
 def _advice(handled: OpenIncident, policies: FallbackChain) -> Optional[str]:

@@ -22,22 +22,11 @@ from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.training import incident_reading
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hooked_session import HookedSession
-from slimguard.training.preemption import Preemption
 from slimguard.training.progress import Progress
 from slimguard.training.step_runner import Schedule, StepRunner
+from slimguard.training.stop_signals import StopSignals
 from slimguard.training.supervisor import make_ready, take_reins
 from slimguard.training.watchers import watchers_in
-
-
-class StopRequest:
-    """Whether somebody outside of the loop asked it to end after the step under way."""
-
-    def __init__(self):
-        self.is_asked = False
-
-    def ask(self) -> None:
-        """Asks. It takes no lock, so a signal handler may call it."""
-        self.is_asked = True
 
 
 class SlimLoop:
@@ -49,6 +38,7 @@ class SlimLoop:
       hooks: the hooks, whose `begin` was called before the first session.
       watcher: the hook that handles a numeric check that raised.
       train_op: the guarded train op.
+      signals: may ask the training to end, as a hook's `request_stop` does.
       save: called with the session and the incident before a `NanLossError` leaves the loop, and
         with the session and None before a KeyboardInterrupt or SystemExit does; None to save
         nothing.
@@ -56,7 +46,6 @@ class SlimLoop:
         sees to it itself.
       progress: where to show how the training goes, or None.
       before_session: called before slim makes a session, other than the first.
-      stop: ends the training as a hook's `request_stop` does.
       note_session: called with each session, once its variables have values.
 
     Attributes:
@@ -72,11 +61,11 @@ class SlimLoop:
         hooks: Sequence[tf1.train.SessionRunHook],
         watcher: GateWatcher,
         train_op: TrainOp,
+        signals: StopSignals,
         save: Optional[Callable[[Any, Optional[Incident]], None]],
         schedule: Optional[Schedule] = None,
         progress: Optional[Progress] = None,
         before_session: Callable[[], None] = lambda: None,
-        stop: Optional[StopRequest] = None,
         note_session: Callable[[Any], None] = lambda session: None,
     ):
         self._train_step_fn = train_step_fn
@@ -89,17 +78,14 @@ class SlimLoop:
         self._schedule = schedule
         self._progress = progress
         self._before_session = before_session
-        self._stop = stop or StopRequest()
+        self._signals = signals
+        signals.begin_step()  # and no end: slim's loop asks ahead of each step
         self._note_session = note_session
         self._loss: Any = None
         self._traces: Dict[str, int] = {}
         self._swallowed: Optional[tf.errors.OutOfRangeError] = None
         self.coordinator = tf1.train.Coordinator()
         self._begin_session(None)
-
-    def request_stop(self) -> None:
-        """Ends the training after the step that runs, if any, as a hook's `request_stop` does."""
-        self._stop.ask()
 
     def raise_swallowed(self) -> None:
         """Raises the OutOfRangeError of a hook that did not come from a step.
@@ -132,7 +118,7 @@ class SlimLoop:
         self._waits_to_start = False
         incidents = self._watcher.incident_count
         try:
-            if self._stop.is_asked or self.coordinator.should_stop():
+            if self._signals.is_asked or self.coordinator.should_stop():
                 self._raise_what_peers_said()
                 self._end()
                 return self._loss, True
@@ -149,7 +135,7 @@ class SlimLoop:
             self._runner.forget_step()  # a policy may have set it back
             loss = math.nan if self._loss is None else self._loss
         self._loss = loss
-        should_stop = should_stop or session.stop_requested or self._stop.is_asked
+        should_stop = should_stop or session.stop_requested or self._signals.is_asked
         self._show_progress(global_step, should_stop)
         if should_stop:
             self._end()
@@ -160,8 +146,10 @@ class SlimLoop:
         runs_in = session
         self._session = session
         self._waits_to_start = self._ended = False
-        if session is not None and self.session_wrapper is not None:
-            runs_in = self.session_wrapper(session)
+        if session is not None:
+            self._signals.watch(session)
+            if self.session_wrapper is not None:
+                runs_in = self.session_wrapper(session)
         self._runner = StepRunner(
             session, runs_in, self._hooks, self._train_step_fn, self._schedule, self._traces
         )
@@ -215,6 +203,7 @@ class SlimLoop:
 
     def _end(self) -> None:
         self._ended = True
+        self._signals.tell_saving()
         with _saved_all_the_same(self._save_before), self._not_the_end_of_the_input():
             for hook in self._hooks:
                 hook.end(self._session)
@@ -241,7 +230,7 @@ class SlimLoop:
                 pass  # slim raises it when it joins the threads
 
     def _wait_no_longer(self) -> None:
-        """Ends slim's wait for the step to start at, which knows no other end."""
+        """Ends slim's wait for the start step when the job ends: slim would wait for ever."""
         if self._waits_to_start and self.coordinator.should_stop():
             raise tf.errors.OutOfRangeError(None, None, 'the job has ended')
 
@@ -251,8 +240,7 @@ def _need_queues(hooks: Sequence[tf1.train.SessionRunHook], session) -> bool:
 
     In a job a worker waits there for the chief, whose queue of tokens hands out turns.
     """
-    own = GateWatcher.after_create_session, Preemption.after_create_session
-    known = (tf1.train.SessionRunHook.after_create_session, *own)
+    known = tf1.train.SessionRunHook.after_create_session, GateWatcher.after_create_session
     theirs = [type(hook).after_create_session for hook in hooks]
     return bool(session.sess_str) or any(method not in known for method in theirs)
 

@@ -49,7 +49,7 @@ def _hold(logdir: str) -> Optional[int]:
         files.make_dirs(folder)
         number = os.open(folder, os.O_RDONLY)
     except OSError:
-        return None  # whoever has to write there will say what is wrong
+        return None  # a write there will say what is wrong
     _held.add(number)
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)

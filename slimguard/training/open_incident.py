@@ -2,7 +2,7 @@
 
 import dataclasses
 import threading
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, List, Mapping, Optional, Tuple
 
 import tensorflow as tf
 
@@ -56,6 +56,8 @@ class OpenIncident:
         known that data are at fault.
       kind: the kind of the cause, as policies ask for it.
       drew_finite: whether all that the step drew is known to be finite.
+      rows: the bad rows that it drew, as `Found` has them.
+      again: which of them came before, in another incident; '' if none is known to.
       cause: the diagnosis in one line; None if it is not known.
       remarks: what was added to the reason.
       spent: how much of the policy that acts is spent; '' if none decided, or it has no end.
@@ -67,6 +69,8 @@ class OpenIncident:
         self.bad_rows: Optional[List[int]] = None
         self.kind = ''
         self.drew_finite = False
+        self.rows: Mapping[str, str] = {}
+        self.again = ''
         self._versions: List[Incident] = [incident]
         self._replaced = replaced
         self._error: Optional[NanLossError] = None
@@ -109,7 +113,7 @@ class OpenIncident:
         self.bad_rows = None if diagnosis is None else diagnosis.bad_rows
         self.cause = None if diagnosis is None else diagnosis.in_short
         self.kind = found.cause
-        self.drew_finite = found.drew_finite
+        self.drew_finite, self.rows = found.drew_finite, found.bad_rows
         self.note(diagnosis=None if diagnosis is None else str(diagnosis), bundle=found.bundle)
 
     def log_after(self, log: Callable, *args) -> None:
@@ -123,12 +127,12 @@ class OpenIncident:
         del self._to_log[:]
 
     def has_bundle(self) -> bool:
-        """Looks whether its bundle is still there; notes if it was removed for another."""
+        """Looks whether its bundle is still there, and notes if another bundle has replaced it."""
         path = self.incident.bundle
         try:
             is_there = path is not None and bundle.is_bundle(path)
         except tf.errors.OpError:
-            return True  # who can tell?
+            return True  # it is not known to be gone
         if not is_there:
             self.note(bundle=None)
         return is_there

@@ -269,7 +269,7 @@ class Recovery:
             self._restorer.save_first(session)
 
     def before_step(self, session) -> None:
-        """For a session of which it gets known later where its checkpoints are."""
+        """For a session whose checkpoints' place gets known later."""
         self._restorer.before_step(session)
         if self._back_off is not None:
             self._back_off.before_step(session)

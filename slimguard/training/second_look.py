@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import graph as graphs
 from slimguard.training.incident_reading import Reading
 
-# How long to wait before each look, in seconds: so long takes putting back, and more.
+# How many seconds to wait before each look: together longer than putting back takes.
 _PAUSES = (0.0, 0.1, 0.3, 0.6)
 # The labels of what was not finite before the step.
 _LOST = ('before', 'state')

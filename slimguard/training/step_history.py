@@ -17,7 +17,7 @@ from slimguard.system.numbers import is_whole
 from slimguard.training import incident_reading
 from slimguard.training.incident_reading import Reading
 
-# So many steps are kept where nobody says otherwise.
+# The default number of steps to keep.
 STEPS = 200
 # So many steps say what norm is usual, where no `Spike` says it.
 _WINDOW = 100
@@ -45,7 +45,7 @@ class StepHistory:
     Args:
       gate: the gate.
       settings: what the user asks for.
-      note_entry: called with the entry of each step that was written; None for nobody.
+      note_entry: called with the entry of each step that was written; or None.
       tell: called once, without a `Spike`, of a step that was written with a number far beyond all
         before it: with what it was, and whether the default `Spike` would have held it.
     """
@@ -138,7 +138,7 @@ class StepHistory:
         self._tell(said, (loss if is_loss else norm) > limit)
 
     def memory(self) -> Any:
-        """What the limits are made of, for `go_back`."""
+        """The numbers that the limits are computed from, for `go_back`."""
         with self._levels:
             return self._loss.memory(), self._norm.memory()
 
@@ -164,7 +164,7 @@ class StepHistory:
         ratio = norm / usual if norm is not None and usual else None
         labels = self.gate.labels_of(reading.bad)
         said = self._limits_in_words(labels, row[LOSS], norm, max_loss)
-        is_finite = all(label.kind in ('limit', 'norm') for label in labels)
+        is_finite = all(label.kind in ('limit', 'norm', 'rank') for label in labels)
         incident = dataclasses.replace(
             reading.incident,
             gradient_norm=norm,
@@ -199,11 +199,16 @@ class StepHistory:
         """
         kinds = {label.kind for label in labels}
         said: Dict[str, str] = {}
+        ranks = [label.name for label in labels if label.kind == 'rank']
+        is_elsewhere = bool(ranks) and gates.name_of(self.gate.ranks.rank) not in ranks
         for kind, name, value, usual in (
             ('limit', 'loss', loss, self._loss),
             ('norm', gates.GRADIENT_NORM, norm, self._norm),
         ):
             if kind not in kinds or self.spike is None or value is None:
+                continue
+            if is_elsewhere:
+                said[kind] = 'above its limit: ' + name
                 continue
             if kind == 'limit' and self._is_above(max_loss, value):
                 continue
@@ -267,7 +272,7 @@ class Histories:
         return max(steps, default=None)
 
     def memory(self) -> Dict[gates.Gate, Any]:
-        """What the limits are made of, for `go_back`."""
+        """The numbers that the limits are computed from, for `go_back`."""
         return {gate: each.memory() for gate, each in self._of.items() if each.spike}
 
     def go_back(self, memory: Dict[gates.Gate, Any]) -> None:

@@ -66,7 +66,7 @@ def make_ready(
       supervisor: the Supervisor.
       session: its session, as steps run in it.
       train_op: what is trained.
-      watcher: who is told of its bad steps.
+      watcher: the hook that learns of its bad steps.
     """
     gate = gates.gate_of(train_op)
     # Where a subclass asks for something else, nobody may ask for what the gate keeps.

@@ -32,7 +32,7 @@ The hooks go into train(), and the block goes away."""
 
 
 def as_logdir(logdir: Optional[files.Path]) -> Optional[str]:
-    """As `files.as_logdir`; for none, None, and an empty one is none, which it says."""
+    """As `files.as_logdir`; None stays None, and an empty path becomes None, with a warning."""
     if isinstance(logdir, (str, bytes)) and not logdir:  # from a flag that was not set, often
         log().warning('slimguard: logdir is empty, so nothing is saved and nothing recorded.')
         return None

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.gate.untold import Told
-from slimguard.gate.written_beside import refuse_behind, refuse_outside
+from slimguard.gate.written_beside import refuse_around
 from slimguard.graph import key, op_of
 from slimguard.incidents.history import IS_GOOD
 from slimguard.system.log import log
@@ -245,7 +245,7 @@ class WatchedRuns:
                 self._tell_of_no_gate(all_found, graph)
                 return None
             if not self._guards_beside:
-                self._tell_of_unguarded(elements, found, waited_for)
+                refuse_around(elements, all_found, fed, self._warn_of)
             in_branches = [each for each in mine if graphs.flow_around(op_of(each.original))]
             found = [each for each in mine if each not in in_branches]
             histories = [self._histories.of(gate) for gate in found]
@@ -269,26 +269,10 @@ class WatchedRuns:
             log().warning('slimguard: ' + _NOT_GUARDED, elements[0].name)
         return None
 
-    def _tell_of_unguarded(
-        self,
-        elements: list,
-        found: List[gates.Gate],
-        waited_for: Dict[tf.Operation, List[gates.Gate]],
-    ) -> None:
-        """Names what a run writes that goes through none of the gates that it runs."""
-        beside = [each for each in elements if op_of(each) not in waited_for]
-        found = list(dict.fromkeys(found))
-        for gate in filter(self._is_mine, found):
-            others = [each for each in found if each is not gate]
-            refuse_outside(beside, gate, others, self._warn_of)
-        if waited_for:
-            train_ops = [gate.train_op for gate in sum(waited_for.values(), found)]
-            refuse_behind(list(waited_for), train_ops, self._warn_of)
-
-    def _warn_of(self, name: str, error: Exception) -> None:
+    def _warn_of(self, name: str, why: str) -> None:
         if name not in self._warned_of:
             self._warned_of.add(name)
-            log().error('slimguard: the update of %r is NOT guarded: %s', name, error)
+            log().error('slimguard: the update of %r is NOT guarded: %s', name, why)
 
     def _is_mine(self, gate: gates.Gate) -> bool:
         """With several trainings in a graph, a hook with a loss watches those that have it."""
@@ -337,7 +321,7 @@ _NOT_KEPT = (
 
 
 def _copied(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor of which this one is a copy."""
+    """The tensor that this one is a copy of."""
     while tensor.op.type in ('Identity', 'CheckNumerics'):
         tensor = tensor.op.inputs[0]
     return tensor

@@ -22,12 +22,12 @@ from slimguard.training.context import TrainingContext
 from slimguard.training.fetch_structures import fetched_elements
 from slimguard.training.hook_training import HookSettings
 from slimguard.training.hooked_session import HookedSession
-from slimguard.training.preemption import SECONDS
 from slimguard.training.recovery import NotInitializedError
 from slimguard.training.step_history import STEPS
+from slimguard.training.stop_signals import SECONDS
 from slimguard.training.watchers import lent, watchers_in, with_watcher
 
-# By session what watches it, as long as somebody has that.
+# By session its WatchedSession, as long as that is in use.
 _WATCHED: MutableMapping[Any, 'WatchedSession'] = weakref.WeakValueDictionary()
 
 
@@ -47,7 +47,7 @@ class WatchedSession(HookedSession):
         self._ended = False
         self._is_new = True
         self._contexts = contextlib.ExitStack()
-        # Of a session that is never closed as well, before Python takes its modules apart.
+        # Also if nobody closes the session: before Python takes its modules apart.
         atexit.register(_give_back, weakref.ref(self), os.getpid())
 
     @with_short_traceback
@@ -134,10 +134,10 @@ def watch(
 ) -> WatchedSession:
     """Gives a plain session hooks and policies.
 
-    The returned session behaves as the given one, and calls the hooks for runs of a train op only:
-    of a guarded one, or any op that runs an optimizer. Other runs are as they were. The hooks'
-    `begin` and `after_create_session` are called here, where a `CheckpointSaverHook` saves: with
-    one, initialize the variables first.
+    The returned session behaves as the given one. It calls the hooks only for runs of a train op:
+    of a guarded one, or of any op that runs an optimizer. `watch` itself calls the hooks' `begin`
+    and `after_create_session`. A `CheckpointSaverHook` saves there, so with one among the hooks,
+    initialize the variables first.
 
         with tf.compat.v1.Session() as session:
             session = slimguard.watch(session, on_nan='skip')
@@ -145,28 +145,29 @@ def watch(
             while not session.should_stop():
                 session.run(train_op, feed_dict={...})
 
-    The hooks' `end` is called when the returned session is closed, or left as a context manager
-    without an error. The end of the input (`tf.errors.OutOfRangeError`) and StopIteration are none:
-    they end the block, and do not leave it.
+    The returned session calls the hooks' `end` when it is closed, or when its `with` block ends
+    without an error. The end of the input (`tf.errors.OutOfRangeError`) and StopIteration count as
+    no error: they end the block, and do not leave it.
 
     Args:
       session: a `tf.compat.v1.Session`, new or in use.
       hooks: `SessionRunHook`s. A `NanLossHook` among them decides what happens after a bad step.
       on_nan: what happens after a bad step where no `NanLossHook` says; see `NanLossHook`.
-      max_loss: a larger loss is a bad step too; a positive finite number. Default: no limit.
-        What it can do and what not, `slimguard.guard` says.
-      logdir: where the record of incidents goes, and where a rollback finds its checkpoints: a
-        str, bytes or `os.PathLike`. A relative one is read here. With it, the last good state is
-        saved there before 'raise', on SIGTERM and on Ctrl-C, and bundles are written.
+      max_loss: a larger loss is a bad step, too; a positive finite number. Default: no limit.
+        `slimguard.guard` says what it can do, and what it cannot.
+      logdir: the directory for the record of incidents and the bundles, in which a rollback finds
+        its checkpoints: a str, bytes or `os.PathLike`. A relative path is made absolute here.
+        Before 'raise', on SIGTERM and on Ctrl-C the last good state is saved there. Without a
+        logdir, no record is kept; the log says so at the first incident.
       capture, max_bundles, progress, preemption_seconds, spike, history: as for `NanLossHook`; a
-        hook that is given says its own.
+        `NanLossHook` among the hooks has its own.
 
     Raises:
       TypeError: if `session` is no session.
       RuntimeError: if it is closed.
-      ValueError: if it is watched already, if there is a `logdir` and no variable yet, if `on_nan`,
-        `max_loss`, `preemption_seconds`, `spike` or `history` is not what is expected, or disagrees
-        with a hook.
+      ValueError: if it is watched already; if there is a `logdir` and no variable yet; if `on_nan`,
+        `max_loss`, `preemption_seconds`, `spike` or `history` has a bad value, or disagrees with a
+        hook.
       tf.errors.FailedPreconditionError: if a hook reads a variable that has no value yet.
     """
     if not isinstance(session, SessionInterface):
@@ -191,9 +192,9 @@ def watch(
         capture, max_bundles, progress, preemption_seconds, spike, history
     ).require()
     hooks, _ = with_watcher(hooks, on_nan, max_loss, logdir, settings, as_spike(spike))
-    # Nobody makes its session anew, as a job may ask for.
+    # A job may ask for a new session, and nothing here could make one.
     context = TrainingContext(max_loss=max_loss, logdir=logdir, joins_job=False, runs_at_once=False)
-    # As a MonitoredSession's: what a thread reports is raised, whatever it is.
+    # As a MonitoredSession's: it raises whatever a thread reports.
     coordinator = tf1.train.Coordinator(clean_stop_exception_types=[])
     with contextlib.ExitStack() as stack:
         stack.enter_context(lent(hooks, context))

@@ -49,7 +49,7 @@ def with_watcher(
     return list(hooks), given[0]
 
 
-# What every hook has, of whatever class.
+# The methods of every hook, of whatever class.
 _METHODS = ('begin', 'after_create_session', 'before_run', 'after_run', 'end')
 
 

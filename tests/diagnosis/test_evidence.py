@@ -3,15 +3,17 @@
 import os
 import time
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
+import slimguard
 from slimguard import gate
 from slimguard.diagnosis import bundle, evidence, replay
 from slimguard.diagnosis.evidence import Evidence
 from slimguard.diagnosis.rerun import exported_step
 from slimguard.incidents.incident import Incident
-from tests.helpers.models import Batches, Linear, LogLines
+from tests.helpers.models import Batches, Linear, LogLines, records_in
 
 tf1 = tf.compat.v1
 
@@ -152,6 +154,48 @@ def test_the_last_incident_is_always_written(tmp_path):
     found = train(str(tmp_path), bad=[0, 1, 2], max_bundles=2, is_last=True)
     assert all(f.bundle is not None for f in found)
     assert bundle.paths(str(tmp_path)) == [found[0].bundle, found[2].bundle]
+
+
+READING = [np.nan, 0.5, -1.0]
+
+
+@pytest.mark.parametrize(
+    'is_again, rows',
+    [
+        (True, [READING, READING, [0.5, np.nan, 3.0], READING]),
+        # Another sample; nothing to tell it from others by; and as bad, in another placeholder.
+        (False, [READING, [np.nan, 0.5, 1.0], [np.nan, -0.5, -1.0]]),
+        (False, [[np.nan, 0.5, 0.5], [np.nan, 0.5, 0.5], [np.nan, np.inf, 0.0]]),
+        (False, [READING, {'y': READING}]),
+    ],
+    ids=['again', 'others', 'alike', 'elsewhere'],
+)
+def test_a_bad_row_that_comes_again_is_known_by_its_bytes(is_again, rows, tmp_path):
+    placeholders = {name: tf1.placeholder(tf.float32, [None, 3], name) for name in 'xy'}
+    weights = tf1.get_variable('w', initializer=[[1.0], [1.0], [1.0]])
+    x, y = placeholders.values()
+    loss = tf.reduce_mean(tf.matmul(x + y, weights) ** 2)
+    train_op = slimguard.guard(tf1.train.AdamOptimizer(0.1).minimize(loss), loss=loss)
+    chain = slimguard.Skip(max_consecutive=2), 'raise'
+    hook = slimguard.NanLossHook(loss, on_nan=chain, logdir=str(tmp_path), max_bundles=1)
+    session = tf1.Session()
+    session.run(tf1.global_variables_initializer())
+    with LogLines() as lines, slimguard.watch(session, hooks=[hook]) as watched:
+        for number, row in enumerate(rows):
+            name = 'y' if isinstance(row, dict) else 'x'
+            fed = {each: np.ones([4, 3], np.float32) for each in placeholders.values()}
+            watched.run(train_op, fed)
+            fed[placeholders[name]][number] = row[name] if name == 'y' else row
+            watched.run(train_op, fed)
+    reasons = [record['reason'] for record in records_in(tmp_path)]
+    said = [reason.partition('; row ')[2] for reason in reasons]
+    told = 'of x:0 is, byte for byte, a bad row of incident 1 (%d times so far): where a data set'
+    if not is_again:
+        assert not any(said) and len(said) == len(rows)
+    else:
+        assert said[0] == said[2] == ''
+        assert said[1].startswith('1 ' + told % 2) and said[3].startswith('3 ' + told % 3)
+        assert 'row 3 ' + told % 3 in lines[-1]  # which counts the batches that were skipped
 
 
 def test_what_goes_wrong_here_is_logged_and_does_not_hide_the_incident(tmp_path):

@@ -532,6 +532,51 @@ def test_a_counter_that_picks_the_batch_inside_of_a_function_stays_advanced():
     assert guarded.sess.run(picked) == len(PICKED)
 
 
+# A counter that says how much is written is none, and a bad step leaves it as it was.
+
+
+def by_its_rate(w, loss, steps):
+    return tf1.train.GradientDescentOptimizer(0.1 / steps).minimize(loss)
+
+
+def by_the_weight_of_the_loss(w, loss, steps):
+    return tf1.train.MomentumOptimizer(0.1, 0.9).minimize(loss * tf.minimum(1.0, steps / 10.0))
+
+
+def by_a_correction(w, loss, steps):
+    (gradient,) = tf.gradients(loss, [w])
+    average = tf1.get_variable('average', w.shape, initializer=ZERO, trainable=False)
+    next_average = average.assign(0.9 * average + 0.1 * gradient)
+    return w.assign_sub(0.1 * next_average / (1.0 - 0.9**steps))
+
+
+@pytest.mark.every_cell
+@pytest.mark.parametrize(
+    'follow, kind',
+    [
+        (by_its_rate, 'ref'),
+        (by_the_weight_of_the_loss, 'resource'),
+        (by_a_correction, 'resource'),
+        pytest.param(by_its_rate, 'resource', marks=pytest.mark.full),
+        pytest.param(by_a_correction, 'ref', marks=pytest.mark.full),
+    ],
+    indirect=['kind'],
+)
+def test_a_counter_of_steps_that_a_schedule_follows_is_put_back(follow, kind):
+    x = tf1.placeholder(tf.float32, [])
+    w = tf1.get_variable('w', initializer=[1.0, 2.0])
+    counted = tf1.assign_add(tf1.train.get_or_create_global_step(), 1)
+    guarded = models.Guarded(
+        (follow(w, tf.reduce_sum((w * x - 1.0) ** 2), tf.cast(counted, tf.float32)), None)
+    )
+    for value in (0.5, np.nan, 0.75, np.inf, 1.0):
+        if np.isfinite(value):
+            guarded.assert_written({x: value})
+        else:
+            guarded.assert_held({x: value}, '%s' % value)
+    assert guarded.sess.run(tf1.train.get_global_step()) == 3
+
+
 @pytest.mark.parametrize('kind', ['resource'], indirect=True)
 def test_a_good_step_copies_the_counter_and_no_more(kind):
     """Of what the gate puts back, the counter is the only thing that is no accumulator."""

@@ -1,6 +1,6 @@
 """Random trainings with random fetches: a bad step writes nothing, a good one as without a guard.
 
-Or the guard has said so by name before the step.
+Or the guard has refused the run, by name and before the step.
 """
 
 import pathlib
@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
+from slimguard.gate.written_beside import OutsideTheGateError
 from tests.helpers import random_graphs
 from tests.helpers.models import LogLines
 
@@ -48,8 +49,8 @@ class Steps:
       logdir: where incidents are recorded.
 
     Attributes:
-      runs: for each set of fetches the names, the steps, and the lines that tell of what is
-        refused, which end it.
+      runs: for each set of fetches the names, the steps, and what was refused: the lines that tell
+        of a variable, or the error, which ends the set.
     """
 
     def __init__(self, seed, training, elements, lines, logdir):
@@ -69,10 +70,13 @@ class Steps:
             for batch in batches:
                 before = self._read(inner)
                 fetches = {name: self._elements[name] for name in names}
-                fetched = session.run(fetches, {self._x: batch})
-                refused += [line for line in self._lines if 'NOT guarded' in line]
-                if refused:
-                    return
+                try:
+                    fetched = session.run(fetches, {self._x: batch})
+                except OutsideTheGateError as error:
+                    refused.append(str(error))
+                    assert not random_graphs.differing(before, self._read(inner))
+                    break
+                refused[:] = [line for line in self._lines if 'NOT guarded' in line]
                 told, count = count, incidents_in(self._logdir)
                 after = self._read(inner)
                 steps.append(random_graphs.Step(batch, before, fetched, after, count > told))
@@ -90,7 +94,17 @@ def in_an_unedited_script(seed, logdir):
     return steps.runs
 
 
-def under_a_hook(seed, logdir):
+def in_a_monitored_session(hooks):
+    return tf1.train.SingularMonitoredSession(hooks=hooks)  # which finalizes the graph
+
+
+def in_a_watched_session(hooks):
+    session = random_graphs.new_session()
+    session.run(tf1.global_variables_initializer())
+    return slimguard.watch(session, hooks=hooks)
+
+
+def under_a_hook(seed, logdir, new_session):
     with tf.Graph().as_default(), LogLines() as lines:
         training = random_graphs.build(seed)
         guarded = {
@@ -103,8 +117,9 @@ def under_a_hook(seed, logdir):
             slimguard.NanLossHook(loss, on_nan='skip', logdir=logdir, capture=False)
             for loss in training.losses.values()
         ]
-        with tf1.train.SingularMonitoredSession(hooks=hooks) as session:
-            steps.run(session, session.raw_session())
+        with new_session(hooks) as session:
+            is_watched = new_session is in_a_watched_session
+            steps.run(session, session if is_watched else session.raw_session())
     return steps.runs
 
 
@@ -119,10 +134,13 @@ def test_whatever_an_unedited_script_fetches_goes_through_the_gate(seed, tmp_pat
 
 @pytest.mark.every_cell
 @pytest.mark.usefixtures('control_flow_of_seed')
-@seeds(FEW, MANY)
-def test_under_a_hook_it_does_so_too_or_is_refused_by_name(seed, tmp_path):
-    for names, steps, refused in under_a_hook(seed, str(tmp_path)):
-        if refused:
-            assert all(re.search(r"the update of '(v\d|beta|steps)", line) for line in refused)
-            break  # what was written past the gate is in the steps that follow
-        assert not random_graphs.deviations(seed, names, steps)
+@seeds(range(3), range(3, 28))
+def test_under_a_hook_it_does_so_too_or_the_run_is_refused(seed, tmp_path):
+    worlds = in_a_monitored_session, in_a_watched_session
+    found = [under_a_hook(seed, str(tmp_path / each.__name__), each) for each in worlds]
+    for names, steps, refused in found[0]:
+        told = {re.search("the update of '(.*?)'", line) for line in refused if 'NOT' in line}
+        told = {each.group(1) for each in told}
+        assert not random_graphs.deviations(seed, names, steps, told)
+    monitored, watched = [[(names, len(steps), r) for names, steps, r in runs] for runs in found]
+    assert monitored == watched

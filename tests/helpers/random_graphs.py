@@ -6,7 +6,7 @@ for the write. So a good step has to give the bits of plain TensorFlow, fetched 
 """
 
 import re
-from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Container, Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -221,11 +221,13 @@ class Reader:
         return session.run(self._reads)
 
 
-def deviations(seed: int, names: List[str], steps: Sequence[Step]) -> List[str]:
+def deviations(
+    seed: int, names: List[str], steps: Sequence[Step], told: Container[str] = ()
+) -> List[str]:
     """What the guarded steps of a seed have done otherwise than they are to; empty if nothing.
 
     A good step gives the bits of plain TensorFlow. A bad one changes nothing; of two train ops, the
-    one that is good may have been written.
+    one that is good may have been written. And so may the variables that were `told` of.
     """
     found = []
     with tf.Graph().as_default(), new_session() as session:
@@ -240,12 +242,12 @@ def deviations(seed: int, names: List[str], steps: Sequence[Step]) -> List[str]:
             session.run(load, {feeds[name]: step.before[name] for name in feeds})
             fetched = session.run({n: elements[n] for n in names}, {training.x: step.batch})
             after = read(session)
-            unlike = _differing(step.after, after)
-            changed = _differing(step.after, step.before)
+            unlike = differing(step.after, after)
+            changed = [n for n in differing(step.after, step.before) if n not in told]
             wrong = {'not finite': [n for n, v in step.after.items() if not np.isfinite(v).all()]}
             if not step.was_bad:
                 wrong['other bits'] = unlike
-                wrong['fetched'] = _differing(step.fetched, fetched)
+                wrong['fetched'] = differing(step.fetched, fetched)
             elif set(training.train_ops) <= set(names) and len(training.train_ops) == 2:
                 wrong['written by half'] = sorted(set(changed) & set(unlike))
             else:
@@ -260,7 +262,7 @@ def deviations(seed: int, names: List[str], steps: Sequence[Step]) -> List[str]:
     return found
 
 
-def _differing(first: Dict[str, Any], second: Dict[str, Any]) -> List[str]:
+def differing(first: Dict[str, Any], second: Dict[str, Any]) -> List[str]:
     """The names of the values that are not the same, bit by bit."""
     return [
         name

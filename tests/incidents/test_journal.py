@@ -182,19 +182,11 @@ class TestCutShort:
         with open(record_file.path_in(str(tmp_path)), 'rb') as record:
             assert record.read().split(b'\n')[1] == b'{"step": 9, "los'  # and nothing glued to it
 
-    def test_workers_share_it_with_one_whose_disk_is_full(self, tmp_path):
-        (tmp_path / 'slimguard').mkdir()
-
-        def cut_short():
-            with open(record_file.path_in(str(tmp_path)), 'ab', buffering=0) as other:
-                for _ in range(300):
-                    other.write(b'{"step": 9, "los')
-
+    def test_workers_share_it(self, tmp_path):
         # Threads, each with a file of its own: the operating system sees no difference.
         workers = [
             threading.Thread(target=write, args=(tmp_path, range(n, n + 300))) for n in (0, 1000)
         ]
-        workers.append(threading.Thread(target=cut_short))
         for worker in workers:
             worker.start()
         for worker in workers:
@@ -351,6 +343,18 @@ class TestLog:
             record.record(incident(action='raise'))
         assert 'rolled back (90 more since' in lines[0]
         assert 'raising NanLossError' in lines[1]
+
+    def test_a_skip_is_a_warning_and_what_ends_or_turns_a_training_an_error(self):
+        class Levels(LogLines):
+            def emit(self, record):
+                self.lines.append((record.levelname, record.getMessage()))
+
+        record = journal.Journal(clock=lambda: 0.0)
+        with Levels() as lines:
+            for action in 'skip', 'rollback', 'raise':
+                record.record(incident(action=action))
+        levels = [level for level, line in lines if 'slimguard: incident' in line]
+        assert levels == ['WARNING', 'ERROR', 'ERROR']
 
 
 @pytest.mark.full

@@ -113,19 +113,14 @@ def test_a_ratio_is_a_share():
 def test_a_policy_that_is_used_up_says_so():
     chain = FallbackChain([Skip(2), Rollback(1)], RAISE)
     assert after(chain, 'xxx') == 'rollback'
-    skipped = '; the 2 steps before it were bad as well, and max_consecutive=2 allows no more'
+    skipped = "; 3 bad steps in a row, and 'skip' allows 2 here ('skip:4' allows more)"
     assert chain.why_not == skipped
     assert after(chain, 'xxx') == 'raise'
-    gone_back = '; the training went back once already, and max_times=1 allows no more'
-    assert chain.why_not == skipped + gone_back
-
-
-def test_one_step_before_it_is_one():
-    chain = FallbackChain([Skip(1), Raise()], RAISE)
-    assert after(chain, 'xx') == 'raise'
-    assert chain.why_not == (
-        '; the step before it was bad as well, and max_consecutive=1 allows no more'
+    gone_back = (
+        "; the training went back once already, and 'rollback' allows 1 here ('rollback:2' "
+        'allows more)'
     )
+    assert chain.why_not == skipped + gone_back
 
 
 def test_who_may_give_way_comes_before_others():

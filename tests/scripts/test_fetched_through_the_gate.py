@@ -4,12 +4,14 @@ Each function below builds a training in which a fetch does so, and returns what
 """
 
 import math
+import re
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import slimguard
+from slimguard.gate.written_beside import OutsideTheGateError
 from tests.helpers.models import LogLines, records_in
 from tests.helpers.random_graphs import Reader, new_session
 
@@ -64,6 +66,15 @@ def a_statistic_that_the_loss_is_computed_from_in_a_branch(x):
     )
     loss = tf.reduce_mean((tf.matmul(x, w) - centered) ** 2)
     return [sgd(loss, w), loss]
+
+
+@build
+def a_value_that_waits_for_a_statistic(x):
+    w = weight()
+    loss = tf.reduce_mean(tf.matmul(x, w) ** 2)
+    trained = sgd(loss, w)
+    with tf.control_dependencies([mixed(statistic(trainable=False), x)]):
+        return [trained, tf.identity(loss)]
 
 
 @build
@@ -154,13 +165,88 @@ def test_guard_puts_back_a_trainable_statistic_that_the_loss_waits_for(use_resou
     np.testing.assert_equal(variables, plain)
 
 
-def test_two_guarded_train_ops_that_share_a_write_are_named(caplog):
-    x = tf1.placeholder(tf.float32, [4, 2])
-    guarded = [slimguard.guard(each) for each in a_counter_of_two_train_ops(x)]
-    with slimguard.watch(tf1.Session(), on_nan='skip') as session:
+def run_under_a_hook(fetches_of, x):
+    """What each step fetched of what `fetches_of` makes, and all variables after the last."""
+    fetches, read = fetches_of(), Reader()
+    with slimguard.watch(new_session(), on_nan='skip') as session:
         session.run(tf1.global_variables_initializer())
-        session.run(guarded[0], {x: np.ones([4, 2])})
-        assert not [each for each in caplog.records if 'NOT guarded' in each.getMessage()]
-        session.run(guarded, {x: np.ones([4, 2])})
-    (told,) = [each.getMessage() for each in caplog.records if 'NOT guarded' in each.getMessage()]
-    assert "the update of 'count' is NOT guarded: the train op 'group_deps" in told
+        before = read(session)
+        try:
+            fetched = [session.run(fetches, {x: batch}) for batch in batches()]
+        except OutsideTheGateError as error:
+            np.testing.assert_equal(read(session), before)
+            return str(error), None
+        return fetched, read(session)
+
+
+@pytest.mark.full
+@pytest.mark.every_cell
+@pytest.mark.parametrize('name', sorted(BUILDS))
+def test_what_a_hook_refuses_goes_through_the_gate_as_its_message_says(name):
+    expected, variables = values_of(BUILDS[name], leaves_out=[2])
+    x = tf1.placeholder(tf.float32, [4, 2])
+    train_op, *others = BUILDS[name](x)
+    is_op = isinstance(others[0], tf.Operation)
+    guarded = slimguard.guard(train_op)
+    fetched, read = run_under_a_hook(lambda: [guarded, *others], x)
+    if read is None:
+        assert 'nothing of it has run' in fetched and repr(others[0].name) in fetched
+        assert ('tf.identity(value)' in fetched) == (not is_op)
+        assert ('loss=it' in fetched) == (not is_op and others[0].shape.rank == 0)
+
+        def as_told():
+            if 'loss=it' in fetched:
+                return [slimguard.guard(train_op, loss=others[0]), *others]
+            if is_op or len(others) > 1:
+                return [slimguard.guard(tf.group(train_op, *others))]
+            with tf.control_dependencies([train_op]):
+                step = tf.identity(others[0])
+            return [tf.no_op(), slimguard.guard(step)]
+
+        fetched, read = run_under_a_hook(as_told, x)
+    else:
+        assert name in NOT_REFUSED
+    np.testing.assert_equal(read, variables)
+    del fetched[2]
+    if not is_op and len(others) == 1:
+        np.testing.assert_equal([row[1:] for row in fetched], [row[1:] for row in expected])
+
+
+# The gradients wait for the write as well, so that it is put back.
+NOT_REFUSED = [each for each in BUILDS if re.match('a_(loss|stat)|the_same', each)]
+
+
+def test_of_two_guarded_train_ops_that_share_a_write_one_gate_is_asked_for():
+    x = tf1.placeholder(tf.float32, [4, 2])
+    train_ops = a_counter_of_two_train_ops(x)
+    first, second = map(slimguard.guard, train_ops)
+    ones = {x: np.ones([4, 2])}
+    with slimguard.watch(new_session(), on_nan='skip') as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(first, ones)
+        session.run(second, ones)
+        with pytest.raises(OutsideTheGateError, match=r"which writes 'count'.*tf.group\(first"):
+            session.run([first, second], ones)
+    both = slimguard.guard(tf.group(*train_ops))
+    fetched, values = run_under_a_hook(lambda: both, x)
+    np.testing.assert_equal(values['count'], [3.0, 3.0])
+
+
+def test_what_is_set_or_read_beside_the_train_op_is_not_refused(caplog):
+    """A learning rate, a metric, a counter of the script's own, a value of the forward pass."""
+    x = tf1.placeholder(tf.float32, [4, 2])
+    rate = tf1.get_variable('rate', initializer=0.1, trainable=False)
+    count = tf1.get_variable('count', initializer=0, trainable=False)
+    loss = tf.reduce_mean(tf.matmul(x, weight()) ** 2)
+    train_op = slimguard.guard(tf1.train.GradientDescentOptimizer(rate).minimize(loss))
+    _, metric = tf1.metrics.mean(x)
+    beside = [tf1.assign(rate, 0.5 * rate), metric, loss, tf1.assign_add(count, 1)]
+    with slimguard.watch(new_session(), on_nan='skip') as session:
+        session.run([tf1.global_variables_initializer(), tf1.local_variables_initializer()])
+        session.run([train_op, *beside], {x: np.ones([4, 2])})
+        assert session.run(count) == 1
+        with pytest.raises(OutsideTheGateError):
+            session.run([train_op, tf1.assign(rate, loss)], {x: np.ones([4, 2])})
+        session.run([train_op, tf1.assign(rate, loss)], {x: np.ones([4, 2]), loss: 0.1})
+    told = [each.getMessage() for each in caplog.records if 'NOT guarded' in each.getMessage()]
+    assert ["'count'" in each for each in told] == [True]

@@ -102,7 +102,6 @@ def test_a_training_of_slims_that_saves_nothing_has_a_record_all_the_same(
     assert len(bundle_paths(str(folder))) == 1
 
 
-@pytest.mark.full
 def test_a_record_that_goes_elsewhere_than_said_is_said(tmp_path):
     with LogLines() as lines, slimguard.instrument(on_nan='skip', logdir=tmp_path / 'records'):
         train(create_train_op(Linear(bad=(2,))), str(tmp_path / 'logs'))

@@ -78,7 +78,6 @@ def test_what_plain_training_left_is_not_written_to(folder, tmp_path):
     assert records_in(folder_of_start(tmp_path))
 
 
-@pytest.mark.full
 def test_a_count_of_its_own_is_known_after_one_save(folder):
     with slimguard.instrument('raise', capture=False):
         run(folder, 30, 10)

@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard.training import preemption
-from tests.helpers.children import Started, forked_python, python
+from slimguard.training.stop_signals import StopSignals
+from tests.helpers.children import Started, forked_python
 from tests.helpers.models import Linear, checkpoint_at, train_quietly
 
 tf1 = tf.compat.v1
@@ -131,8 +131,6 @@ class Training(Started):
     [
         ('fork', signal.SIGTERM, (-signal.SIGTERM,)),
         ('spawn', signal.SIGINT, (-signal.SIGINT, 1)),  # 1 before Python 3.8
-        ('forkserver', signal.SIGINT, (-signal.SIGINT, 1)),
-        ('forkserver', signal.SIGTERM, (-signal.SIGTERM,)),
     ],
 )
 def test_a_signal_to_the_parent_still_saves(method, number, statuses, script, tmp_path):
@@ -146,7 +144,7 @@ def test_a_signal_to_the_parent_still_saves(method, number, statuses, script, tm
 @pytest.mark.full
 @pytest.mark.parametrize(
     ('method', 'number'),
-    [('fork', signal.SIGINT), ('fork', signal.SIGTERM), ('spawn', signal.SIGINT)],
+    [('fork', signal.SIGTERM), ('spawn', signal.SIGINT)],
 )
 def test_a_signal_to_all_that_ends_the_pool_for_which_the_step_waits_saves_and_ends_all(
     method, number, script, tmp_path
@@ -290,46 +288,26 @@ def statuses_of_terminated(count):
     return statuses
 
 
-@pytest.mark.full
-def test_a_child_that_is_terminated_as_soon_as_it_is_there_ends_by_that(tmp_path):
-    statuses = []
-    train(tmp_path, lambda: statuses.extend(statuses_of_terminated(20)))
-    assert set(statuses) == {signal.SIGTERM}
-
-
-# What a training enters and leaves, in a process without TensorFlow: that forks many times faster.
 # Python's own modules, which do things before a fork as well, give other threads a moment there.
 FORKING = """
 import concurrent.futures.thread, logging, os, random, signal, sys, threading, time
-from slimguard.training.signal_watch import SignalListener, SignalWatch
+from slimguard.training.stop_signals import StopSignals
 
 sys.setswitchinterval(1e-6)
-
-class Deaf(SignalListener):
-    def on_signal(self, number):
-        pass
-
-    def on_wakeup(self, number):
-        pass
 """
 
 IN_THE_MAIN_THREAD = """
-watch = SignalWatch(Deaf())
-watch.enter()
-statuses = statuses_of_terminated(600)
-watch.leave()
-watch.join()
+with StopSignals(print):
+    statuses = statuses_of_terminated(200)
 """
 
 IN_A_THREAD = """
 statuses = []
-thread = threading.Thread(target=lambda: statuses.extend(statuses_of_terminated(600)))
+thread = threading.Thread(target=lambda: statuses.extend(statuses_of_terminated(200)))
 thread.start()
 while thread.is_alive():
-    watch = SignalWatch(Deaf())
-    watch.enter()
-    watch.leave()
-    watch.join()
+    with StopSignals(print):
+        pass
 """
 
 
@@ -337,24 +315,9 @@ while thread.is_alive():
 @pytest.mark.parametrize('where', [IN_THE_MAIN_THREAD, IN_A_THREAD], ids=['main', 'thread'])
 def test_one_may_fork_at_any_moment_of_entering_and_leaving(where):
     parts = FORKING, inspect.getsource(statuses_of_terminated), where
-    tell = 'assert "tensorflow" not in sys.modules\nprint(len(statuses), set(statuses))'
-    done = python('-c', '\n'.join([*parts, tell]))
-    assert done.stdout == '600 {%d}\n' % signal.SIGTERM, done.stderr
-
-
-@pytest.mark.full
-def test_a_command_with_preexec_fn_can_be_terminated(tmp_path):
-    def act():
-        code = 'import time; print(flush=True); time.sleep(20)'
-        command = [sys.executable, '-c', code]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=os.getpid) as child:
-            child.stdout.readline()
-            child.terminate()
-        statuses.append(child.returncode)
-
-    statuses = []
-    train(tmp_path, act)
-    assert statuses == [-signal.SIGTERM]
+    program = '\n'.join([*parts, 'print(len(statuses), set(statuses))'])
+    done = forked_python('-c', program)
+    assert done.stdout == '200 {%d}\n' % signal.SIGTERM, done.stderr
 
 
 @pytest.mark.full
@@ -377,7 +340,8 @@ def test_a_child_that_outlives_the_training_does_not_hold_it_up(tmp_path):
 def test_a_child_that_leaves_by_an_exception_does_nothing_of_what_the_parent_was_asked():
     child = None
     try:
-        with preemption.Preemption(lambda: None, print):
+        with StopSignals(print) as signals:
+            signals.begin_step()
             os.kill(os.getpid(), signal.SIGINT)
             child = os.fork()
             if child == 0:

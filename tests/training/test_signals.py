@@ -7,7 +7,6 @@ import gc
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 
@@ -15,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard.training import preemption
+from slimguard.training import stop_signals
 from tests.helpers.children import ROOT, Started, forked_python, python
 from tests.helpers.models import Linear, LogLines, checkpoint_at, train_quietly
 from tests.helpers.monitored import build, monitored
@@ -36,7 +35,7 @@ def nothing_is_left_behind(ctrl_c_is_pythons):
     wakeup = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(wakeup)
     assert wakeup == -1
-    assert not [t for t in threading.enumerate() if t.name == 'slimguard-preemption']
+    assert not [t for t in threading.enumerate() if t.name == 'slimguard-signals']
 
 
 def train(logdir, act, at=3, number_of_steps=10, **kwargs):
@@ -66,7 +65,7 @@ def send(number):
 
 @pytest.mark.full
 def test_a_second_ctrl_c_ends_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(preemption, '_GRACE', 100)  # seconds for this process to save
+    monkeypatch.setattr(stop_signals, '_GRACE', 100)  # seconds for this process to save
 
     def twice():
         os.kill(os.getpid(), signal.SIGINT)
@@ -79,43 +78,38 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path, monkeypatch):
 
 
 @pytest.mark.full
-def test_a_keyboard_interrupt_that_somebody_raises_saves_as_well(tmp_path):
-    def interrupt():
-        raise KeyboardInterrupt
+@pytest.mark.parametrize('kind', [KeyboardInterrupt, SystemExit])
+def test_what_a_handler_of_the_programs_own_raises_saves(kind, tmp_path):
+    def leave(*_):
+        raise kind
 
-    with pytest.raises(KeyboardInterrupt):
-        train(tmp_path, interrupt)
-    assert checkpoint_at(tmp_path) == (3, [])
-
-
-@pytest.mark.full
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT], ids=['SIGTERM', 'SIGINT'])
-def test_a_handler_of_the_programs_own_is_left_alone(number, tmp_path, monkeypatch):
-    monkeypatch.setattr(preemption, '_GRACE', 0)
-    got = []
-
-    def act():
-        for _ in range(3):
-            os.kill(os.getpid(), number)
-
-    before = signal.signal(number, lambda number, frame: got.append(number))
+    before = signal.signal(signal.SIGTERM, leave)
     try:
-        train(tmp_path, act, number_of_steps=6, preemption_seconds=0.001)
-    finally:
-        signal.signal(number, before)
-    assert got == [number] * 3
-    assert checkpoint_at(tmp_path) == (6, [])
-
-
-@pytest.mark.full
-def test_a_handler_that_exits_saves(tmp_path):
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(7))
-    try:
-        with pytest.raises(SystemExit):
+        with pytest.raises(kind):
             train(tmp_path, send(signal.SIGTERM))
     finally:
         signal.signal(signal.SIGTERM, before)
     assert checkpoint_at(tmp_path) == (3, [])
+
+
+@pytest.mark.full
+def test_handlers_of_the_programs_own_are_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(stop_signals, '_GRACE', 0)
+    numbers = [signal.SIGTERM, signal.SIGINT] * 3
+    got = []
+
+    def act():
+        for number in numbers:
+            os.kill(os.getpid(), number)
+
+    before = [signal.signal(each, lambda number, _: got.append(number)) for each in numbers[:2]]
+    try:
+        train(tmp_path, act, number_of_steps=6, preemption_seconds=0.001)
+    finally:
+        for number, handler in zip(numbers, before):
+            signal.signal(number, handler)
+    assert got == numbers
+    assert checkpoint_at(tmp_path) == (6, [])
 
 
 def test_another_thread_than_the_main_one_trains_without_handlers(tmp_path):
@@ -156,41 +150,29 @@ def test_a_handler_that_is_set_meanwhile_stays_and_what_it_calls_of_ours_does_th
     assert checkpoint_at(tmp_path) == (6, [])
 
 
-@pytest.mark.full
-def test_a_wakeup_fd_that_is_set_meanwhile_stays(tmp_path):
+@pytest.fixture
+def pipe():
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    try:
-        train(tmp_path, lambda: signal.set_wakeup_fd(writing), number_of_steps=6)
-        assert signal.set_wakeup_fd(-1) == writing
-    finally:
-        os.close(reading)
-        os.close(writing)
+    yield reading, writing
+    signal.set_wakeup_fd(-1)
+    os.close(reading)
+    os.close(writing)
 
 
 @pytest.mark.full
-def test_a_wakeup_fd_that_takes_no_more_does_not_keep_the_training_from_hearing(tmp_path):
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    with pytest.raises(BlockingIOError):
-        while True:
-            os.write(writing, bytes(4096))
+def test_a_wakeup_fd_that_is_set_meanwhile_stays(pipe, tmp_path):
+    train(tmp_path, lambda: signal.set_wakeup_fd(pipe[1]), number_of_steps=6)
+    assert signal.set_wakeup_fd(-1) == pipe[1]
 
-    def act():
-        os.kill(os.getpid(), signal.SIGINT)
-        limit = time.time() + 60
-        while not any('Ctrl-C' in line for line in lines) and time.time() < limit:
-            time.sleep(0.01)
 
-    signal.set_wakeup_fd(writing)
-    try:
-        with LogLines() as lines, pytest.raises(KeyboardInterrupt):
-            train(tmp_path, act)
-    finally:
-        signal.set_wakeup_fd(-1)
-        os.close(reading)
-        os.close(writing)
-    assert any('Ctrl-C; the step under way is finished first' in line for line in lines)
+@pytest.mark.full
+def test_a_wakeup_fd_that_was_there_before_is_written_to_and_comes_back(pipe, tmp_path):
+    signal.set_wakeup_fd(pipe[1])
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, send(signal.SIGINT))
+    assert os.read(pipe[0], 10) == bytes([signal.SIGINT])
+    assert signal.set_wakeup_fd(-1) == pipe[1]
 
 
 @pytest.mark.full
@@ -288,19 +270,7 @@ def test_a_session_that_is_dropped_gives_the_signals_back(tmp_path):
     with tf.Graph().as_default():
         gc.collect()
     assert not is_heard()
-    assert 'slimguard-preemption' not in [thread.name for thread in threading.enumerate()]
-
-
-@pytest.mark.full
-def test_what_a_session_that_is_freed_in_another_thread_leaves_goes_with_the_next_signal(tmp_path):
-    train_op, hook = build()
-    session = monitored(tmp_path, hook)
-    session.run(train_op)
-    del session, train_op, hook
-    in_a_thread(gc.collect)
-    with pytest.raises(KeyboardInterrupt):
-        press_ctrl_c()
-    assert not is_heard()
+    assert 'slimguard-signals' not in [thread.name for thread in threading.enumerate()]
 
 
 @pytest.mark.full
@@ -333,7 +303,7 @@ FUNCTIONS = """
 import os, select, signal, sys, threading
 import tensorflow as tf
 import slimguard
-from slimguard.training import preemption, signal_watch
+from slimguard.training import stop_signals
 from tensorflow.python.training.saver import BaseSaverBuilder
 
 tf1 = tf.compat.v1
@@ -416,26 +386,16 @@ def fourth_before_run():
         try:
             wait()
         except KeyboardInterrupt:
-            signal_watch.listeners()[0]._seconds = {patience}
             print('caught', flush=True)
-"""
-
-HOOK_TAKES_ITS_TIME = """
-import time
-preemption._GRACE = 3
-
-def fourth_before_run():
-    try:
-        wait()
-    except KeyboardInterrupt:
-        time.sleep(preemption._GRACE + 2)
-        raise
 """
 
 # The handler runs once for two of them, before the other thread is told of the second.
 TWO_ARE_HEARD_AS_ONE = """
+from slimguard.training.stop_signals import StopSignals, _Listener
+stop_signals._GRACE = 3
 has_run = threading.Event()
-on_signal, on_wakeup = signal_watch.SignalWatch._on_signal, preemption.Preemption.on_wakeup
+on_signal, on_wakeup = _Listener._on_signal, StopSignals.on_wakeup
+look = StopSignals._end_unless_interrupted
 
 def on_signal_once_for_both(self, number, frame):
     if frame is None or has_run.is_set():
@@ -447,8 +407,13 @@ def on_wakeup_that_is_late(self, number):
         assert has_run.wait(60)
     on_wakeup(self, number)
 
-signal_watch.SignalWatch._on_signal = on_signal_once_for_both
-preemption.Preemption.on_wakeup = on_wakeup_that_is_late
+def look_and_tell(self):
+    look(self)
+    print('has time to save', flush=True)
+
+_Listener._on_signal = on_signal_once_for_both
+StopSignals.on_wakeup = on_wakeup_that_is_late
+StopSignals._end_unless_interrupted = look_and_tell
 
 def fourth_before_run():
     wait()
@@ -495,7 +460,7 @@ end = has_ended.set
 
 AT_A_PROMPT = """
 sys.ps1 = '>>> '
-preemption._GRACE = 0
+stop_signals._GRACE = 0
 """
 
 BOTH = """
@@ -570,56 +535,16 @@ def test_a_second_ctrl_c_ends_a_step_that_never_ends(tmp_path):
 
 
 @pytest.mark.full
-def test_a_second_ctrl_c_ends_a_save_and_the_newest_checkpoint_stays(tmp_path):
-    train_to_end(tmp_path, 2)
-    with training(tmp_path, STEP_WAITS + SAVE_WAITS, LONG) as child:
-        child.wait_for('waiting')
-        send_ctrl_c(child)
-        child.go_on()
-        child.wait_for('the step is done, saving before the end')
-        child.wait_for('waiting')
-        send_ctrl_c_again(child)
-        assert child.wait() == 128 + signal.SIGINT
-    assert checkpoint_at(tmp_path) == (2, [])
-    train_to_end(tmp_path, 6)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize('patience, presses', [(SHORT, 2), (LONG, 3)])
-def test_who_holds_a_keyboard_interrupt_back_is_ended_in_time_or_by_a_third(
-    patience, presses, tmp_path
-):
-    with training(tmp_path, HOOK_HOLDS_ON.format(patience=patience), LONG) as child:
+def test_a_third_ctrl_c_ends_who_holds_a_keyboard_interrupt_back(tmp_path):
+    with training(tmp_path, HOOK_HOLDS_ON, LONG) as child:
         child.wait_for('waiting')
         send_ctrl_c(child)
         child.send(signal.SIGINT)
         child.wait_for('caught')
-        if presses == 3:
-            child.wait_for('waiting')  # where it catches the next one, too
-            child.send(signal.SIGINT)
+        child.wait_for('waiting')  # where it catches the next one, too
+        child.send(signal.SIGINT)
         child.wait_for('Ctrl-C again; ending at once')
         assert child.wait() == 128 + signal.SIGINT
-
-
-@pytest.mark.full
-def test_each_ctrl_c_after_the_first_raises_at_a_prompt(tmp_path):
-    with training(tmp_path, AT_A_PROMPT + HOOK_HOLDS_ON.format(patience=SHORT), LONG) as child:
-        child.wait_for('waiting')
-        send_ctrl_c(child)
-        for _ in range(3):
-            child.send(signal.SIGINT)
-            child.wait_for('caught')
-            child.wait_for('waiting')
-
-
-@pytest.mark.full
-def test_who_hears_of_a_second_ctrl_c_has_time_to_save(tmp_path):
-    with training(tmp_path, HOOK_TAKES_ITS_TIME, LONG) as child:
-        child.wait_for('waiting')
-        send_ctrl_c(child)
-        child.send(signal.SIGINT)
-        assert child.wait() in BY_CTRL_C
-    assert checkpoint_at(tmp_path) == (3, [])
 
 
 @pytest.mark.parametrize('order', [('SIGTERM', 'SIGINT'), ('SIGINT', 'SIGTERM')], ids='-'.join)
@@ -630,7 +555,9 @@ def test_where_sigterm_comes_too_the_process_ends_by_it(order, tmp_path):
 
 
 @pytest.mark.full
-def test_a_second_ctrl_c_that_is_heard_as_one_with_the_first_raises(tmp_path):
+def test_a_second_ctrl_c_heard_as_one_with_the_first_raises_and_leaves_time_to_save(
+    tmp_path,
+):
     with training(tmp_path, TWO_ARE_HEARD_AS_ONE, LONG) as child:
         child.wait_for('waiting')
         send_ctrl_c(child)
@@ -638,7 +565,7 @@ def test_a_second_ctrl_c_that_is_heard_as_one_with_the_first_raises(tmp_path):
         child.wait_for('two')
         child.go_on()
         child.wait_for('caught')
-        child.wait_for('waiting')
+        child.wait_for('has time to save')
         child.go_on()
         assert child.wait() in BY_CTRL_C  # what reminded the main thread is no third
     assert checkpoint_at(tmp_path) == (3, [])
@@ -705,8 +632,7 @@ with slimguard.watch(tf1.Session(), logdir=logdir, preemption_seconds=seconds) a
     while not session.should_stop():
         session.run(train_op)
 """,
-    'instrument': """
-slimguard.instrument(preemption_seconds=seconds)
+    'run': """
 train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(loss, tf1.train.get_global_step())
 saver = tf1.train.Saver()
 with tf1.Session() as session:
@@ -728,25 +654,15 @@ learning.train(train_op_by(learning), logdir, save_interval_secs=0, save_summari
 @pytest.mark.full
 @pytest.mark.parametrize('loop', sorted(_LOOPS))
 def test_preemption_seconds_is_how_long_a_step_is_waited_for(loop, tmp_path):
-    with Started('-c', _NEVER_ENDS + _LOOPS[loop], tmp_path) as child:
+    script = tmp_path / 'script.py'
+    script.write_text(_NEVER_ENDS + _LOOPS[loop])
+    run = ['-m', 'slimguard', 'run', '--preemption-seconds=0.05'] if loop == 'run' else []
+    with Started(*run, script, tmp_path) as child:
         child.wait_for('waiting')
         child.send(signal.SIGTERM)
         child.wait_for('SIGTERM, and no step has ended for 0.05 s; saving and ending')
         assert child.wait() == 128 + signal.SIGTERM
         assert 'the step is done' not in child.process.stdout.read()
-    assert checkpoint_at(tmp_path) == (2, [])
-
-
-@pytest.mark.full
-def test_run_takes_preemption_seconds(tmp_path):
-    script = tmp_path / 'script.py'
-    script.write_text(_NEVER_ENDS + _LOOPS['instrument'].partition('\n')[2].partition('\n')[2])
-    option = '--preemption-seconds=0.05'
-    with Started('-m', 'slimguard', 'run', option, script, tmp_path) as child:
-        child.wait_for('waiting')
-        child.send(signal.SIGTERM)
-        child.wait_for('SIGTERM, and no step has ended for 0.05 s; saving and ending')
-        assert child.wait() == 128 + signal.SIGTERM
     assert checkpoint_at(tmp_path) == (2, [])
 
 
@@ -756,7 +672,7 @@ _BETWEEN_STEPS = """
 import os, signal, sys, threading
 import tensorflow.compat.v1 as tf1
 import slimguard
-from slimguard.training.step_preemption import StepPreemption
+from slimguard.training.stop_signals import StopSignals
 tf1.disable_eager_execution()
 logdir = sys.argv[1]
 step = tf1.train.get_or_create_global_step()
@@ -768,7 +684,7 @@ def send_at_once(*numbers):
         signal.pthread_kill(threading.main_thread().ident, number)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
-def save_that_waits(self, save=StepPreemption.save):
+def save_that_waits(self, save=StopSignals._save_session):
     print('waiting', flush=True)
     sys.stdin.readline()
     save(self)
@@ -827,10 +743,11 @@ def test_ctrl_c_and_sigterm_at_once_save_and_end_the_process_by_sigterm(loop, tm
 def test_ctrl_c_that_comes_when_all_is_given_back_does_not_hide_sigterm(tmp_path):
     act = """
 def act():
-    from slimguard.training.signal_watch import SignalWatch
-    def join(self):
+    from slimguard.training.stop_signals import _Listener
+    def close_sockets(self, close=_Listener._close_sockets):
+        close(self)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-    SignalWatch.join = join
+    _Listener._close_sockets = close_sockets
     send_at_once(signal.SIGINT, signal.SIGTERM)
 """
     program = _BETWEEN_STEPS + act + _TRAINED['watch']
@@ -861,7 +778,7 @@ import time
 
 @pytest.mark.full
 def test_a_second_ctrl_c_waits_for_the_save_between_steps(tmp_path):
-    act = 'act, StepPreemption.save = lambda: send_at_once(signal.SIGINT), save_that_waits\n'
+    act = 'act = lambda: send_at_once(signal.SIGINT)\nStopSignals._save_session = save_that_waits\n'
     with Started('-c', _BETWEEN_STEPS + act + _TRAINED['hook'], tmp_path) as child:
         child.wait_for('waiting')
         child.send(signal.SIGINT)

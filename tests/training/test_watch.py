@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
+from slimguard.training.gate_watcher import GateWatcher
 from tests.helpers.children import python
 from tests.helpers.models import Linear, LogLines, non_finite, records_in, state
 
@@ -433,16 +434,17 @@ def test_a_rollback_does_not_go_to_what_was_trained_before_the_variables_were_ma
 # What is written beside a step, or on top of it.
 
 
-def test_what_is_written_beside_the_step_is_told_of_once(caplog):
+def test_a_counter_beside_the_step_is_told_of_once(caplog):
     train_op, x = fed_train_op()
-    mean = tf1.get_variable('mean', initializer=[0.0], trainable=False)
-    update = tf1.assign(mean, 0.9 * mean + 0.1 * x)
+    count = tf1.get_variable('count', initializer=0, trainable=False)
+    add = tf1.assign_add(count, 1)
     with slimguard.watch(tf1.Session(), on_nan='skip') as session:
         session.run(tf1.global_variables_initializer())
-        for fetches in ([train_op, update], [train_op, update, x], train_op):
+        for fetches in ([train_op, add], [train_op, add, x], train_op):
             session.run(fetches, {x: [1.0]})
+        assert session.run(count) == 2
     (told,) = [each.getMessage() for each in caplog.records if 'NOT guarded' in each.getMessage()]
-    assert "the update of 'mean' is NOT guarded: it is fetched beside the train op" in told
+    assert "the update of 'count' is NOT guarded: it is fetched beside the train op" in told
     assert 'slimguard.guard(tf.group(train_op, update))' in told
 
 
@@ -456,15 +458,37 @@ def with_an_update():
     return slimguard.guard(tf.group(train_op, update)), update, x
 
 
-def test_an_update_of_the_train_op_that_is_fetched_beside_it_is_told_of(caplog):
-    train_op, update, x = with_an_update()
-    with slimguard.watch(tf1.Session(), on_nan='skip') as session:
-        session.run(tf1.global_variables_initializer())
-        session.run([train_op, x], {x: 1.0})
-        assert not [each for each in caplog.records if 'NOT guarded' in each.getMessage()]
-        session.run([train_op, update], {x: 1.0})
-    (told,) = [each.getMessage() for each in caplog.records if 'NOT guarded' in each.getMessage()]
-    assert "the update of 'mean'" in told and 'Fetch the guarded train op alone' in told
+def fetch_it_too(train_op, update):
+    def step(session, _, global_step, train_step_kwargs):
+        return session.run([train_op, update])[0], False
+
+    return step
+
+
+@pytest.mark.full
+@pytest.mark.every_cell
+@pytest.mark.parametrize('loop', ['watch', 'hook', 'train'])
+def test_an_update_of_the_train_op_that_is_fetched_beside_it_is_refused_in_each_loop(
+    loop, tmp_path
+):
+    with tf.Graph().as_default():
+        model = Linear()
+        update = tf1.assign(tf1.get_variable('mean', [], trainable=False), model.loss)
+        with tf.control_dependencies([model.minimize(), update.op]):
+            train_op = slimguard.guard(tf.identity(model.loss), loss=model.loss)
+        with pytest.raises(ValueError, match='nothing of it has run.*mean'):
+            if loop == 'watch':
+                with slimguard.watch(tf1.Session(), on_nan='skip') as session:
+                    session.run(tf1.global_variables_initializer())
+                    session.run([train_op, update])
+            elif loop == 'hook':
+                hook = slimguard.NanLossHook(model.loss, on_nan='skip')
+                with tf1.train.MonitoredTrainingSession(hooks=[hook]) as session:
+                    session.run([train_op, update])
+            else:
+                step = fetch_it_too(train_op, update)
+                slimguard.train(train_op, str(tmp_path), step, number_of_steps=2, on_nan='skip')
+        assert model.batches.drawn == 0
 
 
 @pytest.mark.parametrize('on_nan', ['skip', 'rollback'])
@@ -553,6 +577,20 @@ def test_two_trainings_in_one_group():
         steps(session, both, 3)
     assert [len(hook.incidents) for hook in hooks] == [0, 1]
     assert not any('NOT guarded' in line for line in lines)
+
+
+@pytest.mark.full
+def test_two_incidents_of_one_run_are_told_as_that():
+    models = []
+    for scope, bad in ('a', (1,)), ('b', (1, 2)):
+        with tf1.variable_scope(scope):
+            models.append(guarded(bad=bad))
+    both = [train_op for _, train_op in models]
+    hook = GateWatcher('skip')
+    with slimguard.watch(tf1.Session(), hooks=[hook]) as session:
+        steps(session, both, 3)
+    told = ['in the same run as the incident before' in each.reason for each in hook.incidents]
+    assert len(told) == 3 and sum(told) == 1
 
 
 def test_what_is_written_on_top_is_named_once():

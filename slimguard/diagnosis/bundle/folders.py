@@ -72,7 +72,7 @@ def _order(path: str) -> Tuple[float, str]:
 
 
 def make(parent: str, step: Optional[int]) -> str:
-    """Makes the folder for the bundle of a step, of a name that nothing has or had.
+    """Makes the folder for the bundle of a step, under a name that was never used.
 
     On other file systems, two trainings that share a logdir might choose one name at one moment.
     """

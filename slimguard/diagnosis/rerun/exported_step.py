@@ -9,6 +9,7 @@ from slimguard import graph as graphs
 from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.step_ops import gate_roots
 from slimguard.graph import graph_size, op_of
+from slimguard.graph.collectives import is_collective
 from slimguard.graph.control_flow import SWITCHES, Flow
 from slimguard.graph.source_lines import Origins, record
 
@@ -104,6 +105,10 @@ class _Export:
             # it has lost sight of what is a scalar.
             controls = ['^' + self._renamed(n).lstrip('^').partition(':')[0] for n in node.input]
             return tf1.NodeDef(name=node.name, op='NoOp', input=list(dict.fromkeys(controls)))
+        if node.name.startswith(graphs.OURS) and is_collective(node.op):  # no other rank is here
+            summed = tf1.NodeDef(name=node.name, op='Identity', input=node.input)
+            summed.attr['T'].CopyFrom(node.attr['T'])
+            return summed
         node.device = ''
         for number, name in enumerate(node.input):
             renamed = self._renamed(name)

@@ -42,5 +42,5 @@ def can_run_live(session, capture: Capture, values: Dict[str, np.ndarray]) -> bo
     if tf_private.makes_callables(session):
         return True
     flow = Flow(ops)
-    # `run` lets nobody fetch what is in a branch; in a copy TensorFlow loses track of that.
+    # `run` cannot fetch a tensor in a branch; in a copied graph TensorFlow does not notice.
     return all(op.graph.is_fetchable(op) or flow.is_in_loop(op) for op in ops)

@@ -1,4 +1,4 @@
-"""What grows from step to step, with gradients that are finite and small, until it is Inf."""
+"""What is written of variables that the step has just updated, with gradients that are small."""
 
 import pytest
 import tensorflow as tf
@@ -17,6 +17,7 @@ class AfterTheUpdate:
 
     Attributes:
       factor: a scalar that is fed.
+      ahead, smaller, smaller_rows, rows, squares: values that are there before the update.
     """
 
     def __init__(self, use_resource):
@@ -28,6 +29,14 @@ class AfterTheUpdate:
                 tf1.get_variable(name, initializer=tf.ones([3]), trainable=False) for name in 'mn'
             ]
             self.scale = tf1.get_variable('scale', initializer=2.0, trainable=False)
+            self.below = tf1.get_variable(
+                'below', initializer=tf.constant([-1.0, 1.0, 1.0]), trainable=False
+            )
+        self.ahead = self.scale.value()
+        self.smaller = now(self.m) * 0.9
+        self.rows = tf.constant([0, 2])
+        self.smaller_rows = tf.gather(self.smaller, self.rows)
+        self.squares = tf.square(now(self.w))
         self.loss = tf.reduce_sum(tf.square(self.w))
         self.update = train.GradientDescentOptimizer(0.1).minimize(self.loss, self.step)
 
@@ -41,52 +50,174 @@ def now(variable):
     return variable.read_value()
 
 
-def mutual(model):
-    first = tf1.assign(model.m, now(model.n) * 4.0)
-    with tf.control_dependencies([first]):
-        return tf1.assign(model.n, now(model.m) * 0.5)
+def in_turn(*writes):
+    """Makes writes, each after the one before."""
+    made = [writes[0]()]
+    for write in writes[1:]:
+        with tf.control_dependencies(made[-1:]):
+            made.append(write())
+    return made
 
 
-def overshoot(variable, value):
-    return tf1.assign_sub(variable, (now(variable) - value) * (1.0 - 10.0))
-
-
-def turned(tensor):
-    return tf.gather(tensor, [1, 2, 0])
+def moved(variable, to, share):
+    return tf1.assign_sub(variable, (now(variable) - to) * share)
 
 
 def average(decay, **kwargs):
     return lambda model: train.ExponentialMovingAverage(decay, **kwargs).apply([model.w])
 
 
-def counted(model):
-    return train.ExponentialMovingAverage(0.9, num_updates=model.step).apply([model.w])
+def counted(decay):
+    def write(model):
+        return train.ExponentialMovingAverage(decay, num_updates=model.step).apply([model.w])
+
+    return write
 
 
 def lookahead(model):
-    slow = tf1.assign_add(model.m, 0.8 * (now(model.w) - now(model.m)))
-    with tf.control_dependencies([slow]):
-        return tf1.assign(model.w, now(model.m))
+    return in_turn(
+        lambda: tf1.assign_add(model.m, 0.8 * (now(model.w) - now(model.m))),
+        lambda: tf1.assign(model.w, now(model.m)),
+    )
 
 
-GROWING = {
+def adam(
+    make=lambda model: tf1.assign(model.m, model.smaller),
+    square=lambda model: tf1.assign_add(model.n, model.squares),
+    root='n',
+    epsilon=1e-8,
+):
+    """Moves the weight as Adam does its rows, by `m` and the root of what is squared."""
+
+    def write(model):
+        def move():
+            divisor = tf.sqrt(now(getattr(model, root))) + epsilon
+            return tf1.assign_sub(model.w, model.factor * now(model.m) / divisor)
+
+        return in_turn(lambda: tf.group(make(model), square(model)), move)
+
+    return write
+
+
+def adam_of_rows(read):
+    """The same of some rows of `m`, once rows of it were made."""
+
+    def write(model):
+        rows = read(model)
+        made = tf1.scatter_update(model.m, model.rows, model.smaller_rows)
+
+        def move():
+            divisor = tf.sqrt(tf.gather(now(model.n), rows)) + 1e-8
+            step = model.factor * tf.gather(now(model.m), rows) / divisor
+            return tf1.scatter_sub(model.w, rows, step)
+
+        return in_turn(lambda: tf.group(made, tf1.assign_add(model.n, model.squares)), move)
+
+    return write
+
+
+STAY_FINITE = {
+    'an average': average(0.99),
+    'an average with a count': counted(0.99),
+    'an average of all values so far': counted(1.0),
+    'slow weights': lookahead,
+    'a mean': lambda model: tf1.assign(model.m, now(model.m) * 0.9 + 0.1 * now(model.w)),
+    'a part that is fed': lambda model: tf1.assign(model.m, now(model.m) * model.factor),
+    'a constant': lambda model: tf1.assign(model.scale, 2.0),
+    'a count': lambda model: tf1.assign_add(model.scale, 1.0),
+    'what is checked, and a part': lambda model: tf1.assign(
+        model.m, now(model.m) * 0.9 + model.squares
+    ),
+    'Adam': adam(),
+    'Adam of rows': adam_of_rows(lambda model: model.rows),
+}
+
+# Some of them never grow. What is not known makes a trial, and costs a copy.
+UNKNOWN = {
     'times ten': lambda model: tf1.assign(model.m, now(model.m) * 10.0),
     'ten times more': lambda model: tf1.assign_add(model.m, now(model.m) * 9.0),
-    'an average with a decay of ten': lambda model: overshoot(model.m, now(model.w)),
+    'an average with a decay of ten': average(10.0),
+    'an average with a count and a decay of two': counted(2.0),
     'added to itself': lambda model: tf1.assign(model.m, now(model.m) + now(model.m)),
-    'by way of another': mutual,
+    'by way of another': lambda model: in_turn(
+        lambda: tf1.assign(model.m, now(model.n) * 4.0),
+        lambda: tf1.assign(model.n, now(model.m) * 0.5),
+    ),
     'rows of itself': lambda model: tf1.scatter_add(model.m, [0], tf.gather(now(model.m), [0])),
-    'other elements': lambda model: tf1.assign_sub(model.m, turned(-3.0 * now(model.m))),
+    'other elements': lambda model: tf1.assign_sub(
+        model.m, tf.gather(-3.0 * now(model.m), [1, 2, 0])
+    ),
     'a loss scale': lambda model: tf1.assign(model.scale, now(model.scale) * 2.0),
+    'its square': lambda model: tf1.assign(model.scale, now(model.scale) * now(model.scale)),
+    'far too much': lambda model: tf1.assign(model.m, now(model.m) * 1e30),
+    'a sum': lambda model: tf1.assign_add(model.m, now(model.w)),
+    'a mean of too many': lambda model: tf1.assign(model.m, now(model.m) * 0.9 + now(model.w)),
+    'away from another': lambda model: tf1.assign_add(model.m, (now(model.m) - now(model.w)) * 0.1),
+    'towards what another is to be': lambda model: tf1.assign_sub(
+        model.m, (now(model.n) - now(model.w)) * 0.5
+    ),
+    'an average of too much': lambda model: moved(model.m, now(model.w) * 10.0, 0.5),
+    'an average in other rows': lambda model: tf1.scatter_sub(
+        model.m, [2, 1, 0], (now(model.m) - now(model.w)) * 0.5
+    ),
+    'a share that may be below zero': lambda model: moved(
+        model.m, now(model.w), tf.minimum(0.9, now(model.scale))
+    ),
+    'an average that is written twice': lambda model: in_turn(
+        lambda: moved(model.m, now(model.w), 0.5),
+        lambda: moved(model.m, now(model.w), 0.5),
+    ),
+    'a share that is written': lambda model: in_turn(
+        lambda: tf1.assign_add(model.scale, 1.0),
+        lambda: tf1.assign(model.m, now(model.m) * now(model.scale)),
+    ),
+    'a share that is about to be written': lambda model: in_turn(
+        lambda: tf1.assign_add(model.scale, 1.0),
+        lambda: tf1.assign(model.m, now(model.m) * model.ahead),
+    ),
+    'Adam with a tiny epsilon': adam(epsilon=1e-30),
+    'Adam with a root of what is subtracted': adam(
+        square=lambda model: tf1.assign_sub(model.n, model.squares)
+    ),
+    'Adam with a root of what begins below zero': adam(
+        square=lambda model: tf1.assign_add(model.below, model.squares), root='below'
+    ),
+    'Adam with what adds up': adam(make=lambda model: tf1.assign_add(model.m, model.smaller)),
+    'Adam with what is made of a weight': adam(lambda model: tf1.assign(model.m, now(model.w))),
+    'Adam with what is made later': lambda model: [
+        adam(make=lambda model: model.smaller)(model),
+        tf1.assign(model.m, model.smaller),
+    ],
+    'Adam with a root of what others write': adam(square=lambda model: model.squares),
+    'Adam of other rows': adam_of_rows(lambda model: model.rows + 0),
+    'Adam with what was there before': adam(make=lambda model: model.smaller),
 }
+
+GROW = ['times ten', 'by way of another', 'a loss scale', 'its square']
+
+
+def plans(writes, use_resource):
+    for name, write in writes.items():
+        with tf.Graph().as_default():
+            yield name, make_plan(*AfterTheUpdate(use_resource).then(write), {})
 
 
 @kinds
-@pytest.mark.parametrize('name', GROWING, ids=[name.replace(' ', '_') for name in GROWING])
+def test_what_is_known_to_stay_finite_takes_the_fast_path(use_resource):
+    for name, plan in plans(STAY_FINITE, use_resource):
+        assert not plan.trial and not plan.from_others, name
+
+
+@kinds
+def test_whatever_else_is_written_of_updated_variables_is_a_trial(use_resource):
+    for name, plan in plans(UNKNOWN, use_resource):
+        assert plan.trial, name
+
+
+@kinds
+@pytest.mark.parametrize('name', GROW, ids=[name.replace(' ', '_') for name in GROW])
 def test_what_would_be_inf_is_not_written(name, use_resource):
-    model = AfterTheUpdate(use_resource).then(GROWING[name])
-    assert not make_plan(*model, {}).trial  # it is looked at once it is large
-    guarded = models.Guarded(model)
+    guarded = models.Guarded(AfterTheUpdate(use_resource).then(UNKNOWN[name]))
     steps = 0
     while guarded.step():
         steps += 1
@@ -94,35 +225,6 @@ def test_what_would_be_inf_is_not_written(name, use_resource):
         assert not guarded.snapshot.not_finite(guarded.sess)
     guarded.assert_held({}, 'once more')
     assert not guarded.snapshot.not_finite(guarded.sess)
-
-
-STEADY = {
-    'an average': average(0.99),
-    'an average with a count': counted,
-    'an average that begins at zero': average(0.9, zero_debias=True),
-    'slow weights': lookahead,
-}
-
-# These are as large as what they are of, some times over: not for ever, but how large is that?
-LARGER = {
-    'a part': lambda model: tf1.assign(model.m, now(model.m) * 0.5 + now(model.w) * 30.0),
-    'another': lambda model: tf1.assign(model.m, now(model.n) * 30.0 + now(model.w)),
-    'a sum': lambda model: tf1.assign_add(model.m, now(model.w)),
-}
-
-
-@kinds
-@pytest.mark.parametrize('name', STEADY, ids=[name.replace(' ', '_') for name in STEADY])
-def test_what_does_not_grow_costs_nothing(name, use_resource):
-    plan = make_plan(*AfterTheUpdate(use_resource).then(STEADY[name]), {})
-    assert not plan.trial and not plan.growing
-
-
-@kinds
-@pytest.mark.parametrize('name', LARGER, ids=[name.replace(' ', '_') for name in LARGER])
-def test_what_is_larger_than_its_parts_is_looked_at(name, use_resource):
-    plan = make_plan(*AfterTheUpdate(use_resource).then(LARGER[name]), {})
-    assert not plan.trial and len(plan.growing) == 2
 
 
 @kinds
@@ -234,13 +336,6 @@ def test_complex_constants_are_taken():
     guarded.assert_written()
 
 
-@kinds
-def test_an_average_with_a_decay_above_one_may_grow(use_resource):
-    model = AfterTheUpdate(use_resource)
-    plan = make_plan(*model.then(average(10.0)), {})
-    assert [variable.name for variable in plan.growing] == ['w/ExponentialMovingAverage', 'w']
-
-
 @pytest.mark.full
 @kinds
 def test_a_factor_that_is_fed_may_make_it_grow(use_resource):
@@ -262,27 +357,3 @@ def test_a_factor_in_a_variable_may_as_well(use_resource):
     for _ in range(3):
         guarded.assert_written()
     guarded.assert_held({}, '1e48')
-
-
-@kinds
-def test_what_is_multiplied_by_a_variable_that_is_written_is_always_looked_at(use_resource):
-    def write(model):
-        return tf1.assign(model.scale, now(model.scale) * now(model.scale))
-
-    model = AfterTheUpdate(use_resource).then(write)
-    assert make_plan(*model, {}).trial
-    guarded = models.Guarded(model)
-    while guarded.step():
-        assert not guarded.snapshot.not_finite(guarded.sess)
-
-
-@kinds
-def test_what_grows_too_far_in_one_step_is_always_looked_at(use_resource):
-    def write(model):
-        return tf1.assign(model.m, now(model.m) * 1e30)
-
-    model = AfterTheUpdate(use_resource).then(write)
-    assert make_plan(*model, {}).trial
-    guarded = models.Guarded(model)
-    guarded.assert_written()
-    guarded.assert_held({}, '1e60')

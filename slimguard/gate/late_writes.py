@@ -1,0 +1,258 @@
+"""Writes of late values: those that are known to stay finite, in any number of steps.
+
+A late value is made of variables that were just written, so it cannot be checked before it is
+written. Known are:
+
+* copies, multiples by a number between zero and one, and averages: none is larger than the largest
+  variable that it is made of, so none can grow until it is Inf;
+* constants, and sums with what is checked, which leaves a large number as it is;
+* Adam's update of the rows that were looked up, ``w.assign_sub(rate * m / (sqrt(v) + epsilon))``:
+  the step itself has made `m` of checked values, and `v` is never below zero.
+
+Any other late write makes the step a trial, and so does a sum in float16, where numbers end soon.
+In other dtypes the variables are taken for smaller than half of the largest number, so that a
+difference of two is finite.
+"""
+
+import math
+import re
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import tensorflow as tf
+
+from slimguard import graph as graphs
+from slimguard.gate import square_sums
+from slimguard.gate.kernels import Beginnings, Range
+from slimguard.gate.late_values import LateValues, stays_away_from_zero
+from slimguard.gate.step_graph import StepGraph
+from slimguard.graph import key
+
+_ASSIGNS = re.compile(r'Assign(VariableOp)?$')
+_ADDS = re.compile(r'(Resource)?(Assign|Scatter(Nd)?)(Add|Sub)(VariableOp)?$')
+_ROWS = re.compile(r'(Resource)?ScatterUpdate$')
+_SUMS = frozenset('Add AddV2'.split())
+_GATHERS = frozenset('Gather GatherV2 ResourceGather'.split())
+_ROUNDING = 2e-7  # of what adds up to one
+# The quotient of some checked values by it can be added for ever to a large number.
+_LEAST_EPSILON = 1e-12
+
+
+class Conditions(NamedTuple):
+    """What has to hold before the update so that late writes stay finite.
+
+    Attributes:
+      ranges: where factors have to be.
+      from_others: variables that have to be small. The step does not write them, so they may hold
+        anything that others put there.
+    """
+
+    ranges: List[Range]
+    from_others: List[tf.Operation]
+
+
+def find_conditions(
+    writes: Sequence[tf.Operation], step: StepGraph, late: LateValues
+) -> Optional[Conditions]:
+    """When those of some writes that are late stay finite; None if that is not known.
+
+    Args:
+      writes: the gated writes, but for those that are judged afterwards.
+      step: the ops of the step.
+      late: which values are late.
+    """
+    known = _LateWrites(step, late)
+    if not all(map(known.stays_finite, writes)):
+        return None
+    read = dict.fromkeys(known.read)
+    return Conditions(known.ranges, [each for each in read if each not in known.writes])
+
+
+class _LateWrites:
+    """The late writes of one step.
+
+    Attributes:
+      writes: by variable, what writes it in the step.
+      ranges: where the factors have to be in what was found to stay finite.
+      read: the variables that it is made of.
+    """
+
+    def __init__(self, step: StepGraph, late: LateValues):
+        self.writes: Dict[tf.Operation, List[tf.Operation]] = {}
+        for write in step.writing:
+            for variable in step.writes.variables(write):
+                self.writes.setdefault(variable, []).append(write)
+        self.ranges: List[Range] = []
+        self.read: List[tf.Operation] = []
+        self._step = step
+        self._late = late
+        self._beginnings = Beginnings(step.graph)
+        self._never_negative: Dict[tf.Operation, bool] = {}  # of variables
+
+    def stays_finite(self, write: tf.Operation) -> bool:
+        """Whether what a write makes of finite variables is known to be finite for ever."""
+        values = [value for value in self._values_of(write) if value in self._late]
+        if len(values) != 1:
+            return not values  # what is not late is checked before the update
+        if _ASSIGNS.match(write.type):
+            return self._weight_of(values[0]) <= 1 + _ROUNDING
+        return bool(_ADDS.match(write.type)) and (
+            self._is_average(write, values[0])
+            or self._weight_of(values[0]) == 0
+            or self._is_quotient(values[0])
+        )
+
+    def _values_of(self, write: tf.Operation) -> List[tf.Tensor]:
+        return [self._step.source_of(each.tensor) for each in graphs.values_of(write)]
+
+    def _inputs_of(self, tensor: tf.Tensor) -> List[tf.Tensor]:
+        return [self._step.source_of(each) for each in tensor.op.inputs]
+
+    def _both_ways(self, tensor: tf.Tensor) -> Sequence[Tuple[tf.Tensor, tf.Tensor]]:
+        first, second = self._inputs_of(tensor)
+        return (first, second), (second, first)
+
+    def _weight_of(self, tensor: tf.Tensor) -> float:
+        """How often the largest variable is in a value at most; Inf if that is not known."""
+        variable = _variable_read(tensor)
+        if variable is not None:
+            self.read.append(variable)
+            return 1.0
+        if tensor not in self._late:
+            return 0.0  # it is checked
+        if tensor.op.type == 'Const':
+            largest = graphs.largest_constant(tensor)
+            is_small = largest is not None and largest <= square_sums.largest_of(tensor.dtype)
+            return 0.0 if is_small else math.inf
+        if tensor.op.type == 'Mul':
+            for value, factor in self._both_ways(tensor):
+                if self._is_share(factor):
+                    constant = graphs.constant_scalar(factor)
+                    return self._weight_of(value) * (1.0 if constant is None else constant)
+        if tensor.op.type in _SUMS and tensor.dtype.base_dtype != tf.float16:
+            return sum(map(self._weight_of, self._inputs_of(tensor)))
+        return math.inf
+
+    def _is_average(self, write: tf.Operation, value: tf.Tensor) -> bool:
+        """Whether a write is ``m.assign_sub((m - w) * share)``, or adds ``(w - m) * share``."""
+        variables = self._step.writes.variables(write)
+        if 'Scatter' in write.type or len(self.writes[variables[0]]) > 1:
+            return False  # it may change what it read before it is written
+        if value.op.type != 'Mul' or value.dtype.base_dtype == tf.float16:
+            return False
+        for difference, share in self._both_ways(value):
+            if difference.op.type == 'Sub' and self._is_share(share):
+                own, other = self._inputs_of(difference)[:: 1 if 'Sub' in write.type else -1]
+                return _variable_read(own) is variables[0] and self._weight_of(other) <= 1
+        return False
+
+    def _is_share(self, factor: tf.Tensor) -> bool:
+        """Whether a scalar lies between zero and one; what is not late is compared in each step."""
+        if factor.shape.rank != 0 or not factor.dtype.base_dtype.is_floating:
+            return False
+        constant = graphs.constant_scalar(factor)
+        if constant is not None:
+            return 0 <= constant <= 1
+        op, inputs = factor.op, self._inputs_of(factor)
+        if op.type == 'Sub' and graphs.constant_scalar(inputs[0]) == 1.0:
+            return self._is_share(inputs[1])  # one minus a decay
+        if factor in self._late:
+            if op.type == 'Minimum':  # of a decay, and what is less in the first steps
+                return self._is_share(inputs[0]) and self._is_never_negative(inputs[1])
+            return op.type == 'Cast' and self._is_share(inputs[0])
+        if graphs.variable_read(factor) in self.writes:
+            return False  # it may be written before it is used
+        self.ranges.append(Range(factor, 0.0, 1.0))
+        return True
+
+    def _is_quotient(self, value: tf.Tensor) -> bool:
+        """Whether a value is made of checked ones, by ``sqrt(v) + epsilon``."""
+        if value.op.type != 'RealDiv' or value.dtype.base_dtype == tf.float16:
+            return False
+        dividend, divisor = self._inputs_of(value)
+        if dividend.op.type == 'Mul' and dividend in self._late:
+            factors = self._both_ways(dividend)
+            dividend = next((one for one, rate in factors if self._is_share(rate)), dividend)
+        if divisor.op.type not in _SUMS or not self._is_checked(dividend):
+            return False
+        for root, epsilon in self._both_ways(divisor):
+            least = graphs.constant_scalar(epsilon)
+            if root.op.type == 'Sqrt' and least is not None and least >= _LEAST_EPSILON:
+                return self._is_never_negative(root.op.inputs[0])
+        return False
+
+    def _is_checked(self, tensor: tf.Tensor) -> bool:
+        """Whether a tensor is checked, or of a variable that the step makes of checked values.
+
+        That is, all its elements, or the rows that `tensor` is, were assigned before it was read;
+        and nothing but checked values is assigned or added.
+        """
+        if tensor not in self._late:
+            return True
+        source, rows = tensor, None
+        if tensor.op.type in _GATHERS:
+            source, indices, *axis = self._inputs_of(tensor)
+            rows = key(indices)
+            if axis and graphs.constant_scalar(axis[0]) != 0:
+                return False
+        variable = graphs.variable_behind(source) or _variable_read(source)
+        assigns = []
+        for write in self.writes[variable] if variable in self.writes else ():
+            if _ASSIGNS.match(write.type) or (
+                _ROWS.match(write.type) and key(write.inputs[1]) == rows
+            ):
+                assigns.append(write)
+            elif not _ADDS.match(write.type):
+                return False
+            if write not in self._late.ops or any(v in self._late for v in self._values_of(write)):
+                return False
+        late_ops = self._late.ops
+        before = graphs.ancestors(
+            [tensor.op], lambda op: late_ops.intersection(self._step.needs(op))
+        )
+        return not set(before).isdisjoint(assigns)
+
+    def _is_never_negative(self, tensor: tf.Tensor) -> bool:
+        tensor = self._step.source_of(tensor)
+        variable = graphs.variable_read(tensor)
+        if variable is not None:
+            return self._is_variable_never_negative(variable)
+        lowest = graphs.lowest_constant(tensor)
+        if lowest is not None:
+            return lowest >= 0
+        op, inputs = tensor.op, self._inputs_of(tensor)
+        if op.type == 'Mul' and key(inputs[0]) == key(inputs[1]):
+            return True
+        if op.type == 'RealDiv':
+            return stays_away_from_zero(inputs[1]) and self._is_never_negative(inputs[0])
+        if op.type == 'Cast' and inputs[0].dtype.base_dtype.is_integer:
+            return True  # a count
+        if op.type == 'Mul' or op.type in _SUMS:
+            return all(map(self._is_never_negative, inputs))
+        if op.type in _GATHERS or op.type in ('Cast', 'UnsortedSegmentSum'):
+            return self._is_never_negative(inputs[0])
+        return op.type == 'Square' or (op.type == 'Sub' and self._is_share(tensor))
+
+    def _is_variable_never_negative(self, variable: tf.Operation) -> bool:
+        """Whether it begins so, and is made of what is so; this may be its own value before."""
+        if variable not in self._never_negative:
+            self._never_negative[variable] = True
+            lowest = self._beginnings.lowest_of(variable)
+            writes = self.writes.get(variable, [])
+            self._never_negative[variable] = (
+                lowest is not None
+                and lowest >= 0
+                and bool(writes)
+                and all(map(self._keeps_sign, writes))
+            )
+        return self._never_negative[variable]
+
+    def _keeps_sign(self, write: tf.Operation) -> bool:
+        is_known = _ASSIGNS.match(write.type) or _ROWS.match(write.type) or _ADDS.match(write.type)
+        if not is_known or 'Sub' in write.type:
+            return False
+        return all(map(self._is_never_negative, self._values_of(write)))
+
+
+def _variable_read(tensor: tf.Tensor) -> Optional[tf.Operation]:
+    """The variable whose value a tensor is, with all its elements."""
+    return None if tensor.op.type in _GATHERS else graphs.variable_read(tensor)

@@ -1,0 +1,125 @@
+"""Ranks that train together: whether a step is bad is decided by all of them, or they part.
+
+Each rank runs the same graph with a batch of its own. Gradients reach a gate already added up; the
+loss, moving averages and limits are of one rank alone. A rank that held a step which another writes
+would have other weights from then on. So where there are collectives in a step, each answer that
+decides what becomes of it goes through a collective of our own: whether the step takes the fast
+path, and off that what each exact check found. All of it is added up: a rank counts what it found,
+and each has a row of its own in a table, so that all ranks know what each has found.
+
+Whether there are several ranks is read from the graph, and from the library that its ops are of.
+"""
+
+import re
+import sys
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard.gate.flags import Flags
+from slimguard.gate.flags_in_words import Label
+from slimguard.gate.step_graph import StepGraph
+from slimguard.graph import OURS, op_of, plain_ops
+from slimguard.graph.collectives import collectives_in
+from slimguard.system.log import log
+
+
+class Ranks(NamedTuple):
+    """The ranks that run a step together.
+
+    Attributes:
+      rank: which of them this process is, from 0 on.
+      size: how many there are.
+      add: called with a float32 vector and a name that no other has; gives the sum of what all
+        ranks have there. Each of them has to run it, or none.
+    """
+
+    rank: int = 0
+    size: int = 1
+    add: Callable[[tf.Tensor, str], tf.Tensor] = lambda vector, name: vector
+
+    @property
+    def are_several(self) -> bool:
+        return self.size > 1
+
+    def all_of(self, flag: tf.Tensor, name: str) -> tf.Tensor:
+        """Whether a bool scalar is true on all ranks."""
+        if not self.are_several:
+            return flag
+        against = plain_ops.cast(plain_ops.logical_not(flag), tf.float32)
+        total = self.add(plain_ops.stack([against]), name)
+        return plain_ops.none_of(plain_ops.greater(total, 0.5))
+
+    def any_of(self, flags: Flags, name: str) -> Flags:
+        """What is found on any rank; and a flag for each rank that found what not all have."""
+        if not self.are_several or not flags.labels:
+            return flags
+        shape = plain_ops.constant([self.size, len(flags.labels)], tf.int32)
+        mine = tf.one_hot([self.rank], self.size, axis=0, dtype=tf.float32)  # [size, 1]
+        row = plain_ops.cast(flags.vector, tf.float32)  # [flags]
+        table = self.add(tf.reshape(mine * row, [-1]), name)
+        found = plain_ops.greater(tf.reshape(table, shape), 0.5)  # [size, flags]
+        on_any = tf.reduce_any(found, axis=0)
+        alone = tf.logical_and(found, tf.logical_not(tf.reduce_all(found, axis=0)))
+        told = plain_ops.concat([on_any, tf.reduce_any(alone, axis=1)])
+        ranks = [Label('rank', name_of(rank)) for rank in range(self.size)]
+        return Flags([*flags.labels, *ranks], told)
+
+
+def name_of(rank: int) -> str:
+    """What a rank is called in labels."""
+    return 'rank %d' % rank
+
+
+def ranks_of(step: StepGraph) -> Ranks:
+    """The ranks that run a step together; this process alone where no collective is in it.
+
+    Raises:
+      ValueError: if they are those of a library that nobody has begun to use.
+    """
+    nodes = collectives_in(step.order, step.writes)
+    for types, make in LIBRARIES.items():
+        ours = [node for node in nodes if re.match(types, node.op)]
+        ranks = make(step, ours) if ours else None
+        if ranks is not None:
+            return ranks
+    return Ranks()
+
+
+def _of_horovod(step: StepGraph, nodes: Sequence[Any]) -> Optional[Ranks]:
+    hvd: Any = sys.modules.get('horovod.tensorflow')
+    if hvd is None:
+        raise ValueError(
+            'cannot guard: train op %r has %s %r in it, and horovod.tensorflow is not imported; '
+            'import it and call hvd.init() first' % (step.train_op.name, nodes[0].op, nodes[0].name)
+        )
+    if hvd.size() == 1:
+        return None
+    sets = {node.attr['process_set_id'].i for node in nodes if 'process_set_id' in node.attr}
+    if sets - {0}:
+        _warn(step, 'it uses process sets of Horovod')
+        return None
+
+    def add(vector: tf.Tensor, name: str) -> tf.Tensor:
+        # Ranks find each other by the names of ops. In a scope named for the train op, they are the
+        # same where one rank guards something more.
+        with tf1.name_scope('%sranks/%s/' % (OURS, op_of(step.train_op).name)):
+            return hvd.allreduce(plain_ops.identity(vector, name), op=hvd.Sum)
+
+    return Ranks(hvd.rank(), hvd.size(), add)
+
+
+def _warn(step: StepGraph, why: str) -> None:
+    log().warning(
+        'slimguard: the steps of train op %r are shared by several processes, and each decides for '
+        'itself whether a step is bad: %s.',
+        step.train_op.name,
+        why,
+    )
+
+
+# By the types of their ops, what finds the ranks.
+LIBRARIES: Dict[str, Callable[[StepGraph, Sequence[Any]], Optional[Ranks]]] = {
+    'Horovod': _of_horovod,
+}

@@ -1,0 +1,38 @@
+"""Ops that several processes run together: each waits until all the others have come to it."""
+
+import re
+from typing import Any, Iterable, List, Set
+
+from slimguard.graph.writes import Writes
+
+_TYPES = re.compile('Collective|Horovod|Nccl|.*AllReduce')
+
+
+def is_collective(op_type: str) -> bool:
+    """Whether ops of a type add up, gather or hand on the values of several processes."""
+    return _TYPES.match(op_type) is not None
+
+
+def collectives_in(ops: Iterable[Any], writes: Writes) -> List[Any]:
+    """The NodeDefs of the collectives among some ops, and in the functions that those call.
+
+    Args:
+      ops: the ops.
+      writes: of their graph.
+    """
+    found: List[Any] = []
+    seen: Set[str] = set()
+    waiting: List[str] = []
+    for op in ops:
+        if is_collective(op.type):
+            found.append(op.node_def)
+        waiting.extend(writes.calls(op))
+    while waiting:
+        name = waiting.pop()
+        function = None if name in seen else writes.function(name)
+        seen.add(name)
+        for node in function.node_def if function is not None else ():
+            if is_collective(node.op):
+                found.append(node)
+            waiting.extend(writes.called_by(node))
+    return found

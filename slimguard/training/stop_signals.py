@@ -1,0 +1,577 @@
+"""SIGTERM and Ctrl-C end a training at the end of a step, with everything saved: `StopSignals`.
+
+Each loop has one `StopSignals`, which holds a flag that the loop asks for at the end of a step. One
+`_Listener` for the process hears the signals, and tells the training that began last.
+"""
+
+import collections
+import math
+import os
+import sched
+import signal
+import socket
+import sys
+import threading
+import time
+import weakref
+from typing import Any, Callable, Counter, Dict, List, Optional, Set
+
+from slimguard.checkpoints.step_turn import in_midst_of_a_step
+from slimguard.compat import tf_private
+from slimguard.system.log import log
+
+# How long a step may take after SIGTERM or Ctrl-C by default, in seconds. The sender does not wait
+# for ever.
+SECONDS = 10.0
+# How long the main thread has to hear of a second Ctrl-C, in seconds. Where it runs Python, it
+# takes none of that.
+_GRACE = 1.0
+# The main thread is reminded of a signal that it did not hear after this many seconds.
+_MOMENT = 0.1
+
+
+class StopSignals:
+    """From `enter` to `leave`, SIGTERM and Ctrl-C let the step under way finish, and then end.
+
+    During a step a signal sets `is_asked`. The loop ends after the step, as it always does, and
+    saves. `leave` then does what was asked for: it ends the process by SIGTERM, or raises
+    KeyboardInterrupt. Where both signals came, the process ends by SIGTERM.
+
+    Between two steps the loop of a program may be at anything. A signal for which nothing would
+    wait saves the state at once, leaves, and does what it asks for. Further signals change at most
+    what is done in the end: the save is not begun anew.
+
+    A step may wait for input that never comes, and Python's handlers wait with it. So a thread
+    hears the signals, too. If no step ends, the thread has the state saved, and ends the process.
+
+    A second Ctrl-C raises KeyboardInterrupt at once. If the main thread does not hear of it, or
+    does not leave the training by it, or if there is a third, the thread ends the process with 130.
+    At a prompt and in a notebook, Ctrl-C never ends the process.
+
+    Nothing is heard where a program has handlers of its own, in other threads than the main one,
+    and in children that the process forks: signals do there what they do without a training.
+
+    It serves once. It keeps no session alive, and saves nothing of one that is closed.
+
+    Args:
+      save: saves the state of a session that is given; called in any thread.
+      seconds: how long a step may take to end.
+      loop_asks: whether the loop asks for `is_asked` between two steps as well.
+
+    Attributes:
+      is_asked: whether the loop is to end after the step.
+    """
+
+    def __init__(
+        self, save: Callable[[Any], Any], seconds: float = SECONDS, loop_asks: bool = True
+    ):
+        self._save = save
+        self._seconds = seconds
+        self._loop_asks = loop_asks
+        self._current: Callable[[], Any] = _no_session
+        self.is_asked = False
+        self._in_the_end: Optional[int] = None  # the signal that `leave` acts by
+        self._is_in_step = False
+        self._is_elsewhere = False  # the steps are run in another thread than the main one
+        self._is_acting = False
+        self._is_interrupted = False  # KeyboardInterrupt was raised, or will be after the save
+        # What the thread was told. The handler may get two signals as one.
+        self._heard: Set[int] = set()
+        self._ctrl_cs = 0
+        # No locks, as the handler may run in the midst of anything.
+        self._has_step_ended = self._has_left = False
+        # Whether the process is to end before a step has: said once, by who is first.
+        self._is_too_late: Dict[str, bool] = {}
+
+    # From beginning to end.
+
+    def enter(self) -> None:
+        """Hears the signals from now on, if this is the main thread."""
+        _listener.add(self)
+
+    def entered(self) -> 'StopSignals':
+        """What hears the signals from now on: this, or one like it where this has served."""
+        if _listener.tells(self) or not is_main_thread():
+            return self
+        signals = self
+        if self._has_left:
+            signals = StopSignals(self._save, self._seconds, self._loop_asks)
+            signals._current = self._current
+        signals.enter()
+        return signals
+
+    def leave(self) -> None:
+        """Hears nothing any more; does what a signal asked for, if one came."""
+        if not _listener.tells(self):  # or in a child, which has left already
+            return
+        self._has_step_ended = self._has_left = True
+        try:
+            _listener.remove(self)
+        finally:  # a Ctrl-C that comes here is Python's own, and must not hide a SIGTERM
+            if self._in_the_end == signal.SIGTERM:
+                _end_by(signal.SIGTERM)
+        if self._in_the_end == signal.SIGINT:
+            if is_main_thread():
+                raise KeyboardInterrupt
+            _end_by(signal.SIGINT)  # as where another thread closes the session
+
+    def __enter__(self) -> 'StopSignals':
+        self.enter()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.leave()
+
+    # What a loop tells.
+
+    def watch(self, session) -> None:
+        """Saves the state of this session from now on."""
+        self._current = weakref.ref(session)
+
+    def begin_step(self) -> None:
+        """A step begins, in the thread that calls."""
+        self._is_elsewhere = not is_main_thread()
+        self._is_in_step = not self._is_elsewhere
+
+    def end_step(self) -> None:
+        """The step has ended, as it should or not."""
+        self._is_in_step = False
+
+    def run_step(self, session, run: Callable[..., Any], *args: Any) -> Any:
+        """Runs a step of a loop that asks for nothing: `run` of the session and `args`.
+
+        A signal waits for its end, unless it runs in another thread than the main one.
+        """
+        self.watch(session)
+        if not is_main_thread():
+            return run(session, *args)
+        self.begin_step()
+        try:
+            return run(session, *args)
+        finally:
+            self.end_step()
+            if self._in_the_end is not None or self._is_interrupted:
+                self._act()
+
+    def tell_saving(self) -> None:
+        """Says, if a signal came, that the training ends by it; to be called before the save."""
+        self._has_step_ended = True
+        if self._in_the_end is not None and not self._is_too_late.setdefault('is', False):
+            done = 'the step is done, ' if self.is_asked else ''
+            told = _name_of(self._in_the_end), done
+            log().warning('slimguard: %s; %ssaving before the end.', *told)
+
+    # In the main thread: what the handler calls.
+
+    def on_signal(self, number: int) -> None:
+        """Sets the flag, or acts at once; at a second Ctrl-C, raises KeyboardInterrupt."""
+        if self._is_acting:
+            self._note(number)
+        elif not self._waits_for_a_step(number):
+            self.is_asked = False
+            self._note(number)
+            self._act()
+        elif number == signal.SIGINT and self._is_second_ctrl_c():
+            self._in_the_end = None if self._in_the_end == number else self._in_the_end
+            self._is_interrupted = True
+            raise KeyboardInterrupt
+        else:
+            self._note(number)
+            self.is_asked = True
+
+    def _note(self, number: int) -> None:
+        """Notes what is to happen in the end. Who sends SIGTERM may kill the process soon."""
+        if self._in_the_end != signal.SIGTERM:
+            self._in_the_end = number
+
+    def _is_second_ctrl_c(self) -> bool:
+        return self._in_the_end == signal.SIGINT or self._is_interrupted or self._ctrl_cs > 1
+
+    def _waits_for_a_step(self, number: int) -> bool:
+        if self._is_in_step:
+            return True
+        if not self._loop_asks or self._open_session() is None:
+            return False
+        # The loop may end as it should, with all that its hooks do at the end. If no step comes,
+        # the thread sees to SIGTERM. Who has pressed Ctrl-C does not wait for that.
+        return number == signal.SIGTERM or self._is_elsewhere
+
+    def _act(self) -> None:
+        """Saves, leaves, and does what the signal asked for."""
+        if self._is_acting or not _listener.tells(self):
+            return
+        self._is_acting = True
+        try:
+            # Of two signals that came at once Python calls one handler after the other, and fails
+            # with the second where the first puts back what was there before. Any signal has it
+            # call them now; a further Ctrl-C changes nothing.
+            if self._in_the_end is not None:
+                _listener.remind(signal.SIGINT)
+            self._is_interrupted = True  # the thread, too, waits for the save
+            if self._open_session() is not None:
+                self.tell_saving()
+            self._save_session()
+            self.leave()
+        finally:
+            self._is_acting = False
+
+    def _save_session(self) -> None:
+        session = self._open_session()
+        if session is not None:
+            self._save(session)
+
+    def _open_session(self) -> Any:
+        session = self._current()
+        return None if session is None or tf_private.is_closed(session) else session
+
+    # In the thread: it sees to it that the training ends if the main thread hears of nothing.
+
+    def on_wakeup(self, number: int) -> None:
+        """A signal has come, of which the main thread may hear or not."""
+        if number not in self._heard:
+            self._heard.add(number)
+            self._after(min(_MOMENT, self._seconds), self._remind, number)
+            self._after(self._seconds, self._end_in_midst_of_step, number)
+        if number == signal.SIGINT:
+            self._ctrl_cs += 1
+            self._look_at_ctrl_c()
+
+    def _after(self, seconds: float, act: Callable[..., Any], *args: Any) -> None:
+        """Has something done in the thread after some seconds, unless this has left by then."""
+        _listener.after(seconds, lambda: self._has_left or act(*args))
+
+    def _look_at_ctrl_c(self) -> None:
+        if self._ctrl_cs > 1 and _is_interactive():
+            log().warning(
+                'slimguard: Ctrl-C again; KeyboardInterrupt is raised as soon as Python runs: what '
+                'TensorFlow computes ends first.'
+            )
+        elif self._ctrl_cs > 2:
+            self._end_at_once()
+        elif (
+            self._ctrl_cs == 1
+            and not self._has_step_ended
+            and self._waits_for_a_step(signal.SIGINT)
+        ):
+            log().warning(
+                'slimguard: Ctrl-C; the step under way is finished first. A second one does not '
+                'wait for it.'
+            )
+        if self._ctrl_cs == 2:
+            # It may have heard two as one, and taken them for the first.
+            self._after(_MOMENT, lambda: self._is_interrupted or _listener.remind(signal.SIGINT))
+            if not _is_interactive():
+                self._after(_MOMENT + _GRACE, self._end_unless_interrupted)
+
+    def _remind(self, number: int) -> None:
+        is_noted = self._in_the_end is not None or self._is_interrupted
+        if number == signal.SIGTERM:  # to hear of it once too often changes nothing
+            is_noted = self._in_the_end == number
+        if not self._has_step_ended and not is_noted:
+            _listener.remind(number)
+
+    def _end_unless_interrupted(self) -> None:
+        if not self._is_interrupted:  # who has heard of it has time to save
+            self._end_at_once()
+
+    def _end_at_once(self) -> None:
+        log().error('slimguard: Ctrl-C again; ending at once, with what was saved before.')
+        _exit(128 + signal.SIGINT)
+
+    def _end_in_midst_of_step(self, number: int) -> None:
+        """Has the state saved, and ends the process, if no step ends."""
+        if self._has_step_ended or number == signal.SIGINT and self._is_interrupted:
+            return
+        stays = number == signal.SIGINT and _is_interactive()
+        log().error(
+            'slimguard: %s, and no step has ended for %g s; saving%s.',
+            _name_of(number),
+            self._seconds,
+            ', and waiting on' if stays else ' and ending',
+        )
+
+        def save_and_end() -> None:
+            with in_midst_of_a_step():
+                _listener.save_all()
+            if not stays and self._is_too_late.setdefault('is', True):
+                _exit(128 + number)
+
+        _listener.start_or_do(save_and_end)
+
+
+def require_seconds(seconds) -> None:
+    """Raises ValueError unless `preemption_seconds` is a positive finite number."""
+    try:
+        good = not isinstance(seconds, (bool, str, bytes)) and 0 < float(seconds) < math.inf
+    except (TypeError, ValueError):
+        good = False
+    if not good:
+        raise ValueError(
+            'preemption_seconds must be a positive finite number, the seconds that a step may '
+            'take to end after SIGTERM or Ctrl-C, not %r' % (seconds,)
+        )
+
+
+def is_main_thread() -> bool:
+    """Whether signals come to the thread that asks."""
+    return threading.current_thread() is threading.main_thread()
+
+
+# What is said before a signal ends the process: no exit handlers are run then.
+last_words: List[Callable[[], None]] = []
+
+
+def _no_session() -> None:
+    """There is none yet."""
+
+
+def _name_of(number: int) -> str:
+    return 'Ctrl-C' if number == signal.SIGINT else signal.Signals(number).name
+
+
+def _end_by(number: int) -> None:
+    """Sends the process a signal, so that the exit status tells of it."""
+    try:
+        if signal.getsignal(number) == signal.SIG_DFL:
+            _say_last_words()
+    finally:
+        os.kill(os.getpid(), number)
+
+
+def _say_last_words() -> None:
+    for say in last_words:
+        try:
+            say()
+        except Exception:  # stderr may be written to just now, and the end is due
+            pass
+
+
+def _exit(status: int) -> None:
+    """Ends the process from any thread, and the children that Python ends when a process ends.
+
+    Without that, the workers of a `multiprocessing.Pool` would wait for work for ever.
+    """
+    multiprocessing = sys.modules.get('multiprocessing.process')
+    children = multiprocessing.active_children() if multiprocessing is not None else []
+    for child in children:
+        try:
+            if child.daemon:
+                child.terminate()
+        except Exception:  # it has ended, or the process that looks after it has
+            pass
+    _say_last_words()
+    os._exit(status)
+
+
+def _is_interactive() -> bool:
+    """Whether somebody types into this process: a notebook, `python -i`, any prompt."""
+    return hasattr(sys, 'ps1') or bool(sys.flags.interactive)
+
+
+_DEFAULTS: Dict[int, Any] = {
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGINT: signal.default_int_handler,
+}
+
+
+class _Listener:
+    """The handlers of SIGTERM and Ctrl-C, and a thread that hears of them, while a training runs.
+
+    The handlers run in the main thread, once it runs Python. The thread waits for nobody: Python
+    writes each signal to the wake-up descriptor as it comes.
+    """
+
+    def __init__(self) -> None:
+        self._trainings: List[StopSignals] = []  # in this process; the innermost is the last
+        self._is_open = False
+        self._threads: List[threading.Thread] = []
+        self._later = sched.scheduler(time.monotonic)
+        self._old_wakeup_fd = -1
+        # What we have sent ourselves, as often as it is still to come.
+        self._sent: Counter[int] = collections.Counter()
+
+    def tells(self, training: StopSignals) -> bool:
+        """Whether a training is told of signals, if it is the innermost."""
+        return training in self._trainings
+
+    def add(self, training: StopSignals) -> None:
+        """Tells a training of the signals that no handler of the program's own is there for."""
+        if not is_main_thread():
+            return
+        if not self._is_open:
+            free = [n for n, default in _DEFAULTS.items() if signal.getsignal(n) == default]
+            if not free:
+                return
+            self._open(free)
+        self._trainings.append(training)
+
+    def remove(self, training: StopSignals) -> None:
+        """Tells it of nothing any more. After the last, all is as it was before the first."""
+        self._trainings.remove(training)
+        # A thread that frees a session cannot put handlers back; the next signal does it.
+        if not self._trainings and is_main_thread():
+            self._close()
+
+    def save_all(self) -> None:
+        """Saves all trainings, the innermost first."""
+        for training in reversed(list(self._trainings)):
+            training._save_session()
+
+    def after(self, seconds: float, act: Callable[[], Any]) -> None:
+        """Has the thread, which calls this, do something after some seconds."""
+        self._later.enter(seconds, 0, act)
+
+    def start_or_do(self, act: Callable[[], None]) -> None:
+        """Does something in another thread, which is waited for in the end; or in this one."""
+        try:
+            self._start(act)
+        except RuntimeError:  # the process may have no more threads
+            act()
+
+    def remind(self, number: int) -> None:
+        """Sends the main thread a signal once more, without waking the thread that hears signals.
+
+        Python calls the handler once for two that come close together. And one that comes just
+        before a system call waits, or that another thread takes, has it called when that call
+        ends; this one ends it.
+        """
+        main = threading.main_thread().ident
+        # There is none on Windows.
+        if self._handles(number) and main is not None and hasattr(signal, 'pthread_kill'):
+            self._sent[number] += 1
+            signal.pthread_kill(main, number)
+
+    # The handlers.
+
+    def _open(self, numbers: List[int]) -> None:
+        self._later = sched.scheduler(time.monotonic)
+        self._receiver, self._sender = socket.socketpair()
+        self._sender.setblocking(False)
+        self._start(self._look_out)
+        self._is_open = True  # before there is anything that a child would have to leave
+        for number in numbers:
+            signal.signal(number, self._on_signal)
+        self._old_wakeup_fd = signal.set_wakeup_fd(self._sender.fileno())
+
+    def _close(self) -> None:
+        self._put_back()
+        # Closing the sender would not end the thread while a child holds a copy of it.
+        self._sender.shutdown(socket.SHUT_RDWR)
+        self._is_open = False
+        threads, self._threads = self._threads, []
+        if sys.is_finalizing():  # a session that is freed with all else: no other thread runs
+            return
+        for thread in threads:
+            thread.join()
+        self._close_sockets()
+
+    def _put_back(self) -> None:
+        """Puts back what was there before, where it is ours that is there now."""
+        for number, default in _DEFAULTS.items():
+            if self._handles(number):
+                signal.signal(number, default)
+        there = signal.set_wakeup_fd(-1)
+        try:
+            ours = there == self._sender.fileno()
+            signal.set_wakeup_fd(self._old_wakeup_fd if ours else there)
+        except (OSError, ValueError):
+            pass  # whose it was has closed it
+
+    def _handles(self, number: int) -> bool:
+        return signal.getsignal(number) == self._on_signal
+
+    def _close_sockets(self) -> None:
+        self._sender.close()
+        self._receiver.close()
+
+    def _on_signal(self, number: int, frame) -> None:
+        if self._trainings:
+            self._trainings[-1].on_signal(number)
+            return
+        # All have left, in another thread, or a handler of the program's own still calls this one.
+        if self._is_open:
+            self._close()
+        if number == signal.SIGINT:
+            signal.default_int_handler(number, frame)
+        signal.signal(number, _DEFAULTS[number])
+        _end_by(number)
+
+    # The thread.
+
+    def _start(self, target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=target, name='slimguard-signals', daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _look_out(self) -> None:
+        while True:
+            self._receiver.settimeout(self._later.run(blocking=False))
+            try:
+                received = self._receiver.recv(1)
+            except socket.timeout:
+                continue
+            if not received:
+                return
+            number = received[0]
+            if self._sent[number] > 0:
+                self._sent[number] -= 1
+                continue
+            if self._old_wakeup_fd != -1:
+                try:
+                    os.write(self._old_wakeup_fd, received)
+                except OSError:
+                    pass  # full or closed; Python says so where it is its own
+            if self._handles(number):
+                for innermost in self._trainings[-1:]:
+                    innermost.on_wakeup(number)
+
+    # A child that is forked has no such thread, and nobody has asked it to end.
+
+    def leave_in_child(self) -> None:
+        """Puts all back in a child."""
+        self._trainings = []
+        if self._is_open:
+            self._is_open, self._threads = False, []
+            try:
+                self._put_back()
+            finally:
+                self._close_sockets()
+
+
+_listener = _Listener()
+
+
+# What Python calls around a fork, in the thread that forks. It cannot be taken back, so it is
+# registered once, and acts on what is entered.
+
+# By thread, as several may fork at once: the signals that are held up meanwhile.
+_held_up = threading.local()
+
+
+def _before_fork() -> None:
+    """Holds up the signals: the child must not get one while it still has the parent's handlers.
+
+    It would tell the parent's thread of it and forget it, where without us it would have ended.
+    """
+    # Also where nothing is heard: another thread may begin before the process is forked.
+    _held_up.numbers = set(_DEFAULTS) - signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    signal.pthread_sigmask(signal.SIG_BLOCK, _DEFAULTS)
+
+
+def _after_fork() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _held_up.__dict__.pop('numbers', ()))
+
+
+def _after_fork_in_child() -> None:
+    try:
+        _listener.leave_in_child()
+    finally:
+        _after_fork()
+
+
+if hasattr(os, 'register_at_fork'):  # elsewhere nothing forks
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork,
+        after_in_child=_after_fork_in_child,
+    )

@@ -1,0 +1,107 @@
+"""Two real ranks of Horovod over Gloo, where it is installed; all cases in one pair of processes.
+
+What is bad is so on rank 1 alone, with capture on. tests/gate/test_ranks.py has what holds for
+ranks of any library, on every TensorFlow.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import slimguard
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(
+        importlib.util.find_spec('horovod') is None, reason='Horovod is not installed'
+    ),
+]
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+PROGRAM = os.path.join(ROOT, 'tests', 'programs', 'horovod_ranks.py')
+
+# By case: what is said of each incident, and what is done.
+LOSS, SKIP = 'not finite: loss (add) (on rank 1)', 'skip'
+BATCH = 'not finite: loss (add), gradient of w (on rank 1)'
+EXPECTED = {
+    'nan': [(BATCH, SKIP)],
+    'loss': [(LOSS, SKIP)] * 3,
+    'average': [('not finite: update of average (on rank 1)', SKIP)],
+    'max_loss': [('above max_loss: loss (add) (on rank 1)', SKIP)] * 2,
+    'spikes': [('above its limit: loss (on rank 1)', SKIP)] * 2,
+    'raise': [(LOSS, 'raise')],
+    'stop': [(LOSS, 'stop')],
+    'rollback late': [(LOSS, 'rollback')],
+    'rollback early': [(LOSS, 'rollback')],
+    'none': [],
+    'train': [(LOSS, SKIP)],
+    'plain session': [(BATCH, SKIP)],
+    'fp16': [(BATCH, SKIP)],
+    'micro-batches': [None],
+    'sparse': [(BATCH, SKIP)],
+    'unedited': [(LOSS, SKIP)] * 2,
+}
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+    """Where both ranks have left what they saw."""
+    folder = tmp_path_factory.mktemp('ranks')
+    environment = {
+        **os.environ,
+        'PYTHONPATH': ROOT,
+        # So that ranks that part end, and say so.
+        'HOROVOD_STALL_CHECK_TIME_SECONDS': '60',
+        'HOROVOD_STALL_SHUTDOWN_TIME_SECONDS': '120',
+    }
+    launch = [sys.executable, '-m', 'horovod.runner.launch', '--gloo', '-np', '2']
+    command = [*launch, '-H', 'localhost:2', sys.executable, PROGRAM, str(folder)]
+    with open(str(folder / 'log'), 'wb') as log:
+        code = subprocess.call(
+            command, env=environment, cwd=str(folder), stdout=log, stderr=log, timeout=1200
+        )
+    said = (folder / 'log').read_text(errors='replace')
+    assert code == 0, said[-4000:]
+    return folder
+
+
+@pytest.fixture(scope='module')
+def ranks(folder):
+    """By rank, what it saw in each case."""
+    return [json.loads((folder / ('rank%d.json' % rank)).read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize('case', EXPECTED)
+def test_all_ranks_do_the_same_and_the_first_keeps_the_record(case, folder, ranks):
+    first, second = ranks[0][case], ranks[1][case]
+    for same in ('bits', 'step', 'draws', 'error'):
+        assert first[same] == second[same], same
+    done = [
+        [each[key] for each in rank['incidents']] for rank in (first, second) for key in (0, 2, 4)
+    ]
+    assert done[:3] == done[3:]
+    record = slimguard.read_incidents(str(folder / case.replace(' ', '_')))
+    expected = EXPECTED[case]
+    assert [each.action for each in record] == [each[1] if each else SKIP for each in expected]
+    for incident, told in zip(record, expected):
+        assert told is None or incident.reason == told[0]
+        assert 'found on rank 1' in (incident.diagnosis or '')
+
+
+def test_the_rank_that_was_bad_finds_the_cause(ranks):
+    diagnosis = ranks[1]['nan']['incidents'][0][3]
+    assert 'bad data: 2 NaN among 12 values, in rows 0, 2' in diagnosis
+
+
+def test_raise_ends_all_ranks_with_the_same_error_and_the_last_state_is_saved(folder, ranks):
+    assert ranks[0]['raise']['error'] == 'NanLossError: ' + LOSS
+    assert os.path.exists(str(folder / 'raise' / 'model.ckpt-5.index'))
+
+
+def test_a_rollback_goes_to_one_state(ranks):
+    assert ranks[0]['rollback early']['incidents'][0][4] == 'the state before the first step'
+    assert ranks[0]['rollback late']['incidents'][0][4].startswith('a snapshot of global step ')

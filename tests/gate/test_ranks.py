@@ -1,0 +1,221 @@
+"""Ranks that train together find a step bad together: two threads of this process, as two ranks.
+
+What adds up their values here is a `py_func` in which both meet; the collective that tells the gate
+of them is one of TensorFlow's, of one member. tests/cluster/test_horovod.py has real ranks.
+"""
+
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slimguard
+from slimguard import gate as gates
+from slimguard.gate import ranks as gate_ranks
+
+tf1 = tf.compat.v1
+
+X = np.array([[1, 2], [3, 4]], np.float32)
+
+
+class Meeting:
+    """Where two threads add up what they have.
+
+    Attributes:
+      messages: the names of all that was added up, in order.
+    """
+
+    def __init__(self):
+        self.messages = []
+        self._here = threading.local()
+        self._barrier = threading.Barrier(2, timeout=100)
+        self._values = {}
+
+    def ranks(self, step, nodes):
+        return gates.Ranks(self._here.rank, 2, self.add)
+
+    def add(self, vector, name):
+        rank = self._here.rank
+
+        def meet(value):
+            self._values[name, rank] = value
+            if self._barrier.wait() == 0:
+                self.messages.append(name)
+            total = self._values[name, 0] + self._values[name, 1]
+            self._barrier.wait()
+            return total
+
+        total = tf1.py_func(meet, [vector], tf.float32, stateful=True)
+        total.set_shape(vector.shape)
+        return total
+
+    def run(self, train):
+        """What `train(rank)` returns in each of two threads."""
+        found = {}
+
+        def work(rank):
+            self._here.rank = rank
+            try:
+                with tf.Graph().as_default():
+                    found[rank] = train(rank)
+            except BaseException:
+                self._barrier.abort()
+                raise
+
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return [found[rank] for rank in range(2)]
+
+
+def of_one(value, key):
+    """A collective of TensorFlow's of which this process is the only member."""
+    return tf.raw_ops.CollectiveReduce(
+        input=value,
+        group_size=1,
+        group_key=1,
+        instance_key=key,
+        merge_op='Add',
+        final_op='Id',
+        subdiv_offsets=[0],
+    )
+
+
+class Model:
+    """A weight whose gradient the ranks share, and a moving average that each has for itself."""
+
+    def __init__(self, add, max_loss=None):
+        self.x = tf1.placeholder(tf.float32, [2, 2], name='x')
+        self.given = tf1.placeholder(tf.float32, [], name='given')
+        self.offset = tf1.placeholder(tf.float32, [], name='offset')
+        ones, zeros = tf1.ones_initializer(), tf1.zeros_initializer()
+        self.w = tf1.get_variable('w', [2, 1], initializer=ones)
+        self.average = tf1.get_variable('average', [], trainable=False, initializer=zeros)
+        error = tf.reduce_mean(tf.square(tf.matmul(self.x, self.w)))
+        self.loss = tf.add(error, self.offset, 'sum')
+        optimizer = tf1.train.GradientDescentOptimizer(0.01)
+        gradient = optimizer.compute_gradients(self.loss, [self.w])[0][0]
+        self.shared = of_one(gradient, key=1)
+        shared = tf.reshape(add(tf.reshape(self.shared, [-1]), 'gradient'), [2, 1]) / 2
+        with tf.control_dependencies([self.average.assign(self.given)]):
+            train_op = optimizer.apply_gradients([(shared, self.w)])
+        self.train_op = slimguard.guard(train_op, loss=self.loss, max_loss=max_loss)
+        self.gate = gates.gate_of(self.train_op)
+
+    def feed(self, batch=X, offset=0.0, given=1.0):
+        return {self.x: batch, self.offset: offset, self.given: given, self.gate.watched: True}
+
+
+NAN_BATCH = np.array([[1, np.nan], [3, 4]], np.float32)
+BAD = {  # by rank and draw: what is fed, and what both say
+    (1, 1): ({'batch': NAN_BATCH}, 'not finite: loss sum, gradient of w (on rank 1)'),
+    (0, 3): ({'offset': np.nan}, 'not finite: loss sum (on rank 0)'),
+    (1, 4): ({'given': np.inf}, 'not finite: update of average (on rank 1)'),
+    (1, 6): ({'offset': 1e3}, 'above max_loss: loss sum (on rank 1)'),
+}
+
+
+def test_what_is_bad_on_one_rank_is_written_on_none_and_says_which(monkeypatch):
+    """With one message on a good step."""
+    meeting = Meeting()
+    monkeypatch.setitem(gate_ranks.LIBRARIES, 'Collective', meeting.ranks)
+
+    def train(rank):
+        model, said = Model(meeting.add, max_loss=500.0), []
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            for draw in range(8):
+                fed, _ = BAD.get((rank, draw), ({}, ''))
+                before = len(meeting.messages)
+                fetched = [model.train_op, model.gate.written, model.gate.bad]
+                _, written, bad = session.run(fetched, model.feed(**fed))
+                reason = '' if written else model.gate.explain(bad).reason
+                said.append((reason, session.run(model.w).tolist()))
+                assert not written or sorted(meeting.messages[before:]) == ['fast', 'gradient']
+        return said
+
+    first, second = meeting.run(train)
+    assert first == second
+    assert {n: said for n, (said, _) in enumerate(first) if said} == {
+        draw: said for (_, draw), (_, said) in BAD.items()
+    }
+
+
+@pytest.mark.full
+def test_a_step_that_is_examined_runs_no_collective_again(monkeypatch, tmp_path):
+    """What came out of one is what the step drew; the cause is named by the rank that had it."""
+    meeting = Meeting()
+    monkeypatch.setitem(gate_ranks.LIBRARIES, 'Collective', meeting.ranks)
+
+    def train(rank):
+        model = Model(meeting.add)
+        logdir = str(tmp_path) if rank == 0 else None
+        hook = slimguard.NanLossHook(model.loss, on_nan='skip', logdir=logdir)
+        with tf1.Session() as session:
+            watched = slimguard.watch(session, hooks=[hook])
+            session.run(tf1.global_variables_initializer())
+            for draw in range(3):
+                feed = model.feed(**BAD.get((rank, draw), ({}, ''))[0])
+                del feed[model.gate.watched]
+                watched.run(model.train_op, feed)
+            evidence = hook.evidence_of(model.gate)
+            drawn = [t.name for t in evidence.capture.sources]
+            assert model.shared.name in drawn
+        return hook.incidents[0].diagnosis
+
+    first, second = meeting.run(train)
+    assert meeting.messages.count('gradient') == 3
+    assert 'it was found on rank 1' in first
+    assert 'bad data: 1 NaN among 4 values, in row 0' in second
+    (incident,) = slimguard.read_incidents(str(tmp_path))
+    assert incident.reason == BAD[1, 1][1]
+
+
+@pytest.mark.full
+def test_ranks_go_back_to_the_same_state_and_only_the_first_keeps_a_record(monkeypatch, tmp_path):
+    """None but the first needs a folder; the losses, which differ, do not decide."""
+    meeting = Meeting()
+    monkeypatch.setitem(gate_ranks.LIBRARIES, 'Collective', meeting.ranks)
+
+    def train(rank):
+        model = Model(meeting.add)
+        logdir = str(tmp_path / str(rank))
+        hook = slimguard.NanLossHook(model.loss, on_nan='rollback', logdir=logdir)
+        with tf1.Session() as session:
+            watched = slimguard.watch(session, hooks=[hook])
+            session.run(tf1.global_variables_initializer())
+            for draw in range(42):
+                offset = np.nan if (rank, draw) in ((1, 2), (1, 38)) else 10.0 ** (rank * draw / 9)
+                feed = model.feed(offset=offset)
+                del feed[model.gate.watched]
+                watched.run(model.train_op, feed)
+            return session.run(model.w).tolist(), [each.restored for each in hook.incidents]
+
+    first, second = meeting.run(train)
+    assert first == second
+    early, late = first[1]
+    assert early == 'the state before the first step'
+    assert late.startswith('a snapshot after ')
+    assert len(slimguard.read_incidents(str(tmp_path / '0'))) == 2
+    assert not (tmp_path / '1').exists()
+
+
+def test_without_other_ranks_nothing_is_added_to_a_gate(monkeypatch):
+    """Neither without collectives nor for a library that has one rank only."""
+    built = []
+    for makes in (lambda step, nodes: None, lambda step, nodes: 1 / 0):
+        monkeypatch.setitem(gate_ranks.LIBRARIES, 'Collective', makes)
+        with tf.Graph().as_default() as graph:
+            w = tf1.get_variable('w', [2])
+            loss = tf.reduce_sum(tf.square(w))
+            (gradient,) = tf.gradients(loss, [w])
+            gradient = of_one(gradient, key=1) if not built else tf.identity(gradient)
+            optimizer = tf1.train.GradientDescentOptimizer(0.1)
+            gate = gates.gate_of(slimguard.guard(optimizer.apply_gradients([(gradient, w)]), loss))
+            built.append([op.type for op in graph.get_operations() if op.name[:10] == 'slimguard/'])
+            assert not gate.ranks.are_several
+            assert all(label.kind != 'rank' for label in gate.labels)
+    assert built[0] == built[1]

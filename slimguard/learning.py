@@ -34,7 +34,7 @@ from slimguard.training import trainable
 from slimguard.training.checkpoint_keeper import CheckpointKeeper
 from slimguard.training.context import TrainingContext
 from slimguard.training.hook_training import HookSettings
-from slimguard.training.loop import HookedSteps
+from slimguard.training.loop import SlimLoop
 from slimguard.training.progress import progress_bar
 from slimguard.training.step_history import STEPS, require_history
 from slimguard.training.step_runner import Schedule
@@ -293,7 +293,7 @@ def train(
     signals = StopSignals(save or _save_nothing, preemption_seconds)
     with _open(context, hooks, keeper, graph) as turn:
         with graph.as_default(), progress_bar(progress, number_of_steps) as bar:
-            steps = HookedSteps(
+            steps = SlimLoop(
                 train_step_fn,
                 session_wrapper,
                 hooks,

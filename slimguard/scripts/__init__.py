@@ -4,7 +4,7 @@ The files:
 
     instrumentation.py           instrument(): puts guarded functions in the place of slim's
     guarded_sessions.py          Session.run, guarded: each run that trains goes through a gate
-    hooked_steps.py              a session with what watches it, and the steps it knows
+    script_session.py            a session with what watches it, and the steps it knows
     train_steps.py               which runs train, and what stands in for what they fetch
     shared_updates.py            what of a run trains, and what needs the same updates
     gradient_writes.py           updates that the script writes itself, of gradients
@@ -12,7 +12,6 @@ The files:
     own_runs.py                  what their variables hold ahead of such a run
     refusals.py                  what is said once of what cannot be guarded
     update_ends.py               what is built around an update, and may be fetched
-    prepared_steps.py            a step that comes again, in one prepared call
     script_watcher.py            what watches such a session, and acts by policy
     last_save.py                 saves its state once more, as it does itself
     script_files.py              what a script saves, and what to go back to there

@@ -27,11 +27,11 @@ from slimguard.incidents.spike import Spike
 from slimguard.scripts import own_runs
 from slimguard.scripts.ending import Seen
 from slimguard.scripts.gradient_writes import note_tapes
-from slimguard.scripts.hooked_steps import HookedSteps, Known, known_step, note_known
 from slimguard.scripts.optimizer_notes import OptimizerNotes
 from slimguard.scripts.patches import Patches, kept_already, kept_on
 from slimguard.scripts.refusals import Refusals
 from slimguard.scripts.script_files import ScriptFiles
+from slimguard.scripts.script_session import ScriptSession
 from slimguard.scripts.script_summaries import ScriptSummaries
 from slimguard.scripts.script_watcher import ScriptWatcher, is_of_incident
 from slimguard.scripts.seeds import keep_seeds
@@ -108,7 +108,7 @@ class GuardedSessions:
         self._signals = StopSignals(self.files.save_quietly, seconds, loop_asks=False)
         self._notes = OptimizerNotes()
         self._summaries = ScriptSummaries()
-        self._sessions: Any = weakref.WeakKeyDictionary()  # the HookedSteps of each
+        self._sessions: Any = weakref.WeakKeyDictionary()  # the ScriptSession of each
         self._inside = OWN_WORK
         self._steps = self._skipped = 0  # other than those of slim's loop, which says it itself
         self._why_skipped = ''
@@ -151,24 +151,28 @@ class GuardedSessions:
             return original(session, fetches, feed_dict, options, run_metadata)
         self._summaries.note_run(session)
         fed = self._fed_within(session.graph, feed_dict) if feed_dict else ()
-        known = None if fed else known_step(session, fetches, self)
-        if known is None:
+        watched = self._sessions.get(session)
+        step = None if fed or watched is None else watched.known_step(fetches)
+        is_known = step is not None
+        if step is None:
             step = own_runs.step_of(self._step_of, session, fetches, fed)
             self.seen.runs += step is None
             if step is None or step.is_watched:
                 self.seen.own_steps += step is not None
                 return original(session, fetches, feed_dict, options, run_metadata)
-        else:
-            step = known.step
         incidents = self.seen.incidents
         try:
-            if known is None:
-                known = self._know(original, session, fetches, fed, step)
+            if watched is None or not is_known:
+                watched = self._watched(session, original, step)
+                if not fed and isinstance(fetches, (tf.Tensor, tf.Operation)):
+                    watched.note_step(fetches, step, self._prepare(session.graph).version)
             self._signals = self._signals.entered()
-            given = feed_dict, options, run_metadata
-            values = self._signals.run_step(session, known.run, *given)
+            given = step, feed_dict, options, run_metadata
+            values = self._signals.run_step(session, watched.run_step, *given)
         except own_runs.HeldBeforeError as error:
             own_runs.leave_alone(session, step, error, self._refusals)
+            if watched is not None:
+                watched.forget_steps()
             return original(session, fetches, feed_dict, options, run_metadata)
         except Exception as error:
             if is_of_incident(error):
@@ -181,21 +185,11 @@ class GuardedSessions:
             self.seen.note_fetched(_of_script(values))
         return values
 
-    def _know(self, original, session, fetches, fed, step: Step) -> Known:
-        """What runs a step, which is captured and watched from now on."""
-        self._capture(step, session.graph)
-        with self._inside:
-            hooked = self._hooked(session, original)
-        known = Known(self, fetches, step, hooked)
-        if not fed and isinstance(fetches, (tf.Tensor, tf.Operation)):
-            note_known(session, known, self._prepare(session.graph).version)
-        return known
-
     def release(self) -> None:
         """Puts signals back, and lets bad steps of sessions that go on tell of themselves."""
-        for session, hooked in list(self._sessions.items()):
+        for session, watched in list(self._sessions.items()):
             if not tf_private.is_closed(session):
-                hooked.release()
+                watched.release()
         self._signals.leave()
         if self._skipped:
             told = skipped_in_words(self._skipped, self._steps, self._why_skipped)
@@ -287,8 +281,10 @@ class GuardedSessions:
                 collect(_evidence_of(graph), gate, max_bundles=self._settings.max_bundles)
                 known.add(gate)  # now: another thread that sees it there does not wait
 
-    def _hooked(self, session, run: Callable) -> HookedSteps:
-        with self._lock:
+    def _watched(self, session, run: Callable, step: Step) -> ScriptSession:
+        """What watches a session, in which bad runs of a step are captured from now on."""
+        self._capture(step, session.graph)
+        with self._lock, self._inside:
             found = self._sessions.get(session)
             if found is None:
                 evidence = _evidence_of(session.graph)
@@ -298,7 +294,7 @@ class GuardedSessions:
                     self._summaries.of(session),
                     self.seen.note_jump,
                 )
-                found = self._sessions[session] = HookedSteps(session, run, watcher)
+                found = self._sessions[session] = ScriptSession(session, run, watcher)
             return found
 
     def _note_incidents(self, incidents: Sequence[Incident], logdir: str) -> None:

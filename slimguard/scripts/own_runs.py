@@ -48,7 +48,6 @@ def leave_alone(session, step: Step, error: HeldBeforeError, refusals: Refusals)
     """Has a step run as the script made it, in this session, from now on, and says so."""
     refusals.refuse(error.name, error)
     kept_on(session, 'left_alone', set).add(step)
-    kept_on(session, 'known_steps', dict).clear()
 
 
 def require_finite_before(session, gate: Gate) -> None:

@@ -44,9 +44,8 @@ from slimguard.scripts.optimizer_notes import OptimizerNotes
 from slimguard.scripts.own_updates import OwnUpdates, written_by, written_in
 from slimguard.scripts.shared_updates import SharedUpdates, each_once, element_key
 from slimguard.scripts.update_ends import ends_of
-from slimguard.training.fetch_structures import fetched_elements, map_fetches
+from slimguard.training.fetch_structures import fetched_elements, key_of, map_fetches
 from slimguard.training.inner_feeds import are_taken, not_fed
-from slimguard.training.prepared_call import key_of
 
 
 class Gated(NamedTuple):

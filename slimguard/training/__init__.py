@@ -23,18 +23,16 @@ What watches, in any loop:
 The loops:
 
     watched_session.py    watch(), for a plain session
-    hooked_session.py     a session that calls hooks
-    hook_fetches.py       what hooks ask for in a run, merged
+    hooked_session.py     a session that calls hooks, and what these ask for in a run
     fetch_structures.py   whatever structure a session is asked to fetch
-    repeated_runs.py      the steps that hooks watch, each kind prepared once
+    prepared_runs.py      runs that come again, each kind prepared once
+    gate_step.py          a step of a gate with all that its watchers look at, in one call
     loop.py               the step function and session wrapper for slim.learning.train
     supervisor.py         what that asks of its Supervisor
     turns.py              slim's loop and the threads that save take turns
     trainable.py          what a train op and its graph have to be
     cell_advice.py        what to do where a cell of a notebook built them twice
-    step_runner.py        one step: fast, or by the step function
-    fast_step.py          a step of slim's in one prepared call
-    prepared_call.py      a session.run prepared once
+    step_runner.py        one step: in one call, or by the step function
 
 Around a training:
 

@@ -38,8 +38,8 @@ from slimguard.incidents.spike import AnySpike, as_spike
 from slimguard.system import files
 from slimguard.system.numbers import require_bool
 from slimguard.training.checkpoint_keeper import CheckpointKeeper
+from slimguard.training.prepared_runs import prepare_steps
 from slimguard.training.progress import Progress, progress_bar
-from slimguard.training.repeated_runs import prepare_steps
 from slimguard.training.step_history import require_history
 from slimguard.training.stop_signals import SECONDS, StopSignals, require_seconds
 

@@ -1,6 +1,7 @@
 """A session that calls hooks around each step, as a `MonitoredSession` does: `HookedSession`."""
 
-from typing import Callable, Dict, Optional, Sequence, Tuple
+import functools
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -10,8 +11,7 @@ from slimguard import graph as graphs
 from slimguard.graph import TrainOp, op_of
 from slimguard.graph.sessions import SessionWrapper, callable_of
 from slimguard.training.fetch_structures import fetched_elements, map_fetches
-from slimguard.training.hook_fetches import Requests
-from slimguard.training.watchers import after_run_of, watchers_after
+from slimguard.training.watchers import tell_in_order
 
 
 class HookedSession(SessionWrapper):
@@ -68,28 +68,22 @@ class HookedSession(SessionWrapper):
     ):
         """Runs a step. `args` is what hooks are told of it, `fetches` what is fetched."""
         context = tf1.train.SessionRunContext(args, self._session)
-        requests = Requests(self._hooks, context, options)
-        feeds = requests.feeds_with(feed_dict)
-        given = requests.run_options, run_metadata
+        calls = HookCalls(self._hooks, context, options)
+        feeds = calls.feeds_with(feed_dict)
+        given = calls.run_options, run_metadata
         run_metadata = run_metadata or tf1.RunMetadata()
-        if requests.run_options is not None:
-            given = requests.run_options, run_metadata
-        # As a MonitoredSession asks: such a step is prepared, see repeated_runs.py.
-        fetched = {'caller': fetches, **requests.fetches}
-        results = SessionWrapper.run(self, fetched, feeds, *given)
-        mine = results.pop('caller')
-        # By `_make`: what an Estimator imports on TensorFlow 2 warns of a call of the class.
-        values = tf1.train.SessionRunValues._make([None, requests.options, run_metadata])
-        for number, hook in enumerate(self._hooks):
-            try:
-                hook.after_run(context, values._replace(results=results.get(hook)))
-            except BaseException as error:
-                for later in watchers_after(self._hooks, number):
-                    seen = values._replace(results=results.get(later))
-                    later.after_run_failed(context, seen, after_run_of(hook), error)
-                raise
+        if calls.run_options is not None:
+            given = calls.run_options, run_metadata
+        # As a MonitoredSession asks: such a step is prepared, see prepared_runs.py.
+        results = SessionWrapper.run(self, {'caller': fetches, **calls.fetches}, feeds, *given)
+        seen = functools.partial(calls.values_for, results=results, run_metadata=run_metadata)
+        tell_in_order(
+            self._hooks,
+            lambda hook: hook.after_run(context, seen(hook)),
+            lambda later, *why: later.after_run_failed(context, seen(later), *why),
+        )
         self.note_stop(context.stop_requested)
-        return mine
+        return results['caller']
 
     def note_stop(self, is_asked: bool) -> None:
         """Notes whether a hook asked to stop in a step."""
@@ -127,3 +121,84 @@ class HookedSession(SessionWrapper):
 
         gated = map_fetches(fetches, through_gate)
         return gated if replaced else fetches
+
+
+class HookCalls:
+    """The calls of hooks around one run, as a `MonitoredSession` makes them; it asks at once.
+
+    Args:
+      hooks: the hooks, in order.
+      context: the `SessionRunContext` of the run.
+      options: the caller's `RunOptions`, or None. The options of the hooks are merged into them.
+
+    Attributes:
+      fetches: by hook, what it fetches, of any structure.
+      feeds: what the hooks feed.
+      options: the `RunOptions` of the run.
+
+    Raises:
+      RuntimeError: if two hooks feed the same tensor.
+    """
+
+    def __init__(
+        self,
+        hooks: Sequence[tf1.train.SessionRunHook],
+        context: tf1.train.SessionRunContext,
+        options: Optional[tf1.RunOptions] = None,
+    ):
+        self.fetches: Dict[tf1.train.SessionRunHook, Any] = {}
+        self.feeds: Dict[Any, Any] = {}
+        self.options = options or tf1.RunOptions()
+        for hook in hooks:
+            request = hook.before_run(context)
+            if request is not None:
+                self._add(hook, request)
+
+    @property
+    def run_options(self) -> Optional[tf1.RunOptions]:
+        """The options, or None if they say nothing: a run with options takes longer."""
+        return self.options if self.options.ByteSize() else None
+
+    def feeds_with(self, user_feeds: Optional[dict]) -> Optional[dict]:
+        """What hooks and the caller feed together; a tensor fed by both is a RuntimeError."""
+        if not self.feeds:
+            return user_feeds
+        if not user_feeds:
+            return self.feeds
+        _require_apart(user_feeds, self.feeds, 'Same tensor is fed by a SessionRunHook and user.')
+        return {**self.feeds, **user_feeds}
+
+    def values_for(
+        self, hook, results: Dict[Any, Any], run_metadata: Optional[tf1.RunMetadata]
+    ) -> tf1.train.SessionRunValues:
+        """What the `after_run` of a hook gets, of what all hooks fetched."""
+        # By `_make`: what an Estimator imports on TensorFlow 2 warns of a call of the class.
+        given = results.get(hook), self.options, run_metadata
+        return tf1.train.SessionRunValues._make(given)
+
+    def _add(self, hook, request: tf1.train.SessionRunArgs) -> None:
+        if request.fetches is not None:
+            self.fetches[hook] = request.fetches
+        if request.feed_dict:
+            _require_apart(self.feeds, request.feed_dict, 'Same tensor is fed by two hooks.')
+            self.feeds.update(request.feed_dict)
+        if request.options:
+            _merge(self.options, request.options)
+
+
+def _require_apart(feeds: dict, others: dict, words: str) -> None:
+    both = set(feeds) & set(others)
+    if both:
+        # TensorFlow's words, which users may look for.
+        raise RuntimeError('%s Conflict(s): %s' % (words, list(both)))
+
+
+def _merge(options: tf1.RunOptions, more: tf1.RunOptions) -> None:
+    options.trace_level = max(options.trace_level, more.trace_level)
+    options.timeout_in_ms = max(options.timeout_in_ms, more.timeout_in_ms)
+    options.inter_op_thread_pool = max(options.inter_op_thread_pool, more.inter_op_thread_pool)
+    options.output_partition_graphs |= more.output_partition_graphs
+    options.report_tensor_allocations_upon_oom |= more.report_tensor_allocations_upon_oom
+    debug, more_debug = options.debug_options, more.debug_options
+    debug.debug_tensor_watch_opts.extend(more_debug.debug_tensor_watch_opts)
+    debug.reset_disk_byte_usage |= more_debug.reset_disk_byte_usage

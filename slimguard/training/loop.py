@@ -1,6 +1,6 @@
 """Runs `SessionRunHook`s inside the loop of `slim.learning.train`, which takes none.
 
-slim's loop asks for two things that can be replaced, and :class:`HookedSteps` gives both: a wrapper
+slim's loop asks for two things that can be replaced, and :class:`SlimLoop` gives both: a wrapper
 around its session, and the function that does a step. The wrapper is a `HookedSession`: it behaves
 as the session it wraps, and calls hooks for runs of a train op only, so that slim's own small runs
 (is it time to stop? to log?) cost what they did.
@@ -29,7 +29,7 @@ from slimguard.training.supervisor import make_ready, take_reins
 from slimguard.training.watchers import watchers_in
 
 
-class HookedSteps:
+class SlimLoop:
     """The step function and the session wrapper to hand to `slim.learning.train`.
 
     Args:

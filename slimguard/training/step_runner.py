@@ -1,18 +1,24 @@
-"""One step of slim's loop: by the fast step where it can, else by the step function."""
+"""One step of slim's loop: in one prepared call where it can, else by the step function."""
 
 import time
 from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
+import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from slimguard.training.fast_step import FastStep
+from slimguard import gate as gates
+from slimguard import graph as graphs
+from slimguard.compat import tf_callers
+from slimguard.graph.sessions import REPLACES
+from slimguard.training.gate_step import GateStep
 from slimguard.training.hooked_session import HookedSession
+from slimguard.training.prepared_runs import PreparedRuns
 
 
 class Schedule(NamedTuple):
     """When slim's own `train_step` stops, logs and traces, by global step; None for never.
 
-    A `StepRunner` that is given one may take the fast step, as it knows what slim's step would do.
+    A `StepRunner` that is given one may do a step in one call, as it knows what slim's would do.
     """
 
     number_of_steps: Optional[int]
@@ -46,20 +52,22 @@ class StepRunner:
         self._runs_in = runs_in
         self._hooks = hooks
         self._train_step_fn = train_step_fn
-        self._schedule = schedule  # None also where the fast step would not do what slim's does
+        self._schedule = schedule  # None also where one call would not do what slim's step does
         self._traces = traces
-        self._fast: Optional[FastStep] = None
+        self._in_one_call: Optional[GateStep] = None
         self._step_before: Optional[int] = None
 
     def run(
         self, session: HookedSession, train_op, global_step, train_step_kwargs
     ) -> Tuple[Any, bool]:
         """Runs a step. Returns its loss, and whether to stop by the step function's word."""
-        schedule = self._schedule
-        if schedule is not None:
-            fast = self._fast or self._fast_step(train_op, global_step)
-            if fast is not None and not self._traces_now(schedule, global_step, train_step_kwargs):
-                return self._run_fast(fast, schedule, session)
+        schedule, in_one_call = self._schedule, self._in_one_call
+        if schedule is not None and in_one_call is None:
+            in_one_call = self._in_one_call = self._prepare(train_op, global_step)
+        if schedule is None or in_one_call is None:
+            self._schedule = None
+        elif not self._traces_now(schedule, global_step, train_step_kwargs):
+            return self._run_in_one_call(in_one_call, schedule, session)
         self._step_before = None
         kwargs = self._with_trace_writer(train_step_kwargs)
         return self._train_step_fn(session, train_op, global_step, kwargs)
@@ -78,27 +86,30 @@ class StepRunner:
         """For when the global step may have been set back."""
         self._step_before = None
 
-    def _fast_step(self, train_op, global_step) -> Optional[FastStep]:
-        self._fast = FastStep.of(self._runs_in, self._hooks, train_op, global_step)
-        if self._fast is None:
-            self._schedule = None
-        return self._fast
+    def _prepare(self, train_op, global_step) -> Optional[GateStep]:
+        """What runs a step in one call; None where it would not do what slim's step does."""
+        gate = gates.gate_of(train_op) if isinstance(train_op, tf.Tensor) else None
+        if gate is None or gate.step is None or not _is_as_tensorflow_made_it(self._runs_in):
+            return None
+        if global_step is not graphs.global_step(self._runs_in.graph):
+            return None
+        args = tf1.train.SessionRunArgs([gate.train_op, global_step])
+        asked = self._runs_in, PreparedRuns(), gate, self._hooks, args
+        return GateStep(*asked, gate.quiet.train_op)
 
-    def _run_fast(
-        self, fast: FastStep, schedule: Schedule, session: HookedSession
+    def _run_in_one_call(
+        self, in_one_call: GateStep, schedule: Schedule, session: HookedSession
     ) -> Tuple[Any, bool]:
-        """What slim's `train_step` does, in one call."""
+        """What slim's `train_step` does: it runs the step, and asks whether to log and to stop."""
         start = time.time()
-        done = fast.run()
+        loss, told, stop_requested = in_one_call.run()
         elapsed = time.time() - start
-        self._step_before = done.step
-        session.note_stop(done.stop_requested)
+        self._step_before = step = int(told.step)
+        session.note_stop(stop_requested)
         number_of_steps, log_every, _ = schedule
-        if log_every and done.step % log_every == 0:
-            tf1.logging.info(
-                'global step %d: loss = %.4f (%.3f sec/step)', done.step, done.loss, elapsed
-            )
-        return done.loss, number_of_steps is not None and done.step >= number_of_steps
+        if log_every and step % log_every == 0:
+            tf1.logging.info('global step %d: loss = %.4f (%.3f sec/step)', step, loss, elapsed)
+        return loss, number_of_steps is not None and step >= number_of_steps
 
     def _traces_now(self, schedule: Schedule, global_step, train_step_kwargs) -> bool:
         every = schedule.trace_every_n_steps
@@ -111,6 +122,17 @@ class StepRunner:
             return train_step_kwargs
         writer = _TraceWriter(train_step_kwargs['summary_writer'], self._traces)
         return dict(train_step_kwargs, summary_writer=writer)
+
+
+def _is_as_tensorflow_made_it(session) -> bool:
+    """Whether nobody wraps the session or replaced its `run` (TensorFlow's own profiler does).
+
+    What `instrument` puts in its place lets a step pass that is watched.
+    """
+    if type(session) is not tf1.Session or 'run' in vars(session):
+        return False
+    run = getattr(tf1.Session.run, REPLACES, tf1.Session.run)
+    return tf_callers.is_method_of_sessions(run)
 
 
 class _TraceWriter:

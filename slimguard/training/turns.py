@@ -8,13 +8,13 @@ import tensorflow as tf
 
 from slimguard.checkpoints.step_turn import StepTurn
 from slimguard.compat import tf_callers
-from slimguard.training.loop import HookedSteps
+from slimguard.training.loop import SlimLoop
 from slimguard.training.supervisor import summarize, wait_before_stop
 
 
 @contextlib.contextmanager
 def in_turns(
-    steps: HookedSteps,
+    steps: SlimLoop,
     turn: StepTurn,
     summary_op: Optional[tf.Tensor] = None,
 ) -> Iterator[Tuple[Callable[..., Any], Callable[[Any], Any]]]:

@@ -17,10 +17,9 @@ from slimguard.graph import key, op_of
 from slimguard.incidents.history import IS_GOOD
 from slimguard.system.log import log
 from slimguard.training import incident_reading
-from slimguard.training.fetch_structures import fetched_elements, map_fetches
+from slimguard.training.fetch_structures import fetched_elements, key_of, map_fetches
 from slimguard.training.incident_reading import Reading
 from slimguard.training.inner_feeds import InnerFeeds, are_taken
-from slimguard.training.prepared_call import key_of
 from slimguard.training.step_history import Histories, StepHistory
 
 # A loop that makes what it fetches anew for each step would have as many kinds of runs.

@@ -1,7 +1,7 @@
 """The watchers among the hooks of a training: which one decides, and what it borrows them for."""
 
 import contextlib
-from typing import Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf1
 
@@ -78,17 +78,29 @@ def watchers_in(hooks: Sequence[tf1.train.SessionRunHook]) -> List[GateWatcher]:
     return [hook for hook in hooks if isinstance(hook, GateWatcher)]
 
 
-def watchers_after(hooks: Sequence[tf1.train.SessionRunHook], number: int) -> List[GateWatcher]:
-    """The watchers that hear nothing of a run as the `after_run` of `hooks[number]` raised.
+def tell_in_order(
+    hooks: Sequence[tf1.train.SessionRunHook],
+    tell: Callable[[Any], None],
+    tell_of_failure: Callable[[GateWatcher, str, BaseException], None],
+) -> None:
+    """Tells hooks of a run that is over, in order, until one raises an error.
 
-    None if that is a watcher itself: it has put the incident on record.
+    Args:
+      hooks: the hooks.
+      tell: called with each.
+      tell_of_failure: called with each watcher that is told nothing, as a hook before it raised,
+        what a record calls that hook's method, and the error; with none if that is a watcher
+        itself: it has put the incident on record.
     """
-    return [] if isinstance(hooks[number], GateWatcher) else watchers_in(hooks[number + 1 :])
-
-
-def after_run_of(hook: tf1.train.SessionRunHook) -> str:
-    """What a record of incidents calls the `after_run` of a hook."""
-    return type(hook).__name__ + '.after_run'
+    for number, hook in enumerate(hooks):
+        try:
+            tell(hook)
+        except BaseException as error:
+            if not isinstance(hook, GateWatcher):
+                acting = type(hook).__name__ + '.after_run'
+                for later in watchers_in(hooks[number + 1 :]):
+                    tell_of_failure(later, acting, error)
+            raise
 
 
 @contextlib.contextmanager

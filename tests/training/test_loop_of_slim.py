@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import slimguard
 from slimguard import compat
-from slimguard.training import fast_step, loop
+from slimguard.training import gate_step, loop
 from slimguard.training.stop_signals import StopSignals
 from tests.helpers.models import Counted, Linear, LogLines, checkpoint_at, train_quietly
 
@@ -503,19 +503,19 @@ class Asking(tf1.train.SessionRunHook):
 
 @pytest.fixture
 def fast_steps(monkeypatch):
-    """What the fast steps of a test came to."""
+    """What the steps of a test came to that were done in one call."""
     done = []
-    run = fast_step.FastStep.run
+    run = gate_step.GateStep.run
 
     def spy(self):
         done.append(run(self))
         return done[-1]
 
-    monkeypatch.setattr(fast_step.FastStep, 'run', spy)
+    monkeypatch.setattr(gate_step.GateStep, 'run', spy)
     return done
 
 
-class TestFastStep:
+class TestInOneCall:
     def test_it_is_taken_and_asks_the_session_for_nothing_else(self, fast_steps, monkeypatch):
         model, train_op = build()
         runs = []
@@ -529,8 +529,8 @@ class TestFastStep:
         monkeypatch.setattr(tf1.Session, '_run', spy)
         hooks = [slimguard.NanLossHook(model.loss)]
         loss = train(train_op, number_of_steps=10, hooks=hooks)
-        assert [done.step for done in fast_steps] == list(range(1, 11)) and not runs
-        assert loss == fast_steps[-1].loss and type(loss) is np.float32
+        assert [done.told.step for done in fast_steps] == list(range(1, 11)) and not runs
+        assert loss == fast_steps[-1].values and type(loss) is np.float32
 
     def test_it_logs_and_stops_as_slim_does(self, fast_steps):
         said = []
@@ -589,7 +589,7 @@ class TestFastStep:
         asking = Asking(lambda run: Args([model.loss] * (run % 25)))
         train(train_op, number_of_steps=60, hooks=[asking])
         assert [len(values) for values in asking.values] == [run % 25 for run in range(60)]
-        losses = [done.loss for done in fast_steps]
+        losses = [done.values for done in fast_steps]
         assert all(value == losses[run] for run in range(60) for value in asking.values[run])
 
     @pytest.mark.full
@@ -637,7 +637,7 @@ class TestFastStep:
         assert hook.incidents[0].loss > 1e6 and len(fast_steps) == 5
 
 
-class TestNotFast:
+class TestNotInOneCall:
     """Where what was asked for is not slim's own step, it is done as it was asked for."""
 
     def test_arguments_for_the_step(self, fast_steps):
@@ -741,7 +741,7 @@ class TestEnding:
         model, train_op = build()
         check = tf.debugging.check_numerics(tf.math.log(-1.0), 'below')
         hook = Losing(model.loss)
-        steps = loop.HookedSteps(step, None, [hook], hook, train_op, StopSignals(print), None)
+        steps = loop.SlimLoop(step, None, [hook], hook, train_op, StopSignals(print), None)
         with tf1.Session() as session:
             session.run(tf1.global_variables_initializer())
             hooked = steps.wrap(session)

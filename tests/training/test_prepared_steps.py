@@ -1,5 +1,6 @@
 """Steps that are prepared once and run by a handle: to who asks for them they are a session's."""
 
+import functools
 import gc
 import weakref
 
@@ -8,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard.training.prepared_call import MOST_CALLS, PreparedCall
+from slimguard.training.prepared_runs import MOST_KINDS, PreparedRuns
 from tests.helpers.models import state
 from tests.helpers.session_cases import ERRORS, FEEDS, FETCHES, Fed, X, described
 
@@ -170,7 +171,7 @@ def test_a_run_of_the_sessions_own_is_left_alone(runs):
 @pytest.mark.full
 def test_more_kinds_of_steps_than_are_prepared_run_as_ever(runs):
     model = Guarded()
-    more = [tf.constant(number) for number in range(MOST_CALLS + 2)]
+    more = [tf.constant(number) for number in range(MOST_KINDS + 2)]
     with session_with(slimguard.NanLossHook(model.loss)) as session:
         for number, each in enumerate(more):
             assert session.run([model.train_op, each], {model.x: X})[1] == number
@@ -197,6 +198,11 @@ def test_a_session_that_nobody_has_any_more_is_freed():
     del session
     gc.collect()
     assert there() is None
+
+
+def prepared(session, fetches):
+    """Runs it by a prepared call, or fails."""
+    return functools.partial(PreparedRuns(pytest.fail).run, session, fetches)
 
 
 # Ways to fetch a variable; most hand out its memory, on one version or another.
@@ -231,10 +237,10 @@ def test_what_was_fetched_stays_as_it_was(use_resource):
                 fetch = way(variable)
             with tf1.Session() as session:
                 session.run(tf1.global_variables_initializer())
-                call = PreparedCall.of(session, [], [], {'script': [fetch, update.op]}, {})
-                got = [call([])[1]['script'][0] for _ in range(3)]
+                run = prepared(session, [fetch, update.op])
+                got = [run()[0] for _ in range(3)]
                 then = [np.array(value) for value in got]
-                call([])
+                run()
                 session.run(variable.initializer)
         np.testing.assert_array_equal(got, then, name)
         assert type(got[0]) is (np.float32 if name == 'sum' else np.ndarray), name
@@ -259,9 +265,9 @@ def test_what_the_script_writes_to_it_stays_there():
             fetch = tf.reshape(source(), [8, 8])
             with tf1.Session() as session:
                 session.run(tf1.global_variables_initializer())
-                call = PreparedCall.of(session, [], [], {'script': fetch}, {})
+                run = prepared(session, fetch)
                 for _ in range(3):
-                    value = call([])[1]['script']
+                    value = run()
                     assert not value.any(), name
                     value += 7
 
@@ -269,9 +275,9 @@ def test_what_the_script_writes_to_it_stays_there():
 def test_what_the_script_writes_to_a_fed_array_is_no_value_of_the_step_before():
     x = tf1.placeholder(tf.float32, [64])
     with tf1.Session() as session:
-        call = PreparedCall.of(session, [], [], {'script': tf.identity(x)}, {x: None})
+        run = prepared(session, tf.identity(x))
         for start in range(32):  # TensorFlow takes an array as it is where its address fits
             array = np.zeros(96, np.float32)[start : start + 64]
-            value = call([array])[1]['script']
+            value = run({x: array})
             array += 7
             assert not value.any()

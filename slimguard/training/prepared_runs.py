@@ -1,0 +1,243 @@
+"""Runs of a session that come again, each kind prepared once: :class:`PreparedRuns`.
+
+A session keeps nothing of a run from one to the next: each time it takes `fetches` apart, feeds
+by name, and puts the values together. On a small model that takes as long as the step. Here a kind
+of run is prepared when it is first asked for, and called by handle from then on. It gives the same
+values and errors, sooner; what takes the session itself to understand, that runs.
+"""
+
+import collections
+import operator
+import weakref
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+import numpy as np
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard.compat import tf_callers, tf_private
+from slimguard.graph.fixed_runs import fixed_run
+from slimguard.training.fetch_structures import key_of, map_fetches, parts_of
+
+# Each takes an executor of its own in the session, and its memory.
+MOST_KINDS = 16
+
+_NO_FEEDS: Dict[tf.Tensor, Any] = {}
+
+
+def run_of_session(session, fetches, feed_dict, options, run_metadata) -> Any:
+    """As `session.run`."""
+    return session.run(fetches, feed_dict, options, run_metadata)
+
+
+class PreparedRuns:
+    """Runs what is asked of one session, by prepared calls where it can.
+
+    It does not keep the session, which may so keep this. Several threads may call it.
+
+    Args:
+      run: runs, as `run_of_session`, what the session has to see to: runs with options, with feeds
+        that are not tensors or values to be converted, with structures that are not Python's own;
+        what TensorFlow refuses; and all beyond `most` kinds.
+      most: how many kinds of runs are prepared.
+    """
+
+    def __init__(self, run: Callable[..., Any] = run_of_session, most: int = MOST_KINDS):
+        self._run = run
+        self._most = most
+        self._known: Dict[Any, Optional[_PreparedRun]] = {}
+
+    def run(
+        self, session, fetches, feed_dict=None, options=None, run_metadata=None, key: Any = None
+    ) -> Any:
+        """As `tf.compat.v1.Session.run`.
+
+        Args:
+          session, fetches, feed_dict, options, run_metadata: as there.
+          key: tells `fetches` from all others; None for what they consist of.
+        """
+        feeds = feed_dict or _NO_FEEDS
+        asks = options is not None and options.ByteSize()
+        clears = run_metadata is not None and run_metadata.ByteSize()
+        if not asks and not clears and type(feeds) is dict and not tf_private.is_closed(session):
+            asked = key_of(fetches) if key is None else key
+            asked = (asked, *map(id, feeds)) if feeds else asked
+            known = self._known.get(asked, _UNKNOWN)
+            if known is _UNKNOWN:
+                known = self._prepare(asked, session, fetches, feeds)
+            if known is not None:
+                values = known.values_of(feeds) if feeds else ()
+                if values is not None:
+                    return known(values)
+        return self._run(session, fetches, feed_dict, options, run_metadata)
+
+    def clear(self) -> None:
+        """Forgets all that is prepared."""
+        self._known.clear()
+
+    def _prepare(self, asked, session, fetches, feeds: dict) -> Optional['_PreparedRun']:
+        if len(self._known) >= self._most:
+            return None
+        self._known[asked] = None  # what cannot be prepared is not tried again
+        try:
+            self._known[asked] = _PreparedRun(session, fetches, feeds)
+        except (TypeError, ValueError, KeyError, tf.errors.OpError):
+            pass  # the session says it in the words of a run
+        return self._known[asked]
+
+
+_UNKNOWN: Any = object()
+
+
+class _PreparedRun:
+    """A run that was prepared: what to fetch and to feed, and what the values are put together to.
+
+    Raises:
+      TypeError, ValueError, KeyError: if it takes the session to understand what is asked.
+      tf.errors.OpError: if TensorFlow refuses it.
+    """
+
+    def __init__(self, session, fetches, feeds: dict):
+        graph = session.graph
+        if not all(isinstance(tensor, tf.Tensor) for tensor in feeds):
+            raise TypeError(feeds)
+        self._feeds = [_Feed(tensor) for tensor in feeds]
+        if self.values_of(feeds) is None:
+            raise ValueError(feeds)
+        names = [tensor.name for tensor in feeds]
+        tensors: List[str] = []
+        targets: List[str] = []
+
+        def place(fetch) -> int:
+            """Where the value of a single fetch is among all values; an operation's is the last."""
+            element = graph.as_graph_element(fetch)
+            if isinstance(element, tf.Operation):
+                targets.append(element.name)
+                return -1
+            if element.name in names or not graph.is_fetchable(element):
+                raise ValueError(element.name)
+            if element.name not in tensors:
+                tensors.append(element.name)
+            return tensors.index(element.name)
+
+        # A copy, as lists may change, and so that no other object gets the ids in its key.
+        self._kept = map_fetches(fetches, lambda fetch: fetch), list(feeds)
+        self._read = _reader(self._kept[0], place)
+        self._run = fixed_run(session, names, tensors, targets)
+
+    def values_of(self, feeds: dict) -> Optional[list]:
+        """The values as a prepared run takes them; None if the session has to convert one."""
+        values = [feed.ready(value) for feed, value in zip(self._feeds, feeds.values())]
+        return None if any(value is None for value in values) else values
+
+    def __call__(self, feed_values: Sequence[np.ndarray]) -> Any:
+        """The values of the fetches, in their structure."""
+        values = self._run(*feed_values)
+        values.append(None)  # of operations
+        return self._read(values)
+
+
+def _reader(fetches, place: Callable[[Any], int]) -> Callable[[list], Any]:
+    """Takes the values of `fetches` out of those of all tensors, in the same structure."""
+    kind = type(fetches)
+    is_known = kind in (list, tuple, dict, collections.OrderedDict) or _is_namedtuple(kind)
+    found = parts_of(fetches) if is_known else None
+    if found is None:
+        return operator.itemgetter(place(fetches))
+    parts, make = found
+    if len(parts) > 1 and not any(map(parts_of, parts)):
+        take = operator.itemgetter(*map(place, parts))
+        return take if kind is tuple else lambda values: make(take(values))
+    readers = [_reader(part, place) for part in parts]
+    return lambda values: make([read(values) for read in readers])
+
+
+def _is_namedtuple(kind: type) -> bool:
+    return issubclass(kind, tuple) and hasattr(kind, '_fields')
+
+
+class _Feed:
+    """A tensor that is fed."""
+
+    def __init__(self, tensor: tf.Tensor):
+        self._numpy = np.dtype(tensor.dtype.as_numpy_dtype)
+        self._shape = tensor.shape
+        self._fits: Optional[tuple] = None
+
+    def ready(self, value: Any) -> Optional[np.ndarray]:
+        """`value` as it is fed; None if the session has to see to it."""
+        array: Any = value
+        if not isinstance(value, np.ndarray) or value.dtype != self._numpy:
+            array = self._converted(value)
+            if array is None:
+                return None
+        if array.shape != self._fits:
+            if not self._shape.is_compatible_with(array.shape):
+                return None
+            self._fits = array.shape
+        return array
+
+    def _converted(self, value: Any) -> Optional[np.ndarray]:
+        """The array that a session makes of numbers; None if it makes none, or takes them for more.
+
+        What a session refuses it is to refuse in its own words.
+        """
+        if self._numpy.kind not in 'biuf' or not isinstance(value, _NUMBERS):
+            return None
+        try:
+            array = np.asarray(value, self._numpy)
+        except Exception:
+            return None
+        return None if isinstance(value, int) and array != value else array
+
+
+_NUMBERS = (bool, int, float, list, np.ndarray, np.generic)
+
+
+# In place of a session's own `run`.
+
+
+def prepare_steps(session) -> Callable[[], None]:
+    """Has a session run the steps that hooks watch by prepared calls.
+
+    In every step a `MonitoredSession` asks its session to run the same fetches, those of its hooks
+    among them, with options that ask for nothing; so does what `watch` returns.
+
+    Nothing is done to a session of another class than TensorFlow's own, to one whose `run` somebody
+    has replaced, or to one of a cluster.
+
+    Args:
+      session: what hooks are given when it is made.
+
+    Returns:
+      What ends it.
+    """
+    of_class = tf1.Session.run
+    is_local = type(session) is tf1.Session and session.sess_str in ('', b'')
+    if not is_local or 'run' in vars(session) or not tf_callers.is_method_of_sessions(of_class):
+        return lambda: None
+    here = weakref.ref(session)  # as the session holds what is made here
+
+    def run_by_class(session, *args):
+        return tf1.Session.run(session, *args)  # as it is now: a profiler replaces it for a while
+
+    steps = PreparedRuns(run_by_class)
+
+    def run(fetches, feed_dict=None, options=None, run_metadata=None):
+        is_prepared = _is_step(fetches) and tf1.Session.run is of_class
+        run_it = steps.run if is_prepared else run_by_class
+        return run_it(here(), fetches, feed_dict, options, run_metadata)
+
+    def end() -> None:
+        session = here()
+        if session is not None and vars(session).get('run') is run:
+            del session.run
+        steps.clear()
+
+    session.run = run
+    return end
+
+
+def _is_step(fetches: Any) -> bool:
+    """Whether a run is a step that fetches for hooks as well, as they are told apart there."""
+    return type(fetches) is dict and any(isinstance(k, tf1.train.SessionRunHook) for k in fetches)

@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from slimguard.incidents.spike import Spike as Spike
     from slimguard.learning import create_train_op as create_train_op
     from slimguard.learning import train as train
-    from slimguard.scripts.instrumentation import instrument as instrument
     from slimguard.training.watched_session import watch as watch
+    from slimguard.unedited.instrumentation import instrument as instrument
 
 # Where each public name lives.
 _HOMES = {
@@ -69,7 +69,7 @@ _HOMES = {
     'Stop': 'incidents.policies',
     'create_train_op': 'learning',
     'guard': 'gate',
-    'instrument': 'scripts.instrumentation',
+    'instrument': 'unedited.instrumentation',
     'latest_finite_checkpoint': 'checkpoints.checkpoint_reader',
     'read_incidents': 'incidents.record_file',
     'train': 'learning',

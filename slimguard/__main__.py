@@ -53,8 +53,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
 
 def _run(options: argparse.Namespace, script: Sequence[str], lent: contextlib.ExitStack) -> None:
     """Runs a script; closing `lent` undoes what was done to the process for it."""
-    from slimguard.scripts import run
-    from slimguard.scripts.run_options import RunOptions
+    from slimguard.unedited import run
+    from slimguard.unedited.run_options import RunOptions
 
     arguments = dict(
         on_nan=options.on_nan,
@@ -69,7 +69,7 @@ def _run(options: argparse.Namespace, script: Sequence[str], lent: contextlib.Ex
     instrumentation = RunOptions(options.tf1, options.quiet, arguments).guard(lent)
     if options.logdir is not None:
         needs.file_system(options.logdir)
-    from slimguard.scripts import script_watcher
+    from slimguard.unedited import script_watcher
 
     seen, script_files = instrumentation.sessions.seen, instrumentation.sessions.files
     is_module = script[0] == '-m'

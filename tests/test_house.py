@@ -10,7 +10,7 @@ PACKAGE = pathlib.Path(slimguard.__file__).parent
 # From low to high. What is not a folder is a module at the top.
 ROOMS = (
     'system compat graph gate incidents checkpoints diagnosis cluster report training hooks '
-    'learning scripts command __main__'
+    'learning unedited command __main__'
 ).split()
 
 

@@ -2,7 +2,7 @@
 
 With batch norm in place such a run writes in its forward pass what a guarded train op of the same
 model puts back after a bad step; other scripts run slim's update ops by themselves. What a script
-computes and writes itself is found in :mod:`slimguard.scripts.own_updates`.
+computes and writes itself is found in :mod:`slimguard.unedited.own_updates`.
 """
 
 from typing import Any, Optional, Sequence

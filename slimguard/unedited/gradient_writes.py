@@ -1,0 +1,190 @@
+"""Updates that no optimizer made, such as ``w.assign_sub(rate * gradient)``: `GradientWrites`.
+
+What `tf.gradients` makes knows the op that it is the gradient of. What a `tf.GradientTape` makes
+does not: that is noted when a tape hands it out, from `note_tapes` on.
+"""
+
+from typing import Iterable, List, Sequence, Set, Tuple
+
+import tensorflow as tf
+
+from slimguard import graph as graphs
+from slimguard.compat import tf_private
+from slimguard.graph import TrainOp
+from slimguard.graph.control_flow import SWITCHES
+from slimguard.unedited.patches import Patches, kept_on
+
+
+def note_tapes(patches: Patches) -> None:
+    """Begins to take notes of what every `tf.GradientTape` returns."""
+    for name in ('gradient', 'jacobian', 'batch_jacobian'):
+        patches.wrap(tf.GradientTape, name, _note_gradients)
+
+
+def _note_gradients(original, tape, *args, **kwargs):
+    made = original(tape, *args, **kwargs)
+    if not tf.executing_eagerly():
+        for gradient in tf.nest.flatten(made, expand_composites=True):
+            if isinstance(gradient, tf.Tensor):
+                _taped(gradient.graph).add(gradient.op)
+    return made
+
+
+def _taped(graph: tf.Graph) -> Set[tf.Operation]:
+    """The ops of a graph, or of a function's, that return what a tape has made."""
+    return kept_on(graph, 'taped', set)
+
+
+class GradientWrites:
+    """Finds the ops of a graph that write what was computed of a gradient.
+
+    Gradients that are summed up in a run of their own are written so, too, and so is what an
+    optimizer writes.
+    """
+
+    def __init__(self, graph: tf.Graph):
+        self._graph = graph
+        self._looked_at = 0  # so many ops, in the order they were made
+        self._of_gradients = _OfGradients()
+        self._found: Set[tf.Operation] = set()
+        self._untold: List[tf.Operation] = []
+
+    def all(self) -> Set[tf.Operation]:
+        """Those that there are now."""
+        self._look()
+        return self._found
+
+    def new(self) -> List[tf.Operation]:
+        """Those that `new` has not returned yet."""
+        self._look()
+        untold, self._untold = self._untold, []
+        return untold
+
+    def only_sums_before(self, value: tf.Tensor) -> bool:
+        """Whether a value is computed once gradients have been added up, and nothing is trained.
+
+        To a gate such a value looks like a loss, and the sums like a part of the forward pass.
+        """
+        while value.op.type == 'Identity':
+            value = value.op.inputs[0]
+        found = self.all().intersection(graphs.ancestors([value.op]))
+        writes = graphs.Writes(self._graph)
+        written = {variable for op in found for variable in writes.variables(op)}
+        trains = any(map(graphs.is_apply, found)) or written & graphs.trainable_in(self._graph)
+        return bool(found) and not trains
+
+    def _look(self) -> None:
+        ops = self._graph.get_operations()[self._looked_at :]
+        self._looked_at += len(ops)
+        writes = graphs.Writes(self._graph)
+        reached = self._of_gradients.add_all(ops)
+        found = [op for op in reached if writes.variables(op)]
+        found += [op for op in ops if op not in self._of_gradients and _writes_inside(op, writes)]
+        found = [op for op in found if not op.name.startswith(graphs.OURS)]
+        found.sort(key=tf_private.number_of)
+        self._found.update(found)
+        self._untold += found
+
+
+def join_written_by_hand(
+    found: Iterable[Tuple[List[TrainOp], Set[tf.Operation]]], by_hand: Set[tf.Operation]
+) -> List[List[TrainOp]]:
+    """The elements of each of `found`; in one list, all of which no optimizer made the updates.
+
+    Gradients that are added up, or a descent that is written out, are one step in several writes:
+    all of them are written, or none.
+
+    Args:
+      found: elements of one run, with the updates that they need.
+      by_hand: writes of gradients that are no optimizer's updates.
+    """
+    joined: List[TrainOp] = []
+    groups = [joined]
+    for elements, updates in found:
+        if updates <= by_hand and not any(map(graphs.is_apply, updates)):
+            joined += elements
+        else:
+            groups.append(elements)
+    return [elements for elements in groups if elements]
+
+
+class _OfGradients:
+    """The ops of a graph that make a gradient, or compute something of one."""
+
+    def __init__(self) -> None:
+        self._known: Set[tf.Operation] = set()
+
+    def __contains__(self, op: tf.Operation) -> bool:
+        return op in self._known
+
+    def add_all(self, ops: Iterable[tf.Operation]) -> List[tf.Operation]:
+        """Takes note of those of `ops`, in the order they were made, that are such; returns them.
+
+        Older ops may become such with them. An op in a branch or a loop is older than what hands it
+        its inputs: a Switch or an Enter is put in between once the op is there, and so is the way
+        back of a loop.
+        """
+        added: List[tf.Operation] = []
+        for op in ops:
+            if op not in self._known and self._is_one(op):
+                self._add(op, added)
+        return added
+
+    def _is_one(self, op: tf.Operation) -> bool:
+        is_made_so = tf_private.op_that_was_differentiated(op) is not None
+        if is_made_so or op in _taped(op.graph):
+            return True
+        return any(tensor.op in self._known for tensor in _data_of(op))
+
+    def _add(self, op: tf.Operation, added: List[tf.Operation]) -> None:
+        waiting = [op]
+        while waiting:
+            op = waiting.pop()
+            if op not in self._known:
+                self._known.add(op)
+                added.append(op)
+                waiting += [taker for output in op.outputs for taker in _takers(output)]
+
+
+def _data_of(op: tf.Operation) -> Sequence[tf.Tensor]:
+    """What an op computes of: of a Switch, not the condition, which is no part of any value."""
+    # To count the outputs is quicker than to ask for the type, and this is asked of every op.
+    return op.inputs[:1] if len(op.outputs) == 2 and op.type in SWITCHES else op.inputs
+
+
+def _takers(tensor: tf.Tensor) -> List[tf.Operation]:
+    """The ops that compute something of a tensor.
+
+    Lists are left out: a loop that is differentiated is given some, empty, to keep what the
+    gradient needs of it. That makes no gradient of what the loop computes.
+    """
+    if tensor.dtype in (tf.variant, tf.resource):
+        return []
+    wanted = graphs.key(tensor)
+    return [op for op in tensor.consumers() if wanted in map(graphs.key, _data_of(op))]
+
+
+def _writes_inside(op: tf.Operation, writes: graphs.Writes) -> bool:
+    """Whether a function that `op` calls makes a gradient, and writes what it computes of it."""
+    if op.type not in graphs.CALLS or not writes.variables(op):
+        return False
+    return any(_has_gradient_write(op.graph, name, writes, set()) for name in writes.calls(op))
+
+
+def _has_gradient_write(graph: tf.Graph, name: str, writes: graphs.Writes, seen: Set[str]) -> bool:
+    body = None if name in seen else tf_private.function_graph(graph, name)
+    seen.add(name)
+    if body is None:
+        return False
+    # TensorFlow 2.12 does not even know that some placeholders of a function have no inputs.
+    ops = [op for op in body.get_operations() if op.type != 'Placeholder']
+    of_gradients = _OfGradients()
+    of_gradients.add_all(ops)
+    for op in ops:
+        if op.name.startswith(graphs.OURS) or not writes.inputs(op):
+            continue
+        if op in of_gradients:
+            return True
+        if any(_has_gradient_write(body, inner, writes, seen) for inner in writes.calls(op)):
+            return True
+    return False

@@ -1,0 +1,186 @@
+"""What the optimizers of a script make: the updates, and the losses that they are made from.
+
+A graph tells its updates by the kernels that optimizers run. An optimizer of the script's own may
+have none, and only computes with ``assign``; and no graph tells its losses.
+"""
+
+import threading
+from typing import Any, FrozenSet, List, NamedTuple, Optional, Sequence, Set
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard import graph as graphs
+from slimguard.compat import tf_callers, tf_private
+from slimguard.gate.losses import mean_of
+from slimguard.gate.written_beside import is_drawn
+from slimguard.graph import TrainOp, key, op_of
+from slimguard.graph.sessions import Inside
+from slimguard.unedited.patches import Patches, kept_on
+
+
+class Differentiated(NamedTuple):
+    """A loss, the ops that return its gradients, and the ops of what these are by."""
+
+    loss: tf.Tensor
+    gradients: List[tf.Operation]
+    by: FrozenSet[Any]
+
+
+class OptimizerNotes:
+    """Remembers, by graph, what gradients were computed of, and what `apply_gradients` returned."""
+
+    def __init__(self) -> None:
+        self._inside = Inside()
+
+    def install(self, patches: Patches) -> None:
+        """Begins to take notes of every `tf.compat.v1.train.Optimizer`, and of `tf.gradients`."""
+        patches.wrap_in_all(tf1.train.Optimizer, 'compute_gradients', self._compute_gradients)
+        patches.wrap_in_all(tf1.train.Optimizer, 'apply_gradients', self._apply_gradients)
+        patches.wrap(tf_private.gradients_module(), tf_private.GRADIENTS, self._gradients)
+
+    def losses(self, graph: tf.Graph) -> List[Differentiated]:
+        """The floating tensors that gradients were computed of, in order."""
+        return kept_on(graph, 'losses', list)
+
+    def loss_of(self, train_op: TrainOp, fed: Sequence[tf.Tensor]) -> Optional[tf.Tensor]:
+        """The loss that a train op trains, if it is one, and to know it takes no other input.
+
+        Of several that train the same variables it is the mean.
+
+        An op may be added to the graph for it.
+
+        Args:
+          train_op: the train op.
+          fed: the tensors computed within the step that its runs feed.
+
+        Returns:
+          A floating Tensor of shape [].
+        """
+        needed = set(graphs.ancestors_beyond(fed, [op_of(train_op)]))
+        noted = self.losses(train_op.graph)
+        noted = [each for each in noted if not needed.isdisjoint(each.gradients)]
+        if len(noted) > 1:
+            # A gradient that a loss is computed from, such as that of a penalty, trains nothing.
+            within = [set(graphs.ancestors([each.loss.op])) for each in noted]
+            noted = [e for e in noted if all(ops.isdisjoint(e.gradients) for ops in within)]
+        losses = list({key(each.loss): each.loss for each in noted}.values())
+        # Several losses count as one if they train the same variables, as the losses of towers do.
+        if not losses or (len(losses) > 1 and len({each.by for each in noted}) > 1):
+            return None
+        for loss in losses:
+            # An update may need less than the value of its loss: a placeholder less, or a batch.
+            is_known = graphs.is_seen_from(loss, op_of(train_op))
+            if not is_known or not _inputs_of(loss, fed) <= needed:
+                return None
+        return mean_of(losses)
+
+    def updates(self, graph: tf.Graph) -> List[TrainOp]:
+        """What `apply_gradients` returned, in order."""
+        return kept_on(graph, 'updates', list)
+
+    def not_of_optimizers(
+        self, graph: tf.Graph, writes: Sequence[tf.Operation]
+    ) -> List[tf.Operation]:
+        """The writes among `writes` that belong to no optimizer's update."""
+        if not writes:
+            return []
+        theirs = set(graphs.ancestors(list(map(op_of, self.updates(graph)))))
+        return [op for op in writes if op not in theirs and not graphs.is_apply(op)]
+
+    def has_functions(self, graph: tf.Graph) -> bool:
+        """Whether functions of a graph hold updates: the branches of a v2 `tf.cond`, for one."""
+        return bool(kept_on(graph, 'functions', list))
+
+    def is_built_elsewhere(self, graph: tf.Graph) -> bool:
+        """Whether another thread may be building the graph just now.
+
+        A script may feed a queue from a thread before its graph is complete. What is added from
+        there meets the scopes that the other thread is in, and the seeds of its random ops.
+
+        That other thread is the one that used an optimizer last; before any did, the main thread.
+        """
+        if graph.finalized:
+            return False
+        builders = kept_on(graph, 'builders', list)
+        builder = builders[-1] if builders else threading.main_thread()
+        is_here = builder is threading.current_thread()
+        return not is_here and builder.is_alive() and not tf_callers.is_waiting(builder)
+
+    def _compute_gradients(self, original, optimizer, *args, **kwargs):
+        self._note_builder()
+        # An optimizer around another one hands on a loss that it has scaled.
+        with self._inside:
+            computed = original(optimizer, *args, **kwargs)
+        if not self._inside:
+            self._note_loss(args[0] if args else kwargs.get('loss'), computed)
+        return computed
+
+    def _gradients(self, original, ys, xs, grad_ys=None, *args, **kwargs):
+        with self._inside:
+            computed = original(ys, xs, grad_ys, *args, **kwargs)
+        # With a gradient of its own to begin with, it goes on from one that was computed.
+        if not self._inside and not any(each is not None for each in _flat(grad_ys)):
+            for loss in _flat(ys):
+                self._note_loss(_unscaled(loss), list(zip(computed, _flat(xs))))
+        return computed
+
+    def _note_loss(self, loss, computed) -> None:
+        if not isinstance(loss, tf.Tensor) or tf.executing_eagerly():
+            return
+        if loss.dtype.base_dtype.is_floating and _outermost(loss.graph) is loss.graph:
+            known = [(gradient.op, by) for gradient, by in computed if gradient is not None]
+            by = frozenset(_variable_of(each) for _, each in known)
+            self.losses(loss.graph).append(Differentiated(loss, [op for op, _ in known], by))
+
+    def _note_builder(self) -> None:
+        if not tf.executing_eagerly():
+            graph = _outermost(tf1.get_default_graph())
+            kept_on(graph, 'builders', list)[:] = [threading.current_thread()]
+
+    def _apply_gradients(self, original, optimizer, *args, **kwargs):
+        self._note_builder()
+        made = original(optimizer, *args, **kwargs)
+        if not tf.executing_eagerly():
+            # SyncReplicasOptimizer returns a variable, if variables are resources.
+            self._note_update(made.op if isinstance(made, tf.Variable) else made)
+        return made
+
+    def _note_update(self, update) -> None:
+        if isinstance(update, (tf.Tensor, tf.Operation)):
+            graph = _outermost(update.graph)
+            if graph is update.graph:
+                self.updates(graph).append(update)
+            else:
+                kept_on(graph, 'functions', list).append(update.name)
+
+
+def _flat(given: Any) -> List[Any]:
+    return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def _unscaled(loss: Any) -> Any:
+    """A loss without the scale, a variable, that the gradients are divided by again."""
+    if isinstance(loss, tf.Tensor) and loss.op.type == 'Mul':
+        others = [each for each in loss.op.inputs if graphs.variable_read(each) is None]
+        return others[0] if len(others) == 1 else loss
+    return loss
+
+
+def _variable_of(given: Any) -> Any:
+    """What tells whether gradients are by the same: the op of the variable, where it is one."""
+    if isinstance(given, tf.Tensor):
+        return graphs.variable_read(given) or given.op
+    return getattr(given, 'op', id(given))
+
+
+def _inputs_of(tensor: tf.Tensor, fed: Sequence[tf.Tensor]) -> Set[tf.Operation]:
+    """The placeholders, and what draws batches or chance, that a tensor is computed from."""
+    return {op for op in graphs.ancestors_beyond(fed, [tensor.op]) if is_drawn(op)}
+
+
+def _outermost(graph: tf.Graph) -> tf.Graph:
+    """The graph that a session runs: a function's own is built inside of it."""
+    while getattr(graph, 'outer_graph', None) is not None:
+        graph = graph.outer_graph
+    return graph

@@ -1,0 +1,265 @@
+"""Updates that a script makes itself, in runs that train nothing: `OwnUpdates`.
+
+A running mean, a normalized weight, a loss scale that is doubled, a gradient that was fetched and
+is fed again: `session.run(mean.assign(...))`. Whether such an update may make a NaN is not asked:
+whatever is computed goes through a gate, which knows when the numbers are there. What only copies,
+or sets a variable to what is fed, computes nothing, and is the script's own.
+"""
+
+from typing import Callable, Collection, Iterable, List, Optional, Sequence, Set
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard import graph as graphs
+from slimguard.compat import tf_private
+from slimguard.gate.gate import Gate
+from slimguard.gate.writing_runs import guard_writes, writing_among
+from slimguard.gate.written_beside import MOST_NAMES, is_drawn
+from slimguard.graph import TrainOp, op_of
+from slimguard.system import texts
+from slimguard.unedited.shared_updates import each_once
+
+# So many updates are guarded that were built after others had been run. A gate is many ops, and
+# TensorFlow reads the whole graph before it runs a new one of them.
+_MOST_LATE = 50
+
+
+class UnguardedUpdateError(ValueError):
+    """An update of the script's own is not guarded.
+
+    Attributes:
+      name: the names of the variables that it writes.
+    """
+
+    of = 'the update of'  # what the name is of that it comes with
+
+    def __init__(self, why: object, name: str):
+        ValueError.__init__(self, str(why))
+        self.name = name
+
+
+class OwnUpdates:
+    """Guards, in one graph, what runs write that train nothing.
+
+    Args:
+      graph: the graph.
+      on_refusal: called with the names of variables whose update is not guarded, and why not.
+    """
+
+    def __init__(self, graph: tf.Graph, on_refusal: Callable[[str, Exception], None]):
+        self._graph = graph
+        self._on_refusal = on_refusal
+        self._first: Optional[int] = None  # the number of an op of the first gate
+        self._late = 0  # gates of what was built after that
+
+    def among(
+        self,
+        elements: Sequence[TrainOp],
+        fed: Sequence[tf.Tensor] = (),
+        without_value: Collection[tf.Operation] = (),
+    ) -> List[TrainOp]:
+        """Those of the elements fetched in a run that write what is to go through a gate.
+
+        They compute variables that are not local, or tables; or they run update ops, or writes
+        that a guarded train op puts back. What else such a run writes of the kind, as the number of
+        batches in a sum, or a copy of the batch, is written with it or not at all. Local variables
+        are in no checkpoint, as those of a metric.
+
+        Args:
+          elements: what is fetched: nothing that trains.
+          fed: tensors computed within the step that the run feeds.
+          without_value: the ops of variables that have no value yet. What an element gives them is
+            their initial value, and of nothing no copy can be made: it is left out.
+        """
+        once = [each for each in each_once(elements) if not _is_ours(each)]
+        updates = _Updates(self._graph)
+        others = {id(each) for each in writing_among(once, self._graph, fed)}
+        if not others and not updates.writing(graphs.ancestors_beyond(fed, map(op_of, once))):
+            return []  # as in most runs that train nothing: one look at all is the quickest
+        steps = [graphs.ancestors_beyond(fed, [op_of(each)]) for each in once]
+        computed = [updates.computed(step) for step in steps]
+        writing = [set(updates.writing(step)) for step in steps]
+        held: Set[tf.Operation] = set()
+        if any(map(_is_float, set().union(*computed))):
+            held.update(*(ops for ops, variables in zip(writing, computed) if variables))
+        if held:  # all that the run writes, or nothing, but for constants
+            held.update(*(filter(updates.is_given, ops) for ops in writing))
+        held.update(*(ops for ops, each in zip(writing, once) if id(each) in others))
+        first = {op for ops in writing for op in ops if updates.writes_any(op, without_value)}
+        # What comes after such a write is to come after the gate's, with what it writes itself; and
+        # the same holds for what is not to be held.
+        _add_shared(held, writing)
+        _add_shared(first, writing)
+        if first:
+            self._tell_of_first(held & first, updates, without_value)
+        return [
+            each
+            for each, ops in zip(once, writing)
+            if first.isdisjoint(ops) and (id(each) in others or not held.isdisjoint(ops))
+        ]
+
+    def guard(self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor] = ()) -> Gate:
+        """As `guard_writes`.
+
+        Raises:
+          UnguardedUpdateError: if something that they write can be neither held back nor put back,
+            or if the script builds updates in turn with running them, without an end.
+        """
+        step = graphs.ancestors_beyond(fed, map(op_of, elements))
+        updates = _Updates(self._graph)
+        names = texts.listed(sorted(each.name for each in updates.computed(step)), MOST_NAMES)
+        if self._first is not None:
+            numbers = map(tf_private.number_of, updates.writing(step))
+            self._late += any(number > self._first for number in numbers)
+        if self._late > _MOST_LATE:
+            raise UnguardedUpdateError(_TOO_MANY % _MOST_LATE, names)
+        try:
+            gate = guard_writes(elements, fed)
+        except (ValueError, TypeError) as error:
+            raise UnguardedUpdateError(error, names) from None
+        if self._first is None:
+            self._first = tf_private.number_of(op_of(gate.train_op))
+        return gate
+
+    def _tell_of_first(
+        self,
+        writing: Iterable[tf.Operation],
+        updates: '_Updates',
+        without_value: Collection[tf.Operation],
+    ) -> None:
+        """Names what is computed in one element with the initial values of other variables."""
+        names = sorted(each.name for each in updates.computed(writing) if each not in without_value)
+        if names:
+            error = UnguardedUpdateError(_WITH_FIRST, texts.listed(names, MOST_NAMES))
+            self._on_refusal(error.name, error)
+
+
+def written_by(gate: Gate) -> List[tf.Operation]:
+    """The ops of the variables that a gate writes."""
+    writes = graphs.Writes(gate.train_op.graph)
+    written = [variable for op in gate.writes for variable in writes.variables(op)]
+    return list(dict.fromkeys([*gate.transient, *written]))
+
+
+def written_in(elements: Iterable[TrainOp], graph: tf.Graph) -> List[tf.Operation]:
+    """The ops of the variables that a run of some elements writes."""
+    writes = graphs.Writes(graph)
+    step = graphs.ancestors([op_of(each) for each in elements])
+    return list(dict.fromkeys(variable for op in step for variable in writes.variables(op)))
+
+
+class _Updates:
+    """Says what a run of some ops computes and writes.
+
+    Args:
+      graph: their graph.
+    """
+
+    def __init__(self, graph: tf.Graph):
+        self._writes = graphs.Writes(graph)
+        with graph.as_default():
+            listed = tf1.global_variables() + tf1.trainable_variables()
+        listed = graphs.on_each_device(listed)
+        self._initial = {variable.initializer for variable in listed}
+        self._local = graphs.local_in(graph) - {variable.op for variable in listed}
+
+    def writing(self, step: Iterable[tf.Operation]) -> List[tf.Operation]:
+        """Those of the ops that write what checkpoints may hold."""
+        return [op for op in step if self._kept_of(op) or _inserts(op)]
+
+    def computed(self, step: Iterable[tf.Operation]) -> Set[tf.Operation]:
+        """The ops of the variables and tables that are computed; none among initial values."""
+        writing = self.writing(step)
+        if not self._initial.isdisjoint(writing):
+            return set()
+        found: Set[tf.Operation] = set()
+        for op in filter(self._computes, writing):
+            found.update([op.inputs[0].op] if _inserts(op) else self._kept_of(op))
+        return found
+
+    def _kept_of(self, op: tf.Operation) -> List[tf.Operation]:
+        """Those variables that an op writes which are not local."""
+        return [each for each in self._writes.variables(op) if each not in self._local]
+
+    def writes_any(self, op: tf.Operation, variables: Collection[tf.Operation]) -> bool:
+        """Whether an op writes one of some variables."""
+        return any(each in variables for each in self._writes.variables(op))
+
+    def is_given(self, write: tf.Operation) -> bool:
+        """Whether something enters what is written that may be another in each run."""
+        sources = graphs.ancestors(self._values_of(write), needs=_data_of)
+        return any(op.type in graphs.VARIABLES or is_drawn(op) for op in sources)
+
+    def _computes(self, write: tf.Operation) -> bool:
+        """Whether what is written is computed, and not only passed on."""
+        if graphs.changes_value(write) or self._writes.is_opaque(write):
+            return True
+        return not all(map(_passes_on, graphs.ancestors(self._values_of(write), needs=_data_of)))
+
+    def _values_of(self, write: tf.Operation) -> List[tf.Operation]:
+        """The ops of what a write takes, but for what it writes to."""
+        if _inserts(write):
+            return [write.inputs[2].op]
+        into = self._writes.inputs(write)
+        return [tensor.op for index, tensor in enumerate(write.inputs) if index not in into]
+
+
+def _add_shared(ops: Set[tf.Operation], groups: Sequence[Set[tf.Operation]]) -> None:
+    """Adds to some ops the groups that share one of them, and those that share one with these."""
+    before = -1
+    while len(ops) != before:
+        before = len(ops)
+        ops.update(*(group for group in groups if not ops.isdisjoint(group)))
+
+
+def _is_ours(element: TrainOp) -> bool:
+    return op_of(element).name.startswith(graphs.OURS)
+
+
+def _inserts(op: tf.Operation) -> bool:
+    """Whether an op writes floats to a table, which checkpoints hold as well."""
+    return op.type.startswith('LookupTableInsert') and graphs.is_float(op.inputs[2])
+
+
+def _is_float(written: tf.Operation) -> bool:
+    return written.type not in graphs.VARIABLES or graphs.is_float_variable(written)
+
+
+def _data_of(op: tf.Operation) -> Iterable[tf.Operation]:
+    return [tensor.op for tensor in op.inputs]
+
+
+def _passes_on(op: tf.Operation) -> bool:
+    """Whether the floats that an op puts out are floats that it takes, or begin with it."""
+    if not any(map(graphs.is_float, op.outputs)) or not op.inputs:
+        return True
+    if op.type == 'Cast':
+        return not _narrows(op.inputs[0].dtype.base_dtype, op.outputs[0].dtype.base_dtype)
+    return graphs.is_variable_read(op) or op.type in _PASS_ON or graphs.is_random(op)
+
+
+def _narrows(source: tf.DType, target: tf.DType) -> bool:
+    """Whether a number may be too large for what it is cast to."""
+    if source.is_floating or source.is_complex:
+        return target.size < source.size or (target == tf.float16 and source != tf.float16)
+    return target == tf.float16
+
+
+_PASS_ON = frozenset(
+    'Identity IdentityN RefIdentity Switch RefSwitch Merge RefMerge Enter RefEnter Exit '
+    'NextIteration Reshape ExpandDims Squeeze Transpose Tile BroadcastTo StopGradient StridedSlice '
+    'Slice Split SplitV Pack Unpack ConcatV2 Gather GatherV2 GatherNd ReverseV2 Fill ZerosLike '
+    'OnesLike Restore RestoreV2 RestoreSlice IteratorGetNext QueueDequeueV2 QueueDequeueManyV2 '
+    'QueueDequeueUpToV2 PlaceholderWithDefault ResourceGather LookupTableFindV2 ParseTensor '
+    'DecodeRaw'.split()
+)
+
+_WITH_FIRST = (
+    'it is written in one op with the first value of another variable, and of that there is no '
+    'copy yet to go back to. From the next run on it is guarded'
+)
+_TOO_MANY = (
+    '%d updates that were built after others had been run are guarded, and no more: each makes the '
+    'graph larger, and the next one slower. Build an update once, ahead of the loop, and run that'
+)

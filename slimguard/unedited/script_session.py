@@ -1,0 +1,122 @@
+"""A session of a script, with what watches its steps: :class:`ScriptSession`."""
+
+import threading
+import weakref
+from typing import Any, Callable, Dict, Optional, Tuple
+
+import tensorflow.compat.v1 as tf1
+
+from slimguard.checkpoints.step_turn import in_turn
+from slimguard.compat import tf_callers
+from slimguard.graph.sessions import OWN_WORK, SessionWrapper
+from slimguard.system.log import log
+from slimguard.training.gate_step import GateStep
+from slimguard.training.hooked_session import HookedSession
+from slimguard.training.prepared_runs import MOST_KINDS, PreparedRuns, run_of_session
+from slimguard.training.stop_signals import is_main_thread
+from slimguard.unedited.script_watcher import ScriptWatcher, is_of_incident, stop_error
+from slimguard.unedited.train_steps import Step
+
+# A script that makes what it fetches anew for each step has no use for them.
+_MOST_KNOWN = 16
+_UNKNOWN = None, None, -1
+
+
+class ScriptSession(HookedSession):
+    """A session of the script, and what watches its steps."""
+
+    def __init__(self, session, run: Callable, watcher: ScriptWatcher):
+        HookedSession.__init__(self, _OfTensorFlow(session, run), [watcher])
+        self._watcher = watcher
+        # What replaced a session's `run` is not to be gone past.
+        is_own = tf_callers.is_method_of_sessions(run)
+        self._runs = PreparedRuns(run_of_session, MOST_KINDS if is_own else 0)
+        self._gate_steps: Dict[Step, Optional[GateStep]] = {}
+        self._known: Dict[int, Tuple[Any, Optional[Step], int]] = {}
+        with session.graph.as_default():
+            watcher.begin()
+        watcher.after_create_session(self._session, tf1.train.Coordinator())
+
+    def known_step(self, fetches: Any) -> Optional[Step]:
+        """The step that a run of `fetches` is, if it was noted since the graph changed."""
+        _, step, version = self._known.get(id(fetches), _UNKNOWN)
+        return step if version == self.graph.version else None
+
+    def note_step(self, fetches: Any, step: Step, version: int) -> None:
+        """Notes a step that `known_step` is to know again.
+
+        Args:
+          fetches: a tensor or an operation, as a list may be another one next time.
+          step: the step that it is.
+          version: that of the graph when all in it was guarded.
+        """
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[id(fetches)] = fetches, step, version
+
+    def forget_steps(self) -> None:
+        """Knows none any more."""
+        self._known.clear()
+
+    def run_step(self, session, step: Step, feed_dict, options, run_metadata) -> Any:
+        """Runs a step behind its gates, in its turn, and lets the policy act.
+
+        Returns:
+          What the script fetched.
+        """
+        try:
+            with OWN_WORK:
+                run = in_turn(self._run_step, session.graph, trains=bool(step.names))
+                return run(step, feed_dict, options, run_metadata)
+        except Exception as error:
+            if is_of_incident(error) and not is_main_thread():
+                log().warning(_IN_A_THREAD, threading.current_thread().name)
+            raise
+
+    def _run_step(self, step: Step, *given):
+        if step not in self._gate_steps:
+            self._gate_steps[step] = self._gate_step(step)
+        gate_step = self._gate_steps[step]
+        if gate_step is None:
+            mine, _ = self._run_hooked(step.args, step.args.fetches, *given)
+        else:
+            mine, _, stop_requested = gate_step.run(*given)
+            self.note_stop(stop_requested)
+        if self.stop_requested:
+            self.stop_requested = False  # for a loop that goes on all the same
+            raise stop_error(self._watcher.incidents[-1])
+        return mine
+
+    def _gate_step(self, step: Step) -> Optional[GateStep]:
+        """What runs a step of one gate; None where the watcher is to be asked."""
+        context = tf1.train.SessionRunContext(step.args, self._session)
+        if step.quiet is None or not self._watcher.only_looks_at(step.gates[0], context):
+            return None
+        asked = self._session, self._runs, step.gates[0], [self._watcher]
+        return GateStep(*asked, step.args, step.quiet)
+
+    def release(self) -> None:
+        """No longer watches."""
+        self._watcher.end(self._session)
+
+
+_IN_A_THREAD = (
+    'slimguard: this ends a run in thread %r, and nothing in other threads. Unless it is caught '
+    'there, as by a tf.train.Coordinator, that thread ends and the others go on, or wait for it. '
+    'Out of a tf.py_func it comes as an UnknownError of the run around it.'
+)
+
+
+class _OfTensorFlow(SessionWrapper):
+    """A session of the script, with TensorFlow's own `run`.
+
+    A subclass of the script's may have another, which has been called already.
+    """
+
+    def __init__(self, session, run: Callable):
+        # Not the session itself: it is what this is kept by.
+        SessionWrapper.__init__(self, weakref.proxy(session))
+        self._run = run
+
+    def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
+        return self._run(self._session, fetches, feed_dict, options, run_metadata)

@@ -1,0 +1,105 @@
+"""The numbers of a script's steps as scalars, where the script writes summaries of its own.
+
+Every `tf.summary.FileWriter` of TensorFlow 1, whoever has it (the script, a Supervisor's thread, a
+`SummarySaverHook`), is given summaries by `add_summary`. With each of the script's go those of the
+training's last good step, to the same writer.
+"""
+
+import threading
+import weakref
+from typing import Any, Callable, Dict, Optional
+
+import tensorflow.compat.v1 as tf1
+
+from slimguard.compat import tf_private
+from slimguard.incidents.history import Entry, row_of
+from slimguard.system import files
+from slimguard.training.history_summaries import scalars_of, step_of
+from slimguard.unedited.patches import Patches
+
+
+class _OfSession:
+    """The last good steps of one session that no writer has yet; by what their tags begin with.
+
+    They all go to one folder. A script that has writers for training and for testing uses that of
+    the training after its steps, and that of the tests may come at any time.
+    """
+
+    def __init__(self) -> None:
+        self._entries: Dict[str, Entry] = {}
+        self._folder: Optional[str] = None
+
+    def notes_of(self, prefix: str) -> '_Notes':
+        """What takes the rows of one gate."""
+        return _Notes(self._entries, prefix)
+
+    def write(self, add_summary: Callable, writer: tf1.summary.FileWriter, step: Any) -> None:
+        """Writes what there is, if it is the writer for it, by the step that the script says."""
+        if not self._entries:
+            return
+        folder = files.as_path(writer.get_logdir(), 'logdir')
+        if self._folder is None:
+            self._folder = folder
+        if folder != self._folder:
+            return
+        for prefix in list(self._entries):
+            entry = self._entries.pop(prefix, None)  # another thread may have it
+            if entry is None:
+                continue
+            row = row_of(entry)
+            at = step_of(row) if step is None else step
+            scalars = scalars_of(row, prefix)
+            if at is not None and scalars.value:  # a run that only writes has none
+                add_summary(writer, scalars, at)
+
+
+class _Notes:
+    def __init__(self, entries: Dict[str, Entry], prefix: str):
+        self._entries = entries
+        self._prefix = prefix
+
+    def note(self, entry: Entry) -> None:
+        self._entries[self._prefix] = entry
+
+
+class ScriptSummaries:
+    """Knows which session the summaries that a script writes are of, and adds to them."""
+
+    def __init__(self) -> None:
+        self._known: Any = weakref.WeakKeyDictionary()  # the _OfSession of each session
+        self._here = threading.local()
+        self._last: Callable[[], Any] = lambda: None  # the session that was first to train last
+
+    def install(self, patches: Patches) -> None:
+        """Begins to listen."""
+        kinds = tf1.summary.FileWriter.__mro__
+        owner = next(kind for kind in kinds if 'add_summary' in vars(kind))
+        patches.wrap(owner, 'add_summary', self._add)
+
+    def note_run(self, session) -> None:
+        """Notes that this thread runs something in a session: what it writes next is of that."""
+        self._here.session = weakref.ref(session)
+
+    def of(self, session) -> Callable[[str], _Notes]:
+        """What takes the rows of a session's gates, by what their tags begin with."""
+        self._last = weakref.ref(session)
+        return self._known.setdefault(session, _OfSession()).notes_of
+
+    def _add(self, original, writer, summary, global_step=None):
+        original(writer, summary, global_step)
+        if not isinstance(writer, tf1.summary.FileWriter) or _is_a_rate(summary):
+            return
+        session = getattr(self._here, 'session', self._last)()
+        if session is None or tf_private.is_closed(session):
+            return
+        known = self._known.get(session)
+        if known is not None:
+            known.write(original, writer, global_step)
+
+
+def _is_a_rate(summary: Any) -> bool:
+    """Whether it is what a step counter of TensorFlow's writes, and no summary of the script's."""
+    if not isinstance(summary, tf1.Summary):
+        return False
+    tags = [value.tag for value in summary.value]
+    return bool(tags) and all(tag.endswith('/sec') for tag in tags)

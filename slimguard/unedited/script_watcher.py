@@ -1,0 +1,187 @@
+"""The watcher of a session whose loop knows nothing of it: :class:`ScriptWatcher`."""
+
+import threading
+from typing import Any, Callable, Dict, Optional, Sequence
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard import gate as gates
+from slimguard.diagnosis.evidence import Evidence
+from slimguard.incidents.fallback_chain import FallbackChain
+from slimguard.incidents.history import IS_RUINED
+from slimguard.incidents.incident import Incident
+from slimguard.incidents.journal import Journal
+from slimguard.incidents.nan_loss_error import NanLossError
+from slimguard.incidents.policy_language import OnNan
+from slimguard.system import terminal
+from slimguard.system.log import log
+from slimguard.training.back_off import BackOff, warn_of_another_policy
+from slimguard.training.checkpoint_keeper import NOT_SAVED
+from slimguard.training.context import TrainingContext
+from slimguard.training.gate_watcher import GateWatcher
+from slimguard.training.hook_training import KeptByLoop
+from slimguard.training.incident_reading import Reading
+from slimguard.training.recovery import Preparation, Recovery
+from slimguard.training.step_history import HistorySettings
+from slimguard.unedited import own_runs
+from slimguard.unedited.ending import after_stop
+from slimguard.unedited.script_files import ScriptFiles, ScriptRestorer
+
+
+def stop_error(incident: Incident) -> tf.errors.OutOfRangeError:
+    """What ends a loop that asks nobody whether to stop: the error of an input that has ended.
+
+    A MonitoredSession asks for that very type.
+    """
+    message = 'slimguard: the training is stopped, as on_nan says: %s' % incident
+    error: Any = tf.errors.OutOfRangeError(None, None, message)
+    error.incident = incident
+    return error
+
+
+def is_of_incident(error: BaseException) -> bool:
+    """Whether an incident ended a run, by `NanLossError` or `stop_error`, and no input did."""
+    return hasattr(error, 'incident')
+
+
+def is_stop(error: BaseException) -> bool:
+    """Whether `stop_error` made an error, and no input that has ended did."""
+    return isinstance(error, tf.errors.OutOfRangeError) and is_of_incident(error)
+
+
+def end_at_stop(files: ScriptFiles, run: Callable[..., Any], *args: Any) -> Any:
+    """Runs what 'stop' may end in the midst of it; that is no failure, and said on stderr.
+
+    Args:
+      files: where the script saves.
+      run: what to run.
+      *args: what to run it with.
+    """
+    try:
+        return run(*args)
+    except Exception as error:
+        if not is_stop(error):
+            raise
+    terminal.complain(after_stop(files.newest))
+
+
+class _ScriptPreparation(Preparation):
+    """Prepares a script's session: at any step it may get known where the script saves."""
+
+    def __init__(self, prepare: Callable[[Any], None], recovery: Recovery):
+        Preparation.__init__(self, prepare)
+        self._recovery = recovery
+
+    def before_step(self, session) -> None:
+        Preparation.before_step(self, session)
+        self._recovery.before_step(session)
+
+
+class ScriptWatcher(GateWatcher):
+    """Does for one session of a script what a `NanLossHook` does.
+
+    Args:
+      on_nan: what happens after a bad step.
+      script_files: where the script keeps its checkpoints.
+      evidence: by gate, what examines its bad steps; it may grow.
+      on_incidents: called with the incidents of one run, and the logdir with their record; the
+        last of them was acted on.
+      history: what is kept of the last steps.
+      summaries: as `Histories.summaries`.
+      note_jump: as `Histories.note_jump`.
+
+    Attributes:
+      recorded_in: the logdir with the record; None while there is none.
+    """
+
+    def __init__(
+        self,
+        on_nan: OnNan,
+        script_files: ScriptFiles,
+        evidence: Dict[gates.Gate, Evidence],
+        on_incidents: Callable[[Sequence[Incident], str], None],
+        history: HistorySettings,
+        summaries: Callable[[str], Any],
+        note_jump: Callable[[str], None],
+    ):
+        self._files = script_files
+        self._evidence = evidence
+        self._on_incidents = on_incidents
+        self._summaries = summaries
+        self._note_jump = note_jump
+        self.recorded_in: Optional[str] = None
+        self._journal = Journal()
+        self._policies: Optional[FallbackChain] = None
+        self._acting = threading.RLock()  # threads of a script may train in one session
+        GateWatcher.__init__(self, on_nan)
+        self._training = TrainingContext(
+            evidence=evidence,
+            joins_job=False,
+            is_kept=True,
+            guards_beside=True,
+            spike=history.spike,
+            history=history.length,
+        )
+
+    def begin(self):
+        self._journal = Journal()
+        self._own = KeptByLoop(self._evidence)
+        policies = self._policies = FallbackChain(self.on_nan, self._otherwise)
+        graph = tf1.get_default_graph()
+        self._ranks = gates.ranks_in(graph)
+        # A watcher comes with the first step; the graph was made ready before that.
+        rates = gates.learning_rates_of(graph)
+        back_off = None
+        if rates is None:
+            warn_of_another_policy(self._files.folders.of_learning_rate(graph))
+        else:
+            of_rate = self._files.folders.of_learning_rate
+            is_shared = self._ranks.are_several  # then the file would be one rank's
+            back_off = BackOff(rates, lambda: None if is_shared else of_rate(graph))
+        restorer = ScriptRestorer(self._files, graph)
+        snapshots = self._own.snapshots(graph, policies.snapshots, True, self._ranks.are_several)
+        recovery = Recovery(restorer, snapshots, back_off)
+        self._handle_with(policies, self._journal, recovery)
+        self.histories.summaries = self._summaries
+        self.histories.spike_in_words = 'spike=True, or --spike=default of run,'
+        self.histories.note_jump = self._note_jump
+        self._preparation = _ScriptPreparation(self._prepare, recovery)
+
+    def step_was_good(self, session, loss: Any) -> None:
+        if self.recorded_in is None and self._files.folders.is_settled(session.graph):
+            with self._acting:
+                self._keep_record(session.graph)  # an empty one says that a guard is there
+        GateWatcher.step_was_good(self, session, loss)
+
+    def _keep_record(self, graph: tf.Graph) -> str:
+        """Makes the record, unless it is there; returns its logdir."""
+        if self.recorded_in is None:
+            self.recorded_in = self._files.logdir_for_record(graph)
+            self._journal.keep_in(self.recorded_in)
+        return self.recorded_in
+
+    def end(self, session):
+        if self._policies is not None:
+            self._policies.tell_skipped()  # of all sessions together it is told elsewhere
+        self.histories.take_last_words()  # as well
+        GateWatcher.end(self, session)
+
+    def handle(self, run_context, reading: Reading, *beside: Reading) -> None:
+        if reading.gate is not None:
+            own_runs.require_finite_before(run_context.session, reading.gate)
+        with self._acting:
+            logdir = self._keep_record(run_context.session.graph)
+            for each in list(self._evidence.values()):  # another thread may add to them
+                each.keep_in(logdir)
+            try:
+                GateWatcher.handle(self, run_context, reading, *beside)
+            except NanLossError as error:
+                known = self._files.checkpoints(run_context.session.graph)
+                if IS_RUINED in error.incident.reason and known:
+                    log().warning(NOT_SAVED, known[0].prefix)
+                else:
+                    self._files.save_quietly(run_context.session)
+                raise
+            finally:
+                self._on_incidents(self.incidents[-1 - len(beside) :], logdir)

@@ -1,0 +1,135 @@
+"""Which of the elements fetched in a run train, and which of them one gate is to be of."""
+
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+
+import tensorflow as tf
+
+from slimguard import gate as gates
+from slimguard import graph as graphs
+from slimguard.gate.gate import through_gates
+from slimguard.graph import TrainOp, key, op_of
+from slimguard.unedited.gradient_writes import GradientWrites, join_written_by_hand
+from slimguard.unedited.optimizer_notes import OptimizerNotes
+
+
+class SharedUpdates:
+    """Finds what trains in one graph.
+
+    Args:
+      graph: the graph.
+      notes: what the optimizers have made.
+      gradient_writes: the updates that are written by hand.
+    """
+
+    def __init__(self, graph: tf.Graph, notes: OptimizerNotes, gradient_writes: GradientWrites):
+        self._graph = graph
+        self._notes = notes
+        self._gradient_writes = gradient_writes
+
+    def by_update(
+        self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor] = ()
+    ) -> List[List[TrainOp]]:
+        """The elements that train; in one list, those that need the same update.
+
+        Args:
+          elements: what a run fetches.
+          fed: the tensors computed within the step that it feeds.
+        """
+        found: List[Tuple[List[TrainOp], Set[tf.Operation]]] = []  # with the updates that they need
+        for element, needed in self._needed_by(elements, fed):
+            updates = self._updates_in(needed)
+            if not updates:
+                continue
+            apart = [group for group in found if not group[1] & updates]
+            shared = [group for group in found if group[1] & updates]
+            joined = [each for group in shared for each in group[0]] + [element]
+            found = apart + [(joined, updates.union(*(group[1] for group in shared)))]
+        noted = set(map(op_of, self._notes.updates(self._graph)))
+        return join_written_by_hand(found, self._gradient_writes.all() - noted)
+
+    def join(
+        self,
+        groups: Sequence[List[TrainOp]],
+        elements: Sequence[TrainOp],
+        fed: Sequence[tf.Tensor],
+        gated_writes: Callable[[Sequence[TrainOp]], Set[tf.Operation]],
+    ) -> List[List[TrainOp]]:
+        """The same groups, with all elements that write, or wait for, what a gate of one writes.
+
+        A gate runs clones of what it holds back. Fetched beside it, the original would run as well,
+        past the gate: an average that the train op updates too, a loss that waits for a write, a
+        counter that two train ops share. So these are fetched through the gate.
+
+        Args:
+          groups: the elements that one gate is to be of, in lists.
+          elements: what a run fetches.
+          fed: as for `by_update`.
+          gated_writes: gives the writes that a gate of some elements runs clones of.
+        """
+        writes = graphs.Writes(self._graph)
+        written: Dict[Any, Set[tf.Operation]] = {}
+        for element, needed in self._needed_by(elements, fed):
+            found = {op for op in needed if op in writes}
+            if found:
+                written[element_key(element)] = found
+
+        def writes_of(some: Sequence[TrainOp]) -> Set[tf.Operation]:
+            return set().union(*(written.get(element_key(each), ()) for each in some))
+
+        grouped = {element_key(each) for group in groups for each in group}
+        rest = [e for e in each_once(elements) if element_key(e) in written.keys() - grouped]
+        groups = [list(group) for group in groups]
+        waiting = list(groups)
+        while waiting:
+            group = waiting.pop(0)
+            mine = writes_of(group)
+            others = [each for each in groups if each is not group] + [[each] for each in rest]
+            sharing = [each for each in others if not mine.isdisjoint(writes_of(each))]
+            gated = gated_writes(group) if sharing else set()
+            joined = [each for each in sharing if not gated.isdisjoint(writes_of(each))]
+            if joined:
+                group += [element for each in joined for element in each]
+                keys = set(map(element_key, group))
+                rest = [each for each in rest if element_key(each) not in keys]
+                groups = [e for e in groups if e is group or element_key(e[0]) not in keys]
+                waiting = list(groups)
+        return groups
+
+    def _needed_by(
+        self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]
+    ) -> Iterator[Tuple[TrainOp, List[tf.Operation]]]:
+        """The elements, each once, with what a run of each needs."""
+        needs = through_gates(self._graph, fed)
+        for element in each_once(elements):
+            op = _op_to_search(element)
+            if op is not None and not graphs.is_enqueue(op):
+                yield element, graphs.ancestors([op], needs)
+
+    def _updates_in(self, needed: Sequence[tf.Operation]) -> Set[tf.Operation]:
+        noted = set(map(op_of, self._notes.updates(self._graph))) | self._gradient_writes.all()
+        writes = graphs.Writes(self._graph) if self._notes.has_functions(self._graph) else None
+        return {
+            op
+            for op in needed
+            if graphs.is_apply(op)
+            or op in noted
+            # An If, a While, a call: the update may be in its function.
+            or (writes is not None and op in writes and writes.calls(op))
+        }
+
+
+def _op_to_search(element: TrainOp) -> Optional[tf.Operation]:
+    """Where to look for what an element updates; None if it is one of ours that guards nothing."""
+    original = gates.original_of(element)
+    if original is element and op_of(element).name.startswith(graphs.OURS):
+        return None
+    return op_of(original)
+
+
+def each_once(elements: Sequence[TrainOp]) -> List[TrainOp]:
+    """The elements, each once."""
+    return list({element_key(each): each for each in elements}.values())
+
+
+def element_key(element: TrainOp) -> Any:
+    return element if isinstance(element, tf.Operation) else key(element)

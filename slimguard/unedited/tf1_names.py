@@ -1,0 +1,325 @@
+"""The names of TensorFlow 1 for scripts that run on TensorFlow 2.
+
+After `install`, ``import tensorflow as tf`` in a script, and in the modules it brings along, gives
+a namespace with the names of TensorFlow 1.15: ``tf.placeholder``, ``tf.app``, ``tf.contrib.slim``.
+Libraries go on getting the TensorFlow that is installed, which is left as it is: it is the importer
+that decides, by ``builtins.__import__``, and nothing is put into ``sys.modules``. They get no more
+of TensorFlow 1 than what they import of ``tensorflow.contrib``; not even that where they try if it
+is there, and can do without.
+
+A script may be installed itself, as a module of a package: all of that package is the script's.
+"""
+
+import ast
+import builtins
+import functools
+import importlib
+import importlib.util
+import linecache
+import os
+import sys
+import traceback
+import types
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from slimguard import compat
+from slimguard.unedited import numpy1_names
+from slimguard.unedited.tf1_gone import Placeholder, can_be_imported, explain, placeholder
+from slimguard.unedited.tf1_table import MODULES_BEHIND_FUNCTIONS, TABLE
+
+# They use TensorFlow as it is, wherever they are installed.
+_LIBRARIES = frozenset(['keras', 'slimguard', 'tensorboard', 'tensorflow', 'tf_keras', 'tf_slim'])
+
+_builtin_import = builtins.__import__
+
+
+def is_native() -> bool:
+    """Whether the installed TensorFlow is a 1.x, which has all names. Imports it."""
+    return importlib.import_module('tensorflow').__version__.startswith('1.')
+
+
+def install() -> None:
+    """Gives the script the names of TensorFlow 1, and turns the behaviour of version 2 off.
+
+    Puts numpy's old names back, too.
+    To be called before TensorFlow is imported. Does nothing on TensorFlow 1.x.
+    """
+    # tf.keras, tf.layers and tf.nn.rnn_cell are those of Keras 2, as they were.
+    if importlib.util.find_spec('tf_keras') is not None:
+        os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
+    if is_native():
+        return
+    compat.revive()
+    importlib.import_module('tensorflow').compat.v1.disable_v2_behavior()
+    builtins.__import__ = _import
+    numpy1_names.install()
+
+
+def uninstall() -> None:
+    """Takes the names away again. The behaviour of version 2 stays off: it cannot be turned on."""
+    global _scripts_file
+    _scripts_file = ''
+    if builtins.__import__ is _import:
+        builtins.__import__ = _builtin_import
+    numpy1_names.uninstall()
+
+
+def let_flags_be_redefined() -> None:
+    """Lets scripts define flags that absl has taken for itself, such as ``log_dir``.
+
+    TensorFlow 1 had flags of its own; absl's, which replaced them, do not like to be defined twice.
+    absl goes on with those it has. To be called once TensorFlow is imported.
+    """
+    from absl import app, flags, logging
+
+    own = {}
+    for module, defined in flags.FLAGS.flags_by_module_dict().items():
+        if module.partition('.')[0] == 'absl':
+            own.update((flag.name, flag) for flag in defined)
+    for flag in own.values():
+        flag.allow_override = True
+    view = _AbslFlags(flags.FLAGS, own)
+    for reader in (app, logging):
+        vars(reader)['FLAGS'] = view  # absl's types do not tell of the name
+
+
+class _AbslFlags:
+    """absl's view of the flags: in it, a script's flag does not hide the one absl defined.
+
+    absl would take the value of a script's ``verbosity`` for its own, and even set it.
+    """
+
+    def __init__(self, everybodys: Any, own: Dict[str, Any]):
+        vars(self).update(_everybodys=everybodys, _own=own)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._own[name] if name in self._own else self._everybodys[name]
+
+    def __getattr__(self, name: str) -> Any:
+        return self._own[name].value if name in self._own else getattr(self._everybodys, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._own:
+            self._own[name].value = value
+            self._own[name].using_default_value = False
+        else:
+            setattr(self._everybodys, name, value)
+
+    def __call__(self, *args, **kwargs) -> Any:
+        return self._everybodys(*args, **kwargs)
+
+
+class _Namespace(types.ModuleType):
+    """A package of TensorFlow 1, put together from the places that hold its names today."""
+
+    def __init__(self, name: str):
+        super().__init__(name.replace('tf', 'tensorflow', 1))
+        self._slimguard_name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name == '__all__':
+            return [name for name in dir(self) if hasattr(self, name)]
+        return _find(self._slimguard_name, name)
+
+    def __dir__(self) -> List[str]:
+        rows = (row.rpartition('.') for row in TABLE)
+        names = {name for package, _, name in rows if package == self._slimguard_name}
+        for place in _places(self._slimguard_name):
+            names.update(dir(place))
+        return sorted(name for name in names if not name.startswith('_'))
+
+
+_namespaces: Dict[str, _Namespace] = {}
+
+
+def namespace(name: str = 'tf') -> types.ModuleType:
+    """A package of TensorFlow 1, such as ``tf`` or ``tf.contrib.slim``: what a script imports."""
+    if name not in _namespaces:
+        _namespaces[name] = _Namespace(name)
+    return _namespaces[name]
+
+
+def _find(package: str, name: str) -> Any:
+    """What a name in a package of TensorFlow 1 stands for.
+
+    Raises:
+      AttributeError: names it, and what replaced it.
+    """
+    full_name = package + '.' + name
+    home = TABLE.get(full_name)
+    if isinstance(home, tuple):
+        if not home or _places(full_name):
+            return namespace(full_name)
+    elif home is not None:
+        return _resolve(home)
+    for place in _places(package):
+        try:
+            return _attribute(place, name)
+        except AttributeError:
+            pass
+    if package == 'tf.contrib' and can_be_imported(full_name):
+        return placeholder(full_name)  # it was there without an import of its own
+    raise AttributeError(explain(full_name))
+
+
+@functools.lru_cache(maxsize=None)
+def _places(package: str) -> Tuple[Any, ...]:
+    """The places of a package's names, those that this TensorFlow has."""
+    places = []
+    for home in TABLE[package]:
+        try:
+            places.append(_resolve(home))
+        except AttributeError:
+            pass
+    return tuple(places)
+
+
+def _resolve(home: str) -> Any:
+    """What an entry in the right column of the table stands for.
+
+    Raises:
+      AttributeError: if this TensorFlow does not have it.
+      ImportError: if tf-slim is not installed; says what to install.
+    """
+    if home.partition('.')[0] != 'tf':
+        compat.import_slim()
+        module, _, name = home.partition(':')
+        value = importlib.import_module(module)
+        return getattr(value, name) if name else value
+    value = importlib.import_module('tensorflow')
+    for name in home.split('.')[1:]:
+        value = _attribute(value, name)
+    return value
+
+
+def _attribute(value: Any, name: str) -> Any:
+    """An attribute, or a module of a package that is not imported yet.
+
+    Raises:
+      AttributeError: if it is neither.
+    """
+    try:
+        return getattr(value, name)
+    except AttributeError:
+        if isinstance(value, _Namespace) or not hasattr(value, '__path__') or name[:2] == '__':
+            raise
+    full_name = value.__name__ + '.' + name
+    if importlib.util.find_spec(full_name) is None:
+        raise AttributeError('module %r has no attribute %r' % (value.__name__, name))
+    return importlib.import_module(full_name)
+
+
+def _import(name, globals=None, locals=None, fromlist=(), level=0):
+    """In the place of the builtin `__import__`: decides whose TensorFlow the importer gets."""
+    if level or name.partition('.')[0] != 'tensorflow':
+        return _builtin_import(name, globals, locals, fromlist, level)
+    importer, _ = traceback.extract_stack(limit=2)
+    if not _is_for_us(name, fromlist, globals, importer.lineno or 0):
+        return _builtin_import(name, globals, locals, fromlist, level)
+    full_name = name.replace('tensorflow', 'tf', 1)
+    module = _import_path(full_name)
+    if not fromlist:
+        return namespace()
+    placeholders = {}
+    for wanted in fromlist:
+        if wanted == '*':
+            continue
+        try:
+            # As an import does, this also loads the module of that name.
+            _attribute(module, wanted)
+        except AttributeError as error:
+            if not can_be_imported(full_name + '.' + wanted):
+                raise ImportError(_why(full_name + '.' + wanted, error), name=name) from None
+            placeholders[wanted] = placeholder(full_name + '.' + wanted)
+    return _with(placeholders, module) if placeholders else module
+
+
+def _import_path(full_name: str) -> Any:
+    """The module that a path such as ``tf.contrib.slim`` stands for in an import.
+
+    Raises:
+      ModuleNotFoundError: if there is none; says what replaced it.
+    """
+    if full_name in MODULES_BEHIND_FUNCTIONS:
+        return _resolve(MODULES_BEHIND_FUNCTIONS[full_name])
+    parent, _, name = full_name.rpartition('.')
+    if not parent:
+        return namespace()
+    package = _import_path(parent)
+    try:
+        return _attribute(package, name)
+    except AttributeError as error:
+        # A library's module is left as it is.
+        if can_be_imported(full_name) and isinstance(package, (_Namespace, Placeholder)):
+            # As an import does, this makes the module an attribute of its package.
+            vars(package)[name] = placeholder(full_name)
+            return vars(package)[name]
+        path = full_name.replace('tf', 'tensorflow', 1)
+        raise ModuleNotFoundError(_why(full_name, error), name=path) from None
+
+
+def _why(full_name: str, error: AttributeError) -> str:
+    """Of tf.contrib it is known what replaced it, and not to the libraries that have the rest."""
+    return explain(full_name) if full_name.startswith('tf.contrib.') else str(error)
+
+
+def _with(placeholders: Dict[str, types.ModuleType], module: Any) -> types.ModuleType:
+    """A module for one ``from module import ...``: to the module itself nothing is added."""
+    holder = types.ModuleType(module.__name__)
+    vars(holder).update(placeholders, __getattr__=functools.partial(getattr, module))
+    return holder
+
+
+def _is_for_us(
+    imported: str, fromlist: Sequence[str], module_globals: Optional[Dict[str, Any]], line: int
+) -> bool:
+    """Whether a module that imports TensorFlow gets the names of TensorFlow 1."""
+    module_globals = module_globals or {}
+    name = module_globals.get('__name__', '')
+    if name == '__main__':
+        return True
+    if name.partition('.')[0] in _LIBRARIES:
+        return False
+    file = module_globals.get('__file__')
+    installed_as = _installed_as(file)
+    if installed_as is None or installed_as == _installed_as(_file_of_the_script()):
+        return True
+    is_contrib = 'contrib' in (imported.split('.')[1:2] or fromlist or ())
+    return is_contrib and not _is_tried(file, line)
+
+
+def _file_of_the_script() -> Optional[str]:
+    return _scripts_file or getattr(sys.modules.get('__main__'), '__file__', None)
+
+
+# The module that `run` looks up: Python imports its package before it becomes ``__main__``.
+_scripts_file = ''
+
+
+def note_module(name: str) -> None:
+    """Notes which module is going to be the script, before anything of it is imported."""
+    global _scripts_file
+    try:
+        spec = importlib.util.find_spec(name.partition('.')[0])
+    except ValueError:  # of a module that is there, and says not whence
+        spec = None
+    _scripts_file = '' if spec is None else spec.origin or ''
+
+
+def _is_tried(file: Optional[str], line: int) -> bool:
+    """Whether the import in a line of a file is in a `try`, with something to do if it fails."""
+    try:
+        tree = ast.parse(''.join(linecache.getlines(file or '')))
+    except SyntaxError:
+        return False
+    tries = [node for node in ast.walk(tree) if isinstance(node, ast.Try) and node.handlers]
+    return any(each.body[0].lineno <= line < each.handlers[0].lineno for each in tries)
+
+
+def _installed_as(file: Optional[str]) -> Optional[str]:
+    """The package, or the module, that a file is of in a folder of installed ones; else None."""
+    folders = (os.path.abspath(file) if file else '').split(os.sep)
+    for number, folder in enumerate(folders[:-1]):
+        if folder in ('site-packages', 'dist-packages'):
+            return os.sep.join(folders[: number + 2])
+    return None

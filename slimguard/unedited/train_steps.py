@@ -1,0 +1,426 @@
+"""The train ops of a graph that nobody has guarded: found in what a session is asked to run.
+
+A script may build anything around what its optimizer returns: a group with moving averages, a loss
+that waits for the update. Only a run shows what a step is. So the gate is made for what is fetched,
+and stands in for it from then on: :class:`TrainSteps`.
+
+What a session has seen cannot be wired any more. So before a session sees new updates, the last ops
+that were built around them are guarded at once; these are what most scripts fetch.
+"""
+
+import dataclasses
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    FrozenSet,
+    Iterable,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard import gate as gates
+from slimguard import graph as graphs
+from slimguard.compat import tf_private
+from slimguard.gate.arguments import is_made_inside
+from slimguard.gate.builder import NoLossError
+from slimguard.gate.chief_update import takes_accumulated
+from slimguard.gate.copies_ahead import copies_ahead, copy_ahead_of_others
+from slimguard.gate.gate import Gate, gated_writes, guard_with_values
+from slimguard.gate.histograms import leave_out_bad_values
+from slimguard.gate.written_beside import written_beside
+from slimguard.graph import TrainOp, key, op_of, ops, plain_ops
+from slimguard.graph.sessions import note_seen
+from slimguard.graph.token_queues import has_token_queue
+from slimguard.training.fetch_structures import fetched_elements, key_of, map_fetches
+from slimguard.training.inner_feeds import are_taken, not_fed
+from slimguard.unedited.gradient_writes import GradientWrites
+from slimguard.unedited.optimizer_notes import OptimizerNotes
+from slimguard.unedited.own_updates import OwnUpdates, written_by, written_in
+from slimguard.unedited.shared_updates import SharedUpdates, each_once, element_key
+from slimguard.unedited.update_ends import ends_of
+
+
+class Gated(NamedTuple):
+    """Those of the elements fetched in a run that need the same update, and its gate.
+
+    Attributes:
+      beside: those of the elements that only write, where others train.
+    """
+
+    gate: Gate
+    elements: Sequence[TrainOp]
+    beside: Sequence[TrainOp] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of the train op that the script fetches, or of what was guarded to make it."""
+        return name_of(self.elements[0])
+
+
+def name_of(train_op: TrainOp) -> str:
+    """What a script calls a train op; not the name of our op that guards it."""
+    op = op_of(gates.original_of(train_op))
+    # What `assign_sub` of a resource variable gives is read after the write.
+    writes = op.control_inputs if op.type == 'ReadVariableOp' else []
+    return writes[0].name if writes else op.name
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Step:
+    """A run that trains, or that only writes.
+
+    Attributes:
+      gates: its gates, one for each update of its own.
+      names: by gate, the name of the train op that the script fetches; empty if it only writes.
+      args: what the script fetches, with what stands in for what trains, and the train ops of the
+        gates. It is always the same object, which watchers know again.
+      quiet: what the script fetches, in the same structure, with what stands in for what trains
+        where a bad step is told by no word and no error; None where there is no such thing.
+      is_watched: whether somebody else watches it: a `NanLossHook`, or `slimguard.train`.
+      written: the ops of the variables that it may put back, of those that no train op writes.
+    """
+
+    gates: Sequence[Gate]
+    names: Sequence[str]
+    args: tf1.train.SessionRunArgs
+    quiet: Any
+    is_watched: bool
+    written: Sequence[tf.Operation]
+
+    @classmethod
+    def of(cls, fetches, parts: Sequence[Gated], graph: tf.Graph, trains: bool) -> 'Step':
+        """The step that a run of `fetches` is.
+
+        Args:
+          fetches: what the script fetches.
+          parts: what trains, or else writes, among it; at least one.
+          graph: the graph.
+          trains: whether it trains.
+        """
+        names = {element.name for element in fetched_elements(fetches, graph)}
+        first = parts[0]
+        train_ops = [part.gate.train_op for part in parts]
+        both = [_through_gates(fetches, parts, graph, train_ops), train_ops]
+        quiet = None
+        if len(parts) == 1:
+            quiet = _through_gates(fetches, parts, graph, [parts[0].gate.quiet.train_op])
+            needed = graphs.ancestors(list(map(op_of, fetched_elements(quiet, graph))))
+            if op_of(parts[0].gate.bad) in needed:  # a script may fetch what it has of its own gate
+                quiet = None
+        return cls(
+            tuple(part.gate for part in parts),
+            tuple(part.name for part in parts if trains),
+            tf1.train.SessionRunArgs(both),
+            quiet,
+            not names.isdisjoint(name for part in parts for name in part.gate.untold.counts),
+            tuple(written_in(first.beside, graph) if trains else written_by(first.gate)),
+        )
+
+
+class TrainSteps:
+    """Guards the train ops of one graph.
+
+    Args:
+      graph: the graph; finalized or not.
+      notes: what the optimizers have made.
+      max_loss: a larger loss is a bad step; None for no limit.
+      on_refusal: called with the name of an update that cannot be guarded, and why not.
+      on_no_loss: called with the name of a train op without a single loss to compare with
+        `max_loss`.
+
+    Attributes:
+      version: that of the graph when all in it was guarded; -1 if it never was.
+    """
+
+    def __init__(
+        self,
+        graph: tf.Graph,
+        notes: OptimizerNotes,
+        max_loss: Optional[float],
+        on_refusal: Callable[[str, Exception], None],
+        on_no_loss: Callable[[str], None],
+    ):
+        self._graph = graph
+        self._notes = notes
+        self._max_loss = max_loss
+        self._on_refusal = on_refusal
+        self._on_no_loss = on_no_loss
+        self.version = -1
+        self._known_updates: Set[str] = set()
+        self._gradient_writes = GradientWrites(graph)
+        self._updates = SharedUpdates(graph, notes, self._gradient_writes)
+        self._own_updates = OwnUpdates(graph, on_refusal)
+        # By what is fetched, of which a copy is kept so that nothing else gets the ids in it.
+        self._steps: Dict[Any, Tuple[Optional[Step], Any]] = {}
+
+    def prepare(self) -> None:
+        """Guards what was built since the last time. To be called before every run of a session."""
+        if self._graph.version == self.version:
+            return
+        if self._notes.is_built_elsewhere(self._graph):
+            note_seen(self._graph)
+            return  # the thread that builds it guards it in its next run
+        new = [u for u in self._notes.updates(self._graph) if u.name not in self._known_updates]
+        self._known_updates.update(update.name for update in new)
+        new += self._notes.not_of_optimizers(self._graph, self._gradient_writes.new())
+        if new:  # slim's are guarded where they are made
+            originals = [op_of(g.original) for g in gates.gates_of(self._graph).values()]
+            guarded = set(graphs.ancestors(originals))
+            new = [update for update in new if op_of(update) not in guarded]
+        if has_token_queue(self._graph):  # a chief's is guarded with the train op of its workers
+            new = [update for update in new if not takes_accumulated(op_of(update))]
+        if new or copies_ahead(self._graph):
+            self._guard_ends(new)
+        note_seen(self._graph)
+        self.version = self._graph.version
+
+    def _guard_ends(self, new: Sequence[TrainOp]) -> None:
+        """Guards what was built around new updates, before a session has seen it."""
+        with tf_private.unfinalized(self._graph):
+            for end in dict.fromkeys(end for update in new for end in ends_of(update)):
+                if is_made_inside(end):
+                    continue  # the op that runs the loop or branch gets the guard
+                try:
+                    self._guard([end], ())
+                except gates.NoLearningRateError:
+                    raise
+                except (ValueError, TypeError):
+                    pass  # the run of it will say so
+            if new:
+                leave_out_bad_values(self._graph)
+            copy_ahead_of_others(self._graph)
+
+    def step_for(
+        self,
+        fetches,
+        fed: Sequence[tf.Tensor] = (),
+        without_value: FrozenSet[tf.Operation] = frozenset(),
+    ) -> Optional[Step]:
+        """The step that a run of `fetches` is; None if it does nothing that can be guarded.
+
+        Args:
+          fetches: what the script fetches.
+          fed: those tensors that it feeds which are computed of something that is drawn.
+          without_value: the variables, of those that it writes, that have no value yet.
+        """
+        asked = (key_of(fetches), *map(key, fed)) if fed else key_of(fetches)
+        asked = (asked, without_value) if without_value else asked
+        if asked not in self._steps:
+            knows_all = self.version == self._graph.version
+            kept = map_fetches(fetches, lambda fetch: fetch)
+            if fed and not are_taken(fed, fetched_elements(fetches, self._graph)):
+                self._steps[asked] = self.step_for(fetches, (), without_value), kept
+            else:
+                self._steps[asked] = self._make_step(fetches, fed, without_value), kept
+            if knows_all:  # what was added is no news
+                self.version = self._graph.version
+        return self._steps[asked][0]
+
+    def names_of_updates(self, fetches) -> List[str]:
+        """The names of those of `fetches` that train, or else write, and that have no gate."""
+        elements = fetched_elements(fetches, self._graph)
+        together = [each for group in self._updates.by_update(elements) for each in group]
+        together = together or self._own_updates.among(elements)
+        return [name_of(each) for each in together if gates.gate_of(each) is None]
+
+    def _make_step(
+        self, fetches, fed: Sequence[tf.Tensor], without_value: FrozenSet[tf.Operation]
+    ) -> Optional[Step]:
+        elements = not_fed(fetched_elements(fetches, self._graph), fed)
+        parts, training = [], []
+        for together in self._updates.by_update(elements, fed):
+            watched = [part for part in map(_gated, together) if _is_watched(part, elements)]
+            if watched:  # by a hook of the script's own, which names what goes past that gate
+                parts += watched
+            else:
+                training.append(together)
+        joined = self._joined(training, elements, fed)
+        beside = self._beside(elements, joined, without_value) if joined else []
+        if beside:
+            joined = self._joined([joined[0] + beside, *joined[1:]], elements, fed)
+        for number, together in enumerate(joined):
+            own = gates.gate_of(together[0]) if len(together) == 1 and not fed else None
+            if own is not None:  # it was guarded when it was made
+                parts.append(Gated(self._limited(own), together))
+                continue
+            part = self._guarded(together, fed)
+            if part is None:
+                apart = [each for each in training if each[0] in together and each != together]
+                parts += [self._guarded(each, fed) for each in apart]
+            else:
+                parts.append(part._replace(beside=[] if number else beside))
+        trains = bool(parts)
+        if not trains:
+            writing = self._own_updates.among(elements, fed, without_value)
+            if writing:
+                parts.append(self._guarded(writing, fed, self._own_updates.guard))
+        guarded = [part for part in parts if part is not None]
+        return Step.of(fetches, guarded, self._graph, trains) if guarded else None
+
+    def _guarded(
+        self,
+        together: Sequence[TrainOp],
+        fed: Sequence[tf.Tensor],
+        guard: Optional[Callable[..., gates.Gate]] = None,
+    ) -> Optional[Gated]:
+        """What is fetched together, behind its gate; None if it cannot be guarded."""
+        try:
+            with tf_private.unfinalized(self._graph):
+                return Gated((guard or self._guard)(together, fed), together)
+        except gates.NoLearningRateError:
+            raise
+        except (ValueError, TypeError) as error:
+            self._on_refusal(getattr(error, 'name', together[-1].name), error)
+            return None
+
+    def _joined(
+        self,
+        groups: Sequence[List[TrainOp]],
+        elements: Sequence[TrainOp],
+        fed: Sequence[tf.Tensor],
+    ) -> List[List[TrainOp]]:
+        """The groups, with what else is fetched and would run what their gates hold back."""
+
+        def gated_writes_of(together: Sequence[TrainOp]) -> Set[tf.Operation]:
+            try:
+                with tf_private.unfinalized(self._graph):
+                    to_guard = self._to_guard(together, fed)
+                    return gated_writes(to_guard.train_op, to_guard.loss, fed)
+            except (ValueError, TypeError):  # the run of it will say so
+                return set()
+
+        return self._updates.join(groups, elements, fed, gated_writes_of) if groups else []
+
+    def _limited(self, gate: gates.Gate) -> gates.Gate:
+        """A gate that knows `max_loss`, in place of one without a limit."""
+        if self._max_loss is None or gate.max_loss is not None:
+            return gate
+        try:
+            with tf_private.unfinalized(self._graph):
+                return guard_with_values(gate.original, gate.loss, self._max_loss, ())
+        except NoLossError:
+            self._on_no_loss(op_of(gate.original).name)
+            return gate
+
+    def _beside(
+        self,
+        elements: Sequence[TrainOp],
+        training: Sequence[List[TrainOp]],
+        without_value: FrozenSet[tf.Operation],
+    ) -> List[TrainOp]:
+        """The elements that write with the batch of the first that train, and do not train."""
+        ends = {element_key(each) for together in training for each in together}
+        others = [each for each in each_once(elements) if element_key(each) not in ends]
+        others = [each for each in others if not _is_left_alone(op_of(each))]
+        if without_value:  # of nothing there is no copy to go back to
+            gives_first = [without_value.intersection(written_in([e], self._graph)) for e in others]
+            others = [each for each, first in zip(others, gives_first) if not first]
+        return written_beside(others, training[0], self._on_refusal)
+
+    def _guard(self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]) -> gates.Gate:
+        """The gate of what is fetched together; a gate of one of them is not in use then."""
+        train_op, loss, max_loss, values = self._to_guard(elements, fed)
+        try:
+            return guard_with_values(train_op, loss, max_loss, values, fed)
+        except NoLossError:
+            gate = guard_with_values(train_op, loss, None, values, fed)
+            self._on_no_loss(op_of(train_op).name)  # if it can be guarded at all
+            return gate
+
+    def _to_guard(self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]) -> '_ToGuard':
+        owns = [gate for gate in map(gates.gate_of, elements) if gate is not None]
+        elements = [gates.original_of(each) for each in elements]
+        train_op = _train_op_of(elements, self._graph)
+        is_sum = isinstance(train_op, tf.Tensor) and self._gradient_writes.only_sums_before(
+            train_op
+        )
+        if fed or is_sum:
+            train_op = _group(map(op_of, elements), self._graph)
+        known = gates.gates_of(self._graph).get(op_of(train_op).name)
+        if known is not None:  # an op at the end, of which the value was not asked for then
+            train_op = known.original
+        values = [e for e in elements if isinstance(e, tf.Tensor) and e is not train_op]
+        loss = self._notes.loss_of(train_op, fed)
+        max_loss = self._max_loss
+        for own in owns:  # what the script said itself
+            loss = loss if own.loss is None or fed else own.loss
+            max_loss = own.max_loss or max_loss
+        return _ToGuard(train_op, loss, max_loss, values)
+
+
+class _ToGuard(NamedTuple):
+    """The arguments of `guard_with_values` for what is fetched together."""
+
+    train_op: TrainOp
+    loss: Optional[tf.Tensor]
+    max_loss: Optional[float]
+    values: Sequence[tf.Tensor]
+
+
+def _gated(element: TrainOp) -> Optional[Gated]:
+    """A guarded train op behind its own gate; None for any other."""
+    own = gates.gate_of(element)
+    return own and Gated(own, [element])
+
+
+def _is_watched(part: Optional[Gated], elements: Sequence[TrainOp]) -> bool:
+    """Whether a run fetches, beside a guarded train op, what its gate tells a hook."""
+    return part is not None and any(each.name in part.gate.untold.counts for each in elements)
+
+
+def _is_left_alone(op: tf.Operation) -> bool:
+    """Whether an op is ours, or of a queue runner."""
+    return op.name.startswith(graphs.OURS) or graphs.is_enqueue(op)
+
+
+def _train_op_of(elements: Sequence[TrainOp], graph: tf.Graph) -> TrainOp:
+    """What is guarded: the element that needs all others, or a group of them."""
+    own = {op_of(element) for element in elements}
+    for element in sorted(elements, key=lambda each: isinstance(each, tf.Operation)):
+        if own <= set(graphs.ancestors([op_of(element)])):
+            return element
+    return _group(own, graph)
+
+
+def _group(own: Iterable[tf.Operation], graph: tf.Graph) -> tf.Operation:
+    with ops.our_scope(graph, 'step'):
+        return plain_ops.group(own, 'together')
+
+
+def _through_gates(
+    fetches, parts: Sequence[Gated], graph: tf.Graph, train_ops: Sequence[TrainOp]
+) -> Any:
+    """`fetches`, with what stands in for those that train, in the same structure.
+
+    Args:
+      fetches: what a script fetches.
+      parts: what trains among it.
+      graph: the graph.
+      train_ops: by part, what stands in for its train op.
+    """
+    stand_ins = {
+        element_key(element): _stand_in(element, part.gate, train_op)
+        for part, train_op in zip(parts, train_ops)
+        for element in part.elements
+    }
+
+    def stand_in(fetch):
+        elements = fetched_elements(fetch, graph)
+        found = stand_ins.get(element_key(elements[0])) if len(elements) == 1 else None
+        return fetch if found is None else found
+
+    return map_fetches(fetches, stand_in)
+
+
+def _stand_in(element: TrainOp, gate: gates.Gate, train_op: TrainOp) -> TrainOp:
+    if isinstance(element, tf.Operation):
+        return op_of(train_op)
+    return gate.values.get(element_key(gates.original_of(element)), train_op)

@@ -1,0 +1,124 @@
+"""What `multiprocessing` spawns is guarded as the script that `run` runs."""
+
+import builtins
+import importlib
+import multiprocessing.spawn
+import os
+import pickle
+import re
+import subprocess
+import sys
+
+import pytest
+
+import slimguard
+from slimguard.incidents import record_file
+from slimguard.unedited import children
+from slimguard.unedited.patches import Patches
+from tests.helpers.children import python
+
+SCRIPT = """
+import multiprocessing
+import sys
+
+
+def train():
+    import tensorflow as tf
+
+    x = tf.placeholder(tf.float32, [])  # a name of TensorFlow 1
+    w = tf.get_variable('w', initializer=1.0)
+    train_op = tf.train.GradientDescentOptimizer(0.25).minimize(w * x)
+    with tf.Session() as session:
+        session.run(w.initializer)
+        for value in (1.0, float('nan'), 1.0):
+            session.run(train_op, {x: value})
+        assert session.run(w) == 0.5
+
+
+def draw():
+    assert 'tensorflow' not in sys.modules and 'numpy' not in sys.modules
+
+
+if __name__ == '__main__':
+    for method, target in (('spawn', train), (sys.argv[1], train), (sys.argv[1], draw)):
+        process = multiprocessing.get_context(method).Process(target=target)
+        process.start()
+        process.join()
+        assert process.exitcode == 0, (method, target)
+"""
+
+
+@pytest.mark.full
+def test_a_spawned_child_that_trains_is_guarded_and_another_imports_nothing(tmp_path):
+    script = tmp_path / 'train.py'
+    script.write_text(SCRIPT)
+    other = 'forkserver' if 'forkserver' in multiprocessing.get_all_start_methods() else 'spawn'
+    options = ['--tf1', '--on_nan=skip', '--logdir=records']
+    done = python(
+        *('-W', 'ignore', '-m', 'slimguard', 'run', *options, script, other), cwd=str(tmp_path)
+    )
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith('slimguard: ')]
+    in_child = (
+        r'slimguard: in process \d+, a child: guarded GradientDescent: 3 steps, 1 incident '
+        r'\(skip 1\); record and bundles: .*records.*'
+    )
+    assert re.fullmatch(in_child, said[0]) and re.fullmatch(in_child, said[1])
+    assert 'this script ran no session itself. What it started (3 processes) is guarded' in said[2]
+    assert len(said) == 3
+    incidents = record_file.read_incidents(tmp_path / 'records')
+    assert [incident.action for incident in incidents] == ['skip', 'skip']
+    assert all('1 NaN' in incident.diagnosis for incident in incidents)
+
+
+def test_a_child_finds_the_slimguard_of_its_parent():
+    """Also where that lies in no folder that Python looks in."""
+    patches = Patches()
+    children.hand_on(patches, len, lambda: None)
+    try:
+        sent = pickle.dumps(multiprocessing.spawn.get_preparation_data('child')['slimguard'])
+    finally:
+        patches.undo()
+    load = (
+        'import pickle, sys; path = list(sys.path); pickle.loads(%r); '
+        'assert sys.path == path and "tensorflow" not in sys.modules; '
+        'print(sys.modules["slimguard"].__file__)' % sent
+    )
+    command = [sys.executable, '-S', '-E', '-c', load]
+    found = subprocess.run(command, cwd=os.sep, stdout=subprocess.PIPE, text=True, check=True)
+    assert os.path.samefile(found.stdout.strip(), slimguard.__file__)
+
+
+def test_each_child_is_noted_and_a_fork_server_is_none():
+    started = []
+    before = multiprocessing.spawn.get_preparation_data
+    patches = Patches()
+    children.hand_on(patches, len, lambda: started.append(1))
+    assert 'slimguard' in multiprocessing.spawn.get_preparation_data('Process-1')
+    assert 'slimguard' not in multiprocessing.spawn.get_preparation_data('ignore')
+    patches.undo()
+    assert multiprocessing.spawn.get_preparation_data is before and started == [1]
+
+
+@pytest.mark.parametrize('name, how', [('tensorflow.compat.v1', 'statement'), ('tf_slim', 'call')])
+def test_a_process_is_guarded_once_before_tensorflow_comes(name, how, monkeypatch):
+    guarded = []
+
+    def guard():
+        __import__('tensorflow')
+        guarded.append(builtins.__import__)
+
+    statement, call = builtins.__import__, importlib.import_module
+    monkeypatch.setattr(builtins, '__import__', statement)
+    monkeypatch.setattr(importlib, 'import_module', call)
+    children.before_tensorflow(guard)
+    __import__('json.decoder')
+    importlib.import_module('json')
+    assert not guarded
+    for _ in range(2):
+        if how == 'statement':
+            __import__(name)
+        else:
+            importlib.import_module(name)
+    assert guarded == [statement]
+    assert builtins.__import__ is statement and importlib.import_module is call

@@ -1,0 +1,231 @@
+"""What `run` says at the end of a script goes to stderr, or nowhere."""
+
+import contextlib
+import io
+import os
+import re
+import signal
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slimguard
+from slimguard.unedited.ending import Ending, Seen
+from tests.helpers.children import forked_python
+from tests.helpers.models import Linear
+
+tf1 = tf.compat.v1
+
+
+def test_it_is_said_once_on_stderr_or_where_that_is_closed_nowhere(capsys, monkeypatch):
+    ending = Ending(Seen())
+    ending.say()
+    ending.say()
+    out, err = capsys.readouterr()
+    assert (out, err.count('slimguard: nothing here was guarded')) == ('', 1)
+    closed = io.StringIO()
+    closed.close()
+    for stderr in (None, closed):
+        monkeypatch.setattr(sys, 'stderr', stderr)
+        Ending(Seen()).say()
+        assert capsys.readouterr().out == ''
+
+
+@pytest.mark.parametrize('has_trained', [True, False])
+def test_runs_that_only_wrote_and_saves_that_were_refused_are_counted(has_trained, tmp_path):
+    """With their records, or that these could not be written or are gone since."""
+    kept, empty, lost = tmp_path / 'kept', tmp_path / 'empty', tmp_path / 'lost'
+    for logdir in (kept, empty):
+        (logdir / 'slimguard').mkdir(parents=True)
+    (kept / 'slimguard' / 'incidents.jsonl').touch()
+    seen = Seen()
+    if has_trained:
+        seen.note_steps('Adam', 3)
+        seen.writing_runs = 2
+    for logdir in (kept, empty, lost):
+        seen.note_refused_save(['v', 'w'], str(logdir))
+    said = ', 3 saves refused as not finite (v, w); record and bundles: %s; NO record is left in '
+    folders = tuple(logdir / 'slimguard' for logdir in (kept, empty, lost))
+    said += '%s, %s: it could not be written, or was moved or deleted since'
+    before, _, after = str(seen).partition(said % folders)
+    assert after == '; to see what happened: python -m slimguard report %s' % kept
+    if has_trained:
+        assert before == 'guarded Adam: 3 steps and 2 runs that only wrote, no incident'
+    else:
+        assert before.startswith('nothing here was guarded: ')
+
+
+def test_why_nothing_was_guarded_is_said(monkeypatch):
+    """With --tf1, where that may help: on TensorFlow 2, without it so far."""
+    is_tf1 = tf.__version__.startswith('1.')
+    hint = '' if is_tf1 else '. If it was written for TensorFlow 1, use --tf1'
+    for error, said in [
+        (KeyError('a key'), ''),
+        (SystemExit('a text'), ''),
+        (KeyboardInterrupt(), ''),
+        (AttributeError("module 'tensorflow' has no attribute 'no_such_name'"), hint),
+    ]:
+        seen = Seen()
+        seen.error = error
+        started = 'nothing here was guarded: the script ended before it ran a session'
+        assert str(seen) == started + said
+    seen = Seen()
+    monkeypatch.setattr(tf, 'executing_eagerly', lambda: True)
+    assert str(seen).endswith('use --tf1')
+    seen.has_names_of_1 = True
+    assert str(seen).endswith('this script ran no session: it enabled eager execution')
+    seen.runs = 1
+    assert str(seen).endswith('of the 1 run of a session none did that')
+    seen.own_steps = 2
+    assert str(seen).startswith('the script guards itself, by a NanLossHook')
+    assert ': 2 steps. What it says there holds' in str(seen)
+
+
+def test_other_processes_that_may_have_trained_are_told(monkeypatch):
+    nothing, seen = Seen(), Seen()
+    times = os.times()
+    later = os.times_result((*times[:2], times.children_user + 3.0, *times[3:]))
+    monkeypatch.setattr(os, 'times', lambda: later)
+    assert 'Other processes may have trained: each is guarded only if run starts' in str(nothing)
+    seen.note_steps('Adam', 3)
+    others = '; of other processes that it started, each is guarded only if run starts it too'
+    assert others in str(seen)
+    seen.children = 1  # which say so themselves
+    assert others not in str(seen)
+
+
+def test_steps_that_fail_by_themselves_are_counted(tmp_path):
+    """By a check of the script's own, which it catches: the gate hears nothing of such a step."""
+    x = tf1.placeholder(tf.float32, [2])
+    w = tf1.get_variable('w', initializer=1.0)
+    with slimguard.instrument('skip', logdir=str(tmp_path)) as guards:
+        train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(w * x))
+        check = tf1.add_check_numerics_ops()
+        with tf1.Session() as session:
+            session.run(w.initializer)
+            for value in (1.0, np.nan, 1.0):
+                with contextlib.suppress(tf.errors.InvalidArgumentError):
+                    session.run([train_op, check], {x: [value, 1.0]})
+            assert session.run(w) == np.float32(1.0 - 2 * 0.2)
+        said = 'guarded GradientDescent: 2 steps, no incident, 1 step that failed with '
+        assert str(guards.sessions.seen) == said + 'InvalidArgumentError'
+
+
+@pytest.mark.full
+def test_a_folder_is_named_as_it_was_meant_where_slims_loop_began(tmp_path, monkeypatch):
+    slim = slimguard.compat.import_slim()
+    monkeypatch.chdir(tmp_path)
+    with slimguard.instrument('skip') as guards:
+        model = Linear(bad=(1,))
+        train_op = slim.learning.create_train_op(model.loss, model.optimizer)
+
+        def step(*args):
+            os.chdir(os.sep)
+            return slim.learning.train_step(*args)
+
+        slim.learning.train(train_op, 'logs', train_step_fn=step, number_of_steps=3)
+    folder = str(tmp_path / 'logs' / 'slimguard')
+    assert str(guards.sessions.seen).endswith(
+        'python -m slimguard report ' + os.path.dirname(folder)
+    )
+
+
+@pytest.mark.full
+def test_a_training_by_slim_is_said_to_be_guarded_and_nothing_else(tmp_path):
+    slim = slimguard.compat.import_slim()
+    with slimguard.instrument('skip') as guards:
+        loss = tf.reduce_sum(tf1.get_variable('w', initializer=1.0) ** 2)
+        train_op = slim.learning.create_train_op(loss, tf1.train.GradientDescentOptimizer(0.1))
+        slim.learning.train(train_op, str(tmp_path), number_of_steps=3)
+        name = slimguard.gate.gate_of(train_op).original.op.name
+        assert str(guards.sessions.seen) == 'guarded %s: 3 steps, no incident' % name
+
+
+SCRIPT = """
+import multiprocessing
+import os
+import sys
+
+import tensorflow.compat.v1 as tf1
+
+
+def train(steps, in_parts=False, factor=1.0):
+    with tf1.Graph().as_default(), tf1.Session() as session:
+        w = tf1.get_variable('w', initializer=1.0)
+        train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(w * w * factor)
+        session.run(w.initializer)
+        if in_parts:
+            session.partial_run_setup([train_op])
+        for _ in range(steps):
+            session.run(train_op)
+
+
+process = multiprocessing.get_context('fork').Process(target=train, args=[2])
+process.start()
+process.join()
+unguarded = multiprocessing.get_context('fork').Process(target=train, args=[0, True])
+unguarded.start()
+unguarded.join()
+idle = multiprocessing.get_context('fork').Process(target=len, args=[''])
+idle.start()
+idle.join()
+stopped = multiprocessing.get_context('fork').Process(target=train, args=[2, False, 1e39])
+stopped.start()
+stopped.join()
+assert stopped.exitcode == 0
+if not os.fork():
+    train(3)
+    sys.exit()
+os.wait()
+"""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not hasattr(os, 'fork'), reason='there are no forks')
+def test_a_fork_that_trains_says_so_and_its_parent_that_there_was_one(tmp_path):
+    script = tmp_path / 'train.py'
+    script.write_text(SCRIPT)
+    options = ['--tf1', '--on_nan=stop']
+    done = forked_python('-m', 'slimguard', 'run', *options, script, cwd=str(tmp_path))
+    said = [line for line in done.stderr.splitlines() if line.startswith('slimguard: ')]
+    assert done.returncode == 0, done.stderr
+    process = r'slimguard: in process \d+, a fork: guarded GradientDescent: '
+    assert re.fullmatch(process + '2 steps, no incident', said[0])
+    not_guarded = (
+        r'slimguard: in process \d+, a fork: nothing here was guarded: train op .* cannot be'
+    )
+    assert re.match(not_guarded, said[1])
+    stopped, of_stopped, of_fork, of_parent = said[2:]
+    assert stopped.startswith("slimguard: 'stop' has ended the script inside its loop")
+    assert re.match(process + r'1 step, 1 incident \(stop 1\)', of_stopped)
+    assert re.fullmatch(process + '3 steps, no incident', of_fork)
+    assert 'ran no session itself. What it started (5 processes) is guarded as it is' in of_parent
+
+
+ENDED = """
+import os
+import signal
+
+import tensorflow.compat.v1 as tf1
+
+w = tf1.get_variable('w', initializer=1.0)
+train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(w * w)
+with tf1.Session() as session:
+    session.run(w.initializer)
+    session.run(train_op)
+    os.kill(os.getpid(), signal.SIGTERM)
+    session.run(train_op)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(os.name == 'nt', reason='there is no SIGTERM')
+def test_it_is_said_before_a_signal_ends_the_process(tmp_path):
+    script = tmp_path / 'train.py'
+    script.write_text(ENDED)
+    done = forked_python('-m', 'slimguard', 'run', '--tf1', script, cwd=str(tmp_path))
+    assert done.returncode == -signal.SIGTERM
+    said = [line for line in done.stderr.splitlines() if line.startswith('slimguard: ')]
+    assert said == ['slimguard: guarded GradientDescent: 1 step, no incident']

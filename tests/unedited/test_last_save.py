@@ -1,0 +1,253 @@
+"""Saving once more as a script saves; SIGTERM and Ctrl-C where nobody asks whether to stop."""
+
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import slimguard
+from slimguard.unedited.last_save import LastSave
+from tests.helpers.checkpoints import newest, truncate, write
+from tests.helpers.models import Linear, LogLines
+from tests.helpers.signals import press_ctrl_c
+
+tf1 = tf.compat.v1
+
+
+pytestmark = pytest.mark.usefixtures('ctrl_c_is_pythons')
+
+
+class Script:
+    """A session with a variable, and a count of steps by train op."""
+
+    def __init__(self, folder):
+        self.path = os.path.join(str(folder), 'm.ckpt')
+        self.steps = {}
+        self.step = tf1.train.get_or_create_global_step()
+        tf1.get_variable('w', initializer=1.0)
+        self.saver = tf1.train.Saver()
+        self.session = tf1.Session()
+        self.session.run(tf1.global_variables_initializer())
+        self.last = LastSave(lambda: self.steps)
+
+    def save(self, path=None, *args, saver=None, **kwargs):
+        path = path or self.path
+        saver = saver or self.saver
+        saved = saver.save(self.session, path, *args, **kwargs)
+        size = len(tf1.train.list_variables(saved))
+        self.last.note(size, saver, path, *args, **kwargs)
+
+    def again(self):
+        return os.path.basename(self.last.again(self.session))
+
+
+class TestWhatItIsCalled:
+    @pytest.mark.full
+    def test_a_number_of_steps_goes_on_by_the_steps(self, tmp_path):
+        script = Script(tmp_path)
+        script.steps.update(generator=3, discriminator=6)
+        script.save(None, 100)
+        script.steps.update(generator=7, discriminator=9)
+        script.save(None, 104)
+        script.steps.update(generator=9, discriminator=12)
+        assert script.again() == 'm.ckpt-107'  # by the one that ran most often since
+
+    @pytest.mark.parametrize('first', [7, 6])
+    def test_the_first_number_counts_from_zero_or_one(self, first, tmp_path):
+        script = Script(tmp_path)
+        script.steps['train'] = 7
+        script.save(global_step=np.int64(first))
+        script.steps['train'] = 9
+        assert script.again() == 'm.ckpt-%d' % (first + 2)
+
+    def test_a_number_of_something_else_stays(self, tmp_path):
+        script = Script(tmp_path)
+        saved = [(1, 100), (2, 200)]
+        for epoch, steps in saved:
+            script.steps['train'] = steps
+            script.save(None, epoch)
+        newest_before = newest(tmp_path)
+        script.steps['train'] += 42
+        assert script.again() == 'm.ckpt-%d-last' % saved[-1][0]
+        assert newest(tmp_path) == newest_before  # what a script resumes from by its number
+
+    def test_a_variable_says_it_itself(self, tmp_path):
+        script = Script(tmp_path)
+        script.save(global_step=script.step)
+        script.session.run(script.step.assign(9))
+        script.steps['train'] = 4
+        assert script.again() == 'm.ckpt-9'
+
+    def test_a_path_without_a_number_is_not_overwritten(self, tmp_path):
+        script = Script(tmp_path)
+        script.saver = tf1.train.Saver(max_to_keep=1)
+        for _ in range(2):
+            script.save()
+        before = (tmp_path / 'm.ckpt.data-00000-of-00001').stat().st_mtime_ns
+        assert script.again() == 'm.ckpt-last'
+        assert (tmp_path / 'm.ckpt.data-00000-of-00001').stat().st_mtime_ns == before
+        assert newest(tmp_path) == script.path
+        script.saver.restore(script.session, script.path + '-last')
+
+    def test_a_part_of_the_state_is_nothing_to_resume_from(self, tmp_path):
+        script = Script(tmp_path)
+        script.steps['train'] = 4
+        script.save(None, 4)
+        script.save(script.path + '.part', saver=tf1.train.Saver([script.step]))
+        script.steps['train'] = 6
+        assert script.again() == 'm.ckpt-6'
+
+    def test_the_other_arguments_are_as_they_were(self, tmp_path):
+        script = Script(tmp_path)
+        script.save(None, script.step, 'my_state', write_meta_graph=False)
+        assert script.again() == 'm.ckpt-0'
+        assert newest(tmp_path) is None
+        assert tf1.train.latest_checkpoint(str(tmp_path), 'my_state').endswith('m.ckpt-0')
+        assert not os.path.exists(script.path + '-0.meta')
+
+
+@pytest.mark.full
+def test_a_rollback_takes_no_checkpoint_of_a_part(tmp_path):
+    bad = {3}
+    with slimguard.instrument(on_nan='rollback', logdir=tmp_path):
+        model = Linear(bad=lambda draw: draw in bad)
+        train_op = model.minimize()
+        whole, part = tf1.train.Saver(), tf1.train.Saver([model.weights])
+        path = os.path.join(str(tmp_path), 'm.ckpt')
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            train(session, train_op, 1)
+            whole.save(session, path, global_step=model.step)
+            train(session, train_op, 2)
+            part.save(session, path + '.part', global_step=model.step)
+            train(session, train_op, 1)
+            assert session.run(model.step) == 1
+
+
+def train(session, train_op, steps):
+    for _ in range(steps):
+        session.run(train_op)
+
+
+def test_a_signal_between_two_steps_acts_at_once(tmp_path):
+    with slimguard.instrument(on_nan='skip'):
+        model = Linear()
+        train_op = model.minimize()
+        saver = tf1.train.Saver()
+        path = os.path.join(str(tmp_path), 'm.ckpt')
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            train(session, train_op, 2)
+            saver.save(session, path, global_step=2)
+            train(session, train_op, 3)
+            with pytest.raises(KeyboardInterrupt):
+                press_ctrl_c()
+            assert newest(tmp_path) == path + '-5'
+            # The script has caught it and goes on; the next one is heard as well.
+            train(session, train_op, 2)
+            with pytest.raises(KeyboardInterrupt):
+                press_ctrl_c()
+            assert newest(tmp_path) == path + '-7'
+
+
+def test_what_trains_in_another_thread_is_saved(tmp_path):
+    with slimguard.instrument(on_nan='skip'):
+        model = Linear()
+        train_op = model.minimize()
+        saver = tf1.train.Saver()
+        path = os.path.join(str(tmp_path), 'm.ckpt')
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            saver.save(session, path, global_step=model.step)
+            thread = threading.Thread(target=train, args=(session, train_op, 3))
+            thread.start()
+            thread.join()
+            with pytest.raises(KeyboardInterrupt):
+                press_ctrl_c()
+    assert newest(tmp_path) == path + '-3'
+
+
+def test_where_the_script_has_saved_nothing_a_line_says_so():
+    with slimguard.instrument(on_nan='skip'):
+        model = Linear()
+        train_op = model.minimize()
+        with tf1.Session() as session, LogLines() as lines:
+            session.run(tf1.global_variables_initializer())
+            train(session, train_op, 1)
+            with pytest.raises(KeyboardInterrupt):
+                press_ctrl_c()
+    (line,) = [line for line in lines if 'the last good state is not saved' in line]
+    assert 'where the script saves, which has saved nothing yet' in line
+
+
+def test_it_is_beside_the_others_though_the_script_went_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ('logs', 'input/logs'):
+        (tmp_path / folder).mkdir(parents=True)
+    with slimguard.instrument('raise', capture=False):
+        model = Linear(bad=(6,))
+        train_op = model.minimize()
+        saver = tf1.train.Saver()
+        with tf1.Session() as session, LogLines() as lines:
+            session.run(tf1.global_variables_initializer())
+            train(session, train_op, 4)
+            saver.save(session, 'logs/m.ckpt', global_step=4)
+            monkeypatch.chdir(tmp_path / 'input')
+            with pytest.raises(slimguard.NanLossError):
+                train(session, train_op, 3)
+    logs = str(tmp_path / 'logs')
+    saved = [os.path.join(logs, name) for name in ('m.ckpt-4', 'm.ckpt-6')]
+    assert [line for line in lines if line.endswith('the last good state is saved: ' + saved[1])]
+    assert tf1.train.get_checkpoint_state(logs).all_model_checkpoint_paths == saved
+    assert not os.listdir('logs')
+
+
+def test_a_handler_of_the_scripts_own_stays():
+    heard = []
+    signal.signal(signal.SIGINT, lambda *_: heard.append(True))
+    try:
+        with slimguard.instrument(on_nan='skip'):
+            model = Linear(bad=lambda draw: os.kill(os.getpid(), signal.SIGINT))
+            train_op = model.minimize()
+            with tf1.Session() as session:
+                session.run(tf1.global_variables_initializer())
+                train(session, train_op, 1)
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert heard
+
+
+@pytest.mark.full
+def test_a_session_that_outlives_the_guards_tells_of_itself(tmp_path, capfd):
+    with slimguard.instrument(on_nan='skip', logdir=tmp_path):
+        model = Linear(bad=(0, 1))
+        train_op = slimguard.guard(model.minimize(), loss=model.loss)
+        session = tf1.Session()
+        session.run(tf1.global_variables_initializer())
+        train(session, train_op, 1)
+    assert 'this step wrote nothing' not in capfd.readouterr().err
+    train(session, train_op, 1)
+    assert 'this step wrote nothing' in capfd.readouterr().err
+
+
+class TestWhatIsResumedFrom:
+    def test_is_a_good_checkpoint(self, tmp_path):
+        *_, good, bad = write(tmp_path)
+        truncate(bad + '.data-00000-of-00001')
+        before = (tmp_path / 'checkpoint').read_bytes()
+        with slimguard.instrument(), LogLines() as lines:
+            assert tf1.train.latest_checkpoint(str(tmp_path)) == good
+            state = tf1.train.get_checkpoint_state(str(tmp_path))
+            assert state.model_checkpoint_path == good
+        assert [line for line in lines if 'is truncated' in line and 'resuming from' in line]
+        assert (tmp_path / 'checkpoint').read_bytes() == before  # no file is changed
+        assert tf1.train.latest_checkpoint(str(tmp_path)) == bad
+
+    def test_is_what_there_is_where_nothing_is_good(self, tmp_path):
+        (only,) = write(tmp_path, [float('nan')])
+        with slimguard.instrument(), LogLines() as lines:
+            assert tf1.train.latest_checkpoint(str(tmp_path)) == only
+        assert [line for line in lines if 'there is none that is good' in line]

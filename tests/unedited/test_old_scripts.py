@@ -1,0 +1,226 @@
+"""Scripts of 2016 to 2020, run unchanged and guarded; and the names of TensorFlow 1 they use."""
+
+import glob
+import os
+import re
+import textwrap
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from slimguard.unedited import tf1_names
+from tests.helpers.children import ROOT, forked_python, python
+
+tf1 = tf.compat.v1
+
+SCRIPTS = str(ROOT / 'tests' / 'data' / 'scripts')
+NATIVE = tf.__version__.startswith('1.')
+RUN = ['-m', 'slimguard', 'run'] + ([] if NATIVE else ['--tf1'])
+
+on_tensorflow_2 = pytest.mark.skipif(NATIVE, reason='TensorFlow 1 has all its names')
+
+
+def script(name):
+    return os.path.join(SCRIPTS, name)
+
+
+def bad_variables(logdir):
+    """The names of what is not finite in any checkpoint below `logdir`, which has some."""
+    checkpoints = glob.glob(os.path.join(logdir, '**', '*.index'), recursive=True)
+    assert len(checkpoints) > 1
+    bad = []
+    for checkpoint in checkpoints:
+        reader = tf1.train.load_checkpoint(os.path.splitext(checkpoint)[0])
+        for name, dtype in reader.get_variable_to_dtype_map().items():
+            if dtype.is_floating and not np.all(np.isfinite(reader.get_tensor(name))):
+                bad.append(name)
+    return bad
+
+
+@pytest.mark.parametrize(
+    'name, arguments, last_line',
+    [
+        ('train_session.py', ['--save_dir={0}', '--nan_batch=5'], 'step 19: loss 0.'),
+        pytest.param(
+            'train_tfrecords.py',
+            ['--log_dir={0}/log', '--dataset_dir={0}', '--nan_record=20'],
+            'final loss 0.',
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            'train_supervisor.py',
+            ['--logdir={0}', '--nan_batch=3'],
+            'accuracy 0.',
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            'fine_tune.py',
+            ['--train_dir={0}', '--nan_image=20'],
+            'Finished training. Last batch',
+            marks=pytest.mark.full,
+        ),
+    ],
+)
+def test_an_old_script_runs_unchanged_and_survives_a_nan(tmp_path, name, arguments, last_line):
+    arguments = [argument.format(tmp_path) for argument in arguments]
+    run = forked_python(*RUN + ['--on_nan=skip', script(name)] + arguments)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines()[-1].startswith(last_line)
+    assert np.isfinite(float(run.stdout.split()[-1]))
+    assert 'slimguard: ' in run.stderr, 'there was no NaN'
+    assert bad_variables(str(tmp_path)) == []
+
+
+def test_by_default_a_nan_ends_the_script_with_our_error(tmp_path):
+    arguments = [script('train_clones.py'), '--train_dir=%s' % tmp_path, '--nan_sample=20']
+    run = forked_python(*RUN + arguments)
+    assert run.returncode == 1
+    said = run.stderr[run.stderr.rindex('slimguard.NanLossError: ') :].splitlines()
+    assert 'bad data: ' in said[0]
+    line = r'slimguard: guarded train_op: \d steps, 1 incident \(raise 1\); record and '
+    assert re.match(line, said[-1])
+    assert said[-2].startswith('to run it again: python -m slimguard replay ' + str(tmp_path))
+    assert bad_variables(str(tmp_path)) == []
+
+
+@pytest.mark.full
+def test_names_and_flags_of_tensorflow_1():
+    arguments = ['--log_dir=here', '--batch_size', '3', 'more']
+    run = forked_python('-m', 'slimguard', 'run', '--tf1', script('names.py'), *arguments)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines()[-1] == "['more'] here default of verbosity 3"
+
+
+@on_tensorflow_2
+def test_libraries_go_on_getting_the_tensorflow_that_is_installed(tmp_path):
+    library = tmp_path / 'site-packages'
+    library.mkdir()
+    (library / 'library.py').write_text('import tensorflow as tf\n')
+    (tmp_path / 'own.py').write_text('import tensorflow as tf\n')
+    (tmp_path / 'script.py').write_text(
+        textwrap.dedent("""\
+            import sys
+            sys.path.append(sys.argv[1])
+            import importlib
+            import library, own
+            import tensorflow as tf
+
+            assert own.tf is tf
+            assert library.tf is importlib.import_module('tensorflow') is sys.modules['tensorflow']
+            assert hasattr(tf, 'placeholder') and not hasattr(library.tf, 'placeholder')
+            assert not any(name.startswith('tensorflow.contrib') for name in sys.modules)
+            assert tf.__file__ == library.tf.__file__
+            try:
+                from tensorflow.examples.tutorials.mnist import input_data
+            except ImportError:
+                from tensorflow.contrib.slim import crf
+            """)
+    )
+    run = forked_python(*RUN + [str(tmp_path / 'script.py'), str(library)])
+    assert run.stderr.splitlines()[-2].startswith('ImportError: TensorFlow 2.'), run.stderr
+    assert 'has no tf.contrib.slim.crf: tf.contrib was dropped' in run.stderr
+    assert 'unedited/tf1_names.py' not in run.stderr
+
+
+TRIES = """
+try:
+    import tensorflow.contrib.eager as eager
+except ImportError:
+    eager = None
+"""
+
+
+@pytest.mark.full
+@on_tensorflow_2
+def test_an_installed_package_has_contrib_and_that_of_the_script_all_names(tmp_path):
+    packages = tmp_path / 'site-packages'
+    for name, imported in (
+        (
+            'library',
+            'import tensorflow as tf\nfrom tensorflow.contrib.image.python import ops\n' + TRIES,
+        ),
+        ('trainer', 'import tensorflow as tf\n'),
+    ):
+        (packages / name).mkdir(parents=True)
+        (packages / name / '__init__.py').write_text('')
+        (packages / name / 'model.py').write_text(imported)
+    (packages / 'trainer' / 'train.py').write_text(
+        textwrap.dedent("""\
+            import sys
+            sys.path.append(sys.argv[1])
+            import library.model, trainer.model
+            import tensorflow as tf
+
+            assert library.model.eager is None
+            assert trainer.model.tf is tf and hasattr(tf, 'placeholder')
+            assert not hasattr(library.model.tf, 'placeholder')
+            library.model.ops.image_ops
+            """)
+    )
+    script = str(packages / 'trainer' / 'train.py')
+    run = forked_python(*RUN + [script, str(packages)])
+    assert 'tf.contrib was dropped' in run.stderr, run.stderr
+    assert 'use --tf1' not in run.stderr
+    assert 'library.model.ops.image_ops' in run.stderr
+
+
+@pytest.mark.full
+@on_tensorflow_2
+def test_a_module_that_is_run_is_of_a_package_that_has_all_names(tmp_path, monkeypatch):
+    package = tmp_path / 'site-packages' / 'trainer'
+    package.mkdir(parents=True)
+    (package / '__init__.py').write_text('from trainer.model import FLAGS\n')
+    (package / 'model.py').write_text('import tensorflow as tf\nFLAGS = tf.app.flags.FLAGS\n')
+    (package / 'train.py').write_text('from trainer import FLAGS\n')
+    monkeypatch.chdir(package.parent)
+    run = forked_python(*RUN + ['-m', 'trainer.train'])
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.full
+@on_tensorflow_2
+def test_keras_is_that_of_version_2_for_whoever_imports_it(tmp_path):
+    (tmp_path / 'script.py').write_text(
+        'import importlib\n'  # as a library asks for it, which gets TensorFlow as it is
+        'print(importlib.import_module("tensorflow.keras.layers").__name__)\n'
+        'print(importlib.import_module("tensorflow.keras.layers").Dense.__module__)\n'
+    )
+    run = python(*RUN + [str(tmp_path / 'script.py')])
+    assert run.returncode == 0, run.stderr
+    # TensorFlow's own is version 3 from 2.16 on, where its version is told.
+    package = 'tf_keras.' if hasattr(tf.keras, 'version') else 'keras.'
+    assert run.stdout.splitlines()[-1].startswith(package)
+
+
+@pytest.mark.every_cell
+@on_tensorflow_2
+@pytest.mark.parametrize(
+    'name, message',
+    [
+        ('nothing', "module 'tensorflow' has no attribute 'nothing'"),
+        (
+            'contrib.crf.crf_decode',
+            'has no tf.contrib.crf.crf_decode: tf.contrib was dropped in TensorFlow 2; '
+            'use tfa.text.crf_log_likelihood',
+        ),
+        ('contrib.graph_editor.copy', 'dropped in TensorFlow 2; no successor of this is known'),
+        ('contrib.nothing', 'has no tf.contrib.nothing: tf.contrib was dropped in TensorFlow 2'),
+        ('contrib.layers.crossed_column', 'for feature columns use tf.feature_column'),
+        ('contrib.slim.nothing', 'slimguard gives what tf-slim and TensorFlow kept of it'),
+        ('contrib.training.HParams', 'use an argparse.Namespace'),
+    ],
+)
+def test_what_is_gone_is_named_and_what_replaced_it(name, message):
+    with pytest.raises(AttributeError, match=message.replace('.', r'\.')):
+        value = tf1_names.namespace()
+        for part in name.split('.'):
+            value = getattr(value, part)
+
+
+@on_tensorflow_2
+def test_a_namespace_lists_its_names():
+    tf = tf1_names.namespace()
+    assert {'contrib', 'estimator', 'placeholder', 'train'} <= set(dir(tf))
+    assert {'framework', 'layers', 'slim', 'training'} <= set(dir(tf.contrib))
+    assert {'arg_scope', 'get_or_create_global_step'} <= set(tf.contrib.framework.__all__)

@@ -66,9 +66,8 @@ def next_batch(images, labels, seed=1, batch_size=32, nan_every=0):
     """Returns the tensors of the next batch. In every `nan_every`-th one pixel is NaN."""
 
     def damage(index, batch):
-        images, labels = batch
         noise = tf.where(tf.equal(index % nan_every, 0), np.float32('nan'), np.float32(0))
-        return images + tf.scatter_nd([[0, 4, 4, 0]], [noise], tf.shape(images)), labels
+        return batch[0] + tf.scatter_nd([[0, 4, 4, 0]], [noise], tf.shape(batch[0])), batch[1]
 
     dataset = tf1.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(labels), seed=seed)
     dataset = dataset.repeat().batch(batch_size, drop_remainder=True)
@@ -119,8 +118,7 @@ def report(logdir, incidents, error, test_data):
     print('test accuracy         %.3f' % accuracy)
     print('non-finite variables  %d' % non_finite)
     if incidents:
-        folder = shlex.quote(os.path.abspath(logdir))
-        print('\nwhat was wrong: python -m slimguard report %s' % folder)
+        print('\nwhat was wrong: python -m slimguard report ' + shlex.quote(logdir))
     return int(bool(error or non_finite))
 
 
@@ -139,7 +137,7 @@ def main():
     images, labels = next_batch(*train_data, nan_every=args.nan_every)
     tf1.losses.sparse_softmax_cross_entropy(labels, digits_net(images, is_training=True))
     optimizer = tf1.train.MomentumOptimizer(learning_rate(args.explode_at), 0.9)
-    logdir = args.logdir or tempfile.mkdtemp(prefix='slim_train_')
+    logdir = os.path.abspath(args.logdir or tempfile.mkdtemp(prefix='slim_train_'))
     arguments = (tf1.losses.get_total_loss(), optimizer, logdir, args.steps, args.check_numerics)
     incidents, error = train_stock(*arguments) if args.stock else train(*arguments, args.on_nan)
     return report(logdir, incidents, error, test_data)

@@ -191,7 +191,10 @@ class MeasuredStep:
         )
 
     def _find_counters(self) -> Set[tf.Operation]:
-        """The float variables to which a step writes nothing but what follows from them alone."""
+        """The float variables to which a step writes nothing but what follows from them alone.
+
+        None where it writes no other: then they are what it is for.
+        """
         writes = graphs.Writes(self.step.graph)
         written: Dict[tf.Operation, List[_Behind]] = {}
         for op in graphs.ancestors(gate_roots(self.step.gate)):
@@ -204,7 +207,7 @@ class MeasuredStep:
         while True:
             others = {v for v in counters if any(each.variables - counters for each in written[v])}
             if not others:
-                return counters
+                return counters if set(written) - counters else set()
             counters -= others
 
     def _data_needs(self, op: tf.Operation) -> List[tf.Operation]:

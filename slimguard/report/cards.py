@@ -106,7 +106,9 @@ def links_of(data: ReportData, row_of: Callable[[int], str]) -> Dict[int, str]:
 
 
 def kinds_of(data: ReportData, draw: Optional[Draw]) -> List[Kind]:
-    """The kinds of incidents: first the kind that ended the training, then the others by size.
+    """The kinds of incidents, the largest first, in three parts.
+
+    Those are the kind that ended the training, those that were examined, and the others.
 
     Args:
       data: the report.
@@ -115,6 +117,7 @@ def kinds_of(data: ReportData, draw: Optional[Draw]) -> List[Kind]:
     kinds = by_kind(_all_told(data), lambda told: told.incident.cause)
     ended = [i for i in data.incidents if i.action in _ENDED][-1:]
     by_size = sorted(kinds, key=len, reverse=True)
+    by_size.sort(key=lambda members: not any(told.incident.diagnosis for told in members))
     by_size.sort(key=lambda members: not any(told.incident in ended for told in members))
     return [
         _kind_of(members, ended, data, draw, is_first=not number)

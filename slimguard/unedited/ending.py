@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 import numpy as np
 import tensorflow as tf
 
-from slimguard.incidents.incident import Incident, report_hint
+from slimguard.incidents.incident import report_hint
 from slimguard.incidents.record_file import path_in
 from slimguard.system import files, terminal, texts
 from slimguard.training import stop_signals
@@ -121,10 +121,9 @@ class Seen:
             kind = type(error).__name__
             self.failures[kind] = self.failures.get(kind, 0) + 1
 
-    def note_incident(self, incident: Incident, logdir: str) -> None:
-        """Notes an incident that was acted on, and the logdir with its record."""
-        action = str(incident.action)
-        self.actions[action] = self.actions.get(action, 0) + 1
+    def note_incidents(self, action: str, logdir: str, times: int = 1) -> None:
+        """Notes incidents that were acted on, and the logdir with their record."""
+        self.actions[action] = self.actions.get(action, 0) + times
         self.logdirs[logdir] = None
 
     def note_jump(self, said: str) -> None:

@@ -303,7 +303,7 @@ class GuardedSessions:
             self._skipped += 1
             self._why_skipped = self._why_skipped if last.diagnosis is None else last.cause
         for incident in incidents:
-            self.seen.note_incident(incident, logdir)
+            self.seen.note_incidents(str(incident.action), logdir)
 
     def _count(self, step: Step) -> None:
         self._steps += 1

@@ -11,7 +11,7 @@ import functools
 import importlib.machinery
 import inspect
 import sys
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Counter, Dict, List, Optional, Tuple
 
 from slimguard import compat, learning
 from slimguard import gate as gates
@@ -225,7 +225,7 @@ class Instrumentation:
             directory = files.as_logdir(logdir) if logdir else ''  # the code may leave its own
             kwargs = dict(self._defaults(kwargs), **kwargs)
             watcher = _watcher_in(kwargs)
-            before = watcher.incident_count
+            before = watcher.actions()
             try:
                 return learning.train(*args, **kwargs)
             finally:
@@ -244,15 +244,14 @@ class Instrumentation:
             )
 
     def _note_training(
-        self, watcher: GateWatcher, before: int, directory: str, train_op, *_, **__
+        self, watcher: GateWatcher, before: Counter[str], directory: str, train_op, *_, **__
     ) -> None:
-        """Notes a training, and the incidents of it that its watcher remembers."""
+        """Notes a training, and what was done about its incidents."""
         seen = self.sessions.seen
         steps = watcher.steps if isinstance(watcher, _CountingWatcher) else 0
         seen.note_steps(name_of(gates.as_train_op(train_op)), steps)
-        known = len(watcher.incidents)
-        for incident in watcher.incidents[max(0, known - (watcher.incident_count - before)) :]:
-            seen.note_incident(incident, directory)
+        for action, times in (watcher.actions() - before).items():
+            seen.note_incidents(action, directory, times)
 
     def _train_monitored(self, original: Callable) -> Callable:
         signature = inspect.signature(original)

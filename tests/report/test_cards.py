@@ -42,6 +42,13 @@ def test_or_with_the_first_of_the_kind_of_most_incidents():
     assert first_of((5, 'skip', NAN)) == ('What happened', 'Step 5')
 
 
+def test_incidents_that_were_examined_come_ahead_of_more_that_were_not():
+    data = data_of((1, 'skip', 'examined'), (2, 'skip', NAN), (3, 'skip', NAN))
+    data.incidents[0] = data.incidents[0]._replace(diagnosis='in the forward pass: log of 0')
+    first, second = cards.kinds_of(data, None)
+    assert (first.card.heading, second.count[:7]) == ('Step 1', '2 alike')
+
+
 def test_incidents_alike_are_one_card_and_a_line_for_each_other_one():
     said = [(n, 'skip', 'loss %d is above' % n, '/x/incident-%d' % n) for n in range(1, 9)]
     bundles = [bundle_of('incident-6'), bundle_of('incident-7')]

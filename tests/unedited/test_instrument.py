@@ -11,6 +11,7 @@ import tensorflow as tf
 import slimguard
 from slimguard import compat, gate
 from slimguard.diagnosis.bundle import paths as bundle_paths
+from slimguard.training import open_incident
 from tests.helpers.children import forked_python
 from tests.helpers.models import (
     Linear,
@@ -128,6 +129,13 @@ def test_slims_loop_skips_a_bad_step(tmp_path):
     with slimguard.instrument(on_nan='skip'):
         assert np.isfinite(train(create_train_op(model, check_numerics=True)))
     assert model.batches.drawn == 7
+
+
+def test_incidents_that_a_hook_has_forgotten_are_counted_at_the_end(monkeypatch, tmp_path):
+    monkeypatch.setattr(open_incident, '_REMEMBERED', 2)
+    with slimguard.instrument(on_nan='skip', capture=False) as guards:
+        train(create_train_op(Linear(bad=(1, 2, 3, 5)), check_numerics=True), str(tmp_path))
+    assert guards.sessions.seen.actions == {'skip': 4}
 
 
 @pytest.mark.full

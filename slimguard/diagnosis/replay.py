@@ -139,12 +139,14 @@ def _list(folder: str) -> int:
 
 def _line(path: str) -> str:
     try:
-        incident = bundles.read_json(path)['incident']
+        said = bundles.read_json(path)
     except BundleError as error:
         return '%s  cannot be read: %s' % (path, error)
+    incident = said['incident']
     time, step = incident.get('time'), incident.get('step')
     when = record_table.when(time) if isinstance(time, (int, float)) else ''
-    shown = (when, 'step %s' % step, texts.cut(incident.get('reason'), _MOST_OF_A_REASON))
+    cause = (said['diagnosis'] or {}).get('trouble') or incident.get('reason')
+    shown = (when, 'step %s' % step, texts.cut(cause, _MOST_OF_A_REASON))
     return '  '.join((path,) + shown).replace('\n', ' ')
 
 

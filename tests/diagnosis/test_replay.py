@@ -193,7 +193,7 @@ def test_of_a_log_directory_the_bundles_are_listed_and_nothing_is_run(tmp_path, 
     made = [write(failed, tmp_path, step=step) for step in (30, 4)]
     with open(os.path.join(made[0], 'incident.json'), 'r+') as file:
         said = json.load(file)
-        said['incident']['reason'] = 'red\x1b[31m and\u202e' + 'x' * 10**5
+        said['diagnosis']['trouble'] = 'red\x1b[31m and\u202e' + 'x' * 10**5
         file.seek(0)
         json.dump(said, file)
         file.truncate()
@@ -208,7 +208,7 @@ def test_of_a_log_directory_the_bundles_are_listed_and_nothing_is_run(tmp_path, 
         assert [line.split('  ')[0] for line in lines] == [damaged] + made
         assert 'cannot be read: incident.json cannot be read: JSONDecodeError' in lines[0]
         assert 'step 30' in lines[1] and 'red\\x1b[31m and\\u202ex' in lines[1]
-        assert 'step 4' in lines[2] and 'not finite: ' in lines[2]
+        assert 'step 4' in lines[2] and 'log of 0' in lines[2]
         assert len(said.out) < 2000
         assert said.err.endswith('Choose one: python -m slimguard replay %s\n' % made[1])
 

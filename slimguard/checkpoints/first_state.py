@@ -59,7 +59,7 @@ class FirstStateRestorer(Restorer):
 
     first = FIRST
 
-    def __init__(self):  # no saver, no logdir
+    def __init__(self):  # unlike the base class, takes no saver and no logdir
         self.logdir = 'the memory'
         self._first = FirstState()
 

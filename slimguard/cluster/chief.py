@@ -42,7 +42,7 @@ class Chief:
 
     @property
     def goes_back(self) -> bool:
-        """Whether a round that is not open yet begins with an incident."""
+        """Whether an incident began a round that is not open yet: the job is going back."""
         return self._has_begun and self.went_back is not None
 
     def open_round(self, session, coordinator: Any, prepare: Callable[[Any], None]) -> None:

@@ -29,7 +29,7 @@ def tensorflow(as_json: bool = False) -> None:
 
 
 def file_system(folder: str) -> None:
-    """Refuses a directory, which need not be there, on a file system that TensorFlow lacks."""
+    """Refuses a directory, existing or not, on a file system that TensorFlow does not support."""
     try:
         files.exists(folder)
     except files.errors(folder) as error:

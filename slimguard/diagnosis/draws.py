@@ -107,9 +107,9 @@ def is_from_outside(op_type: str) -> bool:
 
 
 def is_written_value(op_type: str) -> bool:
-    """Whether what a step drew by an op of this type is what it had written itself, and read again.
+    """Whether ops of this type return a value that the step itself wrote and now reads back.
 
-    Such a value is computed, of what else the step drew.
+    Such a value was computed from other values that the step drew.
     """
     return _WRITTEN_VALUES.match(op_type) is not None
 

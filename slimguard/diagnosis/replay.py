@@ -20,7 +20,7 @@ from slimguard.gate import Label
 from slimguard.incidents import record_table
 from slimguard.system import files, terminal, texts
 
-_MOST_SHOWN = 4000  # letters of an error
+_MOST_SHOWN = 4000  # characters of an error message
 _MOST_OF_A_REASON = 120
 # What the reason of an incident says where something was not finite.
 _NOT_FINITE = 'not finite'

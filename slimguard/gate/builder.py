@@ -123,7 +123,7 @@ class _After(NamedTuple):
     fast_ran: Optional[tf.Tensor]  # arrives when the update ran
     checked: tf.Tensor  # arrives when the update ran at home, or was refused
     flags: Flags
-    is_good: tf.Tensor  # whether no flag is set, neither before the update nor after
+    is_good: tf.Tensor  # true if no flag was set, before or after the update
 
 
 class _End(NamedTuple):

@@ -87,9 +87,9 @@ class GatedClones:
     def _scalar_key(
         self, op: tf.Operation, inputs: Sequence[tf.Tensor], controls: Sequence[tf.Operation]
     ) -> Optional[Hashable]:
-        """Equal for ops that compute the same scalar; None for an op that computes anything else.
+        """A key that is equal for ops that compute the same scalar; None for any other op.
 
-        Averages of two hundred variables have two hundred times the same `1 - decay`.
+        Else two hundred moving averages would compute the same `1 - decay` two hundred times.
         """
         if op.type not in _SCALAR_MATH or op.outputs[0].shape.rank != 0:
             return None

@@ -14,10 +14,10 @@ from slimguard.graph.sessions import unseen_by_sessions
 
 
 def leave_out_bad_values(graph: tf.Graph) -> None:
-    """Lets the graph's histogram summaries show the finite ones of their values, and never raise.
+    """Makes histogram summaries of the graph show only finite values, instead of raising.
 
-    The same histogram is drawn where all values are finite. Ops that a session may have seen stay
-    as they are: they cannot be wired any more.
+    If all values are finite, the histogram is unchanged. Ops that a session may have seen stay as
+    they are: they cannot be wired any more.
     """
     histograms = [op for op in graph.get_operations() if _may_raise(op)]
     if not histograms or graph.finalized:

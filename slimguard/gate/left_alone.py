@@ -10,12 +10,12 @@ from slimguard.gate.step_inputs import StepInputs
 
 
 def find_left_alone(step: StepGraph) -> Set[tf.Operation]:
-    """The writes of a run that trains nothing that are not held back.
+    """The writes that are not held back in a run that trains nothing.
 
-    Those of local variables, which are in no checkpoint, as where an input counts its epochs; and
-    a counter that picks the batch, which otherwise would be the same bad one again. A gate runs
-    ops of its own in the place of what it holds back, and of what comes after that: it would draw
-    a batch of its own.
+    They are writes to local variables, which are in no checkpoint, such as the epoch counter of an
+    input; and to a counter that picks the batch: held back, it would pick the same bad batch again.
+    A gate also runs clones of what it holds back and of what follows that, and a clone of such a
+    counter would make them draw a batch of their own.
     """
     local = graphs.local_in(step.graph)
     found, floats, others = set(), set(), []

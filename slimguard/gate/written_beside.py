@@ -32,9 +32,9 @@ def written_beside(
 ) -> List[TrainOp]:
     """Those of the elements fetched in a run that write, and go through the gate of what trains.
 
-    An update op of slim's is one wherever it writes. Any other is one if the step does not use its
-    variables but for reads that the update itself comes after, as the state of a recurrent layer: a
-    gate has it wait for the decision, and what the step reads is to be what it would read without.
+    Update ops of slim's always do. Any other element does if each use that the step makes of its
+    variables is a read that the update comes after, as with the state of a recurrent layer: a gate
+    delays the update until the decision, and must not change what the step reads.
 
     Args:
       elements: what is fetched and does not train, each once.

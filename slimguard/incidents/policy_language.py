@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Callable, List, Sequence, Union
 
 from slimguard.incidents.policies import Policy, Raise, Rollback, Skip, Stop
 
-if TYPE_CHECKING:  # it imports TensorFlow, and the command line reads policies without
+if TYPE_CHECKING:  # it imports TensorFlow; the command line reads policies without TensorFlow
     from slimguard.incidents.incident import Incident
 
 _BY_NAME = {'raise': Raise, 'stop': Stop, 'skip': Skip, 'rollback': Rollback}

@@ -14,7 +14,7 @@ from slimguard.system.numbers import is_number, is_whole
 # How far above the median a number may be, as a multiple of the distance of the upper quartile;
 # both in logarithms.
 _QUARTILES = 10
-_LARGEST_RATIO = 1e30  # whose tenth power is a float
+_LARGEST_RATIO = 1e30  # its tenth power, 1e300, still fits in a float
 # And at most so many times the largest median. With 1 there are 8 to 37 false alarms in 10,000 good
 # steps of benchmarks/spikes.py where losses come near zero.
 _MOST_TIMES_LARGEST = 10

@@ -132,7 +132,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
             self._preparation.enter(session, at_once)
 
     def before_step(self, session) -> None:
-        """For a step that runs without asking it: does what else `before_run` does."""
+        """The part of `before_run` that a loop needs that does not call `before_run`."""
         self._preparation.before_step(session)
 
     def before_run(self, run_context):

@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import graph as graphs
 from slimguard.training.incident_reading import Reading
 
-# How many seconds to wait before each look: together longer than putting back takes.
+# Seconds to wait before each look. Their sum is longer than putting back takes.
 _PAUSES = (0.0, 0.1, 0.3, 0.6)
 # The labels of what was not finite before the step.
 _LOST = ('before', 'state')

@@ -32,9 +32,9 @@ def teach_those_beside(hook: tf1.train.SessionRunHook) -> None:
 def after_run(original: Callable, counter, run_context, run_values) -> None:
     """The `after_run` of a step counter, which compares the global step of two runs.
 
-    Here it does so only once no step of some runs was held back, and the step stood still in the
-    two before this one. Whether this one is held back the watcher may be about to find out; and as
-    the step is read beside the update, it may look the same in two runs that have both written.
+    Here it compares only if none of the last few runs held a step back, and the global step stood
+    still in the two runs before this one. The watcher may not know yet whether this run's step is
+    held back. And as the step is read beside the update, two runs that both wrote may see the same.
     """
     done = run_context.__dict__.setdefault(_DONE, set())
     if counter not in done:  # else a method that was taught calls another one

@@ -88,9 +88,9 @@ def tell_in_order(
     Args:
       hooks: the hooks.
       tell: called with each.
-      tell_of_failure: called with each watcher that is told nothing, as a hook before it raised,
-        what a record calls that hook's method, and the error; with none if that is a watcher
-        itself: it has put the incident on record.
+      tell_of_failure: if a hook that is no watcher raises, called for each watcher after it: with
+        the watcher, what a record calls the hook's method, and the error. Not called if a watcher
+        raises: it has put the incident on record.
     """
     for number, hook in enumerate(hooks):
         try:

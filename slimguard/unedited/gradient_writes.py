@@ -89,7 +89,7 @@ class GradientWrites:
 def join_written_by_hand(
     found: Iterable[Tuple[List[TrainOp], Set[tf.Operation]]], by_hand: Set[tf.Operation]
 ) -> List[List[TrainOp]]:
-    """The elements of each of `found`; in one list, all of which no optimizer made the updates.
+    """The elements, grouped as in `found`; but all updates that no optimizer made share one group.
 
     Gradients that are added up, or a descent that is written out, are one step in several writes:
     all of them are written, or none.

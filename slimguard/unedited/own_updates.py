@@ -69,8 +69,8 @@ class OwnUpdates:
         Args:
           elements: what is fetched: nothing that trains.
           fed: tensors computed within the step that the run feeds.
-          without_value: the ops of variables that have no value yet. What an element gives them is
-            their initial value, and of nothing no copy can be made: it is left out.
+          without_value: the ops of variables that have no value yet. An element that gives them
+            one is left out: that is their initial value, and there is no old value to copy.
         """
         once = [each for each in each_once(elements) if not _is_ours(each)]
         updates = _Updates(self._graph)

@@ -230,7 +230,7 @@ class ScriptRestorer(FirstStateRestorer):
 
     def good(self) -> Iterator[str]:
         """The good checkpoints, and then what says that it is the state before the first step."""
-        if not gates.ranks_in(self._graph).are_several:  # else only one of them saves
+        if not gates.ranks_in(self._graph).are_several:  # of several ranks, only one saves
             paths = [known.prefix for known in self._files.checkpoints(self._graph)]
             for path in those_left_last(paths[::-1]):
                 if checkpoint_reader.read(path).is_good:

@@ -95,10 +95,10 @@ def explain(name: str) -> str:
 
 
 def can_be_imported(name: str) -> bool:
-    """Whether a name that is not there is to be had as a placeholder.
+    """Whether a missing name can be imported as a placeholder.
 
-    So it is with what is known to be gone of tf.contrib, and with all that is below it. It is with
-    what was below a folder ``python``, too, where the packages of tf.contrib had their own files.
+    True for what is known to be gone from tf.contrib, and for all that was below it. Also for what
+    was below a folder ``python``, where tf.contrib's packages had their files.
     """
     parts = name.split('.')
     package = '.'.join(parts[:3])

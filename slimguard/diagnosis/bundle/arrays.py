@@ -34,7 +34,7 @@ def save(file: IO[bytes], values: Iterable[Tuple[str, np.ndarray]]) -> Dict[str,
 
 
 def bytes_of(value: np.ndarray) -> int:
-    """How many bytes `save` writes for an array, about."""
+    """About how many bytes `save` writes for an array."""
     if value.dtype.kind in 'OSU':
         return sum(len(tf.compat.as_bytes(text)) + 8 for text in value.ravel().tolist())
     return value.nbytes

@@ -256,7 +256,7 @@ def _scale(axes: Any, values: np.ndarray, most: int) -> bool:
 def _draw_line(
     axes: Any, x: np.ndarray, y: np.ndarray, is_log: bool, marks: bool, **kwargs
 ) -> None:
-    """A line with gaps where values are not finite; `marks` marks all points, not just lone ones."""
+    """A line with gaps at non-finite values; `marks` marks all points, and not only lone ones."""
     if is_log:  # a zero is drawn at the lower end
         y = np.where(y <= 0, np.min(y[y > 0], initial=np.inf), y)
     known = np.isfinite(y)

@@ -1,4 +1,4 @@
-"""Incidents of one cause, together: of hundreds, people want to see the few kinds there are."""
+"""Groups incidents by cause: hundreds of incidents are often of a few kinds."""
 
 import collections
 import re
@@ -8,7 +8,7 @@ from slimguard.incidents.incident import Incident
 
 _T = TypeVar('_T')
 
-# A number that stands by itself, and is no part of a tensor's name.
+# A number that stands alone, and not in a tensor's name.
 _NUMBER = re.compile(r'(?<![^\s(=])[-+]?(\d+\.?\d*(e[-+]?\d+)?|inf|nan)(?![^\s;,)])', re.IGNORECASE)
 _ROWS = re.compile(r'\brows? #(, #)*( and # more)?')
 
@@ -17,12 +17,12 @@ class Group(NamedTuple):
     """Incidents whose causes differ in numbers at most.
 
     Attributes:
-      first: the first of them.
-      count: how many there are.
+      first: the first incident.
+      count: the number of incidents.
       first_step: the smallest global step among them, or None if none is known.
-      last_step: the largest.
+      last_step: the largest one, or None.
       actions: how often each action was taken, in the order in which they were first taken; ''
-        where it is not known.
+        stands for an unknown action.
     """
 
     first: Incident
@@ -53,5 +53,5 @@ def _group_of(members: List[Incident]) -> Group:
 
 
 def kind_of(cause: str) -> str:
-    """What incidents of one group have in common: their cause without its numbers."""
+    """A cause without its numbers: incidents of one group have it in common."""
     return _ROWS.sub('rows', _NUMBER.sub('#', cause))

@@ -6,11 +6,11 @@ import logging
 def log() -> logging.Logger:
     """The logger 'slimguard'.
 
-    TensorFlow's logger is its parent: its level holds where 'slimguard' has none of its own, and
-    its handlers print what is logged here.
+    TensorFlow's logger is its parent: the parent's level holds unless 'slimguard' has a level of
+    its own, and the parent's handlers print the messages.
     """
-    import tensorflow as tf  # only now, as readers of a record need none
+    import tensorflow as tf  # only now, since readers of a record do without it
 
     logger = logging.getLogger('slimguard')
-    logger.parent = tf.get_logger()  # which makes its handler when it is first asked for
+    logger.parent = tf.get_logger()  # the first call makes its handler
     return logger

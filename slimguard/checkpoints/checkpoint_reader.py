@@ -85,7 +85,7 @@ def checkpoints_in(logdir: files.Path) -> List[Checkpoint]:
     try:
         state = state_file.read(logdir)
     except state_file.StateFileError as error:
-        log().warning('slimguard: %s', error)
+        log().warning('%s', error)
         state = None
     return checkpoints_beside(logdir, state)
 

@@ -265,7 +265,7 @@ def _refused(
     file.append(incident)
     file.close()
     log().error(
-        'slimguard: checkpoint %s is refused, not finite: %s. %s.%s',
+        'checkpoint %s is refused, not finite: %s. %s.%s',
         refusal.path,
         texts.listed(refusal.names, 5),
         'None was saved before' if newest is None else 'The newest is still ' + newest,

@@ -58,9 +58,9 @@ def resume_from_good(logdir: str) -> None:
     """
     repaired = repair(logdir)
     if repaired.is_lost:
-        log().error('slimguard: %s; the training begins anew', repaired.said)
+        log().error('%s; the training begins anew', repaired.said)
     elif repaired.said is not None:
-        log().warning('slimguard: %s', repaired.said)
+        log().warning('%s', repaired.said)
 
 
 def _resume_from(

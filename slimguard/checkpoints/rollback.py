@@ -113,7 +113,7 @@ def _differs(session, checkpoint: str) -> bool:
 
 
 _OF_ANOTHER = (
-    'slimguard: this training does not begin with the weights of %s, and a rollback may go back to '
+    'this training does not begin with the weights of %s, and a rollback may go back to '
     'them: restore that checkpoint first, or give another logdir.'
 )
 

@@ -103,7 +103,7 @@ class SavingSession(SessionWrapper):
             if not (existed or is_whole):
                 checkpoint_files.remove(path)
             said = 'is whole, but saving it failed' if is_whole else 'could not be written'
-            log().error('slimguard: checkpoint %s %s: %s', path, said, reason_of(error))
+            log().error('checkpoint %s %s: %s', path, said, reason_of(error))
             raise
         if saved.is_refused:
             if not existed:

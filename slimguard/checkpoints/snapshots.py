@@ -289,8 +289,8 @@ def _can_assign(variable: Any, shape: Sequence[int]) -> bool:
 
 _RUIN = '; and the weights are ruined: the loss is %g, %s, and was %g at most'
 _SPIKES = '; and the last %d steps were spikes, so the weights are taken for ruined'
-_NONE_KEPT = 'slimguard: no snapshots are kept, %s; rollback goes back to checkpoints.'
-_IN_MEMORY = 'slimguard: up to %d snapshots, of at most %d MB each, are kept in memory.'
+_NONE_KEPT = 'no snapshots are kept, %s; rollback goes back to checkpoints.'
+_IN_MEMORY = 'up to %d snapshots, of at most %d MB each, are kept in memory.'
 _NO_ROOM = (
     'as %d copies of the variables, of %d MB each, would take more than half of the memory, of '
     'which %d MB are free (Rollback(snapshots=2) keeps the fewest)'

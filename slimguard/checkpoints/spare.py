@@ -53,7 +53,7 @@ class Spare:
             checkpoint_files.link(path, spare)
             self._publish(spare, path)
         except (OSError, tf.errors.OpError) as error:  # no links there, and no room for a copy
-            log().warning('slimguard: %s is written over without a spare: %s', path, error)
+            log().warning('%s is written over without a spare: %s', path, error)
             checkpoint_files.remove(spare)
             return
         self._names = _Names(path, spare)

@@ -52,7 +52,7 @@ class OwnEntry:
         try:
             self.write(**news)
         except tf.errors.OpError as error:
-            log().error('slimguard: the other processes could not be told: %s', error)
+            log().error('the other processes could not be told: %s', error)
 
     def beat(self) -> Dict[int, Entry]:
         """Shows that this process lives; returns the entries of all, as `write` raises."""

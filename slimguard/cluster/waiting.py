@@ -64,4 +64,4 @@ class Reminder:
     def say(self, text: str, *values) -> None:
         if time.monotonic() > self._next:
             self._next = time.monotonic() + _REMINDER
-            log().info('slimguard: ' + text, *values)
+            log().info(text, *values)

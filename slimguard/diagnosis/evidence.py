@@ -107,7 +107,7 @@ class _Kinds:
         if folder not in told:
             told.add(folder)
             log().warning(
-                'slimguard: %s has %d bundles, as many as there may be: further incidents are '
+                '%s has %d bundles, as many as there may be: further incidents are '
                 'recorded, and of those only the first of a kind is examined, and those on which '
                 'it depends what is done. More are kept with max_bundles.',
                 folder,
@@ -303,7 +303,7 @@ class Evidence:
         except NoRoomError as error:
             if self._no_room.is_due():
                 log().warning(
-                    'slimguard: no bundle is written: %s. Until there is room, incidents have '
+                    'no bundle is written: %s. Until there is room, incidents have '
                     'none; this is said once.',
                     error,
                 )
@@ -315,13 +315,11 @@ class Evidence:
         """Logs how many lines were held back."""
         told = [(what, rate) for what, rate in self._failures.items() if rate.held_back]
         for what, rate in told:
-            log().error(
-                'slimguard: %s: %d more since the last of these lines', what, rate.held_back
-            )
+            log().error('%s: %d more since the last of these lines', what, rate.held_back)
             rate.held_back = 0
         if self._no_room.held_back:
             log().warning(
-                'slimguard: for lack of room %d incidents more have no bundle.',
+                'for lack of room %d incidents more have no bundle.',
                 self._no_room.held_back,
             )
             self._no_room.held_back = 0
@@ -350,7 +348,7 @@ def collect(
     try:
         found[gate] = Evidence(gate, logdir, max_bundles, room)
     except Exception as error:
-        log().warning('slimguard: nothing will be captured: %s', error)
+        log().warning('nothing will be captured: %s', error)
 
 
 def _is_elsewhere(gate: Gate, labels: Sequence[Label]) -> bool:
@@ -383,4 +381,4 @@ def require_capture(capture, max_bundles) -> None:
 
 
 def _log_failure(what: str, error: Exception, more: str = '') -> None:
-    log().error('slimguard: %s: %s: %s%s', what, type(error).__name__, error, more)
+    log().error('%s: %s: %s%s', what, type(error).__name__, error, more)

@@ -202,7 +202,7 @@ def require_gradient_options(clip_gradient_norm, gradient_multipliers, graph: tf
     for key in gradient_multipliers:
         if not _is_variable_of(graph, key):
             log().warning(
-                'slimguard: gradient_multipliers has a factor for %r, which is no variable of the '
+                'gradient_multipliers has a factor for %r, which is no variable of the '
                 'graph and not the name of one, and so multiplies nothing; take the variable '
                 'itself, or variable.op.name, which has no ":0"',
                 key,

@@ -409,7 +409,7 @@ def _warn_of_chief(train_op: TrainOp, why: object) -> None:
     if train_op.name not in warned:
         setattr(train_op.graph, _WARNED_OF_CHIEF, warned | {train_op.name})
         log().warning(
-            'slimguard: the gradients of train op %r are guarded, and the update that the chief '
+            'the gradients of train op %r are guarded, and the update that the chief '
             'makes of them is NOT: %s. Call slimguard.guard() right after minimize() or '
             'apply_gradients() of the SyncReplicasOptimizer.',
             train_op.name,

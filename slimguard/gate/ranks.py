@@ -161,7 +161,7 @@ def _workers() -> List[Tuple[str, int]]:
 
 def _warn(step: StepGraph, why: str) -> None:
     log().warning(
-        'slimguard: the steps of train op %r are shared by several processes, and each decides for '
+        'the steps of train op %r are shared by several processes, and each decides for '
         'itself whether a step is bad: %s.',
         step.train_op.name,
         why,

@@ -29,7 +29,7 @@ _MOST_ROWS = 10000
 # The log tells the first incidents of a kind in full, and of the others only what was done.
 _IN_FULL = 2
 _NO_RECORD = (
-    'slimguard: no record of incidents is kept, as no logdir is known; pass '
+    'no record of incidents is kept, as no logdir is known; pass '
     "logdir='logs' to slimguard.watch(), slimguard.train() or NanLossHook() to keep one."
 )
 
@@ -123,15 +123,15 @@ class Journal:
         """Logs how many lines were held back, and `told` if there is any, and closes the file."""
         if self._rate.held_back:
             log().warning(
-                'slimguard: %d incidents in all; the last %d were not logged one by one.',
+                '%d incidents in all; the last %d were not logged one by one.',
                 self.count,
                 self._rate.held_back,
             )
             self._rate.held_back = 0
         if told and self.count and self.logdir is not None:
-            log().warning('slimguard: %s; %s', told, report_hint(self.logdir))
+            log().warning('%s; %s', told, report_hint(self.logdir))
         elif told:
-            log().warning('slimguard: %s.', told)
+            log().warning('%s.', told)
         if self._file is not None:
             self._file.close()
 
@@ -163,7 +163,7 @@ class Journal:
             return
         say = log().warning if incident.action == 'skip' else log().error
         done += self._rate.told()
-        head = 'slimguard: incident %d %s: ' % (self.count, incident.where)
+        head = 'incident %d %s: ' % (self.count, incident.where)
         if times >= _IN_FULL:
             say('%s', '%ssame as incident %d; %s.' % (head, first, done))
         else:

@@ -80,7 +80,7 @@ class IncidentFile:
             self._try_to_write()
         if self._waiting or self._lost:
             log().error(
-                'slimguard: %d incidents are missing in %s: %s',
+                '%d incidents are missing in %s: %s',
                 len(self._waiting) + self._lost,
                 self._path,
                 self._trouble or 'it could not be written for a while',
@@ -95,16 +95,14 @@ class IncidentFile:
         except files.errors(self._path) as error:
             trouble = str(error)
         if trouble and trouble != self._trouble:
-            log().error('slimguard: %s cannot be written: %s', self._path, trouble)
+            log().error('%s cannot be written: %s', self._path, trouble)
         elif self._trouble and not trouble:
-            log().warning('slimguard: %s can be written again', self._path)
+            log().warning('%s can be written again', self._path)
         self._trouble = trouble
 
     def _write_all(self) -> None:
         if self._was_there and not files.exists(self._path):
-            log().warning(
-                'slimguard: %s was deleted while the training ran; it is begun anew', self._path
-            )
+            log().warning('%s was deleted while the training ran; it is begun anew', self._path)
         files.make_dirs(os.path.dirname(self._path))
         with files.open_to_append(self._path) as file:
             self._was_there = True

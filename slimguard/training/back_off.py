@@ -67,7 +67,7 @@ class BackOff:
         if kept < self._factor:
             self._factor = kept
             log().warning(
-                'slimguard: learning rate x%g, as %s says after the rollbacks of an earlier run; '
+                'learning rate x%g, as %s says after the rollbacks of an earlier run; '
                 'remove that file before a start to train with the full one.',
                 kept,
                 _path_in(directory),
@@ -79,7 +79,7 @@ class BackOff:
         directory = self._directory()
         if directory is None:
             log().warning(
-                'slimguard: the learning rate is x%g from now on, and that is kept nowhere, since '
+                'the learning rate is x%g from now on, and that is kept nowhere, since '
                 'nothing has been saved yet: a restart would begin with the full one.',
                 self._factor,
             )
@@ -91,7 +91,7 @@ class BackOff:
             files.write_atomically(path, json.dumps({'factor': self._factor}).encode() + b'\n')
         except (OSError, tf.errors.OpError) as error:
             log().error(
-                'slimguard: the learning rate is x%g from now on, and %s cannot be written, so a '
+                'the learning rate is x%g from now on, and %s cannot be written, so a '
                 'restart would not know: %s',
                 self._factor,
                 path,
@@ -131,7 +131,7 @@ def warn_of_another_policy(directory: Optional[str]) -> None:
     kept = 1.0 if directory is None else _read(directory)
     if directory is not None and kept < 1:
         log().warning(
-            'slimguard: the learning rate was x%g when the training in %s ended, as %s says. Now '
+            'the learning rate was x%g when the training in %s ended, as %s says. Now '
             'no policy has a learning_rate, as rollback:3x0.5 has: it is the full one again.',
             kept,
             directory,
@@ -155,9 +155,7 @@ def _read(directory: str) -> float:
     except files.errors_of_absence(path):
         return 1.0
     except (*files.errors(path), ValueError, TypeError, KeyError) as error:
-        log().error(
-            'slimguard: %s cannot be read, so the learning rate is the full one: %s', path, error
-        )
+        log().error('%s cannot be read, so the learning rate is the full one: %s', path, error)
         return 1.0
 
 

@@ -347,7 +347,7 @@ def _recovery_for(
     return Recovery(Restorer(saver, directory), snapshots, smaller)
 
 
-_ONE_RECORD = 'slimguard: rank %d keeps no record in %s: rank 0 does, for all of them.'
+_ONE_RECORD = 'rank %d keeps no record in %s: rank 0 does, for all of them.'
 
 
 def _may_go_back(policies: FallbackChain) -> bool:

@@ -159,7 +159,7 @@ class StopSignals:
         if self._in_the_end is not None and not self._is_too_late.setdefault('is', False):
             done = 'the step is done, ' if self.is_asked else ''
             told = _name_of(self._in_the_end), done
-            log().warning('slimguard: %s; %ssaving before the end.', *told)
+            log().warning('%s; %ssaving before the end.', *told)
 
     # In the main thread: what the handler calls.
 
@@ -243,7 +243,7 @@ class StopSignals:
     def _look_at_ctrl_c(self) -> None:
         if self._ctrl_cs > 1 and _is_interactive():
             log().warning(
-                'slimguard: Ctrl-C again; KeyboardInterrupt is raised as soon as Python runs: what '
+                'Ctrl-C again; KeyboardInterrupt is raised as soon as Python runs: what '
                 'TensorFlow computes ends first.'
             )
         elif self._ctrl_cs > 2:
@@ -254,8 +254,7 @@ class StopSignals:
             and self._waits_for_a_step(signal.SIGINT)
         ):
             log().warning(
-                'slimguard: Ctrl-C; the step under way is finished first. A second one does not '
-                'wait for it.'
+                'Ctrl-C; the step under way is finished first. A second one does not wait for it.'
             )
         if self._ctrl_cs == 2:
             # It may have heard two as one, and taken them for the first.
@@ -275,7 +274,7 @@ class StopSignals:
             self._end_at_once()
 
     def _end_at_once(self) -> None:
-        log().error('slimguard: Ctrl-C again; ending at once, with what was saved before.')
+        log().error('Ctrl-C again; ending at once, with what was saved before.')
         _exit(128 + signal.SIGINT)
 
     def _end_in_midst_of_step(self, number: int) -> None:
@@ -284,7 +283,7 @@ class StopSignals:
             return
         stays = number == signal.SIGINT and _is_interactive()
         log().error(
-            'slimguard: %s, and no step has ended for %g s; saving%s.',
+            '%s, and no step has ended for %g s; saving%s.',
             _name_of(number),
             self._seconds,
             ', and waiting on' if stays else ' and ending',

@@ -22,14 +22,14 @@ class Refusals:
         if name not in self._seen.refused:
             what = getattr(error, 'of', 'train op')
             self._seen.note_refused(what, name, str(error))
-            log().error('slimguard: %s %r is NOT guarded: %s', what, name, error)
+            log().error('%s %r is NOT guarded: %s', what, name, error)
 
     def say_no_loss(self, name: str) -> None:
         """Says that a train op has no loss to compare with `max_loss`."""
         if name not in self._without_loss:
             self._without_loss.add(name)
             log().warning(
-                'slimguard: max_loss is not compared with anything in train op %r, which has no '
+                'max_loss is not compared with anything in train op %r, which has no '
                 'single loss; what is not finite is guarded all the same',
                 name,
             )

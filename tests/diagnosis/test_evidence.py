@@ -144,7 +144,7 @@ def test_the_first_of_a_kind_is_examined_where_there_are_all_bundles_that_there_
     # The first of a kind stays, and what repeats it goes.
     assert bundle.paths(str(tmp_path)) == [found[0].bundle, found[3].bundle]
     (said,) = [line for line in lines if 'as many as there may be' in line]
-    assert said.startswith('slimguard: %s has 2 bundles' % (tmp_path / 'slimguard'))
+    assert said.startswith('%s has 2 bundles' % (tmp_path / 'slimguard'))
     with tf.Graph().as_default():  # as a restart
         (again,) = train(str(tmp_path), [0], max_bundles=2, reasons=['other'])
     assert bundle.paths(str(tmp_path)) == [found[3].bundle, again.bundle]
@@ -217,26 +217,23 @@ class TestSayingSoOften:
         found = gate.gate_of(train_op)
         asked = Evidence(found, str(logdir), clock=lambda: next(now))
         hook = Watch(found, asked)
-        with LogLines() as lines:
+        with LogLines('slimguard') as lines:
             with tf1.train.MonitoredTrainingSession(hooks=[hook]) as session:
                 for _ in times:
                     session.run(train_op)
             asked.close()
         assert all(each.diagnosis.found for each in hook.found)
-        return [line for line in lines if line.startswith('slimguard: ')]
+        return lines
 
     @pytest.mark.full
     def test_the_first_is_said_and_the_others_are_counted(self, tmp_path):
         (tmp_path / 'slimguard').write_text('in the way')
         lines = self.examine(tmp_path, [0.0, 1.0, 2.0, 12.0, 13.0])
         assert len(lines) == 3
-        assert lines[0].startswith('slimguard: the bundle could not be written: ')
+        assert lines[0].startswith('the bundle could not be written: ')
         assert not lines[0].endswith(')')
         assert lines[1].endswith(' (2 more since the last of these lines)')
-        assert (
-            lines[2]
-            == 'slimguard: the bundle could not be written: 1 more since the last of these lines'
-        )
+        assert lines[2] == 'the bundle could not be written: 1 more since the last of these lines'
 
     def test_each_kind_has_its_own_count(self, tmp_path, monkeypatch):
         def fail(*args):
@@ -256,7 +253,7 @@ class TestSayingSoOften:
             asked.close()
         kinds = ['the bad step could not be diagnosed: ', 'the bundle could not be written: ']
         for kind in kinds:
-            told = [line for line in lines if line.startswith('slimguard: ' + kind)]
+            told = [line for line in lines if line.startswith(kind)]
             assert len(told) == 2 and told[1].endswith(': 1 more since the last of these lines')
 
 

@@ -68,7 +68,7 @@ class TestFile:
                 file.append(incident())
             file.close()
         assert 'incidents.jsonl cannot be written' in lines[0]
-        assert lines[1].startswith('slimguard: 3 incidents are missing in ')
+        assert lines[1].startswith('3 incidents are missing in ')
         assert len(lines) == 2
 
     @pytest.mark.parametrize('make', [os.mkfifo, os.mkdir])
@@ -169,7 +169,7 @@ class TestCutShort:
                 for step in range(1200):
                     file.append(incident(step))
                 file.close()
-        assert lines[-1].startswith('slimguard: 1200 incidents are missing in ')
+        assert lines[-1].startswith('1200 incidents are missing in ')
         assert len(lines) == 2
 
     def test_the_line_of_another_that_was_cut_short_costs_no_second_one(self, tmp_path):
@@ -321,15 +321,12 @@ class TestLog:
                 now[0] = number * 0.01
                 record.record(incident())
             record.close()
-        assert (
-            lines[1].startswith('slimguard: no record of incidents is kept')
-            and 'logdir=' in lines[1]
-        )
+        assert lines[1].startswith('no record of incidents is kept') and 'logdir=' in lines[1]
         del lines[1]
-        assert lines[9].startswith('slimguard: incident 10 ')
+        assert lines[9].startswith('incident 10 ')
         assert '(999 more since the last of these lines)' in lines[11]
         assert len(lines) == 10 + 9 + 1
-        assert lines[-1].startswith('slimguard: 10000 incidents in all; the last ')
+        assert lines[-1].startswith('10000 incidents in all; the last ')
         told = [int(line.rpartition('(')[2].split()[0]) for line in lines[10:-1]]
         last = int(lines[-1].split('the last ')[1].split()[0])
         assert 10 + len(told) + sum(told) + last == 10000
@@ -353,7 +350,7 @@ class TestLog:
         with Levels() as lines:
             for action in 'skip', 'rollback', 'raise':
                 record.record(incident(action=action))
-        levels = [level for level, line in lines if 'slimguard: incident' in line]
+        levels = [level for level, line in lines if line.startswith('incident ')]
         assert levels == ['WARNING', 'ERROR', 'ERROR']
 
 

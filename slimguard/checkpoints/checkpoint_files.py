@@ -16,7 +16,7 @@ _META = re.compile(r'(.+)\.meta$')
 _ENDS = ('.index', '.data-?????-of-?????', '', '-?????-of-?????')
 _STEP = re.compile(r'-(\d+)(-\?+-of-\d+)?$')
 _SHARDS = re.compile(r'-\?{5}-of-\d{5}$')
-# What a save that is cut short leaves beside a checkpoint's own files; and all that it leaves.
+# The files that a save leaves if it is cut short: beside a checkpoint's own files, and in all.
 _TEMPORARY = ('.index.tempstate*', '.data-*.tempstate*', '.tempstate*', '_temp*/*', '_temp*')
 _LEFTOVERS = ('.index*', '.data-*') + _TEMPORARY
 

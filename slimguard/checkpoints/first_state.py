@@ -1,4 +1,4 @@
-"""The state before the first step, kept in memory, to go back to where there is no checkpoint."""
+"""Keeps the state before the first step in memory, to go back to if there is no checkpoint."""
 
 import contextlib
 from typing import Collection, ContextManager, Dict, Iterator, Optional

@@ -22,7 +22,7 @@ from slimguard.system.log import log
 
 
 class Restorer:
-    """Restores the newest finite checkpoint of a logdir, and sees to it that there is one.
+    """Restores the newest finite checkpoint of a logdir; `save_first` saves one if there is none.
 
     Args:
       saver: the training's own saver, so that it finds the variables it saved.

@@ -72,7 +72,7 @@ def read(logdir: str, latest_filename: str = 'checkpoint') -> Optional[State]:
     """What the state file in `logdir` says, or None if there is none.
 
     Raises:
-      DamagedStateError: if what it holds is no list of checkpoints.
+      DamagedStateError: if it holds no list of checkpoints.
       StateFileError: if it cannot be read: it is no regular file, or the rights are missing.
     """
     proto = _parse(logdir, latest_filename)

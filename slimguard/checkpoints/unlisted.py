@@ -22,7 +22,7 @@ class Unlisted(NamedTuple):
     Attributes:
       op: the op of the variable.
       value: a tensor of its value.
-      initializer: the op that gives it what is fed to its second input.
+      initializer: the op that assigns the value fed to its second input.
     """
 
     op: tf.Operation

@@ -124,7 +124,7 @@ class Job:
             return
         self._session = session
         watch = self._watch = Watch(self._entry, self._replicas, coordinator, self._chief)
-        # The chief's thread waits for gradients that nobody sends any more.
+        # The chief's thread waits for gradients that no worker sends any more.
         closes_session = bool(self._replicas)
         call_when_joined(
             session,

@@ -268,7 +268,7 @@ class StopSignals:
         try:
             tell('end', '')
         except Exception as error:
-            log().warning('slimguard: another rank has not ended as it should: %s', error)
+            log().warning('another rank has not ended as it should: %s', error)
 
     # In the thread: it sees to it that the training ends if the main thread hears of nothing.
 

@@ -2,7 +2,7 @@
 
 Each `Rule` has the types of op that it is about, a precondition and a sentence. A rule explains an
 op only if the inputs that were measured break its precondition. An op that no rule explains made
-NaN or Inf of finite inputs, and nothing more is said of it.
+NaN or Inf from finite inputs, and nothing more is said of it.
 """
 
 import math
@@ -70,7 +70,7 @@ def explain(culprit: p.Culprit) -> Cause:
     output = numbers(culprit.output)
     what = 'NaN' if np.isnan(output).any() else 'Inf'
     given = 'an Inf' if any(map(_holds_inf, culprit.inputs)) else 'finite inputs'
-    return Cause('%s made %s of %s' % (culprit.op_type, what, given), is_known=False)
+    return Cause('%s made %s from %s' % (culprit.op_type, what, given), is_known=False)
 
 
 def _sentence(rule: Rule, culprit: p.Culprit) -> str:

@@ -2,8 +2,9 @@
 
 The JSON document has `logdir` and `record`, two paths; `unreadable_lines`, how many lines of the
 record are no incident; `left_out`, how many incidents are older than the newest 50,000, which were
-read; `groups`, each with `cause`, `reason`, `count`, `first_step`, `last_step` and `actions`, a
-count for each; and `incidents`, the oldest first, each with the attributes of `slimguard.Incident`.
+read; `groups`, each with `cause`, `reason`, `count`, `first_step`, `last_step`, `actions`, a count
+for each, and `not_examined`, how many were not, and are counted here for their symptom; and
+`incidents`, the oldest first, each with the attributes of `slimguard.Incident`.
 """
 
 import argparse
@@ -64,6 +65,7 @@ def _group_document(group: Group) -> Dict[str, Any]:
         'first_step': group.first_step,
         'last_step': group.last_step,
         'actions': group.actions,
+        'not_examined': group.not_examined,
     }
 
 
@@ -103,6 +105,8 @@ def _lines_of(group: Group) -> List[str]:
     """A group for people: how often and when, then the cause and more of its first incident."""
     first = group.first
     told = [_when(group) + ': ' + _actions(group) if any(group.actions) else _when(group)]
+    if group.not_examined:
+        told[0] += '; %d of them not examined, the symptom is the same' % group.not_examined
     told += ['  ' + line for line in (first.diagnosis or '').splitlines()[:_MOST_LINES]]
     told.append('  ' + first.reason_in_short)
     known = [record_table.when(first.time)]

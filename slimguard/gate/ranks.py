@@ -1,13 +1,13 @@
-"""Ranks that train together: whether a step is bad is decided by all of them, or they part.
+"""Ranks that train together: they decide as one whether a step is bad, to keep the same weights.
 
-Each rank runs the same graph with a batch of its own. Gradients reach a gate already added up; the
-loss, moving averages and limits are of one rank alone. A rank that held a step which another writes
-would have other weights from then on. So where there are collectives in a step, each answer that
-decides what becomes of it goes through a collective of our own: whether the step takes the fast
-path, and off that what each exact check found. All of it is added up: a rank counts what it found,
-and each has a row of its own in a table, so that all ranks know what each has found.
+Each rank runs the same graph with a batch of its own. Gradients reach a gate already added up, but
+the loss, moving averages and limits belong to one rank alone. If one rank refused a step that
+another writes, their weights would differ from then on. So if a step has collectives, each answer
+that decides about it goes through a collective of our own: whether the step takes the fast path
+and, off the fast path, what each exact check found. The collective is a sum: of the ranks that say
+no; or of tables in which each rank fills its own row, so that all ranks know what each has found.
 
-Whether there are several ranks is read from the graph, and from the library that its ops are of.
+The graph, and the library of its collectives, tell whether there are several ranks.
 """
 
 import collections
@@ -33,10 +33,10 @@ class Ranks(NamedTuple):
     """The ranks that run a step together.
 
     Attributes:
-      rank: which of them this process is, from 0 on.
+      rank: the number of this process among them, from 0 on.
       size: how many there are.
-      add: called with a float32 vector and a name that no other has; gives the sum of what all
-        ranks have there. Each of them has to run it, or none.
+      add: called with a float32 vector and a unique name; returns the sum of the vectors of all
+        ranks. All ranks have to run it, or none.
     """
 
     rank: int = 0
@@ -56,7 +56,7 @@ class Ranks(NamedTuple):
         return plain_ops.none_of(plain_ops.greater(total, 0.5))
 
     def any_of(self, flags: Flags, name: str) -> Flags:
-        """What is found on any rank; and a flag for each rank that found what not all have."""
+        """The flags raised on any rank; and one for each rank that found what not all found."""
         if not self.are_several or not flags.labels:
             return flags
         shape = plain_ops.constant([self.size, len(flags.labels)], tf.int32)
@@ -72,15 +72,15 @@ class Ranks(NamedTuple):
 
 
 def name_of(rank: int) -> str:
-    """What a rank is called in labels."""
+    """The name of a rank in labels."""
     return 'rank %d' % rank
 
 
 def ranks_of(step: StepGraph) -> Ranks:
-    """The ranks that run a step together; this process alone where no collective is in it.
+    """The ranks that run a step together; this process alone if the step has no collective.
 
     Raises:
-      ValueError: if they are those of a library that nobody has begun to use.
+      ValueError: if a collective is of a library that is not imported.
     """
     nodes = collectives_in(step.order, step.writes)
     for types, make in LIBRARIES.items():
@@ -106,8 +106,8 @@ def _of_horovod(step: StepGraph, nodes: Sequence[Any]) -> Optional[Ranks]:
         return None
 
     def add(vector: tf.Tensor, name: str) -> tf.Tensor:
-        # Ranks find each other by the names of ops. In a scope named for the train op, they are the
-        # same where one rank guards something more.
+        # Ranks find each other by the names of ops. In a scope named for the train op the names are
+        # the same even if one rank guards something more.
         with tf1.name_scope('%sranks/%s/' % (OURS, op_of(step.train_op).name)):
             return hvd.allreduce(plain_ops.identity(vector, name), op=hvd.Sum)
 
@@ -115,7 +115,7 @@ def _of_horovod(step: StepGraph, nodes: Sequence[Any]) -> Optional[Ranks]:
 
 
 def _of_tensorflow(step: StepGraph, nodes: Sequence[Any]) -> Optional[Ranks]:
-    """The workers of a strategy, of which each has one device, and its own copy of this graph."""
+    """The workers of a strategy; each has one device, and its own copy of this graph."""
     reduces = [op for op in step.order if op.type == 'CollectiveReduce']
     keys = [(op.get_attr('group_key'), op.get_attr('instance_key')) for op in reduces]
     here = collections.Counter(keys)
@@ -134,7 +134,7 @@ def _of_tensorflow(step: StepGraph, nodes: Sequence[Any]) -> Optional[Ranks]:
     group = {each: like.node_def.attr[each] for each in ('group_key', 'group_size')}
 
     def add(vector: tf.Tensor, name: str) -> tf.Tensor:
-        # The same on all workers, and none that TensorFlow counts up to.
+        # A key that is the same on all workers, and that TensorFlow does not count up to.
         key = zlib.crc32(('%s %s' % (op_of(step.train_op).name, name)).encode()) >> 2 | 1 << 29
         attributes = {
             **group,
@@ -168,7 +168,7 @@ def _warn(step: StepGraph, why: str) -> None:
     )
 
 
-# By the types of their ops, what finds the ranks.
+# The functions that find the ranks, by the types of their library's ops.
 LIBRARIES: Dict[str, Callable[[StepGraph, Sequence[Any]], Optional[Ranks]]] = {
     'Horovod': _of_horovod,
     'Collective': _of_tensorflow,

@@ -1,4 +1,4 @@
-"""The last steps before an incident: :class:`History`, and how the row of a step is laid out.
+"""The last steps before an incident: :class:`History`, and the layout of a step's row.
 
 Imports no TensorFlow.
 """
@@ -8,13 +8,13 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-# Where the numbers of a step are in its row, a float64 vector; NaN is what is not known. After them
-# comes, for each gradient, half the sum of its squares as the optimizer takes it.
+# The columns of a step's row, a float64 vector; an unknown number is NaN. From GRADIENTS on there
+# is a column for each gradient: half the sum of its squares as the optimizer takes it.
 STEP, IS_GOOD, LOSS, LEARNING_RATE, GRADIENTS = range(5)
 
 
-# A row that is made when somebody reads it, which for most steps nobody does: the global step after
-# the step, None if the graph has none; whether it was written; and the rest of the row.
+# A row, or the parts of one, since most rows are never read: the global step after the step (None
+# if the graph has none), whether the step was written, and the rest of the row.
 Entry = Union[np.ndarray, Tuple[Any, bool, np.ndarray]]
 
 
@@ -31,18 +31,17 @@ def row_of(entry: Entry) -> np.ndarray:
 
 
 def norm_of(row: np.ndarray) -> float:
-    """The norm of all gradients of a step together, by its row."""
+    """The norm of all gradients of a step together, from its row."""
     return math.sqrt(2 * np.add.reduce(row[GRADIENTS:]))
 
 
-# A learning rate that is this many times the one before has jumped; a loss this many times its
-# median has followed it.
+# A learning rate jumps this many times; a number surges this many times over its median.
 _JUMP, _SURGE = 3.0, 10.0
-_LEAST_BEFORE, _MOST_AFTER = 10, 50  # steps before such a jump, and until something follows
-# Losses of so many steps before the last are not asked what is usual: they may be of the explosion.
+_LEAST_BEFORE, _MOST_AFTER = 10, 50  # the fewest steps before a jump; the most until a surge
+# The losses of this many last steps do not count as usual: they may be part of the explosion.
 _LAST = 10
-# The weights are ruined if the last loss is so many times all before; and so many times the first
-# loss, or 1, while there are no more than these: then the training may have exploded at once.
+# The weights are ruined if the last loss is _RUINED times all usual ones. While there are none, it
+# has to be _EXPLODED times the first loss, or 1 if that is larger: a training may explode at once.
 _RUINED, _EXPLODED = 100.0, 1000.0
 
 IS_RUINED = 'the weights were ruined before, though they are finite'
@@ -52,8 +51,8 @@ class History(NamedTuple):
     """The last steps, as they go into a bundle.
 
     Attributes:
-      gradients: the names of the variables that each gradient is of; several names where the
-        squares of short gradients are summed together.
+      gradients: for each gradient the name of its variable; several names if the squares of short
+        gradients are summed together.
       rows: the rows of the steps, the oldest first.
     """
 
@@ -66,8 +65,8 @@ class History(NamedTuple):
         * `gradients`: as above.
         * `step`: the global step after the step; None if the graph has none.
         * `good`: whether the step was written.
-        * `loss`, `learning_rate`: None where there is none, or the rate is no tensor. A loss that
-          is NaN is a NaN.
+        * `loss`, `learning_rate`: None if there is none, or if the rate is no tensor. A NaN loss
+          stays NaN.
         * `gradient_norm`: the norm of all gradients together.
         * `gradient_norms`: a list with the norm of each of `gradients`.
         """
@@ -82,7 +81,7 @@ class History(NamedTuple):
         }
 
     def ruin(self) -> str:
-        """Why the weights were ruined before the last step; '' if they were not, or it is unknown.
+        """Why the weights were ruined before the last step; '' if they were not, or if unknown.
 
         An explosion writes some updates of finite numbers before it comes to its first Inf.
         """

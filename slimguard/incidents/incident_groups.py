@@ -1,4 +1,4 @@
-"""Incidents of one cause, together: of hundreds, people want to see the few kinds there are."""
+"""Groups incidents by cause: hundreds of incidents are often of a few kinds."""
 
 import collections
 import re
@@ -20,7 +20,7 @@ from slimguard.incidents.incident import Incident
 
 _T = TypeVar('_T')
 
-# A number that stands by itself, and is no part of a tensor's name.
+# A number that stands alone, and not in a tensor's name.
 _NUMBER = re.compile(r'(?<![^\s(=])[-+]?(\d+\.?\d*(e[-+]?\d+)?|inf|nan)(?![^\s;,)])', re.IGNORECASE)
 # How the diagnosis of bad data begins.
 _OF_DATA = 'in the input: '
@@ -34,13 +34,13 @@ class Group(NamedTuple):
     these are of one cause.
 
     Attributes:
-      first: the first of them that was examined; the first, if none was.
-      count: how many there are.
+      first: the first incident that was examined; the first of all if none was.
+      count: the number of incidents.
       first_step: the smallest global step among them, or None if none is known.
-      last_step: the largest.
+      last_step: the largest one, or None.
       actions: how often each action was taken, in the order in which they were first taken; ''
-        where it is not known.
-      not_examined: how many were not, if any was.
+        stands for an unknown action.
+      not_examined: the number of incidents that are here only for their symptom.
     """
 
     first: Incident
@@ -96,7 +96,7 @@ def _group_of(members: List[Incident]) -> Group:
 
 
 def kind_of(cause: str) -> str:
-    """What incidents of one group have in common: their cause without its numbers."""
+    """A cause without its numbers: incidents of one group have it in common."""
     return _ROWS.sub('rows', _NUMBER.sub('#', cause))
 
 

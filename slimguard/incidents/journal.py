@@ -24,7 +24,7 @@ _DONE = {
     'skip': 'batch skipped',
     'rollback': 'rolled back',
 }
-# So many bad rows are known again.
+# The number of bad rows that are remembered.
 _MOST_ROWS = 10000
 # The log tells the first incidents of a kind in full, and of the others only what was done.
 _IN_FULL = 2
@@ -35,18 +35,18 @@ _NO_RECORD = (
 
 
 class Journal:
-    """Writes incidents down, everywhere.
+    """Writes incidents to the log, the record and TensorBoard.
 
     Args:
-      logdir: where the file goes, which is made at once; None for no file.
+      logdir: the directory of the record, whose file is made at once; None for no file.
       summary_writer: a `tf.compat.v1.summary.FileWriter` for the count of incidents and their
         reasons, or None.
-      clock: seconds that only grow.
+      clock: a monotonic clock, in seconds.
       is_elsewhere: whether another process keeps the file.
 
     Attributes:
       count: the number of incidents so far.
-      logdir: where the file is, or None.
+      logdir: the directory of the record, or None.
     """
 
     def __init__(
@@ -64,19 +64,19 @@ class Journal:
         self._rate = Rate(_FIRST, clock=clock)
         # By causes, and by symptoms: the first incident of each, and how many there were.
         self._kinds: Dict[Union[str, Tuple[str, ...]], Tuple[int, int]] = {}
-        self._rows: Dict[str, Tuple[int, int]] = {}  # the same, by what tells a row from others
+        self._rows: Dict[str, Tuple[int, int]] = {}  # the same, by the digest of a row
         if self._file is not None:
             self._file.make()
 
     def keep_in(self, logdir: str) -> None:
-        """Keeps a file from now on, if there was no logdir before."""
+        """From now on keeps a record in `logdir`, unless there was a logdir before."""
         if self._file is None:
             self.logdir = logdir
             self._file = IncidentFile(logdir)
             self._file.make()
 
     def again(self, rows: Mapping[str, str]) -> str:
-        """What to add to a reason if a bad row came before, in another incident; '' if none did.
+        """The end of a reason if a bad row was in an earlier incident already; '' if none was.
 
         Args:
           rows: the bad rows of the incident, as for `record`.
@@ -106,7 +106,7 @@ class Journal:
           cause: what made the step bad, in one line without a full stop; None if it is not known.
           spent: how much of its policy is spent, such as ' (3 of 10 in a row)'.
           why: the end of its reason: why this was done, such as why policies gave way.
-          rows: by the names of bad rows that the step drew, what tells each from others.
+          rows: by the names of bad rows that the step drew, a digest of each.
         """
         self.count += 1
         for row in set(rows.values()):
@@ -121,7 +121,7 @@ class Journal:
             log().warning(_NO_RECORD)
 
     def close(self, told: str = '') -> None:
-        """Says how many log lines were held back, and what else there is, and closes the file."""
+        """Logs how many lines were held back, and `told` if there is any, and closes the file."""
         if self._rate.held_back:
             log().warning(
                 '%d incidents in all; the last %d were not logged one by one.',
@@ -181,14 +181,14 @@ _CAME = (
 
 
 def _in_short(incident: Incident, why: str) -> str:
-    """The reason, without most of a long list of tensors, and without its end."""
+    """The reason, without most of a long list of tensors, and without `why` at its end."""
     reason = incident.reason_in_short
     return reason[: -len(why)] if why and reason.endswith(why) else reason
 
 
 def _done(incident: Incident, done_by: str) -> str:
     """What became of the update and of the training."""
-    if incident.action == 'error':  # what was raised is told behind it
+    if incident.action == 'error':  # `why` tells what was raised
         return incident.update
     done = _DONE.get(incident.action or '', 'left to %s' % done_by)
     if incident.restored is not None:

@@ -1,4 +1,4 @@
-"""The last steps before an incident, out of the history in its bundle, and what they tell."""
+"""The last steps before an incident, from the history in its bundle, and what they tell."""
 
 import math
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -8,9 +8,9 @@ import numpy as np
 from slimguard.incidents.history import jump_in
 from slimguard.report import words
 
-MOST_STEPS = 1000  # of a longer history the newest are shown
-_FAR = 2.0  # orders of magnitude above the median that no usual step has
-_MOST_CALM = 4  # steps between two that are out of bounds, for both to be of one explosion
+MOST_STEPS = 1000  # only the newest steps of a longer history are shown
+_FAR = 2.0  # orders of magnitude above the median: no usual step is as far
+_MOST_CALM = 4  # the most usual steps between two that belong to one explosion
 GLOBAL_STEP = 'global step'  # what the steps are counted by, where the graph has one
 
 
@@ -18,12 +18,12 @@ class LastSteps(NamedTuple):
     """The last steps, the oldest first.
 
     Attributes:
-      step: the global step after each, or how many come after it where the graph has none.
-      axis: which of the two.
-      written: whether the step was written.
-      loss, learning_rate, gradient_norm: a number for each step; None if nobody knows any.
-      gradients: the name of a variable of each gradient, and of how many more it is.
-      norms: [steps, gradients].
+      step: the global step after each; if the graph has none, minus the number of later steps.
+      axis: says which of the two `step` has.
+      written: whether each step was written.
+      loss, learning_rate, gradient_norm: a number for each step; None if none is known.
+      gradients: the name of a variable of each gradient, and how many more variables it has.
+      norms: the norms of the gradients, [steps, gradients].
     """
 
     step: List[int]
@@ -37,7 +37,7 @@ class LastSteps(NamedTuple):
 
 
 def last_steps_of(history: Optional[Dict[str, Any]]) -> Optional[LastSteps]:
-    """The last steps of a bundle's `history`, which was checked; None if it has none.
+    """The last steps of a bundle's `history`, which the bundle has checked; None without steps.
 
     Raises:
       TypeError, ValueError, OverflowError: if it is not as `History.to_dict` makes it.
@@ -92,12 +92,12 @@ def lines(steps: LastSteps) -> List[Tuple[str, np.ndarray]]:
 
 
 class Beginning(NamedTuple):
-    """Where gradients leave what is usual.
+    """The step at which gradients leave their usual range.
 
     Attributes:
-      column: of the step.
-      gradient: the number of the one that is farthest from its median; None if they are all, and
-        several.
+      column: the column of the step.
+      gradient: the number of the gradient that is farthest from its median; None if all of several
+        gradients leave it.
       said: this in words.
     """
 
@@ -107,9 +107,9 @@ class Beginning(NamedTuple):
 
 
 def ratios_of(norms: np.ndarray) -> np.ndarray:
-    """Decimal logarithms of norms [steps, gradients] by the median of their gradient.
+    """Decimal logarithms of norms [steps, gradients], relative to the median of each gradient.
 
-    NaN is what is not finite. A norm of zero is at -Inf, unless most are.
+    A norm that is not finite becomes NaN. A norm of zero becomes -Inf, unless the median is zero.
     """
     with np.errstate(all='ignore'):
         logs = np.where(np.isfinite(norms), np.log10(np.abs(norms)), np.nan)
@@ -120,7 +120,7 @@ def ratios_of(norms: np.ndarray) -> np.ndarray:
 
 
 def beginning_of(steps: LastSteps, ratios: np.ndarray) -> Optional[Beginning]:
-    """Where gradients leave what is usual for good; None if none does."""
+    """Where gradients leave their usual range for good; None if none does."""
     out = np.where(np.isnan(ratios), np.inf, ratios)
     columns = np.flatnonzero((out > _FAR).any(axis=1))
     if not columns.size:
@@ -157,7 +157,7 @@ def _far(ratio: float) -> str:
 
 
 def caption(steps: LastSteps, begin: Optional[Beginning]) -> str:
-    """What the charts of the last steps show, and where it began."""
+    """The sentences below the charts of the last steps: what they show, and where it began."""
     said = ''
     if steps.gradients:
         said = (

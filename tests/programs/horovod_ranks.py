@@ -95,7 +95,9 @@ class Model:
         updates = [update]
         if case.bad == 'graph' and hvd.rank() == 1:  # a local variable, as the others are broadcast
             local = [tf1.GraphKeys.LOCAL_VARIABLES]
-            more = tf1.get_variable('more', [], trainable=False, initializer=start, collections=local)
+            more = tf1.get_variable(
+                'more', [], trainable=False, initializer=start, collections=local
+            )
             updates.append(more.assign(tf1.reshape(given, [])))
         with tf1.control_dependencies(updates):
             self.train_op = optimizer.minimize(self.loss, global_step=self.step)

@@ -170,10 +170,6 @@ class Evidence:
             self._logdir = files.as_path(logdir)
             _tidy_up(self._logdir)
 
-    def share(self, room: Room) -> None:
-        """From now on bundles share a room with checkpoints."""
-        self._room = room
-
     def examine(
         self,
         session,

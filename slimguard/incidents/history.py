@@ -114,7 +114,7 @@ class History(NamedTuple):
 
 
 def jump_in(
-    steps: Sequence[float], rates: np.ndarray, lines: Sequence[Tuple[str, np.ndarray]]
+    steps: np.ndarray, rates: np.ndarray, lines: Sequence[Tuple[str, np.ndarray]]
 ) -> str:
     """How an explosion began, if a jump of the learning rate came shortly before it; else ''.
 

@@ -15,14 +15,14 @@ from slimguard.gate.gate import Gate
 from slimguard.graph import TrainOp, key, op_of
 from slimguard.system import texts
 
-# How many of the variables that an update writes are named.
+# How many variables of an update are named.
 MOST_NAMES = 5
 
 
 class OutsideTheGateError(ValueError):
-    """What is written beside a train op stays outside its gate, or would be."""
+    """A write beside a train op stays outside its gate, or would."""
 
-    of = 'the update of'  # what the name is of that it comes with
+    of = 'the update of'  # stands before the name that it comes with
 
 
 def written_beside(
@@ -30,17 +30,17 @@ def written_beside(
     training: Sequence[TrainOp],
     on_refusal: Callable[[str, Exception], None],
 ) -> List[TrainOp]:
-    """Those of the elements fetched in a run that write, and go through the gate of what trains.
+    """The fetched elements that write and go through the gate of the train ops.
 
-    Update ops of slim's always do. Any other element does if each use that the step makes of its
-    variables is a read that the update comes after, as with the state of a recurrent layer: a gate
-    delays the update until the decision, and must not change what the step reads.
+    Update ops of slim's always do. Any other element does if its update comes after each use that
+    the step makes of its variables, as with the state of a recurrent layer: a gate delays the
+    update until the decision, and must not change the values that the step reads.
 
     Args:
-      elements: what is fetched and does not train, each once.
-      training: what is fetched and trains, together.
-      on_refusal: called with the names of the variables of which an update sees the batch and
-        stays outside, and why.
+      elements: the fetched elements that do not train, each once.
+      training: the fetched elements that train, together.
+      on_refusal: called for an update that takes in the batch and stays outside, with the names of
+        its variables, and why.
     """
     graph = training[0].graph
     update_ops = {op_of(op) for op in graph.get_collection(tf1.GraphKeys.UPDATE_OPS)}
@@ -65,11 +65,11 @@ def written_beside(
 
 
 def _is_last_at(write: tf.Operation, variable: tf.Operation, theirs: Set[tf.Operation]) -> bool:
-    """Whether all that `theirs` do with a variable, or a table, is done when `write` writes it."""
+    """Whether `write` comes after all uses that `theirs` make of a variable, or a table."""
     if variable not in theirs:
         return True
     uses = _users(variable) & theirs
-    # What an Identity of a reference returns is the variable's own memory.
+    # An Identity of a reference returns the variable's own memory.
     reads = [op for op in uses if op.type == 'Identity' and graphs.is_reference(op.inputs[0])]
     uses.update(user for read in reads for user in _users(read) & theirs)
     return uses.issubset(graphs.ancestors([write]))
@@ -80,7 +80,7 @@ def _users(op: tf.Operation) -> Set[tf.Operation]:
 
 
 def _written_by(op: tf.Operation, writes: graphs.Writes) -> List[tf.Operation]:
-    """The ops of the variables that `op` writes, or that of its table."""
+    """The ops of the variables that `op` writes, or the op of its table."""
     variables = writes.variables(op)
     return variables if variables or op not in writes else [op.inputs[0].op]
 
@@ -100,10 +100,10 @@ def refuse_around(
     """Refuses a run that would go around the gates of its train ops, before it begins.
 
     Such a run fetches an original of a write that a gate holds back, or a write of its own that
-    takes in the batch. A write that takes in no batch, such as a counter, is told of.
+    takes in the batch. A write that takes in no batch, such as a counter, is only reported.
 
     Args:
-      elements: what is fetched.
+      elements: the fetched elements.
       found: the gates of the train ops that it runs.
       fed: the tensors computed within the step that it feeds.
       on_told: called with the name of a variable that a bad step would change, and why.
@@ -129,7 +129,7 @@ def refuse_around(
     needed = {op: set(graphs.ancestors([op], needs)) for op in others}
     _refuse_again([(each, needed[op]) for op, each in others.items()], found, written)
     first = found[0].original.name
-    # A guarded train op needs the loss as well, and its gate puts back what that writes.
+    # A guarded train op needs the loss as well, and its gate puts back the loss's writes.
     own = guarded.union(op_of(gate.original) for gate in found)
     theirs = set(graphs.ancestors_beyond(fed, own))
     drawn = {op for op in theirs if op.type not in graphs.VARIABLES and is_drawn(op)} | guarded
@@ -140,7 +140,7 @@ def refuse_around(
             told = (element.name, first, texts.listed(names, MOST_NAMES))
             raise OutsideTheGateError(_OF_THE_BATCH % told + _cure_of(element))
         waits = not guarded.isdisjoint(needed[op])
-        # What the train op uses as well is set by the script, as a learning rate is.
+        # A variable that the train op uses as well is set by the script, as a learning rate is.
         used = set() if waits else {each.name for each in theirs}
         for name in sorted(set(names) - used):
             on_told(name, _WAITS % op.name if waits else _HAS_ITS_GATE % first)
@@ -152,7 +152,7 @@ def _refuse_again(
     """Refuses to run an original of a write that a gate has a clone of.
 
     Args:
-      others: what is fetched beside the guarded train ops, with all ops that it runs.
+      others: the elements fetched beside the guarded train ops, each with all ops that it runs.
       found: the gates; two of them may have clones of one write.
       written: as in `refuse_around`.
     """
@@ -168,7 +168,7 @@ def _refuse_again(
 
 
 class _Written:
-    """What ops of a graph write, of what is not local."""
+    """The variables and tables of a graph that ops write, local ones left out."""
 
     def __init__(self, graph: tf.Graph):
         self._writes, self._local = graphs.Writes(graph), graphs.local_in(graph)
@@ -180,7 +180,7 @@ class _Written:
 
 
 def _cure_of(element: TrainOp) -> str:
-    """How to fetch what goes around a gate."""
+    """Advice on how to fetch an element that goes around a gate."""
     if isinstance(element, tf.Operation):
         return _OF_AN_OP
     is_scalar = graphs.is_float(element) and element.shape.rank == 0
@@ -224,7 +224,7 @@ _WAITS = (
 
 
 def is_drawn(op: tf.Operation) -> bool:
-    """Whether an op is a placeholder, or may draw a batch or chance."""
+    """Whether an op is a placeholder, or may draw a batch or random numbers."""
     return op.type.startswith('Placeholder') or (
         graphs.is_stateful(op) and not graphs.is_variable_read(op)
     )

@@ -14,7 +14,7 @@ from slimguard.system.log import log
 from slimguard.training.occupancy import occupied
 
 NOT_SAVED = (
-    'slimguard: the state of the last good step is not saved, as its weights are ruined; a restart '
+    'the state of the last good step is not saved, as its weights are ruined; a restart '
     'begins at %s.'
 )
 
@@ -63,9 +63,9 @@ class CheckpointKeeper:
         try:
             saved = self._saver.save(session, self._path, global_step=self._global_step)
             if incident is not None and saved is not None:
-                log().warning('slimguard: the last good state is saved: %s', saved)
+                log().warning('the last good state is saved: %s', saved)
         except Exception as error:  # whatever it is, it must not hide the incident
-            log().error('slimguard: the last good state could not be saved: %s', error)
+            log().error('the last good state could not be saved: %s', error)
 
     def raise_failure(self) -> None:
         """Raises what kept the last save from being written; the Supervisor drops it."""

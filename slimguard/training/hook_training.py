@@ -205,6 +205,8 @@ class HookTraining(KeptByLoop):
             if self._directory not in kept:
                 kept.add(self._directory)
                 self._keep(session, self._directory, self.saver)
+        elif gates.ranks_in(self._graph).are_several:
+            self._hear_signals(session)
         self._open.callback(closed)
         for evidence in self.evidence.values():
             self._open.callback(evidence.close)
@@ -220,13 +222,16 @@ class HookTraining(KeptByLoop):
         self._keeper = CheckpointKeeper(directory, saver, step)
         for evidence in self.evidence.values():
             evidence.share(self._keeper.room)
+        self._hear_signals(session)
+        if directory == self._record_in:
+            self._open.enter_context(self._keeper.keeping())
+
+    def _hear_signals(self, session) -> None:
         signals = self._signals or StopSignals(self._save, self._settings.preemption_seconds)
         signals.watch(session)
         self._signals = signals.entered()
         # This comes after all others, as it may end the process.
         self._open.callback(self._leave_signals)
-        if directory == self._record_in:
-            self._open.enter_context(self._keeper.keeping())
 
     def _leave_signals(self) -> None:
         signals, self._signals = self._signals, None

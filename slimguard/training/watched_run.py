@@ -230,7 +230,7 @@ class WatchedRuns:
             try:
                 untold += _readings(gate, gate.untold.unwatch(session))
             except tf.errors.OpError as error:  # a server that is gone must not fail a good end
-                log().warning('slimguard: the end of the session is not clean: %s', error)
+                log().warning('the end of the session is not clean: %s', error)
             except RuntimeError:  # it is closed, by another thread or before a new round
                 break
         return untold
@@ -251,7 +251,7 @@ class WatchedRuns:
             histories = [self._histories.of(gate) for gate in found]
             is_kept = not fed or not are_taken(fed, elements)
             if found and not is_kept:
-                log().warning('slimguard: ' + _NOT_KEPT, found[0].original.name, fed[0].name)
+                log().warning(_NOT_KEPT, found[0].original.name, fed[0].name)
             told = [
                 self._told_by(gate, each is not None, is_kept)
                 for gate, each in zip(found, histories)
@@ -266,13 +266,13 @@ class WatchedRuns:
         if self._loss is not None and is_step:
             return Run([], self._loss, [], [], graph)
         if is_step:
-            log().warning('slimguard: ' + _NOT_GUARDED, elements[0].name)
+            log().warning(_NOT_GUARDED, elements[0].name)
         return None
 
     def _warn_of(self, name: str, why: str) -> None:
         if name not in self._warned_of:
             self._warned_of.add(name)
-            log().error('slimguard: the update of %r is NOT guarded: %s', name, why)
+            log().error('the update of %r is NOT guarded: %s', name, why)
 
     def _is_mine(self, gate: gates.Gate) -> bool:
         """With several trainings in a graph, a hook with a loss watches those that have it."""
@@ -299,7 +299,7 @@ class WatchedRuns:
         name = of_others[0].original.name
         if name not in self._warned_of:
             self._warned_of.add(name)
-            log().error('slimguard: ' + _OF_OTHERS, name, self._loss.name)
+            log().error(_OF_OTHERS, name, self._loss.name)
 
 
 _NOT_GUARDED = (

@@ -142,15 +142,17 @@ class ScriptFiles:
         try:
             saved = self.save_again(session)
         except Exception as error:
-            log().error('slimguard: the last good state could not be saved: %s', error)
+            log().error('the last good state could not be saved: %s', error)
             return
+        if saved is None and gates.ranks_in(session.graph).rank:
+            return  # another rank saves
         if saved is None:
             why = 'the save was refused, as said above'
             if not self.has_saved(session.graph):
                 why = 'it would go where the script saves, which has saved nothing yet'
-            log().warning('slimguard: the last good state is not saved: %s.', why)
+            log().warning('the last good state is not saved: %s.', why)
         else:
-            log().warning('slimguard: the last good state is saved: %s', saved)
+            log().warning('the last good state is saved: %s', saved)
 
     def _last_save(self, graph: tf.Graph) -> LastSave:
         return kept_on(graph, 'last_save', lambda: LastSave(lambda: self._seen.train_ops))

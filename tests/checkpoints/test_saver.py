@@ -60,7 +60,7 @@ def test_a_bad_variable_is_not_saved_and_what_was_saved_stays(folder, settings, 
         assert good == tf1.train.latest_checkpoint(str(folder))
         before = sorted(os.listdir(str(folder)))
         weights.set(session, bad)
-        with LogLines() as lines:
+        with LogLines('slimguard') as lines:
             assert saver.save(session, str(folder / 'm'), 2) is None
         assert tf1.train.latest_checkpoint(str(folder)) == good
         assert saver.last_checkpoints == [os.path.abspath(good)]
@@ -69,7 +69,7 @@ def test_a_bad_variable_is_not_saved_and_what_was_saved_stays(folder, settings, 
         assert (session.run(weights.w) == 1).all()
         newer = saver.save(session, str(folder / 'm'), 3)
         assert os.path.abspath(newer) == saver.last_checkpoints[-1]
-    (line,) = [line for line in lines if line.startswith('slimguard: ')]
+    (line,) = lines
     assert 'm-2 is refused, not finite: w. The newest is still ' + os.path.abspath(good) in line
     (incident,) = saver.refused
     assert (incident.step, incident.tensors, incident.action) == (2, ('w',), 'save refused')
@@ -79,9 +79,9 @@ def test_a_bad_variable_is_not_saved_and_what_was_saved_stays(folder, settings, 
 
 
 def _told_at_a_refusal(saver, session, folder):
-    with LogLines() as lines:
+    with LogLines('slimguard') as lines:
         assert saver.save(session, str(folder / 'bad')) is None
-    (line,) = [line for line in lines if line.startswith('slimguard: ')]
+    (line,) = lines
     return line
 
 

@@ -1,6 +1,7 @@
 """The logger of slimguard: messages go to TensorFlow's handlers, unless the user says otherwise."""
 
 import contextlib
+import io
 import logging
 
 import pytest
@@ -26,6 +27,23 @@ def test_messages_go_to_tensorflows_handlers_at_its_level(ours):
         tf.compat.v1.logging.set_verbosity('ERROR')
         log().warning('not told')
     assert lines == ['told']
+
+
+def test_a_line_says_slimguard_once_as_python_tensorflow_and_absl_print_it():
+    absl = pytest.importorskip('absl.logging')
+    printed = []
+    # The first is the format of `logging.basicConfig` and of TensorFlow's own handler.
+    for formatter in logging.Formatter(logging.BASIC_FORMAT), absl.PythonFormatter():
+        handler = logging.StreamHandler(io.StringIO())
+        handler.setFormatter(formatter)
+        tf.get_logger().addHandler(handler)
+        try:
+            log().error('told')
+        finally:
+            tf.get_logger().removeHandler(handler)
+        printed.append(handler.stream.getvalue())
+    assert printed[0] == 'ERROR:slimguard:told\n'
+    assert printed[1].endswith('] told\n') and printed[1].count('slimguard') == 1
 
 
 def test_users_silence_and_redirect_them_and_leave_tensorflows_alone(ours):

@@ -56,7 +56,7 @@ class TestEachPolicy:
         with LogLines() as lines:
             trained = loop(Given(str(tmp_path), on_nan='skip', bad=(3,)))
         assert trained.drawn == 7
-        assert told_of_skips(lines) == ['slimguard: 1 of 7 batches were skipped']
+        assert told_of_skips(lines) == ['1 of 7 batches were skipped']
         (last,) = [line for line in lines if 'batches were skipped; why, of the last that' in line]
         assert last.endswith('; to see what happened: python -m slimguard report %s' % tmp_path)
         (record,) = records_in(tmp_path)
@@ -144,7 +144,7 @@ def test_a_spent_budget_for_skipping_gives_way(loop, tmp_path):
     why = '2 of the 5 steps before it were skipped, and max_ratio=0.002 allows no more'
     with LogLines() as lines, pytest.raises(slimguard.NanLossError, match=why):
         loop(given(tmp_path, on_nan=on_nan, bad=(1, 3, 5)))
-    assert told_of_skips(lines) == ['slimguard: 2 of 6 batches were skipped']
+    assert told_of_skips(lines) == ['2 of 6 batches were skipped']
     records = records_in(tmp_path)
     assert [each['action'] for each in records] == ['skip', 'skip', 'raise']
     assert [why in each['reason'] for each in records] == [False, False, True]
@@ -167,7 +167,7 @@ def test_a_run_past_the_hooks_counts_as_well(tmp_path):
             session.run(train_op)
             session.run(train_op)
             inner.run(train_op)
-    assert told_of_skips(lines) == ['slimguard: 2 of 3 batches were skipped']
+    assert told_of_skips(lines) == ['2 of 3 batches were skipped']
 
 
 @pytest.mark.full

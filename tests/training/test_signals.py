@@ -734,7 +734,7 @@ def test_ctrl_c_and_sigterm_at_once_save_and_end_the_process_by_sigterm(loop, tm
     program = _BETWEEN_STEPS + act + _TRAINED[loop]
     done = forked_python('-c', program, tmp_path, stderr=subprocess.STDOUT)
     assert done.returncode == -signal.SIGTERM, done.stdout
-    assert 'slimguard: SIGTERM; saving before the end.' in done.stdout
+    assert 'slimguard:SIGTERM; saving before the end.' in done.stdout
     for word in 'caught', 'went on', 'Traceback', 'Error', 'the step is done':
         assert word not in done.stdout
     assert checkpoint_at(tmp_path) == (2, [])

@@ -58,7 +58,7 @@ def test_a_step_far_beyond_all_before_is_told_at_once_and_at_the_end(loop, tmp_p
     assert checkpoint_at(tmp_path) == (25, [])  # nothing was held
     told = [line for line in lines if 'and was written' in line]
     assert len(told) == 2 and told[0] == told[1]
-    assert told[0].startswith('slimguard: loss ') and ' of global step 25 is ' in told[0]
+    assert told[0].startswith('loss ') and ' of global step 25 is ' in told[0]
     assert 'times the largest of all 24 good steps before it' in told[0]
     assert 'spike=True' in told[0] and told[0].endswith('would have held it.')
 

@@ -163,7 +163,7 @@ def _is_written_unseen(step: Step, labels: Sequence[Label]) -> bool:
 
 
 def _bad_tensors(measured: MeasuredStep, some_value_was: bool) -> List[tf.Tensor]:
-    """The non-finite tensors among those that the gate checks; else any, if the gate saw one."""
+    """The non-finite tensors that the gate checks; else, if it saw a bad value, all bad tensors."""
     step = measured.step
     bad = [t for t in step.checked if measured.is_bad(t)]
     if not bad and some_value_was:
@@ -173,7 +173,7 @@ def _bad_tensors(measured: MeasuredStep, some_value_was: bool) -> List[tf.Tensor
 
 
 def _not_dropped(measured: MeasuredStep, loss: Optional[float]) -> List[str]:
-    """The sentence about a loss that is not finite here, although it was in the training.
+    """The sentence about a loss that was finite in the training and is not finite here.
 
     In the training ReLU or max-pooling may have dropped a NaN on its way to the loss. They do so
     when they are fused with other ops, or when they compute a larger part of the tensor at a time.

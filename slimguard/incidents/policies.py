@@ -137,8 +137,8 @@ class Skip(Policy):
     """Go on with the next batch, until `max_consecutive` steps in a row were skipped.
 
     It does not skip in three cases: the weights are not finite, so that every batch is bad; the
-    weights are ruined, which is checked only if a `Rollback` is in the chain; or the diagnosis says
-    that the same comes again, whatever the batch is.
+    weights are ruined, which is known only if a `Rollback` follows in the chain; or the diagnosis
+    says that the same comes again, whatever the batch is.
 
     Args:
       max_consecutive: how many steps in a row. If the diagnosis says that the batch is at fault, it

@@ -26,7 +26,7 @@ STEPS = 30
 
 
 class Case(NamedTuple):
-    """What is bad on rank 1, at which draws of its batches, and what is to be done about it."""
+    """What is bad on rank 1, at which draws of its batches, and the policy."""
 
     bad: str
     at: Any = (5,)

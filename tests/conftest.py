@@ -28,6 +28,13 @@ def pytest_addoption(parser):
     )
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_xdist_auto_num_workers():
+    """One process more than there are cores: some tests wait for programs, and leave one idle."""
+    cores = yield
+    cores.force_result(cores.get_result() + 1)
+
+
 @pytest.hookimpl(trylast=True)  # of the tests that -m and -k select
 def pytest_collection_modifyitems(config, items):
     if config.getoption('--full') or any('::' in argument for argument in config.args):
@@ -109,11 +116,9 @@ def control_flow_v1():
     yield from _control_flow('v1')
 
 
-@pytest.fixture(params=['absolute', 'relative'])
-def folder(request, tmp_path, monkeypatch):
-    """A folder of the test's own: once by its whole path, once from the working directory."""
-    if request.param == 'absolute':
-        return tmp_path
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder of the test's own, as it is called from the working directory."""
     monkeypatch.chdir(tmp_path)
     os.mkdir('logs')
     return pathlib.Path('logs')

@@ -45,6 +45,8 @@ tf1 = tf.compat.v1
 # Below the ports that systems give to connections (from 32768 on), so that the port of a role which
 # was killed is free when it is started again.
 _PORTS = range(10000, 32000)
+# How long a role may take, in seconds: so that no test waits for ever, on however busy a machine.
+_PATIENCE = 300
 _ROLE = """import sys
 sys.path.append(%r)
 from tests.helpers import jobs
@@ -167,14 +169,17 @@ class Role:
 
     def wait_for(self, name):
         """Waits until `name` is posted, by a role or the test."""
-        while not os.path.exists(os.path.join(self._folder, 'posted ' + name)):
+        while not self.is_posted(name):
             time.sleep(0.002)
+
+    def is_posted(self, name):
+        """Whether `name` is posted, by a role or the test."""
+        return os.path.exists(os.path.join(self._folder, 'posted ' + name))
 
     def all_have_posted(self, name):
         """Whether every worker has posted `name` with its number."""
         tasks = range(len(self.cluster['worker']))
-        paths = [os.path.join(self._folder, 'posted %s %d' % (name, task)) for task in tasks]
-        return all(map(os.path.exists, paths))
+        return all(self.is_posted('%s %d' % (name, task)) for task in tasks)
 
     def meet(self, name):
         """Waits until all workers have called this."""
@@ -263,7 +268,7 @@ class Job:
             process.stdout.close()
             self._pipes.pop((job, task)).close()
 
-    def hear(self, job, task, timeout=60):
+    def hear(self, job, task, timeout=_PATIENCE):
         """The next value that a role says.
 
         Raises:
@@ -277,7 +282,7 @@ class Job:
             self._ended[job, task] = said
         raise RuntimeError('%s %d has ended: %r' % (job, task, self._ended[job, task]))
 
-    def wait(self, job, task, timeout=60):
+    def wait(self, job, task, timeout=_PATIENCE):
         """Waits for the end of a role. Returns how it :class:`Ended`.
 
         Raises:
@@ -294,7 +299,7 @@ class Job:
         """Whether a role has ended by itself. There must be nothing to hear from it."""
         return (job, task) in self._ended or self._pipes[job, task].poll()
 
-    def wait_for_workers(self, timeout=60):
+    def wait_for_workers(self, timeout=_PATIENCE):
         """Waits for the end of all workers. Returns how each `Ended`, by number."""
         end = time.time() + timeout
         workers = range(len(self.cluster['worker']))

@@ -51,7 +51,7 @@ BAD = 0.2
 # How long a job may run from one fault to the next, and a role be away, in seconds.
 LIFE, AWAY = 2.0, 1.0
 # How long a job may take to come past a fault, or to end, in seconds.
-LIMIT = 90.0
+LIMIT = 240.0
 
 
 class Watch(tf1.train.SessionRunHook):

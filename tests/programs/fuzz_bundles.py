@@ -29,7 +29,7 @@ from slimguard.diagnosis import bundle, replay
 from slimguard.report import html, report_data
 
 DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'data', 'made_by_tf115')
-HANGS = 120  # seconds, for one mutant
+HANGS = 300  # seconds, for one mutant
 
 
 def change_bytes(rng, content):

@@ -22,6 +22,12 @@ from tests.helpers.models import Linear, LogLines, checkpoint_at, records_in
 tf1 = tf.compat.v1
 
 each_loop = pytest.mark.parametrize('loop', LOOPS.values(), ids=LOOPS)
+# What decides the same for all: in a loop of slimguard's own, and in a script that nobody edited.
+two_loops = pytest.mark.parametrize(
+    'loop',
+    [LOOPS['slimguard.train'], LOOPS['unedited: a plain session']],
+    ids=['edited', 'unedited'],
+)
 pytestmark = pytest.mark.usefixtures('ctrl_c_is_pythons')
 
 
@@ -105,7 +111,7 @@ def test_a_training_resumes_from_a_good_checkpoint(loop, tmp_path):
 
 
 @pytest.mark.full
-@each_loop
+@two_loops
 def test_max_loss(loop, tmp_path):
     with pytest.raises(slimguard.NanLossError, match='above max_loss'):
         loop(given(tmp_path, on_nan='raise', max_loss=1e-6))
@@ -121,7 +127,7 @@ def test_rollback_goes_back_to_a_state_in_memory(loop, tmp_path):
 
 
 @pytest.mark.full
-@each_loop
+@two_loops
 def test_raise_saves_a_state_that_is_not_ruined(loop, tmp_path, monkeypatch):
     monkeypatch.setattr(snapshots, '_RUINED_NOW', 1e-9)  # so what is in memory always is
     policies = [slimguard.Skip(1), slimguard.Rollback(1), 'raise']
@@ -132,7 +138,7 @@ def test_raise_saves_a_state_that_is_not_ruined(loop, tmp_path, monkeypatch):
 
 
 @pytest.mark.full
-@each_loop
+@two_loops
 def test_a_spent_budget_for_skipping_gives_way(loop, tmp_path):
     on_nan = [slimguard.Skip(max_ratio=0.002), 'raise']
     why = '2 of the 5 steps before it were skipped, and max_ratio=0.002 allows no more'

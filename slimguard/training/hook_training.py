@@ -33,7 +33,7 @@ from slimguard.checkpoints.snapshots import Snapshots
 from slimguard.compat import tf_callers, tf_private
 from slimguard.diagnosis.evidence import Evidence, collect, require_capture
 from slimguard.incidents.incident import Incident
-from slimguard.incidents.nan_loss_error import NanLossError
+from slimguard.incidents.nan_loss_error import NanLossError, with_short_traceback
 from slimguard.incidents.spike import AnySpike, as_spike
 from slimguard.system import files
 from slimguard.system.numbers import require_bool
@@ -340,6 +340,7 @@ def _listen_to_close(session, training: HookTraining) -> None:
     here = weakref.ref(session)  # as the session itself holds what is made here
     before = vars(session).get('close')  # of another hook
 
+    @with_short_traceback
     def close() -> None:
         session = here()
         if session is None:  # Python is freeing it, with other objects in a cycle

@@ -5,8 +5,8 @@ The JSON document has
 * `logdir` and `record`, two paths;
 * `unreadable_lines`, how many lines of the record are no incident;
 * `left_out`, how many incidents were not read, since only the newest 50,000 are;
-* `groups`, each with `cause`, `reason`, `count`, `first_step`, `last_step` and `actions`, which
-  counts each action;
+* `groups`, each with `cause`, `reason`, `count`, `first_step`, `last_step`, `actions`, which counts
+  each action, and `not_examined`, how many are in the group only for their symptom;
 * `incidents`, the oldest first, each with the attributes of `slimguard.Incident`.
 """
 
@@ -68,6 +68,7 @@ def _group_document(group: Group) -> Dict[str, Any]:
         'first_step': group.first_step,
         'last_step': group.last_step,
         'actions': group.actions,
+        'not_examined': group.not_examined,
     }
 
 
@@ -107,6 +108,8 @@ def _lines_of(group: Group) -> List[str]:
     """A group for people: how often and when, then the cause and facts of its first incident."""
     first = group.first
     told = [_when(group) + ': ' + _actions(group) if any(group.actions) else _when(group)]
+    if group.not_examined:
+        told[0] += '; %d of them not examined, the symptom is the same' % group.not_examined
     told += ['  ' + line for line in (first.diagnosis or '').splitlines()[:_MOST_LINES]]
     told.append('  ' + first.reason_in_short)
     known = [record_table.when(first.time)]

@@ -2,7 +2,7 @@
 
 Each `Rule` has types of op, a precondition and a sentence. A rule explains an op only if the
 measured inputs break its precondition. Of an op that no rule explains, the diagnosis says only that
-it made NaN or Inf of its inputs.
+it made NaN or Inf from its inputs.
 """
 
 import math
@@ -69,7 +69,7 @@ def explain(culprit: p.Culprit) -> Cause:
     output = numbers(culprit.output)
     what = 'NaN' if np.isnan(output).any() else 'Inf'
     given = 'an Inf' if any(map(_holds_inf, culprit.inputs)) else 'finite inputs'
-    return Cause('%s made %s of %s' % (culprit.op_type, what, given), is_known=False)
+    return Cause('%s made %s from %s' % (culprit.op_type, what, given), is_known=False)
 
 
 def _sentence(rule: Rule, culprit: p.Culprit) -> str:

@@ -6,6 +6,9 @@ from slimguard.diagnosis.ranges import NonFinite, Range
 from slimguard.graph.source_lines import Line
 from slimguard.system.texts import in_one_line
 
+# The phases in which a step was given what is bad: then it is no explosion.
+GIVEN = ('input', 'variable', 'constant')
+
 
 class Input(NamedTuple):
     """An input of the op at fault."""

@@ -39,6 +39,8 @@ from slimguard.system.rate import Rate
 _NO_SEARCH = (
     'the step was not searched for the cause: the training would wait for longer than %.3g s; %s'
 )
+_ENOUGH = 'the step was not searched for the cause: max_bundles=%d is reached'
+_NOT_EXAMINED = '; not examined: max_bundles=%d is reached'
 _IN_BUNDLE = 'python -m slimguard replay BUNDLE searches all of it'
 _NO_BUNDLE = 'with a logdir there would be a bundle, which is searched by replay'
 
@@ -55,6 +57,7 @@ class Found(NamedTuple):
       drew_finite: whether all that the step drew is known to be finite, on all ranks.
       bad_rows: by the name of a bad row that the step drew, such as 'row 1 of x:0', a digest of
         the row's bytes.
+      why_not: what to add to the reason if the step was not examined; else ''.
     """
 
     diagnosis: Optional[Diagnosis] = None
@@ -64,6 +67,7 @@ class Found(NamedTuple):
     is_wanted: bool = False
     drew_finite: bool = False
     bad_rows: Mapping[str, str] = {}
+    why_not: str = ''
 
     @property
     def cause(self) -> str:
@@ -108,8 +112,8 @@ class _Kinds:
             told.add(folder)
             log().warning(
                 '%s has %d bundles, as many as there may be: further incidents are '
-                'recorded, and of those only the first of a kind is examined, and those on which '
-                'it depends what is done. More are kept with max_bundles.',
+                'recorded, and of those only the first of a kind is examined, those on which it '
+                'depends what is done, and bad data. More are kept with max_bundles.',
                 folder,
                 self._most,
             )
@@ -197,7 +201,8 @@ class Evidence:
           labels: the labels of what the gate found to be bad.
           decides: whether the policy depends on the diagnosis. Then the step is always examined.
             Otherwise incidents are examined until there are `max_bundles` bundles; after that, the
-            first incident of each kind, for at most `max_bundles` kinds.
+            first incident of each kind, for at most `max_bundles` kinds. In any other only what the
+            step drew is looked at.
           is_last: whether the training ends with this incident; the search may then take its time.
           step_seconds: how long a step takes; 0 if that is not known.
         """
@@ -223,11 +228,12 @@ class Evidence:
                 drew_finite=not bad and not self._is_shared,
                 bad_rows={'row %d of %s' % (row, name): name + rows[row] for row in rows},
             )
-            if not (is_wanted or decides):
-                return found
+            is_searched = is_wanted or decides
+            if not (is_searched or bad):
+                return found._replace(why_not=_NOT_EXAMINED % self._max_bundles)
             seconds = math.inf if is_last else seconds_for(step_seconds)
-            if not is_last and bad:
-                seconds = seconds_for(0.0)  # the bad input is the cause, all but certainly
+            if not is_last and bad:  # the bad input is the cause, all but certainly
+                seconds = seconds_for(0.0) if is_searched else 0.0
             return self._diagnose(session, found, labels, seconds, incident.loss)
 
     def keep(
@@ -287,14 +293,16 @@ class Evidence:
             if is_searched:
                 said = diagnose(session, self.capture, values, labels, self._export, loss)
             else:
-                why = _NO_SEARCH % (seconds, _NO_BUNDLE if self._logdir is None else _IN_BUNDLE)
+                why = _ENOUGH % self._max_bundles
+                if seconds:
+                    why = _NO_SEARCH % (seconds, _IN_BUNDLE if self._logdir else _NO_BUNDLE)
                 said = glance(self.capture, values, why)
         except Exception as error:
             self._say('the bad step could not be diagnosed', error)
             return found._replace(is_searched=True)  # it would fail again
         if self._is_shared:
             said = said._replace(kind='')
-        return found._replace(diagnosis=said, is_searched=is_searched)
+        return found._replace(diagnosis=said, is_searched=is_searched, why_not='')
 
     def _keep(self, write: Callable[..., str]) -> Optional[str]:
         """Writes a bundle if it can; returns its path."""

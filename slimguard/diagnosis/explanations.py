@@ -82,7 +82,7 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
 
 
 def _kind(measured: MeasuredStep, tensor: tf.Tensor, cause: causes.Cause) -> str:
-    """The kind of the cause, for policies, if an op made `tensor` non-finite of finite inputs."""
+    """The kind of the cause, for policies, if an op made `tensor` non-finite from finite inputs."""
     made_of = measured.made_of(tensor)
     if not made_of.floats:
         return policies.BATCH if made_of.draws else policies.COMES_AGAIN
@@ -230,10 +230,10 @@ def _explain_source(
 def _explain_computed(
     measured: MeasuredStep, told: Diagnosis, given: Sequence[tf.Tensor]
 ) -> Diagnosis:
-    """Explains a bad value that another process, or Python, computed of finite inputs (`given`)."""
+    """Explains a bad value that another process, or Python, made from finite inputs (`given`)."""
     assert told.output is not None and told.non_finite is not None
     inputs = tuple(Input(measured.step.name_of(t), measured.range_of(t)) for t in given)
-    trouble = '%s returned %s of finite inputs' % (told.op_type, _what(told.output))
+    trouble = '%s returned %s from finite inputs' % (told.op_type, _what(told.output))
     if is_collective(told.op_type or ''):
         trouble += ': it is another process whose values are not finite'
     if told.op_type in graphs.CALLS:

@@ -155,9 +155,10 @@ def _main(bundle: Bundle, shell: bool, without: Optional[int]) -> int:
     with StepCopy(bundle.exported, bundle.variables) as copy:
         _say('%s, made with TensorFlow %s' % (bundle.path, bundle.versions.get('tensorflow')))
         found = replay(copy, bundle.values, _loss_of(bundle))
-        _say(describe(found, bundle.incident))
-        if fewer is not None:
-            _say(_describe_fewer(copy, bundle, fewer))
+        if fewer is None:
+            _say(describe(found, bundle.incident))
+        else:
+            _say(_describe_fewer(copy, bundle, fewer, found))
         if shell:
             _open_shell(copy, bundle, found.diagnosis)
     return 0 if found.came_back else 1
@@ -304,7 +305,15 @@ def _may_shrink(bundle: Bundle, name: str) -> bool:
     return shape.rank is None or shape.as_list()[0] is None
 
 
-def _describe_fewer(copy: StepCopy, bundle: Bundle, fewer: Fewer) -> str:
+def _describe_fewer(copy: StepCopy, bundle: Bundle, fewer: Fewer, whole: Replay) -> str:
+    """What leaving out a row has changed, and where to see all of the rest.
+
+    Args:
+      copy: the step.
+      bundle: its bundle.
+      fewer: what it drew, without the row.
+      whole: what came of the step with the row.
+    """
     try:
         found = replay(copy, fewer.values)
     except tf.errors.InvalidArgumentError:
@@ -315,15 +324,28 @@ def _describe_fewer(copy: StepCopy, bundle: Bundle, fewer: Fewer) -> str:
         batch = {n: v for n, v in bundle.values.items() if np.ndim(v) and len(v) == rows}
         fewer = _overwrite(bundle, batch, fewer.row)
         found = replay(copy, fewer.values)
+    incident = bundle.incident
     how = 'Without row %d' % fewer.row
     if fewer.replaced_by is not None:
         how += ' (a copy of row %d in its place, as the graph is made for batches of this size)' % (
             fewer.replaced_by
         )
+    how += ' the step is %s' % ('still bad: ' if found.came_back else 'clean.')
+    return '\n'.join(
+        [
+            how + (_in_short(found, incident, is_same=False) if found.came_back else ''),
+            'With it: ' + _in_short(whole, incident),
+            'The whole diagnosis: python -m slimguard replay ' + shlex.quote(bundle.path),
+        ]
+    )
+
+
+def _in_short(found: Replay, incident: Dict[str, Any], is_same: bool = True) -> str:
+    """What came of it, in a line."""
     if not found.came_back:
-        return how + ' the step is clean.'
-    reason = _reason_of(found.labels, bundle.incident, is_same=False)
-    return '%s the step is still bad: %s\n%s' % (how, reason, found.diagnosis)
+        return 'the failure did not come back; run again, the step is finite'
+    reason = _reason_of(found.labels, incident, is_same)
+    return '; '.join(filter(None, [reason, found.diagnosis.in_short]))
 
 
 def _open_shell(copy: StepCopy, bundle: Bundle, diagnosis: Diagnosis) -> None:

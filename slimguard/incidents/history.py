@@ -35,6 +35,9 @@ def norm_of(row: np.ndarray) -> float:
     return math.sqrt(2 * np.add.reduce(row[GRADIENTS:]))
 
 
+# A learning rate jumps this many times; a number surges this many times over its median.
+_JUMP, _SURGE = 3.0, 10.0
+_LEAST_BEFORE, _MOST_AFTER = 10, 50  # the fewest steps before a jump; the most until a surge
 # The losses of this many last steps do not count as usual: they may be part of the explosion.
 _LAST = 10
 # The weights are ruined if the last loss is _RUINED times all usual ones. While there are none, it
@@ -96,7 +99,55 @@ class History(NamedTuple):
             )
         return ''
 
+    def jump(self) -> str:
+        """How an explosion began, as `jump_in` says it."""
+        table = np.array([row[:GRADIENTS] for row in self.rows]).reshape(-1, GRADIENTS)
+        lines = [('loss', table[:, LOSS])]
+        if self.gradients:
+            lines.append(('gradient norm', np.array([norm_of(row) for row in self.rows])))
+        return jump_in(table[:, STEP].tolist(), table[:, LEARNING_RATE], lines)
+
     def _column(self, number: int) -> List[Optional[float]]:
         values = [float(row[number]) for row in self.rows]
         is_known = not all(map(math.isnan, values))
         return list(values) if is_known else [None] * len(values)
+
+
+def jump_in(
+    steps: Sequence[float], rates: np.ndarray, lines: Sequence[Tuple[str, np.ndarray]]
+) -> str:
+    """How an explosion began, if a jump of the learning rate came shortly before it; else ''.
+
+    Args:
+      steps: the global steps; NaN where the graph has none.
+      rates: the learning rate of each; NaN where it is not known.
+      lines: what may have followed, by its name: a number for each step.
+    """
+    with np.errstate(all='ignore'):
+        jumps = np.flatnonzero(rates[1:] > _JUMP * rates[:-1]) + 1
+    for at in reversed(jumps[jumps >= _LEAST_BEFORE].tolist()):
+        found = [(_surge(values, at), name) for name, values in lines]
+        after, name = min(found, key=lambda it: it[0], default=(math.inf, ''))
+        if after <= _MOST_AFTER:
+            where = '%d steps before the last' % (len(rates) - 1 - at)
+            if not math.isnan(steps[at]):
+                where = 'at step %d' % steps[at]
+            later = '%d step%s later' % (after, 's' if after > 1 else '')
+            return 'the learning rate went from %.6g to %.6g %s; the %s followed %s' % (
+                rates[at - 1],
+                rates[at],
+                where,
+                name,
+                later if after else 'in the same step',
+            )
+    return ''
+
+
+def _surge(values: np.ndarray, at: int) -> float:
+    """After how many steps from `at` on finite values are far above what they were before."""
+    before = values[:at][np.isfinite(values[:at])]
+    if not before.size:
+        return math.inf
+    with np.errstate(all='ignore'):
+        later = np.isfinite(values[at:]) & (values[at:] > _SURGE * np.median(np.abs(before)))
+    return int(np.argmax(later)) if later.any() else math.inf

@@ -5,12 +5,12 @@ In the log the first line says what made the step bad and where, the second what
 
 import time
 import types
-from typing import Callable, Dict, Mapping, Optional, Tuple
+from typing import Callable, Dict, Mapping, Optional, Tuple, Union
 
 import tensorflow.compat.v1 as tf1
 
 from slimguard.incidents.incident import Incident, report_hint
-from slimguard.incidents.incident_groups import kind_of
+from slimguard.incidents.incident_groups import kind_of, symptom_of
 from slimguard.incidents.record_file import IncidentFile
 from slimguard.system.log import log
 from slimguard.system.rate import Rate
@@ -62,7 +62,8 @@ class Journal:
         self._summary_writer = summary_writer
         self._is_elsewhere = is_elsewhere
         self._rate = Rate(_FIRST, clock=clock)
-        self._kinds: Dict[str, Tuple[int, int]] = {}  # the first of each kind, and how many
+        # By causes, and by symptoms: the first incident of each, and how many there were.
+        self._kinds: Dict[Union[str, Tuple[str, ...]], Tuple[int, int]] = {}
         self._rows: Dict[str, Tuple[int, int]] = {}  # the same, by the digest of a row
         if self._file is not None:
             self._file.make()
@@ -154,10 +155,12 @@ class Journal:
     # The log.
 
     def _log(self, incident: Incident, cause: Optional[str], done: str, why: str) -> None:
-        headline = cause or _in_short(incident, why)
-        kind = kind_of(headline)
+        symptom = symptom_of(incident)
+        kind = symptom if cause is None else kind_of(cause)
         first, times = self._kinds.get(kind, (self.count, 0))
         self._kinds[kind] = first, times + 1
+        # Where a cause was told in full, its symptom need not be.
+        self._kinds.setdefault(symptom, (first, _IN_FULL))
         goes_on = incident.action in ('skip', 'on_nan_loss')
         if not self._rate.is_due(must=not goes_on):
             return
@@ -165,9 +168,10 @@ class Journal:
         done += self._rate.told()
         head = 'incident %d %s: ' % (self.count, incident.where)
         if times >= _IN_FULL:
-            say('%s', '%ssame as incident %d; %s.' % (head, first, done))
+            alike = 'symptom' if cause is None else 'cause'
+            say('%s', '%ssame %s as incident %d; %s.' % (head, alike, first, done))
         else:
-            say('%s', '%s%s.\n    %s.' % (head, headline, done))
+            say('%s', '%s%s.\n    %s.' % (head, cause or _in_short(incident, why), done))
 
 
 _CAME = (

@@ -103,6 +103,6 @@ def with_short_traceback(function: _F) -> _F:
             beneath = error.__traceback__ and error.__traceback__.tb_next
             if not ends_in_slimguard(beneath):
                 raise
-            raise error.with_traceback(until_users(beneath))
+            raise error.with_traceback(until_users(beneath)) from error.__cause__
 
     return cast(_F, raising_shortly)

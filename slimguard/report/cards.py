@@ -7,8 +7,9 @@ in full; cards of the others that have a bundle follow it.
 import shlex
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
+from slimguard.diagnosis.diagnosis import GIVEN
 from slimguard.incidents import advice, record_table
-from slimguard.incidents.incident_groups import by_kind
+from slimguard.incidents.incident_groups import by_kind, not_examined
 from slimguard.report import last_steps, report_data, samples, words
 from slimguard.report.report_data import BundleView, IncidentView, ReportData, UnreadableBundle
 from slimguard.system.texts import cut
@@ -114,7 +115,7 @@ def kinds_of(data: ReportData, draw: Optional[Draw]) -> List[Kind]:
       data: the report.
       draw: draws a chart, given a name that no other chart has; None for no charts.
     """
-    kinds = by_kind(_all_told(data), lambda told: told.incident.cause)
+    kinds = by_kind(_all_told(data), lambda told: told.incident)
     ended = [i for i in data.incidents if i.action in _ENDED][-1:]
     by_size = sorted(kinds, key=len, reverse=True)
     by_size.sort(key=lambda members: not any(told.incident.diagnosis for told in members))
@@ -186,7 +187,9 @@ def _count(incidents: Sequence[IncidentView]) -> str:
             )
         )
     names = {'other': words.name_of('other')}
-    return '%d alike%s: %s' % (len(incidents), where, report_data.done(list(incidents), names))
+    said = '%d alike%s: %s' % (len(incidents), where, report_data.done(list(incidents), names))
+    left_out = not_examined(incidents)
+    return said + ('; %d not examined, the symptom is the same' % left_out if left_out else '')
 
 
 def broken(data: ReportData) -> List[str]:
@@ -239,13 +242,10 @@ def _command(title: str, name: str) -> str:
 
 def _why_it_exploded(bundle: Optional[BundleView]) -> str:
     """The cause in the history; '' if the step's data or variables were bad."""
-    if bundle is None or bundle.steps is None or bundle.phase in _GIVEN:
+    if bundle is None or bundle.steps is None or bundle.phase in GIVEN:
         return ''
     found = last_steps.cause(bundle.steps)
-    return found and found + '.'
-
-
-_GIVEN = ('input', 'variable', 'constant')
+    return found and '%s%s.' % (found[0].upper(), found[1:])
 
 
 def _to_do(incident: IncidentView, bundle: Optional[BundleView], exploded: bool) -> str:

@@ -5,13 +5,13 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
+from slimguard.incidents.history import jump_in
 from slimguard.report import words
 
 MOST_STEPS = 1000  # only the newest steps of a longer history are shown
 _FAR = 2.0  # orders of magnitude above the median: no usual step is as far
 _MOST_CALM = 4  # the most usual steps between two that belong to one explosion
-_JUMP, _SURGE = 3.0, 10.0  # a learning rate jumps this many times; a number surges over its median
-_LEAST_BEFORE, _MOST_AFTER = 10, 50  # the fewest steps before a jump; the most until a surge
+GLOBAL_STEP = 'global step'  # what the steps are counted by, where the graph has one
 
 
 class LastSteps(NamedTuple):
@@ -50,7 +50,7 @@ def last_steps_of(history: Optional[Dict[str, Any]]) -> Optional[LastSteps]:
     has_numbers = None not in step
     return LastSteps(
         step=step if has_numbers else list(range(1 - count, 1)),
-        axis='global step' if has_numbers else 'steps before the last one',
+        axis=GLOBAL_STEP if has_numbers else 'steps before the last one',
         written=np.array([bool(good) for good in last['good']]),
         loss=_column(last['loss']),
         learning_rate=_column(last['learning_rate']),
@@ -76,40 +76,16 @@ def heading(steps: LastSteps) -> str:
 
 def cause(steps: LastSteps) -> str:
     """How an explosion began, if a jump of the learning rate came shortly before it; else ''."""
-    rates = steps.learning_rate
-    if rates is None:
+    if steps.learning_rate is None:
         return ''
-    with np.errstate(all='ignore'):
-        jumps = np.flatnonzero(rates[1:] > _JUMP * rates[:-1]) + 1
-    for at in reversed(jumps[jumps >= _LEAST_BEFORE].tolist()):
-        found = [(_surge(values, at), name) for name, values in lines(steps)]
-        after, name = min(found, key=lambda it: it[0], default=(math.inf, ''))
-        if after <= _MOST_AFTER:
-            said = 'The learning rate went from %s to %s at step %d; the %s followed ' % (
-                words.number(float(rates[at - 1])),
-                words.number(float(rates[at])),
-                steps.step[at],
-                name,
-            )
-            steps_later = '%d step%s later' % (after, 's' if after > 1 else '')
-            return said + (steps_later if after else 'in the same step')
-    return ''
+    numbers = steps.step if steps.axis == GLOBAL_STEP else [math.nan] * len(steps.step)
+    return jump_in(numbers, steps.learning_rate, lines(steps))
 
 
 def lines(steps: LastSteps) -> List[Tuple[str, np.ndarray]]:
     """The known numbers of each step, by name: the loss, the gradient norm."""
     known = (('loss', steps.loss), ('gradient norm', steps.gradient_norm))
     return [(name, values) for name, values in known if values is not None]
-
-
-def _surge(values: np.ndarray, at: int) -> float:
-    """After how many steps from `at` on a finite value is far above the median before `at`."""
-    before = values[:at][np.isfinite(values[:at])]
-    if not before.size:
-        return math.inf
-    with np.errstate(all='ignore'):
-        later = np.isfinite(values[at:]) & (values[at:] > _SURGE * np.median(np.abs(before)))
-    return int(np.argmax(later)) if later.any() else math.inf
 
 
 # The gradients.

@@ -36,8 +36,8 @@ class IncidentView(NamedTuple):
 
     Attributes:
       number: its place in the record, from 1 on; 0 for the incident of a bundle.
-      step, loss, reason, time, gradient_norm, gradient_norm_ratio, diagnosis, advice: as in
-        `Incident`.
+      step, loss, reason, tensors, time, gradient_norm, gradient_norm_ratio, diagnosis, advice: as
+        in `Incident`.
       action: as in `Incident`. It is missing if the process was killed between the step and its
         policy.
       bundle: the name of the bundle's folder, without its path: a log directory may be moved.
@@ -49,6 +49,7 @@ class IncidentView(NamedTuple):
     loss: Optional[float]
     action: str
     reason: str
+    tensors: Tuple[str, ...]
     time: Optional[float]
     bundle: str
     notes: Tuple[str, ...]
@@ -78,6 +79,7 @@ def incident_of(number: int, record: Dict[str, Any]) -> IncidentView:
         loss=_float(record.get('loss')),
         action=_str(record.get('action'), 60),
         reason=_str(record.get('reason'), 1000),
+        tensors=_names(record.get('tensors')),
         time=_float(record.get('time')),
         # The path is of the system that the training ran on.
         bundle=re.split(r'[/\\]', _str(record.get('bundle'), 1000).rstrip('/\\'))[-1],
@@ -101,6 +103,10 @@ def _notes(record: Dict[str, Any]) -> List[str]:
 
 def _str(value: Any, most: int) -> str:
     return cut(value, most) if isinstance(value, str) else ''
+
+
+def _names(value: Any) -> Tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, (list, tuple)) else ()
 
 
 def _int(value: Any) -> Optional[int]:

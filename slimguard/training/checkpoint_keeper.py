@@ -13,6 +13,7 @@ from slimguard.incidents.incident import Incident
 from slimguard.system.log import log
 from slimguard.training.occupancy import occupied
 
+SAVED = 'the last good state is saved: %s'
 NOT_SAVED = (
     'the state of the last good step is not saved, as its weights are ruined; a restart '
     'begins at %s.'
@@ -63,7 +64,7 @@ class CheckpointKeeper:
         try:
             saved = self._saver.save(session, self._path, global_step=self._global_step)
             if incident is not None and saved is not None:
-                log().warning('the last good state is saved: %s', saved)
+                log().warning(SAVED, saved)
         except Exception as error:  # whatever it is, it must not hide the incident
             log().error('the last good state could not be saved: %s', error)
 

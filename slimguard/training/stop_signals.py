@@ -1,8 +1,8 @@
 """SIGTERM and Ctrl-C end a training at the end of a step, with everything saved: `StopSignals`.
 
 Each loop has one `StopSignals`, which holds a flag that the loop asks for at the end of a step. One
-`_Listener` for the process hears the signals, and tells the training that began last. Once a training
-has ended by one, a line names the checkpoint that was saved.
+`_Listener` for the process hears the signals, and tells the training that began last. Once a
+training has ended by one, a line names the checkpoint that was saved.
 """
 
 import collections
@@ -106,7 +106,7 @@ class StopSignals:
         return signals
 
     def entered_if_first(self) -> 'StopSignals':
-        """As `entered`, where nothing hears the signals yet; else a training does that knows more."""
+        """As `entered`, unless another training hears the signals already."""
         return self if _listener.is_telling else self.entered()
 
     def leave(self) -> None:

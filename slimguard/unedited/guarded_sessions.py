@@ -143,8 +143,8 @@ class GuardedSessions:
         if self._inside:
             return
         note_opened(session)
-        # Other threads, which may run its steps, cannot. A loop of slim's, whose session this may be,
-        # is told itself.
+        # Other threads, which may run its steps, cannot. If this is the session of slim's loop,
+        # that hears them already, and finishes its step.
         self._signals = self._signals.entered_if_first()
 
     @with_short_traceback

@@ -24,6 +24,7 @@ from slimguard.compat import tf_private
 from slimguard.graph.sessions import Inside
 from slimguard.system import files
 from slimguard.system.log import log
+from slimguard.training.checkpoint_keeper import SAVED
 from slimguard.training.stop_signals import is_main_thread
 from slimguard.unedited.ending import Seen
 from slimguard.unedited.last_save import LastSave
@@ -138,7 +139,7 @@ class ScriptFiles:
         return self._last_save(session.graph).again(session, is_to_be_found)
 
     def save_at_signal(self, session) -> None:
-        """As `save_quietly`, but for the name of the checkpoint, which is told once all is saved."""
+        """As `save_quietly`; what it has saved is named later, once all is."""
         self.save_quietly(session, names_it=False)
 
     def save_quietly(self, session, names_it: bool = True) -> None:
@@ -154,7 +155,7 @@ class ScriptFiles:
                 why = 'it would go where the script saves, which has saved nothing yet'
             log().warning('the last good state is not saved: %s.', why)
         elif names_it:
-            log().warning('the last good state is saved: %s', saved)
+            log().warning(SAVED, saved)
 
     def _last_save(self, graph: tf.Graph) -> LastSave:
         return kept_on(graph, 'last_save', lambda: LastSave(lambda: self._seen.train_ops))

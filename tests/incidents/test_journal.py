@@ -309,7 +309,7 @@ def test_a_training_without_an_incident_leaves_an_empty_record(tmp_path):
         train_quietly(train_op, tmp_path, number_of_steps=2)
     assert os.path.getsize(record_file.path_in(str(tmp_path))) == 0
     assert record_file.read_record(tmp_path) == ([], 0, 0)
-    assert not [line for line in lines if line.startswith('slimguard')]
+    assert not [line for line in lines if 'incident' in line]
 
 
 class TestLog:
@@ -340,6 +340,19 @@ class TestLog:
             record.record(incident(action='raise'))
         assert 'rolled back (90 more since' in lines[0]
         assert 'raising NanLossError' in lines[1]
+
+    def test_from_the_third_alike_on_one_line_says_what_is_the_same(self):
+        record = journal.Journal(clock=lambda: 0.0)
+        seen = {'reason': 'not finite: loss; not examined: max_bundles=1 is reached'}
+        with LogLines() as lines:
+            for cause in 'log of 0, in row 1', 'log of 0, in row 2', 'log of 0, in row 3', None:
+                record.record(incident(), cause=cause)
+            record.record(incident(**seen), why='; not examined: max_bundles=1 is reached')
+        told = [line.partition(': ')[2] for line in lines if line.startswith('incident ')]
+        assert told[0].startswith('log of 0, in row 1.\n') and 'in row 2' in told[1]
+        done = ' as incident 1; update not applied, batch skipped'
+        assert told[2:4] == ['same cause%s.' % done, 'same symptom%s.' % done]
+        assert told[4] == 'same symptom%s; not examined: max_bundles=1 is reached.' % done
 
     def test_a_skip_is_a_warning_and_what_ends_or_turns_a_training_an_error(self):
         class Levels(LogLines):

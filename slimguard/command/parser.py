@@ -234,8 +234,9 @@ def _add_run_options(run: argparse.ArgumentParser) -> FrozenSet[str]:
     run.add_argument(
         '--quiet',
         action='store_true',
-        help='log no line for a skipped batch, nor any other warning: only errors, and the last '
-        'line, which says what became of the training',
+        help='log no line for a skipped batch, nor any other warning: only errors, the name of a '
+        'checkpoint that is saved at the end, and the last line, which says what became of the '
+        'training',
     )
     run.add_argument(
         '--tf1',

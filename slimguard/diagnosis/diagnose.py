@@ -148,10 +148,14 @@ def _explain(measured: MeasuredStep, labels: Sequence[Label]) -> Diagnosis:
 
 def _of_optimizer(found: Diagnosis, labels: Sequence[Label]) -> Diagnosis:
     """Says which scalar of the optimizer is bad, where neither batch nor weights made it so."""
-    scalars = [label.name for label in labels if label.kind == 'value' and ' of ' in label.name]
-    scalars = [name for name in scalars if not name.startswith(('gradient of ', 'update of '))]
-    if found.kind != policies.COMES_AGAIN or not scalars:
+    names = [label.name for label in labels if label.kind == 'value']
+    others = ('gradient of ', 'update of ', 'loss ')
+    scalars = [name for name in names if ' of ' in name and not name.startswith(others)]
+    # A variable that holds such a scalar is set by the script.
+    is_own = found.phase == 'variable' and len(scalars) == len(names)
+    if not scalars or not (is_own or found.kind == policies.COMES_AGAIN):
         return found
+    found = found._replace(kind=policies.COMES_AGAIN)
     trouble = 'the %s itself is not finite: %s' % (scalars[0].partition(' of ')[0], found.trouble)
     return found._replace(trouble=trouble)
 

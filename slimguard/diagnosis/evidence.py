@@ -174,10 +174,6 @@ class Evidence:
             self._logdir = files.as_path(logdir)
             _tidy_up(self._logdir)
 
-    def share(self, room: Room) -> None:
-        """From now on bundles share their disk space with checkpoints."""
-        self._room = room
-
     def examine(
         self,
         session,

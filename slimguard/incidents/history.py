@@ -105,7 +105,7 @@ class History(NamedTuple):
         lines = [('loss', table[:, LOSS])]
         if self.gradients:
             lines.append(('gradient norm', np.array([norm_of(row) for row in self.rows])))
-        return jump_in(table[:, STEP], table[:, LEARNING_RATE], lines)
+        return jump_in(table[:, STEP].tolist(), table[:, LEARNING_RATE], lines)
 
     def _column(self, number: int) -> List[Optional[float]]:
         values = [float(row[number]) for row in self.rows]
@@ -113,9 +113,7 @@ class History(NamedTuple):
         return list(values) if is_known else [None] * len(values)
 
 
-def jump_in(
-    steps: Sequence[float], rates: np.ndarray, lines: Sequence[Tuple[str, np.ndarray]]
-) -> str:
+def jump_in(steps: np.ndarray, rates: np.ndarray, lines: Sequence[Tuple[str, np.ndarray]]) -> str:
     """How an explosion began, if a jump of the learning rate came shortly before it; else ''.
 
     Args:

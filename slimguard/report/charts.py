@@ -599,6 +599,8 @@ def _draw_ranges(
 
 # The samples.
 
+_LEAST_HEIGHT = 20.0  # pixels, of a vector
+
 
 def samples_chart(sheet: Sheet) -> Chart:
     """The samples of a batch, with the bad ones framed and their bad pixels marked."""
@@ -607,7 +609,7 @@ def samples_chart(sheet: Sheet) -> Chart:
         columns = 8 if width == WIDE else 4
         cell = width / columns
         height, across = sheet.samples[0].pixels.shape[:2]
-        size = cell - 12, (cell - 12) * min(2.0, height / across)
+        size = cell - 12, max(_LEAST_HEIGHT, (cell - 12) * min(2.0, height / across))
         lines = max(len(samples.said(sample)) for sample in sheet.samples)
         down = size[1] + 18 + 14 * lines
         figure = _figure(width, -(-len(sheet.samples) // columns) * down)

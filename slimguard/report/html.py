@@ -40,7 +40,7 @@ def _content(data: ReportData) -> Dict[str, Any]:
         'kinds': cards.kinds_of(data, None if cards.charts is None else _svg),
         'broken': cards.broken(data),
         'loss': loss,
-        'no_loss': _no_loss(data),
+        'curve_note': _curve_note(data),
         'no_charts': cards.no_charts,
         'rows': [_row(incident, links) for incident in first],
         'left_out': left_out,
@@ -48,15 +48,18 @@ def _content(data: ReportData) -> Dict[str, Any]:
     }
 
 
-def _no_loss(data: ReportData) -> str:
-    if data.curve is None:
+def _curve_note(data: ReportData) -> str:
+    curve = data.curve
+    if curve is None:
         return words.NO_CURVE
-    if not data.curve.tag:
-        return words.NO_SUMMARY
-    if data.curve.bad:
+    told = [] if curve.tag else [words.NO_SUMMARY]
+    if curve.bad:
         said = '%d of the %d recorded values were not finite, and are not in the curve.'
-        return said % (data.curve.bad, data.curve.points)
-    return ''
+        told.append(said % (curve.bad, curve.points))
+    ends = [line[:, 0].max() for line in (*curve.segments, *curve.tails) if len(line)]
+    if ends and data.incidents:
+        told.append(words.CURVE_ENDS % max(ends))
+    return ' '.join(told)
 
 
 def _svg(chart: Any, name: str) -> Any:

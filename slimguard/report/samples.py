@@ -1,4 +1,4 @@
-"""The samples of a batch as images, where they look like images."""
+"""The samples of a batch as images. A bad batch of vectors or matrices is shown, too."""
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
@@ -62,7 +62,7 @@ def sheets(
     most: int = 16,
     room: int = 16 << 20,
 ) -> List[Sheet]:
-    """The arrays that look like images.
+    """The arrays that look like images, and others that hold what is bad.
 
     Args:
       values: arrays by Tensor names.
@@ -72,6 +72,10 @@ def sheets(
       room: about how many bytes all samples may take on a page; each array shows one at least.
     """
     views = [(name, as_images(value)) for name, value in values.items()]
+    for name, value in values.items():
+        is_suspect = bool(suspects) and np.ndim(value) > 0 and len(value) == rows
+        if is_suspect or _has_bad(value):
+            views.append((name, as_strips(value)))
     views = [(name, images) for name, images in views if images is not None][:_MOST_SHEETS]
     found = []
     for name, images in views:
@@ -102,6 +106,20 @@ def as_images(value: np.ndarray) -> Optional[np.ndarray]:
         if images.shape[3] in _CHANNELS and all(_LEAST_SIDE <= s <= _MOST_SIDE for s in sides):
             return images
     return None
+
+
+def as_strips(value: np.ndarray) -> Optional[np.ndarray]:
+    """The same view of an array of vectors or matrices, a vector as a line; None for any other."""
+    value = np.asarray(value)
+    if value.ndim not in (2, 3) or not value.size or value.dtype.kind in 'OSUbciu':
+        return None
+    images = value[:, np.newaxis, :, np.newaxis] if value.ndim == 2 else value[..., np.newaxis]
+    return images if max(images.shape[1:3]) <= _MOST_SIDE else None
+
+
+def _has_bad(value: np.ndarray) -> bool:
+    """Whether an array of numbers holds one that is not finite."""
+    return value.dtype.kind not in 'OSUbciu' and not np.isfinite(numbers(value)).all()
 
 
 def _sheet(name: str, value, images: np.ndarray, suspects: Set[int], most: int) -> Sheet:

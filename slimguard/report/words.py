@@ -13,6 +13,10 @@ NO_SUMMARY = (
     'Only the last steps before incidents are known: no scalar in the event files here looks like '
     'a loss. %sthe next report has all of the curve.' % _ADD
 )
+CURVE_ENDS = (
+    'The curve ends at step %.12g, the last with a finite loss in the event files and the bundles; '
+    'a bad step has no point in it.'
+)
 NO_CHARTS = (
     'The page has no charts and no samples: matplotlib draws them, and it cannot be imported (%s). '
     "Install it with: pip install 'slimguard[report]'"

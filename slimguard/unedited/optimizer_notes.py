@@ -197,7 +197,8 @@ def _variable_of(given: Any) -> Any:
 
 def _inputs_of(tensor: tf.Tensor, fed: Sequence[tf.Tensor]) -> Set[tf.Operation]:
     """The placeholders, and what draws batches or chance, that a tensor is computed from."""
-    return {op for op in graphs.ancestors_beyond(fed, [tensor.op]) if is_drawn(op)}
+    needed = graphs.ancestors_beyond(fed, [tensor.op])
+    return {op for op in needed if is_drawn(op) and op.type not in graphs.VARIABLES}
 
 
 def _outermost(graph: tf.Graph) -> tf.Graph:

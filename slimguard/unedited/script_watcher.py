@@ -20,10 +20,10 @@ from slimguard.training.back_off import BackOff, warn_of_another_policy
 from slimguard.training.checkpoint_keeper import NOT_SAVED
 from slimguard.training.context import TrainingContext
 from slimguard.training.gate_watcher import GateWatcher
-from slimguard.training.hook_training import KeptByLoop
 from slimguard.training.incident_reading import Reading
 from slimguard.training.recovery import Preparation, Recovery
 from slimguard.training.step_history import HistorySettings
+from slimguard.training.training import Training
 from slimguard.unedited import own_runs
 from slimguard.unedited.ending import after_stop
 from slimguard.unedited.script_files import ScriptFiles, ScriptRestorer
@@ -115,17 +115,17 @@ class ScriptWatcher(GateWatcher):
         self._policies: Optional[FallbackChain] = None
         self._acting = threading.RLock()  # threads of a script may train in one session
         GateWatcher.__init__(self, on_nan)
-        self._training = TrainingContext(
-            evidence=evidence,
+        self._context = TrainingContext(
+            training=Training(evidence=evidence),
             joins_job=False,
-            is_kept=True,
             guards_beside=True,
             spike=history.spike,
             history=history.length,
         )
 
     def begin(self):
-        self._own = KeptByLoop(self._evidence)
+        assert self._context.training is not None
+        self._training = self._context.training
         policies = self._policies = FallbackChain(self.on_nan, self._otherwise)
         graph = tf1.get_default_graph()
         self._ranks = gates.ranks_in(graph)
@@ -139,7 +139,9 @@ class ScriptWatcher(GateWatcher):
             of_rate = self._files.folders.of_learning_rate
             back_off = BackOff(rates, lambda: of_rate(graph), self._ranks)
         restorer = ScriptRestorer(self._files, graph)
-        snapshots = self._own.snapshots(graph, policies.snapshots, True, self._ranks.are_several)
+        snapshots = self._training.snapshots(
+            graph, policies.snapshots, True, self._ranks.are_several
+        )
         recovery = Recovery(restorer, snapshots, back_off)
         self._handle_with(policies, self._journal, recovery)
         self.histories.summaries = self._summaries

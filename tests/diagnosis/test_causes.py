@@ -93,7 +93,7 @@ TABLE = [
     ('overflow of pow: its input is as large as 50', binary('Pow'), ([10], [50]), ([0], [-1])),
     ('overflow of exp: its input is as large as 100', unary('Exp'), ([100, 1],), ([80, 1],)),
     ('overflow of exp: its input', unary('Exp'), ([100, 1],), ([INF, 1],)),
-    ('Exp made Inf of an Inf', unary('Exp'), ([INF, 1],), ([100, 1],)),
+    ('Exp made Inf from an Inf', unary('Exp'), ([INF, 1],), ([100, 1],)),
     ('overflow of sinh', unary('Sinh'), ([-100],), ([-80],)),
     ('overflow of cosh', unary('Cosh'), ([100],), ([80],)),
     ('overflow of expm1', unary('Expm1'), ([100],), ([80],)),

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import shutil
 import subprocess
 
@@ -76,7 +75,8 @@ def test_a_bundle_of_tensorflow_1_15_replays_here(capsys):
     assert changed.endswith(' the step is clean.')
     assert before.startswith('With it: not finite: loss')
     assert 'bad data: 1 NaN among 768 values, in row 2' in before and 'train.py:25' in before
-    assert rest == 'The whole diagnosis: python -m slimguard replay ' + shlex.quote(path)
+    assert rest.startswith('The whole diagnosis: python -m slimguard replay /')
+    assert rest.endswith('made_by_tf115')
 
 
 def test_a_step_that_is_finite_after_all_is_exit_code_1(bundles, tmp_path, capsys):
@@ -124,7 +124,8 @@ def test_without_one_of_two_bad_rows_it_is_still_bad(bundles, capsys):
     changed, before = said.splitlines()[1:3]
     assert changed.startswith('Without row 0 the step is still bad: not finite: ')
     assert '1 NaN among 20 values, in row 2' in changed
-    assert before.startswith('With it: ') and '2 NaN among 24 values, in rows 0, 3' in before
+    assert before.startswith('With it: ')
+    assert '1 NaN and 1 Inf among 24 values, in rows 0, 3' in before
 
 
 def test_a_row_is_replaced_where_the_graph_turns_out_to_need_all(tmp_path, capsys):

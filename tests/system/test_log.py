@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from slimguard.command import parser
 from slimguard.system.log import log
+from slimguard.training.checkpoint_keeper import SAVED
 from tests.helpers.models import LogLines
 
 
@@ -57,7 +58,7 @@ def test_users_silence_and_redirect_them_and_leave_tensorflows_alone(ours):
     assert (lines, own) == (['of TensorFlow'], ['elsewhere'])
 
 
-def test_quiet_logs_errors_only_until_the_script_has_ended(ours):
+def test_quiet_logs_errors_and_what_is_saved_until_the_script_has_ended(ours):
     from slimguard.unedited.run_options import quieted
 
     made = parser.make('1')
@@ -65,5 +66,9 @@ def test_quiet_logs_errors_only_until_the_script_has_ended(ours):
     with LogLines() as lines, contextlib.ExitStack() as lent:
         quieted(lent)
         log().warning('skipped')
+        log().warning(SAVED, 'logs/model.ckpt-4')
         log().error('raised')
-    assert lines == ['raised'] and ours.level == logging.NOTSET
+        lent.close()
+        log().warning('of the next script')
+    saved = 'the last good state is saved: logs/model.ckpt-4'
+    assert lines == [saved, 'raised', 'of the next script']

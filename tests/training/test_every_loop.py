@@ -314,3 +314,54 @@ def test_no_strategy_poisons_the_checkpoint(loop, check_numerics, fail_on_nan_lo
         loop(train_op, slimguard.NanLossHook(model.loss), logdir)
         assert model.batches.drawn == 3
     assert checkpoint_at(logdir) == (8, [])
+
+
+class Asks(tf1.train.SessionRunHook):
+    """A hook that fetches something in each step."""
+
+    def __init__(self, fetches):
+        self._fetches = fetches
+
+    def before_run(self, run_context):
+        return tf1.train.SessionRunArgs(self._fetches)
+
+
+def monitored(train_op, hooks):
+    with tf1.train.MonitoredTrainingSession(hooks=hooks) as session:
+        session.run(train_op)
+
+
+def watched(train_op, hooks):
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        with slimguard.watch(session, hooks) as session:
+            session.run(train_op)
+
+
+def by_slim(train_op, hooks):
+    slimguard.train(train_op, None, hooks=hooks, number_of_steps=1)
+
+
+@pytest.mark.every_cell
+@pytest.mark.parametrize('loop', [monitored, watched, by_slim], ids=lambda each: each.__name__)
+def test_what_a_hook_fetches_around_a_gate_is_refused_by_name(loop):
+    def train(asked):
+        """Trains with a hook that fetches one of what there is."""
+        with tf.Graph().as_default():
+            x = tf.random.uniform([3])
+            w, mean = (tf1.get_variable(name, [3]) for name in ('w', 'mean'))
+            loss = tf.reduce_sum(tf.square(w - x), name='loss')
+            optimizer, step = tf1.train.AdamOptimizer(), tf1.train.get_or_create_global_step()
+            update = tf.group(tf1.assign(mean, 0.9 * mean + 0.1 * x))
+            train_op = slimguard.create_train_op(loss, optimizer, step, variables_to_train=[w])
+            original = slimguard.gate.gate_of(train_op).original
+            found = {'read': {'all': [loss, w, step]}, 'update': update, 'original': [original]}
+            loop(train_op, [slimguard.NanLossHook(train_op, on_nan='skip'), Asks(found[asked])])
+
+    train('read')
+    for asked, does in (
+        ('update', 'It writes mean, with values'),
+        ('original', 'It runs again what'),
+    ):
+        with pytest.raises(ValueError, match='fetched by Asks, beside a guarded.*' + does):
+            train(asked)

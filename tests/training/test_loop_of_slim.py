@@ -14,7 +14,7 @@ import tensorflow as tf
 import slimguard
 from slimguard import compat
 from slimguard.training import gate_step, loop
-from slimguard.training.stop_signals import StopSignals
+from slimguard.training.training import Training
 from tests.helpers.models import Counted, Linear, LogLines, checkpoint_at, train_quietly
 
 tf1 = tf.compat.v1
@@ -754,7 +754,7 @@ class TestEnding:
         model, train_op = build()
         check = tf.debugging.check_numerics(tf.math.log(-1.0), 'below')
         hook = Losing(model.loss)
-        steps = loop.SlimLoop(step, None, [hook], hook, train_op, StopSignals(print), None)
+        steps = loop.SlimLoop(step, None, [hook], hook, train_op, Training())
         with tf1.Session() as session:
             session.run(tf1.global_variables_initializer())
             hooked = steps.wrap(session)

@@ -22,7 +22,7 @@ _compat.on_slim_import()
 
 
 def _advice(error: BaseException) -> str:
-    """What a notebook is told after a cell that ended with an error; '' for nothing."""
+    """The advice to print in a notebook after a cell that ended with an error; '' for none."""
     if 'tensorflow' not in _sys.modules or not isinstance(error, (RuntimeError, ValueError)):
         return ''
     from slimguard.training import cell_advice
@@ -100,7 +100,7 @@ __all__ = [
     'watch',
 ]
 
-if not TYPE_CHECKING:  # to whom every name would be known then
+if not TYPE_CHECKING:  # or type checkers would accept every name
 
     def __getattr__(name: str) -> object:
         import importlib

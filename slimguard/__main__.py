@@ -1,7 +1,7 @@
 """The command line: ``python -m slimguard``, and the console script ``slimguard``.
 
-Imports no TensorFlow before it has something to run or a checkpoint to read, so that help, usage
-errors and the record of incidents come at once, also where no TensorFlow is installed.
+Imports no TensorFlow before it has something to run or a checkpoint to read. So help, usage errors
+and the record of incidents come at once, even if no TensorFlow is installed.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from slimguard.system import files, terminal
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
-    """Obeys a command line, by default that of the process."""
+    """Runs a command line, by default that of the process."""
     made = parsers.make(slimguard.__version__)
     given = sys.argv[1:] if arguments is None else arguments
     ours, script = parsers.split(given, made.with_a_value)
@@ -47,12 +47,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
     try:
         _run(options, script, lent)
     finally:
-        if arguments is not None:  # or else this process ends, its threads and exit handlers last
+        if arguments is not None:  # else this process ends, and its exit handlers come after us
             lent.close()
 
 
 def _run(options: argparse.Namespace, script: Sequence[str], lent: contextlib.ExitStack) -> None:
-    """Runs a script; closing `lent` undoes what was done to the process for it."""
+    """Runs a script; closing `lent` undoes the changes to the process that the script needed."""
     from slimguard.unedited import run
     from slimguard.unedited.run_options import RunOptions
 

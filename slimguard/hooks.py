@@ -1,4 +1,4 @@
-"""The hook that users see, and TensorFlow's own.
+"""`NanLossHook`, and TensorFlow's own hook classes.
 
 :class:`NanLossHook` is for every loop that takes `SessionRunHook`s: `slimguard.train`,
 `MonitoredTrainingSession`, `tf_slim.training.train`, an Estimator. TensorFlow's own hook classes
@@ -13,7 +13,7 @@ try:
     import tensorflow as tf
     import tensorflow.compat.v1 as tf1
 except ImportError:
-    compat.require_tensorflow()  # which says what to install
+    compat.require_tensorflow()  # says what to install
     raise
 
 from slimguard import gate as gates
@@ -125,5 +125,5 @@ class NanLossHook(GateWatcher, NanTensorHook):
         GateWatcher.__init__(self, on_nan, fail_on_nan_loss, loss_tensor, settings)
 
 
-# Else help() shows what TensorFlow says of its NanTensorHook.
+# Else help() shows the docstring of TensorFlow's NanTensorHook.
 NanLossHook.__init__.__doc__ = NanLossHook.__doc__

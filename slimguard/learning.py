@@ -14,7 +14,7 @@ try:
     import tensorflow as tf
     import tensorflow.compat.v1 as tf1
 except ImportError:
-    compat.require_tensorflow()  # which says what to install
+    compat.require_tensorflow()  # says what to install
     raise
 
 from slimguard import gate as gates
@@ -265,7 +265,7 @@ def train(
         keeper = CheckpointKeeper(logdir, saver, global_step)
         keeper.resume_from_good()
         if summary_writer == _USE_DEFAULT:
-            # As the Supervisor's; but a SummarySaverHook's gets the same name in the same second.
+            # As the Supervisor's, with a suffix: a SummarySaverHook's might get the same name.
             summary_writer = tf1.summary.FileWriter(logdir, filename_suffix='.train')
     training = Training(
         settings,
@@ -280,7 +280,7 @@ def train(
     )
     training.capture(*gates.gates_of(graph).values())
     before_session = _wait_for_chief(graph, master, is_chief, session_config)
-    # Of slim's own step with its own arguments we know what it does, and do it faster.
+    # Only slim's own step, with its own arguments, can be replaced by the faster one.
     schedule = None
     if train_step_fn is _slim.train_step and train_step_kwargs == _USE_DEFAULT:
         schedule = Schedule(number_of_steps, log_every_n_steps, trace_every_n_steps)
@@ -304,7 +304,7 @@ def train(
             own = gates.guard_summary(summary_op, train_op, _USE_DEFAULT) if keeper else None
             turns = in_turns(steps, turn, own)
             with contextlib.ExitStack() as stack, turns as (step, wrap):
-                if keeper is not None:
+                if keeper is not None or gates.ranks_in(graph).are_several:
                     stack.enter_context(training.signals)
                 before_session()
                 loss = _slim_train(
@@ -343,7 +343,7 @@ def train(
 
 
 def _step_and_saver(graph: tf.Graph, global_step, saver, logdir: Optional[str]):
-    """The global step and the saver, made where none is given; a saver of ours around a user's.
+    """The global step, made if None; with a logdir a `FiniteSaver`, around the user's saver if any.
 
     slim makes both too late: the gate reads the step, and we save before an error leaves.
     """
@@ -356,7 +356,7 @@ def _step_and_saver(graph: tf.Graph, global_step, saver, logdir: Optional[str]):
 
 
 def _wait_for_chief(graph: tf.Graph, master: str, is_chief: bool, config) -> Callable[[], None]:
-    """What to do before slim makes a session: it looks for the chief's work twice a minute only."""
+    """A function to call before slim makes a session: slim looks for the chief every 30 s only."""
     if is_chief or not is_remote(str(master)):
         return lambda: None
     return functools.partial(Readiness(graph).wait, master, config)
@@ -367,7 +367,7 @@ def _has_reached(number_of_steps: Optional[int], global_step, session) -> bool:
 
 
 def _tell_if_complete(number_of_steps: Optional[int], global_step, session) -> None:
-    """Says, when a session begins, that there is nothing left to train."""
+    """Logs, when a session begins, that there is nothing left to train."""
     if number_of_steps is None:
         return
     step = session.run(global_step)
@@ -376,6 +376,6 @@ def _tell_if_complete(number_of_steps: Optional[int], global_step, session) -> N
 
 
 _COMPLETE = (
-    'slimguard: this training was complete already: its global step is %d, and number_of_steps is '
+    'this training was complete already: its global step is %d, and number_of_steps is '
     "%d. slim's loop runs one more step all the same, and train() returns its loss."
 )

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
+from slimguard.incidents import advice
 from tests.helpers.children import ROOT
 from tests.helpers.snippets import names_of_docs, snippet_named
 
@@ -73,6 +74,11 @@ def train(code, fed):
                 return watched.run([train_op, loss], feed)[1], None
             except slimguard.NanLossError as error:
                 return None, error
+
+
+def test_the_page_gives_the_advice_of_the_report():
+    for told in advice.BY_PHASE.values():
+        assert '| %s |\n' % told in PAGE
 
 
 @pytest.mark.every_cell

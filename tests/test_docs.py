@@ -1,12 +1,10 @@
 """The docs: every snippet runs, every link leads somewhere."""
 
 import functools
-import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 
 import pytest
 
@@ -157,6 +155,6 @@ def test_the_pictures_can_be_made(tmp_path):
     script.write_text(re.sub('STEPS = .*', 'STEPS = 12', script.read_text()).replace('200', '10'))
     for picture in script.parent.glob('*.png'):
         picture.unlink()
-    done = subprocess.run([sys.executable, str(script)], env=dict(os.environ, PYTHONPATH=str(ROOT)))
-    assert done.returncode == 0
+    done = forked_python(script)
+    assert done.returncode == 0, done.stderr
     assert (script.parent / 'loss.png').stat().st_size > 1000

@@ -16,11 +16,11 @@ from slimguard.system.rate import Rate
 _NO_CHIEF = 120.0
 
 _NO_CHIEF_SEEN = (
-    'slimguard: the chief of this job does not train under slimguard, so %s cannot tell it of '
+    'the chief of this job does not train under slimguard, so %s cannot tell it of '
     'incidents, nor hear of any.'
 )
 _CHIEF_HAS_ENDED = (
-    'slimguard: the chief of this job had ended when %s came. It waits %d s for another chief, and '
+    'the chief of this job had ended when %s came. It waits %d s for another chief, and '
     'ends if there is none.'
 )
 
@@ -55,7 +55,7 @@ class Follower:
                 # A process that was there before the chief ended is done; a new one may have come
                 # for the next chief.
                 if was_there or is_done() or waited > _NO_CHIEF:
-                    log().info('slimguard: the job has ended.')
+                    log().info('the job has ended.')
                     coordinator.request_stop()
                     return False
                 if late.is_due():

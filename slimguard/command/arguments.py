@@ -1,6 +1,6 @@
-"""The values of options: what is read from the text of each, or what was expected there.
+"""Reads the values of options from their texts, or says what was expected.
 
-Errors are `argparse.ArgumentTypeError`: argparse puts the option before them, as it was declared.
+Errors are `argparse.ArgumentTypeError`: argparse puts the option's name before the message.
 """
 
 import argparse
@@ -22,7 +22,7 @@ def _misfit(text: str, why: str) -> argparse.ArgumentTypeError:
 
 
 def policy(text: str) -> str:
-    """The text of a fallback chain, such as ``skip:5,raise``, once it is known to be one."""
+    """The text of a fallback chain, such as ``skip:5,raise``, after a check that it is one."""
     try:
         policy_language.parse_chain(text)
     except ValueError as error:
@@ -71,7 +71,7 @@ def row(text: str) -> int:
 
 
 def logdir(text: str) -> str:
-    """A directory to write to, absolute; it is there or can be made."""
+    """The absolute path of a directory to write to, which exists or can be made."""
     try:
         path = files.as_path(text) if files.is_remote(text) else files.as_logdir(text)
     except ValueError as error:
@@ -82,7 +82,7 @@ def logdir(text: str) -> str:
 
 
 def folder(given: str, parser: argparse.ArgumentParser, as_json: bool = False) -> str:
-    """The absolute path of a directory that is there; else ends the command with an error."""
+    """The absolute path of an existing directory; else ends the command with an error."""
 
     def refuse(why: str) -> NoReturn:
         if as_json:
@@ -93,7 +93,7 @@ def folder(given: str, parser: argparse.ArgumentParser, as_json: bool = False) -
         path = files.as_path(given, 'the directory')
     except ValueError as error:
         refuse(str(error))
-    # A remote one is looked for by TensorFlow, once that is imported.
+    # TensorFlow looks for a remote one, once it is imported.
     if not files.is_remote(path) and not files.is_dir(path):
         found = os.path.lexists(path)
         refuse(('%r is no directory' if found else 'there is no directory %r') % given)

@@ -1,4 +1,4 @@
-"""``slimguard doctor``: what is installed, what was put right, and what to install.
+"""``slimguard doctor``: what is installed, which names were put back, and what to install.
 
 The JSON document has `versions`, by the name of the package; `put_back`, each with `name` and
 `source`; and `missing`, each with `name`, `why` and `remedy`, a pip command where one helps.

@@ -1,8 +1,8 @@
 """One JSON document on stdout, for programs.
 
-It is JSON to every parser: a number that is not finite is the string 'nan', 'inf' or '-inf', and a
-character that UTF-8 has no place for is an escape. Where a command cannot answer, the document has
-the key `error`, a sentence.
+Every JSON parser can read it: a number that is not finite is the string 'nan', 'inf' or '-inf', and
+a character that UTF-8 cannot encode is an escape. If a command cannot answer, the document has the
+key `error`, a sentence.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any, Dict, NoReturn
 
 from slimguard.system import terminal
 
-# The exit code where a question cannot be answered, as argparse has it for usage errors.
+# The exit code of a command that cannot answer; argparse uses the same one for usage errors.
 CANNOT_KNOW = 2
 
 
@@ -31,7 +31,7 @@ def refuse(why: str, as_json: bool = False, exit_code: int = CANNOT_KNOW) -> NoR
 
 
 def _plain(value: Any) -> Any:
-    """A value in the words of JSON."""
+    """A value that JSON can hold."""
     if isinstance(value, dict):
         return {_plain(str(key)): _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

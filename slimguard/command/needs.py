@@ -1,4 +1,4 @@
-"""What a command needs before it begins: a logdir, and TensorFlow; or a sentence on what is not."""
+"""Checks that a command has what it needs, a logdir or TensorFlow, or says what is missing."""
 
 import importlib
 
@@ -8,7 +8,7 @@ from slimguard.system import files, logdirs
 
 
 def tensorflow_to_be_found(as_json: bool = False) -> None:
-    """Looks for TensorFlow, and imports nothing; ends the command with a sentence without any."""
+    """Looks for TensorFlow, imports nothing; ends the command with a sentence if there is none."""
     try:
         compat.require_tensorflow()
     except ImportError as error:
@@ -16,11 +16,11 @@ def tensorflow_to_be_found(as_json: bool = False) -> None:
 
 
 def tensorflow(as_json: bool = False) -> None:
-    """Imports TensorFlow; ends the command with a sentence where that is not possible."""
+    """Imports TensorFlow; ends the command with a sentence if that is not possible."""
     tensorflow_to_be_found(as_json)
     try:
         importlib.import_module('tensorflow')
-    except Exception as error:  # it is whatever a version of numpy or protobuf makes of it
+    except Exception as error:  # numpy or protobuf may raise anything
         refuse(
             'TensorFlow is installed and cannot be imported (%s: %s); slimguard doctor says what '
             'does not fit together' % (type(error).__name__, error),

@@ -1,4 +1,4 @@
-"""The commands and their options, and what of a command line is for a script and not for us."""
+"""The commands and their options; tells a script's part of a command line from ours."""
 
 import argparse
 import difflib
@@ -27,11 +27,11 @@ _JSON = 'print one JSON document, and nothing else; its keys stay as they are'
 
 
 class Parsers(NamedTuple):
-    """What reads a command line.
+    """The parsers of a command line.
 
     Attributes:
       all: the parser of all commands.
-      by_command: that of each command.
+      by_command: the parser of each command.
       with_a_value: the options of `run` that take a value.
     """
 
@@ -41,11 +41,11 @@ class Parsers(NamedTuple):
 
     @property
     def run(self) -> argparse.ArgumentParser:
-        """That of `run`."""
+        """The parser of `run`."""
         return self.by_command['run']
 
     def parse(self, ours: Sequence[str]) -> argparse.Namespace:
-        """Reads our part of a command line, as `split` gives it; else ends with its usage."""
+        """Reads our part of a command line, as `split` returns it; on an error shows the usage."""
         options, unknown = self.all.parse_known_args(ours)
         if unknown:
             parser = self.by_command.get(options.command, self.all)
@@ -57,10 +57,10 @@ class Parsers(NamedTuple):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Shows what it was given so that it cannot speak to the terminal."""
+    """Shows the user's arguments as escapes, where they would control the terminal."""
 
     def print_help(self, file=None):
-        # argparse would say nothing of a stdout that cannot be written.
+        # argparse would ignore a stdout that cannot be written.
         print(self.format_help(), end='', file=file)
 
     def error(self, message):
@@ -68,7 +68,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Version(argparse.Action):
-    """Prints the version, or raises if stdout cannot be written; argparse would say nothing."""
+    """Prints the version, or raises if stdout cannot be written; argparse would ignore that."""
 
     def __init__(self, option_strings, dest, version):
         argparse.Action.__init__(
@@ -82,7 +82,7 @@ class _Version(argparse.Action):
 
 
 def make(version: str) -> Parsers:
-    """Makes the parsers of a slimguard of this version."""
+    """Makes the parsers; `version` is slimguard's."""
     parser = _Parser(
         prog='slimguard',
         description='Guards training with TensorFlow 1 graphs and sessions against NaN and Inf.',
@@ -110,10 +110,10 @@ def make(version: str) -> Parsers:
 
 
 def split(given: Sequence[str], with_a_value: FrozenSet[str]) -> Tuple[List[str], List[str]]:
-    """Splits a command line into what is for us, and the script (or ``-m module``) with its own.
+    """Splits a command line into our part, and the script (or ``-m module``) with its arguments.
 
-    argparse cannot do this: it would look for our options among the script's. Our options come back
-    with `_` for each `-` between words.
+    argparse cannot do this: it would look for our options among the script's. In the options that
+    are returned, each `-` between words is a `_`.
     """
     end = len(given)
     if list(given[:1]) == ['run']:
@@ -128,7 +128,7 @@ def split(given: Sequence[str], with_a_value: FrozenSet[str]) -> Tuple[List[str]
 def strays(ours: Sequence[str], script: Sequence[str]) -> List[str]:
     """The script's arguments that look as if they were meant for `run`.
 
-    An option that was given to `run` as well is not among them, nor one that scripts often have.
+    It leaves out options that `run` was given, too, and options that scripts often have.
     """
     own = {_name_of(argument) for argument in ours}
     theirs = list(script[1:])
@@ -149,7 +149,7 @@ def check_script(script: Sequence[str], parser: argparse.ArgumentParser) -> None
 
 
 def _with_known(unknown: Sequence[str], parser: argparse.ArgumentParser) -> str:
-    """The unknown arguments, and the known option whose name is nearest to the first of them."""
+    """The unknown arguments, and the known option whose name is nearest to the first one."""
     known = sorted(set(re.findall(r'--\w+', parser.format_help())))
     near = difflib.get_close_matches(_name_of(unknown[0]), known, 1, 0.7)
     told = ' '.join(unknown)
@@ -234,8 +234,9 @@ def _add_run_options(run: argparse.ArgumentParser) -> FrozenSet[str]:
     run.add_argument(
         '--quiet',
         action='store_true',
-        help='log no line for a skipped batch, nor any other warning: only errors, and the last '
-        'line, which says what became of the training',
+        help='log no line for a skipped batch, nor any other warning: only errors, the name of a '
+        'checkpoint that is saved at the end, and the last line, which says what became of the '
+        'training',
     )
     run.add_argument(
         '--tf1',

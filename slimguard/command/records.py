@@ -1,9 +1,13 @@
 """``slimguard incidents``: the record of a training, for people and for programs.
 
-The JSON document has `logdir` and `record`, two paths; `unreadable_lines`, how many lines of the
-record are no incident; `left_out`, how many incidents are older than the newest 50,000, which were
-read; `groups`, each with `cause`, `reason`, `count`, `first_step`, `last_step` and `actions`, a
-count for each; and `incidents`, the oldest first, each with the attributes of `slimguard.Incident`.
+The JSON document has
+
+* `logdir` and `record`, two paths;
+* `unreadable_lines`, how many lines of the record are no incident;
+* `left_out`, how many incidents were not read, since only the newest 50,000 are;
+* `groups`, each with `cause`, `reason`, `count`, `first_step`, `last_step`, `actions`, which counts
+  each action, and `not_examined`, how many are in the group only for their symptom;
+* `incidents`, the oldest first, each with the attributes of `slimguard.Incident`.
 """
 
 import argparse
@@ -19,7 +23,7 @@ from slimguard.incidents.record_file import Record
 from slimguard.system import terminal
 
 _NO_RECORD_CODE = 1
-# What people want to see: of a damaged record there may be thousands.
+# The most that people want to see: a damaged record may have thousands.
 _MOST_OF_A_LINE, _MOST_LINES, _MOST_GROUPS = 900, 30, 20
 
 
@@ -64,6 +68,7 @@ def _group_document(group: Group) -> Dict[str, Any]:
         'first_step': group.first_step,
         'last_step': group.last_step,
         'actions': group.actions,
+        'not_examined': group.not_examined,
     }
 
 
@@ -100,9 +105,11 @@ def _print_groups(record: Record) -> None:
 
 
 def _lines_of(group: Group) -> List[str]:
-    """A group for people: how often and when, then the cause and more of its first incident."""
+    """A group for people: how often and when, then the cause and facts of its first incident."""
     first = group.first
     told = [_when(group) + ': ' + _actions(group) if any(group.actions) else _when(group)]
+    if group.not_examined:
+        told[0] += '; %d of them not examined, the symptom is the same' % group.not_examined
     told += ['  ' + line for line in (first.diagnosis or '').splitlines()[:_MOST_LINES]]
     told.append('  ' + first.reason_in_short)
     known = [record_table.when(first.time)]

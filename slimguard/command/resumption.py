@@ -1,4 +1,4 @@
-"""``slimguard checkpoints``: which there are, and what a restart makes of them.
+"""``slimguard checkpoints``: the checkpoints, and which of them a restart resumes from.
 
 The JSON document has
 
@@ -6,8 +6,8 @@ The JSON document has
 * `checkpoints`, from the oldest to the newest, each with `name`, `path`, `step`, `time` (seconds
   since the epoch), `bytes`, `is_good`, `damage` (a sentence, or null if it is whole) and
   `non_finite` (names of variables);
-* `restart`, with what `slimguard` and plain `tensorflow` do: `resumes_from` (a path or null),
-  `is_good` and `said`; or null where there is nothing to resume from;
+* `restart`, with the restarts of `slimguard` and of plain `tensorflow`: `resumes_from` (a path or
+  null), `is_good` and `said`; or null if there is nothing to resume from;
 * `is_good`, whether both resume from a good checkpoint, or there is none.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # it imports TensorFlow
 
 
 def checkpoints(options: argparse.Namespace) -> None:
-    """Prints what there is in `options.folder`, after a repair if so asked."""
+    """Prints the checkpoints in `options.folder`, after a repair if the options ask for one."""
     needs.logdir(options.folder, options.json)
     needs.tensorflow(options.json)
     import tensorflow as tf
@@ -40,7 +40,7 @@ def checkpoints(options: argparse.Namespace) -> None:
     except (OSError, tf.errors.OpError) as error:
         why = '%s: %s' % (options.folder, getattr(error, 'message', error))
         refuse(why, options.json)
-    # Out of the try: what goes wrong with stdout is no fault of the logdir.
+    # Outside the try: an error of stdout is no fault of the logdir.
     if options.json:
         print_document(_document(options.folder, seen))
     else:

@@ -1,9 +1,9 @@
 """Which TensorFlow, which tf-slim; puts back the names that tf-slim needs and TensorFlow dropped.
 
-tf-slim reaches into ``tensorflow.python``, and TensorFlow 2.13 and later have moved what it reaches
-for. `revive` puts those names back where the installed tf-slim looks for them, and only those: what
-is there stays as it is, and where nothing is missing nothing is done. ``import slimguard`` sees to
-it that this happens before tf-slim is first imported.
+tf-slim uses private names in ``tensorflow.python``, which TensorFlow 2.13 and later have moved.
+`revive` puts these names back where the installed tf-slim looks for them, if they are missing
+there, and changes nothing else. ``import slimguard`` makes this happen before tf-slim is first
+imported.
 
 Example::
 
@@ -14,16 +14,16 @@ Example::
 The files:
 
     table.py         the names that some tf-slim uses and some TensorFlow lacks
-    repairs.py       revive(): puts them back; on_slim_import(): in time
+    repairs.py       revive(): puts them back; on_slim_import(): does so before tf-slim's import
     slim_watcher.py  notices the first import of tf-slim
     keras_layers.py  the layers of Keras 2, which tf-slim uses
     slim_sources.py  which names the installed tf-slim uses
     slim.py          import_slim(): which TF-Slim there is
     inventory.py     report(): what is installed, put back and missing
-    fitness.py       what is installed and does not fit together
+    fitness.py       installed packages that do not fit together
     modules.py       looks modules and names up
     tf_private.py    every private name of TensorFlow that slimguard takes, and why
-    tf_callers.py    the same for what is read from the frames of TensorFlow's functions
+    tf_callers.py    the same for variables that are read from the frames of TensorFlow's functions
 
 `tf_private` and `tf_callers` import TensorFlow; the others do so only where they are called.
 """

@@ -1,7 +1,7 @@
-"""What is installed and does not fit together: numpy, protobuf and others, by what TensorFlow asks.
+"""Installed packages, such as numpy or protobuf, whose versions TensorFlow does not work with.
 
-Reads what pip knows of the packages, and imports none of them: a protobuf that does not fit keeps
-TensorFlow itself from being imported.
+Reads pip's metadata of the packages, and imports none of them: with a protobuf that does not fit,
+TensorFlow itself cannot be imported.
 """
 
 import importlib
@@ -10,9 +10,9 @@ from typing import Any, Iterator, List, Optional
 
 from slimguard.compat.slim import Missing
 
-# TensorFlow goes by many names; the first that is installed is asked.
+# TensorFlow's package goes by many names; the first that is installed counts.
 _TENSORFLOWS = 'tensorflow tensorflow-cpu tensorflow-gpu tf-nightly intel-tensorflow'.split()
-# What TensorFlow 1.15 does not ask for, and cannot do without: see setup.cfg.
+# Requirements of TensorFlow 1.15 that its metadata do not have: see setup.cfg.
 _UNTOLD = {'1': ('protobuf<3.21',)}
 _READERS = (
     'packaging.requirements',
@@ -22,7 +22,7 @@ _READERS = (
 
 
 def misfits() -> List[Missing]:
-    """Packages whose version TensorFlow does not work with, each with the command that mends it."""
+    """Packages whose version TensorFlow does not work with, each with the command that helps."""
     name = next((each for each in _TENSORFLOWS if version_of(each) is not None), None)
     if name is None:
         return []
@@ -42,7 +42,7 @@ def misfits() -> List[Missing]:
 
 
 def reinstall() -> str:
-    """The command that installs anew the TensorFlow that is there."""
+    """The command that installs the present TensorFlow anew."""
     name = next((each for each in _TENSORFLOWS if version_of(each) is not None), None)
     if name is None:
         return 'pip install "slimguard[tf]"'
@@ -63,9 +63,9 @@ def version_of(name: str) -> Optional[str]:
 
 
 def _requirements(name: str, version: str) -> Iterator[Any]:
-    """What a TensorFlow asks for on this Python, as objects with `name` and `specifier`."""
+    """A TensorFlow's requirements on this Python, as objects with `name` and `specifier`."""
     read = _reader()
-    if read is None:  # neither packaging nor pip is there, and nobody can tell
+    if read is None:  # neither packaging nor pip is there to read them
         return
     for text in [*_asked_by(name), *_UNTOLD.get(version.partition('.')[0], ())]:
         required = read(text)
@@ -93,7 +93,7 @@ def _distribution_of_python37(name: str) -> Any:
 
 
 def _reader() -> Any:
-    """What reads a requirement such as ``numpy<2,>=1.26``; None if nothing here can."""
+    """A class that reads a requirement such as ``numpy<2,>=1.26``; None if there is none."""
     for name in _READERS:
         try:
             return importlib.import_module(name).Requirement

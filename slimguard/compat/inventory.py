@@ -1,4 +1,4 @@
-"""The report on what is installed: versions, what was put back, and what is missing."""
+"""The report on the installation: versions, names that were put back, and what is missing."""
 
 import importlib
 import platform
@@ -14,7 +14,7 @@ from slimguard.compat.slim_watcher import stop_watching
 
 
 class Report(NamedTuple):
-    """What was found; ``str()`` gives a plain text table for a bug report."""
+    """The report; ``str()`` gives a plain text table for a bug report."""
 
     versions: Tuple[Tuple[str, str], ...]
     repairs: Tuple[Repair, ...]
@@ -31,7 +31,7 @@ class Report(NamedTuple):
 
 
 def report() -> Report:
-    """Says which versions were found, what was put back, what is missing, and what does not fit.
+    """Reports which versions there are, what was put back, what is missing, and what does not fit.
 
     Revives tf-slim first. Reads tf-slim's sources, which takes a second.
     """
@@ -44,9 +44,9 @@ def report() -> Report:
         return Report(_versions(None), (), tuple(missing))
     try:
         tensorflow = importlib.import_module('tensorflow')
-    except Exception as error:  # it is whatever a version of numpy or protobuf makes of it
+    except Exception as error:  # numpy or protobuf may raise anything
         why = 'it is installed and cannot be imported (%s: %s)' % (type(error).__name__, error)
-        # Where something does not fit, that is what keeps it from being imported.
+        # If a package does not fit, it is the reason.
         broken = Missing('tensorflow', why, missing[-1].remedy if misfits() else reinstall())
         missing = [broken, *_missing_slim_itself(), *missing]
         return Report(_versions(None), (), tuple(missing))
@@ -57,13 +57,13 @@ def report() -> Report:
 
 
 def _missing_slim_itself() -> List[Missing]:
-    """Whether there is no tf-slim, where no TensorFlow can say whether it has one."""
-    stop_watching()  # it would import TensorFlow as soon as tf-slim is looked for
+    """The missing tf-slim, if there is none, where no TensorFlow can be asked for its own."""
+    stop_watching()  # the watcher would import TensorFlow as soon as tf-slim is looked for
     return [] if find_spec('tf_slim') else [NO_SLIM]
 
 
 def _missing_packages() -> List[Missing]:
-    """The packages that slimguard needs and were not installed, as by ``pip install --no-deps``."""
+    """The packages that slimguard needs and lacks, as after ``pip install --no-deps``."""
     why = 'slimguard report makes its page with it'
     return [] if find_spec('jinja2') else [Missing('jinja2', why, 'pip install "jinja2>=3.0"')]
 
@@ -76,7 +76,7 @@ def _missing_layers() -> List[Missing]:
 
 
 def _missing_names() -> List[Missing]:
-    """Names that tf-slim uses and nobody has, as in a TensorFlow newer than the table."""
+    """Names that tf-slim uses and TensorFlow lacks, as if it is newer than the table."""
     paths = [path for path in sources(slim_folders()) if not path.endswith('_test.py')]
     names = set().union(*(names_used(path) for path in paths))
     names.difference_update(row.full_name for row in put_back_rows())
@@ -86,7 +86,7 @@ def _missing_names() -> List[Missing]:
 
 
 def _versions(tensorflow: Any) -> Tuple[Tuple[str, str], ...]:
-    # The distribution of TensorFlow goes by many names: tensorflow-cpu, tf-nightly, a vendor's.
+    # TensorFlow's package goes by many names: tensorflow-cpu, tf-nightly, a vendor's.
     versions = [
         ('Python', platform.python_version()),
         ('TensorFlow', tensorflow.__version__ if tensorflow else _version_unread()),

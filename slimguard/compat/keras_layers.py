@@ -1,4 +1,4 @@
-"""Stands for the v1 layers of Keras 2 where TensorFlow's own loader would not find them."""
+"""A stand-in for the v1 layers of Keras 2, where TensorFlow's own loader would not find them."""
 
 import importlib
 import types
@@ -8,9 +8,9 @@ from slimguard.compat.modules import tensorflow_version
 
 
 class KerasLayers(types.ModuleType):
-    """A module that Keras holds, imported when one of its names is first used.
+    """A module of Keras that is imported when one of its names is first used.
 
-    Takes the place of a lazy loader of TensorFlow's that points to a module which is not there.
+    It replaces a lazy loader of TensorFlow's that points to a missing module.
     """
 
     def __init__(self, name: str, homes: Tuple[str, ...]) -> None:
@@ -37,7 +37,7 @@ def _import_layers(homes: Iterable[str]) -> types.ModuleType:
 
 
 def layers_remedy() -> str:
-    """What brings the v1 layers to this TensorFlow: its own Keras until 2.15, then tf-keras."""
+    """The command that installs the v1 layers: TensorFlow's own Keras until 2.15, then tf-keras."""
     major, minor = tensorflow_version().split('.')[:2]
     package = 'keras' if int(minor) < 16 else 'tf-keras'
     return 'pip install "{}=={}.{}.*"'.format(package, major, minor)

@@ -1,4 +1,4 @@
-"""Looks modules and names up by their full names, and imports no more than it has to."""
+"""Looks up modules and names by their full names, and imports no more than necessary."""
 
 import contextlib
 import importlib
@@ -10,7 +10,7 @@ from typing import Any, ContextManager, Optional
 
 
 def find_spec(package: str) -> Any:
-    """The spec of a top-level package; None if there is none, or something forbids its import."""
+    """The spec of a top-level package; None if there is none, or if its import is forbidden."""
     try:
         return importlib.util.find_spec(package)
     except (ImportError, ValueError):
@@ -35,7 +35,7 @@ def import_or_none(name: str) -> Optional[types.ModuleType]:
 
 
 def import_or_create(name: str) -> types.ModuleType:
-    """Imports a module of TensorFlow's, and makes an empty one where TensorFlow has none."""
+    """Imports a module of TensorFlow's; makes an empty one if TensorFlow has none."""
     module = import_or_none(name)
     if module is None:
         parent, _, child = name.rpartition('.')
@@ -54,7 +54,7 @@ def exists(name: str) -> bool:
 
 
 def _silence() -> ContextManager[Any]:
-    """While it is open, TensorFlow does not warn of what is deprecated, where it can be told so."""
+    """While it is open, a TensorFlow that can be silenced does not warn of deprecated names."""
     deprecation = import_or_none('tensorflow.python.util.deprecation')
     return getattr(deprecation, 'silence', contextlib.nullcontext)()
 
@@ -68,7 +68,7 @@ def public(home: str) -> Any:
 
 
 def tensorflow_version() -> str:
-    """The version of TensorFlow, which it imports."""
+    """The version of TensorFlow; imports TensorFlow."""
     return importlib.import_module('tensorflow').__version__
 
 

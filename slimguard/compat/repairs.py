@@ -22,7 +22,7 @@ _put_back_rows: List[Row] = []
 
 
 class Repair(NamedTuple):
-    """A name that was put back, and the name it now stands for."""
+    """A name that was put back, and the name that it stands for now."""
 
     name: str
     source: str
@@ -42,9 +42,9 @@ def require_tensorflow() -> None:
 
 
 def revive() -> Tuple[Repair, ...]:
-    """Puts back what the installed tf-slim uses and the installed TensorFlow lacks.
+    """Puts back the names that the installed tf-slim uses and the installed TensorFlow lacks.
 
-    Imports TensorFlow, but neither tf-slim nor Keras. Safe to call again: names that are there,
+    Imports TensorFlow, but neither tf-slim nor Keras. Safe to call again: existing names, be they
     TensorFlow's own or put back before, are left alone.
 
     Returns:
@@ -63,7 +63,7 @@ def revive() -> Tuple[Repair, ...]:
 
 
 def on_slim_import() -> None:
-    """Revives tf-slim now if it is imported already, else just before it first is.
+    """Revives tf-slim now if it is imported already, else just before its first import.
 
     Imports nothing itself, so that ``import slimguard`` stays quick.
     """
@@ -93,7 +93,7 @@ def _is_missing(row: Row) -> bool:
 
 
 def _put_back(row: Row) -> bool:
-    """Returns whether there is something to put back."""
+    """Puts a name back; returns False if TensorFlow has nothing to put there."""
     if isinstance(row.home, str):
         value = public(row.home)
         if value is None:
@@ -116,20 +116,20 @@ def source_of(row: Row) -> Optional[str]:
 def _loader_name(row: Row, module: types.ModuleType) -> str:
     """The global that holds TensorFlow's lazy loader for a name.
 
-    It is called as the name is. Some modules, such as ``tensorflow.python.layers.normalization``,
-    have one loader for all their names: there it is called as the module is.
+    The loader has the same name. Some modules, such as ``tensorflow.python.layers.normalization``,
+    have one loader for all their names, which has the name of the module.
     """
     return row.name if row.name in vars(module) else row.module.rpartition('.')[2]
 
 
 def _leads_nowhere(value: Any) -> bool:
-    """Whether this is a lazy loader whose module is not installed; does not wake it."""
+    """Whether this is a lazy loader whose module is not installed; does not make it load."""
     # Internal, without a public name: only its type tells a lazy loader from what it loads.
     lazy_loader = importlib.import_module('tensorflow.python.util.lazy_loader')
     if not isinstance(value, lazy_loader.LazyLoader):
         return False
-    # The loader that chooses between the packages of Keras has no name until it has chosen. Only
-    # Keras 2 has what it is asked for, whichever Keras it would choose.
+    # The loader that chooses between the packages of Keras has no name until it has chosen. Of
+    # these packages only Keras 2 has the layers.
     target = vars(value).get('__name__')
     if target is None:
         legacy = os.environ.get('TF_USE_LEGACY_KERAS') in ('true', 'True', '1')

@@ -1,4 +1,4 @@
-"""Which TF-Slim there is: ``tf_slim``, or the ``tf.contrib.slim`` of TensorFlow 1.15."""
+"""Finds TF-Slim: ``tf_slim``, or the ``tf.contrib.slim`` of TensorFlow 1.15."""
 
 import importlib
 import types
@@ -23,15 +23,15 @@ def import_slim() -> types.ModuleType:
     """Imports TF-Slim: ``tf_slim`` if it is installed, else TensorFlow 1.15's ``tf.contrib.slim``.
 
     Raises:
-      ImportError: if there is neither, or a tf-slim that cannot work with this TensorFlow; says
-        what to install.
+      ImportError: if there is neither, or if tf-slim cannot work with this TensorFlow; the message
+        says what to install.
     """
     revive()
     missing = missing_slim()
     if missing is not None:
         raise ImportError('{}: {}. {}'.format(*missing))
     name = _slim_name()
-    assert name is not None  # or else it were missing
+    assert name is not None  # else it would be missing
     return importlib.import_module(name)
 
 
@@ -54,13 +54,13 @@ def missing_slim() -> Optional[Missing]:
 
 
 def _is_shell_of_contrib() -> bool:
-    """Whether ``tf_slim`` is version 1.0, told by its imports: a copy may carry no version."""
+    """Whether ``tf_slim`` is version 1.0. Its imports tell: a copy may have no version."""
     with open(find_spec('tf_slim').origin, encoding='utf-8') as file:
         return 'from tensorflow.contrib' in file.read()
 
 
 def marks_of(learning: types.ModuleType) -> Tuple[Any, Any]:
-    """What `slim.learning` takes for "not given": as the global step, and as any other argument.
+    """The defaults of `slim.learning` that mean "not given": for the global step, and for others.
 
     `_USE_GLOBAL_STEP` and `_USE_DEFAULT` of tf_slim 1.1.0 and of tf.contrib.slim in 1.15. They have
     no public names, and a call of slim's functions with all arguments needs them.

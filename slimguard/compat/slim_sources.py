@@ -1,4 +1,4 @@
-"""Reads tf-slim's sources: which of TensorFlow's names they use. Imports neither of the two."""
+"""Finds the names of TensorFlow that tf-slim's sources use. Imports neither of the two."""
 
 import ast
 import functools
@@ -9,7 +9,7 @@ from typing import FrozenSet, Iterable, List, Set, Tuple
 from slimguard.compat.modules import find_spec
 from slimguard.compat.table import TABLE, Row
 
-# What tf-slim writes: `from tensorflow.a import b as c` and `import tensorflow.a as c`, one a line.
+# tf-slim's imports: `from tensorflow.a import b as c` and `import tensorflow.a as c`, one a line.
 _IMPORT = re.compile(
     r'\n(?:from (tensorflow[\w.]*) import (\w+)|import (tensorflow[\w.]*))(?: as (\w+))?'
 )
@@ -22,7 +22,7 @@ def slim_folders() -> Tuple[str, ...]:
 
 
 def sources(folders: Iterable[str]) -> List[str]:
-    """The Python files in folders, and in the folders in these."""
+    """The Python files in folders and their subfolders."""
     return [
         os.path.join(folder, file)
         for top in folders
@@ -56,7 +56,7 @@ def _is_used(row: Row, source: str, imports: List[Tuple[str, str]]) -> bool:
 
 
 def names_used(path: str) -> Set[str]:
-    """The full names of what a Python file takes from modules of TensorFlow."""
+    """The full names that a Python file uses from modules of TensorFlow."""
     with open(path, encoding='utf-8') as file:
         nodes = list(ast.walk(ast.parse(file.read())))
     imports = {}

@@ -5,12 +5,12 @@ from typing import Any, Callable
 
 
 class SlimWatcher:
-    """A finder for ``sys.meta_path`` that finds nothing, but notices when tf-slim is asked for.
+    """A finder for ``sys.meta_path`` that finds nothing, but notices when tf-slim is imported.
 
-    The finders behind it then import tf-slim as ever.
+    The finders after it then import tf-slim as usual.
 
     Args:
-      notice: called each time that tf-slim is asked for.
+      notice: called each time that Python looks for tf-slim.
     """
 
     def __init__(self, notice: Callable[[], Any]):
@@ -22,5 +22,5 @@ class SlimWatcher:
 
 
 def stop_watching() -> None:
-    """Takes the watcher away again."""
+    """Removes the watcher."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, SlimWatcher)]

@@ -29,14 +29,14 @@ LAYERS = (
 )
 
 
-# An enumeration that scripts take from tf.estimator, by module and name. It has no public name any
-# more since tf.estimator left TensorFlow, in 2.16; this one is there from 1.15 to 2.21.
+# The module and name of an enumeration that scripts take from tf.estimator. Since tf.estimator left
+# TensorFlow, in 2.16, it has no public name; this private one is there from 1.15 to 2.21.
 MODE_KEYS = 'tensorflow.python.saved_model.model_utils.mode_keys:EstimatorModeKeys'
 
 
-# The public name in the last column is what the internal one in the first two stands for.
+# The first two columns are the private name, the last one is the public name of the same thing.
 TABLE = (
-    # tf-slim 1.0 and 1.1 look in the places of TensorFlow 1.15; 2.13 and later have moved out.
+    # tf-slim 1.0 and 1.1 look where TensorFlow 1.15 has the names; 2.13 and later have moved them.
     Row('tensorflow.python.framework.ops', 'IndexedSlices', 'tf.IndexedSlices'),
     Row('tensorflow.python.framework.ops', 'Tensor', 'tf.Tensor'),
     Row('tensorflow.python.layers.normalization', 'BatchNormalization', _NORMALIZATION),
@@ -64,7 +64,7 @@ TABLE = (
     ),
     Row('tensorflow.python.ops.variable_scope', 'variable', 'tf.compat.v1.Variable'),
     Row('tensorflow.python.ops.variables', 'VariableV1', 'tf.compat.v1.Variable'),
-    # tf-slim 1.2 looks in the places of the newest TensorFlow, which older ones do not have yet.
+    # tf-slim 1.2 looks where the newest TensorFlow has the names, and older ones do not.
     Row(
         'tensorflow.python.checkpoint.checkpoint_management',
         'latest_checkpoint',

@@ -1,6 +1,6 @@
-"""What TensorFlow hands to nobody, read from the frames of those that call: a new session.
+"""Reads values that TensorFlow hands to nobody, such as a new session, from its functions' frames.
 
-Variables and arguments of the functions of TensorFlow are private names as well. Each was seen in
+Variables and arguments of TensorFlow's functions are private names as well. Each was seen in
 TensorFlow 1.15.5 and in 2.21.0, under the same name and with the same meaning.
 """
 
@@ -17,7 +17,7 @@ _GRAPH_LOCKS = '.python.util.lock_util'  # its module
 
 
 def callers() -> Iterator[FrameType]:
-    """The frames of those that call the caller of this, the nearest first: `sys._getframe`.
+    """The frames of the functions that called our caller, the nearest first: `sys._getframe`.
 
     The public `inspect.stack` reads source files.
     """
@@ -28,11 +28,11 @@ def callers() -> Iterator[FrameType]:
 
 
 def is_waiting(thread: threading.Thread) -> bool:
-    """Whether a thread waits for what others do: in a `join`, for an event, for a queue.
+    """Whether a thread waits for another: in a `join`, for an event, for a queue.
 
-    `sys._current_frames` tells; no other function of Python's does. In TensorFlow's module
-    `lock_util` a thread that builds waits for its graph, which another's session reads; in 1.15.5
-    and 2.21.0.
+    Only `sys._current_frames` tells. A wait in TensorFlow's module `lock_util` (1.15.5 and 2.21.0)
+    does not count: there a thread that builds ops waits while another thread's session reads the
+    graph.
     """
     frame = sys._current_frames().get(thread.ident or 0)
     calls = set()
@@ -46,10 +46,10 @@ def is_waiting(thread: threading.Thread) -> bool:
 
 
 def supervisor_that_calls() -> Optional[tf1.train.Supervisor]:
-    """The Supervisor of the slim.learning.train that calls us, or None.
+    """The Supervisor of the `slim.learning.train` that calls us, or None.
 
-    It is a local variable of that function, in tf_slim 1.1.0 and tf.contrib.slim of 1.15. slim
-    makes it and hands it to nobody.
+    It is a local variable of that function, in tf_slim 1.1.0 and in tf.contrib.slim of 1.15. slim
+    hands it to nobody.
     """
     for frame in callers():
         for value in frame.f_locals.values():
@@ -59,7 +59,7 @@ def supervisor_that_calls() -> Optional[tf1.train.Supervisor]:
 
 
 def is_of_sessions(code: Optional[CodeType]) -> bool:
-    """Whether a function's code is in the module that `Session` is defined in."""
+    """Whether a function's code is in the module that defines `Session`."""
     return code is not None and code.co_filename == tf1.Session.close.__code__.co_filename
 
 
@@ -71,8 +71,8 @@ def is_method_of_sessions(method: Any) -> bool:
 def runs_a_session(thread: int) -> bool:
     """Whether a thread, by its `get_ident`, is in a run of a session: `sys._current_frames`.
 
-    Every run, a prepared one too, goes through the module that `Session` is defined in. No public
-    name tells what another thread is at.
+    Every run, a prepared one too, goes through the module that defines `Session`. No public name
+    tells what another thread is doing.
     """
     frame: Optional[FrameType] = sys._current_frames().get(thread)
     while frame is not None:
@@ -83,14 +83,14 @@ def runs_a_session(thread: int) -> bool:
 
 
 class CallingSession(NamedTuple):
-    """What is known of the session that calls the `begin` of a hook: TensorFlow tells no hook.
+    """The session that calls the `begin` of a hook, as far as known: TensorFlow tells no hook.
 
     Attributes:
-      dirs: where it keeps its checkpoints; there may be several, the first is the session's own.
+      dirs: the directories of its checkpoints; if there are several, the first is its own.
       is_chief: whether its process is the one that saves; None if that is not known.
-      owners: what may have its saver: the `CheckpointSaverHook`s beside the hook, the session's
-        `Scaffold`, and what creates the session.
-      builds_saver: whether it builds the graph's saver, once all hooks have begun.
+      owners: the objects that may hold its saver: the `CheckpointSaverHook`s beside the hook, the
+        session's `Scaffold`, and its creator.
+      builds_saver: whether the session builds the graph's saver, once all hooks have begun.
     """
 
     dirs: List[str]
@@ -99,7 +99,7 @@ class CallingSession(NamedTuple):
     builds_saver: bool
 
     def saver(self) -> Optional[tf1.train.Saver]:
-        """The Saver of the session, once that is made; None for that of the graph."""
+        """The Saver of the session, once it is made; None if it is the graph's."""
         for owner in self.owners:
             scaffold = getattr(owner, '_scaffold', None)
             for saver in (getattr(owner, '_saver', None), getattr(scaffold, '_saver', None)):
@@ -108,7 +108,7 @@ class CallingSession(NamedTuple):
         return None
 
     def use(self, saver: tf1.train.Saver) -> None:
-        """Has the session and its hooks save with `saver`, where they were given another."""
+        """Makes the session and its hooks save with `saver` in place of any other."""
         for owner in self.owners:
             holders: List[Any] = [owner, getattr(owner, '_scaffold', None)]
             for holder in holders:
@@ -117,7 +117,7 @@ class CallingSession(NamedTuple):
 
     @property
     def saves_at_end(self) -> bool:
-        """Whether a hook saves when the training ends as it should."""
+        """Whether a hook saves when the training ends without an error."""
         return any(isinstance(owner, tf1.train.CheckpointSaverHook) for owner in self.owners)
 
 
@@ -155,7 +155,7 @@ def session_among_callers(hook: tf1.train.SessionRunHook) -> CallingSession:
 def hooks_beside(hook: tf1.train.SessionRunHook, kind: type) -> List[Any]:
     """The hooks of a kind in the session that calls `hook.begin`.
 
-    The argument or variable `hooks` of whoever calls has them beside the hook, which is given none
+    A caller's argument or variable `hooks` holds them beside the hook. TensorFlow hands a hook none
     of the others.
     """
     found: Dict[Any, None] = {}

@@ -1,11 +1,10 @@
-"""The private names of TensorFlow that slimguard takes, one function for each.
+"""The private names of TensorFlow that slimguard uses, one function for each.
 
 Each was seen in TensorFlow 1.15.5 and in 2.21.0, under the same name and with the same meaning;
 where the two differ, the function says so. When a new TensorFlow breaks one, this is the place.
 
-Variables and arguments of TensorFlow's own functions are private names as well: tf_callers.py has
-those that are read. What tf-slim needs is in table.py and beside it; and diagnosis/bundle/index.py
-reads a checkpoint's index with a message that has no public name.
+Variables and arguments of TensorFlow's own functions are private names as well: tf_callers.py reads
+them. table.py has the names that tf-slim needs.
 """
 
 import contextlib
@@ -17,7 +16,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 from tensorflow.core.protobuf import config_pb2
 
-# What TensorFlow's Saver and Supervisor accept as a session. It is exported under no public name.
+# TensorFlow's Saver and Supervisor accept this class as a session. It has no public name.
 SessionInterface = next(c for c in tf1.Session.__mro__ if c.__name__ == 'SessionInterface')
 
 
@@ -59,7 +58,7 @@ def op_def_for_type(graph: tf.Graph, op_type: str) -> Any:
 def is_function(graph: tf.Graph, op_type: str) -> bool:
     """Whether a type of op is a function of the graph's library, as those of a `Defun` are.
 
-    `Graph._is_function`. The public `as_graph_def().library` copies the whole graph to tell.
+    `Graph._is_function`. The public `as_graph_def().library` copies the whole graph.
     """
     return graph._is_function(op_type)
 
@@ -78,7 +77,7 @@ def function_library(graph: tf.Graph) -> Dict[str, Any]:
 def function_graph(graph: tf.Graph, name: str) -> Optional[tf.Graph]:
     """The graph that a function of the library was built in; None for one of a `Defun`.
 
-    `Graph._get_function`, and `graph` of what it returns. A FunctionDef tells less of its ops.
+    `Graph._get_function`, and `graph` of its result. A FunctionDef tells less about its ops.
     """
     return getattr(graph._get_function(name), 'graph', None)
 
@@ -100,11 +99,11 @@ GRADIENTS = '_GradientsHelper'
 
 
 def gradients_module() -> Any:
-    """The module in which a function named `GRADIENTS` computes all that `tf.gradients` returns.
+    """The module whose function named `GRADIENTS` computes all that `tf.gradients` returns.
 
     `gradients_util._GradientsHelper(ys, xs, grad_ys, ...)`, which returns a gradient or None for
-    each of `xs`. `tf.gradients` has several public names, which code may have imported before; all
-    of them, and `Optimizer.compute_gradients`, ask for this one when they are called.
+    each of `xs`. `tf.gradients` has several public names, which user code may have imported. All of
+    them, and `Optimizer.compute_gradients`, look this function up when they are called.
     """
     from tensorflow.python.ops import gradients_util
 
@@ -114,8 +113,8 @@ def gradients_module() -> Any:
 def frames_of(op: tf.Operation) -> Any:
     """The calls that led to `op`, each with `filename`, `lineno` and `name`; the outermost first.
 
-    `Operation._traceback` on 1.15. The public `traceback` asks the disk there, for each call of
-    each op, whether its file has changed. On 2.21 it does not, and the private name is gone.
+    `Operation._traceback` on 1.15, where the public `traceback` asks the disk for each call whether
+    its file has changed. On 2.21 the public name does not, and the private name is gone.
     """
     found = getattr(op, '_traceback', None)
     return op.traceback if found is None else found
@@ -133,10 +132,10 @@ def slice_info(variable: Any) -> Any:
 
 
 def lock_against_sessions(graph: tf.Graph) -> ContextManager:
-    """While it is open, no session of another thread sees ops that are added meanwhile.
+    """While it is open, no session of another thread sees the ops that are added.
 
-    `Graph._mutation_lock`: sessions take the other side of it (`_session_run_lock`) to run. What
-    a session has seen cannot be wired any more, so half a gate must not be seen.
+    `Graph._mutation_lock`: sessions take the other side of it (`_session_run_lock`) to run. Ops
+    that a session has seen cannot be wired any more, so no session may see half a gate.
     """
     return graph._mutation_lock()
 
@@ -164,7 +163,7 @@ def create_op(
 ) -> tf.Operation:
     """Creates an op of any type: `Graph._create_op_internal`.
 
-    With ``compute_device=False`` no device function of the caller's code is asked. The public
+    With ``compute_device=False`` the caller's device functions are not called. The public
     `Graph.create_op` spends its time on arguments that are no longer used.
     """
     return graph._create_op_internal(op_type, inputs, dtypes, **options)
@@ -179,10 +178,11 @@ def set_device(op: tf.Operation, device: str) -> None:
 
 
 def uncompiled(graph: tf.Graph) -> ContextManager:
-    """While it is open, XLA's automatic clustering leaves the ops alone that are made.
+    """While it is open, new ops are left out of XLA's automatic clustering.
 
     `Graph._attr_scope`, with the attribute that the public `tf.xla.experimental.jit_scope` sets.
-    That one also numbers its scopes in a collection, of which `export_meta_graph` warns.
+    The public function also numbers its scopes in a collection, and `export_meta_graph` warns of
+    that.
     """
     return _compiling(graph, tf1.AttrValue(b=False))
 
@@ -190,8 +190,8 @@ def uncompiled(graph: tf.Graph) -> ContextManager:
 def compiled_as_asked(graph: tf.Graph) -> ContextManager:
     """Ends `uncompiled`, and any `jit_scope`, for the ops that are made while it is open.
 
-    It gives TensorFlow a function that returns None for each op: None for the attribute itself
-    would be an error if no attribute is set.
+    It gives TensorFlow a function that returns None for each op, since None for the attribute
+    itself is an error if no attribute is set.
     """
     return _compiling(graph, lambda _: None)
 
@@ -201,7 +201,7 @@ _COMPILE = '_XlaCompile'
 
 @contextlib.contextmanager
 def _compiling(graph: tf.Graph, value: Any) -> Iterator[None]:
-    """As `Graph._attr_scope`; another thread may go through that `_attr_scope_map` just now."""
+    """As `Graph._attr_scope`, but safe if another thread iterates over `_attr_scope_map`."""
     scopes: Any = graph
     before = scopes._attr_scope_map
     scopes._attr_scope_map = dict(before, **{_COMPILE: value})
@@ -218,28 +218,28 @@ def _compiling(graph: tf.Graph, value: Any) -> Iterator[None]:
 def callable_of(
     session: tf1.Session, feeds: Sequence[str], fetches: Sequence[str], targets: Sequence[str]
 ) -> Callable[..., List[Any]]:
-    """A run with fixed fetches, given by name: called with the values to feed, it gives theirs.
+    """A run with fixed feeds and fetches: takes the values to feed, returns the fetched values.
 
-    `BaseSession._make_callable_from_options`, and `_do_call`, which makes errors look as those of
-    `run` do. The public `make_callable` feeds by way of `run`, and takes longer to put a list
-    together than this takes to call.
+    `BaseSession._make_callable_from_options`, and `_do_call`, which makes errors look like those of
+    `run`. The public `make_callable` feeds through `run`, and takes longer to build a list than
+    this function's result takes to run.
 
-    It does not keep the session: whoever calls it does. So it can be kept with the session, which
-    is freed as soon as nobody has it any more, and its variables with it.
+    The result holds only a weak reference to the session. So it can be kept with the session, which
+    is freed, with its variables, as soon as nobody else holds it.
     """
     options = config_pb2.CallableOptions(feed=feeds, fetch=fetches, target=targets)
     handle = session._do_call(session._make_callable_from_options, options)
-    handle._session = kept = _WeaklyKept(handle._session)  # what `session` may wrap
+    handle._session = kept = _WeaklyKept(handle._session)  # `session` may wrap another
     return lambda *values: kept.session._do_call(handle, *values)
 
 
 def makes_callables(session: Any) -> bool:
-    """Whether `callable_of` takes a session: what wraps one may have no more than public names."""
+    """Whether `callable_of` takes a session: a wrapper may have public names only."""
     return hasattr(session, '_do_call') and hasattr(session, MAKE_CALLABLE_FROM_OPTIONS)
 
 
 class _WeaklyKept:
-    """What `BaseSession._Callable` asks of its session, `_session` and `_closed`."""
+    """The attributes of a session that `BaseSession._Callable` uses: `_session` and `_closed`."""
 
     def __init__(self, session: tf1.Session):
         self._reference = weakref.ref(session)
@@ -250,14 +250,14 @@ class _WeaklyKept:
 
     @property
     def _session(self) -> Any:
-        return getattr(self.session, '_session', None)  # None: the callable went with it
+        return getattr(self.session, '_session', None)  # None: it is gone, and its callables too
 
     @property
     def _closed(self) -> bool:
         return getattr(self.session, '_closed', True)
 
 
-# `callable_of` calls it, and Keras in a graph does: `instrument` listens there.
+# `callable_of` calls it, and so does Keras in a graph: `instrument` watches it.
 MAKE_CALLABLE_FROM_OPTIONS = '_make_callable_from_options'
 
 _opening = threading.Lock()
@@ -269,11 +269,11 @@ def unfinalized(graph: tf.Graph) -> Iterator[None]:
     """While it is open, ops can be added to a finalized graph; several threads may have it open.
 
     `Graph._unsafe_unfinalize`, which a `MonitoredSession` calls to add its summaries, and
-    `Graph._finalized`. There is no public name for the first; `Graph.finalize` may be another's by
-    now, and this is no end of the building of a graph.
+    `Graph._finalized`. There is no public name for the first. The public `Graph.finalize` may have
+    been replaced, and means that the graph is complete.
 
-    From then on devices and control dependencies are a thread's own: what one adds would else wait
-    for what another, which saves, say, is in the middle of.
+    From then on each thread has its own devices and control dependencies. Otherwise ops that one
+    thread adds could wait for ops of another thread, which may be in the middle of a save.
     """
     graph.switch_to_thread_local()
     opened: Any = graph
@@ -296,7 +296,7 @@ def unfinalized(graph: tf.Graph) -> Iterator[None]:
 def number_of(op: tf.Operation) -> int:
     """A number that grows with each op of a graph: `Operation._id`.
 
-    There is no public name for the order in which ops were made, apart from the list of them all.
+    The only public name for the order in which ops were made is the list of them all.
     """
     return op._id
 
@@ -310,22 +310,22 @@ def is_made(op: tf.Operation) -> bool:
 
 
 def is_built(saver: tf1.train.Saver) -> bool:
-    """Whether a Saver has its ops: `Saver._is_built`. A public method would raise to tell."""
+    """Whether a Saver has its ops: `Saver._is_built`. The public way is to see a method raise."""
     return saver._is_built
 
 
 def checkpoints_and_times(saver: tf1.train.Saver) -> List[Tuple[str, float]]:
     """The checkpoints that a Saver lists, each with the time it was written.
 
-    `Saver._last_checkpoints`. The public `last_checkpoints` tells no times, which
-    `set_last_checkpoints_with_time` takes.
+    `Saver._last_checkpoints`. The public `last_checkpoints` has no times, but
+    `set_last_checkpoints_with_time` needs them.
     """
     return saver._last_checkpoints
 
 
 @contextlib.contextmanager
 def saving_relative_paths(saver: tf1.train.Saver) -> Iterator[None]:
-    """While it is open, a Saver writes paths relative to the state file's folder into that file.
+    """While it is open, a Saver writes paths into the state file relative to the file's folder.
 
     `Saver._save_relative_paths`. The public `save_relative_paths` is an argument of the
     constructor, and the user's saver is made already.
@@ -344,13 +344,13 @@ def saving_relative_paths(saver: tf1.train.Saver) -> Iterator[None]:
 def checkpoint_dir_of(hook: tf1.train.CheckpointSaverHook) -> Optional[str]:
     """The directory that a hook saves to: `CheckpointSaverHook._checkpoint_dir`.
 
-    It is what the argument of that name is kept as, from TensorFlow 1.0 on; there is no public one.
+    The constructor keeps its argument under this name from TensorFlow 1.0 on; no public name does.
     """
     return getattr(hook, '_checkpoint_dir', None)
 
 
 def summary_writer_of(hook: tf1.train.SummarySaverHook) -> Any:
-    """What a hook that has begun writes summaries with: `SummarySaverHook._summary_writer`."""
+    """The summary writer of a hook that has begun: `SummarySaverHook._summary_writer`."""
     return getattr(hook, '_summary_writer', None)
 
 
@@ -361,7 +361,7 @@ def last_summary_step_of(hook: tf1.train.SummarySaverHook) -> Optional[int]:
 
 
 def run_at_end(runner: tf1.train.QueueRunner, op: tf.Operation) -> None:
-    """Has a QueueRunner run `op` when it ends, in place of what closes its queue.
+    """Makes a QueueRunner run `op` when it ends, in place of the op that closes its queue.
 
     `QueueRunner._cancel_op` and `_close_op`. The public constructor takes a `cancel_op`, but here
     the runner is TensorFlow's own, made by `SyncReplicasOptimizer`.
@@ -370,7 +370,7 @@ def run_at_end(runner: tf1.train.QueueRunner, op: tf.Operation) -> None:
 
 
 def replace_enqueue_op(runner: tf1.train.QueueRunner, old: tf.Operation, new: tf.Operation) -> None:
-    """Has the threads that a QueueRunner starts from now on run `new` in place of `old`.
+    """Makes the threads that a QueueRunner starts from now on run `new` in place of `old`.
 
     `QueueRunner._enqueue_ops`. The public constructor takes them, but here the runner is
     TensorFlow's own, made by `SyncReplicasOptimizer`.
@@ -384,20 +384,20 @@ def has_threads(runner: tf1.train.QueueRunner) -> bool:
 
 
 def forget_last_step(counter: tf1.train.StepCounterHook) -> None:
-    """Has a step counter compare the global step with none: `StepCounterHook._last_global_step`.
+    """Makes a step counter compare its next global step with none.
 
-    It is what the hook saw in the run before. There is no public name.
+    `StepCounterHook._last_global_step`: the step of its last run. There is no public name.
     """
     counter._last_global_step = None
 
 
 def replace_method(supervisor: tf1.train.Supervisor, name: str, method: Callable) -> Callable:
-    """Has slim's loop call `method` in place of a method of its Supervisor.
+    """Makes slim's loop call `method` in place of a method of its Supervisor.
 
-    That slim calls `should_stop`, `start_queue_runners` and `prepare_or_wait_for_session` when it
-    does is no promise of its own; so it is in tf_slim 1.1.0 and tf.contrib.slim of 1.15. The same
-    goes for `stop`, which `Supervisor.managed_session` calls as well, however it is left. slim
-    makes the Supervisor itself, and takes no class to make it of.
+    slim does not promise when it calls `should_stop`, `start_queue_runners`,
+    `prepare_or_wait_for_session` and `stop`; the order is that of tf_slim 1.1.0 and of
+    tf.contrib.slim in 1.15. `Supervisor.managed_session` calls `stop` as well, whether it ends with
+    an error or not. slim makes the Supervisor itself, and takes no class for it.
 
     Returns:
       The Supervisor's own method.

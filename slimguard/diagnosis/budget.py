@@ -1,8 +1,8 @@
 """How long the search for a cause may take while the training goes on.
 
-Nobody can interrupt a run of a session, and the first run of a large graph spends most of its time
-on preparing it. So what a search takes is estimated beforehand, from the step's ops and the bytes
-of its tensors: where that is too much, there is no search, and the bundle is there for one.
+A session run cannot be interrupted, and the first run of a large graph spends most of its time on
+preparing it. So the time of a search is estimated beforehand, from the step's ops and the bytes of
+its tensors. If it is too long, there is no search, and `replay` can search the bundle later.
 """
 
 import collections
@@ -16,7 +16,7 @@ from slimguard.diagnosis.rerun import bytes_of
 # Measured on two cores: a step of ResNet-50, and of a detector with 10,000 ops.
 _SECONDS_AN_OP = 5e-4
 _SECONDS_A_BYTE = 4e-9
-# So long may a search take in any case, and so many steps of the training.
+# A search may take this many seconds, or as long as this many steps, whichever is longer.
 _SECONDS, _STEPS = 1.0, 20
 
 
@@ -26,7 +26,7 @@ def seconds_for(step_seconds: float) -> float:
 
 
 class Estimate:
-    """About how long it takes to search the steps of a capture; found out when it is first asked.
+    """Estimates how long a search through a captured step takes. Sizes are counted once.
 
     Args:
       capture: the `Capture`.
@@ -49,10 +49,10 @@ class Estimate:
 
 
 class Pace:
-    """How long a step takes: the shortest of the last ones, as a save or a summary may lie between.
+    """The time of a step: the shortest of the last ones, since a save or summary lengthens some.
 
     Args:
-      clock: seconds that only grow.
+      clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
@@ -65,6 +65,6 @@ class Pace:
 
     @property
     def seconds(self) -> float:
-        """The seconds of a step; 0 while that is not known."""
+        """The seconds that a step takes; 0 while that is not known."""
         ends = list(self._ends)
         return min((after - before for before, after in zip(ends, ends[1:])), default=0.0)

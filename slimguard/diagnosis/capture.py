@@ -1,8 +1,8 @@
-"""Keeps what a bad step drew: its batch, its dropout masks, all that was outside or chance.
+"""Keeps what a bad step drew from outside or by chance, such as its batch and its dropout masks.
 
-:class:`Capture` finds these *sources* by walking the graph back from a gate, and adds ops that put
-their values aside, in the graph, when the gate found the step to be bad. On good steps they are a
-dead branch: no copy, no fetch. Nothing is drawn a second time.
+:class:`Capture` finds these *sources* by walking the graph back from a gate, and adds ops that keep
+their values, in the graph, when the gate finds the step bad. On good steps these ops are a dead
+branch: no copy, no fetch. Nothing is drawn a second time.
 
     capture = Capture(gate)                          # before the graph is finalized
     session.run([gate.train_op, gate.written, capture.fetch], ...)
@@ -10,18 +10,18 @@ dead branch: no copy, no fetch. Nothing is drawn a second time.
 
 How it works
 ------------
-These are sources: a placeholder; any op with a state that is no variable (iterators, queues,
-tables, random ops, `py_func`); whatever takes what such an op hands out as a handle; a write
-whose value is used, such as a counter that picks the batch; and a variable that is read after a
-write in the same step. A v2 `tf.cond` or `tf.function` with one of these inside is one as a whole.
-A tensor that the gate's runs feed is one in the place of all that it is computed from.
+These are sources: a placeholder; a stateful op that is no variable (iterators, queues, tables,
+random ops, `py_func`); an op that takes a handle of such an op; a write whose value is used, such
+as a counter that picks the batch; and a variable that is read after a write in the same step. A v2
+`tf.cond` or `tf.function` that contains a source is a source as a whole. A tensor that the gate's
+runs feed is a source in place of the ops that compute it.
 
-Fed with what its sources drew, the step computes what it computed before, since a bad step leaves
-the variables as they are.
+Fed with the kept values, the step computes the same again, since a bad step leaves the variables
+unchanged.
 
-A staging area keeps the values. Sources in a branch of a v1 `tf.cond` have one for each branch, for
-an op in a branch that was not taken has no value at all. Inside a v1 `tf.while_loop` a source has
-a value for each turn, and none of them can be had: such sources are listed in `missing`.
+A staging area keeps the values. Each branch of a v1 `tf.cond` has its own, since an op in a branch
+that was not taken has no value. Inside a v1 `tf.while_loop` a source has a value in each iteration,
+and none of them can be fetched: `missing` lists such sources.
 """
 
 import threading
@@ -47,16 +47,16 @@ class Capture:
 
     Attributes:
       gate: the gate.
-      ops: the ops of the step but for the gate's own, each after what it needs.
+      ops: the ops of the step without the gate's own, in topological order.
       sources: the Tensors whose values are kept.
-      missing: the ops that drew something that cannot be kept.
-      givens: for each source that an op computes of floats, as `py_func` and a collective do, or
-        that a write left behind: by its name, the floats that it was given.
-      reads: for each variable op of the step, by name, a Tensor that reads it and does no more.
+      missing: the ops whose drawn values cannot be kept.
+      givens: by the name of a source, the float Tensors that its value is computed from: the
+        inputs of a `py_func` or a collective, or the values that the step wrote to the variable.
+      reads: by the name of each variable op of the step, a Tensor that only reads the variable.
       fetch: an Operation to fetch in every step, beside the train op.
-      untold_count: the gate's `untold_count`, once what a bad step drew is kept: to fetch in place
-        of both.
-      row: the gate's `row`, at that time.
+      untold_count: the gate's `untold_count`, computed after a bad step's values are kept. Fetch it
+        in place of `fetch` and of the gate's own.
+      row: the gate's `row`, with this `untold_count`.
 
     Raises:
       RuntimeError: if the graph is finalized.
@@ -64,8 +64,8 @@ class Capture:
 
     def __init__(self, gate: Gate):
         self.gate = gate
-        # Of threads that train in one session, one takes at a time: taking what is not there waits.
-        # A bad step that makes room meanwhile puts its own there.
+        # Several threads may train in one session. One of them takes at a time, since taking from
+        # an empty area blocks. A bad step that clears an area meanwhile fills it again.
         self._taking = threading.Lock()
         self._graph = gate.bad.graph
         if self._graph.finalized:
@@ -86,10 +86,9 @@ class Capture:
                 self._build()
 
     def take(self, session) -> Dict[str, np.ndarray]:
-        """Empties the staging area. Returns what the last bad step drew, by the Tensors' names.
+        """Empties the staging areas. Returns what the last bad step drew, by the Tensors' names.
 
-        The names of sources in branches that were not taken are left out; after a good step,
-        all are.
+        Sources in branches that were not taken are left out. After a good step nothing is returned.
         """
         values = {}
         with self._taking:
@@ -116,7 +115,7 @@ class Capture:
             used = [t for t in op.outputs if not step.isdisjoint(t.consumers())]
             sources.extend(t for t in used if not is_handle(t))
         sources = list({key(t): t for t in sources}.values())
-        # One that only other sources need is not missed.
+        # An op that only other sources need does not have to be kept.
         reached = set(graphs.ancestors_beyond(sources, gate_roots(self.gate)))
         return sources, [op for op in missing if op in reached]
 
@@ -129,7 +128,7 @@ class Capture:
         for source in self.sources:
             op = source.op
             if op not in drawn:
-                continue  # a limit, or what a script feeds in the place of what is computed
+                continue  # a limit, or a computed tensor that a script feeds
             given = [t for t in op.inputs if graphs.is_float(t) and not graphs.is_reference(t)]
             if is_written_value(op.type):
                 variable = graphs.variable_read(source) or graphs.variable_behind(source)
@@ -140,24 +139,24 @@ class Capture:
         return found
 
     def _is_kept(self, tensor: tf.Tensor) -> bool:
-        """Whether all that `tensor` is computed from is kept, so that it can be computed again."""
+        """Whether `tensor` can be computed again, since all its sources are kept."""
         kept = {key(t) for t in self.sources}
         ops = graphs.ancestors_beyond(self.sources, [] if key(tensor) in kept else [tensor.op])
         in_loop = graphs.loop_around(tensor.op) is not None
         return not in_loop and not any(op in self.draws for op in ops)
 
     def _device(self) -> tf1.DeviceSpec:
-        """The processor that goes with the gate's device: what is kept takes no other's memory."""
+        """The CPU of the gate's task, so that the kept values take no accelerator memory."""
         device = tf1.DeviceSpec.from_string(self.gate.written.device)
         device.device_type, device.device_index = 'CPU', 0
         return device
 
     def _build(self) -> None:
-        # What is switched is not the predicate: see gate/builder.py.
+        # `watched` is switched, not the predicate itself: see gate/builder.py.
         is_good = self.gate.is_good
         bad = tf.raw_ops.Switch(data=self.gate.watched, pred=is_good).output_false
         self._areas = [_Area(self._graph, tensors) for tensors in self._by_branch()]
-        # An older incident makes room, so nothing ever waits.
+        # An older incident's values are cleared first, so that staging never blocks.
         with tf.control_dependencies([tf.identity(bad, name='bad_step')]):
             cleared = [area.clear() for area in self._areas]
         staged = [area.stage(is_good, cleared) for area in self._areas]
@@ -166,7 +165,7 @@ class Capture:
         self.row = self.gate.measures.counted_row(self.gate.untold, self.untold_count)
 
     def _count_after(self, staged: List[tf.Operation], bad: tf.Tensor) -> tf.Tensor:
-        """The count of bad steps, once `staged` have run; those in branches may be left out."""
+        """The count of bad steps, computed after those of the `staged` ops that run."""
         kept = []
         for area, stage in zip(self._areas, staged):
             token = ops.after([stage], bad, 'kept')
@@ -177,7 +176,7 @@ class Capture:
         return count
 
     def _by_branch(self) -> List[List[tf.Tensor]]:
-        """The sources in groups that are alive together."""
+        """The sources, grouped by the branch that they run in."""
         groups: Dict[object, List[tf.Tensor]] = {}
         for tensor in self.sources:
             groups.setdefault(graphs.flow_around(tensor.op), []).append(tensor)
@@ -185,7 +184,7 @@ class Capture:
 
 
 class _Area:
-    """A staging area for tensors that are alive together. It is made where its ops go."""
+    """A staging area for the tensors of one branch. It takes the device scope it is made in."""
 
     def __init__(self, graph: tf.Graph, tensors: List[tf.Tensor]):
         self.tensors = tensors
@@ -200,7 +199,7 @@ class _Area:
         values = []
         for tensor in self.tensors:
             with tensor.op.graph.colocate_with(tensor.op):
-                # A reference would be read too late, when others may have written again.
+                # A reference would be read later, when another op may have written again.
                 value = tf.raw_ops.DeepCopy(x=tensor) if graphs.is_reference(tensor) else tensor
                 values.append(tf.raw_ops.Switch(data=value, pred=is_good).output_false)
         with tf.control_dependencies(cleared):
@@ -208,10 +207,10 @@ class _Area:
 
 
 def _fed_within(fed: Sequence[tf.Tensor], step: Set[tf.Operation]) -> List[tf.Tensor]:
-    """Those of the tensors that are fed which the step takes.
+    """The fed tensors that ops of the step take.
 
     Raises:
-      ValueError: if one comes of an op that runs all the same, as the step takes another output.
+      ValueError: if the op of a fed tensor runs all the same, since the step takes another output.
     """
     taken = [t for t in fed if not step.isdisjoint(t.consumers())]
     for tensor in taken:

@@ -1,8 +1,8 @@
-"""What an op asks of its inputs, and what it makes of inputs that break that: one table.
+"""A table: what each type of op requires of its inputs, and what it makes of inputs that break it.
 
-Each `Rule` has the types of op that it is about, a precondition and a sentence. A rule explains an
-op only if the inputs that were measured break its precondition. An op that no rule explains made
-NaN or Inf of finite inputs, and nothing more is said of it.
+Each `Rule` has types of op, a precondition and a sentence. A rule explains an op only if the
+measured inputs break its precondition. Of an op that no rule explains, the diagnosis says only that
+it made NaN or Inf from its inputs.
 """
 
 import math
@@ -19,7 +19,7 @@ class Cause(NamedTuple):
 
     Attributes:
       sentence: without a full stop.
-      is_overflow: whether a result was too large for its dtype, as it comes when weights grow.
+      is_overflow: whether a result was too large for its dtype, as happens when weights grow.
       is_known: whether a rule explains it.
     """
 
@@ -32,16 +32,15 @@ UNKNOWN = Cause('', is_known=False)
 
 
 class Rule(NamedTuple):
-    """What ops of some types ask of their inputs.
+    """A precondition on the inputs of ops of some types.
 
     Attributes:
       types: the types of op.
-      breaks: called with the culprit and its inputs; which values break the precondition.
-      says: what happened, before how many values broke it.
-      gradient_of: the type of op whose gradient it has to compute; '' for any op, 'any' for any
-        gradient.
+      breaks: called with the culprit and its inputs; returns which values break the precondition.
+      says: what happened; the number of values that broke the precondition is added.
+      gradient_of: the type of op whose gradient the culprit must compute; '' for any op.
       is_overflow: as in `Cause`.
-      is_risky: whether an op of the type is worth naming where nobody can look at its inputs.
+      is_risky: whether to name such an op as a possible cause where its inputs cannot be seen.
     """
 
     types: FrozenSet[str]
@@ -70,7 +69,7 @@ def explain(culprit: p.Culprit) -> Cause:
     output = numbers(culprit.output)
     what = 'NaN' if np.isnan(output).any() else 'Inf'
     given = 'an Inf' if any(map(_holds_inf, culprit.inputs)) else 'finite inputs'
-    return Cause('%s made %s of %s' % (culprit.op_type, what, given), is_known=False)
+    return Cause('%s made %s from %s' % (culprit.op_type, what, given), is_known=False)
 
 
 def _sentence(rule: Rule, culprit: p.Culprit) -> str:
@@ -80,7 +79,7 @@ def _sentence(rule: Rule, culprit: p.Culprit) -> str:
     try:
         with np.errstate(all='ignore'):
             broken = rule.breaks(culprit, *inputs)
-    except (TypeError, ValueError, IndexError):  # of another number of inputs, or of other shapes
+    except (TypeError, ValueError, IndexError):  # another number of inputs, or other shapes
         return ''
     if broken is None or isinstance(broken, str):
         return broken or ''
@@ -106,7 +105,7 @@ def _types(text: str) -> FrozenSet[str]:
 
 
 def _rule(types: str, says: str, breaks: Callable[..., Any], **more) -> Rule:
-    """A rule of what each element has to be."""
+    """A rule that checks each element."""
     return Rule(_types(types), lambda culprit, *inputs: breaks(*inputs), says, **more)
 
 
@@ -132,7 +131,7 @@ _RULES = [
     Rule(_types(_CROSS_ENTROPY), p.labels_hidden),
     Rule(_types('Mean'), p.is_empty('mean')),
     Rule(_types('Max Min'), p.is_empty('largest or smallest'), is_risky=False),
-    # Gradients: the slopes of these are infinite there.
+    # Gradients at a point where the slope is infinite.
     Rule(_types('SqrtGrad'), p.gradient_of_root),
     _rule(
         'Reciprocal Inv', 'gradient of log at 0: division by 0', lambda x: x == 0, gradient_of='Log'
@@ -146,7 +145,7 @@ _RULES = [
     _rule('Pow', 'gradient of pow at 0', lambda x, y: (x == 0) & (y < 0), gradient_of='Pow'),
     Rule(_types('RsqrtGrad'), p.of_reciprocal(3)),
     Rule(_types('ReciprocalGrad InvGrad'), p.of_reciprocal(2)),
-    # What an element has to be.
+    # Elements outside the domain of the op.
     _rule('Log', 'log of 0', lambda x: x == 0),
     _rule('Log', 'log of a negative number', lambda x: x < 0),
     _rule('Log1p', 'log1p of -1', lambda x: x == -1),
@@ -169,12 +168,12 @@ _RULES = [
     _rule('Acos', 'acos of a number outside its range', p.outside(-1, 1)),
     _rule('Atanh', 'atanh of a number outside its range', lambda x: np.abs(x) >= 1),
     _rule('Acosh', 'acosh of a number outside its range', p.outside(1, math.inf)),
-    # What an Inf, as of a mask, becomes a NaN with.
+    # Pairs of inputs with an Inf, such as a mask's, that give NaN.
     Rule(_types('Mul'), p.times_inf, is_risky=False),
     Rule(_types('Add AddV2'), p.less_inf(1), is_risky=False),
     Rule(_types('Sub'), p.less_inf(-1), is_risky=False),
     Rule(_types('RealDiv Div'), p.inf_by_inf),
-    # What ends at the end of the dtype.
+    # Results too large for the dtype.
     Rule(_types('Exp'), p.function_overflows(np.exp), is_overflow=True),
     Rule(_types('Expm1'), p.function_overflows(np.expm1), is_overflow=True),
     Rule(_types('Sinh'), p.function_overflows(np.sinh), is_overflow=True),
@@ -219,8 +218,8 @@ _RULES = [
     Rule(_types('Cast'), p.overflow(lambda n, x: x), is_overflow=True, is_risky=False),
 ]
 
-# Ops that can do it, to be named where nobody can look inside: in loops and functions.
+# Ops to name as possible causes inside loops and functions, where no tensor can be fetched.
 RISKY = frozenset().union(*(rule.types for rule in _RULES if rule.is_risky))
 
-# Ops that make finite numbers of -Inf, unless there is nothing else.
+# Ops that make finite numbers of rows with -Inf, unless all of a row is -Inf.
 COPE_WITH_MINUS_INF = _types('%s %s' % (_SOFTMAX, _CROSS_ENTROPY))

@@ -6,12 +6,11 @@
 
 How it works
 ------------
-All float tensors of the forward and the backward pass are fetched, part by part, and their ranges
-noted (:mod:`measured_step`). Then a search walks back from the values that the gate checks, along
-what is not finite, to where it began (:mod:`search`). It is not enough to take the first tensor
-that is not finite: a mask of minus infinity is meant to be there, and nothing bad comes of it.
-The finding there, or the fault of a step that is finite, is put into a sentence
-(:mod:`explanations`).
+:mod:`measured_step` fetches all float tensors of the forward and the backward pass, part by part,
+and notes their ranges. :mod:`search` walks back from the values that the gate checks, along
+non-finite tensors, to where these began. The first non-finite tensor of the step need not be the
+cause: a mask of minus infinity is intended and harmless. :mod:`explanations` puts the cause into a
+sentence, also that of a bad step whose tensors are all finite.
 """
 
 import math
@@ -40,7 +39,7 @@ from slimguard.diagnosis.search import where_it_began
 from slimguard.gate import Label
 from slimguard.incidents import policies
 
-# What explains a label of the gate where all tensors are finite, in the order of preference.
+# By the kind of the gate's label, explains a step whose tensors are all finite; most telling first.
 _BY_KIND = (
     ('square', explanations.explain_square),
     ('limit', explanations.explain_limit),
@@ -66,12 +65,12 @@ def diagnose(
       values: what the step drew, as `capture.take` returned it.
       labels: what the gate found to be bad: the labels of the true elements of `gate.bad`.
       export: exports the step of `capture`; a caller that needs the exported step passes its own.
-      loss: what the loss was in the training; None if nobody knows it.
+      loss: the step's loss in the training; None if it is not known.
 
     Raises:
       tf.errors.OpError: if running the step again fails.
-      slimguard.diagnosis.rerun.ReplayError: if it can only run in a graph of its own, and that
-        fails.
+      slimguard.diagnosis.rerun.ReplayError: if the step can run only in a graph of its own, and
+        that graph fails.
     """
     if can_run_live(session, capture, values):
         return diagnose_step(live_step(session, capture, values), labels, loss)
@@ -85,7 +84,7 @@ def diagnose(
 
 
 def glance(capture: Capture, values: Dict[str, np.ndarray], why: str) -> Diagnosis:
-    """What can be told without running anything again: whether what the step drew was bad.
+    """Tells, without running anything again, whether the values that the step drew were bad.
 
     Args:
       capture: the `Capture` of the train op.
@@ -102,7 +101,7 @@ def glance(capture: Capture, values: Dict[str, np.ndarray], why: str) -> Diagnos
 
 
 def bad_sources(capture: Capture, values: Dict[str, np.ndarray]) -> List[tf.Tensor]:
-    """What a step drew that is not finite; first what came from outside, the least bad of it."""
+    """The non-finite sources: from outside, then computed, then written; the least bad first."""
     bad = []
     for tensor in capture.sources:
         value = values.get(tensor.name)
@@ -122,7 +121,7 @@ def bad_sources(capture: Capture, values: Dict[str, np.ndarray]) -> List[tf.Tens
 def diagnose_step(
     step: Step, labels: Sequence[Label] = (), loss: Optional[float] = None
 ) -> Diagnosis:
-    """The same for a step from anywhere."""
+    """Finds what made a `Step` bad, in the training's session or in a copy."""
     measured = MeasuredStep(step)
     found = _explain(measured, labels)
     not_seen = (*_not_examined(step), *_not_dropped(measured, loss))
@@ -141,7 +140,7 @@ def _explain(measured: MeasuredStep, labels: Sequence[Label]) -> Diagnosis:
     for kind, explain in _BY_KIND:
         if kind in kinds:
             return explain(measured, [label.name for label in labels if label.kind == kind][0])
-    # The same weights and the same batch: so rounding decides, which an older state does not mend.
+    # Finite with the same weights and the same batch: rounding decides. An older state is no help.
     is_whole = not measured.step.missing and 'value' in kinds
     kind = policies.BATCH if is_whole and not large_weights(measured) else ''
     return Diagnosis('unknown', 'run again with what it drew, the step is finite', kind=kind)
@@ -149,35 +148,39 @@ def _explain(measured: MeasuredStep, labels: Sequence[Label]) -> Diagnosis:
 
 def _of_optimizer(found: Diagnosis, labels: Sequence[Label]) -> Diagnosis:
     """Says which scalar of the optimizer is bad, where neither batch nor weights made it so."""
-    scalars = [label.name for label in labels if label.kind == 'value' and ' of ' in label.name]
-    scalars = [name for name in scalars if not name.startswith(('gradient of ', 'update of '))]
-    if found.kind != policies.COMES_AGAIN or not scalars:
+    names = [label.name for label in labels if label.kind == 'value']
+    others = ('gradient of ', 'update of ', 'loss ')
+    scalars = [name for name in names if ' of ' in name and not name.startswith(others)]
+    # A variable that holds such a scalar is set by the script.
+    is_own = found.phase == 'variable' and len(scalars) == len(names)
+    if not scalars or not (is_own or found.kind == policies.COMES_AGAIN):
         return found
+    found = found._replace(kind=policies.COMES_AGAIN)
     trouble = 'the %s itself is not finite: %s' % (scalars[0].partition(' of ')[0], found.trouble)
     return found._replace(trouble=trouble)
 
 
 def _is_written_unseen(step: Step, labels: Sequence[Label]) -> bool:
-    """Whether what was not finite once written is computed where no value is seen: in a loop."""
+    """Whether the variable that turned non-finite is updated where no value can be fetched."""
     written = [label.name for label in labels if label.kind in ('state', 'written')]
     return bool(written) and updates.is_unseen(step, written[0])
 
 
 def _bad_tensors(measured: MeasuredStep, some_value_was: bool) -> List[tf.Tensor]:
-    """What is not finite among what the gate checks, or else among all, if it saw such a value."""
+    """The non-finite tensors that the gate checks; else, if it saw a bad value, all bad tensors."""
     step = measured.step
     bad = [t for t in step.checked if measured.is_bad(t)]
     if not bad and some_value_was:
-        # A constant that reaches none of what is checked does no harm, as TensorFlow's own NaN.
+        # TensorFlow itself makes constants of NaN. One that reaches no checked tensor is harmless.
         bad = [t for op in step.ops if op.type != 'Const' for t in op.outputs if measured.is_bad(t)]
     return bad
 
 
 def _not_dropped(measured: MeasuredStep, loss: Optional[float]) -> List[str]:
-    """Why the loss is not finite here, though that of the training was.
+    """The sentence about a loss that was finite in the training and is not finite here.
 
-    There ReLU and max-pooling may have dropped a NaN on its way to the loss, as they do where they
-    are fused with other ops, or made for a larger part of the tensor at a time.
+    In the training ReLU or max-pooling may have dropped a NaN on its way to the loss. They do so
+    when they are fused with other ops, or when they compute a larger part of the tensor at a time.
     """
     here = measured.step.gate.loss
     if loss is None or not math.isfinite(loss) or here is None or not measured.is_bad(here):

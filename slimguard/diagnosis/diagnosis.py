@@ -1,10 +1,13 @@
-"""What a diagnosis says, in a few lines and as data."""
+"""`Diagnosis`: what made a step bad, in a few lines and as data."""
 
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from slimguard.diagnosis.ranges import NonFinite, Range
 from slimguard.graph.source_lines import Line
 from slimguard.system.texts import in_one_line
+
+# The phases in which a step was given what is bad: then it is no explosion.
+GIVEN = ('input', 'variable', 'constant')
 
 
 class Input(NamedTuple):
@@ -39,15 +42,15 @@ class Diagnosis(NamedTuple):
       trouble: what happened, in a sentence without a full stop.
       op, op_type: the op at fault, or the one that drew the bad input. None if unknown.
       tensor: the name of its bad output.
-      line: the user's line that made it; of a gradient op, the line of the forward op.
+      line: the user's line that made the op; for a gradient op, the line of the forward op.
       forward_op: for a gradient op, the op whose gradient it computes.
-      output: the range of that output.
-      inputs: its inputs.
+      output: the range of the bad output.
+      inputs: the inputs of the op.
       non_finite: where the output is not finite, or None.
       not_seen: sentences about what could not be examined, or differs from the training.
       ranges: the range of each float tensor of the step, in the order of the ops.
-      kind: what policies go by: `BATCH`, `EXPLOSION` or `COMES_AGAIN`; '' for any other cause, and
-        if none was found.
+      kind: the kind of cause, for policies: `BATCH`, `EXPLOSION`, `COMES_AGAIN` or `STATE`; '' for
+        any other cause, and if none was found.
     """
 
     phase: str
@@ -70,7 +73,7 @@ class Diagnosis(NamedTuple):
 
     @property
     def bad_rows(self) -> Optional[List[int]]:
-        """The rows of bad data, none if it is no batch; None if it is not the data."""
+        """The bad rows of the input, empty if it has no rows; None if the input is not bad."""
         if self.phase != 'input':
             return None
         return [] if self.non_finite is None else list(self.non_finite.rows)

@@ -1,4 +1,4 @@
-"""Room on the disk: a bundle is written only where the next checkpoint finds room beside it."""
+"""Disk space: a bundle is written only if the next checkpoint fits beside it."""
 
 from slimguard.checkpoints.finite_saver import FiniteSaver
 from slimguard.diagnosis.bundle import folder
@@ -10,13 +10,13 @@ class NoRoomError(OSError):
 
 
 class Room:
-    """The room that bundles and checkpoints of a training share.
+    """The disk space that the bundles and checkpoints of a training share.
 
-    It knows local file systems only, since others do not tell how much room they have.
+    It checks local file systems only, since others do not tell how much space is free.
 
     Args:
       logdir: where bundles go.
-      saver: what saves the training's checkpoints.
+      saver: saves the training's checkpoints.
 
     Attributes:
       lock: held while a checkpoint is saved; hold it to write a bundle, so that neither takes the
@@ -29,10 +29,10 @@ class Room:
         self._saver = saver
 
     def require(self, size: int) -> None:
-        """Requires that the next checkpoint finds room after a bundle of so many bytes.
+        """Requires that the next checkpoint still fits after a bundle of `size` bytes.
 
         Raises:
-          NoRoomError: if it does not.
+          NoRoomError: if it would not.
         """
         if files.is_remote(self._logdir):
             return

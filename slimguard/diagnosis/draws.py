@@ -9,8 +9,8 @@ from slimguard import graph as graphs
 from slimguard.graph import key
 from slimguard.graph.collectives import is_collective
 
-# TensorFlow counts these as stateful, and yet they compute their outputs from their inputs: checks
-# and prints that hand a value on, and the ops that loops are made of.
+# Stateful to TensorFlow, but their outputs are computed from their inputs: checks and prints that
+# pass a value on, and the ops that loops are made of.
 _COMPUTES = re.compile(
     r'(CheckNumerics(V2)?|Print(V2)?|TensorArray.*|(Ref)?Stack(V2|Push.*|Pop.*|Close.*)?'
     r'|TemporaryVariable|DestroyTemporaryVariable|Assert)$'
@@ -23,7 +23,7 @@ class Draws:
 
     Args:
       graph: the graph.
-      ops: the ops of the step, each after what it needs.
+      ops: the ops of the step, in topological order.
 
     Attributes:
       writes: which ops of the graph write.
@@ -35,7 +35,7 @@ class Draws:
         self._bodies: Dict[str, bool] = {}
         self._draws: Set[tf.Operation] = set()
         self._tainted: Set[Tuple[tf.Operation, int]] = set()  # handles of something outside
-        self._written: Dict[tf.Operation, frozenset] = {}  # variables, ahead of an op
+        self._written: Dict[tf.Operation, frozenset] = {}  # variables written up to an op
         for op in ops:
             self._look_at(op)
 
@@ -90,7 +90,7 @@ class Draws:
 
 
 def _returns_values(op) -> bool:
-    """Whether a write's output is only read. An op that takes the variable itself cannot be fed."""
+    """Whether a write's output is only read as a value: a reference to a variable cannot be fed."""
     return bool(op.outputs) and not any(
         graphs.takes_reference(consumer, index)
         for tensor in op.outputs
@@ -102,7 +102,7 @@ def _returns_values(op) -> bool:
 
 
 def is_from_outside(op_type: str) -> bool:
-    """Whether what a step drew by an op of this type is made of nothing else that it drew."""
+    """Whether ops of this type draw a value that depends on nothing else that the step drew."""
     return not is_written_value(op_type) and not is_collective(op_type)
 
 
@@ -120,7 +120,7 @@ _WRITTEN_VALUES = re.compile(
 
 
 def is_handle(tensor) -> bool:
-    """Whether a tensor stands for something: a resource, a variant, a queue of TensorFlow 1."""
+    """Whether a tensor is a handle: a resource, a variant, or a queue of TensorFlow 1."""
     if tensor.dtype.base_dtype in _HANDLES:
         return True
     return graphs.is_reference(tensor) and tensor.dtype.base_dtype == tf.string

@@ -1,9 +1,9 @@
 """After a bad step: takes what it drew, finds the cause, and writes both into a bundle.
 
 :class:`Evidence` puts :mod:`capture`, :mod:`diagnose` and :mod:`bundle` together for the loops that
-train. Errors here are logged and forgotten: they must not hide the incident.
-A failure may come with each bad step: the log has the first of a kind in full, then at most one
-every ten seconds, with a count of those left out.
+train. Errors here are logged, not raised: they must not hide the incident.
+The same failure may come with each bad step. So the log has the first of each kind, then at most
+one every ten seconds, with a count of the failures left out.
 """
 
 import collections
@@ -39,6 +39,8 @@ from slimguard.system.rate import Rate
 _NO_SEARCH = (
     'the step was not searched for the cause: the training would wait for longer than %.3g s; %s'
 )
+_ENOUGH = 'the step was not searched for the cause: max_bundles=%d is reached'
+_NOT_EXAMINED = '; not examined: max_bundles=%d is reached'
 _IN_BUNDLE = 'python -m slimguard replay BUNDLE searches all of it'
 _NO_BUNDLE = 'with a logdir there would be a bundle, which is searched by replay'
 
@@ -51,10 +53,11 @@ class Found(NamedTuple):
       bundle: the path of its bundle, or None.
       values: what the step drew, by the Tensors' names; None if that was not kept.
       is_searched: whether all of the step was searched, and not only what it drew.
-      is_wanted: whether there is to be a bundle.
+      is_wanted: whether a bundle is to be written.
       drew_finite: whether all that the step drew is known to be finite, on all ranks.
-      bad_rows: by the name of a row of what it drew, such as 'row 1 of x:0', what tells it from
-        others by its bytes.
+      bad_rows: by the name of a bad row that the step drew, such as 'row 1 of x:0', a digest of
+        the row's bytes.
+      why_not: what to add to the reason if the step was not examined; else ''.
     """
 
     diagnosis: Optional[Diagnosis] = None
@@ -64,10 +67,11 @@ class Found(NamedTuple):
     is_wanted: bool = False
     drew_finite: bool = False
     bad_rows: Mapping[str, str] = {}
+    why_not: str = ''
 
     @property
     def cause(self) -> str:
-        """The kind of the cause, as policies ask for it."""
+        """The kind of the cause, for policies."""
         return '' if self.diagnosis is None else self.diagnosis.kind
 
     def __str__(self) -> str:
@@ -77,7 +81,7 @@ class Found(NamedTuple):
         return '\n'.join(lines)
 
 
-# Of which folders it was said that they are full: once for all train ops of a graph.
+# By graph, the folders that a log line called full: one line serves all train ops of a graph.
 _FULL: 'weakref.WeakKeyDictionary[tf1.Graph, Set[str]]' = weakref.WeakKeyDictionary()
 
 
@@ -85,7 +89,7 @@ class _Kinds:
     """The kinds of incidents that were examined before.
 
     Args:
-      most: how many there may be, and how many bundles.
+      most: the most kinds to examine, and the most bundles.
       graph: the graph of the training.
     """
 
@@ -95,7 +99,7 @@ class _Kinds:
         self._known: Set[str] = set()
 
     def is_wanted(self, reason: str, logdir: Optional[str]) -> bool:
-        """Whether an incident of a training that goes on is examined; said once if not."""
+        """Whether to examine an incident of a training that goes on; logs once that it is not."""
         kind = kind_of(reason)
         is_new = kind not in self._known and len(self._known) < self._most
         if is_new:
@@ -107,9 +111,9 @@ class _Kinds:
         if folder not in told:
             told.add(folder)
             log().warning(
-                'slimguard: %s has %d bundles, as many as there may be: further incidents are '
-                'recorded, and of those only the first of a kind is examined, and those on which '
-                'it depends what is done. More are kept with max_bundles.',
+                '%s has %d bundles, as many as there may be: further incidents are '
+                'recorded, and of those only the first of a kind is examined, those on which it '
+                'depends what is done, and bad data. More are kept with max_bundles.',
                 folder,
                 self._most,
             )
@@ -130,8 +134,8 @@ class Evidence:
       logdir: where bundles go; None to write none. Unfinished bundles of processes that were killed
         are removed from it.
       max_bundles: how many bundles there may be in `logdir`.
-      room: what bundles share with the training's checkpoints; None if there are none to be.
-      clock: seconds that only grow.
+      room: the disk space shared with the training's checkpoints; None if none are saved.
+      clock: a monotonic clock, in seconds.
 
     Attributes:
       capture: the `Capture`.
@@ -149,10 +153,10 @@ class Evidence:
         require_capture(True, max_bundles)
         self.capture = Capture(gate)
         self.fetch = self.capture.fetch
-        # For diagnosis and bundle, of all incidents: it takes as long as some steps.
+        # Diagnoses and bundles of all incidents share one export: it takes as long as some steps.
         self._export = ExportOnce(self.capture)
-        # Ranks that share their gradients have to decide the same, and the bad batch may be one's
-        # alone: so what this one finds does not decide.
+        # Ranks that share their gradients must decide alike, but only one may have the bad batch.
+        # So this rank's findings decide nothing.
         self._is_shared = bool(collectives_in(self.capture.ops, Writes(gate.bad.graph)))
         self._estimate = Estimate(self.capture)
         self._logdir = None if logdir is None else files.as_path(logdir)
@@ -165,7 +169,7 @@ class Evidence:
             _tidy_up(self._logdir)
 
     def keep_in(self, logdir: str) -> None:
-        """From now on writes bundles, where there was no logdir to write them to."""
+        """From now on writes bundles to `logdir`, unless there was a logdir before."""
         if self._logdir is None:
             self._logdir = files.as_path(logdir)
             _tidy_up(self._logdir)
@@ -181,26 +185,28 @@ class Evidence:
     ) -> Found:
         """Diagnoses the bad step that just ran.
 
-        Not where other ranks found it, which the reason says: there the cause is.
+        A step that only other ranks found bad is not examined here: the cause is on those ranks,
+        and the reason names them.
 
-        While the training goes on it waits for this, so the search for the cause takes no longer
-        than a second, or twenty steps. Where it would, only what the step drew is looked at.
+        A training that goes on waits for the search, so the search may take a second, or as long as
+        twenty steps. If it would take longer, only the values that the step drew are examined.
 
         Args:
           session: the session, with the variables as the bad step left them.
           incident: the `Incident`.
           labels: the labels of what the gate found to be bad.
-          decides: whether what is done depends on what is found. Then the step is examined in any
-            case. Else incidents are examined until there are as many bundles as there may be; then
-            the first of each kind, as many kinds as bundles, and the others cost nothing.
-          is_last: whether the training ends with it, so that the search may take its time.
+          decides: whether the policy depends on the diagnosis. Then the step is always examined.
+            Otherwise incidents are examined until there are `max_bundles` bundles; after that, the
+            first incident of each kind, for at most `max_bundles` kinds. In any other only what the
+            step drew is looked at.
+          is_last: whether the training ends with this incident; the search may then take its time.
           step_seconds: how long a step takes; 0 if that is not known.
         """
         with OWN_WORK:
             try:
                 values = self.capture.take(session)
                 fed = [t.name for t in self.capture.sources if t.op.type == 'Placeholder']
-                # A run that went past the hooks, or left out what some of it is computed from.
+                # The run bypassed the hooks, or fed a computed tensor, so its sources did not run.
                 if not values.keys() >= set(fed) or (self.capture.sources and not values):
                     return Found()
                 is_wanted = is_last or self._kinds.is_wanted(incident.reason, self._logdir)
@@ -218,11 +224,12 @@ class Evidence:
                 drew_finite=not bad and not self._is_shared,
                 bad_rows={'row %d of %s' % (row, name): name + rows[row] for row in rows},
             )
-            if not (is_wanted or decides):
-                return found
+            is_searched = is_wanted or decides
+            if not (is_searched or bad):
+                return found._replace(why_not=_NOT_EXAMINED % self._max_bundles)
             seconds = math.inf if is_last else seconds_for(step_seconds)
-            if not is_last and bad:
-                seconds = seconds_for(0.0)  # a glance tells as much, all but certainly
+            if not is_last and bad:  # the bad input is the cause, all but certainly
+                seconds = seconds_for(0.0) if is_searched else 0.0
             return self._diagnose(session, found, labels, seconds, incident.loss)
 
     def keep(
@@ -234,15 +241,15 @@ class Evidence:
         is_last: bool = True,
         history: Optional[History] = None,
     ) -> Found:
-        """Writes the bundle of a bad step that was examined, now that it is known what is done.
+        """Writes the bundle of an examined bad step, once the policy has decided.
 
         Args:
           session: the session, with the variables as the bad step left them.
           incident: the `Incident`.
           labels: the labels of what the gate found to be bad.
           found: what `examine` returned.
-          is_last: whether the training ends with it. Then it is searched in any case, as long as
-            that takes, and has a bundle.
+          is_last: whether the training ends with this incident. Then the step is searched, however
+            long that takes, and its bundle is written in any case.
           history: the last steps, for the bundle; None if they are not known.
         """
         values = found.values
@@ -282,14 +289,16 @@ class Evidence:
             if is_searched:
                 said = diagnose(session, self.capture, values, labels, self._export, loss)
             else:
-                why = _NO_SEARCH % (seconds, _NO_BUNDLE if self._logdir is None else _IN_BUNDLE)
+                why = _ENOUGH % self._max_bundles
+                if seconds:
+                    why = _NO_SEARCH % (seconds, _IN_BUNDLE if self._logdir else _NO_BUNDLE)
                 said = glance(self.capture, values, why)
         except Exception as error:
             self._say('the bad step could not be diagnosed', error)
             return found._replace(is_searched=True)  # it would fail again
         if self._is_shared:
             said = said._replace(kind='')
-        return found._replace(diagnosis=said, is_searched=is_searched)
+        return found._replace(diagnosis=said, is_searched=is_searched, why_not='')
 
     def _keep(self, write: Callable[..., str]) -> Optional[str]:
         """Writes a bundle if it can; returns its path."""
@@ -298,7 +307,7 @@ class Evidence:
         except NoRoomError as error:
             if self._no_room.is_due():
                 log().warning(
-                    'slimguard: no bundle is written: %s. Until there is room, incidents have '
+                    'no bundle is written: %s. Until there is room, incidents have '
                     'none; this is said once.',
                     error,
                 )
@@ -307,16 +316,14 @@ class Evidence:
         return None
 
     def close(self) -> None:
-        """Says how many lines were held back."""
+        """Logs how many lines were held back."""
         told = [(what, rate) for what, rate in self._failures.items() if rate.held_back]
         for what, rate in told:
-            log().error(
-                'slimguard: %s: %d more since the last of these lines', what, rate.held_back
-            )
+            log().error('%s: %d more since the last of these lines', what, rate.held_back)
             rate.held_back = 0
         if self._no_room.held_back:
             log().warning(
-                'slimguard: for lack of room %d incidents more have no bundle.',
+                'for lack of room %d incidents more have no bundle.',
                 self._no_room.held_back,
             )
             self._no_room.held_back = 0
@@ -336,32 +343,32 @@ def collect(
 ) -> None:
     """Adds the `Evidence` of a gate to `found`.
 
-    A graph beyond what we know is trained all the same; then a log line says that it has none.
-    Of what a thread runs there is none: a chief's gradients were taken, and nothing computes them
-    again; a batch that was drawn for summaries is gone.
+    If a graph cannot be captured, the training runs without `Evidence`, and a log line says so. A
+    gate whose ops a thread runs beside the steps has none: the gradients that a chief takes cannot
+    be computed again, and a batch that was drawn for summaries is gone.
     """
     if gate.is_beside:
         return
     try:
         found[gate] = Evidence(gate, logdir, max_bundles, room)
     except Exception as error:
-        log().warning('slimguard: nothing will be captured: %s', error)
+        log().warning('nothing will be captured: %s', error)
 
 
 def _is_elsewhere(gate: Gate, labels: Sequence[Label]) -> bool:
-    """Whether other ranks found what made the step bad, and this one nothing of its own."""
+    """Whether other ranks found the step bad, and this one found nothing of its own."""
     told = [label.name for label in labels if label.kind == 'rank']
     return bool(told) and name_of(gate.ranks.rank) not in told
 
 
 def _write_in(room: Room, write: Callable[..., str]) -> str:
-    """Writes a bundle where checkpoints need room too."""
+    """Writes a bundle if the next checkpoint still fits; no checkpoint is saved meanwhile."""
     with room.lock:
         return write(require_room=room.require)
 
 
 def _tidy_up(logdir: str) -> None:
-    """Removes what a process that was killed has left of a bundle."""
+    """Removes unfinished bundles of processes that were killed."""
     try:
         bundle.remove_abandoned(logdir)
     except Exception as error:
@@ -378,4 +385,4 @@ def require_capture(capture, max_bundles) -> None:
 
 
 def _log_failure(what: str, error: Exception, more: str = '') -> None:
-    log().error('slimguard: %s: %s: %s%s', what, type(error).__name__, error, more)
+    log().error('%s: %s: %s%s', what, type(error).__name__, error, more)

@@ -1,7 +1,7 @@
 """Explains a bad step, one function for each way in which it can be bad.
 
-A tensor is not finite; a norm overflows when it is squared; the loss is above its limit; or a
-variable overflows when it is updated.
+A tensor is not finite; a gradient overflows when it is squared; the loss or the gradient norm is
+above its limit; or a variable overflows when it is updated (:mod:`updates`).
 """
 
 import math
@@ -29,11 +29,11 @@ _NO_VALUE = np.array(np.nan, np.float32)  # stands for a tensor in a branch that
 
 
 def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> Diagnosis:
-    """Why the first of `tensors` is not finite, though none of what it was computed from is.
+    """Explains why the first of `tensors` is not finite, although its inputs are.
 
     Args:
       measured: the step.
-      tensors: that one, and others like it.
+      tensors: the tensors where non-finite numbers began, as `search.where_it_began` returns them.
     """
     tensor, *others = tensors
     step, op = measured.step, tensor.op
@@ -78,11 +78,13 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
         kind = policies.COMES_AGAIN
     elif kind == policies.COMES_AGAIN:
         more += '; it depends neither on the batch nor on the weights'
+    elif kind == policies.STATE:
+        more += '; it depends on the weights alone, and not on the batch'
     return told._replace(trouble=cause.sentence + more, kind=kind)
 
 
 def _kind(measured: MeasuredStep, tensor: tf.Tensor, cause: causes.Cause) -> str:
-    """What a policy may go by: an op made `tensor` non-finite of finite inputs."""
+    """The kind of the cause, for policies, if an op made `tensor` non-finite from finite inputs."""
     made_of = measured.made_of(tensor)
     if not made_of.floats:
         return policies.BATCH if made_of.draws else policies.COMES_AGAIN
@@ -90,12 +92,13 @@ def _kind(measured: MeasuredStep, tensor: tf.Tensor, cause: causes.Cause) -> str
         return policies.EXPLOSION
     overflow = policies.EXPLOSION if cause.is_overflow else ''
     if not made_of.draws:
-        return overflow
+        is_state = made_of.is_own and cause.is_known and not cause.is_overflow
+        return policies.STATE if is_state else overflow
     largest = max(
         [r.largest for r in map(measured.range_of, measured.inputs_of(tensor)) if r], default=0.0
     )
-    # With weights as they should be, a root or a logarithm may meet what it does not take.
-    # What an optimizer keeps from step to step is no matter of chance.
+    # With weights of normal size, a batch may by chance give a root or a logarithm an input outside
+    # its domain. An optimizer's slots last from step to step, so they are not bad by chance.
     is_chance = cause.is_known and not cause.is_overflow and largest < LARGE_WEIGHT
     is_chance = is_chance and not made_of.slots
     return policies.BATCH if is_chance or outlier(measured) else overflow
@@ -104,12 +107,12 @@ def _kind(measured: MeasuredStep, tensor: tf.Tensor, cause: causes.Cause) -> str
 def explain_sources(
     tensors: Sequence[tf.Tensor], value: np.ndarray, is_computed: bool
 ) -> Diagnosis:
-    """What a step drew is not finite, and nothing else was looked at.
+    """Explains a step of which only the sources were examined, and some are not finite.
 
     Args:
-      tensors: what is not finite.
-      value: of the first of them.
-      is_computed: whether that was computed of other floats, outside of the graph.
+      tensors: the sources that are not finite.
+      value: the value of the first.
+      is_computed: whether the first was computed from other floats, outside the graph.
     """
     tensor, *others = tensors
     told = Diagnosis(
@@ -131,11 +134,11 @@ def explain_sources(
 
 
 def explain_square(measured: MeasuredStep, name: str) -> Diagnosis:
-    """Explains a bad step in which gradients are finite, and their squares are not.
+    """Explains a bad step in which gradients are finite, but their squares are not.
 
     Args:
       measured: the step.
-      name: what one of them is called. The one that explains the step may be another.
+      name: the name of one such gradient. The explanation may name another.
     """
 
     def squared(tensor) -> float:
@@ -155,9 +158,9 @@ def explain_square(measured: MeasuredStep, name: str) -> Diagnosis:
 
 
 def explain_limit(measured: MeasuredStep, name: str) -> Diagnosis:
-    """The loss is above its limit; `name` is not needed."""
+    """Explains a loss above its limit; `name` is not used."""
     gate = measured.step.gate
-    assert gate.loss is not None and gate.limit is not None  # where there is that label
+    assert gate.loss is not None and gate.limit is not None  # a gate with this label has both
     fed = _fed(measured, gate.limit)
     limit = '' if fed is None else ' (%.6g)' % fed
     trouble = 'the loss is above its limit%s, and everything is finite' % limit
@@ -165,9 +168,9 @@ def explain_limit(measured: MeasuredStep, name: str) -> Diagnosis:
 
 
 def explain_norm(measured: MeasuredStep, name: str) -> Diagnosis:
-    """The gradients together are above the limit of their norm, which is called `name`."""
+    """Explains a norm of all gradients, called `name`, that is above its limit."""
     gate = measured.step.gate
-    assert gate.norm_limit is not None  # where there is that label
+    assert gate.norm_limit is not None  # a gate with this label has it
     fed = _fed(measured, gate.norm_limit)
     limit = '' if fed is None else ' (%.6g)' % math.sqrt(2 * fed)
     trouble = 'the %s is above its limit%s, and everything is finite' % (name, limit)
@@ -183,7 +186,7 @@ def explain_norm(measured: MeasuredStep, name: str) -> Diagnosis:
 
 
 def _too_large(measured: MeasuredStep, tensor: tf.Tensor, trouble: str) -> Diagnosis:
-    """Everything is finite, and `tensor` is too large: as the weights are, or a row of the data."""
+    """Explains a finite `tensor` that is too large: by large weights, else by rows of the batch."""
     weights = large_weights(measured)
     far = '' if weights else outlier(measured)
     kind = policies.BATCH if far else policies.EXPLOSION
@@ -230,10 +233,10 @@ def _explain_source(
 def _explain_computed(
     measured: MeasuredStep, told: Diagnosis, given: Sequence[tf.Tensor]
 ) -> Diagnosis:
-    """What an op made outside of the graph: another process, or Python; what it took is finite."""
+    """Explains a bad value that another process, or Python, made from finite inputs (`given`)."""
     assert told.output is not None and told.non_finite is not None
     inputs = tuple(Input(measured.step.name_of(t), measured.range_of(t)) for t in given)
-    trouble = '%s returned %s of finite inputs' % (told.op_type, _what(told.output))
+    trouble = '%s returned %s from finite inputs' % (told.op_type, _what(told.output))
     if is_collective(told.op_type or ''):
         trouble += ': it is another process whose values are not finite'
     if told.op_type in graphs.CALLS:
@@ -243,7 +246,7 @@ def _explain_computed(
 
 
 def _written(is_given_finite: bool) -> str:
-    """What is said of a value that the step wrote and reads again."""
+    """The sentence about a value that the step wrote and reads again."""
     told = 'the step wrote it, and reads it again'
     if not is_given_finite:
         return told + '; what it was given was not looked at'
@@ -291,7 +294,7 @@ def _is_norm(root: tf.Operation) -> bool:
 
 
 def _in_rows(measured: MeasuredStep, told: Diagnosis) -> str:
-    """Which rows of the batch are bad in the output; '' if it has no rows of the batch, or all."""
+    """The bad rows of the output, in words; '' if all are bad, or if they are not the batch's."""
     found, output = told.non_finite, told.output
     if found is None or output is None or not found.rows or not output.shape:
         return ''
@@ -302,7 +305,7 @@ def _in_rows(measured: MeasuredStep, told: Diagnosis) -> str:
 
 
 def _gradient_name(step: Step, tensor: tf.Tensor) -> str:
-    """What a gate calls a gradient; empty if no optimizer takes it as it is."""
+    """The gate's name of a gradient; '' if no optimizer takes this very tensor."""
     writes = graphs.Writes(step.graph)
     for op in filter(graphs.is_apply, step.ours):
         if any(key(value.tensor) == key(tensor) for value in graphs.values_of(op)):

@@ -1,4 +1,4 @@
-"""What may be at fault inside of a loop or a function, whose ops nobody can fetch."""
+"""Names the ops inside a loop or a function, where nothing can be fetched, that may be at fault."""
 
 from typing import List, Sequence
 
@@ -12,9 +12,9 @@ _MOST_NAMED = 5
 
 
 def explain_inside(step: Step, op) -> str:
-    """The sentence about an op that is a loop's or calls a function; empty if it does neither.
+    """The sentence about an op that ends a loop or calls a function; '' if it does neither.
 
-    Of what is inside, only those ops are named that work on floats and can make NaN or Inf.
+    It names only the inner ops that work on floats and can make NaN or Inf.
     """
     op = _filled_by(op)
     loop = step.flow.loop_left_by(op)

@@ -1,4 +1,4 @@
-"""Finds what is far larger than it should be: rows of the batch, and weights."""
+"""Finds rows of the batch, and weights, that are far larger than they should be."""
 
 from typing import Sequence, Tuple
 
@@ -9,9 +9,9 @@ from slimguard.diagnosis.measured_step import MeasuredStep
 from slimguard.diagnosis.ranges import numbers
 from slimguard.system import texts
 
-# Training makes weights as large as that only as it runs away.
+# Weights grow this large only in a training that diverges.
 LARGE_WEIGHT = 1e6
-# So many times as large as the median of the rows is far.
+# A row is far larger than others if it is this many times as large as their median.
 _FAR = 1e4
 
 
@@ -34,7 +34,7 @@ def outlier(measured: MeasuredStep) -> str:
 
 
 def large_weights(measured: MeasuredStep) -> str:
-    """The largest weight in words, if training makes none so large; else ''."""
+    """The largest weight, in words; '' if it is of normal size."""
     largest, name = _largest_weight(measured)
     if largest < LARGE_WEIGHT:
         return ''

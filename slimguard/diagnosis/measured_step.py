@@ -14,14 +14,14 @@ from slimguard.diagnosis.rerun import Step
 from slimguard.diagnosis.step_ops import gate_roots
 from slimguard.graph import key
 
-# Hand their first input on, in another shape or none: its range is theirs.
+# Ops that pass on the numbers of their first input, in another shape or none: the range stays.
 SAME_NUMBERS = frozenset(
     'Identity Reshape Squeeze ExpandDims StopGradient PreventGradient Snapshot CheckNumerics '
     'CheckNumericsV2'.split()
 )
 
-# By the op of a TensorArray the output that is its flow: a float that stands for no number, but for
-# all that was written to the array before.
+# By TensorArray op, the index of the output that is its flow: a float that is no number of the
+# step, but stands for all earlier writes to the array.
 _FLOWS = {
     'TensorArrayV3': 1,
     'TensorArrayGradV3': 1,
@@ -31,7 +31,7 @@ _FLOWS = {
     'TensorArraySplitV3': 0,
 }
 _LARGE = 100.0  # less than that overflows in no dtype by itself
-# Have a state, and draw nothing.
+# Stateful ops that draw nothing.
 _NO_DRAWS = graphs.VARIABLES | graphs.READS | frozenset('CheckNumerics CheckNumericsV2'.split())
 _ASSIGNS = frozenset('Assign AssignVariableOp'.split())
 _COPIES = SAME_NUMBERS | graphs.VARIABLES | graphs.READS
@@ -44,26 +44,29 @@ class MadeOf(NamedTuple):
 
     Attributes:
       draws: whether from anything that the step drew.
-      floats: whether from a float variable: a weight, a moving average, a slot; not from one that
-        only counts steps.
-      slots: whether from one that the loss is not made of, or from what the step wrote to any.
+      floats: whether from a float variable: a weight, a moving average, a slot, but no counter.
+      slots: whether from a float variable that the loss does not need, or from a value that the
+        step wrote to a variable.
+      is_own: whether from nothing but float variables that the step writes.
     """
 
     draws: bool
     floats: bool
     slots: bool
+    is_own: bool
 
 
 class _Behind(NamedTuple):
-    """What is behind a tensor: whether anything drawn, which float variables, a written value."""
+    """What a tensor depends on: drawn values, float variables, values that the step wrote."""
 
     draws: bool
-    variables: Set[tf.Operation]
+    all_variables: Set[tf.Operation]
+    variables: Set[tf.Operation]  # those that are floats
     is_written: bool
 
 
 class MeasuredStep:
-    """A step, run once, with what is known of its tensors.
+    """A step that was run once, with the ranges of its tensors.
 
     Args:
       step: the `Step` to run.
@@ -84,6 +87,7 @@ class MeasuredStep:
         for chunk in step.in_chunks(t for op in step.ops for t in self._to_fetch(op)):
             self._measure(chunk)
         self._hand_on()
+        self._written = self._find_written()
         self._counters = self._find_counters()
 
     def range_of(self, tensor: tf.Tensor) -> Optional[Range]:
@@ -99,11 +103,11 @@ class MeasuredStep:
         return self.phases.get(op, 'forward')
 
     def number_of(self, op: tf.Operation) -> int:
-        """Where in the order of the step an op runs."""
+        """The position of an op in the order of the step."""
         return self._order.get(op, 0)
 
     def inputs_of(self, tensor: tf.Tensor) -> List[tf.Tensor]:
-        """The inputs of a tensor's op; for one that could not be measured, what it needs."""
+        """The inputs of a tensor's op; in place of an input that was not measured, its inputs."""
         found = []
         seen = set()
         is_fed = self.step.is_fed(tensor)
@@ -121,12 +125,12 @@ class MeasuredStep:
 
     @property
     def batch_size(self) -> Optional[int]:
-        """The first dimension of most of what the step drew; None if nothing of it has any."""
+        """The most frequent first dimension of the drawn values; None if all are scalars."""
         sizes = [np.shape(v)[0] for t, v in self._drawn() if np.ndim(v)]
         return collections.Counter(sizes).most_common(1)[0][0] if sizes else None
 
     def data(self) -> Iterator[tf.Tensor]:
-        """The batch, as far as no weight has touched it: what has large numbers in its rows."""
+        """Yields tensors of the batch that depend on no weight and hold large numbers."""
         tensors = [t for t, _ in self._drawn()]
         tensors += [t for op in self.step.ops for t in op.outputs]
         for tensor in tensors:
@@ -139,7 +143,7 @@ class MeasuredStep:
                 yield tensor
 
     def _drawn(self) -> Iterator[Tuple[tf.Tensor, np.ndarray]]:
-        """What came from outside, or by chance."""
+        """The fed tensors that came from outside or by chance, with their values."""
         for tensor, value in self.step.feed.items():
             is_ours = tensor.op.name.startswith(graphs.OURS)  # a limit of the gate
             if not is_ours and is_from_outside(self.step.type_of(tensor.op)):
@@ -149,7 +153,7 @@ class MeasuredStep:
         return tensor.op not in self.fixed and not self.made_of(tensor).floats
 
     def chosen_by(self, tensor: tf.Tensor) -> List[tf.Tensor]:
-        """The bad float tensors behind what a tensor's op takes that is no float: a condition."""
+        """The bad float tensors from which non-float inputs, such as a condition, were computed."""
         if self.step.is_fed(tensor):
             return []
         found, seen = [], set()
@@ -173,8 +177,9 @@ class MeasuredStep:
         """What a tensor is computed from."""
         behind = self._behind(tensor)
         floats = behind.variables - self._counters
+        is_own = behind.all_variables <= self._written.keys() and not behind.draws
         slots = any(self.phases.get(each) == 'update' for each in floats)
-        return MadeOf(behind.draws, bool(floats), slots or behind.is_written)
+        return MadeOf(behind.draws, bool(floats), slots or behind.is_written, is_own)
 
     def _behind(self, tensor: tf.Tensor) -> _Behind:
         step = self.step
@@ -186,23 +191,29 @@ class MeasuredStep:
         variables = {op for op in ops if op.type in graphs.VARIABLES}
         return _Behind(
             draws,
+            variables,
             {each for each in variables if graphs.dtype_of(each).is_floating},
             any(is_written_value(step.type_of(t.op)) for t in fed),
         )
 
-    def _find_counters(self) -> Set[tf.Operation]:
-        """The float variables to which a step writes nothing but what follows from them alone.
-
-        None where it writes no other: then they are what it is for.
-        """
+    def _find_written(self) -> Dict[tf.Operation, List[_Behind]]:
+        """By variable that a step writes, what is behind each value that it writes."""
         writes = graphs.Writes(self.step.graph)
         written: Dict[tf.Operation, List[_Behind]] = {}
         for op in graphs.ancestors(gate_roots(self.step.gate)):
             values = [value.tensor for value in graphs.values_of(op)]
             if op.type in _ASSIGNS and all(map(_is_copy, values)):
-                continue  # it is put back, or read or copied from another
+                continue  # the variable is restored, or copied from another
             for variable in writes.variables(op):
                 written.setdefault(variable, []).extend(map(self._behind, values))
+        return written
+
+    def _find_counters(self) -> Set[tf.Operation]:
+        """The float variables whose new values depend only on such variables, as a counter's do.
+
+        Empty if the step writes no other variables: then these are what it trains.
+        """
+        written = self._written
         counters = {v for v, behind in written.items() if not any(each.draws for each in behind)}
         while True:
             others = {v for v in counters if any(each.variables - counters for each in written[v])}
@@ -238,7 +249,7 @@ class MeasuredStep:
                 self._ranges[key(tensor)] = measure(value, tensor.dtype.base_dtype.name)
 
     def _hand_on(self) -> None:
-        """Gives those that hand numbers on the range of their input."""
+        """Gives the ops that pass numbers on the range of their input."""
         for op in self.step.ops:
             if op.type in SAME_NUMBERS and key(op.outputs[0]) not in self._ranges:
                 found = self.range_of(op.inputs[0])
@@ -261,11 +272,11 @@ class MeasuredStep:
         ]
 
     def _is_end(self, tensor) -> bool:
-        """Whether a way back from an op ends at `tensor`: it was measured, or holds no floats."""
+        """Whether a walk back ends at `tensor`: it was measured, or holds no floats."""
         if self.range_of(tensor) is not None or self.step.is_fed(tensor):
             return True
         hides_floats = tensor.dtype.base_dtype in (tf.resource, tf.variant)
-        return not (graphs.is_float(tensor) or hides_floats)  # a flow does, and is a float
+        return not (graphs.is_float(tensor) or hides_floats)  # a flow, too, is a float
 
     def _row(self, tensor, phase: str) -> Row:
         name = self.step.name_of(tensor)
@@ -274,7 +285,7 @@ class MeasuredStep:
 
 
 def _taken_by(op: tf.Operation) -> List[tf.Tensor]:
-    """The inputs of an op; of one that pops a stack, what is pushed there, as loops do."""
+    """The inputs of an op; for a pop from a loop's stack, the values that are pushed there."""
     if op.type != 'StackPopV2':
         return list(op.inputs)
     stack = op.inputs[0].op
@@ -321,7 +332,7 @@ def _phases_of(step: Step) -> Dict[tf.Operation, str]:
 
 
 def _fixed_ops(step: Step) -> Set[tf.Operation]:
-    """Ops that are the same in every step, for they need no variable and nothing drawn."""
+    """Ops that are the same in every step, since they need no variable and nothing drawn."""
     fixed: Set[tf.Operation] = set()
     for op in step.ops:
         if op.type in graphs.VARIABLES or any(step.is_fed(t) for t in op.outputs):

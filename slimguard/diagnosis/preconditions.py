@@ -1,6 +1,7 @@
-"""Which of the values that an op was given break what it asks of them; `causes` has the table.
+"""Preconditions of ops: functions that find the input values that break one.
 
-Each takes a culprit and its inputs, in order, or makes a function that does.
+`causes` has the table. Each function takes a culprit and its inputs, in order, or returns a
+function that does.
 """
 
 from typing import Callable, NamedTuple, Optional, Sequence, Union
@@ -9,13 +10,13 @@ import numpy as np
 
 
 class Culprit(NamedTuple):
-    """An op that returned something non-finite, as far as the rules ask.
+    """An op that returned something non-finite: the properties that rules use.
 
     Attributes:
       op_type: the op's type, such as 'Log'.
       forward_type: the type of the op whose gradient it computes; empty if it computes none.
-      inputs: what it was given, in order; None for what could not be measured.
-      output: what it returned.
+      inputs: the values of its inputs, in order; None for one that could not be measured.
+      output: the value that it returned.
       dtype: the name of the output's dtype.
       is_norm: whether it computes the gradient of the root of a sum.
     """
@@ -28,7 +29,8 @@ class Culprit(NamedTuple):
     is_norm: bool = False
 
 
-# What a rule gives: which values break the precondition; or a whole sentence, where it counts none.
+# A mask of the values that break the precondition; a whole sentence if there is nothing to count;
+# None if nothing breaks it.
 Broken = Union[np.ndarray, str, None]
 
 _LARGEST = {
@@ -44,7 +46,7 @@ def largest_of(dtype: str) -> float:
     return _LARGEST.get(dtype, float(np.finfo(np.float32).max))
 
 
-# Rows of nothing but -Inf, as a mask makes them that hides all of a row.
+# Rows of nothing but -Inf: a mask that hides a whole row makes them.
 
 
 def rows_of_minus_inf(culprit: Culprit, logits: np.ndarray, *_) -> Broken:
@@ -85,7 +87,7 @@ def labels_hidden(culprit: Culprit, logits: np.ndarray, labels: np.ndarray) -> B
 
 
 def does_not_fit(culprit: Culprit, _, indices, labels, lengths) -> Broken:
-    """A label needs a frame for each of its symbols, and one between two that are the same."""
+    """A label needs a frame for each symbol, and one more between two equal symbols."""
     lengths = np.ravel(lengths)
     for row, frames in enumerate(lengths):
         symbols = np.ravel(labels)[np.asarray(indices)[:, 0] == row]
@@ -105,8 +107,8 @@ def is_empty(what: str) -> Callable[..., Broken]:
     return lambda culprit, x, *_: '%s of an empty tensor' % what if x.size == 0 else None
 
 
-# Overflows. What is compared with the end of the dtype is as large as the result can be; a result
-# that is not finite then was too large, as sums and products are made in no other way.
+# Overflows. The largest number that the result can be is compared with the end of the dtype. If it
+# is beyond, a non-finite result was too large: finite sums and products go wrong in no other way.
 
 
 def overflow(size: Callable[..., float], what: str = '') -> Callable[..., Broken]:

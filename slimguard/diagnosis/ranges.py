@@ -1,4 +1,4 @@
-"""What there is to say about an array of numbers in a line: its range, and what is not finite."""
+"""Describes an array of numbers in a line: its range, and its non-finite values."""
 
 import hashlib
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
@@ -54,7 +54,7 @@ class Range(NamedTuple):
 
 
 def numbers(value: np.ndarray) -> np.ndarray:
-    """The same numbers in a dtype that numpy can compare: bfloat16 and the like are not."""
+    """The same numbers in a dtype that numpy can compare, unlike bfloat16."""
     value = np.asarray(value)
     return value if value.dtype.kind in FLOATS_OF_NUMPY else value.astype(np.float32)
 
@@ -105,13 +105,13 @@ def find_non_finite(value: np.ndarray, most: int = 20) -> NonFinite:
 
 
 def bad_row_digests(value: np.ndarray, most: int = 20) -> Dict[int, str]:
-    """What tells a bad row of a batch from others: a digest of its bytes, by its index.
+    """Digests of the bytes of a batch's bad rows, by index, to know a row when it comes again.
 
-    A row that holds no two finite numbers that differ could be of any sample, and is left out.
+    A row without two different finite numbers could be of any sample, and is left out.
 
     Args:
       value: an array, with a row for each sample.
-      most: how many bad rows are looked at.
+      most: how many bad rows are examined.
     """
     value, digests = np.asarray(value), {}
     if value.ndim > 1:
@@ -123,9 +123,9 @@ def bad_row_digests(value: np.ndarray, most: int = 20) -> Dict[int, str]:
 
 
 def bad_shares(value: np.ndarray) -> Tuple[float, float]:
-    """Which share of an array's rows is not finite, and which of its values.
+    """The share of an array's rows that is not finite, and the share of its values.
 
-    What a script computes from a bad value is bad in as much of it, or more.
+    An array that a script computes from a bad one has shares that are at least as large.
     """
     value = np.asarray(value)
     found = find_non_finite(value, most=0)

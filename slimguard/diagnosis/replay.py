@@ -37,11 +37,11 @@ For example: session.run(gate.loss, feed)"""
 
 
 class Replay(NamedTuple):
-    """What came of running a step again.
+    """The result of running a step again.
 
     Attributes:
-      labels: what the gate found to be bad this time; empty if nothing was.
-      diagnosis: what made it bad.
+      labels: what the gate found to be bad this time; empty if it found nothing.
+      diagnosis: what made the step bad.
     """
 
     labels: List[Label]
@@ -53,9 +53,9 @@ class Replay(NamedTuple):
 
 
 def main(path: files.Path, shell: bool = False, without: Optional[int] = None) -> int:
-    """Replays a bundle and prints what was found; of a log directory, lists the bundles.
+    """Replays a bundle and prints the result; for a log directory, lists its bundles.
 
-    Nothing is raised but KeyboardInterrupt, and SystemExit from the prompt.
+    Raises nothing but KeyboardInterrupt, and SystemExit from the prompt.
 
     Args:
       path: the folder of the bundle, or a log directory, on any file system of `tf.io.gfile`.
@@ -63,8 +63,8 @@ def main(path: files.Path, shell: bool = False, without: Optional[int] = None) -
       without: a row of the batch to leave out for a second run.
 
     Returns:
-      The exit code: 0 if the failure came back, 1 if it did not, 2 if nothing was run to its end:
-      the bundle is damaged or cannot run here, or there is one to be chosen first.
+      The exit code: 0 if the failure came back, 1 if it did not, 2 if no replay came to its end:
+      the bundle is damaged or cannot run here, or `path` is no bundle.
     """
     try:
         folder = files.as_path(path, 'bundle')
@@ -88,10 +88,9 @@ def _complain(path: files.Path, what: str) -> None:
 
 
 def _say(text: str, stream=None) -> None:
-    """Prints lines that a bundle or a library says.
+    """Prints text of a bundle or a library.
 
-    Unlike a sentence of `terminal`, they stay lines; and a reader who has gone changes nothing of
-    what the replay comes to.
+    Unlike `terminal.say` it keeps the line breaks, and a closed pipe leaves the exit code as it is.
     """
     stream = stream or sys.stdout
     if stream is None:  # the process was started with it closed
@@ -104,7 +103,7 @@ def _say(text: str, stream=None) -> None:
 
 
 def _discard(stream) -> None:
-    """Sends what is still to be written nowhere; Python would complain of it when it exits."""
+    """Points a closed stream to /dev/null, or Python would complain of it when it exits."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
@@ -156,21 +155,22 @@ def _main(bundle: Bundle, shell: bool, without: Optional[int]) -> int:
     with StepCopy(bundle.exported, bundle.variables) as copy:
         _say('%s, made with TensorFlow %s' % (bundle.path, bundle.versions.get('tensorflow')))
         found = replay(copy, bundle.values, _loss_of(bundle))
-        _say(describe(found, bundle.incident))
-        if fewer is not None:
-            _say(_describe_fewer(copy, bundle, fewer))
+        if fewer is None:
+            _say(describe(found, bundle.incident))
+        else:
+            _say(_describe_fewer(copy, bundle, fewer, found))
         if shell:
             _open_shell(copy, bundle, found.diagnosis)
     return 0 if found.came_back else 1
 
 
 def replay(copy: StepCopy, values: Dict[str, np.ndarray], loss: Optional[float] = None) -> Replay:
-    """Runs the step again, gate and all, and looks for what makes it bad.
+    """Runs the step again, gate and all, and searches for what makes it bad.
 
     Args:
       copy: the step.
       values: what it drew.
-      loss: what its loss was in the training; None if that is not known, or it drew other values.
+      loss: its loss in the training; None if that is not known, or if `values` are others.
     """
     labels = copy.decide(values)
     return Replay(labels, diagnose_step(copy.step(values), labels, loss))
@@ -183,11 +183,11 @@ def _loss_of(bundle: Bundle) -> Optional[float]:
 
 
 def describe(found: Replay, incident: Dict[str, Any]) -> str:
-    """What came of it, in a few lines.
+    """The result of a replay, in a few lines.
 
     Args:
-      found: what came of it.
-      incident: the fields of the `Incident` that the step was.
+      found: the result.
+      incident: the fields of the step's `Incident`.
     """
     if not found.came_back:
         lines = ['The failure did not come back: run again, the step is finite.']
@@ -198,14 +198,14 @@ def describe(found: Replay, incident: Dict[str, Any]) -> str:
 
 
 def _reason_of(labels: List[Label], incident: Dict[str, Any], is_same: bool = True) -> str:
-    """What was bad about a step, in words.
+    """The reason why a step is bad, in words.
 
-    Only the training knows what a limit was made of: a multiple of a median, or `max_loss`.
+    Only the incident tells where a limit came from: a multiple of a median, or `max_loss`.
 
     Args:
       labels: what was bad.
       incident: the fields of the `Incident`.
-      is_same: whether it is the step of that.
+      is_same: whether the step drew the same values as in the incident.
     """
     said = incident.get('reason')
     said = said if isinstance(said, str) else ''
@@ -227,14 +227,14 @@ class Fewer(NamedTuple):
 
     row: int
     values: Dict[str, np.ndarray]
-    replaced_by: Optional[int]  # the row that stands in its place, where a row cannot be taken out
+    replaced_by: Optional[int]  # the row copied in its place, if no row can be taken out
 
 
 def leave_out(bundle: Bundle, row: int) -> Fewer:
     """What the step drew, without a row of the batch.
 
-    Arrays are of the batch if their first dimension is the batch's. Where the graph was built for
-    batches of one size, the row is overwritten with another that is finite.
+    An array belongs to the batch if its first dimension is the batch's. If the graph was built for
+    batches of one size, a copy of another row, if possible a finite one, replaces the row.
 
     Raises:
       BundleError: if there is no such row, or no other.
@@ -268,7 +268,7 @@ def _overwrite(bundle: Bundle, batch: Dict[str, np.ndarray], row: int) -> Fewer:
 
 
 def _batch_size(bundle: Bundle) -> Optional[int]:
-    """The first dimension of what is bad; else the one that most arrays have, random ones last."""
+    """The first dimension of the bad arrays; else that of most arrays; random ones count least."""
     sources = bundle.exported.names['sources']
     sizes: Dict[int, float] = {}
     for name, value in bundle.values.items():
@@ -305,26 +305,47 @@ def _may_shrink(bundle: Bundle, name: str) -> bool:
     return shape.rank is None or shape.as_list()[0] is None
 
 
-def _describe_fewer(copy: StepCopy, bundle: Bundle, fewer: Fewer) -> str:
+def _describe_fewer(copy: StepCopy, bundle: Bundle, fewer: Fewer, whole: Replay) -> str:
+    """What leaving out a row has changed, and where to see all of the rest.
+
+    Args:
+      copy: the step.
+      bundle: its bundle.
+      fewer: what it drew, without the row.
+      whole: what came of the step with the row.
+    """
     try:
         found = replay(copy, fewer.values)
     except tf.errors.InvalidArgumentError:
         if fewer.replaced_by is not None:
             raise
-        # Somewhere inside, the graph counts on the size of the batch after all.
+        # An op inside the graph relies on the size of the batch, though no placeholder does.
         rows = _batch_size(bundle)
         batch = {n: v for n, v in bundle.values.items() if np.ndim(v) and len(v) == rows}
         fewer = _overwrite(bundle, batch, fewer.row)
         found = replay(copy, fewer.values)
+    incident = bundle.incident
     how = 'Without row %d' % fewer.row
     if fewer.replaced_by is not None:
         how += ' (a copy of row %d in its place, as the graph is made for batches of this size)' % (
             fewer.replaced_by
         )
+    how += ' the step is %s' % ('still bad: ' if found.came_back else 'clean.')
+    return '\n'.join(
+        [
+            how + (_in_short(found, incident, is_same=False) if found.came_back else ''),
+            'With it: ' + _in_short(whole, incident),
+            'The whole diagnosis: python -m slimguard replay ' + shlex.quote(bundle.path),
+        ]
+    )
+
+
+def _in_short(found: Replay, incident: Dict[str, Any], is_same: bool = True) -> str:
+    """What came of it, in a line."""
     if not found.came_back:
-        return how + ' the step is clean.'
-    reason = _reason_of(found.labels, bundle.incident, is_same=False)
-    return '%s the step is still bad: %s\n%s' % (how, reason, found.diagnosis)
+        return 'the failure did not come back; run again, the step is finite'
+    reason = _reason_of(found.labels, incident, is_same)
+    return '; '.join(filter(None, [reason, found.diagnosis.in_short]))
 
 
 def _open_shell(copy: StepCopy, bundle: Bundle, diagnosis: Diagnosis) -> None:

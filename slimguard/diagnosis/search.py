@@ -1,11 +1,11 @@
 """Finds where in a step non-finite numbers began.
 
-The search walks back from bad tensors, along what is not finite, to an op whose output is not
-finite and whose inputs are; or to a source, a variable or a constant, which have no inputs.
+The search walks back from bad tensors, along non-finite ones, to an op with a non-finite output and
+finite inputs; or to a source, a variable or a constant, which have no inputs.
 
-A constant was the same in all the good steps. So where the way ends at one, something else decided:
-the condition by which it was chosen, if that was computed from a bad tensor; or the op that made
-a NaN of its Inf, such as a softmax of nothing but a mask.
+A constant was the same in all good steps. So if the walk ends at one, something else is the cause:
+the condition that selected the constant, if it was computed from a bad tensor; or the op that made
+a NaN of the constant's Inf, such as a softmax of nothing but a mask.
 """
 
 from typing import Any, List, Sequence, Tuple
@@ -21,7 +21,7 @@ _PHASES = ('forward', 'backward', 'update')
 
 
 def where_it_began(measured: MeasuredStep, bad: Sequence[tf.Tensor]) -> List[tf.Tensor]:
-    """The tensors that made `bad` non-finite, each for itself; the first of the step first."""
+    """The tensors where the non-finite numbers in `bad` began; the first of the step first."""
     beginnings = _walk_back(measured, bad, stops=False)
     if any(_may_be_meant(measured, tensor) for tensor in beginnings):
         beginnings = _walk_back(measured, bad, stops=True)
@@ -29,7 +29,7 @@ def where_it_began(measured: MeasuredStep, bad: Sequence[tf.Tensor]) -> List[tf.
 
 
 def _walk_back(measured: MeasuredStep, bad: Sequence[tf.Tensor], stops: bool) -> List[tf.Tensor]:
-    """Where the ways back end. `stops` says whether they do at what makes a NaN of a mask."""
+    """Where the walks back end. With `stops` they also end at an op that makes a NaN of a mask."""
     beginnings = []
     seen = set()
     waiting = list(bad)
@@ -52,7 +52,7 @@ def _walk_back(measured: MeasuredStep, bad: Sequence[tf.Tensor], stops: bool) ->
 def _makes_nan_of_mask(
     measured: MeasuredStep, tensor: tf.Tensor, before: Sequence[tf.Tensor]
 ) -> bool:
-    """Whether an op made a NaN of an Inf that is meant to be there."""
+    """Whether an op made a NaN of an intended Inf."""
     ranges = [measured.range_of(t) for t in before]
     made = measured.range_of(tensor)
     if made is None or not made.nan or any(r is None or r.nan for r in ranges):
@@ -68,9 +68,9 @@ def _may_be_meant(measured: MeasuredStep, tensor: tf.Tensor) -> bool:
 
 def _rank(measured: MeasuredStep, tensor: tf.Tensor) -> Tuple[Any, ...]:
     if measured.step.is_fed(tensor):
-        # By the names that they had: a copy of the step has a placeholder for each.
+        # By the sources' own names: a copy of the step has a placeholder for each.
         name, _, index = measured.step.name_of(tensor).rpartition(':')
-        # What came from outside is the first.
+        # Values from outside come first.
         is_written = is_written_value(measured.step.type_of(tensor.op))
         shares = measured.shares_of(tensor)
         return (False, -1, int(is_written), *shares, name, int(index))

@@ -1,4 +1,4 @@
-"""Which ops make up a step: from its gate back to all that it needs."""
+"""Which ops make up a step: its gate, and all that it needs."""
 
 from typing import Any, List, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -10,7 +10,7 @@ from slimguard.graph import key, op_of
 
 
 class GateCopy(NamedTuple):
-    """What a gate's attributes are in another graph; see `slimguard.gate.Gate`."""
+    """The attributes of a gate in another graph; see `slimguard.gate.Gate`."""
 
     train_op: Any
     loss: Optional[tf.Tensor]
@@ -26,7 +26,7 @@ AnyGate = Union[Gate, GateCopy]
 
 
 def gate_roots(gate: AnyGate) -> List[tf.Operation]:
-    """The ops that make up a gate's step with all they need."""
+    """The ops at the end of a gate's step: with all they need, they make up the step."""
     return [op_of(gate.train_op), gate.written.op, gate.bad.op]
 
 

@@ -1,7 +1,7 @@
-"""Explains an update that is not finite although all that it takes is.
+"""Explains an update that is not finite although all its inputs are.
 
-It is run again in a graph of its own, with other arguments, to find out what would have been
-finite: a smaller learning rate, or an argument that its dtype does not round to 0 or 1.
+The update is run again in a graph of its own, with other arguments, to find out what would have
+helped: a smaller learning rate, or an argument that its dtype does not round to 0 or 1.
 """
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -24,12 +24,12 @@ _SMALLER = 1e-6  # times the rate
 
 
 class _Rounded(NamedTuple):
-    """An argument of an optimizer that a dtype may round to a number that makes no update finite.
+    """An optimizer's argument that a dtype may round to a number with which no update is finite.
 
     Attributes:
-      names: how kernels call it, and what is computed from it and rounded with it.
-      to: that number.
-      tried: what may work, in this order.
+      names: its name in kernels, and those of inputs that are computed from it and rounded too.
+      to: the rounded number.
+      tried: numbers that may work, in this order.
     """
 
     names: Tuple[str, ...]
@@ -46,7 +46,7 @@ class WouldHelp(NamedTuple):
 
     Attributes:
       smaller_rate: whether a smaller learning rate would.
-      argument: what is said of an argument that is the cause; '' if none is.
+      argument: the sentence about an argument that is the cause; '' if none is.
     """
 
     smaller_rate: bool = False
@@ -54,7 +54,7 @@ class WouldHelp(NamedTuple):
 
 
 def _what_would_help(step: Step, kernel: tf.Operation) -> WouldHelp:
-    """Tries what would have made an update finite; nothing if it cannot be run again.
+    """Finds out what would have made an update finite; nothing if it cannot be run again.
 
     Args:
       step: the step, whose variables are as they were before it.
@@ -90,12 +90,12 @@ def _rounded_in_words(argument: _Rounded, dtype: str, value: float) -> str:
 
 
 def _inputs_of(step: Step, kernel: tf.Operation) -> Optional[Dict[int, np.ndarray]]:
-    """What a kernel took, by input: for a variable, its value."""
+    """The values of a kernel's inputs, and of its variables, by index. None if one is unknown."""
     reads: List[Optional[tf.Tensor]] = []
     for tensor in kernel.inputs:
         if graphs.is_reference(tensor) or tensor.dtype == tf.resource:
             reads.append(_read(graphs.variable_behind(tensor)))
-        else:  # another of ours waits for the gate
+        else:  # any other op of ours waits for the gate
             tensor = _without_factor(tensor)
             reads.append(None if tensor.op.name.startswith(graphs.OURS) else tensor)
     known = [t for t in reads if t is not None]
@@ -108,7 +108,7 @@ def _inputs_of(step: Step, kernel: tf.Operation) -> Optional[Dict[int, np.ndarra
 
 
 def _without_factor(tensor: tf.Tensor) -> tf.Tensor:
-    """What a learning rate was before a factor of ours was multiplied into it."""
+    """The learning rate before it was multiplied by a factor of ours."""
     is_scaled = tensor.op.name.startswith(graphs.OURS) and tensor.op.type == 'Mul'
     return tensor.op.inputs[0] if is_scaled else tensor
 
@@ -126,7 +126,7 @@ def _read(variable: Optional[tf.Operation]) -> Optional[tf.Tensor]:
 
 
 def _is_finite(kernel: tf.Operation, given: Dict[int, np.ndarray]) -> bool:
-    """Whether the kernel leaves finite variables, given what it takes."""
+    """Whether the kernel leaves its variables finite if it is given these inputs."""
     with tf.Graph().as_default() as graph:
         inputs, variables = [], []
         for index, tensor in enumerate(kernel.inputs):
@@ -152,7 +152,7 @@ def _is_finite(kernel: tf.Operation, given: Dict[int, np.ndarray]) -> bool:
 
 
 def explain_update(measured: MeasuredStep, name: str) -> Diagnosis:
-    """Everything that went into the update of the variable `name` was finite; the result is not."""
+    """Explains an update of the variable `name` that is not finite, although all its inputs are."""
     kernel = _kernel_of(measured.step, name)
     if kernel is None:
         trouble = '%s overflows when it is updated' % name
@@ -185,9 +185,9 @@ def explain_update(measured: MeasuredStep, name: str) -> Diagnosis:
 
 
 def rounded_in_quotient(measured: MeasuredStep, tensor: tf.Tensor) -> str:
-    """What is said of an epsilon that is 0, where ops in place of a kernel divide by 0 + 0.
+    """The sentence about an epsilon of 0, where an update made of small ops divides by 0 + 0.
 
-    '' if `tensor` is nothing of the kind, or would not be finite with another epsilon.
+    '' if `tensor` is no such quotient, or would not be finite with another epsilon either.
     """
     op = tensor.op
     is_quotient = op.type in ('RealDiv', 'Div') and measured.made_of(tensor).slots
@@ -209,14 +209,14 @@ def rounded_in_quotient(measured: MeasuredStep, tensor: tf.Tensor) -> str:
 
 
 def is_unseen(step: Step, name: str) -> bool:
-    """Whether the variable `name` is updated in a loop or a function, where no value is seen."""
+    """Whether the variable `name` is updated in a loop or a function, where nothing is fetched."""
     kernel = _kernel_of(step, name)
     original = None if kernel is None else _original_of(step, kernel)
     return original is None or graphs.loop_around(original) is not None
 
 
 def _kernel_of(step: Step, name: str) -> Optional[tf.Operation]:
-    """The gate's clone of the op that updates the variable `name`; None of one in a function."""
+    """The gate's clone of the op that updates the variable `name`; None if a function holds it."""
     writes = graphs.Writes(step.graph)
     kernels: List[tf.Operation] = [
         op
@@ -239,6 +239,6 @@ def _original_of(step: Step, clone: tf.Operation) -> Optional[tf.Operation]:
 
 
 def _original_name(name: str) -> str:
-    """The name of the op that a gate's clone was made of: slimguard/gate/NAME."""
+    """The name of the op that a gate cloned: the clone is called slimguard/gate/NAME."""
     parts = name.split('/', 2)
     return parts[2] if len(parts) == 3 else name

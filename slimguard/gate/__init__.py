@@ -5,49 +5,49 @@ written unless everything about to be written is finite. It knows graphs, and no
 hooks or slim.
 
     gate.py               guard(), and what is known of a guarded train op
-    arguments.py          a train op, its loss, the largest loss: as users give them
+    arguments.py          checks what users give: a train op, its loss, the largest loss
     writing_runs.py       guards runs that train nothing and write all the same
-    written_beside.py     what a script writes in the run of a train op, which goes through its gate
+    written_beside.py     writes fetched beside a train op, which go through its gate
     regularizers.py       makes the gradients of regularizers wait for those of the data
     chief_update.py       the update that the chief of synchronous replicas makes
     histograms.py         histogram summaries that do not raise
     flags_in_words.py     puts the flags of a bad step into words, in Python
-    learning_rates.py     a factor for learning rates, where updates are to be smaller
+    learning_rates.py     a factor for learning rates, to make updates smaller
 
 Planning reads the graph:
 
     plan.py               what a train op consists of, and what has to happen to each part
     step_graph.py         the ops of a step, read through gates that are there already
     gated_ops.py          which of them are gated
-    left_alone.py         what is written whatever a run computes that trains nothing
+    left_alone.py         writes that a run without training makes even when the values are bad
     losses.py             which scalars are losses
     checked_values.py     the values to check before the update
     kernels.py            when an optimizer's kernel makes finite numbers of small ones
     late_values.py        what to check for a value that is computed after a gated write
     late_writes.py        which writes of such values are known to stay finite
-    forward_writes.py     what is put back, and what has to wait
-    step_inputs.py        what is not put back: counters that pick the batch
+    forward_writes.py     which variables are put back, and the ops that all writes wait for
+    step_inputs.py        which variables are not put back: counters that pick the batch
 
 Building adds to it:
 
     builder.py            decides whether a step is bad, and carries the plan out; in this order:
     forward_copies.py     copies what forward writes are about to change
-    copies_ahead.py       what is known of those copies, for other gates
-    limits.py             what a loss and the norm of the gradients must not exceed
-    square_sums.py        the sums of squares of what is checked
+    copies_ahead.py       keeps those copies for other gates
+    limits.py             the limits of the loss and of the norm of the gradients
+    square_sums.py        the sums of squares of the checked values
     fast_path.py          the cheap check of them that nearly every step passes
     step_checks.py        the exact checks before and after the update
-    ranks.py              processes that train together find what any of them does
+    ranks.py              tells all processes that train together what one of them found
     finite_checks.py      exact checks of many values in few ops
-    flags.py              what checks found, with what each flag stands for
-    decision_at_tasks.py  tells each task what was decided
+    flags.py              what checks found: flags, each with a label
+    decision_at_tasks.py  tells each task the decision
     gated_clones.py       creates the gated ops a second time, behind a switch
     undo.py               puts variables back, in each task
     step_value.py         the value that the guarded train op returns
     announcement.py       prints or raises where nobody watches
     untold.py             keeps the bad steps that a watcher is yet to be told of
-    outcome.py            what there is to fetch
-    measures.py           what there is to know of a step, good or bad
+    outcome.py            the tensors to fetch
+    measures.py           the loss, learning rate and gradients of a step, good or bad
     copies.py             copies of variables
     tasks.py              the tasks that hold variables
 
@@ -63,34 +63,34 @@ Looking back from the train op, every op falls into one of three parts (:mod:`sl
 * *forward writes*: writes that the loss or a gradient waits for, such as the moving averages of
   ``slim.batch_norm(updates_collections=None)``, in trainable variables too. They cannot be gated,
   so they are put back: the variable is copied ahead of the write, and restored after a bad step.
-  So is the counter of micro-batches that says when accumulated gradients are applied, but not one
-  that picks the batch (:mod:`slimguard.gate.step_inputs`).
+  A counter of micro-batches, which says when accumulated gradients are applied, is put back too; a
+  counter that picks the batch is not (:mod:`slimguard.gate.step_inputs`).
 
-The decision is made by two checks. The first is cheap: one sum of squares for each value, short
-vectors together, and one comparison. If all are small, the step takes the *fast path*: all values
-are finite, and a sum of such steps cannot overflow either (adding numbers of that size to a large
-one leaves it as it is). Else the second check decides exactly, value by value, and also checks the
-variables *after* the update, with copies at hand to undo it: that is how a finite gradient that
-overflows inside an optimizer is caught. On the fast path, the exact check is a dead branch; so that
-it is a small one, values of one shape in one place are joined there, checked, copied and put back
-together (:mod:`slimguard.gate.finite_checks`).
+Two checks decide. The first is cheap: one sum of squares for each value, short vectors together,
+and one comparison. If all are small, the step takes the *fast path*: all values are finite, and a
+sum of such steps cannot overflow either (adding numbers of that size to a large one leaves it as it
+is). Else the second check decides exactly, value by value. It also checks the variables *after* the
+update, and undoes the update from copies if one is bad: this catches a finite gradient that
+overflows inside an optimizer. On the fast path the exact check is a dead branch. To keep it small,
+it joins values of one shape in one place, and checks, copies and restores them together
+(:mod:`slimguard.gate.finite_checks`).
 
-The copies are checked as well, before the update begins. One that is not finite is of a variable
-that is lost; or another process, or thread, trains the same variable, has made it overflow and is
-about to put it back. Put back from that copy it would be lost for good, so the step is refused.
-Variables that are assigned, and not made of their old value, are left out: one may begin as an Inf.
+The copies are checked as well, before the update begins. If a copy is not finite, its variable is
+lost; or another process or thread trains the same variable, has made it overflow and is about to
+put it back. Restoring that copy would lose the variable for good, so the step is refused. Variables
+that are assigned, and not computed from their old value, are exempt: one may begin as an Inf.
 
-Where that does not hold, no step takes the fast path: writes inside loops and functions, and
-kernels that can make a NaN of small numbers (centered RMSProp, or an `epsilon` of zero; see
-:mod:`slimguard.gate.kernels`). There each step is a *trial*, with copies of what it writes. An
-argument of a kernel that is no constant is compared in each step instead. What is written of
-variables that were just updated is known to stay finite if it is an average, a copy or the like
-(:mod:`slimguard.gate.late_writes`); any other such write makes a trial as well.
+Small values do not suffice for writes inside loops and functions, and for kernels that can make a
+NaN of small numbers (centered RMSProp, or an `epsilon` of zero; see :mod:`slimguard.gate.kernels`).
+With one of these no step takes the fast path: each is a *trial*, with copies of the variables that
+it writes. If a kernel's argument is no constant, each step compares it with its range instead. A
+write that is computed from updated variables is known to stay finite if it is an average, a copy or
+the like (:mod:`slimguard.gate.late_writes`); with any other, each step is a trial as well.
 
-On a cluster, the decision is made where the loss is. Each task that holds variables gets one
-number, the decision, and from it makes its own switches: its variables are copied, checked and
-put back where they are, and only flags come back. Off the fast path it gets two more: whether the
-copies of all tasks are good, and how the step ended.
+On a cluster, the task of the loss decides. Each other task that holds variables gets one number,
+the decision, and makes its own switches from it: it copies, checks and restores its variables where
+they are, and sends back only flags. Off the fast path it gets two more numbers: whether the copies
+of all tasks are good, and how the step ended.
 """
 
 from slimguard.gate.arguments import (

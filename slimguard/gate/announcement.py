@@ -24,18 +24,18 @@ def announce(
     undone: tf.Tensor,
     step: GlobalStep,
 ) -> tf.Tensor:
-    """Tells of a bad step, or keeps for the watcher of the session what there is to tell.
+    """Prints or raises after a bad step, or keeps what there is to tell for a session's watcher.
 
     Args:
       plan: the plan of the gate.
       flags: the flags of the step.
-      watched: bool scalar, whether not to tell.
-      untold: where it is kept, in a session that is watched.
+      watched: bool scalar, whether neither to print nor to raise.
+      untold: keeps it, in a session that is watched.
       undone: a token that arrives after a bad step, when all variables are as they were.
       step: reads the global step.
 
     Returns:
-      The token `undone`, afterwards.
+      The token `undone`, once that is done.
     """
     quiet, loud = ops.branch(undone, watched, 'watched')
     kept, fed = ops.branch(quiet, untold.is_watched, 'kept')
@@ -45,7 +45,7 @@ def announce(
     with tf.control_dependencies([loud]):
         told = _print(plan, flags, step, loud)
         if plan.step.raises:
-            # TensorFlow's error puts a page of its own before what is bad.
+            # The line comes first: TensorFlow's error puts a page of its own before the labels.
             with tf.control_dependencies([told]):
                 told = _raise(plan, flags)
     ends = [ops.after([putting_aside], kept, 'put_aside'), fed, ops.after([told], loud, 'told')]
@@ -54,7 +54,7 @@ def announce(
 
 def _raise(plan: Plan, flags: Flags) -> tf.Operation:
     bad = _those([str(label) for label in flags.labels], flags.vector)
-    # The words users know, where it is the loss.
+    # For a bad loss, the message of the CheckNumerics around it: users know it.
     words = plain_ops.constant(['', plan.step.raises[0]], tf.string)
     is_loss = plain_ops.gather(flags.vector, plain_ops.constant(0, tf.int32))
     first = plain_ops.gather(words, plain_ops.cast(is_loss, tf.int32))
@@ -74,14 +74,14 @@ def _print(plan: Plan, flags: Flags, step: GlobalStep, loud: tf.Tensor) -> tf.Op
         text[0] += ' (global step '
         text += [plain_ops.as_string(step_now), '); bad: ', bad]
     if plan.losses:
-        # TensorFlow 1.15 cannot turn 16-bit floats into words.
+        # TensorFlow 1.15 cannot turn 16-bit floats into strings.
         loss = plain_ops.cast(plan.losses[0], tf.float64)
         text += ['; loss ', plain_ops.as_string(loss)]
     return tf.print(plain_ops.join_strings(text), output_stream=sys.stderr)
 
 
 def _first_of(names: Sequence[str], flags: tf.Tensor) -> tf.Tensor:
-    """The first names whose flag is true in words, and how many more there are."""
+    """A string: the first names whose flag is true, and how many more there are."""
     bad = _those(names, flags)
     more = [' and %d more' % (number + 1) for number in range(len(names) - _MOST_NAMES)]
     rest = plain_ops.constant([''] * (_MOST_NAMES + 1) + more, tf.string)

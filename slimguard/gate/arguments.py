@@ -53,7 +53,7 @@ def require_loss_of(loss: tf.Tensor, train_op: TrainOp) -> None:
 def is_made_inside(train_op: TrainOp) -> bool:
     """Whether a train op is part of a v1 `tf.while_loop`, or of a function or v2 control flow.
 
-    That runs it then, and no session can run a gate in its place.
+    Then the loop or function runs it, and no session can run a gate in its place.
     """
     in_a_loop = graphs.loop_around_output(op_of(train_op)) is not None
     return in_a_loop or hasattr(train_op.graph, 'outer_graph')
@@ -83,7 +83,7 @@ def require_max_loss(max_loss) -> None:
 
 
 def as_train_op(train_op) -> TrainOp:
-    """Returns a train op as a Tensor or an Operation; of a variable, the op that writes it.
+    """Returns a train op as a Tensor or an Operation; for a variable, the op that writes it.
 
     `assign` of a resource variable returns a variable, and so does SyncReplicasOptimizer.
 
@@ -103,7 +103,7 @@ def as_train_op(train_op) -> TrainOp:
 
 def _require_graph(element, name: str) -> None:
     is_tensor = isinstance(element, (tf.Tensor, tf.Operation))
-    # Of all tensors, those of eager mode alone have a `numpy`; and its optimizers return None.
+    # Only tensors of eager mode have a `numpy`; and optimizers return None there.
     if hasattr(element, 'numpy') if is_tensor else tf.executing_eagerly():
         raise RuntimeError(
             '%s is no tensor of a graph, as TensorFlow runs eagerly, and slimguard guards graphs. '
@@ -118,7 +118,7 @@ def require_optimizer(optimizer) -> None:
     if isinstance(optimizer, tf1.train.Optimizer):
         return
     has_both = hasattr(optimizer, 'compute_gradients') and hasattr(optimizer, 'apply_gradients')
-    # Some versions of Keras have both, with other arguments; and a class is no optimizer yet.
+    # Optimizers of some Keras versions have both, with other arguments; a class is no optimizer.
     modules = [each.__module__.split('.') for each in type(optimizer).__mro__]
     is_keras = any('keras' in names or 'tf_keras' in names for names in modules)
     if not has_both or is_keras or isinstance(optimizer, type):
@@ -134,7 +134,7 @@ def require_train_options(global_step, update_ops, variables_to_train, check_num
     """Raises TypeError or ValueError for arguments of `create_train_op` that slim fails with.
 
     Args:
-      global_step: a variable, None, or slim's mark for the graph's own, which is 0.
+      global_step: a variable, None, or 0, which is slim's mark for the graph's global step.
       update_ops, variables_to_train: lists, or None.
       check_numerics: a bool; None is False to slim.
     """
@@ -160,9 +160,9 @@ def require_train_options(global_step, update_ops, variables_to_train, check_num
 
 
 def _can_count(global_step) -> bool:
-    """Whether an optimizer can add to it: what has `assign_add`, or a reference; or it is left out.
+    """Whether an optimizer can add to a global step, or the step is left out.
 
-    Of a distribution strategy it need be no `tf.Variable`.
+    It has to have `assign_add` or be a reference: a strategy's own need be no `tf.Variable`.
     """
     if global_step is None or (type(global_step) is int and global_step == 0):
         return True
@@ -173,12 +173,12 @@ def _can_count(global_step) -> bool:
 def require_gradient_options(clip_gradient_norm, gradient_multipliers, graph: tf.Graph) -> None:
     """Raises TypeError or ValueError for what `create_train_op` cannot do to gradients.
 
-    A factor for what is no variable is told: slim passes over it, and trains.
+    Logs a warning for a factor whose key is no variable: slim ignores the factor, and trains.
 
     Args:
       clip_gradient_norm: a number.
-      gradient_multipliers: a dictionary; what is empty is none, as it is to slim.
-      graph: the graph. A variable of it that is not trained may have a multiplier, to no effect: a
+      gradient_multipliers: a dictionary, or None; an empty one counts as None, as in slim.
+      graph: the graph. A variable that is not trained may have a multiplier, which has no effect: a
         script may have one for every variable, and train some.
     """
     if isinstance(clip_gradient_norm, bool) or not isinstance(clip_gradient_norm, numbers.Real):
@@ -186,7 +186,7 @@ def require_gradient_options(clip_gradient_norm, gradient_multipliers, graph: tf
             'clip_gradient_norm must be a number, the largest L2 norm of a gradient, or 0 to clip '
             'none; not %r' % (clip_gradient_norm,)
         )
-    # By an Inf, TensorFlow makes each gradient a NaN. What is below 0 clips none, as 0.
+    # Clipping to an Inf makes each gradient a NaN. A number below 0 clips none, as 0.
     if not clip_gradient_norm < math.inf:
         raise ValueError(
             'clip_gradient_norm must be a finite number, the largest L2 norm of a gradient, or 0 '
@@ -202,7 +202,7 @@ def require_gradient_options(clip_gradient_norm, gradient_multipliers, graph: tf
     for key in gradient_multipliers:
         if not _is_variable_of(graph, key):
             log().warning(
-                'slimguard: gradient_multipliers has a factor for %r, which is no variable of the '
+                'gradient_multipliers has a factor for %r, which is no variable of the '
                 'graph and not the name of one, and so multiplies nothing; take the variable '
                 'itself, or variable.op.name, which has no ":0"',
                 key,

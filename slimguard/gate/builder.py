@@ -1,7 +1,7 @@
-"""Builds the decision whether a step is bad, and all that hangs on it: the gate of one train op.
+"""Builds the gate of one train op: the decision whether a step is bad, and all that depends on it.
 
-:mod:`slimguard.gate` says how it works. It is built in this order: a fast path, or else an exact
-check; the update, once copies are made; a check of what it wrote, and undoing it; telling.
+:mod:`slimguard.gate` says how it works. The parts are built in this order: the fast path and the
+exact check, copies, the update, the check of what the update wrote, undoing, the announcement.
 """
 
 from typing import Dict, NamedTuple, Optional, Sequence
@@ -44,13 +44,13 @@ class Built(NamedTuple):
 
     Attributes:
       untold: the bad steps that no watcher has been told of.
-      untold_count: how many these are after the step, where `announced` is fetched.
-      announced: what is fetched where a bad step is to print or raise.
-      quiet: what is fetched where it is not to.
+      untold_count: how many of these there are after a step that fetches `announced`.
+      announced: what to fetch if a bad step is to print or raise.
+      quiet: what to fetch if it is not to.
       values: the values of the plan's tensors, once the step has run.
-      measures: what is known of a step, good or bad.
-      row: all of that and the count, in one vector; see `Measures.counted_row`.
-      writes: by gated write, its clone.
+      measures: the loss, learning rate and gradients of a step, good or bad.
+      row: the measures and the count, in one vector; see `Measures.counted_row`.
+      writes: the clones of the gated writes, by the write.
       ranks: the processes that run the step together.
     """
 
@@ -73,8 +73,8 @@ def build(plan: Plan, max_loss: Optional[float]) -> Built:
     """Builds a gate in the graph of its plan.
 
     Raises:
-      ValueError: if there is a limit and no loss to compare with, or if a session has seen what
-        would have to be changed.
+      ValueError: if there is a limit and no loss to compare with, or if a session has seen an op
+        that would have to be changed.
     """
     _require_loss(plan, max_loss)
     require_unseen(plan)
@@ -89,12 +89,12 @@ class NoLossError(ValueError):
 
 
 class _Feeds(NamedTuple):
-    """What a gate begins with: placeholders, which have defaults."""
+    """What a gate is built from: placeholders with defaults, and its `Untold`."""
 
     untold: Untold
     watched: tf.Tensor
-    # What the switches hand on. Not their predicate: Grappler would make constants of that, and
-    # abort on TensorFlow 1.15 where a loop waits for one.
+    # The data of the switches. Not their predicate: Grappler would make constants of it, and on
+    # TensorFlow 1.15 abort if a loop waits for one.
     token: tf.Tensor
     limits: Limits
 
@@ -117,7 +117,7 @@ class _Before(NamedTuple):
 class _After(NamedTuple):
     """What is known after the update, or after it was refused.
 
-    `fast_ran` arrives on the fast path, and only there; all the rest is dead then.
+    `fast_ran` arrives on the fast path, and only there; the other fields are dead then.
     """
 
     fast_ran: Optional[tf.Tensor]  # arrives when the update ran
@@ -131,11 +131,11 @@ class _End(NamedTuple):
 
     good: tf.Tensor  # arrives if the step is written
     undone: tf.Tensor  # arrives after a bad step, when all variables are as they were
-    settled: Dict[Task, tf.Tensor]  # by other task, arrives when nothing is written there any more
+    settled: Dict[Task, tf.Tensor]  # by other task: arrives once all writes there are done
 
 
 class _Build:
-    """The parts of one gate, in the order they run. They share where and with what it is built."""
+    """Builds the parts of one gate, in the order they run."""
 
     def __init__(self, plan: Plan, tasks: Tasks, feeds: _Feeds):
         self._plan = plan
@@ -159,6 +159,7 @@ class _Build:
         updated = self._check_after(before, clones, ahead)
         end = self._end(before, updated, clones, ahead)
         flags = each_once(join_flags([before.flags, updated.flags]))
+        self._ranks.note_checks(flags.labels)
         value = value_of_step(plan, clones, decisions[self._tasks.home])
         step = GlobalStep(plan.step.graph, make, self._tasks, end.settled)
         told = announce(plan, flags, feeds.watched, feeds.untold, end.undone, step)
@@ -186,7 +187,7 @@ class _Build:
         )
 
     def _sums(self, checks: Sequence[Check]) -> SquareSums:
-        """The sums of squares of all values; where no step takes the fast path, of gradients."""
+        """The sums of squares of all values; only of gradients, if no step takes the fast path."""
         values = [Check(loss, 'loss') for loss in self._plan.losses] + list(checks)
         if self._plan.trial:
             values = [value for value in values if value.gradient_of]
@@ -195,14 +196,14 @@ class _Build:
     def _check_before(self, checks: Sequence[Check], sums: SquareSums) -> _Before:
         """The fast path; if a step does not take it, the exact check, and a check of copies."""
         plan, token = self._plan, self._feeds.token
-        if plan.trial:  # only what was written tells
+        if plan.trial:  # only the written variables tell
             fast, checking = None, after(plan.barrier, token, 'looking')
         else:
             is_fast = fast_path.all_are_small(plan, sums, self._feeds.limits)
             is_fast = self._ranks.all_of(is_fast, 'fast')
             fast, checking = branch(token, is_fast, 'calm')
         flags = self._checks.before_update(checks, checking, sums.of_gradients())
-        flags = self._ranks.any_of(flags, 'before')
+        flags = self._ranks.any_of(flags, 'before', is_first=plan.trial)
         is_fine = plain_ops.none_of(flags.vector, name='is_fine')
         checked = {self._tasks.home: Checked(fast, *branch(token, is_fine, 'fine'))}
         for task in self._tasks.others:
@@ -215,10 +216,10 @@ class _Build:
     ) -> _Before:
         """Copies and decides, in each task.
 
-        If processes or threads train beside each other, a variable may hold a value that another
-        one is about to undo. An update made of this value is bad as well, and restoring such a
-        copy, after the other has restored its own, would lose the variable for good. So a step
-        whose copies are not finite does not begin its update.
+        If several processes or threads train, a variable may hold a value that another of them is
+        about to undo. An update computed from it is bad as well; and if this step restores a copy
+        of it, after the other has restored its own, the variable is lost for good. So a step whose
+        copies are not finite does not begin its update.
         """
         copies = {
             task: copy_at(self._make, self._plan, task, each.fine) for task, each in checked.items()
@@ -292,7 +293,7 @@ class _Build:
 
 
 def _checked(ran: Sequence[tf.Operation], decision: Decision) -> tf.Tensor:
-    """Arrives when the update ran in a task, or was refused; not on the fast path."""
+    """A token: arrives when the update ran in a task, or was refused; not on the fast path."""
     return plain_ops.merge([after(ran, decision.prepared, 'tried'), decision.refused], 'looked')
 
 

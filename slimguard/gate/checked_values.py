@@ -1,4 +1,4 @@
-"""The values to check before anything is written: each once, and by what name it is told."""
+"""The values to check before anything is written: each once, with its name in messages."""
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
@@ -22,7 +22,7 @@ class Check(NamedTuple):
     name: str
     # A learning rate or the like: it multiplies what is written.
     is_factor: bool = False
-    # What the gradient that an optimizer takes is of: the name of a variable; '' for no gradient.
+    # For a gradient that an optimizer takes, the name of its variable; else ''.
     gradient_of: str = ''
     is_learning_rate: bool = False
 
@@ -32,9 +32,9 @@ class GatedWrite(NamedTuple):
 
     Attributes:
       op: the write.
-      inputs: what to check of the values that it takes.
-      is_trial: whether what it writes can only be judged afterwards.
-      ranges: where arguments have to be, or what it wrote is to be judged.
+      inputs: the values that it takes, and what to check for each.
+      is_trial: whether the value that it writes can only be judged afterwards.
+      ranges: the ranges of its arguments; if one is left, the written value has to be judged.
     """
 
     op: tf.Operation
@@ -44,15 +44,15 @@ class GatedWrite(NamedTuple):
 
 
 class _Input(NamedTuple):
-    tensor: tf.Tensor  # the value that is written, or computed with
+    tensor: tf.Tensor  # the value that the write takes
     role: str  # the argument of the write
-    sources: Sequence[tf.Tensor]  # what to check so that it is finite
+    sources: Sequence[tf.Tensor]  # if these are finite, so is the value
 
 
 def read_gated_write(
     write: tf.Operation, step: StepGraph, late: LateValues, kernels: Kernels
 ) -> GatedWrite:
-    """Finds what a gated write takes, and whether checking that is enough."""
+    """Finds the values that a gated write takes, and whether checking them is enough."""
     if step.writes.is_opaque(write) or graphs.loop_around(write) is not None:
         return GatedWrite(write, (), True)
     ranges = kernels.ranges_of(write) if _is_kernel(write) else []
@@ -79,8 +79,8 @@ class CheckedValues:
 
     Args:
       step: the ops of the step.
-      gated: those of them that are gated.
-      losses: what is checked in any case.
+      gated: the gated ops among them.
+      losses: the losses, which are checked in any case.
     """
 
     def __init__(self, step: StepGraph, gated: Set[tf.Operation], losses: Sequence[tf.Tensor]):
@@ -108,7 +108,7 @@ class CheckedValues:
         return list(self._squares.values())
 
     def add_gated(self, write: GatedWrite) -> None:
-        """Checks what a gated write takes."""
+        """Adds checks of the values that a gated write takes."""
         for tensor, role, sources in write.inputs:
             for source in sources:
                 check = self._add(source, write.op, role)
@@ -116,7 +116,7 @@ class CheckedValues:
                     self._squares.setdefault(key(check.tensor), check)
 
     def add_forward(self, write: tf.Operation) -> None:
-        """Checks what a forward write takes."""
+        """Adds checks of the values that a forward write takes."""
         for value in graphs.values_of(write):
             self._add(self._step.resolve(value.tensor), write, value.role)
 
@@ -141,7 +141,7 @@ class CheckedValues:
         return self._is_small[tensor.op]
 
     def _key_of(self, tensor: tf.Tensor) -> Tuple[tf.Operation, int]:
-        """The same for tensors of the same value: an optimizer reads its powers for each apply."""
+        """A key that tensors of one value share: an optimizer reads its powers for each apply."""
         op = tensor.op
         while op.type == 'Identity' and not graphs.is_reference(op.inputs[0]):
             op = self._step.resolve(op.inputs[0]).op

@@ -1,15 +1,15 @@
-"""The update that the chief of synchronous replicas makes: found, and run by the chief gated.
+"""Finds the update that the chief of synchronous replicas makes, and puts it behind a gate.
 
 The workers of a `SyncReplicasOptimizer` put gradients into accumulators and wait for a token. The
 chief has a queue runner, whose thread runs one op again and again, the *sync op*: it takes the mean
 of the gradients, updates the variables and the global step, hands out the tokens, and brings moving
 averages of the variables up to date.
 
-What that op writes is put behind a gate of its own. The tokens are handed out in any case, so that
-no worker waits for ever, and after the decision, so that none reads what is about to be undone.
-Each accumulator counts the times that gradients are taken from it, and throws away a gradient of an
-earlier step. After a bad update the global step is where it was; so the accumulators are set back
-to it, or they would throw away all that follows.
+The writes of that op go behind a gate of their own. The chief then hands out the tokens in any
+case, so that no worker waits for ever, but only after the decision, so that no worker reads a value
+that is about to be undone. Each accumulator counts the times that gradients are taken from it, and
+drops a gradient of an earlier step. A bad update leaves the global step as it was, so the gate sets
+the accumulators back to it; else they would drop all gradients that follow.
 """
 
 from typing import Dict, List, NamedTuple, Sequence, Set
@@ -33,9 +33,9 @@ class ChiefUpdate(NamedTuple):
     Attributes:
       runner: runs the sync op.
       sync_op: the sync op.
-      enqueue: that of it which hands out the tokens.
-      update: the op that those wait for: all variables are updated, and the global step.
-      accumulators: where the gradients are taken from.
+      enqueue: the op of it that hands out the tokens.
+      update: the op that the tokens wait for; it updates all variables and the global step.
+      accumulators: the accumulators that it takes the gradients from.
     """
 
     runner: tf1.train.QueueRunner
@@ -46,12 +46,12 @@ class ChiefUpdate(NamedTuple):
 
     @property
     def train_op(self) -> tf.Operation:
-        """What is to be guarded: all of it that writes."""
+        """The op to guard: it needs all writes of the sync op."""
         return self.update if self.sync_op is self.enqueue else self.sync_op
 
     @property
     def without_tokens(self) -> Dict[tf.Operation, GuardedBefore]:
-        """How the train op is read: what waits for the tokens waits for the update alone."""
+        """Has the plan read an op that waits for the tokens as one that waits for the update."""
         return {self.enqueue: GuardedBefore(self.update, frozenset())}
 
 
@@ -63,8 +63,8 @@ def find_chief_updates(graph: tf.Graph, filled: Set[tf.Operation]) -> List[Chief
       filled: the accumulators.
 
     Raises:
-      ValueError: if there is an update which has no queue runner, or another form than that of
-        TensorFlow's `SyncReplicasOptimizer`.
+      ValueError: if an update has no queue runner, or is not made as TensorFlow's
+        `SyncReplicasOptimizer` makes it.
     """
     if not has_token_queue(graph):
         return []  # accumulators of the user's own
@@ -101,9 +101,9 @@ def _hands_out_tokens(op: tf.Operation) -> bool:
 
 
 def _update_before(enqueue: tf.Operation) -> tf.Operation:
-    """What is waited for by the tokens, the ops that are made for them included."""
+    """The update that the tokens, or the ops that make them, wait for."""
     made = [enqueue]
-    for op in made:  # which grows meanwhile
+    for op in made:  # it grows meanwhile
         made.extend(t.op for t in op.inputs if t.op not in made)
     waited_for = dict.fromkeys(control for op in made for control in op.control_inputs)
     updates = [op for op in waited_for if takes_accumulated(op)]
@@ -117,7 +117,7 @@ def _only(found: Sequence[tf.Operation], sync_op: tf.Operation) -> tf.Operation:
 
 
 def run_gated(update: ChiefUpdate, guarded: TrainOp, written: tf.Tensor) -> bool:
-    """Has the chief run the guarded update, and then hand out the tokens, whatever became of it.
+    """Has the chief run the guarded update and then hand out the tokens, even if it wrote nothing.
 
     Args:
       update: the update.
@@ -125,7 +125,7 @@ def run_gated(update: ChiefUpdate, guarded: TrainOp, written: tf.Tensor) -> bool
       written: bool scalar, whether that wrote anything.
 
     Returns:
-      Whether it is in time: False if a thread runs the unguarded one.
+      Whether it is in time: False if a thread runs the unguarded update already.
     """
     graph, enqueue = guarded.graph, update.enqueue
     with ops.our_scope(graph, 'chief'):
@@ -141,7 +141,7 @@ def run_gated(update: ChiefUpdate, guarded: TrainOp, written: tf.Tensor) -> bool
 
 
 def _read(read: tf.Tensor) -> tf.Tensor:
-    """What a tensor that is the value of a variable would be now."""
+    """Reads once more the variable that a tensor is the value of."""
     variable = graphs.variable_read(read)
     if variable is None:
         raise ValueError('%r, which the tokens tell, is the value of no variable' % read.name)

@@ -1,4 +1,4 @@
-"""Copies of variables: made, and written back."""
+"""Makes copies of variables, and writes them back."""
 
 from typing import Dict, List, NamedTuple, Optional, Sequence
 
@@ -10,7 +10,7 @@ from slimguard.graph import ops
 
 
 class Copy(NamedTuple):
-    """The values of variables at one moment: if of several, joined along their first axis."""
+    """The values of variables at one moment; several are joined along their first axis."""
 
     variables: Sequence[tf.Operation]
     value: tf.Tensor
@@ -45,10 +45,10 @@ def values_of(make: ops.Maker, copies: Sequence[Copy]) -> Dict[tf.Operation, tf.
 
 
 def restore(make: ops.Maker, copies: Sequence[Copy], token: tf.Tensor, name: str) -> tf.Tensor:
-    """Writes copies back once `token` is alive. Returns `token`, afterwards.
+    """Writes copies back once `token` is alive. Returns `token`, once that is done.
 
-    Weights come last: otherwise an asynchronous peer could meanwhile update a restored weight by a
-    slot that has exploded, and ruin it for good.
+    Weights come last: otherwise an asynchronous peer could update a restored weight with a slot
+    that has exploded and is not restored yet, and ruin the weight for good.
     """
     values = values_of(make, copies)
     trainable = graphs.trainable_in(token.graph) if values else set()

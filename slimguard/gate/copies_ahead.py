@@ -1,7 +1,7 @@
-"""What is known of a graph's copies that are made ahead of forward writes.
+"""Keeps the copies of a graph that are made ahead of forward writes.
 
-A write waits for the copy of its variable, by one more control input. From that copy any gate puts
-the variable back in whose step the write is.
+A write waits for the copy of its variable, by one more control input. Each gate whose step has the
+write in it puts the variable back from that copy.
 """
 
 from typing import Dict, List, Optional, Sequence
@@ -17,7 +17,7 @@ _KEPT_AS = '_slimguard_copies_ahead'
 
 
 def copies_ahead(graph: tf.Graph) -> Dict[tf.Operation, Copy]:
-    """A dictionary to add to: the copies made ahead of a graph's writes, by the writing op."""
+    """A dictionary to add to: the copies made ahead of a graph's writes, by the copying op."""
     known = getattr(graph, _KEPT_AS, None)
     if known is None:
         known = {}
@@ -70,6 +70,6 @@ def _makers_of_value(write: tf.Operation) -> List[tf.Operation]:
 
 
 def is_put_back(write: tf.Operation) -> bool:
-    """Whether a write waits for a copy of what it changes."""
+    """Whether a write waits for a copy of the variable that it changes."""
     known = copies_ahead(write.graph)
     return bool(known) and not known.keys().isdisjoint(write.control_inputs)

@@ -1,8 +1,7 @@
 """Carries the decision to each task: run the update, run it with copies at hand, or refuse it.
 
-The decision itself is made in builder.py, by the checks of fast_path.py and step_checks.py. Off the
-fast path a task hears of it twice: when it is to copy its variables, and when all copies are known
-to be good.
+builder.py makes the decision, by the checks of fast_path.py and step_checks.py. Off the fast path a
+task is told twice: when to copy its variables, and when all copies are known to be good.
 """
 
 from typing import NamedTuple, Optional, Sequence
@@ -17,7 +16,7 @@ from slimguard.graph import ops, plain_ops
 
 
 class Checked(NamedTuple):
-    """What the checks of the values found, as it is known in one task: tokens; one arrives.
+    """The result of the checks of the values, as tokens in one task; one of them arrives.
 
     Attributes:
       fast: arrives if the step takes the fast path; None if no step of the gate does.
@@ -31,7 +30,7 @@ class Checked(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The decision as it is known in one task: tokens, of which those that are true arrive.
+    """The decision, as tokens in one task; a token arrives if what it stands for is true.
 
     Attributes:
       fast: arrives if the step takes the fast path; None if no step of the gate does.
@@ -49,7 +48,7 @@ class Decision(NamedTuple):
 
 
 def tell(task: Task, fast: tf.Tensor, is_fine: tf.Tensor) -> Checked:
-    """Tells another task, in one number, what the exact check found: 2 if there was none."""
+    """Tells another task in one number: 2 for the fast path, 1 for nothing bad, 0 for bad."""
     with tf.control_dependencies([fast]):
         no_check = plain_ops.constant(2.0, tf.float32)
     told = plain_ops.merge([no_check, plain_ops.cast(is_fine, tf.float32)], 'verdict')
@@ -61,7 +60,7 @@ def tell(task: Task, fast: tf.Tensor, is_fine: tf.Tensor) -> Checked:
 
 
 def copy_at(make: ops.Maker, plan: Plan, task: Task, fine: tf.Tensor) -> Sequence[Copy]:
-    """Copies the variables of a task once `fine` is there; those that are checked by themselves."""
+    """Copies a task's variables once `fine` is there; those to check apart from the others."""
     moment = Moment(fine)
     changed = [variable for variable in task.variables if variable in plan.changed]
     others = [variable for variable in task.variables if variable not in plan.changed]
@@ -72,7 +71,7 @@ def copy_at(make: ops.Maker, plan: Plan, task: Task, fine: tf.Tensor) -> Sequenc
 def decide(
     task: Task, checked: Checked, copies: Sequence[Copy], are_good: Optional[tf.Tensor]
 ) -> Decision:
-    """Once all copies are checked, lets a task's update go, or holds it.
+    """Starts a task's update, or refuses it, once all copies are checked.
 
     Args:
       task: the task.

@@ -16,9 +16,10 @@ from slimguard.graph import ops, plain_ops
 
 
 def all_are_small(plan: Plan, sums: SquareSums, limits: Limits) -> tf.Tensor:
-    """Bool scalar: whether the losses and all values that `sums` are of are small.
+    """Bool scalar: whether a step takes the fast path.
 
-    And whether the arguments of kernels are where all is well (kernels.py).
+    It does if all values in `sums` are small, loss and gradient norm are below their limits, and
+    the plan's `ranges` hold (kernels.py, late_writes.py).
     """
     gradients = [kind for kind in sums.kinds if kind.is_gradient]
     # Gradients of one kind are compared with both limits at once.
@@ -31,11 +32,11 @@ def all_are_small(plan: Plan, sums: SquareSums, limits: Limits) -> tf.Tensor:
             largest = plain_ops.minimum(largest, gradients[0].limit)
         small.append(plain_ops.less(total, largest))
     if limits.loss is not None:
-        # What equals the limit in the loss's dtype is left to the exact check.
+        # A loss that equals the limit in its own dtype is left to the exact check.
         loss = plan.losses[0]
         small.append(plain_ops.less(loss, plain_ops.cast(limits.loss, loss.dtype)))
     small += map(_is_between, plan.ranges)
-    # A train op that only counts has none.
+    # A train op that only counts has nothing to compare.
     all_small = small[0] if small else plain_ops.constant(True, tf.bool)
     for more in small[1:]:
         all_small = plain_ops.logical_and(all_small, more)
@@ -52,7 +53,7 @@ def _is_between(allowed: Range) -> tf.Tensor:
 
 
 def _are_below(kind: Kind, sums: SquareSums) -> tf.Tensor:
-    # No sum of squares is negative, so each is below what their sum is below.
+    # No sum of squares is negative: if their total is below the limit, so is each.
     joined = sums.total_of(kind) if not kind.is_low else _stacked(kind, sums)
     with tf.device(kind.device):
         is_below = plain_ops.less(joined, kind.limit)

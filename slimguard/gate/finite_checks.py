@@ -1,8 +1,8 @@
 """Exact finite checks, batched: tensors of one shape, dtype and device are checked together.
 
-A gate's exact check asks of each value whether all of it is finite. In nearly all steps the fast
-path has answered before, and still each op of the exact check takes time to build, and a little of
-each step. So what can be joined is joined, and a network takes few ops.
+A gate's exact check tells for each value whether all of it is finite. In nearly all steps the fast
+path has answered before, but each op of the exact check still takes time to build, and a little of
+each step. So tensors are joined where they can be, and a network takes few ops.
 """
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -13,10 +13,10 @@ import tensorflow as tf
 from slimguard.graph import ops, plain_ops
 from slimguard.graph.devices import Home
 
-# Times this factor, finite numbers have a finite sum, and a finite sum of squares.
+# Finite numbers times this factor have a finite sum, and a finite sum of squares.
 SMALL_32 = 2.0**-100  # for dtypes that are not named here
 _SMALL = {tf.float64: 2.0**-600, tf.complex128: 2.0**-600, tf.float16: 2.0**-24}
-# The largest number that a square is rounded to in the optimizer's dtype, and no Inf.
+# The largest square that is rounded to a finite number in the optimizer's dtype.
 _LARGEST_SQUARE = {
     tf.float64: float(np.finfo(np.float64).max),
     tf.float32: float(np.finfo(np.float32).max),
@@ -26,11 +26,11 @@ _LARGEST_SQUARE = {
 
 
 class Moment:
-    """A moment of the step, as numbers that are there from then on, and dead if it never comes.
+    """A moment of the step, as scalars that arrive then, and are dead if it never comes.
 
-    Who computes with one of them cannot be early. With control inputs one could be: Grappler takes
-    away an Identity of a ref variable that waits (seen on TensorFlow 1.15), and swaps a DeepCopy
-    that waits with the IsFinite after it (on 2.21).
+    Ops that consume these scalars cannot run early. Ops with a control input can: Grappler removes
+    a waiting Identity of a ref variable (seen on TensorFlow 1.15), and swaps a waiting DeepCopy
+    with the IsFinite after it (on 2.21).
 
     Attributes:
       token: the float32 scalar that arrives at that moment; its value is `SMALL_32`.
@@ -42,7 +42,7 @@ class Moment:
         self._zero = None
 
     def small(self, wide: tf.DType, dtype: tf.DType) -> tf.Tensor:
-        """A number of dtype `wide` that makes small of any number of `dtype`."""
+        """A scalar of dtype `wide`: a factor that makes any finite number of `dtype` small."""
         value = _SMALL.get(dtype, SMALL_32)
         if (wide, value) not in self._small:
             number = self.token
@@ -54,7 +54,7 @@ class Moment:
 
     @property
     def zero(self) -> tf.Tensor:
-        """The first axis of a tensor."""
+        """An int32 scalar, 0: the first axis of a tensor."""
         if self._zero is None:
             with tf.control_dependencies(None):
                 self._zero = plain_ops.cast(self.token, tf.int32)
@@ -81,13 +81,13 @@ class FiniteCheck:
         self._parts = [self._part(numbers) for numbers in make.alike(tensors)]
 
     def add_joined(self, joined: tf.Tensor, number: int) -> None:
-        """Checks `number` tensors more, of one shape, that are joined along their first axis."""
+        """Adds `number` more tensors, of one shape, that are joined along their first axis."""
         first = len(self._tensors)
         self._tensors += [joined] * number
         self._parts.append(self._part(list(range(first, first + number)), joined))
 
     def not_finite(self) -> tf.Tensor:
-        """A bool vector: of which tensors not all is finite."""
+        """A bool vector: for each tensor, whether an element is not finite."""
         make, home = self._make, self._home
         sums: Dict[_Place, List[_Found]] = {}
         for part in self._parts:
@@ -110,7 +110,7 @@ class FiniteCheck:
         return _in_order(flags, range(len(self._tensors)))
 
     def overflows(self, chosen: Sequence[int]) -> tf.Tensor:
-        """A bool vector: of which tensors a finite element's square is not, in its own dtype."""
+        """A bool vector: for each tensor `chosen`, whether a finite element's square overflows."""
         wanted = set(chosen)
         largest: Dict[Tuple[str, tf.DType], List[_Found]] = {}
         limits: Dict[int, float] = {}
@@ -126,7 +126,7 @@ class FiniteCheck:
             with tf.device(device):
                 numbers, vector, _ = _join(found)
                 too_large = plain_ops.greater(vector, [limits[number] for number in numbers])
-                # What is not finite itself has its own flag.
+                # A tensor that is not finite has another flag.
                 too_large = plain_ops.logical_and(too_large, plain_ops.is_finite(vector))
                 flags.append(_Found(numbers, too_large))
         return _in_order(flags, chosen)
@@ -149,9 +149,9 @@ class FiniteCheck:
         )
 
     def _largest_squares(self, part: _Part) -> Tuple[tf.Tensor, bool]:
-        """Of each tensor, the largest square of an element once that is scaled.
+        """For each tensor, the largest square of its scaled elements.
 
-        A vector; or of one tensor a scalar, which is the second answer.
+        Returns a vector and False; for a part of one tensor a scalar and True.
         """
         make, near = self._make, part.near
         scaled, axes = part.scaled, self._constant((1,), near)
@@ -163,7 +163,7 @@ class FiniteCheck:
         return ops.lift(largest, self._tensors[part.numbers[0]].op, 0.0), True
 
     def _wide(self, part: _Part) -> tf.Tensor:
-        """A value that is alone, scaled in a dtype in which its scaled square is exact."""
+        """The value of a part of one, scaled in a dtype in which its scaled square is exact."""
         tensor = self._tensors[part.numbers[0]]
         if part.dtype.size > 2 and not part.dtype.is_complex:
             return part.scaled
@@ -175,7 +175,7 @@ class FiniteCheck:
         return self._make.constant(value, near, self._moment.token.op)
 
     def _axes(self, part: _Part) -> tf.Tensor:
-        """All axes of a value that is alone."""
+        """All axes of the value of a part of one."""
         tensor = self._tensors[part.numbers[0]]
         if tensor.shape.rank is not None:
             return self._constant(tuple(range(tensor.shape.rank)), part.near)
@@ -185,13 +185,13 @@ class FiniteCheck:
 
 def _square_limit(dtype: tf.DType, scaled: tf.Tensor) -> float:
     """The largest square of an element of `dtype` that is no Inf, scaled as `scaled` is."""
-    # By a power of two: the numbers are rounded as ever.
+    # The factor is a power of two, so numbers are rounded as without it.
     largest = _LARGEST_SQUARE[dtype if dtype in _LARGEST_SQUARE else scaled.dtype]
     return largest * _SMALL.get(dtype, SMALL_32) ** 2
 
 
 class _Place(NamedTuple):
-    """Where sums are joined, as `Home.joins_at` tells, in which dtype, and where they go then."""
+    """The key by which sums are joined (`Home.joins_at`), their dtype, the device they go to."""
 
     joins_at: str
     dtype: tf.DType
@@ -203,11 +203,11 @@ def _place_of(tensor: tf.Tensor, home: Home) -> _Place:
 
 
 class _Found(NamedTuple):
-    """A vector with an element for each of some tensors, which are given by their numbers."""
+    """A vector with an element for each of the tensors `numbers`."""
 
     numbers: List[int]
     vector: tf.Tensor
-    is_scalar: bool = False  # and no vector, for one of them
+    is_scalar: bool = False  # whether `vector` is a scalar, for one tensor
 
 
 def _join(found: Sequence[_Found]) -> _Found:
@@ -222,7 +222,7 @@ def _join(found: Sequence[_Found]) -> _Found:
 
 
 def _in_order(flags: Sequence[_Found], wanted: Sequence[int]) -> tf.Tensor:
-    """One vector of all flags, for the tensors of the numbers `wanted`."""
+    """One vector of the flags of the tensors `wanted`, in that order."""
     if not flags:
         return plain_ops.constant([], tf.bool)
     numbers, vector, _ = _join(flags)

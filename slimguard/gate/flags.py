@@ -21,7 +21,7 @@ class Flags(NamedTuple):
 
 
 def each_once(flags: Flags) -> Flags:
-    """The same, but a variable that was not finite before the update is not bad afterwards, too."""
+    """The same, but a variable that was not finite before the update has no flag after it."""
     numbers = {label.name: n for n, label in enumerate(flags.labels) if label.kind == 'before'}
     if not numbers:
         return flags

@@ -7,7 +7,7 @@ from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from slimguard.system import texts
 
-# What an error that a gate raises begins with. announcement.py gives it to an Assert, whose message
+# The beginning of an error that a gate raises. announcement.py gives it to an Assert, whose message
 # goes on with `] [` and the labels of what was bad, joined by `|`: see `labels_in`.
 ERROR = 'slimguard: this step wrote nothing. Bad: '
 
@@ -15,16 +15,16 @@ ERROR = 'slimguard: this step wrote nothing. Bad: '
 # What the reason says before the name of a loss that is too large.
 ABOVE_MAX_LOSS = 'above max_loss: '
 
-# What the norm of all gradients together is called.
+# The name of the norm of all gradients together.
 GRADIENT_NORM = 'gradient norm'
 
 
 class Label(NamedTuple):
     """What one element of a gate's `bad` vector stands for."""
 
-    # 'value', 'square', 'limit', 'norm' or 'clone', for which the update is refused; 'before', for
-    # which it is not begun; 'late', 'state' or 'written', which are found once it has run; 'rank',
-    # for one that found what others did not.
+    # 'value', 'square', 'limit', 'norm', 'clone': the update is refused. 'before': a copy is bad,
+    # and the update does not begin. 'late', 'state', 'written': found once the update has run.
+    # 'rank': the rank found what others did not.
     kind: str
     name: str
 
@@ -48,12 +48,12 @@ def labels_in(message: str) -> List[Label]:
 
 
 def explain(labels: Sequence[Label], limits: Optional[Mapping[str, str]] = None) -> Verdict:
-    """Puts what was bad about a step into a sentence.
+    """Puts the labels of a bad step into a sentence.
 
     Args:
-      labels: what was bad.
-      limits: by kind, 'limit' or 'norm', what to say of a number above its limit where more is
-        known of that than a gate knows; '' to say nothing.
+      labels: the labels of all that was bad.
+      limits: by kind, 'limit' or 'norm', what to say of a number above its limit, if the caller
+        knows more of it than a gate does; '' to say nothing.
     """
     limits = limits or {}
 
@@ -72,14 +72,14 @@ def explain(labels: Sequence[Label], limits: Optional[Mapping[str, str]] = None)
     if named('norm'):
         parts.append(limits.get('norm', 'too large: ' + named('norm')))
     parts = [part for part in parts if part]
-    # What is bad after an update that was refused was so before; a late loss refuses none.
+    # A variable that is bad after a refused update was so before; a late loss refuses none.
     has_run = named('late') or not parts
     state_lost = bool(named('before') or (named('state') and not has_run))
     if state_lost:
         parts.append('not finite already before this step: ' + named('before', 'state'))
     elif named('state', 'written') and not parts:
         parts.append('not finite once updated: ' + named('state', 'written'))
-    elif named('state'):  # of the forward pass, the value that was written has been told
+    elif named('state'):  # not 'written': the value that the forward pass wrote is named above
         parts.append('not finite once updated: ' + named('state'))
     where = ' (on %s)' % named('rank') if named('rank') else ''
     names = (label.name for label in labels if label.kind not in ('clone', 'rank'))

@@ -1,4 +1,4 @@
-"""Forward writes in the graph: their variables are copied ahead, and read once they are written."""
+"""Copies the variables of forward writes ahead, and reads them once they are written."""
 
 from typing import Any, Dict, List, Sequence
 
@@ -39,7 +39,7 @@ def require_unseen(plan: Plan) -> None:
 def copy_ahead(plan: Plan, make: ops.Maker) -> List[Copy]:
     """Copies the variables that are to be put back, and makes their writes wait for the copies.
 
-    What waits for a copy already, made for another train op, is put back from that one.
+    If a write waits already for a copy made for another train op, that copy serves this gate too.
     """
     entries = {variable: _entries(writes, plan) for variable, writes in plan.put_back.items()}
     awaited = {variable: copy_awaited(variable, found) for variable, found in entries.items()}
@@ -56,12 +56,12 @@ def copy_ahead(plan: Plan, make: ops.Maker) -> List[Copy]:
 
 
 def _apart(entries: Dict[tf.Operation, List[tf.Operation]], plan: Plan) -> List[List[tf.Operation]]:
-    """The variables in groups of which one copy may be made: no write of one leads to another.
+    """Groups of variables that one copy may hold: in a group no write leads to another.
 
-    Where it does, the second write waits for the copy by way of the first, and Grappler takes out
-    its own edge. In a run that feeds a tensor in between, the first write is not run.
+    If one did, the second write would wait for the copy by way of the first, so Grappler would
+    remove its own control edge. But a run that feeds a tensor in between skips the first write.
     """
-    if len(entries) < 2:  # most often there is none, and the step is long
+    if len(entries) < 2:  # mostly there is none, and reading the step takes long
         return [list(entries)] if entries else []
     firsts = {found[0] for found in entries.values()}
     depths: Dict[tf.Operation, int] = {}
@@ -76,7 +76,7 @@ def _apart(entries: Dict[tf.Operation, List[tf.Operation]], plan: Plan) -> List[
 
 
 def _parts(make: ops.Maker, known: Dict[tf.Operation, Copy]) -> List[Copy]:
-    """The copies of variables; of one that holds others as well, only their parts."""
+    """The copies of variables; of a copy that holds others as well, only the known ones' parts."""
     found: List[Copy] = []
     for whole in {made.value.op: made for made in known.values()}.values():
         if all(variable in known for variable in whole.variables):
@@ -88,7 +88,7 @@ def _parts(make: ops.Maker, known: Dict[tf.Operation, Copy]) -> List[Copy]:
 
 
 def read_opaque_writes(plan: Plan, make: ops.Maker, known: tf.Tensor) -> List[Check]:
-    """Reads the variables whose new value can only be read afterwards.
+    """Reads the variables whose new value is known only after the write.
 
     Args:
       plan: the plan of the gate.
@@ -107,7 +107,7 @@ def read_opaque_writes(plan: Plan, make: ops.Maker, known: tf.Tensor) -> List[Ch
 def read_from_others(plan: Plan, make: ops.Maker) -> List[Check]:
     """Reads the variables that others write, as they are before the update.
 
-    Where no step takes the fast path, what was made of them is checked afterwards.
+    None in a trial, which checks the values made of them afterwards.
     """
     found = []
     for variable in [] if plan.trial else plan.from_others:
@@ -123,14 +123,14 @@ def _read_after(token: tf.Tensor, variable: tf.Operation, make: ops.Maker) -> tf
         if graphs.is_resource(variable):
             with tf.control_dependencies([token]):
                 return make.copy(variable)
-        # Grappler may swap a copy with what is done to it (see `finite_checks.Moment`); a switch,
-        # of which no one knows the side before it runs, stays where it is.
+        # Grappler may swap a copy with the op after it (see `finite_checks.Moment`). It leaves a
+        # switch in its place, since the side is not known before it runs.
         switch = tf.raw_ops.Switch(data=variable.outputs[0], pred=token)
         return plain_ops.merge([switch.output_false, switch.output_true], 'written')
 
 
 def _entries(writes: Sequence[tf.Operation], plan: Plan) -> List[tf.Operation]:
-    """The ops to wait with so that `writes` wait: in a loop, what enters the loop."""
+    """The ops that have to wait so that `writes` do: for a write in a loop, the loop's Enters."""
     entries: List[tf.Operation] = []
     for write in writes:
         loop = graphs.loop_around(write)

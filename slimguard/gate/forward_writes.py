@@ -1,4 +1,4 @@
-"""What is put back after a bad step: the forward writes, and what has to wait for them."""
+"""Which forward writes are put back after a bad step, and which ops all gated writes wait for."""
 
 from typing import Dict, List, Optional, Sequence, Set
 
@@ -44,7 +44,7 @@ class ForwardWrites:
         return bool(floats)
 
     def _is_input(self, write: tf.Operation, variable: tf.Operation) -> bool:
-        """Whether to leave what `write` wrote: restoring it would pick the bad batch again."""
+        """Whether to keep the value that `write` wrote: its old value picks the bad batch again."""
         if self._inputs is None:
             self._inputs = StepInputs(self._step, self._gated, self._losses)
         return self._inputs.include(write, variable)
@@ -68,10 +68,10 @@ def find_barrier(
 
 
 def _ways_out(step: StepGraph, writes: List[tf.Operation]) -> List[tf.Operation]:
-    """The ops through which the branches and loops are left that `writes` are in.
+    """The ops that lead out of the branches and loops that `writes` are in.
 
-    Who waits for these has waited for the writes: whatever leads from a write to the train op
-    leaves through one of them.
+    An op that waits for these has waited for the writes: every path from a write to the train op
+    leads through one of them.
     """
     around = {graphs.outermost_context(write) for write in writes} - {None}
     if not around:

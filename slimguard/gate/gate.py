@@ -35,12 +35,12 @@ KEPT_RATES = '_slimguard_learning_rates'
 
 
 class Beside(NamedTuple):
-    """What a thread runs beside the steps of a gate.
+    """A guarded run that a thread makes beside the steps of a gate.
 
     Attributes:
-      gate: the gate of that.
-      count: int32 scalar, how many bad runs of it nobody was told of, after a step.
-      quiet_count: the same, to fetch beside what is `quiet` in the gate of the steps.
+      gate: the gate of that run.
+      count: int32 scalar, how many bad runs no watcher was told of, after a step.
+      quiet_count: the same, to fetch together with `quiet` of the gate of the steps.
     """
 
     gate: 'Gate'
@@ -55,39 +55,39 @@ class Gate:
       train_op: the guarded train op, of the kind (Tensor or Operation) that was given.
       original: the train op that was given.
       loss: the floating scalar that counts as the step's loss, or None.
-      written: bool scalar, whether the step was written. This and what follows is read after the
+      written: bool scalar, whether the step was written. This, `bad` and `step` are read after the
         step is done.
       bad: bool vector, an element for each of `labels`; all False if the step was written.
       labels: a `Label` for each element of `bad`.
       step: the global step after the step, or None if the graph has none.
-      watched: bool scalar to feed. Fed True, a bad step neither prints nor raises.
-      untold: in a session that is watched, where a bad step leaves what there is to tell in place
-        of that; see `Untold`.
-      untold_count: int32 scalar, how many bad steps are there after this one.
-      quiet: train_op, written, bad and step once more, as an `Outcome`. Fetched instead of those, a
-        bad step neither prints nor raises, and nothing has to be fed: that is quicker.
+      watched: bool scalar to feed. If it is True, a bad step neither prints nor raises.
+      untold: keeps what a bad step has to tell, instead of printing or raising, in a session that
+        is watched; see `Untold`.
+      untold_count: int32 scalar, how many bad steps `untold` keeps after this one.
+      quiet: train_op, written, bad and step once more, as an `Outcome`. If a run fetches these
+        instead, a bad step neither prints nor raises. That is quicker than to feed `watched`.
       is_good: bool scalar, whether a step off the fast path is written; dead on the fast path, so
-        what waits for it costs nothing there.
+        ops that wait for it cost nothing there.
       limit: float64 scalar to feed: the largest loss that is no incident; None without a loss.
       norm_limit: float64 scalar to feed: half the square of the largest norm of all gradients that
         is no incident; Inf unless it is fed.
       measures: loss, learning rate and gradients of a step, to fetch; see `Measures`.
-      row: these, and `untold_count`, in one vector; see `Measures.counted_row`.
+      row: `measures` and `untold_count` in one vector; see `Measures.counted_row`.
       max_loss: the default of `limit`, or None.
       gated: the ops of the given train op that run behind the switch.
-      writes: by those of them that write, the clone that is run.
+      writes: the clones that run, by the write in `gated`.
       raises: whether a bad step raises `InvalidArgumentError` in the session.
-      values: what to fetch in the place of each tensor that was to be fetched beside the train op.
-      transient: the ops of the variables that can hold what is not finite for a moment in any bad
-        step, until it is put back or undone: another thread that reads them may see it. Empty
-        for a usual gate, which writes nothing in a bad step; there only an update of finite values
-        that overflows inside the optimizer is written and undone.
-      beside: what threads run beside these steps: what the chief of synchronous replicas makes of
-        their gradients, and summaries that write.
-      takes_from: for the gate of such an update, the accumulators that it takes gradients from.
-      is_beside: whether it is of what a thread runs beside the steps, so that nobody fetches it.
+      values: the tensor to fetch in place of each that was to be fetched beside the train op.
+      transient: the ops of the variables that any bad step may make non-finite for a moment, until
+        they are restored: another thread may read them then. Empty for a usual gate, which writes
+        nothing in a bad step, except an update of finite values that overflows inside the
+        optimizer, and is undone.
+      beside: the guarded runs that threads make beside these steps: updates that the chief of
+        synchronous replicas makes of their gradients, and summaries that write.
+      takes_from: for the gate of a chief's update, the accumulators that it takes gradients from.
+      is_beside: whether a thread makes its runs beside the steps, so that no step fetches it.
       fed: the tensors computed within the step that its runs feed; most gates have none.
-      trains: whether it may be of a train op; False for a run that only writes.
+      trains: whether it may guard a train op; False for a run that only writes.
       ranks: the processes that run the step together, and decide as one; see `Ranks`.
     """
 
@@ -122,7 +122,7 @@ class Gate:
         self.row = built.row
 
     def run_beside(self, other: 'Gate') -> None:
-        """Lets those who watch this gate's steps be told of a gate that a thread runs."""
+        """Has the watchers of this gate's steps told of bad runs of a gate that a thread runs."""
         other.is_beside = True
         with ops.our_scope(self.train_op.graph, 'beside'):
             counts = map(other.untold.count_after, (self.bad, self.quiet.bad))
@@ -130,12 +130,12 @@ class Gate:
 
     @property
     def limits(self) -> List[tf.Tensor]:
-        """Those of `limit` and `norm_limit` that are compared with something."""
+        """`limit` and `norm_limit`, without one that the gate compares with nothing."""
         limits = [] if self.limit is None else [self.limit]
         return limits + ([self.norm_limit] if self.measures.gradients else [])
 
     def explain(self, bad: Sequence[bool]) -> Verdict:
-        """What a fetched `bad` vector says."""
+        """Puts a fetched `bad` vector into words."""
         verdict = explain(self.labels_of(bad))
         where = ''
         if self.is_beside:
@@ -143,7 +143,7 @@ class Gate:
         return verdict._replace(reason=where + verdict.reason)
 
     def labels_of(self, bad: Sequence[bool]) -> List[Label]:
-        """The labels of what a fetched `bad` vector says is bad."""
+        """The labels of the flags that are set in a fetched `bad` vector."""
         return [label for label, is_bad in zip(self.labels, bad) if is_bad]
 
 
@@ -159,7 +159,7 @@ def gates_of(graph: tf.Graph) -> Dict[str, Gate]:
 
 
 def ranks_in(graph: tf.Graph) -> Ranks:
-    """The processes that run the guarded steps of a graph together; this one alone for none."""
+    """The processes that run a graph's guarded steps together; else this process alone."""
     found = (gate.ranks for gate in gates_of(graph).values())
     return next((each for each in found if each.are_several), Ranks())
 
@@ -181,10 +181,10 @@ def gate_of(train_op: TrainOp) -> Optional[Gate]:
 
 
 def original_of(train_op: TrainOp) -> TrainOp:
-    """What a guarded train op was made of; a train op that is not guarded as it is.
+    """The train op that a guarded one was made of; a train op that is not guarded, as it is.
 
-    An imported graph may hold guarded train ops: a file that was saved under a guard. Nobody knows
-    their gates any more, to watch them by.
+    An imported graph may hold guarded train ops, from a file that was saved under a guard. Their
+    `Gate` objects are lost, so no watcher can watch them.
     """
     gate = gate_of(train_op)
     if gate is not None:
@@ -196,9 +196,9 @@ def original_of(train_op: TrainOp) -> TrainOp:
 def through_gates(
     graph: tf.Graph, fed: Sequence[tf.Tensor] = ()
 ) -> Callable[[tf.Operation], Iterable[tf.Operation]]:
-    """What ops need if some tensors are fed, with what each gate was made of in place of it.
+    """A function for `graphs.ancestors`: the ops that an op needs if some tensors are fed.
 
-    For `graphs.ancestors`.
+    A guarded train op needs its original alone, so that ancestors are found through the gates.
     """
     fed_keys = set(map(key, fed))
     originals = {op_of(gate.train_op): op_of(gate.original) for gate in gates_of(graph).values()}
@@ -213,7 +213,7 @@ def through_gates(
 def gated_writes(
     train_op: TrainOp, loss: Optional[tf.Tensor], fed: Sequence[tf.Tensor] = ()
 ) -> Set[tf.Operation]:
-    """The writes that a gate runs clones of; a run that fetches one of them runs it once more.
+    """The writes that a gate runs clones of; a run that also fetches one of them writes twice.
 
     Args:
       train_op, loss, fed: as for `guard_with_values`.
@@ -290,7 +290,7 @@ def guard(
     replica = tf.distribute.get_replica_context() if tf.distribute.has_strategy() else None
     if replica is None:
         return guard_with_values(train_op, loss, max_loss, ()).train_op
-    # Each replica calls this, with a loss of its own. An update is of all of them: one gate.
+    # Each replica calls this, with a loss of its own. They share the update, and so the gate.
     gate = replica.merge_call(_guard_replicas, args=(train_op, loss, max_loss))
     value = gate.values.get(key(train_op)) if isinstance(train_op, tf.Tensor) else None
     if value is None:
@@ -300,10 +300,10 @@ def guard(
 
 
 def _guard_replicas(strategy, train_op, loss, max_loss: Optional[float]) -> Gate:
-    """The gate of what all replicas update; `train_op` and `loss` are what each has given."""
+    """The gate of the replicas' update; `train_op` and `loss` hold what each replica has given."""
     train_ops = list(dict.fromkeys(strategy.experimental_local_results(train_op)))
     losses = [each for each in strategy.experimental_local_results(loss) if each is not None]
-    if not losses and len(train_ops) > 1:  # of `create_train_op`, each returns its loss
+    if not losses and len(train_ops) > 1:  # from `create_train_op`, each returns its loss
         losses = _losses_returned(train_ops)
     one = mean_of(losses) if losses else None
     if len(train_ops) == 1:
@@ -329,13 +329,13 @@ def guard_with_values(
     fed: Sequence[tf.Tensor] = (),
     trains: bool = True,
 ) -> Gate:
-    """As `guard`, for a step in which other tensors are fetched that wait for the train op.
+    """As `guard`, for a step that fetches other tensors too, which then wait for the train op.
 
     Args:
       train_op, loss, max_loss: as for `guard`, and checked.
       values: tensors that the train op needs; `Gate.values` has what to fetch for them.
-      fed: tensors computed within the step that its runs feed. Such a train op is to be another
-        than that of other runs, as a train op has one gate.
+      fed: tensors computed within the step that its runs feed. Other runs need another train op,
+        since a train op has one gate.
       trains: whether it may have a forward pass that writes; else each write is held back.
     """
     graph = train_op.graph
@@ -352,8 +352,8 @@ def guard_with_values(
         train_op = gate.original
     _require_open_graph(train_op)
     guarded = _guarded_in(graph)
-    # No session of another thread may see a gate half built: what a session has seen cannot be
-    # wired any more.
+    # No session of another thread may see a gate half built: ops that a session has seen can get
+    # no new inputs.
     with graph.as_default(), tf_private.lock_against_sessions(graph), _no_collection():
         gate = Gate(make_plan(train_op, loss, guarded, values, fed=fed, trains=trains), max_loss)
         rates = getattr(graph, KEPT_RATES, None)
@@ -374,7 +374,7 @@ def _note(gate: Gate) -> None:
 
 
 def _chiefs_of(gate: Gate) -> List[Gate]:
-    """The gates of the updates that are made of the gradients a gate hands on to accumulators."""
+    """The gates of the chiefs' updates, which take the gradients that `gate` accumulates."""
     filled = {write.inputs[0].op for write in gate.writes if is_accumulator(write)}
     if not filled:
         return []
@@ -385,11 +385,11 @@ def _chiefs_of(gate: Gate) -> List[Gate]:
 
 
 def _guard_chief_updates(gate: Gate, filled: Set[tf.Operation]) -> List[Gate]:
-    """Guards what updates variables with gradients from the accumulators that `gate` fills."""
+    """Guards the updates that take gradients from the accumulators that `gate` fills."""
     made: List[Gate] = []
     try:
         for update in find_chief_updates(gate.train_op.graph, filled):
-            # Where the steps are watched, there the chief's updates are as well.
+            # On one device with the steps, whose watchers also watch the chief's updates.
             near = gate.written.op.device
             plan = make_plan(update.train_op, None, update.without_tokens, chief_at=near)
             chief = Gate(plan, None)
@@ -404,12 +404,12 @@ def _guard_chief_updates(gate: Gate, filled: Set[tf.Operation]) -> List[Gate]:
 
 
 def _warn_of_chief(train_op: TrainOp, why: object) -> None:
-    """Says once of a train op that the update made of its gradients is not guarded."""
+    """Warns, once for a train op, that the update made of its gradients is not guarded."""
     warned = getattr(train_op.graph, _WARNED_OF_CHIEF, set())
     if train_op.name not in warned:
         setattr(train_op.graph, _WARNED_OF_CHIEF, warned | {train_op.name})
         log().warning(
-            'slimguard: the gradients of train op %r are guarded, and the update that the chief '
+            'the gradients of train op %r are guarded, and the update that the chief '
             'makes of them is NOT: %s. Call slimguard.guard() right after minimize() or '
             'apply_gradients() of the SyncReplicasOptimizer.',
             train_op.name,
@@ -428,7 +428,7 @@ def _require_open_graph(train_op: TrainOp) -> None:
 
 @contextlib.contextmanager
 def _no_collection():
-    """No garbage collection: among thousands of new ops that stay, it takes as long as they do."""
+    """No garbage collection: it would take as long as making the thousands of ops, which stay."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -16,7 +16,7 @@ _SCALAR_MATH = frozenset(['Add', 'AddV2', 'Cast', 'Const', 'Mul', 'Sub'])
 
 
 class _BackEdge(NamedTuple):
-    """An input of an op that closes a loop: its clone comes after the clone of the op."""
+    """An input of an op that closes a loop: its source is cloned after the op."""
 
     op: tf.Operation
     index: int
@@ -50,12 +50,12 @@ class GatedClones:
         return self._clones[op]
 
     def of(self, tensor: tf.Tensor) -> tf.Tensor:
-        """What the clone puts out in the place of `tensor`; for what is not gated, `tensor`."""
+        """The clone's output in place of `tensor`; `tensor` itself, if its op is not gated."""
         clone = self._clones.get(tensor.op)
         return tensor if clone is None else clone.outputs[tensor.value_index]
 
     def writes(self) -> Dict[tf.Operation, tf.Operation]:
-        """By gated write, its clone; in the order in which they run."""
+        """The clone of each gated write, in the order in which they run."""
         return {op: clone for op, clone in self._clones.items() if op in self._plan.step.writes}
 
     def writes_at(self, task: Task) -> List[tf.Operation]:
@@ -71,7 +71,7 @@ class GatedClones:
         for index, source in enumerate(map(self._plan.step.resolve, op.inputs)):
             if source.op in self._plan.gated and source.op not in self._clones:
                 back_edges.append(_BackEdge(op, index, source))
-                inputs.append(inputs[0])  # until then, the loop's entry
+                inputs.append(inputs[0])  # a stand-in until then: the loop's entry
             else:
                 inputs.append(self.of(source))
         controls = [self._clones.get(c, c) for c in self._plan.step.controls(op)]
@@ -89,7 +89,7 @@ class GatedClones:
     ) -> Optional[Hashable]:
         """A key that is equal for ops that compute the same scalar; None for any other op.
 
-        Else two hundred moving averages would compute the same `1 - decay` two hundred times.
+        Without it two hundred moving averages would compute `1 - decay` two hundred times.
         """
         if op.type not in _SCALAR_MATH or op.outputs[0].shape.rank != 0:
             return None
@@ -101,16 +101,16 @@ class GatedClones:
         return (op.type, op.device, needed, frozenset(said))
 
     def _switch(self, op: tf.Operation) -> List[tf.Operation]:
-        """The ops to wait for so that `op` is dead if `go` is; none, if an input of it is dead."""
+        """The ops to wait for so that the clone is dead if `go` is; none if an input is then."""
         if op.type in _MERGES:
             return []  # it is alive if one of its inputs is, whatever it waits for
         loop = graphs.loop_around(op)
         if loop is not None and not (op.type in ENTERS and graphs.flow_around(op) is loop):
-            return []  # nothing inside of a loop can wait for what is outside; its entries do
+            return []  # no op inside of a loop can wait for one outside; the loop's entries do
         task = self._tasks.of(op)
         go = self._go[task].op
         if task is not self._tasks.home and op in self._plan.step.writes:
-            return [go]  # the copies that it has to wait for are made there
+            return [go]  # it has to wait for the copies, which are made there
         dies_anyway = any(
             needed in self._clones and needed.type not in _MERGES
             for needed in self._plan.step.needs(op)

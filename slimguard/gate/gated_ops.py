@@ -1,4 +1,4 @@
-"""Which ops of a step are gated: the writes that can wait for the decision, and what follows them.
+"""Which ops of a step are gated: the writes that can wait for the decision, and all ops after them.
 
 Ops before the gradients are left as they are; a write among them is a *forward write*.
 """
@@ -23,19 +23,20 @@ def find_gated_ops(
 
     Args:
       step: the ops of the step.
-      left_alone: the writes that a run without training makes even when the values are bad; it
-        gates all others. None for a train op, which has a forward pass.
+      left_alone: the writes that a run without training makes even when the values are bad; all
+        others are gated. None for a train op, which has a forward pass.
       loss: the loss, if it was given.
 
     Raises:
       ValueError: if a placeholder is among them.
     """
     training = _find_training_writes(step) if left_alone is None else set()
-    # What waits for a guarded train op would run that as well: as it is, and as a part of this one.
+    # Gated before, gated here: in the forward pass, an op that waits for a guarded train op would
+    # run this as it is, and the new gate would run it again.
     training.update(write for write in step.writing if write in step.gated_before)
     forward = _find_forward_ops(step, training, loss) if left_alone is None else left_alone
     if not forward or left_alone is not None:
-        # Nothing trains: what another train op puts back is put back here as well.
+        # Nothing trains: a write that another train op puts back is put back here as well.
         forward = forward.union(filter(is_put_back, step.writing))
         training = set(step.writing) - forward
     gated: _Ops = set()
@@ -53,10 +54,10 @@ def find_gated_ops(
 
 
 def _find_training_writes(step: StepGraph) -> _Ops:
-    """The writes that train: optimizer kernels, and what writes a gradient to a trainable variable.
+    """The writes that train: optimizer kernels, and writes of gradients to trainable variables.
 
-    What else is written to a trainable variable is a statistic that nobody has made untrainable;
-    or else nothing here is known for a gradient, as those of a `tf.GradientTape` are not.
+    Any other write to a trainable variable updates a statistic that nobody has made untrainable.
+    If no training write is known, as with gradients of a `tf.GradientTape`, these are taken for it.
     """
     trainable = {variable.name for variable in graphs.trainable_in(step.graph)}
     kernels = {write for write in step.writing if graphs.is_apply(write)}
@@ -72,7 +73,7 @@ def _find_training_writes(step: StepGraph) -> _Ops:
 
 
 def _find_forward_ops(step: StepGraph, training: _Ops, loss: Optional[tf.Tensor]) -> _Ops:
-    """What the loss and the gradients are computed from."""
+    """The ops that the loss and the gradients are computed from."""
     computed: _Ops = set()
     for value in (step.core, loss):
         if value is not None and graphs.is_float(value):
@@ -85,11 +86,11 @@ def _find_forward_ops(step: StepGraph, training: _Ops, loss: Optional[tf.Tensor]
 
 
 def _find_slot_writes(step: StepGraph, training: _Ops, computed: _Ops) -> _Ops:
-    """Writes that a training write needs, but no gradient: they can be gated as well.
+    """Writes that a training write needs and no gradient does: they can be gated as well.
 
-    Adam's sparse update is made so: it decays and scatters into its moments, and subtracts
-    what it then reads from them. Here we follow such arithmetic from the training writes
-    back to where something else, a gradient, enters it.
+    Adam's sparse update has them: it decays its moments, scatters into them, and subtracts what it
+    then reads from them. This follows such arithmetic from the training writes back to the
+    gradients that enter it.
     """
     slot_writes: _Ops = set()
     seen: _Ops = set()
@@ -123,7 +124,7 @@ def _makers_of_written_values(step: StepGraph, training: _Ops) -> List[tf.Operat
 
 
 def _with_loops(step: StepGraph, gated: _Ops, loops: Set[object]) -> _Ops:
-    """A loop runs as one: if one op in it is gated, all are, and what comes after."""
+    """A loop runs as one: if one op in it is gated, all are, and all ops after it."""
     if not loops:
         return gated
     for op in step.order:

@@ -1,8 +1,8 @@
-"""Histograms of what is not finite.
+"""Histogram summaries of values that are not finite.
 
-TensorFlow's op for a histogram summary raises "Nan in summary histogram for: ..." where it should
-draw one. A Supervisor's thread or a `SummarySaverHook` that runs it then ends the training for a
-batch that the gate would have kept from doing harm.
+For these TensorFlow's op raises "Nan in summary histogram for: ...". If a Supervisor's thread or a
+`SummarySaverHook` runs it, this ends the training for a batch that the gate would have kept from
+doing harm.
 """
 
 import tensorflow as tf
@@ -17,14 +17,14 @@ def leave_out_bad_values(graph: tf.Graph) -> None:
     """Makes histogram summaries of the graph show only finite values, instead of raising.
 
     If all values are finite, the histogram is unchanged. Ops that a session may have seen stay as
-    they are: they cannot be wired any more.
+    they are: they can get no new inputs.
     """
     histograms = [op for op in graph.get_operations() if _may_raise(op)]
     if not histograms or graph.finalized:
         return
     histograms = list(filter(unseen_by_sessions(graph), histograms))
     make = ops.Maker(graph)
-    # No session of another thread may see the half of it.
+    # No session of another thread may see half of the changes.
     with tf_private.lock_against_sessions(graph), ops.our_scope(graph, 'histograms'):
         for op in histograms:
             tf_private.replace_input(op, 1, _finite_values(make, op))
@@ -42,7 +42,7 @@ def _finite_values(make: ops.Maker, op: tf.Operation) -> tf.Tensor:
     if context is not None:
         context.Enter()
     try:
-        # TensorFlow takes no other shape in the place of one it knows, but one it knows less of.
+        # Hence an unknown shape: TensorFlow refuses an input whose known shape is another.
         return make.finite_values(op.inputs[1], op)
     finally:
         if context is not None:

@@ -1,6 +1,6 @@
 """When an optimizer's kernel makes finite numbers of finite and small ones.
 
-On the fast path nothing is looked at after the update, so a kernel is taken there only if that is
+On the fast path no variable is checked after the update, so a kernel may run there only if this is
 known. It depends on the kernel's arguments: Adam divides by `1 - beta1_power`, FTRL by the learning
 rate, Adagrad by the root of what it has accumulated. Arguments that are constants are judged here;
 others are compared in each step (fast_path.py).
@@ -16,10 +16,10 @@ from slimguard import graph as graphs
 from slimguard.gate.step_graph import StepGraph
 from slimguard.graph import key
 
-_NEARLY_ONE = 1 - 2.0**-53  # the largest float64 below it; numbers are compared as such
+_NEARLY_ONE = 1 - 2.0**-53  # the largest float64 below one; numbers are compared in float64
 _ANY = (-1e12, 1e12)
-# The values of arguments for which all is well, the ends included. What is divided by is not so
-# small that a gradient and a learning rate that pass the fast path would overflow.
+# The ranges of arguments in which kernels make finite numbers of small ones, the ends included.
+# Divisors are not so small that a gradient and a learning rate that pass the fast path overflow.
 _RANGES: Dict[str, Tuple[float, float]] = {
     'beta': (0, 1),
     'beta1': (0, _NEARLY_ONE),
@@ -36,22 +36,22 @@ _RANGES: Dict[str, Tuple[float, float]] = {
     'rho': (0, 1),
     'sign_decay': (-1, 1),
 }
-# A power of what is below one is below one.
+# A power of a number below one is below one.
 _POWERS = {'beta1_power': 'beta1', 'beta2_power': 'beta2'}
 _GRADIENTS_AND_RATES = frozenset('grad delta gradient lr alpha'.split())
 _RATE_OF_FTRL = (1e-12, 1e12)
 # Kernels that divide by one plus the rate times l2.
 _DIVIDES_BY_RATE = re.compile('Proximal|AdagradDA')
 _RATE_THAT_IS_ADDED = (0, 1e12)
-# Arguments that begin with some number, to which squares are added, and the kernels that divide by
-# them without an epsilon.
+# Arguments that accumulate squares on top of an initial value, and the kernels that divide by them
+# without an epsilon.
 _ACCUMULATED = frozenset('accum gradient_squared_accumulator'.split())
 _DIVIDES_BY_ACCUMULATED = re.compile('Adagrad|Ftrl')
 _SMALLEST_BEGINNING = 1e-30
 
 
 class Range(NamedTuple):
-    """A float scalar, and from where to where it may be."""
+    """A float scalar, and the range that it may lie in, the ends included."""
 
     tensor: tf.Tensor
     low: float
@@ -59,10 +59,10 @@ class Range(NamedTuple):
 
 
 class Beginnings:
-    """Knows what the variables of a graph begin with.
+    """Knows the initial values of the variables of a graph.
 
     Args:
-      graph: the graph. It is read when it is first asked for.
+      graph: the graph. Its variables are listed at the first question.
     """
 
     def __init__(self, graph: tf.Graph):
@@ -81,7 +81,7 @@ class Beginnings:
 
 
 class Kernels:
-    """Looks at the kernels of one step, which share most of their arguments.
+    """Judges the kernels of one step, which share most of their arguments.
 
     Args:
       step: the ops of the step.
@@ -93,7 +93,7 @@ class Kernels:
         self._beginnings = Beginnings(step.graph)
 
     def ranges_of(self, kernel: tf.Operation) -> Optional[List[Range]]:
-        """What has to hold so that it makes finite numbers of small ones; None if it may not."""
+        """The ranges in which a kernel makes finite numbers of small ones; None if it may not."""
         if 'CenteredRMSProp' in kernel.type:
             return None  # it takes the root of a difference, which rounding can make negative
         if not self._begins_above_zero(kernel):
@@ -124,7 +124,7 @@ class Kernels:
         return self._constants[of]
 
     def _begins_above_zero(self, kernel: tf.Operation) -> bool:
-        """Whether what it divides by begins above zero; it only grows."""
+        """Whether the accumulators that it divides by begin above zero; they only grow."""
         if not _DIVIDES_BY_ACCUMULATED.search(kernel.type):
             return True
         arguments = graphs.arguments_of(kernel)
@@ -139,7 +139,7 @@ class Kernels:
 
 
 def _allowed(kernel: tf.Operation, name: str) -> Optional[Tuple[float, float]]:
-    """The values of an argument for which all is well; None if nothing is known of it."""
+    """The range in which an argument does no harm; None if none is known."""
     if name in ('lr', 'alpha') and 'Ftrl' in kernel.type:
         return _RATE_OF_FTRL
     if name in ('lr', 'alpha') and _DIVIDES_BY_RATE.search(kernel.type):

@@ -1,7 +1,7 @@
-"""Late values: they are there only after a gated write, so they cannot be checked before it.
+"""Late values: they are computed after a gated write, so they cannot be checked before it.
 
-What they are made of can be. :class:`LateValues` follows a late value back to that, as long as the
-ops in between make finite numbers of finite numbers, unless a sum of them overflows.
+The values that they are computed from can be. :class:`LateValues` follows a late value back to
+these, as long as the ops in between make finite numbers of finite ones, but for sums that overflow.
 """
 
 from typing import List, Optional, Set
@@ -22,7 +22,7 @@ class LateValues:
 
     Args:
       step: the ops of the step.
-      gated: those of them that are gated.
+      gated: the gated ops among them.
 
     Attributes:
       ops: as `gated`; their outputs are late.
@@ -38,7 +38,7 @@ class LateValues:
     def sources_of(self, tensor: tf.Tensor) -> Optional[List[tf.Tensor]]:
         """The tensors to check so that `tensor` is finite, or None if that is not enough.
 
-        For a tensor that is not late, the tensor itself. For one that is, what it is made of.
+        For a tensor that is not late, the tensor itself. For a late one, those it is made of.
         """
         if tensor not in self:
             return [tensor]
@@ -56,7 +56,7 @@ class LateValues:
                 continue
             seen.add(op)
             if op in self._step.writes or graphs.is_variable_read(op):
-                continue  # the variable itself, after a write that is checked for itself
+                continue  # a variable, after a write that has its own checks
             if graphs.loop_around(op) is not None or not keeps_finite(op):
                 return None
             waiting.extend(self._step.resolve(t) for t in op.inputs)
@@ -64,7 +64,7 @@ class LateValues:
 
 
 def keeps_finite(op: tf.Operation) -> bool:
-    """Whether what `op` returns is finite if its inputs are, but for sums that overflow."""
+    """Whether the results of `op` are finite if its inputs are, but for sums that overflow."""
     if op.type == 'Mul':
         return any(t.shape.rank == 0 for t in op.inputs)
     if op.type == 'RealDiv':

@@ -1,16 +1,16 @@
-"""Writes of late values: those that are known to stay finite, in any number of steps.
+"""Which writes of late values are known to stay finite, in any number of steps.
 
 A late value is made of variables that were just written, so it cannot be checked before it is
-written. Known are:
+written. These are known to stay finite:
 
 * copies, also within bounds, multiples by a number between zero and one, and averages: none is
   larger than the largest variable that it is made of, so none can grow until it is Inf;
-* constants, and sums with what is checked, which leaves a large number as it is;
+* constants, and sums with checked values, which leave a large number as it is;
 * Adam's update of the rows that were looked up, ``w.assign_sub(rate * m / (sqrt(v) + epsilon))``:
   the step itself has made `m` of checked values, and `v` is never below zero.
 
-Any other late write makes the step a trial, and so does a sum in float16, where numbers end soon.
-In other dtypes the variables are taken for smaller than half of the largest number, so that a
+Any other late write makes the step a trial, and so does a sum in float16, whose range is small. In
+other dtypes variables are assumed to be smaller than half of the largest number, so that a
 difference of two is finite.
 """
 
@@ -32,8 +32,8 @@ _ADDS = re.compile(r'(Resource)?(Assign|Scatter(Nd)?)(Add|Sub)(VariableOp)?$')
 _ROWS = re.compile(r'(Resource)?ScatterUpdate$')
 _SUMS = frozenset('Add AddV2'.split())
 _GATHERS = frozenset('Gather GatherV2 ResourceGather'.split())
-_ROUNDING = 2e-7  # of what adds up to one
-# The quotient of some checked values by it can be added for ever to a large number.
+_ROUNDING = 2e-7  # of weights that add up to one
+# Checked values divided by this can be added to a large number for ever.
 _LEAST_EPSILON = 1e-12
 
 
@@ -41,9 +41,9 @@ class Conditions(NamedTuple):
     """What has to hold before the update so that late writes stay finite.
 
     Attributes:
-      ranges: where factors have to be.
+      ranges: the ranges that factors have to lie in.
       from_others: variables that have to be small. The step does not write them, so they may hold
-        anything that others put there.
+        any value that others write.
     """
 
     ranges: List[Range]
@@ -53,10 +53,10 @@ class Conditions(NamedTuple):
 def find_conditions(
     writes: Sequence[tf.Operation], step: StepGraph, late: LateValues
 ) -> Optional[Conditions]:
-    """When those of some writes that are late stay finite; None if that is not known.
+    """The conditions under which the late ones of `writes` stay finite; None if not known.
 
     Args:
-      writes: the gated writes, but for those that are judged afterwards.
+      writes: the gated writes, without those that are judged after the update.
       step: the ops of the step.
       late: which values are late.
     """
@@ -71,9 +71,9 @@ class _LateWrites:
     """The late writes of one step.
 
     Attributes:
-      writes: by variable, what writes it in the step.
-      ranges: where the factors have to be in what was found to stay finite.
-      read: the variables that it is made of.
+      writes: the writes of the step, by variable.
+      ranges: the ranges of factors, for the writes that were found to stay finite.
+      read: the variables that these writes read.
     """
 
     def __init__(self, step: StepGraph, late: LateValues):
@@ -89,10 +89,10 @@ class _LateWrites:
         self._never_negative: Dict[tf.Operation, bool] = {}  # of variables
 
     def stays_finite(self, write: tf.Operation) -> bool:
-        """Whether what a write makes of finite variables is known to be finite for ever."""
+        """Whether a write of values made of finite variables is known to be finite for ever."""
         values = [value for value in self._values_of(write) if value in self._late]
         if len(values) != 1:
-            return not values  # what is not late is checked before the update
+            return not values  # a value that is not late is checked before the update
         if _ASSIGNS.match(write.type):
             return self._weight_of(values[0]) <= 1 + _ROUNDING
         return bool(_ADDS.match(write.type)) and (
@@ -112,7 +112,7 @@ class _LateWrites:
         return (first, second), (second, first)
 
     def _weight_of(self, tensor: tf.Tensor) -> float:
-        """How often the largest variable is in a value at most; Inf if that is not known."""
+        """How many times the largest variable a value is at most; Inf if that is not known."""
         variable = _variable_read(tensor)
         if variable is not None:
             self.read.append(variable)
@@ -134,14 +134,14 @@ class _LateWrites:
             return max(map(self._weight_of, self._inputs_of(tensor)))
         if tensor.op.type in _SUMS and tensor.dtype.base_dtype != tf.float16:
             total = sum(map(self._weight_of, self._inputs_of(tensor)))
-            return total if total <= 2 else math.inf  # it may overflow, whatever is made of it
+            return total if total <= 2 else math.inf  # the sum itself may overflow
         return math.inf
 
     def _is_average(self, write: tf.Operation, value: tf.Tensor) -> bool:
         """Whether a write is ``m.assign_sub((m - w) * share)``, or adds ``(w - m) * share``."""
         variables = self._step.writes.variables(write)
         if 'Scatter' in write.type or len(self.writes[variables[0]]) > 1:
-            return False  # it may change what it read before it is written
+            return False  # its variable may change between the read and the write
         if value.op.type != 'Mul' or value.dtype.base_dtype == tf.float16:
             return False
         for difference, share in self._both_ways(value):
@@ -151,7 +151,7 @@ class _LateWrites:
         return False
 
     def _is_share(self, factor: tf.Tensor) -> bool:
-        """Whether a scalar lies between zero and one; what is not late is compared in each step."""
+        """Whether a scalar lies between zero and one; if it is not late, each step compares it."""
         if factor.shape.rank != 0 or not factor.dtype.base_dtype.is_floating:
             return False
         constant = graphs.constant_scalar(factor)
@@ -161,7 +161,7 @@ class _LateWrites:
         if op.type == 'Sub' and graphs.constant_scalar(inputs[0]) == 1.0:
             return self._is_share(inputs[1])  # one minus a decay
         if factor in self._late:
-            if op.type == 'Minimum':  # of a decay, and what is less in the first steps
+            if op.type == 'Minimum':  # of a decay, and a number that is less in the first steps
                 return self._is_share(inputs[0]) and self._is_never_negative(inputs[1])
             return op.type == 'Cast' and self._is_share(inputs[0])
         if graphs.variable_read(factor) in self.writes:
@@ -170,7 +170,7 @@ class _LateWrites:
         return True
 
     def _is_quotient(self, value: tf.Tensor) -> bool:
-        """Whether a value is made of checked ones, by ``sqrt(v) + epsilon``."""
+        """Whether a value is a checked one divided by ``sqrt(v) + epsilon``."""
         if value.op.type != 'RealDiv' or value.dtype.base_dtype == tf.float16:
             return False
         dividend, divisor = self._inputs_of(value)
@@ -186,10 +186,10 @@ class _LateWrites:
         return False
 
     def _is_checked(self, tensor: tf.Tensor) -> bool:
-        """Whether a tensor is checked, or of a variable that the step makes of checked values.
+        """Whether a tensor is checked, or read from a variable made of checked values in this step.
 
-        That is, all its elements, or the rows that `tensor` is, were assigned before it was read;
-        and nothing but checked values is assigned or added.
+        In the second case the step assigns all elements of the variable, or the rows of `tensor`,
+        before the read, and it assigns and adds nothing but checked values.
         """
         if tensor not in self._late:
             return True
@@ -238,7 +238,7 @@ class _LateWrites:
         return op.type == 'Square' or (op.type == 'Sub' and self._is_share(tensor))
 
     def _is_variable_never_negative(self, variable: tf.Operation) -> bool:
-        """Whether it begins so, and is made of what is so; this may be its own value before."""
+        """Whether it begins so, and all values written to it are so, as may be its old value."""
         if variable not in self._never_negative:
             self._never_negative[variable] = True
             lowest = self._beginnings.lowest_of(variable)
@@ -259,5 +259,5 @@ class _LateWrites:
 
 
 def _variable_read(tensor: tf.Tensor) -> Optional[tf.Operation]:
-    """The variable whose value a tensor is, with all its elements."""
+    """The variable whose whole value a tensor is; None if it is only rows of one."""
     return None if tensor.op.type in _GATHERS else graphs.variable_read(tensor)

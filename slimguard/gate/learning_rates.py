@@ -1,11 +1,11 @@
-"""Learning rates times a factor, which a session keeps: :class:`LearningRates`.
+""":class:`LearningRates`: a factor for learning rates, which a session keeps.
 
-After a rollback the updates of a training may have to be smaller. The factor is multiplied into the
-gated clones of what writes weights, where they take it: the learning rate of an optimizer's kernel,
-and what other ops add to a trainable variable or subtract from it. That needs no change in
-the optimizer nor in the schedule.
+After a rollback the updates of a training may have to be smaller. The factor multiplies an input of
+each gated clone that writes weights: the learning rate of an optimizer's kernel, or the value that
+another op adds to a trainable variable or subtracts from it. The optimizer and the schedule stay as
+they are.
 
-The factor is in a table of the session, which begins with 1 and which nobody has to initialize; a
+A table of the session holds the factor, which is 1 at first. The table needs no initializer; a
 variable would be in the checkpoints.
 """
 
@@ -23,10 +23,10 @@ from slimguard.graph import key, ops
 from slimguard.graph.devices import processor_of
 from slimguard.graph.walk import arguments_of
 
-# What the kernels of optimizers call it; the first that there is. AddSign has an `alpha` besides.
+# The names of a kernel's learning rate, the first that it has. AddSign has an `alpha` besides.
 _RATES = ('lr', 'alpha')
 _ADDED = ('value', 'updates')
-# Add to a variable, or subtract from it.
+# Ops that add to a variable, or subtract from it.
 _ADDS = frozenset(
     'AssignAdd AssignSub AssignAddVariableOp AssignSubVariableOp ScatterAdd ScatterSub '
     'ResourceScatterAdd ResourceScatterSub ScatterNdAdd ScatterNdSub ResourceScatterNdAdd '
@@ -39,7 +39,7 @@ class NoLearningRateError(ValueError):
 
 
 class _Input(NamedTuple):
-    """What a clone takes that is to be multiplied."""
+    """An input of a clone that is to be multiplied."""
 
     clone: tf.Operation
     index: int
@@ -49,11 +49,11 @@ class LearningRates:
     """The factor of all learning rates of one graph; `learning_rates_of` makes it.
 
     Args:
-      graph: the graph, which is added to.
+      graph: the graph; ops are added to it.
       device: where the factor is kept; the same for all processes that are to share it.
 
     Attributes:
-      is_used: whether something is multiplied by it.
+      is_used: whether the factor multiplies anything.
     """
 
     def __init__(self, graph: tf.Graph, device: str):
@@ -62,7 +62,7 @@ class LearningRates:
         self._scaled: Dict[Tuple[tf.Operation, int], tf.Tensor] = {}
         self._ready: Any = weakref.WeakSet()  # sessions
         self._known: Set[Gate] = set()
-        self._wired: List[Gate] = []  # that were built before
+        self._wired: List[Gate] = []  # gates that were built before
         with ops.our_scope(graph, 'learning_rates'), tf.device(device):
             table = tf.raw_ops.MutableHashTableV2(
                 key_dtype=tf.int64, value_dtype=tf.float64, shared_name='slimguard_learning_rates'
@@ -75,8 +75,8 @@ class LearningRates:
             self._set = tf.raw_ops.LookupTableInsertV2(
                 table_handle=table, keys=where, values=self._value
             )
-            # Nobody tells whether a session has seen an op, and so knows it as it was before it was
-            # wired. So an op that no step runs is wired as well, to leave a sign.
+            # Nothing tells whether a session has seen an op, and so runs it with its old inputs. So
+            # an op that no step runs gets a new input as well, which leaves a sign.
             no_sign = tf.constant(0.0, tf.float64)
             self._sign = tf1.placeholder_with_default(tf.constant(1, tf.int64), [])
             self._leave_sign = tf.raw_ops.LookupTableInsertV2(
@@ -97,7 +97,7 @@ class LearningRates:
         """From its next step on, a session multiplies learning rates by `factor`.
 
         Raises:
-          NoLearningRateError: if it has seen the train op before that was made ready.
+          NoLearningRateError: if the session has seen the train op before its inputs changed.
         """
         if session not in self._ready:
             self._require_wired(session)
@@ -113,14 +113,14 @@ class LearningRates:
             session.run(self._remove_sign, sign)
 
     def scale(self, gate: Gate, is_new: bool) -> None:
-        """Has the factor multiplied into what a gate writes.
+        """Multiplies the updates of a gate by the factor.
 
         Args:
           gate: the gate.
           is_new: whether no session can have seen it.
 
         Raises:
-          NoLearningRateError: if something of it takes no learning rate.
+          NoLearningRateError: if an op that writes weights takes no learning rate.
         """
         if gate in self._known:
             return
@@ -135,7 +135,7 @@ class LearningRates:
         self.is_used = self.is_used or bool(inputs)
 
     def _times(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor times the factor: one for all that take it."""
+        """The tensor times the factor, made once for all that take it."""
         if key(tensor) not in self._scaled:
             with tf.device(tensor.op.device or None):
                 factor = tf.cast(self._factor, tensor.dtype.base_dtype)
@@ -149,11 +149,11 @@ def learning_rates_of(graph: tf.Graph) -> Optional[LearningRates]:
 
 
 def scale_learning_rates(graph: tf.Graph, is_shared: bool) -> LearningRates:
-    """Has the learning rates of a graph multiplied by a factor, those of gates to come as well.
+    """Multiplies the learning rates of a graph by a factor, those of gates to come as well.
 
     Args:
       graph: the graph; finalized or not.
-      is_shared: whether all processes that train the graph's global step are to have one factor.
+      is_shared: whether all processes that train the graph's global step share the factor.
 
     Raises:
       NoLearningRateError: if a gate writes weights with an op that takes no learning rate.
@@ -178,7 +178,7 @@ def _device_for(graph: tf.Graph, is_shared: bool) -> str:
 
 
 def _inputs_to_scale(gate: Gate) -> List[_Input]:
-    """What to multiply in a gate, so that each update of a weight is that much smaller."""
+    """The inputs to multiply in a gate, so that each update of a weight is that much smaller."""
     graph = gate.train_op.graph
     trainable = {variable.name for variable in graphs.trainable_in(graph)}
     writes = graphs.Writes(graph)
@@ -197,7 +197,7 @@ def _inputs_to_scale(gate: Gate) -> List[_Input]:
             if graphs.constant_scalar(clone.inputs[index]) is None or graphs.is_apply(write):
                 found.append(_Input(clone, index))
         elif not gate.trains:
-            continue  # such as weights that are clipped: they are behind a gate all the same
+            continue  # such as clipping of weights: it is behind a gate all the same
         elif graphs.is_apply(write) or scaled.isdisjoint(graphs.ancestors([write])):
             # An assignment after the update of the weight is a constraint of it.
             raise NoLearningRateError(_NO_RATE % (write.type, write.name))

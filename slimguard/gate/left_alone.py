@@ -1,4 +1,4 @@
-"""What a run that trains nothing writes whatever it computes: `find_left_alone`."""
+"""`find_left_alone`: writes that a run without training makes even when the values are bad."""
 
 from typing import Set
 
@@ -13,9 +13,9 @@ def find_left_alone(step: StepGraph) -> Set[tf.Operation]:
     """The writes that are not held back in a run that trains nothing.
 
     They are writes to local variables, which are in no checkpoint, such as the epoch counter of an
-    input; and to a counter that picks the batch: held back, it would pick the same bad batch again.
-    A gate also runs clones of what it holds back and of what follows that, and a clone of such a
-    counter would make them draw a batch of their own.
+    input; and to a counter that picks the batch: if held back, it would pick the bad batch again.
+    A gate also runs clones of the writes that it holds back and of all ops after them. With such a
+    counter among them, the clones would draw a batch of their own.
     """
     local = graphs.local_in(step.graph)
     found, floats, others = set(), set(), []

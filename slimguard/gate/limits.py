@@ -21,11 +21,11 @@ class Limits(NamedTuple):
 
 
 def make_limits(has_loss: bool, max_loss: Optional[float]) -> Limits:
-    """Creates them.
+    """Creates the limits.
 
     Args:
       has_loss: whether there is a loss.
-      max_loss: the limit of the loss where it is not fed; None for Inf.
+      max_loss: the limit of the loss unless it is fed; None for Inf.
     """
     no_limit = plain_ops.constant(math.inf, tf.float64)
     loss = None

@@ -41,7 +41,7 @@ def mean_of(losses: Sequence[tf.Tensor]) -> tf.Tensor:
     scalars = list({key(loss): as_scalar(loss) for loss in losses}.values())
     if len(scalars) == 1:
         return scalars[0]
-    for made in scalars[0].consumers():  # it may have been asked for before
+    for made in scalars[0].consumers():  # an earlier call may have made it
         if made.type == 'AddN' and _MEANS.match(made.name) and len(made.inputs) == len(scalars):
             if all(key(one) == key(other) for one, other in zip(made.inputs, scalars)):
                 return made.outputs[0].consumers()[0].outputs[0]
@@ -51,10 +51,10 @@ def mean_of(losses: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def label_of(loss: tf.Tensor) -> str:
-    """What a loss, or that which it is the mean of, is called in words: ``loss total_loss``.
+    """The name of a loss, or of the tensor that it is the mean of, in words: ``loss total_loss``.
 
-    Where nobody has named the op, it is what the user's code calls it, with the op's name behind:
-    ``loss cost (Mean_3)``; or ``loss (Mean_3)``, where the code has the same word. The loss of two
+    If nobody has named the op, the name from the user's code comes first, and the op's after it:
+    ``loss cost (Mean_3)``; or ``loss (Mean_3)``, if the code calls it ``loss``. The loss of two
     towers is ``loss (mean of tower_0/cost, tower_1/cost)``.
     """
     if _MEANS.match(loss.op.name) and loss.op.type == 'RealDiv':
@@ -70,12 +70,12 @@ def label_of(loss: tf.Tensor) -> str:
 
 
 def _is_automatic(op: tf.Operation) -> bool:
-    """Whether an op's name is what TensorFlow calls it by itself."""
+    """Whether TensorFlow has named an op by itself."""
     last = re.sub(r'_\d+$', '', op.name.rpartition('/')[2])
     return last == op.type or last in _OPERATORS
 
 
-# What Python's operators, such as +, are called.
+# TensorFlow's names for ops of Python's operators, such as +.
 _OPERATORS = frozenset('add sub mul truediv div neg pow'.split())
 
 
@@ -96,7 +96,7 @@ def find_losses(
         found = [t for t in candidates if t.op in needed and _is_scalar(t)]
     found = [t for t in found if graphs.is_seen_from(t, op_of(step.train_op))]
     unique = {key(t): t for t in found if t.op not in gated}
-    # What is fed often has no shape before it runs.
+    # A loss made of fed tensors often has no static shape.
     return [as_scalar(each) for each in unique.values()]
 
 

@@ -1,4 +1,4 @@
-"""What is known of a step once it is over, in one small vector: :class:`Measures`."""
+""":class:`Measures`: loss, learning rate and gradients of a step, in one small vector."""
 
 import math
 from typing import NamedTuple, Optional, Sequence, Tuple
@@ -19,11 +19,11 @@ class Measures(NamedTuple):
     """The loss, the learning rate and the gradients of a step, as tensors to fetch.
 
     Attributes:
-      gradients: the names of the variables that each gradient is of, by the order of the vector;
-        several where the gradients of short vectors are summed together.
-      vector: float32 or float64, [2 + len(gradients)]: the loss, the learning rate, and of each
-        gradient half the sum of its squares, as the optimizer takes it. NaN where there is no loss,
-        or the learning rate is no tensor.
+      gradients: for each gradient in `vector` the names of its variables; several if the gradients
+        of short vectors are summed together.
+      vector: float32 or float64, [2 + len(gradients)]: the loss, the learning rate, and for each
+        gradient, as the optimizer takes it, half the sum of its squares. NaN where there is no
+        loss, or the learning rate is no tensor.
       step: float64 scalar, the global step after the step; NaN if there is none.
       written: float64 scalar, 1.0 if the step was written, else 0.0.
     """
@@ -34,10 +34,9 @@ class Measures(NamedTuple):
     written: tf.Tensor
 
     def counted_row(self, untold: Untold, count: tf.Tensor) -> tf.Tensor:
-        """All that a watcher is to know of a step, in one vector; it comes once the step is done.
+        """All that a watcher needs of a step, in one vector, which arrives once the step is done.
 
-        A session that is asked for two tensors in each step takes longer to see to the second than
-        the step takes to make one vector of both.
+        A session takes longer to fetch a second tensor than a step takes to join the two.
 
         Args:
           untold: the untold bad steps of the gate.
@@ -53,16 +52,16 @@ class Measures(NamedTuple):
 
 
 def measure(plan: Plan, sums: SquareSums, home: Home, announced: Outcome) -> Measures:
-    """Adds what there is to fetch; where nobody fetches it, none of it runs.
+    """Adds the ops of the measures; in a run that fetches none, none of them runs.
 
-    On a small model a step is felt to have one op more, so numbers that are at one place and of one
-    dtype, as most often all are, are stacked by one op and not converted.
+    On a small model one more op shows in the time of a step. So numbers in one place and of one
+    dtype, as nearly always, are stacked by one op and not converted.
 
     Args:
       plan: the plan of the gate.
       sums: the sums of squares of at least its gradients.
       home: where the vector is made.
-      announced: what is fetched of the step beside the row.
+      announced: the outcome that is fetched beside the row.
     """
     kinds = [kind for kind in sums.kinds if kind.is_gradient]
     names = [each.names for kind in kinds for each in sums.kinds[kind]]
@@ -87,16 +86,16 @@ def measure(plan: Plan, sums: SquareSums, home: Home, announced: Outcome) -> Mea
 
 def _loss_and_rate(plan: Plan) -> Tuple[Optional[tf.Tensor], Optional[tf.Tensor]]:
     rates = [check.tensor for check in plan.checks if check.is_learning_rate]
-    # That of most weights, where there are several: the first.
+    # The first, if there are several: it is that of most weights.
     scalars = [_outside(rate) for rate in rates if rate.shape.rank == 0]
     known = [rate for rate in scalars if rate is not None]
     return (plan.losses[0] if plan.losses else None), (known[0] if known else None)
 
 
 def _outside(tensor: tf.Tensor) -> Optional[tf.Tensor]:
-    """What a branch takes as `tensor` from outside of it; None if it is made in there.
+    """The tensor outside of a branch that enters it as `tensor`; None if it is made inside.
 
-    In a branch that is not taken it has no value, and what is stacked with it would have none.
+    A tensor in a branch that is not taken has no value, and the stacked vector would have none.
     """
     while graphs.flow_around(tensor.op) is not None:
         if tensor.op.type not in ('Identity', *SWITCHES):

@@ -1,4 +1,4 @@
-"""What there is to fetch of a step once it is done."""
+"""The tensors to fetch of a step, which arrive once it is done."""
 
 from typing import Dict, NamedTuple, Optional
 
@@ -14,7 +14,7 @@ _GUARDS = '_slimguard_guards'
 
 
 class Outcome(NamedTuple):
-    """What there is to fetch of a step.
+    """The tensors to fetch of a step.
 
     Attributes:
       train_op: the guarded train op.
@@ -36,7 +36,7 @@ class GlobalStep:
       graph: the graph.
       make: makes the ops.
       tasks: the tasks of the gate.
-      settled: by task other than home, a token that arrives when nothing is written there any more.
+      settled: by task other than home, a token that arrives once all writes there are done.
     """
 
     def __init__(
@@ -48,15 +48,15 @@ class GlobalStep:
         self._settled = settled
 
     def read(self, token: tf.Tensor) -> Optional[tf.Tensor]:
-        """The global step once `token` is there; on another task, once that is settled."""
+        """The global step once `token` is there; if it is on another task, once that is settled."""
         step = graphs.global_step(self._graph)
         if step is None:
             return None
         settled = self._settled.get(self._tasks.at(step.device), token)
         with tf.control_dependencies([settled]):
             if step.op.type in graphs.VARIABLES:
-                # Where the variable is: a reference that goes elsewhere is sent at once, and not
-                # when the reader is to read.
+                # A copy where the variable is: a reference is sent to another device at once, and
+                # not when the reader there runs.
                 return self._make.copy(graphs.on_each_device([step])[0].op)
             return plain_ops.identity(step)
 
@@ -64,13 +64,13 @@ class GlobalStep:
 def outcome_of(
     bad: tf.Tensor, value: Optional[tf.Tensor], step: GlobalStep, original: Optional[TrainOp] = None
 ) -> Outcome:
-    """What is read once `bad`, the flags of a step, are there.
+    """The outcome of a step, read once `bad` is there.
 
     Args:
       bad: bool vector, a flag for each label of the gate.
       value: what the train op is to return, or None.
       step: reads the global step.
-      original: the given train op, if this outcome's is to be known as what guards it.
+      original: the given train op, if this outcome's is to name it as the one that it guards.
     """
     with tf.control_dependencies([bad]):
         written = plain_ops.none_of(bad, name='written')
@@ -87,10 +87,10 @@ def outcome_of(
 
 
 def guarded_by(train_op: TrainOp) -> Optional[TrainOp]:
-    """What a guarded train op was made of, in a graph that was imported too; None for any other."""
+    """The train op that a guarded one was made of, also after an import; None for any other."""
     op = op_of(train_op)
     try:
         name = tf.compat.as_str(op.get_attr(_GUARDS))
         return op.graph.as_graph_element(op.name.partition(graphs.OURS)[0] + name)
-    except (ValueError, KeyError):  # it is none, or what it was made of was left out of the file
+    except (ValueError, KeyError):  # it is not guarded, or the file left the original out
         return None

@@ -27,23 +27,23 @@ class Plan(NamedTuple):
 
     Attributes:
       step: the ops of the step.
-      gated: those of them to run behind the switch.
+      gated: the ops among them to run behind the switch.
       losses: floating scalars that have to be finite; the first is *the* loss.
-      late_loss: the loss, where it comes out of the update and cannot be checked before.
+      late_loss: the loss, if it comes out of the update and so cannot be checked before.
       checks: the other values to check before the update, each once.
-      squares: the checks that an optimizer squares.
-      model_clones: by clone of the model, what it puts into gradients and losses; empty for one
+      squares: the checks of gradients that an optimizer squares.
+      model_clones: by clone of the model, its summands in gradients and losses; empty for one
         model.
       variables: the variables that gated ops write.
-      changed: those float variables of `variables` whose new value is made of the old one: what is
-        not finite there stays so.
+      changed: the float variables among `variables` whose new value is computed from the old one:
+        one that is not finite stays so.
       put_back: the forward writes to undo after a bad step, by variable.
       opaque_forward: the variables of `put_back` whose new value can only be read afterwards.
-      trial: whether the gated writes can only be judged by what they wrote.
-      from_others: the variables that late writes are made of and the step does not write. Others
-        do, so they are checked before the update.
-      ranges: where factors are, of the optimizers' kernels and of late writes, unless what these
-        wrote is to be judged.
+      trial: whether the gated writes can only be judged by the values that they wrote.
+      from_others: the variables that late writes read and the step does not write. Others write
+        them, so they are checked before the update.
+      ranges: of arguments of kernels and factors of late writes. A step in which one of these is
+        outside of its range has to judge the values that were written.
       barrier: ops that must have run before anything is written (asserts and the like).
       values: tensors of the step that are fetched beside the train op.
       trains: whether it may train; False for a run that only writes.
@@ -72,7 +72,7 @@ class Plan(NamedTuple):
 
     @property
     def is_chiefs(self) -> bool:
-        """Whether it is of the update that a chief makes of accumulated gradients."""
+        """Whether it plans the update that a chief makes of accumulated gradients."""
         return self.chief_at is not None
 
 
@@ -92,7 +92,7 @@ def make_plan(
       loss: the loss, if it was given.
       guarded: the train ops that are guarded already.
       values: tensors that the train op needs, to be fetched beside it.
-      chief_at: as the plan's.
+      chief_at: as in `Plan`.
       fed: as for `StepGraph`.
       trains: whether it may have a forward pass that writes; else each write is held back.
 
@@ -163,10 +163,10 @@ def _each_once(ranges: Iterable[Range]) -> List[Range]:
 
 
 def _find_changed(step: StepGraph, gated_writes: Sequence[GatedWrite]) -> Set[tf.Operation]:
-    """The float variables whose new value is made of the old one.
+    """The float variables whose new value is computed from the old one.
 
-    What a function or a loop writes is taken for that if it is trainable. What is assigned may
-    begin as an Inf, as the smallest loss so far does.
+    Of variables that a function or a loop writes, the trainable ones count. Assigned variables do
+    not: one may begin as an Inf, as the smallest loss so far does.
     """
     trainable = graphs.trainable_in(step.graph)
     found: Set[tf.Operation] = set()
@@ -184,7 +184,7 @@ def _find_model_clones(
     checked = [check.tensor for check in checks if not check.is_factor]
     clones = summands_by_clone(checked, step.resolve)
     of_losses = summands_by_clone(losses, step.resolve)
-    for name, summands in clones.items():  # other sums of losses are none of clones
+    for name, summands in clones.items():  # losses may have other sums, not of clones
         summands.extend(of_losses.get(name, ()))
     return clones if len(clones) > 1 else {}
 

@@ -1,11 +1,11 @@
 """Makes the gradients of regularizers wait for the gradients of the data.
 
-The gradient of a weight is a sum: of what comes from the data, layer by layer, and of what the
-weight's regularizer adds. That one is made of the weight alone, so TensorFlow makes all of them at
-once when the backward pass begins, and there they lie, as large as all weights together, while
-most memory is taken anyway. A gate keeps all gradients until the last is known. To need no more
-memory for that, it makes each summand of this kind wait for the others of its sum. The sum has to
-wait for those in any case, and no value changes.
+The gradient of a weight is a sum of the data's gradient, which the backward pass computes layer by
+layer, and of the regularizer's. The latter needs the weight alone, so TensorFlow computes those of
+all weights when the backward pass begins. There they lie, as large as all weights together, just
+when most memory is taken anyway. A gate keeps all gradients until the last is known. To need no
+more memory for that, it makes each summand of this kind wait for the others of its sum. The sum has
+to wait for these in any case, and no value changes.
 """
 
 import itertools
@@ -24,13 +24,13 @@ _SMALL_BYTES = 256
 # A regularizer's gradient takes one op, or a few. A term of more ops is something else.
 _MOST_OPS = 8
 
-_Wait = Tuple[tf.Operation, tf.Operation]  # an op, and one that it is to wait for
+_Wait = Tuple[tf.Operation, tf.Operation]  # an op, and the op that it is to wait for
 
 
 def delay(plan: Plan) -> None:
     """Makes the summands of gradients that are made of variables alone wait for the others.
 
-    Nothing is done where a session may have seen them: they cannot be wired any more.
+    It does nothing if a session may have seen one: that op can get no new inputs.
     """
     late: List[_Wait] = []
     for op in plan.step.order:
@@ -43,7 +43,7 @@ def delay(plan: Plan) -> None:
 
 
 def _waits(add, plan: Plan) -> Iterator[_Wait]:
-    """Yields (op, dependency) pairs with which the summands of `add` that can wait do so."""
+    """Yields (op, dependency) pairs that make summands of `add` wait for the others."""
     firsts = [_firsts(summand.op, add, plan) for summand in add.inputs]
     others = [summand.op for summand, found in zip(add.inputs, firsts) if not found]
     return itertools.product(itertools.chain.from_iterable(firsts), others)
@@ -53,7 +53,7 @@ def _firsts(last, add, plan: Plan) -> List[tf.Operation]:
     """The first of the ops that make a summand of `add`; empty if it cannot wait."""
     makers = [last]
     firsts = []
-    for op in makers:  # which grows meanwhile
+    for op in makers:  # it grows meanwhile
         if not op.inputs or op.type in WAYS_OUT or graphs.is_stateful(op):
             return []
         if op.device != add.device or tf_private.ops_waiting_for(op):
@@ -73,7 +73,7 @@ def _is_there(tensor: tf.Tensor, plan: Plan) -> bool:
     """Whether a tensor takes no memory of its own while another op waits for it."""
     op = tensor.op
     if op.type in ('ReadVariableOp', 'Identity') and graphs.is_variable_read(op):
-        # What the forward pass writes may be another value by then.
+        # A variable that the forward pass writes may have another value by then.
         return graphs.variable_behind(op.inputs[0]) not in plan.put_back
     size = tensor.shape.num_elements()
     return op.type == 'Const' or (size is not None and size * tensor.dtype.size <= _SMALL_BYTES)

@@ -1,7 +1,7 @@
-"""The sums of squares of what a step checks: of each value, or of short vectors together.
+"""The sums of squares of the values that a step checks: of each, or of short vectors together.
 
-The fast path compares them (fast_path.py), a spike is seen in them (step_checks.py), and they are
-what is known of the gradients of a step that is over (measures.py). Each is computed once.
+The fast path compares them (fast_path.py), the check of the gradients' norm adds them up
+(step_checks.py), and the measures of a step report them (measures.py). Each is computed once.
 """
 
 import math
@@ -14,16 +14,16 @@ from slimguard.graph import key, ops, plain_ops
 from slimguard.graph.devices import Home
 
 # A step takes the fast path if every value's sum of squares (halved) is below this. With p bits of
-# precision, adding what is smaller than x / 2**(p+1) leaves x as it is, so accumulated values and
+# precision, adding a number below x / 2**(p+1) leaves x as it is, so accumulated values and
 # squares stay in range for ever if twice this limit times 2**(p+1) does.
 _LIMITS = {tf.float64: 1e280, tf.float32: 1e28, tf.bfloat16: 1e28, tf.float16: 4.0}
-# The same for a learning rate and the like, which multiply what was checked.
+# The same for a learning rate and the like, which multiply checked values.
 _LIMIT_OF_FACTORS = 1e12
-_ROUNDED = 1.01  # of a square in bfloat16, which is rounded most: by 0.4 %
+_ROUNDED = 1.01  # a square in bfloat16, the coarsest dtype, is rounded by 0.4 %
 
 
 def largest_of(dtype: tf.DType) -> float:
-    """What a value is smaller than if its halved sum of squares is below the limit of its dtype."""
+    """A bound on values whose halved sum of squares is below the limit of their dtype."""
     limit = _LIMITS.get(dtype.real_dtype.base_dtype, _LIMITS[tf.float32])
     return _ROUNDED * math.sqrt(2 * limit)
 
@@ -39,7 +39,7 @@ class Kind(NamedTuple):
     """The properties that sums of squares share if they are compared together.
 
     Attributes:
-      place: where they are, as `Home.joins_at` tells.
+      place: the key by which they are joined, see `Home.joins_at`.
       device: where they are compared.
       dtype: of the sums.
       limit: below it they are small.
@@ -63,13 +63,13 @@ class SquareSums:
 
     Args:
       values: the values.
-      losses: those among them that are losses. The first is squared at home, where it comes in any
-        case to be compared with its limit.
+      losses: the losses among them. The first is squared at home, where it is sent in any case, to
+        be compared with its limit.
       make: makes the ops.
-      home: where what is found comes together.
+      home: where the findings come together.
 
     Attributes:
-      kinds: by kind, its sums.
+      kinds: the sums, by their kind.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class SquareSums:
             tensor = make.join([value.tensor for value in together], axis, near)
         is_gradient = bool(together[0].gradient_of)
         numbers = ops.for_arithmetic(tensor)
-        if is_gradient and numbers.dtype.base_dtype == tf.float16:  # which ends at 65504
+        if is_gradient and numbers.dtype.base_dtype == tf.float16:  # its range ends at 65504
             numbers = make.cast(numbers, tf.float32, near)
         size = make.sum_of_squares(numbers, near)
         size = ops.lift(size, tensor.op, 0.0)
@@ -116,7 +116,7 @@ class SquareSums:
         return self._totals[kind]
 
     def of_gradients(self) -> Optional[tf.Tensor]:
-        """The sum of squares of all gradients, a float64 scalar at home; None if there are none."""
+        """Half the sum of squares of all gradients, a float64 scalar at home; None without any."""
         if self._of_gradients is None:
             kinds = [kind for kind in self.kinds if kind.is_gradient]
             with tf.device(self._home.device):

@@ -23,9 +23,9 @@ class StepChecks:
 
     Args:
       plan: the plan of the gate.
-      limits: of the loss and of the gradients' norm.
+      limits: the limits of the loss and of the gradients' norm.
       make: makes the ops.
-      home: where what is found comes together.
+      home: where the findings come together.
     """
 
     def __init__(self, plan: Plan, limits: Limits, make: ops.Maker, home: Home):
@@ -62,9 +62,10 @@ class StepChecks:
         return join_flags(found)
 
     def of_copies(self, copies: Sequence[Copy], token: tf.Tensor) -> Flags:
-        """Checks those copies of which a variable could not be put back, once `token` is there.
+        """Checks the copies of the plan's `changed` variables, once `token` is there.
 
-        What is not finite there is lost, or another process or thread is about to put it back.
+        If a copy is not finite, its variable is lost, or another process or thread is about to put
+        it back; no step may put it back from this copy.
         """
         check = FiniteCheck(self._make, [], Moment(token), Home(token.op))
         labels = []
@@ -77,8 +78,8 @@ class StepChecks:
     def after_update(self, task: Task, token: tf.Tensor, ahead: Sequence[Copy]) -> Flags:
         """Checks the variables of a task once `token` is there.
 
-        Those that the forward pass writes are checked twice, now and as they were ahead of it:
-        that tells a variable that was not finite before the step from one that the step wrote.
+        Variables that the forward pass writes are checked twice, now and as they were ahead of it:
+        this tells a variable that was not finite before the step from one that the step made so.
 
         Args:
           task: the task.
@@ -94,16 +95,16 @@ class StepChecks:
                 for variable, value in values_of(self._make, here).items()
                 if variable in floats
             }
-            floats = [v for v in floats if v not in before] + list(before)  # those twice come last
+            floats = [v for v in floats if v not in before] + list(before)  # checked twice: last
             values = [self._now(v) for v in floats] + list(before.values())
         found = FiniteCheck(self._make, values, Moment(token), Home(token.op)).not_finite()
         if not before:
             return Flags([Label('state', variable.name) for variable in floats], found)
         labels = [Label('state', v.name) for v in floats]
         labels += [Label('written', v.name) for v in before]
-        # A flag is raised where the variable is bad now, and was so before (`state`) or was not
-        # (`written`). One vector without a concatenation: Grappler would take that apart, and
-        # each part would cross the network by itself.
+        # If a variable is checked twice, `state` says that it is bad now and was bad before,
+        # `written` that it was not. One vector without a concatenation: Grappler would take this
+        # apart, and each part would cross the network by itself.
         first, last = len(floats) - len(before), len(floats)
         twice = list(range(first, last))
         was = list(range(last, last + len(before)))
@@ -118,7 +119,7 @@ class StepChecks:
         return self._make.copy(variable) if is_resource else variable.outputs[0]
 
     def _check_model_clones(self, token: tf.Tensor) -> Flags:
-        """Which clones of the model put something into gradients or losses that is not finite."""
+        """Checks which clones of the model made a non-finite summand of a gradient or a loss."""
         clones = self._plan.model_clones
         summands = [summand for given in clones.values() for summand in given]
         found = FiniteCheck(self._make, summands, Moment(token), self._home).not_finite()
@@ -128,7 +129,7 @@ class StepChecks:
 
 
 def check_late_loss(loss: tf.Tensor, value: tf.Tensor, refused: tf.Tensor) -> Flags:
-    """The flag of a loss that comes out of the update; it is false where that was refused.
+    """The flag of a loss that comes out of the update; false if the update was refused.
 
     Args:
       loss: the loss that was given.

@@ -11,7 +11,7 @@ _CHECKS = frozenset('CheckNumerics CheckNumericsV2'.split())
 
 
 class GuardedBefore(NamedTuple):
-    """A train op that was guarded: as it was given, and the ops of it that are gated."""
+    """What a guarded train op was made of: the given op, and the ops of it that are gated."""
 
     original: tf.Operation
     gated: FrozenSet[tf.Operation]
@@ -29,13 +29,13 @@ class StepGraph:
       waits: what those CheckNumerics ops wait for.
       order: every op the train op needs, each after what it needs.
       writes: which ops of the graph write, and what.
-      writing: those of `order` that write.
-      gated_before: what is gated by the gates that it is read through.
+      writing: the writes in `order`.
+      gated_before: the ops that are gated by the gates it is read through.
       fed: as given.
 
     Args:
       guarded: the train ops that are guarded already.
-      fed: the tensors that runs of it feed, so that what only they are computed from does not run.
+      fed: the tensors that its runs feed; ops that only these are computed from do not run.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class StepGraph:
         return tensor if stand_in is tensor.op else stand_in.outputs[0]
 
     def needs(self, op: tf.Operation) -> List[tf.Operation]:
-        """What `op` needs, read through gates that are there already."""
+        """The ops that `op` needs, read through gates that are there already."""
         found = self._needs.get(op)
         if found is None:
             given = [self.resolve(t) for t in op.inputs if key(t) not in self._fed]
@@ -89,7 +89,7 @@ class StepGraph:
         return [self._stand_in(control) for control in graphs.controls_of(op)]
 
     def and_what_follows(self, ops: Iterable[tf.Operation]) -> Set[tf.Operation]:
-        """Some ops of the step, and those of it that need one of them."""
+        """Some ops of the step, and all ops of the step that need one of them."""
         found = set(ops)
         for op in self.order if found else ():
             if not found.isdisjoint(self.needs(op)):
@@ -103,7 +103,7 @@ class StepGraph:
         return self.resolve(loss)
 
     def _stand_in(self, op: tf.Operation) -> tf.Operation:
-        """The op that stood in the place of `op` before that was guarded."""
+        """The train op that `op` was made of, if it is a guarded one; else `op`."""
         before = self._guarded.get(op)
         if before is None:
             return op

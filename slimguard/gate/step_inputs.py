@@ -1,15 +1,15 @@
-"""Which variables that a step advances are input to it: those that a loss or a gradient is made of.
+"""Which variables that a step advances are its input: a loss or a gradient is computed from them.
 
 A counter that picks the batch is input. Putting it back would pick the same bad batch again.
 
 A counter that only says when something is written, or how much, is no input, and is put back with
-the rest: the one of micro-batches, where gradients are accumulated, or of steps, where a learning
-rate, the weight of a loss or a correction of Adam's follows it. It reaches the update as a
+the rest. Examples count micro-batches, whose gradients are accumulated, or steps, which a learning
+rate, the weight of a loss or a correction of Adam's follows. Such a counter reaches the update as a
 condition or as a factor. So values are followed back here with these two left out:
 
-* A condition decides whether the ops of its branches run, and changes no value in them. Only what
-  leaves a branch (a Merge) depends on it.
-* Multiplying by what is computed from a count alone does not change which batch was picked.
+* A condition decides whether the ops of its branches run, and changes no value in them. Only the
+  output of a branch (a Merge) depends on it.
+* A factor that is computed from a count alone does not change which batch was picked.
 """
 
 from typing import Dict, Iterable, List, Optional, Sequence, Set
@@ -25,7 +25,7 @@ _MERGES = frozenset(['Merge', 'RefMerge'])
 _BRANCHES = frozenset(['If', 'StatelessIf', 'Case', 'StatelessCase'])
 _SCALES = frozenset('Mul MulNoNan RealDiv Div DivNoNan'.split())
 _CHOOSES = frozenset(['Select', 'SelectV2'])
-# What a count can go through and still be one: arithmetic, as in a schedule, and no choice.
+# Ops whose result is a count if all inputs are: arithmetic, as in a schedule, and no choice.
 _COUNTS = frozenset(
     'Identity Cast Add AddV2 Sub Mul FloorMod FloorDiv Maximum Minimum Equal NotEqual Less '
     'LessEqual Greater GreaterEqual LogicalNot LogicalAnd LogicalOr RealDiv Div DivNoNan Pow Exp '
@@ -38,7 +38,7 @@ class StepInputs:
 
     Args:
       step: the ops of the step.
-      gated: those of them that are gated.
+      gated: the gated ops among them.
       losses: the losses.
     """
 
@@ -60,7 +60,7 @@ class StepInputs:
         return write in graphs.ancestors(reads, self._step.needs)
 
     def _values_of(self, op: tf.Operation) -> List[tf.Operation]:
-        """What a value is computed from, but for counts that scale it."""
+        """The ops that a value is computed from, without counts that scale it."""
         found = self._made_of(op)
         if op.type in _SCALES or (op.type in _CHOOSES and self._is_of_written(op)):
             values = [each for each in found if each not in self._counts]
@@ -68,7 +68,7 @@ class StepInputs:
         return found
 
     def _made_of(self, op: tf.Operation) -> List[tf.Operation]:
-        """What the value of an op is computed from; of a variable, what is written to it ahead."""
+        """The ops that a value is computed from; for a variable, the values written to it ahead."""
         if op.type in _SWITCHES:
             return [self._step.resolve(op.inputs[0]).op]
         found = [self._step.resolve(t).op for t in op.inputs]
@@ -85,7 +85,7 @@ class StepInputs:
         return [condition.pred[0] for condition in deciding]
 
     def _is_of_written(self, select: tf.Operation) -> bool:
-        """Whether one of the values to select from is what an accumulator holds."""
+        """Whether one of the values to select from is that of an accumulator."""
         reads = [graphs.ancestors([t.op], _summands) for t in select.inputs[1:]]
         return any(_variable_of(op) in self._values_written for ops in reads for op in ops)
 
@@ -113,7 +113,7 @@ def _find_counts(step: StepGraph) -> Set[tf.Operation]:
 
 
 def _variable_of(op: tf.Operation) -> Optional[tf.Operation]:
-    """The variable that `op` returns, or whose value it returns; None if it is neither."""
+    """The variable that `op` returns, or returns the value of; None if it does neither."""
     if not op.outputs:
         return None
     if graphs.is_reference(op.outputs[0]) or op.type in graphs.VARIABLES:
@@ -126,7 +126,7 @@ def _variable_of(op: tf.Operation) -> Optional[tf.Operation]:
 def _values_written_ahead(
     step: StepGraph, gated: Set[tf.Operation]
 ) -> Dict[tf.Operation, List[tf.Operation]]:
-    """By variable that the forward pass writes, the values that it takes."""
+    """The values that the forward pass writes, by variable."""
     found: Dict[tf.Operation, List[tf.Operation]] = {}
     for write in step.writing:
         if write not in gated:
@@ -139,7 +139,7 @@ def _values_written_ahead(
 def _values_of_update(
     step: StepGraph, gated: Set[tf.Operation], counts: Set[tf.Operation]
 ) -> Iterable[tf.Operation]:
-    """The values that gated writes take, but for counts."""
+    """The values that gated writes take, without counts."""
     for write in step.writing:
         if write not in gated:
             continue
@@ -153,7 +153,7 @@ def _values_of_update(
 def _values_of_call(
     step: StepGraph, call: tf.Operation, counts: Set[tf.Operation]
 ) -> Iterable[tf.Operation]:
-    """The values that a call computes what it writes from, but for counts that only scale those."""
+    """The values that a call takes for its writes, without counts that only scale others."""
     offset = 1 if call.type in _BRANCHES else 0
     functions = [step.writes.function(name) for name in step.writes.calls(call)]
     for index, tensor in enumerate(list(call.inputs)[offset:]):
@@ -164,7 +164,7 @@ def _values_of_call(
 
 
 def _only_scales(function, index: int) -> bool:
-    """Whether an argument of a library function does no more in it than scale other values."""
+    """Whether a library function uses an argument only to scale other values."""
     if function is None or index >= len(function.signature.input_arg):
         return False
     counts = {function.signature.input_arg[index].name}

@@ -1,4 +1,4 @@
-"""The values that a guarded step returns: that of its train op, and others that wait for it."""
+"""The values that a guarded step returns: its train op's, and others that wait for the step."""
 
 import math
 from typing import Dict, Optional
@@ -23,7 +23,7 @@ def value_after_step(
 ) -> tf.Tensor:
     """The value of a tensor of the step, once all of the step has run.
 
-    Where the value comes out of an update that was refused, it is what it would be without.
+    If the update computes the value and was refused, it is computed without the update.
     """
     if tensor.op not in plan.gated:
         return tensor
@@ -46,7 +46,7 @@ def _without_update(
         return _read(variable)
     steers = op.type in ('Switch', 'Merge', 'Exit')
     if op in plan.step.writes or steers or graphs.loop_around(op) is not None:
-        return _no_value(tensor)  # it would take running the writes
+        return _no_value(tensor)  # only the writes could compute it
     if op not in made:
         stand_ins = [_without_update(plan.step.resolve(t), plan, made) for t in op.inputs]
         inputs = [each for each in stand_ins if each is not None]
@@ -58,7 +58,7 @@ def _without_update(
 
 
 def _read(variable: tf.Operation) -> tf.Tensor:
-    """The value of a variable; of a ref variable the buffer itself, which later writes change."""
+    """The value of a variable; for a ref variable its buffer, which later writes change."""
     output = variable.outputs[0]
     if not graphs.is_resource(variable):
         with variable.graph.colocate_with(variable):
@@ -70,9 +70,9 @@ def _read(variable: tf.Operation) -> tf.Tensor:
 
 
 def _no_value(tensor: tf.Tensor) -> Optional[tf.Tensor]:
-    """Stands in for a value that is missing: NaN, or zeros if the type has no NaN.
+    """Stands in for a missing value: NaN, or zeros if the type has no NaN.
 
-    There is none for a list of tensors, in which a loop of v2 control flow returns its results.
+    None for a list of tensors, in which a loop of v2 control flow returns its results.
     """
     if tensor.dtype in (tf.variant, tf.resource):
         return None

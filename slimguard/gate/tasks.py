@@ -1,8 +1,8 @@
 """The tasks that hold variables of a gate. In a training on one machine there is one.
 
 Every message to a task crosses the network. So each task works alone as far as it can: it copies
-its variables, checks them, and puts them back. The decision, its flags and its words stay on the
-task's CPU, which reads them in any case; other devices have no kernels for words.
+its variables, checks them, and puts them back. The decision, its flags and its strings stay on the
+task's CPU, which reads them in any case; other devices have no kernels for strings.
 """
 
 from typing import Dict, List, NamedTuple, Sequence
@@ -18,9 +18,9 @@ class Task:
     """A task of the cluster. It is a key of dictionaries, so it is compared by identity.
 
     Attributes:
-      device: where to put what is done there.
-      variables: those of the plan's `variables` that are there.
-      put_back: those of the plan's `put_back` that are there.
+      device: the device for the gate's ops there, a CPU.
+      variables: the plan's `variables` that are there.
+      put_back: the variables of the plan's `put_back` that are there.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class Tasks:
         self.home, *self.others = self._tasks.values()
 
     def of(self, op: tf.Operation) -> Task:
-        """Where an op runs. A write runs where its variable is, whatever its device says."""
+        """The task of an op. A write runs where its variable is, whatever its device says."""
         variables = self._writes.variables(op)
         return self.at(variables[0].device if variables else graphs.device_of(op))
 
     def at(self, device: str) -> Task:
-        """The task of a device; home, if it is of none that holds variables."""
+        """The task of a device; home, if that task holds no variables."""
         return self._tasks.get(task_of(device), self.home)
 
 
@@ -67,9 +67,9 @@ def _frozen(found: _Found) -> Task:
 
 
 def _find_tasks(plan: Plan, device: str) -> Dict[tuple, _Found]:
-    """By task, what is there; the home of the decision, on `device`, first."""
+    """The variables of each task; the home of the decision, on `device`, comes first."""
     tasks = {task_of(device): _Found(processor_of(device), [], [])}
-    # Values that can be judged only after the update, or are in a branch that may not run, need
+    # Writes that can be judged only after the update, or are in a branch that may not run, need
     # one wait for all of them: then the home device does everything.
     together = plan.trial or any(graphs.context_of(op) is not None for op in plan.step.writing)
     gated = set(plan.variables)

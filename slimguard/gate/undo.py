@@ -15,7 +15,7 @@ class Settled(NamedTuple):
 
     Attributes:
       undone: arrives after a bad step, when the variables of the task are as they were.
-      settled: arrives after any step, when nothing is written there any more.
+      settled: arrives after any step, once all writes there are done.
     """
 
     undone: tf.Tensor
@@ -53,10 +53,10 @@ def settle_there(
     written: Sequence[tf.Operation],
     end: tf.Tensor,
 ) -> Settled:
-    """Tells another task how the check after the update ended: 2 is good, 1 is to be undone.
+    """Tells another task how the step ended: `end` is 2 for good, 1 for undo, 0 for refused.
 
-    This does not wait until the update has run everywhere: on the fast path there is nothing to
-    tell, and the task would wait for that.
+    The task does not wait until the update has run everywhere: on the fast path it is told nothing,
+    and it would wait for that message alone.
     """
     assert decision.fast is not None, 'a trial has one task'
     with tf.device(task.device):

@@ -1,10 +1,10 @@
-"""Bad steps that a watcher is yet to be told of: kept in the graph, where a session is watched.
+"""Bad steps that a watcher is yet to be told of: a watched session keeps them.
 
-A bad step prints a line or raises, and one that is watched must not. Feeding that to every step
-takes a third of the time of a small one. So it is a state of the session, which only a bad step
-acts on: there it puts aside what there is to tell. With each step a watcher fetches how many such
-are left, one number, and takes them if there are any: also those of runs that it did not see, where
-somebody runs a session past its hooks.
+A bad step prints a line or raises; in a watched session it must not. To feed a flag for this to
+every step takes a third of the time of a small one. So the flag is a state of the session, and only
+a bad step acts on it: it puts aside what there is to tell. With each step a watcher fetches one
+number, how many bad steps are kept, and takes them if there are any. It gets those of runs that it
+did not see as well, as when a script runs the session past its hooks.
 """
 
 import functools
@@ -21,7 +21,7 @@ from slimguard.graph.staging_area import StagingArea
 
 
 class Told(NamedTuple):
-    """What a bad step tells. Made of dtypes or tensors it is what is kept, of values what was told.
+    """What a bad step tells: dtypes or tensors in the graph, values once they are taken.
 
     Attributes:
       bad: bool vector, a flag for each label of the gate.
@@ -36,7 +36,7 @@ class Told(NamedTuple):
     @property
     def is_bad(self) -> bool:
         """Whether the values tell of a bad step."""
-        # Every step asks. A function of numpy's takes longer to be called than to answer.
+        # Each step asks this: to call a function of numpy's takes longer than its work.
         return 1 in self.bad.tobytes()
 
 
@@ -44,13 +44,13 @@ class Untold:
     """The bad steps of one gate that no watcher has read yet.
 
     Args:
-      graph: the graph, which is added to.
-      device: that of the gate.
+      graph: the graph; ops are added to it.
+      device: the device of the gate.
       loss: the loss of the gate, or None.
 
     Attributes:
       is_watched: bool scalar, whether the session that runs it is watched.
-      clear: forgets all of them. Every session that is watched runs it once, and no step does.
+      clear: drops all of them. Every session that is watched runs it once, and no step does.
       counts: the names of the tensors that watchers fetch to know of bad steps.
     """
 
@@ -81,13 +81,13 @@ class Untold:
             self._take = self._area.take()
 
     def keep(self, told: Told) -> tf.Operation:
-        """An Operation that puts aside what a bad step tells, as tensors."""
+        """An Operation that keeps what a bad step tells, given as tensors."""
         values = [tensor for tensor in told if tensor is not None]
         with tf.device(self._device):
             return self._area.put(values)
 
     def count_after(self, token: tf.Tensor) -> tf.Tensor:
-        """How many there are once `token` is there, an int32 scalar for watchers to fetch."""
+        """How many are kept once `token` is there, an int32 scalar for watchers to fetch."""
         with tf.device(self._device), tf.control_dependencies([token]):
             count = self._area.size('untold')
         self.counts.add(count.name)
@@ -104,18 +104,18 @@ class Untold:
         return session in self._watched_in
 
     def unwatch(self, session) -> List[Told]:
-        """Bad steps in a session tell of themselves again; returns what `take` would before."""
+        """Has bad steps in a session print or raise again; returns those that are still kept."""
         if session not in self._watched_in:
             return []
         self._watched_in.discard(session)
         return self._take_all(session, self._left)
 
     def take(self, session) -> List[Told]:
-        """Those that there are, the oldest first; nobody else is told of them."""
+        """Takes out the kept bad steps, the oldest first; no other watcher gets them."""
         return self._take_all(session, self._size)
 
     def _take_all(self, session, size: tf.Tensor) -> List[Told]:
         run = functools.partial(single_runs.run_once, session)
-        with self._lock:  # taking one that is not there would wait for it
+        with self._lock:  # to take from an empty area would wait
             taken = [run(self._take) for _ in range(run(size))]
         return [Told(**dict(zip(self._fields, values))) for values in taken]

@@ -1,8 +1,8 @@
-"""Runs that train nothing and write all the same, such as the moving averages of batch norm.
+"""Guards runs that train nothing and write all the same, such as moving averages of batch norm.
 
-With batch norm in place such a run writes in its forward pass what a guarded train op of the same
-model puts back after a bad step; other scripts run slim's update ops by themselves. What a script
-computes and writes itself is found in :mod:`slimguard.unedited.own_updates`.
+If batch norm updates them in its forward pass, such a run writes variables that a guarded train op
+of the same model puts back after a bad step; other scripts run slim's update ops by themselves.
+:mod:`slimguard.unedited.own_updates` finds the updates that a script computes itself.
 """
 
 from typing import Any, Optional, Sequence
@@ -19,9 +19,9 @@ from slimguard.graph import TrainOp, op_of, ops, plain_ops
 def writing_among(
     elements: Sequence[TrainOp], graph: tf.Graph, fed: Sequence[tf.Tensor] = ()
 ) -> Sequence[TrainOp]:
-    """Those of the elements fetched in a run that run forward writes of a guarded train op.
+    """The fetched elements that run update ops, or forward writes of a guarded train op.
 
-    Or update ops, unless what they write is local, as the variables of a metric are.
+    Update ops that write only local variables, as those of a metric are, do not count.
     """
     update_ops = {op_of(op) for op in graph.get_collection(tf1.GraphKeys.UPDATE_OPS)}
     if not update_ops and not copies_ahead(graph):
@@ -29,7 +29,7 @@ def writing_among(
     writes, local = graphs.Writes(graph), graphs.local_in(graph)
 
     def keeps(op: tf.Operation) -> bool:
-        """Whether it writes what is not local."""
+        """Whether `op` writes a variable that is not local."""
         return not local.issuperset(writes.variables(op))
 
     found = []
@@ -43,14 +43,14 @@ def writing_among(
 
 
 def guard_writes(elements: Sequence[TrainOp], fed: Sequence[tf.Tensor] = ()) -> Gate:
-    """The gate of what is fetched together and writes: what is bad is not written.
+    """The gate of a run that writes and trains nothing: no bad value is written.
 
     Args:
-      elements: what is fetched.
+      elements: the elements that are fetched together.
       fed: as for `guard_with_values`.
 
     Raises:
-      ValueError: if something that they write can be neither held back nor put back.
+      ValueError: if one of their writes can be neither held back nor put back.
     """
     values = [element for element in elements if isinstance(element, tf.Tensor)]
     with ops.our_scope(elements[0].graph, 'step'):
@@ -61,7 +61,7 @@ def guard_writes(elements: Sequence[TrainOp], fed: Sequence[tf.Tensor] = ()) -> 
 def guard_summary(
     summary_op: Any, train_op: TrainOp, default: object = None
 ) -> Optional[tf.Tensor]:
-    """A summary op that writes nothing bad; those who watch the train op are told of it.
+    """A summary op that writes nothing bad; watchers of the train op are told of its bad runs.
 
     A Supervisor runs it in a thread of its own, on a batch that no step sees.
 
@@ -71,7 +71,7 @@ def guard_summary(
       default: the summary op that stands for all summaries of the graph.
 
     Returns:
-      A string Tensor; None if what is given writes nothing.
+      A string Tensor; None if the given summary op writes nothing.
     """
     gate, graph = gate_of(train_op), train_op.graph
     if gate is None or not copies_ahead(graph):

@@ -5,7 +5,7 @@ see the same batch, so they go through the same gate, and a bad step leaves them
 variables are exempt: no checkpoint holds them, and a metric may be NaN in a good step.
 """
 
-from typing import Callable, Iterable, List, Sequence, Set, Tuple
+from typing import AbstractSet, Any, Callable, Dict, Iterable, List, Sequence, Set, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -15,14 +15,14 @@ from slimguard.gate.gate import Gate
 from slimguard.graph import TrainOp, key, op_of
 from slimguard.system import texts
 
-# How many of the variables that an update writes are named.
+# How many variables of an update are named.
 MOST_NAMES = 5
 
 
 class OutsideTheGateError(ValueError):
-    """What is written beside a train op stays outside its gate, or would be."""
+    """A write beside a train op stays outside its gate, or would."""
 
-    of = 'the update of'  # what the name is of that it comes with
+    of = 'the update of'  # stands before the name that it comes with
 
 
 def written_beside(
@@ -30,26 +30,27 @@ def written_beside(
     training: Sequence[TrainOp],
     on_refusal: Callable[[str, Exception], None],
 ) -> List[TrainOp]:
-    """Those of the elements fetched in a run that write, and go through the gate of what trains.
+    """The fetched elements that write and go through the gate of the train ops.
 
-    Update ops of slim's always do. Any other element does if each use that the step makes of its
-    variables is a read that the update comes after, as with the state of a recurrent layer: a gate
-    delays the update until the decision, and must not change what the step reads.
+    Update ops of slim's always do. Any other element does if its update comes after each use that
+    the step makes of its variables, as with the state of a recurrent layer: a gate delays the
+    update until the decision, and must not change the values that the step reads.
 
     Args:
-      elements: what is fetched and does not train, each once.
-      training: what is fetched and trains, together.
-      on_refusal: called with the names of the variables of which an update sees the batch and
-        stays outside, and why.
+      elements: the fetched elements that do not train, each once.
+      training: the fetched elements that train, together.
+      on_refusal: called for an update that takes in the batch and stays outside, with the names of
+        its variables, and why.
     """
     graph = training[0].graph
     update_ops = {op_of(op) for op in graph.get_collection(tf1.GraphKeys.UPDATE_OPS)}
     local = graphs.local_in(graph)
     writes = graphs.Writes(graph)
     theirs = set(graphs.ancestors([op_of(each) for each in training]))
+    all_needed = [set(graphs.ancestors([op_of(each)])) for each in elements]
+    batch = _Batch(theirs, theirs.union(*all_needed), writes, graphs.needs)
     found = []
-    for element in elements:
-        needed = set(graphs.ancestors([op_of(element)]))
+    for element, needed in zip(elements, all_needed):
         if not update_ops.isdisjoint(needed):
             found.append(element)
             continue
@@ -59,17 +60,17 @@ def written_beside(
         shared = {each.name for op, each in written if not _is_last_at(op, each, theirs)}
         if not shared:
             found.append(element)
-        elif any(is_drawn(each) for each in needed & theirs if each.type not in graphs.VARIABLES):
+        elif batch.is_taken_in_by({op for op, _ in written}):
             on_refusal(texts.listed(sorted(shared), MOST_NAMES), OutsideTheGateError(_IS_READ))
     return found
 
 
 def _is_last_at(write: tf.Operation, variable: tf.Operation, theirs: Set[tf.Operation]) -> bool:
-    """Whether all that `theirs` do with a variable, or a table, is done when `write` writes it."""
+    """Whether `write` comes after all uses that `theirs` make of a variable, or a table."""
     if variable not in theirs:
         return True
     uses = _users(variable) & theirs
-    # What an Identity of a reference returns is the variable's own memory.
+    # An Identity of a reference returns the variable's own memory.
     reads = [op for op in uses if op.type == 'Identity' and graphs.is_reference(op.inputs[0])]
     uses.update(user for read in reads for user in _users(read) & theirs)
     return uses.issubset(graphs.ancestors([write]))
@@ -80,7 +81,7 @@ def _users(op: tf.Operation) -> Set[tf.Operation]:
 
 
 def _written_by(op: tf.Operation, writes: graphs.Writes) -> List[tf.Operation]:
-    """The ops of the variables that `op` writes, or that of its table."""
+    """The ops of the variables that `op` writes, or the op of its table."""
     variables = writes.variables(op)
     return variables if variables or op not in writes else [op.inputs[0].op]
 
@@ -96,17 +97,19 @@ def refuse_around(
     found: Sequence[Gate],
     fed: Sequence[tf.Tensor],
     on_told: Callable[[str, str], None],
+    by: str = '',
 ) -> None:
     """Refuses a run that would go around the gates of its train ops, before it begins.
 
     Such a run fetches an original of a write that a gate holds back, or a write of its own that
-    takes in the batch. A write that takes in no batch, such as a counter, is told of.
+    takes in the batch. A write that takes in no batch, such as a counter, is only reported.
 
     Args:
-      elements: what is fetched.
+      elements: the fetched elements.
       found: the gates of the train ops that it runs.
       fed: the tensors computed within the step that it feeds.
       on_told: called with the name of a variable that a bad step would change, and why.
+      by: the name of the hook that fetches it; '' for the loop.
 
     Raises:
       OutsideTheGateError: names the fetch, the write, what it would do, and what to fetch.
@@ -121,40 +124,42 @@ def refuse_around(
     def needs(op: tf.Operation) -> Iterable[tf.Operation]:
         return () if op in guarded else graphs.needs_beyond(op, fed_keys)
 
-    def values_of(op: tf.Operation) -> Iterable[tf.Operation]:
-        values = [t for t in op.inputs if t.dtype != tf.resource and key(t) not in fed_keys]
-        return () if op in guarded else [each.op for each in values]
-
     written = _Written(found[0].train_op.graph)
     needed = {op: set(graphs.ancestors([op], needs)) for op in others}
-    _refuse_again([(each, needed[op]) for op, each in others.items()], found, written)
+    by = by and 'by %s, ' % by
+    _refuse_again([(each, needed[op]) for op, each in others.items()], found, written, by)
     first = found[0].original.name
-    # A guarded train op needs the loss as well, and its gate puts back what that writes.
+    # A guarded train op needs the loss as well, and its gate puts back the loss's writes.
     own = guarded.union(op_of(gate.original) for gate in found)
     theirs = set(graphs.ancestors_beyond(fed, own))
-    drawn = {op for op in theirs if op.type not in graphs.VARIABLES and is_drawn(op)} | guarded
+    run = theirs.union(*needed.values())
+    batch = _Batch(theirs, run, written.writes, needs, guarded, fed_keys)
     for op, element in others.items():
-        outside = [each for each in needed[op] - theirs if written.names_by([each])]
+        outside = {each for each in needed[op] - theirs if written.names_by([each])}
         names = written.names_by(outside)
-        if not drawn.isdisjoint(graphs.ancestors(outside, values_of)):
-            told = (element.name, first, texts.listed(names, MOST_NAMES))
+        if batch.is_taken_in_by(outside):
+            told = (by, element.name, first, texts.listed(names, MOST_NAMES))
             raise OutsideTheGateError(_OF_THE_BATCH % told + _cure_of(element))
         waits = not guarded.isdisjoint(needed[op])
-        # What the train op uses as well is set by the script, as a learning rate is.
+        # A variable that the train op uses as well is set by the script, as a learning rate is.
         used = set() if waits else {each.name for each in theirs}
         for name in sorted(set(names) - used):
             on_told(name, _WAITS % op.name if waits else _HAS_ITS_GATE % first)
 
 
 def _refuse_again(
-    others: Sequence[Tuple[TrainOp, Set[tf.Operation]]], found: Sequence[Gate], written: '_Written'
+    others: Sequence[Tuple[TrainOp, Set[tf.Operation]]],
+    found: Sequence[Gate],
+    written: '_Written',
+    by: str,
 ) -> None:
     """Refuses to run an original of a write that a gate has a clone of.
 
     Args:
-      others: what is fetched beside the guarded train ops, with all ops that it runs.
+      others: the elements fetched beside the guarded train ops, each with all ops that it runs.
       found: the gates; two of them may have clones of one write.
       written: as in `refuse_around`.
+      by: who fetches it, in words.
     """
     of_gates = [(gate, gate.original, set(gate.writes)) for gate in found]
     for gate in found:
@@ -162,25 +167,74 @@ def _refuse_again(
             again = ops.intersection(gate.writes) if owner is not gate else ()
             for write in sorted(again, key=lambda op: op.name):
                 for name in written.names_by([write]):
-                    told = element.name, gate.original.name, write.name, name
+                    told = by, element.name, gate.original.name, write.name, name
                     cure = _cure_of(element) if owner is None else _OF_TWO
                     raise OutsideTheGateError(_AGAIN % told + cure)
 
 
+class _Batch:
+    """The batch of a step: tells which writes take in values that are made of it.
+
+    A write that only waits for the batch, by a control dependency, does not. A variable that is
+    read after a write of the same run has the value that was written.
+
+    Args:
+      theirs: all ops that the train ops run.
+      run: all ops of the run.
+      writes: the writes of the graph.
+      needs: gives what an op waits for.
+      guarded: the guarded train ops; what they return is made of the batch.
+      fed: the keys of the tensors computed within the step that the run feeds.
+    """
+
+    def __init__(
+        self,
+        theirs: Set[tf.Operation],
+        run: Set[tf.Operation],
+        writes: graphs.Writes,
+        needs: Callable[[tf.Operation], Iterable[tf.Operation]],
+        guarded: AbstractSet[tf.Operation] = frozenset(),
+        fed: AbstractSet[Any] = frozenset(),
+    ):
+        self._needs, self._guarded, self._fed = needs, guarded, fed
+        self._written: Dict[tf.Operation, Set[tf.Operation]] = {}
+        for op in run:
+            for variable in writes.variables(op):
+                self._written.setdefault(variable, set()).add(op)
+        plain = {op for op in theirs if op in writes and not writes.calls(op)}
+        drawn = (op for op in theirs - plain if op.type not in graphs.VARIABLES)
+        self._drawn = set(filter(is_drawn, drawn)) | guarded
+
+    def is_taken_in_by(self, some: Iterable[tf.Operation]) -> bool:
+        """Whether one of some writes takes it in."""
+        return not self._drawn.isdisjoint(graphs.ancestors(some, self._values_of))
+
+    def _values_of(self, op: tf.Operation) -> Iterable[tf.Operation]:
+        """The ops that the values which `op` takes in come from."""
+        if op in self._guarded:
+            return ()
+        values = [t for t in op.inputs if t.dtype != tf.resource and key(t) not in self._fed]
+        found = [each.op for each in values]
+        read = graphs.variable_read(op.outputs[0]) if graphs.is_variable_read(op) else None
+        if read in self._written:
+            found += self._written[read].intersection(graphs.ancestors([op], self._needs))
+        return found
+
+
 class _Written:
-    """What ops of a graph write, of what is not local."""
+    """The variables and tables of a graph that ops write, local ones left out."""
 
     def __init__(self, graph: tf.Graph):
-        self._writes, self._local = graphs.Writes(graph), graphs.local_in(graph)
+        self.writes, self._local = graphs.Writes(graph), graphs.local_in(graph)
 
     def names_by(self, some: Iterable[tf.Operation]) -> List[str]:
         """The names of the variables, and tables, that some ops write."""
-        found = {each for op in some for each in _written_by(op, self._writes)}
+        found = {each for op in some for each in _written_by(op, self.writes)}
         return sorted(each.name for each in found - self._local)
 
 
 def _cure_of(element: TrainOp) -> str:
-    """How to fetch what goes around a gate."""
+    """Advice on how to fetch an element that goes around a gate."""
     if isinstance(element, tf.Operation):
         return _OF_AN_OP
     is_scalar = graphs.is_float(element) and element.shape.rank == 0
@@ -188,14 +242,14 @@ def _cure_of(element: TrainOp) -> str:
 
 
 _AGAIN = (
-    'this run was refused, and nothing of it has run: fetched beside a guarded train op, %r goes '
-    'around the gate. It runs again what the train op %r does behind it: %r, which writes %r. A '
-    'good step would write twice, and a bad step would write all the same. '
+    'this run was refused, and nothing of it has run: fetched %sbeside a guarded train op, %r '
+    'goes around the gate. It runs again what the train op %r does behind it: %r, which writes %r. '
+    'A good step would write twice, and a bad step would write all the same. '
 )
 
 _OF_THE_BATCH = (
-    'this run was refused, and nothing of it has run: fetched beside a guarded train op, %r goes '
-    'around the gate of %r. It writes %s, with values made of the same batch, and a bad batch '
+    'this run was refused, and nothing of it has run: fetched %sbeside a guarded train op, %r '
+    'goes around the gate of %r. It writes %s, with values made of the same batch, and a bad batch '
     'would be written. '
 )
 
@@ -224,7 +278,7 @@ _WAITS = (
 
 
 def is_drawn(op: tf.Operation) -> bool:
-    """Whether an op is a placeholder, or may draw a batch or chance."""
+    """Whether an op is a placeholder, or may draw a batch or random numbers."""
     return op.type.startswith('Placeholder') or (
         graphs.is_stateful(op) and not graphs.is_variable_read(op)
     )

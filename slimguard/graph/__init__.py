@@ -1,6 +1,6 @@
 """Reads and edits a `tf.Graph`; knows nothing of what is guarded, or why.
 
-    walk.py          what an op is declared as, what has to run before it
+    walk.py          an op's declaration, and the ops that must run before it
     variables.py     variables, by reference and by resource handle
     writes.py        what ops write, and with which values
     collectives.py   ops that several processes run together
@@ -11,14 +11,14 @@
     graph_size.py    how many bytes a graph takes as a GraphDef
     ops.py           creating ops, many and quickly, each at the place of another
     plain_ops.py     creating ops of the plainest kinds, quickly
-    staging_area.py  a queue in a session that needs no initialization
-    sessions.py      the sessions on a graph, and what stands in for one
+    staging_area.py  a queue that needs no initialization
+    sessions.py      the sessions on a graph, and a wrapper that stands in for one
     fixed_runs.py    a run with fixed fetches, by a handle
-    single_runs.py   runs of ours that are made once or seldom
+    single_runs.py   slimguard's own runs, made once or seldom
     token_queues.py  the queue and the runner that synchronous workers wait for
 
-Only `ops`, `plain_ops` and `staging_area` add to a graph, and `single_runs` what it feeds. The
-names below read.
+Only `ops`, `plain_ops` and `staging_area` add ops to a graph; `single_runs` adds the tensor that it
+feeds. The names exported below only read a graph.
 """
 
 from slimguard.graph.control_flow import (

@@ -1,8 +1,9 @@
-"""Which clone of a model a value comes from, where several are trained in one graph.
+"""Which clone of a model a value comes from, if one graph trains several.
 
 Clones (towers) are the same model on parts of a batch, each under a scope of its own: ``clone_0``,
-``clone_1``. The optimizer applies the sum of their gradients, or the mean. That tells whether all
-are finite, and not which clone was at fault: :func:`summands_by_clone` finds what was summed up.
+``clone_1``. The optimizer applies the sum of their gradients, or the mean. A check of the sum
+tells whether all are finite, but not which clone was at fault: :func:`summands_by_clone` finds the
+gradients that were summed.
 """
 
 import re
@@ -27,7 +28,7 @@ _NUMBER = re.compile(r'(_?\d+)+$')
 def summands_by_clone(
     values: Sequence[tf.Tensor], resolve: Callable[[tf.Tensor], tf.Tensor]
 ) -> Dict[str, List[tf.Tensor]]:
-    """What the clones of a model put into `values`, by the clones' names; empty without clones.
+    """The summands of `values`, by the name of the clone that made them; empty without clones.
 
     Args:
       values: float tensors.
@@ -59,7 +60,7 @@ def _summands(value: tf.Tensor, resolve) -> List[Tuple[str, tf.Tensor]]:
 
 
 def _origin(tensor: tf.Tensor, resolve) -> tf.Tensor:
-    """Where a summand comes from: it may be scaled and reshaped outside of its clone's scope."""
+    """The tensor behind a summand, which may be scaled or reshaped outside of its clone's scope."""
     for _ in range(_MOST_ON_THE_WAY):
         tensor = resolve(tensor)
         if tensor.op.type not in _ON_THE_WAY:
@@ -74,7 +75,7 @@ def _origin(tensor: tf.Tensor, resolve) -> tf.Tensor:
 
 
 def _clones_of(names: Sequence[str]) -> Optional[List[str]]:
-    """The scopes that make the difference between ops of the same make in different clones.
+    """The scopes of the clones, told from the names of one op in each; None if there are none.
 
     For ``clone_0/gradients/AddN`` and ``clone_1/gradients/AddN``, these are ``clone_0`` and
     ``clone_1``. Layers that share a weight are no clones: ``gradients/fc`` and ``gradients/fc_1``.
@@ -87,7 +88,7 @@ def _clones_of(names: Sequence[str]) -> Optional[List[str]]:
             return None
     else:
         return None
-    # Where each clone's gradients were asked for outside of its scope, that comes first.
+    # If `tf.gradients` was called outside of a clone's scope, its own scope comes first.
     scopes = [[part for part in path[:-1] if not _GRADIENTS.match(part)] for path in paths]
     for parts in zip(*scopes):
         if len(set(parts)) > 1:

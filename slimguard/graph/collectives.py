@@ -1,4 +1,4 @@
-"""Ops that several processes run together: each waits until all the others have come to it."""
+"""Ops that several processes run together: each process waits in them for all the others."""
 
 import re
 from typing import Any, Iterable, List, Set
@@ -14,11 +14,11 @@ def is_collective(op_type: str) -> bool:
 
 
 def collectives_in(ops: Iterable[Any], writes: Writes) -> List[Any]:
-    """The NodeDefs of the collectives among some ops, and in the functions that those call.
+    """The NodeDefs of the collectives among some ops, and in the functions that these ops call.
 
     Args:
       ops: the ops.
-      writes: of their graph.
+      writes: the :class:`Writes` of their graph.
     """
     found: List[Any] = []
     seen: Set[str] = set()

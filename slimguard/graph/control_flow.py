@@ -1,7 +1,7 @@
-"""What of a graph runs under a condition, and what runs more than once.
+"""The conditions and loops that the ops of a graph run in.
 
-:class:`Flow` reads it from the Switch, Merge, Enter and Exit ops alone. The functions after it look
-into the records that TensorFlow keeps while it builds a `tf.cond` or `tf.while_loop`. That is
+:class:`Flow` reads them from the Switch, Merge, Enter and Exit ops alone. The functions after it
+look into the records that TensorFlow keeps while it builds a `tf.cond` or `tf.while_loop`. That is
 quicker, but an imported graph has no such records.
 """
 
@@ -42,7 +42,7 @@ class Flow:
             self._conditions[op] = self._find_conditions(op)
 
     def conditions(self, tensor: tf.Tensor) -> FrozenSet[Condition]:
-        """What has to hold for `tensor` to have a value."""
+        """The conditions under which `tensor` has a value."""
         found = self._conditions.get(tensor.op, frozenset())
         if tensor.op.type in SWITCHES:
             pred = key(tensor.op.inputs[1])
@@ -50,12 +50,12 @@ class Flow:
         return found
 
     def is_in_loop(self, op: tf.Operation, loop: str = '') -> bool:
-        """Whether `op` returns the value of one turn of a loop: of any loop, or of that one."""
+        """Whether `op` has a value for each turn of a loop: of `loop`, or of any if it is empty."""
         frames = self._frames.get(op, ())
         return loop in frames if loop else bool(frames)
 
     def loop_left_by(self, op: tf.Operation) -> str:
-        """The name of the loop whose result `op` returns; empty if it is none."""
+        """The name of the loop whose result `op` returns; empty if `op` is no Exit."""
         return self._frames[op.inputs[0].op][-1] if op.type in _EXITS else ''
 
     def _find_frames(self, op) -> Tuple[str, ...]:
@@ -84,7 +84,7 @@ def flow_around(op):
 
 
 def context_of(op):
-    """The branch or loop (of v1 control flow) that what `op` puts out belongs to, or None."""
+    """The branch or loop (of v1 control flow) that the outputs of `op` belong to, or None."""
     context = flow_around(op)
     if context is not None and op.type in ('Exit', 'RefExit'):
         return context.outer_context
@@ -94,8 +94,8 @@ def context_of(op):
 def is_seen_from(tensor, op):
     """Whether `tensor` has one value wherever `op` runs, as far as v1 control flow goes.
 
-    A tensor of a branch has no value where the branch does not run, and one of a loop has another
-    in each turn. So what is made inside of either is seen only there, and not from outside.
+    A tensor of a branch has no value where the branch does not run, and a tensor of a loop has
+    another value in each turn. So a tensor made inside of either is seen only there.
     """
     made_in, context = context_of(tensor.op), context_of(op)
     while context is not None and context is not made_in:
@@ -117,10 +117,9 @@ def loop_around(op):
 
 
 def loop_around_output(op):
-    """The outermost `tf.while_loop` (of v1 control flow) that keeps what `op` puts out, or None.
+    """The outermost v1 `tf.while_loop` that the outputs of `op` belong to, or None.
 
-    A loop's results belong to what is outside of it, although the loop runs the ops that put them
-    out.
+    The results of a loop belong outside of it, although the loop runs the ops that return them.
     """
     return _outermost_loop(context_of(op))
 

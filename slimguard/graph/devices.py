@@ -1,8 +1,8 @@
 """The device on which a tensor is checked: the gate's own, or the CPU of the tensor's task.
 
-A *task* is one process of a cluster. Findings about values in another task than the gate's own
-should cross the network in one piece, and as flags. And findings about values on an accelerator
-should come to the CPU in one piece: so they are joined where the values are.
+A *task* is one process of a cluster. Flags about values in another task are
+joined there, to cross the network as one tensor. So are findings about values on an accelerator, to
+come to the CPU as one tensor.
 """
 
 import tensorflow as tf
@@ -19,17 +19,17 @@ def task_of(device: str) -> tuple:
 
 
 def processor_of(device: str) -> str:
-    """The processor that goes with a device: flags are read there."""
+    """The CPU of a device's task, where flags are read."""
     spec = tf1.DeviceSpec.from_string(device)
     return tf1.DeviceSpec(spec.job, spec.replica, spec.task, 'CPU', 0).to_string()
 
 
 class Home:
-    """Where what is found comes together.
+    """The place where the findings of all checks come together.
 
     Attributes:
       device: the device, a CPU.
-      op: an op that is there.
+      op: an op on that device.
     """
 
     def __init__(self, op: tf.Operation):
@@ -37,16 +37,16 @@ class Home:
         self.device = op.device
 
     def device_near(self, tensor: tf.Tensor) -> str:
-        """The device for what is found about a tensor: of its task, if that is known."""
+        """The device for findings about a tensor: the CPU of its task, or this one if unknown."""
         device = device_of(tensor.op)
         is_here = task_of(device) in (task_of(self.device), task_of(''))
         return self.device if is_here else processor_of(device)
 
     def joins_at(self, tensor: tf.Tensor) -> str:
-        """Tells what is joined before it comes to `device_near`: what gives the same is.
+        """A key of a tensor: findings of one key are joined before they go to `device_near`.
 
-        To join it is up to where the first of it is. Where nobody said which device of this task
-        that is, it may be any.
+        They are joined on the device of the first. A tensor of this task that names no device may
+        be on any, so it has another key than a tensor on the CPU.
         """
         device = device_of(tensor.op)
         spec = tf1.DeviceSpec.from_string(device)
@@ -57,9 +57,9 @@ class Home:
         return device
 
     def near(self, tensor: tf.Tensor) -> tf.Operation:
-        """The op in whose place to check a tensor: its own.
+        """The op at whose place to check a tensor: its own, or `op` for a scalar of another task.
 
-        A scalar from elsewhere comes here, as a sum of it would have to.
+        Such a scalar is sent here, since a sum made of it would have to be sent as well.
         """
         comes = tensor.shape.rank == 0 and not is_reference(tensor)
         return self.op if comes and self.device_near(tensor) != self.device else tensor.op

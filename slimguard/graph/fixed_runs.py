@@ -1,4 +1,4 @@
-"""A run with fixed fetches, whose values belong to whoever asked for it: `fixed_run`."""
+"""`fixed_run`: a run with fixed fetches, whose values share no memory with TensorFlow."""
 
 from typing import Any, Callable, List, Sequence
 
@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from slimguard.compat import tf_private
 
-# On TensorFlow 2 what a callable returns may be memory that others read and write: a variable's, a
-# constant's, that of a fed array or of a batch that is cached. A run returns a copy of those.
+# On TensorFlow 2 a callable may return memory that others read and write: that of a variable, a
+# constant, a fed array or a cached batch. `session.run` returns a copy.
 _SHARES_MEMORY = not tf.__version__.startswith('1.')
 
 

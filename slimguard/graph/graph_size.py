@@ -1,4 +1,4 @@
-"""How many bytes a graph takes as a GraphDef, which is slow to make: it is made once for all."""
+"""How many bytes a graph takes as a GraphDef. This is slow to make, so its size is kept."""
 
 from typing import Tuple
 
@@ -9,7 +9,7 @@ _KEPT_AS = '_slimguard_size'
 
 
 def export(graph: tf.Graph) -> tf1.GraphDef:
-    """The GraphDef of a graph, whose size is known from then on."""
+    """The GraphDef of a graph; its size is kept for `bytes_of`."""
     version = graph.version
     graph_def = graph.as_graph_def()
     _keep(graph, (version, graph_def.ByteSize()))
@@ -17,7 +17,7 @@ def export(graph: tf.Graph) -> tf1.GraphDef:
 
 
 def bytes_of(graph: tf.Graph) -> int:
-    """The bytes of the GraphDef; 0 if it cannot be made, as one of two gigabytes and more."""
+    """The bytes of the GraphDef; 0 if it cannot be made, as above two gigabytes."""
     if _kept(graph)[0] != graph.version:
         try:
             export(graph)

@@ -1,8 +1,8 @@
 """Creating ops, many and quickly.
 
 A gate has several ops for each variable, and a network has hundreds of variables. TensorFlow's own
-functions spend most of their time on what is known here beforehand: which attributes an op has, and
-where it belongs. plain_ops.py has the same for ops that serve no other, and stand for themselves.
+functions spend most of their time finding out what is known here: the attributes of an op, and its
+place. plain_ops.py does the same for ops that take the current scope and device.
 """
 
 import contextlib
@@ -37,25 +37,25 @@ _NO_SHAPE = tf1.AttrValue(shape={'unknown_rank': True})
 # We know the device of each op, so the caller's device functions must not change it.
 _create_op = functools.partial(tf_private.create_op, compute_device=False)
 
-# What can be joined, and to what size: what is joined is a copy, and takes memory.
+# Tensors that can be joined, and up to which size: joining makes a copy, which takes memory.
 _JOINED = (tf.float64, tf.float32, tf.bfloat16, tf.float16)
 _MOST_BYTES = 2**24
-# So much is joined wherever it can be: the copy costs less than an op of its own.
+# Vectors up to this size are joined whatever their lengths: a copy costs less than an op for each.
 _SMALL_BYTES = 2**14
 # Fewer tensors than this are not joined: joining would cost as much as it saves.
 _FEWEST_SMALL, _MOST_SMALL = 4, 64
-# Take a variable by reference or by handle: TensorFlow places those where it is.
+# Ops that take a variable by reference or by handle: TensorFlow places them with the variable.
 _TAKE_VARIABLES = frozenset(['Assign', 'AssignVariableOp', 'ReadVariableOp'])
 
 
 @contextlib.contextmanager
 def our_scope(graph: tf.Graph, name: str) -> Iterator[None]:
-    """The scope ``slimguard/<name>``, and nothing of what the caller's code is in the middle of.
+    """The scope ``slimguard/<name>``, outside of the caller's scopes, devices and dependencies.
 
-    XLA compiles nothing of what is made there. Where it compiles with fast math (TensorFlow 1.15,
-    on the CPU), it may take it that no number is a NaN, and answer a comparison accordingly. And
-    what it compiles it may compute twice: a gradient that is checked has to be the one, bit by
-    bit, that the update takes. At the border of what is compiled there is only one.
+    XLA compiles no op that is made there. With fast math (TensorFlow 1.15, on the CPU) XLA may
+    assume that no number is a NaN, and answer a comparison accordingly. XLA may also compute a
+    value twice, but the gradient that is checked has to be, bit by bit, the one that the update
+    takes. A value that leaves the compiled part exists once.
     """
     with graph.as_default(), graph.name_scope(None), graph.name_scope(OURS), tf.device(None):
         with tf.control_dependencies(None), graph.name_scope(name), tf_private.uncompiled(graph):
@@ -63,10 +63,9 @@ def our_scope(graph: tf.Graph, name: str) -> Iterator[None]:
 
 
 class Maker:
-    """Makes ops in one graph, each at the place of another op: on its device, in its group.
+    """Makes ops in one graph, each at the place of another op: on its device, colocated with it.
 
-    Attributes that TensorFlow sets to the same, such as the dtypes of inputs, are not set: each
-    takes its time.
+    Attributes that TensorFlow infers, such as the dtypes of inputs, are not set: each takes time.
     """
 
     def __init__(self, graph: tf.Graph):
@@ -76,7 +75,7 @@ class Maker:
         self._bound: Dict[tf.Operation, FrozenSet[str]] = {}
 
     def sum_of_squares(self, x: tf.Tensor, near: tf.Operation) -> tf.Tensor:
-        """Half of it, as `tf.nn.l2_loss`."""
+        """Half the sum of squares, as `tf.nn.l2_loss`."""
         return self._unary('L2Loss', x, near)
 
     def sum_of(self, x: tf.Tensor, axes: tf.Tensor, near: tf.Operation) -> tf.Tensor:
@@ -96,7 +95,7 @@ class Maker:
         return self._create('Cast', [x], [dtype], attributes, near).outputs[0]
 
     def finite_values(self, x: tf.Tensor, near: tf.Operation) -> tf.Tensor:
-        """The finite numbers of a tensor, as a vector; of no known shape, unless it is one."""
+        """The finite numbers of a tensor, as a vector; its shape is unknown unless `x` is one."""
         dtype = x.dtype.base_dtype
         which = self._finite_or_not(x, near)
         three = {'num_partitions': tf1.AttrValue(i=3)}
@@ -107,25 +106,25 @@ class Maker:
         return self._create('PlaceholderWithDefault', [finite], [dtype], hidden, near).outputs[0]
 
     def _finite_or_not(self, x: tf.Tensor, near: tf.Operation) -> tf.Tensor:
-        """1 where a number is finite, else something else."""
+        """An int32 tensor: 1 where a number is finite, else 0 or 2."""
         dtype = x.dtype.base_dtype
         if dtype == tf.float32:
-            # One op: 0 for -Inf, and 2 for Inf and for NaN, which is less than nothing.
+            # One op: 0 for -Inf, and 2 for Inf and for NaN, which is less than no limit.
             limits = tf1.AttrValue(list=tf1.AttrValue.ListValue(f=[tf.float32.min, math.inf]))
             return self._create('Bucketize', [x], [tf.int32], {'boundaries': limits}, near).outputs[
                 0
             ]
-        # TensorFlow 1.15 has no kernel for that dtype.
+        # TensorFlow 1.15 has no kernel of IsFinite for bfloat16.
         asked = self.cast(x, tf.float32, near) if dtype == tf.bfloat16 else x
         is_finite = self._create('IsFinite', [asked], [tf.bool], {}, near).outputs[0]
         return self.cast(is_finite, tf.int32, near)
 
     def alike(self, tensors: Sequence[tf.Tensor]) -> List[List[int]]:
-        """Puts the numbers of tensors together that can be joined along their first axis.
+        """Groups tensors that can be joined along their first axis; a group lists their indices.
 
-        Those are of one dtype and shape, and made in one place: what is joined must not have to
-        cross to another device first. That goes by the devices that were asked for, and, where
-        TensorFlow is to choose, by what it chooses from: the kinds of ops that have to be there.
+        The tensors of a group have one dtype and shape, and are made in one place, so that none
+        has to cross to another device first. The requested device tells the place, and so do the
+        types of ops that have to be there, by which TensorFlow chooses if none is requested.
         """
 
         def fit(tensor: tf.Tensor) -> Tuple[object, int]:
@@ -136,9 +135,9 @@ class Maker:
         return self._groups_of(tensors, fit)
 
     def small(self, tensors: Sequence[tf.Tensor]) -> List[List[int]]:
-        """Puts the numbers of short vectors together, of any length; all others stay alone.
+        """Groups short vectors, of any length; all other tensors stay alone.
 
-        So do those of float16: the sum of their squares is soon too large for it.
+        Vectors of float16 stay alone as well: the sum of their squares soon overflows.
         """
 
         def fit(tensor: tf.Tensor) -> Tuple[object, int]:
@@ -154,7 +153,7 @@ class Maker:
     def _groups_of(
         self, tensors: Sequence[tf.Tensor], fit: Callable[[tf.Tensor], Tuple[object, int]]
     ) -> List[List[int]]:
-        """Groups of one place; `fit` says of a tensor what has to be the same, and how many fit."""
+        """Groups of one place; `fit` tells what must be equal in a group, and how many fit in."""
         self._bind([tensor for tensor in tensors if is_reference(tensor)])
         groups: List[List[int]] = []
         open_groups: Dict[object, List[int]] = {}
@@ -187,13 +186,13 @@ class Maker:
             self._bound[reference.op] = frozenset(kinds[place])
 
     def join(self, tensors: Sequence[tf.Tensor], axis: tf.Tensor, near: tf.Operation) -> tf.Tensor:
-        """One tensor, of one after the other along `axis`."""
+        """Joins tensors along `axis`."""
         dtype = tensors[0].dtype.base_dtype
         attributes = {'N': tf1.AttrValue(i=len(tensors))}
         return self._create('ConcatV2', [*tensors, axis], [dtype], attributes, near).outputs[0]
 
     def split(self, x: tf.Tensor, number: int, near: tf.Operation) -> List[tf.Tensor]:
-        """What was joined along the first axis, in `number` parts of the same size."""
+        """Splits a tensor along its first axis, into `number` parts of the same size."""
         attributes = {'num_split': tf1.AttrValue(i=number)}
         first = self.constant(0, near)
         return self._create('Split', [first, x], [x.dtype] * number, attributes, near).outputs
@@ -201,20 +200,20 @@ class Maker:
     def rows(
         self, x: tf.Tensor, number: int, near: tf.Operation, after: Optional[tf.Operation] = None
     ) -> tf.Tensor:
-        """A matrix of `number` rows; `after` as for `constant`."""
+        """Reshapes a tensor to a matrix of `number` rows; `after` as for `constant`."""
         inputs = [x, self.constant((number, -1), near, after)]
         return self._create('Reshape', inputs, [x.dtype], {}, near).outputs[0]
 
     def constant(
         self, value, near: tf.Operation, after: Optional[tf.Operation] = None
     ) -> tf.Tensor:
-        """An int32 constant on the device of `near`: one for all that ask for it there.
+        """An int32 constant on the device of `near`; calls with the same arguments share it.
 
         Args:
           value: an int, or a tuple of ints.
           near: tells the device.
-          after: what it waits for: where that is dead, as the exact check is in a good step, a step
-            does without it. None for nothing.
+          after: the op that the constant waits for. Where this is dead, as the exact check is in a
+            good step, so is the constant. None for no wait.
         """
         key = (value, near.device, after)
         if key not in self._constants:
@@ -224,10 +223,10 @@ class Maker:
         return self._constants[key]
 
     def copy(self, variable: tf.Operation) -> tf.Tensor:
-        """A copy of a variable, which later writes leave alone."""
+        """A copy of a variable's value; later writes do not change it."""
         if not is_resource(variable):
             return self._unary('DeepCopy', variable.outputs[0], variable)
-        # Shares the buffer until somebody writes; then the writer makes its own.
+        # The read shares the variable's buffer; a later write makes its own.
         dtype = dtype_of(variable)
         attributes = {'dtype': type_attribute(dtype)}
         op = self._create('ReadVariableOp', variable.outputs[:1], [dtype], attributes, variable)
@@ -275,13 +274,13 @@ def is_initialized(variable: tf.Operation) -> tf.Tensor:
 
 
 def _bytes_of(tensor: tf.Tensor) -> int:
-    """The size of a tensor's first axis; 0 if it has none, or if the size is unknown."""
+    """The size of a tensor in bytes; 0 for a scalar, or if the shape is unknown."""
     size = tensor.shape.num_elements() if tensor.shape.rank else None
     return (size or 0) * tensor.dtype.base_dtype.size
 
 
 def branch(value: tf.Tensor, pred: tf.Tensor, name: str) -> Tuple[tf.Tensor, tf.Tensor]:
-    """`value` twice: alive if `pred` is true, and alive if it is false."""
+    """`value` twice: the first is alive if `pred` is true, the second if it is false."""
     if_false, if_true = plain_ops.switch(value, pred, name)
     return (
         plain_ops.identity(if_true, name=name + '_true'),
@@ -292,8 +291,8 @@ def branch(value: tf.Tensor, pred: tf.Tensor, name: str) -> Tuple[tf.Tensor, tf.
 def after(first: Iterable[TrainOp], tensor: tf.Tensor, name: str) -> tf.Tensor:
     """`tensor`, once all of `first` have run.
 
-    Newer versions mark what `tf.control_dependencies` is given, and warn if a session has seen it.
-    So that is left to ops of ours.
+    Newer versions of TensorFlow mark the ops that `tf.control_dependencies` is given, and warn if a
+    session has seen one. So only ops of ours go through it.
     """
     needed = dict.fromkeys(map(op_of, first))
     own = [op for op in needed if op.name.startswith(OURS)]
@@ -306,9 +305,9 @@ def after(first: Iterable[TrainOp], tensor: tf.Tensor, name: str) -> tf.Tensor:
 
 
 def lift(value: tf.Tensor, op: tf.Operation, default) -> tf.Tensor:
-    """Brings a value out of the `tf.cond` branches that `op` is in: `default` if not taken.
+    """Brings a value out of the `tf.cond` branches of `op`: `default` if one is not taken.
 
-    This is for v1 control flow; the branches of v2 are functions, and nothing comes out of them.
+    This is for v1 control flow; the branches of v2 are functions, and no inner tensor leaves them.
     """
     context = flow_around(op)
     while context is not None:
@@ -322,7 +321,7 @@ def lift(value: tf.Tensor, op: tf.Operation, default) -> tf.Tensor:
 
 
 def for_arithmetic(tensor: tf.Tensor) -> tf.Tensor:
-    """The same numbers in a dtype that every kernel takes and no sum of squares overflows."""
+    """A tensor in a real dtype that every kernel takes; absolute values of complex numbers."""
     dtype = tensor.dtype.base_dtype
     if dtype.is_complex:
         return tf.abs(tensor)
@@ -335,12 +334,12 @@ def create_like(
     controls: Sequence[tf.Operation],
     frame_suffix: str = '',
 ) -> tf.Operation:
-    """A new op of the same kind, with the same attributes on the same device.
+    """A new op of the type of `op`, with its attributes, on its device.
 
-    It is compiled if the other is.
+    XLA compiles it if it compiles `op`.
     """
     attributes = dict(op.node_def.attr.items())
-    if 'frame_name' in attributes:  # a loop of its own, the same for all that enter it
+    if 'frame_name' in attributes:  # its own loop, the same for all its Enter ops
         attributes['frame_name'].s += tf.compat.as_bytes(frame_suffix)
     as_asked = tf_private.compiled_as_asked(op.graph)
     with tf.control_dependencies(list(dict.fromkeys(controls))), as_asked:

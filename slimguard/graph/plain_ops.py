@@ -28,9 +28,9 @@ def create(
     """Creates an op of any kind.
 
     Args:
-      kind: such as ``LogicalNot``.
-      inputs: of which it takes the dtypes that it says nothing of.
-      dtypes: of the outputs.
+      kind: the type of op, such as ``LogicalNot``.
+      inputs: its inputs; attributes that are their dtypes follow from them.
+      dtypes: the dtypes of its outputs.
       attributes: an `AttrValue` for each that has no default and does not follow from `inputs`.
       name: its name; None for `kind`.
     """
@@ -39,9 +39,9 @@ def create(
 
 
 def group(operations: Iterable[tf.Operation], name: str) -> tf.Operation:
-    """As `tf.group`, for ops that a session may have run; it leaves them unmarked.
+    """As `tf.group`, for ops that a session may have run.
 
-    Newer versions of TensorFlow mark the ops that an op waits for, and warn if one has run before.
+    In newer versions of TensorFlow `tf.group` marks the ops it is given, and warns if one has run.
     """
     by_device: Dict[str, List[tf.Operation]] = {}
     for operation in operations:
@@ -59,7 +59,7 @@ def _group_on(device: str, operations: Iterable[tf.Operation], name: str) -> tf.
 
 
 def constant(value: Value, dtype: tf.DType) -> tf.Tensor:
-    """A scalar or a vector; what is given as a tuple is remembered, for the next that is equal."""
+    """A scalar or a vector. The proto of a scalar or a tuple is kept for equal ones to come."""
     of = _constant_of if isinstance(value, list) else _known_constant_of
     return create('Const', [], [dtype], dict(of(value, dtype))).outputs[0]
 
@@ -81,8 +81,8 @@ def type_attribute(dtype: tf.DType) -> Any:
 def identity(
     x: tf.Tensor, name: Optional[str] = None, attributes: Optional[Dict[str, Any]] = None
 ) -> tf.Tensor:
-    if x.dtype in (tf.resource, tf.variant) and not attributes:  # which know what they are of
-        return tf.identity(x, name=name)
+    if x.dtype in (tf.resource, tf.variant) and not attributes:
+        return tf.identity(x, name=name)  # keeps their handle data
     return create('Identity', [x], [x.dtype.base_dtype], attributes, name).outputs[0]
 
 
@@ -93,7 +93,7 @@ def feedable(default: tf.Tensor, name: str) -> tf.Tensor:
 
 
 def placeholder(dtype: tf.DType, shape: Union[Sequence[int], tf.TensorShape]) -> tf.Tensor:
-    """What is to be fed."""
+    """A tensor that has to be fed."""
     attributes = {
         'dtype': type_attribute(dtype),
         'shape': tf1.AttrValue(shape=tf.TensorShape(shape).as_proto()),
@@ -152,7 +152,7 @@ def stack(scalars: Sequence[tf.Tensor], name: Optional[str] = None) -> tf.Tensor
 
 
 def concat(vectors: Sequence[tf.Tensor], name: Optional[str] = None) -> tf.Tensor:
-    """One after the other; of one vector that vector itself, whatever `name` is."""
+    """Joins vectors; a single vector is returned as it is, whatever `name` is."""
     if len(vectors) == 1:
         return vectors[0]
     inputs = [*vectors, constant(0, tf.int32)]
@@ -169,14 +169,14 @@ def gather(vector: tf.Tensor, places: Union[tf.Tensor, Sequence[int]]) -> tf.Ten
 
 
 def places_of(flags: tf.Tensor) -> tf.Tensor:
-    """An int64 vector: where a bool vector is True. As `tf.where`, which returns a matrix."""
+    """An int64 vector: where a bool vector is True (`tf.where` returns a matrix)."""
     where = create('Where', [flags], [tf.int64]).outputs[0]
     second = tf1.AttrValue(list=tf1.AttrValue.ListValue(i=[1]))
     return create('Squeeze', [where], [tf.int64], {'squeeze_dims': second}).outputs[0]
 
 
 def beginning(vector: tf.Tensor, most: int) -> tf.Tensor:
-    """The first elements of a vector, as many as asked for; all, if it has fewer."""
+    """The first `most` elements of a vector; all, if it has fewer."""
     limits = [constant((number,), tf.int32) for number in (0, most, 1)]
     return create('StridedSlice', [vector, *limits], [vector.dtype.base_dtype]).outputs[0]
 
@@ -186,26 +186,26 @@ def size(x: tf.Tensor) -> tf.Tensor:
 
 
 def as_string(x: tf.Tensor) -> tf.Tensor:
-    """A number in words, in as few digits as tell it from all others of its dtype."""
+    """A number as a string, in as few digits as tell it from all others of its dtype."""
     shortest = {'shortest': tf1.AttrValue(b=x.dtype.is_floating)}
     return create('AsString', [x], [tf.string], shortest).outputs[0]
 
 
 def join_words(words: tf.Tensor, separator: str) -> tf.Tensor:
-    """One string of a vector of them."""
+    """Joins a vector of strings into one."""
     attributes = {'separator': tf1.AttrValue(s=separator.encode())}
     return create('ReduceJoin', [words, _first_axes()], [tf.string], attributes).outputs[0]
 
 
 def join_strings(parts: Sequence[Union[str, tf.Tensor]]) -> tf.Tensor:
-    """One string of several, one after the other."""
+    """Joins several strings into one."""
     tensors = [part if isinstance(part, tf.Tensor) else constant(part, tf.string) for part in parts]
     number = {'N': tf1.AttrValue(i=len(tensors))}
     return create('StringJoin', tensors, [tf.string], number).outputs[0]
 
 
 def switch(x: tf.Tensor, pred: tf.Tensor, name: Optional[str] = None) -> Sequence[tf.Tensor]:
-    """`x` if `pred` is false, and `x` if it is true: one of the two is dead."""
+    """Two outputs: `x` if `pred` is false, and `x` if it is true. One of them is dead."""
     return create('Switch', [x, pred], [x.dtype.base_dtype] * 2, name=name).outputs
 
 
@@ -221,5 +221,5 @@ def _first_axes() -> tf.Tensor:
 
 
 def _tensor(value: Union[tf.Tensor, Value], other: tf.Tensor) -> tf.Tensor:
-    """A value as a tensor, of the dtype of another."""
+    """A value as a tensor; a number gets the dtype of `other`."""
     return value if isinstance(value, tf.Tensor) else constant(value, other.dtype.base_dtype)

@@ -1,4 +1,4 @@
-"""The sessions on a graph, and what stands in for one: :class:`SessionWrapper`."""
+"""The sessions on a graph, and :class:`SessionWrapper`, which stands in for one."""
 
 import gc
 import threading
@@ -14,9 +14,9 @@ SessionInterface = tf_private.SessionInterface
 
 
 class Inside(threading.local):
-    """Whether the thread that asks is inside of a call of ours: `with` it, and read it as a bool.
+    """Whether this thread is inside of a call of ours: enter it by `with`, read it as a bool.
 
-    What that call runs in turn comes by the same replaced methods, and is let pass there.
+    The code inside may call the replaced methods again; then they pass the call on unchanged.
     """
 
     _depth = 0
@@ -31,15 +31,15 @@ class Inside(threading.local):
         return self._depth > 0
 
 
-# On a method of ours that stands in for one of TensorFlow's: that one.
+# The attribute in which a method of ours keeps the method of TensorFlow's that it replaces.
 REPLACES = '_slimguard_replaces'
 
-# Around runs of ours (diagnosis, saves): `instrument` looks for no training in them.
+# Entered for runs of ours (diagnosis, saves): `instrument` looks for no training in them.
 OWN_WORK = Inside()
 
 
 class SessionWrapper(SessionInterface):
-    """Behaves as the session it wraps, in everything; for subclasses to change a part of that.
+    """Behaves as the session it wraps; subclasses change a part of that.
 
     Args:
       session: the `tf.compat.v1.Session` to wrap, or a wrapper of one.
@@ -60,7 +60,7 @@ class SessionWrapper(SessionInterface):
         return self._session.sess_str
 
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
-        """As `tf.compat.v1.Session.run`; a session's own need not know of options nobody gives."""
+        """As `tf.compat.v1.Session.run`; options of None are left out: a session may lack them."""
         given = {'options': options, 'run_metadata': run_metadata}
         given = {name: value for name, value in given.items() if value is not None}
         return self._session.run(fetches, feed_dict, **given)
@@ -79,7 +79,7 @@ class SessionWrapper(SessionInterface):
 def callable_of(
     run: Callable[..., Any], fetches: Any, feed_list: Optional[Sequence[Any]]
 ) -> Callable[..., Any]:
-    """What `make_callable` of a session returns, made of its `run`.
+    """What a session's `make_callable` returns, made of its `run`.
 
     Args:
       run: as `tf.compat.v1.Session.run`.
@@ -88,7 +88,7 @@ def callable_of(
     fed = list(feed_list or ())
 
     def call(*values, options=None, run_metadata=None):
-        if len(values) < len(fed):  # TensorFlow's passes over what is too much
+        if len(values) < len(fed):  # TensorFlow's ignores extra values
             raise TypeError('expected %d values to feed, not %d' % (len(fed), len(values)))
         return run(fetches, dict(zip(fed, values)), options, run_metadata)
 
@@ -100,12 +100,12 @@ _OPENED = '_slimguard_noted_sessions'  # the sessions whose every run is noted
 
 
 def note_seen(graph: tf.Graph) -> None:
-    """Notes that a session is about to see the ops that there are, and has seen none made since.
+    """Notes that a session is about to see all ops of the graph.
 
-    Whoever calls it does so before each run of every session on the graph.
+    Call it before each run of every session on the graph: no session has seen an op made since.
     """
     operations = graph.get_operations()
-    # Those at the end may still be in the making, in another thread; sessions know them already.
+    # Another thread may still be making the last ops; they count as seen.
     complete = [op for op in operations[-10:] if tf_private.is_made(op)]
     last = tf_private.number_of(complete[-1]) if complete else 0
     setattr(graph, _SEEN, last + len(operations[-10:]) - len(complete))
@@ -120,7 +120,7 @@ def note_opened(session: tf1.Session) -> None:
 
 
 def unseen_by_sessions(graph: tf.Graph) -> Callable[[tf.Operation], bool]:
-    """Tells of ops whether no session can know them yet: what one has seen cannot be wired."""
+    """Tells whether no session has seen an op; an op that one has seen can get no new inputs."""
     seen = getattr(graph, _SEEN, None)
     if seen is not None:
         return lambda op: tf_private.number_of(op) > seen
@@ -130,7 +130,7 @@ def unseen_by_sessions(graph: tf.Graph) -> Callable[[tf.Operation], bool]:
 
 
 def open_sessions(graph: tf.Graph) -> List[tf1.Session]:
-    """The sessions on a graph that are not closed; what they may have seen cannot be wired."""
+    """The sessions on a graph that are not closed; ops they may have seen can get no new inputs."""
     found = []
     # A session's graph is referred to by the session, or by the dict of its attributes.
     for holder in gc.get_referrers(graph):

@@ -1,10 +1,10 @@
-"""Runs of ours that are made once or seldom, without what a session does to make a run quick.
+"""slimguard's own runs, made once or seldom, without the optimization that a session does for each.
 
-For each new kind of run a session of TensorFlow 1.15 has Grappler optimize the whole graph: a
-quarter of a second for 15,000 ops, where most of ours take a few milliseconds. It leaves a run as
-it is in which something is fed whose shape the GraphDef does not say, as it says that of a
-placeholder. So each run of ours feeds such a tensor, which nothing needs. Newer versions leave out
-first what a run does not need; there it costs and saves nothing.
+For each new set of fetches and feeds, a session of TensorFlow 1.15 has Grappler optimize the whole
+graph: a quarter of a second for 15,000 ops, where most of our runs take a few milliseconds.
+Grappler leaves a run alone if it feeds a tensor whose shape is not in the GraphDef (that of a
+placeholder is). So each run of ours feeds such a tensor, which no op needs. Newer versions first
+drop the ops that a run does not need; there the feed costs and saves nothing.
 """
 
 from typing import Any, Dict, List, Optional, Sequence
@@ -21,14 +21,14 @@ _KEPT_AS = '_slimguard_single_runs'
 
 
 def prepare(graph: tf.Graph) -> None:
-    """Adds the ops that a single run feeds, unless they are there. Call it ahead of its ops."""
+    """Adds the tensor that single runs feed, once. Call it before their ops are made."""
     if getattr(graph, _KEPT_AS, None) is None:
         with tf_private.unfinalized(graph), our_scope(graph, 'single_runs'):
             setattr(graph, _KEPT_AS, tf.identity(tf.constant(False), name='fed'))
 
 
 def run_once(session, fetches: Any, feed_dict: Optional[Dict[Any, Any]] = None) -> Any:
-    """As `session.run`, for something of ours that is not run again and again."""
+    """As `session.run`, for a run of ours that is not repeated often."""
     fed = getattr(session.graph, _KEPT_AS, None)
     feeds = feed_dict if fed is None else {**(feed_dict or {}), fed.name: False}
     with OWN_WORK:
@@ -38,10 +38,10 @@ def run_once(session, fetches: Any, feed_dict: Optional[Dict[Any, Any]] = None) 
 def fetch_once(
     session, tensors: Sequence[tf.Tensor], feed_dict: Dict[tf.Tensor, Any]
 ) -> List[Optional[np.ndarray]]:
-    """The values of tensors, also of those in a branch, which `session.run` lets nobody fetch.
+    """The values of tensors, also of tensors in a branch, which `session.run` refuses to fetch.
 
-    Where the branch is not taken, the value is None; or, if the graph does not know the shape of a
-    tensor, a vector of no elements.
+    If the branch is not taken, the value is None; or a vector of no elements, if that fits the
+    tensor's static shape.
     """
     feeds = {tensor.name: np.asarray(value) for tensor, value in feed_dict.items()}
     fed = getattr(session.graph, _KEPT_AS, None)
@@ -50,7 +50,7 @@ def fetch_once(
     with OWN_WORK:
         names = [tensor.name for tensor in tensors]
         values = fixed_run(session, list(feeds), names, [])(*feeds.values())
-    # A prepared call gives an empty vector for what has no value.
+    # A callable returns an empty vector for a tensor without a value.
     return [
         value if np.shape(value) != (0,) or tensor.shape.is_compatible_with([0]) else None
         for tensor, value in zip(tensors, values)

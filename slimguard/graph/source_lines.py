@@ -30,9 +30,9 @@ class Line(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where an op comes from: the user's line, and the forward op if it computes a gradient.
+    """Where an op comes from: the user's line and, for the op of a gradient, the forward op.
 
-    For the op of a gradient, the line is that of the forward op.
+    The line of a gradient's op is that of the forward op.
     """
 
     line: Optional[Line]
@@ -50,7 +50,7 @@ class Origins:
     def __call__(self, name: str) -> Origin:
         try:
             op = self._graph.get_operation_by_name(name)
-        except KeyError:  # of an op of ours, made for one that is inside a function
+        except KeyError:  # a name of ours, for an op inside a function
             return Origin(None, None)
         forward = tf_private.op_that_was_differentiated(op)
         return Origin(self._line(forward or op), forward.name if forward is not None else None)
@@ -92,15 +92,15 @@ def record(origins: Origins, ops) -> Dict[str, Any]:
 def assigned_name(op) -> Optional[str]:
     """What the user's code calls the result of `op`: ``cost`` in ``cost = tf.reduce_mean(x)``.
 
-    Where a function returns it, that is what the function's caller calls it. None if the line gives
-    no name to it alone.
+    If a function returns the result, this is the name that the function's caller gives it. None if
+    the line gives the result no name of its own.
     """
     owners = Owners()
     for frame in _frames(op):
         if owners.is_users(frame[0]):
             line = _line_of(*frame)
-            # Without its comment. What is left of a semicolon may be another statement's name, and
-            # one in a string looks the same: no name is better than a wrong one.
+            # Without its comment. Before a semicolon there may be another statement, and one in a
+            # string looks the same: no name is better than a wrong one.
             text = '' if line is None else line.text.partition('#')[0].rstrip(' ;')
             assigned = None if ';' in text else _ASSIGNMENT.match(text)
             if assigned or not text.startswith('return '):
@@ -114,10 +114,10 @@ _ASSIGNMENT = re.compile(r'((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)\s*=(?!=)')
 def _frames(op) -> Iterator[Tuple[str, int, str]]:
     """File, line and function of each call that led to `op`, the innermost first.
 
-    There are dozens of each op, and the user's is among the first ones.
+    An op has dozens of these frames, and the user's is among the first.
     """
-    # By their names: asked for by number, the frames of some TensorFlow 2 read their line of source
-    # as well, and go through all of `sys.modules` for a file that has none, such as a notebook's.
+    # By attribute: if indexed, a frame of some TensorFlow 2 versions reads its line of source too,
+    # and searches all of `sys.modules` if its file does not exist, as that of a notebook.
     for frame in reversed(tf_private.frames_of(op) or ()):
         yield (
             (frame.filename, frame.lineno, frame.name) if hasattr(frame, 'filename') else frame[:3]
@@ -131,7 +131,7 @@ def _started_in() -> str:
         return ''
 
 
-# What Python before 3.9 knows a script by is relative to this, wherever the script goes.
+# Python before 3.9 knows a script by a path relative to this, even after `os.chdir`.
 _STARTED_IN = _started_in()
 
 

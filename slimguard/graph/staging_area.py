@@ -1,4 +1,4 @@
-"""A queue in a session that needs no initialization: what a step puts there, a later run takes."""
+"""A queue that needs no initialization: a step puts values in, and a later run takes them."""
 
 from typing import Optional, Sequence
 
@@ -9,14 +9,14 @@ from slimguard.graph import plain_ops
 
 
 class StagingArea:
-    """Makes the ops of a staging area, on the current device; where they are, the area is.
+    """Makes the ops of a staging area on the current device, which holds the area.
 
-    `tf.contrib.staging.StagingArea` had the same; it is gone, and the ops are not.
+    `tf.contrib.staging.StagingArea` did the same; the class is gone, and its ops are still there.
 
     Args:
       graph: the graph.
-      dtypes: those of the tensors that are put there together.
-      name: what the area is called, with a number if the graph has one of that name.
+      dtypes: the dtypes of the tensors of an entry.
+      name: the name of the area; it gets a number if the graph has the name already.
     """
 
     def __init__(self, graph: tf.Graph, dtypes: Sequence[tf.DType], name: str):
@@ -32,11 +32,11 @@ class StagingArea:
         return self._create('Stage', values, [])
 
     def size(self, name: Optional[str] = None) -> tf.Tensor:
-        """An int32 scalar: how many there are."""
+        """An int32 scalar: how many entries there are."""
         return self._create('StageSize', [], [tf.int32], name).outputs[0]
 
     def take(self) -> Sequence[tf.Tensor]:
-        """The oldest; where there is none, this waits for one."""
+        """Takes the oldest entry out, and returns it; waits for one if there is none."""
         return self._create('Unstage', [], self._dtypes).outputs
 
     def clear(self) -> tf.Operation:

@@ -1,4 +1,4 @@
-"""What a `SyncReplicasOptimizer` hands out tokens with: their queue, and the chief's runner."""
+"""The token queue of a `SyncReplicasOptimizer`, and the chief's queue runner, which fills it."""
 
 import gc
 from typing import List
@@ -22,17 +22,17 @@ def has_token_queue(graph: tf.Graph) -> bool:
 
 
 def queue_runners_in(graph: tf.Graph) -> List[tf1.train.QueueRunner]:
-    """The queue runners of a graph, those in no collection too.
+    """The queue runners of a graph, also those that are in no collection.
 
-    The one of a `SyncReplicasOptimizer` is its own, and nobody hands the optimizer out.
+    A `SyncReplicasOptimizer` keeps its queue runner to itself, and no public name leads to it.
     """
     closing = [op for op in graph.get_operations() if op.type in _CLOSES]
-    # What refers to an op is an object, or the dict of its attributes. Not `gc.get_objects`: to
-    # have a tuple that another thread is just making keeps that thread from making it.
+    # An object refers to an op, or the dict of its attributes does. Not `gc.get_objects`: it also
+    # returns tuples that another thread is just filling, and that thread fails if we hold one.
     holders = gc.get_referrers(*closing) if closing else []
     dicts = [holder for holder in holders if type(holder) is dict]
     things = [*holders, *(gc.get_referrers(*dicts) if dicts else ())]
-    # The class of an object, not `isinstance`: that asks a proxy whose object may be gone.
+    # By `type`, not `isinstance`, which asks a proxy for its object, and this may be gone.
     runners = [each for each in things if issubclass(type(each), tf1.train.QueueRunner)]
     return list({id(each): each for each in runners if each.close_op.graph is graph}.values())
 

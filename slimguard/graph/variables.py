@@ -1,4 +1,4 @@
-"""Variables of a graph, those by reference and those by resource handle alike."""
+"""Variables of a graph, by reference and by resource handle alike."""
 
 from typing import Any, Iterable, List, Optional, Set
 
@@ -12,7 +12,7 @@ PASS_ON = frozenset(
     'Identity RefIdentity Switch RefSwitch Merge RefMerge Enter RefEnter Exit RefExit '
     'NextIteration RefNextIteration RefSelect LoopCond'.split()
 )
-# Take a variable and leave it as it is.
+# These ops take a variable and do not change it.
 READS = frozenset(
     'ReadVariableOp _ReadVariablesOp VarIsInitializedOp IsVariableInitialized VariableShape '
     'ResourceGather ResourceGatherNd DisableCopyOnRead DeepCopy'.split()
@@ -36,7 +36,7 @@ def variable_behind(tensor) -> Optional[tf.Operation]:
 
 
 def variable_read(tensor) -> Optional[tf.Operation]:
-    """The op of the variable whose value a tensor is, or a reference to it; or None."""
+    """The op of the variable that a tensor is the value of, or a reference to; or None."""
     variable = variable_behind(tensor)
     if variable is None and is_variable_read(tensor.op):
         variable = variable_behind(tensor.op.inputs[0])
@@ -52,8 +52,8 @@ def dtype_of(variable: tf.Operation) -> tf.DType:
 def global_step(graph: tf.Graph) -> Any:
     """The global step of a graph, a variable or a reference to one; None if there is none.
 
-    What has its name and is no integer that is kept is none: scripts have floats of that name, and
-    placeholders.
+    A tensor of that name that is no integer variable does not count: scripts have floats of that
+    name, and placeholders.
     """
     try:
         step = tf1.train.get_global_step(graph)
@@ -64,7 +64,7 @@ def global_step(graph: tf.Graph) -> Any:
 
 
 def device_of(op) -> str:
-    """The device of `op`; if it names none and takes a variable, that of the variable."""
+    """The device of `op`; if it names none and takes a variable, the variable's device."""
     if not op.device:
         for tensor in op.inputs:
             if tensor.dtype == tf.resource or is_reference(tensor):
@@ -74,9 +74,9 @@ def device_of(op) -> str:
 
 
 def on_each_device(variables: Iterable[Any]) -> List[Any]:
-    """Variables; instead of one that a distribution strategy mirrors, its copy on each device.
+    """Variables, where a variable mirrored by a distribution strategy is its copies on the devices.
 
-    The strategy's own object has no op of the graph, and to read or to restore it adds ops.
+    The strategy's own object has no op in the graph, and reading or restoring it adds ops.
     """
     return [copy for variable in variables for copy in getattr(variable, 'values', [variable])]
 

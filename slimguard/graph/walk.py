@@ -1,4 +1,4 @@
-"""Walking a graph: what an op is declared as, what must run before it, and keys for both."""
+"""Walking a graph: an op's declaration, the ops that must run before it, and keys for tensors."""
 
 import re
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple, Union
@@ -13,11 +13,11 @@ TrainOp = Union[tf.Tensor, tf.Operation]
 # The scope of all that we add to a graph.
 OURS = 'slimguard/'
 
-# The enum of a reference's dtype is that of what it refers to, and 100 more (types.proto).
+# The enum of a reference's dtype is that of its base dtype plus 100 (types.proto).
 REFERENCES = 100
 
-# Facts that are asked for often, by the name of the type of op. Functions are left out, since a
-# name may mean another function in each graph.
+# Facts that are needed often, by type of op. Functions are left out, since a name may mean another
+# function in each graph.
 _op_defs: Dict[str, Any] = {}
 _arguments_of_type: Dict[str, List['_Argument']] = {}
 _floats: Dict[int, bool] = {}
@@ -61,8 +61,8 @@ def is_enqueue(op) -> bool:
 def controls_of(op) -> List[tf.Operation]:
     """The control inputs of `op`, in the order they were made.
 
-    TensorFlow hands them out by their addresses, once there are many, as of what groups all
-    updates. In this order what is found of a graph is the same in each process: the tensors of an
+    TensorFlow returns them in the order of their addresses once there are many, as for the op that
+    groups all updates. The order of creation is the same in each process: so the tensors of an
     incident, for one, come in the order of the network.
     """
     controls = op.control_inputs
@@ -187,10 +187,11 @@ def constant_scalar(tensor) -> Optional[float]:
 
 
 def lowest_constant(tensor, products: int = 3) -> Optional[float]:
-    """The least element of a constant, however large that is; None for anything else.
+    """The least element of a constant of any size; None for anything else.
 
-    Of a product of constants that are not negative, too: so is made what is as large as a variable.
-    It may be made of `products` one after the other, for a script's own may be many.
+    A product of constants that are not negative counts as one: TensorFlow makes constants of a
+    variable's size so. A chain of more than `products` products is not followed, since one in a
+    user's script may be long.
     """
     op = tensor.op
     while op.type == 'Identity' and not is_reference(op.inputs[0]):
@@ -214,11 +215,11 @@ def largest_constant(tensor) -> Optional[float]:
 
 
 def _elements_of(op) -> Optional[np.ndarray]:
-    """What is in a constant: each element, or once those that are repeated; None if nothing is."""
+    """The elements of a constant, a repeated last one once; None if there are none."""
     if op.type != 'Const':
         return None
     value = op.get_attr('value')
-    if not value.tensor_content:  # the last of its numbers stands for all that are left out
+    if not value.tensor_content:  # the last number stands for all that are left out
         numbers = [value.half_val, value.float_val, value.double_val, value.int_val]
         numbers += [value.int64_val, value.scomplex_val[::2], value.dcomplex_val[::2]]
         del value.tensor_shape.dim[:]

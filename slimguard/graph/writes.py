@@ -31,7 +31,7 @@ _SQUARES = re.compile(
     r'|Adadelta|Ftrl(V2)?)$'
 )
 _APPLIES = re.compile(r'(Resource)?(Sparse)?(Accumulator)?Apply[A-Z]')
-# Writes whose result is the old value and something more.
+# Writes that add to the old value, or subtract from it.
 _ADDS = re.compile(r'Assign(Add|Sub)(VariableOp)?$|(Resource)?Scatter(Nd)?(Add|Sub)$')
 # Writes whose result can be non-finite although variable and value are finite and small.
 _MULTIPLIES = re.compile(r'(Resource)?Scatter(Nd)?(Mul|Div)$')
@@ -63,11 +63,11 @@ class Writes:
         return self._writing[op]
 
     def is_opaque(self, op) -> bool:
-        """Whether what `op` will have written can only be known afterwards."""
+        """Whether the value that `op` writes can only be known afterwards."""
         return bool(_MULTIPLIES.match(op.type)) or (op in self and bool(self.calls(op)))
 
     def inputs(self, op) -> List[int]:
-        """The inputs that `op` may write, if there are variables behind them."""
+        """The indices of the inputs that `op` may write, if there are variables behind them."""
         if op.type in _NO_WRITES:
             return []
         candidates = []
@@ -98,7 +98,7 @@ class Writes:
         return self.called_by(op.node_def)
 
     def called_by(self, node) -> List[str]:
-        """The same of a NodeDef, as function bodies are made of."""
+        """Names of the library functions that a NodeDef, as in function bodies, calls."""
         names = []
         for value in node.attr.values():
             names.extend(f.name for f in [value.func] + list(value.list.func) if f.name)
@@ -118,15 +118,15 @@ class Writes:
     def _written_inputs_of(
         self, op_type: str, bodies: Sequence[str], seen: FrozenSet[str]
     ) -> Set[int]:
-        """Which inputs an op may write that calls the functions `bodies`."""
-        # `If`, `Case` and the like spend their first input on the choice.
+        """Which inputs an op of type `op_type` may write if it calls the functions `bodies`."""
+        # The first input of `If`, `Case` and the like is the choice.
         offset = 1 if op_type in ('If', 'StatelessIf', 'Case', 'StatelessCase') else 0
         return {
             index + offset for body in bodies for index in self._written_arguments_of(body, seen)
         }
 
     def _written_arguments_of(self, name: str, seen: FrozenSet[str]) -> Set[int]:
-        """Which arguments of a library function the function may write."""
+        """Which of its arguments a library function may write."""
         function = self.function(name)
         if function is None or name in seen:
             return set()
@@ -164,9 +164,9 @@ def is_accumulator(op) -> bool:
 
 
 def changes_value(op) -> bool:
-    """Whether `op` makes the new value of a variable of the old one.
+    """Whether `op` computes the new value of a variable from the old one.
 
-    Where that is not finite, nor is the new one.
+    If the old value is not finite, the new one is not either.
     """
     return is_apply(op) or bool(_ADDS.match(op.type))
 
@@ -176,7 +176,7 @@ def squares_gradient(op) -> bool:
 
 
 def feeds_square(write) -> bool:
-    """Whether what an accumulator collects reaches an optimizer that squares it."""
+    """Whether the gradients in an accumulator reach an optimizer that squares them."""
     accumulator = write.inputs[0].op
     seen = set(t for t in accumulator.outputs[0].consumers() if 'TakeGradient' in t.type)
     waiting = list(seen)

@@ -3,13 +3,13 @@
 The files:
 
     incident.py         Incident: what is known of a bad step
-    spike.py            Spike: when a finite step is far out of what the last good ones were
+    spike.py            Spike: when a loss or a gradient norm is far above the last good steps'
     history.py          the last steps before an incident
-    policies.py         Raise, Stop, Skip, Rollback: what may happen after it
-    policy_language.py  what users write for on_nan, and the policies it stands for
+    policies.py         Raise, Stop, Skip, Rollback: what may happen after an incident
+    policy_language.py  reads what users write for on_nan, such as 'skip:5,rollback,raise'
     fallback_chain.py   policies in order: the first that is willing takes an incident
     nan_loss_error.py   NanLossError, which ends a training with an incident
-    advice.py           what may help after it
+    advice.py           sentences that say what may help
     journal.py          a training's incidents: the line in the log, the record, TensorBoard
     record_file.py      the record, slimguard/incidents.jsonl: written, and read
     incident_groups.py  incidents of one cause, together

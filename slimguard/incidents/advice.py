@@ -1,4 +1,4 @@
-"""What may help after an incident: in the error, on record, on the page. Imports no TensorFlow."""
+"""Advice after an incident, for the error, the record and the page. Imports no TensorFlow."""
 
 import shlex
 from typing import Optional, Sequence
@@ -29,8 +29,9 @@ _REPLAY = '; python -m slimguard replay'
 
 def for_an_explosion(factor: Optional[float]) -> str:
     """For a training that used up its rollbacks, or whose loss was above `max_loss`.
+
     Args:
-      factor: what the policy multiplied the learning rate by after each rollback, or None.
+      factor: the factor of the learning rate after each rollback, as the policy has it, or None.
     """
     policy = 'rollback:3x%.1g' % (0.3 if factor is None else factor / 3)
     smaller = 'a smaller learning rate'
@@ -45,7 +46,7 @@ def for_an_explosion(factor: Optional[float]) -> str:
 
 
 def for_lost_state(goes_back: bool) -> str:
-    """For a step before which variables were not finite already.
+    """For a step that began with variables that were not finite.
 
     Args:
       goes_back: whether a policy in use rolls back.
@@ -62,6 +63,7 @@ def for_lost_state(goes_back: bool) -> str:
 
 def for_a_refused_save(unguarded: Sequence[str]) -> str:
     """For a save that was refused for variables which no guarded train op writes.
+
     Args:
       unguarded: their names.
     """
@@ -75,7 +77,7 @@ def for_bad_data(rows: Sequence[int], bundle: Optional[str], skips: bool) -> str
     """For a step whose drawn values were not finite.
 
     Args:
-      rows: the bad rows of the batch, if it is one.
+      rows: the bad rows of the batch; empty if the values have no rows.
       bundle: the folder to run the step again from, or None.
       skips: whether a policy in use skips.
     """
@@ -87,7 +89,7 @@ def for_bad_data(rows: Sequence[int], bundle: Optional[str], skips: bool) -> str
 
 
 def without_bundle(told: str) -> str:
-    """Advice that was given when there was a bundle, now that there is none."""
+    """Advice without the part about a bundle, which is gone by now."""
     return told.partition(_REPLAY)[0]
 
 

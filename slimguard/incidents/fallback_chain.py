@@ -7,34 +7,34 @@ from typing import TYPE_CHECKING, Any, Callable, Deque, List, Optional, Sequence
 from slimguard.incidents.policies import BATCH, Policy, PolicyState, Raise, Rollback, Skip
 from slimguard.incidents.policy_language import OnNan, fallbacks_of
 
-if TYPE_CHECKING:  # it imports TensorFlow, and the command line reads policies without
+if TYPE_CHECKING:  # it imports TensorFlow, and the command line reads policies without it
     from slimguard.incidents.incident import Incident
 
-# So many overflows from finite batches within so many steps are an explosion, though good steps
-# come between them.
+# This many overflows from finite batches, within this many steps, are an explosion even if good
+# steps come between them.
 _OVERFLOWS, _OF_STEPS = 5, 100
 
 
 class FallbackChain:
-    """Policies in order: the first that is willing takes an incident, and after the last comes
-    raise.
+    """Policies in order: the first that is willing takes an incident. After the last comes raise.
 
-    A good step sets `Skip` back, and so does a rollback: the chain begins with its first again.
-    Where overflows keep coming from finite batches, a chain with a rollback skips no further.
+    A good step or a rollback resets the count of `Skip`, so that the chain begins with its first
+    policy again. If overflows keep coming from finite batches, a chain with a rollback skips no
+    more.
 
     Args:
-      on_nan: what the user said; None stands for `otherwise`.
-      otherwise: the policy for None, also when a callable returns it.
+      on_nan: the user's argument; None stands for `otherwise`.
+      otherwise: the policy for None, also when a callable returns None.
 
     Attributes:
       fallbacks: the policies and callables, in order.
-      why_not: what to add to the reason of the last incident: why policies gave way.
+      why_not: the end of the last incident's reason: why policies gave way.
       spent: how much of the policy that took it is spent, such as ' (3 of 10 in a row)'.
     """
 
     def __init__(self, on_nan: OnNan, otherwise: Policy):
         self.why_not = self.spent = self._why_skipped = ''
-        self._told = 0  # how many were skipped, when that was last told
+        self._told = 0  # the number of skipped steps that was last told
         self.fallbacks = [otherwise] if on_nan is None else fallbacks_of(on_nan)
         self._otherwise = otherwise
         self._state = PolicyState()
@@ -42,7 +42,7 @@ class FallbackChain:
         self._overflowed_at: Deque[int] = collections.deque(maxlen=_OVERFLOWS)  # steps
 
     def foresee(self, incident: 'Incident', ruin: str = '') -> Optional[Policy]:
-        """What `decide` would say if nothing was known of the cause. None if a callable decides."""
+        """What `decide` would return for an unknown cause; None if a callable decides."""
         state = copy.copy(self._state)
         state.note_incident(incident.state_lost, ruin or self._explosion(), '')
         for fallback in self.fallbacks:
@@ -67,19 +67,19 @@ class FallbackChain:
         self.spent = policy.spent(self._state)
         if isinstance(policy, Rollback):
             self._state.rollbacks += 1
-            self._state.in_a_row = 0
+            self._state.in_a_row = self._state.good = 0
             self._state.skipped_at.clear()
             self._overflowed_at.clear()
         return policy
 
     def note_overflow(self) -> None:
-        """Notes that the step of the last decision overflowed, and all that it drew was finite."""
+        """Notes that the step of the last decision overflowed although its batch was finite."""
         self._overflowed_at.append(self._state.steps)
 
     def _explosion(self, cause: str = '') -> str:
-        """Why the training is taken for exploding, though most steps are good; else ''."""
+        """Why the training seems to explode, though most steps are good; '' if it does not."""
         steps = self._state.steps + 1 - min(self._overflowed_at, default=0)
-        if cause == BATCH:  # which says nothing of the weights
+        if cause == BATCH:  # a bad batch says nothing about the weights
             self._overflowed_at.clear()
         if len(self._overflowed_at) < _OVERFLOWS or steps > _OF_STEPS or not self.may(Rollback):
             return ''
@@ -87,21 +87,22 @@ class FallbackChain:
 
     def step_was_good(self) -> None:
         self._state.steps += 1
+        self._state.good += 1
         self._state.in_a_row = 0
 
     def step_was_skipped(self, is_decided: bool = True, why: Optional[str] = None) -> None:
         """Notes that a step was skipped.
 
         Args:
-          is_decided: whether it is that of the last decision, or one that nobody decided.
-          why: why it was bad; None if it was not examined.
+          is_decided: whether `decide` took the step; if not, it is counted here.
+          why: why the step was bad; None if it was not examined.
         """
         self._why_skipped = why or self._why_skipped
         self._state.steps += not is_decided
         self._state.note_skipped()
 
     def tell_skipped(self) -> str:
-        """How many steps were skipped, of how many, and why; empty if that is no news."""
+        """How many steps were skipped, of how many, and why; '' if none was since the last call."""
         skipped = self._state.skipped
         if skipped == self._told:
             return ''
@@ -109,12 +110,12 @@ class FallbackChain:
         return skipped_in_words(skipped, self._state.steps, self._why_skipped)
 
     def note_rollbacks(self, rollbacks: int) -> None:
-        """Notes how often others went back to a checkpoint, and this training with them."""
+        """Notes how often other processes went back to a checkpoint, and this one with them."""
         self._state.rollbacks = max(self._state.rollbacks, rollbacks)
 
     @property
     def snapshots(self) -> int:
-        """How many snapshots a rollback wants. What a callable may return is not known ahead."""
+        """How many snapshots a rollback wants. A callable's answer is not known ahead."""
         return max([each.snapshots for each in self.fallbacks if isinstance(each, Rollback)] or [0])
 
     def may(self, kind: type) -> bool:
@@ -128,7 +129,7 @@ class FallbackChain:
 
     @property
     def learning_rate(self) -> Optional[float]:
-        """What the first policy here that lowers the learning rate multiplies it by, or None."""
+        """The factor of the first policy here that lowers the learning rate, or None."""
         rates = (each.learning_rate for each in self.fallbacks if isinstance(each, Rollback))
         return next((rate for rate in rates if rate is not None), None)
 
@@ -148,7 +149,7 @@ class FallbackChain:
 
 
 def skipped_in_words(skipped: int, steps: int, why: Optional[str]) -> str:
-    """How many steps were skipped, of how many, and why the last of them was, if that is known."""
+    """How many steps were skipped, of how many, and why the last one was, if that is known."""
     told = '%d of %d batches were skipped' % (skipped, steps)
     return '%s; why, of the last that was examined: %s' % (told, why) if why else told
 

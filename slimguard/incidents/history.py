@@ -1,4 +1,4 @@
-"""The last steps before an incident: :class:`History`, and how the row of a step is laid out.
+"""The last steps before an incident: :class:`History`, and the layout of a step's row.
 
 Imports no TensorFlow.
 """
@@ -8,13 +8,13 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-# Where the numbers of a step are in its row, a float64 vector; NaN is what is not known. After them
-# comes, for each gradient, half the sum of its squares as the optimizer takes it.
+# The columns of a step's row, a float64 vector; an unknown number is NaN. From GRADIENTS on there
+# is a column for each gradient: half the sum of its squares as the optimizer takes it.
 STEP, IS_GOOD, LOSS, LEARNING_RATE, GRADIENTS = range(5)
 
 
-# A row that is made when somebody reads it, which for most steps nobody does: the global step after
-# the step, None if the graph has none; whether it was written; and the rest of the row.
+# A row, or the parts of one, since most rows are never read: the global step after the step (None
+# if the graph has none), whether the step was written, and the rest of the row.
 Entry = Union[np.ndarray, Tuple[Any, bool, np.ndarray]]
 
 
@@ -31,14 +31,17 @@ def row_of(entry: Entry) -> np.ndarray:
 
 
 def norm_of(row: np.ndarray) -> float:
-    """The norm of all gradients of a step together, by its row."""
+    """The norm of all gradients of a step together, from its row."""
     return math.sqrt(2 * np.add.reduce(row[GRADIENTS:]))
 
 
-# Losses of so many steps before the last are not asked what is usual: they may be of the explosion.
+# A learning rate jumps this many times; a number surges this many times over its median.
+_JUMP, _SURGE = 3.0, 10.0
+_LEAST_BEFORE, _MOST_AFTER = 10, 50  # the fewest steps before a jump; the most until a surge
+# The losses of this many last steps do not count as usual: they may be part of the explosion.
 _LAST = 10
-# The weights are ruined if the last loss is so many times all before; and so many times the first
-# loss, or 1, while there are no more than these: then the training may have exploded at once.
+# The weights are ruined if the last loss is _RUINED times all usual ones. While there are none, it
+# has to be _EXPLODED times the first loss, or 1 if that is larger: a training may explode at once.
 _RUINED, _EXPLODED = 100.0, 1000.0
 
 IS_RUINED = 'the weights were ruined before, though they are finite'
@@ -48,8 +51,8 @@ class History(NamedTuple):
     """The last steps, as they go into a bundle.
 
     Attributes:
-      gradients: the names of the variables that each gradient is of; several names where the
-        squares of short gradients are summed together.
+      gradients: for each gradient the name of its variable; several names if the squares of short
+        gradients are summed together.
       rows: the rows of the steps, the oldest first.
     """
 
@@ -62,8 +65,8 @@ class History(NamedTuple):
         * `gradients`: as above.
         * `step`: the global step after the step; None if the graph has none.
         * `good`: whether the step was written.
-        * `loss`, `learning_rate`: None where there is none, or the rate is no tensor. A loss that
-          is NaN is a NaN.
+        * `loss`, `learning_rate`: None if there is none, or if the rate is no tensor. A NaN loss
+          stays NaN.
         * `gradient_norm`: the norm of all gradients together.
         * `gradient_norms`: a list with the norm of each of `gradients`.
         """
@@ -78,7 +81,7 @@ class History(NamedTuple):
         }
 
     def ruin(self) -> str:
-        """Why the weights were ruined before the last step; '' if they were not, or it is unknown.
+        """Why the weights were ruined before the last step; '' if they were not, or if unknown.
 
         An explosion writes some updates of finite numbers before it comes to its first Inf.
         """
@@ -96,7 +99,53 @@ class History(NamedTuple):
             )
         return ''
 
+    def jump(self) -> str:
+        """How an explosion began, as `jump_in` says it."""
+        table = np.array([row[:GRADIENTS] for row in self.rows]).reshape(-1, GRADIENTS)
+        lines = [('loss', table[:, LOSS])]
+        if self.gradients:
+            lines.append(('gradient norm', np.array([norm_of(row) for row in self.rows])))
+        return jump_in(table[:, STEP].tolist(), table[:, LEARNING_RATE], lines)
+
     def _column(self, number: int) -> List[Optional[float]]:
         values = [float(row[number]) for row in self.rows]
         is_known = not all(map(math.isnan, values))
         return list(values) if is_known else [None] * len(values)
+
+
+def jump_in(steps: np.ndarray, rates: np.ndarray, lines: Sequence[Tuple[str, np.ndarray]]) -> str:
+    """How an explosion began, if a jump of the learning rate came shortly before it; else ''.
+
+    Args:
+      steps: the global steps; NaN where the graph has none.
+      rates: the learning rate of each; NaN where it is not known.
+      lines: what may have followed, by its name: a number for each step.
+    """
+    with np.errstate(all='ignore'):
+        jumps = np.flatnonzero(rates[1:] > _JUMP * rates[:-1]) + 1
+    for at in reversed(jumps[jumps >= _LEAST_BEFORE].tolist()):
+        found = [(_surge(values, at), name) for name, values in lines]
+        after, name = min(found, key=lambda it: it[0], default=(math.inf, ''))
+        if after <= _MOST_AFTER:
+            where = '%d steps before the last' % (len(rates) - 1 - at)
+            if not math.isnan(steps[at]):
+                where = 'at step %d' % steps[at]
+            later = '%d step%s later' % (after, 's' if after > 1 else '')
+            return 'the learning rate went from %.6g to %.6g %s; the %s followed %s' % (
+                rates[at - 1],
+                rates[at],
+                where,
+                name,
+                later if after else 'in the same step',
+            )
+    return ''
+
+
+def _surge(values: np.ndarray, at: int) -> float:
+    """After how many steps from `at` on finite values are far above what they were before."""
+    before = values[:at][np.isfinite(values[:at])]
+    if not before.size:
+        return math.inf
+    with np.errstate(all='ignore'):
+        later = np.isfinite(values[at:]) & (values[at:] > _SURGE * np.median(np.abs(before)))
+    return int(np.argmax(later)) if later.any() else math.inf

@@ -1,4 +1,4 @@
-"""What happened: :class:`Incident`. Imports no TensorFlow, so that a record can be read without."""
+""":class:`Incident`: a bad step. Imports no TensorFlow, so that a record can be read without it."""
 
 import dataclasses
 import math
@@ -13,34 +13,34 @@ from slimguard.system.numbers import is_number, is_whole
 class Incident:
     """A step that would have written something non-finite, or whose loss was bad.
 
-    It never changes. While the hook handles it and learns more, a new one takes its place in the
-    hook's `incidents`.
+    It never changes. When the hook learns more while it handles an incident, a new `Incident`
+    replaces this one in the hook's `incidents`.
 
     Attributes:
-      step: the global step at which the state stands. A held step changes nothing: after four
-        good steps and a bad one it is 4. None if the graph has no global step.
-      loss: the step's loss, most often NaN; None if nobody knows it.
+      step: the global step of the state. A held step changes nothing: after four good steps and a
+        bad one it is 4. None if the graph has no global step.
+      loss: the step's loss, most often NaN; None if it is not known.
       reason: a sentence.
       tensors: names of what was bad: the loss, a variable's gradient, a moving average.
       strategy: 'check_numerics' where the train op has TensorFlow's check, else 'hook'.
       time: seconds since the epoch.
-      held: whether the step changed nothing. False only for a train op without a gate, where the
-        update had landed when the loss was seen.
-      state_lost: whether variables were not finite already before the step: then going on does not
+      held: whether the step changed nothing. False only for a train op without a gate, whose update
+        was written before the loss was seen.
+      state_lost: whether variables were not finite before the step already. Then going on does not
         help, and an older checkpoint has to be restored.
-      action: what was done: 'raise', 'stop', 'skip', 'rollback', 'save refused', 'error' where
-        a callable of the user's failed, or 'on_nan_loss' where a subclass of NanLossHook decided by
+      action: what was done: 'raise', 'stop', 'skip', 'rollback', 'save refused', 'error' if a
+        callable of the user's failed, or 'on_nan_loss' if a subclass of NanLossHook decided by
         itself. None until that is decided.
-      restored: the checkpoint that a rollback restored.
-      learning_rate: what learning rates are multiplied by since that rollback, if its policy has a
+      restored: the state that a rollback restored.
+      learning_rate: the factor of the learning rate since that rollback, if its policy has a
         `learning_rate`.
-      advice: what may help, where a training that explodes has ended.
-      gradient_norm: the norm of all gradients of the step together; None if nobody knows it.
-      gradient_norm_ratio: what multiple that is of the median of the last good steps.
-      diagnosis: what made the step bad, in a few lines, where it was captured.
+      advice: what may help, if a training that explodes has ended.
+      gradient_norm: the norm of all gradients of the step together; None if it is not known.
+      gradient_norm_ratio: this norm as a multiple of the median of the last good steps.
+      diagnosis: what made the step bad, in a few lines, if the step was captured.
       bundle: the folder to run the step again from: ``python -m slimguard replay BUNDLE``. None if
         there is none, or none any more.
-      worker: the process of a cluster it happened in, such as ``'/job:worker/task:1'``.
+      worker: the process of a cluster that ran the step, such as ``'/job:worker/task:1'``.
     """
 
     step: Optional[int]
@@ -63,16 +63,16 @@ class Incident:
 
     @classmethod
     def now(cls, **known) -> 'Incident':
-        """The incident that was found just now; takes all attributes but the time, by name."""
+        """An incident of this moment; takes all attributes but the time, by name."""
         return cls(time=time.time(), **known)
 
     @classmethod
     def from_dict(cls, record: Dict[str, Any]) -> 'Incident':
-        """The incident that `to_dict` made a record of; what else there is in it is left out.
+        """The incident that `to_dict` made a record of; unknown keys are ignored.
 
         Raises:
-          ValueError: if it is no record of an incident: it lacks a step or a reason, or something
-            in it is of another kind than `to_dict` writes.
+          ValueError: if it is no record of an incident: it lacks a step or a reason, or a value is
+            of another kind than `to_dict` writes.
         """
         known: Dict[str, Any] = {key: record[key] for key in _KINDS if key in record}
         for key, value in known.items():
@@ -88,7 +88,7 @@ class Incident:
         return cls(**filled)
 
     def to_dict(self) -> Dict[str, Any]:
-        """For JSON, which has no NaN: what is not finite becomes 'nan', 'inf' or '-inf'."""
+        """For JSON, which has no NaN: a non-finite number becomes 'nan', 'inf' or '-inf'."""
         record = dataclasses.asdict(self)
         record['tensors'] = list(self.tensors)
         for key in _NUMBERS:
@@ -98,7 +98,7 @@ class Incident:
 
     @property
     def where(self) -> str:
-        """When it was and where, with its loss, such as 'at global step 9 (loss inf)'."""
+        """The step and the process, with the loss, such as 'at global step 9 (loss inf)'."""
         told = 'at global step %d' % self.step if self.step is not None else 'in this run'
         if self.worker is not None:
             told += ' on ' + self.worker
@@ -131,7 +131,7 @@ class Incident:
         return '%s: %s; %s' % (self.where, self.reason, self.update)
 
 
-# How many of a step's bad tensors are named where people read; the record has all.
+# How many of a step's bad tensors are named in messages; the record has all.
 _NAMED = 3
 
 
@@ -140,7 +140,7 @@ def _is_step(value: Any) -> bool:
 
 
 def _is_real(value: Any) -> bool:
-    # As an int, 10**400 is no float.
+    # An int as large as 10**400 cannot become a float.
     return value in (None, 'nan', 'inf', '-inf') or isinstance(value, float) or _is_step(value)
 
 
@@ -164,7 +164,7 @@ def _are_names(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
 
 
-# What stands for an attribute that has no default and that a record may lack.
+# The values of attributes without a default that a record may lack.
 _WHERE_ABSENT: Dict[str, Any] = {'loss': None, 'tensors': (), 'strategy': '', 'time': 0.0}
 
 # The attributes that are numbers and may be NaN or Inf.

@@ -1,28 +1,46 @@
-"""Incidents of one cause, together: of hundreds, people want to see the few kinds there are."""
+"""Groups incidents by cause: hundreds of incidents are often of a few kinds."""
 
 import collections
 import re
-from typing import Callable, Counter, Dict, List, NamedTuple, Optional, Sequence, TypeVar
+from typing import (
+    Any,
+    Callable,
+    Counter,
+    Dict,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    TypeVar,
+)
 
 from slimguard.incidents.incident import Incident
 
 _T = TypeVar('_T')
 
-# A number that stands by itself, and is no part of a tensor's name.
+# A number that stands alone, and not in a tensor's name.
 _NUMBER = re.compile(r'(?<![^\s(=])[-+]?(\d+\.?\d*(e[-+]?\d+)?|inf|nan)(?![^\s;,)])', re.IGNORECASE)
+# How the diagnosis of bad data begins.
+_OF_DATA = 'in the input: '
 _ROWS = re.compile(r'\brows? #(, #)*( and # more)?')
 
 
 class Group(NamedTuple):
     """Incidents whose causes differ in numbers at most.
 
+    An incident that was not examined is counted with those that were and had the same symptom, if
+    these are of one cause.
+
     Attributes:
-      first: the first of them.
-      count: how many there are.
+      first: the first incident that was examined; the first of all if none was.
+      count: the number of incidents.
       first_step: the smallest global step among them, or None if none is known.
-      last_step: the largest.
+      last_step: the largest one, or None.
       actions: how often each action was taken, in the order in which they were first taken; ''
-        where it is not known.
+        stands for an unknown action.
+      not_examined: the number of incidents that are here only for their symptom.
     """
 
     first: Incident
@@ -30,28 +48,58 @@ class Group(NamedTuple):
     first_step: Optional[int]
     last_step: Optional[int]
     actions: Dict[str, int]
+    not_examined: int = 0
 
 
 def grouped(incidents: Sequence[Incident]) -> List[Group]:
     """The groups of incidents, in the order in which each first occurred."""
-    return [_group_of(members) for members in by_kind(incidents, lambda it: it.cause)]
+    return [_group_of(members) for members in by_kind(incidents, lambda it: it)]
 
 
-def by_kind(items: Sequence[_T], cause_of: Callable[[_T], str]) -> List[List[_T]]:
-    """Lists of items whose causes are of one kind, in the order of the first of each kind."""
+def by_kind(items: Sequence[_T], incident_of: Callable[[_T], Any]) -> List[List[_T]]:
+    """Lists of items whose incidents are of one kind, in the order of the first of each kind.
+
+    Args:
+      items: anything.
+      incident_of: gives the incident of an item: an `Incident`, or what has its `cause`,
+        `diagnosis`, `reason` and `tensors`.
+    """
+    incidents = [incident_of(item) for item in items]
+    causes: Dict[Tuple[str, ...], Set[str]] = {}
+    for each in incidents:
+        # Data are looked at in any case: what is not examined has none that are bad.
+        if each.diagnosis and not each.diagnosis.startswith(_OF_DATA):
+            causes.setdefault(symptom_of(each), set()).add(kind_of(each.cause))
     kinds: Dict[str, List[_T]] = {}
-    for item in items:
-        kinds.setdefault(kind_of(cause_of(item)), []).append(item)
+    for item, each in zip(items, incidents):
+        kind = kind_of(each.cause)
+        known = () if each.diagnosis else causes.get(symptom_of(each), ())
+        if len(known) == 1:
+            (kind,) = known
+        kinds.setdefault(kind, []).append(item)
     return list(kinds.values())
+
+
+def not_examined(incidents: Sequence[Any]) -> int:
+    """How many incidents of a kind were not examined, if any was."""
+    count = sum(not each.diagnosis for each in incidents)
+    return count if count < len(incidents) else 0
 
 
 def _group_of(members: List[Incident]) -> Group:
     steps = [incident.step for incident in members if incident.step is not None]
     actions: Counter[str] = collections.Counter(incident.action or '' for incident in members)
     first_step, last_step = (min(steps), max(steps)) if steps else (None, None)
-    return Group(members[0], len(members), first_step, last_step, dict(actions))
+    first = next((each for each in members if each.diagnosis), members[0])
+    left_out = not_examined(members)
+    return Group(first, len(members), first_step, last_step, dict(actions), left_out)
 
 
 def kind_of(cause: str) -> str:
-    """What incidents of one group have in common: their cause without its numbers."""
+    """A cause without its numbers: incidents of one group have it in common."""
     return _ROWS.sub('rows', _NUMBER.sub('#', cause))
+
+
+def symptom_of(incident: Any) -> Tuple[str, ...]:
+    """What was seen, without its numbers, and where: incidents alike in it may differ in cause."""
+    return (kind_of(incident.reason.partition('; ')[0]), *incident.tensors)

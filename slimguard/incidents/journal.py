@@ -5,12 +5,12 @@ In the log the first line says what made the step bad and where, the second what
 
 import time
 import types
-from typing import Callable, Dict, Mapping, Optional, Tuple
+from typing import Callable, Dict, Mapping, Optional, Tuple, Union
 
 import tensorflow.compat.v1 as tf1
 
 from slimguard.incidents.incident import Incident, report_hint
-from slimguard.incidents.incident_groups import kind_of
+from slimguard.incidents.incident_groups import kind_of, symptom_of
 from slimguard.incidents.record_file import IncidentFile
 from slimguard.system.log import log
 from slimguard.system.rate import Rate
@@ -24,29 +24,29 @@ _DONE = {
     'skip': 'batch skipped',
     'rollback': 'rolled back',
 }
-# So many bad rows are known again.
+# The number of bad rows that are remembered.
 _MOST_ROWS = 10000
 # The log tells the first incidents of a kind in full, and of the others only what was done.
 _IN_FULL = 2
 _NO_RECORD = (
-    'slimguard: no record of incidents is kept, as no logdir is known; pass '
+    'no record of incidents is kept, as no logdir is known; pass '
     "logdir='logs' to slimguard.watch(), slimguard.train() or NanLossHook() to keep one."
 )
 
 
 class Journal:
-    """Writes incidents down, everywhere.
+    """Writes incidents to the log, the record and TensorBoard.
 
     Args:
-      logdir: where the file goes, which is made at once; None for no file.
+      logdir: the directory of the record, whose file is made at once; None for no file.
       summary_writer: a `tf.compat.v1.summary.FileWriter` for the count of incidents and their
         reasons, or None.
-      clock: seconds that only grow.
+      clock: a monotonic clock, in seconds.
       is_elsewhere: whether another process keeps the file.
 
     Attributes:
       count: the number of incidents so far.
-      logdir: where the file is, or None.
+      logdir: the directory of the record, or None.
     """
 
     def __init__(
@@ -62,20 +62,21 @@ class Journal:
         self._summary_writer = summary_writer
         self._is_elsewhere = is_elsewhere
         self._rate = Rate(_FIRST, clock=clock)
-        self._kinds: Dict[str, Tuple[int, int]] = {}  # the first of each kind, and how many
-        self._rows: Dict[str, Tuple[int, int]] = {}  # the same, by what tells a row from others
+        # By causes, and by symptoms: the first incident of each, and how many there were.
+        self._kinds: Dict[Union[str, Tuple[str, ...]], Tuple[int, int]] = {}
+        self._rows: Dict[str, Tuple[int, int]] = {}  # the same, by the digest of a row
         if self._file is not None:
             self._file.make()
 
     def keep_in(self, logdir: str) -> None:
-        """Keeps a file from now on, if there was no logdir before."""
+        """From now on keeps a record in `logdir`, unless there was a logdir before."""
         if self._file is None:
             self.logdir = logdir
             self._file = IncidentFile(logdir)
             self._file.make()
 
     def again(self, rows: Mapping[str, str]) -> str:
-        """What to add to a reason if a bad row came before, in another incident; '' if none did.
+        """The end of a reason if a bad row was in an earlier incident already; '' if none was.
 
         Args:
           rows: the bad rows of the incident, as for `record`.
@@ -105,7 +106,7 @@ class Journal:
           cause: what made the step bad, in one line without a full stop; None if it is not known.
           spent: how much of its policy is spent, such as ' (3 of 10 in a row)'.
           why: the end of its reason: why this was done, such as why policies gave way.
-          rows: by the names of bad rows that the step drew, what tells each from others.
+          rows: by the names of bad rows that the step drew, a digest of each.
         """
         self.count += 1
         for row in set(rows.values()):
@@ -120,18 +121,18 @@ class Journal:
             log().warning(_NO_RECORD)
 
     def close(self, told: str = '') -> None:
-        """Says how many log lines were held back, and what else there is, and closes the file."""
+        """Logs how many lines were held back, and `told` if there is any, and closes the file."""
         if self._rate.held_back:
             log().warning(
-                'slimguard: %d incidents in all; the last %d were not logged one by one.',
+                '%d incidents in all; the last %d were not logged one by one.',
                 self.count,
                 self._rate.held_back,
             )
             self._rate.held_back = 0
         if told and self.count and self.logdir is not None:
-            log().warning('slimguard: %s; %s', told, report_hint(self.logdir))
+            log().warning('%s; %s', told, report_hint(self.logdir))
         elif told:
-            log().warning('slimguard: %s.', told)
+            log().warning('%s.', told)
         if self._file is not None:
             self._file.close()
 
@@ -154,20 +155,23 @@ class Journal:
     # The log.
 
     def _log(self, incident: Incident, cause: Optional[str], done: str, why: str) -> None:
-        headline = cause or _in_short(incident, why)
-        kind = kind_of(headline)
+        symptom = symptom_of(incident)
+        kind = symptom if cause is None else kind_of(cause)
         first, times = self._kinds.get(kind, (self.count, 0))
         self._kinds[kind] = first, times + 1
+        # Where a cause was told in full, its symptom need not be.
+        self._kinds.setdefault(symptom, (first, _IN_FULL))
         goes_on = incident.action in ('skip', 'on_nan_loss')
         if not self._rate.is_due(must=not goes_on):
             return
         say = log().warning if incident.action == 'skip' else log().error
         done += self._rate.told()
-        head = 'slimguard: incident %d %s: ' % (self.count, incident.where)
+        head = 'incident %d %s: ' % (self.count, incident.where)
         if times >= _IN_FULL:
-            say('%s', '%ssame as incident %d; %s.' % (head, first, done))
+            alike = 'symptom' if cause is None else 'cause'
+            say('%s', '%ssame %s as incident %d; %s.' % (head, alike, first, done))
         else:
-            say('%s', '%s%s.\n    %s.' % (head, headline, done))
+            say('%s', '%s%s.\n    %s.' % (head, cause or _in_short(incident, why), done))
 
 
 _CAME = (
@@ -177,14 +181,14 @@ _CAME = (
 
 
 def _in_short(incident: Incident, why: str) -> str:
-    """The reason, without most of a long list of tensors, and without its end."""
+    """The reason, without most of a long list of tensors, and without `why` at its end."""
     reason = incident.reason_in_short
     return reason[: -len(why)] if why and reason.endswith(why) else reason
 
 
 def _done(incident: Incident, done_by: str) -> str:
     """What became of the update and of the training."""
-    if incident.action == 'error':  # what was raised is told behind it
+    if incident.action == 'error':  # `why` tells what was raised
         return incident.update
     done = _DONE.get(incident.action or '', 'left to %s' % done_by)
     if incident.restored is not None:

@@ -17,20 +17,20 @@ _F = TypeVar('_F', bound=Callable[..., Any])
 class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.InvalidArgumentError):
     """Training ended by the policy 'raise'.
 
-    It is caught by handlers of both errors that TensorFlow raises for a NaN:
-    `tf.compat.v1.train.NanLossDuringTrainingError` (its `NanTensorHook`) and
-    `tf.errors.InvalidArgumentError` (its `check_numerics`).
+    Handlers of both errors that TensorFlow raises for a NaN catch it:
+    `tf.compat.v1.train.NanLossDuringTrainingError` (of `NanTensorHook`) and
+    `tf.errors.InvalidArgumentError` (of `check_numerics`).
 
-    Its message begins with what made the step bad, if that was found, and says what may help,
-    where the loss was above `max_loss` or rollbacks did not help. It ends with a command: the one
-    that runs the step again, if it was captured, or else the one that shows the record.
+    The message begins with what made the step bad, if that was found. It says what may help, if the
+    loss was above `max_loss` or if rollbacks did not help. It ends with a command, which runs the
+    step again if it was captured, or else shows the record.
 
     Attributes:
       incident: the `Incident`.
       logdir: the directory with the record of incidents, absolute; None if there is no record.
     """
 
-    __module__ = 'slimguard'  # what tracebacks show is the name that users import
+    __module__ = 'slimguard'  # so tracebacks show the name that users import
 
     def __init__(self, incident: Incident, logdir: Optional[str] = None):
         self.incident = incident
@@ -42,7 +42,7 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.Inva
         """What happened. It is composed when it is read: a bundle may have been removed by then."""
         if self.incident.diagnosis is None:
             lines = ['Bad step %s' % self.incident]
-        else:  # what made it bad comes first, and then what it made bad
+        else:  # first the cause, then the tensors that were bad
             cause = self.incident.diagnosis.splitlines()
             lines = ['Bad step %s: %s' % (self.incident.where, cause[0]), *cause[1:]]
             lines.append('%s; %s' % (self.incident.reason, self.incident.update))
@@ -61,7 +61,7 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.Inva
         return NanLossError, (self.incident, self.logdir)
 
     def _render_traceback_(self) -> List[str]:
-        """What IPython shows in place of a traceback: what happened, then the user's own lines."""
+        """IPython shows this in place of a traceback: the message, then the user's own lines."""
         told = ['NanLossError: ' + self.message]
         owners = Owners()
         frames = [
@@ -81,15 +81,14 @@ class NanLossError(tf.compat.v1.train.NanLossDuringTrainingError, tf.errors.Inva
 def _is_there(path: str) -> bool:
     try:
         return files.exists(path)
-    except tf.errors.OpError:  # of another machine, which does not answer
+    except tf.errors.OpError:  # a remote file system does not answer
         return True
 
 
 def with_short_traceback(function: _F) -> _F:
-    """Has a `NanLossError` leave a function without the frames beneath.
+    """Lets a `NanLossError` leave a function without the frames beneath it.
 
-    They say how slimguard came to raise it, and would stand between the user's line and what
-    happened.
+    These frames are slimguard's own. They would stand between the user's line and the message.
     """
 
     @functools.wraps(function)

@@ -1,8 +1,8 @@
 """What happens after an incident: `Raise`, `Stop`, `Skip`, `Rollback`.
 
-A policy only answers one question: is it still willing, given how things went so far? *What* its
-action means is up to who runs the training. Policies are plain values: they hold no state, compare
-by what they say, and can be used in several trainings.
+A policy only answers one question: is it still willing, given how the training went so far? The
+loop that runs the training carries out its action. Policies are plain values: they hold no state,
+compare by their arguments, and can be used in several trainings.
 """
 
 import collections
@@ -10,47 +10,52 @@ from typing import TYPE_CHECKING, Any, Callable, Deque, Optional
 
 from slimguard.system.numbers import is_number, is_whole
 
-if TYPE_CHECKING:  # it imports TensorFlow, and the command line reads policies without
+if TYPE_CHECKING:  # it imports TensorFlow, and the command line reads policies without it
     from slimguard.incidents.incident import Incident
 
 
-# Kinds of causes, as far as policies ask. The batch is at fault, or what a sum came to with it, and
-# not the weights: the next batch may be good.
+# Kinds of causes, for policies. The batch is at fault, or what a sum over it came to, and not the
+# weights: the next batch may be good.
 BATCH = 'batch'
 # Numbers grew until they overflowed. From an older state, with a smaller rate, they may not.
 EXPLOSION = 'explosion'
-# Neither the batch nor the weights are: whatever is done, the same comes again.
+# Neither the batch nor the weights are at fault: the same comes again, whatever the policy does.
 COMES_AGAIN = 'comes again'
+# Variables are at fault, and no batch: the next batch meets the same. An older state may be good.
+STATE = 'state'
 
 # `max_ratio` is a share of this many last steps.
 _LAST_STEPS = 1000
-# So many bad batches may follow each other by chance: more than half of the steps would have to be
-# bad for that.
+# The most bad batches in a row that may be chance. For more, over half of all batches would have to
+# be bad.
 _BY_CHANCE = 100
 
 
 class PolicyState:
-    """How a training went so far, as far as policies ask.
+    """How a training went so far: all that policies ask for.
 
     Attributes:
       in_a_row: the number of incidents since the last good step or rollback, the present one
         included.
       rollbacks: the number of rollbacks so far.
-      state_lost: whether variables were not finite already before the present incident's step.
-      ruin: why the weights are finite and ruined; '' if they are not, or nobody knows.
-      cause: the kind of the present incident's cause: `BATCH`, `EXPLOSION` or `COMES_AGAIN`; ''
-        for any other, and if it is not known.
+      state_lost: whether variables were at fault already before the present incident's step.
+      in_vain: whether going back does not change them, as no step was good in the newest state.
+      good: the number of good steps since the last rollback, or since the training began.
+      ruin: why the weights are ruined, though finite; '' if they are not, or if unknown.
+      cause: the kind of the present incident's cause: `BATCH`, `EXPLOSION`, `COMES_AGAIN` or
+        `STATE`; '' for any other, and if it is not known.
       may_skip: whether a policy in force skips.
       steps: the number of steps so far.
       skipped: how many of them were skipped.
-      skipped_at: the numbers of those of the last thousand steps that were; none of before a
-        rollback.
+      skipped_at: the numbers of the steps skipped since the last rollback, of the last thousand.
     """
 
     def __init__(self):
         self.in_a_row = 0
         self.rollbacks = 0
         self.state_lost = False
+        self.in_vain = False
+        self.good = 0
         self.ruin = ''
         self.cause = ''
         self.may_skip = False
@@ -62,7 +67,7 @@ class PolicyState:
     def is_chance(self) -> bool:
         """Whether the batch is at fault, so that bad steps in a row say nothing of the weights.
 
-        So many of them are no chance any more.
+        More than a hundred in a row are not taken for chance.
         """
         is_sound = not self.state_lost and not self.ruin
         return self.cause == BATCH and is_sound and self.in_a_row <= _BY_CHANCE
@@ -71,7 +76,9 @@ class PolicyState:
         """Notes the present incident."""
         self.steps += 1
         self.in_a_row += 1
-        self.state_lost, self.ruin, self.cause = state_lost, ruin, cause
+        self.state_lost, self.ruin, self.cause = state_lost or cause == STATE, ruin, cause
+        # Variables that a step is to write may have been lost since, and are restored.
+        self.in_vain = cause == STATE and not state_lost and not self.good
 
     def note_skipped(self) -> None:
         """Notes that the last step was skipped."""
@@ -101,11 +108,11 @@ class Policy:
         return True
 
     def why_not(self, state: PolicyState) -> str:
-        """What to add to a reason, of why this policy does not take the present incident."""
+        """The end of a reason: why this policy does not take the present incident."""
         return ''
 
     def spent(self, state: PolicyState) -> str:
-        """How much of it is spent, with the present incident; '' if there is no end to it."""
+        """How much of it is spent, the present incident included; '' if it has no limit."""
         return ''
 
     def __eq__(self, other) -> bool:
@@ -137,15 +144,16 @@ class Stop(Policy):
 class Skip(Policy):
     """Go on with the next batch, until `max_consecutive` steps in a row were skipped.
 
-    It does not skip where the weights themselves are lost, since every batch is bad then; nor where
-    they are ruined, which is known where a `Rollback` follows in the chain; nor where the diagnosis
-    says that the same comes again whatever the batch is.
+    It does not skip in three cases: variables themselves are lost, so that every batch is bad; the
+    weights are ruined, which is known only if a `Rollback` follows in the chain; or the diagnosis
+    says that the same comes again, whatever the batch is.
 
     Args:
-      max_consecutive: how many steps in a row. Where the diagnosis says that the batch is at fault,
-        it is a hundred, as such steps say nothing of the weights; then `max_ratio` decides.
-      max_ratio: how many of the last 1,000 steps, as a share: with 0.2 the 201st gives way to the
-        next policy. Above 0, and at most 1. A rollback begins a new count. Default: no limit.
+      max_consecutive: how many steps in a row. If the diagnosis says that the batch is at fault, it
+        is a hundred, as such steps say nothing about the weights; then `max_ratio` decides.
+      max_ratio: the largest share of skipped steps among the last 1,000: with 0.2 the 201st gives
+        way to the next policy. Above 0, and at most 1. A rollback begins a new count. Default: no
+        limit.
     """
 
     action = 'skip'
@@ -193,28 +201,29 @@ class Skip(Policy):
 
 
 class Rollback(Policy):
-    """Go back to the newest state that is trusted, and on with the next batch; `max_times` times.
+    """Go back to the newest trusted state and on with the next batch, at most `max_times` times.
 
-    A state is trusted once ten good steps have followed it. It is one that the training keeps
-    itself, unless its loss is ten times that of all before it, or a finite checkpoint; without any,
-    the newest finite checkpoint. If it comes to that again within twenty good steps, an older state
-    is taken. The state of a training that has written no checkpoint yet is saved ahead of its first
-    step.
+    A state is a snapshot in memory or a finite checkpoint. It is trusted once ten good steps have
+    followed it; a snapshot whose loss is ten times that of all before it is never kept. Without a
+    trusted state, the newest finite checkpoint is restored. If the next rollback comes within
+    twenty good steps, it restores an older state. A training without a checkpoint saves its state
+    before its first step.
 
-    It does not go back where the diagnosis says that the same comes again whatever the weights are;
-    nor, in a chain that skips as well, where it says that the batch is at fault.
+    It does not go back if the diagnosis says that the same comes again, whatever the weights are;
+    nor if variables are at fault, and no step was good since the last rollback; nor, in a chain
+    that skips as well, if the diagnosis says that the batch is at fault.
 
     Args:
       max_times: how often, in one training.
-      on_rollback: called as ``on_rollback(session, incident)`` once the checkpoint is restored.
-      learning_rate: what the learning rate is multiplied by after each rollback, for good: with
-        0.5 the updates after the second rollback are made with a quarter of it. It holds for every
-        optimizer and schedule, and for a restart of the training as well. Above 0, and at most 1.
+      on_rollback: called as ``on_rollback(session, incident)`` once the state is restored.
+      learning_rate: the factor of the learning rate after each rollback, for good: with 0.5 the
+        updates after the second rollback are made with a quarter of the rate. It holds for every
+        optimizer and schedule, and after a restart of the training as well. Above 0, and at most 1.
         Default: the learning rate stays.
       snapshots: how many states are kept, as copies of all variables in memory: one that is not
         trusted yet, and others that are spread over the steps so far. None is kept if they would
-        take more than half of the memory that is free; a log line says so. At least 2,
-        or 0 for none. A job of several processes keeps none.
+        take more than half of the free memory; a log line says so. At least 2, or 0 for none. A job
+        of several processes keeps none.
     """
 
     action = 'rollback'
@@ -236,13 +245,16 @@ class Rollback(Policy):
         self.learning_rate = _share(learning_rate, 'learning_rate')
 
     def is_willing(self, state: PolicyState) -> bool:
-        if state.cause == COMES_AGAIN or state.is_chance and state.may_skip:
+        if state.cause == COMES_AGAIN or state.in_vain or state.is_chance and state.may_skip:
             return False
         return state.rollbacks < self.max_times
 
     def why_not(self, state: PolicyState) -> str:
         if state.cause == COMES_AGAIN:
             return '; going back does not change that'
+        if state.in_vain:
+            since = 'it went back' if state.rollbacks else 'the training began'
+            return '; going back does not change that, as no step was good since ' + since
         if state.is_chance and state.may_skip:
             return '; going back does not help, as the batch is at fault and not the weights'
         times = 'once' if state.rollbacks == 1 else '%d times' % state.rollbacks

@@ -1,4 +1,4 @@
-"""The language of policies: what users write for `on_nan`, in Python and on the command line."""
+"""The language of policies, which users write for `on_nan` in Python and on the command line."""
 
 import difflib
 from typing import TYPE_CHECKING, Any, Callable, List, Sequence, Union
@@ -57,10 +57,10 @@ def fallbacks_of(on_nan: OnNan) -> List[Any]:
 
 
 class UnknownPolicyError(ValueError):
-    """A text names no policy. It speaks of no Python.
+    """A text names no policy. The message mentions no Python, for the command line.
 
     Attributes:
-      name: what stands in its place, with the text around it, if there is any.
+      name: the unknown name, quoted, with the text around it if there is any.
       meant: a remark that names the policy with nearly that name, or ''.
     """
 
@@ -82,12 +82,12 @@ def parse_chain(text: str) -> List[Policy]:
     """The policies that a text stands for: a name, or several with commas between.
 
     It means the same in Python, on the command line and in a flag. `skip` and `rollback` may have a
-    number, as in ``skip:5``, and `rollback` what the learning rate is multiplied by, as in
+    number, as in ``skip:5``. `rollback` may also have a factor of the learning rate, as in
     ``rollback:3x0.5``.
 
     Raises:
-      ValueError: for an unknown name, a number that does not fit, or a policy that never acts. It
-        tells of the text only, and not of an argument or option, which the caller knows.
+      ValueError: for an unknown name, a number that does not fit, or a policy that never acts. The
+        message names only the text; the caller adds the argument or option.
     """
     found = [_parse_fallback(each.strip(), text) for each in text.split(',')]
     _require_each_acts(found)
@@ -95,7 +95,7 @@ def parse_chain(text: str) -> List[Policy]:
 
 
 def _require_each_acts(fallbacks: Sequence[Any]) -> None:
-    """Raises `ValueError` for what comes after a policy that takes every incident."""
+    """Raises `ValueError` if anything comes after a policy that takes every incident."""
     for fallback, after in zip(fallbacks, fallbacks[1:]):
         if type(fallback) in (Raise, Stop):  # a class of the user's may give way
             raise ValueError(

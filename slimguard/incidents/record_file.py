@@ -1,10 +1,10 @@
 """The record of incidents, ``slimguard/incidents.jsonl`` in the logdir: written, and read.
 
-It has one JSON object a line: the attributes of an `Incident`, and the process it happened in. It
-is made when a guarded training begins: an empty file means that there was no incident, and no file
-that nothing was guarded. Each line is one write to a file opened for appending, so several workers
-may share it, and what cuts a write short (a kill, a full disk) costs that line alone. Readers count
-such lines.
+It has one JSON object a line: the attributes of an `Incident`, and the process that it happened in.
+A guarded training makes the file when it begins: an empty file means that there was no incident,
+and no file means that nothing was guarded. Each line is one write to a file opened for appending,
+so several workers may share it, and a write that is cut short (by a kill, or a full disk) costs
+only its own line. Readers count such lines.
 
 Imports no TensorFlow for a logdir of this machine.
 """
@@ -26,7 +26,8 @@ from slimguard.system.log import log
 
 # Longer texts, names and lists are cut to this: a model may have 100,000 tensors.
 _LONGEST_TEXT, _LONGEST_NAME, _MOST_NAMES = 5000, 500, 1000
-# How many incidents wait for a file that cannot be written, and how many are read: the newest.
+# The most incidents that wait for a file that cannot be written, and the most that are read: in
+# both cases the newest.
 _MOST_WAITING, _MOST_READ = 1000, 50000
 
 WHY_NO_RECORD = (
@@ -46,9 +47,8 @@ def path_in(logdir: files.Path) -> str:
 class IncidentFile:
     """The record in a logdir, for appending.
 
-    If it cannot be written, that is logged once and raises nothing: the training is worth more.
-    Incidents that could not be written are tried again with the next one, and when the file is
-    closed.
+    A failure to write is logged once and raises nothing: the training is worth more. An incident
+    that could not be written is tried again with the next one, and when the file is closed.
 
     Args:
       logdir: the directory, as a str, bytes or `os.PathLike`; '' is the working directory.
@@ -63,7 +63,7 @@ class IncidentFile:
         self._was_there = False
 
     def make(self) -> None:
-        """Makes the file, empty, unless it is there: it says that a guard watches for incidents."""
+        """Makes an empty file unless there is one: it shows that a guard watches for incidents."""
         self._try_to_write()
 
     def append(self, incident: Incident) -> None:
@@ -75,12 +75,12 @@ class IncidentFile:
         self._try_to_write()
 
     def close(self) -> None:
-        """Writes what waits; says how many incidents the record lacks."""
+        """Writes the waiting incidents; logs how many the record lacks."""
         if self._waiting:
             self._try_to_write()
         if self._waiting or self._lost:
             log().error(
-                'slimguard: %d incidents are missing in %s: %s',
+                '%d incidents are missing in %s: %s',
                 len(self._waiting) + self._lost,
                 self._path,
                 self._trouble or 'it could not be written for a while',
@@ -95,16 +95,14 @@ class IncidentFile:
         except files.errors(self._path) as error:
             trouble = str(error)
         if trouble and trouble != self._trouble:
-            log().error('slimguard: %s cannot be written: %s', self._path, trouble)
+            log().error('%s cannot be written: %s', self._path, trouble)
         elif self._trouble and not trouble:
-            log().warning('slimguard: %s can be written again', self._path)
+            log().warning('%s can be written again', self._path)
         self._trouble = trouble
 
     def _write_all(self) -> None:
         if self._was_there and not files.exists(self._path):
-            log().warning(
-                'slimguard: %s was deleted while the training ran; it is begun anew', self._path
-            )
+            log().warning('%s was deleted while the training ran; it is begun anew', self._path)
         files.make_dirs(os.path.dirname(self._path))
         with files.open_to_append(self._path) as file:
             self._was_there = True
@@ -122,7 +120,7 @@ class IncidentFile:
 
 
 def _write_line(file: Any, line: bytes) -> None:
-    """Appends a line on a line of its own: another write may have been cut short."""
+    """Appends a line, after a line end if an earlier write was cut short."""
     size = files.size_of(file)
     if size:
         file.seek(size - 1)
@@ -133,7 +131,7 @@ def _write_line(file: Any, line: bytes) -> None:
 
 
 def line_of(incident: Incident, process: str) -> bytes:
-    """The line that stands for an incident in a process, its end included."""
+    """The line for an incident in a process, line end included."""
     record = {key: _cut(value, _LONGEST_TEXT) for key, value in incident.to_dict().items()}
     names = record['tensors']
     more = ['and %d more' % (len(names) - _MOST_NAMES)] if len(names) > _MOST_NAMES else []
@@ -147,17 +145,17 @@ def _cut(value: Any, most: int) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON cannot write, as JSON can: a user's callable may have made the incident."""
+    """Turns a value into one that JSON can write: a user's callable may have made the incident."""
     return value.item() if hasattr(value, 'item') else str(value)
 
 
 class Record(NamedTuple):
-    """What the record of a logdir holds.
+    """The contents of a logdir's record.
 
     Attributes:
       incidents: the oldest first, with the bundles that are still there.
       unreadable: how many lines are no incident.
-      left_out: how many incidents are older than those that were read.
+      left_out: how many older incidents were not read.
     """
 
     incidents: List[Incident]
@@ -171,7 +169,7 @@ class Record(NamedTuple):
 
     @property
     def notes(self) -> List[str]:
-        """What a reader is to know besides the incidents, in sentences."""
+        """Sentences for the reader about lines and incidents that are missing here."""
         notes = []
         if self.left_out:
             told = 'The record is long: only its newest %d incidents were read.'
@@ -187,8 +185,8 @@ def read_incidents(logdir: files.Path) -> List[Incident]:
 
     Imports no TensorFlow for a logdir of this machine. An empty list says that a guarded training
     ran there and had no incident. A `RuntimeWarning` tells how many lines could not be read (a kill
-    may cut one short), and another that a record has more than 50,000 incidents: then the newest
-    are read.
+    may cut one short). Of more than 50,000 incidents the newest are read, and a `RuntimeWarning`
+    says so.
 
     Args:
       logdir: a directory (a str, bytes or `os.PathLike`, relative or absolute), on any file system
@@ -260,9 +258,9 @@ def _incident_of(line: bytes) -> Optional[Incident]:
 
 
 def _with_bundles_of_today(folder: str, incidents: Iterable[Incident]) -> List[Incident]:
-    """Incidents with the bundles that are there, where they are now: a logdir can be moved.
+    """Incidents with the present paths of their bundles: a logdir may have been moved.
 
-    Of bundles of one name, all but the last were removed.
+    A bundle belongs to the newest incident that names it; older bundles of that name were removed.
     """
     there, found = set(files.list_dir(folder)), []
     for incident in reversed(list(incidents)):

@@ -1,4 +1,4 @@
-"""The record for people: a table of incidents, and how a time is written in it."""
+"""The record for people: a table of incidents, and the format of a time."""
 
 import time
 from typing import List, Optional, Tuple
@@ -7,7 +7,7 @@ from slimguard.incidents.incident import Incident
 
 
 def table(incidents: List[Incident]) -> List[Tuple[str, ...]]:
-    """Rows for people: when, at which step, the loss, what was done, the cause and the tensors."""
+    """A header and a row for each incident: time, step, loss, action, and the cause and reason."""
     rows: List[Tuple[str, ...]] = [('time', 'step', 'loss', 'action', 'reason')]
     for incident in incidents:
         what = [incident.cause] if incident.cause != incident.reason else []

@@ -1,6 +1,6 @@
-"""`Spike`: when a step is far out of what the last good steps were, and what is known of those.
+"""`Spike`: when a step's loss or gradient norm is far above that of the last good steps.
 
-Imports no TensorFlow: the command line reads it without.
+Imports no TensorFlow: the command line reads a spike without it.
 """
 
 import bisect
@@ -11,15 +11,15 @@ from typing import Any, Deque, List, Optional, Union
 
 from slimguard.system.numbers import is_number, is_whole
 
-# How far above the median a number may be, as a multiple of the distance of the upper quartile;
-# both in logarithms.
+# How far above the median a number may be, as a multiple of the upper quartile's distance from the
+# median; both distances are of logarithms.
 _QUARTILES = 10
 _LARGEST_RATIO = 1e30  # its tenth power, 1e300, still fits in a float
-# And at most so many times the largest median. With 1 there are 8 to 37 false alarms in 10,000 good
-# steps of benchmarks/spikes.py where losses come near zero.
+# The limit from that distance is at most this many times the largest median. With 1 there are 8 to
+# 37 false alarms in 10,000 good steps of benchmarks/spikes.py where losses come near zero.
 _MOST_TIMES_LARGEST = 10
-# A number that is so many times all before it is told of, also where nothing is held. Of so many
-# first steps it has to be as many times 1 as well.
+# A number is reported if it is _FAR_BEYOND times all before it, even if no step is held for it. In
+# the _FIRST steps it also has to be that many times 1.
 _FAR_BEYOND, _FIRST = 1e4, 10
 
 
@@ -27,27 +27,27 @@ _FAR_BEYOND, _FIRST = 1e4, 10
 class Spike:
     """A step is an incident if its loss or gradient norm is far above that of the last good steps.
 
-    What is compared is a multiple of the median of the last `window` good steps: of the absolute
-    values of the loss, and of the norm of all gradients as the optimizer takes them (clipped, if
-    they are clipped). The gate compares before anything is written.
+    The limit is a multiple of the median of the last `window` good steps. There is one for the
+    absolute value of the loss, and one for the norm of all gradients as the optimizer takes them
+    (after clipping, if there is any). The gate compares before anything is written.
 
-    * A value that the training's typical step once had is no spike: the limit never falls below the
-      largest median so far.
-    * Where the last good steps differ much from each other, as when a loss is near zero and some
-      batches are hard, the limit is higher: by the distance of their upper quartile from their
-      median, and up to ten times the largest median so far.
-    * With fewer than `warmup` good steps the multiple is larger: twenty times after the first step
-      where `warmup` is 20, then less and less. The very first step has no limit.
-    * Steps that were held do not count, and a new process begins anew.
+    * A value that was typical once is no spike: the limit never falls below the largest median so
+      far.
+    * If the last good steps differ much, as when a loss is near zero and some batches are hard, the
+      limit is higher. It grows with the distance of their upper quartile from their median, up to
+      ten times the largest median so far.
+    * With fewer than `warmup` good steps the multiple is larger: with a `warmup` of 20 it is twenty
+      times as large after the first step, then less and less. The very first step has no limit.
+    * Steps that were held do not count. A new process begins anew.
 
     Args:
-      loss: the multiple for the loss, above 1; None not to look at it.
-      gradient_norm: the multiple for the norm of the gradients, above 1; None not to look at it.
-      window: how many good steps, at least 2.
-      warmup: how many good steps make a median that is relied on; at least 1, at most `window`.
+      loss: the multiple for the loss, above 1; None for no limit.
+      gradient_norm: the multiple for the norm of the gradients, above 1; None for no limit.
+      window: how many good steps the median covers, at least 2.
+      warmup: how many good steps make a reliable median; at least 1, at most `window`.
 
     Raises:
-      ValueError: if an argument is none of these.
+      ValueError: if an argument is out of these bounds.
     """
 
     loss: Optional[float] = 10.0
@@ -76,20 +76,20 @@ class Spike:
             )
 
 
-# What users give where a `Spike` is taken.
+# The type of arguments that take a `Spike`.
 AnySpike = Union[Spike, bool, str, None]
 
 
 def as_spike(spike: Any, name: str = 'spike') -> Optional[Spike]:
-    """A `Spike` of what a user gives: one, None, True for the defaults, or a text.
+    """The `Spike` of a user's argument.
 
     Args:
-      spike: what is given; a text is of the form ``'loss=10,gradient_norm=100'``, with any of the
-        arguments of `Spike`, and ``'default'`` for none of them.
-      name: what the user calls it; '' where somebody else says it.
+      spike: a `Spike`, None or False for none, True for the defaults, or a text such as
+        ``'loss=10,gradient_norm=100'``, with any of the arguments of `Spike`, or ``'default'``.
+      name: the argument's name for error messages; '' if the caller adds it.
 
     Raises:
-      ValueError: if it is nothing of the kind.
+      ValueError: if it is none of these.
     """
     if spike is None or spike is False:
         return None
@@ -134,7 +134,7 @@ def _value(key: str, value: str, name: str) -> Any:
 
 
 def _said(name: str) -> str:
-    """The name of what was given, before what is wrong with it; argparse says it itself."""
+    """The argument's name at the beginning of an error message; argparse adds it itself."""
     return name + ': ' if name else ''
 
 
@@ -142,14 +142,14 @@ _NAMES = [field.name for field in dataclasses.fields(Spike)]
 
 
 class Level:
-    """What is usual for one number of a step: of the last good steps, by absolute value.
+    """The usual level of one number of a step: the absolute values of the last good steps.
 
     Args:
-      window: of so many steps.
-      warmup: so many make a median that is relied on.
+      window: how many steps.
+      warmup: how many steps make a reliable median.
 
     Attributes:
-      median: that of the window; None before the first step.
+      median: the median of the window; None before the first step.
     """
 
     def __init__(self, window: int, warmup: int):
@@ -177,11 +177,11 @@ class Level:
             self._largest_median = median
 
     def memory(self) -> Any:
-        """What it is made of, for `go_back`."""
+        """The state of this object, for `go_back`."""
         return tuple(self._last), self._largest_median
 
     def go_back(self, memory: Any) -> None:
-        """Is again as it was when `memory` was made; None stands for the beginning."""
+        """Restores the state of when `memory` was made; None stands for the beginning."""
         last, self._largest_median = ((), 0.0) if memory is None else memory
         self._last.clear()
         self._last.extend(last)
@@ -189,7 +189,7 @@ class Level:
         self.median = _median(self._sorted) if last else None
 
     def limit(self, multiple: Optional[float]) -> float:
-        """The largest number that is no spike; Inf where nothing is."""
+        """The largest number that is no spike; Inf if no number is one."""
         if multiple is None or not self.median:
             return math.inf
         early = max(1.0, self._warmup / len(self))
@@ -197,9 +197,10 @@ class Level:
         return max(limit, min(self._of_spread(), _MOST_TIMES_LARGEST * self._largest_median))
 
     def _of_spread(self) -> float:
-        """What numbers that differ as much as the last ones hardly ever exceed.
+        """A limit that numbers with the spread of the last ones hardly ever exceed.
 
-        For numbers with a normal logarithm it is 6.7 standard deviations above the median.
+        If their logarithms have a normal distribution, it is 6.7 standard deviations above the
+        median.
         """
         assert self.median
         quartile = self._sorted[(3 * len(self._sorted)) // 4]
@@ -207,7 +208,7 @@ class Level:
 
 
 class Largest:
-    """The largest number of all good steps, and when one is far beyond those before it.
+    """Keeps the largest number of all good steps, and finds a number far beyond it.
 
     In the healthy trainings of benchmarks/spikes.py none was twice as large as all before it.
     """
@@ -217,7 +218,7 @@ class Largest:
         self._largest = 0.0
 
     def note(self, value: float) -> float:
-        """Notes a number; returns how many times the largest it is, if that is far; else 0.
+        """Notes a number; returns its multiple of the largest before it if that is far, else 0.
 
         Args:
           value: at least 0, or NaN if it is not known.
@@ -226,7 +227,7 @@ class Largest:
         if not value > self._largest:
             return 0.0
         before, self._largest = self._largest, value
-        # A loss may be near zero by chance, and of the first steps all may be.
+        # A loss may be near zero by chance, and among the first steps all may be.
         floor = max(before, 1.0) if self.count <= _FIRST else before
         return value / before if before and value > _FAR_BEYOND * floor else 0.0
 

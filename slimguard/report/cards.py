@@ -1,14 +1,15 @@
-"""What the page and the picture say of incidents: a card for each kind, the most important first.
+"""The words of page and picture on incidents: a card for each kind, the most important first.
 
-Incidents are of one kind if their causes differ in numbers only. A kind's card tells of one of them
-in full; the others that have a bundle are behind it.
+Incidents are of one kind if their causes differ in numbers only. A kind's card shows one incident
+in full; cards of the others that have a bundle follow it.
 """
 
 import shlex
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
+from slimguard.diagnosis.diagnosis import GIVEN
 from slimguard.incidents import advice, record_table
-from slimguard.incidents.incident_groups import by_kind
+from slimguard.incidents.incident_groups import by_kind, not_examined
 from slimguard.report import last_steps, report_data, samples, words
 from slimguard.report.report_data import BundleView, IncidentView, ReportData, UnreadableBundle
 from slimguard.system.texts import cut
@@ -22,7 +23,7 @@ def _imported() -> Tuple[Any, str]:
     return charts, ''
 
 
-# Without matplotlib there are no charts, and what says so.
+# Without matplotlib there are no charts, but a sentence on why.
 charts, no_charts = _imported()
 
 _ENDED = ('raise', 'stop', 'error')
@@ -32,7 +33,7 @@ Draw = Callable[[Any, str], Any]  # of a chart and its name
 
 
 class Fact(NamedTuple):
-    """A line of facts: its name, then code, words, and a line of code, each '' if there is none."""
+    """A fact: its name, then code, words, and a line of code, each '' if there is none."""
 
     name: str
     code: str = ''
@@ -41,7 +42,7 @@ class Fact(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """A chart as it was drawn, what stands above it, and below."""
+    """A drawn chart, with the heading above it and the caption below."""
 
     heading: str
     code: str
@@ -53,15 +54,15 @@ class Card(NamedTuple):
     """What made a step bad, in words and charts.
 
     Attributes:
-      name: of the bundle; '' without one.
+      name: the name of the bundle; '' without one.
       heading: which step it was.
       headline: the cause in a sentence.
       more: another sentence, or ''.
-      lines: a diagnosis in a few lines, if there is no more of it.
+      lines: the diagnosis in a few lines, if there is no bundle; else ''.
       to_do: what to do; '' if another card of its kind says it.
       facts: what is known.
       drawings: the charts.
-      command: to run it again; '' if it cannot be.
+      command: the command that runs the step again; '' without a bundle.
     """
 
     name: str
@@ -80,9 +81,9 @@ class Kind(NamedTuple):
 
     Attributes:
       heading: what they are.
-      count: how many there are, where, and what was done; '' for one.
-      card: of the one that matters.
-      alike: of the others that have a bundle.
+      count: how many there are, at which steps, and what was done; '' for one incident.
+      card: the card of the most important incident, or why it cannot be shown.
+      alike: the same for the other incidents that have a bundle.
     """
 
     heading: str
@@ -99,22 +100,22 @@ class _Told(NamedTuple):
 
 
 def links_of(data: ReportData, row_of: Callable[[int], str]) -> Dict[int, str]:
-    """Where on the page each incident is: its card if it has a bundle, or its row in the table."""
+    """The link to each incident, by number: to its card if it has a bundle, else to its row."""
     bundles = _bundles_by_number(data)
     names = {number: bundle.name for number, bundle in bundles.items()}
     return {i.number: '#' + names.get(i.number, row_of(i.number)) for i in data.incidents}
 
 
 def kinds_of(data: ReportData, draw: Optional[Draw]) -> List[Kind]:
-    """The kinds of incidents, the largest first, in three parts.
+    """The kinds of incidents: the one that ended the training, then examined ones, then the others.
 
-    Those are the kind that ended the training, those that were examined, and the others.
+    In each of these parts the largest kind is the first.
 
     Args:
       data: the report.
-      draw: draws a chart, whose name tells it from others; None for no charts.
+      draw: draws a chart, given a name that no other chart has; None for no charts.
     """
-    kinds = by_kind(_all_told(data), lambda told: told.incident.cause)
+    kinds = by_kind(_all_told(data), lambda told: told.incident)
     ended = [i for i in data.incidents if i.action in _ENDED][-1:]
     by_size = sorted(kinds, key=len, reverse=True)
     by_size.sort(key=lambda members: not any(told.incident.diagnosis for told in members))
@@ -126,7 +127,7 @@ def kinds_of(data: ReportData, draw: Optional[Draw]) -> List[Kind]:
 
 
 def _all_told(data: ReportData) -> List[_Told]:
-    """The incidents of the record, and those of bundles that it does not know."""
+    """The incidents of the record, and those of bundles that the record does not name."""
     bundles = _bundles_by_number(data)
     known = {bundle.name for bundle in bundles.values()}
     readable = [bundle for bundle in data.bundles if isinstance(bundle, BundleView)]
@@ -186,11 +187,13 @@ def _count(incidents: Sequence[IncidentView]) -> str:
             )
         )
     names = {'other': words.name_of('other')}
-    return '%d alike%s: %s' % (len(incidents), where, report_data.done(list(incidents), names))
+    said = '%d alike%s: %s' % (len(incidents), where, report_data.done(list(incidents), names))
+    left_out = not_examined(incidents)
+    return said + ('; %d not examined, the symptom is the same' % left_out if left_out else '')
 
 
 def broken(data: ReportData) -> List[str]:
-    """What stands in place of bundles that cannot be read."""
+    """A sentence for each bundle that cannot be read."""
     unreadable = [bundle for bundle in data.bundles if isinstance(bundle, UnreadableBundle)]
     return ['%s cannot be read: %s' % (it.name, it.why) for it in unreadable]
 
@@ -238,14 +241,11 @@ def _command(title: str, name: str) -> str:
 
 
 def _why_it_exploded(bundle: Optional[BundleView]) -> str:
-    """The cause in the history, for a step that is not bad by its data or its variables."""
-    if bundle is None or bundle.steps is None or bundle.phase in _GIVEN:
+    """The cause in the history; '' if the step's data or variables were bad."""
+    if bundle is None or bundle.steps is None or bundle.phase in GIVEN:
         return ''
     found = last_steps.cause(bundle.steps)
-    return found and found + '.'
-
-
-_GIVEN = ('input', 'variable', 'constant')
+    return found and '%s%s.' % (found[0].upper(), found[1:])
 
 
 def _to_do(incident: IncidentView, bundle: Optional[BundleView], exploded: bool) -> str:

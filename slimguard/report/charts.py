@@ -1,8 +1,8 @@
 """The charts, each drawn once, by matplotlib: as SVG for the page, and as pixels for the picture.
 
-A chart is drawn at the width where it is seen, so that its letters have one size on a phone and
-on a desk. Only matplotlib's objects are used, never pyplot; nobody's matplotlibrc has a say, and
-none is changed.
+A chart is drawn at the width at which it is seen, so that its letters have one size on a phone and
+on a desk. The code uses matplotlib's objects, never pyplot. It ignores the user's matplotlibrc, and
+changes no settings.
 """
 
 import contextlib
@@ -52,8 +52,8 @@ COLORS = {
 _INK, _SOFT, _GRID, _CURVE, _BAD, _RING, _UNWRITTEN = (
     COLORS[name] for name in 'ink soft grid curve bad ring skip'.split()
 )
-# A shape for each action as well as a colour: a page is printed in grey, and colours are not for
-# all eyes.
+# Each action has a shape as well as a colour: pages are printed in grey, and not all eyes tell
+# colours apart.
 _MARKERS: Dict[str, Tuple[str, str]] = dict(
     zip(ACTIONS, zip('vsDoXPp', 'bad stop rollback skip refused other other'.split()))
 )
@@ -89,8 +89,8 @@ class Chart(NamedTuple):
 
     Attributes:
       said: what it shows, in a sentence.
-      draw: gives the figure of a width in pixels.
-      links: where marks lead to, and what is said of each.
+      draw: draws a figure of the given width in pixels.
+      links: the links of marks, each with its label.
     """
 
     said: str
@@ -99,7 +99,7 @@ class Chart(NamedTuple):
 
 
 def svg(chart: Chart, name: str, width: int) -> str:
-    """The chart as an element of a page: `name` tells it from all others there."""
+    """The chart as an element of a page; no other chart there has the same `name`."""
     with _style(name + str(width)):
         file = io.BytesIO()
         FigureCanvasSVG(chart.draw(width)).print_svg(file)
@@ -122,7 +122,7 @@ _SVG, _HREF = '{http://www.w3.org/2000/svg}', '{http://www.w3.org/1999/xlink}hre
 
 
 def _adapt(element: ElementTree.Element, links: Dict[str, str]) -> None:
-    """To a page that has other figures, its own letters, and a dark theme."""
+    """Adapts an element to a page that has other figures, its own font, and a dark theme."""
     given = element.attrib
     element.tag = element.tag.replace(_SVG, '')
     element.tail = None
@@ -155,13 +155,13 @@ def pixels(chart: Chart, width: int = WIDE) -> np.ndarray:
 @contextlib.contextmanager
 def _style(salt: str = ''):
     with warnings.catch_warnings(), matplotlib.rc_context(matplotlib.rcParamsDefault):
-        warnings.simplefilter('ignore')  # of letters that the font has not, for one
+        warnings.simplefilter('ignore')  # such as of letters that the font lacks
         matplotlib.rcParams.update({'svg.hashsalt': salt, **_STYLE})
         yield
 
 
 def text(lines: Sequence[str], size: int) -> Chart:
-    """Words for a picture, in lines that are no longer than it is wide."""
+    """Words for a picture, wrapped to its width."""
 
     def draw(width: int) -> Figure:
         letters = int(width / size * 1.6)
@@ -213,12 +213,12 @@ def _write(figure: Figure, x: float, y: float, said: str, **kwargs) -> None:
 
 
 def _plain(said: str) -> str:
-    # Between two dollars matplotlib would read TeX, and fail over what is none.
+    # Between two dollars matplotlib would read TeX, and fail if it is none.
     return in_one_line(said).replace('$', r'\$')
 
 
 def _legend(figure: Figure, handles: List[Any], labels: List[str], columns: int) -> None:
-    # matplotlib leaves a name with a leading underscore out.
+    # matplotlib leaves out a label with a leading underscore.
     labels = ['\N{ZERO WIDTH SPACE}' + _plain(cut(label, 80)) for label in labels]
     place = {'loc': 'upper left', 'bbox_to_anchor': (0, 1), 'borderaxespad': 0}
     figure.legend(handles, labels, ncol=columns, columnspacing=1.2, **place)
@@ -230,7 +230,7 @@ def _rows(labels: List[str], width: float) -> int:
 
 
 def _tame(values: Any) -> np.ndarray:
-    """Floats that matplotlib can place: differences of the largest ones are no floats."""
+    """Floats that matplotlib can place: differences of the largest floats would overflow."""
     values = np.clip(np.asarray(values, float), -1e300, 1e300)
     return np.where(np.abs(values) < 1e-300, 0.0, values)
 
@@ -256,8 +256,8 @@ def _scale(axes: Any, values: np.ndarray, most: int) -> bool:
 def _draw_line(
     axes: Any, x: np.ndarray, y: np.ndarray, is_log: bool, marks: bool, **kwargs
 ) -> None:
-    """A line that ends where a value is not finite; all points are marked, or only lone ones."""
-    if is_log:  # where a zero is at the lower end
+    """A line with gaps at non-finite values; `marks` marks all points, and not only lone ones."""
+    if is_log:  # a zero is drawn at the lower end
         y = np.where(y <= 0, np.min(y[y > 0], initial=np.inf), y)
     known = np.isfinite(y)
     alone = known & ~np.append(known[1:], False) & ~np.append(False, known[:-1])
@@ -269,7 +269,7 @@ def _draw_line(
 # The loss.
 
 _PLOT, _LANE, _ROW = 240, 20, 18  # pixels: a curve, the marks of an action, a row of text
-_NEAREST = 0.045  # marks that are closer, as a part of the width, would overlap on a phone
+_NEAREST = 0.045  # of the width: closer marks would overlap on a phone
 
 
 def loss_chart(
@@ -348,7 +348,7 @@ Group = List[IncidentView]
 
 
 def _marks(incidents: Group, nearest: float) -> List[Group]:
-    """Incidents that would lie on one another share a mark."""
+    """Groups incidents whose marks would overlap: they share a mark."""
     groups: List[Group] = []
     for incident in incidents:
         step = incident.step or 0
@@ -367,14 +367,14 @@ def _said(group: Group) -> str:
 
 
 def _draw_marks(axes: Any, kind: str, groups: List[Group], y: float, links: Dict[int, str]) -> None:
-    """The marks of an action, each a link, and larger for more incidents."""
+    """Draws the marks of an action, each a link, and larger for more incidents."""
     marker, name = _MARKERS[kind]
     x = _tame([group[0].step for group in groups])
     axes.vlines(x, 0, y, color=COLORS[name], lw=1, alpha=0.45)
     sizes = [80 * (1 + math.log10(len(group))) for group in groups]
     look = {'color': COLORS[name], 'edgecolor': COLORS['paper'], 'zorder': 3, 'clip_on': False}
     marks = axes.scatter(x, [y] * len(x), sizes, marker=marker, **look)
-    marks.set_linewidths([1, 1])  # or else older matplotlibs draw a single mark without its link
+    marks.set_linewidths([1, 1])  # else an older matplotlib draws a single mark without its link
     marks.set_urls([links[group[0].number] for group in groups])
 
 
@@ -454,9 +454,9 @@ def _strip(axes: Any, where: np.ndarray, bottom: float, color: str) -> None:
 def _heat_rows(
     steps: LastSteps, ratios: np.ndarray, begin: Optional[last_steps.Beginning]
 ) -> Tuple[List[Tuple[str, int]], np.ndarray, Optional[int]]:
-    """What each row of the heat map is of, its ratios, and the row where it began.
+    """The name of each row of the heat map, its ratios, and the row where it began.
 
-    Of many gradients several share a row: the largest of them is seen, or one that is not finite.
+    If there are many gradients, several share a row, which shows the largest or a non-finite one.
     """
     gradients = steps.gradients
     size = max(1, -(-len(gradients) // _MOST_LINES))
@@ -487,7 +487,7 @@ def _heat_colors(rows: np.ndarray) -> Tuple[np.ndarray, Tuple[int, int]]:
 
 
 def _draw_colors(canvas: Any, left: float, top: float, ends: Tuple[int, int]) -> None:
-    """What the colours of a heat map mean."""
+    """Draws the legend of a heat map's colours."""
     colors = _PALETTE(np.linspace(0, 1, 33), bytes=True)[np.newaxis]
     _image(canvas, colors, left, top, left + 150, top + 10)
     labels = (words.power(10.0 ** -ends[0]), '1', words.power(10.0 ** ends[1]))
@@ -498,7 +498,7 @@ def _draw_colors(canvas: Any, left: float, top: float, ends: Tuple[int, int]) ->
 
 
 def _step_ticks(steps: LastSteps, across: float) -> List[Tuple[float, str]]:
-    """Ticks at round numbers and the last: each step has a column, also one not written."""
+    """Ticks at round steps and the last one: each step has a column, even if it was not written."""
     count, step = len(steps.step), steps.step
     ends = (float(min(step)), float(max(step)))
     size = max(1, int(np.diff(ticker.MaxNLocator(6, integer=True).tick_values(*ends))[0]))
@@ -529,7 +529,7 @@ def ranges_chart(layers: Sequence[Layer]) -> Chart:
     ends = _tame([end for x in layers for end in (x.min, x.max) if end is not None] + [0.0])
     sizes = np.abs(ends[ends != 0]) if ends.any() else np.ones(1)
     top = math.ceil(math.log10(sizes.max()) - 1e-9)
-    # Eight orders of magnitude on each side tell apart; what is smaller is near 0.
+    # The axis spans eight orders of magnitude on each side; smaller values are at 0.
     bottom = min(max(math.floor(math.log10(sizes.min())), min(top, 2) - 8), top - 1)
 
     def place(value: float) -> float:
@@ -582,7 +582,7 @@ def ranges_chart(layers: Sequence[Layer]) -> Chart:
 def _draw_ranges(
     axes: Any, rows: Sequence[Tuple[float, Layer]], place: Callable[[float], float]
 ) -> None:
-    """The bars; a layer without a finite value has a pale bar of full length."""
+    """Draws the bars; a layer without a finite value has a pale bar of full length."""
     left, right = axes.get_xlim()
     thinnest = 0.003 * (right - left)
     pale = [y for y, row in rows if row.min is None and not row.is_finite]
@@ -599,6 +599,8 @@ def _draw_ranges(
 
 # The samples.
 
+_LEAST_HEIGHT = 20.0  # pixels, of a vector
+
 
 def samples_chart(sheet: Sheet) -> Chart:
     """The samples of a batch, with the bad ones framed and their bad pixels marked."""
@@ -607,7 +609,7 @@ def samples_chart(sheet: Sheet) -> Chart:
         columns = 8 if width == WIDE else 4
         cell = width / columns
         height, across = sheet.samples[0].pixels.shape[:2]
-        size = cell - 12, (cell - 12) * min(2.0, height / across)
+        size = cell - 12, max(_LEAST_HEIGHT, (cell - 12) * min(2.0, height / across))
         lines = max(len(samples.said(sample)) for sample in sheet.samples)
         down = size[1] + 18 + 14 * lines
         figure = _figure(width, -(-len(sheet.samples) // columns) * down)

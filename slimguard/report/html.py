@@ -1,7 +1,7 @@
-"""The report as one HTML page. It asks for nothing: no script, no font, no image of others.
+"""The report as one HTML page. It loads nothing: no script, no font, no image.
 
-Its looks are in ``templates/``. All that comes from the run is escaped: text by the template
-engine, and the charts by the library that writes them as XML.
+Its looks are in ``templates/``. The template engine escapes all text that comes from the run; the
+library that writes the charts as XML escapes the text in them.
 """
 
 import functools
@@ -24,7 +24,7 @@ def render(data: ReportData) -> str:
 
 
 def _content(data: ReportData) -> Dict[str, Any]:
-    """All that the page shows, by the names that its template has for it."""
+    """All that the page shows, by the names that the template uses."""
     row_of = _row_finder(len(data.incidents))
     links = cards.links_of(data, row_of)
     loss = None
@@ -40,7 +40,7 @@ def _content(data: ReportData) -> Dict[str, Any]:
         'kinds': cards.kinds_of(data, None if cards.charts is None else _svg),
         'broken': cards.broken(data),
         'loss': loss,
-        'no_loss': _no_loss(data),
+        'curve_note': _curve_note(data),
         'no_charts': cards.no_charts,
         'rows': [_row(incident, links) for incident in first],
         'left_out': left_out,
@@ -48,15 +48,18 @@ def _content(data: ReportData) -> Dict[str, Any]:
     }
 
 
-def _no_loss(data: ReportData) -> str:
-    if data.curve is None:
+def _curve_note(data: ReportData) -> str:
+    curve = data.curve
+    if curve is None:
         return words.NO_CURVE
-    if not data.curve.tag:
-        return words.NO_SUMMARY
-    if data.curve.bad:
+    told = [] if curve.tag else [words.NO_SUMMARY]
+    if curve.bad:
         said = '%d of the %d recorded values were not finite, and are not in the curve.'
-        return said % (data.curve.bad, data.curve.points)
-    return ''
+        told.append(said % (curve.bad, curve.points))
+    ends = [line[:, 0].max() for line in (*curve.segments, *curve.tails) if len(line)]
+    if ends and data.incidents:
+        told.append(words.CURVE_ENDS % max(ends))
+    return ' '.join(told)
 
 
 def _svg(chart: Any, name: str) -> Any:
@@ -69,8 +72,8 @@ def _svg(chart: Any, name: str) -> Any:
 def environment() -> jinja2.Environment:
     """The template engine: it escapes all that it is given, and fails for a name without a value.
 
-    Characters that show nothing, or turn the text around them (the bidirectional ones), are
-    written as escapes: what a run has named shall look like what it is.
+    Invisible characters, and those that change the direction of text, are written as escapes, so
+    that no name in a run looks like another.
     """
     return jinja2.Environment(
         loader=jinja2.PackageLoader('slimguard.report', 'templates'),
@@ -84,7 +87,7 @@ def environment() -> jinja2.Environment:
 
 
 def _visible(value: Any) -> Any:
-    # What a macro returns is HTML already.
+    # A macro returns HTML already.
     return value if hasattr(value, '__html__') else visible(value)
 
 
@@ -92,7 +95,7 @@ def _visible(value: Any) -> Any:
 
 
 class Row(NamedTuple):
-    """An incident: `link` is where its card is, or ''."""
+    """An incident; `link` leads to its card, and is '' if it has none."""
 
     number: int
     step: str
@@ -106,7 +109,7 @@ class Row(NamedTuple):
 
 
 def _row_finder(count: int) -> Callable[[int], str]:
-    """Gives the id of the row that an incident is in, of `count` incidents."""
+    """Returns a function from an incident's number to its row's id; there are `count` incidents."""
     half = _MOST_ROWS // 2
 
     def row_of(number: int) -> str:

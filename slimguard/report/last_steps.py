@@ -1,29 +1,29 @@
-"""The last steps before an incident, out of the history in its bundle, and what they tell."""
+"""The last steps before an incident, from the history in its bundle, and what they tell."""
 
 import math
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
+from slimguard.incidents.history import jump_in
 from slimguard.report import words
 
-MOST_STEPS = 1000  # of a longer history the newest are shown
-_FAR = 2.0  # orders of magnitude above the median that no usual step has
-_MOST_CALM = 4  # steps between two that are out of bounds, for both to be of one explosion
-_JUMP, _SURGE = 3.0, 10.0  # times: of a learning rate; of what follows it, against its median
-_LEAST_BEFORE, _MOST_AFTER = 10, 50  # steps before such a jump, and until something follows
+MOST_STEPS = 1000  # only the newest steps of a longer history are shown
+_FAR = 2.0  # orders of magnitude above the median: no usual step is as far
+_MOST_CALM = 4  # the most usual steps between two that belong to one explosion
+GLOBAL_STEP = 'global step'  # what the steps are counted by, where the graph has one
 
 
 class LastSteps(NamedTuple):
     """The last steps, the oldest first.
 
     Attributes:
-      step: the global step after each, or how many come after it where the graph has none.
-      axis: which of the two.
-      written: whether the step was written.
-      loss, learning_rate, gradient_norm: a number for each step; None if nobody knows any.
-      gradients: the name of a variable of each gradient, and of how many more it is.
-      norms: [steps, gradients].
+      step: the global step after each; if the graph has none, minus the number of later steps.
+      axis: says which of the two `step` has.
+      written: whether each step was written.
+      loss, learning_rate, gradient_norm: a number for each step; None if none is known.
+      gradients: the name of a variable of each gradient, and how many more variables it has.
+      norms: the norms of the gradients, [steps, gradients].
     """
 
     step: List[int]
@@ -37,7 +37,7 @@ class LastSteps(NamedTuple):
 
 
 def last_steps_of(history: Optional[Dict[str, Any]]) -> Optional[LastSteps]:
-    """The last steps of a bundle's `history`, which was checked; None if it has none.
+    """The last steps of a bundle's `history`, which the bundle has checked; None without steps.
 
     Raises:
       TypeError, ValueError, OverflowError: if it is not as `History.to_dict` makes it.
@@ -50,7 +50,7 @@ def last_steps_of(history: Optional[Dict[str, Any]]) -> Optional[LastSteps]:
     has_numbers = None not in step
     return LastSteps(
         step=step if has_numbers else list(range(1 - count, 1)),
-        axis='global step' if has_numbers else 'steps before the last one',
+        axis=GLOBAL_STEP if has_numbers else 'steps before the last one',
         written=np.array([bool(good) for good in last['good']]),
         loss=_column(last['loss']),
         learning_rate=_column(last['learning_rate']),
@@ -76,24 +76,10 @@ def heading(steps: LastSteps) -> str:
 
 def cause(steps: LastSteps) -> str:
     """How an explosion began, if a jump of the learning rate came shortly before it; else ''."""
-    rates = steps.learning_rate
-    if rates is None:
+    if steps.learning_rate is None:
         return ''
-    with np.errstate(all='ignore'):
-        jumps = np.flatnonzero(rates[1:] > _JUMP * rates[:-1]) + 1
-    for at in reversed(jumps[jumps >= _LEAST_BEFORE].tolist()):
-        found = [(_surge(values, at), name) for name, values in lines(steps)]
-        after, name = min(found, key=lambda it: it[0], default=(math.inf, ''))
-        if after <= _MOST_AFTER:
-            said = 'The learning rate went from %s to %s at step %d; the %s followed ' % (
-                words.number(float(rates[at - 1])),
-                words.number(float(rates[at])),
-                steps.step[at],
-                name,
-            )
-            steps_later = '%d step%s later' % (after, 's' if after > 1 else '')
-            return said + (steps_later if after else 'in the same step')
-    return ''
+    numbers = steps.step if steps.axis == GLOBAL_STEP else [math.nan] * len(steps.step)
+    return jump_in(np.asarray(numbers, np.float64), steps.learning_rate, lines(steps))
 
 
 def lines(steps: LastSteps) -> List[Tuple[str, np.ndarray]]:
@@ -102,26 +88,16 @@ def lines(steps: LastSteps) -> List[Tuple[str, np.ndarray]]:
     return [(name, values) for name, values in known if values is not None]
 
 
-def _surge(values: np.ndarray, at: int) -> float:
-    """After how many steps from `at` on finite values are far above what they were before."""
-    before = values[:at][np.isfinite(values[:at])]
-    if not before.size:
-        return math.inf
-    with np.errstate(all='ignore'):
-        later = np.isfinite(values[at:]) & (values[at:] > _SURGE * np.median(np.abs(before)))
-    return int(np.argmax(later)) if later.any() else math.inf
-
-
 # The gradients.
 
 
 class Beginning(NamedTuple):
-    """Where gradients leave what is usual.
+    """The step at which gradients leave their usual range.
 
     Attributes:
-      column: of the step.
-      gradient: the number of the one that is farthest from its median; None if they are all, and
-        several.
+      column: the column of the step.
+      gradient: the number of the gradient that is farthest from its median; None if all of several
+        gradients leave it.
       said: this in words.
     """
 
@@ -131,9 +107,9 @@ class Beginning(NamedTuple):
 
 
 def ratios_of(norms: np.ndarray) -> np.ndarray:
-    """Decimal logarithms of norms [steps, gradients] by the median of their gradient.
+    """Decimal logarithms of norms [steps, gradients], relative to the median of each gradient.
 
-    NaN is what is not finite. A norm of zero is at -Inf, unless most are.
+    A norm that is not finite becomes NaN. A norm of zero becomes -Inf, unless the median is zero.
     """
     with np.errstate(all='ignore'):
         logs = np.where(np.isfinite(norms), np.log10(np.abs(norms)), np.nan)
@@ -144,7 +120,7 @@ def ratios_of(norms: np.ndarray) -> np.ndarray:
 
 
 def beginning_of(steps: LastSteps, ratios: np.ndarray) -> Optional[Beginning]:
-    """Where gradients leave what is usual for good; None if none does."""
+    """Where gradients leave their usual range for good; None if none does."""
     out = np.where(np.isnan(ratios), np.inf, ratios)
     columns = np.flatnonzero((out > _FAR).any(axis=1))
     if not columns.size:
@@ -181,7 +157,7 @@ def _far(ratio: float) -> str:
 
 
 def caption(steps: LastSteps, begin: Optional[Beginning]) -> str:
-    """What the charts of the last steps show, and where it began."""
+    """The sentences below the charts of the last steps: what they show, and where it began."""
     said = ''
     if steps.gradients:
         said = (

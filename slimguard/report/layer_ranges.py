@@ -1,4 +1,4 @@
-"""The ranges along a step, put together by layers, for a picture that fits on a page."""
+"""The ranges along a step, combined by layers, so that their picture fits on a page."""
 
 import collections
 import math
@@ -17,11 +17,11 @@ class Layer(NamedTuple):
 
     Attributes:
       phase: one of `PHASES`.
-      name: the scope, or the op where there is none.
+      name: the scope, or the op if it has none.
       tensors: how many tensors there are.
       min, max: of their finite elements; None if there are none.
-      nan, inf: how many elements are not finite.
-      begins: whether what made the step bad is among them.
+      nan, inf: how many elements are NaN, and how many are infinite.
+      begins: whether the tensor that made the step bad is among them.
     """
 
     phase: str
@@ -49,8 +49,7 @@ def layers_of(
     Args:
       rows: the 'ranges' of a diagnosis in incident.json.
       culprit: the name of the tensor at fault, or None.
-      most: how many layers there may be in each pass. If there are more, outer scopes stand for
-        theirs.
+      most: the most layers in each pass. If there are more, they are combined by outer scopes.
 
     Raises:
       KeyError, TypeError, ValueError, OverflowError, AttributeError: if the rows are not as a
@@ -70,7 +69,7 @@ def layers_of(
             scope = passes[phase][-1][0]
         layer = _layer(row, phase, culprit)
         if layer.begins:
-            culprit = None  # a damaged bundle may name it often, and what is at fault stays apart
+            culprit = None  # a damaged bundle may name it often, and its layer is kept apart
         (apart if _is_any_time(row) else passes)[phase].append((scope, layer))
     layers: List[Layer] = []
     for phase in PHASES:
@@ -83,7 +82,7 @@ _MOST = {'input': 8, 'forward': 36, 'backward': 28, 'update': 10}
 
 
 def _is_any_time(row: Dict[str, Any]) -> bool:
-    """Whether an op says nothing about when its layer is computed: it needs but a variable."""
+    """Whether an op tells nothing about when its layer is computed: it needs only a variable."""
     return row['type'] in _READS or '/Regularizer/' in row['op']
 
 
@@ -91,7 +90,7 @@ _READS = frozenset('ReadVariableOp VariableV2 Variable VarHandleOp'.split())
 
 
 def _is_sum_of_gradients(op: str) -> bool:
-    """Gradients of one tensor are added up outside of the scope of any layer."""
+    """Whether an op, which is then in no layer's scope, adds up the gradients of one tensor."""
     return bool(re.search(r'(^|/)gradients(_\d+)?/[^/]*$', op))
 
 
@@ -105,7 +104,7 @@ def _fit(found: List[Scoped], most: int) -> List[Layer]:
 
 
 def scope_of(op: str, phase: str) -> Tuple[str, ...]:
-    """The scopes around an op; around the forward op, for the op of a gradient."""
+    """The scopes around an op; for a gradient's op, those around the forward op."""
     parts = op.split('/')
     if phase in ('backward', 'update'):
         for place, part in enumerate(parts[:-1]):
@@ -174,7 +173,7 @@ def _both(one: Layer, other: Layer) -> Layer:
 
 
 def _squeeze(layers: List[Layer], most: int) -> List[Layer]:
-    """Neighbours in one, where a graph has no scopes: but not what is at fault."""
+    """Combines neighbours if a graph has no scopes. The layer at fault stays alone."""
     size = -(-len(layers) // most)
     if size <= 1:
         return layers
@@ -197,7 +196,7 @@ def _squeeze(layers: List[Layer], most: int) -> List[Layer]:
 
 
 def begins_at(layers: Sequence[Layer]) -> Optional[int]:
-    """Where values stop being finite: the layer at fault, or else the first that is not finite."""
+    """The index of the layer where values stop being finite: the one at fault, else the first."""
     for test in (lambda layer: layer.begins, lambda layer: not layer.is_finite):
         for place, layer in enumerate(layers):
             if test(layer):
@@ -206,7 +205,7 @@ def begins_at(layers: Sequence[Layer]) -> Optional[int]:
 
 
 def begins(layers: Sequence[Layer]) -> str:
-    """What is said above the layer that `begins_at` finds."""
+    """The words above the layer that `begins_at` finds."""
     is_finite = all(layer.is_finite for layer in layers)
     return 'out of bounds here' if is_finite else 'non-finite from here on'
 
@@ -231,7 +230,7 @@ def common_scope(layers: Sequence[Layer]) -> str:
 
 
 def caption(layers: Sequence[Layer]) -> str:
-    """What a chart of the ranges shows."""
+    """The caption of a chart of the ranges."""
     scope = common_scope(layers)
     told = (
         'From the least to the largest finite value of each layer, in the order in which they are '

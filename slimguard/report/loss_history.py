@@ -1,4 +1,4 @@
-"""The loss of a training: out of the summaries in its event files, and its bundles' last steps."""
+"""The loss of a training, from the summaries in its event files and its bundles' last steps."""
 
 import array
 import itertools
@@ -19,7 +19,7 @@ _NO_LOSS = re.compile(r'scale|weight|rate')
 _PART_OF_IT = re.compile(r'regulari[sz]|clone|aux|val|eval|test|raw')
 _MOST_SEGMENTS, _MOST_OF_TAILS = 100, 3000
 _EVENTS = 'events.out.tfevents.'
-_FRAME, _LARGEST = 16, 1 << 31  # bytes: around a record; and what protobuf can read
+_FRAME, _LARGEST = 16, 1 << 31  # bytes: around a record; the most that protobuf can read
 
 
 class Curve(NamedTuple):
@@ -27,11 +27,11 @@ class Curve(NamedTuple):
 
     Attributes:
       tag: the tag of the summary.
-      segments: arrays [points, 2] of steps and finite losses, in the order they were written. A
-        new one begins where the step goes back: after a restart, or a rollback.
+      segments: arrays [points, 2] of steps and finite losses, in the order in which they were
+        written. After a restart or a rollback, where the step goes back, a new array begins.
       points: how many points there were, before the curve was thinned out.
       bad: how many of them were not finite.
-      tails: as `segments`, of the last steps before incidents.
+      tails: like `segments`, for the last steps before incidents.
     """
 
     tag: str
@@ -45,9 +45,9 @@ def read(logdir: str, most: int = 2000) -> Tuple[Optional[Curve], List[str]]:
     """Reads the loss from the event files of a log directory.
 
     Args:
-      logdir: the directory; a remote one will do.
-      most: about how many points are kept. Of each piece of a longer curve, the least and the
-        largest are.
+      logdir: the directory, which may be remote.
+      most: about how many points are kept. A longer curve is cut into pieces, and the least and
+        the largest point of each piece are kept.
 
     Returns:
       The curve, or None if no scalar in the event files looks like a loss; and sentences about
@@ -73,14 +73,14 @@ def looks_like_loss(tag: str) -> bool:
 
 
 def _rank(tag: str, points: int) -> Tuple[bool, bool, int, int, str]:
-    """Smaller for what is more likely the loss that is trained."""
+    """A key for sorting tags: the smallest is most likely the loss that is trained."""
     lower = tag.lower()
     is_part = bool(_PART_OF_IT.search(lower))
     return is_part, 'total' not in lower, -points, lower.count('/'), tag
 
 
 def _event_files(logdir: str) -> Tuple[List[str], List[str]]:
-    """In the order in which they were begun: the time is in the name. And what is none."""
+    """The event files, the oldest first (the time is in the name), and notes on unreadable ones."""
     try:
         names = files.list_dir(logdir)
         troubles = _not_listed(logdir, names)
@@ -91,7 +91,7 @@ def _event_files(logdir: str) -> Tuple[List[str], List[str]]:
         path = os.path.join(logdir, name)
         if not name.startswith(_EVENTS):
             continue
-        if files.is_file(path):  # opening a FIFO would wait for ever
+        if files.is_file(path):  # to open a FIFO might take for ever
             paths.append(path)
         else:
             troubles.append('%s was not read: it is no regular file.' % name)
@@ -119,7 +119,7 @@ def _read_file(path: str, series: Dict[str, array.array]) -> None:
 def _events(path: str):
     whole, why = (None, '') if files.is_remote(path) else _whole_records(path)
     verbosity = tf1.logging.get_verbosity()
-    # TensorFlow says that the only public reader of event files is deprecated.
+    # TensorFlow warns that its only public reader of event files is deprecated.
     tf1.logging.set_verbosity(tf1.logging.ERROR)
     try:
         yield from itertools.islice(tf1.train.summary_iterator(path), whole)
@@ -130,9 +130,9 @@ def _events(path: str):
 
 
 def _whole_records(path: str) -> Tuple[int, str]:
-    """How many records a local file has from its start on, and what is wrong with the next one.
+    """How many whole records a local file begins with, and what is wrong with the next one.
 
-    TensorFlow's reader takes the memory that a record says it needs, and the process dies of it.
+    TensorFlow's reader allocates what a record claims to need, and a damaged one kills the process.
     """
     size, place, count = os.path.getsize(path), 0, 0
     with open(path, 'rb') as file:
@@ -175,7 +175,7 @@ def _curve(tag: str, points: np.ndarray, most: int) -> Curve:
 
 
 def thin_out(points: np.ndarray, most: int) -> np.ndarray:
-    """At most about `most` of the points [n, 2]: of each piece the least and the largest."""
+    """About `most` of the points [n, 2] at most: the least and the largest of each piece."""
     if len(points) <= most:
         return points
     kept = {0, len(points) - 1}
@@ -193,12 +193,12 @@ Point = Tuple[float, float]
 
 
 def with_tails(curve: Optional[Curve], histories: Sequence[LastSteps]) -> Optional[Curve]:
-    """The curve with the last steps; these alone where there is no curve; None without any.
+    """The curve with the last steps; a curve of these alone if `curve` is None; None without any.
 
     Args:
-      curve: what the event files hold.
+      curve: the curve from the event files.
       histories: the last steps of each bundle, the oldest bundle first. Steps that were not written
-        are left out: what they would have done to the loss was never done.
+        are left out, as they are no part of the training.
     """
     tails: List[np.ndarray] = []
     seen: Set[Point] = set()
@@ -214,7 +214,7 @@ def with_tails(curve: Optional[Curve], histories: Sequence[LastSteps]) -> Option
 
 
 def _runs(steps: LastSteps) -> List[List[Point]]:
-    """The steps with a loss, from one rollback to the next."""
+    """The written steps with a finite loss, in parts from one rollback to the next."""
     if steps.loss is None or steps.axis != 'global step':
         return []
     runs: List[List[Point]] = [[]]

@@ -1,9 +1,9 @@
 """A training as a page to look at: ``python -m slimguard report LOGDIR``.
 
-The page opens with the incident that matters: what made the step bad, the last steps before it, the
-samples of the batch and the ranges along the step. Then come the loss with the incidents marked,
-the kinds of incidents, what made others bad, and all of them in a table. It is one file, runs no
-script and asks for nothing; everything that comes from the run is escaped.
+The page opens with the most important incident: what made the step bad, the last steps before it,
+the samples of the batch and the ranges along the step. Then come the loss with the incidents
+marked, the other kinds of incidents with their causes, and a table of all incidents. The page is
+one file, runs no script and loads nothing; everything that comes from the run is escaped.
 """
 
 import errno
@@ -35,11 +35,11 @@ def main(
       logdir: the log directory of a training.
       output: the file of the page; by default slimguard/report.html in `logdir`. A device or a FIFO
         (``/dev/stdout``) is written to, and not replaced.
-      png: the file of the same as a picture, or None for no picture. Needs matplotlib.
+      png: the file of the page as a picture, or None for no picture. Needs matplotlib.
 
     Returns:
-      The exit code: 0; 1 if the page is made, and says that the record of incidents cannot be
-      read; 2 if something could not be written, or `logdir` is no log directory.
+      The exit code: 0 if all is well; 1 if the record of incidents cannot be read, which the page
+      says; 2 if something could not be written, or `logdir` is no log directory.
     """
     try:
         logdir = logdirs.require_logdir(logdir)
@@ -55,7 +55,7 @@ def write(
     png: Optional[files.Path] = None,
     opens: bool = False,
 ) -> int:
-    """As `main`, for a `logdir` that is known to be a log directory, as an absolute path.
+    """As `main`, for a `logdir` that is an absolute path, known to be a log directory.
 
     Args:
       logdir, output, png: as those of `main`.
@@ -81,7 +81,7 @@ def write(
     except ReportError as error:
         terminal.complain(error)
         return 2
-    except tf.errors.OpError as error:  # another file system, in the middle of it
+    except tf.errors.OpError as error:  # a remote file system failed in the middle
         terminal.complain('%s cannot be read: %s' % (logdir, error.message))
         return 2
     return 1 if data.broken else 0
@@ -110,7 +110,7 @@ def _html() -> Any:
 
 
 def _warn(data: ReportData, no_charts: str) -> None:
-    """Says on stderr what the page cannot know or show; the page says it, too."""
+    """Prints the page's notes on what is missing to stderr as well."""
     if data.broken or not data.has_record:
         terminal.complain(report_data.told(data))
     for note in [*data.notes, *([no_charts] if no_charts else [])]:
@@ -166,13 +166,13 @@ def _standard_stream(path: str) -> Optional[int]:
 def _write_to_stream(number: int, content: bytes) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not opened again: a shell's `>>` goes on at the end.
+    # The stream is not opened again, so that a shell's `>>` goes on at the end.
     with open(os.dup(number), 'wb') as stream:
         stream.write(content)
 
 
 def _is_device(path: str) -> bool:
-    """Whether `path` is a character device or a FIFO: what is written to it has a reader."""
+    """Whether `path` is a character device or a FIFO, which is written to and not replaced."""
     try:
         mode = os.stat(path).st_mode
     except OSError:

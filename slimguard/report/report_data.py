@@ -1,4 +1,4 @@
-"""All there is to report about a training: read from its log directory, checked, and made plain.
+"""The data of a report on a training: read from its log directory, checked, and made plain.
 
 The record and the bundles may come from a stranger, so this module checks them. It leaves out a
 value of the wrong kind, replaces a damaged bundle by a sentence, and runs nothing.
@@ -26,22 +26,22 @@ from slimguard.system.numbers import is_whole
 from slimguard.system.texts import cut
 
 ACTIONS = ('raise', 'stop', 'rollback', 'skip', 'save refused', 'other', 'not said')
-# How many bundles a page shows, and how much of each: it has to open on a phone.
+# The most bundles that a page shows, and the most bytes of their images: it must open on a phone.
 _MOST_BUNDLES, _MOST_IMAGES = 20, 6 << 20  # bytes, of all bundles; each image is drawn twice
 _MOST_NOTES, _MOST_FACTS = 20, 20
 
 
 class IncidentView(NamedTuple):
-    """An incident; what the record does not say, or says wrongly, is None or ''.
+    """An incident; an attribute that is missing or wrong in the record is None or ''.
 
     Attributes:
-      number: its place in the record, from 1 on; 0 for the incident that a bundle tells of.
-      step, loss, reason, time, gradient_norm, gradient_norm_ratio, diagnosis, advice: as in
-        `Incident`.
-      action: as in `Incident`. It may be missing: a process that is killed between the step and
-        its policy says none.
+      number: its place in the record, from 1 on; 0 for the incident of a bundle.
+      step, loss, reason, tensors, time, gradient_norm, gradient_norm_ratio, diagnosis, advice: as
+        in `Incident`.
+      action: as in `Incident`. It is missing if the process was killed between the step and its
+        policy.
       bundle: the name of the bundle's folder, without its path: a log directory may be moved.
-      notes: what else there is to know, in a few words each.
+      notes: further facts, in a few words each.
     """
 
     number: int
@@ -49,6 +49,7 @@ class IncidentView(NamedTuple):
     loss: Optional[float]
     action: str
     reason: str
+    tensors: Tuple[str, ...]
     time: Optional[float]
     bundle: str
     notes: Tuple[str, ...]
@@ -66,20 +67,21 @@ class IncidentView(NamedTuple):
 
     @property
     def cause(self) -> str:
-        """What made the step bad in a line, if that was found; else what was seen."""
+        """What made the step bad, in a line, if that was found; else the reason."""
         return self.diagnosis.partition('\n')[0] or self.reason
 
 
 def incident_of(number: int, record: Dict[str, Any]) -> IncidentView:
-    """An incident out of what a line of the record, or a bundle, says."""
+    """An incident from the dictionary in a line of the record, or in a bundle."""
     return IncidentView(
         number=number,
         step=_int(record.get('step')),
         loss=_float(record.get('loss')),
         action=_str(record.get('action'), 60),
         reason=_str(record.get('reason'), 1000),
+        tensors=_names(record.get('tensors')),
         time=_float(record.get('time')),
-        # Of whichever system the training ran on.
+        # The path is of the system that the training ran on.
         bundle=re.split(r'[/\\]', _str(record.get('bundle'), 1000).rstrip('/\\'))[-1],
         notes=tuple(_notes(record)),
         gradient_norm=_float(record.get('gradient_norm')),
@@ -103,6 +105,10 @@ def _str(value: Any, most: int) -> str:
     return cut(value, most) if isinstance(value, str) else ''
 
 
+def _names(value: Any) -> Tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, (list, tuple)) else ()
+
+
 def _int(value: Any) -> Optional[int]:
     return value if is_whole(value) and abs(value) < 10**15 else None
 
@@ -118,19 +124,19 @@ def _float(value: Any) -> Optional[float]:
 
 
 class BundleView(NamedTuple):
-    """What a bundle says.
+    """The contents of a bundle.
 
     Attributes:
-      name: of its folder.
+      name: the name of its folder.
       incident: the incident.
       phase: where it began, as in `Diagnosis`; '' if there is no diagnosis.
       trouble: what happened, in a sentence.
-      facts: what else the diagnosis says: a name, a part that is code, words, and a line of code,
-        each '' for none.
+      facts: the other facts of the diagnosis: a name, code, words, and a line of code, each '' for
+        none.
       layers: the ranges along the step.
       sheets: the samples of the batch.
-      versions: of what it was made with.
-      steps: the last ones before it; None if they are not known.
+      versions: the versions of the packages that made it.
+      steps: the last steps before the incident; None if they are not known.
     """
 
     name: str
@@ -155,13 +161,13 @@ AnyBundle = Union[BundleView, UnreadableBundle]
 
 
 def bundle_of(path: str, room: int) -> AnyBundle:
-    """What the bundle in the folder `path` says; `room` is for its samples, in bytes."""
+    """The bundle in the folder `path`; its samples take at most about `room` bytes."""
     name = os.path.basename(path)
     try:
         return _view(name, bundle.read(path), room)
     except (bundle.BundleError, OSError) as error:
         return UnreadableBundle(name, cut(error, 1000))
-    except Exception as error:  # whatever it is, it must not cost the other bundles
+    except Exception as error:  # one damaged bundle must not cost the others
         said = 'incident.json is damaged: %s: %s' % (type(error).__name__, error)
         return UnreadableBundle(name, cut(said, 1000))
 
@@ -199,7 +205,7 @@ def _sentence(said: Dict[str, Any]) -> str:
 
 
 def _facts(said: Dict[str, Any]) -> List[Tuple[str, str, str, str]]:
-    """What a diagnosis says, by names."""
+    """The facts of a diagnosis: name, code, words and line of each."""
     line, facts = said.get('line'), []
     if said['op'] is not None:
         of = ', gradient of %s' % said['forward_op'] if said['forward_op'] else ''
@@ -228,7 +234,7 @@ def _range(said: Optional[Dict[str, Any]]) -> str:
 
 
 def _drawn_by_the_user(opened: bundle.Bundle) -> Dict[str, np.ndarray]:
-    """The values that the step took in, without random numbers and what is ours."""
+    """The values that the step took in, without random numbers and slimguard's own."""
     sources = opened.exported.names['sources']
     return {
         name: value
@@ -246,9 +252,9 @@ def _suspects(said: Dict[str, Any]) -> Tuple[List[int], int]:
         return [], 0
     shape = said['output']['shape']
     rows = [row for row in said['rows'] if isinstance(row, int)]
-    # Half of what a batch norm puts out is by channel.
+    # Half of the outputs of a batch norm are by channel.
     is_batch = shape and isinstance(shape[0], int) and not str(said['op_type']).startswith('FusedB')
-    # If all of them are bad, that says nothing about any.
+    # If all rows are bad, none is a suspect.
     return (rows, shape[0]) if is_batch and len(rows) < shape[0] else ([], 0)
 
 
@@ -256,15 +262,15 @@ def _suspects(said: Dict[str, Any]) -> Tuple[List[int], int]:
 
 
 class ReportData(NamedTuple):
-    """All there is to report.
+    """The data of a report.
 
     Attributes:
       title: the base name of the log directory.
-      made: when, and with what.
+      made: when the report was made, and with which versions.
       curve: the loss, or None.
       incidents: the record of incidents, the oldest first.
       bundles: the oldest first.
-      notes: what could not be read.
+      notes: sentences on what could not be read.
       has_record: whether there is a record of incidents, readable or not.
       broken: why the record as a whole cannot be read; '' if it can.
     """
@@ -280,7 +286,7 @@ class ReportData(NamedTuple):
 
 
 def gather(logdir: str) -> ReportData:
-    """Reads what the log directory of a training holds. Never fails because of what is in it."""
+    """Reads the log directory of a training. Damaged or hostile contents make no error."""
     curve, notes = loss_history.read(logdir)
     bundles, more = _bundles(logdir)
     histories = [b.steps for b in bundles if isinstance(b, BundleView) and b.steps is not None]
@@ -313,7 +319,7 @@ def _with_record(data: ReportData, logdir: str) -> ReportData:
         record = record_file.read_record(logdir)
     except FileNotFoundError:
         return data._replace(has_record=False)
-    except Exception as error:  # whatever it is, it must not cost the rest of the page
+    except Exception as error:  # a damaged record must not cost the rest of the page
         return data._replace(broken=_first_line(error))
     if record.is_foreign:
         count = record.unreadable
@@ -354,7 +360,7 @@ def summary(data: ReportData) -> str:
 
 
 def told(data: ReportData) -> str:
-    """What the record tells, in a sentence."""
+    """The record in a sentence."""
     if data.broken:
         return 'The record of incidents cannot be read: %s.' % data.broken.rstrip('.')
     if not data.has_record and data.bundles:
@@ -369,7 +375,7 @@ def told(data: ReportData) -> str:
 
 
 def done(incidents: List[IncidentView], names: Dict[str, str]) -> str:
-    """How often which action was taken."""
+    """How often each action was taken, in words."""
     counts = [(action, sum(i.kind == action for i in incidents)) for action in ACTIONS]
     return ', '.join('%d %s' % (n, names.get(action, action)) for action, n in counts if n)
 

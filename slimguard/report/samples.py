@@ -1,4 +1,4 @@
-"""The samples of a batch as images, where they look like images."""
+"""The samples of a batch as images. A bad batch of vectors or matrices is shown, too."""
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
@@ -20,11 +20,11 @@ class Sample(NamedTuple):
 
     Attributes:
       row: its place in the batch.
-      pixels: uint8 [height, width, 3 or 4]; what is not finite has the colour `BAD`.
-      bad_pixels: (y, x) of those of `pixels` that are not finite, at most 64.
+      pixels: uint8 [height, width, 3 or 4]; a pixel that is not finite has the colour `BAD`.
+      bad_pixels: (y, x) of the `pixels` that are not finite, at most 64.
       bad: how many values of the sample are not finite.
-      suspect: whether it made a later tensor bad, by the diagnosis.
-      wild: the value farthest from what is shown, if it is far from it; else None.
+      suspect: whether it made a later tensor bad, according to the diagnosis.
+      wild: the value farthest from the shown range, if it is far from it; else None.
     """
 
     row: int
@@ -43,7 +43,7 @@ class Sheet(NamedTuple):
       dtype, shape: of the array.
       rows: how many samples the batch has.
       black, white: the values that are shown as black and as white.
-      samples: those that are shown, in the order of the batch; the bad ones are among them.
+      samples: the samples that are shown, in the order of the batch; bad ones are chosen first.
     """
 
     name: str
@@ -62,16 +62,20 @@ def sheets(
     most: int = 16,
     room: int = 16 << 20,
 ) -> List[Sheet]:
-    """The arrays that look like images.
+    """The arrays that look like images, and others that hold what is bad.
 
     Args:
       values: arrays by Tensor names.
       suspects: the rows of the batch that made a later tensor bad.
-      rows: the batch size that `suspects` refers to; arrays of another length have none.
-      most: how many samples of an array are shown at most; bad ones come first.
-      room: about how many bytes all of them may take on a page; each array shows one at least.
+      rows: the batch size that `suspects` refers to; arrays of another length have no suspects.
+      most: the most samples of an array to show; bad ones come first.
+      room: about how many bytes all samples may take on a page; each array shows one at least.
     """
     views = [(name, as_images(value)) for name, value in values.items()]
+    for name, value in values.items():
+        is_suspect = bool(suspects) and np.ndim(value) > 0 and len(value) == rows
+        if is_suspect or _has_bad(value):
+            views.append((name, as_strips(value)))
     views = [(name, images) for name, images in views if images is not None][:_MOST_SHEETS]
     found = []
     for name, images in views:
@@ -82,7 +86,7 @@ def sheets(
 
 
 def _bytes_of_a_sample(images: np.ndarray) -> int:
-    """At most, on a page: in base64, of noise that no PNG makes smaller, and with all its marks."""
+    """The most bytes of a sample on a page: noise, which no PNG shrinks, in base64, with marks."""
     step = _shrinking(images.shape[1:3])
     height, width = (-(-side // step) for side in images.shape[1:3])
     return height * width * max(3, images.shape[3]) * 4 // 3 + 10000
@@ -104,6 +108,20 @@ def as_images(value: np.ndarray) -> Optional[np.ndarray]:
     return None
 
 
+def as_strips(value: np.ndarray) -> Optional[np.ndarray]:
+    """The same view of an array of vectors or matrices, a vector as a line; None for any other."""
+    value = np.asarray(value)
+    if value.ndim not in (2, 3) or not value.size or value.dtype.kind in 'OSUbciu':
+        return None
+    images = value[:, np.newaxis, :, np.newaxis] if value.ndim == 2 else value[..., np.newaxis]
+    return images if max(images.shape[1:3]) <= _MOST_SIDE else None
+
+
+def _has_bad(value: np.ndarray) -> bool:
+    """Whether an array of numbers holds one that is not finite."""
+    return value.dtype.kind not in 'OSUbciu' and not np.isfinite(numbers(value)).all()
+
+
 def _sheet(name: str, value, images: np.ndarray, suspects: Set[int], most: int) -> Sheet:
     counts = _count_bad(images)
     black, white = _scale(images)
@@ -118,8 +136,8 @@ def _sheet(name: str, value, images: np.ndarray, suspects: Set[int], most: int) 
 def _count_bad(images: np.ndarray) -> np.ndarray:
     """How many values of each sample are not finite.
 
-    Part by part: large images are not to be copied as a whole, and many small ones take no turn of
-    Python's each.
+    It counts in parts of several images: a copy of all would take too much memory, and a loop over
+    single images too much time.
     """
     at_once = max(1, _COUNTED_AT_ONCE // int(np.prod(images.shape[1:])))
     parts = [images[i : i + at_once] for i in range(0, len(images), at_once)]
@@ -128,14 +146,14 @@ def _count_bad(images: np.ndarray) -> np.ndarray:
 
 
 def _choose(counts: np.ndarray, suspects: Set[int], most: int) -> List[int]:
-    """The rows to show, in order: the bad ones come first, then suspects, then what comes first."""
+    """The rows to show, in order. Bad rows are chosen first, then suspects, then the first rows."""
     order = np.where(counts > 0, 0, 2) + 1
     order[[row for row in suspects if 0 <= row < len(counts)]] -= 1
     return sorted(np.argsort(order, kind='stable')[:most].tolist())
 
 
 def _scale(images: np.ndarray) -> Tuple[float, float]:
-    """The values of black and of white: a usual range that holds the values, or their own."""
+    """The values of black and white: a usual range that holds the values, or their own range."""
     if images.dtype == np.uint8:
         return 0.0, 255.0
     ends = []
@@ -145,8 +163,8 @@ def _scale(images: np.ndarray) -> Tuple[float, float]:
             ends.append((float(finite.min()), float(finite.max())))
     if not ends:
         return 0.0, 1.0
-    # The ends of a usual sample: a wild one must not leave the rest of the batch black. And no mean
-    # of two samples, which may overflow.
+    # The median ends: a wild sample must not leave the rest of the batch black. It is no mean of
+    # two samples, which may overflow.
     low, high = (sorted(column)[len(ends) // 2] for column in zip(*ends))
     for black, white in ((0.0, 1.0), (-1.0, 1.0), (0.0, 255.0)):
         if black <= low and high <= white and high - low > (white - black) / 50:
@@ -190,7 +208,7 @@ def _pixels(
 
 
 def said(sample: Sample) -> List[str]:
-    """What a sample shows, in short lines."""
+    """The label of a sample, in short lines."""
     told = ['row %d' % sample.row]
     if sample.bad:
         told.append('%d not finite' % sample.bad)
@@ -200,7 +218,7 @@ def said(sample: Sample) -> List[str]:
 
 
 def caption(sheet: Sheet) -> str:
-    """What black and white mean, and which samples are shown."""
+    """The values of black and white, and which samples are shown."""
     told = 'Black is %.4g and white %.4g' % (sheet.black, sheet.white)
     shown = len(sheet.samples)
     if shown < sheet.rows:

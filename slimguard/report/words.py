@@ -13,6 +13,10 @@ NO_SUMMARY = (
     'Only the last steps before incidents are known: no scalar in the event files here looks like '
     'a loss. %sthe next report has all of the curve.' % _ADD
 )
+CURVE_ENDS = (
+    'The curve ends at step %.12g, the last with a finite loss in the event files and the bundles; '
+    'a bad step has no point in it.'
+)
 NO_CHARTS = (
     'The page has no charts and no samples: matplotlib draws them, and it cannot be imported (%s). '
     "Install it with: pip install 'slimguard[report]'"
@@ -20,7 +24,7 @@ NO_CHARTS = (
 
 
 def name_of(kind: str) -> str:
-    """An action as a legend has it: one of `ACTIONS`."""
+    """The name of an action in a legend; `kind` is one of `ACTIONS`."""
     return 'on_nan_loss' if kind == 'other' else kind
 
 
@@ -34,7 +38,7 @@ def number(value: Optional[float]) -> str:
 
 
 def norm_of(incident: Any) -> str:
-    """The gradient norm of an incident, and how far it is from usual; '' if it is unknown."""
+    """The gradient norm of an incident, and its multiple of the median; '' if it is unknown."""
     if incident.gradient_norm is None:
         return ''
     said, ratio = number(incident.gradient_norm), incident.gradient_norm_ratio
@@ -44,13 +48,13 @@ def norm_of(incident: Any) -> str:
 
 
 def multiple(ratio: float) -> str:
-    """How many times, in two digits: 0.5, 12, 340, 2.4e6."""
+    """A multiple in two digits: 0.5, 12, 340, 2.4e6."""
     said = '%.2g' % ratio
     return '%.0f' % float(said) if 10 <= ratio < 1e4 else re.sub(r'e\+0*', 'e', said)
 
 
 def power(value: float) -> str:
-    """A tick of a logarithmic axis: 0.01, 500, 10⁻⁵, 2×10⁷."""
+    """The label of a tick on a logarithmic axis: 0.01, 500, 10⁻⁵, 2×10⁷."""
     mantissa, _, exponent = ('%.0e' % value).partition('e')
     if not value or -3 <= int(exponent) <= 3:
         return ('%g' % value).replace('-', '\N{MINUS SIGN}')
@@ -65,7 +69,7 @@ _SUPERSCRIPTS = str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹')
 
 
 def count(number: int) -> str:
-    """How many, in few digits."""
+    """A count in few digits."""
     for size, letter in ((10**9, 'G'), (10**6, 'M')):
         if number >= size:
             return '%.3g%s' % (number / size, letter)
@@ -73,7 +77,7 @@ def count(number: int) -> str:
 
 
 def variables(name: str, others: int, most: int = 120) -> str:
-    """The name of a variable, and how many more there are; a long one keeps its end."""
+    """The name of a variable, and how many more there are; a long name keeps its end."""
     more = ' and %d more' % others if others else ''
     room = most - len(more)
     return ('\N{HORIZONTAL ELLIPSIS}' + name[1 - room :] if len(name) > room else name) + more

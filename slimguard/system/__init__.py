@@ -1,15 +1,15 @@
-"""What the operating system gives: files, directories, the terminal. It knows nothing of training.
+"""The operating system: files, directories, the terminal. Knows nothing of training.
 
 The files:
 
-    files.py      paths as users give them, and files that are replaced at one stroke
+    files.py      paths as users give them, and files that are replaced atomically
     logdirs.py    whether a directory is the log directory of a training
-    texts.py      what others have written, made visible and cut
-    terminal.py   prints it
-    notebook.py   whether this is IPython or Jupyter, and what is told after a cell
+    texts.py      makes text of unknown origin visible, and cuts it
+    terminal.py   prints such text
+    notebook.py   whether this is IPython or Jupyter; prints advice after a cell
     user_code.py  whether a file is the user's, or a library's
-    numbers.py    what counts as a number
+    numbers.py    tells numbers from bools
     log.py        the logger that all messages go through
-    rate.py       how often the log is spoken to
-    memory.py     how much memory there is
+    rate.py       limits how often a message is logged
+    memory.py     how much memory is free
 """

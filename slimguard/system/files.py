@@ -1,7 +1,7 @@
-"""Paths as users give them, and files that are replaced at one stroke, wherever `tf.io.gfile` goes.
+"""Paths as users give them, and files that are replaced atomically, wherever `tf.io.gfile` goes.
 
-A path is read once, where it is given: :func:`as_path` makes it absolute there, so that a later
-`os.chdir` changes nothing. Imports no TensorFlow before a path needs it.
+A path is read once: :func:`as_path` makes it absolute when it is given, so that a later `os.chdir`
+changes nothing. TensorFlow is imported only when a path needs it.
 """
 
 import errno
@@ -14,17 +14,17 @@ from typing import IO, Any, Callable, List, Optional, Sequence, Tuple, Type, Uni
 
 Path = Union[str, bytes, 'os.PathLike[Any]']
 
-# TensorFlow looks for a checkpoint to restore with a glob of its name, which takes these for wild
-# cards: it would save, and never find what it saved.
+# TensorFlow looks for a checkpoint to restore with a glob of its name. There these are wild cards,
+# so it would never find what it saved.
 _WILD = '*?[\\'
 _LOCAL_SCHEME = 'file://'
-# What pathlib makes of `ram://x`; a single letter is a drive of Windows.
+# pathlib turns `ram://x` into `ram:/x`; a single letter would be a drive of Windows.
 _COLLAPSED_URL = re.compile(r'([A-Za-z][A-Za-z0-9+.-]+):[/\\](?!/)')
-# What a bundle is told by: the first, and one of the others.
+# A bundle has the first of these files, and one of the others.
 _BUNDLE = ('incident.json', 'state.npz', 'step.pb', 'drawn.npz')
 _IN_A_LOGDIR = re.compile(r'(.+)/slimguard/[^/]+$')
 
-# Without waiting: for the other end of a FIFO, say.
+# Opens without waiting, such as for the other end of a FIFO.
 _NO_WAIT = getattr(os, 'O_NONBLOCK', 0) | getattr(os, 'O_BINARY', 0)
 
 
@@ -34,12 +34,12 @@ def as_path(path: Path, name: str = 'logdir') -> str:
     Args:
       path: a str, bytes or `os.PathLike`, relative or absolute, or a URL of a file system that
         `tf.io.gfile` knows (``gs://...``). ``file://`` is taken off: what follows is a local path.
-      name: what the caller calls it, for errors.
+      name: the caller's name for it, for errors.
 
     Raises:
       TypeError: if it is no path.
-      ValueError: if it is empty, or holds what no file name of TensorFlow's can, or is a URL that
-        `pathlib` has made a local path of.
+      ValueError: if it is empty, or holds characters that no file name of TensorFlow's can, or is a
+        URL that `pathlib` has made a local path of.
       FileNotFoundError: if it is relative, and the working directory was deleted.
     """
     text = as_text(path, name)
@@ -73,7 +73,7 @@ def as_path(path: Path, name: str = 'logdir') -> str:
 
 
 def as_text(path: Path, name: str = 'logdir') -> str:
-    """What a path says, as a str, neither made absolute nor looked at.
+    """A path as a str, neither made absolute nor checked.
 
     Raises:
       TypeError: if it is no path.
@@ -96,8 +96,8 @@ def as_logdir(path: Path, name: str = 'logdir') -> str:
     """As `as_path`, for a directory that checkpoints are saved to and restored from.
 
     Raises:
-      ValueError: also if TensorFlow could never restore what it saves there, if it is a bundle, or
-        if it, or a folder above it, is no directory.
+      ValueError: also if TensorFlow could never restore a checkpoint from there, if it is a bundle,
+        or if it, or a folder above it, is no directory.
     """
     text = as_path(path, name)
     found = [letter for letter in text if letter in _WILD]
@@ -107,7 +107,7 @@ def as_logdir(path: Path, name: str = 'logdir') -> str:
             'restore, so what is saved there could never be restored; choose a path without %s'
             % (name, text, found[0], ' '.join(_WILD))
         )
-    # A file system that may be slow to answer is asked only if the name gives a reason to.
+    # A remote file system may be slow: it is asked only if the path looks like that of a bundle.
     if not is_remote(text) or _IN_A_LOGDIR.match(text):
         bundle = why_a_bundle(text, [each for each in _BUNDLE if exists(os.path.join(text, each))])
         if bundle is not None:
@@ -134,7 +134,7 @@ def why_a_bundle(folder: str, names: Sequence[str]) -> Optional[str]:
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path is of a file system that only TensorFlow knows."""
+    """Whether a path is on a file system that only TensorFlow knows."""
     return '://' in path
 
 
@@ -184,8 +184,8 @@ def open_to_read(path: str) -> IO[bytes]:
 def open_to_append(path: str) -> IO[bytes]:
     """Opens a regular file for appending, unbuffered, and for reading; makes it if need be.
 
-    Object stores (``gs://``) append by writing the object anew: of two processes that do so at the
-    same moment, one loses what it wrote.
+    Object stores (``gs://``) append by writing the object anew. If two processes do so at the same
+    moment, one of them loses its text.
     """
     if is_remote(path):
         if not exists(path):
@@ -196,7 +196,7 @@ def open_to_append(path: str) -> IO[bytes]:
 
 
 def open_regular(path: str, flags: int, mode: str, **kwargs) -> IO[bytes]:
-    """Opens a regular file of this machine. To open or read another might take for ever."""
+    """Opens a regular file of this machine; to open or read any other might take for ever."""
     number = os.open(path, flags | _NO_WAIT, 0o666)
     try:
         if not stat.S_ISREG(os.fstat(number).st_mode):
@@ -213,7 +213,7 @@ def size_of(file) -> int:
 
 
 def errors(path: str) -> Tuple[Type[Exception], ...]:
-    """The errors that are raised if a file system fails, or if there is none of that name."""
+    """The errors that are raised if a file system fails, or if none has that name."""
     if not is_remote(path):
         return (OSError,)
     import tensorflow as tf
@@ -238,7 +238,7 @@ def make_dirs(path: str) -> None:
 def free_bytes(path: str) -> Optional[int]:
     """The bytes that this process may still write to the file system of a local directory.
 
-    None if that cannot be told: some file systems of a network say that they have no blocks at all.
+    None if it is unknown: some network file systems report that they have no blocks at all.
     """
     try:
         total, _, free = shutil.disk_usage(path)
@@ -259,19 +259,18 @@ def write_atomically(
 ) -> None:
     """Makes `content` the file at `path`: a reader finds the old content or the new.
 
-    The umask says who may read it, as for any new file. A link at `path` is replaced, and not
-    followed. On an object store (``gs://``) replacing is a copy and a removal of the temporary
-    object.
+    The umask says who may read it, as for any new file. A link at `path` is replaced, not followed.
+    On an object store (``gs://``) replacing means to copy and then remove the temporary object.
 
     Args:
       path: the file.
-      content: what is to be in it.
-      check: called with the path of the new file, beside `path`, before it takes its place. What
-        it raises keeps the old one where it is.
+      content: its new content.
+      check: called with the path of the new file, beside `path`, before it takes its place. If it
+        raises, the old file stays.
 
     Raises:
-      OSError, tf.errors.OpError: if it cannot be written, or if what is there is no regular file
-        (a device, a FIFO, a directory), which is left as it is.
+      OSError, tf.errors.OpError: if it cannot be written, or if `path` is no regular file (but a
+        device, a FIFO, a directory), which stays as it is.
     """
     if is_remote(path):
         _write_remotely(path, content, check)
@@ -280,7 +279,7 @@ def write_atomically(
         raise OSError('%s is no regular file, so it is not replaced' % path)
     making = _new_name(path)
     try:
-        # Exclusively: a link that somebody has put there is not followed.
+        # O_EXCL: a link that somebody has put there is not followed.
         with open(os.open(making, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), 'wb') as file:
             file.write(content)
         if check is not None:
@@ -289,7 +288,7 @@ def write_atomically(
     except BaseException as error:
         _remove_quietly(making)
         if isinstance(error, OSError) and error.filename == making:
-            error.filename, error.filename2 = path, None  # nobody knows the other name
+            error.filename, error.filename2 = path, None  # users do not know the temporary name
         raise
 
 

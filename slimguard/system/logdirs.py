@@ -1,4 +1,4 @@
-"""Whether a directory is the log directory of a training, told by the files that trainings leave.
+"""Tells whether a directory is the log directory of a training, by the files in it.
 
 Imports no TensorFlow for a local path.
 """
@@ -14,7 +14,7 @@ _MARKS = (
     *('events.out.tfevents.*', 'graph.pbtxt'),
 )
 _FOLDER = 'slimguard'
-# A folder of this name may be somebody's copy of this package as well.
+# A folder named slimguard may also be a copy of this package.
 _MARKS_IN_FOLDER = ('incidents.jsonl*', 'incident-*', 'learning_rate.json', 'report.*', '.making-*')
 
 
@@ -26,7 +26,7 @@ def require_logdir(logdir: files.Path) -> str:
     """A log directory as an absolute str.
 
     Raises:
-      LogdirError: if there is no such directory, or nothing in it is of a training.
+      LogdirError: if there is no such directory, or if it holds nothing of a training.
       TypeError, ValueError: if it is no path, as :func:`files.as_path` says.
     """
     path = files.as_path(logdir)

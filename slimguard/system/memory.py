@@ -1,8 +1,8 @@
-"""How much memory there is: :func:`available`."""
+"""How much memory is free: :func:`available`."""
 
 from typing import List, Optional
 
-# By the two versions of Linux' control groups: the limit of a container, and what it uses.
+# The limit of a container and its use, in each of the two versions of Linux' control groups.
 _LIMITS = (
     ('/sys/fs/cgroup/memory.max', '/sys/fs/cgroup/memory.current'),
     (
@@ -13,9 +13,9 @@ _LIMITS = (
 
 
 def available() -> Optional[int]:
-    """The memory that this process may still take, in bytes; None where the system does not say.
+    """The memory that this process may still take, in bytes; None if the system does not say.
 
-    That is what Linux calls available, and no more than what a container has left.
+    It is what Linux calls available, but no more than a container has left.
     """
     found: List[int] = []
     for line in _read('/proc/meminfo').splitlines():

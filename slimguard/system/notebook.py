@@ -1,6 +1,6 @@
-"""IPython and Jupyter: whether this is one, where a cell is, and what is told after a cell.
+"""IPython and Jupyter: whether this is one, the place of a cell, and advice after a cell.
 
-Nothing here imports IPython: who runs in it has it imported.
+Nothing here imports IPython: code that runs in it has it imported already.
 """
 
 import os
@@ -20,12 +20,12 @@ def shell() -> Any:
 
 
 def is_notebook() -> bool:
-    """Whether a kernel runs this, whose stderr is no terminal and is seen all the same."""
+    """Whether a Jupyter kernel runs this. Users see its stderr, although it is no terminal."""
     return getattr(shell(), 'kernel', None) is not None
 
 
 def place_of(file: str) -> str:
-    """A file as people know it: a cell by its number, if that is known."""
+    """A file as users know it: a cell by its number, if that is known."""
     found = _CELL_OF_IPYTHON_7.match(file)
     if found:
         return 'cell [%s]' % found.group(1)
@@ -37,9 +37,9 @@ def place_of(file: str) -> str:
 
 
 def tell_after_cells(advice: Callable[[BaseException], str]) -> None:
-    """Prints what `advice` says of the error that a cell has ended with; '' for nothing.
+    """From now on prints what `advice` returns for an error that ends a cell; '' prints nothing.
 
-    Does nothing in plain Python, and nothing where it was called before.
+    Does nothing in plain Python, and nothing if it was called before.
     """
     ipython = shell()
     if ipython is None or getattr(ipython, _TOLD_BY, False):

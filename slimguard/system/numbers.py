@@ -1,4 +1,4 @@
-"""What counts as a number in what users give and in what records hold: a bool does not."""
+"""Tells numbers from other values of users and records: a bool is none."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How often the log is spoken to: the first lines in full, then one in so many seconds."""
+"""Limits how often a message is logged: the first ones, then one in so many seconds."""
 
 import time
 from typing import Callable, Optional
@@ -11,12 +11,12 @@ class Rate:
     """Decides which lines of a kind go to the log, and counts those that do not.
 
     Args:
-      first: how many are always logged.
-      seconds: after those, one in so many seconds is; None for none.
-      clock: seconds that only grow.
+      first: how many lines are always logged.
+      seconds: after those, one line in so many seconds is logged; None for none.
+      clock: a monotonic clock, in seconds.
 
     Attributes:
-      held_back: how many were not logged since the last that was.
+      held_back: how many lines were held back since the last one that was logged.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Rate:
         self._spoke = 0.0
 
     def is_due(self, must: bool = False) -> bool:
-        """Whether to log this one; if so, log `told` after it. One that `must` always is."""
+        """Whether to log this line, always if it `must`. If so, append `told` to the line."""
         self._count += 1
         now = self._clock()
         if not must and self._count > self._first and not self._is_time(now):
@@ -41,7 +41,7 @@ class Rate:
         return True
 
     def told(self) -> str:
-        """The end of a line that is logged: how many were held back before it; '' for none."""
+        """The end of a logged line: how many lines were held back before it; '' for none."""
         held_back, self.held_back = self.held_back, 0
         return ' (%d more since the last of these lines)' % held_back if held_back else ''
 

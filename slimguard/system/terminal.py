@@ -1,7 +1,7 @@
 """Prints text of unknown origin (names of files, lines of a record) to any kind of stdout.
 
 It shows escape sequences, bidirectional controls and line ends as escapes, and cuts the cells of a
-table. No traceback comes of a stdout that is closed or full, or that cannot encode a character.
+table. A stdout that is closed or full, or that cannot encode a character, causes no traceback.
 """
 
 import contextlib
@@ -11,8 +11,8 @@ from typing import Any, Iterator, Sequence
 
 from slimguard.system import texts
 
-# As a shell shows it of a program that SIGPIPE has ended (`git log | head`). The exit code that
-# Python's documentation suggests, 1, has a meaning of its own in our commands.
+# A shell reports this for a program that SIGPIPE has ended (`git log | head`). The documentation of
+# Python suggests 1, but 1 has a meaning of its own in our commands.
 _PIPE_CLOSED = 141
 _CANNOT_WRITE = 2
 
@@ -20,9 +20,9 @@ _IN_A_CELL, _IN_THE_LAST_CELL, _IN_A_SENTENCE = 60, 300, 10000
 
 
 def visible(text: Any, most: int = _IN_A_SENTENCE) -> str:
-    """Any text in one line of at most `most` characters that are what they look like.
+    """Any text in one line of at most `most` characters, each visible or an escape.
 
-    What is too long loses its middle.
+    A text that is too long loses its middle.
     """
     return _cut(texts.in_one_line(_cut(str(text), most)), most)
 
@@ -33,14 +33,14 @@ def say(text: Any) -> None:
 
 
 def complain(text: Any) -> None:
-    """Prints a sentence to stderr, if anybody listens there."""
+    """Prints a sentence to stderr, if it is open."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):  # ValueError: it was closed in Python
             print('slimguard: ' + visible(text), file=sys.stderr, flush=True)
 
 
 def encodable(text: str, stream: Any) -> str:
-    """`text` with escapes for the characters that a stream has no letters for."""
+    """`text` with escapes for the characters that a stream cannot encode."""
     encoding = getattr(stream, 'encoding', None) or 'utf-8'
     return text.encode(encoding, 'backslashreplace').decode(encoding)
 
@@ -56,15 +56,15 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 @contextlib.contextmanager
 def streams() -> Iterator[None]:
-    """While it lasts, stdout takes whatever is printed, or ends the process without a traceback.
+    """While it is open, stdout takes whatever is printed, or ends the process without a traceback.
 
     * A character that stdout cannot encode is written as an escape.
     * A pipe that was closed (``| head -1``) ends the process without a word, with the exit code
       that a shell gives to SIGPIPE.
-    * Where nothing can be written (a full disk), a sentence on stderr says so, and the exit code is
-      2. So it is after any other `OSError`, for which the user, and no bug, is to be looked at.
-    * A stdout that was closed from the beginning (``>&-``) is nobody's loss: the exit code is what
-      was asked for.
+    * If nothing can be written (a full disk), a sentence on stderr says so, and the exit code is 2.
+      So it is after any other `OSError`, which is the user's to solve, and no bug.
+    * If stdout was closed from the beginning (``>&-``), nothing is written, and the exit code is
+      the command's own.
     """
     before = sys.stdout, sys.stderr
     _open_what_is_closed()
@@ -78,7 +78,7 @@ def streams() -> Iterator[None]:
         _drop_the_rest()
         sys.exit(_PIPE_CLOSED)
     except OSError as error:
-        # Opening names a file; writing to a stream that was given does not.
+        # An error of opening a file names the file; an error of writing to stdout does not.
         is_stdout = error.errno is not None and error.filename is None
         complain('stdout cannot be written: %s' % error.strerror if is_stdout else str(error))
         _drop_the_rest()
@@ -105,9 +105,9 @@ def _dots() -> str:
 
 
 def _open_what_is_closed() -> None:
-    """Puts /dev/null where there is no stdin, stdout or stderr.
+    """Opens /dev/null in place of a closed stdin, stdout or stderr.
 
-    Else a file that is opened later gets a number of theirs, and what was meant for them.
+    Otherwise a file that is opened later gets the stream's number, and the text meant for it.
     """
     number = os.open(os.devnull, os.O_RDWR)
     while number <= 2:
@@ -120,16 +120,16 @@ def _open_what_is_closed() -> None:
 
 
 def _set_errors(stream, errors) -> Any:
-    """Says what a stream does with what it cannot encode; returns what it did so far."""
+    """Sets a stream's handling of characters that it cannot encode; returns the previous one."""
     before = getattr(stream, 'errors', None)
-    # A notebook's stream has nothing to set. The stream of a pipe that is closed would be flushed.
+    # A notebook's stream has nothing to set. A closed pipe raises, since setting flushes.
     with contextlib.suppress(AttributeError, OSError, ValueError):
         stream.reconfigure(errors=errors)
     return before
 
 
 def _drop_the_rest() -> None:
-    """Lets nobody, the interpreter's own end included, try once more to write what stdout holds."""
+    """Drops the rest of stdout, or the interpreter would try to write it again when it exits."""
     with contextlib.suppress(AttributeError, OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""What others have written (names, errors, lines of a record), made visible, and cut.
+"""Makes text of unknown origin (names, errors, lines of a record) visible, and cuts it.
 
 Imports no TensorFlow.
 """
@@ -17,18 +17,18 @@ def visible(value: Any) -> str:
 
 
 def in_one_line(value: Any) -> str:
-    """As `visible`, with the ends of lines and tabs as escapes, too."""
+    """As `visible`, but with line ends and tabs as escapes, too."""
     return _escaped(str(value), kept='')
 
 
 def cut(value: Any, most: int, dots: str = '\N{HORIZONTAL ELLIPSIS}') -> str:
-    """The beginning of what `value` says, `most` characters at most."""
+    """The text of `value`, cut to at most `most` characters, `dots` included."""
     said = str(value)
     return said if len(said) <= most else said[: most - len(dots)] + dots
 
 
 def listed(things: Sequence[Any], most: int) -> str:
-    """The first of `things`, `most` at most, and how many more there are."""
+    """The first of `things`, at most `most`, and how many more there are."""
     more = len(things) - most
     return ', '.join(map(str, things[:most])) + (' and %d more' % more if more > 0 else '')
 

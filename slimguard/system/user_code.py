@@ -1,4 +1,4 @@
-"""Whose code a file is: the user's, or a library's that every training goes through."""
+"""Tells the user's files from those of the libraries that every training goes through."""
 
 import importlib.util
 import os
@@ -18,7 +18,7 @@ class Owners:
 
     def __init__(self) -> None:
         self._theirs = _directories()
-        self._files: Dict[str, bool] = {}  # whether one is theirs
+        self._files: Dict[str, bool] = {}  # whether a file is a library's
 
     def is_users(self, file: str) -> bool:
         """Whether a file, as a traceback names it, is the user's own."""
@@ -29,7 +29,7 @@ class Owners:
     def _look_whose(self, file: str) -> bool:
         if file.startswith(self._theirs):
             return True
-        # Where packages lie inside of Python's own directory, they may well be the user's.
+        # Packages inside Python's own directory may well be the user's.
         return file.startswith(_PYTHON) and not re.search(r'[/\\\\](site|dist)-packages', file)
 
 

@@ -22,6 +22,7 @@ The loops:
 
     watched_session.py    watch(), for a plain session
     hooked_session.py     a session that calls hooks, and what these ask for in a run
+    hook_fetches.py       what hooks fetch goes around no gate
     fetch_structures.py   whatever structure a session is asked to fetch
     prepared_runs.py      runs that come again, each kind prepared once
     gate_step.py          a step of a gate with all that its watchers look at, in one call

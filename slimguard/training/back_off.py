@@ -18,6 +18,7 @@ from slimguard.system.log import log
 
 # So many bytes of the file are read: it has some forty.
 _MOST_BYTES = 10000
+_ALONE = gates.Ranks()
 
 
 class BackOff:
@@ -26,22 +27,33 @@ class BackOff:
     Args:
       rates: what multiplies the learning rates.
       directory: tells where the checkpoints are, which it may not know at first.
+      ranks: the processes that train together. The first keeps the factor, and tells the others of
+        it before they train.
     """
 
-    def __init__(self, rates: gates.LearningRates, directory: Callable[[], Optional[str]]):
+    def __init__(
+        self,
+        rates: gates.LearningRates,
+        directory: Callable[[], Optional[str]],
+        ranks: gates.Ranks = _ALONE,
+    ):
         self._rates = rates
-        self._directory = directory
+        self._ranks = ranks
+        is_told = ranks.exchange is not None or not ranks.are_several
+        self._directory = directory if is_told and not ranks.rank else lambda: None
         self._factor = 1.0
         self._kept_in: Optional[str] = None
 
     def enter(self, session) -> None:
         """Gives the factor to a session before it trains; that of the logdir, if that has one."""
         self._catch_up()
+        if self._ranks.exchange is not None:
+            self._factor = float(self._ranks.exchange('factor', repr(self._factor))[0])
         self._rates.set(session, self._factor)
 
     def before_step(self, session) -> None:
         """The same, once it is known where the checkpoints are."""
-        if self._directory() != self._kept_in:
+        if self._directory() != self._kept_in and not self._ranks.are_several:
             self.enter(session)
 
     def after(self, session, by: float) -> float:
@@ -67,7 +79,7 @@ class BackOff:
         if kept < self._factor:
             self._factor = kept
             log().warning(
-                'slimguard: learning rate x%g, as %s says after the rollbacks of an earlier run; '
+                'learning rate x%g, as %s says after the rollbacks of an earlier run; '
                 'remove that file before a start to train with the full one.',
                 kept,
                 _path_in(directory),
@@ -77,9 +89,11 @@ class BackOff:
 
     def _keep(self) -> None:
         directory = self._directory()
+        if self._ranks.rank:
+            return
         if directory is None:
             log().warning(
-                'slimguard: the learning rate is x%g from now on, and that is kept nowhere, since '
+                'the learning rate is x%g from now on, and that is kept nowhere, since '
                 'nothing has been saved yet: a restart would begin with the full one.',
                 self._factor,
             )
@@ -91,7 +105,7 @@ class BackOff:
             files.write_atomically(path, json.dumps({'factor': self._factor}).encode() + b'\n')
         except (OSError, tf.errors.OpError) as error:
             log().error(
-                'slimguard: the learning rate is x%g from now on, and %s cannot be written, so a '
+                'the learning rate is x%g from now on, and %s cannot be written, so a '
                 'restart would not know: %s',
                 self._factor,
                 path,
@@ -104,6 +118,7 @@ def back_off_in(
     policies: FallbackChain,
     directory: Callable[[], Optional[str]],
     is_shared: bool,
+    ranks: gates.Ranks = _ALONE,
 ) -> Optional[BackOff]:
     """What makes updates smaller in a graph, if a policy asks for that or did so before.
 
@@ -112,6 +127,7 @@ def back_off_in(
       policies: the policies in force.
       directory: tells where the checkpoints are.
       is_shared: whether the processes of a job are to have one factor.
+      ranks: the processes that train together.
 
     Raises:
       ValueError: if something writes weights without a learning rate.
@@ -121,9 +137,9 @@ def back_off_in(
     rates = gates.learning_rates_of(graph)
     if policies.learning_rate is None:
         warn_of_another_policy(directory())
-        return None if rates is None else BackOff(rates, lambda: None)
+        return None if rates is None else BackOff(rates, lambda: None, ranks)
     assert rates is not None
-    return BackOff(rates, directory)
+    return BackOff(rates, directory, ranks)
 
 
 def warn_of_another_policy(directory: Optional[str]) -> None:
@@ -131,7 +147,7 @@ def warn_of_another_policy(directory: Optional[str]) -> None:
     kept = 1.0 if directory is None else _read(directory)
     if directory is not None and kept < 1:
         log().warning(
-            'slimguard: the learning rate was x%g when the training in %s ended, as %s says. Now '
+            'the learning rate was x%g when the training in %s ended, as %s says. Now '
             'no policy has a learning_rate, as rollback:3x0.5 has: it is the full one again.',
             kept,
             directory,
@@ -155,9 +171,7 @@ def _read(directory: str) -> float:
     except files.errors_of_absence(path):
         return 1.0
     except (*files.errors(path), ValueError, TypeError, KeyError) as error:
-        log().error(
-            'slimguard: %s cannot be read, so the learning rate is the full one: %s', path, error
-        )
+        log().error('%s cannot be read, so the learning rate is the full one: %s', path, error)
         return 1.0
 
 

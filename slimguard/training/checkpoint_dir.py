@@ -25,8 +25,7 @@ def found_for(
     read = files.as_logdir if must_restore else files.as_path
     found = read(dirs[0], 'checkpoint_dir')
     log().info(
-        'slimguard: %s has no logdir; incidents go to %s, where this session keeps its '
-        'checkpoints.',
+        '%s has no logdir; incidents go to %s, where this session keeps its checkpoints.',
         type(hook).__name__,
         found,
     )
@@ -41,7 +40,7 @@ def warn_of_another(
     if not dirs or any(state_file.is_same(logdir, each) for each in dirs):
         return
     log().warning(
-        'slimguard: %s records incidents in %s, its logdir, but this session keeps its '
+        '%s records incidents in %s, its logdir, but this session keeps its '
         'checkpoints in %s.%s To have all in one place, pass logdir=%r, or none.',
         type(hook).__name__,
         logdir,

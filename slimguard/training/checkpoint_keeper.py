@@ -15,8 +15,9 @@ from slimguard.incidents.incident import Incident
 from slimguard.system.log import log
 from slimguard.training.occupancy import occupied
 
+SAVED = 'the last good state is saved: %s'
 NOT_SAVED = (
-    'slimguard: the state of the last good step is not saved, as its weights are ruined; a restart '
+    'the state of the last good step is not saved, as its weights are ruined; a restart '
     'begins at %s.'
 )
 
@@ -76,9 +77,9 @@ class CheckpointKeeper:
             step = graphs.global_step(session.graph) if step is None else step
             saved = self._saver.save(session, self._path, global_step=step)
             if incident is not None and saved is not None:
-                log().warning('slimguard: the last good state is saved: %s', saved)
+                log().warning(SAVED, saved)
         except Exception as error:  # whatever it is, it must not hide the incident
-            log().error('slimguard: the last good state could not be saved: %s', error)
+            log().error('the last good state could not be saved: %s', error)
 
     def raise_failure(self) -> None:
         """Raises what kept the last save from being written; the Supervisor drops it."""

@@ -48,7 +48,7 @@ class Examiner:
             return Found()
         labels, examine = gate.labels_of(reading.bad), self._evidence[gate].examine
         found = examine(session, handled.incident, labels, decides, ends, self.pace.seconds)
-        handled.note_found(found)
+        handled.note_found(found, reading.history)
         return found
 
     def keep(
@@ -60,7 +60,9 @@ class Examiner:
             return
         labels, history = gate.labels_of(reading.bad), reading.history
         keep = self._evidence[gate].keep
-        handled.note_found(keep(session, handled.incident, labels, found, ends, history))
+        found = keep(session, handled.incident, labels, found, ends, history)
+        handled.note_found(found, history)
+        handled.note_reason(found.why_not)
         if handled.incident.bundle is not None:  # others may have gone for it
             self._with_bundle = [each for each in self._with_bundle if each.has_bundle()]
             self._with_bundle.append(handled)

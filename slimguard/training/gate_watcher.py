@@ -346,11 +346,11 @@ def _recovery_for(
     directory: Optional[str],
 ) -> Optional[Recovery]:
     """What goes back to an earlier state; None if there is no directory for checkpoints."""
-    if gates.ranks_in(graph).are_several:
+    ranks = gates.ranks_in(graph)
+    if ranks.are_several:
         if not _may_go_back(policies):
             return None
-        # The file of the factor would be one rank's.
-        smaller = back_off.back_off_in(graph, policies, lambda: None, False)
+        smaller = back_off.back_off_in(graph, policies, lambda: directory, False, ranks)
         snapshots = training.snapshots(graph, policies.snapshots, is_shared=True)
         return Recovery(RankRestorer(training.saver, directory), snapshots, smaller)
     smaller = back_off.back_off_in(graph, policies, lambda: directory, training.joins_job)
@@ -361,7 +361,7 @@ def _recovery_for(
     return Recovery(Restorer(saver, directory), snapshots, smaller)
 
 
-_ONE_RECORD = 'slimguard: rank %d keeps no record in %s: rank 0 does, for all of them.'
+_ONE_RECORD = 'rank %d keeps no record in %s: rank 0 does, for all of them.'
 
 
 def _may_go_back(policies: FallbackChain) -> bool:

@@ -51,7 +51,7 @@ class HookLoop:
     ):
         self._graph = graph
         self._calling = calling
-        self._has_ended = False
+        self._has_ended = self._hears = False
         self._open = contextlib.ExitStack()  # what is given back when the session is closed
         self._closing: Callable[[Any], None] = lambda session: None
         keeper = saver = None
@@ -92,12 +92,15 @@ class HookLoop:
         keeper = self.training.keeper
         if keeper is not None and saves and _keep_in(keeper.logdir, session):
             self._build_saver()
+        else:
+            keeper = self.training.keeper = None
+        # Ranks that save nothing end with the others all the same.
+        self._hears = keeper is not None or gates.ranks_in(self._graph).are_several
+        if self._hears:
             self.training.signals.watch(session)
             self._hear_signals()
             # This comes after all others, as it may end the process.
             self._open.callback(lambda: self.training.signals.leave())
-        else:
-            self.training.keeper = None
         self._open.callback(closed)
         self._open.enter_context(self.training.running())
         _listen_to_close(session, self)
@@ -135,7 +138,7 @@ class HookLoop:
 
     def begin_step(self) -> None:
         """A step begins."""
-        if self.training.keeper is not None:
+        if self._hears:
             self._hear_signals()
             self.training.signals.begin_step()
 

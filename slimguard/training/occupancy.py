@@ -55,7 +55,7 @@ def _hold(logdir: str) -> Optional[int]:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         log().warning(
-            'slimguard: another training is writing to %s at the moment. Both save there, and '
+            'another training is writing to %s at the moment. Both save there, and '
             'either may remove or go on from what the other saved: end one of them, and give it '
             'a logdir of its own.',
             logdir,

@@ -105,9 +105,7 @@ class Recovery:
         state = snapshot or (self._went_back_to if self._snapshots.is_soon else None)
         if state is not None:
             self._put_back(session, state)
-            log().warning(
-                'slimguard: what is saved as the last good state is %s%s.', _name_of(state), ruin
-            )
+            log().warning('what is saved as the last good state is %s%s.', _name_of(state), ruin)
 
     def _put_back(self, session, state: Union[Snapshot, str]) -> None:
         """Gives the variables, and the limits, what they had in a state."""
@@ -353,10 +351,9 @@ def call_on_rollback(session, incident: Incident, policies: Sequence[Any]) -> No
 
 
 _NO_CHECKPOINT = '; and %s holds no good checkpoint to go back to'
-_LEFT = 'slimguard: the state gone back to, %s, is saved as the newest: %s; a restart begins there.'
+_LEFT = 'the state gone back to, %s, is saved as the newest: %s; a restart begins there.'
 _NOT_LEFT = (
-    'slimguard: the state gone back to, %s, is not on disk: a restart begins at %s. Why it is not '
-    'saved: %s'
+    'the state gone back to, %s, is not on disk: a restart begins at %s. Why it is not saved: %s'
 )
 _NOT_INITIALIZED = (
     'the state is saved before the first step, to go back to, and a variable has no value yet; run '

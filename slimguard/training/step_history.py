@@ -257,7 +257,7 @@ class Histories:
             return
         self._has_jumped = True
         self._last_words = said + (_WOULD_HOLD % self.spike_in_words if would_be_held else '')
-        log().warning('slimguard: %s.', self._last_words)
+        log().warning('%s.', self._last_words)
         self.note_jump(self._last_words)
 
     def take_last_words(self) -> str:
@@ -324,7 +324,7 @@ def _tell_of_what_is_not_watched(gate: gates.Gate, spike: Optional[Spike]) -> No
         missing.append('gradient that an optimizer takes')
     if missing:
         log().warning(
-            'slimguard: spike looks at less than was asked for: train op %r has no %s.',
+            'spike looks at less than was asked for: train op %r has no %s.',
             gate.original.name,
             ', and no '.join(missing),
         )

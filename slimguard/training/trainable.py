@@ -34,7 +34,7 @@ The hooks go into train(), and the block goes away."""
 def as_logdir(logdir: Optional[files.Path]) -> Optional[str]:
     """As `files.as_logdir`; None stays None, and an empty path becomes None, with a warning."""
     if isinstance(logdir, (str, bytes)) and not logdir:  # from a flag that was not set, often
-        log().warning('slimguard: logdir is empty, so nothing is saved and nothing recorded.')
+        log().warning('logdir is empty, so nothing is saved and nothing recorded.')
         return None
     return None if logdir is None else files.as_logdir(logdir)
 
@@ -153,7 +153,7 @@ def require_trainable(train_op, graph: tf.Graph, saver: Any = None) -> None:
 def warn_of_no_training(train_op) -> None:
     """Says that nothing is trained; slim takes such an op as well, often a loss by mistake."""
     log().warning(
-        'slimguard: train op %r writes no variable: nothing is trained, and the global step stays '
+        'train op %r writes no variable: nothing is trained, and the global step stays '
         'as it is. What trains is what create_train_op() or optimizer.minimize() returns.',
         train_op.name,
     )

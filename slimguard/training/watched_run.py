@@ -23,7 +23,7 @@ from slimguard.training.inner_feeds import InnerFeeds, are_taken
 from slimguard.training.step_history import Histories, StepHistory
 
 # A loop that makes what it fetches anew for each step would have as many kinds of runs.
-_MOST_RUNS = 1000
+MOST_RUNS = 1000
 
 
 class Run:
@@ -153,7 +153,7 @@ class WatchedRuns:
       told_by: gives the tensor to fetch to know of a gate's bad steps, with or without a history;
         and whether what a bad step drew is kept.
       histories: what keeps the last steps of gates.
-      guards_beside: as in `TrainingContext`.
+      guards_beside: as in `Training`.
       watches_ahead: whether all gates are watched from the start on, as the first run may go past
         the hooks; else only those of what threads run beside the steps.
     """
@@ -190,7 +190,7 @@ class WatchedRuns:
             return run
         asked = (key_of(args.fetches), *map(key, fed)) if fed else key_of(args.fetches)
         if asked not in self._runs:
-            if len(self._runs) >= _MOST_RUNS:
+            if len(self._runs) >= MOST_RUNS:
                 self._runs.clear()
             elements = fetched_elements(args.fetches, graph)
             kept = map_fetches(args.fetches, lambda fetch: fetch)
@@ -230,15 +230,13 @@ class WatchedRuns:
             try:
                 untold += _readings(gate, gate.untold.unwatch(session))
             except tf.errors.OpError as error:  # a server that is gone must not fail a good end
-                log().warning('slimguard: the end of the session is not clean: %s', error)
+                log().warning('the end of the session is not clean: %s', error)
             except RuntimeError:  # it is closed, by another thread or before a new round
                 break
         return untold
 
     def _plan(self, elements: list, graph: tf.Graph, fed: Sequence[tf.Tensor]) -> Optional[Run]:
-        waited_for = _waited_for(elements, graph)
-        found = [gate for gate in map(gates.gate_of, elements) if gate is not None]
-        all_found = list(dict.fromkeys(found + sum(waited_for.values(), [])))
+        all_found = gates_run_by(elements, graph)
         if all_found:
             mine = [gate for gate in all_found if self._is_mine(gate)]
             if not mine:
@@ -251,7 +249,7 @@ class WatchedRuns:
             histories = [self._histories.of(gate) for gate in found]
             is_kept = not fed or not are_taken(fed, elements)
             if found and not is_kept:
-                log().warning('slimguard: ' + _NOT_KEPT, found[0].original.name, fed[0].name)
+                log().warning(_NOT_KEPT, found[0].original.name, fed[0].name)
             told = [
                 self._told_by(gate, each is not None, is_kept)
                 for gate, each in zip(found, histories)
@@ -266,13 +264,13 @@ class WatchedRuns:
         if self._loss is not None and is_step:
             return Run([], self._loss, [], [], graph)
         if is_step:
-            log().warning('slimguard: ' + _NOT_GUARDED, elements[0].name)
+            log().warning(_NOT_GUARDED, elements[0].name)
         return None
 
     def _warn_of(self, name: str, why: str) -> None:
         if name not in self._warned_of:
             self._warned_of.add(name)
-            log().error('slimguard: the update of %r is NOT guarded: %s', name, why)
+            log().error('the update of %r is NOT guarded: %s', name, why)
 
     def _is_mine(self, gate: gates.Gate) -> bool:
         """With several trainings in a graph, a hook with a loss watches those that have it."""
@@ -299,7 +297,7 @@ class WatchedRuns:
         name = of_others[0].original.name
         if name not in self._warned_of:
             self._warned_of.add(name)
-            log().error('slimguard: ' + _OF_OTHERS, name, self._loss.name)
+            log().error(_OF_OTHERS, name, self._loss.name)
 
 
 _NOT_GUARDED = (
@@ -325,6 +323,12 @@ def _copied(tensor: tf.Tensor) -> tf.Tensor:
     while tensor.op.type in ('Identity', 'CheckNumerics'):
         tensor = tensor.op.inputs[0]
     return tensor
+
+
+def gates_run_by(elements: list, graph: tf.Graph) -> List[gates.Gate]:
+    """The gates of the guarded train ops that a run fetches, or needs; each once."""
+    found = [gate for gate in map(gates.gate_of, elements) if gate is not None]
+    return list(dict.fromkeys(found + sum(_waited_for(elements, graph).values(), [])))
 
 
 def _waited_for(elements: list, graph: tf.Graph) -> Dict[tf.Operation, List[gates.Gate]]:

@@ -48,10 +48,10 @@ def _good(newest: Optional[str], folder: Any, latest_filename: Optional[str]) ->
     except OSError:  # it cannot be read: the restore that follows will say why
         return newest
     if good is None:
-        log().error('slimguard: checkpoint %s is %s, and there is none that is good', newest, found)
+        log().error('checkpoint %s is %s, and there is none that is good', newest, found)
         return newest
     log().warning(
-        'slimguard: checkpoint %s is %s; resuming from %s, the newest that is good.',
+        'checkpoint %s is %s; resuming from %s, the newest that is good.',
         newest,
         found,
         good,

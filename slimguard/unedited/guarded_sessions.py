@@ -49,7 +49,7 @@ _NO_PARTIAL_RUN = (
 
 
 _NAN_BESIDE = (
-    "slimguard: the loss that TensorFlow's NanTensorHook fetched is NaN, in a run that trains "
+    "the loss that TensorFlow's NanTensorHook fetched is NaN, in a run that trains "
     'nothing itself and has written nothing bad. on_nan=%r decides, and not the hook. This is '
     'said once.'
 )
@@ -194,9 +194,9 @@ class GuardedSessions:
         self._signals.leave()
         if self._skipped:
             told = skipped_in_words(self._skipped, self._steps, self._why_skipped)
-            log().warning('slimguard: %s%s', told, self.seen.see() or '.')
+            log().warning('%s%s', told, self.seen.see() or '.')
         if self.seen.jump:
-            log().warning('slimguard: %s.', self.seen.jump)
+            log().warning('%s.', self.seen.jump)
 
     def _make_callable(self, original, session, fetches, feed_list=None, accept_options=False):
         # With a list, TensorFlow's runs the session's own `run`, and without one the session below.
@@ -299,7 +299,7 @@ class GuardedSessions:
                 found = self._sessions[session] = ScriptSession(session, run, watcher)
             return found
 
-    def _note_incidents(self, incidents: Sequence[Incident], logdir: str) -> None:
+    def _note_incidents(self, incidents: Sequence[Incident], logdir: Optional[str]) -> None:
         last = incidents[-1]  # all of them are of one batch
         if last.action == Skip.action:
             self._skipped += 1

@@ -160,7 +160,7 @@ class Instrumentation:
         self.sessions = GuardedSessions(settings)
         self.sessions.install(self._patches)
         log().info(
-            'slimguard: instrumented %s; on_nan=%r, max_loss=%r',
+            'instrumented %s; on_nan=%r, max_loss=%r',
             ', '.join('%s.%s' % (f.__module__, f.__name__) for f in slims),
             settings.on_nan,
             settings.max_loss,
@@ -237,7 +237,7 @@ class Instrumentation:
         asked = self.settings.logdir
         if asked is not None and logdir and not is_same(asked, files.as_logdir(logdir)):
             log().warning(
-                'slimguard: %s is to have the record, but slim.learning.train has a logdir, %s: '
+                '%s is to have the record, but slim.learning.train has a logdir, %s: '
                 'record and bundles of this training go there.',
                 asked,
                 logdir,

@@ -65,10 +65,15 @@ class RunOptions(NamedTuple):
 
 
 def quieted(lent: contextlib.ExitStack) -> None:
-    """Logs errors only, until `lent` is closed."""
+    """Logs errors, and where the last good state is saved, and no more until `lent` is closed."""
+    from slimguard.training.checkpoint_keeper import SAVED
+
+    def is_told(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR or record.msg == SAVED
+
     logger = log()
-    lent.callback(logger.setLevel, logger.level)
-    logger.setLevel(logging.ERROR)
+    logger.addFilter(is_told)
+    lent.callback(logger.removeFilter, is_told)
 
 
 def _guard_child(options: RunOptions) -> None:

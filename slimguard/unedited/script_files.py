@@ -24,6 +24,7 @@ from slimguard.compat import tf_private
 from slimguard.graph.sessions import Inside
 from slimguard.system import files
 from slimguard.system.log import log
+from slimguard.training.checkpoint_keeper import SAVED
 from slimguard.training.stop_signals import is_main_thread
 from slimguard.unedited.ending import Seen
 from slimguard.unedited.last_save import LastSave
@@ -142,15 +143,17 @@ class ScriptFiles:
         try:
             saved = self.save_again(session)
         except Exception as error:
-            log().error('slimguard: the last good state could not be saved: %s', error)
+            log().error('the last good state could not be saved: %s', error)
             return
+        if saved is None and gates.ranks_in(session.graph).rank:
+            return  # another rank saves
         if saved is None:
             why = 'the save was refused, as said above'
             if not self.has_saved(session.graph):
                 why = 'it would go where the script saves, which has saved nothing yet'
-            log().warning('slimguard: the last good state is not saved: %s.', why)
+            log().warning('the last good state is not saved: %s.', why)
         else:
-            log().warning('slimguard: the last good state is saved: %s', saved)
+            log().warning(SAVED, saved)
 
     def _last_save(self, graph: tf.Graph) -> LastSave:
         return kept_on(graph, 'last_save', lambda: LastSave(lambda: self._seen.train_ops))

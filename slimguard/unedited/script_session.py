@@ -101,7 +101,7 @@ class ScriptSession(HookedSession):
 
 
 _IN_A_THREAD = (
-    'slimguard: this ends a run in thread %r, and nothing in other threads. Unless it is caught '
+    'this ends a run in thread %r, and nothing in other threads. Unless it is caught '
     'there, as by a tf.train.Coordinator, that thread ends and the others go on, or wait for it. '
     'Out of a tf.py_func it comes as an UnknownError of the run around it.'
 )

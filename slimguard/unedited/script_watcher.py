@@ -83,8 +83,8 @@ class ScriptWatcher(GateWatcher):
       on_nan: what happens after a bad step.
       script_files: where the script keeps its checkpoints.
       evidence: by gate, what examines its bad steps; it may grow.
-      on_incidents: called with the incidents of one run, and the logdir with their record; the
-        last of them was acted on.
+      on_incidents: called with the incidents of one run, and the logdir with their record, or None
+        where another rank keeps it; the last of them was acted on.
       settings: what is asked of the rest.
       summaries: as `Histories.summaries`.
       note_jump: as `Histories.note_jump`.
@@ -98,7 +98,7 @@ class ScriptWatcher(GateWatcher):
         on_nan: OnNan,
         script_files: ScriptFiles,
         evidence: Dict[gates.Gate, Evidence],
-        on_incidents: Callable[[Sequence[Incident], str], None],
+        on_incidents: Callable[[Sequence[Incident], Optional[str]], None],
         settings: TrainingSettings,
         summaries: Callable[[str], Any],
         note_jump: Callable[[str], None],
@@ -118,11 +118,11 @@ class ScriptWatcher(GateWatcher):
         )
 
     def begin(self):
-        self._journal = Journal()
         self._training = self._joined
         policies = self._policies = FallbackChain(self.on_nan, self._otherwise)
         graph = tf1.get_default_graph()
         self._ranks = gates.ranks_in(graph)
+        self._journal = Journal(is_elsewhere=self._ranks.rank > 0)
         # A watcher comes with the first step; the graph was made ready before that.
         rates = gates.learning_rates_of(graph)
         back_off = None
@@ -130,8 +130,7 @@ class ScriptWatcher(GateWatcher):
             warn_of_another_policy(self._files.folders.of_learning_rate(graph))
         else:
             of_rate = self._files.folders.of_learning_rate
-            is_shared = self._ranks.are_several  # then the file would be one rank's
-            back_off = BackOff(rates, lambda: None if is_shared else of_rate(graph))
+            back_off = BackOff(rates, lambda: of_rate(graph), self._ranks)
         restorer = ScriptRestorer(self._files, graph)
         snapshots = self._training.snapshots(
             graph, policies.snapshots, True, self._ranks.are_several
@@ -149,9 +148,9 @@ class ScriptWatcher(GateWatcher):
                 self._keep_record(session.graph)  # an empty one says that a guard is there
         GateWatcher.step_was_good(self, session, loss)
 
-    def _keep_record(self, graph: tf.Graph) -> str:
-        """Makes the record, unless it is there; returns its logdir."""
-        if self.recorded_in is None:
+    def _keep_record(self, graph: tf.Graph) -> Optional[str]:
+        """Makes the record, unless it is there; its logdir. Of ranks, only the first keeps one."""
+        if self.recorded_in is None and not self._ranks.rank:
             self.recorded_in = self._files.logdir_for_record(graph)
             self._journal.keep_in(self.recorded_in)
         return self.recorded_in
@@ -168,7 +167,8 @@ class ScriptWatcher(GateWatcher):
         with self._acting:
             logdir = self._keep_record(run_context.session.graph)
             for each in list(self._evidence.values()):  # another thread may add to them
-                each.keep_in(logdir)
+                if logdir is not None:
+                    each.keep_in(logdir)
             try:
                 GateWatcher.handle(self, run_context, reading, *beside)
             except NanLossError as error:

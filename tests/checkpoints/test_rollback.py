@@ -242,7 +242,7 @@ class TestResume:
         assert model.batches.drawn == 3
         assert checkpoint_at(folder) == (6, [])
         good = os.path.abspath(str(folder / 'model.ckpt-3'))
-        assert 'slimguard: resuming from %s (model.ckpt-4 is not finite: w)' % good in lines
+        assert 'resuming from %s (model.ckpt-4 is not finite: w)' % good in lines
 
     @pytest.mark.full
     def test_with_none_that_is_good_it_says_so_and_begins_anew(self, folder):
@@ -445,7 +445,7 @@ class TestWhatARollbackLeaves:
         told = [line for line in lines if 'rolled back to' in line or 'a restart begins' in line]
         saved = tmp_path / 'model.ckpt-11'
         assert len(told) == 2 and 'rolled back to a snapshot of global step 11' in told[0]
-        state = 'slimguard: the state gone back to, a snapshot of global step 11, is saved as '
+        state = 'the state gone back to, a snapshot of global step 11, is saved as '
         assert told[1] == state + 'the newest: %s; a restart begins there.' % saved
 
     @pytest.mark.parametrize('counts', [True, False])

@@ -60,7 +60,7 @@ def test_a_bad_variable_is_not_saved_and_what_was_saved_stays(folder, settings, 
         assert good == tf1.train.latest_checkpoint(str(folder))
         before = sorted(os.listdir(str(folder)))
         weights.set(session, bad)
-        with LogLines() as lines:
+        with LogLines('slimguard') as lines:
             assert saver.save(session, str(folder / 'm'), 2) is None
         assert tf1.train.latest_checkpoint(str(folder)) == good
         assert saver.last_checkpoints == [os.path.abspath(good)]
@@ -69,7 +69,7 @@ def test_a_bad_variable_is_not_saved_and_what_was_saved_stays(folder, settings, 
         assert (session.run(weights.w) == 1).all()
         newer = saver.save(session, str(folder / 'm'), 3)
         assert os.path.abspath(newer) == saver.last_checkpoints[-1]
-    (line,) = [line for line in lines if line.startswith('slimguard: ')]
+    (line,) = lines
     assert 'm-2 is refused, not finite: w. The newest is still ' + os.path.abspath(good) in line
     (incident,) = saver.refused
     assert (incident.step, incident.tensors, incident.action) == (2, ('w',), 'save refused')
@@ -79,9 +79,9 @@ def test_a_bad_variable_is_not_saved_and_what_was_saved_stays(folder, settings, 
 
 
 def _told_at_a_refusal(saver, session, folder):
-    with LogLines() as lines:
+    with LogLines('slimguard') as lines:
         assert saver.save(session, str(folder / 'bad')) is None
-    (line,) = [line for line in lines if line.startswith('slimguard: ')]
+    (line,) = lines
     return line
 
 
@@ -479,7 +479,7 @@ import slimguard
 
 tf1 = tf.compat.v1
 tf1.disable_eager_execution()
-weights = tf1.get_variable('weights', [3], use_resource=sys.argv[2] == 'True')
+weights = tf1.get_variable('weights', [3], use_resource=True)
 value = tf1.placeholder(tf.float32, [3])
 assign = weights.assign(value).op
 saver = slimguard.FiniteSaver()
@@ -493,10 +493,9 @@ with tf1.Session() as session:
 
 
 @pytest.mark.full
-@REF_OR_RESOURCE
-def test_tensorflow_says_nothing_of_a_save_that_is_refused(tmp_path, use_resource):
+def test_tensorflow_says_nothing_of_a_save_that_is_refused(tmp_path):
     """Newer ones say of an op that fails that a rendezvous is aborted; 1.15 warns of old names."""
-    arguments = ['-c', _REFUSED, tmp_path / 'm', use_resource]
+    arguments = ['-c', _REFUSED, tmp_path / 'm']
     run = python(*arguments, variables={'TF_CPP_MIN_LOG_LEVEL': '0'})
     assert run.returncode == 0, run.stderr
     (line,) = run.stderr.partition('saved\n')[2].splitlines()

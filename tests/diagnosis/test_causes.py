@@ -93,7 +93,7 @@ TABLE = [
     ('overflow of pow: its input is as large as 50', binary('Pow'), ([10], [50]), ([0], [-1])),
     ('overflow of exp: its input is as large as 100', unary('Exp'), ([100, 1],), ([80, 1],)),
     ('overflow of exp: its input', unary('Exp'), ([100, 1],), ([INF, 1],)),
-    ('Exp made Inf of an Inf', unary('Exp'), ([INF, 1],), ([100, 1],)),
+    ('Exp made Inf from an Inf', unary('Exp'), ([INF, 1],), ([100, 1],)),
     ('overflow of sinh', unary('Sinh'), ([-100],), ([-80],)),
     ('overflow of cosh', unary('Cosh'), ([100],), ([80],)),
     ('overflow of expm1', unary('Expm1'), ([100],), ([80],)),
@@ -141,7 +141,7 @@ TABLE = [
     ('gradient of log1p at -1: division', unary('Reciprocal'), ([0],), ([1e-39],), 'Log1p'),
     ('gradient of reciprocal at 0, or', gradient('ReciprocalGrad'), ([1e20], [1]), ([1e5], [1])),
     ('gradient of pow at 0 (1 of 1', binary('Pow'), ([0], [-1]), ([-1], [0.5]), 'Pow'),
-    ('Lgamma made Inf of finite inputs', unary('Lgamma'), ([-1],), ([INF],)),
+    ('Lgamma made Inf from finite inputs', unary('Lgamma'), ([-1],), ([INF],)),
 ]
 
 
@@ -192,7 +192,7 @@ def test_a_label_that_is_no_class_is_named_as_where_it_makes_a_nan():
     assert bad.sentence == (
         'cross entropy of a label that is no class: 3, and there are classes 0 to 2 (1 of 2 labels)'
     )
-    assert good.sentence == kind + ' made NaN of finite inputs'
+    assert good.sentence == kind + ' made NaN from finite inputs'
 
 
 # Whole steps. Each is good when it is fed `good`, and then bad.
@@ -437,7 +437,7 @@ STEPS = [
     ),
     (
         a_python_function_of_finite_inputs,
-        'in the forward pass: PyFunc returned 1 Inf among 24 values of finite inputs, in row 2',
+        'in the forward pass: PyFunc returned 1 Inf among 24 values from finite inputs, in row 2',
         '!in the input',
         '',
     ),

@@ -1,4 +1,4 @@
-"""Programs that tests start: Python, with the slimguard that the tests themselves were given."""
+"""Programs that tests start: Python, with the same slimguard as the tests themselves."""
 
 import os
 import pathlib
@@ -14,13 +14,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def environment():
-    """For a Python process: quiet, and with our slimguard, installed or not."""
+    """The environment of a Python process: quiet, and with our slimguard, installed or not."""
     here = os.path.dirname(os.path.dirname(slimguard.__file__))
     return dict(os.environ, PYTHONPATH=here, TF_CPP_MIN_LOG_LEVEL='3')
 
 
 def python(*arguments, **kwargs):
-    """Runs Python to its end. Returns the `CompletedProcess`, with what it wrote as text.
+    """Runs Python to its end. Returns the `CompletedProcess`, with its output as text.
 
     Its environment has the `variables` in addition.
     """
@@ -49,7 +49,7 @@ def forked_python(
     """As `python`, for programs that import TensorFlow: they find it imported already.
 
     That saves seconds. With ``finds='tensorflow'`` neither slimguard nor tf-slim is imported yet.
-    Where it matters how an interpreter starts, and in which order it imports what, take `python`.
+    Use `python` if the test depends on the start of the interpreter, or on the order of imports.
     """
     with Forked(
         arguments,
@@ -70,10 +70,9 @@ def forked_python(
 
 
 class Started:
-    """A Python process that runs, in a process group of its own, which ends with the test.
+    """A running Python process, in a process group of its own, which ends with the test.
 
-    It is forked as in `forked_python`. A test waits for its lines, those of its log among them,
-    and not for time.
+    It is forked as in `forked_python`. A test waits for lines of its output or log, never for time.
     """
 
     def __init__(self, *arguments):
@@ -103,7 +102,7 @@ class Started:
         self.process.send_signal(number)
 
     def send_to_group(self, number):
-        """As a terminal does."""
+        """Sends a signal to the whole process group, as a terminal does."""
         os.killpg(self.process.pid, number)
 
     def go_on(self):
@@ -115,7 +114,7 @@ class Started:
         return self.process.wait(timeout=240)
 
     def wait_for_children(self):
-        """Waits until nobody is left who could write to where the process writes."""
+        """Waits until no process is left that has this one's output open."""
         self.process.stdout.read()
         assert not self.was_too_slow, 'there are children after 240 s'
 

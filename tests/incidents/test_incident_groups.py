@@ -24,6 +24,19 @@ def test_without_a_cause_those_of_one_reason_are_together_in_the_order_of_the_fi
     assert (weights.count, weights.first_step, weights.last_step) == (1, 4, 4)
 
 
+def test_what_was_not_examined_is_counted_where_one_cause_has_its_symptom():
+    log, data = 'in the forward pass: log of 0', 'in the input: bad data: 1 NaN'
+    seen, unseen = 'not finite: loss', 'not finite: loss; not examined: max_bundles=1 is reached'
+    known = [incident(1, seen, diagnosis=data), incident(2, seen, diagnosis=log)]
+    left_out = [incident(3, unseen), incident(4, unseen)]
+    of_data, of_log = grouped(known + left_out)
+    assert (of_data.count, of_data.not_examined) == (1, 0)
+    assert (of_log.count, of_log.not_examined, of_log.first) == (3, 2, known[1])
+    other = incident(5, seen, diagnosis='in the forward pass: division by 0')
+    counts = [(group.count, group.not_examined) for group in grouped([*known, *left_out, other])]
+    assert counts == [(1, 0), (1, 0), (2, 0), (1, 0)]  # of either cause
+
+
 def test_numbers_do_not_tell_reasons_apart_and_names_do():
     for reason, other, count in [
         (

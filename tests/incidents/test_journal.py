@@ -68,7 +68,7 @@ class TestFile:
                 file.append(incident())
             file.close()
         assert 'incidents.jsonl cannot be written' in lines[0]
-        assert lines[1].startswith('slimguard: 3 incidents are missing in ')
+        assert lines[1].startswith('3 incidents are missing in ')
         assert len(lines) == 2
 
     @pytest.mark.parametrize('make', [os.mkfifo, os.mkdir])
@@ -169,7 +169,7 @@ class TestCutShort:
                 for step in range(1200):
                     file.append(incident(step))
                 file.close()
-        assert lines[-1].startswith('slimguard: 1200 incidents are missing in ')
+        assert lines[-1].startswith('1200 incidents are missing in ')
         assert len(lines) == 2
 
     def test_the_line_of_another_that_was_cut_short_costs_no_second_one(self, tmp_path):
@@ -309,7 +309,7 @@ def test_a_training_without_an_incident_leaves_an_empty_record(tmp_path):
         train_quietly(train_op, tmp_path, number_of_steps=2)
     assert os.path.getsize(record_file.path_in(str(tmp_path))) == 0
     assert record_file.read_record(tmp_path) == ([], 0, 0)
-    assert not [line for line in lines if line.startswith('slimguard')]
+    assert not [line for line in lines if 'incident' in line]
 
 
 class TestLog:
@@ -321,15 +321,12 @@ class TestLog:
                 now[0] = number * 0.01
                 record.record(incident())
             record.close()
-        assert (
-            lines[1].startswith('slimguard: no record of incidents is kept')
-            and 'logdir=' in lines[1]
-        )
+        assert lines[1].startswith('no record of incidents is kept') and 'logdir=' in lines[1]
         del lines[1]
-        assert lines[9].startswith('slimguard: incident 10 ')
+        assert lines[9].startswith('incident 10 ')
         assert '(999 more since the last of these lines)' in lines[11]
         assert len(lines) == 10 + 9 + 1
-        assert lines[-1].startswith('slimguard: 10000 incidents in all; the last ')
+        assert lines[-1].startswith('10000 incidents in all; the last ')
         told = [int(line.rpartition('(')[2].split()[0]) for line in lines[10:-1]]
         last = int(lines[-1].split('the last ')[1].split()[0])
         assert 10 + len(told) + sum(told) + last == 10000
@@ -344,6 +341,19 @@ class TestLog:
         assert 'rolled back (90 more since' in lines[0]
         assert 'raising NanLossError' in lines[1]
 
+    def test_from_the_third_alike_on_one_line_says_what_is_the_same(self):
+        record = journal.Journal(clock=lambda: 0.0)
+        seen = {'reason': 'not finite: loss; not examined: max_bundles=1 is reached'}
+        with LogLines() as lines:
+            for cause in 'log of 0, in row 1', 'log of 0, in row 2', 'log of 0, in row 3', None:
+                record.record(incident(), cause=cause)
+            record.record(incident(**seen), why='; not examined: max_bundles=1 is reached')
+        told = [line.partition(': ')[2] for line in lines if line.startswith('incident ')]
+        assert told[0].startswith('log of 0, in row 1.\n') and 'in row 2' in told[1]
+        done = ' as incident 1; update not applied, batch skipped'
+        assert told[2:4] == ['same cause%s.' % done, 'same symptom%s.' % done]
+        assert told[4] == 'same symptom%s; not examined: max_bundles=1 is reached.' % done
+
     def test_a_skip_is_a_warning_and_what_ends_or_turns_a_training_an_error(self):
         class Levels(LogLines):
             def emit(self, record):
@@ -353,13 +363,13 @@ class TestLog:
         with Levels() as lines:
             for action in 'skip', 'rollback', 'raise':
                 record.record(incident(action=action))
-        levels = [level for level, line in lines if 'slimguard: incident' in line]
+        levels = [level for level, line in lines if line.startswith('incident ')]
         assert levels == ['WARNING', 'ERROR', 'ERROR']
 
 
 @pytest.mark.full
 def test_many_incidents_leave_memory_flat_and_all_are_recorded(tmp_path):
-    count = 1500
+    count = 1050
     model = Linear(bad=lambda draw: draw > 0)
     train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
     hook = slimguard.NanLossHook(model.loss, on_nan=slimguard.Skip(20000), logdir=str(tmp_path))

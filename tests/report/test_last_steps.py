@@ -63,7 +63,7 @@ def exploded(jump=4.0, after=3, loss=50.0, before=100):
 
 
 def test_the_cause_of_an_explosion_is_the_jump_of_the_rate_before_it():
-    said = 'The learning rate went from 0.02 to 4 at step 101; the loss followed '
+    said = 'the learning rate went from 0.02 to 4 at step 101; the loss followed '
     assert last_steps.cause(exploded()) == said + '3 steps later'
     assert last_steps.cause(exploded(after=1)) == said + '1 step later'
     assert last_steps.cause(exploded(after=0)) == said + 'in the same step'

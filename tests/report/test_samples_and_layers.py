@@ -51,6 +51,19 @@ def test_a_sample_that_fails_later_on_is_a_suspect_only_if_the_batch_is_its_own(
     assert [[s.row for s in sheet.samples if s.suspect] for sheet in found] == [[2], []]
 
 
+def test_a_bad_row_of_numbers_is_shown_as_a_line_and_good_ones_are_not():
+    value = np.random.RandomState(0).uniform(0, 1, [16, 32]).astype(np.float32)
+    assert samples.sheets({'x:0': value}) == []
+    (sheet,) = samples.sheets({'x:0': value, 'y:0': value[:3]}, suspects=[5], rows=16)
+    assert [s.row for s in sheet.samples if s.suspect] == [5]
+    value[5, 3] = np.nan
+    (sheet,) = samples.sheets({'labels:0': np.zeros([16], np.int64), 'x:0': value})
+    bad = sheet.samples[5]
+    assert (sheet.shape, bad.pixels.shape, bad.bad_pixels) == ((16, 32), (1, 32, 3), [(0, 3)])
+    (sheet,) = samples.sheets({'x:0': value.reshape(4, 4, 32)})  # the words of sentences
+    assert sheet.samples[1].pixels.shape == (4, 32, 3)
+
+
 def test_a_large_sample_is_shrunk_and_its_bad_pixel_is_not_lost():
     value = batch(rows=2, side=500, channels=3)
     value[1, 499, 3, 2] = np.nan

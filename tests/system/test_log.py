@@ -1,6 +1,7 @@
 """The logger of slimguard: messages go to TensorFlow's handlers, unless the user says otherwise."""
 
 import contextlib
+import io
 import logging
 
 import pytest
@@ -8,6 +9,7 @@ import tensorflow as tf
 
 from slimguard.command import parser
 from slimguard.system.log import log
+from slimguard.training.checkpoint_keeper import SAVED
 from tests.helpers.models import LogLines
 
 
@@ -28,6 +30,23 @@ def test_messages_go_to_tensorflows_handlers_at_its_level(ours):
     assert lines == ['told']
 
 
+def test_a_line_says_slimguard_once_as_python_tensorflow_and_absl_print_it():
+    absl = pytest.importorskip('absl.logging')
+    printed = []
+    # The first is the format of `logging.basicConfig` and of TensorFlow's own handler.
+    for formatter in logging.Formatter(logging.BASIC_FORMAT), absl.PythonFormatter():
+        handler = logging.StreamHandler(io.StringIO())
+        handler.setFormatter(formatter)
+        tf.get_logger().addHandler(handler)
+        try:
+            log().error('told')
+        finally:
+            tf.get_logger().removeHandler(handler)
+        printed.append(handler.stream.getvalue())
+    assert printed[0] == 'ERROR:slimguard:told\n'
+    assert printed[1].endswith('] told\n') and printed[1].count('slimguard') == 1
+
+
 def test_users_silence_and_redirect_them_and_leave_tensorflows_alone(ours):
     with LogLines() as lines:
         ours.setLevel(logging.ERROR)
@@ -39,7 +58,7 @@ def test_users_silence_and_redirect_them_and_leave_tensorflows_alone(ours):
     assert (lines, own) == (['of TensorFlow'], ['elsewhere'])
 
 
-def test_quiet_logs_errors_only_until_the_script_has_ended(ours):
+def test_quiet_logs_errors_and_what_is_saved_until_the_script_has_ended(ours):
     from slimguard.unedited.run_options import quieted
 
     made = parser.make('1')
@@ -47,5 +66,9 @@ def test_quiet_logs_errors_only_until_the_script_has_ended(ours):
     with LogLines() as lines, contextlib.ExitStack() as lent:
         quieted(lent)
         log().warning('skipped')
+        log().warning(SAVED, 'logs/model.ckpt-4')
         log().error('raised')
-    assert lines == ['raised'] and ours.level == logging.NOTSET
+        lent.close()
+        log().warning('of the next script')
+    saved = 'the last good state is saved: logs/model.ckpt-4'
+    assert lines == [saved, 'raised', 'of the next script']

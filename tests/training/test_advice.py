@@ -6,6 +6,8 @@ import tensorflow as tf
 
 import slimguard
 from slimguard.incidents import advice
+from slimguard.report import cards, report_data
+from tests.helpers.models import LogLines
 
 tf1 = tf.compat.v1
 
@@ -67,3 +69,55 @@ def test_who_skips_already_is_not_told_to():
 def test_who_goes_back_already_is_not_told_to():
     told = [advice.for_lost_state(goes_back) for goes_back in (True, False)]
     assert ["on_nan='rollback'" in each for each in told] == [False, True]
+
+
+class TestWhatIsTold:
+    """In the log, the record, the error and on the page."""
+
+    def train(self, build_loss, batches, rates=None, **kwargs):
+        """Feeds batches [4, 2] to `build_loss(x, w)`; returns what was logged of incidents."""
+        x, rate = tf1.placeholder(tf.float32, [4, 2]), tf1.placeholder(tf.float32, [])
+        weights = tf1.get_variable('w', [2, 1], initializer=tf1.ones_initializer())
+        loss = build_loss(tf.matmul(x, weights))
+        train_op = tf1.train.GradientDescentOptimizer(rate).minimize(
+            loss, tf1.train.get_or_create_global_step()
+        )
+        train_op = slimguard.guard(train_op, loss=loss)
+        start = tf1.global_variables_initializer()
+        with LogLines('slimguard') as lines:
+            try:
+                with slimguard.watch(tf1.Session(), **kwargs) as watched:
+                    watched.run(start)
+                    for batch, value in zip(batches, rates or [0.01] * len(batches)):
+                        watched.run(train_op, {x: batch, rate: value})
+            finally:
+                told = [line for line in lines if line.startswith('incident ')]
+        return [line.partition('): ')[2] for line in told]
+
+    def test_one_that_is_not_examined_is_known_by_its_symptom_and_bad_data_are_named(
+        self, tmp_path
+    ):
+        options = dict(on_nan='skip', logdir=tmp_path, max_bundles=1)
+        batches = [GOOD, NEGATIVE, NEGATIVE, NAN, NEGATIVE]
+        first, second, of_data, last = self.train(
+            lambda y: tf.reduce_mean(tf1.log(y)), batches, **options
+        )
+        not_examined = 'in a row); not examined: max_bundles=1 is reached.'
+        assert first.startswith('log of a negative number')
+        assert of_data.startswith('bad data: 1 NaN among 8 values, in row 2; Placeholder; ')
+        for each in second, last:
+            assert each.startswith('same symptom as incident 1; update not applied, batch skipped')
+            assert each.endswith(not_examined)
+        kinds = cards.kinds_of(report_data.gather(str(tmp_path)), None)
+        counts = [kind.count.partition(': ')[2] for kind in kinds]
+        assert counts == ['3 skip; 2 not examined, the symptom is the same', '']
+
+    def test_an_explosion_is_told_by_the_jump_of_the_rate_before_it(self, tmp_path):
+        batches, rates = [GOOD] * 20, [0.01] * 12 + [50.0] * 8
+        with pytest.raises(slimguard.NanLossError) as caught:
+            options = dict(on_nan='raise', max_loss=1e6, logdir=tmp_path)
+            self.train(lambda y: tf.reduce_mean(tf.square(y - 1)), batches, rates, **options)
+        why = 'he learning rate went from 0.01 to 50 at step 13; the loss followed 1 step later'
+        assert 'loss %g): t%s\n' % (caught.value.incident.loss, why) in str(caught.value)
+        (kind,) = cards.kinds_of(report_data.gather(str(tmp_path)), None)
+        assert kind.card.headline == 'T%s.' % why

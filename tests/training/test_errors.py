@@ -69,7 +69,7 @@ def one_record(logdir):
 
 
 def incidents_in(lines):
-    return [line for line in lines if line.startswith('slimguard: incident 1 at global step 3')]
+    return [line for line in lines if line.startswith('incident 1 at global step 3')]
 
 
 @pytest.mark.full

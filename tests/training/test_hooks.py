@@ -187,19 +187,19 @@ class TestSubclass:
 def test_the_log_line_can_be_acted_on():
     model = Linear(bad=(3, 5))
     train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
-    with LogLines() as lines:
+    with LogLines('slimguard') as lines:
         train_monitored(slimguard.NanLossHook(model.loss, on_nan='skip'), train_op)
-    first, no_record, second, last = [line for line in lines if line.startswith('slimguard')]
+    first, no_record, second, last = lines
     # What made it so and where the user wrote that; then what was done.
     what = re.compile(
-        r'slimguard: incident (\d) at global step (\d) \(loss nan\): '
+        r'incident (\d) at global step (\d) \(loss nan\): '
         r'bad data: 1 NaN among 12 values, in row 1; PyFunc; .*models\.py:\d+\.\n'
         r'    update not applied, batch skipped \(1 in a row\)\.'
     )
     found = [what.fullmatch(line) for line in (first, second)]
     assert [match and match.groups() for match in found] == [('1', '3'), ('2', '4')]
     assert "pass logdir='logs' to slimguard.watch()" in no_record  # said once
-    assert last.startswith('slimguard: 2 of 8 batches were skipped; why, of the last that')
+    assert last.startswith('2 of 8 batches were skipped; why, of the last that')
 
 
 class TestTwoTrainingsInOneGraph:

@@ -319,7 +319,7 @@ def test_an_empty_logdir_is_none_and_that_is_said(monkeypatch, tmp_path):
     train_op = slimguard.create_train_op(model.loss, model.optimizer)
     with LogLines() as lines:
         train_quietly(train_op, '')
-    assert 'slimguard: logdir is empty, so nothing is saved and nothing recorded.' in lines
+    assert 'logdir is empty, so nothing is saved and nothing recorded.' in lines
     assert list(tmp_path.iterdir()) == []
 
 

@@ -98,9 +98,7 @@ def test_the_bar_and_the_log_lines(before, more):
     assert all(
         re.search(r'global step \d+: loss = \d+\.\d{4} \(\d+\.\d{3} sec/step\)$', s) for s in steps
     )
-    assert (
-        sum('slimguard: incident 1 at global step 5' in line for line in lines) == len(steps) // 3
-    )
+    assert sum('incident 1 at global step 5' in line for line in lines) == len(steps) // 3
     (bar,) = [line for line in lines if 'step/s' in line]
     assert '12/12' in bar and re.search(r'1 incident\b', bar) and output.strip() in bar
     # It was drawn on the way, too.

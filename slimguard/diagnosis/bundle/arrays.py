@@ -1,9 +1,9 @@
 """Arrays of every dtype of TensorFlow in an .npz, which `np.load` reads without pickles.
 
-Numbers are stored as they are. Those that numpy has no name for (bfloat16, float8, int4, qint8) are
-stored as unsigned ints of the same bits, and strings as their bytes, one after another; beside them
-is ``NAME lengths``, the length of each string, in the shape of the array. Which dtype an array has
-is said in incident.json.
+Numbers are stored as they are. Dtypes that numpy does not know (bfloat16, float8, int4, qint8) are
+stored as unsigned ints of the same bits. Strings are stored as their bytes, one after another, and
+``NAME lengths`` has the length of each, in the shape of the array. incident.json says which dtype
+an array has.
 """
 
 import zipfile
@@ -41,10 +41,10 @@ def bytes_of(value: np.ndarray) -> int:
 
 
 def open_archive(file: IO[bytes], size: int) -> zipfile.ZipFile:
-    """Opens what `save` wrote, `size` bytes long, and looks at what it says to hold.
+    """Opens an archive of `size` bytes that `save` wrote, and checks the sizes that it claims.
 
     Raises:
-      ValueError, zipfile.BadZipFile: if it is no archive, or one that would grow when it is read.
+      ValueError, zipfile.BadZipFile: if it is no archive, or claims to hold more than its size.
     """
     archive = zipfile.ZipFile(file)
     claimed = sum(member.file_size for member in archive.infolist())
@@ -59,10 +59,10 @@ def has(archive: zipfile.ZipFile, name: str) -> bool:
 
 
 def load(archive: zipfile.ZipFile, name: str, dtype: str) -> np.ndarray:
-    """Reads an array that is expected to be of a dtype of TensorFlow.
+    """Reads an array that is expected to have `dtype`, the name of a TensorFlow dtype.
 
     Raises:
-      ValueError: if it is not. Other errors are possible, as numpy and zipfile raise them.
+      ValueError: if it has another. numpy and zipfile may raise other errors.
     """
     value = _read(archive, name)
     if dtype == 'string':
@@ -76,7 +76,7 @@ def load(archive: zipfile.ZipFile, name: str, dtype: str) -> np.ndarray:
 
 
 def _is_known(dtype: np.dtype) -> bool:
-    """Whether numpy itself has a dtype: it writes a name into the file that it can read again."""
+    """Whether a dtype is numpy's own, so that numpy can read the name that it writes for it."""
     return dtype.isbuiltin == 1
 
 

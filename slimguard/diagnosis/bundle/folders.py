@@ -21,10 +21,11 @@ from slimguard.system import files
 _NAME = re.compile(r'incident-(\d+|unknown)(-\d+)?$')
 _TIME = re.compile(rb'"time": (\d+(?:\.\d+)?)\b')
 _LOOKED_AT = 1 << 10  # bytes of incident.json that are read for its time
-# So long after its last file was written, nobody is writing a folder any more.
+# So many seconds after its last file was written, nobody is writing a folder any more.
 _ABANDONED = 3600.0
 
-# By this process. The record names them for good, also those that have been removed.
+# The bundles that this process made. The record names them for good, so a name that was removed
+# is not used again.
 _made: Set[str] = set()
 
 
@@ -36,8 +37,8 @@ def folder(logdir: files.Path) -> str:
 def paths(logdir: files.Path) -> List[str]:
     """The bundles in a log directory, the oldest first, by the times of their incidents.
 
-    One that does not tell its time counts as older than all that do. The times of files are not
-    looked at: copying changes them.
+    A bundle that does not tell its time counts as the oldest. The times of files are not used:
+    copying changes them.
     """
     return sorted((path for path in _folders(logdir) if is_bundle(path)), key=_order)
 
@@ -62,7 +63,7 @@ def _folders(logdir: files.Path) -> List[str]:
 
 
 def _order(path: str) -> Tuple[float, str]:
-    """When the incident was, from the beginning of incident.json; all of it may be large."""
+    """The time of the incident. Only the beginning of incident.json is read: it may be large."""
     try:
         with files.open_to_read(os.path.join(path, JSON)) as file:
             found = _TIME.search(file.read(_LOOKED_AT))
@@ -74,7 +75,7 @@ def _order(path: str) -> Tuple[float, str]:
 def make(parent: str, step: Optional[int]) -> str:
     """Makes the folder for the bundle of a step, under a name that was never used.
 
-    On other file systems, two trainings that share a logdir might choose one name at one moment.
+    On remote file systems, two trainings that share a logdir may choose the same name at once.
     """
     name = 'incident-%s' % ('unknown' if step is None else step)
     for number in itertools.count(1):
@@ -99,7 +100,7 @@ def _make(path: str) -> bool:
 
 
 def remove_beyond(logdir: files.Path, most: int, kept: str) -> None:
-    """Removes bundles beyond `most`: those that repeat an older one's kind, then the oldest.
+    """Removes bundles beyond `most`: first those of a kind that an older one has, then the oldest.
 
     `kept` stays in any case, and so do links to bundles elsewhere.
     """
@@ -136,11 +137,11 @@ def remove(path: str) -> None:
         elif not files.list_dir(path):
             tf.io.gfile.rmtree(path)
     except (OSError, tf.errors.OpError):
-        pass  # it is not ours to remove, or something of somebody's is in it
+        pass  # we may not remove it, or it holds somebody else's file
 
 
 def remove_abandoned(logdir: files.Path) -> None:
-    """Removes what processes that were killed an hour ago or more have left of bundles."""
+    """Removes unfinished bundles of processes that were killed an hour ago or more."""
     for path in _folders(logdir):
         if not os.path.islink(path) and not is_bundle(path) and _seconds_since(path) > _ABANDONED:
             remove(path)
@@ -152,6 +153,6 @@ def _seconds_since(path: str) -> float:
 
 
 def _parts(path: str) -> List[str]:
-    """The names of the files in a folder that we write, incident.json also while it is written."""
+    """The names of our files in a folder, the temporary file of incident.json included."""
     ours = (DRAWN, GRAPH, STATE, JSON)
     return [each for each in files.list_dir(path) if each in ours or each.startswith(JSON + '.')]

@@ -1,4 +1,4 @@
-"""Reads a bundle. Whatever is not as it should be is a `BundleError`."""
+"""Reads a bundle. Anything that is missing, damaged or too large raises `BundleError`."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from slimguard.diagnosis.rerun import ExportedStep
 from slimguard.system import files
 
 JSON, GRAPH, DRAWN, STATE = 'incident.json', 'step.pb', 'drawn.npz', 'state.npz'
-# How large a bundle is that we write, and a file of one that we read, in bytes.
+# The largest bundle that is written, and the largest file of one that is read, in bytes.
 MOST_BYTES = 8 << 30
 VERSION = 2
 
@@ -35,7 +35,7 @@ class BundleError(ValueError):
 
 
 class Bundle(NamedTuple):
-    """What is in a bundle.
+    """The contents of a bundle.
 
     Attributes:
       path: the folder.
@@ -62,7 +62,7 @@ class Bundle(NamedTuple):
 
 
 def read(path: files.Path) -> Bundle:
-    """Opens a bundle. The arrays are read; the variables are read when they are asked for.
+    """Opens a bundle. It reads the drawn arrays now, and the variables when they are asked for.
 
     Args:
       path: the folder, on any file system that `tf.io.gfile` knows.
@@ -93,7 +93,7 @@ def read(path: files.Path) -> Bundle:
 
 
 def read_json(path: files.Path) -> Dict[str, Any]:
-    """What incident.json of a bundle says, checked as far as its outline goes.
+    """The contents of a bundle's incident.json, whose outline is checked.
 
     Raises:
       BundleError: if there is none or it is damaged.
@@ -113,7 +113,7 @@ def read_json(path: files.Path) -> Dict[str, Any]:
 
 
 def number(value: Any) -> Any:
-    """A number of incident.json as a float: there, NaN and Inf are strings. All else as it is."""
+    """Turns the strings for NaN and Inf in incident.json into floats; leaves all else as it is."""
     return _NON_FINITE.get(value, value) if isinstance(value, str) else value
 
 
@@ -124,7 +124,7 @@ def _require_kinds(said: Dict[str, Any], kinds: Dict[str, Any]) -> None:
 
 
 def _history(said: Dict[str, Any]) -> Dict[str, Any]:
-    """What `History.to_dict` gave: a row for each step, and numbers for NaN and Inf again."""
+    """Checks what `History.to_dict` gave, and turns its strings for NaN and Inf into floats."""
     columns = ('step', 'good', 'loss', 'learning_rate', 'gradient_norm')
     history: Dict[str, Any] = {name: [_real(each) for each in said[name]] for name in columns}
     history['gradient_norms'] = [[_real(each) for each in row] for row in said['gradient_norms']]
@@ -147,7 +147,7 @@ def _real(value: Any) -> Any:
 
 def _load(folder: str, name: str, dtypes: Dict[str, str]) -> Iterator[Tuple[str, np.ndarray]]:
     """Reads arrays out of an .npz, one by one."""
-    if dtypes:  # else it is so short that zipfile seeks before its beginning, as no GFile can
+    if dtypes:  # an empty one is so short that zipfile seeks before its start; a GFile cannot
         with _archive(folder, name) as archive:
             for each, dtype in dtypes.items():
                 yield each, arrays.load(archive, each, dtype)
@@ -162,10 +162,10 @@ def _archive(folder: str, name: str):
 
 @contextlib.contextmanager
 def _opened(folder: str, name: str) -> Iterator[IO[bytes]]:
-    """Opens a file, and makes one kind of error of all that is wrong with it.
+    """Opens a file; any error while it is read becomes a `BundleError`.
 
-    Libraries raise what they like when they are handed garbage: zlib.error, struct.error,
-    UnicodeDecodeError, MemoryError, protobuf's own.
+    Libraries raise all kinds of errors for garbage: zlib.error, struct.error, UnicodeDecodeError,
+    MemoryError, protobuf's own.
     """
     try:
         with files.open_to_read(os.path.join(folder, name)) as file:

@@ -55,7 +55,7 @@ def write(
 
     Raises:
       OSError, tf.errors.OpError: if it cannot be written.
-      BundleError: if it would be larger than what is read back.
+      BundleError: if it would be larger than a bundle may be.
       ValueError: if `max_bundles` is not at least 1.
     """
     if max_bundles < 1:
@@ -79,7 +79,7 @@ def write(
             dtypes = arrays.save(file, values.items())
         said = {
             'version': reading.VERSION,
-            'time': incident.time,  # near the beginning, where it is looked for
+            'time': incident.time,  # near the beginning: readers of the time stop there
             'versions': _versions(),
             'incident': dataclasses.asdict(incident),
             'diagnosis': None if diagnosis is None else _dict_of(diagnosis),
@@ -98,7 +98,7 @@ def write(
 
 
 def _size(capture: Capture, exported: ExportedStep, values: Dict[str, np.ndarray]) -> int:
-    """How large the bundle will be, about: all but what is said in words."""
+    """About how many bytes the bundle will have, without incident.json."""
     variables = sum(bytes_of(capture.reads[name]) for name in exported.names['variables'])
     return exported.graph_def.ByteSize() + variables + sum(map(arrays.bytes_of, values.values()))
 

@@ -1,16 +1,15 @@
 """A bad step, run again as often as one likes, without writing.
 
-:class:`Step` is what the diagnosis works on: a session, the ops of the step, and what to feed in
-place of what they drew. It comes from the training itself (:func:`live_step`), where running the
-forward and the backward pass again writes and draws nothing. Or it comes from a :class:`StepCopy`,
-a graph of its own in a session of its own, with a copy of the variables: in another process, or
-where the forward pass writes.
+The diagnosis works on a :class:`Step`: a session, the ops of the step, and the values to feed in
+place of its sources. The step is the training's own (:func:`live_step`) if running the forward and
+the backward pass again writes and draws nothing. Otherwise, and in another process, it comes from a
+:class:`StepCopy`: a graph and a session of its own, with a copy of the variables.
 
-    step.py           a step: what of it can be run, and running it
+    step.py           a step: which of its tensors can be fetched, and their values
     live_step.py      a step in the training's own session
     exported_step.py  a step as plain data, taken out of its graph
     step_copy.py      a step in a graph of its own, built of that data
-    chunks.py         what is fetched at once, so that it fits into memory
+    chunks.py         splits large fetches into parts that fit into memory
 """
 
 from slimguard.diagnosis.rerun.chunks import bytes_of, variables_in_chunks

@@ -1,4 +1,4 @@
-"""Splits what is fetched at once: larger parts take more memory, and smaller ones more runs."""
+"""Splits large fetches: larger parts take more memory, and smaller ones more runs."""
 
 from typing import Callable, Dict, Iterable, Iterator, List, TypeVar
 
@@ -18,7 +18,7 @@ _Thing = TypeVar('_Thing')
 def in_chunks(
     things: Iterable[_Thing], size_of: Callable[[_Thing], int], most: int
 ) -> Iterator[List[_Thing]]:
-    """`things` in lists of at most `most` bytes; what is larger is in a list of its own."""
+    """`things` in lists of at most `most` bytes; a larger thing is in a list of its own."""
     chunk: List[_Thing] = []
     size = 0
     for thing in things:
@@ -42,7 +42,7 @@ def variables_in_chunks(
 
 
 def bytes_of(tensor: tf.Tensor, rows: int = 1) -> int:
-    """How large a tensor is, about; what is not known of its shape counts as `rows`."""
+    """About how many bytes a tensor has; a dimension that is not known counts as `rows`."""
     if tensor.shape.rank is None:
         return _UNKNOWN_BYTES
     sizes = [size or rows for size in tensor.shape.as_list()]

@@ -1,4 +1,4 @@
-"""A step as plain data, taken out of its graph: for a bundle to keep, for a copy to be built of."""
+"""A step as plain data, taken out of its graph: a bundle keeps it, and a copy is built of it."""
 
 from typing import Any, Dict, List, NamedTuple, Optional
 
@@ -15,11 +15,11 @@ from slimguard.graph.source_lines import Origins, record
 
 
 class ExportedStep(NamedTuple):
-    """A step as plain data: a GraphDef without what draws, and the names to run it by.
+    """A step as plain data: a GraphDef without the ops that draw, and the names to run it by.
 
     Attributes:
       graph_def: the ops of the step, the gate's included; a placeholder for each source.
-      names: a dictionary of what JSON can hold: names of tensors, sources and variables.
+      names: the names of tensors, sources and variables, in a dictionary that JSON can hold.
     """
 
     graph_def: tf1.GraphDef
@@ -53,7 +53,7 @@ class _Export:
         for tensor in capture.sources:
             self._sources.setdefault(tensor.op, []).append(tensor)
         self._flow = Flow(graphs.ancestors(gate_roots(gate)))
-        # Also those that only other sources need, to look at.
+        # Also ops that only other sources need, so that they can be examined.
         given = [t.op for each in capture.givens.values() for t in each]
         roots = gate_roots(gate) + list(self._sources) + capture.variables + given
         ops = graphs.ancestors(roots, self._needs)
@@ -75,14 +75,14 @@ class _Export:
     def _needs(self, op):
         if op not in self._sources:
             return graphs.needs(op)
-        # In a branch, the placeholder is to be as dead as the source was.
+        # In a branch, the placeholder must be dead whenever the source was.
         in_branch = any(self._flow.conditions(t) for t in op.outputs)
         return list(graphs.needs(op)) if in_branch else []
 
     def _placeholders(self, op) -> List[tf1.NodeDef]:
         needed = self._needs(op)
         controls = ['^' + each.name for each in dict.fromkeys(needed)]
-        # What waits for a switch runs: of that, not the op is dead but one of its outputs.
+        # A control dependency on a switch always runs: an output of it is dead, not the op itself.
         switched = {graphs.key(t): t for t in op.inputs if needed and t.op.type in SWITCHES}
         nodes = [_side_of(tensor, op) for tensor in switched.values()]
         controls += ['^' + node.name for node in nodes]
@@ -96,13 +96,13 @@ class _Export:
         return nodes
 
     def _without_ties(self, node) -> tf1.NodeDef:
-        """A node without its device, and with placeholders for what it took from sources.
+        """A node without its device, and with placeholders in place of sources.
 
-        It is changed, not copied: that takes a third of the time, and nobody else has it.
+        The node is changed, not copied: that takes a third of the time, and nothing else uses it.
         """
         if node.op == 'PrintV2':
-            # Nothing is to be printed; and TensorFlow 1.15 cannot import one after a loop, where
-            # it has lost sight of what is a scalar.
+            # A replay prints nothing. And TensorFlow 1.15 cannot import a print after a loop, where
+            # it no longer knows that a tensor is a scalar.
             controls = ['^' + self._renamed(n).lstrip('^').partition(':')[0] for n in node.input]
             return tf1.NodeDef(name=node.name, op='NoOp', input=list(dict.fromkeys(controls)))
         if node.name.startswith(graphs.OURS) and is_collective(node.op):  # no other rank is here
@@ -164,7 +164,7 @@ class _Export:
 
 
 def _copy_functions(library, graph_def: tf1.GraphDef) -> None:
-    """Copies those functions of a library that a graph calls, and those that these call."""
+    """Copies the functions of a library that a graph calls, directly or through others."""
     functions = {function.signature.name: function for function in library.function}
     gradients = {gradient.function_name: gradient for gradient in library.gradient}
     waiting = list(graph_def.node)
@@ -184,7 +184,7 @@ def _copy_functions(library, graph_def: tf1.GraphDef) -> None:
 
 
 def _side_of(switched: tf.Tensor, op: tf.Operation) -> tf1.NodeDef:
-    """An op for `op` to wait for, that is dead where `switched`, an output of a switch, is."""
+    """An op for `op` to wait for. It is dead when `switched`, an output of a switch, is dead."""
     side = (switched.value_index, switched.op.name.replace('/', '_'))
     name = '%s/side_%d_of_%s' % (op.name, *side)
     value = '%s:%d' % (switched.op.name, switched.value_index)

@@ -24,10 +24,9 @@ def live_step(session, capture: Capture, values: Dict[str, np.ndarray]) -> Step:
 def can_run_live(session, capture: Capture, values: Dict[str, np.ndarray]) -> bool:
     """Whether the forward and backward pass can be run again in the training's own session.
 
-    They would write or draw where a write of a moving average has to come before the loss; where an
-    op waits for an iterator and does not use what it returns; and where a function draws, since
-    TensorFlow replaces calls by what is called before it looks at what is fed. Of what is in a
-    branch only a prepared call tells.
+    They would write or draw in three cases: the loss waits for a write of a moving average; an op
+    waits for an iterator without using its output; or a function draws, since TensorFlow inlines
+    calls before it looks at feeds. Tensors in a branch need a session that prepares calls.
     """
     fed = {key(t) for t in capture.sources if t.name in values}
     drawn = {op for op, _ in fed}
@@ -42,5 +41,5 @@ def can_run_live(session, capture: Capture, values: Dict[str, np.ndarray]) -> bo
     if tf_private.makes_callables(session):
         return True
     flow = Flow(ops)
-    # `run` cannot fetch a tensor in a branch; in a copied graph TensorFlow does not notice.
+    # `run` refuses to fetch a tensor in a branch; in a copied graph TensorFlow does not notice it.
     return all(op.graph.is_fetchable(op) or flow.is_in_loop(op) for op in ops)

@@ -27,15 +27,15 @@ class Step:
       session: the session, with the variables as they were before the step.
       gate: the `Gate`, or a `GateCopy`.
       feed: what the step drew, by Tensor names.
-      origins: says where the op of a name comes from.
-      names: for a tensor that stands in for another: the other's name and its op's type.
-      missing: names of ops that drew something that was not kept.
-      givens: by the name of what an op drew, the names of the floats that it was given.
+      origins: returns the origin of the op of a name.
+      names: by the name of a tensor that stands in for another: the other's name, its op's type.
+      missing: names of ops whose drawn values were not kept.
+      givens: by the name of a source, the names of the float tensors it was computed from.
       restore: called after each run, to undo what it wrote; None if a run writes nothing.
 
     Attributes:
-      ops: the ops to run again, each after what it needs. The gate's own are not among them, nor
-        is what only what is fed needs.
+      ops: the ops to run again, in topological order, without the gate's own and without ops that
+        only fed tensors need.
       ours: the ops of the gate.
       checked: the float tensors that the gate checks and the gated ops take.
     """
@@ -78,11 +78,11 @@ class Step:
         return key(tensor) in self._fed
 
     def givens_of(self, tensor: tf.Tensor) -> List[tf.Tensor]:
-        """The floats that what is fed as `tensor` was computed from, as far as they can be had."""
+        """The float tensors that the value fed as `tensor` was computed from, as far as known."""
         return list(self._givens.get(key(tensor), ()))
 
     def needs(self, op: tf.Operation) -> Iterator[tf.Operation]:
-        """What has to run before an op, and before what is fed to it."""
+        """The ops that an op needs, and those that the values fed to it were computed from."""
         yield from graphs.needs(op)
         for tensor in op.inputs:
             yield from (given.op for given in self.givens_of(tensor))
@@ -145,13 +145,13 @@ class Step:
         except tf.errors.InvalidArgumentError as error:
             if len(tensors) == 1:
                 if 'not have value' in error.message or 'was dead' in error.message:
-                    return [None]  # in a branch that we took for one that runs
+                    return [None]  # its branch did not run after all
                 raise
             half = len(tensors) // 2
             return self._run_or_split(tensors[:half]) + self._run_or_split(tensors[half:])
 
     def _find_taken(self) -> None:
-        """Which branches the step took: conditions inside branches after those around them."""
+        """Finds out which branches the step took: outer conditions first, then those inside."""
         conditions = {c for op in self.ops for t in op.outputs for c in self.flow.conditions(t)}
         preds = {c.pred: c.pred[0].outputs[c.pred[1]] for c in conditions}
         waiting = {k: t for k, t in preds.items() if not self.flow.is_in_loop(t.op)}
@@ -165,11 +165,11 @@ class Step:
                     self._taken[key(tensor)] = bool(value)
 
     def _find_blind(self) -> set:
-        """The ops that need something that was drawn and is not kept. Chance is drawn anew."""
+        """The ops that need a drawn value that was not kept; random ops, though, draw anew."""
         missing = set(self.missing)
         blind = {op for op in self.ops if op.name in missing and not graphs.is_random(op)}
         grown = bool(blind)
-        while grown:  # a loop hands it back to its beginning
+        while grown:  # more than once, since a loop leads back to ops before it
             found = [
                 op
                 for op in self.ops

@@ -49,13 +49,13 @@ class StepCopy:
                 raise ReplayError('the graph of this step is not whole: %s' % error) from None
         written = _written_ahead(self.gate)
         config = tf1.ConfigProto(allow_soft_placement=True)
-        # Each run is one of few: to rewrite its graph would take longer than to run it.
+        # There are few runs: Grappler would take longer to rewrite the graph than they take.
         config.graph_options.rewrite_options.disable_meta_optimizer = True
         self.session = tf1.Session(graph=self.graph, config=config)
         self._variables = _Variables(self.session, loads, variables, written)
 
     def step(self, values: Values) -> Step:
-        """The step, fed with what it drew, by the names of the sources in the user's graph."""
+        """The step, fed with `values`: what it drew, by the sources' names in the user's graph."""
         originals = {
             self._placeholder(name): (name, op_type)
             for name, (_, op_type) in self._names['sources'].items()
@@ -77,9 +77,9 @@ class StepCopy:
         )
 
     def decide(self, values: Values) -> List[Label]:
-        """Runs the whole step through its gate, fed with what it drew: the labels of what is bad.
+        """Runs the whole step, gate included, fed with what it drew; the labels of what is bad.
 
-        A good step is written. The variables get their values back before they are used again.
+        A good step writes its update. The variables are loaded again before their next use.
         """
         self.load_all()
         feed: Dict[Any, Any] = dict(self._feed(values))
@@ -120,13 +120,13 @@ class _Load(NamedTuple):
 
 
 class _Variables:
-    """The variables of a copy: loaded when a run needs them, put back after one that writes.
+    """The variables of a copy: loaded when a run needs them, restored after a run that writes.
 
     Args:
       session: the copy's.
       loads: a `_Load` for each variable, by the name of its op.
       read: called with names of variable ops; yields dictionaries with their values.
-      written_ahead: the names of those that the forward pass writes.
+      written_ahead: the names of the variables that the forward pass writes.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class _Variables:
         self._ahead: Values = {}
 
     def load(self, names: Iterable[str]) -> None:
-        """Loads those variables among the ops `names` that are not loaded yet."""
+        """Loads the variables among the ops `names` that are not loaded yet."""
         missing = [name for name in names if name in self._loads and name not in self._loaded]
         for values in self._read(missing) if missing else ():
             self._assign(values)
@@ -153,11 +153,11 @@ class _Variables:
                 self._ahead[name] = values[name]
 
     def restore(self) -> None:
-        """Undoes what the forward pass wrote."""
+        """Undoes the writes of the forward pass."""
         self._assign(self._ahead)
 
     def forget(self) -> None:
-        """Takes none for loaded any more: a step was written."""
+        """Lets all variables be loaded again, since a step was written."""
         self._loaded.clear()
 
     def _assign(self, values: Values) -> None:
@@ -167,7 +167,7 @@ class _Variables:
 
 def _import(exported: ExportedStep) -> None:
     try:
-        # It writes the defaults of missing attributes into the GraphDef; an exported step has all.
+        # The import adds missing attributes to the GraphDef, but an exported step has them all.
         tf.import_graph_def(exported.graph_def, name='')
     except (ValueError, tf.errors.OpError, TypeError) as error:
         raise ReplayError(
@@ -179,7 +179,7 @@ def _import(exported: ExportedStep) -> None:
 
 
 def _first_part(error: Exception) -> str:
-    """What an import complains of, without the signature of the op that follows."""
+    """The error message of an import, without the signature of the op that follows."""
     return str(error).partition('; signature=')[0].partition('\n')[0]
 
 

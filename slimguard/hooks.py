@@ -120,12 +120,9 @@ class NanLossHook(GateWatcher, NanTensorHook):
         gates.require_loss(loss_tensor, 'loss_tensor')
         require_bool('fail_on_nan_loss', fail_on_nan_loss)
         NanTensorHook.__init__(self, loss_tensor, fail_on_nan_loss)
-        settings = TrainingSettings(
-            capture, max_bundles, progress, preemption_seconds, spike, history
-        )
-        GateWatcher.__init__(
-            self, on_nan, fail_on_nan_loss, max_loss, logdir, ends_job, loss_tensor, settings
-        )
+        said = max_loss, logdir, ends_job, capture, max_bundles
+        settings = TrainingSettings(*said, progress, preemption_seconds, spike, history)
+        GateWatcher.__init__(self, on_nan, fail_on_nan_loss, loss_tensor, settings)
 
 
 # Else help() shows the docstring of TensorFlow's NanTensorHook.

@@ -26,19 +26,18 @@ from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.graph import TrainOp
 from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policy_language import OnNan
-from slimguard.incidents.spike import AnySpike, as_spike
+from slimguard.incidents.spike import AnySpike
 from slimguard.system import files
 from slimguard.system.log import log
 from slimguard.training import trainable
 from slimguard.training.checkpoint_keeper import CheckpointKeeper
-from slimguard.training.context import TrainingContext
 from slimguard.training.loop import SlimLoop
 from slimguard.training.step_history import STEPS, require_history
 from slimguard.training.step_runner import Schedule
 from slimguard.training.stop_signals import SECONDS
 from slimguard.training.training import Training, TrainingSettings
 from slimguard.training.turns import in_turns
-from slimguard.training.watchers import lent, with_watcher
+from slimguard.training.watchers import handed, with_watcher
 
 _slim = compat.import_slim().learning
 # Kept, as `_slim`'s own attributes may be replaced by the functions below.
@@ -242,9 +241,9 @@ def train(
       tf.errors.OpError: if the last checkpoint could not be written, as on a full disk.
     """
     logdir = trainable.as_logdir(logdir)
-    usual = as_spike(spike)
-    given = capture, max_bundles, progress, preemption_seconds, usual, require_history(history)
-    settings = TrainingSettings(*given).require()
+    said = max_loss, logdir, ends_job, capture, max_bundles
+    given = progress, preemption_seconds, spike, require_history(history)
+    settings = TrainingSettings(*said, *given).require()
     trainable.require_flags(ends_job, is_chief)
     trainable.require_steps(train_step_fn, train_step_kwargs, number_of_steps, log_every_n_steps)
     trainable.require_parts(global_step, init_fn, summary_writer)
@@ -258,7 +257,7 @@ def train(
         train_op = gates.guard(train_op)
     else:
         trainable.warn_of_no_training(train_op)
-    hooks, watcher = with_watcher(hooks or (), on_nan, max_loss, logdir, spike=usual)
+    hooks, watcher = with_watcher(hooks or (), on_nan, settings)
     if any(isinstance(hook, tf1.train.CheckpointSaverHook) for hook in hooks):
         offer_saver(graph, saver)
     keeper = None
@@ -268,27 +267,24 @@ def train(
         if summary_writer == _USE_DEFAULT:
             # As the Supervisor's, with a suffix: a SummarySaverHook's might get the same name.
             summary_writer = tf1.summary.FileWriter(logdir, filename_suffix='.train')
-    bundles_in = None if keeper is None else logdir
-    training = Training(settings, keeper, saver, bundles_in, number_of_steps)
-    training.capture(*gates.gates_of(graph).values())
-    context = TrainingContext(
-        max_loss=max_loss,
-        logdir=logdir,
-        ends_job=ends_job,
+    training = Training(
+        settings,
+        is_open=True,
+        keeper=keeper,
+        saver=saver,
+        number_of_steps=number_of_steps,
         summary_writer=None if keeper is None else summary_writer,
         summary_secs=save_summaries_secs or 0.0,
-        training=training,
         is_chief=is_chief,
         is_done=functools.partial(_has_reached, number_of_steps, global_step),
-        spike=usual,
-        history=history,
     )
+    training.capture(*gates.gates_of(graph).values())
     before_session = _wait_for_chief(graph, master, is_chief, session_config)
     # Only slim's own step, with its own arguments, can be replaced by the faster one.
     schedule = None
     if train_step_fn is _slim.train_step and train_step_kwargs == _USE_DEFAULT:
         schedule = Schedule(number_of_steps, log_every_n_steps, trace_every_n_steps)
-    with taking_turns(graph) as turn, lent(hooks, context), training.running():
+    with taking_turns(graph) as turn, handed(hooks, training), training.running():
         if keeper is not None:
             keeper.prepare()
         with graph.as_default():

@@ -12,8 +12,7 @@ What watches, in any loop:
     second_look.py        whether variables are lost, or are just being put back
     recovery.py           back to a checkpoint: one process, or a job
     back_off.py           smaller updates after that
-    context.py            what a training hands to its watchers
-    watchers.py           lends them that; picks the one that decides
+    watchers.py           hands them their training; picks the one that decides
     step_history.py       the last steps, and whether the next is a spike
     history_summaries.py  the same as scalars in TensorBoard
     step_counters.py      TensorFlow's StepCounterHook, told of steps that were held back
@@ -36,7 +35,7 @@ The loops:
 
 Around a training:
 
-    training.py           captures, signals, progress, and the last save, in every loop
+    training.py           what is said of it; captures, signals, progress, the last save
     hook_loop.py          opens that in a loop that knows hooks only
     checkpoint_keeper.py  resumes, and saves before an error ends it
     stop_signals.py       SIGTERM and Ctrl-C end a training, with everything saved

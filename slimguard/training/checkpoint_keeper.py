@@ -1,5 +1,6 @@
 """What a training does for its checkpoints, in the process that saves them: `CheckpointKeeper`."""
 
+import contextlib
 import os
 from typing import Any, ContextManager, Optional
 
@@ -28,14 +29,22 @@ class CheckpointKeeper:
       logdir: where the checkpoints are.
       saver: the training's saver.
       global_step: the global step, in which the names of checkpoints end; by default the graph's.
+      bundles_in: where bundles are, and the record; by default there, too.
 
     Attributes:
-      logdir: as given.
+      logdir, bundles_in: as given.
       room: the room on the disk that the checkpoints share with bundles.
     """
 
-    def __init__(self, logdir: str, saver: FiniteSaver, global_step: Any = None):
+    def __init__(
+        self,
+        logdir: str,
+        saver: FiniteSaver,
+        global_step: Any = None,
+        bundles_in: Optional[str] = None,
+    ):
         self.logdir = logdir
+        self.bundles_in = bundles_in or logdir
         self.room = Room(logdir, saver)
         self._saver = saver
         self._path = os.path.join(logdir, 'model.ckpt')
@@ -45,9 +54,10 @@ class CheckpointKeeper:
         """Sees to it that what is restored first is a good checkpoint."""
         repair.resume_from_good(self.logdir)
 
-    def keeping(self) -> ContextManager[None]:
+    def keeping(self) -> ContextManager[Any]:
         """Marks the logdir as taken, in its folder `slimguard`, for the time of a training."""
-        return occupied(self.logdir)
+        is_there = self.bundles_in == self.logdir
+        return occupied(self.logdir) if is_there else contextlib.ExitStack()
 
     def prepare(self) -> None:
         """Prepares for a thread that saves while another trains."""

@@ -94,7 +94,7 @@ class GateStep:
         """Runs a step, and calls the hooks; the arguments are those of `Session.run`."""
         for watcher in self._watchers:
             watcher.before_step(self._session)
-        max_loss = self._watchers[0].max_loss if self._watchers else None
+        max_loss = self._watchers[0].max_loss_now if self._watchers else None
         feeds, fetches, asked = feed_dict, self._fetches, self
         context = calls = seen = entry = None
         if max_loss is not None or self._has_moving_limits:

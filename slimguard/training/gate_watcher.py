@@ -25,26 +25,26 @@ from slimguard.incidents.journal import Journal
 from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policies import Policy, Raise, Rollback, Skip, Stop
 from slimguard.incidents.policy_language import OnNan
-from slimguard.system import files
+from slimguard.incidents.spike import as_spike
 from slimguard.system.log import log
 from slimguard.training import back_off, checkpoint_dir, step_counters
-from slimguard.training.context import Borrower, TrainingContext
-from slimguard.training.history_summaries import summaries_for
+from slimguard.training.history_summaries import summaries_beside, summaries_in
 from slimguard.training.hook_loop import HookLoop
 from slimguard.training.incident_handler import NO_GATE, NO_LOGDIR, Action, IncidentHandler
 from slimguard.training.incident_reading import Reading, by_run
 from slimguard.training.open_incident import IncidentList
 from slimguard.training.recovery import Preparation, Recovery
 from slimguard.training.second_look import look_again
-from slimguard.training.step_history import Histories, HistorySettings
+from slimguard.training.step_history import STEPS, Histories, HistorySettings
 from slimguard.training.training import DEFAULTS, Training, TrainingSettings
 from slimguard.training.watched_run import WatchedRuns
 
 
-class GateWatcher(Borrower, tf1.train.SessionRunHook):
+class GateWatcher(tf1.train.SessionRunHook):
     """Watches every train op of a graph; what `NanLossHook` does, with or without a loss.
 
     Attributes:
+      max_loss, logdir, ends_job: what the user of this hook says; see `NanLossHook`.
       incidents: the last thousand incidents, a list of `Incident`.
       incident_count: how many there were in all.
       histories: what keeps the last steps of each gate.
@@ -56,23 +56,19 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         self,
         on_nan: OnNan = None,
         fail_on_nan_loss: bool = True,
-        max_loss: Optional[float] = None,
-        logdir: Optional[files.Path] = None,
-        ends_job: bool = True,
         loss: Optional[tf.Tensor] = None,
         settings: TrainingSettings = DEFAULTS,
     ):
-        gates.require_max_loss(max_loss)
-        logdir = None if logdir is None else files.as_logdir(logdir)
-        self._settings = settings.require()
-        Borrower.__init__(self, max_loss, logdir, ends_job, settings.spike, settings.history)
+        self._settings = self._in_force = settings.require()
+        self.max_loss, self.logdir, self.ends_job = self._settings[:3]
         self._incident_list = IncidentList()
         self.incidents = self._incident_list.incidents
         self.on_nan, self._loss = on_nan, loss
         self.job: Optional[Job] = None
         self._otherwise = Raise() if fail_on_nan_loss else Stop()
-        self._directory = self.logdir  # of this training
+        self._directory: Optional[str] = None  # of this training
         self._ranks = gates.Ranks()
+        self._joined = Training()
         self._be_idle()
 
     @property
@@ -88,8 +84,25 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         """The policies in force, in order."""
         return self._handler.fallbacks
 
-    def give_back(self) -> None:
+    @property
+    def own_settings(self) -> TrainingSettings:
+        """What the user of this hook says, who may have changed some of it since."""
+        said = {'max_loss': self.max_loss, 'logdir': self.logdir, 'ends_job': self.ends_job}
+        return self._settings._replace(**said)
+
+    @property
+    def max_loss_now(self) -> Optional[float]:
+        """A larger loss is an incident; None for no limit. A user may change it at any step."""
+        return self._in_force.max_loss if self.max_loss is None else self.max_loss
+
+    def join(self, training: Training) -> None:
+        """Is told what is known of the training that will call `begin`."""
+        self._joined = training
+
+    def leave(self) -> None:
+        """Releases what the hook made for a training, such as its open record."""
         self._handler.close()
+        self._joined, self._in_force = Training(), self._settings
         self._be_idle()
 
     def evidence_of(self, gate: gates.Gate) -> Optional[Evidence]:
@@ -103,36 +116,42 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         policies = FallbackChain(self.on_nan, self._otherwise)
         calling = tf_callers.session_among_callers(self)
         self._ranks = gates.ranks_in(graph)
-        directory = _directory_for(self, self._context, policies, calling.dirs, self._ranks)
+        training = self._training = self._joined
+        settings = self._in_force = self.own_settings.over(training.settings)
+        logdir: Any = settings.logdir  # which is a str by now
+        told = policies, calling.dirs, self._ranks
+        directory = _directory_for(self, logdir, training.saver is not None, *told)
         self._directory = directory
-        self._open_training(graph, directory, calling)
-        recovery = _recovery_for(
-            self, self._training, graph, policies, directory, self._context.joins_job
-        )
-        writer, is_of_rank_0 = self._context.summary_writer, self._ranks.rank > 0
+        self._loop = None
+        if not training.is_open:
+            self._loop = HookLoop(training, settings, graph, directory, calling)
+            training = self._training = self._loop.training
+        recovery = _recovery_for(training, logdir, graph, policies, directory)
+        writer, is_of_rank_0 = training.summary_writer, self._ranks.rank > 0
         journal = Journal(directory, writer, is_elsewhere=is_of_rank_0)
         self._handle_with(policies, journal, recovery)
-        self.histories.summaries = summaries_for(self, self._context)
+        summaries = summaries_in(writer, training.summary_secs)
+        self.histories.summaries = summaries if self._loop is None else summaries_beside(self)
         leave_out_bad_values(graph)
         step_counters.teach_those_beside(self)
-        if self.ends_job:
+        if settings.ends_job:
             keep_tokens_open(graph)
 
     def after_create_session(self, session, coord):
-        if self.job is None and self._context.joins_job and not self._ranks.are_several:
-            self.job = _job_in(session, self._loss, self._context.is_chief, self._directory)
+        if self.job is None and self._training.joins_job and not self._ranks.are_several:
+            self.job = _job_in(session, self._loss, self._training.is_chief, self._directory)
         saves = self.job is None or self.job.is_chief
         if self._loop is not None:
             self._loop.open(session, saves, self._record_unseen, self._handler.close)
-        if self._context.runs_at_once:
+        if self._training.runs_at_once:
             self.runs.watch(session)
         if self.job is not None:
-            done, leaving = self._context.is_done, self._record_unseen
+            done, leaving = self._training.is_done, self._record_unseen
             self.job.enter(session, coord, self._prepare, done, leaving)
             self._handler.join_job(session, self.job.rollbacks)
-        elif self._context.is_chief is not False:
+        elif self._training.is_chief is not False:
             # The first rank's variables come to the others once all hooks have the session.
-            at_once = self._context.runs_at_once and not self._ranks.are_several
+            at_once = self._training.runs_at_once and not self._ranks.are_several
             self._preparation.enter(session, at_once)
 
     def before_step(self, session) -> None:
@@ -146,7 +165,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         self.before_step(run_context.session)
         run = self.runs.run_for(run_context)
         if run is not None:
-            args = run.args(run_context, self.max_loss)
+            args = run.args(run_context, self.max_loss_now)
             if self._loop is not None:
                 self._loop.begin_step()
             return self._training.asking(args, run.losses)
@@ -169,14 +188,14 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         if self._loop is not None:
             self._loop.end_step(run_context, self.incident_count)
         run = self.runs.run_for(run_context)
-        return None if run is None else run.read(results, self.max_loss, run_context)
+        return None if run is None else run.read(results, self.max_loss_now, run_context)
 
     def end(self, session):
         if self._loop is not None:
             self._loop.end(session, self.incident_count)
         self._record_unseen(session)
         self._handler.close()
-        if self._context.is_chief is None:  # else `train` says so, once it has saved
+        if self._training.is_chief is None:  # else `train` says so, once it has saved
             self.end_job()
 
     def on_nan_loss(self, run_context, incident: Incident) -> None:
@@ -189,7 +208,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
           run_context: the `SessionRunContext` of the run, with its session and `request_stop`.
           incident: the `Incident`, which is already the last of `incidents`.
         """
-        self._handler.act_by_policy(run_context, incident, self.job, self.ends_job)
+        self._handler.act_by_policy(run_context, incident, self.job, self._in_force.ends_job)
 
     def only_looks_at(self, gate: gates.Gate, run_context) -> bool:
         """Whether in such a run it feeds and reads `gate`, and that is all.
@@ -238,25 +257,13 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
 
     def end_job(self) -> None:
         """Ends the job that this process is the chief of, if any: its work is done."""
-        if self.job is not None and self.job.is_chief and self.ends_job:
+        if self.job is not None and self.job.is_chief and self._in_force.ends_job:
             self.job.end()
 
     def _told_by(self, gate: gates.Gate, has_history: bool, is_kept: bool) -> tf.Tensor:
         self._training.capture(gate)  # it may have been guarded after the hook began
         teller = getattr(self.evidence_of(gate) if is_kept else None, 'capture', gate)
         return teller.row if has_history else teller.untold_count
-
-    def _open_training(
-        self, graph: tf.Graph, directory: Optional[str], calling: tf_callers.CallingSession
-    ) -> None:
-        """Takes the training of the loop; opens one where that knows of none."""
-        training, self._loop = self._context.training, None
-        if training is None:
-            # In a job its place tells who saves; but what is restored first is looked at before.
-            saves = calling.is_chief if self._context.joins_job else True
-            self._loop = HookLoop(graph, directory, calling, self._settings, saves)
-            training = self._loop.training
-        self._training = training
 
     def _be_idle(self) -> None:
         """Keeps nothing of a training; `begin` makes it ready for the next."""
@@ -266,7 +273,9 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
     def _handle_with(
         self, policies: FallbackChain, journal: Journal, recovery: Optional[Recovery] = None
     ) -> None:
-        self.histories = Histories(HistorySettings(self.spike, self.history))
+        settings = self._in_force
+        length = STEPS if settings.history is None else settings.history
+        self.histories = Histories(HistorySettings(as_spike(settings.spike), length))
         told = (policies, self._otherwise, journal, self._training.evidence, recovery)
         last_words = self.histories.take_last_words
         self._handler = IncidentHandler(*told, self._incident_list.replace, last_words)
@@ -274,7 +283,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         refusal = _refusal_without_gate(policies, self.on_nan, self._loss)
         if recovery is not None:
             recovery.take_along(self.histories)
-        sides = self._context.guards_beside, self._loop is not None
+        sides = self._training.guards_beside, self._loop is not None
         self.runs = WatchedRuns(self._loss, refusal, self._told_by, self.histories, *sides)
 
     def _prepare(self, session) -> None:
@@ -309,20 +318,20 @@ def _action_of(watcher: GateWatcher) -> Action:
 
 def _directory_for(
     watcher: GateWatcher,
-    context: TrainingContext,
+    directory: Optional[str],
+    is_saved_to: bool,
     policies: FallbackChain,
     dirs: Sequence[str],
     ranks: gates.Ranks,
 ) -> Optional[str]:
-    """Where the record goes: the watcher's logdir, or where the session saves; of ranks, one's."""
-    directory = watcher.logdir
+    """Where the record goes: the logdir, or where the session saves; of ranks, one's."""
     if ranks.rank:
         if directory is not None:
             log().info(_ONE_RECORD, ranks.rank, directory)
         return None
     if directory is None:
         directory = checkpoint_dir.found_for(watcher, dirs, policies.may(Rollback))
-    elif context.training is None:  # else `train` saves to it
+    elif not is_saved_to:
         checkpoint_dir.warn_of_another(watcher, dirs, directory, _may_go_back(policies))
     if directory is None and policies.may(Rollback) and not ranks.are_several:
         raise ValueError(NO_LOGDIR)
@@ -330,12 +339,11 @@ def _directory_for(
 
 
 def _recovery_for(
-    watcher: GateWatcher,
     training: Training,
+    logdir: Optional[str],
     graph: tf.Graph,
     policies: FallbackChain,
     directory: Optional[str],
-    joins_job: bool,
 ) -> Optional[Recovery]:
     """What goes back to an earlier state; None if there is no directory for checkpoints."""
     ranks = gates.ranks_in(graph)
@@ -345,8 +353,8 @@ def _recovery_for(
         smaller = back_off.back_off_in(graph, policies, lambda: directory, False, ranks)
         snapshots = training.snapshots(graph, policies.snapshots, is_shared=True)
         return Recovery(RankRestorer(training.saver, directory), snapshots, smaller)
-    smaller = back_off.back_off_in(graph, policies, lambda: directory, joins_job)
-    if directory is None or (watcher.logdir is None and not _may_go_back(policies)):
+    smaller = back_off.back_off_in(graph, policies, lambda: directory, training.joins_job)
+    if directory is None or (logdir is None and not _may_go_back(policies)):
         return None
     saver = training.saver or offer_saver(graph)
     snapshots = training.snapshots(graph, policies.snapshots)

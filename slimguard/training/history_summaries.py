@@ -10,7 +10,6 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard.compat import tf_callers, tf_private
 from slimguard.incidents.history import GRADIENTS, LEARNING_RATE, LOSS, STEP, Entry, norm_of, row_of
-from slimguard.training.context import TrainingContext
 
 # Says whether summaries are due now; once for each time that they are.
 IsDue = Callable[[], bool]
@@ -67,28 +66,22 @@ def scalars_of(row: np.ndarray, prefix: str) -> tf1.Summary:
 Summaries = Callable[[str], HistorySummaries]
 
 
-def summaries_for(hook: tf1.train.SessionRunHook, context: TrainingContext) -> Optional[Summaries]:
-    """What summarizes the steps of a training, if it writes summaries.
-
-    Args:
-      hook: the watcher, whose `begin` is running.
-      context: what the training has.
-    """
-    writer = context.summary_writer
-    if writer is not None:
-        seconds = context.summary_secs
-        if not seconds:
-            return None
-        return lambda prefix: HistorySummaries(lambda: writer, _every(seconds), prefix)
-    if context.training is not None:
+def summaries_in(writer: Any, seconds: float) -> Optional[Summaries]:
+    """Writes summaries to a `FileWriter`, every so many seconds; None without one, or for 0."""
+    if writer is None or not seconds:
         return None
+    return lambda prefix: HistorySummaries(lambda: writer, _every(seconds), prefix)
+
+
+def summaries_beside(hook: tf1.train.SessionRunHook) -> Optional[Summaries]:
+    """Writes summaries where a hook beside this one does, whose `begin` is running; or None."""
     beside = tf_callers.hooks_beside(hook, tf1.train.SummarySaverHook)
-    if beside:
-        saving = beside[0]
-        return lambda prefix: HistorySummaries(
-            functools.partial(tf_private.summary_writer_of, saving), _with(saving), prefix
-        )
-    return None
+    if not beside:
+        return None
+    saving = beside[0]
+    return lambda prefix: HistorySummaries(
+        functools.partial(tf_private.summary_writer_of, saving), _with(saving), prefix
+    )
 
 
 def _every(seconds: float) -> IsDue:

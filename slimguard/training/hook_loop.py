@@ -31,12 +31,12 @@ class HookLoop:
     """Opens a training for a hook, from its `begin` to the end of its session.
 
     Args:
+      handed: what is known of the training, which is not open yet.
+      settings: what its user says, to the hook or else to the loop.
       graph: the graph.
       directory: where the record is, and the checkpoints, if the session itself keeps none; None
         if nowhere.
       calling: what is known of the session that is being made.
-      settings: what the user says.
-      saves: whether this process is one that saves; None if that is not known yet.
 
     Attributes:
       training: the training.
@@ -44,11 +44,11 @@ class HookLoop:
 
     def __init__(
         self,
+        handed: Training,
+        settings: TrainingSettings,
         graph: tf.Graph,
         directory: Optional[str],
         calling: tf_callers.CallingSession,
-        settings: TrainingSettings,
-        saves: Optional[bool],
     ):
         self._graph = graph
         self._calling = calling
@@ -56,14 +56,22 @@ class HookLoop:
         self._open = contextlib.ExitStack()  # what is given back when the session is closed
         self._closing: Callable[[Any], None] = lambda session: None
         keeper = saver = None
+        # In a job its place tells who saves; but what is restored first is looked at before.
+        saves = calling.is_chief if handed.joins_job else True
         saved_to = _saved_to(directory, calling) if _trains(graph) else None
         if saved_to is not None and saves is not False:
             saver = _finite_saver(graph, calling)
-            keeper = CheckpointKeeper(saved_to, saver)
+            keeper = CheckpointKeeper(saved_to, saver, None, directory)
             if saves:
                 keeper.resume_from_good()
-        bundles_in = None if keeper is None else directory
-        self.training = Training(settings, keeper, saver, bundles_in)
+        self.training = Training(
+            settings,
+            is_open=True,
+            keeper=keeper,
+            saver=saver,
+            joins_job=handed.joins_job,
+            runs_at_once=handed.runs_at_once,
+        )
         self.training.capture(*gates.gates_of(graph).values())
 
     # The session.

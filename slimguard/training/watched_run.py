@@ -153,7 +153,7 @@ class WatchedRuns:
       told_by: gives the tensor to fetch to know of a gate's bad steps, with or without a history;
         and whether what a bad step drew is kept.
       histories: what keeps the last steps of gates.
-      guards_beside: as in `TrainingContext`.
+      guards_beside: as in `Training`.
       watches_ahead: whether all gates are watched from the start on, as the first run may go past
         the hooks; else only those of what threads run beside the steps.
     """

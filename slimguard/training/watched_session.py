@@ -16,16 +16,15 @@ from slimguard.graph import op_of
 from slimguard.graph.sessions import SessionInterface, callable_of
 from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policy_language import OnNan
-from slimguard.incidents.spike import AnySpike, as_spike
+from slimguard.incidents.spike import AnySpike
 from slimguard.system import files
-from slimguard.training.context import TrainingContext
 from slimguard.training.fetch_structures import fetched_elements
 from slimguard.training.hooked_session import HookedSession
 from slimguard.training.recovery import NotInitializedError
 from slimguard.training.step_history import STEPS
 from slimguard.training.stop_signals import SECONDS
-from slimguard.training.training import TrainingSettings
-from slimguard.training.watchers import lent, watchers_in, with_watcher
+from slimguard.training.training import Training, TrainingSettings
+from slimguard.training.watchers import handed, watchers_in, with_watcher
 
 # By session its WatchedSession, as long as that is in use.
 _WATCHED: MutableMapping[Any, 'WatchedSession'] = weakref.WeakValueDictionary()
@@ -43,7 +42,7 @@ class WatchedSession(HookedSession):
     ):
         HookedSession.__init__(self, session, hooks)
         self._coordinator = coordinator
-        self._give_back = give_back  # what the hooks were lent
+        self._give_back = give_back  # what the hooks made for the training
         self._ended = False
         self._is_new = True
         self._contexts = contextlib.ExitStack()
@@ -161,8 +160,9 @@ def watch(
         its checkpoints: a str, bytes or `os.PathLike`. A relative path is made absolute here.
         Before 'raise', on SIGTERM and on Ctrl-C the last good state is saved there. Without a
         logdir, no record is kept; the log says so at the first incident.
-      capture, max_bundles, progress, preemption_seconds, spike, history: as for `NanLossHook`; a
-        `NanLossHook` among the hooks has its own.
+      capture, max_bundles, progress, preemption_seconds: as for `NanLossHook`; one among the hooks
+        has its own.
+      spike, history: as for `NanLossHook`, and for one among the hooks that says nothing of them.
 
     Raises:
       TypeError: if `session` is no session.
@@ -190,16 +190,15 @@ def watch(
             'the graph of the session has no variables yet, so there is nothing to save in '
             'logdir=%r; build the model and the train op first, and then call watch()' % logdir
         )
-    settings = TrainingSettings(
-        capture, max_bundles, progress, preemption_seconds, spike, history
-    ).require()
-    hooks, _ = with_watcher(hooks, on_nan, max_loss, logdir, settings, as_spike(spike))
+    said = max_loss, logdir, True, capture, max_bundles
+    settings = TrainingSettings(*said, progress, preemption_seconds, spike, history).require()
+    hooks, _ = with_watcher(hooks, on_nan, settings)
     # A job may ask for a new session, and nothing here could make one.
-    context = TrainingContext(max_loss=max_loss, logdir=logdir, joins_job=False, runs_at_once=False)
+    training = Training(settings, joins_job=False, runs_at_once=False)
     # As a MonitoredSession's: it raises whatever a thread reports.
     coordinator = tf1.train.Coordinator(clean_stop_exception_types=[])
     with contextlib.ExitStack() as stack:
-        stack.enter_context(lent(hooks, context))
+        stack.enter_context(handed(hooks, training))
         with session.graph.as_default():
             for hook in hooks:
                 hook.begin()

@@ -1,37 +1,29 @@
-"""The watchers among the hooks of a training: which one decides, and what it borrows them for."""
+"""The watchers among the hooks of a training: which one decides, and of what training."""
 
 import contextlib
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Sequence, Tuple
 
 import tensorflow.compat.v1 as tf1
 
-from slimguard import gate as gates
 from slimguard.incidents.policy_language import OnNan, fallbacks_of
-from slimguard.incidents.spike import Spike
-from slimguard.training.context import TrainingContext
 from slimguard.training.gate_watcher import GateWatcher
-from slimguard.training.training import DEFAULTS, TrainingSettings
+from slimguard.training.training import Training, TrainingSettings
 
 
 def with_watcher(
     hooks: Sequence[tf1.train.SessionRunHook],
     on_nan: OnNan,
-    max_loss: Optional[float],
-    logdir: Optional[str] = None,
-    settings: TrainingSettings = DEFAULTS,
-    spike: Optional[Spike] = None,
+    settings: TrainingSettings,
 ) -> Tuple[List[tf1.train.SessionRunHook], GateWatcher]:
     """The hooks, and the one of them that decides: a NanLossHook, or else one that is added.
 
-    No hook is changed: what the training says besides goes to all of them by `lent`. `logdir` is as
-    `files.as_logdir` returned it; `settings` are those of one that is added.
+    No hook is changed: what the training says besides goes to all of them by `handed`.
 
     Raises:
       TypeError: if `hooks` is no list of hooks.
-      ValueError: if `on_nan`, `max_loss`, `spike` or `logdir` disagrees with a NanLossHook, or is
-        nothing we know.
+      ValueError: if `on_nan`, or a `max_loss`, `spike` or `logdir` of `settings`, disagrees with a
+        NanLossHook, or is nothing we know.
     """
-    gates.require_max_loss(max_loss)
     _require_hooks(hooks)
     given = watchers_in(hooks)
     if not given:
@@ -40,12 +32,11 @@ def with_watcher(
     for hook in given:
         if on_nan is not None and list(hook.fallbacks) != fallbacks_of(on_nan):
             _disagree('on_nan', on_nan, hook, list(hook.fallbacks))
-        if max_loss is not None and hook.max_loss not in (None, max_loss):
-            _disagree('max_loss', max_loss, hook, hook.max_loss)
-        if spike is not None and hook.spike not in (None, spike):
-            _disagree('spike', spike, hook, hook.spike)
-        if logdir is not None and hook.logdir not in (None, logdir):
-            _disagree('logdir', logdir, hook, hook.logdir)
+        own = hook.own_settings
+        for name in ('max_loss', 'spike', 'logdir'):
+            asked, said = getattr(settings, name), getattr(own, name)
+            if asked is not None and said not in (None, asked):
+                _disagree(name, asked, hook, said)
     return list(hooks), given[0]
 
 
@@ -104,9 +95,10 @@ def tell_in_order(
 
 
 @contextlib.contextmanager
-def lent(hooks: Sequence[tf1.train.SessionRunHook], context: TrainingContext) -> Iterator[None]:
-    """Lends what a training has to the watchers among its hooks, and takes it back at the end."""
+def handed(hooks: Sequence[tf1.train.SessionRunHook], training: Training) -> Iterator[None]:
+    """Hands a training to the watchers among its hooks, before their `begin`; they leave it."""
     with contextlib.ExitStack() as stack:
         for hook in watchers_in(hooks):
-            stack.enter_context(hook.borrowing(context))
+            stack.callback(hook.leave)
+            hook.join(training)
         yield

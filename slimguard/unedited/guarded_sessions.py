@@ -27,8 +27,9 @@ from slimguard.incidents.spike import Spike
 from slimguard.system.log import log
 from slimguard.training import step_counters
 from slimguard.training.inner_feeds import InnerFeeds
-from slimguard.training.step_history import STEPS, HistorySettings
+from slimguard.training.step_history import STEPS
 from slimguard.training.stop_signals import SECONDS, StopSignals
+from slimguard.training.training import TrainingSettings
 from slimguard.unedited import own_runs
 from slimguard.unedited.ending import Seen
 from slimguard.unedited.gradient_writes import note_tapes
@@ -290,7 +291,8 @@ class GuardedSessions:
             found = self._sessions.get(session)
             if found is None:
                 evidence = _evidence_of(session.graph)
-                told = HistorySettings(self._settings.spike, self._settings.history)
+                asked = self._settings
+                told = TrainingSettings(capture=False, spike=asked.spike, history=asked.history)
                 watcher = ScriptWatcher(
                     *(self._settings.on_nan, self.files, evidence, self._note_incidents, told),
                     self._summaries.of(session),

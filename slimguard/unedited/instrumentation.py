@@ -23,12 +23,12 @@ from slimguard.incidents.policy_language import OnNan, fallbacks_of
 from slimguard.incidents.spike import AnySpike, as_spike
 from slimguard.system import files
 from slimguard.system.log import log
-from slimguard.training.context import TrainingContext
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.incident_reading import Reading
 from slimguard.training.step_history import STEPS, require_history
 from slimguard.training.stop_signals import SECONDS, last_words, require_seconds
-from slimguard.training.watchers import lent, watchers_in
+from slimguard.training.training import Training, TrainingSettings
+from slimguard.training.watchers import handed, watchers_in
 from slimguard.unedited import good_checkpoints, numeric_checks
 from slimguard.unedited.guarded_sessions import GuardedSessions, ScriptSettings
 from slimguard.unedited.patches import Patches
@@ -268,13 +268,11 @@ class Instrumentation:
             if gates.writes_something(arguments['train_op']):
                 arguments['train_op'] = gates.guard(arguments['train_op'])
             # A NanLossHook of the code's own watches; else the guarded session does.
-            context = TrainingContext(
-                max_loss=self.settings.max_loss,
-                logdir=logdir,
-                spike=self.settings.spike,
-                history=self.settings.history,
+            asked = self.settings
+            said = TrainingSettings(
+                asked.max_loss, logdir, spike=asked.spike, history=asked.history
             )
-            with lent(hooks, context):
+            with handed(hooks, Training(said)):
                 return original(**arguments)
 
         return train

@@ -18,12 +18,10 @@ from slimguard.system import terminal
 from slimguard.system.log import log
 from slimguard.training.back_off import BackOff, warn_of_another_policy
 from slimguard.training.checkpoint_keeper import NOT_SAVED
-from slimguard.training.context import TrainingContext
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.incident_reading import Reading
 from slimguard.training.recovery import Preparation, Recovery
-from slimguard.training.step_history import HistorySettings
-from slimguard.training.training import Training
+from slimguard.training.training import Training, TrainingSettings
 from slimguard.unedited import own_runs
 from slimguard.unedited.ending import after_stop
 from slimguard.unedited.script_files import ScriptFiles, ScriptRestorer
@@ -87,7 +85,7 @@ class ScriptWatcher(GateWatcher):
       evidence: by gate, what examines its bad steps; it may grow.
       on_incidents: called with the incidents of one run, and the logdir with their record, or None
         where another rank keeps it; the last of them was acted on.
-      history: what is kept of the last steps.
+      settings: what is asked of the rest.
       summaries: as `Histories.summaries`.
       note_jump: as `Histories.note_jump`.
 
@@ -101,7 +99,7 @@ class ScriptWatcher(GateWatcher):
         script_files: ScriptFiles,
         evidence: Dict[gates.Gate, Evidence],
         on_incidents: Callable[[Sequence[Incident], Optional[str]], None],
-        history: HistorySettings,
+        settings: TrainingSettings,
         summaries: Callable[[str], Any],
         note_jump: Callable[[str], None],
     ):
@@ -114,18 +112,13 @@ class ScriptWatcher(GateWatcher):
         self._journal = Journal()
         self._policies: Optional[FallbackChain] = None
         self._acting = threading.RLock()  # threads of a script may train in one session
-        GateWatcher.__init__(self, on_nan)
-        self._context = TrainingContext(
-            training=Training(evidence=evidence),
-            joins_job=False,
-            guards_beside=True,
-            spike=history.spike,
-            history=history.length,
+        GateWatcher.__init__(self, on_nan, settings=settings)
+        self.join(
+            Training(settings, is_open=True, evidence=evidence, joins_job=False, guards_beside=True)
         )
 
     def begin(self):
-        assert self._context.training is not None
-        self._training = self._context.training
+        self._training = self._joined
         policies = self._policies = FallbackChain(self.on_nan, self._otherwise)
         graph = tf1.get_default_graph()
         self._ranks = gates.ranks_in(graph)

@@ -13,6 +13,7 @@ import slimguard
 from slimguard import hooks
 from slimguard.diagnosis.bundle import paths as bundle_paths
 from slimguard.training import watchers
+from slimguard.training.training import TrainingSettings
 from tests.helpers import inner_feeds
 from tests.helpers.models import (
     Batches,
@@ -339,10 +340,11 @@ class TestLogdir:
     def test_two_spellings_of_one_directory_agree(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         hook = slimguard.NanLossHook(Linear().loss, logdir='a/../log')
-        _, watcher = watchers.with_watcher([hook], None, None, logdir=str(tmp_path / 'log'))
+        log, other = (TrainingSettings(logdir=str(tmp_path / name)) for name in ('log', 'other'))
+        _, watcher = watchers.with_watcher([hook], None, log)
         assert watcher is hook and hook.logdir == str(tmp_path / 'log')
         with pytest.raises(ValueError, match='logdir=.* disagrees'):
-            watchers.with_watcher([hook], None, None, logdir=str(tmp_path / 'other'))
+            watchers.with_watcher([hook], None, other)
 
 
 def run_past_the_hooks(session, train_op):

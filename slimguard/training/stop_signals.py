@@ -17,10 +17,12 @@ import time
 import weakref
 from typing import Any, Callable, Counter, Dict, List, Optional, Set
 
+from slimguard import gate as gates
 from slimguard.checkpoints.checkpoint_reader import global_step_in
 from slimguard.checkpoints.finite_saver import last_published
 from slimguard.checkpoints.step_turn import in_midst_of_a_step
 from slimguard.compat import tf_private
+from slimguard.gate.ranks import SIGNALS, Exchange
 from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.system.log import log
 
@@ -52,6 +54,10 @@ class StopSignals:
     does not leave the training by it, or if there is a third, the thread ends the process with 130.
     At a prompt and in a notebook, Ctrl-C never ends the process.
 
+    Where ranks train together, a signal that one of them has heard is told to all in their next
+    step. After that all of them end; and none that has ended does so as a process before the others
+    have, since a launcher would end the others as well. Between two steps a signal waits for that.
+
     Nothing is heard where a program has handlers of its own, in other threads than the main one,
     and in children that the process forks: signals do there what they do without a training.
 
@@ -82,6 +88,8 @@ class StopSignals:
         # What the thread was told. The handler may get two signals as one.
         self._heard: Set[int] = set()
         self._ctrl_cs = 0
+        self._is_of_another = False  # another rank has heard the signal
+        self._tell_the_end: Optional[Exchange] = None  # to the other ranks, once all are to end
         # No locks, as the handler may run in the midst of anything.
         self._has_step_ended = self._has_left = False
         # Whether the process is to end before a step has: said once, by who is first.
@@ -111,6 +119,7 @@ class StopSignals:
 
     def leave(self) -> None:
         """Hears nothing any more; does what a signal asked for, if one came."""
+        self._wait_for_ranks()
         if not _listener.tells(self):  # or in a child, which has left already
             return
         self._has_step_ended = self._has_left = True
@@ -137,6 +146,7 @@ class StopSignals:
     def watch(self, session) -> None:
         """Saves the state of this session from now on."""
         self._current = weakref.ref(session)
+        SIGNALS.trainings.add(self)
 
     def begin_step(self) -> None:
         """A step begins, in the thread that calls."""
@@ -160,16 +170,19 @@ class StopSignals:
             return run(session, *args)
         finally:
             self.end_step()
-            if self._in_the_end is not None or self._is_interrupted:
+            if self.is_asked or self._is_interrupted:
                 self._act()
 
     def tell_saving(self) -> None:
         """Says, if a signal came, that the training ends by it; to be called before the save."""
         self._has_step_ended = True
         if self._in_the_end is not None and not self._is_too_late.setdefault('is', False):
+            name = _name_of(self._in_the_end) + (' on another rank' if self._is_of_another else '')
+            if self._has_ranks():
+                log().warning('%s; the step is done, and all ranks end.', name)
+                return
             done = 'the step is done, ' if self.is_asked else ''
-            told = _name_of(self._in_the_end), done
-            log().warning('%s; %ssaving before the end.', *told)
+            log().warning('%s; %ssaving before the end.', name, done)
 
     def _tell_saved(self) -> None:
         """Names the checkpoint that was saved since a signal came, if any was."""
@@ -200,7 +213,10 @@ class StopSignals:
             raise KeyboardInterrupt
         else:
             self._note(number)
-            self.is_asked = True
+            if self._has_ranks():
+                SIGNALS.hear(number)
+            else:
+                self.is_asked = True
 
     def _note_coming(self) -> None:
         if self._saves_before is None:
@@ -215,7 +231,7 @@ class StopSignals:
         return self._in_the_end == signal.SIGINT or self._is_interrupted or self._ctrl_cs > 1
 
     def _waits_for_a_step(self, number: int) -> bool:
-        if self._is_in_step:
+        if self._is_in_step or self._has_ranks():
             return True
         if not self._loop_asks or self._open_session() is None:
             return False
@@ -250,6 +266,35 @@ class StopSignals:
     def _open_session(self) -> Any:
         session = self._current()
         return None if session is None or tf_private.is_closed(session) else session
+
+    # Where ranks train together.
+
+    def _has_ranks(self) -> bool:
+        """Whether the steps are run by several ranks, which end together."""
+        session = self._open_session()
+        return session is not None and gates.ranks_in(session.graph).are_several
+
+    def on_shared_signal(self, number: int) -> None:
+        """All ranks know by now of a signal that one has heard, and end after this step."""
+        session = self._open_session()
+        if self._has_left or session is None:
+            return
+        self._is_of_another = self._in_the_end is None
+        self._note_coming()
+        self._note(number)
+        self._tell_the_end = gates.ranks_in(session.graph).exchange
+        self.is_asked = True
+
+    def _wait_for_ranks(self) -> None:
+        """Waits until all ranks have saved what they save, if they end together."""
+        tell, self._tell_the_end = self._tell_the_end, None
+        SIGNALS.forget()
+        if tell is None:
+            return
+        try:
+            tell('end', '')
+        except Exception as error:
+            log().warning('another rank has not ended as it should: %s', error)
 
     # In the thread: it sees to it that the training ends if the main thread hears of nothing.
 
@@ -310,8 +355,9 @@ class StopSignals:
             return
         stays = number == signal.SIGINT and _is_interactive()
         log().error(
-            '%s, and no step has ended for %g s; saving%s.',
+            '%s, and %s for %g s; saving%s.',
             _name_of(number),
+            'the ranks have not ended together' if self._has_ranks() else 'no step has ended',
             self._seconds,
             ', and waiting on' if stays else ' and ending',
         )

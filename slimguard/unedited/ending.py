@@ -125,10 +125,11 @@ class Seen:
             kind = type(error).__name__
             self.failures[kind] = self.failures.get(kind, 0) + 1
 
-    def note_incidents(self, action: str, logdir: str, times: int = 1) -> None:
-        """Notes incidents that were acted on, and the logdir with their record."""
+    def note_incidents(self, action: str, logdir: Optional[str], times: int = 1) -> None:
+        """Notes incidents that were acted on, and the logdir with their record, if it has one."""
         self.actions[action] = self.actions.get(action, 0) + times
-        self.logdirs[logdir] = None
+        if logdir is not None:
+            self.logdirs[logdir] = None
 
     def note_saved(self, said: str) -> None:
         """Notes what a signal had saved, in words."""

@@ -299,7 +299,7 @@ class GuardedSessions:
                 found = self._sessions[session] = ScriptSession(session, run, watcher)
             return found
 
-    def _note_incidents(self, incidents: Sequence[Incident], logdir: str) -> None:
+    def _note_incidents(self, incidents: Sequence[Incident], logdir: Optional[str]) -> None:
         last = incidents[-1]  # all of them are of one batch
         if last.action == Skip.action:
             self._skipped += 1

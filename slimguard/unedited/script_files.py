@@ -149,6 +149,8 @@ class ScriptFiles:
         except Exception as error:
             log().error('the last good state could not be saved: %s', error)
             return
+        if saved is None and gates.ranks_in(session.graph).rank:
+            return  # another rank saves
         if saved is None:
             why = 'the save was refused, as said above'
             if not self.has_saved(session.graph):

@@ -240,7 +240,7 @@ class TestWithoutTensorFlow:
             capture_output=True,
             text=True,
             env=bare_environment(bare_python),
-            timeout=300,
+            timeout=900,
         )
 
     @pytest.mark.full
@@ -384,7 +384,7 @@ class TestDoctorOfABrokenInstallation:
             [sys.executable, '-m', 'slimguard', 'doctor', '--json'],
             stdout=subprocess.PIPE,
             env=dict(environment(), PYTHONPATH=':'.join(paths)),
-            timeout=300,
+            timeout=900,
         )
         missing = json.loads(done.stdout.decode())['missing']
         assert done.returncode == bool(missing)

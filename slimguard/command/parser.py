@@ -325,7 +325,8 @@ def _add_report(commands) -> None:
         'bundle, the page shows the diagnosis, the ranges along the step and the samples of the '
         'batch. It loads nothing from the network. Charts need the extra "report"; without it '
         'the page has words only. Exits with 0 also if there is no record of incidents, and '
-        'with 1 if it cannot be read; the page says both. Exits with 2 if it cannot write the page or LOGDIR is no logdir.',
+        'with 1 if it cannot be read; the page says both. Exits with 2 if it cannot write the page '
+        'or LOGDIR is no logdir.',
     )
     report.add_argument('folder', metavar='LOGDIR')
     report.add_argument('--open', action='store_true', help='open the page in your browser')

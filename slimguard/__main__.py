@@ -6,6 +6,7 @@ and the record of incidents come at once, even if no TensorFlow is installed.
 
 import argparse
 import contextlib
+import shlex
 import sys
 from typing import Optional, Sequence
 
@@ -38,20 +39,26 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
             return
         parsers.check_script(script, made.run)
         needs.tensorflow_to_be_found()
-        for stray in parsers.strays(ours, script):
+        strays = parsers.strays(ours, script)
+        for stray in strays:
             terminal.complain(
                 '%s came after the script and was given to it; options for slimguard come before '
                 'the script' % stray
             )
     lent = contextlib.ExitStack()
     try:
-        _run(options, script, lent)
+        _run(options, script, strays, lent)
     finally:
         if arguments is not None:  # else this process ends, and its exit handlers come after us
             lent.close()
 
 
-def _run(options: argparse.Namespace, script: Sequence[str], lent: contextlib.ExitStack) -> None:
+def _run(
+    options: argparse.Namespace,
+    script: Sequence[str],
+    strays: Sequence[str],
+    lent: contextlib.ExitStack,
+) -> None:
     """Runs a script; closing `lent` undoes the changes to the process that the script needed."""
     from slimguard.unedited import run
     from slimguard.unedited.run_options import RunOptions
@@ -72,6 +79,7 @@ def _run(options: argparse.Namespace, script: Sequence[str], lent: contextlib.Ex
     from slimguard.unedited import script_watcher
 
     seen, script_files = instrumentation.sessions.seen, instrumentation.sessions.files
+    seen.strays = strays
     is_module = script[0] == '-m'
     start = run.run_module if is_module else run.run_script
     what, *given = script[1:] if is_module else script
@@ -94,11 +102,13 @@ def _replay(options: argparse.Namespace) -> None:
 
 def _report(options: argparse.Namespace) -> None:
     needs.logdir(options.folder)
-    needs.tensorflow()
+    needs.tensorflow(besides=_INCIDENTS_NEEDS_NONE % shlex.quote(options.folder))
     from slimguard.report import report
 
     sys.exit(report.write(options.folder, options.output, options.png, options.open))
 
+
+_INCIDENTS_NEEDS_NONE = ' To read the record without it: python -m slimguard incidents %s'
 
 _COMMANDS = {
     'checkpoints': resumption.checkpoints,

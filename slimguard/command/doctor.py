@@ -5,6 +5,7 @@ The JSON document has `versions`, by the name of the package; `put_back`, each w
 """
 
 import argparse
+import sys
 
 from slimguard import compat
 from slimguard.command.documents import print_document
@@ -12,16 +13,18 @@ from slimguard.system import terminal
 
 
 def doctor(options: argparse.Namespace) -> None:
-    """Prints the report on what is installed."""
+    """Prints the report on what is installed; exits with 1 if anything is missing."""
     report = compat.report()
-    if not options.json:
+    if options.json:
+        print_document(
+            {
+                'versions': dict(report.versions),
+                'put_back': [each._asdict() for each in report.repairs],
+                'missing': [each._asdict() for each in report.missing],
+            }
+        )
+    else:
         for line in str(report).splitlines():
             print(terminal.visible(line))
-        return
-    print_document(
-        {
-            'versions': dict(report.versions),
-            'put_back': [each._asdict() for each in report.repairs],
-            'missing': [each._asdict() for each in report.missing],
-        }
-    )
+    if report.missing:
+        sys.exit(1)

@@ -7,17 +7,22 @@ from slimguard.command.documents import refuse
 from slimguard.system import files, logdirs
 
 
-def tensorflow_to_be_found(as_json: bool = False) -> None:
-    """Looks for TensorFlow, imports nothing; ends the command with a sentence if there is none."""
+def tensorflow_to_be_found(as_json: bool = False, besides: str = '') -> None:
+    """Looks for TensorFlow, imports nothing; ends the command with a sentence if there is none.
+
+    Args:
+      as_json: whether to say so in a document.
+      besides: what else to say then.
+    """
     try:
         compat.require_tensorflow()
     except ImportError as error:
-        refuse(str(error), as_json)
+        refuse(str(error) + besides, as_json)
 
 
-def tensorflow(as_json: bool = False) -> None:
+def tensorflow(as_json: bool = False, besides: str = '') -> None:
     """Imports TensorFlow; ends the command with a sentence if that is not possible."""
-    tensorflow_to_be_found(as_json)
+    tensorflow_to_be_found(as_json, besides)
     try:
         importlib.import_module('tensorflow')
     except Exception as error:  # numpy or protobuf may raise anything

@@ -252,8 +252,8 @@ def _add_doctor(commands) -> None:
         help='name your TensorFlow and tf-slim, the names that slimguard put back, and what to '
         'install',
         description='Lists the installed versions, the names of tf-slim that slimguard put back, '
-        'and what does not fit together, with the pip command that mends it. Works without '
-        'TensorFlow.',
+        'and what does not fit together, with the pip command that mends it. Exits with 1 if '
+        'anything is missing. Works without TensorFlow.',
     )
     doctor.add_argument('--json', action='store_true', help=_JSON)
 
@@ -324,8 +324,9 @@ def _add_report(commands) -> None:
         description='Writes one HTML page with the loss and its incidents. If an incident has a '
         'bundle, the page shows the diagnosis, the ranges along the step and the samples of the '
         'batch. It loads nothing from the network. Charts need the extra "report"; without it '
-        'the page has words only. Exits with 1 if it cannot read the record of incidents, which '
-        'the page says, and 2 if it cannot write the page or LOGDIR is no logdir.',
+        'the page has words only. Exits with 0 also if there is no record of incidents, and '
+        'with 1 if it cannot be read; the page says both. Exits with 2 if it cannot write the page '
+        'or LOGDIR is no logdir.',
     )
     report.add_argument('folder', metavar='LOGDIR')
     report.add_argument('--open', action='store_true', help='open the page in your browser')

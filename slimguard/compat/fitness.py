@@ -8,6 +8,7 @@ import importlib
 import sys
 from typing import Any, Iterator, List, Optional
 
+from slimguard.compat.modules import INSTALL_TENSORFLOW
 from slimguard.compat.slim import Missing
 
 # TensorFlow's package goes by many names; the first that is installed counts.
@@ -45,7 +46,7 @@ def reinstall() -> str:
     """The command that installs the present TensorFlow anew."""
     name = next((each for each in _TENSORFLOWS if version_of(each) is not None), None)
     if name is None:
-        return 'pip install "slimguard[tf]"'
+        return INSTALL_TENSORFLOW
     return 'pip install --force-reinstall "%s==%s"' % (name, version_of(name))
 
 

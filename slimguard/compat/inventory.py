@@ -6,7 +6,13 @@ from typing import Any, Iterable, List, NamedTuple, Tuple
 
 from slimguard.compat.fitness import misfits, reinstall, version_of
 from slimguard.compat.keras_layers import layers_remedy
-from slimguard.compat.modules import exists, find_spec, import_or_none, tensorflow_version
+from slimguard.compat.modules import (
+    INSTALL_TENSORFLOW,
+    exists,
+    find_spec,
+    import_or_none,
+    tensorflow_version,
+)
 from slimguard.compat.repairs import Repair, put_back_rows, require_tensorflow, revive, source_of
 from slimguard.compat.slim import NO_SLIM, Missing, missing_slim
 from slimguard.compat.slim_sources import names_used, slim_folders, sources
@@ -39,7 +45,7 @@ def report() -> Report:
     try:
         require_tensorflow()
     except ImportError as error:
-        lacking = Missing('tensorflow', str(error), 'pip install "slimguard[tf]"')
+        lacking = Missing('tensorflow', str(error), INSTALL_TENSORFLOW)
         missing = [lacking, *_missing_slim_itself(), *missing]
         return Report(_versions(None), (), tuple(missing))
     try:

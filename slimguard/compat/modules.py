@@ -8,6 +8,13 @@ import sys
 import types
 from typing import Any, ContextManager, Optional
 
+# What the extra "tf" installs, for whom has no checkout of slimguard to install it from.
+INSTALL_TENSORFLOW = 'pip install "tensorflow>=2.12"'
+if sys.version_info >= (3, 9):
+    INSTALL_TENSORFLOW += ' tf-keras'
+elif sys.version_info < (3, 8):
+    INSTALL_TENSORFLOW = 'pip install "tensorflow==1.15.*" "protobuf<3.21" "numpy<1.19"'
+
 
 def find_spec(package: str) -> Any:
     """The spec of a top-level package; None if there is none, or if its import is forbidden."""

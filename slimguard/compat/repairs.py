@@ -8,6 +8,7 @@ from typing import Any, List, NamedTuple, Optional, Tuple
 
 from slimguard.compat.keras_layers import KerasLayers
 from slimguard.compat.modules import (
+    INSTALL_TENSORFLOW,
     find_spec,
     import_or_create,
     import_or_none,
@@ -36,8 +37,8 @@ def require_tensorflow() -> None:
     if sys.modules.get('tensorflow') is None and find_spec('tensorflow') is None:
         raise ImportError(
             'no TensorFlow was found; slimguard uses the TensorFlow that you have. '
-            'pip install "slimguard[tf]" installs one; any other build of TensorFlow '
-            "(tensorflow-cpu, tensorflow-gpu, a vendor's own) works as well."
+            '%s installs one; any other build of TensorFlow '
+            "(tensorflow-cpu, tensorflow-gpu, a vendor's own) works as well." % INSTALL_TENSORFLOW
         )
 
 

@@ -15,6 +15,8 @@ from slimguard.graph import ops, plain_ops
 # How many names are printed: a network has hundreds of gradients, and one NaN reaches them all.
 _MOST_NAMES = 3
 
+NO_POLICY = '; no policy acts, as neither slimguard.watch() nor a NanLossHook watches this session'
+
 
 def announce(
     plan: Plan,
@@ -77,6 +79,8 @@ def _print(plan: Plan, flags: Flags, step: GlobalStep, loud: tf.Tensor) -> tf.Op
         # TensorFlow 1.15 cannot turn 16-bit floats into strings.
         loss = plain_ops.cast(plan.losses[0], tf.float64)
         text += ['; loss ', plain_ops.as_string(loss)]
+    if not plan.step.raises and not plan.is_chiefs:
+        text.append(NO_POLICY)
     return tf.print(plain_ops.join_strings(text), output_stream=sys.stderr)
 
 

@@ -185,8 +185,10 @@ class Skip(Policy):
         )
 
     def spent(self, state: PolicyState) -> str:
-        end = '' if state.is_chance else ' of %d' % self.max_consecutive
-        return ' (%d%s in a row)' % (state.in_a_row, end)
+        if state.is_chance:
+            most = max(_BY_CHANCE, self.max_consecutive)
+            return ' (%d of %d bad batches in a row)' % (state.in_a_row, most)
+        return ' (%d of %d in a row)' % (state.in_a_row, self.max_consecutive)
 
     def _why_no_more(self, state: PolicyState) -> str:
         if state.in_a_row <= self.max_consecutive:

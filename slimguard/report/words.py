@@ -19,7 +19,7 @@ CURVE_ENDS = (
 )
 NO_CHARTS = (
     'The page has no charts and no samples: matplotlib draws them, and it cannot be imported (%s). '
-    "Install it with: pip install 'slimguard[report]'"
+    'Install it with: pip install matplotlib'
 )
 
 

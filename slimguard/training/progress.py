@@ -58,8 +58,7 @@ def _bar_class() -> Any:
             import tqdm.auto
     except ImportError as error:
         raise ImportError(
-            'progress=True needs the package tqdm; install it with '
-            'pip install "slimguard[progress]"'
+            'progress=True needs the package tqdm; install it with: pip install tqdm'
         ) from error
     return tqdm.auto.tqdm
 

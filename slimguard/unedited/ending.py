@@ -39,6 +39,7 @@ class Seen:
       jump: what a step was that was written and far beyond all before it; '' if none was.
       error: what ended the script; None if it came to its end.
       saved_at_signal: what SIGTERM or Ctrl-C had saved, in words; '' if none came.
+      strays: options that came after the script, and so were the script's.
       has_names_of_1: whether the script has the names of TensorFlow 1, and its graphs.
       children: how many forks of this process there were, and children that it spawned: of all
         these, each is guarded and says so itself.
@@ -61,6 +62,7 @@ class Seen:
         self.jump = ''
         self.error: Optional[BaseException] = None
         self.saved_at_signal = ''
+        self.strays: Sequence[str] = ()
         self.has_names_of_1 = False
         self.children = 0
         self.before_first: Callable[[], object] = lambda: None
@@ -149,7 +151,7 @@ class Seen:
             by_itself = _BY_ITSELF % _counted(self.own_steps, 'step')
         if not self.train_ops and not self.writing_runs:
             nothing = 'nothing here was guarded: %s%s' % (_why_nothing(self), self._saves())
-            return by_itself or nothing + self.see()
+            return by_itself or nothing + self._strays() + self.see()
         steps = sum(self.train_ops.values())
         parts = [texts.listed(list(self.train_ops), _MOST_NAMES)] if self.train_ops else []
         if steps:
@@ -175,12 +177,18 @@ class Seen:
             said += _ENDED_AT_NAN % ('right' if self.since_nan == 0 else 'one step')
         if not self.children and self.others_computed:
             said += '; of other processes that it started, ' + _OTHERS
+        said += self._strays()
         return ('%s; %s' % (said, by_itself) if by_itself else said) + self.see()
 
     def see(self) -> str:
         """The command that shows what happened, behind a semicolon; '' if there is no record."""
         there = [logdir for logdir in self.logdirs if _has_record(logdir)]
         return '; ' + report_hint(there[0]) if there else ''
+
+    def _strays(self) -> str:
+        if not self.strays:
+            return ''
+        return '; %s came after the script and was given to it' % ' '.join(self.strays)
 
     def _saves(self) -> str:
         """How many saves were refused, and where the records are."""

@@ -205,6 +205,7 @@ def test_a_bad_step_that_nobody_watches_prints_one_line(capfd):
     guarded.sess.run(train_op, {x: np.nan})
     (line,) = [line for line in capfd.readouterr().err.splitlines() if 'slimguard' in line]
     bad = ', gradient of v0, gradient of v1 and 5 more; loss nan'
+    bad += '; no policy acts, as neither slimguard.watch() nor a NanLossHook watches this session'
     assert line.startswith(
         'slimguard: this step wrote nothing (global step 1); bad: loss '
     ) and line.endswith(bad)

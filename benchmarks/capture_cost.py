@@ -1,10 +1,10 @@
-"""What keeping the bad step's batch costs while steps are good, and what a bad step costs then.
+"""What the capture of bad steps costs: in good steps, and in a bad one.
 
     python benchmarks/capture_cost.py [--rounds 40] [--size 64]
 
-The bounds to hold: good steps of ResNet-50 at most 1.02 of those without capture, of a tiny model
-at most 1.05; from incident to diagnosis at most 20 times the step, with at most 1.5 times the
-memory of the training. The row "without, again" is the measure's own spread.
+The bounds to hold: a good step takes at most 1.02 times as long as without capture with ResNet-50,
+and 1.05 times with a tiny model. From incident to diagnosis it takes at most 20 steps, and at most
+1.5 times the memory of the training. The row "without, again" shows the error of the measurement.
 """
 
 import argparse
@@ -75,7 +75,7 @@ class Training:
         return [['%s, %s' % (name, k), r, '%.3f' % (r.seconds * 1e3)] for k, r in found.items()]
 
     def bad_step(self):
-        """Rows about a step in which one pixel of row 5 is NaN."""
+        """The table's rows about a step in which one pixel of row 5 is NaN."""
         step = statistics.median(timed(self._with)[0] for _ in range(5))
         batch = self.session.run(self.images)
         batch[5, 7, 7, 1] = np.nan

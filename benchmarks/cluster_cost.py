@@ -4,11 +4,11 @@
 
 Real processes on this machine. Each worker trains the same convnet several times over: with plain
 slim, under slimguard, and with plain slim once more, each in a thread and a graph of its own. They
-take turns: in each turn both workers do twenty steps of one kind. What a turn took is compared with
-that of plain slim in the same round; printed is the median of the ratios, with the quartiles.
+take turns: in each turn both workers do twenty steps of one kind. The time of a turn is divided by
+that of plain slim's turn in the same round. The table has the median of the ratios, with quartiles.
 
-What limits it: the network's round trips, of which slim's loop makes three a step and slimguard's
-one; the decision of the gate is one more flag that goes to the parameter server.
+What limits it: the network's round trips. slim's loop makes three a step, slimguard's one; the
+decision of the gate is one more flag that goes to the parameter server.
 """
 
 import os
@@ -37,7 +37,7 @@ KINDS = ('slim', 'slimguard', 'slim again')
 
 
 class Training(threading.Thread):
-    """A training that does `STEPS_A_TURN` steps whenever it is its turn."""
+    """A training that does `STEPS_A_TURN` steps in each of its turns."""
 
     def __init__(self, role, target, kind, logdir):
         threading.Thread.__init__(self, daemon=True)
@@ -47,7 +47,7 @@ class Training(threading.Thread):
         self._images = np.random.RandomState(role.task).rand(32, 16, 16, 3).astype(np.float32)
 
     def turn(self):
-        """Lets it do its steps. Returns how many seconds they took."""
+        """Runs the steps of a turn. Returns how many seconds they took."""
         start = time.perf_counter()
         self._go.release()
         self._done.acquire()
@@ -103,7 +103,7 @@ class Training(threading.Thread):
 
 def work(role, rounds, folder):
     """A worker. Returns the seconds of each turn, by kind."""
-    # Threads for those that wait for their turn, too.
+    # Trainings that wait for their turn take threads, too.
     config = tf1.ConfigProto(inter_op_parallelism_threads=2 + len(KINDS))
     server = tf1.train.Server(role.cluster, role.job, role.task, config=config)
     trainings = {

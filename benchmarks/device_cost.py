@@ -1,18 +1,18 @@
-"""What a guarded step asks of a device: ops, copies to and from the host, memory. Prints tables.
+"""What a guarded step costs a device: ops, copies to and from the host, memory. Prints tables.
 
     python benchmarks/device_cost.py [--quick]
 
 No GPU is needed. Each model is pinned to the second of two CPU devices, which plays the part of the
 GPU: TensorFlow places, prunes and cuts the graph as it does for any two devices, and each value
-that crosses is a pair of a _Send and a _Recv. What is counted is what a good step ran, by its
-trace, after TensorFlow's own optimizations of the graph, with the history of the last steps.
+that crosses is a pair of a _Send and a _Recv. The trace of a good step is counted, after
+TensorFlow's own optimizations of the graph. The step keeps the history of the last steps.
 
-* *ops* is what runs, constants and what only passes a value on left out: an upper bound of what is
-  launched, as shapes and small integers of a GPU's are the host's.
+* *ops* are all that run, without constants and ops that only pass a value on. It is an upper bound
+  of the kernels that a GPU launches, as it leaves shapes and small integers to the host.
 * *copies* are the values that cross, with the bytes of all of them. *signals* cross without a
-  value: they say that something may begin. The decision of a gate reaches the device as such.
+  value: they say that an op may begin. The decision of a gate reaches the device as a signal.
 * *memory* is that of all tensors and variables on the device: the most at one time in a good step;
-  and what a save holds above the variables, stock `Saver` and `FiniteSaver`.
+  and what a save holds above the variables, with the stock `Saver` and with `FiniteSaver`.
 """
 
 import argparse
@@ -38,7 +38,7 @@ tf1 = tf.compat.v1
 
 DEVICE, HOST = '/device:CPU:1', '/device:CPU:0'
 TASK = '/job:localhost/replica:0/task:0'
-# Run without work of their own, on any device.
+# Ops that do no work of their own, on any device.
 _NO_WORK = frozenset(
     'Const NoOp Identity IdentityN VarHandleOp Variable VariableV2 _Retval _Arg Switch RefSwitch '
     'Merge RefMerge ControlTrigger PreventGradient StopGradient'.split()
@@ -46,7 +46,7 @@ _NO_WORK = frozenset(
 
 
 class Crossing(NamedTuple):
-    """What goes from one device to the other in a step: how many values, and their bytes."""
+    """The copies from one device to the other in a step: how many values, and their bytes."""
 
     copies: List[int]
     signals: int
@@ -56,7 +56,7 @@ class Crossing(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a good step did."""
+    """The counts of a good step."""
 
     ops: Dict[str, int]  # by device
     to_host: Crossing
@@ -93,7 +93,7 @@ class Training:
     Args:
       make: builds the model, and returns its train op.
       guarded: whether the train op is guarded, with a history.
-      captured: whether what a bad step draws would be kept.
+      captured: whether the values that a bad step draws would be kept.
     """
 
     def __init__(self, make, guarded: bool = False, captured: bool = False) -> None:
@@ -142,7 +142,7 @@ class Training:
         return metadata, values
 
     def save(self, saver) -> int:
-        """Saves, and returns the most bytes that the tensors of it took on the device."""
+        """Saves; returns the most bytes that the tensors of the save took on the device."""
         seen = []
         run = self.session.run
 
@@ -174,7 +174,7 @@ def _works(node) -> bool:
 
 
 def crossing(metadata, sender: str, receiver: str) -> Crossing:
-    """What one device sent to another, of what ran: a dead branch sends nothing.
+    """The copies that one device sent to another in a run: a dead branch sends nothing.
 
     Args:
       metadata: the `RunMetadata` of a run with a full trace and its partition graphs.

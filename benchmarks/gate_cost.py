@@ -4,26 +4,26 @@
 
 All steps are finite, as nearly all are in a training. Each table compares with the same train op
 unguarded, in turns in one process; memory in turns of fresh processes. `wall` is the median ratio
-of the time a step takes, with its quartiles; `cpu` the ratio of the time that all cores spend on
-it, which other load on the machine moves less. *Unguarded again* is a second build of the unguarded
-train op: what it differs from 1 by is what the measurement is worth.
+of the time a step takes, with its quartiles; `cpu` is the ratio of the time that all cores spend on
+it, which other load on the machine changes less. *Unguarded again* is a second build of the
+unguarded train op: its distance from 1 is the error of the measurement.
 
 What limits it: every gradient is read once more, and no update can begin before the last gradient
-is known, so updates no longer run beside the backward pass. All gradients are in memory together
-then. With weight decay that is no more than there is without a gate when the backward pass begins:
-by then there are all activations, and all gradients of the regularizers, which wait under a gate.
-Without weight decay it is more, by up to the size of the weights, where the activations are not
-much larger than these. The rest of what a process grows by is the gate's part of the graph (some
-10 KB an op, in all of TensorFlow's copies of it), and what malloc makes of another order of
-allocations. So `memory` prints two peaks: that of the process, and that of all tensors and
-variables, as TensorFlow counts them; a GPU's memory has to hold those.
+is known. So updates no longer run beside the backward pass, and all gradients are in memory at the
+same time. With weight decay this is no more than without a gate at the beginning of the backward
+pass: there, all activations and all gradients of the regularizers are in memory, and under a gate
+these gradients wait. Without weight decay it is more, by up to the size of the weights, unless the
+activations are much larger than the weights. A process also grows by the gate's part of the graph
+(some 10 KB an op, in all of TensorFlow's copies of it), and by malloc's handling of another order
+of allocations. So `memory` prints two peaks: that of the process, and that of all tensors and
+variables, as TensorFlow counts them; a GPU's memory has to hold the latter.
 
-`step` prints what the ways of looking cost that were not chosen:
+`step` also prints the cost of checks that were not chosen:
 
 * `reduce_all(is_finite)` reads each value, writes a temporary of booleans, and reads that;
 * `DebugNumericSummaryV2`, an op of TensorFlow's debugger, is exact in one pass, but runs on one
   core, and is not in TensorFlow 1.15;
-* *the loss alone* looks at no gradient, and is here to show what the waiting costs without looking.
+* *the loss alone* checks no gradient. It shows what the waiting alone costs.
 """
 
 import itertools
@@ -56,7 +56,7 @@ HEAD = ['', 'wall', 'cpu', 'one step']
 def network(name, size=64, batch=8, weight_decay=1e-4, library=slim.learning):
     """The train op of a network of tf_slim.nets, with Momentum and moving averages.
 
-    `library` has the `create_train_op` that makes it.
+    The `create_train_op` of `library` makes it.
     """
     from tf_slim import nets
 
@@ -81,7 +81,7 @@ def two_layers(batch=32, width=64):
 
 
 def convnet(after, size=24, batch=8):
-    """Three small convolutions; `after` makes what is written once the weights are updated."""
+    """Three small convolutions; `after` makes the writes that follow the update of the weights."""
     images = tf.constant(np.random.RandomState(0).randn(batch, size, size, 3).astype(np.float32))
     net = slim.stack(images, slim.conv2d, [(16, 3), (32, 3), (64, 3)])
     logits = slim.fully_connected(slim.flatten(net), 10, activation_fn=None)
@@ -106,7 +106,7 @@ def totals(weights):
 
 
 def many_weights(number, size):
-    """A training that does next to nothing but update `number` variables of `size` floats each."""
+    """A training that does little but update `number` variables of `size` floats each."""
     weights = [
         tf1.get_variable('w%d' % i, [size], initializer=tf1.ones_initializer())
         for i in range(number)
@@ -143,7 +143,7 @@ class Stepper:
         assert not guarded or not self.step()[1].any(), 'a step was not finite'
 
 
-# Ways of looking that were not chosen.
+# Checks that were not chosen.
 
 
 class looking_by:
@@ -279,7 +279,7 @@ def _added(build, number, factor, unit):
     for stepper in steppers.values():
         stepper.session.close()
     guarded = ratios['guarded']
-    # One thread works: what it spends is what a step takes where nobody else wants the core.
+    # One thread works: its CPU time is the time of a step on a core that nothing else uses.
     added = (guarded.cpu - 1) * ratios['unguarded'].cpu_seconds / number
     return ['%d' % number, guarded, '%.3f' % guarded.cpu, '%.2f %s' % (added * factor, unit)]
 

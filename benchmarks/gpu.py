@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py [--quick] [--device=/gpu:0]
 
-It takes some four minutes on a data-centre GPU. Without a GPU, `--quick --device=/cpu:0` tries the
+It takes some four minutes on a data-centre GPU. Without a GPU, `--quick --device=/cpu:0` runs the
 same with small models.
 
 * *holds*: models are pinned to the device without soft placement, and trained by a plain session
@@ -10,12 +10,12 @@ same with small models.
   variable, its incident is diagnosed and leaves a bundle, and a save afterwards is finite. The same
   with XLA's automatic clustering, with mixed precision and its loss scale, and with a rollback.
 * *cost*: guarded over unguarded, medians of runs that take turns, with quartiles; *again* is the
-  unguarded training once more, and what it differs from 1 by is what the measurement is worth. The
+  unguarded training once more, and its distance from 1 is the error of the measurement. The
   history and the capture are on, as they are by default; `spike` is a row of its own.
 * *memory*: the most bytes of tensors on the device in a good step, as TensorFlow traces them, and
   the bytes that cross to the host in it.
 
-A row that fails says why, and then the exit status is 1.
+A row that fails says why, and makes the exit status 1.
 """
 
 import argparse
@@ -59,14 +59,14 @@ def resnet_50(images):
 
 
 class Training:
-    """A model on the device in a session of its own, watched if `arguments` are given for that.
+    """A model on the device in a session of its own, watched if there are `arguments` for that.
 
     Args:
       model: makes logits of images.
       size: the height and width of the images, in pixels.
       batches: the sizes of the batches that are on the device; `batch` picks one of them.
       kind: '', MIXED or XLA.
-      arguments: those of `slimguard.watch`; None for an unguarded training.
+      arguments: the arguments of `slimguard.watch`; None for an unguarded training.
     """
 
     def __init__(self, device, model, size, batches, kind='', arguments=None):
@@ -104,7 +104,7 @@ class Training:
             tf1.train.experimental.disable_mixed_precision_graph_rewrite()
 
     def close(self):
-        """Ends the training; of several the last that was made comes first."""
+        """Ends the training. The last of several that was made has to end first."""
         if self.session is not self.plain:
             self.session.__exit__(None, None, None)
         self.plain.close()
@@ -116,7 +116,7 @@ class Training:
         return self.session.run(self.train_op, self.feeds())
 
     def bad_step(self):
-        """Returns the seconds that a step takes whose images are NaN, with all that follows it."""
+        """Returns the seconds of a step with NaN images, its handling included."""
         start = time.perf_counter()
         self.session.run(self.train_op, self.feeds(np.nan))
         return time.perf_counter() - start
@@ -140,7 +140,7 @@ class Training:
 
 
 class Table:
-    """The rows, printed as they come; `failed` says whether one of them did."""
+    """Prints rows as they come; `failed` says whether one of them failed."""
 
     def __init__(self):
         self.failed = False
@@ -232,7 +232,7 @@ def step_cost(device, model, size, batches, kind, rounds, table):
 
 
 def loop_rows(device, rounds, table):
-    """The tiny model in each loop; there the loop may place what the device cannot run."""
+    """Rows of the tiny model in each loop, which may place elsewhere what the device cannot run."""
     chosen = [
         'session.run(train_op)',
         'MonitoredTrainingSession, NanTensorHook',

@@ -2,15 +2,15 @@
 
     python benchmarks/loop_cost.py [rounds] [--resnet]
 
-A model so small that the loop is most of the step, on one thread. All loops train at once, each in
-a thread of its own and one at a time: a loop does twenty steps, then the next has its turn. What a
-loop took in a round is compared with what the first took in the same round; printed is the median
-of these ratios, with the quartiles. Start-up is a training of one step, without what it takes to
-build the train op.
+The model is so small that the loop takes most of the step, on one thread. All loops train at once,
+each in a thread of its own and one at a time: a loop does twenty steps, then the next has its turn.
+The time of a loop in a round is divided by that of the first loop in the same round. The table has
+the median of these ratios, with the quartiles. Start-up is a training of one step, without the time
+to build the train op.
 
-A second table is for trainings that take snapshots to go back to, a third for the loop of a script
-that nobody has edited, under `slimguard.instrument`: beside the same loop unguarded, twice, and
-that of a guarded train op which nobody watches.
+A second table is for trainings that take snapshots for a rollback. A third is for the loop of an
+unedited script under `slimguard.instrument`; it is compared with the same loop unguarded, twice,
+and with that of a guarded train op which nobody watches.
 
 `--resnet` prints one other table instead: what a history and a `Spike` add to a step of ResNet-50,
 in turns of four steps, with all cores.
@@ -82,7 +82,7 @@ class Loop(threading.Thread):
         self._start = time.perf_counter()
 
     def turn(self):
-        """The seconds a step took, in one more turn."""
+        """Runs one more turn; returns the seconds that a step took."""
         self._go.release()
         self._done.acquire()
         return self._seconds
@@ -98,7 +98,7 @@ class Loop(threading.Thread):
 
 
 class Ticks(logging.Handler):
-    """slim logs every `STEPS_A_TURN` steps; that is when its turn is over."""
+    """Ends a turn of slim's loop when it logs, as it does every `STEPS_A_TURN` steps."""
 
     def __init__(self):
         logging.Handler.__init__(self)
@@ -165,7 +165,7 @@ def in_train(library, ticks, make_hooks=None, logdir=None, model=build, **argume
 
 
 class Idle(tf1.train.SessionRunHook):
-    """A hook that wants nothing."""
+    """A hook that does nothing."""
 
     def before_run(self, run_context):
         return None
@@ -243,7 +243,7 @@ def loops_of_resnet(ticks):
 
 
 def step_costs(rounds, loops=loops, steps=STEPS_A_TURN):
-    """Seconds a step, by loop, a value for each round."""
+    """The seconds of a step, by loop, with a value for each round."""
     logger = logging.getLogger('tensorflow')
     ticks = Ticks()
     logger.handlers, logger.propagate = [ticks], False
@@ -290,14 +290,14 @@ def unedited_step(is_fed, run, guard=lambda train_op, loss: train_op):
 
 
 def unedited_costs(is_fed, rounds):
-    """The ratios to a plain loop, by loop."""
+    """The ratios of each loop to a plain one."""
     run = tf1.Session.run
     steps = {
         'unguarded': unedited_step(is_fed, run),
         'unguarded, again': unedited_step(is_fed, run),
         'guarded train op, nobody watches': unedited_step(is_fed, run, slimguard.guard),
     }
-    with slimguard.instrument():  # the others still call what it has replaced
+    with slimguard.instrument():  # the others still call the functions that it has replaced
         unedited = unedited_step(is_fed, lambda session, *args: session.run(*args))
         steps['unedited, under instrument()'] = unedited
         return measure.interleave(steps, rounds, STEPS_A_TURN)
@@ -319,9 +319,9 @@ class Clock(tf1.train.SessionRunHook):
 
 
 def saving_step(on_nan, steps):
-    """Seconds of a step of a training in a logdir, with all that comes seldom, such as snapshots.
+    """The seconds of a step of a training in a logdir, rare work such as snapshots included.
 
-    It is a training of its own, so long that snapshots come as seldom as in any long one.
+    The training is so long that snapshots are as rare as in any long one.
     """
     clock = Clock()
     with tf.Graph().as_default(), tempfile.TemporaryDirectory() as logdir:
@@ -340,7 +340,7 @@ def saving_step(on_nan, steps):
 
 
 def saving_costs(rounds, steps=20000):
-    """Seconds a step, by policy, a value for each round."""
+    """The seconds of a step, by policy, with a value for each round."""
     times = {name: [] for name in SAVING}
     for _ in range(rounds):
         for name, on_nan in SAVING.items():
@@ -349,7 +349,7 @@ def saving_costs(rounds, steps=20000):
 
 
 def start_up(library):
-    """Seconds that a training of one step takes; most of it is making the session."""
+    """The seconds of a training of one step; the session takes most of them."""
     with tf.Graph().as_default():
         _, train_op = build(library)
         start = time.perf_counter()

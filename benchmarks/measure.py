@@ -1,8 +1,8 @@
 """What the benchmarks share: runs that take turns, medians with their spread, tables.
 
-On a machine that does other things as well, no time is worth anything by itself. So whatever is to
-be compared runs in turns, a little of each, many times; each round gives one ratio, and the median
-of the ratios is what is reported, with the quartiles as its spread.
+On a machine that does other work as well, a single time says nothing. So the candidates run in
+turns, a little of each, many times. Each round gives one ratio, and the benchmarks report the
+median of the ratios, with the quartiles as its spread.
 """
 
 import gc
@@ -13,7 +13,7 @@ from typing import Callable, Dict, NamedTuple, Sequence, Tuple
 
 
 def require_arguments(doc: str, *known: str, takes_rounds: bool = False) -> None:
-    """Ends a script that is given what it does not know; `--help` prints `doc`, and ends it too."""
+    """Ends a script for an unknown argument, and for `--help`, which prints `doc`."""
     given = sys.argv[1:]
     if {'-h', '--help'} & set(given):
         print(doc.strip())
@@ -24,7 +24,7 @@ def require_arguments(doc: str, *known: str, takes_rounds: bool = False) -> None
 
 
 class Ratio(NamedTuple):
-    """How long something took, as a multiple of the first of its round."""
+    """The time of a candidate, as a multiple of the first one's in the same round."""
 
     median: float
     low: float  # the lower quartile of the rounds
@@ -40,9 +40,9 @@ class Ratio(NamedTuple):
 def interleave(
     callables: Dict[str, Callable[[], object]], rounds: int = 40, per_round: int = 1
 ) -> Dict[str, Ratio]:
-    """Runs each of `callables` `per_round` times in each round, and compares with the first.
+    """Runs each of `callables` `per_round` times in each round, and compares it with the first.
 
-    The order changes from round to round. One round ahead of the others warms up.
+    The order changes from round to round. One more round at the beginning warms up.
     """
     names = list(callables)
     times, cpu_times = {name: [] for name in names}, {name: [] for name in names}
@@ -82,7 +82,7 @@ def quartiles(values: Sequence[float]):
 
 
 def time_of(call: Callable[[], object], times: int = 1) -> Tuple[float, float]:
-    """Seconds that one of `times` calls takes, and seconds that all cores spend on it."""
+    """The seconds that one of `times` calls takes, and the seconds that all cores spend on it."""
     gc.disable()  # a collection in one of them would be charged to it alone
     try:
         start, cpu_start = time.perf_counter(), time.process_time()

@@ -1,12 +1,12 @@
 """What the check of a checkpoint costs: FiniteSaver beside the stock Saver.
 
-A model of 100 MB in 25 variables is saved by both in turns, in one process; then each saves it in a
+Both save a model of 100 MB in 25 variables, in turns, in one process; then each saves it in a
 process of its own, for the peak of the memory. From the root of the repository::
 
     python benchmarks/save_cost.py
 
-What limits it: the check reads every variable once more, which memory bandwidth decides; writing
-costs a checksum of every byte, and the disk.
+What limits it: the check reads every variable once more, at memory bandwidth; writing costs a
+checksum of every byte, and the disk.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def measure_time(use_resource, rounds):
         savers = build(use_resource, session)
         calls = {}
         for name, saver in savers.items():
-            # State files of their own, so that neither looks at the other's.
+            # Each has a state file of its own, so that neither reads the other's.
             os.mkdir(os.path.join(folder, name))
             calls[name] = saving(session, saver, os.path.join(folder, name), 'm')
         return measure.interleave(calls, rounds)

@@ -3,14 +3,14 @@
     python benchmarks/spikes.py [--quick] [explosions] [alarms]
 
 `explosions` trains a small network that is damaged in one of five ways, over ten seeds: without a
-`Spike` and with it, on_nan='skip:3,rollback:3,raise' both times, and undamaged. What is shown is
-the loss of the last checkpoint on data that is not damaged, as a multiple of that of the undamaged
-run: the median of the seeds, and the worst. The last column is the control: so many times its last
-loss had the undamaged run itself, at worst, in one of its last 40 steps. Batches are large, so that
-this is little: with 32 rows it is 1.9, and no state of before the damage is within 1.2 for sure.
+`Spike`, with one (on_nan='skip:3,rollback:3,raise' both times), and undamaged. It shows the loss of
+the last checkpoint on undamaged data, as a multiple of the undamaged run's: the median of the
+seeds, and the worst. The last column is the control: the largest loss of the undamaged run in its
+last 40 steps, as a multiple of its last loss. Batches are large, so that this is little: with 32
+rows it is 1.9, and a state from before the damage may well be more than 1.2 times off.
 
 `alarms` trains healthy networks with noisy losses, and counts the good steps that are held at the
-defaults. A held step is skipped, so that there may be more of them.
+defaults. A held step is skipped, which may lead to more held steps.
 """
 
 import os
@@ -45,9 +45,9 @@ class Damage(NamedTuple):
     """What goes wrong.
 
     Attributes:
-      x, y: by number of the batch, a factor for it.
-      rate: by global step, a factor for the learning rate.
-      optimizer: makes the optimizer, of a learning rate.
+      x, y: from the number of a batch, a factor for the inputs or the targets.
+      rate: from the global steps, factors for the learning rate.
+      optimizer: makes the optimizer from a learning rate.
     """
 
     x: Callable[[int], float] = lambda draw: 1.0
@@ -78,7 +78,7 @@ DAMAGES = {
 
 
 class Regression:
-    """A network that learns what another one says, with noise."""
+    """A network that learns the outputs of another one, with noise."""
 
     def __init__(self, seed: int, damage: Damage):
         tf1.set_random_seed(seed)
@@ -112,7 +112,7 @@ class Regression:
         return x.astype(np.float32), y.astype(np.float32)
 
     def held_out_loss(self, session) -> float:
-        """The loss on data that is not trained on, and not damaged."""
+        """The loss on undamaged data that the network is not trained on."""
         return float(session.run(self.loss, dict(zip((self.x, self.y), self.held_out))))
 
 
@@ -132,7 +132,7 @@ class LastLosses(tf1.train.SessionRunHook):
 
 
 class Trained(NamedTuple):
-    """The held-out loss of the last checkpoint, and those of the last steps where it was looked."""
+    """The held-out losses of the last checkpoint, and of the last steps if they were measured."""
 
     loss: float
     last: List[float]
@@ -207,7 +207,7 @@ def digits(seed: int) -> Healthy:
 
 
 def gan(seed: int) -> Healthy:
-    """Two networks that compete, by turns."""
+    """Two networks that compete, in turns."""
     real = tf1.random_normal([64, 2], seed=seed) * [1.0, 0.3] + [2.0, -1.0]
     with tf1.variable_scope('generator'):
         noise = tf1.random_normal([64, 4], seed=seed + 1)
@@ -233,7 +233,7 @@ def gan(seed: int) -> Healthy:
 
 
 def resnet(seed: int) -> Healthy:
-    """Two residual blocks with batch norm, and a learning rate that is warmed up."""
+    """Two residual blocks with batch norm, and a learning rate with a warm-up."""
     labels = tf1.random_uniform([16], maxval=4, dtype=tf.int32, seed=seed)
     patterns = tf.constant(np.random.RandomState(seed).randn(4, 8, 8, 3).astype(np.float32))
     net = tf.gather(patterns, labels) + tf1.random_normal([16, 8, 8, 3], seed=seed)
@@ -261,7 +261,7 @@ def cyclic(seed: int) -> Healthy:
 
 
 def reinforcement(seed: int) -> Healthy:
-    """A policy gradient with rewards of long tails: a loss of both signs, around zero."""
+    """A policy gradient with long-tailed rewards: a loss of both signs, around zero."""
     x = tf1.random_normal([64, 4], seed=seed)
     logits = slim.fully_connected(slim.fully_connected(x, 16), 3, activation_fn=None)
     action = tf.reshape(tf1.multinomial(logits, 1, seed=seed), [-1])

@@ -3,7 +3,7 @@
     python benchmarks/what_is_lost.py
 
 For each strategy that TensorFlow documents, trains a small model for eight steps, turns the batch
-of the sixth into NaN, and looks at what the user is left with. Prints the table of docs/cost.md.
+of the sixth into NaN, and checks what is left for the user. Prints the table of docs/cost.md.
 """
 
 import os
@@ -41,7 +41,7 @@ def build(library, check_numerics):
 
 
 class Weights:
-    """Whether the weights were finite when somebody last looked."""
+    """Whether the weights were finite at the last call of `look`."""
 
     finite = True
 

@@ -30,7 +30,7 @@ ON_NAN = 'skip:3,rollback:3x0.1,raise'
 def train(total_loss, optimizer, logdir, steps, check_numerics=False, on_nan=ON_NAN):
     """Trains under slimguard. Returns the incidents, and the error that ended it, if any."""
     train_op = slimguard.create_train_op(total_loss, optimizer, check_numerics=check_numerics)
-    # Guessing all ten digits alike has a loss of 2.3, so that 5 is bad although it is finite.
+    # Equal probabilities for all ten digits have a loss of 2.3, so 5 is bad although it is finite.
     guard = slimguard.NanLossHook(total_loss, on_nan=on_nan, max_loss=5.0)
     # The loss curve. In a collection slim would compute it in a run of its own, on another batch.
     summary = tf1.summary.scalar('total_loss', total_loss, collections=[])
@@ -48,7 +48,7 @@ def train_stock(total_loss, optimizer, logdir, steps, check_numerics=False):
     try:
         slim.learning.train(train_op, logdir, number_of_steps=steps, log_every_n_steps=100)
         return [], None
-    except tf.errors.InvalidArgumentError as error:  # what its check_numerics raises
+    except tf.errors.InvalidArgumentError as error:  # raised by its check_numerics
         return [], error
 
 
@@ -146,5 +146,5 @@ def main():
 if __name__ == '__main__':
     tf1.disable_v2_behavior()
     tf1.logging.set_verbosity(tf1.logging.INFO)
-    tf1.get_logger().propagate = False  # or absl prints each of its lines a second time
+    tf1.get_logger().propagate = False  # else absl prints each of its lines a second time
     sys.exit(main())

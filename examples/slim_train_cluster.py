@@ -1,12 +1,12 @@
 """Trains the digits of slim_train.py on parameter servers and workers, under slimguard.
 
 Each process is started with its place in the cluster, as flags or in the environment's TF_CONFIG.
-The first worker is the chief, who saves, and prints the result:
+The first worker is the chief: it saves, and prints the result. Its command is:
 
   python examples/slim_train_cluster.py --logdir=/tmp/digits --ps_hosts=localhost:2220 \
     --worker_hosts=localhost:2221,localhost:2222 --job_name=worker --task_index=0
 
-To copy is `train`: what it passes to `slimguard.train` is all that a cluster asks for.
+Copy `train`: its arguments of `slimguard.train` are all that a cluster needs.
 """
 
 import argparse
@@ -25,7 +25,7 @@ tf1 = tf.compat.v1
 
 
 class Place(NamedTuple):
-    """Where this process stands in its cluster."""
+    """The place of this process in its cluster."""
 
     cluster: Dict[str, List[str]]  # addresses, by job
     job: str
@@ -33,13 +33,13 @@ class Place(NamedTuple):
 
     @property
     def workers(self):
-        """The (job, task) of all that train, the chief first."""
+        """The (job, task) of all processes that train, the chief first."""
         jobs = [job for job in ('chief', 'master', 'worker') if job in self.cluster]
         return [(job, task) for job in jobs for task in range(len(self.cluster[job]))]
 
     @property
     def number(self):
-        """Of this worker; 0 is the chief."""
+        """The number of this worker; 0 is the chief."""
         return self.workers.index((self.job, self.task))
 
     @property
@@ -53,7 +53,7 @@ class Place(NamedTuple):
         )
 
     def start_server(self):
-        """Returns the server, which has to run as long as this process is in use."""
+        """Starts the server of this process, which has to run as long as the training."""
         spec = tf1.train.ClusterSpec(self.cluster)
         return tf1.train.Server(spec, job_name=self.job, task_index=self.task)
 
@@ -84,7 +84,7 @@ def train(place, args, images, labels):
                 master=place.start_server().target,
                 is_chief=place.number == 0,
                 sync_optimizer=optimizer if args.sync else None,
-                # Else a session waits for all other workers, at its start and at its end.
+                # Without it a session waits for all other workers, at its start and at its end.
                 session_config=tf1.ConfigProto(device_filters=['/job:ps', place.device]),
             )
         except slimguard.NanLossError as error:
@@ -116,7 +116,7 @@ def require(condition, complaint):
 
 
 def read_tf_config():
-    """Returns the cluster and the task of this process that the environment gives, if any."""
+    """Returns the cluster, and the task of this process, from the environment, if it has them."""
     try:
         config = json.loads(os.environ.get('TF_CONFIG') or '{}')
         return dict(config.get('cluster', {})), dict(config.get('task', {}))
@@ -135,7 +135,7 @@ def require_addresses(cluster):
 
 
 def find_place(args):
-    """Returns the Place that the flags give, and TF_CONFIG where they say nothing."""
+    """Returns the Place, from the flags and, where they say nothing, from TF_CONFIG."""
     cluster, task = read_tf_config()
     hosts = {'ps': args.ps_hosts, 'worker': args.worker_hosts}
     cluster.update({job: given.split(',') for job, given in hosts.items() if given})
@@ -184,5 +184,5 @@ def main(arguments=None):
 if __name__ == '__main__':
     tf1.disable_v2_behavior()
     tf1.logging.set_verbosity(tf1.logging.INFO)
-    tf1.get_logger().propagate = False  # or absl prints each of its lines a second time
+    tf1.get_logger().propagate = False  # else absl prints each of its lines a second time
     sys.exit(main())

@@ -22,8 +22,8 @@ from slimguard.incidents.spike import AnySpike
 from slimguard.system import files
 from slimguard.system.numbers import require_bool
 from slimguard.training.gate_watcher import GateWatcher
-from slimguard.training.hook_training import HookSettings
 from slimguard.training.stop_signals import SECONDS
+from slimguard.training.training import TrainingSettings
 
 SessionRunHook = tf1.train.SessionRunHook
 SessionRunArgs = tf1.train.SessionRunArgs
@@ -120,7 +120,9 @@ class NanLossHook(GateWatcher, NanTensorHook):
         gates.require_loss(loss_tensor, 'loss_tensor')
         require_bool('fail_on_nan_loss', fail_on_nan_loss)
         NanTensorHook.__init__(self, loss_tensor, fail_on_nan_loss)
-        settings = HookSettings(capture, max_bundles, progress, preemption_seconds, spike, history)
+        settings = TrainingSettings(
+            capture, max_bundles, progress, preemption_seconds, spike, history
+        )
         GateWatcher.__init__(
             self, on_nan, fail_on_nan_loss, max_loss, logdir, ends_job, loss_tensor, settings
         )

@@ -6,7 +6,7 @@ Every other name of the installed `slim.learning` is here as it is there, so tha
 
 import contextlib
 import functools
-from typing import Any, Callable, Dict, Iterator, Optional, Sequence, cast
+from typing import Any, Callable, Optional, Sequence, cast
 
 from slimguard import compat
 
@@ -19,10 +19,9 @@ except ImportError:
 
 from slimguard import gate as gates
 from slimguard.checkpoints.finite_saver import FiniteSaver, offer_saver
-from slimguard.checkpoints.step_turn import StepTurn, taking_turns
+from slimguard.checkpoints.step_turn import taking_turns
 from slimguard.cluster.place import is_remote
 from slimguard.cluster.waiting import Readiness
-from slimguard.diagnosis.evidence import Evidence, collect
 from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.graph import TrainOp
 from slimguard.incidents.nan_loss_error import with_short_traceback
@@ -33,12 +32,11 @@ from slimguard.system.log import log
 from slimguard.training import trainable
 from slimguard.training.checkpoint_keeper import CheckpointKeeper
 from slimguard.training.context import TrainingContext
-from slimguard.training.hook_training import HookSettings
 from slimguard.training.loop import SlimLoop
-from slimguard.training.progress import progress_bar
 from slimguard.training.step_history import STEPS, require_history
 from slimguard.training.step_runner import Schedule
-from slimguard.training.stop_signals import SECONDS, StopSignals
+from slimguard.training.stop_signals import SECONDS
+from slimguard.training.training import Training, TrainingSettings
 from slimguard.training.turns import in_turns
 from slimguard.training.watchers import lent, with_watcher
 
@@ -246,7 +244,7 @@ def train(
     logdir = trainable.as_logdir(logdir)
     usual = as_spike(spike)
     given = capture, max_bundles, progress, preemption_seconds, usual, require_history(history)
-    HookSettings(*given).require()
+    settings = TrainingSettings(*given).require()
     trainable.require_flags(ends_job, is_chief)
     trainable.require_steps(train_step_fn, train_step_kwargs, number_of_steps, log_every_n_steps)
     trainable.require_parts(global_step, init_fn, summary_writer)
@@ -270,16 +268,17 @@ def train(
         if summary_writer == _USE_DEFAULT:
             # As the Supervisor's, with a suffix: a SummarySaverHook's might get the same name.
             summary_writer = tf1.summary.FileWriter(logdir, filename_suffix='.train')
+    bundles_in = None if keeper is None else logdir
+    training = Training(settings, keeper, saver, bundles_in, number_of_steps)
+    training.capture(*gates.gates_of(graph).values())
     context = TrainingContext(
         max_loss=max_loss,
         logdir=logdir,
         ends_job=ends_job,
-        saver=saver,
         summary_writer=None if keeper is None else summary_writer,
         summary_secs=save_summaries_secs or 0.0,
-        evidence=_evidence(graph, keeper, max_bundles) if capture else {},
+        training=training,
         is_chief=is_chief,
-        is_kept=True,
         is_done=functools.partial(_has_reached, number_of_steps, global_step),
         spike=usual,
         history=history,
@@ -289,20 +288,18 @@ def train(
     schedule = None
     if train_step_fn is _slim.train_step and train_step_kwargs == _USE_DEFAULT:
         schedule = Schedule(number_of_steps, log_every_n_steps, trace_every_n_steps)
-    save = None if keeper is None else keeper.save
-    signals = StopSignals(save or _save_nothing, preemption_seconds)
-    with _open(context, hooks, keeper, graph) as turn:
-        with graph.as_default(), progress_bar(progress, number_of_steps) as bar:
+    with taking_turns(graph) as turn, lent(hooks, context), training.running():
+        if keeper is not None:
+            keeper.prepare()
+        with graph.as_default():
             steps = SlimLoop(
                 train_step_fn,
                 session_wrapper,
                 hooks,
                 watcher,
                 train_op,
-                signals,
-                save=save,
+                training,
                 schedule=schedule,
-                progress=bar,
                 before_session=before_session,
                 note_session=functools.partial(_tell_if_complete, number_of_steps, global_step),
             )
@@ -311,8 +308,8 @@ def train(
             own = gates.guard_summary(summary_op, train_op, _USE_DEFAULT) if keeper else None
             turns = in_turns(steps, turn, own)
             with contextlib.ExitStack() as stack, turns as (step, wrap):
-                if save is not None:
-                    stack.enter_context(signals)
+                if keeper is not None or gates.ranks_in(graph).are_several:
+                    stack.enter_context(training.signals)
                 before_session()
                 loss = _slim_train(
                     train_op,
@@ -362,45 +359,11 @@ def _step_and_saver(graph: tf.Graph, global_step, saver, logdir: Optional[str]):
     return global_step, saver
 
 
-def _evidence(
-    graph: tf.Graph, keeper: Optional[CheckpointKeeper], max_bundles: int
-) -> Dict[gates.Gate, Evidence]:
-    """The `Evidence` of each gate; it writes bundles if a keeper keeps checkpoints."""
-    logdir, room = (None, None) if keeper is None else (keeper.logdir, keeper.room)
-    found: Dict[gates.Gate, Evidence] = {}
-    for gate in dict.fromkeys(gates.gates_of(graph).values()):
-        collect(found, gate, logdir, max_bundles, room)
-    return found
-
-
-@contextlib.contextmanager
-def _open(
-    context: TrainingContext,
-    hooks: Sequence[tf1.train.SessionRunHook],
-    keeper: Optional[CheckpointKeeper],
-    graph: tf.Graph,
-) -> Iterator[StepTurn]:
-    """While it is open, hooks have the training's context, and the logdir is marked as taken."""
-    with contextlib.ExitStack() as stack:
-        turn = stack.enter_context(taking_turns(graph))
-        if keeper is not None:
-            stack.enter_context(keeper.keeping())
-            keeper.prepare()
-        stack.enter_context(lent(hooks, context))
-        for each in context.evidence.values():
-            stack.callback(each.close)
-        yield turn
-
-
 def _wait_for_chief(graph: tf.Graph, master: str, is_chief: bool, config) -> Callable[[], None]:
     """A function to call before slim makes a session: slim looks for the chief every 30 s only."""
     if is_chief or not is_remote(str(master)):
         return lambda: None
     return functools.partial(Readiness(graph).wait, master, config)
-
-
-def _save_nothing(session) -> None:
-    """Without a logdir."""
 
 
 def _has_reached(number_of_steps: Optional[int], global_step, session) -> bool:

@@ -12,7 +12,7 @@ import pathlib
 import signal
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-# As ipykernel has it for Python 3.7, once a test imports it: processes are to begin alike.
+# ipykernel sets it on Python 3.7 when a test imports it. Here it is set for all processes alike.
 os.environ.setdefault('PYDEVD_USE_FRAME_EVAL', 'NO')
 
 import pytest
@@ -26,6 +26,13 @@ def pytest_addoption(parser):
         action='store_true',
         help='run the tests marked "full" as well, and all cells of tests with parameters',
     )
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_xdist_auto_num_workers():
+    """One process more than there are cores: some tests wait for programs, and leave one idle."""
+    cores = yield
+    cores.force_result(cores.get_result() + 1)
 
 
 @pytest.hookimpl(trylast=True)  # of the tests that -m and -k select
@@ -54,7 +61,7 @@ def pytest_collectstart():
 
 
 def pytest_collection_finish():
-    """Has garbage collected after each fiftieth test: a graph has many objects to go over."""
+    """Collects garbage after each fiftieth test only: a graph has many objects to go over."""
     gc.disable()
     gc.collect()
     gc.freeze()
@@ -66,7 +73,7 @@ def pytest_runtest_protocol():
     if next(_ended) % 50 == 0:
         from tensorflow.python.framework import ops
 
-        known = ops._gradient_registry._registry  # for ever, each with its graph
+        known = ops._gradient_registry._registry  # it keeps each entry, and its graph, for ever
         for name in [name for name in known if name.startswith('CustomGradient-')]:
             del known[name]
         gc.collect()
@@ -83,7 +90,7 @@ def graph():
 
 @pytest.fixture
 def ctrl_c_is_pythons():
-    """Ctrl-C raises KeyboardInterrupt, also where a shell runs the tests in the background."""
+    """Ctrl-C raises KeyboardInterrupt, even if a shell runs the tests in the background."""
     given = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -100,7 +107,7 @@ def _control_flow(version):
 
 @pytest.fixture(params=['v1', 'v2'])
 def control_flow(request):
-    """Once with branches and loops that are ops of the graph, 'v1', and once functions, 'v2'."""
+    """Once 'v1': branches and loops are ops of the graph; and once 'v2': they are functions."""
     yield from _control_flow(request.param)
 
 
@@ -109,11 +116,9 @@ def control_flow_v1():
     yield from _control_flow('v1')
 
 
-@pytest.fixture(params=['absolute', 'relative'])
-def folder(request, tmp_path, monkeypatch):
-    """A folder of the test's own: once by its whole path, once from the working directory."""
-    if request.param == 'absolute':
-        return tmp_path
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder of the test's own, as it is called from the working directory."""
     monkeypatch.chdir(tmp_path)
     os.mkdir('logs')
     return pathlib.Path('logs')

@@ -4,12 +4,12 @@ A resource variable is read once, and the value that is checked is the value tha
 variable has no value of its own to read: it is checked after it is written, and if it is bad, the
 files are removed.
 
-There are two checks. The first is a sum of squares for each value, or for many that are short: few
-ops, which a graph of hundreds of variables hardly notices. A sum that is not finite may come of
-large values. So then the exact check is built, value by value, and saves from then on.
+There are two checks. The first is a sum of squares for each value, or for many short ones together:
+few ops, which a graph of hundreds of variables hardly notices. Large values may make a sum
+non-finite, too. So then the exact check, value by value, is built and serves from then on.
 
-What finds a bad value does not fail, of which TensorFlow would write lines of its own: the ops that
-save are on a branch that is not taken then.
+A check that finds a bad value does not fail, since TensorFlow would write lines of its own: instead
+the ops that save are on a branch that is not taken.
 """
 
 from typing import (
@@ -37,11 +37,11 @@ class CheckedSave:
     """Saves what a Saver saves, behind a check.
 
     Args:
-      graph: the graph of the saver; it is added to where a save needs that for the first time.
+      graph: the graph of the saver; ops are added to it when a save first needs them.
       saver_def: the `SaverDef` of the saver.
 
     Attributes:
-      size: the bytes of all that is saved and whose shape is known.
+      size: the bytes of all saved values whose shape is known.
       has_refs: whether ref variables of floats are saved.
     """
 
@@ -62,7 +62,7 @@ class CheckedSave:
     def variables_by_name(self) -> Dict[str, Optional[tf.Operation]]:
         """The ops of the variables whose floats are saved, by their names in the checkpoint.
 
-        None stands for what is computed, and no variable.
+        None stands for a computed value that is no variable's.
         """
         saved = _saved_floats(_saves_of(self._save_tensor))
         return {value.name: graphs.variable_read(value.tensor) for value in saved}
@@ -76,7 +76,7 @@ class CheckedSave:
           replaces: whether a checkpoint of that name is there, which a bad one must not replace.
 
         Returns:
-          The outcome. Of refs that are not finite, the files may have been written.
+          The outcome. If a ref is not finite, the files may have been written.
 
         Raises:
           tf.errors.OpError: if it cannot be written.
@@ -89,7 +89,7 @@ class CheckedSave:
         if not self._is_exact:
             self._build('save_exactly', _check_values)
             self._is_exact = True
-        # What is bad is not written anew.
+        # With `replaces`, bad values are not written again.
         return self._clone.run(session, feed_dict, replaces=True)
 
     def _build(self, scope: str, check: '_Checker') -> None:
@@ -99,11 +99,11 @@ class CheckedSave:
 
 
 class Outcome(NamedTuple):
-    """What came of a save.
+    """The result of a save.
 
     Attributes:
       path: the prefix of the checkpoint; None if it is refused.
-      bad_names: what it is refused for, if the check can tell.
+      bad_names: the names of the bad values, if the check can tell.
     """
 
     path: Optional[bytes]
@@ -118,7 +118,7 @@ class _SaveClone:
     """The ops that save, created a second time behind a check.
 
     Args:
-      save_tensor: what a Saver runs.
+      save_tensor: the tensor that a Saver runs.
       check: adds a check of a list of values, which is never empty.
     """
 
@@ -141,12 +141,12 @@ class _SaveClone:
             refusals.append(refused)
             with tf.control_dependencies([is_good]):
                 path = tf.identity(path, name='path')
-        # The path, or the names of what is bad; and which of these it is.
+        # The path, or the names of bad values; and which of these it is.
         self._ends = list(tf.raw_ops.Merge(inputs=[path, *refusals], name='end'))
         self._ahead: Optional[List[tf.Tensor]] = None
 
     def run(self, session, feed_dict: Dict[Any, Any], replaces: bool) -> Outcome:
-        """Checks and saves. If it `replaces`, it checks ahead what it cannot check on the way."""
+        """Checks and saves. If it `replaces`, refs are checked ahead, and not only afterwards."""
         if replaces and self._refs:
             is_good, bad_names = single_runs.run_once(session, self._checks_ahead())
             if not is_good:
@@ -164,7 +164,7 @@ class _SaveClone:
 
 
 def _branches(check: '_Check', name: str) -> Tuple[tf.Tensor, tf.Tensor]:
-    """What is alive if a check finds all to be good, and the bad names, if it does not."""
+    """A tensor that is alive if a check finds all good, and the bad names, alive if it does not."""
     if_good, if_bad = ops.branch(check.is_good, check.is_good, name)
     with tf.control_dependencies([if_bad]):
         return if_good, tf.identity(check.bad_names, name=name + '_bad')
@@ -181,7 +181,7 @@ def _saves_of(save_tensor: tf.Tensor) -> List[tf.Operation]:
 def _clone_saves(
     save_tensor: tf.Tensor, controls: Sequence[tf.Operation]
 ) -> Dict[tf.Operation, tf.Operation]:
-    """Clones the ops that save, behind `controls`, and what needs them; by the op cloned."""
+    """Clones the ops that save, behind `controls`, and ops that need these; keyed by original."""
     clones: Dict[tf.Operation, tf.Operation] = {}
     for op in graphs.ancestors([save_tensor.op]):
         is_save = op.type in _SAVES
@@ -210,8 +210,8 @@ def _saved_floats(saves: Sequence[tf.Operation]) -> Iterator[_Saved]:
 
 
 def _values_of(op: tf.Operation) -> List[tf.Tensor]:
-    """What an op saves."""
-    # After filename, names, and slices but for the oldest.
+    """The tensors that an op saves."""
+    # They follow the filename, the names and, except in the oldest op, the slices.
     return list(op.inputs)[2 if op.type == 'Save' else 3 :]
 
 
@@ -228,7 +228,7 @@ def _source(tensor):
 
 
 class _Check(NamedTuple):
-    """What was found out about values.
+    """The result of a check of values.
 
     Attributes:
       is_good: a bool scalar: whether all are finite.

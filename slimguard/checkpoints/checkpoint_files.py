@@ -1,4 +1,4 @@
-"""The files of a checkpoint: which there are on disk, by their names alone; none is opened."""
+"""The files of checkpoints on disk, told by their names alone; none is opened."""
 
 import glob
 import os
@@ -16,13 +16,13 @@ _META = re.compile(r'(.+)\.meta$')
 _ENDS = ('.index', '.data-?????-of-?????', '', '-?????-of-?????')
 _STEP = re.compile(r'-(\d+)(-\?+-of-\d+)?$')
 _SHARDS = re.compile(r'-\?{5}-of-\d{5}$')
-# What a save that is cut short leaves beside a checkpoint's own files; and what in their place.
+# The files that a save leaves if it is cut short: beside a checkpoint's own files, and in all.
 _TEMPORARY = ('.index.tempstate*', '.data-*.tempstate*', '.tempstate*', '_temp*/*', '_temp*')
 _LEFTOVERS = ('.index*', '.data-*') + _TEMPORARY
 
 
 class Checkpoint(NamedTuple):
-    """What is known of a checkpoint from its files' names.
+    """What is known of a checkpoint without opening its files.
 
     Attributes:
       path: the prefix, as `tf.compat.v1.train.Saver.restore` takes it.
@@ -36,7 +36,7 @@ class Checkpoint(NamedTuple):
 
 
 def look_at(path: str) -> Checkpoint:
-    """What the files of the checkpoint `path` say without being opened."""
+    """The time and size of the checkpoint `path`; its files are not opened."""
     written, size = 0.0, 0
     for name in files_of(path):
         try:
@@ -61,12 +61,12 @@ def files_of(path: str) -> List[str]:
 
 
 def remove(path: str) -> None:
-    """Removes what a save that failed or was refused has left behind."""
+    """Removes the files that a failed or refused save has left behind."""
     remove_files(_with_ends(path, _LEFTOVERS) + files_of(path))
 
 
 def remove_temporary(path: str) -> None:
-    """Removes what a save that failed has left beside the checkpoint `path`, which stays."""
+    """Removes the files that a failed save has left beside the checkpoint `path`, which stays."""
     remove_files(_with_ends(path, _TEMPORARY))
 
 
@@ -83,7 +83,7 @@ def remove_files(names: List[str]) -> None:
 
 
 def link(path: str, other: str) -> None:
-    """Gives the files of the checkpoint `path` a second name; where there are no links, a copy.
+    """Gives the files of the checkpoint `path` second names; copies them where links do not work.
 
     Raises:
       OSError, tf.errors.OpError: if there is no room for a copy.
@@ -127,7 +127,7 @@ def _with_ends(path: str, ends) -> List[str]:
         if not tf.io.gfile.isdir(folder):
             return []  # its glob would raise
         find, escape = tf.io.gfile.glob, str
-    shards = _SHARDS.search(name)  # by which V1 means all of them
+    shards = _SHARDS.search(name)  # V1 names all shards together by it
     end_of_name = shards.group() if shards else ''
     name = escape(name[: len(name) - len(end_of_name)]) + end_of_name
     return [file for end in ends for file in find(os.path.join(escape(folder), name) + end)]

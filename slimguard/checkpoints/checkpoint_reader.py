@@ -1,8 +1,8 @@
-"""Checkpoints on disk, read and not trusted: which of them are whole, and finite.
+"""Reads checkpoints on disk, and tells which of them are whole and finite.
 
 TensorFlow's state file (``checkpoint``) names the newest checkpoint without looking into it. Here
-each is opened: every tensor is read, which compares TensorFlow's checksums, and every float is
-looked at. One tensor is in memory at a time.
+each checkpoint is opened: every tensor is read, which compares TensorFlow's checksums, and every
+float is checked. One tensor is in memory at a time.
 """
 
 from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
@@ -25,7 +25,7 @@ class UnreadableError(OSError):
 
 
 class Inspection(NamedTuple):
-    """What was found on reading a checkpoint.
+    """The result of reading a checkpoint.
 
     Attributes:
       step: the global step in it (or else in its name), or None.
@@ -52,9 +52,9 @@ class Inspection(NamedTuple):
 def latest_finite_checkpoint(logdir: files.Path) -> Optional[str]:
     """The newest checkpoint in `logdir` whose files are whole and whose floats are finite.
 
-    Takes the place of `tf.train.latest_checkpoint`, which returns what the state file says. It
-    looks at checkpoints that the state file does not name as well: those that another program
-    forgot, and one that was written when the process was killed.
+    Takes the place of `tf.train.latest_checkpoint`, which returns what the state file says. This
+    function also reads checkpoints that the state file does not name: those that another program
+    forgot, and one whose process was killed before it wrote the state file.
 
     Args:
       logdir: a directory (a str, bytes or `os.PathLike`), on any file system that `tf.io.gfile`
@@ -65,7 +65,7 @@ def latest_finite_checkpoint(logdir: files.Path) -> Optional[str]:
 
     Raises:
       TypeError, ValueError: if `logdir` is no path.
-      UnreadableError: if one that may be the newest good one cannot be read.
+      UnreadableError: if a checkpoint that may be the newest good one cannot be read.
     """
     return next(good_ones([each.path for each in reversed(checkpoints_in(logdir))]), None)
 
@@ -78,8 +78,8 @@ def good_ones(paths: Sequence[str]) -> Iterator[str]:
 def checkpoints_in(logdir: files.Path) -> List[Checkpoint]:
     """All checkpoints in a directory, from the oldest to the newest; none of them is opened.
 
-    Those in the state file keep its order, since copying a directory loses the times of files. One
-    that it does not name is newer if its time and its step both say so.
+    Checkpoints in the state file keep its order, since copying a directory loses the times of
+    files. A checkpoint that it does not name counts as newer if its time and its step both say so.
     """
     logdir = files.as_path(logdir)
     try:
@@ -123,7 +123,7 @@ def inspect(path: str) -> Inspection:
 
 
 def _require_readable(path: str) -> None:
-    """Reads the files themselves: TensorFlow 2 tells a missing right and a bad checksum alike."""
+    """Reads the files: TensorFlow 2 reports a missing right and a bad checksum by one error."""
     for name in checkpoint_files.files_of(path):
         try:
             with files.open_to_read(name) as file:
@@ -135,14 +135,23 @@ def _require_readable(path: str) -> None:
             raise UnreadableError('%s cannot be read: %s' % (name, error)) from None
 
 
+def global_step_in(path: str) -> Optional[int]:
+    """The global step that a checkpoint holds; None if it has none, or cannot be read."""
+    try:
+        value = tf1.train.NewCheckpointReader(path).get_tensor('global_step')
+        return int(value)
+    except Exception:
+        return None
+
+
 def read(path: str) -> Inspection:
     """Reads a checkpoint whole and says what is wrong with it, if only that it cannot be read."""
     step = step_in_name(path)
     non_finite = []
     if files.exists(path + '.index') and not files.is_file(path + '.index'):
-        return Inspection(step, '%s.index is no regular file' % path, ())  # a FIFO is waited for
+        return Inspection(step, '%s.index is no regular file' % path, ())  # a FIFO would block
     try:
-        # Not load_checkpoint, which takes the prefix for a directory where a file system has none.
+        # Not load_checkpoint: on a file system without directories it takes the prefix for one.
         reader = tf1.train.NewCheckpointReader(path)
         for name, dtype in sorted(reader.get_variable_to_dtype_map().items()):
             value = np.asarray(_tensor(reader, path, name, dtype))
@@ -150,7 +159,7 @@ def read(path: str) -> Inspection:
                 step = int(value)
             if not is_finite(value):
                 non_finite.append(name)
-    except Exception as error:  # whatever it is, restoring would meet it as well
+    except Exception as error:  # restoring would meet the same error
         return Inspection(step, str(error).partition('\n')[0] or type(error).__name__, ())
     return Inspection(step, None, tuple(non_finite))
 
@@ -164,8 +173,8 @@ def _tensor(reader, path: str, name: str, dtype: tf.DType):
 
 
 def is_finite(value: np.ndarray) -> bool:
-    """Whether a value holds no NaN and no Inf; what can hold none is finite."""
-    if value.dtype.kind in 'biuSUO':  # numbers that cannot be otherwise, and strings
+    """Whether a value holds no NaN and no Inf; integers and strings are finite."""
+    if value.dtype.kind in 'biuSUO':  # dtypes that have neither
         return True
     if value.dtype.kind not in 'fc':  # bfloat16 and its like, unknown to numpy
         value = value.astype(np.float32)

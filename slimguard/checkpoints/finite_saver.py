@@ -6,9 +6,10 @@ settings stay as they are, and so do its state file, its list and its clean-up.
 """
 
 import contextlib
+import itertools
 import os
 import threading
-from typing import Any, Iterator, List, Optional, Sequence
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -43,8 +44,8 @@ class FiniteSaver(tf1.train.Saver):
     finds a NaN or Inf in a float variable writes nothing, says so in one log line, and returns
     None; the checkpoints that exist stay, and so does the state file.
 
-    A save that fails, because the disk is full, say, raises TensorFlow's error as ever; what it
-    had written is removed.
+    A save that fails, as on a full disk, raises TensorFlow's error as ever; the files that it had
+    written are removed.
 
     Args:
       var_list: what to save, as for a Saver; or the Saver to wrap, with all its settings.
@@ -56,7 +57,7 @@ class FiniteSaver(tf1.train.Saver):
       lock: held while a checkpoint is saved or restored; threads save as well.
 
     Raises:
-      ValueError: if there are settings beside a Saver to wrap; as a Saver does.
+      ValueError: if there are settings beside a Saver to wrap; and where a Saver raises it.
       RuntimeError: if the graph is finalized.
     """
 
@@ -77,11 +78,11 @@ class FiniteSaver(tf1.train.Saver):
         self._checked: Optional[CheckedSave] = None
         self._room_needed: Optional[RoomNeeded] = None
         self._saved: Optional[str] = None
-        self._listed: List[str] = []  # by the saver, once that was saved
+        self._listed: List[str] = []  # the saver's list after that save
         if tf_private.is_built(self._saver):
             self._build_checks()
 
-    # The state is the wrapped saver's. A Saver's own methods find all that they read there.
+    # The wrapped saver holds the state; the inherited methods of a Saver read it from there.
 
     def __getattr__(self, name):
         if name == '_saver':
@@ -118,7 +119,7 @@ class FiniteSaver(tf1.train.Saver):
 
         Args:
           save_path: the prefix of the checkpoint: a str, bytes or `os.PathLike`. A relative one is
-            read here: where the working directory goes afterwards does not matter.
+            made absolute here: a later change of the working directory does not matter.
           **: the others are explained in the documentation of `tf.compat.v1.train.Saver.save`.
 
         Returns:
@@ -143,6 +144,7 @@ class FiniteSaver(tf1.train.Saver):
             try:
                 saved = self._saver.save(session, path, *rest, **kwargs)
                 self._saved, self._listed = saved, list(self.last_checkpoints)
+                _note_published(saved)
                 return given + saved[len(path) :]
             except NotFinite as refusal:
                 unguarded = _unguarded(refusal.names, sess.graph, self._checked)
@@ -164,7 +166,7 @@ class FiniteSaver(tf1.train.Saver):
     def room_needed(self) -> int:
         """How many bytes the next checkpoint may take on its disk, its graph included; generously.
 
-        It is written beside those that exist: the oldest goes once the new one is whole.
+        It is written beside the existing ones: the oldest goes once the new one is whole.
         """
         if self._room_needed is None:
             return 0
@@ -173,7 +175,7 @@ class FiniteSaver(tf1.train.Saver):
     def _newest(self) -> Optional[str]:
         """The checkpoint that was saved last, also if the saver does not list it; or None.
 
-        It lists none with ``write_state=False``, and none at all with ``max_to_keep=0``.
+        It does not list a save with ``write_state=False``, and with ``max_to_keep=0`` lists none.
         """
         listed = self.last_checkpoints
         return listed[-1] if listed and listed != self._listed else self._saved
@@ -191,15 +193,29 @@ class FiniteSaver(tf1.train.Saver):
         self._room_needed = RoomNeeded(graph, self._checked.size)
 
 
+_numbers = itertools.count(1)
+_published: Tuple[int, str] = (0, '')
+
+
+def last_published() -> Tuple[int, str]:
+    """How many checkpoints the FiniteSavers of this process have published, and the last one."""
+    return _published
+
+
+def _note_published(prefix: str) -> None:
+    global _published
+    _published = next(_numbers), prefix
+
+
 def absolute_prefix(save_path: str) -> str:
-    """The absolute prefix of a checkpoint; one that ends in a slash is a folder's, and stays so."""
+    """The absolute prefix of a checkpoint; a slash at its end, of a folder, stays."""
     path = files.as_path(save_path, 'save_path')
     return path + '/' if save_path.endswith('/') else path
 
 
 @contextlib.contextmanager
 def _relative_state(saver: tf1.train.Saver) -> Iterator[None]:
-    """Lets a saver list absolute paths, and write them down relative to the state file's folder."""
+    """Has a saver list absolute paths, and write them relative to the state file's folder."""
     listed = tf_private.checkpoints_and_times(saver)
     saver.set_last_checkpoints_with_time(
         [(absolute_prefix(path), written) for path, written in listed]
@@ -215,9 +231,9 @@ def offer_saver(
 
     Args:
       graph: the graph.
-      saver: becomes its saver if it has none; by default a new `FiniteSaver`.
-      is_built_later: whether a new one is built by the session that is being made, when all hooks
-        have begun: these may add variables.
+      saver: becomes the graph's saver if it has none; by default a new `FiniteSaver`.
+      is_built_later: whether the session that is being made builds a new saver, once all hooks have
+        begun: hooks may add variables.
     """
     savers = graph.get_collection_ref(tf1.GraphKeys.SAVERS)
     if not savers:
@@ -229,7 +245,7 @@ def offer_saver(
 
 
 def make_finite(graph: tf.Graph, saver: tf1.train.Saver) -> FiniteSaver:
-    """A `FiniteSaver` in the place of a saver of a graph, where its hooks find it."""
+    """Puts a `FiniteSaver` in the place of a graph's saver, where hooks find it; returns it."""
     if isinstance(saver, FiniteSaver):
         return saver
     with graph.as_default():
@@ -240,7 +256,7 @@ def make_finite(graph: tf.Graph, saver: tf1.train.Saver) -> FiniteSaver:
 
 
 def _unguarded(names: Sequence[str], graph: tf.Graph, checked: CheckedSave) -> List[str]:
-    """The names of those variables that no gate writes, so that none keeps them finite."""
+    """The names of the variables that no gate writes, so that no gate keeps them finite."""
     guarded = gates.variables_behind_gates(graph)
     variables = checked.variables_by_name()
     return [name for name in names if variables.get(name) not in guarded]
@@ -249,7 +265,7 @@ def _unguarded(names: Sequence[str], graph: tf.Graph, checked: CheckedSave) -> L
 def _refused(
     refusal: NotFinite, save_path: str, newest: Optional[str], unguarded: Sequence[str]
 ) -> Incident:
-    """The incident of a save that is refused; says so, and records it."""
+    """The incident of a refused save; logs it, and records it."""
     what_helps = advice.for_a_refused_save(unguarded) if unguarded else None
     incident = Incident.now(
         step=refusal.step,

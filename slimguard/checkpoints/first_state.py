@@ -1,4 +1,4 @@
-"""The state before the first step, kept in memory, to go back to where there is no checkpoint."""
+"""Keeps the state before the first step in memory, to go back to if there is no checkpoint."""
 
 import contextlib
 from typing import Collection, ContextManager, Dict, Iterator, Optional
@@ -12,7 +12,7 @@ from slimguard.checkpoints.rollback import Restorer
 from slimguard.checkpoints.snapshot_values import assign, read_variables
 from slimguard.checkpoints.unlisted import all_variables
 
-# What the record calls it.
+# Its name in the record.
 FIRST = 'the state before the first step'
 
 
@@ -29,9 +29,9 @@ class FirstState:
         self._version = -1
 
     def take(self, session) -> None:
-        """Copies the variables that are initialized; each as it is the first time.
+        """Copies the initialized variables, each only at the first call that finds it.
 
-        A script may build more of them after its first step.
+        A script may build more variables after its first step.
         """
         self.is_taken = True
         if session.graph.version == self._version:
@@ -48,14 +48,14 @@ class FirstState:
         return self.is_taken and all(map(checkpoint_reader.is_finite, values))
 
     def restore(self, session, but: Collection[str] = ()) -> None:
-        """Puts them back, but for those of some names."""
+        """Puts the variables back, except those named in `but`."""
         variables = all_variables(session.graph)
         values = self._values.items()
         assign(session, [(variables[name], value) for name, value in values if name not in but])
 
 
 class FirstStateRestorer(Restorer):
-    """Goes back to the state before the first step, and keeps that in memory."""
+    """Goes back to the state before the first step, which it keeps in memory."""
 
     first = FIRST
 
@@ -79,7 +79,7 @@ class FirstStateRestorer(Restorer):
         return None
 
     def good(self) -> Iterator[str]:
-        """What says that it is the state before the first step."""
+        """Yields `FIRST`, which stands for the state before the first step, if that is good."""
         if self._first.is_good:
             yield FIRST
 
@@ -91,12 +91,12 @@ class FirstStateRestorer(Restorer):
 
 
 class RankRestorer(FirstStateRestorer):
-    """The same, for a rank of several: the checkpoints are of one rank, and no other reads them.
+    """The same, for one of several ranks: one rank writes checkpoints, and no other reads them.
 
     Args:
       saver: the training's own saver, or None.
-      directory: where this rank saves, so that a restart finds what was gone back to; None if it
-        does not.
+      directory: where this rank saves, so that a restart finds the state that it went back to; None
+        if it does not save.
     """
 
     def __init__(self, saver: Optional[tf1.train.Saver], directory: Optional[str]):

@@ -1,14 +1,14 @@
 """Which states of a training are kept: :class:`KeptBySteps` decides by the count of its good steps.
 
-No clock is asked, so a busy machine keeps the same states as an idle one, and a rollback there goes
-to the same.
+It asks no clock, so a busy machine keeps the same states as an idle one, and a rollback goes to the
+same state on both.
 """
 
 from typing import Any, Callable, List
 
-# So many good steps after it a state is trusted, and the next is kept at the earliest.
+# A state is trusted after this many good steps; the next one is kept after as many at the earliest.
 PROBATION = 10
-# Else it is kept after an eighth of the steps so far, and after so many steps at most.
+# The next one is kept after an eighth of the steps so far, if more; after so many steps at most.
 _SHARE, _MOST_STEPS = 8, 200
 # Reading this many bytes takes a step's time at most. A state of N times as many is kept N times
 # less often; but a state is kept each time that the number of steps has doubled.
@@ -35,17 +35,17 @@ class KeptBySteps:
         return good >= self._due
 
     def add(self, state: Any, size: int = 0) -> None:
-        """Keeps the state of now, which takes `size` bytes; another may go for it."""
+        """Keeps the present state, of `size` bytes; another may be dropped for it."""
         self.states.insert(0, state)
         self._due = state.taken_at + steps_to_next(state.taken_at, size)
         if len(self.states) > self._most:
             del self.states[self._one_too_many()]
 
     def _one_too_many(self) -> int:
-        """The state whose neighbours are closest in age, as a ratio: then ages grow as powers do.
+        """The number of the state to drop: the ages of its neighbours have the smallest ratio.
 
-        The start of the training is the neighbour of the oldest. The newest two stay: one is on
-        probation, and one is the newest that is trusted.
+        So ages grow as powers do. The start of the training is the neighbour of the oldest. The
+        newest two stay: one is on probation, and one is the newest that is trusted.
         """
         taken_at = [each.taken_at for each in self.states] + [0]
         ages = [taken_at[0] - each for each in taken_at]
@@ -53,7 +53,7 @@ class KeptBySteps:
         return min(older, key=lambda n: ages[n + 1] / ages[n - 1], default=1)
 
     def keep_only(self, is_kept: Callable[[Any], bool]) -> None:
-        """After a return: keeps the state of the next good step, and drops all others."""
+        """After a return: drops all states but those that `is_kept`; the next step's is kept."""
         self.states = [each for each in self.states if is_kept(each)]
         self._due = 0
 

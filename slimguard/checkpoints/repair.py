@@ -16,7 +16,7 @@ from slimguard.system.log import log
 
 
 class Repair(NamedTuple):
-    """What a repair came to.
+    """The result of a repair.
 
     Attributes:
       resumes_from: the checkpoint that a restart resumes from; None if it begins anew.
@@ -34,8 +34,8 @@ def repair(logdir: str) -> Repair:
 
     Raises:
       UnreadableError: if a checkpoint that may be good cannot be read; nothing is written.
-      StateFileError: if the state file cannot be read, as where a right is missing, or TensorFlow
-        would not read from it what is meant; it is left as it was.
+      StateFileError: if the state file cannot be read, for example for a missing right, or if
+        TensorFlow would read another checkpoint from the new one; it is left as it was.
       OSError, tf.errors.OpError: if it cannot be written; it is left as it was.
     """
     logdir = files.as_path(logdir)
@@ -51,7 +51,7 @@ def repair(logdir: str) -> Repair:
 
 
 def resume_from_good(logdir: str) -> None:
-    """Sees to it that a restart resumes from the newest good checkpoint; says so if need be.
+    """Repairs, so that a restart resumes from the newest good checkpoint; logs what was wrong.
 
     Raises:
       As `repair`.
@@ -104,7 +104,7 @@ def _begin_anew(
 
 
 def _read_state(logdir: str) -> Tuple[Optional[State], Optional[str]]:
-    """What the state file says, and else why it is damaged; twice None if there is none.
+    """What the state file says, and why it is damaged: one is None, or both without a file.
 
     Raises:
       StateFileError: if it cannot be read. It may be good, and it is not ours to remove.

@@ -1,8 +1,8 @@
-"""What ``python -m slimguard checkpoints`` says: which there are, and what a restart makes of them.
+"""What ``python -m slimguard checkpoints`` says: the checkpoints, and how a restart uses them.
 
-A restart is one of two. :func:`slimguard.train` reads the checkpoints, and goes by what it finds;
-plain TensorFlow, a `MonitoredTrainingSession` with our hook included, does what the state file
-says. If the two differ, both are printed.
+There are two kinds of restart. :func:`slimguard.train` reads the checkpoints and takes the newest
+good one; plain TensorFlow, a `MonitoredTrainingSession` with our hook included, does what the state
+file says. If the two differ, both are printed.
 """
 
 import os
@@ -18,13 +18,14 @@ from slimguard.system import files
 
 
 class Seen(NamedTuple):
-    """What there is to say, and whether a restart meets what it should.
+    """What the command says, and whether a restart finds what it should.
 
     Attributes:
       before: sentences on what was repaired.
       rows: the table of checkpoints, with its head.
       after: sentences on what a restart does.
-      is_good: whether either kind of restart resumes from a good checkpoint; or there is none.
+      is_good: whether both kinds of restart resume from a good checkpoint; if there is none at
+        all, whether no repair was asked for.
       inspected: what was found in each checkpoint, from the oldest to the newest.
       fates: what `slimguard.train` and what plain TensorFlow does; both None if there is nothing
         to resume from.
@@ -44,7 +45,7 @@ class Fate(NamedTuple):
     Attributes:
       said: in words.
       is_good: whether it resumes from a good checkpoint.
-      path: what it resumes from, or None.
+      path: the checkpoint that it resumes from, or None.
     """
 
     said: str
@@ -56,7 +57,7 @@ def look(logdir: str, repair: bool = False) -> Seen:
     """Opens all checkpoints in a logdir, after a repair if so asked.
 
     Raises:
-      UnreadableError: if one of them is there, and cannot be read.
+      UnreadableError: if one of them cannot be read.
       StateFileError, OSError, tf.errors.OpError: if the repair fails.
     """
     before = []
@@ -90,7 +91,7 @@ def _read_state(logdir: str) -> Tuple[Optional[State], Optional[StateFileError]]
 
 
 def _is_mended(trouble: StateFileError) -> bool:
-    """Whether a training writes the state file anew, and does not end."""
+    """Whether `slimguard.train` replaces the state file, and does not end with an error."""
     return isinstance(trouble, DamagedStateError)
 
 

@@ -1,8 +1,8 @@
 """Going back: restores an earlier checkpoint in a live session.
 
-A rollback leaves the newest checkpoints behind. The state that it went back to is saved then, under
-its own step: a restart resumes from that. So those that were left behind are told by the order
-alone: they are older than one of a smaller step.
+A rollback leaves the newest checkpoints behind. Then the state that it went back to is saved, under
+its own step, and a restart resumes from this. So the order alone tells the checkpoints that were
+left behind: they are older than one of a smaller step.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from slimguard.system.log import log
 
 
 class Restorer:
-    """Restores the newest finite checkpoint of a logdir, and sees to it that there is one.
+    """Restores the newest finite checkpoint of a logdir; `save_first` saves one if there is none.
 
     Args:
       saver: the training's own saver, so that it finds the variables it saved.
@@ -30,8 +30,9 @@ class Restorer:
 
     Attributes:
       logdir: as given.
-      why_not_saved: what `save` returning None means.
-      first: what `good` calls the state before the first step; None where that is a checkpoint.
+      why_not_saved: why `save` returned None, if it did.
+      first: the name that `good` gives the state before the first step; None if that is saved as a
+        checkpoint.
     """
 
     why_not_saved = 'a variable is not finite'
@@ -51,13 +52,13 @@ class Restorer:
             log().warning(_OF_ANOTHER, newest)
 
     def before_step(self, session) -> None:
-        """To be called before each step of a session in which variables may be built meanwhile."""
+        """Call it before each step of a session, since a script may build variables in between."""
 
     def complete(self, session, names: Collection[str]) -> None:
-        """After variables of some names went back to a snapshot, sees to those built after it."""
+        """After the variables `names` went back to a snapshot, resets those built after it."""
 
     def save(self, session) -> Optional[str]:
-        """Saves the state as the newest checkpoint. Returns that; None if it was not published."""
+        """Saves the state as the newest checkpoint. Returns its prefix; None if not published."""
         step = graphs.global_step(session.graph)
         return self._saver.save(session, os.path.join(self.logdir, 'model.ckpt'), global_step=step)
 
@@ -83,7 +84,7 @@ class Restorer:
         self._saver.restore(session, checkpoint)
 
     def nobody_saves(self) -> ContextManager:
-        """While it is open, nothing saves: a save could remove a checkpoint before it is read."""
+        """While this is open, nothing saves: a save could remove a checkpoint before it is read."""
         is_ours = isinstance(self._saver, FiniteSaver)
         return self._saver.lock if is_ours else contextlib.ExitStack()
 
@@ -93,7 +94,7 @@ _MOST_COMPARED = 1000
 
 
 def _differs(session, checkpoint: str) -> bool:
-    """Whether the weights of a session are others than in a checkpoint, as far as is quick to see.
+    """Whether the smallest weights of a session differ from those in a checkpoint.
 
     Raises:
       tf.errors.FailedPreconditionError: if a variable is not initialized.

@@ -1,4 +1,4 @@
-"""Room for a save: how much it takes, and what it leaves behind where the disk is full."""
+"""Room for a save: how much it takes, and the files that it leaves behind on a full disk."""
 
 import os
 import re
@@ -9,7 +9,7 @@ import tensorflow as tf
 from slimguard.checkpoints import checkpoint_files
 from slimguard.graph import graph_size
 
-# What a checkpoint takes beyond its values: a part of them, and so many bytes for the names, the
+# What a checkpoint takes beyond its values: a share of them, and so many bytes for the names, the
 # collections of the graph, the state file, and the events that are written meanwhile.
 _MORE, _MARGIN = 1.05, 1 << 20
 # How TensorFlow's errors, from 1.15 to 2.21, say that a disk is full: their class,
@@ -24,7 +24,7 @@ class RoomNeeded:
 
     Args:
       graph: the graph, which is saved beside each checkpoint.
-      size: the bytes of all that is saved and whose shape is known.
+      size: the bytes of all saved values whose shape is known.
     """
 
     def __init__(self, graph: tf.Graph, size: int):
@@ -33,7 +33,7 @@ class RoomNeeded:
 
     def after(self, checkpoints: Sequence[str]) -> int:
         """The bytes of the checkpoint after these, its graph included; generously."""
-        # What has no shape in the graph, a table say, is known from what was saved of it.
+        # Values without a shape in the graph, such as a table's, count as in the last checkpoint.
         newest = [checkpoint_files.look_at(path).size for path in checkpoints[-1:]]
         return int(max([self._size] + newest) * _MORE) + graph_size.bytes_of(self._graph) + _MARGIN
 
@@ -44,11 +44,11 @@ def reason_of(error: tf.errors.OpError) -> str:
 
 
 def remove_half_written(path: str, error: tf.errors.OpError) -> None:
-    """Removes what TensorFlow leaves where a disk is full: it takes what room there was.
+    """Removes the files that TensorFlow leaves on a full disk: they take the room there was.
 
     Args:
       path: the prefix of the checkpoint.
-      error: why it could not be saved. Nothing is removed if it tells of no full disk.
+      error: why it could not be saved. If it tells of no full disk, nothing is removed.
     """
     if not any(said in error.message for said in _FULL):
         return

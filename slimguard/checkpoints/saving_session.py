@@ -1,8 +1,8 @@
-"""The session that a `Saver` gets to save with: the checked save op runs in the Saver's place.
+"""The session that a `Saver` saves with: it runs the checked save op in place of the Saver's own.
 
-The values that are published are those that were checked, although other threads may train
-meanwhile. A ref variable is checked after the save. A gate may have undone a NaN in between, so the
-file itself is then read too.
+The published values are the checked ones, although other threads may train meanwhile. A ref
+variable is checked after the save. A gate may have undone a NaN in between, so the file itself is
+then read too.
 """
 
 import threading
@@ -21,7 +21,7 @@ from slimguard.checkpoints.spare import Spare
 from slimguard.graph.sessions import SessionWrapper
 from slimguard.system.log import log
 
-# How often a save is tried anew where a gate may just be taking a NaN back, and how long between.
+# How often a save is tried if a gate may just be undoing a NaN, and the seconds in between.
 _TRIES, _PAUSE = 5, 0.05
 
 
@@ -29,7 +29,7 @@ class NotFinite(Exception):
     """A checkpoint is not to be published.
 
     Attributes:
-      names: of what is not finite.
+      names: the names of the values that are not finite.
       path: the prefix of the checkpoint.
       step: the global step in it, or None.
     """
@@ -46,7 +46,7 @@ class SavingSession(SessionWrapper):
 
     Args:
       session: the session to save.
-      checked: the checked save op, and what belongs to it.
+      checked: the checked save op.
       saver: the saver.
       spare: keeps the checkpoint that is replaced, if any.
       is_alone: whether no step of this process is under way, as far as is known.
@@ -76,10 +76,10 @@ class SavingSession(SessionWrapper):
         return self._try_to_write(path, feed_dict)
 
     def _try_to_write(self, path: str, feed_dict: dict) -> Any:
-        """Writes the checkpoint, once more where a gate may just be taking a NaN back."""
+        """Writes the checkpoint; tries again if a gate may just be undoing a NaN."""
         found = gates.gates_of(self.graph).values()
         transient = any(gate.transient for gate in found)
-        # Any gate may take back an update that overflowed; the thread that trains waits for that.
+        # Any gate may undo an update that overflowed; only the thread that trains waits for that.
         is_main = threading.current_thread() is threading.main_thread()
         beside = bool(found) and not is_main and not self._is_alone
         for tries_left in reversed(range(_TRIES if transient else 1)):
@@ -113,7 +113,7 @@ class SavingSession(SessionWrapper):
 
 
 def _read_back(path: str, written: Any) -> None:
-    """Reads what was written; removes it, and raises, if that is not finite."""
+    """Reads the written checkpoint; if it is not finite, removes it and raises `NotFinite`."""
     inspection = checkpoint_reader.read(tf.compat.as_str_any(written))
     if inspection.non_finite:
         checkpoint_files.remove(path)

@@ -1,4 +1,4 @@
-"""The values of variables, read from a session and put back into it."""
+"""Reads the values of variables from a session, and puts them back into it."""
 
 from typing import Any, Dict, Iterable, Iterator, Tuple
 
@@ -9,12 +9,12 @@ from slimguard.checkpoints.unlisted import fetched
 
 
 def read_variables(session, variables: Dict[str, Any]) -> Dict[str, np.ndarray]:
-    """By name, copies of the values of those variables that are initialized."""
+    """Copies of the values of the initialized variables, by name."""
     try:
         values = session.run({name: fetched(each) for name, each in variables.items()})
     except tf.errors.FailedPreconditionError:
         values = dict(_one_by_one(session, variables))
-    # What is fetched of a variable of the old kind is the variable's own memory.
+    # A fetched ref variable is the variable's own memory.
     return {name: np.array(value) for name, value in values.items()}
 
 
@@ -28,8 +28,8 @@ def _one_by_one(session, variables: Dict[str, Any]) -> Iterator[Tuple[str, np.nd
 
 
 def assign(session, values: Iterable[Tuple[Any, np.ndarray]]) -> None:
-    """Puts values into variables, by the ops that initialize these: a graph may be finalized."""
-    for variable, value in values:  # one by one, as two may begin with the same tensor
+    """Puts values into variables, by their initializers: a graph may be finalized."""
+    for variable, value in values:  # one by one, as two initializers may take the same tensor
         session.run(variable.initializer, {variable.initializer.inputs[1]: value})
 
 

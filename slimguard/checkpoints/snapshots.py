@@ -1,9 +1,9 @@
 """States of a training, to go back to between two checkpoints: :class:`Snapshots`.
 
-Which of them is trusted is decided here as well. A state may be finite and ruined already: the
+This module also decides which of them is trusted. A state may be finite and ruined already: the
 update that ruins the weights comes some steps before the first NaN. So a state is kept only if its
-loss is not far above what it was before, and is on probation until the training has gone on well
-for a while.
+loss is not far above earlier losses, and it is on probation until the training has gone on well for
+a while.
 """
 
 import collections
@@ -21,19 +21,19 @@ from slimguard.checkpoints.unlisted import all_variables
 from slimguard.system import memory
 from slimguard.system.log import log
 
-# A state whose loss is so many times that of all older ones, and that of the first steps, is ruined
-# and not kept. A loss that rises for another reason does not rise so far.
+# A state is ruined, and not kept, if its loss is so many times that of all older states and of the
+# first steps. A loss that rises for another reason does not rise so far.
 _RUINED = 10.0
-# After a state that is good the loss does not rise so many times: an explosion may be slow. The
-# older one may be much older, so this is asked only of a state that is the last to go back to.
+# A state is not good if the loss rises so many times after it: an explosion may be slow. The next
+# older state may be much older, so this is asked only of the last state to go back to.
 _ROSE = 1.5
-# The weights are ruined now if the last losses are so many times that. What is called so is not
-# skipped any more, and there are losses that rise tenfold, as those of two networks that compete.
+# The weights are ruined now if the last losses are so many times the usual one. It is more than ten
+# since bad steps are not skipped then, and the losses of two networks that compete rise tenfold.
 _RUINED_NOW = 100.0
-# If it is so many times the first loss, and 1, ten steps from the start, it exploded in these.
+# The first ten steps exploded if their median loss is so many times the first loss, and 1.
 _EXPLODED = 1000.0
-# The loss of a state is the median of the losses of so many good steps before it, and that of the
-# first steps is the median of as many. With few images in a batch any one of them may be small.
+# The loss of a state is the median over so many good steps before it; that of the first steps is
+# the median over as many. With few images in a batch any single loss may be small.
 _LOSSES = 10
 # The loss now is the median of so many. And so many steps in a row that are far out of bounds are
 # not to be blamed on their batches.
@@ -45,12 +45,12 @@ class Snapshot(NamedTuple):
     """The global variables between two steps.
 
     Attributes:
-      name: what the record of incidents calls it.
+      name: its name in the record of incidents.
       step: the global step, or None if there is none.
       taken_at: how many good steps there had been.
       loss: the absolute loss of the last steps before it, or None if it is unknown.
-      values: by name of the variable's op.
-      loss_after: the loss of the steps that it was on probation for, if that is over.
+      values: the values of the variables, by the names of their ops.
+      loss_after: the loss of the steps of its probation; None until these are over, or if unknown.
     """
 
     name: str
@@ -71,10 +71,10 @@ class Snapshots:
       most: how many are kept.
       has_unlisted: whether they hold variables that no collection of the graph lists.
       is_shared: whether other ranks have to keep the same states, and go back to the same: then
-        nothing decides that may differ between ranks, as a loss, or the room there is.
+        values that may differ between ranks, such as a loss or the free memory, decide nothing.
 
     Attributes:
-      most: as given; 0 where none is kept.
+      most: as given; 0 if none is kept any more.
       is_wanted: whether any were asked for; else nobody goes back.
       good: how many good steps there were.
     """
@@ -94,13 +94,13 @@ class Snapshots:
         self._losses: Deque[float] = collections.deque(maxlen=_LOSSES)
         self._spikes = 0  # since the last good step or return
         self._first_loss: Optional[float] = None
-        # Good steps: when the last return was, and when what it went to was kept, if that is here.
+        # Counts of good steps: at the last return, and at the snapshot that it went to, if to one.
         self._went_back_at: Optional[int] = None
         self._went_back_to: Optional[int] = None
 
     @property
     def kept(self) -> List[Snapshot]:
-        """Those that there are, the newest first: it is, or was, on probation."""
+        """The snapshots, the newest first; only that one may be on probation."""
         return self._states.states
 
     def step_was_good(self, session, loss: Any) -> None:
@@ -121,34 +121,34 @@ class Snapshots:
         if self.kept and self.good - self.kept[0].taken_at == PROBATION and self._losses:
             loss_after = statistics.median(self._losses)
             self.kept[0] = self.kept[0]._replace(loss_after=loss_after)
-        # Soon after a return the older ones may be needed yet.
+        # Soon after a return the older ones may still be needed.
         if self.most and self._states.is_due(self.good) and not self.is_soon:
             if not self._is_far_above():
                 self._take(session)
 
     def step_was_spike(self) -> None:
-        """Notes a step that was held as it was finite and far out of bounds."""
+        """Notes a step that was refused because it was far out of bounds, though finite."""
         if not self._is_shared:
             self._spikes += 1
 
     @property
     def is_soon(self) -> bool:
-        """Whether the last return was so short a time ago that it seems to have been of no use."""
+        """Whether the last return was so recent that it seems to have been of no use."""
         return self._went_back_at is not None and (self.good - self._went_back_at < 2 * PROBATION)
 
     def trusted(self, is_last: bool = False, is_further: bool = True) -> Optional[Snapshot]:
         """The newest trusted snapshot, or None.
 
         Args:
-          is_last: whether nobody will look for an older one if this does not help: then the loss
-            must not have risen after it either.
-          is_further: whether, shortly after a return, it is to be older than the one that was
-            returned to.
+          is_last: whether no older one will be tried if this does not help: then the loss must not
+            have risen after it either.
+          is_further: whether, soon after a return, it has to be older than the snapshot that the
+            training returned to.
         """
         before = None
         if self.is_soon and is_further:
             if self._went_back_to is None:
-                return None  # it was a checkpoint, and all that is kept is newer
+                return None  # it was a checkpoint, and all snapshots are newer
             before = self._went_back_to
         for each in self.kept:
             is_older = before is None or each.taken_at < before
@@ -164,19 +164,21 @@ class Snapshots:
         self.note_return(snapshot)
 
     def drop(self) -> None:
-        """Keeps none of them any more, and takes no others."""
+        """Drops all snapshots, and takes no more."""
         self.most = 0
         self._states.keep_only(lambda snapshot: False)
 
     def forget_before_restart(self, step: Optional[int]) -> None:
-        """Drops what is of before the variables were made anew: there one is later than now."""
+        """Drops the snapshots of before a restart: up to the last one of a step above `step`."""
         later = [each.taken_at for each in self.kept if _is_later(each, step)]
         if later:
             self._states.keep_only(lambda each: each.taken_at > max(later))
 
     def note_return(self, snapshot: Optional[Snapshot]) -> None:
-        """Notes that the training went back: to a snapshot, or to a checkpoint. What came after it
-        is dropped."""
+        """Notes that the training went back to a snapshot, or, if None, to a checkpoint.
+
+        Drops the snapshots after that one; after a return to a checkpoint, all of them.
+        """
         to = None if snapshot is None else snapshot.taken_at
         self._states.keep_only(lambda each: to is not None and each.taken_at <= to)
         self._went_back_to, self._went_back_at = to, self.good
@@ -193,7 +195,7 @@ class Snapshots:
 
         Args:
           is_last: whether the training ends here. Then the loss of the last good step is enough:
-            an explosion may have had no other before all of its losses were Inf.
+            it may be the only high loss of an explosion that is not Inf.
         """
         if self.is_wanted and self._spikes >= _FEW:
             return _SPIKES % self._spikes
@@ -218,7 +220,7 @@ class Snapshots:
         return statistics.median(self._losses) > _RUINED * usual
 
     def _take(self, session) -> None:
-        # No earlier: hooks may add variables when they begin, and scripts after they have trained.
+        # Listed now: hooks may add variables when they begin, and scripts after they have trained.
         self._variables = _variables_of(self._graph, self._has_unlisted)
         if self._size is None:
             self._size = size_of(session, self._variables)
@@ -247,7 +249,7 @@ def _is_later(snapshot: Snapshot, step: Optional[int]) -> bool:
 
 
 def _variables_of(graph: tf.Graph, has_unlisted: bool) -> Dict[str, Any]:
-    """By name, the variables that a snapshot holds: all but local ones."""
+    """The variables that a snapshot holds, by name: all but local ones."""
     if has_unlisted:
         local = graphs.local_in(graph)
         return {name: v for name, v in all_variables(graph).items() if v.op not in local}
@@ -273,9 +275,9 @@ def _rose(snapshot: Snapshot) -> bool:
 
 
 def _usual_at_first(losses: Sequence[float]) -> float:
-    """What the losses of the first steps say of untrained weights, also if these explode at once.
+    """The loss of untrained weights, told from the first losses even if these explode at once.
 
-    Adam with a rate that is far too large has ruined them with its first update.
+    Adam with far too large a learning rate ruins the weights with its first update.
     """
     median = statistics.median(losses)
     return losses[0] if median > _EXPLODED * max(losses[0], 1.0) else median

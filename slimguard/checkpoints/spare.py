@@ -42,7 +42,7 @@ class Spare:
         self._names: Optional[_Names] = None
 
     def make(self, path: str) -> None:
-        """Publishes the checkpoint at `path`, if it is the newest, under its other name."""
+        """Publishes the checkpoint at `path`, if it is the newest, under its spare's name."""
         if self._names is not None or not files.exists(path + '.index'):
             return
         if state_file.newest_in(self._logdir, self._latest_filename) != path:
@@ -59,7 +59,7 @@ class Spare:
         self._names = _Names(path, spare)
 
     def drop(self) -> None:
-        """Removes the other name again, unless it is what is left."""
+        """Removes the spare again, unless the checkpoint under its own name is not good."""
         if self._names is None:
             return
         own, spare = self._names

@@ -5,8 +5,8 @@ name beside the state file, if there is one, whatever folder the path says. Tens
 by the path as it is written. So the paths written here are relative to the state file's own folder,
 and the new file is read back with TensorFlow's own function before it replaces the old one.
 
-That is for repairs, and for a step that is saved again. In any other save TensorFlow's own Saver
-writes the state file: see finite_saver.py.
+This module writes the file for repairs, and for a step that is saved again. In any other save
+TensorFlow's own Saver writes it: see finite_saver.py.
 """
 
 import os
@@ -20,11 +20,11 @@ from slimguard.system import files
 
 # While a FiniteSaver writes a checkpoint anew, the old one has this in its name.
 SPARE = '.spare'
-# No state file is as large; TensorFlow would read it whole.
+# No state file is so large; TensorFlow would read it whole.
 _MOST_BYTES = 64 << 20
 
 
-# What plain TensorFlow does where it restarts beside a state file that we cannot read.
+# What plain TensorFlow does if it restarts beside a state file that we cannot read.
 _BEGINS_ANEW, _FAILS, _WAITS = 'begins anew', 'ends with an error', 'waits for ever'
 _READS_IT = 'reads it all the same'
 
@@ -33,7 +33,7 @@ class StateFileError(OSError):
     """A state file cannot be read or written; the message says which, and why.
 
     Attributes:
-      in_tensorflow: what plain TensorFlow does where it restarts beside that file, in words.
+      in_tensorflow: what plain TensorFlow does if it restarts beside that file, in words.
     """
 
     def __init__(self, message: str, in_tensorflow: str = _FAILS):
@@ -42,7 +42,7 @@ class StateFileError(OSError):
 
 
 class DamagedStateError(StateFileError):
-    """A state file can be read and says nothing of use, so a better one may replace it."""
+    """A state file can be read but says nothing of use, so a better one may replace it."""
 
 
 class State(NamedTuple):
@@ -59,7 +59,7 @@ class State(NamedTuple):
     as_read: str
 
 
-# TensorFlow's own: `instrument` puts another in its place, which reads what this file gives.
+# TensorFlow's own function: `instrument` replaces it by one that reads through this module.
 _read_state = tf1.train.get_checkpoint_state
 
 
@@ -72,7 +72,7 @@ def read(logdir: str, latest_filename: str = 'checkpoint') -> Optional[State]:
     """What the state file in `logdir` says, or None if there is none.
 
     Raises:
-      DamagedStateError: if what it holds is no list of checkpoints.
+      DamagedStateError: if it holds no list of checkpoints.
       StateFileError: if it cannot be read: it is no regular file, or the rights are missing.
     """
     proto = _parse(logdir, latest_filename)
@@ -86,7 +86,7 @@ def read(logdir: str, latest_filename: str = 'checkpoint') -> Optional[State]:
 
 
 def newest_in(logdir: str, latest_filename: str = 'checkpoint') -> Optional[str]:
-    """The checkpoint that is meant to be the newest; None where no state file names one."""
+    """The checkpoint that is meant to be the newest; None if no state file names one."""
     try:
         state = read(logdir, latest_filename)
     except StateFileError:
@@ -95,14 +95,14 @@ def newest_in(logdir: str, latest_filename: str = 'checkpoint') -> Optional[str]
 
 
 def write(logdir: str, paths: Sequence[str], latest_filename: str = 'checkpoint') -> None:
-    """Makes the state file list `paths`, the newest last, at one stroke.
+    """Makes the state file list `paths`, the newest last; replaces it atomically.
 
     Raises:
       StateFileError: if TensorFlow would read something else from it; then it is not written.
       OSError, tf.errors.OpError: if it cannot be written for another reason.
     """
     written = [_relative(logdir, path) for path in paths]
-    # With an absolute folder that function leaves the paths as they are.
+    # Given an absolute folder, this function leaves the paths as they are.
     proto = tf1.train.generate_checkpoint_state_proto('/', written[-1], written)
 
     def require_intended(making: str) -> None:
@@ -120,14 +120,14 @@ def write(logdir: str, paths: Sequence[str], latest_filename: str = 'checkpoint'
 
 
 def is_same(path: str, other: str) -> bool:
-    """Whether two absolute paths are of one file, be it through a link to its folder."""
+    """Whether two absolute paths name one file, perhaps through a link to its folder."""
     if path == other or files.is_remote(path) or files.is_remote(other):
         return path == other
     return os.path.realpath(path) == os.path.realpath(other)
 
 
 def _parse(logdir: str, latest_filename: str):
-    """The proto in the state file, its paths as TensorFlow makes them absolute, or None."""
+    """The proto in the state file, its paths made absolute by TensorFlow; None without a file."""
     path = path_in(logdir, latest_filename)
     size = _readable_size(path)
     if size is None:
@@ -150,10 +150,10 @@ def _parse(logdir: str, latest_filename: str):
 def _readable_size(path: str) -> Optional[int]:
     """The size of a state file that can be read; None if there is none."""
     try:
-        if not files.is_file(path) and files.exists(path):  # a FIFO, say, would be waited for
+        if not files.is_file(path) and files.exists(path):  # to read a FIFO, say, would block
             waits = not files.is_dir(path)
             raise StateFileError('%s is no regular file' % path, _WAITS if waits else _BEGINS_ANEW)
-        # TensorFlow tells a missing right and a damage alike.
+        # Opened here, since TensorFlow reports a missing right and a damage alike.
         with files.open_to_read(path) as file:
             file.read(1)
             return files.size_of(file)
@@ -167,7 +167,7 @@ def _readable_size(path: str) -> Optional[int]:
 
 
 def _meant(logdir: str, path: str) -> str:
-    """The checkpoint that a path of a state file means, wherever the directory was then."""
+    """The checkpoint that a path in a state file means, even if the directory has moved."""
     name = os.path.basename(path)
     for local in (name, name.replace(SPARE, '', 1)):
         if files_of(os.path.join(logdir, local)):

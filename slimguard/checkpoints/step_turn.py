@@ -1,10 +1,10 @@
 """Steps and saves take turns: a thread that saves does so while no step is under way.
 
-A Supervisor saves from a thread of its own while the loop trains in another. What that thread
-writes between two steps is the state of one moment. The next step waits until it is written, as it
-does where a hook saves.
+A Supervisor saves from a thread of its own while the loop trains in another. A checkpoint that this
+thread writes between two steps is the state of one moment. The next step waits until it is written,
+as for a hook that saves.
 
-Where several threads train one graph, there is no such moment, and nobody takes turns.
+If several threads train one graph, there is no such moment, and no thread takes turns.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ import tensorflow as tf
 
 from slimguard.compat import tf_callers
 
-# How long a hook may take in a step, in seconds, until a save does not wait for it: the hook may be
-# waiting itself for the thread that saves.
+# How many seconds a save waits for a hook in a step: the hook may itself be waiting for the thread
+# that saves.
 _LONGEST_HOOK = 10.0
 
-# And how long, in all, in a loop of which nothing is known: there a step may wait for that thread.
+# And how many in all for a step of an unknown loop: the step may be waiting for that thread.
 _LONGEST_STEP = 60.0
 
 _KEPT_AS = '_slimguard_step_turn'
@@ -37,9 +37,9 @@ class StepTurn:
     waits to save, since nothing else trains meanwhile.
 
     Args:
-      patience: how long a save waits for the end of a step, in seconds; then it is made all the
+      patience: how long a save waits for the end of a step, in seconds; then it saves all the
         same. None for as long as it takes.
-      is_taken: whether the thread that makes it is the loop's.
+      is_taken: whether the thread that makes this object is the loop's.
     """
 
     def __init__(self, patience: Optional[float] = None, is_taken: bool = True) -> None:
@@ -54,11 +54,11 @@ class StepTurn:
 
     @property
     def is_mine(self) -> bool:
-        """Whether the thread that asks is the loop's."""
+        """Whether the current thread is the loop's."""
         return threading.get_ident() == self._trainer
 
     def is_taken_by_me(self) -> bool:
-        """Makes the thread that asks the loop's, unless another is; whether it is now."""
+        """Makes the current thread the loop's, unless another is; returns whether it is now."""
         if self._trainer is None:
             self._trainer = threading.get_ident()
         return self.is_mine
@@ -69,11 +69,11 @@ class StepTurn:
         return self._depth > 0
 
     def stepping(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that runs a step, which takes its turn."""
+        """A function that runs `step` in its turn."""
         return functools.partial(self._step, step)
 
     def end_steps(self) -> None:
-        """No step is under way any more, however the loop was left."""
+        """Notes that no step is under way any more, however the loop was left."""
         with self._lock:
             self._depth = 0
             self._changed.notify_all()
@@ -111,7 +111,7 @@ class StepTurn:
 
     @contextlib.contextmanager
     def no_step(self) -> Iterator[None]:
-        """For a `with` block, no step is under way, but for one of the loop's own thread."""
+        """In its `with` block no other thread's step is under way, unless that takes too long."""
         self._begin_save()
         try:
             yield
@@ -123,8 +123,8 @@ class StepTurn:
         with self._lock:
             since = time.monotonic()
             waits = not self.is_mine and not _impatient.is_set
-            # The step that waits goes first, but not where it waits for this very thread. A thread
-            # that saves may wait for this one, too: then neither ends, so that it has its time.
+            # A waiting step goes first, unless it waits for this very thread. The thread that
+            # saves may wait for this one, too, and then neither would end: hence the time limit.
             while self._waits and waits and me not in self._savers:
                 if not self._changed.wait(_LONGEST_HOOK):
                     break
@@ -156,7 +156,7 @@ _impatient = _Impatient()
 
 @contextlib.contextmanager
 def in_midst_of_a_step() -> Iterator[None]:
-    """In it, the thread does not wait for the end of a step to save: the step may never end."""
+    """In its `with` block this thread saves without waiting for a step, which may never end."""
     before, _impatient.is_set = _impatient.is_set, True
     try:
         yield
@@ -165,19 +165,19 @@ def in_midst_of_a_step() -> Iterator[None]:
 
 
 def turn_of(graph: tf.Graph) -> Optional[StepTurn]:
-    """What the loop that trains a graph takes turns by; None if it does not."""
+    """The `StepTurn` of the loop that trains a graph; None if it takes no turns."""
     return getattr(graph, _KEPT_AS, None)
 
 
 def in_turn(run: Callable[..., Any], graph: tf.Graph, trains: bool) -> Callable[..., Any]:
-    """A function that runs something of a script, which takes its turn.
+    """A function that calls `run`, a run of a script, in its turn.
 
     Args:
-      run: runs it.
+      run: makes the run.
       graph: the graph.
-      trains: whether it trains. What only writes is a step in the loop's own thread alone. In
-        another it waits for nobody, and nor does what comes of it: the step that is under way may
-        wait for that very thread, for what it puts into a queue next, or call it.
+      trains: whether it trains. A run that only writes is a step in the loop's own thread alone. In
+        another thread it waits for no step, and neither do its saves: the step under way may wait
+        for that very thread, for the next element of a queue, or call it.
     """
     turn = turn_of_this_loop(graph) if trains else turn_of(graph)
     if turn is None:
@@ -193,7 +193,7 @@ def in_turn(run: Callable[..., Any], graph: tf.Graph, trains: bool) -> Callable[
 
 
 def turn_of_this_loop(graph: tf.Graph) -> Optional[StepTurn]:
-    """What the loop of a script takes turns by, whose thread asks before each of its steps.
+    """The `StepTurn` of a script's loop, whose thread calls this before each of its steps.
 
     None if another thread trains the graph as well.
     """
@@ -210,7 +210,7 @@ def turn_of_this_loop(graph: tf.Graph) -> Optional[StepTurn]:
 
 
 def prepare_turn(graph: tf.Graph) -> None:
-    """Has the loop of a script take turns from its first step on; a thread beside it asks."""
+    """Has a script's loop take turns from its first step on; a thread beside it calls this."""
     with _making:
         _turn_of_a_script(graph)
 
@@ -225,7 +225,7 @@ def _turn_of_a_script(graph: tf.Graph) -> Optional[StepTurn]:
 
 @contextlib.contextmanager
 def taking_turns(graph: tf.Graph) -> Iterator[StepTurn]:
-    """For a `with` block, the loop of this thread trains a graph, and takes turns."""
+    """In its `with` block the loop of this thread trains a graph, and takes turns."""
     before = turn_of(graph)
     turn = StepTurn()
     setattr(graph, _KEPT_AS, turn)

@@ -1,7 +1,7 @@
 """Variables of a graph that none of its collections lists.
 
 A graph that `tf.import_graph_def` made has no collections, and some scripts keep variables out of
-them. To read such a variable, and to give it a value, takes ops of ours.
+them. Reading such a variable, and giving it a value, takes ops of ours.
 """
 
 from typing import Any, Dict, NamedTuple
@@ -22,7 +22,7 @@ class Unlisted(NamedTuple):
     Attributes:
       op: the op of the variable.
       value: a tensor of its value.
-      initializer: the op that gives it what is fed to its second input.
+      initializer: the op that assigns the value fed to its second input.
     """
 
     op: tf.Operation
@@ -39,9 +39,9 @@ class Unlisted(NamedTuple):
 
 
 def all_variables(graph: tf.Graph) -> Dict[str, Any]:
-    """By name, the variables of a graph, local ones too: TensorFlow's own, or `Unlisted`.
+    """The variables of a graph, by name, local ones too: TensorFlow's objects, or `Unlisted`.
 
-    Whoever calls sees to it that nobody else reads or changes the graph meanwhile.
+    The caller makes sure that no other thread reads or changes the graph meanwhile.
     """
     with graph.as_default():
         listed = tf1.global_variables() + tf1.local_variables()
@@ -59,7 +59,7 @@ def all_variables(graph: tf.Graph) -> Dict[str, Any]:
 
 
 def fetched(variable: Any) -> Any:
-    """What a session is to fetch to read a variable."""
+    """The fetch that reads a variable."""
     return variable.value if isinstance(variable, Unlisted) else variable
 
 

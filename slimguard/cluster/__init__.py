@@ -1,15 +1,15 @@
-"""Processes of one job that agree: what happens to one of them, the others hear of.
+"""Processes of one job that agree: each of them hears what happens to another.
 
 The files:
 
-    job.py            a process's part in a job, and how it ends it for all; says how they agree
+    job.py            a process's part in a job, which it can end for all; explains how they agree
     chief.py          opens the rounds of a training
-    follower.py       joins them, as each worker but the chief does
-    watch.py          hears that another process ended the job, or goes back, and stops
-    session_end.py    how a session ends, and what leads to a new one
+    follower.py       joins the rounds, as each worker but the chief does
+    watch.py          stops a session when another process ended the job, or goes back
+    session_end.py    how a session ends, and which errors lead to a new one
     waiting.py        waits for other processes
-    place.py          where a process stands
-    own_entry.py      what a process says of itself
-    job_table.py      the shared table, where each says it
-    sync_replicas.py  what a SyncReplicasOptimizer keeps on the parameter servers
+    place.py          the name of a process, and the device of the shared table
+    own_entry.py      the entry of this process in the shared table
+    job_table.py      the shared table, with one entry of each process
+    sync_replicas.py  the accumulators and tokens of a SyncReplicasOptimizer
 """

@@ -14,17 +14,17 @@ from slimguard.cluster.waiting import PAUSE, Reminder, insist
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import NanLossError
 
-# A process whose entry does not change for so many seconds is dead.
+# A process whose entry does not change for so many seconds counts as dead.
 _SILENCE = 6.0
 
 
 class Chief:
-    """What the chief does in a job, which no other process does.
+    """What only the chief does in a job.
 
     Args:
       entry: the chief's entry.
-      replicas: what a `SyncReplicasOptimizer` keeps on the parameter servers.
-      logdir: where the checkpoints are that the chief restores, or None.
+      replicas: the accumulators and tokens of a `SyncReplicasOptimizer`.
+      logdir: the folder of the checkpoints that the chief restores, or None.
 
     Attributes:
       rollbacks: how often the job went back to a checkpoint.
@@ -46,7 +46,7 @@ class Chief:
         return self._has_begun and self.went_back is not None
 
     def open_round(self, session, coordinator: Any, prepare: Callable[[Any], None]) -> None:
-        """Lets the others join, after `prepare` has been called with the session.
+        """Calls `prepare` with the session, then lets the others join.
 
         Raises:
           tf.errors.AbortedError: the session has to be made once more; the coordinator was told.
@@ -63,7 +63,7 @@ class Chief:
         insist(self._announce)
 
     def begin_round(self, incident: Optional[Incident]) -> None:
-        """Tells the others to leave."""
+        """Begins a round: tells the others to leave the one before."""
         with self._entry.lock:
             new, rollbacks = new_number(), self.rollbacks + (incident is not None)
             self._entry.write(round=new, open=False, rollbacks=rollbacks, ends=None, incident=None)
@@ -76,7 +76,7 @@ class Chief:
         self.begin_round(incident)
 
     def grant(self, entry: Entry) -> Exception:
-        """The answer to a process that asks to go back."""
+        """Answers a process that asks to go back; returns the error to stop the chief's session."""
         incident = Incident.from_dict(entry['incident'])
         if not self._has_checkpoint():
             self._entry.tell(ends=self._entry.round, incident=entry['incident'])
@@ -85,16 +85,16 @@ class Chief:
         return aborted('%s goes back to a checkpoint' % entry['worker'])
 
     def leave(self, session, restarts: bool) -> None:
-        """Leaves the round; where a new session follows, waits until nobody trains."""
+        """Leaves the round; if a new session follows, waits until nobody trains."""
         if restarts and not self._is_clear:
             self._begin_anew(session)
         try:
-            self._entry.write(open=False)  # its word that a round begins has to stay
+            self._entry.write(open=False)  # the entry stays: it says that a round begins
         except tf.errors.OpError:
             pass  # the table is gone, and the entry with it
 
     def _begin_anew(self, session) -> None:
-        """Between two sessions: waits until nobody trains, and leaves nothing of what they did."""
+        """Between two sessions: waits until nobody trains, and clears what the others have left."""
         session.close()
         if not self._has_begun:
             insist(lambda: self.begin_round(None))
@@ -138,7 +138,7 @@ class Chief:
 def _silent(others: Dict[int, Entry], beats: Dict[int, Tuple[int, float]]) -> List[int]:
     """The processes whose entries have not changed for long.
 
-    `beats` holds the last change that was seen of each, and when. This function updates it.
+    `beats` holds the last beat that was seen of each, and when. This function updates it.
     """
     now, silent = time.monotonic(), []
     for who, entry in others.items():

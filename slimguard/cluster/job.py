@@ -1,19 +1,19 @@
-"""A job of several processes: what happens to one of them, the others hear of.
+"""A job of several processes: each of them hears what happens to another.
 
-TensorFlow's processes share variables on parameter servers and know nothing of each other: one that
-ends with an error leaves its peers training, or waiting for its gradients for ever; one that goes
-back to a checkpoint has its peers write gradients of the weights that it just threw away. Here they
-agree, through the entries of a :class:`~slimguard.cluster.job_table.SharedTable`.
+TensorFlow's processes share variables on parameter servers and know nothing of each other. If one
+ends with an error, its peers go on training, or wait for its gradients for ever. If one goes back
+to a checkpoint, its peers write gradients of the weights that it just threw away. Here they agree,
+through the entries of a :class:`~slimguard.cluster.job_table.SharedTable`.
 
 How it works
 ------------
 Training goes in *rounds*: a round begins when the chief has restored or initialized the variables,
 and lasts until it has to do so again. The chief *opens* a round once all other processes have left
-the one before, so nobody writes what was computed from older weights. Each process reads the
-table five times a second, in a thread of its own, and asks its coordinator to stop where need be:
-with no error, where the job ended; with an `AbortedError`, where a new round begins. Both slim's
-loop and a `MonitoredSession` answer that with a new session, for which the chief restores the
-newest checkpoint.
+the one before, so nobody writes gradients of older weights. Each process reads the table five
+times a second, in a thread of its own, and asks its coordinator to stop if need be: with no error
+if the job ended well, with a `NanLossError` if it ended for an incident, with an `AbortedError` if
+a new round begins. Both slim's loop and a `MonitoredSession` answer the latter with a new session,
+for which the chief restores the newest checkpoint.
 
 A process writes only its own entry, so two never write at once:
 
@@ -47,19 +47,19 @@ def job_of(
     is_chief: Optional[bool],
     logdir: Optional[str],
 ) -> Optional['Job']:
-    """The part in a job that a process has; None if it trains alone.
+    """This process's part in a job; None if it trains alone.
 
     Args:
       session: a session on the graph of the training, which has a global step.
       near: the device of something that the process computes, such as the loss.
-      is_chief: whether the process is the chief; None for what its device says.
-      logdir: where the checkpoints are that the chief restores, or None.
+      is_chief: whether the process is the chief; None if its device tells.
+      logdir: the folder of the checkpoints that the chief restores, or None.
     """
     graph, target = session.graph, tf.compat.as_str_any(session.sess_str)
     place = place_of(graph, near) if is_remote(target) else None
     if place is None:
         return None
-    job = getattr(graph, '_slimguard_job', None)  # several hooks have one part
+    job = getattr(graph, '_slimguard_job', None)  # several hooks share one part
     if job is None or job.target != target:
         is_chief = place.is_chief if is_chief is None else is_chief
         job = graph._slimguard_job = Job(target, place, is_chief, graph, logdir)
@@ -71,10 +71,10 @@ class Job:
 
     Args:
       target: the session target of the process's server, such as ``'grpc://localhost:2222'``.
-      place: where the process stands.
+      place: the place of the process.
       is_chief: whether it is the chief, which restores and initializes the variables.
       graph: the graph of the training; it is only read.
-      logdir: where the checkpoints are that the chief restores, or None.
+      logdir: the folder of the checkpoints that the chief restores, or None.
 
     Attributes:
       worker: the name of the process, such as ``'/job:worker/task:1'``.
@@ -114,7 +114,7 @@ class Job:
           session: the new session.
           coordinator: its coordinator, which is asked to stop when the round or the job is over.
           prepare: called with the session by the chief, before anybody trains.
-          is_done: called with the session by a process that comes late: whether all is done.
+          is_done: called with the session by a process that comes late; tells if all is done.
           before_leaving: called with the session once no step follows in it, while it is open.
 
         Raises:
@@ -124,7 +124,7 @@ class Job:
             return
         self._session = session
         watch = self._watch = Watch(self._entry, self._replicas, coordinator, self._chief)
-        # The chief's thread waits for gradients that nobody sends any more.
+        # The chief's thread waits for gradients that no worker sends any more.
         closes_session = bool(self._replicas)
         call_when_joined(
             session,
@@ -141,7 +141,7 @@ class Job:
 
     @property
     def takes_part(self) -> bool:
-        """Whether this process is in a round; it is in none where the chief has no part either."""
+        """Whether this process is in a round; it is in none if the chief takes no part either."""
         return self._entry.round is not None
 
     @property
@@ -160,7 +160,7 @@ class Job:
         return self._chief is not None and self._chief.goes_back
 
     def end(self, incident: Optional[Incident] = None) -> None:
-        """Ends the job: for a reason, or because it is done. The other processes end as well."""
+        """Ends the job for all processes: for an incident, or because it is done."""
         self._entry.tell(
             ends=self._entry.round, incident=None if incident is None else incident.to_dict()
         )
@@ -178,7 +178,7 @@ class Job:
         raise error
 
     def check(self) -> None:
-        """Raises what the coordinator was asked to stop with, if anything."""
+        """Raises the error that the coordinator was asked to stop with, if any."""
         if self._watch is not None:
             self._watch.check()
 

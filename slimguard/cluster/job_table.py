@@ -29,7 +29,7 @@ class SharedTable:
       device: where the table is, such as ``'/job:ps/task:0'``.
 
     Attributes:
-      graph: the table's graph. Other ops that the session is to run may be added before it is used.
+      graph: the table's graph. Other ops for the session to run may be added before its first use.
     """
 
     def __init__(self, target: str, device: str):
@@ -62,14 +62,14 @@ class SharedTable:
         self.run(self._write, self._feeds(who, entry))
 
     def exchange(self, who: int, entry: Entry) -> Dict[int, Entry]:
-        """Writes and reads, in one go."""
+        """Writes an entry and reads all, in one run."""
         return _entries(*self.run(self._exchange, self._feeds(who, entry)))
 
     def remove(self, who: int) -> None:
         self.run(self._remove, {self._who: [who]})
 
     def run(self, fetches, feed_dict=None):
-        """Runs something in the table's graph."""
+        """Runs fetches in the table's graph."""
         with self._lock:
             if self._session is None:
                 self._session = tf1.Session(self._target, graph=self.graph, config=self._config())
@@ -86,13 +86,13 @@ class SharedTable:
                 try:
                     session.close()
                 except tf.errors.OpError:
-                    pass  # the server forgot it, or is gone
+                    pass  # the server forgot the session, or is gone
 
     def _feeds(self, who: int, entry: Entry) -> dict:
         return {self._who: [who], self._text: [json.dumps(entry)]}
 
     def _config(self) -> tf1.ConfigProto:
-        # Only those that hold what we ask for: a session waits until all its processes are there.
+        # Only the jobs that hold our ops: a session waits until all its processes are there.
         devices = {tf1.DeviceSpec.from_string(op.device) for op in self.graph.get_operations()}
         jobs = sorted({'/job:' + device.job for device in devices if device.job})
         return tf1.ConfigProto(device_filters=jobs, operation_timeout_in_ms=_PATIENCE)

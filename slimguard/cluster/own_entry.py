@@ -9,7 +9,7 @@ import tensorflow as tf
 from slimguard.cluster.job_table import Entry, SharedTable
 from slimguard.system.log import log
 
-# Where the chief's entry is; the other processes take random numbers.
+# The number of the chief's entry; the other processes take random numbers.
 CHIEF = 0
 
 
@@ -23,7 +23,7 @@ class OwnEntry:
 
     Attributes:
       table: the shared table.
-      number: where in the table the entry is.
+      number: the key of the entry in the table.
       worker: the name of the process.
       round: the number of the round that the process takes part in, or None.
       lock: held while the entry or the round changes.
@@ -55,7 +55,7 @@ class OwnEntry:
             log().error('the other processes could not be told: %s', error)
 
     def beat(self) -> Dict[int, Entry]:
-        """Shows that this process lives; returns the entries of all, as `write` raises."""
+        """Shows that this process lives; returns the entries of all. Raises as `write` does."""
         with self.lock:
             self._entry['beat'] += 1
             return self.table.exchange(self.number, self._entry)

@@ -1,4 +1,4 @@
-"""Where a process of a job stands: its own name, and the device of the job's shared table."""
+"""The place of a process in a job: its own name, and the device of the job's shared table."""
 
 from typing import NamedTuple, Optional
 
@@ -9,7 +9,7 @@ from slimguard import graph as graphs
 
 
 class Place(NamedTuple):
-    """Where a process of a job stands.
+    """The place of a process in a job.
 
     Attributes:
       worker: its name, such as ``'/job:worker/task:1'``.
@@ -21,13 +21,13 @@ class Place(NamedTuple):
 
     @property
     def is_chief(self) -> bool:
-        """Whether it is the chief by its name, as TensorFlow's own libraries choose it."""
+        """Whether its name makes it the chief, by the rule of TensorFlow's own libraries."""
         device = tf1.DeviceSpec.from_string(self.worker)
         return device.job in ('chief', 'master') or (device.job == 'worker' and device.task == 0)
 
 
 def is_remote(target: str) -> bool:
-    """Whether sessions on `target` are those of a server."""
+    """Whether sessions on `target` run on a server."""
     return '://' in target
 
 

@@ -13,14 +13,14 @@ from slimguard.incidents.nan_loss_error import NanLossError
 # How long threads may take to end by themselves, in seconds, before the session is closed on them.
 _GRACE = 2.0
 
-# What makes a process of a job begin a new session.
+# The errors after which a process of a job begins a new session.
 NEW_SESSION = (tf.errors.AbortedError, tf.errors.UnavailableError)
-# What may be left of these errors once a session's threads have ended.
+# The errors that these may have become once a session's threads have ended.
 _RESTARTING = (*NEW_SESSION, tf.errors.CancelledError)
 
 
 def as_aborted(error: tf.errors.OpError) -> tf.errors.AbortedError:
-    """The same error as the one that slim answers with a new session."""
+    """The same error as an `AbortedError`, which slim answers with a new session."""
     return tf.errors.AbortedError(error.node_def, error.op, error.message)
 
 
@@ -30,7 +30,7 @@ def aborted(why: str) -> tf.errors.AbortedError:
 
 
 def error_of(incident: Optional[Dict[str, Any]]) -> Optional[NanLossError]:
-    """What a training ends with for an incident, given as a dict; None for a good end."""
+    """The error that a training ends with for an incident (a dict); None for a good end."""
     return None if incident is None else NanLossError(Incident.from_dict(incident))
 
 
@@ -52,7 +52,7 @@ def call_when_joined(
     leave: Callable[[bool], None],
     closes_session: bool,
 ) -> None:
-    """Calls `leave` when the coordinator's threads have ended, which it sees to.
+    """Calls `leave` once the coordinator's threads have ended.
 
     Args:
       session: the coordinator's session.
@@ -84,7 +84,7 @@ def call_when_joined(
 
 
 def _close_in_time(session, joined: threading.Event) -> None:
-    """Closes a session on the threads that wait in it, but on none that may be saving."""
+    """Closes a session on the threads that wait in it, but not while one may be saving."""
     if joined.wait(_GRACE):
         return
     while any(isinstance(thread, tf1.train.LooperThread) for thread in threading.enumerate()):

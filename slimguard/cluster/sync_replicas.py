@@ -1,8 +1,8 @@
-"""What a `SyncReplicasOptimizer` keeps on the parameter servers between the steps of its workers.
+"""The accumulators and tokens that a `SyncReplicasOptimizer` keeps on the parameter servers.
 
 Its workers put gradients into *accumulators*, and wait for a *token* from a queue; the chief takes
-the gradients, updates the variables, and hands out tokens. Both outlive the sessions that made
-them, and go by a name that all processes share. So they can be reached from another graph.
+the gradients, updates the variables, and hands out tokens. Accumulators and queue outlive the
+sessions that made them, and have names that all processes share, so another graph can reach them.
 """
 
 from typing import List
@@ -20,7 +20,7 @@ from slimguard.graph.token_queues import (
     queue_runners_in,
 )
 
-# Kinds of accumulators, and the ops that count and take what is in them.
+# Kinds of accumulators, and the ops that count and take their gradients.
 _ACCUMULATORS = {
     'ConditionalAccumulator': ('AccumulatorNumAccumulated', 'AccumulatorTakeGradient'),
     'SparseConditionalAccumulator': (
@@ -32,15 +32,15 @@ _ACCUMULATORS = {
         'ResourceAccumulatorTakeGradient',
     ),
 }
-# A gradient that is taken may be followed by one more, of a process that was just killed.
+# One more gradient may follow a taken one, from a process that was just killed.
 _MOST = 100
 
 
 def keep_tokens_open(graph: tf.Graph) -> None:
     """Lets the queue of tokens live on when a chief ends its session.
 
-    On TensorFlow 2 the chief's queue runner closes that queue when it is told to stop; it stays so
-    on the parameter server, and no chief can train with it again.
+    On TensorFlow 2 the chief's queue runner closes the queue when it is told to stop. The queue
+    stays closed on the parameter server, and no chief can train with it again.
     """
     if not has_token_queue(graph):
         return
@@ -85,9 +85,9 @@ class Replicas:
         return any(self._table.run(self._counts))
 
     def clear(self) -> None:
-        """Throws gradients and tokens away. Nobody may be taking gradients meanwhile.
+        """Throws gradients and tokens away. No process may be taking gradients meanwhile.
 
-        The optimizer's initialization is needed next: it tells the accumulators the global step.
+        The optimizer has to be initialized next, which tells the accumulators the global step.
         """
         for _ in range(_MOST):
             counts = self._table.run(self._counts)
@@ -113,7 +113,7 @@ class Replicas:
             size = (raw.QueueSize if is_ref else raw.QueueSizeV2)(handle=handle)
             put = raw.QueueEnqueue if is_ref else raw.QueueEnqueueV2
             take = raw.QueueDequeueMany if is_ref else raw.QueueDequeueManyV2
-            # The step that it stands for: none is too old for a gradient that comes with it.
+            # A token is a step number: a gradient that comes with the largest is never too old.
             token = tf.constant(tf.dtypes.as_dtype(dtype).max, dtype)
             self._token.append(put(handle=handle, components=[token]))
             drained = take(handle=handle, n=size, component_types=[dtype])

@@ -1,4 +1,4 @@
-"""Waits for other processes of a job, and says now and then for which."""
+"""Waits for other processes of a job, and logs now and then for which."""
 
 import time
 from typing import Any, Callable, Optional
@@ -9,12 +9,12 @@ import tensorflow.compat.v1 as tf1
 from slimguard.graph import ops
 from slimguard.system.log import log
 
-# Seconds between two looks at the shared table.
+# Seconds between two reads of the shared table.
 PAUSE = 0.2
 # How often a process that waits says so, in seconds.
 _REMINDER = 30.0
 
-# What a call says if the process it went to is gone, or was started anew.
+# The errors of a call to a process that is gone, or was started anew.
 GONE = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,
@@ -25,9 +25,9 @@ GONE = (
 
 
 class Readiness:
-    """Waits until the chief has initialized the variables, and looks often.
+    """Waits until the chief has initialized the variables, and checks often.
 
-    Without this, a worker that looks too early looks again half a minute later.
+    Without this, a worker that checks too early would check again half a minute later.
 
     Args:
       graph: the graph of the training, to which an op is added.
@@ -45,7 +45,7 @@ class Readiness:
 
 
 def insist(call: Callable[[], Any]) -> Any:
-    """Calls until the shared table answers."""
+    """Repeats a call until the shared table answers, and returns the answer."""
     reminder = Reminder()
     while True:
         try:
@@ -56,7 +56,7 @@ def insist(call: Callable[[], Any]) -> Any:
 
 
 class Reminder:
-    """Says now and then what a process waits for."""
+    """Logs now and then what a process waits for."""
 
     def __init__(self):
         self._next = time.monotonic() + _REMINDER / 10

@@ -1,6 +1,6 @@
-"""Watches the shared table while a session trains, and stops the session where others say so.
+"""Watches the shared table while a session trains, and stops the session if others say so.
 
-Here a process hears of a rollback of its job: the chief has begun a new round.
+A process hears of a rollback of its job here: the chief has begun a new round.
 """
 
 import threading
@@ -19,9 +19,9 @@ class Watch:
 
     Args:
       entry: the entry of this process.
-      replicas: what a `SyncReplicasOptimizer` keeps on the parameter servers.
+      replicas: the accumulators and tokens of a `SyncReplicasOptimizer`.
       coordinator: the coordinator of the session, which is asked to stop.
-      chief: what answers the others, if this process is the chief; else None.
+      chief: answers the others, if this process is the chief; else None.
 
     Attributes:
       coordinator: that coordinator.
@@ -42,7 +42,7 @@ class Watch:
         threading.Thread(target=self._run, name='slimguard-job', daemon=True).start()
 
     def check(self) -> None:
-        """Raises what the coordinator was asked to stop with, if anything."""
+        """Raises the error that the coordinator was asked to stop with, if any."""
         self.coordinator.raise_requested_exception()
 
     def _run(self) -> None:
@@ -63,7 +63,7 @@ class Watch:
             self._replicas.release()
 
     def _has_failed(self) -> bool:
-        """Whether a thread met an error. If it was the one that hands out tokens, a step waits."""
+        """Whether a thread failed. If this was the one that hands out tokens, a step waits."""
         try:
             self.check()
         except Exception:
@@ -76,7 +76,7 @@ class Watch:
             return
         for who, entry in entries.items():
             if who != self._entry.number and entry.get('ends') == self._entry.round:
-                if self._chief is not None:  # for processes that come late
+                if self._chief is not None:  # told again, for processes that come late
                     self._entry.tell(ends=self._entry.round, incident=entry['incident'])
                 return self._hurry(error_of(entry['incident']))
             if self._chief is not None and entry.get('asks') == self._entry.round:
@@ -86,6 +86,6 @@ class Watch:
             self._hurry(aborted('the chief begins a new round'))
 
     def _hurry(self, error: Optional[Exception]) -> None:
-        # A step may be waiting for a peer that has ended; it gets what it waits for.
+        # A step may be waiting for a peer that has ended; `_look` then gives it a token.
         self._hurries = True
         stop(self.coordinator, error)

@@ -26,7 +26,7 @@ def seconds_for(step_seconds: float) -> float:
 
 
 class Estimate:
-    """Estimates how long a search through a captured step takes. The first call sizes the tensors.
+    """Estimates how long a search through a captured step takes. Sizes are counted once.
 
     Args:
       capture: the `Capture`.

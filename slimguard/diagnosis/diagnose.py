@@ -148,10 +148,14 @@ def _explain(measured: MeasuredStep, labels: Sequence[Label]) -> Diagnosis:
 
 def _of_optimizer(found: Diagnosis, labels: Sequence[Label]) -> Diagnosis:
     """Says which scalar of the optimizer is bad, where neither batch nor weights made it so."""
-    scalars = [label.name for label in labels if label.kind == 'value' and ' of ' in label.name]
-    scalars = [name for name in scalars if not name.startswith(('gradient of ', 'update of '))]
-    if found.kind != policies.COMES_AGAIN or not scalars:
+    names = [label.name for label in labels if label.kind == 'value']
+    others = ('gradient of ', 'update of ', 'loss ')
+    scalars = [name for name in names if ' of ' in name and not name.startswith(others)]
+    # A variable that holds such a scalar is set by the script.
+    is_own = found.phase == 'variable' and len(scalars) == len(names)
+    if not scalars or not (is_own or found.kind == policies.COMES_AGAIN):
         return found
+    found = found._replace(kind=policies.COMES_AGAIN)
     trouble = 'the %s itself is not finite: %s' % (scalars[0].partition(' of ')[0], found.trouble)
     return found._replace(trouble=trouble)
 
@@ -163,7 +167,7 @@ def _is_written_unseen(step: Step, labels: Sequence[Label]) -> bool:
 
 
 def _bad_tensors(measured: MeasuredStep, some_value_was: bool) -> List[tf.Tensor]:
-    """The non-finite tensors among those that the gate checks; else any, if the gate saw one."""
+    """The non-finite tensors that the gate checks; else, if it saw a bad value, all bad tensors."""
     step = measured.step
     bad = [t for t in step.checked if measured.is_bad(t)]
     if not bad and some_value_was:
@@ -173,7 +177,7 @@ def _bad_tensors(measured: MeasuredStep, some_value_was: bool) -> List[tf.Tensor
 
 
 def _not_dropped(measured: MeasuredStep, loss: Optional[float]) -> List[str]:
-    """The sentence about a loss that is not finite here, although it was in the training.
+    """The sentence about a loss that was finite in the training and is not finite here.
 
     In the training ReLU or max-pooling may have dropped a NaN on its way to the loss. They do so
     when they are fused with other ops, or when they compute a larger part of the tensor at a time.

@@ -58,8 +58,8 @@ class Diagnosis(NamedTuple):
       non_finite: where the output is not finite, or None.
       not_seen: sentences about what could not be examined, or differs from the training.
       ranges: the range of each float tensor of the step, in the order of the ops.
-      kind: the kind of cause, for policies: `BATCH`, `EXPLOSION` or `COMES_AGAIN`; '' for any other
-        cause, and if none was found.
+      kind: the kind of cause, for policies: `BATCH`, `EXPLOSION`, `COMES_AGAIN` or `STATE`; '' for
+        any other cause, and if none was found.
     """
 
     phase: str

@@ -99,7 +99,7 @@ class _Kinds:
         self._known: Set[str] = set()
 
     def is_wanted(self, reason: str, logdir: Optional[str]) -> bool:
-        """Whether to examine an incident of a training that goes on; the first no is logged."""
+        """Whether to examine an incident of a training that goes on; logs once that it is not."""
         kind = kind_of(reason)
         is_new = kind not in self._known and len(self._known) < self._most
         if is_new:
@@ -174,10 +174,6 @@ class Evidence:
             self._logdir = files.as_path(logdir)
             _tidy_up(self._logdir)
 
-    def share(self, room: Room) -> None:
-        """From now on bundles share their disk space with checkpoints."""
-        self._room = room
-
     def examine(
         self,
         session,
@@ -192,8 +188,8 @@ class Evidence:
         A step that only other ranks found bad is not examined here: the cause is on those ranks,
         and the reason names them.
 
-        A training that goes on waits for the search, so the search takes no longer than a second,
-        or than twenty steps. If it would, only the values that the step drew are examined.
+        A training that goes on waits for the search, so the search may take a second, or as long as
+        twenty steps. If it would take longer, only the values that the step drew are examined.
 
         Args:
           session: the session, with the variables as the bad step left them.
@@ -210,7 +206,7 @@ class Evidence:
             try:
                 values = self.capture.take(session)
                 fed = [t.name for t in self.capture.sources if t.op.type == 'Placeholder']
-                # The run bypassed the hooks, or left out a part that feeds some of the sources.
+                # The run bypassed the hooks, or fed a computed tensor, so its sources did not run.
                 if not values.keys() >= set(fed) or (self.capture.sources and not values):
                     return Found()
                 is_wanted = is_last or self._kinds.is_wanted(incident.reason, self._logdir)
@@ -347,9 +343,9 @@ def collect(
 ) -> None:
     """Adds the `Evidence` of a gate to `found`.
 
-    If a graph cannot be captured, the training runs without, and a log line says so. A gate whose
-    ops a thread runs has no `Evidence`: the gradients that a chief takes cannot be computed again,
-    and a batch that was drawn for summaries is gone.
+    If a graph cannot be captured, the training runs without `Evidence`, and a log line says so. A
+    gate whose ops a thread runs beside the steps has none: the gradients that a chief takes cannot
+    be computed again, and a batch that was drawn for summaries is gone.
     """
     if gate.is_beside:
         return

@@ -81,6 +81,8 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
         kind = policies.COMES_AGAIN
     elif kind == policies.COMES_AGAIN:
         more += '; it depends neither on the batch nor on the weights'
+    elif kind == policies.STATE:
+        more += '; it depends on the weights alone, and not on the batch'
     return told._replace(trouble=cause.sentence + more, kind=kind)
 
 
@@ -93,7 +95,8 @@ def _kind(measured: MeasuredStep, tensor: tf.Tensor, cause: causes.Cause) -> str
         return policies.EXPLOSION
     overflow = policies.EXPLOSION if cause.is_overflow else ''
     if not made_of.draws:
-        return overflow
+        is_state = made_of.is_own and cause.is_known and not cause.is_overflow
+        return policies.STATE if is_state else overflow
     largest = max(
         [r.largest for r in map(measured.range_of, measured.inputs_of(tensor)) if r], default=0.0
     )

@@ -47,18 +47,21 @@ class MadeOf(NamedTuple):
       floats: whether from a float variable: a weight, a moving average, a slot, but no counter.
       slots: whether from a float variable that the loss does not need, or from a value that the
         step wrote to a variable.
+      is_own: whether from nothing but float variables that the step writes.
     """
 
     draws: bool
     floats: bool
     slots: bool
+    is_own: bool
 
 
 class _Behind(NamedTuple):
     """What a tensor depends on: drawn values, float variables, values that the step wrote."""
 
     draws: bool
-    variables: Set[tf.Operation]
+    all_variables: Set[tf.Operation]
+    variables: Set[tf.Operation]  # those that are floats
     is_written: bool
 
 
@@ -84,6 +87,7 @@ class MeasuredStep:
         for chunk in step.in_chunks(t for op in step.ops for t in self._to_fetch(op)):
             self._measure(chunk)
         self._hand_on()
+        self._written = self._find_written()
         self._counters = self._find_counters()
 
     def range_of(self, tensor: tf.Tensor) -> Optional[Range]:
@@ -173,8 +177,9 @@ class MeasuredStep:
         """What a tensor is computed from."""
         behind = self._behind(tensor)
         floats = behind.variables - self._counters
+        is_own = behind.all_variables <= self._written.keys() and not behind.draws
         slots = any(self.phases.get(each) == 'update' for each in floats)
-        return MadeOf(behind.draws, bool(floats), slots or behind.is_written)
+        return MadeOf(behind.draws, bool(floats), slots or behind.is_written, is_own)
 
     def _behind(self, tensor: tf.Tensor) -> _Behind:
         step = self.step
@@ -186,15 +191,13 @@ class MeasuredStep:
         variables = {op for op in ops if op.type in graphs.VARIABLES}
         return _Behind(
             draws,
+            variables,
             {each for each in variables if graphs.dtype_of(each).is_floating},
             any(is_written_value(step.type_of(t.op)) for t in fed),
         )
 
-    def _find_counters(self) -> Set[tf.Operation]:
-        """The float variables whose new values depend only on such variables, as a counter's do.
-
-        Empty if the step writes no other variables: then these are what it trains.
-        """
+    def _find_written(self) -> Dict[tf.Operation, List[_Behind]]:
+        """By variable that a step writes, what is behind each value that it writes."""
         writes = graphs.Writes(self.step.graph)
         written: Dict[tf.Operation, List[_Behind]] = {}
         for op in graphs.ancestors(gate_roots(self.step.gate)):
@@ -203,6 +206,14 @@ class MeasuredStep:
                 continue  # the variable is restored, or copied from another
             for variable in writes.variables(op):
                 written.setdefault(variable, []).extend(map(self._behind, values))
+        return written
+
+    def _find_counters(self) -> Set[tf.Operation]:
+        """The float variables whose new values depend only on such variables, as a counter's do.
+
+        Empty if the step writes no other variables: then these are what it trains.
+        """
+        written = self._written
         counters = {v for v, behind in written.items() if not any(each.draws for each in behind)}
         while True:
             others = {v for v in counters if any(each.variables - counters for each in written[v])}

@@ -33,14 +33,14 @@ Building adds to it:
     builder.py            decides whether a step is bad, and carries the plan out; in this order:
     forward_copies.py     copies what forward writes are about to change
     copies_ahead.py       keeps those copies for other gates
-    limits.py             what a loss and the norm of the gradients must not exceed
+    limits.py             the limits of the loss and of the norm of the gradients
     square_sums.py        the sums of squares of the checked values
     fast_path.py          the cheap check of them that nearly every step passes
     step_checks.py        the exact checks before and after the update
     ranks.py              tells all processes that train together what one of them found
     finite_checks.py      exact checks of many values in few ops
     flags.py              what checks found: flags, each with a label
-    decision_at_tasks.py  tells each task what was decided
+    decision_at_tasks.py  tells each task the decision
     gated_clones.py       creates the gated ops a second time, behind a switch
     undo.py               puts variables back, in each task
     step_value.py         the value that the guarded train op returns

@@ -159,6 +159,7 @@ class _Build:
         updated = self._check_after(before, clones, ahead)
         end = self._end(before, updated, clones, ahead)
         flags = each_once(join_flags([before.flags, updated.flags]))
+        self._ranks.note_checks(flags.labels)
         value = value_of_step(plan, clones, decisions[self._tasks.home])
         step = GlobalStep(plan.step.graph, make, self._tasks, end.settled)
         told = announce(plan, flags, feeds.watched, feeds.untold, end.undone, step)
@@ -202,7 +203,7 @@ class _Build:
             is_fast = self._ranks.all_of(is_fast, 'fast')
             fast, checking = branch(token, is_fast, 'calm')
         flags = self._checks.before_update(checks, checking, sums.of_gradients())
-        flags = self._ranks.any_of(flags, 'before')
+        flags = self._ranks.any_of(flags, 'before', is_first=plan.trial)
         is_fine = plain_ops.none_of(flags.vector, name='is_fine')
         checked = {self._tasks.home: Checked(fast, *branch(token, is_fine, 'fine'))}
         for task in self._tasks.others:

@@ -16,7 +16,7 @@ from slimguard.graph import ops, plain_ops
 
 
 class Checked(NamedTuple):
-    """What the checks of the values found, as tokens in one task, of which one arrives.
+    """The result of the checks of the values, as tokens in one task; one of them arrives.
 
     Attributes:
       fast: arrives if the step takes the fast path; None if no step of the gate does.

@@ -48,10 +48,10 @@ def labels_in(message: str) -> List[Label]:
 
 
 def explain(labels: Sequence[Label], limits: Optional[Mapping[str, str]] = None) -> Verdict:
-    """Puts what was bad about a step into a sentence.
+    """Puts the labels of a bad step into a sentence.
 
     Args:
-      labels: what was bad.
+      labels: the labels of all that was bad.
       limits: by kind, 'limit' or 'norm', what to say of a number above its limit, if the caller
         knows more of it than a gate does; '' to say nothing.
     """

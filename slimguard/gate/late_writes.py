@@ -92,7 +92,7 @@ class _LateWrites:
         """Whether a write of values made of finite variables is known to be finite for ever."""
         values = [value for value in self._values_of(write) if value in self._late]
         if len(values) != 1:
-            return not values  # what is not late is checked before the update
+            return not values  # a value that is not late is checked before the update
         if _ASSIGNS.match(write.type):
             return self._weight_of(values[0]) <= 1 + _ROUNDING
         return bool(_ADDS.match(write.type)) and (

@@ -7,6 +7,9 @@ that decides about it goes through a collective of our own: whether the step tak
 and, off the fast path, what each exact check found. The collective is a sum: of the ranks that say
 no; or of tables in which each rank fills its own row, so that all ranks know what each has found.
 
+The first such message of a step also says which signals a rank has heard, so that all end after the
+same step. Before its first one, each rank tells the others what it checks.
+
 The graph, and the library of its collectives, tell whether there are several ranks.
 """
 
@@ -14,19 +17,147 @@ import collections
 import json
 import os
 import re
+import signal
 import sys
+import threading
+import weakref
 import zlib
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
+import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.gate.flags import Flags
-from slimguard.gate.flags_in_words import Label
+from slimguard.gate.flags_in_words import Label, explain
 from slimguard.gate.step_graph import StepGraph
-from slimguard.graph import OURS, op_of, plain_ops
+from slimguard.graph import OURS, op_of, ops, plain_ops
 from slimguard.graph.collectives import collectives_in
+from slimguard.graph.devices import processor_of
+from slimguard.graph.sessions import OWN_WORK
+from slimguard.system import texts
 from slimguard.system.log import log
+
+# The attribute of a graph with its `Checks`.
+_KEPT_AS = '_slimguard_checks'
+
+# The signals that end a training.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class SharedSignals:
+    """The signals that this process has heard, and its ranks have not been told of yet.
+
+    Attributes:
+      trainings: whose `on_shared_signal` is called with the number of a signal once all ranks know
+        that one has heard it: in the midst of a step, in any thread.
+    """
+
+    def __init__(self) -> None:
+        self._heard: Set[int] = set()
+        self.trainings: Any = weakref.WeakSet()
+
+    def hear(self, number: int) -> None:
+        """Tells all ranks of a signal in their next step."""
+        self._heard.add(number)
+
+    def forget(self) -> None:
+        """Tells of none: the training that was to end has ended."""
+        self._heard.clear()
+
+    def heard(self) -> np.ndarray:
+        """float32: for each signal that ends a training, 1 where it was heard."""
+        return np.array([number in self._heard for number in _SIGNALS], np.float32)
+
+    def tell(self, counts: np.ndarray) -> None:
+        """Tells the trainings of this process of the signals that some rank has heard."""
+        for number, count in zip(_SIGNALS, counts):
+            if count:
+                self._heard.discard(number)
+                for training in list(self.trainings):
+                    training.on_shared_signal(number)
+
+
+# Those of this process.
+SIGNALS = SharedSignals()
+
+# Called with a subject and a text; gives the texts of all ranks, by rank. Each has to call it.
+Exchange = Callable[[str, str], List[str]]
+
+
+class Checks:
+    """What this rank checks in the steps of a graph, and whether the others check the same."""
+
+    def __init__(self) -> None:
+        self._words: Dict[str, List[str]] = {}  # by train op
+        self._are_same: Set[str] = set()
+        self._lock = threading.Lock()
+
+    def note(self, train_op: str, labels: Sequence[Label]) -> None:
+        """Notes what is checked in the steps of a train op."""
+        self._words[train_op] = list(map(_in_words, labels))
+
+    def require_same(self, train_op: str, exchange: Optional[Exchange]) -> None:
+        """Asks the other ranks, before the first step of a train op.
+
+        Raises:
+          ValueError: if another one checks other values.
+        """
+        if train_op in self._are_same or exchange is None:
+            return
+        with self._lock:  # of two train ops in one run, other ranks may ask in another order
+            if train_op in self._are_same:
+                return
+            told = [json.loads(each) for each in exchange('checks', json.dumps(self._words))]
+            found = _differences(told, train_op)
+            if found:
+                raise ValueError(_DIFFER % (train_op, '; '.join(found)))
+            self._are_same.add(train_op)
+
+
+def _in_words(label: Label) -> str:
+    # A loss is named for an op, whose number may depend on what else a rank has built.
+    is_loss = label.name.startswith('loss ')
+    return explain([label._replace(name='loss') if is_loss else label]).reason
+
+
+def _differences(told: Sequence[Dict[str, List[str]]], train_op: str) -> List[str]:
+    """What each rank checks that the first does not, and the other way round."""
+    without = [
+        '%s guards %s' % (name_of(rank), texts.listed(sorted(checks), _MOST_NAMES))
+        for rank, checks in enumerate(told)
+        if train_op not in checks
+    ]
+    if without:
+        return without
+    found = []
+    first = told[0][train_op]
+    for rank, checks in enumerate(told):
+        mine = checks[train_op]
+        if list(map(_blurred, mine)) == list(map(_blurred, first)):
+            continue
+        more = [each for each in mine if each not in first]
+        less = [each for each in first if each not in mine]
+        if more:
+            found.append(_MORE % (name_of(rank), name_of(0), texts.listed(more, _MOST_NAMES)))
+        if less:
+            found.append(_MORE % (name_of(0), name_of(rank), texts.listed(less, _MOST_NAMES)))
+        if not (more or less):
+            found.append('%s checks the same values in another order' % name_of(rank))
+    return found
+
+
+def _blurred(words: str) -> str:
+    # Names of variables of Horovod's own have the number of the rank in them.
+    return re.sub(r'\d+', '0', words)
+
+
+_MOST_NAMES = 5
+_MORE = '%s checks what %s does not (%s)'
+_DIFFER = (
+    'the graphs of the ranks differ, so that they cannot decide together on a step of train op %r: '
+    '%s. Build the same graph on all ranks, but for their batches'
+)
 
 
 class Ranks(NamedTuple):
@@ -37,38 +168,78 @@ class Ranks(NamedTuple):
       size: how many there are.
       add: called with a float32 vector and a unique name; returns the sum of the vectors of all
         ranks. All ranks have to run it, or none.
+      exchange: tells the others something, in none of the training's sessions; None if that cannot
+        be.
+      signals: the signals that this process has heard.
+      checks: what is checked in the steps of the graph.
+      train_op: the name of the train op.
     """
 
     rank: int = 0
     size: int = 1
     add: Callable[[tf.Tensor, str], tf.Tensor] = lambda vector, name: vector
+    exchange: Optional[Exchange] = None
+    signals: SharedSignals = SIGNALS
+    checks: Checks = Checks()
+    train_op: str = ''
 
     @property
     def are_several(self) -> bool:
         return self.size > 1
 
     def all_of(self, flag: tf.Tensor, name: str) -> tf.Tensor:
-        """Whether a bool scalar is true on all ranks."""
+        """Whether a bool scalar is true on all ranks; the first thing that they tell in a step."""
         if not self.are_several:
             return flag
         against = plain_ops.cast(plain_ops.logical_not(flag), tf.float32)
-        total = self.add(plain_ops.stack([against]), name)
+        total = self._first_sum(plain_ops.stack([against]), 1, name)
         return plain_ops.none_of(plain_ops.greater(total, 0.5))
 
-    def any_of(self, flags: Flags, name: str) -> Flags:
-        """The flags raised on any rank; and one for each rank that found what not all found."""
-        if not self.are_several or not flags.labels:
+    def any_of(self, flags: Flags, name: str, is_first: bool = False) -> Flags:
+        """The flags raised on any rank; and one for each rank that found what not all found.
+
+        Args:
+          flags: what is found here.
+          name: of the message.
+          is_first: whether it is the first thing that the ranks tell in a step.
+        """
+        if not self.are_several or not (flags.labels or is_first):
             return flags
         shape = plain_ops.constant([self.size, len(flags.labels)], tf.int32)
         mine = tf.one_hot([self.rank], self.size, axis=0, dtype=tf.float32)  # [size, 1]
         row = plain_ops.cast(flags.vector, tf.float32)  # [flags]
-        table = self.add(tf.reshape(mine * row, [-1]), name)
+        rows = tf.reshape(mine * row, [-1])
+        size = self.size * len(flags.labels)
+        table = self._first_sum(rows, size, name) if is_first else self.add(rows, name)
         found = plain_ops.greater(tf.reshape(table, shape), 0.5)  # [size, flags]
         on_any = tf.reduce_any(found, axis=0)
         alone = tf.logical_and(found, tf.logical_not(tf.reduce_all(found, axis=0)))
         told = plain_ops.concat([on_any, tf.reduce_any(alone, axis=1)])
         ranks = [Label('rank', name_of(rank)) for rank in range(self.size)]
         return Flags([*flags.labels, *ranks], told)
+
+    def note_checks(self, labels: Sequence[Label]) -> None:
+        """Notes what the flags of the step say, for the others to be told of."""
+        if self.are_several:
+            self.checks.note(self.train_op, labels)
+
+    def _first_sum(self, vector: tf.Tensor, size: int, name: str) -> tf.Tensor:
+        """As `add`, for the first message of a step: the signals that were heard go with it."""
+        with tf.device(processor_of(vector.device)):
+            heard = tf1.py_func(self._before_step, [], tf.float32, name='heard')
+        heard.set_shape([len(_SIGNALS)])
+        total = self.add(plain_ops.concat([vector, heard]), name)
+        some, none = ops.branch(
+            total[size:], plain_ops.greater(tf.reduce_sum(total[size:]), 0.5), 'signals'
+        )
+        with tf.device(processor_of(vector.device)):
+            told = tf1.py_func(self.signals.tell, [some], [], name='tell')
+        done = plain_ops.merge([ops.after([told], some, 'told'), none])
+        return ops.after([done], total[:size], 'total')
+
+    def _before_step(self) -> np.ndarray:
+        self.checks.require_same(self.train_op, self.exchange)
+        return self.signals.heard()
 
 
 def name_of(rank: int) -> str:
@@ -87,7 +258,9 @@ def ranks_of(step: StepGraph) -> Ranks:
         ours = [node for node in nodes if re.match(types, node.op)]
         ranks = make(step, ours) if ours else None
         if ranks is not None:
-            return ranks
+            checks = getattr(step.graph, _KEPT_AS, None) or Checks()
+            setattr(step.graph, _KEPT_AS, checks)
+            return ranks._replace(checks=checks, train_op=op_of(step.train_op).name)
     return Ranks()
 
 
@@ -111,7 +284,13 @@ def _of_horovod(step: StepGraph, nodes: Sequence[Any]) -> Optional[Ranks]:
         with tf1.name_scope('%sranks/%s/' % (OURS, op_of(step.train_op).name)):
             return hvd.allreduce(plain_ops.identity(vector, name), op=hvd.Sum)
 
-    return Ranks(hvd.rank(), hvd.size(), add)
+    def exchange(subject: str, text: str) -> List[str]:
+        # It may be called in the midst of a step, which has taken all threads there are.
+        config = tf1.ConfigProto(device_count={'GPU': 0}, use_per_session_threads=True)
+        with OWN_WORK, tf.Graph().as_default(), tf1.Session(config=config) as session:
+            return hvd.allgather_object(text, session, OURS + subject)
+
+    return Ranks(hvd.rank(), hvd.size(), add, exchange)
 
 
 def _of_tensorflow(step: StepGraph, nodes: Sequence[Any]) -> Optional[Ranks]:

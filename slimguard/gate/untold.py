@@ -81,7 +81,7 @@ class Untold:
             self._take = self._area.take()
 
     def keep(self, told: Told) -> tf.Operation:
-        """An Operation that puts aside what a bad step tells, as tensors."""
+        """An Operation that keeps what a bad step tells, given as tensors."""
         values = [tensor for tensor in told if tensor is not None]
         with tf.device(self._device):
             return self._area.put(values)

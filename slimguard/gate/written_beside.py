@@ -5,7 +5,7 @@ see the same batch, so they go through the same gate, and a bad step leaves them
 variables are exempt: no checkpoint holds them, and a metric may be NaN in a good step.
 """
 
-from typing import Callable, Iterable, List, Sequence, Set, Tuple
+from typing import AbstractSet, Any, Callable, Dict, Iterable, List, Sequence, Set, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -47,9 +47,10 @@ def written_beside(
     local = graphs.local_in(graph)
     writes = graphs.Writes(graph)
     theirs = set(graphs.ancestors([op_of(each) for each in training]))
+    all_needed = [set(graphs.ancestors([op_of(each)])) for each in elements]
+    batch = _Batch(theirs, theirs.union(*all_needed), writes, graphs.needs)
     found = []
-    for element in elements:
-        needed = set(graphs.ancestors([op_of(element)]))
+    for element, needed in zip(elements, all_needed):
         if not update_ops.isdisjoint(needed):
             found.append(element)
             continue
@@ -59,7 +60,7 @@ def written_beside(
         shared = {each.name for op, each in written if not _is_last_at(op, each, theirs)}
         if not shared:
             found.append(element)
-        elif any(is_drawn(each) for each in needed & theirs if each.type not in graphs.VARIABLES):
+        elif batch.is_taken_in_by({op for op, _ in written}):
             on_refusal(texts.listed(sorted(shared), MOST_NAMES), OutsideTheGateError(_IS_READ))
     return found
 
@@ -96,6 +97,7 @@ def refuse_around(
     found: Sequence[Gate],
     fed: Sequence[tf.Tensor],
     on_told: Callable[[str, str], None],
+    by: str = '',
 ) -> None:
     """Refuses a run that would go around the gates of its train ops, before it begins.
 
@@ -107,6 +109,7 @@ def refuse_around(
       found: the gates of the train ops that it runs.
       fed: the tensors computed within the step that it feeds.
       on_told: called with the name of a variable that a bad step would change, and why.
+      by: the name of the hook that fetches it; '' for the loop.
 
     Raises:
       OutsideTheGateError: names the fetch, the write, what it would do, and what to fetch.
@@ -121,23 +124,21 @@ def refuse_around(
     def needs(op: tf.Operation) -> Iterable[tf.Operation]:
         return () if op in guarded else graphs.needs_beyond(op, fed_keys)
 
-    def values_of(op: tf.Operation) -> Iterable[tf.Operation]:
-        values = [t for t in op.inputs if t.dtype != tf.resource and key(t) not in fed_keys]
-        return () if op in guarded else [each.op for each in values]
-
     written = _Written(found[0].train_op.graph)
     needed = {op: set(graphs.ancestors([op], needs)) for op in others}
-    _refuse_again([(each, needed[op]) for op, each in others.items()], found, written)
+    by = by and 'by %s, ' % by
+    _refuse_again([(each, needed[op]) for op, each in others.items()], found, written, by)
     first = found[0].original.name
     # A guarded train op needs the loss as well, and its gate puts back the loss's writes.
     own = guarded.union(op_of(gate.original) for gate in found)
     theirs = set(graphs.ancestors_beyond(fed, own))
-    drawn = {op for op in theirs if op.type not in graphs.VARIABLES and is_drawn(op)} | guarded
+    run = theirs.union(*needed.values())
+    batch = _Batch(theirs, run, written.writes, needs, guarded, fed_keys)
     for op, element in others.items():
-        outside = [each for each in needed[op] - theirs if written.names_by([each])]
+        outside = {each for each in needed[op] - theirs if written.names_by([each])}
         names = written.names_by(outside)
-        if not drawn.isdisjoint(graphs.ancestors(outside, values_of)):
-            told = (element.name, first, texts.listed(names, MOST_NAMES))
+        if batch.is_taken_in_by(outside):
+            told = (by, element.name, first, texts.listed(names, MOST_NAMES))
             raise OutsideTheGateError(_OF_THE_BATCH % told + _cure_of(element))
         waits = not guarded.isdisjoint(needed[op])
         # A variable that the train op uses as well is set by the script, as a learning rate is.
@@ -147,7 +148,10 @@ def refuse_around(
 
 
 def _refuse_again(
-    others: Sequence[Tuple[TrainOp, Set[tf.Operation]]], found: Sequence[Gate], written: '_Written'
+    others: Sequence[Tuple[TrainOp, Set[tf.Operation]]],
+    found: Sequence[Gate],
+    written: '_Written',
+    by: str,
 ) -> None:
     """Refuses to run an original of a write that a gate has a clone of.
 
@@ -155,6 +159,7 @@ def _refuse_again(
       others: the elements fetched beside the guarded train ops, each with all ops that it runs.
       found: the gates; two of them may have clones of one write.
       written: as in `refuse_around`.
+      by: who fetches it, in words.
     """
     of_gates = [(gate, gate.original, set(gate.writes)) for gate in found]
     for gate in found:
@@ -162,20 +167,69 @@ def _refuse_again(
             again = ops.intersection(gate.writes) if owner is not gate else ()
             for write in sorted(again, key=lambda op: op.name):
                 for name in written.names_by([write]):
-                    told = element.name, gate.original.name, write.name, name
+                    told = by, element.name, gate.original.name, write.name, name
                     cure = _cure_of(element) if owner is None else _OF_TWO
                     raise OutsideTheGateError(_AGAIN % told + cure)
+
+
+class _Batch:
+    """The batch of a step: tells which writes take in values that are made of it.
+
+    A write that only waits for the batch, by a control dependency, does not. A variable that is
+    read after a write of the same run has the value that was written.
+
+    Args:
+      theirs: all ops that the train ops run.
+      run: all ops of the run.
+      writes: the writes of the graph.
+      needs: gives what an op waits for.
+      guarded: the guarded train ops; what they return is made of the batch.
+      fed: the keys of the tensors computed within the step that the run feeds.
+    """
+
+    def __init__(
+        self,
+        theirs: Set[tf.Operation],
+        run: Set[tf.Operation],
+        writes: graphs.Writes,
+        needs: Callable[[tf.Operation], Iterable[tf.Operation]],
+        guarded: AbstractSet[tf.Operation] = frozenset(),
+        fed: AbstractSet[Any] = frozenset(),
+    ):
+        self._needs, self._guarded, self._fed = needs, guarded, fed
+        self._written: Dict[tf.Operation, Set[tf.Operation]] = {}
+        for op in run:
+            for variable in writes.variables(op):
+                self._written.setdefault(variable, set()).add(op)
+        plain = {op for op in theirs if op in writes and not writes.calls(op)}
+        drawn = (op for op in theirs - plain if op.type not in graphs.VARIABLES)
+        self._drawn = set(filter(is_drawn, drawn)) | guarded
+
+    def is_taken_in_by(self, some: Iterable[tf.Operation]) -> bool:
+        """Whether one of some writes takes it in."""
+        return not self._drawn.isdisjoint(graphs.ancestors(some, self._values_of))
+
+    def _values_of(self, op: tf.Operation) -> Iterable[tf.Operation]:
+        """The ops that the values which `op` takes in come from."""
+        if op in self._guarded:
+            return ()
+        values = [t for t in op.inputs if t.dtype != tf.resource and key(t) not in self._fed]
+        found = [each.op for each in values]
+        read = graphs.variable_read(op.outputs[0]) if graphs.is_variable_read(op) else None
+        if read in self._written:
+            found += self._written[read].intersection(graphs.ancestors([op], self._needs))
+        return found
 
 
 class _Written:
     """The variables and tables of a graph that ops write, local ones left out."""
 
     def __init__(self, graph: tf.Graph):
-        self._writes, self._local = graphs.Writes(graph), graphs.local_in(graph)
+        self.writes, self._local = graphs.Writes(graph), graphs.local_in(graph)
 
     def names_by(self, some: Iterable[tf.Operation]) -> List[str]:
         """The names of the variables, and tables, that some ops write."""
-        found = {each for op in some for each in _written_by(op, self._writes)}
+        found = {each for op in some for each in _written_by(op, self.writes)}
         return sorted(each.name for each in found - self._local)
 
 
@@ -188,14 +242,14 @@ def _cure_of(element: TrainOp) -> str:
 
 
 _AGAIN = (
-    'this run was refused, and nothing of it has run: fetched beside a guarded train op, %r goes '
-    'around the gate. It runs again what the train op %r does behind it: %r, which writes %r. A '
-    'good step would write twice, and a bad step would write all the same. '
+    'this run was refused, and nothing of it has run: fetched %sbeside a guarded train op, %r '
+    'goes around the gate. It runs again what the train op %r does behind it: %r, which writes %r. '
+    'A good step would write twice, and a bad step would write all the same. '
 )
 
 _OF_THE_BATCH = (
-    'this run was refused, and nothing of it has run: fetched beside a guarded train op, %r goes '
-    'around the gate of %r. It writes %s, with values made of the same batch, and a bad batch '
+    'this run was refused, and nothing of it has run: fetched %sbeside a guarded train op, %r '
+    'goes around the gate of %r. It writes %s, with values made of the same batch, and a bad batch '
     'would be written. '
 )
 

@@ -1,8 +1,8 @@
 """Creating ops, many and quickly.
 
 A gate has several ops for each variable, and a network has hundreds of variables. TensorFlow's own
-functions spend most of their time on what is known here beforehand: which attributes an op has, and
-where it belongs. plain_ops.py does the same for ops that take the current scope and device.
+functions spend most of their time finding out what is known here: the attributes of an op, and its
+place. plain_ops.py does the same for ops that take the current scope and device.
 """
 
 import contextlib
@@ -123,8 +123,8 @@ class Maker:
         """Groups tensors that can be joined along their first axis; a group lists their indices.
 
         The tensors of a group have one dtype and shape, and are made in one place, so that none
-        has to cross to another device first. The place is told by the device that was asked for,
-        and by the types of ops that have to be there: TensorFlow goes by these where it chooses.
+        has to cross to another device first. The requested device tells the place, and so do the
+        types of ops that have to be there, by which TensorFlow chooses if none is requested.
         """
 
         def fit(tensor: tf.Tensor) -> Tuple[object, int]:

@@ -176,7 +176,7 @@ def squares_gradient(op) -> bool:
 
 
 def feeds_square(write) -> bool:
-    """Whether what an accumulator collects reaches an optimizer that squares it."""
+    """Whether the gradients in an accumulator reach an optimizer that squares them."""
     accumulator = write.inputs[0].op
     seen = set(t for t in accumulator.outputs[0].consumers() if 'TakeGradient' in t.type)
     waiting = list(seen)

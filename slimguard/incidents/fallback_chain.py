@@ -67,7 +67,7 @@ class FallbackChain:
         self.spent = policy.spent(self._state)
         if isinstance(policy, Rollback):
             self._state.rollbacks += 1
-            self._state.in_a_row = 0
+            self._state.in_a_row = self._state.good = 0
             self._state.skipped_at.clear()
             self._overflowed_at.clear()
         return policy
@@ -87,6 +87,7 @@ class FallbackChain:
 
     def step_was_good(self) -> None:
         self._state.steps += 1
+        self._state.good += 1
         self._state.in_a_row = 0
 
     def step_was_skipped(self, is_decided: bool = True, why: Optional[str] = None) -> None:

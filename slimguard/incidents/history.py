@@ -113,9 +113,7 @@ class History(NamedTuple):
         return list(values) if is_known else [None] * len(values)
 
 
-def jump_in(
-    steps: Sequence[float], rates: np.ndarray, lines: Sequence[Tuple[str, np.ndarray]]
-) -> str:
+def jump_in(steps: np.ndarray, rates: np.ndarray, lines: Sequence[Tuple[str, np.ndarray]]) -> str:
     """How an explosion began, if a jump of the learning rate came shortly before it; else ''.
 
     Args:

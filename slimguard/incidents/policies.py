@@ -21,6 +21,8 @@ BATCH = 'batch'
 EXPLOSION = 'explosion'
 # Neither the batch nor the weights are at fault: the same comes again, whatever the policy does.
 COMES_AGAIN = 'comes again'
+# Variables are at fault, and no batch: the next batch meets the same. An older state may be good.
+STATE = 'state'
 
 # `max_ratio` is a share of this many last steps.
 _LAST_STEPS = 1000
@@ -36,10 +38,12 @@ class PolicyState:
       in_a_row: the number of incidents since the last good step or rollback, the present one
         included.
       rollbacks: the number of rollbacks so far.
-      state_lost: whether variables were not finite before the present incident's step already.
+      state_lost: whether variables were at fault already before the present incident's step.
+      in_vain: whether going back does not change them, as no step was good in the newest state.
+      good: the number of good steps since the last rollback, or since the training began.
       ruin: why the weights are ruined, though finite; '' if they are not, or if unknown.
-      cause: the kind of the present incident's cause: `BATCH`, `EXPLOSION` or `COMES_AGAIN`; ''
-        for any other, and if it is not known.
+      cause: the kind of the present incident's cause: `BATCH`, `EXPLOSION`, `COMES_AGAIN` or
+        `STATE`; '' for any other, and if it is not known.
       may_skip: whether a policy in force skips.
       steps: the number of steps so far.
       skipped: how many of them were skipped.
@@ -50,6 +54,8 @@ class PolicyState:
         self.in_a_row = 0
         self.rollbacks = 0
         self.state_lost = False
+        self.in_vain = False
+        self.good = 0
         self.ruin = ''
         self.cause = ''
         self.may_skip = False
@@ -70,7 +76,9 @@ class PolicyState:
         """Notes the present incident."""
         self.steps += 1
         self.in_a_row += 1
-        self.state_lost, self.ruin, self.cause = state_lost, ruin, cause
+        self.state_lost, self.ruin, self.cause = state_lost or cause == STATE, ruin, cause
+        # Variables that a step is to write may have been lost since, and are restored.
+        self.in_vain = cause == STATE and not state_lost and not self.good
 
     def note_skipped(self) -> None:
         """Notes that the last step was skipped."""
@@ -136,9 +144,9 @@ class Stop(Policy):
 class Skip(Policy):
     """Go on with the next batch, until `max_consecutive` steps in a row were skipped.
 
-    It does not skip in three cases: the weights are not finite, so that every batch is bad; the
-    weights are ruined, which is checked only if a `Rollback` is in the chain; or the diagnosis says
-    that the same comes again, whatever the batch is.
+    It does not skip in three cases: variables themselves are lost, so that every batch is bad; the
+    weights are ruined, which is known only if a `Rollback` follows in the chain; or the diagnosis
+    says that the same comes again, whatever the batch is.
 
     Args:
       max_consecutive: how many steps in a row. If the diagnosis says that the batch is at fault, it
@@ -202,7 +210,8 @@ class Rollback(Policy):
     before its first step.
 
     It does not go back if the diagnosis says that the same comes again, whatever the weights are;
-    nor, in a chain that skips as well, if the diagnosis says that the batch is at fault.
+    nor if variables are at fault, and no step was good since the last rollback; nor, in a chain
+    that skips as well, if the diagnosis says that the batch is at fault.
 
     Args:
       max_times: how often, in one training.
@@ -236,13 +245,16 @@ class Rollback(Policy):
         self.learning_rate = _share(learning_rate, 'learning_rate')
 
     def is_willing(self, state: PolicyState) -> bool:
-        if state.cause == COMES_AGAIN or state.is_chance and state.may_skip:
+        if state.cause == COMES_AGAIN or state.in_vain or state.is_chance and state.may_skip:
             return False
         return state.rollbacks < self.max_times
 
     def why_not(self, state: PolicyState) -> str:
         if state.cause == COMES_AGAIN:
             return '; going back does not change that'
+        if state.in_vain:
+            since = 'it went back' if state.rollbacks else 'the training began'
+            return '; going back does not change that, as no step was good since ' + since
         if state.is_chance and state.may_skip:
             return '; going back does not help, as the batch is at fault and not the weights'
         times = 'once' if state.rollbacks == 1 else '%d times' % state.rollbacks

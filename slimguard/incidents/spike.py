@@ -43,7 +43,7 @@ class Spike:
     Args:
       loss: the multiple for the loss, above 1; None for no limit.
       gradient_norm: the multiple for the norm of the gradients, above 1; None for no limit.
-      window: how many good steps the median is of, at least 2.
+      window: how many good steps the median covers, at least 2.
       warmup: how many good steps make a reliable median; at least 1, at most `window`.
 
     Raises:

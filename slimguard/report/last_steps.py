@@ -79,7 +79,7 @@ def cause(steps: LastSteps) -> str:
     if steps.learning_rate is None:
         return ''
     numbers = steps.step if steps.axis == GLOBAL_STEP else [math.nan] * len(steps.step)
-    return jump_in(numbers, steps.learning_rate, lines(steps))
+    return jump_in(np.asarray(numbers, np.float64), steps.learning_rate, lines(steps))
 
 
 def lines(steps: LastSteps) -> List[Tuple[str, np.ndarray]]:

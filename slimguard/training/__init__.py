@@ -14,7 +14,6 @@ What watches, in any loop:
     back_off.py           smaller updates after that
     context.py            what a training hands to its watchers
     watchers.py           lends them that; picks the one that decides
-    hook_training.py      does for a training what its loop does not
     step_history.py       the last steps, and whether the next is a spike
     history_summaries.py  the same as scalars in TensorBoard
     step_counters.py      TensorFlow's StepCounterHook, told of steps that were held back
@@ -24,6 +23,7 @@ The loops:
 
     watched_session.py    watch(), for a plain session
     hooked_session.py     a session that calls hooks, and what these ask for in a run
+    hook_fetches.py       what hooks fetch goes around no gate
     fetch_structures.py   whatever structure a session is asked to fetch
     prepared_runs.py      runs that come again, each kind prepared once
     gate_step.py          a step of a gate with all that its watchers look at, in one call
@@ -36,6 +36,8 @@ The loops:
 
 Around a training:
 
+    training.py           captures, signals, progress, and the last save, in every loop
+    hook_loop.py          opens that in a loop that knows hooks only
     checkpoint_keeper.py  resumes, and saves before an error ends it
     stop_signals.py       SIGTERM and Ctrl-C end a training, with everything saved
     progress.py           the progress bar

@@ -18,6 +18,7 @@ from slimguard.system.log import log
 
 # So many bytes of the file are read: it has some forty.
 _MOST_BYTES = 10000
+_ALONE = gates.Ranks()
 
 
 class BackOff:
@@ -26,22 +27,33 @@ class BackOff:
     Args:
       rates: what multiplies the learning rates.
       directory: tells where the checkpoints are, which it may not know at first.
+      ranks: the processes that train together. The first keeps the factor, and tells the others of
+        it before they train.
     """
 
-    def __init__(self, rates: gates.LearningRates, directory: Callable[[], Optional[str]]):
+    def __init__(
+        self,
+        rates: gates.LearningRates,
+        directory: Callable[[], Optional[str]],
+        ranks: gates.Ranks = _ALONE,
+    ):
         self._rates = rates
-        self._directory = directory
+        self._ranks = ranks
+        is_told = ranks.exchange is not None or not ranks.are_several
+        self._directory = directory if is_told and not ranks.rank else lambda: None
         self._factor = 1.0
         self._kept_in: Optional[str] = None
 
     def enter(self, session) -> None:
         """Gives the factor to a session before it trains; that of the logdir, if that has one."""
         self._catch_up()
+        if self._ranks.exchange is not None:
+            self._factor = float(self._ranks.exchange('factor', repr(self._factor))[0])
         self._rates.set(session, self._factor)
 
     def before_step(self, session) -> None:
         """The same, once it is known where the checkpoints are."""
-        if self._directory() != self._kept_in:
+        if self._directory() != self._kept_in and not self._ranks.are_several:
             self.enter(session)
 
     def after(self, session, by: float) -> float:
@@ -77,6 +89,8 @@ class BackOff:
 
     def _keep(self) -> None:
         directory = self._directory()
+        if self._ranks.rank:
+            return
         if directory is None:
             log().warning(
                 'the learning rate is x%g from now on, and that is kept nowhere, since '
@@ -104,6 +118,7 @@ def back_off_in(
     policies: FallbackChain,
     directory: Callable[[], Optional[str]],
     is_shared: bool,
+    ranks: gates.Ranks = _ALONE,
 ) -> Optional[BackOff]:
     """What makes updates smaller in a graph, if a policy asks for that or did so before.
 
@@ -112,6 +127,7 @@ def back_off_in(
       policies: the policies in force.
       directory: tells where the checkpoints are.
       is_shared: whether the processes of a job are to have one factor.
+      ranks: the processes that train together.
 
     Raises:
       ValueError: if something writes weights without a learning rate.
@@ -121,9 +137,9 @@ def back_off_in(
     rates = gates.learning_rates_of(graph)
     if policies.learning_rate is None:
         warn_of_another_policy(directory())
-        return None if rates is None else BackOff(rates, lambda: None)
+        return None if rates is None else BackOff(rates, lambda: None, ranks)
     assert rates is not None
-    return BackOff(rates, directory)
+    return BackOff(rates, directory, ranks)
 
 
 def warn_of_another_policy(directory: Optional[str]) -> None:

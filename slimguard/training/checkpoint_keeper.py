@@ -1,10 +1,11 @@
 """What a training does for its checkpoints, in the process that saves them: `CheckpointKeeper`."""
 
 import os
-from typing import ContextManager, Optional
+from typing import Any, ContextManager, Optional
 
 import tensorflow.compat.v1 as tf1
 
+from slimguard import graph as graphs
 from slimguard.checkpoints import repair
 from slimguard.checkpoints.finite_saver import FiniteSaver
 from slimguard.diagnosis.disk_room import Room
@@ -26,14 +27,14 @@ class CheckpointKeeper:
     Args:
       logdir: where the checkpoints are.
       saver: the training's saver.
-      global_step: the global step; the names of checkpoints end in it.
+      global_step: the global step, in which the names of checkpoints end; by default the graph's.
 
     Attributes:
       logdir: as given.
       room: the room on the disk that the checkpoints share with bundles.
     """
 
-    def __init__(self, logdir: str, saver: FiniteSaver, global_step):
+    def __init__(self, logdir: str, saver: FiniteSaver, global_step: Any = None):
         self.logdir = logdir
         self.room = Room(logdir, saver)
         self._saver = saver
@@ -62,7 +63,9 @@ class CheckpointKeeper:
                 log().warning(NOT_SAVED, newest)
                 return
         try:
-            saved = self._saver.save(session, self._path, global_step=self._global_step)
+            step = self._global_step
+            step = graphs.global_step(session.graph) if step is None else step
+            saved = self._saver.save(session, self._path, global_step=step)
             if incident is not None and saved is not None:
                 log().warning(SAVED, saved)
         except Exception as error:  # whatever it is, it must not hide the incident

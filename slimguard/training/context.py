@@ -1,15 +1,12 @@
 """What a training hands to the hooks that watch it, and takes back: :class:`TrainingContext`."""
 
 import contextlib
-from typing import Any, Callable, Iterator, Mapping, NamedTuple, Optional
+from typing import Any, Callable, Iterator, NamedTuple, Optional
 
-import tensorflow.compat.v1 as tf1
-
-from slimguard import gate as gates
-from slimguard.diagnosis.evidence import Evidence
 from slimguard.incidents.spike import AnySpike, Spike, as_spike
 from slimguard.system.numbers import require_bool
 from slimguard.training.step_history import STEPS
+from slimguard.training.training import Training
 
 
 class TrainingContext(NamedTuple):
@@ -22,14 +19,12 @@ class TrainingContext(NamedTuple):
       max_loss: a larger loss is an incident, where the watcher has no limit of its own.
       logdir: where the record and the checkpoints are, where the watcher has no logdir of its own.
       ends_job: whether 'raise', 'stop' and the chief's end are to end the other processes.
-      saver: the training's saver, for rollbacks; None for the graph's.
       summary_writer: the `FileWriter` of the training's summaries, or None.
       summary_secs: how often summaries are written to it, in seconds; 0 for never.
-      evidence: by gate, what captures and examines its bad steps.
       is_chief: whether this process is the chief; None for what the name of its device says.
       joins_job: whether the process takes part in its job, if there is one.
-      is_kept: whether the loop itself keeps the checkpoints and captures bad steps; else the
-        watcher does, see `HookTraining`.
+      training: what keeps the checkpoints and captures bad steps; None where the watcher is to open
+        it, see `HookLoop`.
       guards_beside: whether what a run writes beside its train op goes through the gate, or is told
         of, elsewhere.
       runs_at_once: whether the session may be run as soon as the hooks have it; else its user's
@@ -43,13 +38,11 @@ class TrainingContext(NamedTuple):
     max_loss: Optional[float] = None
     logdir: Optional[str] = None
     ends_job: bool = True
-    saver: Optional[tf1.train.Saver] = None
     summary_writer: Any = None
     summary_secs: float = 0.0
-    evidence: Mapping[gates.Gate, Evidence] = {}
     is_chief: Optional[bool] = None
     joins_job: bool = True
-    is_kept: bool = False
+    training: Optional[Training] = None
     guards_beside: bool = False
     runs_at_once: bool = True
     is_done: Callable[[Any], bool] = lambda session: False
@@ -79,16 +72,16 @@ class Borrower:
         self._ends_job = ends_job
         self._spike = as_spike(spike)
         self._history = history
-        self._training = TrainingContext()
+        self._context = TrainingContext()
 
     @contextlib.contextmanager
     def borrowing(self, context: TrainingContext) -> Iterator[None]:
         """For a `with` block, has what a training has."""
-        before, self._training = self._training, context
+        before, self._context = self._context, context
         try:
             yield
         finally:
-            self._training = before
+            self._context = before
             self.give_back()
 
     def give_back(self) -> None:
@@ -97,7 +90,7 @@ class Borrower:
     @property
     def max_loss(self) -> Optional[float]:
         """A larger loss is an incident; None for no limit."""
-        return self._training.max_loss if self._max_loss is None else self._max_loss
+        return self._context.max_loss if self._max_loss is None else self._max_loss
 
     @max_loss.setter
     def max_loss(self, max_loss: Optional[float]) -> None:
@@ -106,17 +99,17 @@ class Borrower:
     @property
     def spike(self) -> Optional[Spike]:
         """When a step is out of bounds; None for no such limit."""
-        return self._training.spike if self._spike is None else self._spike
+        return self._context.spike if self._spike is None else self._spike
 
     @property
     def history(self) -> int:
         """How many of the last steps are kept."""
-        return self._training.history if self._history is None else self._history
+        return self._context.history if self._history is None else self._history
 
     @property
     def logdir(self) -> Optional[str]:
         """Where the record goes, and where a rollback finds its checkpoints; None if not said."""
-        return self._training.logdir if self._logdir is None else self._logdir
+        return self._context.logdir if self._logdir is None else self._logdir
 
     @logdir.setter
     def logdir(self, logdir: Optional[str]) -> None:
@@ -125,7 +118,7 @@ class Borrower:
     @property
     def ends_job(self) -> bool:
         """Whether 'raise', 'stop' and the chief's end are to end the other processes of a job."""
-        return self._ends_job and self._training.ends_job
+        return self._ends_job and self._context.ends_job
 
     @ends_job.setter
     def ends_job(self, ends_job: bool) -> None:

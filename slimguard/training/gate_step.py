@@ -11,6 +11,7 @@ from slimguard.graph import key, op_of
 from slimguard.incidents.history import Entry
 from slimguard.training.fetch_structures import key_of
 from slimguard.training.gate_watcher import GateWatcher
+from slimguard.training.hook_fetches import HookFetches
 from slimguard.training.hooked_session import HookCalls
 from slimguard.training.incident_reading import Reading
 from slimguard.training.prepared_runs import PreparedRuns
@@ -62,6 +63,7 @@ class GateStep:
         self._runs = runs
         self._gate = gate
         self._hooks = hooks
+        self._hook_fetches = HookFetches(session.graph)
         self._args = args
         watchers = [hook for hook in hooks if isinstance(hook, GateWatcher)]
         if not all(watcher.only_looks_at(gate, self._context()) for watcher in watchers):
@@ -106,6 +108,8 @@ class GateStep:
             if calls.fetches:
                 fetches = (*fetches, calls.fetches)
                 asked = self, key_of(calls.fetches)
+                of_loop = self._args.fetches
+                self._hook_fetches.require_gated(calls.fetches, feeds, asked, of_loop)
         given = feeds, options, run_metadata, asked
         found = self._runs.run(self._session, fetches, *given)
         bad, step, loss, measures, values, *counts = found

@@ -30,13 +30,14 @@ from slimguard.system.log import log
 from slimguard.training import back_off, checkpoint_dir, step_counters
 from slimguard.training.context import Borrower, TrainingContext
 from slimguard.training.history_summaries import summaries_for
-from slimguard.training.hook_training import DEFAULTS, HookSettings, HookTraining, KeptByLoop
+from slimguard.training.hook_loop import HookLoop
 from slimguard.training.incident_handler import NO_GATE, NO_LOGDIR, Action, IncidentHandler
 from slimguard.training.incident_reading import Reading, by_run
 from slimguard.training.open_incident import IncidentList
 from slimguard.training.recovery import Preparation, Recovery
 from slimguard.training.second_look import look_again
 from slimguard.training.step_history import Histories, HistorySettings
+from slimguard.training.training import DEFAULTS, Training, TrainingSettings
 from slimguard.training.watched_run import WatchedRuns
 
 
@@ -59,7 +60,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         logdir: Optional[files.Path] = None,
         ends_job: bool = True,
         loss: Optional[tf.Tensor] = None,
-        settings: HookSettings = DEFAULTS,
+        settings: TrainingSettings = DEFAULTS,
     ):
         gates.require_max_loss(max_loss)
         logdir = None if logdir is None else files.as_logdir(logdir)
@@ -93,7 +94,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
 
     def evidence_of(self, gate: gates.Gate) -> Optional[Evidence]:
         """What captures the bad steps of a gate, if the training has that."""
-        return self._own.evidence.get(gate)
+        return self._training.evidence.get(gate)
 
     def begin(self):
         graph = tf1.get_default_graph()
@@ -102,33 +103,36 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
         policies = FallbackChain(self.on_nan, self._otherwise)
         calling = tf_callers.session_among_callers(self)
         self._ranks = gates.ranks_in(graph)
-        directory = _directory_for(self, self._training, policies, calling.dirs, self._ranks)
+        directory = _directory_for(self, self._context, policies, calling.dirs, self._ranks)
         self._directory = directory
-        self._own = _own_part(self._training, graph, directory, calling, self._settings)
-        recovery = _recovery_for(self, self._training, graph, policies, directory, self._own)
-        writer, is_of_rank_0 = self._training.summary_writer, self._ranks.rank > 0
+        self._open_training(graph, directory, calling)
+        recovery = _recovery_for(
+            self, self._training, graph, policies, directory, self._context.joins_job
+        )
+        writer, is_of_rank_0 = self._context.summary_writer, self._ranks.rank > 0
         journal = Journal(directory, writer, is_elsewhere=is_of_rank_0)
         self._handle_with(policies, journal, recovery)
-        self.histories.summaries = summaries_for(self, self._training)
+        self.histories.summaries = summaries_for(self, self._context)
         leave_out_bad_values(graph)
         step_counters.teach_those_beside(self)
         if self.ends_job:
             keep_tokens_open(graph)
 
     def after_create_session(self, session, coord):
-        if self.job is None and self._training.joins_job and not self._ranks.are_several:
-            self.job = _job_in(session, self._loss, self._training.is_chief, self._directory)
+        if self.job is None and self._context.joins_job and not self._ranks.are_several:
+            self.job = _job_in(session, self._loss, self._context.is_chief, self._directory)
         saves = self.job is None or self.job.is_chief
-        self._own.open(session, saves, self._record_unseen, self._handler.close)
-        if self._training.runs_at_once:
+        if self._loop is not None:
+            self._loop.open(session, saves, self._record_unseen, self._handler.close)
+        if self._context.runs_at_once:
             self.runs.watch(session)
         if self.job is not None:
-            done, leaving = self._training.is_done, self._record_unseen
+            done, leaving = self._context.is_done, self._record_unseen
             self.job.enter(session, coord, self._prepare, done, leaving)
             self._handler.join_job(session, self.job.rollbacks)
-        elif self._training.is_chief is not False:
+        elif self._context.is_chief is not False:
             # The first rank's variables come to the others once all hooks have the session.
-            at_once = self._training.runs_at_once and not self._ranks.are_several
+            at_once = self._context.runs_at_once and not self._ranks.are_several
             self._preparation.enter(session, at_once)
 
     def before_step(self, session) -> None:
@@ -137,18 +141,20 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
 
     def before_run(self, run_context):
         if self.job is not None:
-            with self._own.saving_before_errors(run_context.session, self.take_failure):
+            with self._training.saving_before_errors(run_context.session, self):
                 self.job.check()
         self.before_step(run_context.session)
         run = self.runs.run_for(run_context)
         if run is not None:
             args = run.args(run_context, self.max_loss)
-            return self._own.asking(run_context.session, args, run.losses)
+            if self._loop is not None:
+                self._loop.begin_step()
+            return self._training.asking(args, run.losses)
 
     def after_run(self, run_context, run_values):
         found = self._read(run_context, run_values)
         if found == []:
-            self.step_was_good(run_context.session, self._own.loss)
+            self.step_was_good(run_context.session, self._training.loss)
         for together in by_run(found or ()):
             self.handle(run_context, *together)
 
@@ -159,15 +165,18 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
 
     def _read(self, run_context, run_values) -> Optional[List[Reading]]:
         """The incidents of a run; None if it is no step of a training that is watched."""
-        results = self._own.answered(run_context, run_values, self.incident_count).results
+        results = self._training.answered(run_values)
+        if self._loop is not None:
+            self._loop.end_step(run_context, self.incident_count)
         run = self.runs.run_for(run_context)
         return None if run is None else run.read(results, self.max_loss, run_context)
 
     def end(self, session):
-        self._own.end(session, self.incident_count)
+        if self._loop is not None:
+            self._loop.end(session, self.incident_count)
         self._record_unseen(session)
         self._handler.close()
-        if self._training.is_chief is None:  # else `train` says so, once it has saved
+        if self._context.is_chief is None:  # else `train` says so, once it has saved
             self.end_job()
 
     def on_nan_loss(self, run_context, incident: Incident) -> None:
@@ -200,7 +209,7 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
     def handle(self, run_context, reading: Reading, *beside: Reading) -> None:
         """Lets `on_nan_loss` act on one incident of a run; all on record, its errors leave here."""
         step_counters.note_incident(run_context.session.graph)
-        with self._own.saving_before_errors(run_context.session, self.take_failure):
+        with self._training.saving_before_errors(run_context.session, self):
             found = _looked_at(self.job, run_context.session, [*beside, reading])
             *others, reading = map(self._remember, found)
             self._handler.handle(run_context, reading, _action_of(self), others)
@@ -233,46 +242,43 @@ class GateWatcher(Borrower, tf1.train.SessionRunHook):
             self.job.end()
 
     def _told_by(self, gate: gates.Gate, has_history: bool, is_kept: bool) -> tf.Tensor:
-        self._own.capture(gate)  # it may have been guarded after the hook began
+        self._training.capture(gate)  # it may have been guarded after the hook began
         teller = getattr(self.evidence_of(gate) if is_kept else None, 'capture', gate)
         return teller.row if has_history else teller.untold_count
 
+    def _open_training(
+        self, graph: tf.Graph, directory: Optional[str], calling: tf_callers.CallingSession
+    ) -> None:
+        """Takes the training of the loop; opens one where that knows of none."""
+        training, self._loop = self._context.training, None
+        if training is None:
+            # In a job its place tells who saves; but what is restored first is looked at before.
+            saves = calling.is_chief if self._context.joins_job else True
+            self._loop = HookLoop(graph, directory, calling, self._settings, saves)
+            training = self._loop.training
+        self._training = training
+
     def _be_idle(self) -> None:
         """Keeps nothing of a training; `begin` makes it ready for the next."""
-        self._own = KeptByLoop({})
+        self._training, self._loop = Training(), None
         self._handle_with(FallbackChain(self.on_nan, self._otherwise), Journal())
 
     def _handle_with(
         self, policies: FallbackChain, journal: Journal, recovery: Optional[Recovery] = None
     ) -> None:
         self.histories = Histories(HistorySettings(self.spike, self.history))
-        told = (policies, self._otherwise, journal, self._own.evidence, recovery)
+        told = (policies, self._otherwise, journal, self._training.evidence, recovery)
         last_words = self.histories.take_last_words
         self._handler = IncidentHandler(*told, self._incident_list.replace, last_words)
         self._preparation = Preparation(self._prepare)
         refusal = _refusal_without_gate(policies, self.on_nan, self._loss)
         if recovery is not None:
             recovery.take_along(self.histories)
-        sides = self._training.guards_beside, self._own.watches_ahead
+        sides = self._context.guards_beside, self._loop is not None
         self.runs = WatchedRuns(self._loss, refusal, self._told_by, self.histories, *sides)
 
     def _prepare(self, session) -> None:
         self._handler.prepare(session, None if self.job is None else self.job.went_back)
-
-
-def _own_part(
-    context: TrainingContext,
-    graph: tf.Graph,
-    directory: Optional[str],
-    calling: tf_callers.CallingSession,
-    settings: HookSettings,
-) -> KeptByLoop:
-    """What a watcher does beyond watching, in a loop that does it not."""
-    if context.is_kept:
-        return KeptByLoop(context.evidence)
-    # In a job its place tells who saves; but what is restored first is looked at before.
-    saves = calling.is_chief if context.joins_job else True
-    return HookTraining(graph, directory, calling, settings, saves)
 
 
 def _require_loss_in(graph: tf.Graph, loss: Optional[tf.Tensor], name: str) -> None:
@@ -316,7 +322,7 @@ def _directory_for(
         return None
     if directory is None:
         directory = checkpoint_dir.found_for(watcher, dirs, policies.may(Rollback))
-    elif context.saver is None:  # else `train` saves to it
+    elif context.training is None:  # else `train` saves to it
         checkpoint_dir.warn_of_another(watcher, dirs, directory, _may_go_back(policies))
     if directory is None and policies.may(Rollback) and not ranks.are_several:
         raise ValueError(NO_LOGDIR)
@@ -325,25 +331,25 @@ def _directory_for(
 
 def _recovery_for(
     watcher: GateWatcher,
-    context: TrainingContext,
+    training: Training,
     graph: tf.Graph,
     policies: FallbackChain,
     directory: Optional[str],
-    own: KeptByLoop,
+    joins_job: bool,
 ) -> Optional[Recovery]:
     """What goes back to an earlier state; None if there is no directory for checkpoints."""
-    if gates.ranks_in(graph).are_several:
+    ranks = gates.ranks_in(graph)
+    if ranks.are_several:
         if not _may_go_back(policies):
             return None
-        # The file of the factor would be one rank's.
-        smaller = back_off.back_off_in(graph, policies, lambda: None, False)
-        snapshots = own.snapshots(graph, policies.snapshots, is_shared=True)
-        return Recovery(RankRestorer(context.saver or own.saver, directory), snapshots, smaller)
-    smaller = back_off.back_off_in(graph, policies, lambda: directory, context.joins_job)
+        smaller = back_off.back_off_in(graph, policies, lambda: directory, False, ranks)
+        snapshots = training.snapshots(graph, policies.snapshots, is_shared=True)
+        return Recovery(RankRestorer(training.saver, directory), snapshots, smaller)
+    smaller = back_off.back_off_in(graph, policies, lambda: directory, joins_job)
     if directory is None or (watcher.logdir is None and not _may_go_back(policies)):
         return None
-    saver = context.saver or own.saver or offer_saver(graph)
-    snapshots = own.snapshots(graph, policies.snapshots)
+    saver = training.saver or offer_saver(graph)
+    snapshots = training.snapshots(graph, policies.snapshots)
     return Recovery(Restorer(saver, directory), snapshots, smaller)
 
 

@@ -80,7 +80,7 @@ def summaries_for(hook: tf1.train.SessionRunHook, context: TrainingContext) -> O
         if not seconds:
             return None
         return lambda prefix: HistorySummaries(lambda: writer, _every(seconds), prefix)
-    if context.is_kept:
+    if context.training is not None:
         return None
     beside = tf_callers.hooks_beside(hook, tf1.train.SummarySaverHook)
     if beside:

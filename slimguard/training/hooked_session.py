@@ -10,8 +10,9 @@ from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.graph import TrainOp, op_of
 from slimguard.graph.sessions import SessionWrapper, callable_of
-from slimguard.training.fetch_structures import fetched_elements, map_fetches
-from slimguard.training.watchers import tell_in_order
+from slimguard.training.fetch_structures import fetched_elements, key_of, map_fetches
+from slimguard.training.hook_fetches import HookFetches
+from slimguard.training.watchers import tell_in_order, watchers_in
 
 
 class HookedSession(SessionWrapper):
@@ -39,6 +40,8 @@ class HookedSession(SessionWrapper):
     ):
         SessionWrapper.__init__(self, session)
         self._hooks = list(hooks)
+        self._hook_fetches = HookFetches(session.graph)
+        self._has_others = len(watchers_in(hooks)) < len(hooks)
         self._train_op = train_op
         self._steps: Dict[Tuple[str, ...], bool] = {}
         self._before_other_run = before_other_run
@@ -75,7 +78,10 @@ class HookedSession(SessionWrapper):
         if calls.run_options is not None:
             given = calls.run_options, run_metadata
         # As a MonitoredSession asks: such a step is prepared, see prepared_runs.py.
-        results = SessionWrapper.run(self, {'caller': fetches, **calls.fetches}, feeds, *given)
+        both = {'loop': fetches, **calls.fetches}
+        if self._has_others:
+            self._hook_fetches.require_gated(both, feeds, key_of(both))
+        results = SessionWrapper.run(self, both, feeds, *given)
         seen = functools.partial(calls.values_for, results=results, run_metadata=run_metadata)
         tell_in_order(
             self._hooks,
@@ -83,7 +89,7 @@ class HookedSession(SessionWrapper):
             lambda later, *why: later.after_run_failed(context, seen(later), *why),
         )
         self.note_stop(context.stop_requested)
-        return results['caller']
+        return results['loop']
 
     def note_stop(self, is_asked: bool) -> None:
         """Notes whether a hook asked to stop in a step."""

@@ -17,15 +17,13 @@ import tensorflow.compat.v1 as tf1
 from slimguard.cluster.session_end import NEW_SESSION, as_aborted
 from slimguard.compat import tf_callers
 from slimguard.graph import TrainOp
-from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.training import incident_reading
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hooked_session import HookedSession
-from slimguard.training.progress import Progress
 from slimguard.training.step_runner import Schedule, StepRunner
-from slimguard.training.stop_signals import StopSignals
 from slimguard.training.supervisor import make_ready, take_reins
+from slimguard.training.training import Training
 from slimguard.training.watchers import watchers_in
 
 
@@ -38,13 +36,10 @@ class SlimLoop:
       hooks: the hooks, whose `begin` was called before the first session.
       watcher: the hook that handles a numeric check that raised.
       train_op: the guarded train op.
-      signals: may ask the training to end, as a hook's `request_stop` does.
-      save: called with the session and the incident before a `NanLossError` leaves the loop, and
-        with the session and None before a KeyboardInterrupt or SystemExit does; None to save
-        nothing.
+      training: saves before an error or an interrupt leaves the loop; its signals may ask the
+        training to end, as a hook's `request_stop` does.
       schedule: what slim's own `train_step` is to do; None for any other step function, which
         sees to it itself.
-      progress: where to show how the training goes, or None.
       before_session: called before slim makes a session, other than the first.
       note_session: called with each session, once its variables have values.
 
@@ -61,10 +56,8 @@ class SlimLoop:
         hooks: Sequence[tf1.train.SessionRunHook],
         watcher: GateWatcher,
         train_op: TrainOp,
-        signals: StopSignals,
-        save: Optional[Callable[[Any, Optional[Incident]], None]],
+        training: Training,
         schedule: Optional[Schedule] = None,
-        progress: Optional[Progress] = None,
         before_session: Callable[[], None] = lambda: None,
         note_session: Callable[[Any], None] = lambda session: None,
     ):
@@ -74,12 +67,11 @@ class SlimLoop:
         self._watcher = watcher
         self._retried = _Retried(watcher)
         self._train_op = train_op
-        self._save = save
+        self._training = training
         self._schedule = schedule
-        self._progress = progress
         self._before_session = before_session
-        self._signals = signals
-        signals.begin_step()  # and no end: slim's loop asks ahead of each step
+        self._signals = training.signals
+        self._signals.begin_step()  # and no end: slim's loop asks ahead of each step
         self._note_session = note_session
         self._loss: Any = None
         self._traces: Dict[str, int] = {}
@@ -115,7 +107,7 @@ class SlimLoop:
 
     def step(self, session, train_op, global_step, train_step_kwargs) -> Tuple[Any, bool]:
         """The step function. Returns the loss of the last good step, and whether to stop."""
-        self._waits_to_start = False
+        self._waits_to_start = self._training.is_saved = False
         incidents = self._watcher.incident_count
         try:
             if self._signals.is_asked or self.coordinator.should_stop():
@@ -174,29 +166,21 @@ class SlimLoop:
             return self._loss, False
 
     def _show_progress(self, global_step, must: bool) -> None:
-        if self._progress is not None and (must or self._progress.is_due()):
+        progress = self._training.progress
+        if progress is not None and (must or progress.is_due()):
             step = self._runner.step_now(global_step)
-            self._progress.show(step, self._loss, self._watcher.incident_count)
+            progress.show(step, self._loss, self._watcher.incident_count)
 
     # How it ends.
 
     def _leave_by(self, error: BaseException) -> None:
         """What is to be done before an error leaves the loop."""
-        if isinstance(error, NanLossError):
-            self._save_before(error.incident)
-        elif isinstance(error, (KeyboardInterrupt, SystemExit)):
-            self._save_before(None)
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            self._training.save(self._session)
         elif isinstance(error, tf.errors.OutOfRangeError):
             self._end()
         elif isinstance(error, Exception):
-            failures = [hook.take_failure() for hook in watchers_in(self._hooks)]
-            for incident in failures:
-                if incident is not None:
-                    self._save_before(incident)
-
-    def _save_before(self, incident: Optional[Incident]) -> None:
-        if self._save is not None:
-            self._save(self._session, incident)
+            self._training.save_before(error, self._session, watchers_in(self._hooks))
 
     def _has_ended(self) -> bool:
         return self._ended
@@ -204,7 +188,8 @@ class SlimLoop:
     def _end(self) -> None:
         self._ended = True
         self._signals.tell_saving()
-        with _saved_all_the_same(self._save_before), self._not_the_end_of_the_input():
+        save = functools.partial(self._training.save, self._session)
+        with _saved_all_the_same(save), self._not_the_end_of_the_input():
             for hook in self._hooks:
                 hook.end(self._session)
 
@@ -263,12 +248,12 @@ class _Retried:
 
 
 @contextlib.contextmanager
-def _saved_all_the_same(save: Callable[[None], None]) -> Iterator[None]:
+def _saved_all_the_same(save: Callable[[], None]) -> Iterator[None]:
     """Saves if an error is raised at the end of a training, where slim would save nothing."""
     try:
         yield
     except NEW_SESSION:  # there is nothing to save in the old one
         raise
     except BaseException:
-        save(None)
+        save()
         raise

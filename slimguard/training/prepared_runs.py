@@ -18,6 +18,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard.compat import tf_callers, tf_private
 from slimguard.graph.fixed_runs import fixed_run
 from slimguard.training.fetch_structures import key_of, map_fetches, parts_of
+from slimguard.training.hook_fetches import HookFetches
 
 # Each takes an executor of its own in the session, and its memory.
 MOST_KINDS = 16
@@ -203,8 +204,9 @@ def prepare_steps(session) -> Callable[[], None]:
     In every step a `MonitoredSession` asks its session to run the same fetches, those of its hooks
     among them, with options that ask for nothing; so does what `watch` returns.
 
-    Nothing is done to a session of another class than TensorFlow's own, to one whose `run` somebody
-    has replaced, or to one of a cluster.
+    What hooks fetch is looked at first: see `HookFetches`. Nothing is done to a session of another
+    class than TensorFlow's own, or to one whose `run` somebody has replaced; and nothing is
+    prepared in one of a cluster.
 
     Args:
       session: what hooks are given when it is made.
@@ -213,20 +215,26 @@ def prepare_steps(session) -> Callable[[], None]:
       What ends it.
     """
     of_class = tf1.Session.run
-    is_local = type(session) is tf1.Session and session.sess_str in ('', b'')
-    if not is_local or 'run' in vars(session) or not tf_callers.is_method_of_sessions(of_class):
+    if type(session) is not tf1.Session or 'run' in vars(session):
         return lambda: None
+    is_local = session.sess_str in ('', b'')
+    prepares = is_local and tf_callers.is_method_of_sessions(of_class)
     here = weakref.ref(session)  # as the session holds what is made here
 
     def run_by_class(session, *args):
         return tf1.Session.run(session, *args)  # as it is now: a profiler replaces it for a while
 
-    steps = PreparedRuns(run_by_class)
+    steps, hook_fetches = PreparedRuns(run_by_class), HookFetches(session.graph)
 
     def run(fetches, feed_dict=None, options=None, run_metadata=None):
-        is_prepared = _is_step(fetches) and tf1.Session.run is of_class
-        run_it = steps.run if is_prepared else run_by_class
-        return run_it(here(), fetches, feed_dict, options, run_metadata)
+        if not _is_step(fetches):
+            return run_by_class(here(), fetches, feed_dict, options, run_metadata)
+        asked = key_of(fetches)
+        if 'caller' in fetches:  # those of a `HookedSession` it looks at itself
+            hook_fetches.require_gated(fetches, feed_dict, asked)
+        if prepares and tf1.Session.run is of_class:
+            return steps.run(here(), fetches, feed_dict, options, run_metadata, asked)
+        return run_by_class(here(), fetches, feed_dict, options, run_metadata)
 
     def end() -> None:
         session = here()

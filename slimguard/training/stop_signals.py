@@ -1,7 +1,8 @@
 """SIGTERM and Ctrl-C end a training at the end of a step, with everything saved: `StopSignals`.
 
 Each loop has one `StopSignals`, which holds a flag that the loop asks for at the end of a step. One
-`_Listener` for the process hears the signals, and tells the training that began last.
+`_Listener` for the process hears the signals, and tells the training that began last. Once a
+training has ended by one, a line names the checkpoint that was saved.
 """
 
 import collections
@@ -16,8 +17,13 @@ import time
 import weakref
 from typing import Any, Callable, Counter, Dict, List, Optional, Set
 
+from slimguard import gate as gates
+from slimguard.checkpoints.checkpoint_reader import global_step_in
+from slimguard.checkpoints.finite_saver import last_published
 from slimguard.checkpoints.step_turn import in_midst_of_a_step
 from slimguard.compat import tf_private
+from slimguard.gate.ranks import SIGNALS, Exchange
+from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.system.log import log
 
 # How long a step may take after SIGTERM or Ctrl-C by default, in seconds. The sender does not wait
@@ -47,6 +53,10 @@ class StopSignals:
     A second Ctrl-C raises KeyboardInterrupt at once. If the main thread does not hear of it, or
     does not leave the training by it, or if there is a third, the thread ends the process with 130.
     At a prompt and in a notebook, Ctrl-C never ends the process.
+
+    Where ranks train together, a signal that one of them has heard is told to all in their next
+    step. After that all of them end; and none that has ended does so as a process before the others
+    have, since a launcher would end the others as well. Between two steps a signal waits for that.
 
     Nothing is heard where a program has handlers of its own, in other threads than the main one,
     and in children that the process forks: signals do there what they do without a training.
@@ -78,10 +88,13 @@ class StopSignals:
         # What the thread was told. The handler may get two signals as one.
         self._heard: Set[int] = set()
         self._ctrl_cs = 0
+        self._is_of_another = False  # another rank has heard the signal
+        self._tell_the_end: Optional[Exchange] = None  # to the other ranks, once all are to end
         # No locks, as the handler may run in the midst of anything.
         self._has_step_ended = self._has_left = False
         # Whether the process is to end before a step has: said once, by who is first.
         self._is_too_late: Dict[str, bool] = {}
+        self._saves_before: Optional[int] = None  # the number of saves when the first signal came
 
     # From beginning to end.
 
@@ -100,13 +113,19 @@ class StopSignals:
         signals.enter()
         return signals
 
+    def entered_if_first(self) -> 'StopSignals':
+        """As `entered`, unless another training hears the signals already."""
+        return self if _listener.is_telling else self.entered()
+
     def leave(self) -> None:
         """Hears nothing any more; does what a signal asked for, if one came."""
+        self._wait_for_ranks()
         if not _listener.tells(self):  # or in a child, which has left already
             return
         self._has_step_ended = self._has_left = True
         try:
             _listener.remove(self)
+            self._tell_saved()
         finally:  # a Ctrl-C that comes here is Python's own, and must not hide a SIGTERM
             if self._in_the_end == signal.SIGTERM:
                 _end_by(signal.SIGTERM)
@@ -127,6 +146,7 @@ class StopSignals:
     def watch(self, session) -> None:
         """Saves the state of this session from now on."""
         self._current = weakref.ref(session)
+        SIGNALS.trainings.add(self)
 
     def begin_step(self) -> None:
         """A step begins, in the thread that calls."""
@@ -150,21 +170,37 @@ class StopSignals:
             return run(session, *args)
         finally:
             self.end_step()
-            if self._in_the_end is not None or self._is_interrupted:
+            if self.is_asked or self._is_interrupted:
                 self._act()
 
     def tell_saving(self) -> None:
         """Says, if a signal came, that the training ends by it; to be called before the save."""
         self._has_step_ended = True
         if self._in_the_end is not None and not self._is_too_late.setdefault('is', False):
+            name = _name_of(self._in_the_end) + (' on another rank' if self._is_of_another else '')
+            if self._has_ranks():
+                log().warning('%s; the step is done, and all ranks end.', name)
+                return
             done = 'the step is done, ' if self.is_asked else ''
-            told = _name_of(self._in_the_end), done
-            log().warning('%s; %ssaving before the end.', *told)
+            log().warning('%s; %ssaving before the end.', name, done)
+
+    def _tell_saved(self) -> None:
+        """Names the checkpoint that was saved since a signal came, if any was."""
+        saves, path = last_published()
+        if self._saves_before is None or saves == self._saves_before:
+            return
+        name = _name_of(self._in_the_end or signal.SIGINT)  # a second Ctrl-C is raised, not noted
+        step = global_step_in(path)
+        told = name, path, '' if step is None else ' (global step %d)' % step
+        log().warning(SAVED_BY_SIGNAL, *told)
+        for note in note_saved:
+            note(SAVED_BY_SIGNAL % told)
 
     # In the main thread: what the handler calls.
 
     def on_signal(self, number: int) -> None:
         """Sets the flag, or acts at once; at a second Ctrl-C, raises KeyboardInterrupt."""
+        self._note_coming()
         if self._is_acting:
             self._note(number)
         elif not self._waits_for_a_step(number):
@@ -177,7 +213,14 @@ class StopSignals:
             raise KeyboardInterrupt
         else:
             self._note(number)
-            self.is_asked = True
+            if self._has_ranks():
+                SIGNALS.hear(number)
+            else:
+                self.is_asked = True
+
+    def _note_coming(self) -> None:
+        if self._saves_before is None:
+            self._saves_before, _ = last_published()
 
     def _note(self, number: int) -> None:
         """Notes what is to happen in the end. Who sends SIGTERM may kill the process soon."""
@@ -188,7 +231,7 @@ class StopSignals:
         return self._in_the_end == signal.SIGINT or self._is_interrupted or self._ctrl_cs > 1
 
     def _waits_for_a_step(self, number: int) -> bool:
-        if self._is_in_step:
+        if self._is_in_step or self._has_ranks():
             return True
         if not self._loop_asks or self._open_session() is None:
             return False
@@ -223,6 +266,35 @@ class StopSignals:
     def _open_session(self) -> Any:
         session = self._current()
         return None if session is None or tf_private.is_closed(session) else session
+
+    # Where ranks train together.
+
+    def _has_ranks(self) -> bool:
+        """Whether the steps are run by several ranks, which end together."""
+        session = self._open_session()
+        return session is not None and gates.ranks_in(session.graph).are_several
+
+    def on_shared_signal(self, number: int) -> None:
+        """All ranks know by now of a signal that one has heard, and end after this step."""
+        session = self._open_session()
+        if self._has_left or session is None:
+            return
+        self._is_of_another = self._in_the_end is None
+        self._note_coming()
+        self._note(number)
+        self._tell_the_end = gates.ranks_in(session.graph).exchange
+        self.is_asked = True
+
+    def _wait_for_ranks(self) -> None:
+        """Waits until all ranks have saved what they save, if they end together."""
+        tell, self._tell_the_end = self._tell_the_end, None
+        SIGNALS.forget()
+        if tell is None:
+            return
+        try:
+            tell('end', '')
+        except Exception as error:
+            log().warning('another rank has not ended as it should: %s', error)
 
     # In the thread: it sees to it that the training ends if the main thread hears of nothing.
 
@@ -283,15 +355,18 @@ class StopSignals:
             return
         stays = number == signal.SIGINT and _is_interactive()
         log().error(
-            '%s, and no step has ended for %g s; saving%s.',
+            '%s, and %s for %g s; saving%s.',
             _name_of(number),
+            'the ranks have not ended together' if self._has_ranks() else 'no step has ended',
             self._seconds,
             ', and waiting on' if stays else ' and ending',
         )
 
         def save_and_end() -> None:
+            self._note_coming()
             with in_midst_of_a_step():
                 _listener.save_all()
+            self._tell_saved()
             if not stays and self._is_too_late.setdefault('is', True):
                 _exit(128 + number)
 
@@ -309,6 +384,11 @@ def require_seconds(seconds) -> None:
             'preemption_seconds must be a positive finite number, the seconds that a step may '
             'take to end after SIGTERM or Ctrl-C, not %r' % (seconds,)
         )
+
+
+SAVED_BY_SIGNAL = '%s: saved %s%s'  # which `run --quiet` lets pass
+# Called with this line as well.
+note_saved: List[Callable[[str], None]] = []
 
 
 def is_main_thread() -> bool:
@@ -388,6 +468,11 @@ class _Listener:
         self._old_wakeup_fd = -1
         # What we have sent ourselves, as often as it is still to come.
         self._sent: Counter[int] = collections.Counter()
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether any training is told of signals."""
+        return bool(self._trainings)
 
     def tells(self, training: StopSignals) -> bool:
         """Whether a training is told of signals, if it is the innermost."""
@@ -483,6 +568,7 @@ class _Listener:
         self._sender.close()
         self._receiver.close()
 
+    @with_short_traceback
     def _on_signal(self, number: int, frame) -> None:
         if self._trainings:
             self._trainings[-1].on_signal(number)

@@ -23,7 +23,7 @@ from slimguard.training.inner_feeds import InnerFeeds, are_taken
 from slimguard.training.step_history import Histories, StepHistory
 
 # A loop that makes what it fetches anew for each step would have as many kinds of runs.
-_MOST_RUNS = 1000
+MOST_RUNS = 1000
 
 
 class Run:
@@ -190,7 +190,7 @@ class WatchedRuns:
             return run
         asked = (key_of(args.fetches), *map(key, fed)) if fed else key_of(args.fetches)
         if asked not in self._runs:
-            if len(self._runs) >= _MOST_RUNS:
+            if len(self._runs) >= MOST_RUNS:
                 self._runs.clear()
             elements = fetched_elements(args.fetches, graph)
             kept = map_fetches(args.fetches, lambda fetch: fetch)
@@ -236,9 +236,7 @@ class WatchedRuns:
         return untold
 
     def _plan(self, elements: list, graph: tf.Graph, fed: Sequence[tf.Tensor]) -> Optional[Run]:
-        waited_for = _waited_for(elements, graph)
-        found = [gate for gate in map(gates.gate_of, elements) if gate is not None]
-        all_found = list(dict.fromkeys(found + sum(waited_for.values(), [])))
+        all_found = gates_run_by(elements, graph)
         if all_found:
             mine = [gate for gate in all_found if self._is_mine(gate)]
             if not mine:
@@ -325,6 +323,12 @@ def _copied(tensor: tf.Tensor) -> tf.Tensor:
     while tensor.op.type in ('Identity', 'CheckNumerics'):
         tensor = tensor.op.inputs[0]
     return tensor
+
+
+def gates_run_by(elements: list, graph: tf.Graph) -> List[gates.Gate]:
+    """The gates of the guarded train ops that a run fetches, or needs; each once."""
+    found = [gate for gate in map(gates.gate_of, elements) if gate is not None]
+    return list(dict.fromkeys(found + sum(_waited_for(elements, graph).values(), [])))
 
 
 def _waited_for(elements: list, graph: tf.Graph) -> Dict[tf.Operation, List[gates.Gate]]:

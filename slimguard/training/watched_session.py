@@ -20,11 +20,11 @@ from slimguard.incidents.spike import AnySpike, as_spike
 from slimguard.system import files
 from slimguard.training.context import TrainingContext
 from slimguard.training.fetch_structures import fetched_elements
-from slimguard.training.hook_training import HookSettings
 from slimguard.training.hooked_session import HookedSession
 from slimguard.training.recovery import NotInitializedError
 from slimguard.training.step_history import STEPS
 from slimguard.training.stop_signals import SECONDS
+from slimguard.training.training import TrainingSettings
 from slimguard.training.watchers import lent, watchers_in, with_watcher
 
 # By session its WatchedSession, as long as that is in use.
@@ -77,6 +77,7 @@ class WatchedSession(HookedSession):
         """Whether a hook asked to stop, as `MonitoredSession.should_stop` says."""
         return self.stop_requested or self._coordinator.should_stop()
 
+    @with_short_traceback
     def close(self):
         """Calls the hooks' `end`, joins their threads, and closes the session.
 
@@ -101,6 +102,7 @@ class WatchedSession(HookedSession):
         self._contexts.enter_context(self.as_default())
         return self
 
+    @with_short_traceback
     def __exit__(self, error_type, error, traceback):
         is_end_of_input = error_type in (tf.errors.OutOfRangeError, StopIteration)
         self._ended = self._ended or not (error_type is None or is_end_of_input)
@@ -188,7 +190,7 @@ def watch(
             'the graph of the session has no variables yet, so there is nothing to save in '
             'logdir=%r; build the model and the train op first, and then call watch()' % logdir
         )
-    settings = HookSettings(
+    settings = TrainingSettings(
         capture, max_bundles, progress, preemption_seconds, spike, history
     ).require()
     hooks, _ = with_watcher(hooks, on_nan, max_loss, logdir, settings, as_spike(spike))

@@ -10,7 +10,7 @@ from slimguard.incidents.policy_language import OnNan, fallbacks_of
 from slimguard.incidents.spike import Spike
 from slimguard.training.context import TrainingContext
 from slimguard.training.gate_watcher import GateWatcher
-from slimguard.training.hook_training import DEFAULTS, HookSettings
+from slimguard.training.training import DEFAULTS, TrainingSettings
 
 
 def with_watcher(
@@ -18,7 +18,7 @@ def with_watcher(
     on_nan: OnNan,
     max_loss: Optional[float],
     logdir: Optional[str] = None,
-    settings: HookSettings = DEFAULTS,
+    settings: TrainingSettings = DEFAULTS,
     spike: Optional[Spike] = None,
 ) -> Tuple[List[tf1.train.SessionRunHook], GateWatcher]:
     """The hooks, and the one of them that decides: a NanLossHook, or else one that is added.

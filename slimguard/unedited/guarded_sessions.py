@@ -105,7 +105,7 @@ class GuardedSessions:
         self.files = ScriptFiles(settings.logdir, self._lock, self.seen)
         self._settings = settings
         seconds = settings.preemption_seconds
-        self._signals = StopSignals(self.files.save_quietly, seconds, loop_asks=False)
+        self._signals = StopSignals(self.files.save_at_signal, seconds, loop_asks=False)
         self._notes = OptimizerNotes()
         self._summaries = ScriptSummaries()
         self._sessions: Any = weakref.WeakKeyDictionary()  # the ScriptSession of each
@@ -143,7 +143,9 @@ class GuardedSessions:
         if self._inside:
             return
         note_opened(session)
-        self._signals = self._signals.entered()  # other threads, which may run its steps, cannot
+        # Other threads, which may run its steps, cannot. If this is the session of slim's loop,
+        # that hears them already, and finishes its step.
+        self._signals = self._signals.entered_if_first()
 
     @with_short_traceback
     def _run(self, original, session, fetches, feed_dict=None, options=None, run_metadata=None):
@@ -297,7 +299,7 @@ class GuardedSessions:
                 found = self._sessions[session] = ScriptSession(session, run, watcher)
             return found
 
-    def _note_incidents(self, incidents: Sequence[Incident], logdir: str) -> None:
+    def _note_incidents(self, incidents: Sequence[Incident], logdir: Optional[str]) -> None:
         last = incidents[-1]  # all of them are of one batch
         if last.action == Skip.action:
             self._skipped += 1

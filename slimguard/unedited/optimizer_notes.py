@@ -5,7 +5,7 @@ have none, and only computes with ``assign``; and no graph tells its losses.
 """
 
 import threading
-from typing import Any, FrozenSet, List, NamedTuple, Optional, Sequence, Set
+from typing import Any, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -16,7 +16,11 @@ from slimguard.gate.losses import mean_of
 from slimguard.gate.written_beside import is_drawn
 from slimguard.graph import TrainOp, key, op_of
 from slimguard.graph.sessions import Inside
+from slimguard.system import texts
 from slimguard.unedited.patches import Patches, kept_on
+
+# How many losses are named where they are not known to be one.
+_MOST_NAMES = 3
 
 
 class Differentiated(NamedTuple):
@@ -46,7 +50,7 @@ class OptimizerNotes:
     def loss_of(self, train_op: TrainOp, fed: Sequence[tf.Tensor]) -> Optional[tf.Tensor]:
         """The loss that a train op trains, if it is one, and to know it takes no other input.
 
-        Of several that train the same variables it is the mean.
+        Of several that train the same variables, such as those of replicas, it is the mean.
 
         An op may be added to the graph for it.
 
@@ -57,6 +61,17 @@ class OptimizerNotes:
         Returns:
           A floating Tensor of shape [].
         """
+        losses, why_unknown = self._losses_of(train_op, fed)
+        return mean_of(losses) if losses and not why_unknown else None
+
+    def why_unknown(self, train_op: TrainOp, fed: Sequence[tf.Tensor]) -> str:
+        """Why what a train op trains is not its loss; '' if it is, or it trains no loss at all."""
+        return self._losses_of(train_op, fed)[1]
+
+    def _losses_of(
+        self, train_op: TrainOp, fed: Sequence[tf.Tensor]
+    ) -> Tuple[List[tf.Tensor], str]:
+        """The losses that a train op trains, and why they are not its loss, or ''."""
         needed = set(graphs.ancestors_beyond(fed, [op_of(train_op)]))
         noted = self.losses(train_op.graph)
         noted = [each for each in noted if not needed.isdisjoint(each.gradients)]
@@ -66,14 +81,16 @@ class OptimizerNotes:
             noted = [e for e in noted if all(ops.isdisjoint(e.gradients) for ops in within)]
         losses = list({key(each.loss): each.loss for each in noted}.values())
         # Several losses count as one if they train the same variables, as the losses of towers do.
-        if not losses or (len(losses) > 1 and len({each.by for each in noted}) > 1):
-            return None
+        if len(losses) > 1 and len({each.by for each in noted}) > 1:
+            names = texts.listed([loss.op.name for loss in losses], _MOST_NAMES)
+            return losses, 'it trains several losses, not all by the same variables: ' + names
         for loss in losses:
+            if not graphs.is_seen_from(loss, op_of(train_op)):
+                return losses, '%s is made inside of a loop or branch' % loss.op.name
             # An update may need less than the value of its loss: a placeholder less, or a batch.
-            is_known = graphs.is_seen_from(loss, op_of(train_op))
-            if not is_known or not _inputs_of(loss, fed) <= needed:
-                return None
-        return mean_of(losses)
+            if not _inputs_of(loss, fed) <= needed:
+                return losses, '%s needs an input that the update does without' % loss.op.name
+        return losses, ''
 
     def updates(self, graph: tf.Graph) -> List[TrainOp]:
         """What `apply_gradients` returned, in order."""
@@ -168,15 +185,20 @@ def _unscaled(loss: Any) -> Any:
 
 
 def _variable_of(given: Any) -> Any:
-    """What tells whether gradients are by the same: the op of the variable, where it is one."""
+    """What tells whether gradients are by the same: the op of the variable, where it is one.
+
+    A variable that a `tf.distribute` strategy mirrors is one variable: that of the first replica.
+    """
     if isinstance(given, tf.Tensor):
         return graphs.variable_read(given) or given.op
-    return getattr(given, 'op', id(given))
+    of_replicas = tf.distribute.get_strategy().experimental_local_results(given)
+    return getattr(of_replicas[0], 'op', id(given))
 
 
 def _inputs_of(tensor: tf.Tensor, fed: Sequence[tf.Tensor]) -> Set[tf.Operation]:
     """The placeholders, and what draws batches or chance, that a tensor is computed from."""
-    return {op for op in graphs.ancestors_beyond(fed, [tensor.op]) if is_drawn(op)}
+    needed = graphs.ancestors_beyond(fed, [tensor.op])
+    return {op for op in needed if is_drawn(op) and op.type not in graphs.VARIABLES}
 
 
 def _outermost(graph: tf.Graph) -> tf.Graph:

@@ -24,12 +24,14 @@ class Refusals:
             self._seen.note_refused(what, name, str(error))
             log().error('%s %r is NOT guarded: %s', what, name, error)
 
-    def say_no_loss(self, name: str) -> None:
-        """Says that a train op has no loss to compare with `max_loss`."""
+    def say_no_loss(self, name: str, why: str) -> None:
+        """Says that the loss of a train op is not known, and why; '' if it trains no loss."""
         if name not in self._without_loss:
             self._without_loss.add(name)
             log().warning(
-                'max_loss is not compared with anything in train op %r, which has no '
-                'single loss; what is not finite is guarded all the same',
+                'the loss of train op %r is not known, so it is neither checked nor '
+                'compared with max_loss: %s. Its gradients, and what it writes, are checked all '
+                'the same. slimguard.guard(train_op, loss=...) gives it a loss.',
                 name,
+                why or 'it computes no gradients of a loss',
             )

@@ -20,10 +20,10 @@ from slimguard.training.back_off import BackOff, warn_of_another_policy
 from slimguard.training.checkpoint_keeper import NOT_SAVED
 from slimguard.training.context import TrainingContext
 from slimguard.training.gate_watcher import GateWatcher
-from slimguard.training.hook_training import KeptByLoop
 from slimguard.training.incident_reading import Reading
 from slimguard.training.recovery import Preparation, Recovery
 from slimguard.training.step_history import HistorySettings
+from slimguard.training.training import Training
 from slimguard.unedited import own_runs
 from slimguard.unedited.ending import after_stop
 from slimguard.unedited.script_files import ScriptFiles, ScriptRestorer
@@ -85,8 +85,8 @@ class ScriptWatcher(GateWatcher):
       on_nan: what happens after a bad step.
       script_files: where the script keeps its checkpoints.
       evidence: by gate, what examines its bad steps; it may grow.
-      on_incidents: called with the incidents of one run, and the logdir with their record; the
-        last of them was acted on.
+      on_incidents: called with the incidents of one run, and the logdir with their record, or None
+        where another rank keeps it; the last of them was acted on.
       history: what is kept of the last steps.
       summaries: as `Histories.summaries`.
       note_jump: as `Histories.note_jump`.
@@ -100,7 +100,7 @@ class ScriptWatcher(GateWatcher):
         on_nan: OnNan,
         script_files: ScriptFiles,
         evidence: Dict[gates.Gate, Evidence],
-        on_incidents: Callable[[Sequence[Incident], str], None],
+        on_incidents: Callable[[Sequence[Incident], Optional[str]], None],
         history: HistorySettings,
         summaries: Callable[[str], Any],
         note_jump: Callable[[str], None],
@@ -115,21 +115,21 @@ class ScriptWatcher(GateWatcher):
         self._policies: Optional[FallbackChain] = None
         self._acting = threading.RLock()  # threads of a script may train in one session
         GateWatcher.__init__(self, on_nan)
-        self._training = TrainingContext(
-            evidence=evidence,
+        self._context = TrainingContext(
+            training=Training(evidence=evidence),
             joins_job=False,
-            is_kept=True,
             guards_beside=True,
             spike=history.spike,
             history=history.length,
         )
 
     def begin(self):
-        self._journal = Journal()
-        self._own = KeptByLoop(self._evidence)
+        assert self._context.training is not None
+        self._training = self._context.training
         policies = self._policies = FallbackChain(self.on_nan, self._otherwise)
         graph = tf1.get_default_graph()
         self._ranks = gates.ranks_in(graph)
+        self._journal = Journal(is_elsewhere=self._ranks.rank > 0)
         # A watcher comes with the first step; the graph was made ready before that.
         rates = gates.learning_rates_of(graph)
         back_off = None
@@ -137,10 +137,11 @@ class ScriptWatcher(GateWatcher):
             warn_of_another_policy(self._files.folders.of_learning_rate(graph))
         else:
             of_rate = self._files.folders.of_learning_rate
-            is_shared = self._ranks.are_several  # then the file would be one rank's
-            back_off = BackOff(rates, lambda: None if is_shared else of_rate(graph))
+            back_off = BackOff(rates, lambda: of_rate(graph), self._ranks)
         restorer = ScriptRestorer(self._files, graph)
-        snapshots = self._own.snapshots(graph, policies.snapshots, True, self._ranks.are_several)
+        snapshots = self._training.snapshots(
+            graph, policies.snapshots, True, self._ranks.are_several
+        )
         recovery = Recovery(restorer, snapshots, back_off)
         self._handle_with(policies, self._journal, recovery)
         self.histories.summaries = self._summaries
@@ -154,9 +155,9 @@ class ScriptWatcher(GateWatcher):
                 self._keep_record(session.graph)  # an empty one says that a guard is there
         GateWatcher.step_was_good(self, session, loss)
 
-    def _keep_record(self, graph: tf.Graph) -> str:
-        """Makes the record, unless it is there; returns its logdir."""
-        if self.recorded_in is None:
+    def _keep_record(self, graph: tf.Graph) -> Optional[str]:
+        """Makes the record, unless it is there; its logdir. Of ranks, only the first keeps one."""
+        if self.recorded_in is None and not self._ranks.rank:
             self.recorded_in = self._files.logdir_for_record(graph)
             self._journal.keep_in(self.recorded_in)
         return self.recorded_in
@@ -173,7 +174,8 @@ class ScriptWatcher(GateWatcher):
         with self._acting:
             logdir = self._keep_record(run_context.session.graph)
             for each in list(self._evidence.values()):  # another thread may add to them
-                each.keep_in(logdir)
+                if logdir is not None:
+                    each.keep_in(logdir)
             try:
                 GateWatcher.handle(self, run_context, reading, *beside)
             except NanLossError as error:

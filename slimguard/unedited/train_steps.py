@@ -133,8 +133,7 @@ class TrainSteps:
       notes: what the optimizers have made.
       max_loss: a larger loss is a bad step; None for no limit.
       on_refusal: called with the name of an update that cannot be guarded, and why not.
-      on_no_loss: called with the name of a train op without a single loss to compare with
-        `max_loss`.
+      on_no_loss: called with the name of a train op whose loss is not known, and why, or ''.
 
     Attributes:
       version: that of the graph when all in it was guarded; -1 if it never was.
@@ -146,7 +145,7 @@ class TrainSteps:
         notes: OptimizerNotes,
         max_loss: Optional[float],
         on_refusal: Callable[[str, Exception], None],
-        on_no_loss: Callable[[str], None],
+        on_no_loss: Callable[[str, str], None],
     ):
         self._graph = graph
         self._notes = notes
@@ -274,12 +273,17 @@ class TrainSteps:
         """What is fetched together, behind its gate; None if it cannot be guarded."""
         try:
             with tf_private.unfinalized(self._graph):
-                return Gated((guard or self._guard)(together, fed), together)
+                made = Gated((guard or self._guard)(together, fed), together)
         except gates.NoLearningRateError:
             raise
         except (ValueError, TypeError) as error:
             self._on_refusal(getattr(error, 'name', together[-1].name), error)
             return None
+        if guard is None and made.gate.loss is None:
+            why = self._notes.why_unknown(made.gate.original, fed)
+            if why or self._max_loss is not None:
+                self._on_no_loss(made.name, why)
+        return made
 
     def _joined(
         self,
@@ -307,7 +311,7 @@ class TrainSteps:
             with tf_private.unfinalized(self._graph):
                 return guard_with_values(gate.original, gate.loss, self._max_loss, ())
         except NoLossError:
-            self._on_no_loss(op_of(gate.original).name)
+            self._on_no_loss(op_of(gate.original).name, '')
             return gate
 
     def _beside(
@@ -331,9 +335,7 @@ class TrainSteps:
         try:
             return guard_with_values(train_op, loss, max_loss, values, fed)
         except NoLossError:
-            gate = guard_with_values(train_op, loss, None, values, fed)
-            self._on_no_loss(op_of(train_op).name)  # if it can be guarded at all
-            return gate
+            return guard_with_values(train_op, loss, None, values, fed)
 
     def _to_guard(self, elements: Sequence[TrainOp], fed: Sequence[tf.Tensor]) -> '_ToGuard':
         owns = [gate for gate in map(gates.gate_of, elements) if gate is not None]

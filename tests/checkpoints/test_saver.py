@@ -479,7 +479,7 @@ import slimguard
 
 tf1 = tf.compat.v1
 tf1.disable_eager_execution()
-weights = tf1.get_variable('weights', [3], use_resource=sys.argv[2] == 'True')
+weights = tf1.get_variable('weights', [3], use_resource=True)
 value = tf1.placeholder(tf.float32, [3])
 assign = weights.assign(value).op
 saver = slimguard.FiniteSaver()
@@ -493,10 +493,9 @@ with tf1.Session() as session:
 
 
 @pytest.mark.full
-@REF_OR_RESOURCE
-def test_tensorflow_says_nothing_of_a_save_that_is_refused(tmp_path, use_resource):
+def test_tensorflow_says_nothing_of_a_save_that_is_refused(tmp_path):
     """Newer ones say of an op that fails that a rendezvous is aborted; 1.15 warns of old names."""
-    arguments = ['-c', _REFUSED, tmp_path / 'm', use_resource]
+    arguments = ['-c', _REFUSED, tmp_path / 'm']
     run = python(*arguments, variables={'TF_CPP_MIN_LOG_LEVEL': '0'})
     assert run.returncode == 0, run.stderr
     (line,) = run.stderr.partition('saved\n')[2].splitlines()

@@ -58,7 +58,7 @@ def test_a_save_within_a_save_does_not_wait_for_the_step_that_waits_for_it(monke
     monkeypatch.setattr('slimguard.checkpoints.step_turn._LONGEST_HOOK', 3600.0)
     training = threading.Thread(target=steps_beside, args=(Nested(turn), turn), daemon=True)
     training.start()
-    training.join(60)
+    training.join(300)
     assert not training.is_alive()
 
 
@@ -74,7 +74,7 @@ def test_who_waits_for_the_end_of_a_step_is_told_of_it(monkeypatch):
         assert not saver.has_begun.is_set()
 
     turn.stepping(step)()
-    saver.join(60)
+    saver.join(300)
     assert saver.saves == 1
 
 

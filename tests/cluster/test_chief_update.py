@@ -126,7 +126,7 @@ def is_of_chief(reason):
 @pytest.mark.full
 @pytest.mark.parametrize(
     'resource, on_nan, peers',
-    [(False, 'skip', 0), (True, 'skip', 1), (False, 'skip', 1), (True, 'rollback', 0)],
+    [(False, 'skip', 0), (False, 'skip', 1), (True, 'rollback', 0)],
 )
 def test_what_explodes_in_the_chiefs_update_is_not_written(resource, on_nan, peers, tmp_path):
     """Two of three replicas make an update; or one of two, beside an asynchronous peer."""
@@ -163,7 +163,7 @@ class WaitsForTheEnd(tf1.train.SessionRunHook):
     def after_run(self, run_context, run_values):
         if self._waits:
             self._role.post('chief waits')
-            self._coordinator.wait_for_stop(timeout=60)
+            self._coordinator.wait_for_stop(timeout=300)
 
 
 def train_beside_a_waiting_chief(role, logdir):

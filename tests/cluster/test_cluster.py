@@ -1,8 +1,5 @@
 """Training on parameter servers and workers, each a process of its own on loopback."""
 
-import itertools
-import random
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -149,9 +146,32 @@ def require_good_checkpoints(logdir):
     return found[-1].step
 
 
-def require_each_skips_alone(logdir, function, bad, ps, workers, sync=False, **kwargs):
-    kwargs = dict(kwargs, sync=sync)
-    with Job(function, str(logdir), bad, kwargs, ps=ps, workers=workers) as job:
+ONE, CHIEF, ALL = {1: [2, 5, 6]}, {0: [1, 3, 4]}, {0: [1], 1: [1, 2], 2: [3, 4, 5]}
+
+
+# Each two of these meet in one of the jobs: which draws are bad, the loop, whether workers wait for
+# each other, how many servers and workers there are, and the kind of variables.
+JOBS = [
+    (ONE, train, False, (1, 2), False),
+    pytest.param(ONE, monitored, True, (2, 3), True, marks=pytest.mark.full),
+    pytest.param(CHIEF, train, True, (1, 2), True, marks=pytest.mark.full),
+    pytest.param(CHIEF, monitored, False, (2, 3), False, marks=pytest.mark.full),
+    pytest.param(ALL, train, False, (2, 3), True, marks=pytest.mark.full),
+    pytest.param(ALL, monitored, True, (1, 2), False, marks=pytest.mark.full),
+]
+
+
+@pytest.mark.parametrize(
+    'bad, function, sync, counts, resource', JOBS, ids=lambda it: getattr(it, '__name__', None)
+)
+def test_workers_skip_alone_however_the_job_is_built(
+    tmp_path, bad, function, sync, counts, resource
+):
+    """One that waits for others as well: a bad batch stalls nobody and uses up no turn."""
+    ps, workers = counts
+    bad = {task: draws for task, draws in bad.items() if task < workers}
+    kwargs = {'sync': sync, 'resource': resource, 'partitions': 2 if ps == 2 else None}
+    with Job(function, str(tmp_path), bad, kwargs, ps=ps, workers=workers) as job:
         ended = job.wait_for_workers()
     assert [end.error for end in ended] == [None] * workers, ended
     told = [end.value for end in ended]
@@ -164,44 +184,8 @@ def require_each_skips_alone(logdir, function, bad, ps, workers, sync=False, **k
         assert good >= workers * max(worker['step'] for worker in told)
     else:
         assert good == max(worker['step'] for worker in told)
-    assert require_good_checkpoints(logdir) >= STEPS
-    assert count_recorded(logdir) == sum(map(len, bad.values()))
-
-
-def count_recorded(logdir):
-    records = records_in(str(logdir))
-    return len(records)
-
-
-ONE, CHIEF, ALL = {1: [2, 5, 6]}, {0: [1, 3, 4]}, {0: [1], 1: [1, 2], 2: [3, 4, 5]}
-
-
-def test_a_worker_skips_alone(tmp_path):
-    require_each_skips_alone(tmp_path, train, ONE, ps=1, workers=2)
-
-
-@pytest.mark.full
-def test_a_synchronous_worker_that_skips_stalls_nobody_and_uses_up_no_turn(tmp_path):
-    require_each_skips_alone(tmp_path, monitored, CHIEF, ps=1, workers=2, sync=True)
-
-
-BAD = {'one': ONE, 'chief': CHIEF, 'all': ALL}
-JOBS = itertools.product(*([train, monitored], [False, True], [(1, 2), (2, 3)], [False, True]), BAD)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    'function, sync, counts, resource, who',
-    random.Random(2).sample(list(JOBS), 12),
-    ids=lambda each: getattr(each, '__name__', None),
-)
-def test_workers_skip_alone_however_the_job_is_built(
-    tmp_path, function, sync, counts, resource, who
-):
-    ps, workers = counts
-    bad = {task: draws for task, draws in BAD[who].items() if task < workers}
-    kwargs = {'resource': resource, 'partitions': 2 if ps == 2 else None}
-    require_each_skips_alone(tmp_path, function, bad, ps, workers, sync, **kwargs)
+    assert require_good_checkpoints(tmp_path) >= STEPS
+    assert len(records_in(str(tmp_path))) == sum(map(len, bad.values()))
 
 
 def wait_for_steps(role, logdir):

@@ -89,8 +89,8 @@ def monitored(role, logdir, sync):
 @pytest.mark.full
 @pytest.mark.parametrize(
     'function, sync',
-    [(train, False), (train, True), (monitored, False)],
-    ids=['train', 'synchronous', 'monitored'],
+    [(train, False), (monitored, True)],
+    ids=['train', 'synchronous'],
 )
 def test_a_worker_holds_its_own_spike_and_knows_its_own_steps(function, sync, tmp_path):
     with Job(function, str(tmp_path), sync, ps=2, workers=2) as job:

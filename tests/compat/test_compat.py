@@ -239,7 +239,7 @@ def test_a_step_with_clipped_and_summarized_gradients_runs(slim):
 @pytest.mark.full
 @pytest.mark.skipif(VERSION < (2, 0), reason='TensorFlow 1 has the layers itself')
 def test_without_keras_batch_norm_says_what_to_install():
-    out = run_python(
+    out = run_beside_tensorflow(
         """
         import slimguard
         import tf_slim as slim
@@ -330,7 +330,7 @@ def test_a_tf_slim_made_of_contrib_is_turned_down_with_the_cure(tmp_path):
 
 @pytest.mark.full
 def test_a_tf_slim_of_the_newest_tensorflow_works_on_this_one(slim_of_tomorrow):
-    run_python(
+    run_beside_tensorflow(
         """
         import slimguard
         import tensorflow as tf

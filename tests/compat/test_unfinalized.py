@@ -37,13 +37,13 @@ def test_what_two_threads_add_at_once_does_not_depend_on_each_other(graph):
         with graph.as_default(), tf_private.unfinalized(graph):
             with tf1.control_dependencies([first]), tf1.device('/cpu:1'):
                 is_inside.set()
-                is_added.wait(60)
+                is_added.wait(300)
                 theirs.append(tf.constant(3.0))
 
     theirs = []
     thread = threading.Thread(target=add_after_first)
     thread.start()
-    is_inside.wait(60)
+    is_inside.wait(300)
     with tf_private.unfinalized(graph):
         mine = tf.constant(2.0)
     is_added.set()

@@ -281,16 +281,16 @@ def test_a_function_that_draws_is_kept_as_a_whole():
 def test_one_pixel_of_a_resnet_50_is_named():
     nets = pytest.importorskip('tf_slim.nets')
     slim = compat.import_slim()
-    images = tf1.placeholder(tf.float32, [8, 64, 64, 3], name='images')
+    images = tf1.placeholder(tf.float32, [3, 32, 32, 3], name='images')
     with slim.arg_scope(nets.resnet_v1.resnet_arg_scope()):
         logits = nets.resnet_v1.resnet_v1_50(images, 10, is_training=True)[0]
-    tf1.losses.sparse_softmax_cross_entropy([0] * 8, tf.reshape(logits, [8, 10]))
-    batch = np.random.RandomState(0).randn(8, 64, 64, 3).astype(np.float32)
-    batch[5, 7, 9, 1] = np.nan
+    tf1.losses.sparse_softmax_cross_entropy([0] * 3, tf.reshape(logits, [3, 10]))
+    batch = np.random.RandomState(0).randn(3, 32, 32, 3).astype(np.float32)
+    batch[2, 7, 9, 1] = np.nan
     failed = Failed(tf1.losses.get_total_loss(), feed=lambda step: {'images:0': batch})
     found = diagnosis_of(failed)
-    assert (found.phase, found.tensor, found.non_finite.rows) == ('input', 'images:0', [5])
-    assert found.non_finite.positions[0][0] == (5, 7, 9, 1)
+    assert (found.phase, found.tensor, found.non_finite.rows) == ('input', 'images:0', [2])
+    assert found.non_finite.positions[0][0] == (2, 7, 9, 1)
 
 
 @pytest.mark.parametrize('loss', [0.65, np.nan, None])

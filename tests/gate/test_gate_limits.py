@@ -24,7 +24,9 @@ SQUARING = [
 
 
 @pytest.mark.full
-@pytest.mark.parametrize('optimizer', sorted(models.OPTIMIZERS, reverse=True))
+@pytest.mark.parametrize(
+    'optimizer', ['RMSProp', 'Adam', 'Adagrad', 'AdagradDA', 'Ftrl', 'GradientDescent', 'Momentum']
+)
 def test_gradient_too_large_to_be_squared(optimizer):
     damage = models.Damage()
     guarded = models.Guarded(models.two_weights(damage, models.OPTIMIZERS[optimizer]))
@@ -62,19 +64,14 @@ FAST = {
     'RMSProp': tf1.train.RMSPropOptimizer,
     'CenteredRMSProp': lambda rate: tf1.train.RMSPropOptimizer(rate, centered=True),
     'Adagrad': tf1.train.AdagradOptimizer,
-    'AdagradDA': lambda rate: tf1.train.AdagradDAOptimizer(
-        rate, tf1.train.get_or_create_global_step()
-    ),
-    'Adadelta': tf1.train.AdadeltaOptimizer,
     'Ftrl': tf1.train.FtrlOptimizer,
-    'ProximalGradientDescent': tf1.train.ProximalGradientDescentOptimizer,
-    'ProximalAdagrad': tf1.train.ProximalAdagradOptimizer,
 }
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    'optimizer, max_loss', [(name, 1e3 if number % 2 else None) for number, name in enumerate(FAST)]
+    'optimizer, max_loss',
+    [(name, 1e3 if number % 2 else None) for number, name in enumerate(FAST)],
 )
 def test_an_explosion_never_leaves_a_variable_that_is_not_finite(optimizer, max_loss):
     guarded = models.Guarded(deep_net(FAST[optimizer]), max_loss=max_loss)

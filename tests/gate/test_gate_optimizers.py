@@ -10,8 +10,12 @@ from tests.helpers import gate_models as models
 tf1 = tf.compat.v1
 
 USUAL = ['GradientDescent', 'Momentum', 'Adam', 'RMSProp', 'Adagrad']
-RARER = [pytest.param(name, marks=pytest.mark.full) for name in models.OPTIMIZERS]
-RARER = [each for each in RARER if each.values[0] not in USUAL]
+RARER = [name for name in models.OPTIMIZERS if name not in USUAL]
+# By turns of reference variables, and by handle.
+CASES = [(name, by_handle) for by_handle in (False, True) for name in USUAL]
+CASES += [
+    pytest.param(name, number % 2 == 0, marks=pytest.mark.full) for number, name in enumerate(RARER)
+]
 
 
 def model(optimizer, **kwargs):
@@ -21,8 +25,7 @@ def model(optimizer, **kwargs):
 
 
 @pytest.mark.every_cell
-@pytest.mark.parametrize('optimizer', USUAL + RARER)
-@pytest.mark.parametrize('use_resource', [False, True], ids=['ref', 'resource'])
+@pytest.mark.parametrize('optimizer, use_resource', CASES)
 def test_finite_steps_give_the_same_bits_and_bad_ones_change_nothing(optimizer, use_resource):
     models.check_bits_and_damage(model(optimizer, use_resource=use_resource), steps=50)
 

@@ -133,7 +133,7 @@ class WaitsFor(tf1.train.SessionRunHook):
         self._event = event
 
     def after_run(self, run_context, run_values):
-        assert self._event.wait(30), 'no summary was written'
+        assert self._event.wait(300), 'no summary was written'
 
 
 @pytest.mark.full

@@ -47,7 +47,7 @@ _CRC_OF_BYTES = [_crc_of_byte(byte) for byte in range(256)]
 
 
 def masked_crc(content):
-    """The CRC-32C of bytes, as records in event files have it."""
+    """The masked CRC-32C of bytes, as in the records of event files."""
     value = 0xFFFFFFFF
     for byte in content:
         value = (value >> 8) ^ _CRC_OF_BYTES[(value ^ byte) & 255]
@@ -55,7 +55,7 @@ def masked_crc(content):
     return (((value >> 15) | (value << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-# What killed processes leave.
+# Leftovers of killed processes.
 
 KILLED = """
 import os, signal, sys
@@ -70,7 +70,7 @@ with tf.Graph().as_default():
 
 
 def kill_one(logdir):
-    """Leaves what a process leaves that is killed before a bundle is whole; returns the folder."""
+    """Leaves an unfinished bundle, as a killed process does; returns its folder."""
     run = forked_python('-c', KILLED, logdir)
     assert run.returncode == -signal.SIGKILL, run.stderr
     (name,) = os.listdir(str(logdir / 'slimguard'))

@@ -8,7 +8,7 @@ tf1 = tf.compat.v1
 
 
 def newest(logdir):
-    """What plain TensorFlow resumes from."""
+    """The checkpoint that plain TensorFlow resumes from."""
     return tf1.train.latest_checkpoint(str(logdir))
 
 

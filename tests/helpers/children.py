@@ -1,4 +1,4 @@
-"""Programs that tests start: Python, with the slimguard that the tests themselves were given."""
+"""Programs that tests start: Python, with the same slimguard as the tests themselves."""
 
 import os
 import pathlib
@@ -14,13 +14,13 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def environment():
-    """For a Python process: quiet, and with our slimguard, installed or not."""
+    """The environment of a Python process: quiet, and with our slimguard, installed or not."""
     here = os.path.dirname(os.path.dirname(slimguard.__file__))
     return dict(os.environ, PYTHONPATH=here, TF_CPP_MIN_LOG_LEVEL='3')
 
 
 def python(*arguments, **kwargs):
-    """Runs Python to its end. Returns the `CompletedProcess`, with what it wrote as text.
+    """Runs Python to its end. Returns the `CompletedProcess`, with its output as text.
 
     Its environment has the `variables` in addition.
     """
@@ -31,7 +31,7 @@ def python(*arguments, **kwargs):
         stderr=kwargs.pop('stderr', subprocess.PIPE),
         text=True,
         env=dict(environment(), **variables),
-        timeout=300,
+        timeout=900,
         **kwargs,
     )
 
@@ -49,7 +49,7 @@ def forked_python(
     """As `python`, for programs that import TensorFlow: they find it imported already.
 
     That saves seconds. With ``finds='tensorflow'`` neither slimguard nor tf-slim is imported yet.
-    Where it matters how an interpreter starts, and in which order it imports what, take `python`.
+    Use `python` if the test depends on the start of the interpreter, or on the order of imports.
     """
     with Forked(
         arguments,
@@ -62,7 +62,7 @@ def forked_python(
         finds=finds,
     ) as process:
         try:
-            output, errors = process.communicate(input, timeout=300)
+            output, errors = process.communicate(input, timeout=900)
         except BaseException:
             process.kill()
             raise
@@ -70,10 +70,9 @@ def forked_python(
 
 
 class Started:
-    """A Python process that runs, in a process group of its own, which ends with the test.
+    """A running Python process, in a process group of its own, which ends with the test.
 
-    It is forked as in `forked_python`. A test waits for its lines, those of its log among them,
-    and not for time.
+    It is forked as in `forked_python`. A test waits for lines of its output or log, never for time.
     """
 
     def __init__(self, *arguments):
@@ -87,7 +86,7 @@ class Started:
             start_new_session=True,
         )
         self.was_too_slow = False
-        self._killer = threading.Timer(240, self._give_up)  # so that no test waits for ever
+        self._killer = threading.Timer(900, self._give_up)  # so that no test waits for ever
         self._killer.daemon = True
         self._killer.start()
 
@@ -103,7 +102,7 @@ class Started:
         self.process.send_signal(number)
 
     def send_to_group(self, number):
-        """As a terminal does."""
+        """Sends a signal to the whole process group, as a terminal does."""
         os.killpg(self.process.pid, number)
 
     def go_on(self):
@@ -112,12 +111,12 @@ class Started:
         self.process.stdin.flush()
 
     def wait(self):
-        return self.process.wait(timeout=240)
+        return self.process.wait(timeout=900)
 
     def wait_for_children(self):
-        """Waits until nobody is left who could write to where the process writes."""
+        """Waits until no process is left that has this one's output open."""
         self.process.stdout.read()
-        assert not self.was_too_slow, 'there are children after 240 s'
+        assert not self.was_too_slow, 'there are children after 900 s'
 
     def _give_up(self):
         self.was_too_slow = True

@@ -1,4 +1,4 @@
-"""A cluster in this process, and what its tasks send each other in a step."""
+"""A cluster in this process, and the messages between its tasks in a step."""
 
 import re
 from typing import Iterator, NamedTuple, Set, Tuple
@@ -40,7 +40,7 @@ class Cluster:
 
 
 class Message(NamedTuple):
-    """What one task sent another in a step. A dead tensor, and a signal, has no bytes."""
+    """A message from one task to another in a step. A dead tensor, or a signal, has no bytes."""
 
     bytes: int
     tensor: str
@@ -49,7 +49,7 @@ class Message(NamedTuple):
 
 
 def messages(session, fetches, feed=None):
-    """Runs a step some times. Returns its last values, and what the tasks sent each other."""
+    """Runs a step some times. Returns its last values, and the messages between tasks."""
     options = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE, output_partition_graphs=True)
     found: Set[Message] = set()
     for _ in range(1000):  # TensorFlow's trace may end before the last message is noted
@@ -63,7 +63,7 @@ def messages(session, fetches, feed=None):
 
 
 def _edges_in(metadata) -> Set[Tuple[str, str, str]]:
-    """The tensor, source and target of all that is sent between the devices of a step."""
+    """The tensor, source and target of each message between the devices of a step."""
     nodes = [node for graph in metadata.partition_graphs for node in graph.node]
     return {
         (

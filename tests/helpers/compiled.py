@@ -1,9 +1,9 @@
-"""Trainings that XLA compiles, hurt in every place. A program of its own: XLA asks its environment.
+"""Trainings that XLA compiles, damaged in every place. XLA reads the environment: a program.
 
     python -m tests.helpers.compiled [--scope] [--without-grappler] [--good-steps]
 
-It says ``held NUMBER`` when all was held, and fails otherwise. With ``--good-steps`` it says ``the
-same NUMBER`` if good steps give the bits of the unguarded ones, whatever the optimizer.
+It prints ``held NUMBER`` if every bad step was held, and fails otherwise. With ``--good-steps`` it
+prints ``the same NUMBER`` if good steps give the bits of the unguarded ones, for every optimizer.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ def check_model(optimizer, dtype, use_resource):
 
 
 def check_save(sess):
-    """A variable that is not finite is refused, by the first check and by the exact one."""
+    """The first check and the exact check both refuse a variable that is not finite."""
     saver = slimguard.FiniteSaver()
     dense = next(v for v in tf1.global_variables() if v.op.name == 'dense')
     largest = dense.dtype.base_dtype.max

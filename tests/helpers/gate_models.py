@@ -1,4 +1,4 @@
-"""Small trainings to guard, and what all tests of the gate ask of them."""
+"""Small trainings to guard, and the checks that all tests of the gate make on them."""
 
 import contextlib
 import math
@@ -36,7 +36,7 @@ OPTIMIZERS = {
 class Damage:
     """Placeholders that add nothing to a model until a test feeds them.
 
-    A model names the places where it can be hurt, by asking for them: `damage('loss')`.
+    A model names a place that can be damaged by asking for its placeholder: `damage('loss')`.
     """
 
     def __init__(self):
@@ -50,7 +50,7 @@ class Damage:
         return self.places[place]
 
     def gradient(self, tensor: tf.Tensor, place: str = 'gradient') -> tf.Tensor:
-        """`tensor`, whose gradient is hurt and whose value is not."""
+        """`tensor`, with damage to its gradient and none to its value."""
         extra = self(place, tensor.dtype.base_dtype)
 
         @tf.custom_gradient
@@ -74,7 +74,7 @@ def initialize(sess) -> None:
 
 
 def bits_of(values: Dict) -> Dict[str, bytes]:
-    """The bits of what was fetched by name."""
+    """The bits of fetched values, by name."""
     return {name: x if isinstance(x, bytes) else x.tobytes() for name, x in values.items()}
 
 
@@ -95,7 +95,7 @@ class Snapshot:
         return [n for n, x in values.items() if not np.isfinite(x.astype(np.float64)).all()]
 
     def _read(self, sess, reads: Dict) -> Dict:
-        """As `sess.run(reads)`, which takes as long to look what it is to fetch as to fetch it."""
+        """As `sess.run(reads)`, which takes as long to parse its fetches as to run them."""
         if not reads:
             return {}
         key = sess, len(reads)
@@ -122,7 +122,7 @@ class Unguarded:
         """The bits of all variables after each step, or after the last alone.
 
         Args:
-          feeds: for each step what is fed to it, by name.
+          feeds: for each step the values to feed, by name.
         """
         found = []
         with tf.Graph().as_default() as graph:
@@ -143,7 +143,7 @@ def changed(before: Dict[str, bytes], after: Dict[str, bytes]) -> List[str]:
 
 
 def as_pair(model):
-    """The train op and the loss of what a model's function returned: both, or the train op."""
+    """The train op and the loss, from the result of a model's function: both, or the train op."""
     return model if isinstance(model, tuple) else (model, None)
 
 
@@ -188,7 +188,7 @@ class Guarded:
 
 
 def check_every_damage(build: Callable, skips=False, **kwargs) -> Guarded:
-    """Builds a model, and hurts it with every bad value at every place it names.
+    """Builds a model, and damages it with every bad value at every place that it names.
 
     Args:
       skips: whether the test is skipped where TensorFlow itself cannot run the model.

@@ -15,7 +15,8 @@ tf1 = tf.compat.v1
 
 _TABLES = pathlib.Path(__file__).resolve().parents[1] / 'data' / 'gpu_kernels'
 _VERSION = '1.15.5' if tf.__version__.startswith('1.') else '2.21.0'
-# Take a variable from elsewhere: they ask whether it is there, or hand it to a function.
+# Ops that may be on another device than their variable: they ask whether it is there, or hand it to
+# a function.
 _ANYWHERE = frozenset(
     'VarIsInitializedOp IsVariableInitialized While StatelessWhile If StatelessIf Case '
     'PartitionedCall StatefulPartitionedCall'.split()
@@ -23,7 +24,7 @@ _ANYWHERE = frozenset(
 
 
 class Kernel(NamedTuple):
-    """A kernel: the dtypes that each attribute may have, and the arguments that the host has."""
+    """A kernel: the dtypes that each attribute may have, and the arguments in host memory."""
 
     dtypes: Dict[str, FrozenSet[str]]
     host: FrozenSet[str]
@@ -64,8 +65,8 @@ def _dtypes_of(node, name):
 class Places:
     """Where TensorFlow's placer has to put the ops of a graph.
 
-    Ops are on one device that say so (``_class``). One that takes a variable, a queue or another
-    resource is where that is, whatever its own device says.
+    Ops that name each other in ``_class`` are on one device. An op that takes a variable, a queue
+    or another resource is on the device of the resource, whatever its own device is.
     """
 
     def __init__(self, graph: tf.Graph):
@@ -83,7 +84,7 @@ class Places:
             self.together.setdefault(self._first(op), []).append(op)
 
     def of(self, op: tf.Operation) -> tf1.DeviceSpec:
-        """The device that is asked for, by `op` and by those that go where it goes."""
+        """The device that `op`, and the ops that go where it goes, ask for."""
         found = tf1.DeviceSpec()
         for each in self.with_it(op):
             takes = any(t.dtype == tf.resource for t in each.inputs)
@@ -117,13 +118,13 @@ def _merged(one, other):
 
 
 def pinned(build: Callable[[], Any], gpu: str = '/device:GPU:0', cpu: str = '/device:CPU:0') -> Any:
-    """What `build` returns, built so that all is pinned: to a GPU what can be there, or to a CPU.
+    """Calls `build` so that ops are pinned: to a GPU if they can run there, else to a CPU.
 
-    What `build` puts somewhere itself stays there.
+    Ops that `build` itself puts on a device stay there.
 
     Args:
-      build: called twice, in two graphs. The first shows what can be on a GPU, and all that has to
-        be where it is.
+      build: called twice, in two graphs. The first graph shows which ops can be on a GPU, with all
+        that have to be where they are.
       gpu, cpu: devices.
     """
     with tf.Graph().as_default() as graph:

@@ -1,4 +1,4 @@
-"""Models whose runs feed a tensor within the step, in the place of what it is computed from."""
+"""Models whose runs feed a tensor within the step, so that the ops that compute it do not run."""
 
 import numpy as np
 import tensorflow as tf
@@ -13,9 +13,9 @@ class Fed:
 
     Attributes:
       inner: the tensor to feed.
-      train_op, loss, step: as everywhere.
-      drawn: what is drawn behind `inner`, or None.
-      runs_unfed: whether a step can do without.
+      train_op, loss, step: the train op, the loss and the global step.
+      drawn: the random tensor that `inner` is computed from, or None.
+      runs_unfed: whether a step can run without the feed.
     """
 
     def __init__(self, drawn_by):
@@ -48,14 +48,14 @@ class Fed:
         return tf.multiply(queue.dequeue(), 2.0, name='z')
 
     def _normalized(self):
-        """By a moving mean that the forward pass writes."""
+        """Input that is normalized by a moving mean, which the forward pass writes."""
         mean = tf1.get_variable('mean', [3], trainable=False, initializer=tf1.zeros_initializer())
         x = tf1.placeholder(tf.float32, [None, 3])
         with tf.control_dependencies([mean.assign_add(tf.reduce_mean(x, axis=0))]):
             return tf.multiply(x - mean.read_value(), 2.0, name='z')
 
     def _trained(self):
-        """By a layer that is trained as well, for which the input is drawn all the same."""
+        """The output of a layer that is trained as well, so that a step draws its input anyway."""
         self.drawn = tf.random.normal([2, 3], seed=3)
         before = tf1.get_variable('before', [3, 3], initializer=tf1.ones_initializer())
         return tf.nn.relu(tf.matmul(self.drawn, before), name='z')

@@ -7,7 +7,7 @@
         return slimguard.train(train_op, logdir, master=master, is_chief=role.is_chief)
 
     with Job(train, str(tmp_path), ps=1, workers=2) as job:
-        assert job.hear('worker', 1) == 5  # what it said with role.say(5)
+        assert job.hear('worker', 1) == 5  # sent by role.say(5)
         job.kill('worker', 1)
         job.start('worker', 1)
         chief, other = job.wait_for_workers()
@@ -42,9 +42,11 @@ from tests.helpers.template import Forked
 
 tf1 = tf.compat.v1
 
-# Below the ports that systems give to connections (from 32768 on), so that the port of a role
-# which was killed is free when it is started again.
+# Below the ports that systems give to connections (from 32768 on), so that the port of a role which
+# was killed is free when it is started again.
 _PORTS = range(10000, 32000)
+# How long a role may take, in seconds: so that no test waits for ever, on however busy a machine.
+_PATIENCE = 300
 _ROLE = """import sys
 sys.path.append(%r)
 from tests.helpers import jobs
@@ -56,11 +58,11 @@ class Ended(NamedTuple):
     """How a role ended.
 
     Attributes:
-      value: what its function returned.
+      value: the value that its function returned.
       error: the name of the class of the error it raised; 'Killed' if it ended without a word.
-      message: the error's.
-      incident: the error's incident as a dict, where it has one.
-      log: what the process wrote to stdout and stderr.
+      message: the message of the error.
+      incident: the incident of the error as a dict, if it has one.
+      log: the stdout and stderr of the process.
     """
 
     value: Any = None
@@ -71,7 +73,7 @@ class Ended(NamedTuple):
 
 
 class Role:
-    """What the function of a role is given first.
+    """The first argument of a role's function.
 
     Attributes:
       job: 'ps' or 'worker'.
@@ -109,7 +111,7 @@ class Role:
         )
 
     def config(self):
-        """For its sessions: they reach the parameter servers and this role, and need no other.
+        """The config of its sessions: they reach the parameter servers and this role only.
 
         Without it a session waits for all workers to start, and on TensorFlow 1.15 its `close`
         never returns once one of them is gone.
@@ -162,22 +164,25 @@ class Role:
         self._pipe.send(('said', value))
 
     def post(self, name):
-        """Lets those go on who wait for `name`, in this job, now or later."""
+        """Lets the roles of this job go on that wait for `name`, now or later."""
         pathlib.Path(self._folder, 'posted ' + name).touch()
 
     def wait_for(self, name):
         """Waits until `name` is posted, by a role or the test."""
-        while not os.path.exists(os.path.join(self._folder, 'posted ' + name)):
+        while not self.is_posted(name):
             time.sleep(0.002)
+
+    def is_posted(self, name):
+        """Whether `name` is posted, by a role or the test."""
+        return os.path.exists(os.path.join(self._folder, 'posted ' + name))
 
     def all_have_posted(self, name):
         """Whether every worker has posted `name` with its number."""
         tasks = range(len(self.cluster['worker']))
-        paths = [os.path.join(self._folder, 'posted %s %d' % (name, task)) for task in tasks]
-        return all(map(os.path.exists, paths))
+        return all(self.is_posted('%s %d' % (name, task)) for task in tasks)
 
     def meet(self, name):
-        """Waits until all workers have come here."""
+        """Waits until all workers have called this."""
         self.post('%s %d' % (name, self.task))
         for task in range(len(self.cluster['worker'])):
             self.wait_for('%s %d' % (name, task))
@@ -263,7 +268,7 @@ class Job:
             process.stdout.close()
             self._pipes.pop((job, task)).close()
 
-    def hear(self, job, task, timeout=60):
+    def hear(self, job, task, timeout=_PATIENCE):
         """The next value that a role says.
 
         Raises:
@@ -277,11 +282,11 @@ class Job:
             self._ended[job, task] = said
         raise RuntimeError('%s %d has ended: %r' % (job, task, self._ended[job, task]))
 
-    def wait(self, job, task, timeout=60):
+    def wait(self, job, task, timeout=_PATIENCE):
         """Waits for the end of a role. Returns how it :class:`Ended`.
 
         Raises:
-          TimeoutError: if it still runs then; it says where each of its threads stood.
+          TimeoutError: if it still runs then; the message says where each of its threads stood.
         """
         end = time.time() + timeout
         while (job, task) not in self._ended:
@@ -291,10 +296,10 @@ class Job:
         return self._ended[job, task]
 
     def has_ended(self, job, task):
-        """Whether a role has ended by itself. It must say nothing."""
+        """Whether a role has ended by itself. There must be nothing to hear from it."""
         return (job, task) in self._ended or self._pipes[job, task].poll()
 
-    def wait_for_workers(self, timeout=60):
+    def wait_for_workers(self, timeout=_PATIENCE):
         """Waits for the end of all workers. Returns how each `Ended`, by number."""
         end = time.time() + timeout
         workers = range(len(self.cluster['worker']))
@@ -325,7 +330,7 @@ class Job:
 
     def _ask_where(self, job, task):
         self._processes[job, task].send_signal(signal.SIGUSR1)
-        time.sleep(0.5)  # for its answer, in its log
+        time.sleep(0.5)  # until its answer is in its log
 
 
 def _log_of(folder, job, task):
@@ -337,7 +342,7 @@ def _work_of(folder, job, task):
 
 
 def free_ports(number):
-    """So many ports of this machine that nobody listens on, nor another of xdist's workers will."""
+    """Free ports of this machine, which no other of xdist's workers will take."""
     ports = []
     choose = random.Random()  # the tests' own seeds would choose the same in each process
     worker = int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0')[2:])
@@ -379,7 +384,7 @@ def live(folder, job, task):
             message=str(error),
             incident=None if incident is None else incident.to_dict(),
         )
-    sys.stdout.flush()  # who hears of the end reads the log
+    sys.stdout.flush()  # the test reads the log as soon as it hears of the end
     sys.stderr.flush()
     pipe.send(('ended', ended))
     os._exit(0)

@@ -17,7 +17,7 @@ tf_slim = compat.import_slim()
 
 
 class Trained(NamedTuple):
-    """What a training tells.
+    """The result of a training.
 
     Attributes:
       began_at: the global step that it began at.
@@ -29,7 +29,7 @@ class Trained(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What a training is given.
+    """The arguments of a training.
 
     Attributes:
       logdir: where it saves and resumes.
@@ -41,8 +41,8 @@ class Given(NamedTuple):
       capture: whether bad steps are diagnosed, which takes a fifth of a short training's time.
       save_interval_secs: how often a thread of `slimguard.train` saves beside the steps; 0 for
         never.
-      spike: when a step is out of bounds.
-      value: what is in a bad draw.
+      spike: the limits of the loss and the gradient norm, or None.
+      value: the value in a bad draw.
     """
 
     logdir: str
@@ -62,7 +62,7 @@ class Given(NamedTuple):
 
 
 class _Watching(tf1.train.SessionRunHook):
-    """Notes where a training began, and stops it where it is to end."""
+    """Notes the step at which a training began, and stops it at the last one."""
 
     def __init__(self, given: Given):
         self.began_at = -1
@@ -150,7 +150,7 @@ def in_watched_session(given: Given) -> Trained:
 
 
 def _train_plainly(given: Given, model: Linear, train_op, session, saver) -> Trained:
-    """A loop of one's own; `should_stop` is for a session that has it."""
+    """A loop that a user writes; `should_stop` is asked if the session has it."""
     session.run(tf1.global_variables_initializer())
     newest = tf1.train.latest_checkpoint(given.logdir)
     if newest is not None:
@@ -231,7 +231,7 @@ def cells(loops: Dict[str, Any]) -> list:
 
 
 def main(arguments: List[str]) -> None:
-    """Trains in the loop of that name, and gets SIGTERM at that draw: NAME LOGDIR DRAW."""
+    """Trains in a loop, and gets SIGTERM at a draw. The arguments are NAME LOGDIR DRAW."""
     name, logdir, at = arguments
     tf1.disable_eager_execution()
 

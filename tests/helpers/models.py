@@ -1,4 +1,4 @@
-"""Small trainings with a bad batch where a test wants it."""
+"""Small trainings with a bad batch at the step that a test chooses."""
 
 import logging
 
@@ -108,20 +108,20 @@ def checkpoint_at(logdir):
 
 
 def records_in(logdir):
-    """The incidents in the record of a logdir, as dictionaries; every line of it has to be one."""
+    """The incidents in the record of a logdir, as dictionaries; every line must be an incident."""
     record = record_file.read_record(logdir)
     assert record.notes == []
     return [incident.to_dict() for incident in record.incidents]
 
 
 def folder_of_start(folder):
-    """Where a script that saves nothing keeps its record: the only start in that folder."""
+    """The folder of the record of a script that saves nothing: the only start in `folder`."""
     (found,) = (folder / 'slimguard-logs').iterdir()
     return found
 
 
 class LogLines(logging.Handler):
-    """Collects what a logger is told, at INFO: `with LogLines() as lines: ...`."""
+    """Collects the lines of a logger, at level INFO: `with LogLines() as lines: ...`."""
 
     def __init__(self, name='tensorflow'):
         logging.Handler.__init__(self)

@@ -7,16 +7,16 @@ from jupyter_client import KernelManager
 from tests.helpers.children import environment
 
 _COLORS = re.compile(r'\x1b\[[0-9;]*m')
-_SECONDS = 300
+_SECONDS = 900
 
 
 class Shown:
-    """What a cell showed.
+    """The output of a cell.
 
     Attributes:
-      text: what went to stdout and stderr.
+      text: its stdout and stderr.
       error: the name of the error that ended it, or ''.
-      traceback: what was shown of that error.
+      traceback: the traceback as the notebook shows it.
     """
 
     def __init__(self):
@@ -54,7 +54,7 @@ class Kernel:
                 interrupt_at = None
                 self._manager.interrupt_kernel()
 
-        # Else what comes soon after an error is not run: a notebook may have sent it before.
+        # Else a cell soon after an error is not run: a notebook may have sent it before the error.
         self._client.execute_interactive(
             code, timeout=_SECONDS, output_hook=show, stop_on_error=False
         )

@@ -1,4 +1,4 @@
-"""Processes: who is alive, and functions that run in a fork of this one."""
+"""Processes: which are alive, and functions that run in a fork of this one."""
 
 import os
 import traceback
@@ -15,7 +15,7 @@ def is_alive(number):
 
 
 def in_a_fork(function, *arguments):
-    """Starts `function` in a process of its own. Returns its number, and a pipe to what it says."""
+    """Starts `function` in a process of its own. Returns its number, and a pipe with its output."""
     receiver, sender = os.pipe()
     number = os.fork()
     if number == 0:

@@ -1,8 +1,8 @@
 """Small random trainings that write in many places, and random sets of fetches for their runs.
 
-All is drawn from a seed. Nothing is left to chance between two runs of the same fetches: each
-variable is read before it is written, by what the write itself needs, or after it, by what waits
-for the write. So a good step has to give the bits of plain TensorFlow, fetched values included.
+All is drawn from a seed, and two runs of the same fetches give the same values. An op reads a
+variable either before the write, which needs the op, or after the write, for which the op waits. So
+a good step has to give the bits of plain TensorFlow, fetched values included.
 """
 
 import re
@@ -15,13 +15,13 @@ tf1 = tf.compat.v1
 
 
 class Training(NamedTuple):
-    """A graph, and what may be fetched of it.
+    """A graph, and its possible fetches.
 
     Attributes:
-      x: what the batch is fed to, [4, 2].
-      train_ops: by name, one or two.
-      others: by name, what may be fetched beside them.
-      losses: by name of a train op, its loss.
+      x: the placeholder of the batch, [4, 2].
+      train_ops: one or two train ops, by name.
+      others: the other possible fetches, by name.
+      losses: the loss of each train op, by the train op's name.
     """
 
     x: tf.Tensor
@@ -56,7 +56,7 @@ class _Builder:
         )
 
     def write(self, value: tf.Tensor) -> tf.Tensor:
-        """A write of a new variable: a mean of what it was and `value`, or a sum; its result."""
+        """Writes to a new variable a mean of its old value and `value`, or a sum; the result."""
         kind = self.one_of(['assign', 'assign', 'add', 'count', 'cond', 'group'])
         state = self.variable([0.0, 0.0])
         if kind == 'add':
@@ -80,7 +80,7 @@ class _Builder:
         """A layer, with writes in its forward pass; returns the loss."""
         weights = self.variable([[0.5, -0.25], [0.25, 0.75]], trainable=True)
         hidden = tf.matmul(below, weights)
-        hidden = tf.square(hidden)  # its gradient needs what it is made of
+        hidden = tf.square(hidden)  # its gradient needs its input
         self.hidden = hidden
         mean = tf.reduce_mean(hidden, 0)
         waits: List[tf.Tensor] = []
@@ -99,7 +99,7 @@ class _Builder:
         return loss
 
     def update(self, name: str, loss: tf.Tensor, step) -> Any:
-        """What trains, and what is built around it."""
+        """The ops that train, and the ops around them."""
         weights, mean = self.weights, tf.reduce_mean(self.hidden, 0)
         kind = self.one_of(['sgd', 'momentum', 'adam', 'by hand', 'clipped'])
         if kind == 'by hand':
@@ -173,11 +173,11 @@ def build(seed: int) -> Training:
 
 
 class Step(NamedTuple):
-    """A guarded run, and what it left.
+    """A guarded run, and its effect.
 
     Attributes:
-      fetched: by name, the values.
-      before, after: by name, the values of all variables.
+      fetched: the fetched values, by name.
+      before, after: the values of all variables, by name.
       was_bad: whether it was an incident.
     """
 
@@ -189,9 +189,9 @@ class Step(NamedTuple):
 
 
 def draws(seed: int, training: Training) -> Iterator[Tuple[List[str], List[np.ndarray]]]:
-    """What is fetched together, a train op or both and some of the others, and batches for it.
+    """Yields sets of fetches (one or both train ops, and some others), each with three batches.
 
-    The first set is of the forward passes alone. The second of each three batches is bad.
+    The first set is of the forward passes alone. The second of the three batches is bad.
     """
     random = np.random.RandomState(seed)
     others = sorted(training.others)
@@ -224,10 +224,10 @@ class Reader:
 def deviations(
     seed: int, names: List[str], steps: Sequence[Step], told: Container[str] = ()
 ) -> List[str]:
-    """What the guarded steps of a seed have done otherwise than they are to; empty if nothing.
+    """The deviations of a seed's guarded steps from what must hold; empty if there are none.
 
-    A good step gives the bits of plain TensorFlow. A bad one changes nothing; of two train ops, the
-    one that is good may have been written. And so may the variables that were `told` of.
+    A good step gives the bits of plain TensorFlow. A bad one changes nothing, with two exceptions:
+    the good one of two train ops may have been written, and so may the variables in `told`.
     """
     found = []
     with tf.Graph().as_default(), new_session() as session:

@@ -1,9 +1,9 @@
-"""A training on a device with memory and kernels of its own, which has bad batches.
+"""A training with bad batches on a device that has memory and kernels of its own.
 
     python -m tests.helpers.second_device LOGDIR POLICY SOFT
 
-It needs TF_XLA_FLAGS=--tf_xla_enable_xla_devices. POLICY is one of `on_nan`; SOFT is 1 if ops may
-go elsewhere that the device has no kernel for.
+It needs TF_XLA_FLAGS=--tf_xla_enable_xla_devices. POLICY is an `on_nan`; SOFT is 1 if ops for which
+the device has no kernel may run elsewhere.
 """
 
 import json

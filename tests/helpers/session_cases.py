@@ -1,4 +1,4 @@
-"""What a script may fetch and feed, and what a session answers: for steps that others run."""
+"""Fetches and feeds of a script, and the session's answers, for steps that prepared runs make."""
 
 import collections
 
@@ -10,7 +10,7 @@ Pair = collections.namedtuple('Pair', ['train', 'loss'])
 
 
 class Fed:
-    """A model that is fed; `other` values are of all kinds that a script may fetch beside."""
+    """A model that is fed, with all kinds of tensors that a script may fetch beside training."""
 
     def __init__(self):
         self.x = tf1.placeholder(tf.float32, [None, 3], name='x')
@@ -55,7 +55,7 @@ FEEDS = {
 
 
 def described(values):
-    """Values with all that a script may notice: types, dtypes, bits."""
+    """Values with all that a script may notice of them: types, dtypes, bits."""
     if isinstance(values, dict):
         return type(values), [(name, described(each)) for name, each in values.items()]
     if isinstance(values, (list, tuple)):

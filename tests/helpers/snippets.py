@@ -1,9 +1,9 @@
-"""The snippets of the docs: found, and run as a reader would who has pasted them.
+"""Finds the snippets of the docs, and runs them as a reader who has pasted them.
 
 As a program, ``snippets.py PAGE`` runs the Python of a page: each snippet in a graph of its own,
-and in a folder of its own below the working directory. The names that the docs use stand for a
-small training, whose input has 40 batches; the fifth is NaN. ``snippets.py NOTEBOOK`` runs the
-cells of a notebook, one after the other.
+and in a folder of its own below the working directory. The names in the docs are those of a small
+training, whose input has 40 batches; the fifth is NaN. ``snippets.py NOTEBOOK`` runs the cells of a
+notebook, one after the other.
 """
 
 import json
@@ -22,8 +22,8 @@ class Snippet(NamedTuple):
     """A fenced block.
 
     Attributes:
-      language: what stands behind the fence.
-      text: what is in it.
+      language: the word after the fence.
+      text: its text.
       line: the number of its first line.
       marker: the comment on the line above the fence, such as ``not run: it installs packages``.
     """
@@ -35,7 +35,7 @@ class Snippet(NamedTuple):
 
     @property
     def is_run(self):
-        """Whether it is to be run here. Those with a name are run by a test that looks for it."""
+        """Whether it is run here. One with a name is run by the test that looks for the name."""
         return self.language in ('python', 'bash') and not self.marker
 
 
@@ -82,14 +82,14 @@ if __name__ == '__main__':
     main()
 """
 
-# Scripts that know nothing of slimguard. That for TensorFlow 1 has no bad batch, as it is run under
-# the default policy.
+# Scripts that know nothing of slimguard. The one for TensorFlow 1 has no bad batch, since it runs
+# under the default policy.
 SCRIPT = _SCRIPT % 'tensorflow.compat.v1 as tf; tf.disable_v2_behavior()'
 SCRIPT_OF_TF1 = (_SCRIPT % 'tensorflow as tf').replace('np.nan if step == 4', '2.0 if step == 4')
 
 
 def names_of_docs():
-    """What the docs' names stand for; made anew for each snippet."""
+    """The objects that the docs' names stand for; made anew for each snippet."""
     import numpy as np
     import tensorflow.compat.v1 as tf
     import tf_slim as slim

@@ -7,7 +7,7 @@ from tests.helpers.gate_models import Damage
 
 tf1 = tf.compat.v1
 
-# The place to hurt the gradient of its weights, as for `Damage`.
+# The place of damage to the gradient of its weights, as for `Damage`.
 BAD = 'gradient'
 
 
@@ -53,7 +53,7 @@ class Synchronous:
 
 
 class Run:
-    """What became of some steps: after each, the bits of all variables, and the global step."""
+    """The results of some steps: after each, the bits of all variables, and the global step."""
 
     def __init__(self, train_op, model, feeds, **settings):
         reads = {variable.name: variable.value() for variable in tf1.global_variables()}
@@ -69,6 +69,6 @@ class Run:
 
 
 def said_of_chief(capfd):
-    """The lines that were printed of bad updates."""
+    """The printed lines about bad updates."""
     lines = capfd.readouterr().err.splitlines()
     return [line for line in lines if line.startswith("slimguard: the chief's update")]

@@ -1,4 +1,4 @@
-"""Python programs that find TensorFlow imported, as they are forked from a process that has it.
+"""Python programs that are forked from a process in which TensorFlow is imported already.
 
     with Forked(['script.py', '--flag'], environment(), stdout=subprocess.PIPE) as process:
         ...
@@ -31,7 +31,7 @@ class Forked(subprocess.Popen):
     """``python arguments``, as `subprocess.Popen` would start it.
 
     Takes a Popen's `stdin`, `stdout`, `stderr`, `env`, `cwd`, `text` and `start_new_session`.
-    `finds` is the module that the program finds imported, with all that this one imports; these
+    The program finds the module `finds` imported, with all that this module imports. These modules
     have read their environment variables in the server.
     """
 
@@ -42,7 +42,7 @@ class Forked(subprocess.Popen):
         super().__init__(list(map(str, arguments)), env=env, **kwargs)
 
     def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *others):
-        """Where Popen forks and executes. The first of the others are the same in all Pythons."""
+        """Popen forks and executes here. The first of the `others` are the same in all Pythons."""
         p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite = others[3:9]
         theirs = [p2cread, c2pwrite, errwrite]
         fds = [number if theirs[number] == -1 else theirs[number] for number in range(3)]
@@ -60,7 +60,7 @@ class Forked(subprocess.Popen):
         try:
             super().send_signal(sig)
         except ProcessLookupError:
-            pass  # it has ended, and in the server it was waited for
+            pass  # it has ended, and the server has waited for it
 
     def _try_wait(self, wait_flags):
         patience = 0 if wait_flags & os.WNOHANG else None
@@ -68,7 +68,7 @@ class Forked(subprocess.Popen):
             return 0, 0
         said = os.read(self._status, 100)
         os.close(self._status)
-        return self.pid, int(said or signal.SIGKILL)  # as it is killed with the server
+        return self.pid, int(said or signal.SIGKILL)  # no status: it was killed with the server
 
     def _internal_poll(self, _deadstate=None, **_):
         if self.returncode is None and self._status is not None:
@@ -89,7 +89,7 @@ class _Server:
             pass_fds=[its.fileno()],
             stdin=subprocess.DEVNULL,
             env={name: env[name] for name in env if name not in (_ENCODING, _UNBUFFERED)},
-            start_new_session=True,  # Ctrl-C ends the tests, and thereby this
+            start_new_session=True,  # Ctrl-C ends the tests, and their end is the server's
         )
         its.close()
         atexit.register(self.close)
@@ -113,8 +113,8 @@ class _Server:
 
 
 def _serve(pipe):
-    """Forks as it is asked to. Returns in each program, with its arguments."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # of those that wait for a program
+    """Forks a program for each request. In each program it returns, with the arguments."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # of the processes that wait for a program
     while True:
         try:
             arguments, env, folder, new_session = pipe.recv()
@@ -162,7 +162,7 @@ def _become(fds, env, folder, new_session):
 
 
 def _run(arguments):
-    """Does what ``python arguments`` does once the interpreter has started."""
+    """Does the same as ``python arguments`` once the interpreter has started."""
     main = sys.modules['__main__'] = types.ModuleType('__main__')
     first, *rest = arguments
     if first == '-m':

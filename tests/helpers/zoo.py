@@ -1,7 +1,7 @@
 """Small trainings that go bad, each for one known reason, and what a diagnosis has to say of it.
 
-The line at fault is marked with ``# at fault``, so that a diagnosis can be held against this file.
-Where the input is, it may be the line of `batches`.
+A comment ``# at fault`` marks the line at fault, so that a diagnosis can be checked against this
+file. If the input is at fault, it may be a line of `batches`.
 """
 
 from typing import Callable, Dict, NamedTuple, Optional, Sequence
@@ -19,16 +19,16 @@ ROWS = 6
 
 
 class Animal(NamedTuple):
-    """A training, and what there is to be found.
+    """A training, and what a diagnosis must find.
 
     Attributes:
       build: builds it; returns the loss, or the loss and an optimizer.
       says: words of the diagnosis.
-      phase: where it lies.
+      phase: the phase of the diagnosis.
       op_types: the types of op that may be named.
       rows: the rows of the batch that are bad, if the input is.
-      steps: how many steps it takes at most until one is bad.
-      feed: what to feed, by Tensors of the default graph; called in every step.
+      steps: the most steps until one is bad.
+      feed: returns the values to feed, by Tensors of the default graph; called in every step.
     """
 
     build: Callable
@@ -52,7 +52,7 @@ def animal(**kwargs):
 
 
 def batches(make, bad_step: int = 1) -> tf.Tensor:
-    """A float32 batch [ROWS, 4] from an iterator; the one of `bad_step` went through `make`."""
+    """A float32 batch [ROWS, 4] from an iterator; `make` damages the one of `bad_step`."""
 
     def generate():
         for step in range(10):
@@ -159,7 +159,7 @@ def gradient_too_large_to_be_squared():
 )
 def a_pixel_that_relu_swallows():
     hidden = tf.nn.relu(tf.matmul(batches(put(np.nan, 5, 2)), weights()))
-    # Whatever ReLU makes of a NaN, the loss does not show it.
+    # The loss does not show the NaN, whether ReLU keeps it or not.
     return regression(tf.where(tf.math.is_nan(hidden), tf.zeros_like(hidden), hidden))
 
 
@@ -192,7 +192,7 @@ def a_row_in_a_queue():
 def only_in_the_backward_pass():
     outputs = tf.matmul(batches(put(0.0, 3)), weights())
     logs = tf.math.log(outputs)  # at fault
-    # The loss is finite, for it leaves the bad logarithms out. Their gradient is 0 times infinity.
+    # The loss leaves out the bad logarithms, so it is finite. Their gradient is 0 times infinity.
     return tf.reduce_mean(tf.where(outputs > 0, logs, tf.zeros_like(logs)))
 
 
@@ -245,11 +245,11 @@ class Failed:
     """A guarded training whose last step was bad.
 
     Attributes:
-      session, capture, gate: of the training, on a finalized graph.
-      labels: of what the gate found.
-      values: what the step drew.
-      loss: its value.
-      steps: how many steps were good before.
+      session, capture, gate: those of the training, on a finalized graph.
+      labels: the labels of what the gate found.
+      values: the values that the step drew.
+      loss: the value of the loss.
+      steps: how many good steps came before.
     """
 
     def __init__(self, loss, train=None, steps=3, feed=None, **kwargs):
@@ -283,7 +283,7 @@ class Failed:
 
 
 def failed(name: str) -> Failed:
-    """A training of the zoo, once a step was bad."""
+    """A training of the zoo after its first bad step."""
     it = ZOO[name]
     built = it.build()
     loss, train = built if isinstance(built, tuple) else (built, None)

@@ -369,7 +369,7 @@ class TestLog:
 
 @pytest.mark.full
 def test_many_incidents_leave_memory_flat_and_all_are_recorded(tmp_path):
-    count = 1500
+    count = 1050
     model = Linear(bad=lambda draw: draw > 0)
     train_op = slimguard.create_train_op(model.loss, model.optimizer, check_numerics=False)
     hook = slimguard.NanLossHook(model.loss, on_nan=slimguard.Skip(20000), logdir=str(tmp_path))

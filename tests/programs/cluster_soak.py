@@ -6,11 +6,11 @@ the root of the repository::
     python tests/programs/cluster_soak.py --faults=30
 
 Jobs of one parameter server and two workers, and of two and three, asynchronous and synchronous,
-in slim's loop and in a MonitoredTrainingSession, train with NaN batches under a ladder that skips
-and goes back to a checkpoint. A random role, the chief and the parameter servers among them, is
-killed by SIGKILL and started again. Then every worker has to come past the step at which that
-happened, in time, from the newest checkpoint; what is published has to be finite and whole, and the
-record of incidents to hold all that it held. After some faults a job is asked to end, and has to.
+in slim's loop and in a MonitoredTrainingSession, train with NaN batches under a fallback chain that
+skips and rolls back to a checkpoint. SIGKILL kills a random role, be it the chief, another worker
+or a parameter server, and the role is started again. Then every worker has to come past the step of
+that fault, in time, from the newest checkpoint. Published checkpoints have to be finite and whole,
+and the record of incidents must lose nothing. After some faults a job is asked to end, and has to.
 """
 
 import argparse
@@ -51,7 +51,7 @@ BAD = 0.2
 # How long a job may run from one fault to the next, and a role be away, in seconds.
 LIFE, AWAY = 2.0, 1.0
 # How long a job may take to come past a fault, or to end, in seconds.
-LIMIT = 90.0
+LIMIT = 240.0
 
 
 class Watch(tf1.train.SessionRunHook):
@@ -123,7 +123,7 @@ def train(role, folder, sync, monitored, is_relative, seed):
 
 
 class Watched:
-    """What can be seen of a job from outside."""
+    """The state of a job, as seen from outside."""
 
     def __init__(self, folder, workers):
         self._folder = pathlib.Path(folder)
@@ -176,7 +176,7 @@ class Watched:
 
 
 def all_pass(job, watched, step, end):
-    """Waits until each worker is past a step. Returns '' or the verdict why it is not."""
+    """Waits until each worker is past a step. Returns '', or a verdict on why one is not."""
     workers = range(len(job.cluster['worker']))
     while min(watched.steps()) <= step:
         for task in workers:
@@ -193,12 +193,12 @@ def fault(job, watched, choose):
     """Kills a role and starts it again. Returns (the role, the step, the verdict, seconds)."""
     time.sleep(choose.random() * LIFE)
     roles = [(name, task) for name in job.cluster for task in range(len(job.cluster[name]))]
-    # The chief as often as the others of its kind.
+    # The chief is chosen as often as any other worker.
     name = choose.choice(['ps', 'worker', 'chief'])
     role = ('worker', 0) if name == 'chief' else choose.choice([r for r in roles if r[0] == name])
     incidents = watched.incidents()
     job.kill(*role)
-    time.sleep(0.1)  # for those who were just about to say at which step they are
+    time.sleep(0.1)  # for roles that were just about to write their step
     at = max(watched.steps())
     saved, verdict = watched.published()
     sessions = len(watched.began())
@@ -238,7 +238,7 @@ def show_where_they_stand(job):
 
 
 def live(ps, workers, sync, monitored, is_relative, faults, choose):
-    """Runs one job. Yields (what was done, the step, the verdict, seconds) for each fault."""
+    """Runs one job. Yields (the fault, the step, the verdict, seconds) for each fault."""
     with tempfile.TemporaryDirectory() as folder:
         watched = Watched(folder, workers)
         arguments = folder, sync, monitored, is_relative, choose.randrange(10**6)
@@ -259,7 +259,7 @@ def live(ps, workers, sync, monitored, is_relative, faults, choose):
 
 
 def soak(faults, seed, is_relative):
-    """Returns the number of faults by what came of them; `ok` should be all of them."""
+    """Returns the number of faults by verdict; all of them should be `ok`."""
     choose = random.Random(seed)
     found = dict.fromkeys(['ok', 'poisoned', 'unreadable', 'hung', 'not resumed'], 0)
     done = 0
@@ -292,7 +292,7 @@ def main():
 
 
 if __name__ == '__main__':
-    # So that the roles' processes find its functions by name.
+    # With this import the roles' processes find its functions by name.
     from tests.programs import cluster_soak
 
     cluster_soak.main()

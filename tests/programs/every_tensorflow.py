@@ -17,8 +17,8 @@ import tempfile
 import time
 
 ROOT = str(pathlib.Path(__file__).resolve().parents[2])
-# The newest Python that each minor version is installed with here. From 2.16 on, the layers that
-# slim's batch norm stands on are in tf-keras, of the same number.
+# The newest Python that each minor version is installed with here. From 2.16 on, the layers of
+# slim's batch norm are in the tf-keras of the same version.
 PYTHONS = {
     '2.12': '3.11',
     '2.13': '3.11',

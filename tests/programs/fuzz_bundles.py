@@ -1,9 +1,9 @@
 """Damages bundles at random and opens them: `python tests/programs/fuzz_bundles.py --mutants=5000`.
 
-Whatever is cut off, flipped or dropped, opening it ends with its content or a `BundleError`, the
-report of its log directory is made, and neither takes much memory. The exit code is 1 if that did
-not hold; a mutant that kills or hangs the process is told by its number, which
-`--first=N --mutants=1` makes again.
+Parts of a bundle are cut off, flipped or dropped. To open it has to end with its content or a
+`BundleError`, the report of its log directory has to be made, and neither may take much memory. The
+exit code is 1 if one of these fails. A mutant that kills or hangs the process is known by its
+number; `--first=N --mutants=1` makes it again.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from slimguard.diagnosis import bundle, replay
 from slimguard.report import html, report_data
 
 DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'data', 'made_by_tf115')
-HANGS = 120  # seconds, for one mutant
+HANGS = 300  # seconds, for one mutant
 
 
 def change_bytes(rng, content):
@@ -55,7 +55,7 @@ _NASTY = [None, True, -1, 2**64, 1e308, '', 'NaN', 'x' * 10**5, '\0\ud800', '../
 def change_json(rng, content):
     said = json.loads(content.decode())
     for _ in range(rng.choice([1, 1, 2, 4])):
-        # More often near the root than in the long tables.
+        # Damage is more often near the root than in the long tables.
         parent, key = said, rng.choice(list(said))
         while isinstance(parent[key], (dict, list)) and parent[key] and rng.random() < 0.8:
             parent = parent[key]
@@ -105,7 +105,7 @@ def mutate(rng, folder):
 
 
 def open_everything(logdir, folder, replays):
-    """What the report, the listing and a replay do with a bundle; whether it was read whole."""
+    """Has the report, the listing and a replay open a bundle; returns whether it was read whole."""
     is_whole = True
     try:
         it = bundle.read(folder)
@@ -136,7 +136,7 @@ def run(sound, seed, first, mutants, replays):
         print('mutant %d: %s' % (number, how), file=sys.stderr, flush=True)
         faulthandler.dump_traceback_later(HANGS, exit=True)
         try:
-            # A graph is code: what runs a damaged one may do anything.
+            # A graph is code: a damaged one may do anything when it runs.
             refused += not open_everything(root, folder, replays and not how.startswith('step.pb'))
         except Exception:
             failures.append('mutant %d (%s)\n%s' % (number, how, traceback.format_exc()))
@@ -159,7 +159,7 @@ def main():
     )
     for failure in failures:
         print(failure)
-    # Not ru_maxrss, which begins with what the process had that started this one.
+    # ru_maxrss will not do: it begins with the memory of the process that started this one.
     with open('/proc/self/status') as status:
         peak = int(next(line.split()[1] for line in status if line.startswith('VmHWM'))) >> 10
     print(

@@ -2,13 +2,16 @@
 
     horovodrun --gloo -np 2 -H localhost:2 python tests/programs/horovod_ranks.py FOLDER [CASE...]
 
-Each rank writes FOLDER/rank<N>.json: by case, what it saw. Without cases, all of `CASES` are run.
+Each rank writes FOLDER/rank<N>.json: by case, what it saw. Without cases, all of `CASES` are run;
+the last of them ends both processes by SIGTERM, in a step that FOLDER/draws<N> tells.
 """
 
 import hashlib
 import json
 import os
+import signal
 import sys
+import time
 from typing import Any, Dict, NamedTuple
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
@@ -18,12 +21,14 @@ import numpy as np
 import tensorflow.compat.v1 as tf1
 
 import slimguard
+from slimguard import gate as gates
 
 STEPS = 30
+LOCAL = [tf1.GraphKeys.LOCAL_VARIABLES]  # which are not broadcast
 
 
 class Case(NamedTuple):
-    """What is bad on rank 1, at which draws of its batches, and what is to be done about it."""
+    """What is bad on rank 1, at which draws of its batches, and the policy."""
 
     bad: str
     at: Any = (5,)
@@ -31,6 +36,8 @@ class Case(NamedTuple):
     settings: Dict[str, Any] = {}
     door: str = 'hook'
     optimizer: Dict[str, Any] = {}
+    resumes: str = ''  # the case whose checkpoints it goes on from
+    steps: int = STEPS
 
 
 SPIKE = {'spike': slimguard.Spike(loss=10.0, gradient_norm=None, warmup=5)}
@@ -44,25 +51,43 @@ CASES = {
     'stop': Case('loss', on_nan='stop'),
     'rollback late': Case('loss', (22,), on_nan='rollback:2x0.5'),
     'rollback early': Case('loss', (2,), on_nan='rollback'),
+    'restart': Case('nothing', on_nan='rollback:2x0.5', resumes='rollback late', steps=40),
     'none': Case('nothing'),
     'train': Case('loss', (5,), door='train'),
     'plain session': Case('batch', (5,), door='session'),
     'fp16': Case('batch', optimizer={'compression': hvd.Compression.fp16}),
     'micro-batches': Case('batch', optimizer={'backward_passes_per_step': 2}),
     'sparse': Case('rows'),
-    'unedited': Case('loss', (5, 6), door='unedited'),  # the last: it changes TensorFlow
+    'Ctrl-C': Case('SIGINT', (7,)),
+    'Ctrl-C in train': Case('SIGINT', (7,), door='train'),
+    'other graph': Case('graph'),
+    # From here on TensorFlow is changed.
+    'unedited': Case('loss', (5, 6), door='unedited'),
+    'unedited Ctrl-C': Case('SIGINT', (12,), door='unedited'),
+    'SIGTERM': Case('SIGTERM', (12,), door='unedited'),
 }
+
+
+class SlowSaver(tf1.train.Saver):
+    """Saves the last state for longer than a launcher lets a rank go on once another has ended."""
+
+    def save(self, sess, save_path, global_step=None, *args, **kwargs):
+        if global_step > 12:
+            time.sleep(7)
+        return tf1.train.Saver.save(self, sess, save_path, global_step, *args, **kwargs)
 
 
 class Model:
     """A linear model with a moving average of its own; and a step.
 
     Attributes:
+      case: the case.
       draw: how many batches were drawn.
     """
 
-    def __init__(self, case):
-        self._case, self.draw = case, 0
+    def __init__(self, case, folder):
+        self.case, self.draw = case, 0
+        self._told_in = os.path.join(folder, 'draws%d' % hvd.rank())
         x, loss_offset, given = tf1.py_func(self._batch, [], [tf1.float32] * 3, stateful=True)
         x.set_shape([4, 3])
         start = tf1.constant_initializer(1.0 + hvd.rank())  # rank 0's is broadcast
@@ -79,21 +104,33 @@ class Model:
         optimizer = tf1.train.MomentumOptimizer(0.005, 0.9)
         optimizer = hvd.DistributedOptimizer(optimizer, **(case.optimizer or {}))
         update = average.assign(0.9 * average + 0.1 * tf1.reshape(given, []))
-        with tf1.control_dependencies([update]):
+        updates = [update]
+        if case.bad == 'graph' and hvd.rank() == 1:  # a local variable, as the others are broadcast
+            local = [tf1.GraphKeys.LOCAL_VARIABLES]
+            more = tf1.get_variable(
+                'more', [], trainable=False, initializer=start, collections=local
+            )
+            updates.append(more.assign(tf1.reshape(given, [])))
+        with tf1.control_dependencies(updates):
             self.train_op = optimizer.minimize(self.loss, global_step=self.step)
 
     def _batch(self):
         draw, self.draw = self.draw, self.draw + 1
         x = np.random.RandomState(1000 * hvd.rank() + draw).rand(4, 3).astype(np.float32)
         offset, given = np.zeros(1, np.float32), np.ones(1, np.float32)
-        if hvd.rank() == 1 and draw in self._case.at:
-            if self._case.bad in ('batch', 'rows'):
+        if self.case.bad == 'SIGTERM':
+            with open(self._told_in, 'w') as file:
+                file.write(str(self.draw))
+        if hvd.rank() == 1 and draw in self.case.at:
+            if self.case.bad.startswith('SIG'):
+                os.kill(os.getpid(), getattr(signal, self.case.bad))
+            if self.case.bad in ('batch', 'rows'):
                 x[2, 1] = x[0, 0] = np.nan
-            if self._case.bad == 'loss':
+            if self.case.bad == 'loss':
                 offset[:] = np.nan
-            if self._case.bad == 'average':
+            if self.case.bad == 'average':
                 given[:] = np.inf
-            if self._case.bad == 'large':
+            if self.case.bad == 'large':
                 offset[:] = 1e6
         return x, offset, given
 
@@ -102,7 +139,7 @@ class Digest(tf1.train.SessionRunHook):
     """The bits of the weights at the end, or before an error."""
 
     def __init__(self):
-        self.bits, self.step = '', -1
+        self.bits, self.step, self.factor = '', -1, None
 
     def after_run(self, run_context, run_values):
         self.look(run_context.session)
@@ -112,28 +149,37 @@ class Digest(tf1.train.SessionRunHook):
         with graph.as_default():
             shared = [v for v in tf1.global_variables() if not v.op.name.startswith('average')]
             values = session.run(shared + [tf1.train.get_global_step()])
+        rates = gates.learning_rates_of(graph)
+        self.factor = None if rates is None else rates.get(session)
         self.step = int(values.pop())
         self.bits = hashlib.md5(b''.join(map(np.ndarray.tobytes, map(np.asarray, values))))
         self.bits = self.bits.hexdigest()
 
 
 def run(name, case, folder):
+    """What a case has given."""
     digest, error = Digest(), ''
-    logdir = os.path.join(folder, name.replace(' ', '_')) if hvd.rank() == 0 else None
+    name = (case.resumes or name).replace(' ', '_')
+    logdir = os.path.join(folder, name) if hvd.rank() == 0 else None
     if case.door == 'unedited':
         slimguard.instrument(on_nan=case.on_nan)
     with tf1.Graph().as_default():
-        model = Model(case)
+        model = Model(case, folder)
         hook = slimguard.NanLossHook(model.loss, on_nan=case.on_nan, logdir=logdir, **case.settings)
-        hooks = [digest, tf1.train.StopAtStepHook(last_step=STEPS), hook]
+        hooks = [digest, tf1.train.StopAtStepHook(last_step=case.steps), hook]
         try:
             DOORS[case.door](model, hooks, logdir, digest)
         except slimguard.NanLossError as raised:
             error = '%s: %s' % (type(raised).__name__, raised.incident.reason)
+        except KeyboardInterrupt:
+            error = 'KeyboardInterrupt'
+        except tf1.errors.InvalidArgumentError as raised:
+            error = raised.message.split('\n')[0]
     return {
         'bits': digest.bits,
         'step': digest.step,
         'error': error,
+        'factor': digest.factor,
         'draws': model.draw,
         'incidents': [
             [each.step, each.reason, each.action, each.diagnosis, each.restored]
@@ -173,8 +219,10 @@ def in_plain_session(model, hooks, logdir, digest):
 
 def unedited(model, hooks, logdir, digest):
     hooks = [*hooks[:2], hvd.BroadcastGlobalVariablesHook(0)]
+    is_slow = model.case.bad == 'SIGTERM'
+    scaffold = tf1.train.Scaffold(saver=SlowSaver() if is_slow else None)
     with tf1.train.MonitoredTrainingSession(
-        checkpoint_dir=logdir, hooks=hooks, save_checkpoint_steps=10
+        checkpoint_dir=logdir, scaffold=scaffold, hooks=hooks, save_checkpoint_steps=10
     ) as session:
         while not session.should_stop():
             session.run(model.train_op)

@@ -40,7 +40,7 @@ class Reader(tf1.train.SessionRunHook):
             run_context.request_stop()
 
     def has_enough(self):
-        """Reads what is there; returns whether that is enough."""
+        """Reads the checkpoints that are there; returns whether there were enough by now."""
         found = pathlib.Path(self._logdir).glob('model.ckpt-*.meta')
         # The newest may be half written, and the Saver deletes none.
         for path in sorted(found, key=lambda path: int(path.stem.rsplit('-', 1)[1]))[:-1]:
@@ -91,7 +91,7 @@ def train(use_resource, reader, logdir):
 
 
 def train_unedited(use_resource, reader, logdir):
-    """The same in a loop of one's own around a Supervisor, which knows nothing of slimguard."""
+    """The same in a user's loop around a Supervisor, which knows nothing of slimguard."""
     step = tf1.train.get_or_create_global_step()
     with slimguard.instrument(capture=False):
         train_op = build(use_resource, lambda loss, optimizer: optimizer.minimize(loss, step))
@@ -113,7 +113,7 @@ LOOPS = {'slimguard.train': train, "a Supervisor's session": train_unedited}
 
 
 def soak(loop, use_resource, enough):
-    """Trains until there were enough checkpoints; returns what read them."""
+    """Trains until there were enough checkpoints; returns the `Reader` of them."""
     with tf.Graph().as_default(), tempfile.TemporaryDirectory() as logdir:
         reader = Reader(logdir, enough)
         LOOPS[loop](use_resource, reader, logdir)

@@ -5,18 +5,18 @@ the root of the repository::
 
     python tests/programs/recovery_soak.py --kills=100
 
-Each life of a training is a process of its own, in slim's loop, a MonitoredTrainingSession or a
-plain session that nobody has edited. It meets NaN batches and explosions at random: an explosion
-writes finite, ruined weights for some steps, which are saved as well, before it comes to the first
-Inf. Then it is rolled back, with a smaller learning rate. Lives are killed at a random moment,
-ahead of a file operation, and ahead of a file operation or a run of the session in a rollback.
-Half of them have no memory for snapshots, and go back to checkpoints.
+Each life of a training is a process of its own, in slim's loop, in a MonitoredTrainingSession or in
+the plain session of an unedited script. It meets NaN batches and explosions at random. An explosion
+writes finite, ruined weights for some steps, which are saved as well, before the first Inf comes.
+Then the training rolls back, with a smaller learning rate. Lives are killed at a random moment,
+before a file operation, or in a rollback before a file operation or a run of the session. Half of
+them have no memory for snapshots, and go back to checkpoints.
 
-What a life says tells what the next one has to resume with:
+From the lines that a life prints it follows what the next one has to resume with:
 
-* a finite checkpoint; one without any of an explosion's steps, unless that began after the last
-  rollback that was done;
-* the learning rate's factor of the last rollback that was done, or of one that was under way.
+* a finite checkpoint, without any step of an explosion, unless the explosion began after the last
+  complete rollback;
+* the learning rate's factor of the last complete rollback, or of one that was under way.
 """
 
 import argparse
@@ -50,9 +50,9 @@ KILLS = ('at random', 'ahead of a file operation', 'in a rollback', 'in a rollba
 BACK_OFF = 0.9
 # How often a batch is NaN, and how often an explosion begins.
 BAD, EXPLODES = 0.05, 0.02
-# None begins sooner: there is to be a state before it that is trusted.
+# No explosion begins sooner: a trusted state has to come before it.
 BEGINS = 20
-# Of so many checkpoints some are older than any explosion.
+# So many checkpoints are kept that some are older than any explosion.
 KEPT = 40
 # How long a life may last, once it trains: until it is killed by the clock, in seconds, or at all.
 LIFE, LONGEST = 0.8, 8.0
@@ -78,7 +78,7 @@ class Model:
     """Weights that a variable multiplies, which an explosion multiplies by a thousand each step.
 
     Attributes:
-      scale: that variable: 1, unless the state is one of an explosion.
+      scale: this variable, which is 1 unless the state is of an explosion.
     """
 
     def __init__(self, seed, say):
@@ -126,13 +126,13 @@ def live(loop, how, after, seed, logdir, is_short, say):
 
 
 def _tell_of_rollbacks(model, how, after, number, say):
-    """Has a life say when it trains and when a rollback begins; it may be killed from there on.
+    """Makes a life say when it trains and when a rollback begins; from then on it may be killed.
 
     Args:
       model: the model.
       how: when it is killed.
-      after: ahead of which file operation from there on.
-      number: of the rollback in which it is killed.
+      after: the number of the file operation, from there on, before which it is killed.
+      number: the number of the rollback in which it is killed.
       say: says it.
     """
     prepare, go_back = Recovery.prepare, Recovery.go_back
@@ -213,9 +213,9 @@ class Expected:
     """What the next life has to resume with.
 
     Attributes:
-      factors: those that are right; several where a life was killed in a rollback.
-      rollbacks: how many were done.
-      restarts: how many lives came to train.
+      factors: the right factors; several if a life was killed in a rollback.
+      rollbacks: how many were complete.
+      restarts: how many lives began to train.
     """
 
     def __init__(self):
@@ -257,7 +257,7 @@ class Expected:
 
 
 def inspect(logdir, say):
-    """Says what is wrong with what TensorFlow would resume from; nothing if all is well."""
+    """Says what is wrong with the state that TensorFlow would resume from, if anything is."""
     newest = tf1.train.latest_checkpoint(logdir)
     if newest is None:
         say('nothing is published')
@@ -267,7 +267,7 @@ def inspect(logdir, say):
 
 
 def lines_of(life, said, how):
-    """Yields what a life says, until it is killed; here, if it was not to kill itself."""
+    """Yields the lines of a life until it is killed; kills it here unless it kills itself."""
     ends = time.monotonic() + START
     is_killed, pending = False, b''
     while True:
@@ -312,7 +312,7 @@ def soak(kills, seed, out=print):
                 % (number, loop, how, expected.factors[-1], '; '.join(found) or 'ok')
             )
         left = [name for name in os.listdir(parent) if name != 'logs']
-        if len(left) > 1:  # that of the last life, which nobody has removed yet
+        if len(left) > 1:  # the one of the last life may still be there
             wrong.append('left behind: %s' % ', '.join(sorted(left)))
     return wrong, expected
 

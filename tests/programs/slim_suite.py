@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-# What the failures come from that are left with the names put back: a message, a cause.
+# The causes of failures that remain with the names put back, by a part of the message.
 CAUSES = (
     (r"No module named 'nose'", 'the test module imports nose, which is not installed'),
     (r"module 'numpy' has no attribute", 'numpy dropped an alias that the test uses'),

@@ -1,8 +1,9 @@
 """A small detector in the style of an old SSD trainer, which knows nothing of slimguard.
 
-Its learning rate is ten times too large, or more, and a box in ten has no height, of which it takes
-the logarithm. Arguments: the optimizer, the seed, the number of steps, the logdir. It prints the
-mean loss on clean images at first and at last, the step, and how many variables are not finite.
+Its learning rate is at least ten times too large. It takes the logarithm of a box's height, which
+is 0 in one box of ten. Arguments: the optimizer, the seed, the number of steps, the logdir. It
+prints the mean loss on clean images at first and at last, the step, and how many variables are not
+finite.
 """
 
 import os

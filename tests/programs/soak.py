@@ -7,10 +7,10 @@ the root of the repository::
     python tests/programs/soak.py --kills=200 --relative   # the logdir is given as `logs`
 
 Each life of a training is a process of its own. It resumes, saves as often as it can, meets NaN
-batches at random, and is killed by SIGKILL at a random moment. Lives differ: the gate holds what
-is bad; or it has to put back what the forward pass wrote; or an update without a gate makes the
-weights themselves NaN; in slim's loop or a MonitoredTrainingSession; with ref or with resource
-variables. After each the logdir is read by a process that trained nothing.
+batches at random, and is killed by SIGKILL at a random moment. Lives differ: the gate holds the bad
+update; or it has to undo a write of the forward pass; or an update without a gate makes the weights
+themselves NaN. They train in slim's loop or a MonitoredTrainingSession, with ref or with resource
+variables. After each life a process that trained nothing reads the logdir.
 """
 
 import argparse
@@ -44,7 +44,7 @@ LIFE = 0.6
 
 
 def build(kind, seed):
-    """A model whose names are the same in every life. Returns the loss and what poisons it."""
+    """A model with the same names in every life. Returns the loss and the op that poisons it."""
     rng = np.random.RandomState(seed)
 
     def draw():
@@ -127,7 +127,7 @@ def live_in_working_directory(kind, seed, logdir, resumed):
 
 
 def soak(kills, seed, is_relative=False, out=print):
-    """Returns the number of lives by what was wrong after them; `ok` should be all of them."""
+    """Returns the number of lives by what was wrong after them; all of them should be `ok`."""
     choose = random.Random(seed)
     found = dict.fromkeys(['ok', 'poisoned', 'unreadable', 'not resumed'], 0)
     expected = 'none'

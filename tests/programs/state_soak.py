@@ -6,11 +6,11 @@ the root of the repository::
     python tests/programs/state_soak.py --lives=1000
 
 Each life is a process of its own. It repairs the directory, resumes from it, saves, saves a step
-again, has a save refused, changes its working directory, and is killed ahead of a file operation of
-ours or of TensorFlow's that was chosen by chance, or between the two files of a checkpoint; or it
-ends. Between lives the directory is moved,
-or copied with the times of its files lost. After each, what `tf.train.latest_checkpoint` names has
-to be whole and finite, and no older than what was last published.
+again, has a save refused, and changes its working directory. It is killed before a random file
+operation of ours or of TensorFlow's, or between the two files of a checkpoint; or it ends. Between
+lives the directory is moved, or copied without the times of its files. After each life the
+checkpoint that `tf.train.latest_checkpoint` names has to be whole and finite, and no older than the
+one that was last published.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from tests.helpers.processes import in_a_fork
 
 tf1 = tf.compat.v1
 
-# What a life does. Saves are many, as the others mean little without.
+# The deeds of a life. Most are saves, as the others mean little without.
 DEEDS = ('save', 'save', 'save again', 'save again', 'refused', 'change directory', 'tear')
 MOVES = ('stay', 'stay', 'move', 'copy', 'copy, and tear the original')
 
@@ -116,7 +116,7 @@ def live(logdir, is_relative, use_resource, deeds, killed_after, say):
 
 
 def inspect(logdir, published):
-    """What is wrong with what TensorFlow would resume from; None if nothing is."""
+    """What is wrong with the state that TensorFlow would resume from; None if nothing is."""
     newest = tf1.train.latest_checkpoint(logdir)
     if newest is None:
         return 'unreachable' if published else None

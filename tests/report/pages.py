@@ -122,7 +122,7 @@ def browse(tmp_path, page, *flags):
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert run.returncode == 0, run.stderr
     return run, _asked_for(json.loads(log.read_text()))

@@ -473,15 +473,7 @@ def test_what_it_says_does_not_steer_the_terminal(tmp_path, capsys):
 @pytest.mark.full
 @pytest.mark.parametrize(
     'given',
-    [
-        'copy',
-        './copy/',
-        'x/../copy',
-        b'copy',
-        pathlib.Path('copy'),
-        'file://{here}/copy',
-        '{here}/copy',
-    ],
+    ['x/../copy/', b'copy', pathlib.Path('copy'), 'file://{here}/copy'],
     ids=str,
 )
 def test_a_logdir_as_people_give_it(copy, monkeypatch, capsys, given):
@@ -543,8 +535,11 @@ def test_a_torn_event_file_and_a_torn_record_are_said(copy):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize('error', [zlib.error('x'), MemoryError(), AssertionError('x')], ids=repr)
-@pytest.mark.parametrize('where', ['read', 'drawn'])
+@pytest.mark.parametrize(
+    'error, where',
+    [(zlib.error('x'), 'read'), (MemoryError(), 'drawn'), (AssertionError('x'), 'read')],
+    ids=repr,
+)
 def test_whatever_a_bundle_raises_only_its_place_says_so(sound_and_not, monkeypatch, error, where):
     logdir, bad = sound_and_not
 
@@ -600,11 +595,10 @@ def ranges_without_end(name):
     'change',
     [
         without_end,
-        ranges_without_end('op_%d'),
         ranges_without_end('net/block_%d/unit/conv'),
         lambda said: said['diagnosis']['ranges'][0].update(op='a/' * 400000 + 'b'),
     ],
-    ids=['long words', 'many ops', 'many scopes', 'a deep scope'],
+    ids=['long words', 'many scopes', 'a deep scope'],
 )
 def test_a_bundle_without_measure_has_a_page_that_opens(sound_and_not, change):
     logdir, path = sound_and_not
@@ -659,15 +653,14 @@ def test_it_opens_the_page_in_the_browser(copy, monkeypatch, capsys):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    'output, why',
+    'output, why, option',
     [
-        ('nowhere/a.html', 'cannot be written: there is no directory'),
-        ('folder', 'is a directory; expected a file, such as'),
-        ('file/a.html', 'cannot be written'),
-        ('', ' is empty; expected the path of a file'),
+        ('nowhere/a.html', 'cannot be written: there is no directory', 'output'),
+        ('folder', 'is a directory; expected a file, such as', 'png'),
+        ('file/a.html', 'cannot be written', 'png'),
+        ('', ' is empty; expected the path of a file', 'output'),
     ],
 )
-@pytest.mark.parametrize('option', ['output', 'png'])
 def test_what_cannot_be_written_is_an_error(copy, monkeypatch, capsys, output, why, option):
     monkeypatch.chdir(copy.parent)
     (copy.parent / 'folder').mkdir()
@@ -721,8 +714,8 @@ def test_the_standard_output_gets_the_page_and_nothing_else(copy, tmp_path, kind
 
 
 @pytest.mark.full
-@pytest.mark.parametrize('mask', [0o022, 0o077])
-def test_the_page_may_be_read_by_whom_the_umask_lets(copy, mask):
+def test_the_page_may_be_read_by_whom_the_umask_lets(copy):
+    mask = 0o027
     before = os.umask(mask)
     try:
         see(copy)
@@ -830,8 +823,7 @@ addEventListener('load', () => {
 
 
 @in_a_browser
-@pytest.mark.parametrize('width', [1280, 390])
-@pytest.mark.parametrize('incidents', [1, 500])
+@pytest.mark.parametrize('incidents, width', [(1, 390), (500, 1280)])
 def test_nothing_overlaps_and_nothing_is_beyond_the_window(copy, tmp_path, incidents, width):
     kinds = ('gradient norm 3.1e9 is 2.4e6 times the median %d', 'not finite: %dth/weights')
     lines = [

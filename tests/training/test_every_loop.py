@@ -22,6 +22,12 @@ from tests.helpers.models import Linear, LogLines, checkpoint_at, records_in
 tf1 = tf.compat.v1
 
 each_loop = pytest.mark.parametrize('loop', LOOPS.values(), ids=LOOPS)
+# What decides the same for all: in a loop of slimguard's own, and in a script that nobody edited.
+two_loops = pytest.mark.parametrize(
+    'loop',
+    [LOOPS['slimguard.train'], LOOPS['unedited: a plain session']],
+    ids=['edited', 'unedited'],
+)
 pytestmark = pytest.mark.usefixtures('ctrl_c_is_pythons')
 
 
@@ -83,10 +89,13 @@ class TestEachPolicy:
 
 @pytest.mark.full
 @each_loop
-def test_ctrl_c_lets_the_step_finish_and_saves(loop, tmp_path):
-    with pytest.raises(KeyboardInterrupt):
+def test_ctrl_c_lets_the_step_finish_saves_and_names_the_checkpoint(loop, tmp_path):
+    with LogLines() as lines, pytest.raises(KeyboardInterrupt) as caught:
         loop(given(tmp_path, bad=interrupt_at(4), steps=1000))
     assert checkpoint_at(tmp_path) == (5, [])
+    saved = 'Ctrl-C: saved %s (global step 5)' % checkpoints.newest(tmp_path)
+    assert lines[-1] == saved
+    assert caught.traceback[-1].name == 'raising_shortly'  # one line of ours, and none before it
 
 
 @each_loop
@@ -105,7 +114,7 @@ def test_a_training_resumes_from_a_good_checkpoint(loop, tmp_path):
 
 
 @pytest.mark.full
-@each_loop
+@two_loops
 def test_max_loss(loop, tmp_path):
     with pytest.raises(slimguard.NanLossError, match='above max_loss'):
         loop(given(tmp_path, on_nan='raise', max_loss=1e-6))
@@ -121,7 +130,7 @@ def test_rollback_goes_back_to_a_state_in_memory(loop, tmp_path):
 
 
 @pytest.mark.full
-@each_loop
+@two_loops
 def test_raise_saves_a_state_that_is_not_ruined(loop, tmp_path, monkeypatch):
     monkeypatch.setattr(snapshots, '_RUINED_NOW', 1e-9)  # so what is in memory always is
     policies = [slimguard.Skip(1), slimguard.Rollback(1), 'raise']
@@ -132,7 +141,7 @@ def test_raise_saves_a_state_that_is_not_ruined(loop, tmp_path, monkeypatch):
 
 
 @pytest.mark.full
-@each_loop
+@two_loops
 def test_a_spent_budget_for_skipping_gives_way(loop, tmp_path):
     on_nan = [slimguard.Skip(max_ratio=0.002), 'raise']
     why = '2 of the 5 steps before it were skipped, and max_ratio=0.002 allows no more'
@@ -308,3 +317,54 @@ def test_no_strategy_poisons_the_checkpoint(loop, check_numerics, fail_on_nan_lo
         loop(train_op, slimguard.NanLossHook(model.loss), logdir)
         assert model.batches.drawn == 3
     assert checkpoint_at(logdir) == (8, [])
+
+
+class Asks(tf1.train.SessionRunHook):
+    """A hook that fetches something in each step."""
+
+    def __init__(self, fetches):
+        self._fetches = fetches
+
+    def before_run(self, run_context):
+        return tf1.train.SessionRunArgs(self._fetches)
+
+
+def monitored(train_op, hooks):
+    with tf1.train.MonitoredTrainingSession(hooks=hooks) as session:
+        session.run(train_op)
+
+
+def watched(train_op, hooks):
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        with slimguard.watch(session, hooks) as session:
+            session.run(train_op)
+
+
+def by_slim(train_op, hooks):
+    slimguard.train(train_op, None, hooks=hooks, number_of_steps=1)
+
+
+@pytest.mark.every_cell
+@pytest.mark.parametrize('loop', [monitored, watched, by_slim], ids=lambda each: each.__name__)
+def test_what_a_hook_fetches_around_a_gate_is_refused_by_name(loop):
+    def train(asked):
+        """Trains with a hook that fetches one of what there is."""
+        with tf.Graph().as_default():
+            x = tf.random.uniform([3])
+            w, mean = (tf1.get_variable(name, [3]) for name in ('w', 'mean'))
+            loss = tf.reduce_sum(tf.square(w - x), name='loss')
+            optimizer, step = tf1.train.AdamOptimizer(), tf1.train.get_or_create_global_step()
+            update = tf.group(tf1.assign(mean, 0.9 * mean + 0.1 * x))
+            train_op = slimguard.create_train_op(loss, optimizer, step, variables_to_train=[w])
+            original = slimguard.gate.gate_of(train_op).original
+            found = {'read': {'all': [loss, w, step]}, 'update': update, 'original': [original]}
+            loop(train_op, [slimguard.NanLossHook(train_op, on_nan='skip'), Asks(found[asked])])
+
+    train('read')
+    for asked, does in (
+        ('update', 'It writes mean, with values'),
+        ('original', 'It runs again what'),
+    ):
+        with pytest.raises(ValueError, match='fetched by Asks, beside a guarded.*' + does):
+            train(asked)

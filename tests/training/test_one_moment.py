@@ -1,6 +1,7 @@
 """A checkpoint holds the variables as they were between two steps, and is named for that step."""
 
 import threading
+import time
 
 import pytest
 import tensorflow as tf
@@ -16,6 +17,13 @@ tf1 = tf.compat.v1
 MOMENT = 0.5
 
 
+def give_a_moment(thread, session):
+    """Waits until a thread is about to save, and then for what it does."""
+    while not step_turn.turn_of(session.graph)._savers:
+        time.sleep(0.002)
+    thread.join(MOMENT)
+
+
 class SlowDisk(SessionWrapper):
     """A session in which nothing is written before `go_on` is set."""
 
@@ -27,7 +35,7 @@ class SlowDisk(SessionWrapper):
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
         if any(isinstance(value, str) for value in (feed_dict or {}).values()):  # a path
             self.has_begun.set()
-            assert self.go_on.wait(60)
+            assert self.go_on.wait(300)
         return self._session.run(fetches, feed_dict, options, run_metadata)
 
 
@@ -92,14 +100,14 @@ def test_a_thread_that_saves_waits_for_the_end_of_a_step_and_the_next_step_for_i
         if hook.step == 3:
             found['disk'] = SlowDisk(session)
             found['thread'], found['saved'] = hook.start_saving(found['disk'], tmp_path)
-            found['thread'].join(MOMENT)
+            give_a_moment(found['thread'], session)
             assert not found['disk'].has_begun.is_set()
             threading.Timer(2 * MOMENT, found['disk'].go_on.set).start()
         if hook.step == 4:
             assert found['disk'].go_on.is_set()
 
     train(tmp_path, use_resource, act)
-    found['thread'].join(60)
+    found['thread'].join(300)
     assert [moment_in(path) for path in found['saved']] == [3]
     assert moment_in(tf1.train.latest_checkpoint(str(tmp_path))) == 8
 
@@ -114,12 +122,13 @@ def test_the_training_ends_when_what_is_being_written_is_there(tmp_path):
         if hook.step == 3:
             found['disk'] = SlowDisk(session)
             found['thread'], found['saved'] = hook.start_saving(found['disk'], tmp_path)
+            give_a_moment(found['thread'], session)
             threading.Timer(MOMENT, found['disk'].go_on.set).start()
             raise Enough
 
     with pytest.raises(Enough):
         train(tmp_path, False, act)
-    found['thread'].join(60)
+    found['thread'].join(300)
     assert len(found['saved']) == 1
 
 
@@ -131,7 +140,7 @@ def test_a_hook_may_wait_for_a_thread_that_saves(tmp_path, monkeypatch):
     def act(hook, session):
         if hook.step == 3:
             thread, found = hook.start_saving(session, tmp_path)
-            thread.join(60)
+            thread.join(300)
             saved.extend(found)
 
     train(tmp_path, False, act)
@@ -153,7 +162,7 @@ def test_a_save_beside_the_loop_is_looked_at_value_by_value_and_refused_by_name(
             hook.thread, found = hook.start_saving(session, tmp_path)
             saved.append((hook.saver, found))
         elif hook.step in (3, 5):
-            hook.thread.join(60)
+            hook.thread.join(300)
 
     train(tmp_path, False, act)
     (saver, refused), (_, good) = saved

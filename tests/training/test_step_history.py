@@ -16,6 +16,9 @@ tf1 = tf.compat.v1
 slim = compat.import_slim()
 
 every_loop = pytest.mark.parametrize('loop', cells(LOOPS))
+# One of slimguard's own, and one in a script that nobody edited.
+TWO = {name: LOOPS[name] for name in ('slimguard.train', 'unedited: a plain session')}
+two_loops = pytest.mark.parametrize('loop', cells(TWO))
 
 
 @pytest.mark.full
@@ -39,7 +42,7 @@ def test_a_spike_is_held_and_said(loop, tmp_path):
 
 
 @pytest.mark.full
-@every_loop
+@two_loops
 def test_without_spike_the_history_comes_all_the_same_and_nothing_is_held(loop, tmp_path):
     given = Given(str(tmp_path), on_nan='skip', bad=(4,), steps=6)
     loop(given)
@@ -51,7 +54,7 @@ def test_without_spike_the_history_comes_all_the_same_and_nothing_is_held(loop, 
 
 
 @pytest.mark.full
-@every_loop
+@two_loops
 def test_a_step_far_beyond_all_before_is_told_at_once_and_at_the_end(loop, tmp_path):
     with LogLines() as lines:
         loop(Given(str(tmp_path), on_nan='skip', bad=(24,), steps=25, value=1e6))

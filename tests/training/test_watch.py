@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import slimguard
 from slimguard.training.gate_watcher import GateWatcher
-from tests.helpers.children import python
+from tests.helpers.children import forked_python, python
 from tests.helpers.models import Linear, LogLines, non_finite, records_in, state
 
 tf1 = tf.compat.v1
@@ -281,7 +281,7 @@ for value in (1.0, float('nan'), 1.0, 1.0):
 
 @pytest.mark.full
 def test_a_session_that_is_never_closed_says_what_was_skipped_and_no_more(tmp_path):
-    run = python('-c', NEVER_CLOSED, cwd=tmp_path)
+    run = forked_python('-c', NEVER_CLOSED, cwd=tmp_path)
     assert run.returncode == 0
     assert 'slimguard:1 of 4 batches were skipped' in run.stderr
     assert 'Traceback' not in run.stderr

@@ -90,7 +90,7 @@ def test_a_graph_is_exported_when_nobody_adds_to_it(tmp_path):
             thread.start()
             thread.join(0.2)
             assert thread.is_alive()
-        thread.join(60)
+        thread.join(300)
         assert not thread.is_alive()
 
 

@@ -40,7 +40,7 @@ def draw():
 
 
 if __name__ == '__main__':
-    for method, target in (('spawn', train), (sys.argv[1], train), (sys.argv[1], draw)):
+    for method, target in (('spawn', train), (sys.argv[1], draw)):
         process = multiprocessing.get_context(method).Process(target=target)
         process.start()
         process.join()
@@ -63,11 +63,11 @@ def test_a_spawned_child_that_trains_is_guarded_and_another_imports_nothing(tmp_
         r'slimguard: in process \d+, a child: guarded GradientDescent: 3 steps, 1 incident '
         r'\(skip 1\); record and bundles: .*records.*'
     )
-    assert re.fullmatch(in_child, said[0]) and re.fullmatch(in_child, said[1])
-    assert 'this script ran no session itself. What it started (3 processes) is guarded' in said[2]
-    assert len(said) == 3
+    assert re.fullmatch(in_child, said[0])
+    assert 'this script ran no session itself. What it started (2 processes) is guarded' in said[1]
+    assert len(said) == 2
     incidents = record_file.read_incidents(tmp_path / 'records')
-    assert [incident.action for incident in incidents] == ['skip', 'skip']
+    assert [incident.action for incident in incidents] == ['skip']
     assert all('1 NaN' in incident.diagnosis for incident in incidents)
 
 

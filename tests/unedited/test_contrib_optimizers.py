@@ -24,10 +24,8 @@ def inner():
 CONTRIBS = {
     # For reference variables alone, as plain TensorFlow has it.
     'AddSign': lambda opt: opt.AddSignOptimizer(0.1),
-    'LazyAdam': lambda opt: opt.LazyAdamOptimizer(0.1),
     'LARS': lambda opt: opt.LARSOptimizer(0.1),
     'MovingAverage': lambda opt: opt.MovingAverageOptimizer(inner()),
-    'MultitaskOptimizerWrapper': lambda opt: opt.MultitaskOptimizerWrapper(inner()),
     'Shampoo': lambda opt: opt.ShampooOptimizer(train.get_or_create_global_step()),
     'VariableClipping': lambda opt: opt.VariableClippingOptimizer(inner(), {}, 1.0),
 }

@@ -42,27 +42,78 @@ def test_a_rate_that_is_nan_at_step_0_raises_at_once(on_nan):
     assert line.endswith('# at fault')
 
 
-@pytest.mark.parametrize('what', ['a norm of zeros', 'a variable that was bad before'])
-def test_where_nothing_exploded_no_advice_is_about_explosions(what):
+@pytest.mark.parametrize('on_nan', ORDERS)
+def test_a_rate_in_a_variable_that_holds_a_nan_raises_at_once(on_nan):
+    x = tf1.placeholder(tf.float32, [8, 4])
+    rate = tf1.get_variable('rate', initializer=0.1, trainable=False)
+    loss = tf.reduce_mean(tf.square(tf.matmul(x, tf1.get_variable('w', [4, 1])) - 1.0))
+    with slimguard.instrument(on_nan=on_nan), tf1.Session() as session:
+        train_op = tf1.train.MomentumOptimizer(rate, 0.9).minimize(loss)
+        session.run(tf1.global_variables_initializer())
+        session.run(train_op, {x: np.ones([8, 4])})
+        rate.load(np.nan, session)
+        with pytest.raises(slimguard.NanLossError) as caught:
+            session.run(train_op, {x: np.ones([8, 4])})
+    first, advice = caught.value.incident.diagnosis.splitlines()[0], caught.value.incident.advice
+    assert 'the learning rate itself is not finite: rate was not finite already' in first
+    assert advice is None and '; going back does not change that' in str(caught.value)
+
+
+def norm_of_zeros(x, scale):
+    w = tf1.get_variable('w', [4, 1], initializer=tf1.zeros_initializer())
+    return tf.reduce_mean(tf.square(tf.matmul(x, w) - 1.0)) + scale * tf.norm(w)
+
+
+@pytest.mark.parametrize('on_nan', ORDERS)
+def test_an_op_that_fails_on_the_weights_alone_spends_no_skip_and_no_rollback_in_vain(on_nan):
+    x, scale = tf1.placeholder(tf.float32, [8, 4]), tf1.get_variable('scale', initializer=1.0)
+    w_then = np.ones([4, 1])
+    with slimguard.instrument(on_nan=on_nan, logdir='logs'), tf1.Session() as session:
+        loss = norm_of_zeros(x, scale)
+        w = tf1.trainable_variables()[1]
+        train_op = tf1.train.GradientDescentOptimizer(0.01).minimize(loss)
+        session.run(tf1.global_variables_initializer())
+        w.load(w_then, session)
+        session.run(train_op, {x: np.ones([8, 4])})
+        w.load(0 * w_then, session)
+        session.run(train_op, {x: np.ones([8, 4])})  # goes back to the first state
+        w.load(0 * w_then, session)
+        with pytest.raises(slimguard.NanLossError, match='going back does not change') as caught:
+            session.run(train_op, {x: np.ones([8, 4])})
+    assert [record['action'] for record in records_in('logs')] == ['rollback', 'raise']
+    first, incident = caught.value.incident.diagnosis.splitlines()[0], caught.value.incident
+    assert 'of a norm of zeros' in first and 'depends on the weights alone' in first
+    assert 'every batch is bad then' in incident.reason and 'since it went back' in incident.reason
+    assert incident.advice is None
+
+
+def test_an_op_that_fails_on_a_batch_kept_in_a_variable_is_for_the_chain():
+    batch = tf1.get_variable('batch', initializer=tf.ones([8, 4]), trainable=False)
+    loss = tf.reduce_mean(tf.math.log(batch)) + tf.reduce_mean(tf1.get_variable('w', [4]))
+    with slimguard.instrument(on_nan='skip:2,raise'), tf1.Session() as session:
+        train_op = tf1.train.GradientDescentOptimizer(0.01).minimize(loss)
+        session.run(tf1.global_variables_initializer())
+        batch.load(np.zeros([8, 4]), session)
+        for _ in range(2):
+            session.run(train_op)
+        with pytest.raises(slimguard.NanLossError, match='2 bad steps|3 bad steps'):
+            session.run(train_op)
+
+
+def test_where_a_variable_was_bad_before_no_advice_is_about_explosions():
     x = tf1.placeholder(tf.float32, [8, 4])
     w = tf1.get_variable('w', [4, 1], initializer=tf1.zeros_initializer())
     scale = tf1.get_variable('scale', [], initializer=tf1.ones_initializer(), trainable=False)
     loss = scale * tf.reduce_mean(tf.square(tf.matmul(x, w) - 1.0))
-    if what == 'a norm of zeros':
-        loss += tf.norm(w)
     with slimguard.instrument(on_nan='rollback:1'), tf1.Session() as session:
         train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(loss)
         session.run(tf1.global_variables_initializer())
-        if what != 'a norm of zeros':
-            scale.load(np.nan, session)
+        scale.load(np.nan, session)
         with pytest.raises(slimguard.NanLossError) as caught:
             for _ in range(2):
                 session.run(train_op, {x: np.ones([8, 4])})
-    if what == 'a norm of zeros':
-        assert caught.value.incident.advice is None
-    else:
-        told = caught.value.incident.advice
-        assert told.startswith('what made it so went past the gate') and 'on_nan' not in told
+    told = caught.value.incident.advice
+    assert told.startswith('what made it so went past the gate') and 'on_nan' not in told
 
 
 def batch_norm(x):

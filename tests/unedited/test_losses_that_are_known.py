@@ -12,7 +12,6 @@ import tensorflow as tf
 
 import slimguard
 from tests.helpers.models import LogLines, records_in
-from tests.helpers.random_graphs import new_session
 
 tf1 = tf.compat.v1
 KNOWN, UNKNOWN = {}, {}
@@ -85,6 +84,37 @@ def towers_by_gradients(noise):
     return sgd().apply_gradients(averaged(pairs))
 
 
+def replicas(update):
+    """What two replicas of a `MirroredStrategy` update; `update` gets the number of one."""
+
+    def in_replica():
+        number = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return update(tf.get_static_value(number))
+
+    strategy = tf.distribute.MirroredStrategy(['/cpu:0', '/cpu:1'])
+    with strategy.scope():
+        run = getattr(strategy, 'run', None) or strategy.experimental_run_v2
+        return tf.group(*strategy.experimental_local_results(run(in_replica)))
+
+
+@known
+def mirrored(noise):
+    return replicas(
+        lambda number: sgd().minimize(square(weight(), noise) + (noise if number else 0.0))
+    )
+
+
+@known
+def mirrored_gradients_that_are_clipped(noise):
+    def update(number):
+        variables = [weight(), weight('v')]
+        loss = square(tf.add_n(variables), noise) + (0.0 if number else noise)
+        gradients, _ = tf.clip_by_global_norm(tf1.gradients(loss, variables), 1.0)
+        return sgd().apply_gradients(zip(gradients, variables))
+
+    return replicas(update)
+
+
 @known
 def a_penalty_on_the_gradient_of_something(noise):
     w, x = weight(), tf.constant([1.0, 2.0, 3.0])
@@ -99,6 +129,11 @@ def two_losses_of_their_own_variables(noise):
         sgd().minimize(square(v, noise), var_list=[v]),
         sgd().minimize(square(w, noise) + noise, var_list=[w]),
     )
+
+
+@unknown
+def two_losses_in_each_replica(noise):
+    return replicas(lambda number: two_losses_of_their_own_variables(noise))
 
 
 @unknown
@@ -118,7 +153,10 @@ def a_loss_of_an_input_that_the_update_does_without(noise):
 def train(build, tmp_path, noises, **kwargs):
     """The records of incidents, and what was logged."""
     kwargs = dict({'logdir': str(tmp_path), 'capture': False}, **kwargs)
-    with slimguard.instrument('skip', **kwargs), LogLines() as lines, new_session() as session:
+    two = tf1.ConfigProto(device_count={'CPU': 2})
+    with slimguard.instrument('skip', **kwargs), LogLines() as lines, tf1.Session(
+        config=two
+    ) as session:
         noise = tf1.placeholder_with_default(0.0, [])
         train_op = build(noise)
         session.run(tf1.global_variables_initializer())
@@ -137,7 +175,7 @@ def test_a_loss_that_is_not_finite_or_too_large_is_an_incident(name, tmp_path):
     assert [record['action'] for record in records] == ['skip'] * 2
     assert np.isnan(float(records[0]['loss'])) and 'not finite: loss' in records[0]['reason']
     assert 'above max_loss' in records[1]['reason'] and float(records[1]['loss']) > 600
-    assert not [line for line in lines if 'max_loss is not compared' in line]
+    assert not [line for line in lines if 'is not known' in line]
 
 
 @pytest.mark.every_cell
@@ -145,7 +183,15 @@ def test_a_loss_that_is_not_finite_or_too_large_is_an_incident(name, tmp_path):
 def test_where_it_is_not_certain_there_is_none_and_that_is_said(name, tmp_path):
     _, lines = train(UNKNOWN[name], tmp_path, [0.0, math.nan, 0.0], max_loss=200.0)
     assert not [line for line in lines if 'incident' in line]
-    assert [line for line in lines if 'max_loss is not compared with anything' in line]
+    assert (
+        len([line for line in lines if 'neither checked nor compared with max_loss' in line]) == 1
+    )
+
+
+def test_losses_that_are_not_known_are_named_without_a_limit_too(tmp_path):
+    _, lines = train(two_losses_of_their_own_variables, tmp_path, [0.0, 0.0])
+    (line,) = [line for line in lines if 'is not known' in line]
+    assert "'group_deps'" in line and 'by the same variables: Sum, add.' in line
 
 
 def test_the_tower_is_named(tmp_path):

@@ -498,7 +498,7 @@ def test_that_it_ends_no_other_thread_is_said(tmp_path):
         update = own.mean.assign(2.0 * own.x)
         actor = threading.Thread(target=act, name='the actor')
         actor.start()
-        actor.join(60)
+        actor.join(300)
         own.session.close()
     assert len(errors) == 1
     (line,) = [line for line in lines if 'ends a run in thread' in line]

@@ -158,7 +158,7 @@ def test_a_thread_that_saves_waits_for_the_end_of_a_step(tmp_path):
     script = Script(True, act)
     for _ in range(6):
         script.session.run(script.train_op)
-    threads[0].join(60)
+    threads[0].join(300)
     assert [moment_in(path) for path in saved] == [3]
 
 
@@ -170,7 +170,7 @@ def test_a_step_that_waits_for_that_thread_is_not_waited_for(tmp_path, monkeypat
     def act():
         thread = script.saving(tmp_path, saved)
         thread.start()
-        thread.join(60)
+        thread.join(300)
         return np.float32(-1)
 
     script = Script(False, act)
@@ -185,13 +185,13 @@ def test_where_several_threads_train_nobody_takes_turns(tmp_path):
     assert turn_of(script.session.graph) is not None
     other = threading.Thread(target=script.session.run, args=(script.train_op,))
     other.start()
-    other.join(60)
+    other.join(300)
     script.session.run(script.train_op)
     assert turn_of(script.session.graph) is None
     saved = []
     thread = script.saving(tmp_path, saved)
     thread.start()
-    thread.join(60)
+    thread.join(300)
     assert [moment_in(path) for path in saved] == [3]
     assert turn_of(script.session.graph) is None
 
@@ -203,7 +203,7 @@ def test_a_thread_that_saves_before_the_first_step_makes_a_copy(tmp_path):
     saved = []
     thread = script.saving(tmp_path, saved)
     thread.start()
-    thread.join(60)
+    thread.join(300)
     turn = turn_of(script.session.graph)
     assert turn is not None and not turn.is_mine
     script.session.run(script.train_op)

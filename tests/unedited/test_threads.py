@@ -21,7 +21,7 @@ def in_a_thread(function, waits):
     thread.start()
     while not waits and thread.is_alive():
         time.sleep(0.01)  # as one that builds: it is in no function of `threading`
-    thread.join(60)
+    thread.join(300)
     assert not thread.is_alive()
 
 

@@ -102,7 +102,7 @@ def in_threads(model, train_op, logdir, watch):
         def train():
             try:
                 session.run(train_op)
-                both.wait(60)
+                both.wait(300)
                 with alone:
                     session.run(train_op)
                 for _ in range(2, STEPS // 2):

@@ -213,6 +213,27 @@ def recurrent(reads_again=False):
     return train_op, keep, x
 
 
+@pytest.mark.parametrize('use_resource', [True, False])
+@pytest.mark.parametrize('takes_it_in', [False, True])
+def test_only_an_update_that_takes_in_the_batch_is_said_to_see_it(
+    tmp_path, caplog, takes_it_in, use_resource
+):
+    """One may wait for the batch, or read a variable that the forward pass wrote just before."""
+    tf1.get_variable_scope().set_use_resource(use_resource)
+    with guarded(tmp_path), tf1.Session() as session:
+        x = tf1.placeholder(tf.float32, [4])
+        w, rate, mean = (tf1.get_variable(n, initializer=0.1) for n in ('w', 'rate', 'mean'))
+        update = tf1.assign(mean, 0.9 * mean + 0.1 * tf.reduce_mean(x))
+        with tf.control_dependencies([update]):
+            loss = tf.reduce_mean(tf.square(w * x - 1.0))
+            set_rate = tf1.assign(rate, mean.read_value() if takes_it_in else 0.9 * rate)
+        train_op = tf1.train.GradientDescentOptimizer(rate).minimize(loss, var_list=[w])
+        session.run(tf1.global_variables_initializer())
+        session.run([train_op, set_rate.op], {x: np.ones([4])})
+    told = [each.getMessage() for each in caplog.records if 'NOT guarded' in each.getMessage()]
+    assert ["the update of 'rate' is NOT guarded" in line for line in told] == [True] * takes_it_in
+
+
 @pytest.mark.full
 def test_the_state_of_a_recurrent_layer_is_carried_on_behind_the_gate(tmp_path):
     def values_after(batches):

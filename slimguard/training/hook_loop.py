@@ -1,0 +1,206 @@
+"""What a hook does for a training in a loop that knows hooks only: :class:`HookLoop`.
+
+`slimguard.train` keeps checkpoints, saves on signals, and captures bad steps by itself. In a
+`MonitoredSession`, an Estimator or a plain session there is only the hook. It learns of the graph
+when it begins, of the session when that is made, of each step; that the session is closed is told
+to no hook, so it listens at the session's `close`.
+"""
+
+import contextlib
+import sys
+import weakref
+from typing import Any, Callable, Optional
+
+import tensorflow as tf
+
+from slimguard import gate as gates
+from slimguard import graph as graphs
+from slimguard.checkpoints.finite_saver import FiniteSaver, make_finite, offer_saver
+from slimguard.compat import tf_callers, tf_private
+from slimguard.incidents.nan_loss_error import with_short_traceback
+from slimguard.system import files
+from slimguard.training.checkpoint_keeper import CheckpointKeeper
+from slimguard.training.prepared_runs import prepare_steps
+from slimguard.training.training import Training, TrainingSettings
+
+# By session, the directories that the hooks of one keep: several hooks may watch it.
+_kept_in: Any = weakref.WeakKeyDictionary()
+
+
+class HookLoop:
+    """Opens a training for a hook, from its `begin` to the end of its session.
+
+    Args:
+      graph: the graph.
+      directory: where the record is, and the checkpoints, if the session itself keeps none; None
+        if nowhere.
+      calling: what is known of the session that is being made.
+      settings: what the user says.
+      saves: whether this process is one that saves; None if that is not known yet.
+
+    Attributes:
+      training: the training.
+    """
+
+    def __init__(
+        self,
+        graph: tf.Graph,
+        directory: Optional[str],
+        calling: tf_callers.CallingSession,
+        settings: TrainingSettings,
+        saves: Optional[bool],
+    ):
+        self._graph = graph
+        self._calling = calling
+        self._has_ended = self._hears = False
+        self._open = contextlib.ExitStack()  # what is given back when the session is closed
+        self._closing: Callable[[Any], None] = lambda session: None
+        keeper = saver = None
+        saved_to = _saved_to(directory, calling) if _trains(graph) else None
+        if saved_to is not None and saves is not False:
+            saver = _finite_saver(graph, calling)
+            keeper = CheckpointKeeper(saved_to, saver)
+            if saves:
+                keeper.resume_from_good()
+        bundles_in = None if keeper is None else directory
+        self.training = Training(settings, keeper, saver, bundles_in)
+        self.training.capture(*gates.gates_of(graph).values())
+
+    # The session.
+
+    def open(
+        self, session, saves: bool, closing: Callable[[Any], None], closed: Callable[[], None]
+    ) -> None:
+        """A session is there; it may be a new one in place of one that failed.
+
+        Args:
+          session: the `tf.compat.v1.Session`.
+          saves: whether this process saves, as far as the job knows.
+          closing: called with the session before it is closed.
+          closed: called when the session is closed.
+        """
+        self._closing = closing
+        self._has_ended = False
+        self._open = contextlib.ExitStack()
+        keeper = self.training.keeper
+        if keeper is not None and saves and _keep_in(keeper.logdir, session):
+            self._build_saver()
+        else:
+            keeper = self.training.keeper = None
+        # Ranks that save nothing end with the others all the same.
+        self._hears = keeper is not None or gates.ranks_in(self._graph).are_several
+        if self._hears:
+            self.training.signals.watch(session)
+            self._hear_signals()
+            # This comes after all others, as it may end the process.
+            self._open.callback(lambda: self.training.signals.leave())
+        self._open.callback(closed)
+        self._open.enter_context(self.training.running())
+        _listen_to_close(session, self)
+        self._open.callback(prepare_steps(session))
+
+    def _build_saver(self) -> None:
+        saver: Any = self.training.saver
+        if not tf_private.is_built(saver):
+            with self._graph.as_default(), tf_private.unfinalized(self._graph):
+                saver.build()
+
+    def _hear_signals(self) -> None:
+        self.training.signals = self.training.signals.entered()
+
+    def end(self, session, incidents: int) -> None:
+        """The training has ended as it should, after so many incidents; its saver saves now."""
+        self._has_ended = True
+        self._show(session, incidents)
+
+    def close(self, session, close: Callable[[], None]) -> None:
+        """Closes the session; if an interrupt ended the training, saves before that."""
+        interrupted = isinstance(sys.exc_info()[1], (KeyboardInterrupt, SystemExit))
+        is_saved = self.training.is_saved or self._has_ended and self._calling.saves_at_end
+        with self._open:
+            self._closing(session)
+            if not is_saved and (interrupted or self.training.signals.is_asked):
+                self.training.save(session)
+            close()
+
+    def drop(self) -> None:
+        """Gives back what it took: the session is gone, and nobody has closed it."""
+        self._open.close()
+
+    # The steps.
+
+    def begin_step(self) -> None:
+        """A step begins."""
+        if self._hears:
+            self._hear_signals()
+            self.training.signals.begin_step()
+
+    def end_step(self, run_context, incidents: int) -> None:
+        """A run has ended; asks the loop to stop where a signal has come."""
+        signals = self.training.signals
+        signals.end_step()
+        if signals.is_asked:
+            signals.tell_saving()
+            run_context.request_stop()
+        if self.training.is_progress_due():
+            self._show(run_context.session, incidents)
+
+    def _show(self, session, incidents: int) -> None:
+        if self.training.progress is not None:
+            step = graphs.global_step(self._graph)
+            step_now = 0 if step is None else int(session.run(step))
+            self.training.progress.show(step_now, self.training.loss, incidents)
+
+
+def _keep_in(directory: str, session) -> bool:
+    """Whether a hook is the first of a session to keep checkpoints in a directory."""
+    kept = _kept_in.setdefault(session, set())
+    is_first = directory not in kept
+    kept.add(directory)
+    return is_first
+
+
+def _trains(graph: tf.Graph) -> bool:
+    """Whether there is a train op. A hook may watch an evaluation as well, which saves nothing."""
+    return bool(gates.gates_of(graph)) or any(map(graphs.is_apply, graph.get_operations()))
+
+
+def _saved_to(directory: Optional[str], calling: tf_callers.CallingSession) -> Optional[str]:
+    """Where the session keeps its checkpoints, also where the hook's record is elsewhere."""
+    if directory is None or not calling.dirs:
+        return directory
+    return files.as_path(calling.dirs[0], 'checkpoint_dir')
+
+
+def _finite_saver(graph: tf.Graph, calling: tf_callers.CallingSession) -> FiniteSaver:
+    """What the session that is being made saves with, from now on a `FiniteSaver`.
+
+    It is the session's own, or the graph's, as TensorFlow's hooks take it; else a new one.
+    """
+    with tf_private.unfinalized(graph):
+        saver = calling.saver() or offer_saver(graph, is_built_later=calling.builds_saver)
+        finite = make_finite(graph, saver)
+    calling.use(finite)
+    return finite
+
+
+def _listen_to_close(session, loop: HookLoop) -> None:
+    """Has `loop.close` called in place of `session.close`, once."""
+    here = weakref.ref(session)  # as the session itself holds what is made here
+    before = vars(session).get('close')  # of another hook
+
+    @with_short_traceback
+    def close() -> None:
+        session = here()
+        if session is None:  # Python is freeing it, with other objects in a cycle
+            loop.drop()
+            if before is not None:
+                before()
+            return
+        if before is None:
+            del session.close
+        else:
+            session.close = before
+        loop.close(session, session.close)
+
+    session.close = close

@@ -57,7 +57,7 @@ def _curve_note(data: ReportData) -> str:
         said = '%d of the %d recorded values were not finite, and are not in the curve.'
         told.append(said % (curve.bad, curve.points))
     ends = [line[:, 0].max() for line in (*curve.segments, *curve.tails) if len(line)]
-    if ends and data.incidents:
+    if ends and (data.incidents or data.bundles):
         told.append(words.CURVE_ENDS % max(ends))
     return ' '.join(told)
 

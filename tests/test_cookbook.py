@@ -79,6 +79,19 @@ def train(code, fed):
 def test_the_page_gives_the_advice_of_the_report():
     for told in advice.BY_PHASE.values():
         assert '| %s |\n' % told in PAGE
+    for cause, told in advice.BY_CAUSE.items():
+        assert '| %s | %s |\n' % (cause, told) in PAGE
+        for path in re.findall(r'tf\.([\w.]+)\(', told):
+            found = tf1
+            for name in path.split('.'):
+                found = getattr(found, name)
+
+
+def test_each_section_of_the_page_has_the_report_advise_something_of_its_own():
+    said = [recipe.values[2] for recipe in recipes()]
+    assert [it for it in said if not advice.for_cause(it)] == [
+        it for it in said if 'bad data' in it
+    ]
 
 
 @pytest.mark.every_cell

@@ -6,7 +6,7 @@ it made NaN or Inf from its inputs.
 """
 
 import math
-from typing import Any, Callable, FrozenSet, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -21,11 +21,13 @@ class Cause(NamedTuple):
       sentence: without a full stop.
       is_overflow: whether a result was too large for its dtype, as happens when weights grow.
       is_known: whether a rule explains it.
+      broken: a mask of the values that break the precondition; None if there is none.
     """
 
     sentence: str
     is_overflow: bool = False
     is_known: bool = True
+    broken: Optional[np.ndarray] = None
 
 
 UNKNOWN = Cause('', is_known=False)
@@ -54,33 +56,66 @@ class Rule(NamedTuple):
 def explain(culprit: p.Culprit) -> Cause:
     """Why an op returned something non-finite, by the first rules whose precondition is broken."""
     found: List[str] = []
+    first: p.Broken = None
+    is_overflow = False
     for rule in _RULES:
         if culprit.op_type not in rule.types:
             continue
         if rule.gradient_of and culprit.forward_type != rule.gradient_of:
             continue
-        sentence = _sentence(rule, culprit)
-        if sentence and (rule.is_overflow or rule.gradient_of):
-            return Cause(' and '.join(found) or sentence, rule.is_overflow and not found)
-        if sentence:
+        broken = _broken(rule, culprit)
+        sentence, ends = _sentence(rule, broken), rule.is_overflow or bool(rule.gradient_of)
+        if sentence and not found:
+            first, is_overflow = broken, rule.is_overflow
+        if sentence and not (found and ends):
             found.append(sentence)
+        if sentence and ends:
+            break
     if found:
-        return Cause(' and '.join(found))
+        mask = first if isinstance(first, np.ndarray) else None
+        return Cause(' and '.join(found), is_overflow, broken=mask)
     output = numbers(culprit.output)
     what = 'NaN' if np.isnan(output).any() else 'Inf'
     given = 'an Inf' if any(map(_holds_inf, culprit.inputs)) else 'finite inputs'
     return Cause('%s made %s from %s' % (culprit.op_type, what, given), is_known=False)
 
 
-def _sentence(rule: Rule, culprit: p.Culprit) -> str:
+def where(broken: Optional[np.ndarray], value: Optional[np.ndarray]) -> str:
+    """The first numbers of an input that break a precondition, with their places; '' if unknown.
+
+    Args:
+      broken: a mask of such numbers, or None.
+      value: the input, or None; it has the shape of the mask, or is broadcast to it.
+    """
+    if broken is None or value is None or not np.ndim(value) or np.ndim(value) > broken.ndim:
+        return ''
+    sizes = broken.shape[broken.ndim - value.ndim :]
+    if any(size not in (1, other) for size, other in zip(value.shape, sizes)):
+        return ''
+    places: Dict[Tuple[int, ...], None] = {}  # in order
+    for place in np.argwhere(broken)[:_MOST_LOOKED_AT]:
+        place = place[broken.ndim - value.ndim :]
+        places[tuple(0 if n == 1 else int(i) for i, n in zip(place, value.shape))] = None
+    shown = ['%g at %s' % (_comparable(value)[place], list(place)) for place in places]
+    more = ', \N{HORIZONTAL ELLIPSIS}' if len(shown) > 3 else ''
+    return ', '.join(shown[:3]) + more
+
+
+_MOST_LOOKED_AT = 1000
+
+
+def _broken(rule: Rule, culprit: p.Culprit) -> p.Broken:
     inputs = [_comparable(x) for x in culprit.inputs if x is not None]
     if len(inputs) < len(culprit.inputs):
-        return ''  # one was not measured
+        return None  # one was not measured
     try:
         with np.errstate(all='ignore'):
-            broken = rule.breaks(culprit, *inputs)
+            return rule.breaks(culprit, *inputs)
     except (TypeError, ValueError, IndexError):  # another number of inputs, or other shapes
-        return ''
+        return None
+
+
+def _sentence(rule: Rule, broken: p.Broken) -> str:
     if broken is None or isinstance(broken, str):
         return broken or ''
     count = int(np.sum(broken))
@@ -132,7 +167,8 @@ _RULES = [
     Rule(_types('Mean'), p.is_empty('mean')),
     Rule(_types('Max Min'), p.is_empty('largest or smallest'), is_risky=False),
     # Gradients at a point where the slope is infinite.
-    Rule(_types('SqrtGrad'), p.gradient_of_root),
+    Rule(_types('SqrtGrad'), p.zeros(False), 'gradient of sqrt at 0'),
+    Rule(_types('SqrtGrad'), p.zeros(True), 'gradient of sqrt at 0, of a norm of zeros'),
     _rule(
         'Reciprocal Inv', 'gradient of log at 0: division by 0', lambda x: x == 0, gradient_of='Log'
     ),
@@ -169,10 +205,10 @@ _RULES = [
     _rule('Atanh', 'atanh of a number outside its range', lambda x: np.abs(x) >= 1),
     _rule('Acosh', 'acosh of a number outside its range', p.outside(1, math.inf)),
     # Pairs of inputs with an Inf, such as a mask's, that give NaN.
-    Rule(_types('Mul'), p.times_inf, is_risky=False),
-    Rule(_types('Add AddV2'), p.less_inf(1), is_risky=False),
-    Rule(_types('Sub'), p.less_inf(-1), is_risky=False),
-    Rule(_types('RealDiv Div'), p.inf_by_inf),
+    _rule('Mul', '0 times Inf', p.times_inf, is_risky=False),
+    _rule('Add AddV2', 'Inf less Inf', lambda x, y: np.isinf(x) & (x == -y), is_risky=False),
+    _rule('Sub', 'Inf less Inf', lambda x, y: np.isinf(x) & (x == y), is_risky=False),
+    _rule('RealDiv Div', 'Inf divided by Inf', lambda x, y: np.isinf(x) & np.isinf(y)),
     # Results too large for the dtype.
     Rule(_types('Exp'), p.function_overflows(np.exp), is_overflow=True),
     Rule(_types('Expm1'), p.function_overflows(np.expm1), is_overflow=True),

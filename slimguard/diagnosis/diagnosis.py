@@ -11,13 +11,22 @@ GIVEN = ('input', 'variable', 'constant')
 
 
 class Input(NamedTuple):
-    """An input of the op at fault."""
+    """An input of the op at fault.
+
+    Attributes:
+      name: the name of the tensor.
+      range: its range; None if it is no float tensor, or could not be measured.
+      where: its first numbers that the op cannot take, with their places: '0 at [5, 0]'; '' if they
+        are not known.
+    """
 
     name: str
-    range: Optional[Range]  # None if it is no float tensor, or could not be measured
+    range: Optional[Range]
+    where: str = ''
 
     def to_dict(self) -> Dict[str, Any]:
-        return {'name': self.name, 'range': None if self.range is None else self.range.to_dict()}
+        found = None if self.range is None else self.range.to_dict()
+        return {'name': self.name, 'range': found, 'where': self.where}
 
 
 class Row(NamedTuple):
@@ -107,7 +116,8 @@ class Diagnosis(NamedTuple):
             lines.append('  %s' % (self.line,))
         for given in self.inputs[:5]:
             if given.range is not None:
-                lines.append('  input %s: %s' % (given.name, given.range))
+                where = ': ' + given.where if given.where else ''
+                lines.append('  input %s: %s%s' % (given.name, given.range, where))
         if self.output is not None:
             lines.append('  output: %s' % (self.output,))
         if self.non_finite is not None and self.non_finite.positions:

@@ -68,6 +68,9 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
             is_norm=forward is not None and _is_norm(forward),
         )
     )
+    pairs = zip(told.inputs, given)
+    inputs_at = [i._replace(where=causes.where(cause.broken, values.get(key(t)))) for i, t in pairs]
+    told = told._replace(inputs=tuple(inputs_at))
     more = _in_rows(measured, told)
     if cause.is_overflow:
         more += large_weights(measured) or outlier(measured)

@@ -5,10 +5,30 @@ from typing import Optional, Sequence
 
 from slimguard.system import texts
 
-# By the phase of a diagnosis.
+# By the words with which a diagnosis names the cause; the first that it has is taken.
+BY_CAUSE = {
+    'epsilon is 0 in float16': 'Pass the optimizer a larger epsilon, such as 1e-4.',
+    'rsqrt of 0': 'Keep the input above 0: tf.math.rsqrt(tf.maximum(x, 1e-7)); count steps from 1.',
+    'gradient of sqrt at 0': 'Add a small number below the root, as the slope is infinite at 0: '
+    'tf.sqrt(x + 1e-12). A norm is tf.sqrt(tf.reduce_sum(tf.square(x), axis=1) + 1e-12).',
+    'sqrt of a negative number': 'Keep the input above 0: tf.sqrt(tf.maximum(x, 1e-7)). Take a '
+    'variance by tf.nn.moments: the mean of squares less the square of the mean may be negative.',
+    'log of 0': 'Keep the input above 0: tf.math.log(tf.maximum(x, 1e-7)). For a cross entropy '
+    'take tf.nn.softmax_cross_entropy_with_logits.',
+    'log of a negative number': 'Keep the input above 0: tf.math.log(tf.maximum(x, 1e-7)).',
+    'gradient of log at 0': 'Keep the input above 0: tf.math.log(tf.maximum(x, 1e-7)).',
+    'gradient of log1p at -1': 'Keep the input above -1: tf.math.log1p(tf.maximum(x, -0.999)).',
+    '0 to a negative power': 'Keep the input above 0: tf.pow(tf.maximum(x, 1e-7), y).',
+    'division by 0': 'Divide by tf.math.divide_no_nan(x, y): it is 0 where y is 0.',
+    'nothing but -Inf': 'Mask with a large finite number, such as -1e9, in place of -Inf.',
+    'CTC label that does not fit': 'Leave the sample out of the input, or use a smaller stride to '
+    'keep more frames.',
+    'mean of an empty tensor': 'Divide the sum by tf.maximum(count, 1.0).',
+    'overflow of exp': 'Keep the input small: tf.exp(tf.minimum(x, 20.0)).',
+}
+# By the phase of a diagnosis, for any other cause.
 BY_PHASE = {
-    'input': 'Look at the framed samples and at the code that reads them. replay --without ROW '
-    'says whether the rest of the batch is clean.',
+    'input': 'Look at the bad rows, and at the code that reads them.',
     'forward': 'Keep the input of this op where its result is finite: a small epsilon, a clip, or '
     'a tf.where around the input (around the result alone it does not help the gradient).',
     'backward': 'Keep the input of the forward op away from the point where its slope is infinite: '
@@ -24,11 +44,17 @@ FOR_A_JUMP = (
     'before it is written, and rollback goes back to the weights before it.'
 )
 
+
+def for_cause(trouble: str) -> str:
+    """What mends a cause, as a diagnosis names it; '' for a cause that is not in the table."""
+    return next((cure for cause, cure in BY_CAUSE.items() if cause in trouble), '')
+
+
 _REPLAY = '; python -m slimguard replay'
 
 
 def for_an_explosion(factor: Optional[float]) -> str:
-    """For a training that used up its rollbacks, or whose loss was above `max_loss`.
+    """For a training that used up its rollbacks, or whose loss was above max_loss.
 
     Args:
       factor: the factor of the learning rate after each rollback, as the policy has it, or None.

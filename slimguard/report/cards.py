@@ -58,11 +58,11 @@ class Card(NamedTuple):
       heading: which step it was.
       headline: the cause in a sentence.
       more: another sentence, or ''.
-      lines: the diagnosis in a few lines, if there is no bundle; else ''.
+      lines: what else the diagnosis says, if there is no bundle; else ''.
       to_do: what to do; '' if another card of its kind says it.
       facts: what is known.
       drawings: the charts.
-      command: the command that runs the step again; '' without a bundle.
+      commands: run the step again, and without its bad row; none without a bundle.
     """
 
     name: str
@@ -73,15 +73,16 @@ class Card(NamedTuple):
     to_do: str
     facts: List[Fact]
     drawings: List[Drawing]
-    command: str
+    commands: List[str]
 
 
 class Kind(NamedTuple):
     """Incidents of one kind.
 
     Attributes:
-      heading: what they are.
-      count: how many there are, at which steps, and what was done; '' for one incident.
+      heading: the cause.
+      count: how many there are, at which steps, what was done, and which one the card shows; '' for
+        one incident that ended nothing and was examined.
       card: the card of the most important incident, or why it cannot be shown.
       alike: the same for the other incidents that have a bundle.
     """
@@ -120,10 +121,7 @@ def kinds_of(data: ReportData, draw: Optional[Draw]) -> List[Kind]:
     by_size = sorted(kinds, key=len, reverse=True)
     by_size.sort(key=lambda members: not any(told.incident.diagnosis for told in members))
     by_size.sort(key=lambda members: not any(told.incident in ended for told in members))
-    return [
-        _kind_of(members, ended, data, draw, is_first=not number)
-        for number, members in enumerate(by_size[:_MOST_KINDS])
-    ]
+    return [_kind_of(members, ended, data, draw) for members in by_size[:_MOST_KINDS]]
 
 
 def _all_told(data: ReportData) -> List[_Told]:
@@ -150,46 +148,45 @@ def _kind_of(
     ended: List[IncidentView],
     data: ReportData,
     draw: Optional[Draw],
-    is_first: bool,
 ) -> Kind:
     kept = [told for told in members if told.bundle is not None]
     lead = next((told for told in members if told.incident in ended), None)
     first = lead or (kept or members)[0]
+    card = _card_or_why_not(first, data.title, draw)
+    said = _count([told.incident for told in members])
+    if not any(told.incident.diagnosis or told.bundle and told.bundle.trouble for told in members):
+        said.append('not examined')
     if lead is not None:
         is_last = lead.incident.number == data.incidents[-1].number
-        heading = 'What ended the training' if is_last else 'What ended a run of the training'
-    elif len(members) == 1:
-        heading = 'What happened' if is_first else 'Another kind'
-    else:
-        which = 'The first' if first is members[0] else 'The first that was kept'
-        heading = '%s of %d alike' % (which, len(members))
+        said.append('it ended the training' if is_last else 'it ended a run of the training')
+    elif len(members) > 1:
+        which = 'the first' if first is members[0] else 'the first that was kept'
+        said.append(which + ' is shown')
     return Kind(
-        heading=heading,
-        count=_count([told.incident for told in members]),
-        card=_card_or_why_not(first, data.title, draw),
+        heading=_begun(first.incident.cause) if isinstance(card, str) else card.headline,
+        count=_begun('; '.join(said)),
+        card=card,
         alike=[_card_or_why_not(it, data.title, draw, True) for it in kept if it is not first],
     )
 
 
-def _count(incidents: Sequence[IncidentView]) -> str:
-    if len(incidents) == 1:
-        return ''
-    steps = sorted(i.step for i in incidents if i.step is not None)
-    where = ''
-    if steps:
-        where = (
-            ', step %d' % steps[0]
-            if steps[0] == steps[-1]
-            else ', steps %d to %d'
-            % (
-                steps[0],
-                steps[-1],
-            )
-        )
-    names = {'other': words.name_of('other')}
-    said = '%d alike%s: %s' % (len(incidents), where, report_data.done(list(incidents), names))
+def _begun(said: str) -> str:
+    """Words as the beginning of a sentence."""
+    return said[:1].upper() + said[1:]
+
+
+def _count(incidents: Sequence[IncidentView]) -> List[str]:
+    told = []
+    if len(incidents) > 1:
+        steps = sorted({i.step for i in incidents if i.step is not None})
+        where = ', step %d' if len(steps) == 1 else ', steps %d to %d'
+        where = where % tuple(steps[:1] + steps[1:][-1:]) if steps else ''
+        done = report_data.done(list(incidents), {'other': words.name_of('other')})
+        told.append('%d alike%s: %s' % (len(incidents), where, done))
     left_out = not_examined(incidents)
-    return said + ('; %d not examined, the symptom is the same' % left_out if left_out else '')
+    if left_out:
+        told.append('%d not examined, the symptom is the same' % left_out)
+    return told
 
 
 def broken(data: ReportData) -> List[str]:
@@ -211,21 +208,19 @@ def _card_or_why_not(
 
 def _card(told: _Told, title: str, draw: Optional[Draw], is_alike: bool) -> Card:
     incident, bundle = told
-    sentence = incident.reason or 'There is no diagnosis.'
-    if bundle is not None and bundle.trouble:
-        sentence = bundle.trouble
+    sentence = bundle.trouble if bundle is not None else ''
     why = _why_it_exploded(bundle)
-    to_do = _to_do(incident, bundle, bool(why))
+    lines = '' if bundle is not None else incident.diagnosis.partition('\n')[2]
     return Card(
         name='' if bundle is None else bundle.name,
         heading=heading(incident, bundle),
-        headline=why or sentence,
+        headline=why or sentence or _begun(incident.cause) or 'There is no diagnosis.',
         more=sentence if why else '',
-        lines=incident.diagnosis if bundle is None else '',
-        to_do='' if is_alike else to_do,
-        facts=_facts(incident, bundle, sentence),
+        lines=lines,
+        to_do='' if is_alike else _to_do(incident, bundle, bool(why)),
+        facts=_facts(incident, bundle),
         drawings=[] if draw is None or bundle is None else _drawings(bundle, draw, is_alike),
-        command='' if bundle is None else _command(title, bundle.name),
+        commands=[] if bundle is None else _commands(title, bundle),
     )
 
 
@@ -236,8 +231,10 @@ def heading(incident: IncidentView, bundle: Optional[BundleView] = None) -> str:
     return 'Incident %d' % incident.number if bundle is None else bundle.name
 
 
-def _command(title: str, name: str) -> str:
-    return 'python -m slimguard replay ' + shlex.quote('%s/slimguard/%s' % (title, name))
+def _commands(title: str, bundle: BundleView) -> List[str]:
+    replay = 'python -m slimguard replay ' + shlex.quote('%s/slimguard/%s' % (title, bundle.name))
+    without = ['%s --without %d' % (replay, row) for row in bundle.bad_rows]
+    return [replay, *(without if len(without) == 1 else [])]
 
 
 def _why_it_exploded(bundle: Optional[BundleView]) -> str:
@@ -245,20 +242,23 @@ def _why_it_exploded(bundle: Optional[BundleView]) -> str:
     if bundle is None or bundle.steps is None or bundle.phase in GIVEN:
         return ''
     found = last_steps.cause(bundle.steps)
-    return found and '%s%s.' % (found[0].upper(), found[1:])
+    return found and _begun(found) + '.'
 
 
 def _to_do(incident: IncidentView, bundle: Optional[BundleView], exploded: bool) -> str:
     if exploded:
         return advice.FOR_A_JUMP
-    if incident.advice or bundle is None:
-        return incident.advice
-    return advice.BY_PHASE.get(bundle.phase, '')
+    cause, phase = ('', '') if bundle is None else (bundle.cause, bundle.phase)
+    # The commands of the card name the bundle where it is now.
+    policy = _begun(advice.without_bundle(incident.advice))
+    told = [advice.for_cause(cause or incident.cause), policy and policy.rstrip('.') + '.']
+    return ' '.join(filter(None, told)) or advice.BY_PHASE.get(phase, '')
 
 
-def _facts(incident: IncidentView, bundle: Optional[BundleView], sentence: str) -> List[Fact]:
+def _facts(incident: IncidentView, bundle: Optional[BundleView]) -> List[Fact]:
     facts = [] if bundle is None else [Fact(*fact) for fact in bundle.facts]
-    seen = '' if incident.reason == sentence else incident.reason
+    is_said = bundle is None or not bundle.trouble
+    seen = '' if is_said and incident.reason == incident.cause else incident.reason
     facts += [
         Fact('Seen', words=seen),
         Fact('Loss', words=words.number(incident.loss)),

@@ -333,7 +333,9 @@ def _loss_legend(curve: Optional[Curve], lanes: Any) -> Tuple[List[Any], List[st
     handles: List[Any] = []
     labels: List[str] = []
     if curve is not None and curve.segments:
-        handles, labels = [Line2D([], [], color=_CURVE)], [curve.tag]
+        is_line = any(len(segment) > 1 for segment in curve.segments)
+        look = {} if is_line else {'ls': '', 'marker': '.'}
+        handles, labels = [Line2D([], [], color=_CURVE, **look)], [curve.tag]
     if curve is not None and curve.tails:
         handles.append(Line2D([], [], color=_CURVE, lw=1 if labels else 1.6, alpha=0.6))
         labels.append('each of the last steps before an incident')
@@ -493,8 +495,9 @@ def _draw_colors(canvas: Any, left: float, top: float, ends: Tuple[int, int]) ->
     labels = (words.power(10.0 ** -ends[0]), '1', words.power(10.0 ** ends[1]))
     for place, label in zip((0, 75, 150), labels):
         _write(canvas.figure, left + place, top + 13, label, ha='center', color=_SOFT)
-    said = 'norm by the median of its row' if left > 250 else 'by the median'
-    _write(canvas.figure, left - 24, top - 3, said, ha='right', color=_SOFT)
+    for line, said in enumerate(('norm by the', 'median of its row')):
+        place = left - 24, top - 3 + 15 * line
+        _write(canvas.figure, *place, said, ha='right', color=_SOFT)
 
 
 def _step_ticks(steps: LastSteps, across: float) -> List[Tuple[float, str]]:
@@ -527,8 +530,9 @@ def ranges_chart(layers: Sequence[Layer]) -> Chart:
             rows.append(None)
         rows.append(layer)
     ends = _tame([end for x in layers for end in (x.min, x.max) if end is not None] + [0.0])
-    sizes = np.abs(ends[ends != 0]) if ends.any() else np.ones(1)
-    top = math.ceil(math.log10(sizes.max()) - 1e-9)
+    sizes = np.sort(np.abs(ends[ends != 0])) if ends.any() else np.ones(1)
+    largest = _largest_shown(sizes)
+    top = math.ceil(math.log10(min(largest, sizes[-1])) - 1e-9)
     # The axis spans eight orders of magnitude on each side; smaller values are at 0.
     bottom = min(max(math.floor(math.log10(sizes.min())), min(top, 2) - 8), top - 1)
 
@@ -537,12 +541,17 @@ def ranges_chart(layers: Sequence[Layer]) -> Chart:
             return 0.0
         return math.copysign(min(max(math.log10(abs(value)) - bottom, 0.0), top - bottom), value)
 
+    handles = _range_legend(layers, is_any_beyond=sizes[-1] > largest)
+    labels = [handle.get_label() for handle in handles]
+
     def draw(width: int) -> Figure:
         is_wide = width == WIDE
         left, right = int(width * (0.34 if is_wide else 0.4)), 180 if is_wide else 92
         across = width - left - right
-        figure = _figure(width, 24 + 18 * len(rows))
-        axes = _axes(figure, left, 24, across, 18 * len(rows))
+        head = 24 + _ROW * _rows(labels, width)
+        figure = _figure(width, head + 18 * len(rows))
+        _legend(figure, handles, labels, 1 if _rows(labels, width) > 1 else len(labels))
+        axes = _axes(figure, left, head, across, 18 * len(rows))
         axes.set(xlim=(bottom - top, top - bottom), ylim=(len(rows), 0), yticks=[])
         axes.spines['bottom'].set_visible(False)
         axes.xaxis.tick_top()
@@ -557,7 +566,7 @@ def ranges_chart(layers: Sequence[Layer]) -> Chart:
         axes.set_xticklabels([label for _, label in ticks] + ['0'])
         canvas = _canvas(figure)
         for number, row in enumerate(rows):
-            y = 24 + 18 * number + 2
+            y = head + 18 * number + 2
             if row is None:
                 said = layer_ranges.begins(layers)
                 ends = [0, 18, 32 + 8 * len(said)], [14, 26, width]
@@ -574,9 +583,44 @@ def ranges_chart(layers: Sequence[Layer]) -> Chart:
                     _write(figure, width - right + 12, y, said, size=11, **look)
         drawn = [(number + 0.5, row) for number, row in enumerate(rows) if isinstance(row, Layer)]
         _draw_ranges(axes, drawn, place)
+        for side, marker in ((-1, '<'), (1, '>')):
+            at = [y for y, x in drawn if max(side * (x.min or 0), side * (x.max or 0)) > largest]
+            axes.plot([side * (top - bottom)] * len(at), at, marker, color=_INK, clip_on=False)
         return figure
 
     return Chart(layer_ranges.caption(layers), draw)
+
+
+def _largest_shown(sizes: np.ndarray) -> float:
+    """The largest of the sorted `sizes` that the axis reaches; Inf if it reaches all.
+
+    It does not reach numbers that stand for none, such as the -3.4e+38 that a largest value begins
+    with, or a mask's -1e30: they are far from all others.
+    """
+    logs = np.log10(sizes)
+    gaps = np.flatnonzero((np.diff(logs) > _FAR_APART) & (logs[:-1] >= np.median(logs)))
+    return float(sizes[gaps[0]]) if len(gaps) else math.inf
+
+
+_FAR_APART = 15  # orders of magnitude
+
+
+def _range_legend(layers: Sequence[Layer], is_any_beyond: bool) -> List[Any]:
+    """What the marks mean, for those that are drawn."""
+    marks = [
+        (any(x.is_finite for x in layers), COLORS['range'], 1.0, 'finite'),
+        (
+            any(x.min is not None and not x.is_finite for x in layers),
+            _BAD,
+            1.0,
+            'NaN or Inf beside these',
+        ),
+        (any(x.min is None and not x.is_finite for x in layers), _BAD, 0.16, 'no finite value'),
+    ]
+    handles: List[Any] = [Patch(color=c, alpha=a, label=said) for is_, c, a, said in marks if is_]
+    if is_any_beyond:
+        handles.append(Line2D([], [], ls='', marker='>', color=_INK, label='beyond the axis'))
+    return handles
 
 
 def _draw_ranges(
@@ -599,8 +643,6 @@ def _draw_ranges(
 
 # The samples.
 
-_LEAST_HEIGHT = 20.0  # pixels, of a vector
-
 
 def samples_chart(sheet: Sheet) -> Chart:
     """The samples of a batch, with the bad ones framed and their bad pixels marked."""
@@ -609,7 +651,7 @@ def samples_chart(sheet: Sheet) -> Chart:
         columns = 8 if width == WIDE else 4
         cell = width / columns
         height, across = sheet.samples[0].pixels.shape[:2]
-        size = cell - 12, max(_LEAST_HEIGHT, (cell - 12) * min(2.0, height / across))
+        size = cell - 12, (cell - 12) * min(2.0, height / across)
         lines = max(len(samples.said(sample)) for sample in sheet.samples)
         down = size[1] + 18 + 14 * lines
         figure = _figure(width, -(-len(sheet.samples) // columns) * down)

@@ -137,10 +137,10 @@ def beginning_of(steps: LastSteps, ratios: np.ndarray) -> Optional[Beginning]:
         before = ' Before that %s out of bounds, and came back.' % were
     where = 'at step %d' % steps.step[column]
     if count == len(steps.gradients) > 1:
-        said = 'All are out of bounds at once, not finite or above 100 times that, %s.%s'
+        said = 'All of them turned non-finite, or above 100 times their median, %s.%s'
         return Beginning(column, None, said % (where, before))
     others = '' if count == 1 else ', and so is 1 more' if count == 2 else ', and so are %d more'
-    said = 'The first one out of bounds, not finite or above 100 times that, is %s: %s it %s%s.%s'
+    said = 'The first that is not finite, or above 100 times its median, is %s: %s it %s%s.%s'
     others = others % (count - 1) if '%d' in others else others
     name = words.variables(*steps.gradients[row])
     return Beginning(column, row, said % (name, where, _far(ratios[column, row]), others, before))

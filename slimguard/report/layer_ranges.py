@@ -20,7 +20,7 @@ class Layer(NamedTuple):
       name: the scope, or the op if it has none.
       tensors: how many tensors there are.
       min, max: of their finite elements; None if there are none.
-      nan, inf: how many elements are NaN, and how many are infinite.
+      nan, inf: how many elements are NaN, and how many are infinite, in the worst of its tensors.
       begins: whether the tensor that made the step bad is among them.
     """
 
@@ -162,12 +162,13 @@ def _merge(found: List[Scoped], depth: int) -> List[Scoped]:
 def _both(one: Layer, other: Layer) -> Layer:
     mins = [x.min for x in (one, other) if x.min is not None]
     maxes = [x.max for x in (one, other) if x.max is not None]
+    worst = max(one, other, key=lambda layer: layer.nan + layer.inf)
     return one._replace(
         tensors=one.tensors + other.tensors,
         min=min(mins, default=None),
         max=max(maxes, default=None),
-        nan=one.nan + other.nan,
-        inf=one.inf + other.inf,
+        nan=worst.nan,
+        inf=worst.inf,
         begins=one.begins or other.begins,
     )
 
@@ -237,5 +238,8 @@ def caption(layers: Sequence[Layer]) -> str:
         'computed; the axis is logarithmic on both sides of zero.'
     )
     told += ' %s is left out of the names.' % cut(scope, 200) if scope else ''
-    is_finite = all(layer.is_finite for layer in layers)
-    return told if is_finite else told + ' Where values are not finite the row is marked.'
+    if any(not layer.is_finite for layer in layers):
+        told += ' A count of NaN or Inf is that of the worst tensor of a layer.'
+        if any(layer.phase == 'update' and layer.is_finite for layer in layers):
+            told += ' Under Update is what it reads, as it was before the step, and often finite.'
+    return told

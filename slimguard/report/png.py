@@ -54,8 +54,9 @@ def _card(card: Union[Card, str]) -> List[np.ndarray]:
     if isinstance(card, str):
         return [_text([card])]
     facts = [' '.join(filter(None, (f.name + ':', f.code, f.words, f.line))) for f in card.facts]
+    facts = [line for fact in facts for line in fact.split('\n')]
     to_do = 'What to do: ' + card.to_do if card.to_do else ''
-    said = [card.heading, card.headline, card.more, to_do, *card.lines.split('\n'), *facts]
+    said = [card.heading, card.more, to_do, *card.lines.split('\n'), *facts]
     parts = [_text([line for line in said if line])]
     for drawing in card.drawings:
         parts += [_text([drawing.heading], size=14), drawing.drawn, _text([drawing.caption])]

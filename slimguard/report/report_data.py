@@ -131,8 +131,10 @@ class BundleView(NamedTuple):
       incident: the incident.
       phase: where it began, as in `Diagnosis`; '' if there is no diagnosis.
       trouble: what happened, in a sentence.
-      facts: the other facts of the diagnosis: a name, code, words, and a line of code, each '' for
-        none.
+      cause: what happened, as the diagnosis says it; '' if there is no diagnosis.
+      bad_rows: the rows of the batch that are at fault, as far as they are known.
+      facts: the other facts of the diagnosis, and the batch in numbers: a name, code, words, and
+        lines, each '' for none.
       layers: the ranges along the step.
       sheets: the samples of the batch.
       versions: the versions of the packages that made it.
@@ -143,6 +145,8 @@ class BundleView(NamedTuple):
     incident: IncidentView
     phase: str
     trouble: str
+    cause: str
+    bad_rows: List[int]
     facts: List[Tuple[str, ...]]
     layers: List[Layer]
     sheets: List[Sheet]
@@ -174,15 +178,22 @@ def bundle_of(path: str, room: int) -> AnyBundle:
 
 def _view(name: str, opened: bundle.Bundle, room: int) -> BundleView:
     said = opened.diagnosis or {}
-    suspects, rows = _suspects(said)
+    bad, rows = _bad_rows(said)
+    drawn = _drawn_by_the_user(opened)
+    facts = _facts(said) if said else []
+    batch = samples.in_numbers(drawn, bad, rows)
+    facts += [('The batch', code, '', lines) for code, lines in batch]
+    suspects = bad if said.get('phase') == 'forward' else []
     return BundleView(
         name=name,
         incident=incident_of(0, opened.incident),
         phase=(said.get('phase') or 'unknown') if said else '',
         trouble=_sentence(said) if said else '',
-        facts=[tuple(cut(part, 1000) for part in fact) for fact in _facts(said)] if said else [],
+        cause=cut(said['trouble'], 1000) if said else '',
+        bad_rows=bad,
+        facts=[tuple(cut(part, 1000) for part in fact) for fact in facts],
         layers=layer_ranges.layers_of(said['ranges'], said['tensor']) if said else [],
-        sheets=samples.sheets(_drawn_by_the_user(opened), suspects, rows, room=room),
+        sheets=samples.sheets(drawn, suspects, rows, room=room),
         versions=cut(', '.join('%s %s' % pair for pair in sorted(opened.versions.items())), 600),
         steps=last_steps.last_steps_of(opened.history),
     )
@@ -214,7 +225,9 @@ def _facts(said: Dict[str, Any]) -> List[Tuple[str, str, str, str]]:
     if line:
         facts.append(('Your line', '%(file)s:%(number)s, in %(function)s' % line, '', line['text']))
     for given in said['inputs'][:_MOST_FACTS]:
-        facts.append(('Input', given['name'], _range(given['range']), ''))
+        where = given.get('where')  # the bundle of an older slimguard has none
+        found = ': '.join(filter(None, [_range(given['range']), where]))
+        facts.append(('Input', given['name'], found, ''))
     facts.append(('Value', '', _range(said['output']), ''))
     shown = [
         '%s = %g' % (list(place), layer_ranges.float_of(v)) for place, v in said['positions'][:6]
@@ -243,18 +256,18 @@ def _drawn_by_the_user(opened: bundle.Bundle) -> Dict[str, np.ndarray]:
     }
 
 
-def _suspects(said: Dict[str, Any]) -> Tuple[List[int], int]:
-    """The rows of the batch that made a tensor of the forward pass bad, and how many there are.
+def _bad_rows(said: Dict[str, Any]) -> Tuple[List[int], int]:
+    """The rows that are bad in the input, or made a forward tensor bad; and of how many.
 
     A tensor further on may have another first dimension than the batch: `samples` compares.
     """
-    if not said or said['phase'] != 'forward' or said['output'] is None:
+    if not said or said['phase'] not in ('input', 'forward') or said['output'] is None:
         return [], 0
     shape = said['output']['shape']
     rows = [row for row in said['rows'] if isinstance(row, int)]
     # Half of the outputs of a batch norm are by channel.
     is_batch = shape and isinstance(shape[0], int) and not str(said['op_type']).startswith('FusedB')
-    # If all rows are bad, none is a suspect.
+    # If all rows are bad, none is at fault.
     return (rows, shape[0]) if is_batch and len(rows) < shape[0] else ([], 0)
 
 

@@ -1,10 +1,10 @@
-"""The samples of a batch as images. A bad batch of vectors or matrices is shown, too."""
+"""The samples of a batch: as images, where they look like images, else in numbers."""
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from slimguard.diagnosis.ranges import numbers
+from slimguard.diagnosis.ranges import find_non_finite, numbers
 
 _MOST_SHEETS = 4
 _LEAST_SIDE, _MOST_SIDE = 4, 8192
@@ -62,7 +62,7 @@ def sheets(
     most: int = 16,
     room: int = 16 << 20,
 ) -> List[Sheet]:
-    """The arrays that look like images, and others that hold what is bad.
+    """The arrays that look like images.
 
     Args:
       values: arrays by Tensor names.
@@ -72,10 +72,6 @@ def sheets(
       room: about how many bytes all samples may take on a page; each array shows one at least.
     """
     views = [(name, as_images(value)) for name, value in values.items()]
-    for name, value in values.items():
-        is_suspect = bool(suspects) and np.ndim(value) > 0 and len(value) == rows
-        if is_suspect or _has_bad(value):
-            views.append((name, as_strips(value)))
     views = [(name, images) for name, images in views if images is not None][:_MOST_SHEETS]
     found = []
     for name, images in views:
@@ -106,20 +102,6 @@ def as_images(value: np.ndarray) -> Optional[np.ndarray]:
         if images.shape[3] in _CHANNELS and all(_LEAST_SIDE <= s <= _MOST_SIDE for s in sides):
             return images
     return None
-
-
-def as_strips(value: np.ndarray) -> Optional[np.ndarray]:
-    """The same view of an array of vectors or matrices, a vector as a line; None for any other."""
-    value = np.asarray(value)
-    if value.ndim not in (2, 3) or not value.size or value.dtype.kind in 'OSUbciu':
-        return None
-    images = value[:, np.newaxis, :, np.newaxis] if value.ndim == 2 else value[..., np.newaxis]
-    return images if max(images.shape[1:3]) <= _MOST_SIDE else None
-
-
-def _has_bad(value: np.ndarray) -> bool:
-    """Whether an array of numbers holds one that is not finite."""
-    return value.dtype.kind not in 'OSUbciu' and not np.isfinite(numbers(value)).all()
 
 
 def _sheet(name: str, value, images: np.ndarray, suspects: Set[int], most: int) -> Sheet:
@@ -224,3 +206,57 @@ def caption(sheet: Sheet) -> str:
     if shown < sheet.rows:
         told += '; %d of the %d samples are shown, bad ones before others' % (shown, sheet.rows)
     return told + '.'
+
+
+_MOST_ROWS, _MOST_NUMBERS, _MOST_PLACES = 3, 16, 4
+
+
+def in_numbers(
+    values: Dict[str, np.ndarray], bad_rows: Sequence[int] = (), rows: int = 0
+) -> List[Tuple[str, str]]:
+    """The arrays that are no images: the name, dtype and shape of each, and lines of numbers.
+
+    A line has the first numbers of a row: bad rows, beside a good one; without bad rows, two rows.
+
+    Args:
+      values: arrays by Tensor names; those that hold no numbers are left out, and scalars.
+      bad_rows: the rows of the batch at fault. Rows that are not finite are bad as well.
+      rows: the batch size that `bad_rows` refers to.
+    """
+    told = []
+    for name, value in values.items():
+        value = np.asarray(value)
+        if not value.ndim or not value.size or value.dtype.kind in 'OSU':
+            continue
+        if as_images(value) is None and len(told) < _MOST_SHEETS:
+            bad = {row for row in bad_rows if 0 <= row < len(value) == rows}
+            code = '%s, %s%s' % (name, value.dtype, list(value.shape))
+            told.append((code, '\n'.join(_lines(value, bad))))
+    return told
+
+
+def _lines(value: np.ndarray, bad: Set[int]) -> List[str]:
+    is_float = value.dtype.kind not in 'iub'
+    flat = value.reshape(len(value), -1)
+    if is_float:
+        bad = bad | set(np.flatnonzero(~np.isfinite(numbers(flat)).all(axis=1)).tolist())
+    good = [row for row in range(min(len(value), len(bad) + 2)) if row not in bad]
+    lines = []
+    for row in sorted(bad)[:_MOST_ROWS] + good[: 1 if bad else 2]:
+        shown = numbers(flat[row]) if is_float else flat[row]
+        form = '%.4g' if is_float else '%d'
+        said = ' '.join(form % number for number in shown[:_MOST_NUMBERS].tolist())
+        more = ' \N{HORIZONTAL ELLIPSIS}' if len(shown) > _MOST_NUMBERS else ''
+        which = ', bad' if row in bad else ', good' if bad else ''
+        lines.append('row %d%s: %s%s%s' % (row, which, said, more, _places(value[row], is_float)))
+    return lines
+
+
+def _places(row: np.ndarray, is_float: bool) -> str:
+    """The first numbers of a row that are not finite, and their places in it."""
+    found = find_non_finite(row, most=_MOST_PLACES) if is_float and row.ndim else None
+    if not found or not found.count:
+        return ''
+    said = ', '.join('%s = %s' % (list(place), number) for place, number in found.positions)
+    more = ' and %d more' % (found.count - _MOST_PLACES) if found.count > _MOST_PLACES else ''
+    return '\n  at %s%s' % (said, more)

@@ -63,6 +63,13 @@ def test_a_forward_pass_that_writes_is_run_in_a_copy():
     assert 'at fault: log' in found.line.text
 
 
+def test_the_number_that_the_op_cannot_take_is_shown_with_its_place():
+    x = batches(put(0.0, 2, 1))
+    found = diagnosis_of(Failed(tf.reduce_mean(tf.matmul(tf.math.log(tf.abs(x)), weights()))))
+    assert found.trouble.startswith('log of 0') and found.inputs[0].where == '0 at [2, 1]'
+    assert ': 0 at [2, 1]\n' in str(found)
+
+
 @pytest.mark.full
 def test_each_run_of_the_copy_begins_with_the_same_variables():
     x = batches(put(0.0, 2, 1), bad_step=0)

@@ -18,28 +18,31 @@ def data_of(*said, bundles=(), diagnosis=''):
     return report_data.ReportData('x', '', None, incidents, list(bundles), [])
 
 
-def bundle_of(name, step=1, phase='forward', steps=None):
+def bundle_of(name, step=1, phase='forward', steps=None, cause='of the diagnosis'):
     incident = report_data.incident_of(0, {'step': step, 'reason': 'of the bundle'})
     said = '%s: of the diagnosis.' % phase
-    return report_data.BundleView(name, incident, phase, said, [], [], [], 'tf 1', steps)
+    view = report_data.BundleView(
+        name, incident, phase, said, cause, [2], [], [], [], 'tf 1', steps
+    )
+    return view
 
 
 def first_of(*said, **kwargs):
     kind = cards.kinds_of(data_of(*said, **kwargs), None)[0]
-    return kind.heading, kind.card.heading
+    return kind.count.rpartition('; ')[2], kind.card.heading
 
 
 @pytest.mark.parametrize('end', ['raise', 'stop', 'error'])
 def test_it_opens_with_what_ended_the_training(end):
     said = [(1, 'skip', NAN), (2, 'rollback', NAN), (3, end, 'loss 7 is above max_loss: x')]
-    assert first_of(*said) == ('What ended the training', 'Step 3')
-    assert first_of(*said, (4, 'skip', NAN)) == ('What ended a run of the training', 'Step 3')
+    assert first_of(*said) == ('it ended the training', 'Step 3')
+    assert first_of(*said, (4, 'skip', NAN)) == ('it ended a run of the training', 'Step 3')
 
 
 def test_or_with_the_first_of_the_kind_of_most_incidents():
     said = [(1, 'skip', 'other'), (2, 'skip', NAN), (3, 'rollback', NAN)]
-    assert first_of(*said) == ('The first of 2 alike', 'Step 2')
-    assert first_of((5, 'skip', NAN)) == ('What happened', 'Step 5')
+    assert first_of(*said) == ('the first is shown', 'Step 2')
+    assert first_of((5, 'skip', NAN)) == ('Not examined', 'Step 5')
 
 
 def test_incidents_that_were_examined_come_ahead_of_more_that_were_not():
@@ -53,8 +56,8 @@ def test_incidents_alike_are_one_card_and_a_line_for_each_other_one():
     said = [(n, 'skip', 'loss %d is above' % n, '/x/incident-%d' % n) for n in range(1, 9)]
     bundles = [bundle_of('incident-6'), bundle_of('incident-7')]
     (kind,) = cards.kinds_of(data_of(*said, bundles=bundles), None)
-    assert (kind.heading, kind.card.heading) == ('The first that was kept of 8 alike', 'Step 6')
-    assert kind.count == '8 alike, steps 1 to 8: 8 skip'
+    assert (kind.heading, kind.card.heading) == ('forward: of the diagnosis.', 'Step 6')
+    assert kind.count == '8 alike, steps 1 to 8: 8 skip; the first that was kept is shown'
     assert [card.heading for card in kind.alike] == ['Step 7']
     assert kind.card.to_do and not kind.alike[0].to_do  # said once
 
@@ -67,7 +70,9 @@ def test_incidents_are_of_one_kind_if_their_causes_differ_in_numbers_only():
         'not finite: gradient of conv2/weights',
     ]
     kinds = cards.kinds_of(data_of(*[(n, 'skip', it) for n, it in enumerate(causes)]), None)
-    assert [kind.count for kind in kinds] == ['2 alike, steps 0 to 2: 2 skip', '', '']
+    alike = '2 alike, steps 0 to 2: 2 skip; not examined; the first is shown'
+    assert [kind.count for kind in kinds] == [alike, 'Not examined', 'Not examined']
+    assert kinds[0].heading == 'In' + causes[0][2:]
 
 
 def test_an_end_without_a_bundle_has_those_of_its_kind_behind_it():
@@ -108,7 +113,13 @@ def test_the_reason_is_the_cause_and_symptoms_are_what_was_seen(tmp_path):
     known = {'diagnosis': 'log of 0\nin row 5', 'advice': 'train slower', 'state_lost': True}
     record(tmp_path, line(step=9, action='raise', reason=NAN, **known))
     seen = see(tmp_path, png=str(tmp_path / 'x.png'))
-    for said in ('log of 0\nin row 5', 'train slower', 'variables were bad before the step'):
+    for said in (
+        'Log of 0',
+        'in row 5',
+        'maximum(x, 1e-7)',
+        'Train slower.',
+        'were bad before the',
+    ):
         assert said in seen.text
     assert seen.words.count('log of 0') == 1  # in the table
     assert 'To run it again' not in seen.text
@@ -128,3 +139,17 @@ def test_the_page_is_in_the_order_of_what_matters():
     order = [page.index(it) for it in ('id="incident-2"', '>Loss<', 'id="incident-1"', '<table')]
     assert order == sorted(order)
     assert [a['href'] for a in Seen(page).of('a')].count('#incident-1') == 3  # marks, and a row
+
+
+def test_what_to_do_fits_the_cause_and_the_commands_are_ready_to_copy():
+    causes = ('division by 0 (1 of 16 values), in row 2', 'Foo made NaN from finite inputs')
+    pages = []
+    for cause in causes:
+        data = data_of(
+            (1, 'skip', NAN, 'incident-1'), bundles=[bundle_of('incident-1', cause=cause)]
+        )
+        pages.append(html.render(data))
+    assert 'tf.math.divide_no_nan(x, y)' in pages[0] and 'divide_no_nan' not in pages[1]
+    assert 'a small epsilon' in pages[1]
+    replay = 'python -m slimguard replay x/slimguard/incident-1'
+    assert '<pre class="command">%s\n%s --without 2</pre>' % (replay, replay) in pages[0]

@@ -187,6 +187,14 @@ def test_ranges_of_any_size_are_drawn(ends):
         assert 'non-finite from here on' in said and '2 NaN' in said and 'Backward pass' in said
 
 
+def test_a_largest_number_that_stands_for_none_is_an_arrow_and_the_axis_ends_before_it():
+    rows = [row('pool', least=-3.4e38), row('fc', largest=9.0), row('bad', nan=1)]
+    for root in drawn(charts.ranges_chart(layer_ranges.layers_of(rows, None))):
+        said = [it.text.strip('\N{ZERO WIDTH SPACE}') for it in root.iter('text')]
+        assert 'beyond the axis' in said and '10' in said and '10\u00b3\u2079' not in said
+        assert 'finite' in said and 'no finite value' not in said
+
+
 @pytest.mark.parametrize('side, rings', [(8, 0), (40, 4)])
 def test_a_bad_sample_is_framed_and_a_bad_pixel_too_small_to_be_seen_has_a_ring(side, rings):
     value = np.random.RandomState(1).uniform(0, 1, [4, side, side, 1])

@@ -104,7 +104,7 @@ def test_what_befalls_all_gradients_at_once_begins_in_none():
     norms[4] = NAN
     begin = began(norms)
     assert begin.gradient is None
-    said = 'All are out of bounds at once, not finite or above 100 times that, at step 5.'
+    said = 'All of them turned non-finite, or above 100 times their median, at step 5.'
     assert begin.said == said
 
 

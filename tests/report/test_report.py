@@ -105,9 +105,8 @@ def test_it_shows_the_curve_the_incidents_the_diagnosis_the_ranges_and_the_sampl
     seen = see(copy, png=str(copy / 'x.png'))
     assert harmless(seen)
     assert '3 incidents: 1 raised, 1 rolled back, 1 skipped.' in seen.text
-    assert (
-        seen.text.count('bad data: 1 NaN among 384 values, in row 4') == 3 + 2 + 3 + 6
-    )  # cards, lines, rows, marks
+    count = seen.text.count('bad data: 1 NaN among 384 values, in row 4')
+    assert count == 1 + 2 + 3 + 6  # the heading, lines, rows, marks
     assert 'test_report.py:' in seen.text
     assert tf.__version__ in seen.text and 'copy' in seen.text
     # One kind: a card, and two lines to open. Each chart is there for a desk and for a phone.
@@ -359,7 +358,7 @@ def test_the_last_steps_are_shown_and_their_loss_where_the_script_writes_no_summ
     put(path, history_of(norms, names, np.linspace(3, 1, 200)))
     seen = see(logdir, png=str(logdir / 'x.png'))
     assert 'The last 200 steps' in seen.text and 'net/block' in seen.text
-    assert 'The first one out of bounds' in seen.text and ': at step 181 it is' in seen.text
+    assert 'The first that is not finite' in seen.text and ': at step 181 it is' in seen.text
     assert 'Only the last steps before incidents are known' in seen.text
     assert 'The curve ends at step 200, the last with a finite loss' in seen.text
     assert len(page_of(logdir)) < 1e6

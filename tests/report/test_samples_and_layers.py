@@ -51,17 +51,19 @@ def test_a_sample_that_fails_later_on_is_a_suspect_only_if_the_batch_is_its_own(
     assert [[s.row for s in sheet.samples if s.suspect] for sheet in found] == [[2], []]
 
 
-def test_a_bad_row_of_numbers_is_shown_as_a_line_and_good_ones_are_not():
-    value = np.random.RandomState(0).uniform(0, 1, [16, 32]).astype(np.float32)
-    assert samples.sheets({'x:0': value}) == []
-    (sheet,) = samples.sheets({'x:0': value, 'y:0': value[:3]}, suspects=[5], rows=16)
-    assert [s.row for s in sheet.samples if s.suspect] == [5]
-    value[5, 3] = np.nan
-    (sheet,) = samples.sheets({'labels:0': np.zeros([16], np.int64), 'x:0': value})
-    bad = sheet.samples[5]
-    assert (sheet.shape, bad.pixels.shape, bad.bad_pixels) == ((16, 32), (1, 32, 3), [(0, 3)])
-    (sheet,) = samples.sheets({'x:0': value.reshape(4, 4, 32)})  # the words of sentences
-    assert sheet.samples[1].pixels.shape == (4, 32, 3)
+def test_the_rows_of_what_is_no_image_are_numbers_the_bad_ones_beside_a_good_one():
+    value = np.tile(np.arange(20, dtype=np.float32), [8, 1])
+    labels = np.arange(8, dtype=np.int64)
+    drawn = {'x:0': value, 'y:0': labels, 'name:0': np.array(['a'] * 8), 'image:0': batch(rows=8)}
+    numbers = dict(samples.in_numbers(drawn))
+    assert numbers['y:0, int64[8]'] == 'row 0: 0\nrow 1: 1' and len(numbers) == 2
+    value[5, 3], value[5, 19] = np.nan, np.inf
+    numbers = dict(samples.in_numbers(drawn, [0], 8))
+    bad = 'row 5, bad: 0 1 2 nan 4 5 6 7 8 9 10 11 12 13 14 15 \N{HORIZONTAL ELLIPSIS}'
+    lines = numbers['x:0, float32[8, 20]'].split('\n')
+    assert lines[1:3] == [bad, '  at [3] = nan, [19] = inf']
+    assert [line[:10] for line in lines] == ['row 0, bad', bad[:10], '  at [3] =', 'row 1, goo']
+    assert numbers['y:0, int64[8]'] == 'row 0, bad: 0\nrow 1, good: 1'
 
 
 def test_a_large_sample_is_shrunk_and_its_bad_pixel_is_not_lost():
@@ -159,7 +161,7 @@ def test_the_tensors_of_a_layer_are_put_together_in_each_pass():
 def test_a_loss_above_its_limit_is_not_said_to_be_non_finite(nan, said):
     found = layer_ranges.layers_of([row('fc/MatMul'), row('loss/Mean', nan=nan)], 'loss/Mean:0')
     assert layer_ranges.begins(found) == said and layer_ranges.begins_at(found) == 1
-    assert ('not finite' in layer_ranges.caption(found)) == bool(nan)
+    assert ('worst tensor' in layer_ranges.caption(found)) == bool(nan)
 
 
 @pytest.mark.parametrize('name', ['net/block%d/unit/conv/Conv2D', 'op_%d'])

@@ -21,11 +21,7 @@ _ended = itertools.count(1)  # tests
 
 
 def pytest_addoption(parser):
-    parser.addoption(
-        '--full',
-        action='store_true',
-        help='run the tests marked "full" as well, and all cells of tests with parameters',
-    )
+    parser.addoption('--full', action='store_true', help='run all tests, with all parameters')
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -148,7 +148,7 @@ def test_the_commands_of_the_docs_train_on_a_cluster():
             shell.communicate()
             pytest.fail('processes were left behind')
     table = table_in(output)
-    assert float(table['test accuracy']) >= 0.95
+    assert float(table['test accuracy']) >= 0.9
     assert table['non-finite variables'] == '0'
     assert int(table['steps']) >= 300
     other = re.search(r'^worker 1: ended; incidents: (\d+)$', output, re.MULTILINE)

@@ -278,12 +278,14 @@ def test_a_function_that_draws_is_kept_as_a_whole():
 
 
 @pytest.mark.full
-def test_one_pixel_of_a_resnet_50_is_named():
+def test_one_pixel_of_a_residual_network_is_named():
     nets = pytest.importorskip('tf_slim.nets')
     slim = compat.import_slim()
     images = tf1.placeholder(tf.float32, [3, 32, 32, 3], name='images')
     with slim.arg_scope(nets.resnet_v1.resnet_arg_scope()):
-        logits = nets.resnet_v1.resnet_v1_50(images, 10, is_training=True)[0]
+        make_block = nets.resnet_v1.resnet_v1_block
+        blocks = [make_block('block%d' % number, 16, num_units=2, stride=2) for number in (1, 2)]
+        logits = nets.resnet_v1.resnet_v1(images, blocks, 10, is_training=True)[0]
     tf1.losses.sparse_softmax_cross_entropy([0] * 3, tf.reshape(logits, [3, 10]))
     batch = np.random.RandomState(0).randn(3, 32, 32, 3).astype(np.float32)
     batch[2, 7, 9, 1] = np.nan

@@ -15,7 +15,7 @@ from tests.helpers import random_graphs
 from tests.helpers.models import LogLines
 
 tf1 = tf.compat.v1
-FEW, MANY = range(5), range(5, 12)
+FEW, MANY = range(5), range(5, 9)
 
 
 def seeds(few, many):
@@ -134,7 +134,7 @@ def test_whatever_an_unedited_script_fetches_goes_through_the_gate(seed, tmp_pat
 
 @pytest.mark.every_cell
 @pytest.mark.usefixtures('control_flow_of_seed')
-@seeds(range(3), range(3, 8))
+@seeds(range(3), range(3, 6))
 def test_under_a_hook_it_does_so_too_or_the_run_is_refused(seed, tmp_path):
     worlds = in_a_monitored_session, in_a_watched_session
     found = [under_a_hook(seed, str(tmp_path / each.__name__), each) for each in worlds]

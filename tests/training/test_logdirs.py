@@ -32,7 +32,6 @@ def linked(name):
 
 GIVEN = {
     'a link': lambda: linked('logs'),
-    'a Path': lambda: pathlib.Path('logs'),
     'bytes': lambda: b'logs/',
     'with letters that mean something elsewhere': lambda: 'my l\u00f6gs 100% #1 {a} "b"',
     'with two dots, in folders that are not there yet': lambda: os.path.join(

@@ -205,7 +205,7 @@ class HookTraining(KeptByLoop):
             if self._directory not in kept:
                 kept.add(self._directory)
                 self._keep(session, self._directory, self.saver)
-        elif gates.ranks_in(self._graph).are_several:
+        elif gates.ranks_in(self._graph).end_together:
             self._hear_signals(session)
         self._open.callback(closed)
         for evidence in self.evidence.values():

@@ -304,7 +304,7 @@ def train(
             own = gates.guard_summary(summary_op, train_op, _USE_DEFAULT) if keeper else None
             turns = in_turns(steps, turn, own)
             with contextlib.ExitStack() as stack, turns as (step, wrap):
-                if keeper is not None or gates.ranks_in(graph).are_several:
+                if keeper is not None or gates.ranks_in(graph).end_together:
                     stack.enter_context(training.signals)
                 before_session()
                 loss = _slim_train(

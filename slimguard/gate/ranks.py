@@ -187,6 +187,11 @@ class Ranks(NamedTuple):
     def are_several(self) -> bool:
         return self.size > 1
 
+    @property
+    def end_together(self) -> bool:
+        """Whether a signal that one of them hears ends all of them."""
+        return self.exchange is not None
+
     def all_of(self, flag: tf.Tensor, name: str) -> tf.Tensor:
         """Whether a bool scalar is true on all ranks; the first thing that they tell in a step."""
         if not self.are_several:
@@ -225,6 +230,8 @@ class Ranks(NamedTuple):
 
     def _first_sum(self, vector: tf.Tensor, size: int, name: str) -> tf.Tensor:
         """As `add`, for the first message of a step: the signals that were heard go with it."""
+        if not self.end_together:
+            return self.add(vector, name)
         with tf.device(processor_of(vector.device)):
             heard = tf1.py_func(self._before_step, [], tf.float32, name='heard')
         heard.set_shape([len(_SIGNALS)])

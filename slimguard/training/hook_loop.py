@@ -96,7 +96,7 @@ class HookLoop:
         else:
             keeper = self.training.keeper = None
         # Ranks that save nothing end with the others all the same.
-        self._hears = keeper is not None or gates.ranks_in(self._graph).are_several
+        self._hears = keeper is not None or gates.ranks_in(self._graph).end_together
         if self._hears:
             self.training.signals.watch(session)
             self._hear_signals()

@@ -55,8 +55,8 @@ class StopSignals:
     At a prompt and in a notebook, Ctrl-C never ends the process.
 
     Where ranks train together, a signal that one of them has heard is told to all in their next
-    step. After that all of them end; and none that has ended does so as a process before the others
-    have, since a launcher would end the others as well. Between two steps a signal waits for that.
+    step, for which it waits between two steps as well. After that step all of them end. No process
+    of theirs ends before all have saved, since a launcher would then end the others.
 
     Nothing is heard where a program has handlers of its own, in other threads than the main one,
     and in children that the process forks: signals do there what they do without a training.
@@ -95,6 +95,7 @@ class StopSignals:
         # Whether the process is to end before a step has: said once, by who is first.
         self._is_too_late: Dict[str, bool] = {}
         self._saves_before: Optional[int] = None  # the number of saves when the first signal came
+        SIGNALS.trainings.add(self)
 
     # From beginning to end.
 
@@ -146,7 +147,6 @@ class StopSignals:
     def watch(self, session) -> None:
         """Saves the state of this session from now on."""
         self._current = weakref.ref(session)
-        SIGNALS.trainings.add(self)
 
     def begin_step(self) -> None:
         """A step begins, in the thread that calls."""
@@ -213,6 +213,7 @@ class StopSignals:
             raise KeyboardInterrupt
         else:
             self._note(number)
+            self._is_of_another = False
             if self._has_ranks():
                 SIGNALS.hear(number)
             else:
@@ -228,7 +229,8 @@ class StopSignals:
             self._in_the_end = number
 
     def _is_second_ctrl_c(self) -> bool:
-        return self._in_the_end == signal.SIGINT or self._is_interrupted or self._ctrl_cs > 1
+        was_first = self._in_the_end == signal.SIGINT and not self._is_of_another
+        return was_first or self._is_interrupted or self._ctrl_cs > 1
 
     def _waits_for_a_step(self, number: int) -> bool:
         if self._is_in_step or self._has_ranks():
@@ -272,12 +274,12 @@ class StopSignals:
     def _has_ranks(self) -> bool:
         """Whether the steps are run by several ranks, which end together."""
         session = self._open_session()
-        return session is not None and gates.ranks_in(session.graph).are_several
+        return session is not None and gates.ranks_in(session.graph).end_together
 
     def on_shared_signal(self, number: int) -> None:
         """All ranks know by now of a signal that one has heard, and end after this step."""
         session = self._open_session()
-        if self._has_left or session is None:
+        if self._has_left or session is None or not self._has_ranks():
             return
         self._is_of_another = self._in_the_end is None
         self._note_coming()

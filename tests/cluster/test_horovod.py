@@ -1,6 +1,6 @@
 """Two real ranks of Horovod over Gloo, where it is installed; all cases in one pair of processes.
 
-What is bad is so on rank 1 alone, with capture on; and it alone gets the signals.
+What is bad is so on rank 1 alone, with capture on; and it alone, or first, gets the signals.
 tests/gate/test_ranks.py has what holds for ranks of any library, on every TensorFlow.
 """
 
@@ -112,7 +112,10 @@ def test_raise_ends_all_ranks_with_the_same_error_and_the_last_state_is_saved(fo
     'case, step', [('Ctrl-C', 9), ('Ctrl-C in train', 9), ('unedited Ctrl-C', 14), ('SIGTERM', 14)]
 )
 def test_a_signal_that_one_rank_hears_ends_all_after_the_next_step(case, step, folder, ranks):
-    """The first saves that step, however long it takes; a launcher ends the others too soon."""
+    """The first saves that step, however long it takes; a launcher would end it too soon.
+
+    In train it gets a Ctrl-C of its own in the midst of that step.
+    """
     if case == 'SIGTERM':
         assert [(folder / ('draws%d' % rank)).read_text() for rank in range(2)] == ['14', '14']
     else:

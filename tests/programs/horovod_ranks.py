@@ -36,6 +36,7 @@ class Case(NamedTuple):
     settings: Dict[str, Any] = {}
     door: str = 'hook'
     optimizer: Dict[str, Any] = {}
+    at_0: Any = ()  # the draws of rank 0 at which it gets a signal
     resumes: str = ''  # the case whose checkpoints it goes on from
     steps: int = STEPS
 
@@ -59,7 +60,7 @@ CASES = {
     'micro-batches': Case('batch', optimizer={'backward_passes_per_step': 2}),
     'sparse': Case('rows'),
     'Ctrl-C': Case('SIGINT', (7,)),
-    'Ctrl-C in train': Case('SIGINT', (7,), door='train'),
+    'Ctrl-C in train': Case('SIGINT', (7,), door='train', at_0=(8,)),
     'other graph': Case('graph'),
     # From here on TensorFlow is changed.
     'unedited': Case('loss', (5, 6), door='unedited'),
@@ -121,7 +122,8 @@ class Model:
         if self.case.bad == 'SIGTERM':
             with open(self._told_in, 'w') as file:
                 file.write(str(self.draw))
-        if hvd.rank() == 1 and draw in self.case.at:
+        at = self.case.at if hvd.rank() == 1 else self.case.at_0
+        if draw in at:
             if self.case.bad.startswith('SIG'):
                 os.kill(os.getpid(), getattr(signal, self.case.bad))
             if self.case.bad in ('batch', 'rows'):

@@ -315,7 +315,7 @@ def test_a_usage_error_comes_without_tensorflow(tmp_path, arguments, message):
         capture_output=True,
         env=environment(),
         cwd=str(tmp_path),
-        timeout=300,
+        timeout=900,
     )
     said = done.stderr.decode('utf-8')
     assert done.returncode == 2 and not done.stdout
@@ -352,7 +352,7 @@ class TestStdout:
             ['bash', '-o', 'pipefail', '-c', command],
             capture_output=True,
             env=dict(environment(), PYTHON=sys.executable, LOGDIR=logdir, **variables),
-            timeout=300,
+            timeout=900,
         )
         return done.returncode, done.stdout, done.stderr.decode('utf-8').splitlines()
 

@@ -3,7 +3,6 @@
 import functools
 import re
 import shlex
-import shutil
 import subprocess
 
 import pytest
@@ -144,17 +143,3 @@ def test_what_the_docs_call_files_of_the_repository_is_there():
     for page in PAGES:
         for path in re.findall(named, page.read_text(encoding='utf-8')):
             assert (ROOT / path).exists(), '%s: %s' % (page.name, path)
-
-
-@pytest.mark.full
-def test_the_pictures_can_be_made(tmp_path):
-    """A short training; what they show is for the eye."""
-    for folder in ('examples', 'docs/pictures'):
-        shutil.copytree(str(ROOT / folder), str(tmp_path / folder))
-    script = tmp_path / 'docs' / 'pictures' / 'make_pictures.py'
-    script.write_text(re.sub('STEPS = .*', 'STEPS = 12', script.read_text()).replace('200', '10'))
-    for picture in script.parent.glob('*.png'):
-        picture.unlink()
-    done = forked_python(script)
-    assert done.returncode == 0, done.stderr
-    assert (script.parent / 'loss.png').stat().st_size > 1000

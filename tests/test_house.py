@@ -84,3 +84,8 @@ def test_no_circle_among_modules():
 
     for module in sorted(set(below) - {'slimguard'}):  # which imports all, for type checkers
         visit(module)
+
+
+def test_no_message_of_the_log_begins_with_the_name_of_its_logger():
+    calls = re.compile(r'\blog\(\)\.\w+\(\s*[\'"]slimguard')
+    assert not [name for name, path in modules() if calls.search(path.read_text())]

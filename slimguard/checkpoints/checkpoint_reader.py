@@ -135,6 +135,15 @@ def _require_readable(path: str) -> None:
             raise UnreadableError('%s cannot be read: %s' % (name, error)) from None
 
 
+def global_step_in(path: str) -> Optional[int]:
+    """The global step that a checkpoint holds; None if it has none, or cannot be read."""
+    try:
+        value = tf1.train.NewCheckpointReader(path).get_tensor('global_step')
+        return int(value)
+    except Exception:
+        return None
+
+
 def read(path: str) -> Inspection:
     """Reads a checkpoint whole and says what is wrong with it, if only that it cannot be read."""
     step = step_in_name(path)

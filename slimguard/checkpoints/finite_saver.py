@@ -6,9 +6,10 @@ settings stay as they are, and so do its state file, its list and its clean-up.
 """
 
 import contextlib
+import itertools
 import os
 import threading
-from typing import Any, Iterator, List, Optional, Sequence
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -143,6 +144,7 @@ class FiniteSaver(tf1.train.Saver):
             try:
                 saved = self._saver.save(session, path, *rest, **kwargs)
                 self._saved, self._listed = saved, list(self.last_checkpoints)
+                _note_published(saved)
                 return given + saved[len(path) :]
             except NotFinite as refusal:
                 unguarded = _unguarded(refusal.names, sess.graph, self._checked)
@@ -189,6 +191,20 @@ class FiniteSaver(tf1.train.Saver):
             )
         self._checked = CheckedSave(graph, self._saver.saver_def)
         self._room_needed = RoomNeeded(graph, self._checked.size)
+
+
+_numbers = itertools.count(1)
+_published: Tuple[int, str] = (0, '')
+
+
+def last_published() -> Tuple[int, str]:
+    """How many checkpoints the FiniteSavers of this process have published, and the last one."""
+    return _published
+
+
+def _note_published(prefix: str) -> None:
+    global _published
+    _published = next(_numbers), prefix
 
 
 def absolute_prefix(save_path: str) -> str:

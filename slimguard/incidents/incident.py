@@ -29,8 +29,8 @@ class Incident:
       state_lost: whether variables were not finite before the step already. Then going on does not
         help, and an older checkpoint has to be restored.
       action: what was done: 'raise', 'stop', 'skip', 'rollback', 'save refused', 'error' if a
-        callable of the user's failed, or 'on_nan_loss' if a subclass of NanLossHook decided by
-        itself. None until that is decided.
+        callable of the user's failed, 'interrupted' if Ctrl-C came before it was done, or
+        'on_nan_loss' if a subclass of NanLossHook decided by itself. None until that is decided.
       restored: the state that a rollback restored.
       learning_rate: the factor of the learning rate since that rollback, if its policy has a
         `learning_rate`.

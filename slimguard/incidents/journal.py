@@ -164,7 +164,7 @@ class Journal:
         goes_on = incident.action in ('skip', 'on_nan_loss')
         if not self._rate.is_due(must=not goes_on):
             return
-        say = log().warning if incident.action == 'skip' else log().error
+        say = log().warning if incident.action in ('skip', 'interrupted') else log().error
         done += self._rate.told()
         head = 'incident %d %s: ' % (self.count, incident.where)
         if times >= _IN_FULL:
@@ -188,7 +188,7 @@ def _in_short(incident: Incident, why: str) -> str:
 
 def _done(incident: Incident, done_by: str) -> str:
     """What became of the update and of the training."""
-    if incident.action == 'error':  # `why` tells what was raised
+    if incident.action in ('error', 'interrupted'):  # `why` tells by what
         return incident.update
     done = _DONE.get(incident.action or '', 'left to %s' % done_by)
     if incident.restored is not None:

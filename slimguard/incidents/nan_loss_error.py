@@ -9,7 +9,7 @@ import tensorflow as tf
 from slimguard.incidents.incident import Incident, replay_hint, report_hint
 from slimguard.incidents.record_file import path_in
 from slimguard.system import files, notebook
-from slimguard.system.user_code import Owners
+from slimguard.system.user_code import Owners, ends_in_slimguard, until_users
 
 _F = TypeVar('_F', bound=Callable[..., Any])
 
@@ -88,7 +88,9 @@ def _is_there(path: str) -> bool:
 def with_short_traceback(function: _F) -> _F:
     """Lets a `NanLossError` leave a function without the frames beneath it.
 
-    These frames are slimguard's own. They would stand between the user's line and the message.
+    These frames are slimguard's own. They would stand between the user's line and the message. So
+    it is with a KeyboardInterrupt that slimguard raises once it has saved; what the function has
+    called of the user's, that stays.
     """
 
     @functools.wraps(function)
@@ -97,5 +99,10 @@ def with_short_traceback(function: _F) -> _F:
             return function(*args, **kwargs)
         except NanLossError as error:
             raise error.with_traceback(None) from error.__cause__
+        except KeyboardInterrupt as error:
+            beneath = error.__traceback__ and error.__traceback__.tb_next
+            if not ends_in_slimguard(beneath):
+                raise
+            raise error.with_traceback(until_users(beneath)) from error.__cause__
 
     return cast(_F, raising_shortly)

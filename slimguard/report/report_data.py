@@ -61,7 +61,7 @@ class IncidentView(NamedTuple):
     @property
     def kind(self) -> str:
         """The action, or 'other' if no colour stands for it."""
-        if not self.action:
+        if self.action in ('', 'interrupted'):
             return 'not said'
         return self.action if self.action in ACTIONS else 'other'
 

@@ -4,9 +4,11 @@ import importlib.util
 import os
 import re
 import sysconfig
-from typing import Dict, Tuple
+import types
+from typing import Dict, Optional, Tuple
 
 _PYTHON = os.path.join(sysconfig.get_path('stdlib'), '')
+_SLIMGUARD = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), '')
 _PACKAGES = (
     'tensorflow tensorflow_core tensorflow_estimator tf_slim keras tf_keras slimguard six IPython '
     'ipykernel'
@@ -31,6 +33,29 @@ class Owners:
             return True
         # Packages inside Python's own directory may well be the user's.
         return file.startswith(_PYTHON) and not re.search(r'[/\\\\](site|dist)-packages', file)
+
+
+def until_users(
+    traceback: Optional[types.TracebackType],
+) -> Optional[types.TracebackType]:
+    """The traceback up to the last frame in a file of the user's; None if it has no such frame."""
+    owners, last = Owners(), None
+    frame = traceback
+    while frame is not None:
+        last = frame if owners.is_users(frame.tb_frame.f_code.co_filename) else last
+        frame = frame.tb_next
+    if last is None:
+        return None
+    last.tb_next = None
+    return traceback
+
+
+def ends_in_slimguard(traceback: Optional[types.TracebackType]) -> bool:
+    """Whether an error with this traceback was raised in a file of slimguard's."""
+    file = ''
+    while traceback is not None:
+        file, traceback = traceback.tb_frame.f_code.co_filename, traceback.tb_next
+    return file.startswith(_SLIMGUARD)
 
 
 def _directories() -> Tuple[str, ...]:

@@ -63,4 +63,4 @@ class HookFetches:
     def _warn_of(self, name: str, why: str) -> None:
         if name not in self._warned_of:
             self._warned_of.add(name)
-            log().error('slimguard: the update of %r is NOT guarded: %s', name, why)
+            log().error('the update of %r is NOT guarded: %s', name, why)

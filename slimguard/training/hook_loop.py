@@ -17,6 +17,7 @@ from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.checkpoints.finite_saver import FiniteSaver, make_finite, offer_saver
 from slimguard.compat import tf_callers, tf_private
+from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.system import files
 from slimguard.training.checkpoint_keeper import CheckpointKeeper
 from slimguard.training.prepared_runs import prepare_steps
@@ -196,6 +197,7 @@ def _listen_to_close(session, loop: HookLoop) -> None:
     here = weakref.ref(session)  # as the session itself holds what is made here
     before = vars(session).get('close')  # of another hook
 
+    @with_short_traceback
     def close() -> None:
         session = here()
         if session is None:  # Python is freeing it, with other objects in a cycle

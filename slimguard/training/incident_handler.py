@@ -219,10 +219,12 @@ class IncidentHandler:
             self._policies.note_overflow()
 
     def _note_failure(self, handled: OpenIncident, error: BaseException) -> None:
-        handled.note_reason('; %s raised %s' % (self._now.acting, _in_short(error)))
+        is_failure = not isinstance(error, KeyboardInterrupt)
+        said = '; %s raised %s' % (self._now.acting, _in_short(error))
+        handled.note_reason(said if is_failure else _INTERRUPTED)
         if handled.incident.restored is None:  # else the last good state is a checkpoint already
-            handled.note(action='error')
-            self._failed_at = handled
+            handled.note(action='error' if is_failure else 'interrupted')
+            self._failed_at = handled if is_failure else None
 
     def act_by_policy(
         self, run_context, incident: Incident, job: Optional[Job], ends_job: bool
@@ -277,6 +279,7 @@ class IncidentHandler:
             call_on_rollback(session, went_back, [self._now.policy, *self.fallbacks])
 
 
+_INTERRUPTED = '; KeyboardInterrupt (Ctrl-C) came while it was handled'
 _BESIDE = '; in the same run as the incident before'
 
 

@@ -1,7 +1,8 @@
 """SIGTERM and Ctrl-C end a training at the end of a step, with everything saved: `StopSignals`.
 
 Each loop has one `StopSignals`, which holds a flag that the loop asks for at the end of a step. One
-`_Listener` for the process hears the signals, and tells the training that began last.
+`_Listener` for the process hears the signals, and tells the training that began last. Once a
+training has ended by one, a line names the checkpoint that was saved.
 """
 
 import collections
@@ -17,9 +18,12 @@ import weakref
 from typing import Any, Callable, Counter, Dict, List, Optional, Set
 
 from slimguard import gate as gates
+from slimguard.checkpoints.checkpoint_reader import global_step_in
+from slimguard.checkpoints.finite_saver import last_published
 from slimguard.checkpoints.step_turn import in_midst_of_a_step
 from slimguard.compat import tf_private
 from slimguard.gate.ranks import SIGNALS, Exchange
+from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.system.log import log
 
 # How long a step may take after SIGTERM or Ctrl-C by default, in seconds. The sender does not wait
@@ -90,6 +94,7 @@ class StopSignals:
         self._has_step_ended = self._has_left = False
         # Whether the process is to end before a step has: said once, by who is first.
         self._is_too_late: Dict[str, bool] = {}
+        self._saves_before: Optional[int] = None  # the number of saves when the first signal came
 
     # From beginning to end.
 
@@ -108,6 +113,10 @@ class StopSignals:
         signals.enter()
         return signals
 
+    def entered_if_first(self) -> 'StopSignals':
+        """As `entered`, unless another training hears the signals already."""
+        return self if _listener.is_telling else self.entered()
+
     def leave(self) -> None:
         """Hears nothing any more; does what a signal asked for, if one came."""
         self._wait_for_ranks()
@@ -116,6 +125,7 @@ class StopSignals:
         self._has_step_ended = self._has_left = True
         try:
             _listener.remove(self)
+            self._tell_saved()
         finally:  # a Ctrl-C that comes here is Python's own, and must not hide a SIGTERM
             if self._in_the_end == signal.SIGTERM:
                 _end_by(signal.SIGTERM)
@@ -174,10 +184,23 @@ class StopSignals:
             done = 'the step is done, ' if self.is_asked else ''
             log().warning('%s; %ssaving before the end.', name, done)
 
+    def _tell_saved(self) -> None:
+        """Names the checkpoint that was saved since a signal came, if any was."""
+        saves, path = last_published()
+        if self._saves_before is None or saves == self._saves_before:
+            return
+        name = _name_of(self._in_the_end or signal.SIGINT)  # a second Ctrl-C is raised, not noted
+        step = global_step_in(path)
+        told = name, path, '' if step is None else ' (global step %d)' % step
+        log().warning(SAVED_BY_SIGNAL, *told)
+        for note in note_saved:
+            note(SAVED_BY_SIGNAL % told)
+
     # In the main thread: what the handler calls.
 
     def on_signal(self, number: int) -> None:
         """Sets the flag, or acts at once; at a second Ctrl-C, raises KeyboardInterrupt."""
+        self._note_coming()
         if self._is_acting:
             self._note(number)
         elif not self._waits_for_a_step(number):
@@ -195,6 +218,10 @@ class StopSignals:
             else:
                 self.is_asked = True
 
+    def _note_coming(self) -> None:
+        if self._saves_before is None:
+            self._saves_before, _ = last_published()
+
     def _note(self, number: int) -> None:
         """Notes what is to happen in the end. Who sends SIGTERM may kill the process soon."""
         if self._in_the_end != signal.SIGTERM:
@@ -204,9 +231,7 @@ class StopSignals:
         return self._in_the_end == signal.SIGINT or self._is_interrupted or self._ctrl_cs > 1
 
     def _waits_for_a_step(self, number: int) -> bool:
-        if self._is_in_step:
-            return True
-        if self._has_ranks():
+        if self._is_in_step or self._has_ranks():
             return True
         if not self._loop_asks or self._open_session() is None:
             return False
@@ -255,6 +280,7 @@ class StopSignals:
         if self._has_left or session is None:
             return
         self._is_of_another = self._in_the_end is None
+        self._note_coming()
         self._note(number)
         self._tell_the_end = gates.ranks_in(session.graph).exchange
         self.is_asked = True
@@ -337,8 +363,10 @@ class StopSignals:
         )
 
         def save_and_end() -> None:
+            self._note_coming()
             with in_midst_of_a_step():
                 _listener.save_all()
+            self._tell_saved()
             if not stays and self._is_too_late.setdefault('is', True):
                 _exit(128 + number)
 
@@ -356,6 +384,11 @@ def require_seconds(seconds) -> None:
             'preemption_seconds must be a positive finite number, the seconds that a step may '
             'take to end after SIGTERM or Ctrl-C, not %r' % (seconds,)
         )
+
+
+SAVED_BY_SIGNAL = '%s: saved %s%s'  # which `run --quiet` lets pass
+# Called with this line as well.
+note_saved: List[Callable[[str], None]] = []
 
 
 def is_main_thread() -> bool:
@@ -435,6 +468,11 @@ class _Listener:
         self._old_wakeup_fd = -1
         # What we have sent ourselves, as often as it is still to come.
         self._sent: Counter[int] = collections.Counter()
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether any training is told of signals."""
+        return bool(self._trainings)
 
     def tells(self, training: StopSignals) -> bool:
         """Whether a training is told of signals, if it is the innermost."""
@@ -530,6 +568,7 @@ class _Listener:
         self._sender.close()
         self._receiver.close()
 
+    @with_short_traceback
     def _on_signal(self, number: int, frame) -> None:
         if self._trainings:
             self._trainings[-1].on_signal(number)

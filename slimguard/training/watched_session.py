@@ -76,6 +76,7 @@ class WatchedSession(HookedSession):
         """Whether a hook asked to stop, as `MonitoredSession.should_stop` says."""
         return self.stop_requested or self._coordinator.should_stop()
 
+    @with_short_traceback
     def close(self):
         """Calls the hooks' `end`, joins their threads, and closes the session.
 
@@ -100,6 +101,7 @@ class WatchedSession(HookedSession):
         self._contexts.enter_context(self.as_default())
         return self
 
+    @with_short_traceback
     def __exit__(self, error_type, error, traceback):
         is_end_of_input = error_type in (tf.errors.OutOfRangeError, StopIteration)
         self._ended = self._ended or not (error_type is None or is_end_of_input)

@@ -38,6 +38,7 @@ class Account:
         and gave the script a NaN; None if none did.
       jump: what a step was that was written and far beyond all before it; '' if none was.
       error: what ended the script; None if it came to its end.
+      saved_at_signal: what SIGTERM or Ctrl-C had saved, in words; '' if none came.
       has_names_of_1: whether the script has the names of TensorFlow 1, and its graphs.
       children: how many forks of this process there were, and children that it spawned: of all
         these, each is guarded and says so itself.
@@ -59,6 +60,7 @@ class Account:
         self.since_nan: Optional[int] = None
         self.jump = ''
         self.error: Optional[BaseException] = None
+        self.saved_at_signal = ''
         self.has_names_of_1 = False
         self.children = 0
         self.before_first: Callable[[], object] = lambda: None
@@ -127,6 +129,10 @@ class Account:
         if logdir is not None:
             self.logdirs[logdir] = None
 
+    def note_saved(self, said: str) -> None:
+        """Notes what a signal had saved, in words."""
+        self.saved_at_signal = said
+
     def note_jump(self, said: str) -> None:
         """Notes that a step was written with a number far beyond all before it."""
         self.jump = self.jump or said
@@ -163,6 +169,8 @@ class Account:
         said += self._saves()
         if self.refused:
             said += '; NOT guarded: %s' % texts.listed(list(self.refused), _MOST_NAMES)
+        if self.saved_at_signal:
+            said += '; ' + self.saved_at_signal
         if self.since_nan is not None and self.since_nan <= _SOON:
             said += _ENDED_AT_NAN % ('right' if self.since_nan == 0 else 'one step')
         if not self.children and self.others_computed:
@@ -215,6 +223,7 @@ class Ending:
             self._become('a child')
         atexit.register(self.say)
         stop_signals.last_words.append(self.say)
+        stop_signals.note_saved.append(self._seen.note_saved)
         if hasattr(os, 'register_at_fork'):  # not on Windows, where there are no forks
             os.register_at_fork(
                 after_in_parent=self._seen.note_child, after_in_child=self._become_fork

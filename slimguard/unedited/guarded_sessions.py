@@ -106,7 +106,7 @@ class GuardedSessions:
         self.files = ScriptFiles(settings.logdir, self._lock, self.seen)
         self._settings = settings
         seconds = settings.preemption_seconds
-        self._signals = StopSignals(self.files.save_quietly, seconds, loop_asks=False)
+        self._signals = StopSignals(self.files.save_at_signal, seconds, loop_asks=False)
         self._notes = OptimizerNotes()
         self._summaries = ScriptSummaries()
         self._sessions: Any = weakref.WeakKeyDictionary()  # the ScriptSession of each
@@ -144,7 +144,9 @@ class GuardedSessions:
         if self._inside:
             return
         note_opened(session)
-        self._signals = self._signals.entered()  # other threads, which may run its steps, cannot
+        # Other threads, which may run its steps, cannot. If this is the session of slim's loop,
+        # that hears them already, and finishes its step.
+        self._signals = self._signals.entered_if_first()
 
     @with_short_traceback
     def _run(self, original, session, fetches, feed_dict=None, options=None, run_metadata=None):

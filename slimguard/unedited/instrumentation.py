@@ -26,7 +26,7 @@ from slimguard.system.log import log
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.incident_reading import Reading
 from slimguard.training.step_history import STEPS, require_history
-from slimguard.training.stop_signals import SECONDS, require_seconds
+from slimguard.training.stop_signals import SECONDS, last_words, require_seconds
 from slimguard.training.training import Training, TrainingSettings
 from slimguard.training.watchers import handed, watchers_in
 from slimguard.unedited import good_checkpoints, numeric_checks
@@ -225,11 +225,14 @@ class Instrumentation:
             directory = files.as_logdir(logdir) if logdir else ''  # the code may leave its own
             kwargs = dict(self._defaults(kwargs), **kwargs)
             watcher = _watcher_in(kwargs)
-            before = watcher.actions()
+            noted = watcher, watcher.actions(), directory, *args
+            note = functools.partial(self._note_training, *noted, **kwargs)
+            last_words.insert(0, note)  # SIGTERM ends the process inside of the loop
             try:
                 return learning.train(*args, **kwargs)
             finally:
-                self._note_training(watcher, before, directory, *args, **kwargs)
+                last_words.remove(note)
+                note()
 
         return train
 

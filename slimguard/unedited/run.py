@@ -9,6 +9,7 @@ import types
 import zipfile
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
+from slimguard.system.user_code import until_users
 from slimguard.unedited import tf1_names
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
@@ -142,6 +143,9 @@ def _drop_hidden_frames(error: BaseException) -> None:
         is_ours_to_show = (
             type(shown).__name__ != _OF_AN_INCIDENT and files[-1:] and (files[-1].startswith(_OURS))
         )
+        if is_ours_to_show and isinstance(shown, KeyboardInterrupt):  # raised after the save
+            shown.__traceback__ = until_users(shown.__traceback__)
+            is_ours_to_show = False
         hidden = _ALWAYS_HIDDEN if is_ours_to_show else (*_ALWAYS_HIDDEN, _OURS)
         shown.__traceback__ = _without(hidden, shown.__traceback__)
         shown = shown.__cause__ or shown.__context__

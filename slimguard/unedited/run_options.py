@@ -67,9 +67,10 @@ class RunOptions(NamedTuple):
 def quieted(lent: contextlib.ExitStack) -> None:
     """Logs errors, and where the last good state is saved, and no more until `lent` is closed."""
     from slimguard.training.checkpoint_keeper import SAVED
+    from slimguard.training.stop_signals import SAVED_BY_SIGNAL
 
     def is_told(record: logging.LogRecord) -> bool:
-        return record.levelno >= logging.ERROR or record.msg == SAVED
+        return record.levelno >= logging.ERROR or record.msg in (SAVED, SAVED_BY_SIGNAL)
 
     logger = log()
     logger.addFilter(is_told)

@@ -138,7 +138,11 @@ class ScriptFiles:
         """
         return self._last_save(session.graph).again(session, is_to_be_found)
 
-    def save_quietly(self, session) -> None:
+    def save_at_signal(self, session) -> None:
+        """As `save_quietly`; what it has saved is named later, once all is."""
+        self.save_quietly(session, names_it=False)
+
+    def save_quietly(self, session, names_it: bool = True) -> None:
         """Saves as `save_again`, and says what came of it; raises nothing, as the end is near."""
         try:
             saved = self.save_again(session)
@@ -152,7 +156,7 @@ class ScriptFiles:
             if not self.has_saved(session.graph):
                 why = 'it would go where the script saves, which has saved nothing yet'
             log().warning('the last good state is not saved: %s.', why)
-        else:
+        elif names_it:
             log().warning(SAVED, saved)
 
     def _last_save(self, graph: tf.Graph) -> LastSave:

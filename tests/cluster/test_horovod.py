@@ -1,7 +1,7 @@
 """Two real ranks of Horovod over Gloo, where it is installed; all cases in one pair of processes.
 
-What is bad is so on rank 1 alone, with capture on. tests/gate/test_ranks.py has what holds for
-ranks of any library, on every TensorFlow.
+What is bad is so on rank 1 alone, with capture on; and it alone gets the signals.
+tests/gate/test_ranks.py has what holds for ranks of any library, on every TensorFlow.
 """
 
 import importlib.util
@@ -11,13 +11,15 @@ import subprocess
 import sys
 
 import pytest
+import tensorflow.compat.v1 as tf1
 
 import slimguard
 
 pytestmark = [
     pytest.mark.full,
     pytest.mark.skipif(
-        importlib.util.find_spec('horovod') is None, reason='Horovod is not installed'
+        importlib.util.find_spec('horovod') is None,
+        reason='Horovod is not installed; CONTRIBUTING.md says how it is built',
     ),
 ]
 
@@ -43,6 +45,10 @@ EXPECTED = {
     'fp16': [(BATCH, SKIP)],
     'micro-batches': [None],
     'sparse': [(BATCH, SKIP)],
+    'Ctrl-C': [],
+    'Ctrl-C in train': [],
+    'other graph': [],
+    'unedited Ctrl-C': [],
     'unedited': [(LOSS, SKIP)] * 2,
 }
 
@@ -65,7 +71,7 @@ def folder(tmp_path_factory):
             command, env=environment, cwd=str(folder), stdout=log, stderr=log, timeout=1200
         )
     said = (folder / 'log').read_text(errors='replace')
-    assert code == 0, said[-4000:]
+    assert code and 'Exit code: 143' in said, said[-4000:]  # the last case is SIGTERM
     return folder
 
 
@@ -100,6 +106,37 @@ def test_the_rank_that_was_bad_finds_the_cause(ranks):
 def test_raise_ends_all_ranks_with_the_same_error_and_the_last_state_is_saved(folder, ranks):
     assert ranks[0]['raise']['error'] == 'NanLossError: ' + LOSS
     assert os.path.exists(str(folder / 'raise' / 'model.ckpt-5.index'))
+
+
+@pytest.mark.parametrize(
+    'case, step', [('Ctrl-C', 9), ('Ctrl-C in train', 9), ('unedited Ctrl-C', 14), ('SIGTERM', 14)]
+)
+def test_a_signal_that_one_rank_hears_ends_all_after_the_next_step(case, step, folder, ranks):
+    """The first saves that step, however long it takes; a launcher ends the others too soon."""
+    if case == 'SIGTERM':
+        assert [(folder / ('draws%d' % rank)).read_text() for rank in range(2)] == ['14', '14']
+    else:
+        assert ranks[0][case]['error'] == 'KeyboardInterrupt'
+        assert ranks[0][case]['draws'] == step
+    saved = tf1.train.latest_checkpoint(str(folder / case.replace(' ', '_')))
+    assert tf1.train.load_variable(saved, 'global_step') == step
+
+
+def test_after_a_restart_all_ranks_have_the_factor_that_the_first_kept(ranks):
+    first, second = (rank['restart'] for rank in ranks)
+    assert first['factor'] == second['factor'] == 0.5
+    assert (first['step'], first['bits']) == (40, second['bits'])
+
+
+def test_ranks_whose_graphs_differ_say_so_before_the_first_step(ranks):
+    said = ranks[0]['other graph']['error']
+    assert 'the graphs of the ranks differ' in said
+    assert 'rank 1 checks what rank 0 does not (not finite: update of more' in said
+    assert ranks[0]['other graph']['draws'] <= 1
+
+
+def test_an_unedited_script_keeps_no_record_on_other_ranks(folder):
+    assert not (folder / 'slimguard-logs').exists()
 
 
 def test_a_rollback_goes_to_one_state(ranks):

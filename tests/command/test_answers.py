@@ -238,7 +238,7 @@ class TestWithoutTensorFlow:
             capture_output=True,
             text=True,
             env=bare_environment(bare_python),
-            timeout=300,
+            timeout=900,
         )
 
     @pytest.mark.full
@@ -379,7 +379,7 @@ class TestDoctorOfABrokenInstallation:
             [sys.executable, '-m', 'slimguard', 'doctor', '--json'],
             stdout=subprocess.PIPE,
             env=dict(environment(), PYTHONPATH=':'.join(paths)),
-            timeout=300,
+            timeout=900,
         )
         assert done.returncode == 0
         return {each['name']: each for each in json.loads(done.stdout.decode())['missing']}

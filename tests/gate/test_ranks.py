@@ -4,7 +4,9 @@ What adds up their values here is a `py_func` in which both meet; the collective
 of them is one of TensorFlow's, of one member. tests/cluster/test_horovod.py has real ranks.
 """
 
+import functools
 import json
+import signal
 import threading
 
 import numpy as np
@@ -25,27 +27,39 @@ class Meeting:
 
     Attributes:
       messages: the names of all that was added up, in order.
+      told: of what the ranks told each other apart from that, the subjects.
+      signals: by rank, what it has heard.
     """
 
     def __init__(self):
-        self.messages = []
+        self.messages, self.told = [], []
+        self.signals = [gate_ranks.SharedSignals() for _ in range(2)]
         self._here = threading.local()
-        self._barrier = threading.Barrier(2, timeout=100)
+        self._barriers = {}
         self._values = {}
 
     def ranks(self, step, nodes):
-        return gates.Ranks(self._here.rank, 2, self.add)
+        rank = self._here.rank
+        exchange = functools.partial(self._exchange, rank)
+        return gates.Ranks(rank, 2, self.add, exchange, self.signals[rank])
+
+    def _exchange(self, rank, subject, text):
+        return self._meet(subject, rank, text, self.told)
+
+    def _meet(self, name, rank, value, noted):
+        barrier = self._barriers.setdefault(name, threading.Barrier(2, timeout=100))
+        self._values[name, rank] = value
+        if barrier.wait() == 0:
+            noted.append(name)
+        values = [self._values[name, each] for each in range(2)]
+        barrier.wait()
+        return values
 
     def add(self, vector, name):
         rank = self._here.rank
 
         def meet(value):
-            self._values[name, rank] = value
-            if self._barrier.wait() == 0:
-                self.messages.append(name)
-            total = self._values[name, 0] + self._values[name, 1]
-            self._barrier.wait()
-            return total
+            return sum(self._meet(name, rank, value, self.messages))
 
         total = tf1.py_func(meet, [vector], tf.float32, stateful=True)
         total.set_shape(vector.shape)
@@ -61,7 +75,8 @@ class Meeting:
                 with tf.Graph().as_default():
                     found[rank] = train(rank)
             except BaseException:
-                self._barrier.abort()
+                for barrier in self._barriers.values():
+                    barrier.abort()
                 raise
 
         threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
@@ -70,6 +85,12 @@ class Meeting:
         for thread in threads:
             thread.join()
         return [found[rank] for rank in range(2)]
+
+
+def session_of_rank():
+    """A session whose threads no other one takes: each message here holds one up."""
+    config = tf1.ConfigProto(use_per_session_threads=True, inter_op_parallelism_threads=4)
+    return tf1.Session(config=config)
 
 
 def of_one(value, key, members=1):
@@ -88,7 +109,7 @@ def of_one(value, key, members=1):
 class Model:
     """A weight whose gradient the ranks share, and a moving average that each has for itself."""
 
-    def __init__(self, add, max_loss=None):
+    def __init__(self, add, max_loss=None, has_more=False, optimizer=None):
         self.x = tf1.placeholder(tf.float32, [2, 2], name='x')
         self.given = tf1.placeholder(tf.float32, [], name='given')
         self.offset = tf1.placeholder(tf.float32, [], name='offset')
@@ -97,11 +118,15 @@ class Model:
         self.average = tf1.get_variable('average', [], trainable=False, initializer=zeros)
         error = tf.reduce_mean(tf.square(tf.matmul(self.x, self.w)))
         self.loss = tf.add(error, self.offset, 'sum')
-        optimizer = tf1.train.GradientDescentOptimizer(0.01)
+        optimizer = optimizer or tf1.train.GradientDescentOptimizer(0.01)
         gradient = optimizer.compute_gradients(self.loss, [self.w])[0][0]
         self.shared = of_one(gradient, key=1)
         shared = tf.reshape(add(tf.reshape(self.shared, [-1]), 'gradient'), [2, 1]) / 2
-        with tf.control_dependencies([self.average.assign(self.given)]):
+        updates = [self.average.assign(self.given)]
+        if has_more:
+            more = tf1.get_variable('more', [], trainable=False, initializer=zeros)
+            updates.append(more.assign(self.given))
+        with tf.control_dependencies(updates):
             train_op = optimizer.apply_gradients([(shared, self.w)])
         self.train_op = slimguard.guard(train_op, loss=self.loss, max_loss=max_loss)
         self.gate = gates.gate_of(self.train_op)
@@ -126,7 +151,7 @@ def test_what_is_bad_on_one_rank_is_written_on_none_and_says_which(monkeypatch):
 
     def train(rank):
         model, said = Model(meeting.add, max_loss=500.0), []
-        with tf1.Session() as session:
+        with session_of_rank() as session:
             session.run(tf1.global_variables_initializer())
             for draw in range(8):
                 fed, _ = BAD.get((rank, draw), ({}, ''))
@@ -145,6 +170,60 @@ def test_what_is_bad_on_one_rank_is_written_on_none_and_says_which(monkeypatch):
     }
 
 
+class Training:
+    """What is told of signals."""
+
+    def __init__(self):
+        self.told = []
+        self.on_shared_signal = self.told.append
+
+
+@pytest.mark.parametrize('is_trial', [False, True])
+def test_a_signal_that_one_rank_hears_is_told_to_all_by_the_end_of_the_same_step(
+    monkeypatch, is_trial
+):
+    """In the first message of a step, which there is in any case; once."""
+    meeting = Meeting()
+    monkeypatch.setitem(gate_ranks.LIBRARIES, 'Collective', meeting.ranks)
+
+    def train(rank):
+        optimizer = tf1.train.RMSPropOptimizer(0.01, centered=True) if is_trial else None
+        model, training, said = Model(meeting.add, optimizer=optimizer), Training(), []
+        meeting.signals[rank].trainings.add(training)
+        with session_of_rank() as session:
+            session.run(tf1.global_variables_initializer())
+            for draw in range(5):
+                before = len(meeting.messages)
+                if (rank, draw) == (1, 2):
+                    meeting.signals[rank].hear(signal.SIGTERM)
+                session.run(model.train_op, model.feed(given=np.inf if draw == 3 else 1.0))
+                said.append(training.told[:])
+                first = 'before' if is_trial else 'fast'
+                assert meeting.messages[before:].count(first) == 1
+        return said
+
+    first, second = meeting.run(train)
+    assert first == second == [[], [], [signal.SIGTERM], [signal.SIGTERM], [signal.SIGTERM]]
+    assert meeting.told == ['checks']
+
+
+def test_ranks_whose_graphs_differ_say_so_before_the_first_step(monkeypatch):
+    meeting = Meeting()
+    monkeypatch.setitem(gate_ranks.LIBRARIES, 'Collective', meeting.ranks)
+
+    def train(rank):
+        model = Model(meeting.add, has_more=rank == 1)
+        with session_of_rank() as session:
+            session.run(tf1.global_variables_initializer())
+            with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+                session.run(model.train_op, model.feed())
+        return raised.value.message
+
+    for said in meeting.run(train):
+        assert 'graphs of the ranks differ' in said
+        assert 'rank 1 checks what rank 0 does not (not finite once updated: more' in said
+
+
 @pytest.mark.full
 def test_a_step_that_is_examined_runs_no_collective_again(monkeypatch, tmp_path):
     """What came out of one is what the step drew; the cause is named by the rank that had it."""
@@ -155,7 +234,7 @@ def test_a_step_that_is_examined_runs_no_collective_again(monkeypatch, tmp_path)
         model = Model(meeting.add)
         logdir = str(tmp_path) if rank == 0 else None
         hook = slimguard.NanLossHook(model.loss, on_nan='skip', logdir=logdir)
-        with tf1.Session() as session:
+        with session_of_rank() as session:
             watched = slimguard.watch(session, hooks=[hook])
             session.run(tf1.global_variables_initializer())
             for draw in range(3):
@@ -177,27 +256,34 @@ def test_a_step_that_is_examined_runs_no_collective_again(monkeypatch, tmp_path)
 
 @pytest.mark.full
 def test_ranks_go_back_to_the_same_state_and_only_the_first_keeps_a_record(monkeypatch, tmp_path):
-    """None but the first needs a folder; the losses, which differ, do not decide."""
+    """None but the first needs a folder; the losses, which differ, do not decide.
+
+    The first also keeps the factor of the learning rate, and tells the others after a restart.
+    """
     meeting = Meeting()
     monkeypatch.setitem(gate_ranks.LIBRARIES, 'Collective', meeting.ranks)
 
-    def train(rank):
+    def train(rank, draws=42):
         model = Model(meeting.add)
         logdir = str(tmp_path / str(rank))
-        hook = slimguard.NanLossHook(model.loss, on_nan='rollback', logdir=logdir)
-        with tf1.Session() as session:
+        hook = slimguard.NanLossHook(model.loss, on_nan='rollback:3x0.5', logdir=logdir)
+        with session_of_rank() as session:
             watched = slimguard.watch(session, hooks=[hook])
             session.run(tf1.global_variables_initializer())
-            for draw in range(42):
+            for draw in range(draws):
                 offset = np.nan if (rank, draw) in ((1, 2), (1, 38)) else 10.0 ** (rank * draw / 9)
                 feed = model.feed(offset=offset)
                 del feed[model.gate.watched]
                 watched.run(model.train_op, feed)
-            return session.run(model.w).tolist(), [each.restored for each in hook.incidents]
+            factor = gates.learning_rates_of(session.graph).get(session)
+            restored = [each.restored for each in hook.incidents]
+            return session.run(model.w).tolist(), factor, restored
 
     first, second = meeting.run(train)
     assert first == second
-    early, late = first[1]
+    factor, (early, late) = first[1:]
+    assert factor == 0.25
+    assert [each[1] for each in meeting.run(functools.partial(train, draws=1))] == [0.25, 0.25]
     assert early == 'the state before the first step'
     assert late.startswith('a snapshot after ')
     assert len(slimguard.read_incidents(str(tmp_path / '0'))) == 2

@@ -31,7 +31,7 @@ def python(*arguments, **kwargs):
         stderr=kwargs.pop('stderr', subprocess.PIPE),
         text=True,
         env=dict(environment(), **variables),
-        timeout=300,
+        timeout=900,
         **kwargs,
     )
 
@@ -62,7 +62,7 @@ def forked_python(
         finds=finds,
     ) as process:
         try:
-            output, errors = process.communicate(input, timeout=300)
+            output, errors = process.communicate(input, timeout=900)
         except BaseException:
             process.kill()
             raise
@@ -86,7 +86,7 @@ class Started:
             start_new_session=True,
         )
         self.was_too_slow = False
-        self._killer = threading.Timer(240, self._give_up)  # so that no test waits for ever
+        self._killer = threading.Timer(900, self._give_up)  # so that no test waits for ever
         self._killer.daemon = True
         self._killer.start()
 
@@ -111,12 +111,12 @@ class Started:
         self.process.stdin.flush()
 
     def wait(self):
-        return self.process.wait(timeout=240)
+        return self.process.wait(timeout=900)
 
     def wait_for_children(self):
         """Waits until no process is left that has this one's output open."""
         self.process.stdout.read()
-        assert not self.was_too_slow, 'there are children after 240 s'
+        assert not self.was_too_slow, 'there are children after 900 s'
 
     def _give_up(self):
         self.was_too_slow = True

@@ -7,7 +7,7 @@ from jupyter_client import KernelManager
 from tests.helpers.children import environment
 
 _COLORS = re.compile(r'\x1b\[[0-9;]*m')
-_SECONDS = 300
+_SECONDS = 900
 
 
 class Shown:

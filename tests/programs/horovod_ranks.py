@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import time
 from typing import Any, Dict, NamedTuple
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
@@ -23,6 +24,7 @@ import slimguard
 from slimguard import gate as gates
 
 STEPS = 30
+LOCAL = [tf1.GraphKeys.LOCAL_VARIABLES]  # which are not broadcast
 
 
 class Case(NamedTuple):
@@ -66,15 +68,25 @@ CASES = {
 }
 
 
+class SlowSaver(tf1.train.Saver):
+    """Saves the last state for longer than a launcher lets a rank go on once another has ended."""
+
+    def save(self, sess, save_path, global_step=None, *args, **kwargs):
+        if global_step > 12:
+            time.sleep(7)
+        return tf1.train.Saver.save(self, sess, save_path, global_step, *args, **kwargs)
+
+
 class Model:
     """A linear model with a moving average of its own; and a step.
 
     Attributes:
+      case: the case.
       draw: how many batches were drawn.
     """
 
     def __init__(self, case, folder):
-        self._case, self.draw = case, 0
+        self.case, self.draw = case, 0
         self._told_in = os.path.join(folder, 'draws%d' % hvd.rank())
         x, loss_offset, given = tf1.py_func(self._batch, [], [tf1.float32] * 3, stateful=True)
         x.set_shape([4, 3])
@@ -106,19 +118,19 @@ class Model:
         draw, self.draw = self.draw, self.draw + 1
         x = np.random.RandomState(1000 * hvd.rank() + draw).rand(4, 3).astype(np.float32)
         offset, given = np.zeros(1, np.float32), np.ones(1, np.float32)
-        if self._case.bad == 'SIGTERM':
+        if self.case.bad == 'SIGTERM':
             with open(self._told_in, 'w') as file:
                 file.write(str(self.draw))
-        if hvd.rank() == 1 and draw in self._case.at:
-            if self._case.bad.startswith('SIG'):
-                os.kill(os.getpid(), getattr(signal, self._case.bad))
-            if self._case.bad in ('batch', 'rows'):
+        if hvd.rank() == 1 and draw in self.case.at:
+            if self.case.bad.startswith('SIG'):
+                os.kill(os.getpid(), getattr(signal, self.case.bad))
+            if self.case.bad in ('batch', 'rows'):
                 x[2, 1] = x[0, 0] = np.nan
-            if self._case.bad == 'loss':
+            if self.case.bad == 'loss':
                 offset[:] = np.nan
-            if self._case.bad == 'average':
+            if self.case.bad == 'average':
                 given[:] = np.inf
-            if self._case.bad == 'large':
+            if self.case.bad == 'large':
                 offset[:] = 1e6
         return x, offset, given
 
@@ -207,8 +219,10 @@ def in_plain_session(model, hooks, logdir, digest):
 
 def unedited(model, hooks, logdir, digest):
     hooks = [*hooks[:2], hvd.BroadcastGlobalVariablesHook(0)]
+    is_slow = model.case.bad == 'SIGTERM'
+    scaffold = tf1.train.Scaffold(saver=SlowSaver() if is_slow else None)
     with tf1.train.MonitoredTrainingSession(
-        checkpoint_dir=logdir, hooks=hooks, save_checkpoint_steps=10
+        checkpoint_dir=logdir, scaffold=scaffold, hooks=hooks, save_checkpoint_steps=10
     ) as session:
         while not session.should_stop():
             session.run(model.train_op)

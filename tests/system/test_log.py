@@ -10,6 +10,7 @@ import tensorflow as tf
 from slimguard.command import parser
 from slimguard.system.log import log
 from slimguard.training.checkpoint_keeper import SAVED
+from slimguard.training.stop_signals import SAVED_BY_SIGNAL
 from tests.helpers.models import LogLines
 
 
@@ -67,8 +68,9 @@ def test_quiet_logs_errors_and_what_is_saved_until_the_script_has_ended(ours):
         quieted(lent)
         log().warning('skipped')
         log().warning(SAVED, 'logs/model.ckpt-4')
+        log().warning(SAVED_BY_SIGNAL, 'Ctrl-C', 'logs/model.ckpt-5', '')
         log().error('raised')
         lent.close()
         log().warning('of the next script')
     saved = 'the last good state is saved: logs/model.ckpt-4'
-    assert lines == [saved, 'raised', 'of the next script']
+    assert lines == [saved, 'Ctrl-C: saved logs/model.ckpt-5', 'raised', 'of the next script']

@@ -1,6 +1,7 @@
 """Errors at a bad step: what fails in the user's code, and what the error that leaves shows."""
 
 import os
+import signal
 import traceback
 
 import numpy as np
@@ -8,8 +9,10 @@ import pytest
 import tensorflow as tf
 
 import slimguard
+from slimguard.diagnosis.evidence import Evidence
 from tests.helpers.children import forked_python
 from tests.helpers.models import Counted, Linear, LogLines, checkpoint_at, records_in, train_quietly
+from tests.helpers.signals import press_ctrl_c
 
 tf1 = tf.compat.v1
 
@@ -86,6 +89,21 @@ def test_in_train_it_is_on_record_logged_and_saved_before_the_error_leaves(case,
     (line,) = incidents_in(lines)
     assert words in line
     assert checkpoint_at(tmp_path) == (3, [])
+
+
+def test_ctrl_c_while_a_bad_step_is_examined_is_no_error_of_the_policys(tmp_path, monkeypatch):
+    monkeypatch.setattr(Evidence, 'examine', lambda *_: press_ctrl_c())
+    _, train_op = build()
+    before = signal.signal(signal.SIGINT, lambda *given: signal.default_int_handler(*given))
+    try:
+        with LogLines() as lines, pytest.raises(KeyboardInterrupt):
+            train_quietly(train_op, tmp_path, on_nan='skip')
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert one_record(tmp_path)['action'] == 'interrupted'
+    (line,) = incidents_in(lines)
+    assert line.endswith('applied; KeyboardInterrupt (Ctrl-C) came while it was handled.')
+    assert 'on_nan' not in line and checkpoint_at(tmp_path) == (3, [])
 
 
 @pytest.mark.full

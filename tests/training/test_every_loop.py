@@ -89,10 +89,13 @@ class TestEachPolicy:
 
 @pytest.mark.full
 @each_loop
-def test_ctrl_c_lets_the_step_finish_and_saves(loop, tmp_path):
-    with pytest.raises(KeyboardInterrupt):
+def test_ctrl_c_lets_the_step_finish_saves_and_names_the_checkpoint(loop, tmp_path):
+    with LogLines() as lines, pytest.raises(KeyboardInterrupt) as caught:
         loop(given(tmp_path, bad=interrupt_at(4), steps=1000))
     assert checkpoint_at(tmp_path) == (5, [])
+    saved = 'Ctrl-C: saved %s (global step 5)' % checkpoints.newest(tmp_path)
+    assert lines[-1] == saved
+    assert caught.traceback[-1].name == 'raising_shortly'  # one line of ours, and none before it
 
 
 @each_loop

@@ -204,6 +204,54 @@ def test_a_fork_that_trains_says_so_and_its_parent_that_there_was_one(tmp_path):
     assert 'ran no session itself. What it started (5 processes) is guarded as it is' in of_parent
 
 
+INTERRUPTED = """
+import os
+import signal
+import sys
+
+import numpy as np
+import tensorflow.compat.v1 as tf1
+import tf_slim as slim
+
+drawn = [0]
+
+
+def draw():
+    drawn[0] += 1
+    if drawn[0] == 4:
+        os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+    return np.float32(np.nan if drawn[0] == 2 else 1)
+
+
+x = tf1.py_func(draw, [], tf1.float32, stateful=True)
+loss = tf1.square(tf1.get_variable('w', initializer=1.0) * tf1.reshape(x, []))
+train_op = slim.learning.create_train_op(loss, tf1.train.GradientDescentOptimizer(0.1))
+slim.learning.train(train_op, 'logs', number_of_steps=1000, log_every_n_steps=0)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(os.name == 'nt', reason='there is no SIGTERM')
+@pytest.mark.parametrize(('number', 'name'), [('SIGINT', 'Ctrl-C'), ('SIGTERM', 'SIGTERM')])
+def test_a_signal_ends_slims_loop_after_the_step_and_it_is_said_what_was_saved(
+    number, name, tmp_path
+):
+    script = tmp_path / 'train.py'
+    script.write_text(INTERRUPTED)
+    options = ['--tf1', '--on_nan=skip', '--quiet', script, number]
+    done = forked_python('-m', 'slimguard', 'run', *options, cwd=str(tmp_path))
+    *before, last = done.stderr.splitlines()
+    saved = '%s: saved %s' % (name, tmp_path / 'logs' / 'model.ckpt-3 (global step 3)')
+    assert saved in last and ': 4 steps, 1 incident (skip 1); ' in last
+    if number == 'SIGTERM':
+        assert done.returncode == -signal.SIGTERM
+        return
+    assert done.returncode in (130, -signal.SIGINT, 1)  # 1 before Python 3.8
+    shown = before[before.index('Traceback (most recent call last):') :]
+    files = [line.split('"')[1] for line in shown if line.startswith('  File ')]
+    assert files == [str(script)] and shown[-1] == 'KeyboardInterrupt'
+
+
 ENDED = """
 import os
 import signal

@@ -143,9 +143,16 @@ def test_a_signal_between_two_steps_acts_at_once(tmp_path):
             train(session, train_op, 2)
             saver.save(session, path, global_step=2)
             train(session, train_op, 3)
-            with pytest.raises(KeyboardInterrupt):
+            with LogLines() as lines, pytest.raises(KeyboardInterrupt) as caught:
                 press_ctrl_c()
             assert newest(tmp_path) == path + '-5'
+            told = ['Ctrl-C; saving before the end.', 'Ctrl-C: saved %s-5 (global step 5)' % path]
+            assert [line for line in lines if line.startswith('Ctrl-C')] == told
+            assert not [line for line in lines if 'good state' in line]
+            assert [each.name for each in caught.traceback][-2:] == [
+                'press_ctrl_c',
+                'raising_shortly',
+            ]
             # The script has caught it and goes on; the next one is heard as well.
             train(session, train_op, 2)
             with pytest.raises(KeyboardInterrupt):

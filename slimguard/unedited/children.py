@@ -38,13 +38,13 @@ def hand_on(patches: 'Patches', guard: Callable[[], object], note: Callable[[], 
         data = original(name)
         if name != _OF_A_FORK_SERVER:
             note()
-            data[_KEY] = (_Found(), _Guard(guard))  # which are unpickled in this order
+            data[_KEY] = (_FindsItsParent(), _Guard(guard))  # which are unpickled in this order
         return data
 
     patches.replace(spawn, 'get_preparation_data', with_guard)
 
 
-class _Found:
+class _FindsItsParent:
     """When a child unpickles it, the child finds the slimguard that its parent has."""
 
     def __reduce__(self) -> Tuple[Any, ...]:

@@ -18,7 +18,7 @@ from slimguard.training.fetch_structures import leaves
 _MOST_NAMES = 3
 
 
-class Seen:
+class Account:
     """What became of the trainings of a script.
 
     Attributes:
@@ -215,7 +215,7 @@ class Ending:
       seen: what became of them.
     """
 
-    def __init__(self, seen: Seen):
+    def __init__(self, seen: Account):
         self._seen = seen
         self._process = os.getpid()
         self._child = ''  # 'a fork' or 'a child' of the script's process; '' for that process
@@ -248,7 +248,7 @@ class Ending:
 
     def _become_fork(self) -> None:
         # What was seen before is the parent's to tell.
-        vars(self._seen).update(vars(Seen()))
+        vars(self._seen).update(vars(Account()))
         self._become('a fork')
 
     def _become(self, child: str) -> None:
@@ -290,7 +290,7 @@ _BY_ITSELF = (
 )
 
 
-def _why_nothing(seen: Seen) -> str:
+def _why_nothing(seen: Account) -> str:
     if seen.refused:
         return texts.cut(next(iter(seen.refused.values())), 350)
     covers = (

@@ -31,7 +31,7 @@ from slimguard.training.step_history import STEPS
 from slimguard.training.stop_signals import SECONDS, StopSignals
 from slimguard.training.training import TrainingSettings
 from slimguard.unedited import own_runs
-from slimguard.unedited.ending import Seen
+from slimguard.unedited.ending import Account
 from slimguard.unedited.gradient_writes import note_tapes
 from slimguard.unedited.optimizer_notes import OptimizerNotes
 from slimguard.unedited.patches import Patches, kept_already, kept_on
@@ -41,7 +41,7 @@ from slimguard.unedited.script_session import ScriptSession
 from slimguard.unedited.script_summaries import ScriptSummaries
 from slimguard.unedited.script_watcher import ScriptWatcher, is_of_incident
 from slimguard.unedited.seeds import keep_seeds
-from slimguard.unedited.train_steps import Step, TrainSteps
+from slimguard.unedited.train_steps import GuardedStep, TrainSteps
 
 _NO_PARTIAL_RUN = (
     'Session.partial_run fetches it apart from what its gate checks; use Session.run instead'
@@ -101,7 +101,7 @@ class GuardedSessions:
     """
 
     def __init__(self, settings: ScriptSettings):
-        self.seen = Seen()
+        self.seen = Account()
         self._lock = threading.RLock()
         self.files = ScriptFiles(settings.logdir, self._lock, self.seen)
         self._settings = settings
@@ -247,7 +247,9 @@ class GuardedSessions:
 
     # Beneath.
 
-    def _step_of(self, session, fetches, fed: Sequence[tf.Tensor] = (), *more) -> Optional[Step]:
+    def _step_of(
+        self, session, fetches, fed: Sequence[tf.Tensor] = (), *more
+    ) -> Optional[GuardedStep]:
         with self._lock, self._inside:
             return self._steps_of(session.graph).step_for(fetches, fed, *more)
 
@@ -274,7 +276,7 @@ class GuardedSessions:
         told = (self._refusals.refuse, self._refusals.say_no_loss)
         return TrainSteps(graph, self._notes, self._settings.max_loss, *told)
 
-    def _capture(self, step: Step, graph: tf.Graph) -> None:
+    def _capture(self, step: GuardedStep, graph: tf.Graph) -> None:
         """Lets what the step draws be kept, before it runs for the first time."""
         known = kept_on(graph, 'captured', set)
         if not self._settings.capture or known.issuperset(step.gates):
@@ -284,7 +286,7 @@ class GuardedSessions:
                 collect(_evidence_of(graph), gate, max_bundles=self._settings.max_bundles)
                 known.add(gate)  # now: another thread that sees it there does not wait
 
-    def _watched(self, session, run: Callable, step: Step) -> ScriptSession:
+    def _watched(self, session, run: Callable, step: GuardedStep) -> ScriptSession:
         """What watches a session, in which bad runs of a step are captured from now on."""
         self._capture(step, session.graph)
         with self._lock, self._inside:
@@ -309,7 +311,7 @@ class GuardedSessions:
         for incident in incidents:
             self.seen.note_incidents(str(incident.action), logdir)
 
-    def _count(self, step: Step) -> None:
+    def _count(self, step: GuardedStep) -> None:
         self._steps += 1
         self.seen.note_run(step.names)
 

@@ -48,7 +48,7 @@ def _asscalar(a: Any) -> Any:
     return a.item()
 
 
-_names: Optional['_Names'] = None
+_names: Optional['_DroppedNames'] = None
 
 
 def install() -> None:
@@ -56,7 +56,7 @@ def install() -> None:
     global _names
     if _names is None:
         dropped = _dropped()
-        _names = _Names(dropped) if dropped else None
+        _names = _DroppedNames(dropped) if dropped else None
 
 
 def uninstall() -> None:
@@ -76,7 +76,7 @@ def _dropped() -> Dict[str, Any]:
         return {name: it for name, it in meant.items() if not hasattr(np, name)}
 
 
-class _Names:
+class _DroppedNames:
     """In the place of numpy's ``__getattr__``, which is asked for what is no global of numpy."""
 
     def __init__(self, dropped: Dict[str, Any]):

@@ -16,7 +16,7 @@ from slimguard.system import texts
 from slimguard.unedited.own_updates import UnguardedUpdateError, written_by
 from slimguard.unedited.patches import kept_already, kept_on
 from slimguard.unedited.refusals import Refusals
-from slimguard.unedited.train_steps import Step
+from slimguard.unedited.train_steps import GuardedStep
 
 
 class HeldBeforeError(UnguardedUpdateError):
@@ -24,8 +24,8 @@ class HeldBeforeError(UnguardedUpdateError):
 
 
 def step_of(
-    find: Callable[..., Optional[Step]], session, fetches: Any, fed: Sequence[tf.Tensor]
-) -> Optional[Step]:
+    find: Callable[..., Optional[GuardedStep]], session, fetches: Any, fed: Sequence[tf.Tensor]
+) -> Optional[GuardedStep]:
     """The step that a run is; None if it is none, or is left to the script.
 
     Args:
@@ -44,7 +44,7 @@ def step_of(
     return find(session, fetches, fed, missing) if missing else step
 
 
-def leave_alone(session, step: Step, error: HeldBeforeError, refusals: Refusals) -> None:
+def leave_alone(session, step: GuardedStep, error: HeldBeforeError, refusals: Refusals) -> None:
     """Has a step run as the script made it, in this session, from now on, and says so."""
     refusals.refuse(error.name, error)
     kept_on(session, 'left_alone', set).add(step)

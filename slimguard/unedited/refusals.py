@@ -3,7 +3,7 @@
 from typing import Set
 
 from slimguard.system.log import log
-from slimguard.unedited.ending import Seen
+from slimguard.unedited.ending import Account
 
 
 class Refusals:
@@ -13,7 +13,7 @@ class Refusals:
       seen: what became of the trainings, where it is noted as well.
     """
 
-    def __init__(self, seen: Seen):
+    def __init__(self, seen: Account):
         self._seen = seen
         self._without_loss: Set[str] = set()  # train ops whose loss was said to be unknown
 

@@ -26,7 +26,7 @@ from slimguard.system import files
 from slimguard.system.log import log
 from slimguard.training.checkpoint_keeper import SAVED
 from slimguard.training.stop_signals import is_main_thread
-from slimguard.unedited.ending import Seen
+from slimguard.unedited.ending import Account
 from slimguard.unedited.last_save import LastSave
 from slimguard.unedited.patches import Patches, kept_on
 from slimguard.unedited.script_folders import FallbackFolder, ScriptFolders
@@ -56,7 +56,7 @@ class ScriptFiles:
       newest: the checkpoint with a whole state, of whichever graph, that was saved last, or None.
     """
 
-    def __init__(self, logdir: Optional[str], lock: threading.RLock, seen: Seen):
+    def __init__(self, logdir: Optional[str], lock: threading.RLock, seen: Account):
         self._seen = seen
         self._lock = lock
         self.folders = ScriptFolders(logdir)

@@ -15,7 +15,7 @@ from slimguard.training.hooked_session import HookedSession
 from slimguard.training.prepared_runs import MOST_KINDS, PreparedRuns, run_of_session
 from slimguard.training.stop_signals import is_main_thread
 from slimguard.unedited.script_watcher import ScriptWatcher, is_of_incident, stop_error
-from slimguard.unedited.train_steps import Step
+from slimguard.unedited.train_steps import GuardedStep
 
 # A script that makes what it fetches anew for each step has no use for them.
 _MOST_KNOWN = 16
@@ -31,18 +31,18 @@ class ScriptSession(HookedSession):
         # What replaced a session's `run` is not to be gone past.
         is_own = tf_callers.is_method_of_sessions(run)
         self._runs = PreparedRuns(run_of_session, MOST_KINDS if is_own else 0)
-        self._gate_steps: Dict[Step, Optional[GateStep]] = {}
-        self._known: Dict[int, Tuple[Any, Optional[Step], int]] = {}
+        self._gate_steps: Dict[GuardedStep, Optional[GateStep]] = {}
+        self._known: Dict[int, Tuple[Any, Optional[GuardedStep], int]] = {}
         with session.graph.as_default():
             watcher.begin()
         watcher.after_create_session(self._session, tf1.train.Coordinator())
 
-    def known_step(self, fetches: Any) -> Optional[Step]:
+    def known_step(self, fetches: Any) -> Optional[GuardedStep]:
         """The step that a run of `fetches` is, if it was noted since the graph changed."""
         _, step, version = self._known.get(id(fetches), _UNKNOWN)
         return step if version == self.graph.version else None
 
-    def note_step(self, fetches: Any, step: Step, version: int) -> None:
+    def note_step(self, fetches: Any, step: GuardedStep, version: int) -> None:
         """Notes a step that `known_step` is to know again.
 
         Args:
@@ -58,7 +58,7 @@ class ScriptSession(HookedSession):
         """Knows none any more."""
         self._known.clear()
 
-    def run_step(self, session, step: Step, feed_dict, options, run_metadata) -> Any:
+    def run_step(self, session, step: GuardedStep, feed_dict, options, run_metadata) -> Any:
         """Runs a step behind its gates, in its turn, and lets the policy act.
 
         Returns:
@@ -73,7 +73,7 @@ class ScriptSession(HookedSession):
                 log().warning(_IN_A_THREAD, threading.current_thread().name)
             raise
 
-    def _run_step(self, step: Step, *given):
+    def _run_step(self, step: GuardedStep, *given):
         if step not in self._gate_steps:
             self._gate_steps[step] = self._gate_step(step)
         gate_step = self._gate_steps[step]
@@ -87,7 +87,7 @@ class ScriptSession(HookedSession):
             raise stop_error(self._watcher.incidents[-1])
         return mine
 
-    def _gate_step(self, step: Step) -> Optional[GateStep]:
+    def _gate_step(self, step: GuardedStep) -> Optional[GateStep]:
         """What runs a step of one gate; None where the watcher is to be asked."""
         context = tf1.train.SessionRunContext(step.args, self._session)
         if step.quiet is None or not self._watcher.only_looks_at(step.gates[0], context):

@@ -20,7 +20,7 @@ from slimguard.training.back_off import BackOff, warn_of_another_policy
 from slimguard.training.checkpoint_keeper import NOT_SAVED
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.incident_reading import Reading
-from slimguard.training.recovery import Preparation, Recovery
+from slimguard.training.recovery import Recovery
 from slimguard.training.training import Training, TrainingSettings
 from slimguard.unedited import own_runs
 from slimguard.unedited.ending import after_stop
@@ -64,18 +64,6 @@ def end_at_stop(files: ScriptFiles, run: Callable[..., Any], *args: Any) -> Any:
     terminal.complain(after_stop(files.newest))
 
 
-class _ScriptPreparation(Preparation):
-    """Prepares a script's session: at any step it may get known where the script saves."""
-
-    def __init__(self, prepare: Callable[[Any], None], recovery: Recovery):
-        Preparation.__init__(self, prepare)
-        self._recovery = recovery
-
-    def before_step(self, session) -> None:
-        Preparation.before_step(self, session)
-        self._recovery.before_step(session)
-
-
 class ScriptWatcher(GateWatcher):
     """Does for one session of a script what a `NanLossHook` does.
 
@@ -111,6 +99,7 @@ class ScriptWatcher(GateWatcher):
         self.recorded_in: Optional[str] = None
         self._journal = Journal()
         self._policies: Optional[FallbackChain] = None
+        self._recovery: Optional[Recovery] = None
         self._acting = threading.RLock()  # threads of a script may train in one session
         GateWatcher.__init__(self, on_nan, settings=settings)
         self.join(
@@ -135,12 +124,16 @@ class ScriptWatcher(GateWatcher):
         snapshots = self._training.snapshots(
             graph, policies.snapshots, True, self._ranks.are_several
         )
-        recovery = Recovery(restorer, snapshots, back_off)
-        self._handle_with(policies, self._journal, recovery)
+        self._recovery = Recovery(restorer, snapshots, back_off)
+        self._handle_with(policies, self._journal, self._recovery)
         self.histories.summaries = self._summaries
         self.histories.spike_in_words = 'spike=True, or --spike=default of run,'
         self.histories.note_jump = self._note_jump
-        self._preparation = _ScriptPreparation(self._prepare, recovery)
+
+    def before_step(self, session) -> None:
+        GateWatcher.before_step(self, session)
+        if self._recovery is not None:  # it may have got known where the script saves
+            self._recovery.before_step(session)
 
     def step_was_good(self, session, loss: Any) -> None:
         if self.recorded_in is None and self._files.folders.is_settled(session.graph):

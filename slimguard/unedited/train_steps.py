@@ -74,7 +74,7 @@ def name_of(train_op: TrainOp) -> str:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Step:
+class GuardedStep:
     """A run that trains, or that only writes.
 
     Attributes:
@@ -96,7 +96,7 @@ class Step:
     written: Sequence[tf.Operation]
 
     @classmethod
-    def of(cls, fetches, parts: Sequence[Gated], graph: tf.Graph, trains: bool) -> 'Step':
+    def of(cls, fetches, parts: Sequence[Gated], graph: tf.Graph, trains: bool) -> 'GuardedStep':
         """The step that a run of `fetches` is.
 
         Args:
@@ -158,7 +158,7 @@ class TrainSteps:
         self._updates = SharedUpdates(graph, notes, self._gradient_writes)
         self._own_updates = OwnUpdates(graph, on_refusal)
         # By what is fetched, of which a copy is kept so that nothing else gets the ids in it.
-        self._steps: Dict[Any, Tuple[Optional[Step], Any]] = {}
+        self._steps: Dict[Any, Tuple[Optional[GuardedStep], Any]] = {}
 
     def prepare(self) -> None:
         """Guards what was built since the last time. To be called before every run of a session."""
@@ -202,7 +202,7 @@ class TrainSteps:
         fetches,
         fed: Sequence[tf.Tensor] = (),
         without_value: FrozenSet[tf.Operation] = frozenset(),
-    ) -> Optional[Step]:
+    ) -> Optional[GuardedStep]:
         """The step that a run of `fetches` is; None if it does nothing that can be guarded.
 
         Args:
@@ -232,7 +232,7 @@ class TrainSteps:
 
     def _make_step(
         self, fetches, fed: Sequence[tf.Tensor], without_value: FrozenSet[tf.Operation]
-    ) -> Optional[Step]:
+    ) -> Optional[GuardedStep]:
         elements = not_fed(fetched_elements(fetches, self._graph), fed)
         parts, training = [], []
         for together in self._updates.by_update(elements, fed):
@@ -262,7 +262,7 @@ class TrainSteps:
             if writing:
                 parts.append(self._guarded(writing, fed, self._own_updates.guard))
         guarded = [part for part in parts if part is not None]
-        return Step.of(fetches, guarded, self._graph, trains) if guarded else None
+        return GuardedStep.of(fetches, guarded, self._graph, trains) if guarded else None
 
     def _guarded(
         self,

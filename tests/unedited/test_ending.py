@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard.unedited.ending import Ending, Seen
+from slimguard.unedited.ending import Account, Ending
 from tests.helpers.children import forked_python
 from tests.helpers.models import Linear
 
@@ -20,7 +20,7 @@ tf1 = tf.compat.v1
 
 
 def test_it_is_said_once_on_stderr_or_where_that_is_closed_nowhere(capsys, monkeypatch):
-    ending = Ending(Seen())
+    ending = Ending(Account())
     ending.say()
     ending.say()
     out, err = capsys.readouterr()
@@ -29,7 +29,7 @@ def test_it_is_said_once_on_stderr_or_where_that_is_closed_nowhere(capsys, monke
     closed.close()
     for stderr in (None, closed):
         monkeypatch.setattr(sys, 'stderr', stderr)
-        Ending(Seen()).say()
+        Ending(Account()).say()
         assert capsys.readouterr().out == ''
 
 
@@ -40,7 +40,7 @@ def test_runs_that_only_wrote_and_saves_that_were_refused_are_counted(has_traine
     for logdir in (kept, empty):
         (logdir / 'slimguard').mkdir(parents=True)
     (kept / 'slimguard' / 'incidents.jsonl').touch()
-    seen = Seen()
+    seen = Account()
     if has_trained:
         seen.note_steps('Adam', 3)
         seen.writing_runs = 2
@@ -67,11 +67,11 @@ def test_why_nothing_was_guarded_is_said(monkeypatch):
         (KeyboardInterrupt(), ''),
         (AttributeError("module 'tensorflow' has no attribute 'no_such_name'"), hint),
     ]:
-        seen = Seen()
+        seen = Account()
         seen.error = error
         started = 'nothing here was guarded: the script ended before it ran a session'
         assert str(seen) == started + said
-    seen = Seen()
+    seen = Account()
     monkeypatch.setattr(tf, 'executing_eagerly', lambda: True)
     assert str(seen).endswith('use --tf1')
     seen.has_names_of_1 = True
@@ -84,7 +84,7 @@ def test_why_nothing_was_guarded_is_said(monkeypatch):
 
 
 def test_other_processes_that_may_have_trained_are_told(monkeypatch):
-    nothing, seen = Seen(), Seen()
+    nothing, seen = Account(), Account()
     times = os.times()
     later = os.times_result((*times[:2], times.children_user + 3.0, *times[3:]))
     monkeypatch.setattr(os, 'times', lambda: later)

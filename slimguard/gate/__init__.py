@@ -38,6 +38,8 @@ Building adds to it:
     fast_path.py          the cheap check of them that nearly every step passes
     step_checks.py        the exact checks before and after the update
     ranks.py              tells all processes that train together what one of them found
+    rank_libraries.py     finds such processes: Horovod's, or those of a strategy
+    shared_signals.py     the signals that such processes tell each other of
     finite_checks.py      exact checks of many values in few ops
     flags.py              what checks found: flags, each with a label
     decision_at_tasks.py  tells each task the decision

@@ -27,7 +27,8 @@ from slimguard.gate.limits import Limits, make_limits
 from slimguard.gate.measures import Measures, measure
 from slimguard.gate.outcome import GlobalStep, Outcome, outcome_of
 from slimguard.gate.plan import Plan
-from slimguard.gate.ranks import Ranks, ranks_of
+from slimguard.gate.rank_libraries import ranks_of
+from slimguard.gate.ranks import Ranks
 from slimguard.gate.square_sums import SquareSums
 from slimguard.gate.step_checks import StepChecks, check_late_loss
 from slimguard.gate.step_value import value_after_step, value_of_step

@@ -9,20 +9,12 @@ no; or of tables in which each rank fills its own row, so that all ranks know wh
 
 The first such message of a step also says which signals a rank has heard, so that all end after the
 same step. Before its first one, each rank tells the others what it checks.
-
-The graph, and the library of its collectives, tell whether there are several ranks.
 """
 
-import collections
 import json
-import os
 import re
-import signal
-import sys
 import threading
-import weakref
-import zlib
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Set
 
 import numpy as np
 import tensorflow as tf
@@ -30,56 +22,10 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard.gate.flags import Flags
 from slimguard.gate.flags_in_words import Label, explain
-from slimguard.gate.step_graph import StepGraph
-from slimguard.graph import OURS, op_of, ops, plain_ops
-from slimguard.graph.collectives import collectives_in
+from slimguard.gate.shared_signals import NUMBERS, SIGNALS, SharedSignals
+from slimguard.graph import ops, plain_ops
 from slimguard.graph.devices import processor_of
-from slimguard.graph.sessions import OWN_WORK
 from slimguard.system import texts
-from slimguard.system.log import log
-
-# The attribute of a graph with its `Checks`.
-_KEPT_AS = '_slimguard_checks'
-
-# The signals that end a training.
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-class SharedSignals:
-    """The signals that this process has heard, and its ranks have not been told of yet.
-
-    Attributes:
-      trainings: whose `on_shared_signal` is called with the number of a signal once all ranks know
-        that one has heard it: in the midst of a step, in any thread.
-    """
-
-    def __init__(self) -> None:
-        self._heard: Set[int] = set()
-        self.trainings: Any = weakref.WeakSet()
-
-    def hear(self, number: int) -> None:
-        """Tells all ranks of a signal in their next step."""
-        self._heard.add(number)
-
-    def forget(self) -> None:
-        """Tells of none: the training that was to end has ended."""
-        self._heard.clear()
-
-    def heard(self) -> np.ndarray:
-        """float32: for each signal that ends a training, 1 where it was heard."""
-        return np.array([number in self._heard for number in _SIGNALS], np.float32)
-
-    def tell(self, counts: np.ndarray) -> None:
-        """Tells the trainings of this process of the signals that some rank has heard."""
-        for number, count in zip(_SIGNALS, counts):
-            if count:
-                self._heard.discard(number)
-                for training in list(self.trainings):
-                    training.on_shared_signal(number)
-
-
-# Those of this process.
-SIGNALS = SharedSignals()
 
 # Called with a subject and a text; gives the texts of all ranks, by rank. Each has to call it.
 Exchange = Callable[[str, str], List[str]]
@@ -234,7 +180,7 @@ class Ranks(NamedTuple):
             return self.add(vector, name)
         with tf.device(processor_of(vector.device)):
             heard = tf1.py_func(self._before_step, [], tf.float32, name='heard')
-        heard.set_shape([len(_SIGNALS)])
+        heard.set_shape([len(NUMBERS)])
         total = self.add(plain_ops.concat([vector, heard]), name)
         some, none = ops.branch(
             total[size:], plain_ops.greater(tf.reduce_sum(total[size:]), 0.5), 'signals'
@@ -252,110 +198,3 @@ class Ranks(NamedTuple):
 def name_of(rank: int) -> str:
     """The name of a rank in labels."""
     return 'rank %d' % rank
-
-
-def ranks_of(step: StepGraph) -> Ranks:
-    """The ranks that run a step together; this process alone if the step has no collective.
-
-    Raises:
-      ValueError: if a collective is of a library that is not imported.
-    """
-    nodes = collectives_in(step.order, step.writes)
-    for types, make in LIBRARIES.items():
-        ours = [node for node in nodes if re.match(types, node.op)]
-        ranks = make(step, ours) if ours else None
-        if ranks is not None:
-            checks = getattr(step.graph, _KEPT_AS, None) or Checks()
-            setattr(step.graph, _KEPT_AS, checks)
-            return ranks._replace(checks=checks, train_op=op_of(step.train_op).name)
-    return Ranks()
-
-
-def _of_horovod(step: StepGraph, nodes: Sequence[Any]) -> Optional[Ranks]:
-    hvd: Any = sys.modules.get('horovod.tensorflow')
-    if hvd is None:
-        raise ValueError(
-            'cannot guard: train op %r has %s %r in it, and horovod.tensorflow is not imported; '
-            'import it and call hvd.init() first' % (step.train_op.name, nodes[0].op, nodes[0].name)
-        )
-    if hvd.size() == 1:
-        return None
-    sets = {node.attr['process_set_id'].i for node in nodes if 'process_set_id' in node.attr}
-    if sets - {0}:
-        _warn(step, 'it uses process sets of Horovod')
-        return None
-
-    def add(vector: tf.Tensor, name: str) -> tf.Tensor:
-        # Ranks find each other by the names of ops. In a scope named for the train op the names are
-        # the same even if one rank guards something more.
-        with tf1.name_scope('%sranks/%s/' % (OURS, op_of(step.train_op).name)):
-            return hvd.allreduce(plain_ops.identity(vector, name), op=hvd.Sum)
-
-    def exchange(subject: str, text: str) -> List[str]:
-        # It may be called in the midst of a step, which has taken all threads there are.
-        config = tf1.ConfigProto(device_count={'GPU': 0}, use_per_session_threads=True)
-        with OWN_WORK, tf.Graph().as_default(), tf1.Session(config=config) as session:
-            return hvd.allgather_object(text, session, OURS + subject)
-
-    return Ranks(hvd.rank(), hvd.size(), add, exchange)
-
-
-def _of_tensorflow(step: StepGraph, nodes: Sequence[Any]) -> Optional[Ranks]:
-    """The workers of a strategy; each has one device, and its own copy of this graph."""
-    reduces = [op for op in step.order if op.type == 'CollectiveReduce']
-    keys = [(op.get_attr('group_key'), op.get_attr('instance_key')) for op in reduces]
-    here = collections.Counter(keys)
-    sizes = {op.get_attr('group_size') for op in reduces}
-    if reduces and sizes == set(here.values()):
-        return None  # all members are devices of this graph
-    workers = _workers()
-    if not reduces and len(workers) < 2:
-        return None
-    like = reduces[0] if reduces else None
-    me = tf1.DeviceSpec.from_string(like.device if like is not None else '')
-    is_one_each = set(here.values()) == {1} and sizes == {len(workers)}
-    if like is None or not is_one_each or (me.job, me.task) not in workers:
-        _warn(step, 'its collectives are not one CollectiveReduce for each worker of TF_CONFIG')
-        return None
-    group = {each: like.node_def.attr[each] for each in ('group_key', 'group_size')}
-
-    def add(vector: tf.Tensor, name: str) -> tf.Tensor:
-        # A key that is the same on all workers, and that TensorFlow does not count up to.
-        key = zlib.crc32(('%s %s' % (op_of(step.train_op).name, name)).encode()) >> 2 | 1 << 29
-        attributes = {
-            **group,
-            'instance_key': tf1.AttrValue(i=key),
-            'merge_op': tf1.AttrValue(s=b'Add'),
-            'final_op': tf1.AttrValue(s=b'Id'),
-            'subdiv_offsets': tf1.AttrValue(list=tf1.AttrValue.ListValue(i=[0])),
-        }
-        with tf.device(like.device):
-            return plain_ops.create(like.type, [vector], [tf.float32], attributes, name).outputs[0]
-
-    return Ranks(workers.index((me.job, me.task)), len(workers), add)
-
-
-def _workers() -> List[Tuple[str, int]]:
-    """The job and task of each worker of a cluster, the chief first, as TF_CONFIG says."""
-    try:
-        cluster = json.loads(os.environ.get('TF_CONFIG', '{}')).get('cluster', {})
-    except ValueError:
-        return []
-    jobs = ('chief', 'master', 'worker')
-    return [(job, task) for job in jobs for task in range(len(cluster.get(job, ())))]
-
-
-def _warn(step: StepGraph, why: str) -> None:
-    log().warning(
-        'the steps of train op %r are shared by several processes, and each decides for '
-        'itself whether a step is bad: %s.',
-        step.train_op.name,
-        why,
-    )
-
-
-# The functions that find the ranks, by the types of their library's ops.
-LIBRARIES: Dict[str, Callable[[StepGraph, Sequence[Any]], Optional[Ranks]]] = {
-    'Horovod': _of_horovod,
-    'Collective': _of_tensorflow,
-}

@@ -15,7 +15,8 @@ import tensorflow as tf
 
 import slimguard
 from slimguard import gate as gates
-from slimguard.gate import ranks as gate_ranks
+from slimguard.gate import rank_libraries
+from slimguard.gate.shared_signals import SharedSignals
 
 tf1 = tf.compat.v1
 
@@ -33,7 +34,7 @@ class Meeting:
 
     def __init__(self):
         self.messages, self.told = [], []
-        self.signals = [gate_ranks.SharedSignals() for _ in range(2)]
+        self.signals = [SharedSignals() for _ in range(2)]
         self._here = threading.local()
         self._barriers = {}
         self._values = {}
@@ -147,7 +148,7 @@ BAD = {  # by rank and draw: what is fed, and what both say
 def test_what_is_bad_on_one_rank_is_written_on_none_and_says_which(monkeypatch):
     """With one message on a good step."""
     meeting = Meeting()
-    monkeypatch.setitem(gate_ranks.LIBRARIES, 'Collective', meeting.ranks)
+    monkeypatch.setitem(rank_libraries.LIBRARIES, 'Collective', meeting.ranks)
 
     def train(rank):
         model, said = Model(meeting.add, max_loss=500.0), []
@@ -184,7 +185,7 @@ def test_a_signal_that_one_rank_hears_is_told_to_all_by_the_end_of_the_same_step
 ):
     """In the first message of a step, which there is in any case; once."""
     meeting = Meeting()
-    monkeypatch.setitem(gate_ranks.LIBRARIES, 'Collective', meeting.ranks)
+    monkeypatch.setitem(rank_libraries.LIBRARIES, 'Collective', meeting.ranks)
 
     def train(rank):
         optimizer = tf1.train.RMSPropOptimizer(0.01, centered=True) if is_trial else None
@@ -209,7 +210,7 @@ def test_a_signal_that_one_rank_hears_is_told_to_all_by_the_end_of_the_same_step
 
 def test_ranks_whose_graphs_differ_say_so_before_the_first_step(monkeypatch):
     meeting = Meeting()
-    monkeypatch.setitem(gate_ranks.LIBRARIES, 'Collective', meeting.ranks)
+    monkeypatch.setitem(rank_libraries.LIBRARIES, 'Collective', meeting.ranks)
 
     def train(rank):
         model = Model(meeting.add, has_more=rank == 1)
@@ -228,7 +229,7 @@ def test_ranks_whose_graphs_differ_say_so_before_the_first_step(monkeypatch):
 def test_a_step_that_is_examined_runs_no_collective_again(monkeypatch, tmp_path):
     """What came out of one is what the step drew; the cause is named by the rank that had it."""
     meeting = Meeting()
-    monkeypatch.setitem(gate_ranks.LIBRARIES, 'Collective', meeting.ranks)
+    monkeypatch.setitem(rank_libraries.LIBRARIES, 'Collective', meeting.ranks)
 
     def train(rank):
         model = Model(meeting.add)
@@ -261,7 +262,7 @@ def test_ranks_go_back_to_the_same_state_and_only_the_first_keeps_a_record(monke
     The first also keeps the factor of the learning rate, and tells the others after a restart.
     """
     meeting = Meeting()
-    monkeypatch.setitem(gate_ranks.LIBRARIES, 'Collective', meeting.ranks)
+    monkeypatch.setitem(rank_libraries.LIBRARIES, 'Collective', meeting.ranks)
 
     def train(rank, draws=42):
         model = Model(meeting.add)
@@ -294,7 +295,7 @@ def test_without_other_ranks_nothing_is_added_to_a_gate(monkeypatch):
     """Neither without collectives nor for a library that has one rank only."""
     built = []
     for makes in (lambda step, nodes: None, lambda step, nodes: 1 / 0):
-        monkeypatch.setitem(gate_ranks.LIBRARIES, 'Collective', makes)
+        monkeypatch.setitem(rank_libraries.LIBRARIES, 'Collective', makes)
         with tf.Graph().as_default() as graph:
             w = tf1.get_variable('w', [2])
             loss = tf.reduce_sum(tf.square(w))

@@ -1,0 +1,132 @@
+"""Finds out whether the ranks of Horovod or of TensorFlow share a step: :func:`ranks_of`.
+
+The graph, and the library of its collectives, tell it.
+"""
+
+import collections
+import json
+import os
+import re
+import sys
+import zlib
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard.gate.ranks import Checks, Ranks
+from slimguard.gate.step_graph import StepGraph
+from slimguard.graph import OURS, op_of, plain_ops
+from slimguard.graph.collectives import collectives_in
+from slimguard.graph.sessions import OWN_WORK
+from slimguard.system.log import log
+
+# The attribute of a graph with its `Checks`.
+_KEPT_AS = '_slimguard_checks'
+
+
+def ranks_of(step: StepGraph) -> Ranks:
+    """The ranks that run a step together; this process alone if the step has no collective.
+
+    Raises:
+      ValueError: if a collective is of a library that is not imported.
+    """
+    nodes = collectives_in(step.order, step.writes)
+    for types, make in LIBRARIES.items():
+        ours = [node for node in nodes if re.match(types, node.op)]
+        ranks = make(step, ours) if ours else None
+        if ranks is not None:
+            checks = getattr(step.graph, _KEPT_AS, None) or Checks()
+            setattr(step.graph, _KEPT_AS, checks)
+            return ranks._replace(checks=checks, train_op=op_of(step.train_op).name)
+    return Ranks()
+
+
+def _of_horovod(step: StepGraph, nodes: Sequence[Any]) -> Optional[Ranks]:
+    hvd: Any = sys.modules.get('horovod.tensorflow')
+    if hvd is None:
+        raise ValueError(
+            'cannot guard: train op %r has %s %r in it, and horovod.tensorflow is not imported; '
+            'import it and call hvd.init() first' % (step.train_op.name, nodes[0].op, nodes[0].name)
+        )
+    if hvd.size() == 1:
+        return None
+    sets = {node.attr['process_set_id'].i for node in nodes if 'process_set_id' in node.attr}
+    if sets - {0}:
+        _warn(step, 'it uses process sets of Horovod')
+        return None
+
+    def add(vector: tf.Tensor, name: str) -> tf.Tensor:
+        # Ranks find each other by the names of ops. In a scope named for the train op the names are
+        # the same even if one rank guards something more.
+        with tf1.name_scope('%sranks/%s/' % (OURS, op_of(step.train_op).name)):
+            return hvd.allreduce(plain_ops.identity(vector, name), op=hvd.Sum)
+
+    def exchange(subject: str, text: str) -> List[str]:
+        # It may be called in the midst of a step, which has taken all threads there are.
+        config = tf1.ConfigProto(device_count={'GPU': 0}, use_per_session_threads=True)
+        with OWN_WORK, tf.Graph().as_default(), tf1.Session(config=config) as session:
+            return hvd.allgather_object(text, session, OURS + subject)
+
+    return Ranks(hvd.rank(), hvd.size(), add, exchange)
+
+
+def _of_tensorflow(step: StepGraph, nodes: Sequence[Any]) -> Optional[Ranks]:
+    """The workers of a strategy; each has one device, and its own copy of this graph."""
+    reduces = [op for op in step.order if op.type == 'CollectiveReduce']
+    keys = [(op.get_attr('group_key'), op.get_attr('instance_key')) for op in reduces]
+    here = collections.Counter(keys)
+    sizes = {op.get_attr('group_size') for op in reduces}
+    if reduces and sizes == set(here.values()):
+        return None  # all members are devices of this graph
+    workers = _workers()
+    if not reduces and len(workers) < 2:
+        return None
+    like = reduces[0] if reduces else None
+    me = tf1.DeviceSpec.from_string(like.device if like is not None else '')
+    is_one_each = set(here.values()) == {1} and sizes == {len(workers)}
+    if like is None or not is_one_each or (me.job, me.task) not in workers:
+        _warn(step, 'its collectives are not one CollectiveReduce for each worker of TF_CONFIG')
+        return None
+    group = {each: like.node_def.attr[each] for each in ('group_key', 'group_size')}
+
+    def add(vector: tf.Tensor, name: str) -> tf.Tensor:
+        # A key that is the same on all workers, and that TensorFlow does not count up to.
+        key = zlib.crc32(('%s %s' % (op_of(step.train_op).name, name)).encode()) >> 2 | 1 << 29
+        attributes = {
+            **group,
+            'instance_key': tf1.AttrValue(i=key),
+            'merge_op': tf1.AttrValue(s=b'Add'),
+            'final_op': tf1.AttrValue(s=b'Id'),
+            'subdiv_offsets': tf1.AttrValue(list=tf1.AttrValue.ListValue(i=[0])),
+        }
+        with tf.device(like.device):
+            return plain_ops.create(like.type, [vector], [tf.float32], attributes, name).outputs[0]
+
+    return Ranks(workers.index((me.job, me.task)), len(workers), add)
+
+
+def _workers() -> List[Tuple[str, int]]:
+    """The job and task of each worker of a cluster, the chief first, as TF_CONFIG says."""
+    try:
+        cluster = json.loads(os.environ.get('TF_CONFIG', '{}')).get('cluster', {})
+    except ValueError:
+        return []
+    jobs = ('chief', 'master', 'worker')
+    return [(job, task) for job in jobs for task in range(len(cluster.get(job, ())))]
+
+
+def _warn(step: StepGraph, why: str) -> None:
+    log().warning(
+        'the steps of train op %r are shared by several processes, and each decides for '
+        'itself whether a step is bad: %s.',
+        step.train_op.name,
+        why,
+    )
+
+
+# The functions that find the ranks, by the types of their library's ops.
+LIBRARIES: Dict[str, Callable[[StepGraph, Sequence[Any]], Optional[Ranks]]] = {
+    'Horovod': _of_horovod,
+    'Collective': _of_tensorflow,
+}

@@ -36,13 +36,11 @@ from slimguard.system.log import log
 from slimguard.system.numbers import require_bool
 from slimguard.system.rate import Rate
 
-_NO_SEARCH = (
-    'the step was not searched for the cause: the training would wait for longer than %.3g s; %s'
-)
-_ENOUGH = 'the step was not searched for the cause: max_bundles=%d is reached'
-_NOT_EXAMINED = '; not examined: max_bundles=%d is reached'
+_NO_SEARCH = 'the step was not searched for the cause: '
+_ENOUGH = 'max_bundles=%d is reached'
+_NOT_EXAMINED = '; not examined: ' + _ENOUGH
 _IN_BUNDLE = 'python -m slimguard replay BUNDLE searches all of it'
-_NO_BUNDLE = 'with a logdir there would be a bundle, which is searched by replay'
+_NO_LOGDIR = 'with a logdir there would be a bundle, which is searched by replay'
 
 
 class Found(NamedTuple):
@@ -111,10 +109,11 @@ class _Kinds:
         if folder not in told:
             told.add(folder)
             log().warning(
-                '%s has %d bundles, as many as there may be: further incidents are '
-                'recorded, and of those only the first of a kind is examined, those on which it '
-                'depends what is done, and bad data. More are kept with max_bundles.',
+                '%s has %d bundles, and max_bundles=%d. From now on an incident is examined if '
+                'it is the first of its kind, or if the policy depends on the cause; bad data '
+                'are always named.',
                 folder,
+                self._most,
                 self._most,
             )
         return False
@@ -227,9 +226,9 @@ class Evidence:
             is_searched = is_wanted or decides
             if not (is_searched or bad):
                 return found._replace(why_not=_NOT_EXAMINED % self._max_bundles)
-            seconds = math.inf if is_last else seconds_for(step_seconds)
+            seconds: Optional[float] = math.inf if is_last else seconds_for(step_seconds)
             if not is_last and bad:  # the bad input is the cause, all but certainly
-                seconds = seconds_for(0.0) if is_searched else 0.0
+                seconds = seconds_for(0.0) if is_searched else None
             return self._diagnose(session, found, labels, seconds, incident.loss)
 
     def keep(
@@ -279,26 +278,33 @@ class Evidence:
         session,
         found: Found,
         labels: Sequence[Label],
-        seconds: float,
+        seconds: Optional[float],
         loss: Optional[float],
     ) -> Found:
+        """Searches the step if that takes no longer than `seconds`; else looks at what it drew."""
         values = found.values or {}
         rows = max([len(value) for value in values.values() if np.ndim(value)], default=1)
         try:
-            is_searched = self._estimate.is_within(seconds, rows)
+            is_searched = seconds is not None and self._estimate.is_within(seconds, rows)
             if is_searched:
                 said = diagnose(session, self.capture, values, labels, self._export, loss)
             else:
-                why = _ENOUGH % self._max_bundles
-                if seconds:
-                    why = _NO_SEARCH % (seconds, _IN_BUNDLE if self._logdir else _NO_BUNDLE)
-                said = glance(self.capture, values, why)
+                said = glance(self.capture, values, self._why_no_search(seconds, found.is_wanted))
         except Exception as error:
             self._say('the bad step could not be diagnosed', error)
             return found._replace(is_searched=True)  # it would fail again
         if self._is_shared:
             said = said._replace(kind='')
         return found._replace(diagnosis=said, is_searched=is_searched, why_not='')
+
+    def _why_no_search(self, seconds: Optional[float], is_wanted: bool) -> str:
+        if seconds is None:
+            return _NO_SEARCH + _ENOUGH % self._max_bundles
+        if self._logdir is None:
+            where = _NO_LOGDIR
+        else:
+            where = _IN_BUNDLE if is_wanted else _ENOUGH % self._max_bundles
+        return '%sthe training would wait for longer than %.3g s; %s' % (_NO_SEARCH, seconds, where)
 
     def _keep(self, write: Callable[..., str]) -> Optional[str]:
         """Writes a bundle if it can; returns its path."""

@@ -132,7 +132,7 @@ def test_a_folder_is_called_full_once_for_all_train_ops(tmp_path):
     with LogLines() as lines, tf1.train.MonitoredTrainingSession(hooks=hooks) as session:
         for _ in reasons:
             session.run([])
-    (said,) = [line for line in lines if 'as many as there may be' in line]
+    (said,) = [line for line in lines if 'From now on' in line]
 
 
 @pytest.mark.full
@@ -144,7 +144,7 @@ def test_the_first_of_a_kind_is_examined_where_there_are_all_bundles_that_there_
     assert [f.is_searched for f in found] == [True, True, False, True, False, False]
     # The first of a kind stays, and what repeats it goes.
     assert bundle.paths(str(tmp_path)) == [found[0].bundle, found[3].bundle]
-    (said,) = [line for line in lines if 'as many as there may be' in line]
+    (said,) = [line for line in lines if 'From now on' in line]
     assert said.startswith('%s has 2 bundles' % (tmp_path / 'slimguard'))
     with tf.Graph().as_default():  # as a restart
         (again,) = train(str(tmp_path), [0], max_bundles=2, reasons=['other'])

@@ -110,7 +110,7 @@ class TestWhatIsTold:
             assert each.endswith(not_examined)
         kinds = cards.kinds_of(report_data.gather(str(tmp_path)), None)
         counts = [kind.count.partition(': ')[2] for kind in kinds]
-        assert counts == ['3 skip; 2 not examined, the symptom is the same', '']
+        assert counts == ['3 skip; 2 not examined, the symptom is the same; the first is shown', '']
 
     def test_an_explosion_is_told_by_the_jump_of_the_rate_before_it(self, tmp_path):
         batches, rates = [GOOD] * 20, [0.01] * 12 + [50.0] * 8

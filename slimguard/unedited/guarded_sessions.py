@@ -171,21 +171,30 @@ class GuardedSessions:
                     watched.note_step(fetches, step, self._prepare(session.graph).version)
             self._signals = self._signals.entered()
             given = step, feed_dict, options, run_metadata
-            values = self._signals.run_step(session, watched.run_step, *given)
+            run_step = functools.partial(self._run_counted, watched.run_step)
+            values = self._signals.run_step(session, run_step, *given)
         except own_runs.HeldBeforeError as error:
             own_runs.leave_alone(session, step, error, self._refusals)
             if watched is not None:
                 watched.forget_steps()
             return original(session, fetches, feed_dict, options, run_metadata)
         except Exception as error:
-            if is_of_incident(error):
-                self._count(step)
-            else:
+            if not is_of_incident(error):
                 self.seen.note_failure(error)
             raise
-        self._count(step)
         if self.seen.incidents != incidents:
             self.seen.note_fetched(_of_script(values))
+        return values
+
+    def _run_counted(self, run_step, session, step: GuardedStep, *given) -> Any:
+        """Runs a step and counts it, before a signal that came meanwhile saves its state."""
+        try:
+            values = run_step(session, step, *given)
+        except Exception as error:
+            if is_of_incident(error):
+                self._count(step)
+            raise
+        self._count(step)
         return values
 
     def release(self) -> None:

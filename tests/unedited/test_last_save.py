@@ -160,6 +160,22 @@ def test_a_signal_between_two_steps_acts_at_once(tmp_path):
             assert newest(tmp_path) == path + '-7'
 
 
+def test_the_number_of_a_save_counts_the_step_in_which_the_signal_came(tmp_path):
+    with slimguard.instrument(on_nan='skip'):
+        model = Linear(bad=lambda draw: draw == 4 and os.kill(os.getpid(), signal.SIGINT))
+        train_op = model.minimize()
+        saver = tf1.train.Saver()
+        path = os.path.join(str(tmp_path), 'm.ckpt')
+        with tf1.Session() as session:
+            session.run(tf1.global_variables_initializer())
+            train(session, train_op, 2)
+            saver.save(session, path, global_step=2)
+            with pytest.raises(KeyboardInterrupt):
+                train(session, train_op, 100)
+    assert newest(tmp_path) == path + '-5'
+    assert tf1.train.load_variable(path + '-5', 'global_step') == 5
+
+
 def test_what_trains_in_another_thread_is_saved(tmp_path):
     with slimguard.instrument(on_nan='skip'):
         model = Linear()

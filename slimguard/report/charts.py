@@ -230,9 +230,10 @@ def _rows(labels: List[str], width: float) -> int:
 
 
 def _tame(values: Any) -> np.ndarray:
-    """Floats that matplotlib can place: differences of the largest floats would overflow."""
-    values = np.clip(np.asarray(values, float), -1e300, 1e300)
-    return np.where(np.abs(values) < 1e-300, 0.0, values)
+    """Floats that matplotlib can place: the ticks around them are finite as well."""
+    values = np.asarray(values, float)
+    values = np.where(np.isfinite(values), np.clip(values, -1e150, 1e150), np.nan)
+    return np.where(np.abs(values) < 1e-150, 0.0, values)
 
 
 def _scale(axes: Any, values: np.ndarray, most: int) -> bool:
@@ -261,7 +262,7 @@ def _draw_line(
         y = np.where(y <= 0, np.min(y[y > 0], initial=np.inf), y)
     known = np.isfinite(y)
     alone = known & ~np.append(known[1:], False) & ~np.append(False, known[:-1])
-    axes.plot(x, y, color=_CURVE, clip_on=False, **kwargs)
+    axes.plot(x, y, color=_CURVE, **kwargs)
     marked = known if marks else alone
     axes.plot(x[marked], y[marked], '.', color=_CURVE, ms=6, clip_on=False)
 

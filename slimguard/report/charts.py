@@ -502,13 +502,17 @@ def _draw_colors(canvas: Any, left: float, top: float, ends: Tuple[int, int]) ->
 
 
 def _step_ticks(steps: LastSteps, across: float) -> List[Tuple[float, str]]:
-    """Ticks at round steps and the last one: each step has a column, even if it was not written."""
+    """Ticks at round steps and the last one.
+
+    Each step has a column, even if it was not written; columns of one step share a label.
+    """
     count, step = len(steps.step), steps.step
     ends = (float(min(step)), float(max(step)))
     size = max(1, int(np.diff(ticker.MaxNLocator(6, integer=True).tick_values(*ends))[0]))
-    columns = [c for c in range(count) if step[c] % size == 0 and (not c or step[c - 1] != step[c])]
+    firsts = [c for c in range(count) if not c or step[c - 1] != step[c]]
+    columns = [c for c in firsts if step[c] % size == 0]
     ticks: List[Tuple[float, str]] = []
-    for column in [count - 1, *reversed(columns)]:
+    for column in [firsts[-1], *reversed(columns)]:
         at, label = (column + 0.5) * across / count, str(step[column]).replace('-', _MINUS)
         if all(abs(at - other) > 4.5 * (len(label) + len(said)) for other, said in ticks):
             ticks.append((at, label))

@@ -7,6 +7,7 @@ import numpy as np
 from slimguard import graph as graphs
 from slimguard.diagnosis.measured_step import MeasuredStep
 from slimguard.diagnosis.ranges import numbers
+from slimguard.incidents import advice
 from slimguard.system import texts
 
 # Weights grow this large only in a training that diverges.
@@ -38,7 +39,7 @@ def large_weights(measured: MeasuredStep) -> str:
     largest, name = _largest_weight(measured)
     if largest < LARGE_WEIGHT:
         return ''
-    return '. The weights are as large as %.3g (%s)' % (largest, name)
+    return '. %s %.3g (%s)' % (advice.LARGE_WEIGHTS, largest, name)
 
 
 def _largest_weight(measured: MeasuredStep) -> Tuple[float, str]:

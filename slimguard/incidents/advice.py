@@ -38,6 +38,9 @@ BY_PHASE = {
     'restore. Rollback goes back to a state before it, if there is one.',
     'constant': 'Mend the constant in the line that makes it.',
 }
+# What a diagnosis says where the training had exploded: the op that shows it is not at fault, and
+# the advice is that of the phase 'update'.
+LARGE_WEIGHTS = 'The weights are as large as'
 # Where the learning rate jumped before the loss did.
 FOR_A_JUMP = (
     'Keep the learning rate as it was, or let it grow in small steps. spike=True holds such a step '

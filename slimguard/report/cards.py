@@ -249,9 +249,12 @@ def _to_do(incident: IncidentView, bundle: Optional[BundleView], exploded: bool)
     if exploded:
         return advice.FOR_A_JUMP
     cause, phase = ('', '') if bundle is None else (bundle.cause, bundle.phase)
+    cause = cause or incident.cause
+    if advice.LARGE_WEIGHTS in cause:
+        cause, phase = '', 'update'
     # The commands of the card name the bundle where it is now.
     policy = _begun(advice.without_bundle(incident.advice))
-    told = [advice.for_cause(cause or incident.cause), policy and policy.rstrip('.') + '.']
+    told = [advice.for_cause(cause), policy and policy.rstrip('.') + '.']
     return ' '.join(filter(None, told)) or advice.BY_PHASE.get(phase, '')
 
 

@@ -230,9 +230,10 @@ def _rows(labels: List[str], width: float) -> int:
 
 
 def _tame(values: Any) -> np.ndarray:
-    """Floats that matplotlib can place: differences of the largest floats would overflow."""
-    values = np.clip(np.asarray(values, float), -1e300, 1e300)
-    return np.where(np.abs(values) < 1e-300, 0.0, values)
+    """Floats that matplotlib can place: the ticks around them are finite as well."""
+    values = np.asarray(values, float)
+    values = np.where(np.isfinite(values), np.clip(values, -1e150, 1e150), np.nan)
+    return np.where(np.abs(values) < 1e-150, 0.0, values)
 
 
 def _scale(axes: Any, values: np.ndarray, most: int) -> bool:
@@ -261,7 +262,7 @@ def _draw_line(
         y = np.where(y <= 0, np.min(y[y > 0], initial=np.inf), y)
     known = np.isfinite(y)
     alone = known & ~np.append(known[1:], False) & ~np.append(False, known[:-1])
-    axes.plot(x, y, color=_CURVE, clip_on=False, **kwargs)
+    axes.plot(x, y, color=_CURVE, **kwargs)
     marked = known if marks else alone
     axes.plot(x[marked], y[marked], '.', color=_CURVE, ms=6, clip_on=False)
 
@@ -501,13 +502,17 @@ def _draw_colors(canvas: Any, left: float, top: float, ends: Tuple[int, int]) ->
 
 
 def _step_ticks(steps: LastSteps, across: float) -> List[Tuple[float, str]]:
-    """Ticks at round steps and the last one: each step has a column, even if it was not written."""
+    """Ticks at round steps and the last one.
+
+    Each step has a column, even if it was not written; columns of one step share a label.
+    """
     count, step = len(steps.step), steps.step
     ends = (float(min(step)), float(max(step)))
     size = max(1, int(np.diff(ticker.MaxNLocator(6, integer=True).tick_values(*ends))[0]))
-    columns = [c for c in range(count) if step[c] % size == 0 and (not c or step[c - 1] != step[c])]
+    firsts = [c for c in range(count) if not c or step[c - 1] != step[c]]
+    columns = [c for c in firsts if step[c] % size == 0]
     ticks: List[Tuple[float, str]] = []
-    for column in [count - 1, *reversed(columns)]:
+    for column in [firsts[-1], *reversed(columns)]:
         at, label = (column + 0.5) * across / count, str(step[column]).replace('-', _MINUS)
         if all(abs(at - other) > 4.5 * (len(label) + len(said)) for other, said in ticks):
             ticks.append((at, label))

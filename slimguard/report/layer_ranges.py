@@ -207,8 +207,12 @@ def begins_at(layers: Sequence[Layer]) -> Optional[int]:
 
 def begins(layers: Sequence[Layer]) -> str:
     """The words above the layer that `begins_at` finds."""
-    is_finite = all(layer.is_finite for layer in layers)
-    return 'out of bounds here' if is_finite else 'non-finite from here on'
+    at = begins_at(layers) or 0
+    is_first = not layers[at].is_finite and all(layer.is_finite for layer in layers[:at])
+    return 'non-finite from here on' if is_first else _BEGAN
+
+
+_BEGAN = 'it began here'
 
 
 def said(layer: Layer) -> str:
@@ -240,6 +244,9 @@ def caption(layers: Sequence[Layer]) -> str:
     told += ' %s is left out of the names.' % cut(scope, 200) if scope else ''
     if any(not layer.is_finite for layer in layers):
         told += ' A count of NaN or Inf is that of the worst tensor of a layer.'
+        if begins(layers) == _BEGAN:
+            told += ' A layer has one place for all its tensors: one above the line where it began '
+            told += 'may have turned non-finite after it.'
         if any(layer.phase == 'update' and layer.is_finite for layer in layers):
             told += ' Under Update is what it reads, as it was before the step, and often finite.'
     return told

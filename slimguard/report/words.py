@@ -14,8 +14,8 @@ NO_SUMMARY = (
     'a loss. %sthe next report has all of the curve.' % _ADD
 )
 CURVE_ENDS = (
-    'The curve ends at step %.12g, the last with a finite loss in the event files and the bundles; '
-    'a bad step has no point in it.'
+    'The curve ends at step %.12g, but the training may have gone on: the event files and the '
+    'bundles hold no finite loss of a later step that was written.'
 )
 NO_CHARTS = (
     'The page has no charts and no samples: matplotlib draws them, and it cannot be imported (%s). '

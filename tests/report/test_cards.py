@@ -142,7 +142,11 @@ def test_the_page_is_in_the_order_of_what_matters():
 
 
 def test_what_to_do_fits_the_cause_and_the_commands_are_ready_to_copy():
-    causes = ('division by 0 (1 of 16 values), in row 2', 'Foo made NaN from finite inputs')
+    causes = (
+        'division by 0 (1 of 16 values), in row 2',
+        'Foo made NaN from finite inputs',
+        'overflow of exp: its input is as large as 1e+09. The weights are as large as 1e+09 (w)',
+    )
     pages = []
     for cause in causes:
         data = data_of(
@@ -151,5 +155,7 @@ def test_what_to_do_fits_the_cause_and_the_commands_are_ready_to_copy():
         pages.append(html.render(data))
     assert 'tf.math.divide_no_nan(x, y)' in pages[0] and 'divide_no_nan' not in pages[1]
     assert 'a small epsilon' in pages[1]
+    # An op that only shows that the training had exploded is not what to mend.
+    assert 'a smaller learning rate' in pages[2] and 'tf.minimum' not in pages[2]
     replay = 'python -m slimguard replay x/slimguard/incident-1'
     assert '<pre class="command">%s\n%s --without 2</pre>' % (replay, replay) in pages[0]

@@ -14,8 +14,15 @@ from tests.report.test_last_steps import INF, NAN, history_of, steps_of
 
 
 def drawn(chart):
-    """The chart as elements, at both widths; it is drawn as pixels as well."""
+    """The chart as elements, at both widths; it is drawn as pixels as well, all in its frames."""
     assert charts.pixels(chart).shape[1] == charts.WIDE * 4 // 3
+    with charts._style():
+        plots = chart.draw(charts.WIDE).axes
+    for plot in plots:
+        ends = [sorted(plot.get_xlim()), sorted(plot.get_ylim())]
+        for points in (line.get_xydata() for line in plot.lines):
+            points = points[~np.isnan(points).any(axis=1)]
+            assert ((points >= np.min(ends, axis=1)) & (points <= np.max(ends, axis=1))).all()
     both = [charts.svg(chart, 'x', width) for width in (charts.WIDE, charts.NARROW)]
     for text in both:
         for said in re.findall(r' (?:x|y|d|width|height|transform|viewBox)="([^"]*)"', text):
@@ -122,6 +129,9 @@ ODD = {
         gradient_norm=[1.7e308, 5e-324, 0, 1e-300],
         gradient_norms=[[1.7e308, 5e-324], [0, 0], [-1, 1], [1e308, 1e-308]],
     ),
+    'an explosion': dict(
+        history_of(np.ones([4, 2]), loss=[0.1, 1e5, 1e20, INF]), gradient_norm=[1, 1e5, INF, NAN]
+    ),
     'zeros': history_of(np.zeros([5, 3]), loss=[0.0] * 5),
     'a rollback': history_of(np.ones([6, 1]), loss=[3, 2, 1, 3, 2, 1], step=[1, 2, 3, 1, 2, 3]),
     'no gradients': history_of(np.ones([5, 0]), loss=[1, 2, 3, 4, 5]),
@@ -138,6 +148,11 @@ def test_odd_histories_are_drawn(name):
     if name == 'hostile names':
         said = [it.text for it in root.iter('text')]
         assert any('\\u202e\\x00\\ud800' in it for it in said)
+
+
+def test_a_step_that_was_held_shares_the_label_of_the_step_before_it():
+    steps = steps_of(np.ones([3, 1]))._replace(step=[11, 12, 12])
+    assert [label for _, label in charts._step_ticks(steps, 500)] == ['12', '11']
 
 
 def heat_of(norms):

@@ -360,7 +360,7 @@ def test_the_last_steps_are_shown_and_their_loss_where_the_script_writes_no_summ
     assert 'The last 200 steps' in seen.text and 'net/block' in seen.text
     assert 'The first that is not finite' in seen.text and ': at step 181 it is' in seen.text
     assert 'Only the last steps before incidents are known' in seen.text
-    assert 'The curve ends at step 200, the last with a finite loss' in seen.text
+    assert 'The curve ends at step 200, but the training may have gone on' in seen.text
     assert len(page_of(logdir)) < 1e6
     assert pixels((logdir / 'x.png').read_bytes()).shape[0] < 6000
 

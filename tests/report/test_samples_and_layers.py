@@ -157,11 +157,16 @@ def test_the_tensors_of_a_layer_are_put_together_in_each_pass():
     assert found[3][3:5] == (-7.0, 1.0)
 
 
-@pytest.mark.parametrize('nan, said', [(0, 'out of bounds here'), (1, 'non-finite from here on')])
-def test_a_loss_above_its_limit_is_not_said_to_be_non_finite(nan, said):
-    found = layer_ranges.layers_of([row('fc/MatMul'), row('loss/Mean', nan=nan)], 'loss/Mean:0')
+@pytest.mark.parametrize(
+    'above, nan, said',
+    [(1, 1, 'it began here'), (0, 1, 'non-finite from here on'), (0, 0, 'it began here')],
+)
+def test_only_what_is_finite_is_above_a_line_that_says_non_finite_from_here_on(above, nan, said):
+    rows = [row('fc/MatMul', nan=above), row('loss/Mean', nan=nan)]
+    found = layer_ranges.layers_of(rows, 'loss/Mean:0')
     assert layer_ranges.begins(found) == said and layer_ranges.begins_at(found) == 1
     assert ('worst tensor' in layer_ranges.caption(found)) == bool(nan)
+    assert ('above the line' in layer_ranges.caption(found)) == bool(above)
 
 
 @pytest.mark.parametrize('name', ['net/block%d/unit/conv/Conv2D', 'op_%d'])

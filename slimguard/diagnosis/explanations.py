@@ -43,7 +43,10 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
     values = dict(zip(map(key, [tensor, *to_fetch]), step.fetch([tensor, *to_fetch])))
     output = values[key(tensor)]
     output = _NO_VALUE if output is None else output
-    told = _describe(measured, tensor)._replace(non_finite=find_non_finite(output))
+    found = find_non_finite(output)
+    if found.rows:
+        found = found._replace(rows=measured.rows_of_batch(found.rows, len(output)))
+    told = _describe(measured, tensor)._replace(non_finite=found)
     if step.is_fed(tensor):
         if given and not is_written_value(step.type_of(op)):
             return _explain_computed(measured, told, given)

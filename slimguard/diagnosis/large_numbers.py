@@ -30,7 +30,8 @@ def outlier(measured: MeasuredStep) -> str:
         if far:
             told = '; %s is as large as %.6g%s, and %.3g at most in the other rows'
             others = np.delete(sizes, far).max()
-            return told % (measured.step.name_of(tensor), sizes.max(), rows_in_words(far), others)
+            rows = rows_in_words(measured.rows_of_batch(far, len(sizes)))
+            return told % (measured.step.name_of(tensor), sizes.max(), rows, others)
     return ''
 
 

@@ -69,7 +69,7 @@ def main(path: files.Path, shell: bool = False, without: Optional[int] = None) -
     try:
         folder = files.as_path(path, 'bundle')
         if not _is_bundle(folder):
-            return _list(folder)
+            return _list(folder, without)
         return _main(bundles.read(folder), shell, without)
     except (BundleError, ReplayError) as error:
         _complain(path, str(error))
@@ -116,7 +116,7 @@ def _is_bundle(folder: str) -> bool:
         raise BundleError('it cannot be read: %s' % error.message) from None
 
 
-def _list(folder: str) -> int:
+def _list(folder: str, without: Optional[int]) -> int:
     found = bundles.paths(folder)
     within, name = os.path.split(folder.rstrip('/'))
     if not found and name == os.path.basename(bundles.folder(within)):  # LOGDIR/slimguard
@@ -128,9 +128,10 @@ def _list(folder: str) -> int:
         )
     for path in found:
         _say(_line(path))
+    option = '' if without is None else '--without %d ' % without
     _say(
         'slimguard: %s is a log directory with the bundles above, the newest last. Choose one: '
-        'python -m slimguard replay %s' % (folder, shlex.quote(found[-1])),
+        'python -m slimguard replay %s%s' % (folder, option, shlex.quote(found[-1])),
         sys.stderr,
     )
     return 2
@@ -164,16 +165,22 @@ def _main(bundle: Bundle, shell: bool, without: Optional[int]) -> int:
     return 0 if found.came_back else 1
 
 
-def replay(copy: StepCopy, values: Dict[str, np.ndarray], loss: Optional[float] = None) -> Replay:
+def replay(
+    copy: StepCopy,
+    values: Dict[str, np.ndarray],
+    loss: Optional[float] = None,
+    left_out: Optional[int] = None,
+) -> Replay:
     """Runs the step again, gate and all, and searches for what makes it bad.
 
     Args:
       copy: the step.
       values: what it drew.
       loss: its loss in the training; None if that is not known, or if `values` are others.
+      left_out: the row that was taken out of the batch, or None.
     """
     labels = copy.decide(values)
-    return Replay(labels, diagnose_step(copy.step(values), labels, loss))
+    return Replay(labels, diagnose_step(copy.step(values, left_out), labels, loss))
 
 
 def _loss_of(bundle: Bundle) -> Optional[float]:
@@ -315,7 +322,8 @@ def _describe_fewer(copy: StepCopy, bundle: Bundle, fewer: Fewer, whole: Replay)
       whole: what came of the step with the row.
     """
     try:
-        found = replay(copy, fewer.values)
+        left_out = fewer.row if fewer.replaced_by is None else None
+        found = replay(copy, fewer.values, left_out=left_out)
     except tf.errors.InvalidArgumentError:
         if fewer.replaced_by is not None:
             raise
@@ -330,21 +338,28 @@ def _describe_fewer(copy: StepCopy, bundle: Bundle, fewer: Fewer, whole: Replay)
         how += ' (a copy of row %d in its place, as the graph is made for batches of this size)' % (
             fewer.replaced_by
         )
-    how += ' the step is %s' % ('still bad: ' if found.came_back else 'clean.')
+    reason = ''
+    if found.came_back:
+        reason = _reason_of(found.labels, incident, is_same=False)
+        how += ' the step is still bad: ' + _in_short(found, reason)
+    else:
+        how += ' the step is clean.'
+    reason_with_it = _reason_of(whole.labels, incident)
+    if reason_with_it == reason and whole.diagnosis.found:  # it is long, and has been said
+        reason_with_it = ''
     return '\n'.join(
         [
-            how + (_in_short(found, incident, is_same=False) if found.came_back else ''),
-            'With it: ' + _in_short(whole, incident),
+            how,
+            'With it: ' + _in_short(whole, reason_with_it),
             'The whole diagnosis: python -m slimguard replay ' + shlex.quote(bundle.path),
         ]
     )
 
 
-def _in_short(found: Replay, incident: Dict[str, Any], is_same: bool = True) -> str:
+def _in_short(found: Replay, reason: str) -> str:
     """What came of it, in a line."""
     if not found.came_back:
         return 'the failure did not come back; run again, the step is finite'
-    reason = _reason_of(found.labels, incident, is_same)
     return '; '.join(filter(None, [reason, found.diagnosis.in_short]))
 
 

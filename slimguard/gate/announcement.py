@@ -15,7 +15,10 @@ from slimguard.graph import ops, plain_ops
 # How many names are printed: a network has hundreds of gradients, and one NaN reaches them all.
 _MOST_NAMES = 3
 
-NO_POLICY = '; no policy acts, as neither slimguard.watch() nor a NanLossHook watches this session'
+NOT_WATCHED = (
+    'nothing of slimguard watches this session, so no policy acts and no cause is looked for: call '
+    'slimguard.train in place of slim.learning.train, or use slimguard.watch() or a NanLossHook'
+)
 
 
 def announce(
@@ -60,7 +63,8 @@ def _raise(plan: Plan, flags: Flags) -> tf.Operation:
     words = plain_ops.constant(['', plan.step.raises[0]], tf.string)
     is_loss = plain_ops.gather(flags.vector, plain_ops.constant(0, tf.int32))
     first = plain_ops.gather(words, plain_ops.cast(is_loss, tf.int32))
-    data = [first, plain_ops.constant(ERROR, tf.string), plain_ops.join_words(bad, '|')]
+    data = [plain_ops.constant(said, tf.string) for said in (NOT_WATCHED, ERROR)]
+    data = [first, *data, plain_ops.join_words(bad, '|')]
     data += plan.losses[:1]
     return tf.raw_ops.Assert(condition=tf.constant(False), data=data, summarize=1)
 
@@ -79,8 +83,8 @@ def _print(plan: Plan, flags: Flags, step: GlobalStep, loud: tf.Tensor) -> tf.Op
         # TensorFlow 1.15 cannot turn 16-bit floats into strings.
         loss = plain_ops.cast(plan.losses[0], tf.float64)
         text += ['; loss ', plain_ops.as_string(loss)]
-    if not plan.step.raises and not plan.is_chiefs:
-        text.append(NO_POLICY)
+    if not plan.is_chiefs:
+        text.append('; ' + NOT_WATCHED)
     return tf.print(plain_ops.join_strings(text), output_stream=sys.stderr)
 
 

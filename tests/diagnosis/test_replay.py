@@ -120,12 +120,12 @@ def test_without_the_bad_row_the_step_is_clean(bundles, capsys):
 def test_without_one_of_two_bad_rows_it_is_still_bad(bundles, capsys):
     assert replay.main(bundles['a_feed'], without=0) == 0
     said = capsys.readouterr().out
-    # A batch of any size: the row is taken out.
+    # A batch of any size: the row is taken out, and the others keep their numbers.
     changed, before = said.splitlines()[1:3]
     assert changed.startswith('Without row 0 the step is still bad: not finite: ')
-    assert '1 NaN among 20 values, in row 2' in changed
-    assert before.startswith('With it: ')
-    assert '1 NaN and 1 Inf among 24 values, in rows 0, 3' in before
+    assert '1 NaN among 20 values, in row 3' in changed
+    cause = 'With it: bad data: 1 NaN and 1 Inf among 24 values, in rows 0, 3'
+    assert before.startswith(cause)
 
 
 def test_a_row_is_replaced_where_the_graph_turns_out_to_need_all(tmp_path, capsys):
@@ -220,6 +220,8 @@ def test_of_a_log_directory_the_bundles_are_listed_and_nothing_is_run(tmp_path, 
         assert 'step 4' in lines[2] and 'log of 0' in lines[2]
         assert len(said.out) < 2000
         assert said.err.endswith('Choose one: python -m slimguard replay %s\n' % made[1])
+    replay.main(folder, without=3)
+    assert capsys.readouterr().err.endswith('replay --without 3 %s\n' % made[1])
 
 
 def test_a_folder_that_is_neither_is_told_what_was_looked_for(tmp_path, capsys):

@@ -10,6 +10,7 @@ from tensorflow.python.training import moving_averages
 
 import slimguard
 from slimguard import compat, gate
+from slimguard.gate.announcement import NOT_WATCHED
 from tests.helpers import gate_models as models
 
 tf1 = tf.compat.v1
@@ -205,7 +206,7 @@ def test_a_bad_step_that_nobody_watches_prints_one_line(capfd):
     guarded.sess.run(train_op, {x: np.nan})
     (line,) = [line for line in capfd.readouterr().err.splitlines() if 'slimguard' in line]
     bad = ', gradient of v0, gradient of v1 and 5 more; loss nan'
-    bad += '; no policy acts, as neither slimguard.watch() nor a NanLossHook watches this session'
+    bad += '; ' + NOT_WATCHED
     assert line.startswith(
         'slimguard: this step wrote nothing (global step 1); bad: loss '
     ) and line.endswith(bad)
@@ -237,6 +238,7 @@ def test_with_check_numerics_a_bad_step_raises_where_nobody_watches():
                 guarded.sess.run(guarded.train_op, hurt)
             assert not models.changed(before, guarded.snapshot(guarded.sess))
             assert gate.Label('value', name) in gate.labels_in(caught.value.message)
+            assert '[%s]' % NOT_WATCHED in caught.value.message
             assert ('LossTensor is inf or nan' in caught.value.message) == (place == 'loss')
             guarded.assert_held(hurt, 'watched')
     guarded.assert_written()

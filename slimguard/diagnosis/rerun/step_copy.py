@@ -54,8 +54,13 @@ class StepCopy:
         self.session = tf1.Session(graph=self.graph, config=config)
         self._variables = _Variables(self.session, loads, variables, written)
 
-    def step(self, values: Values) -> Step:
-        """The step, fed with `values`: what it drew, by the sources' names in the user's graph."""
+    def step(self, values: Values, left_out: Optional[int] = None) -> Step:
+        """The step, fed with `values`: what it drew, by the sources' names in the user's graph.
+
+        Args:
+          values: what it drew.
+          left_out: the row that was taken out of the batch, or None.
+        """
         originals = {
             self._placeholder(name): (name, op_type)
             for name, (_, op_type) in self._names['sources'].items()
@@ -74,6 +79,7 @@ class StepCopy:
             self._names['missing'],
             givens,
             self._variables.restore if self._variables.written_ahead else None,
+            left_out,
         )
 
     def decide(self, values: Values) -> List[Label]:

@@ -34,7 +34,9 @@ class FallbackChain:
 
     def __init__(self, on_nan: OnNan, otherwise: Policy):
         self.why_not = self.spent = self._why_skipped = ''
-        self._told = 0  # the number of skipped steps that was last told
+        self._returns = 0  # as the record has them: a rollback that fails is none
+        self._factor: Optional[float] = None
+        self._told = 0, 0  # the numbers of skipped steps and of returns that were last told
         self.fallbacks = [otherwise] if on_nan is None else fallbacks_of(on_nan)
         self._otherwise = otherwise
         self._state = PolicyState()
@@ -101,13 +103,23 @@ class FallbackChain:
         self._state.steps += not is_decided
         self._state.note_skipped()
 
-    def tell_skipped(self) -> str:
-        """How many steps were skipped, of how many, and why; '' if none was since the last call."""
-        skipped = self._state.skipped
-        if skipped == self._told:
+    def note_return(self, factor: Optional[float]) -> None:
+        """Notes that the training went back, and its factor of the learning rate, if it has one."""
+        self._returns += 1
+        self._factor = factor or self._factor
+
+    def tell(self) -> str:
+        """How many steps were skipped and how often it went back; '' if none since last told."""
+        skipped, returns = self._state.skipped, self._returns
+        if (skipped, returns) == self._told:
             return ''
-        self._told = skipped
-        return skipped_in_words(skipped, self._state.steps, self._why_skipped)
+        self._told = skipped, returns
+        told = [skipped_in_words(skipped, self._state.steps, self._why_skipped)] if skipped else []
+        if returns:
+            told.append('went back to an earlier state %d time%s' % (returns, 's'[: returns > 1]))
+        if self._factor is not None:
+            told.append('the learning rate ends at x%g' % self._factor)
+        return '; '.join(told)
 
     def note_rollbacks(self, rollbacks: int) -> None:
         """Notes how often other processes went back to a checkpoint, and this one with them."""

@@ -119,8 +119,8 @@ class IncidentHandler:
             self._recovery.note_return_of_job(session, rollbacks)
 
     def close(self) -> None:
-        """Closes the record, and says how many batches were skipped, and the last words."""
-        told = self._policies.tell_skipped(), self._last_words()
+        """Closes the record, and says the skipped batches, the returns, and the last words."""
+        told = self._policies.tell(), self._last_words()
         self._journal.close('; '.join(filter(None, told)))
 
     def handle(
@@ -191,6 +191,8 @@ class IncidentHandler:
                 told = each.incident, acting, each.cause, each.spent, each.remarks
                 self._journal.record(*told, rows=each.rows)
                 each.is_logged()
+                if each.incident.action == Rollback.action:
+                    self._policies.note_return(each.incident.learning_rate)
 
     def _examine_and_decide(
         self, session, reading: Reading, action: Action, handled: OpenIncident

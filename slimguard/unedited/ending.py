@@ -26,6 +26,7 @@ class Account:
         `NanLossHook` of the script's own watched slim's loop.
       refused: by name, which of those cannot be guarded, and why not.
       actions: what was done about incidents, and how often.
+      learning_rate: the factor of the learning rate since the last rollback, if it has one.
       logdirs: where the record and the bundles are.
       runs: how many runs of sessions trained nothing that is known.
       own_steps: how many steps a `NanLossHook` of the script's own watched.
@@ -51,6 +52,7 @@ class Account:
         self.train_ops: Dict[str, int] = {}
         self.refused: Dict[str, str] = {}
         self.actions: Dict[str, int] = {}
+        self.learning_rate: Optional[float] = None
         self.logdirs: Dict[str, None] = {}
         self.runs = 0
         self.writing_runs = 0
@@ -125,9 +127,16 @@ class Account:
             kind = type(error).__name__
             self.failures[kind] = self.failures.get(kind, 0) + 1
 
-    def note_incidents(self, action: str, logdir: Optional[str], times: int = 1) -> None:
+    def note_incidents(
+        self,
+        action: str,
+        logdir: Optional[str],
+        times: int = 1,
+        learning_rate: Optional[float] = None,
+    ) -> None:
         """Notes incidents that were acted on, and the logdir with their record, if it has one."""
         self.actions[action] = self.actions.get(action, 0) + times
+        self.learning_rate = learning_rate or self.learning_rate
         if logdir is not None:
             self.logdirs[logdir] = None
 
@@ -163,7 +172,8 @@ class Account:
             said += ', no incident'
         else:
             done = ['%s %d' % each for each in self.actions.items()]
-            said += ', %s (%s)' % (_counted(self.incidents, 'incident'), ', '.join(done))
+            rate = '' if self.learning_rate is None else _RATE % self.learning_rate
+            said += ', %s (%s%s)' % (_counted(self.incidents, 'incident'), ', '.join(done), rate)
         if self.jump:
             said += ', but ' + self.jump
         for kind, number in self.failures.items():
@@ -277,6 +287,7 @@ def after_stop(newest: Optional[str]) -> str:
     )
 
 
+_RATE = '; learning rate x%g since the last rollback'
 _IS_LOST = '; NO record is left in %s: it could not be written, or was moved or deleted since'
 # A script may look at a loss one step later.
 _SOON = 1

@@ -318,7 +318,8 @@ class GuardedSessions:
             self._skipped += 1
             self._why_skipped = self._why_skipped if last.diagnosis is None else last.cause
         for incident in incidents:
-            self.seen.note_incidents(str(incident.action), logdir)
+            rate = incident.learning_rate
+            self.seen.note_incidents(str(incident.action), logdir, learning_rate=rate)
 
     def _count(self, step: GuardedStep) -> None:
         self._steps += 1

@@ -253,8 +253,9 @@ class Instrumentation:
         seen = self.sessions.seen
         steps = watcher.steps if isinstance(watcher, _CountingWatcher) else 0
         seen.note_steps(name_of(gates.as_train_op(train_op)), steps)
+        rates = [it.learning_rate for it in watcher.incidents if it.learning_rate is not None]
         for action, times in (watcher.actions() - before).items():
-            seen.note_incidents(action, directory, times)
+            seen.note_incidents(action, directory, times, rates[-1] if rates else None)
 
     def _train_monitored(self, original: Callable) -> Callable:
         signature = inspect.signature(original)

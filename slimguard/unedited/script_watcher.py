@@ -150,7 +150,7 @@ class ScriptWatcher(GateWatcher):
 
     def end(self, session):
         if self._policies is not None:
-            self._policies.tell_skipped()  # of all sessions together it is told elsewhere
+            self._policies.tell()  # of all sessions together it is told elsewhere
         self.histories.take_last_words()  # as well
         GateWatcher.end(self, session)
 

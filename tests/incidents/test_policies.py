@@ -93,15 +93,15 @@ def test_a_rollback_begins_a_new_budget():
 
 def test_a_chain_tells_once_how_many_were_skipped():
     chain = FallbackChain('skip', RAISE)
-    assert chain.tell_skipped() == ''
+    assert chain.tell() == ''
     after(chain, '..x.x')
-    assert chain.tell_skipped() == '2 of 5 batches were skipped'
-    assert chain.tell_skipped() == ''
+    assert chain.tell() == '2 of 5 batches were skipped'
+    assert chain.tell() == ''
     chain.step_was_skipped(is_decided=False)
-    assert chain.tell_skipped() == '3 of 6 batches were skipped'
+    assert chain.tell() == '3 of 6 batches were skipped'
     chain.step_was_skipped(why='log of 0')
     said = '4 of 6 batches were skipped; why, of the last that was examined: log of 0'
-    assert chain.tell_skipped() == said
+    assert chain.tell() == said
 
 
 def test_a_ratio_is_a_share():

@@ -57,6 +57,16 @@ def test_runs_that_only_wrote_and_saves_that_were_refused_are_counted(has_traine
         assert before.startswith('nothing here was guarded: ')
 
 
+def test_the_learning_rate_that_rollbacks_left_is_said():
+    seen = Account()
+    seen.note_steps('Adam', 9)
+    for rate in (0.5, 0.25):
+        seen.note_incidents('rollback', None, learning_rate=rate)
+    seen.note_incidents('skip', None)
+    said = 'guarded Adam: 9 steps, 3 incidents (rollback 2, skip 1; learning rate x0.25 since the '
+    assert str(seen) == said + 'last rollback)'
+
+
 def test_why_nothing_was_guarded_is_said(monkeypatch):
     """With --tf1, where that may help: on TensorFlow 2, without it so far."""
     is_tf1 = tf.__version__.startswith('1.')

@@ -105,7 +105,7 @@ class History(NamedTuple):
         lines = [('loss', table[:, LOSS])]
         if self.gradients:
             lines.append(('gradient norm', np.array([norm_of(row) for row in self.rows])))
-        return jump_in(table[:, STEP].tolist(), table[:, LEARNING_RATE], lines)
+        return jump_in(table[:, STEP], table[:, LEARNING_RATE], lines)
 
     def _column(self, number: int) -> List[Optional[float]]:
         values = [float(row[number]) for row in self.rows]

@@ -1,5 +1,6 @@
 """Saving once more as a script saves; SIGTERM and Ctrl-C where nobody asks whether to stop."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -132,16 +133,22 @@ def train(session, train_op, steps):
         session.run(train_op)
 
 
+@contextlib.contextmanager
+def saved_after_two_steps(model, folder):
+    """A session, its train op and the prefix of its checkpoint, which a number of 2 names."""
+    train_op = model.minimize()
+    saver = tf1.train.Saver()
+    path = os.path.join(str(folder), 'm.ckpt')
+    with tf1.Session() as session:
+        session.run(tf1.global_variables_initializer())
+        train(session, train_op, 2)
+        saver.save(session, path, global_step=2)
+        yield session, train_op, path
+
+
 def test_a_signal_between_two_steps_acts_at_once(tmp_path):
     with slimguard.instrument(on_nan='skip'):
-        model = Linear()
-        train_op = model.minimize()
-        saver = tf1.train.Saver()
-        path = os.path.join(str(tmp_path), 'm.ckpt')
-        with tf1.Session() as session:
-            session.run(tf1.global_variables_initializer())
-            train(session, train_op, 2)
-            saver.save(session, path, global_step=2)
+        with saved_after_two_steps(Linear(), tmp_path) as (session, train_op, path):
             train(session, train_op, 3)
             with LogLines() as lines, pytest.raises(KeyboardInterrupt) as caught:
                 press_ctrl_c()
@@ -163,13 +170,7 @@ def test_a_signal_between_two_steps_acts_at_once(tmp_path):
 def test_the_number_of_a_save_counts_the_step_in_which_the_signal_came(tmp_path):
     with slimguard.instrument(on_nan='skip'):
         model = Linear(bad=lambda draw: draw == 4 and os.kill(os.getpid(), signal.SIGINT))
-        train_op = model.minimize()
-        saver = tf1.train.Saver()
-        path = os.path.join(str(tmp_path), 'm.ckpt')
-        with tf1.Session() as session:
-            session.run(tf1.global_variables_initializer())
-            train(session, train_op, 2)
-            saver.save(session, path, global_step=2)
+        with saved_after_two_steps(model, tmp_path) as (session, train_op, path):
             with pytest.raises(KeyboardInterrupt):
                 train(session, train_op, 100)
     assert newest(tmp_path) == path + '-5'

@@ -9,11 +9,12 @@ import os
 import re
 import sys
 import zlib
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
+from slimguard import graph as graphs
 from slimguard.gate.ranks import Checks, Ranks
 from slimguard.gate.step_graph import StepGraph
 from slimguard.graph import OURS, op_of, plain_ops
@@ -71,12 +72,30 @@ def _of_horovod(step: StepGraph, nodes: Sequence[Any]) -> Optional[Ranks]:
     return Ranks(hvd.rank(), hvd.size(), add, exchange)
 
 
+class _Group(NamedTuple):
+    """What a collective op of TensorFlow says of itself; None for what a constant does not say."""
+
+    key: Optional[int]
+    instance: Optional[int]
+    size: Optional[int]
+
+
+def _group_of(reduce: tf.Operation) -> _Group:
+    if reduce.type == 'CollectiveReduce':
+        return _Group(*map(reduce.get_attr, ('group_key', 'instance_key', 'group_size')))
+    size, key, instance = (
+        value if value is None else int(value)
+        for value in map(graphs.constant_scalar, reduce.inputs[1:4])
+    )
+    return _Group(key, instance, size)
+
+
 def _of_tensorflow(step: StepGraph, nodes: Sequence[Any]) -> Optional[Ranks]:
     """The workers of a strategy; each has one device, and its own copy of this graph."""
-    reduces = [op for op in step.order if op.type == 'CollectiveReduce']
-    keys = [(op.get_attr('group_key'), op.get_attr('instance_key')) for op in reduces]
-    here = collections.Counter(keys)
-    sizes = {op.get_attr('group_size') for op in reduces}
+    reduces = [op for op in step.order if op.type in ('CollectiveReduce', 'CollectiveReduceV2')]
+    groups = list(map(_group_of, reduces))
+    here = collections.Counter((group.key, group.instance) for group in groups)
+    sizes = {group.size for group in groups}
     if reduces and sizes == set(here.values()):
         return None  # all members are devices of this graph
     workers = _workers()
@@ -88,20 +107,27 @@ def _of_tensorflow(step: StepGraph, nodes: Sequence[Any]) -> Optional[Ranks]:
     if like is None or not is_one_each or (me.job, me.task) not in workers:
         _warn(step, 'its collectives are not one CollectiveReduce for each worker of TF_CONFIG')
         return None
-    group = {each: like.node_def.attr[each] for each in ('group_key', 'group_size')}
+    reduce: tf.Operation = like
 
     def add(vector: tf.Tensor, name: str) -> tf.Tensor:
         # A key that is the same on all workers, and that TensorFlow does not count up to.
         key = zlib.crc32(('%s %s' % (op_of(step.train_op).name, name)).encode()) >> 2 | 1 << 29
         attributes = {
-            **group,
-            'instance_key': tf1.AttrValue(i=key),
             'merge_op': tf1.AttrValue(s=b'Add'),
             'final_op': tf1.AttrValue(s=b'Id'),
-            'subdiv_offsets': tf1.AttrValue(list=tf1.AttrValue.ListValue(i=[0])),
         }
-        with tf.device(like.device):
-            return plain_ops.create(like.type, [vector], [tf.float32], attributes, name).outputs[0]
+        with tf.device(reduce.device):
+            inputs = [vector]
+            if reduce.type == 'CollectiveReduce':
+                attributes.update(
+                    {each: reduce.node_def.attr[each] for each in ('group_key', 'group_size')},
+                    instance_key=tf1.AttrValue(i=key),
+                    subdiv_offsets=tf1.AttrValue(list=tf1.AttrValue.ListValue(i=[0])),
+                )
+            else:
+                inputs += [*reduce.inputs[1:3], tf.constant(key, tf.int32)]
+                attributes['Nordering_token'] = tf1.AttrValue(i=0)
+            return plain_ops.create(reduce.type, inputs, [tf.float32], attributes, name).outputs[0]
 
     return Ranks(workers.index((me.job, me.task)), len(workers), add)
 

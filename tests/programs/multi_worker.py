@@ -43,7 +43,11 @@ def input_fn():
     types = ({'x': tf.float32, 'offset': tf.float32}, tf.float32)
     data = tf.data.Dataset.from_generator(batches, types, ({'x': [4, 3], 'offset': [4]}, [4]))
     options = tf.data.Options()
-    options.experimental_distribute.auto_shard = False
+    if hasattr(tf.data.experimental, 'AutoShardPolicy'):
+        off = tf.data.experimental.AutoShardPolicy.OFF
+        options.experimental_distribute.auto_shard_policy = off
+    else:
+        options.experimental_distribute.auto_shard = False
     return data.with_options(options)
 
 

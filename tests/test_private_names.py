@@ -86,6 +86,7 @@ def private_modules(path):
                 yield node.lineno, name
 
 
+@pytest.mark.full
 def test_private_names_of_tensorflow_are_in_one_file():
     names = [name for path in (THERE, CALLERS) for _, name in private_names(path)]
     assert {'_mutation_lock', '_getframe', '_save_slice_info', '_close_op'} <= set(names)

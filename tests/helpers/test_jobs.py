@@ -52,6 +52,7 @@ def test_a_parameter_server_keeps_the_state_until_it_is_killed_and_comes_back_on
         assert job.wait('worker', 0).value[1] != first
 
 
+@pytest.mark.full
 def test_a_role_tells_its_error_or_that_it_died():
     with Job(fail, ps=0, workers=2) as job:
         chief, other = job.wait_for_workers()

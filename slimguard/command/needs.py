@@ -27,8 +27,8 @@ def tensorflow(as_json: bool = False, besides: str = '') -> None:
         importlib.import_module('tensorflow')
     except Exception as error:  # numpy or protobuf may raise anything
         refuse(
-            'TensorFlow is installed and cannot be imported (%s: %s); slimguard doctor says what '
-            'does not fit together' % (type(error).__name__, error),
+            'TensorFlow is installed and cannot be imported (%s: %s); slimguard doctor says how to '
+            'mend it' % (type(error).__name__, error),
             as_json,
         )
 

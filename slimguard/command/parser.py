@@ -252,8 +252,8 @@ def _add_doctor(commands) -> None:
         help='name your TensorFlow and tf-slim, the names that slimguard put back, and what to '
         'install',
         description='Lists the installed versions, the names of tf-slim that slimguard put back, '
-        'and what does not fit together, with the pip command that mends it. Exits with 1 if '
-        'anything is missing. Works without TensorFlow.',
+        'and what is missing or cannot be imported, with the pip command that mends it. Exits with '
+        '1 if anything is missing. Works without TensorFlow.',
     )
     doctor.add_argument('--json', action='store_true', help=_JSON)
 

@@ -13,14 +13,11 @@ Example::
 
 The files:
 
-    table.py         the names that some tf-slim uses and some TensorFlow lacks
+    table.py         the names that tf-slim uses and some TensorFlow lacks
     repairs.py       revive(): puts them back; on_slim_import(): does so before tf-slim's import
-    slim_watcher.py  notices the first import of tf-slim
     keras_layers.py  the layers of Keras 2, which tf-slim uses
-    slim_sources.py  which names the installed tf-slim uses
     slim.py          import_slim(): which TF-Slim there is
     inventory.py     report(): what is installed, put back and missing
-    fitness.py       installed packages that do not fit together
     modules.py       looks modules and names up
     tf_private.py    every private name of TensorFlow that slimguard takes, and why
     tf_callers.py    the same for variables that are read from the frames of TensorFlow's functions

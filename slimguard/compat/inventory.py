@@ -2,21 +2,23 @@
 
 import importlib
 import platform
-from typing import Any, Iterable, List, NamedTuple, Tuple
+import sys
+from typing import Any, Iterable, List, NamedTuple, Optional, Tuple
 
-from slimguard.compat.fitness import misfits, reinstall, version_of
 from slimguard.compat.keras_layers import layers_remedy
-from slimguard.compat.modules import (
-    INSTALL_TENSORFLOW,
-    exists,
-    find_spec,
-    import_or_none,
-    tensorflow_version,
+from slimguard.compat.modules import INSTALL_TENSORFLOW, find_spec, import_or_none
+from slimguard.compat.repairs import (
+    Repair,
+    put_back_rows,
+    require_tensorflow,
+    revive,
+    source_of,
+    stop_watching,
 )
-from slimguard.compat.repairs import Repair, put_back_rows, require_tensorflow, revive, source_of
 from slimguard.compat.slim import NO_SLIM, Missing, missing_slim
-from slimguard.compat.slim_sources import names_used, slim_folders, sources
-from slimguard.compat.slim_watcher import stop_watching
+
+# TensorFlow's package goes by many names; the first that is installed counts.
+_TENSORFLOWS = 'tensorflow tensorflow-cpu tensorflow-gpu tf-nightly intel-tensorflow'.split()
 
 
 class Report(NamedTuple):
@@ -37,11 +39,11 @@ class Report(NamedTuple):
 
 
 def report() -> Report:
-    """Reports which versions there are, what was put back, what is missing, and what does not fit.
+    """Reports which versions there are, what was put back, and what is missing.
 
-    Revives tf-slim first. Reads tf-slim's sources, which takes a second.
+    Revives tf-slim first.
     """
-    missing = [*_missing_packages(), *misfits()]
+    missing = _missing_packages()
     try:
         require_tensorflow()
     except ImportError as error:
@@ -52,13 +54,12 @@ def report() -> Report:
         tensorflow = importlib.import_module('tensorflow')
     except Exception as error:  # numpy or protobuf may raise anything
         why = 'it is installed and cannot be imported (%s: %s)' % (type(error).__name__, error)
-        # If a package does not fit, it is the reason.
-        broken = Missing('tensorflow', why, missing[-1].remedy if misfits() else reinstall())
+        broken = Missing('tensorflow', why, _reinstall())
         missing = [broken, *_missing_slim_itself(), *missing]
         return Report(_versions(None), (), tuple(missing))
     repairs = revive()
     slim = missing_slim()
-    missing += [slim] if slim else _missing_names() + _missing_layers()
+    missing += [slim] if slim else _missing_layers()
     return Report(_versions(tensorflow), repairs, tuple(missing))
 
 
@@ -81,14 +82,27 @@ def _missing_layers() -> List[Missing]:
     return [Missing(name, why, layers_remedy()) for name in names]
 
 
-def _missing_names() -> List[Missing]:
-    """Names that tf-slim uses and TensorFlow lacks, as if it is newer than the table."""
-    paths = [path for path in sources(slim_folders()) if not path.endswith('_test.py')]
-    names = set().union(*(names_used(path) for path in paths))
-    names.difference_update(row.full_name for row in put_back_rows())
-    why = 'tf-slim uses it and TensorFlow {} lacks it'.format(tensorflow_version())
-    remedy = 'report it to slimguard, with this table'
-    return [Missing(name, why, remedy) for name in sorted(names) if not exists(name)]
+def version_of(name: str) -> Optional[str]:
+    """The version of a package that pip has installed; None without it."""
+    try:
+        if sys.version_info >= (3, 8):
+            from importlib import metadata
+
+            return metadata.version(name)
+        return importlib.import_module('pkg_resources').get_distribution(name).version
+    except Exception:  # there is no such package; or on Python 3.7 no setuptools
+        return None
+
+
+def _reinstall() -> str:
+    """The command that installs the present TensorFlow anew, with what it needs."""
+    name = next((each for each in _TENSORFLOWS if version_of(each) is not None), None)
+    if name is None:
+        return INSTALL_TENSORFLOW
+    version = str(version_of(name))
+    # TensorFlow 1.15 does not say that it needs this: see setup.cfg.
+    besides = ' "protobuf<3.21"' if version.startswith('1.') else ''
+    return 'pip install --force-reinstall "%s==%s"%s' % (name, version, besides)
 
 
 def _versions(tensorflow: Any) -> Tuple[Tuple[str, str], ...]:

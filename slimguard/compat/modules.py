@@ -1,12 +1,11 @@
 """Looks up modules and names by their full names, and imports no more than necessary."""
 
-import contextlib
 import importlib
 import importlib.util
 import os
 import sys
 import types
-from typing import Any, ContextManager, Optional
+from typing import Any, Optional
 
 # What the extra "tf" installs, for whom has no checkout of slimguard to install it from.
 INSTALL_TENSORFLOW = 'pip install "tensorflow>=2.12"'
@@ -39,31 +38,6 @@ def import_or_none(name: str) -> Optional[types.ModuleType]:
         return importlib.import_module(name)
     except ImportError:
         return None
-
-
-def import_or_create(name: str) -> types.ModuleType:
-    """Imports a module of TensorFlow's; makes an empty one if TensorFlow has none."""
-    module = import_or_none(name)
-    if module is None:
-        parent, _, child = name.rpartition('.')
-        module = sys.modules[name] = types.ModuleType(name)
-        setattr(import_or_create(parent), child, module)
-    return module
-
-
-def exists(name: str) -> bool:
-    """Whether a full name is a module or a name in one."""
-    parent, _, child = name.rpartition('.')
-    module = import_or_none(parent)
-    # dir() first: TensorFlow logs a warning when a deprecated module is asked for a name.
-    with _silence():
-        return child in dir(module) or hasattr(module, child) or import_or_none(name) is not None
-
-
-def _silence() -> ContextManager[Any]:
-    """While it is open, a TensorFlow that can be silenced does not warn of deprecated names."""
-    deprecation = import_or_none('tensorflow.python.util.deprecation')
-    return getattr(deprecation, 'silence', contextlib.nullcontext)()
 
 
 def public(home: str) -> Any:

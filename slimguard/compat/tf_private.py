@@ -120,14 +120,6 @@ def frames_of(op: tf.Operation) -> Any:
     return op.traceback if found is None else found
 
 
-def slice_info(variable: Any) -> Any:
-    """Which part of a partitioned variable `variable` is, by `full_name` and `spec`; or None.
-
-    `Variable._save_slice_info`, as TensorFlow's Saver reads it. There is no public name.
-    """
-    return getattr(variable, '_save_slice_info', None)
-
-
 # Editing a graph.
 
 

@@ -15,7 +15,7 @@ _ADDONS = ', in the package tensorflow-addons, whose last version is for TensorF
 
 # What took the place of a package, or of a name in one. It goes for all that is below it.
 GONE = {
-    'tf.contrib': 'slimguard gives what tf-slim and TensorFlow kept of it',
+    'tf.contrib': 'slimguard gives what tf-slim and TensorFlow kept of it, and not this',
     'tf.contrib.bayesflow': 'use the package tensorflow-probability',
     'tf.contrib.checkpoint': 'use tf.train.Checkpoint and tf.train.CheckpointManager',
     'tf.contrib.cluster_resolver': 'use tf.distribute.cluster_resolver',
@@ -41,6 +41,8 @@ GONE = {
     'tf.contrib.mixed_precision': 'use tf.mixed_precision',
     'tf.contrib.nn': 'use tf.nn',
     'tf.contrib.opt': 'use tfa.optimizers' + _ADDONS,
+    'tf.contrib.opt.MovingAverageOptimizer': 'use tf.train.ExponentialMovingAverage beside the '
+    'optimizer, and its variables_to_restore() in the Saver of an evaluation',
     'tf.contrib.optimizer_v2': 'use tf.keras.optimizers',
     'tf.contrib.predictor': 'use tf.saved_model.load',
     'tf.contrib.quantize': 'use the package tensorflow-model-optimization',
@@ -63,19 +65,6 @@ GONE = {
     'tf.models': 'the models are a repository of their own, github.com/tensorflow/models',
 }
 
-# The packages of tf.contrib, in 1.15 or shortly before, that have no row in GONE.
-_WITHOUT_SUCCESSOR = frozenset(
-    (
-        'all_reduce batching bigtable boosted_trees cloud compiler constrained_optimization '
-        'decision_trees factorization ffmpeg fused_conv graph_editor grid_rnn hadoop hooks ignite '
-        'input_pipeline integrate kafka kernel_methods kinesis labeled_tensor libsvm '
-        'linear_optimizer memory_stats meta_graph_transform model_pruning nearest_neighbor '
-        'periodic_resample proto quantization receptive_field recurrent reduce_slice_ops '
-        'remote_fused_graph rpc session_bundle solvers sparsemax specs staging stat_summarizer '
-        'tensor_forest testing text tfprof timeseries'
-    ).split()
-)
-
 
 def explain(name: str) -> str:
     """Why a name of TensorFlow 1 is not there, and what replaced it."""
@@ -85,10 +74,7 @@ def explain(name: str) -> str:
     if not ancestor:
         return "module 'tensorflow' has no attribute %r" % name.partition('.')[2]
     remedy = GONE[ancestor]
-    parts = name.split('.')
-    if parts[1] == 'contrib':
-        if len(parts) > 2 and parts[2] in _WITHOUT_SUCCESSOR:
-            remedy = 'no successor of this is known to slimguard'
+    if name.split('.')[1] == 'contrib':
         remedy = 'tf.contrib was dropped in TensorFlow 2; ' + remedy
     version = importlib.import_module('tensorflow').__version__
     return 'TensorFlow %s has no %s: %s' % (version, name, remedy)
@@ -97,16 +83,13 @@ def explain(name: str) -> str:
 def can_be_imported(name: str) -> bool:
     """Whether a missing name can be imported as a placeholder.
 
-    True for what is known to be gone from tf.contrib, and for all that was below it. Also for what
+    True below tf.contrib, but for names in a package whose present places are known: there what
     was below a folder ``python``, where tf.contrib's packages had their files.
     """
     parts = name.split('.')
-    package = '.'.join(parts[:3])
-    if len(parts) < 3 or parts[1] != 'contrib':
+    if len(parts) < 3 or parts[1] != 'contrib' or parts[-1].startswith('_'):
         return False
-    if package not in GONE and package not in TABLE and parts[2] not in _WITHOUT_SUCCESSOR:
-        return False  # TensorFlow 1 had no such thing
-    return not TABLE.get(package) or name in GONE or 'python' in parts[3:]
+    return not TABLE.get('.'.join(parts[:3])) or name in GONE or 'python' in parts[3:]
 
 
 @functools.lru_cache(maxsize=None)

@@ -3,24 +3,19 @@
 After `install`, ``import tensorflow as tf`` in a script, and in the modules it brings along, gives
 a namespace with the names of TensorFlow 1.15: ``tf.placeholder``, ``tf.app``, ``tf.contrib.slim``.
 Libraries go on getting the TensorFlow that is installed, which is left as it is: it is the importer
-that decides, by ``builtins.__import__``, and nothing is put into ``sys.modules``. They get no more
-of TensorFlow 1 than what they import of ``tensorflow.contrib``; not even that where they try if it
-is there, and can do without.
+that decides, by ``builtins.__import__``, and nothing is put into ``sys.modules``.
 
 A script may be installed itself, as a module of a package: all of that package is the script's.
 """
 
-import ast
 import builtins
 import functools
 import importlib
 import importlib.util
-import linecache
 import os
 import sys
-import traceback
 import types
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from slimguard import compat
 from slimguard.unedited import numpy1_names
@@ -68,45 +63,14 @@ def let_flags_be_redefined() -> None:
     """Lets scripts define flags that absl has taken for itself, such as ``log_dir``.
 
     TensorFlow 1 had flags of its own; absl's, which replaced them, do not like to be defined twice.
-    absl goes on with those it has. To be called once TensorFlow is imported.
+    To be called once TensorFlow is imported.
     """
-    from absl import app, flags, logging
+    from absl import flags
 
-    own = {}
     for module, defined in flags.FLAGS.flags_by_module_dict().items():
         if module.partition('.')[0] == 'absl':
-            own.update((flag.name, flag) for flag in defined)
-    for flag in own.values():
-        flag.allow_override = True
-    view = _AbslFlags(flags.FLAGS, own)
-    for reader in (app, logging):
-        vars(reader)['FLAGS'] = view  # absl's types do not tell of the name
-
-
-class _AbslFlags:
-    """absl's view of the flags: in it, a script's flag does not hide the one absl defined.
-
-    absl would take the value of a script's ``verbosity`` for its own, and even set it.
-    """
-
-    def __init__(self, everybodys: Any, own: Dict[str, Any]):
-        vars(self).update(_everybodys=everybodys, _own=own)
-
-    def __getitem__(self, name: str) -> Any:
-        return self._own[name] if name in self._own else self._everybodys[name]
-
-    def __getattr__(self, name: str) -> Any:
-        return self._own[name].value if name in self._own else getattr(self._everybodys, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in self._own:
-            self._own[name].value = value
-            self._own[name].using_default_value = False
-        else:
-            setattr(self._everybodys, name, value)
-
-    def __call__(self, *args, **kwargs) -> Any:
-        return self._everybodys(*args, **kwargs)
+            for flag in defined:
+                flag.allow_override = True
 
 
 class _Namespace(types.ModuleType):
@@ -213,8 +177,7 @@ def _import(name, globals=None, locals=None, fromlist=(), level=0):
     """In the place of the builtin `__import__`: decides whose TensorFlow the importer gets."""
     if level or name.partition('.')[0] != 'tensorflow':
         return _builtin_import(name, globals, locals, fromlist, level)
-    importer, _ = traceback.extract_stack(limit=2)
-    if not _is_for_us(name, fromlist, globals, importer.lineno or 0):
+    if not _is_for_us(globals or {}):
         return _builtin_import(name, globals, locals, fromlist, level)
     full_name = name.replace('tensorflow', 'tf', 1)
     module = _import_path(full_name)
@@ -270,22 +233,15 @@ def _with(placeholders: Dict[str, types.ModuleType], module: Any) -> types.Modul
     return holder
 
 
-def _is_for_us(
-    imported: str, fromlist: Sequence[str], module_globals: Optional[Dict[str, Any]], line: int
-) -> bool:
-    """Whether a module that imports TensorFlow gets the names of TensorFlow 1."""
-    module_globals = module_globals or {}
-    name = module_globals.get('__name__', '')
+def _is_for_us(importer: Dict[str, Any]) -> bool:
+    """Whether a module with these globals, which imports TensorFlow, gets that of version 1."""
+    name = importer.get('__name__', '')
     if name == '__main__':
         return True
     if name.partition('.')[0] in _LIBRARIES:
         return False
-    file = module_globals.get('__file__')
-    installed_as = _installed_as(file)
-    if installed_as is None or installed_as == _installed_as(_file_of_the_script()):
-        return True
-    is_contrib = 'contrib' in (imported.split('.')[1:2] or fromlist or ())
-    return is_contrib and not _is_tried(file, line)
+    installed_as = _installed_as(importer.get('__file__'))
+    return installed_as is None or installed_as == _installed_as(_file_of_the_script())
 
 
 def _file_of_the_script() -> Optional[str]:
@@ -304,16 +260,6 @@ def note_module(name: str) -> None:
     except ValueError:  # of a module that is there, and says not whence
         spec = None
     _scripts_file = '' if spec is None else spec.origin or ''
-
-
-def _is_tried(file: Optional[str], line: int) -> bool:
-    """Whether the import in a line of a file is in a `try`, with something to do if it fails."""
-    try:
-        tree = ast.parse(''.join(linecache.getlines(file or '')))
-    except SyntaxError:
-        return False
-    tries = [node for node in ast.walk(tree) if isinstance(node, ast.Try) and node.handlers]
-    return any(each.body[0].lineno <= line < each.handlers[0].lineno for each in tries)
 
 
 def _installed_as(file: Optional[str]) -> Optional[str]:

@@ -5,7 +5,7 @@ import re
 import pytest
 import tensorflow as tf
 
-from slimguard.unedited import tf1_gone, tf1_names, tf1_table
+from slimguard.unedited import tf1_gone, tf1_names
 from tests.helpers.children import ROOT, forked_python
 
 NATIVE = tf.__version__.startswith('1.')
@@ -84,12 +84,3 @@ def test_what_is_said_to_replace_the_old_is_there():
     names -= {'tf.estimator', 'tf.contrib'}  # of which it is said that they left
     assert len(names) > 15
     assert [name for name in sorted(names) if not is_there(name)] == []
-
-
-def test_the_packages_that_are_gone_are_those_of_tensorflow_1():
-    ours = {row.split('.')[2] for row in {**tf1_gone.GONE, **tf1_table.TABLE} if row.count('.') > 1}
-    known = ours | tf1_gone._WITHOUT_SUCCESSOR
-    assert {'slim', 'image', 'opt', 'timeseries'} <= known
-    if NATIVE:
-        public = {name for name in dir(tf.contrib) if not name.startswith('_')}
-        assert public - known == set()

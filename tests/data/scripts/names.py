@@ -21,8 +21,7 @@ from tensorflow.python.ops import array_ops, control_flow_ops
 from tensorflow.python.training import moving_averages
 
 flags = tf.app.flags
-for name in ('log_dir', 'verbosity', 'stderrthreshold'):
-    flags.DEFINE_string(name, 'default of ' + name, 'A flag that absl has as well.')
+flags.DEFINE_string('log_dir', 'logs', 'A flag that absl has as well.')
 flags.DEFINE_boolean('alsologtostderr', False, 'Another.')
 tf.flags.DEFINE_integer('batch_size', 32, 'A flag of our own.')
 
@@ -86,7 +85,7 @@ def main(argv):
     assert 'Ref' in type(variable).__name__
     assert tf.__version__ == sys.modules['tensorflow'].__version__
     tf.logging.set_verbosity(tf.logging.ERROR)
-    print(argv[1:], tf.app.flags.FLAGS.log_dir, flags.FLAGS.verbosity, flags.FLAGS.batch_size)
+    print(argv[1:], tf.app.flags.FLAGS.log_dir, flags.FLAGS.batch_size)
 
 
 if __name__ == '__main__':

@@ -1,70 +1,48 @@
 """Runs a script, or a module, as ``python`` itself would."""
 
-import builtins
-import importlib.machinery
-import importlib.util
 import os
+import pkgutil
+import runpy
 import sys
 import types
-import zipfile
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from slimguard.system.user_code import until_users
 from slimguard.unedited import tf1_names
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
+_RUNPY = runpy.run_path.__code__.co_filename
 # The script's traceback does not show these: plain Python would not be there.
-_ALWAYS_HIDDEN = tuple(
-    os.path.join(_FOLDER, name)
-    for name in ('numpy1_names.py', 'tf1_names.py', 'tf1_gone.py', 'run.py')
+_ALWAYS_HIDDEN = (
+    *(os.path.join(_FOLDER, name) for name in ('tf1_names.py', 'tf1_gone.py', 'run.py')),
+    _RUNPY,
 )
 # Nor all of slimguard, where it is not slimguard that failed.
 _OURS = os.path.join(os.path.dirname(_FOLDER), '')
 _OF_AN_INCIDENT = 'NanLossError'
 
+# What the script has left, which lives as long as the process, as under plain Python.
+_left: List[Dict[str, Any]] = []
+
 
 def run_script(path: str, arguments: Sequence[str]) -> None:
     """Does what ``python path arguments`` does. Exceptions of the script pass."""
     sys.argv[:] = [path] + list(arguments)
-    if os.path.isdir(path) or zipfile.is_zipfile(path):
-        _run_folder(path)
-        return
-    _set_first_path(os.path.dirname(os.path.realpath(path)))
     if sys.version_info >= (3, 9):
         path = os.path.abspath(path)
-    loader = importlib.machinery.SourceFileLoader('__main__', path)
-    main = _new_main(path, loader)
-    # Not loader.get_code(), which would leave a __pycache__ beside the script.
-    _execute(lambda: loader.source_to_code(loader.get_data(path), path), main)
+    if pkgutil.get_importer(path) is None:
+        _set_first_path(os.path.dirname(os.path.realpath(path)))
+    elif not getattr(sys.flags, 'safe_path', False):
+        del sys.path[0]  # a folder, or a zip file: runpy puts it there
+    _execute(lambda: runpy.run_path(path, run_name='__main__'))
 
 
 def run_module(name: str, arguments: Sequence[str]) -> None:
     """Does what ``python -m name arguments`` does."""
     sys.argv[:] = ['-m'] + list(arguments)
     _set_first_path(os.getcwd())
-    spec = _find_module(name)
-    loader: Any = spec.loader  # which has a get_code
-    path: Any = spec.origin  # None where an importer does not say it
-    sys.argv[0] = path
-    main = _new_main(path, loader, spec)
-    _execute(lambda: loader.get_code(spec.name), main)
-
-
-def _run_folder(path: str) -> None:
-    """Runs the program in a folder, or a zip file: there ``python -P`` finds modules too."""
-    if sys.version_info >= (3, 9):
-        path = os.path.abspath(path)
-    if getattr(sys.flags, 'safe_path', False):
-        sys.path.insert(0, path)
-    else:
-        sys.path[0] = path
-    spec = importlib.machinery.PathFinder.find_spec('__main__', [path])
-    if spec is None or not hasattr(spec.loader, 'get_code'):
-        sys.exit("%s: can't find '__main__' module in %r" % (sys.executable, path))
-    loader: Any = spec.loader
-    # As an importer of zip files for Python 3.7 says it only here.
-    main = _new_main(spec.origin or loader.get_filename('__main__'), loader, spec)
-    _execute(lambda: loader.get_code('__main__'), main)
+    tf1_names.note_module(name)
+    _execute(lambda: runpy.run_module(name, run_name='__main__', alter_sys=True))
 
 
 def _set_first_path(folder: str) -> None:
@@ -72,51 +50,18 @@ def _set_first_path(folder: str) -> None:
         sys.path[0] = folder
 
 
-def _find_module(name: str) -> importlib.machinery.ModuleSpec:
-    """The spec of a module, or of a package's ``__main__``."""
-    tf1_names.note_module(name)
+def _execute(run: Callable[[], Dict[str, Any]]) -> None:
     try:
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.submodule_search_locations is not None:
-            spec = importlib.util.find_spec(name + '.__main__')
-    except ModuleNotFoundError as error:
-        if not name.startswith(str(error.name)):  # it is no parent, but one of its imports
-            raise
-        spec = None
-    if spec is None or not hasattr(spec.loader, 'get_code'):
-        sys.exit('%s: No module named %s that can be run' % (sys.executable, name))
-    return spec
-
-
-def _new_main(
-    path: str, loader: Any, spec: Optional[importlib.machinery.ModuleSpec] = None
-) -> types.ModuleType:
-    """A new ``__main__``, where pickle, multiprocessing and absl find what the script defines."""
-    main = types.ModuleType('__main__')
-    main.__file__ = path
-    main.__loader__ = loader
-    main.__spec__ = spec
-    main.__package__ = spec.parent if spec else None
-    vars(main).update(__cached__=spec.cached if spec else None, __builtins__=builtins)
-    main.__annotations__ = {}
-    sys.modules['__main__'] = main
-    return main
-
-
-def _execute(compile_it: Callable[[], types.CodeType], main: types.ModuleType) -> None:
-    code = None
-    try:
-        code = compile_it()
-        exec(code, vars(main))
-    except Exception:
-        _hide_our_frames(code)
-        raise
-    except KeyboardInterrupt:
-        _hide_our_frames(code)
+        _left.append(run())
+    except (Exception, KeyboardInterrupt) as error:
+        files = _files_of(error.__traceback__)
+        if isinstance(error, ImportError) and files[-1] == _RUNPY:  # there is nothing to run
+            sys.exit('%s: %s' % (sys.executable, error))
+        _hide_our_frames()
         raise
 
 
-def _hide_our_frames(code: Optional[types.CodeType]) -> None:
+def _hide_our_frames() -> None:
     """Sees to it that the traceback which Python is about to print begins in the script.
 
     The exception itself goes its way, so that the interpreter ends as it does after any other.
@@ -124,7 +69,7 @@ def _hide_our_frames(code: Optional[types.CodeType]) -> None:
     show = sys.excepthook
 
     def show_the_scripts(kind, error, traceback):
-        while traceback is not None and traceback.tb_frame.f_code is not code:
+        while traceback is not None and traceback.tb_frame.f_code.co_filename != _RUNPY:
             traceback = traceback.tb_next
         error = error.with_traceback(traceback)
         _drop_hidden_frames(error)

@@ -11,10 +11,10 @@ SCRIPTS = {
         def function():
             pass
 
-        print(__name__, __doc__, __file__, __package__, sibling.__name__)
+        print(__name__, __doc__, __file__, __package__ or None, sibling.__name__)
         print(__spec__ and (__spec__.name, __spec__.origin, __cached__))
-        print(sys.argv, sys.path[0], sys.modules['__main__'].function is function)
-        print(sorted(vars()), type(__loader__), type(__builtins__), function.__module__)
+        print(sys.argv[1:], sys.path[0], sys.modules['__main__'].function is function)
+        print(function.__module__)
         print(sys.stdin.read())
         """,
     'an exception': """

@@ -156,7 +156,7 @@ def without_runpy(text):
 def test_a_module_that_is_not_there_is_said_as_python_says_it(tmp_path):
     run = python('-c', RUN_ONLY, '-m', 'nowhere.to_be_found', cwd=str(tmp_path))
     assert run.returncode == 1
-    assert 'No module named nowhere.to_be_found' in run.stderr
+    assert "'nowhere.to_be_found'" in run.stderr and "No module named 'nowhere'" in run.stderr
     assert 'Traceback' not in run.stderr
 
 

@@ -4,13 +4,12 @@ A path is read once: :func:`as_path` makes it absolute when it is given, so that
 changes nothing. TensorFlow is imported only when a path needs it.
 """
 
-import errno
+import contextlib
 import os
 import re
 import shutil
-import stat
 import uuid
-from typing import IO, Any, Callable, List, Optional, Sequence, Tuple, Type, Union
+from typing import IO, Any, Callable, List, Optional, Tuple, Type, Union
 
 Path = Union[str, bytes, 'os.PathLike[Any]']
 
@@ -20,12 +19,6 @@ _WILD = '*?[\\'
 _LOCAL_SCHEME = 'file://'
 # pathlib turns `ram://x` into `ram:/x`; a single letter would be a drive of Windows.
 _COLLAPSED_URL = re.compile(r'([A-Za-z][A-Za-z0-9+.-]+):[/\\](?!/)')
-# A bundle has the first of these files, and one of the others.
-_BUNDLE = ('incident.json', 'state.npz', 'step.pb', 'drawn.npz')
-_IN_A_LOGDIR = re.compile(r'(.+)/slimguard/[^/]+$')
-
-# Opens without waiting, such as for the other end of a FIFO.
-_NO_WAIT = getattr(os, 'O_NONBLOCK', 0) | getattr(os, 'O_BINARY', 0)
 
 
 def as_path(path: Path, name: str = 'logdir') -> str:
@@ -40,7 +33,6 @@ def as_path(path: Path, name: str = 'logdir') -> str:
       TypeError: if it is no path.
       ValueError: if it is empty, or holds characters that no file name of TensorFlow's can, or is a
         URL that `pathlib` has made a local path of.
-      FileNotFoundError: if it is relative, and the working directory was deleted.
     """
     text = as_text(path, name)
     if not text:
@@ -61,15 +53,7 @@ def as_path(path: Path, name: str = 'logdir') -> str:
     if is_remote(text):
         return text.rstrip('/') if not text.endswith('://') else text
     # Not realpath: a logdir is shown as it was given. TensorFlow resolves `..` as abspath does.
-    try:
-        return os.path.abspath(text)
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            errno.ENOENT,
-            '%s is relative, and the working directory that it starts from is gone; go to another '
-            'one, or give an absolute path' % name,
-            text,
-        ) from None
+    return os.path.abspath(text)
 
 
 def as_text(path: Path, name: str = 'logdir') -> str:
@@ -96,8 +80,8 @@ def as_logdir(path: Path, name: str = 'logdir') -> str:
     """As `as_path`, for a directory that checkpoints are saved to and restored from.
 
     Raises:
-      ValueError: also if TensorFlow could never restore a checkpoint from there, if it is a bundle,
-        or if it, or a folder above it, is no directory.
+      ValueError: also if TensorFlow could never restore a checkpoint from there, or if it, or a
+        folder above it, is no directory.
     """
     text = as_path(path, name)
     found = [letter for letter in text if letter in _WILD]
@@ -107,11 +91,6 @@ def as_logdir(path: Path, name: str = 'logdir') -> str:
             'restore, so what is saved there could never be restored; choose a path without %s'
             % (name, text, found[0], ' '.join(_WILD))
         )
-    # A remote file system may be slow: it is asked only if the path looks like that of a bundle.
-    if not is_remote(text) or _IN_A_LOGDIR.match(text):
-        bundle = why_a_bundle(text, [each for each in _BUNDLE if exists(os.path.join(text, each))])
-        if bundle is not None:
-            raise ValueError('%s %s' % (name, bundle))
     if not is_remote(text) and not os.path.isdir(nearest(text)):
         raise ValueError('%s %r cannot be used: %r is no directory' % (name, text, nearest(text)))
     return text
@@ -122,15 +101,6 @@ def nearest(path: str) -> str:
     while not os.path.lexists(path):
         path = os.path.dirname(path)
     return path
-
-
-def why_a_bundle(folder: str, names: Sequence[str]) -> Optional[str]:
-    """A sentence on a folder that holds files of these names, if it is a bundle; else None."""
-    if _BUNDLE[0] not in names or not set(_BUNDLE[1:]) & set(names):
-        return None
-    found = _IN_A_LOGDIR.match(folder.replace(os.sep, '/'))
-    told = 'that of its training is %s' % found.group(1) if found else 'give that of its training'
-    return '%s is a bundle, which holds one bad step, and no logdir: %s' % (folder, told)
 
 
 def is_remote(path: str) -> bool:
@@ -166,19 +136,16 @@ def list_dir(path: str) -> List[str]:
 
 
 def open_to_read(path: str) -> IO[bytes]:
-    """Opens a regular file wherever it is, without ever waiting for a FIFO or a device.
+    """Opens a regular file wherever it is: to read a FIFO or a device might take for ever.
 
     Raises:
       FileNotFoundError, tf.errors.NotFoundError: if there is none.
       OSError, tf.errors.OpError: if it is no regular file, or cannot be opened.
     """
-    if not is_remote(path):
-        return open_regular(path, os.O_RDONLY, 'rb')
-    if not _gfile().exists(path):
-        raise FileNotFoundError(path)
-    if _gfile().isdir(path):
-        raise OSError('%s is no regular file' % path)
-    return _gfile().GFile(path, 'rb')
+    _require_regular(path)
+    if is_remote(path) and not exists(path):
+        raise FileNotFoundError(path)  # GFile would say so when it is read
+    return _gfile().GFile(path, 'rb') if is_remote(path) else open(path, 'rb')
 
 
 def open_to_append(path: str) -> IO[bytes]:
@@ -187,24 +154,18 @@ def open_to_append(path: str) -> IO[bytes]:
     Object stores (``gs://``) append by writing the object anew. If two processes do so at the same
     moment, one of them loses its text.
     """
-    if is_remote(path):
-        if not exists(path):
-            with _gfile().GFile(path, 'wb') as file:
-                file.write(b'')
-        return _gfile().GFile(path, 'a+b')
-    return open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 'r+b', buffering=0)
+    _require_regular(path)
+    if not is_remote(path):
+        return open(path, 'a+b', buffering=0)
+    if not exists(path):
+        with _gfile().GFile(path, 'wb') as file:
+            file.write(b'')
+    return _gfile().GFile(path, 'a+b')
 
 
-def open_regular(path: str, flags: int, mode: str, **kwargs) -> IO[bytes]:
-    """Opens a regular file of this machine; to open or read any other might take for ever."""
-    number = os.open(path, flags | _NO_WAIT, 0o666)
-    try:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise OSError('%s is no regular file' % path)
-        return os.fdopen(number, mode, **kwargs)
-    except BaseException:
-        os.close(number)
-        raise
+def _require_regular(path: str) -> None:
+    if exists(path) and not is_file(path):
+        raise OSError('%s is no regular file' % path)
 
 
 def size_of(file) -> int:
@@ -272,49 +233,25 @@ def write_atomically(
       OSError, tf.errors.OpError: if it cannot be written, or if `path` is no regular file (but a
         device, a FIFO, a directory), which stays as it is.
     """
-    if is_remote(path):
-        _write_remotely(path, content, check)
-        return
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise OSError('%s is no regular file, so it is not replaced' % path)
-    making = _new_name(path)
+    _require_regular(path)
+    making = '%s.making-%s' % (path, uuid.uuid4().hex)
+    gfile = _gfile() if is_remote(path) else None
     try:
-        # O_EXCL: a link that somebody has put there is not followed.
-        with open(os.open(making, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), 'wb') as file:
+        # 'x': a link that somebody has put there is not followed.
+        with open(making, 'xb') if gfile is None else gfile.GFile(making, 'wb') as file:
             file.write(content)
         if check is not None:
             check(making)
-        os.replace(making, path)
+        if gfile is None:
+            os.replace(making, path)
+        else:
+            gfile.rename(making, path, overwrite=True)
     except BaseException as error:
-        _remove_quietly(making)
+        with contextlib.suppress(*errors(path)):
+            os.remove(making) if gfile is None else gfile.remove(making)
         if isinstance(error, OSError) and error.filename == making:
             error.filename, error.filename2 = path, None  # users do not know the temporary name
         raise
-
-
-def _write_remotely(path: str, content: bytes, check: Optional[Callable[[str], None]]) -> None:
-    gfile, making = _gfile(), _new_name(path)
-    try:
-        with gfile.GFile(making, 'wb') as file:
-            file.write(content)
-        if check is not None:
-            check(making)
-        gfile.rename(making, path, overwrite=True)
-    except BaseException:
-        if gfile.exists(making):
-            gfile.remove(making)
-        raise
-
-
-def _new_name(path: str) -> str:
-    return '%s.making-%s' % (path, uuid.uuid4().hex)
-
-
-def _remove_quietly(path: str) -> None:
-    try:
-        os.remove(path)
-    except OSError:
-        pass
 
 
 def _is_utf8(name: str) -> bool:

@@ -43,13 +43,13 @@ def what_is_missing(logdir: str) -> Optional[str]:
             what = 'a file, and no directory' if files.exists(logdir) else 'no directory'
             return 'there is %s %r' % (what, logdir)
         names = files.list_dir(logdir)
-        bundle = files.why_a_bundle(logdir, names)
-        if bundle is not None:
-            return bundle
         if _has_any(names, _MARKS) or (_FOLDER in names and _is_ours(logdir)):
             return None
         parent, name = os.path.split(logdir.rstrip('/'))
-        if name == _FOLDER and _has_any(names, _MARKS_IN_FOLDER):
+        is_within = name == _FOLDER and _has_any(names, _MARKS_IN_FOLDER)
+        if os.path.basename(parent) == _FOLDER and 'incident.json' in names:  # a bundle
+            is_within, parent = True, os.path.dirname(parent)
+        if is_within:
             return '%s is in the logdir of a training: give %s' % (logdir, parent)
     except files.errors(logdir) as error:
         return cannot_be_read(logdir, error)

@@ -66,14 +66,13 @@ def streams() -> Iterator[None]:
     * If stdout was closed from the beginning (``>&-``), nothing is written, and the exit code is
       the command's own.
     """
-    before = sys.stdout, sys.stderr
-    _open_what_is_closed()
     errors = _set_errors(sys.stdout, 'backslashreplace')
     try:
         try:
             yield
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except BrokenPipeError:
         _drop_the_rest()
         sys.exit(_PIPE_CLOSED)
@@ -85,38 +84,13 @@ def streams() -> Iterator[None]:
         sys.exit(_CANNOT_WRITE)
     finally:
         _set_errors(sys.stdout, errors)
-        sys.stdout, sys.stderr = before
 
 
 def _cut(text: str, most: int) -> str:
     if len(text) <= most:
         return text
-    dots = _dots()
-    kept = most - len(dots)
-    return text[: kept - kept // 3] + dots + text[len(text) - kept // 3 :]
-
-
-def _dots() -> str:
-    try:
-        '\N{HORIZONTAL ELLIPSIS}'.encode(getattr(sys.stdout, 'encoding', None) or 'ascii')
-    except (UnicodeEncodeError, LookupError):
-        return '...'
-    return '\N{HORIZONTAL ELLIPSIS}'
-
-
-def _open_what_is_closed() -> None:
-    """Opens /dev/null in place of a closed stdin, stdout or stderr.
-
-    Otherwise a file that is opened later gets the stream's number, and the text meant for it.
-    """
-    number = os.open(os.devnull, os.O_RDWR)
-    while number <= 2:
-        number = os.open(os.devnull, os.O_RDWR)
-    os.close(number)
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, 'w')
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, 'w')
+    kept = most - len('...')
+    return text[: kept - kept // 3] + '...' + text[len(text) - kept // 3 :]
 
 
 def _set_errors(stream, errors) -> Any:

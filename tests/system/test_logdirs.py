@@ -1,15 +1,11 @@
 """What is a log directory, and what is refused."""
 
 import os
-import shutil
 
 import pytest
 
-import slimguard
-from slimguard.__main__ import main
-from slimguard.system import files, logdirs
+from slimguard.system import logdirs
 from tests.helpers.children import python
-from tests.helpers.models import Linear
 
 
 def make(folder, *names):
@@ -41,60 +37,17 @@ def test_a_directory_of_other_things_is_none_and_the_error_says_what_is_missing(
         assert str(caught.value) == '%s is no logdir of a training: %s' % (folder, what)
 
 
-def test_our_folder_in_a_logdir_is_none_and_the_error_names_the_logdir(tmp_path):
+def test_our_folder_in_a_logdir_and_a_bundle_are_none_and_the_error_names_the_logdir(tmp_path):
     folder = tmp_path / 'logs' / 'slimguard'
     folder.mkdir(parents=True)
     (folder / 'incidents.jsonl').write_text('')
-    assert logdirs.what_is_missing(str(folder)) == (
-        '%s is in the logdir of a training: give %s' % (folder, tmp_path / 'logs')
-    )
-
-
-BUNDLE = os.path.join(os.path.dirname(__file__), '..', 'data', 'made_by_tf115')
-
-
-class TestABundle:
-    """It has a checkpoint in it, and is no logdir: nothing is to be written there."""
-
-    @pytest.fixture
-    def bundle(self, tmp_path):
-        path = tmp_path / 'logs' / 'slimguard' / 'incident-4'
-        shutil.copytree(BUNDLE, str(path))
-        before = sorted(os.listdir(str(path)))
-        yield path
-        assert sorted(os.listdir(str(path))) == before
-
-    def test_is_no_logdir_for_a_command(self, bundle, tmp_path, capsys):
-        for command in (['checkpoints'], ['checkpoints', '--repair'], ['incidents'], ['report']):
-            with pytest.raises(SystemExit) as left:
-                main(command + [str(bundle)])
-            assert left.value.code == 2
-            assert capsys.readouterr().err == (
-                'slimguard: %s is a bundle, which holds one bad step, and no logdir: that of its '
-                'training is %s\n' % (bundle, tmp_path / 'logs')
-            )
-
-    def test_is_no_logdir_for_a_training(self, bundle, tmp_path):
-        model = Linear()
-        words = 'logdir .* is a bundle, .* no logdir: that of its training is .*logs$'
-        with pytest.raises(ValueError, match=words):
-            slimguard.train(model.minimize(), bundle)
-        with pytest.raises(ValueError, match=words):
-            slimguard.NanLossHook(model.loss, logdir=bundle)
-
-    def test_that_was_moved_is_one_too(self, bundle, tmp_path):
-        moved = shutil.copytree(str(bundle), str(tmp_path / 'moved'))
-        assert logdirs.what_is_missing(moved).endswith('no logdir: give that of its training')
-
-    def test_that_a_repair_has_written_to_is_one_too(self, bundle, tmp_path):
-        moved = shutil.copytree(str(bundle), str(tmp_path / 'moved'))
-        open(os.path.join(moved, 'checkpoint'), 'w').close()
-        assert 'is a bundle' in logdirs.what_is_missing(moved)
-
-    def test_is_more_than_a_file_of_its_name(self, tmp_path):
-        for name in ('incident.json', 'checkpoint', 'model.ckpt-1.index'):
-            (tmp_path / name).write_text('')
-        assert logdirs.require_logdir(tmp_path) == files.as_logdir(tmp_path) == str(tmp_path)
+    bundle = folder / 'incident-4'
+    bundle.mkdir()
+    (bundle / 'incident.json').write_text('{}')
+    for within in (folder, bundle):
+        assert logdirs.what_is_missing(str(within)) == (
+            '%s is in the logdir of a training: give %s' % (within, tmp_path / 'logs')
+        )
 
 
 def test_what_is_no_directory_is_said_so(tmp_path):

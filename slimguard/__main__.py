@@ -39,26 +39,20 @@ def main(arguments: Optional[Sequence[str]] = None) -> None:
             return
         parsers.check_script(script, made.run)
         needs.tensorflow_to_be_found()
-        strays = parsers.strays(ours, script)
-        for stray in strays:
+        for stray in parsers.strays(ours, script):
             terminal.complain(
                 '%s came after the script and was given to it; options for slimguard come before '
                 'the script' % stray
             )
     lent = contextlib.ExitStack()
     try:
-        _run(options, script, strays, lent)
+        _run(options, script, lent)
     finally:
         if arguments is not None:  # else this process ends, and its exit handlers come after us
             lent.close()
 
 
-def _run(
-    options: argparse.Namespace,
-    script: Sequence[str],
-    strays: Sequence[str],
-    lent: contextlib.ExitStack,
-) -> None:
+def _run(options: argparse.Namespace, script: Sequence[str], lent: contextlib.ExitStack) -> None:
     """Runs a script; closing `lent` undoes the changes to the process that the script needed."""
     from slimguard.unedited import run
     from slimguard.unedited.run_options import RunOptions
@@ -79,7 +73,6 @@ def _run(
     from slimguard.unedited import script_watcher
 
     seen, script_files = instrumentation.sessions.seen, instrumentation.sessions.files
-    seen.strays = strays
     is_module = script[0] == '-m'
     start = run.run_module if is_module else run.run_script
     what, *given = script[1:] if is_module else script

@@ -1,13 +1,10 @@
 """The commands and their options; tells a script's part of a command line from ours."""
 
 import argparse
-import difflib
 import os
-import re
 from typing import FrozenSet, List, Mapping, NamedTuple, Sequence, Tuple
 
 from slimguard.command import arguments
-from slimguard.system import terminal
 
 _RUN_USAGE = (
     'slimguard run [OPTION ...] script.py [ARGUMENT ...]\n'
@@ -49,47 +46,22 @@ class Parsers(NamedTuple):
         options, unknown = self.all.parse_known_args(ours)
         if unknown:
             parser = self.by_command.get(options.command, self.all)
-            said = 'unrecognized arguments: %s' % _with_known(unknown, parser)
+            said = 'unrecognized arguments: %s' % ' '.join(unknown)
             if parser is self.run:
                 said += '; options of the script come after the script'
             parser.error(said)
         return options
 
 
-class _Parser(argparse.ArgumentParser):
-    """Shows the user's arguments as escapes, where they would control the terminal."""
-
-    def print_help(self, file=None):
-        # argparse would ignore a stdout that cannot be written.
-        print(self.format_help(), end='', file=file)
-
-    def error(self, message):
-        argparse.ArgumentParser.error(self, terminal.visible(message))
-
-
-class _Version(argparse.Action):
-    """Prints the version, or raises if stdout cannot be written; argparse would ignore that."""
-
-    def __init__(self, option_strings, dest, version):
-        argparse.Action.__init__(
-            self, option_strings, argparse.SUPPRESS, nargs=0, help='print the version'
-        )
-        self._version = version
-
-    def __call__(self, parser, namespace, values, option_string=None):
-        print('slimguard ' + self._version)
-        parser.exit()
-
-
 def make(version: str) -> Parsers:
     """Makes the parsers; `version` is slimguard's."""
-    parser = _Parser(
+    parser = argparse.ArgumentParser(
         prog='slimguard',
         description='Guards training with TensorFlow 1 graphs and sessions against NaN and Inf.',
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument('--version', action=_Version, version=version)
+    parser.add_argument('--version', action='version', version='slimguard ' + version)
     commands = parser.add_subparsers(dest='command', metavar='COMMAND')
     run = commands.add_parser(
         'run',
@@ -148,14 +120,6 @@ def check_script(script: Sequence[str], parser: argparse.ArgumentParser) -> None
         parser.error('the folder %r has no __main__.py to run' % script[0])
 
 
-def _with_known(unknown: Sequence[str], parser: argparse.ArgumentParser) -> str:
-    """The unknown arguments, and the known option whose name is nearest to the first one."""
-    known = sorted(set(re.findall(r'--\w+', parser.format_help())))
-    near = difflib.get_close_matches(_name_of(unknown[0]), known, 1, 0.7)
-    told = ' '.join(unknown)
-    return '%s; did you mean %s?' % (told, near[0]) if near else told
-
-
 def _name_of(argument: str) -> str:
     return _underscored(argument).partition('=')[0]
 
@@ -203,7 +167,7 @@ def _add_run_options(run: argparse.ArgumentParser) -> FrozenSet[str]:
         run.add_argument(
             '--max_bundles',
             metavar='N',
-            type=arguments.count,
+            type=arguments.whole(1),
             default=5,
             help='keep at most N bundles in one folder; 5 by default',
         ),
@@ -225,7 +189,7 @@ def _add_run_options(run: argparse.ArgumentParser) -> FrozenSet[str]:
         run.add_argument(
             '--history',
             metavar='N',
-            type=arguments.number,
+            type=arguments.whole(0),
             default=200,
             help='a bundle has the loss and the gradient norms of the last N steps; 200 by '
             'default, 0 for none',
@@ -312,7 +276,7 @@ def _add_replay(commands) -> None:
     replay.add_argument(
         '--without',
         metavar='ROW',
-        type=arguments.row,
+        type=arguments.whole(0),
         help='run it once more without this row of the batch, and say whether the rest is clean',
     )
 

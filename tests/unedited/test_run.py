@@ -46,22 +46,18 @@ finally:
         ('run --preemption_seconds 0 x.py', "expected a positive finite number, not '0'"),
         ('run --capture=maybe x.py', "'maybe'"),
         ('run --max-bundles=0 x.py', "expected a whole number, 1 or more, not '0'"),
-        ('run --tf2 x.py', 'unrecognized arguments: --tf2; did you mean --tf1?'),
-        ('run --onnan=skip x.py', 'arguments: --onnan=skip; did you mean --on_nan?'),
         ('run --colour x.py', 'run: error: unrecognized arguments: --colour'),
         ('run --onnan=skip x.py', 'usage: slimguard run [OPTION ...] script.py'),
         ('incidents --everything x', 'usage: slimguard incidents [-h] [--all]'),
         ('run --on_nan ../x.py', "'../x.py'; expected raise"),
-        ('run --on_nan ../x.py', 'The option needs a value before the script'),
-        ('run --spike x.py', 'The option needs a value before the script'),
-        ('run --max_loss x.py', "not 'x.py'. The option needs a value before the script"),
+        ('run --max_loss x.py', "expected a positive finite number, not 'x.py'"),
         ('run --tf1', 'name a script to run, or a module after -m'),
         ('run %s' % os.path.dirname(__file__), 'has no __main__.py to run'),
         ('run nowhere.py', "there is no file 'nowhere.py' to run"),
         ('checkpoints', 'LOGDIR'),
         ('incidents nowhere', "incidents: error: there is no directory 'nowhere'"),
         ('replay', 'BUNDLE'),
-        ('replay --without=-1 x', "expected a row of the batch, 0 or more, not '-1'"),
+        ('replay --without=-1 x', "expected a whole number, 0 or more, not '-1'"),
     ],
 )
 def test_a_usage_error_says_so(arguments, message, capsys):
@@ -94,12 +90,9 @@ def test_an_option_after_the_script_is_the_scripts_and_that_is_said(ours, theirs
     run = forked_python('-m', 'slimguard', *arguments, cwd=str(tmp_path))
     assert run.returncode == 0 and run.stdout.strip() == str(theirs), run.stderr
     lines = [line for line in run.stderr.splitlines() if 'came after the script' in line]
-    assert [line.split()[1] for line in lines[:-1]] == said
+    assert [line.split()[1] for line in lines] == said
     told = 'and was given to it; options for slimguard come before the script'
-    assert all(line.endswith(told) for line in lines[:-1])
-    assert ''.join(lines[-1:]).endswith(
-        '; --on_nan=skip came after the script and was given to it' * len(said)
-    )
+    assert all(line.endswith(told) for line in lines)
 
 
 @pytest.mark.parametrize('script', sorted(SCRIPTS))

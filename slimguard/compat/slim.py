@@ -23,15 +23,12 @@ def import_slim() -> types.ModuleType:
     """Imports TF-Slim: ``tf_slim`` if it is installed, else TensorFlow 1.15's ``tf.contrib.slim``.
 
     Raises:
-      ImportError: if there is neither, or if tf-slim cannot work with this TensorFlow; the message
-        says what to install.
+      ImportError: if there is neither; the message says what to install.
     """
     revive()
-    missing = missing_slim()
-    if missing is not None:
-        raise ImportError('{}: {}. {}'.format(*missing))
     name = _slim_name()
-    assert name is not None  # else it would be missing
+    if name is None:
+        raise ImportError('{}: {}. {}'.format(*NO_SLIM))
     return importlib.import_module(name)
 
 
@@ -43,20 +40,8 @@ def _slim_name() -> Optional[str]:
 
 
 def missing_slim() -> Optional[Missing]:
-    """Why there is no TF-Slim that works with this TensorFlow; None if there is one."""
-    slim = _slim_name()
-    if slim is None:
-        return NO_SLIM
-    if slim == 'tf_slim' and _is_shell_of_contrib() and not has_contrib():
-        why = 'tf-slim 1.0 is made of tf.contrib, which only TensorFlow 1 has'
-        return Missing('tf-slim', why, 'pip install "tf-slim>=1.1"')
-    return None
-
-
-def _is_shell_of_contrib() -> bool:
-    """Whether ``tf_slim`` is version 1.0. Its imports tell: a copy may have no version."""
-    with open(find_spec('tf_slim').origin, encoding='utf-8') as file:
-        return 'from tensorflow.contrib' in file.read()
+    """Why there is no TF-Slim; None if there is one."""
+    return NO_SLIM if _slim_name() is None else None
 
 
 def marks_of(learning: types.ModuleType) -> Tuple[Any, Any]:

@@ -34,6 +34,9 @@ LAYERS = (
 MODE_KEYS = 'tensorflow.python.saved_model.model_utils.mode_keys:EstimatorModeKeys'
 
 
+_CONTROL = 'tensorflow.python.ops.control_flow_ops'
+_SCOPE = 'tensorflow.python.ops.variable_scope'
+
 # The first two columns are the private name, the last one is the public name of the same thing.
 TABLE = (
     # tf-slim 1.0 and 1.1 look where TensorFlow 1.15 has the names; 2.13 and later have moved them.
@@ -43,26 +46,14 @@ TABLE = (
     Row('tensorflow.python.layers.normalization', 'batch_normalization', _NORMALIZATION),
     Row('tensorflow.python.ops.array_ops', 'stack', 'tf.stack'),
     Row('tensorflow.python.ops.array_ops', 'unstack', 'tf.unstack'),
-    Row('tensorflow.python.ops.control_flow_ops', 'Assert', 'tf.compat.v1.Assert'),
-    Row('tensorflow.python.ops.control_flow_ops', 'case', 'tf.compat.v1.case'),
-    Row('tensorflow.python.ops.control_flow_ops', 'cond', 'tf.compat.v1.cond'),
-    Row('tensorflow.python.ops.control_flow_ops', 'while_loop', 'tf.compat.v1.while_loop'),
-    Row(
-        'tensorflow.python.ops.variable_scope',
-        'disable_resource_variables',
-        'tf.compat.v1.disable_resource_variables',
-    ),
-    Row(
-        'tensorflow.python.ops.variable_scope',
-        'enable_resource_variables',
-        'tf.compat.v1.enable_resource_variables',
-    ),
-    Row(
-        'tensorflow.python.ops.variable_scope',
-        'resource_variables_enabled',
-        'tf.compat.v1.resource_variables_enabled',
-    ),
-    Row('tensorflow.python.ops.variable_scope', 'variable', 'tf.compat.v1.Variable'),
+    Row(_CONTROL, 'Assert', 'tf.compat.v1.Assert'),
+    Row(_CONTROL, 'case', 'tf.compat.v1.case'),
+    Row(_CONTROL, 'cond', 'tf.compat.v1.cond'),
+    Row(_CONTROL, 'while_loop', 'tf.compat.v1.while_loop'),
+    Row(_SCOPE, 'disable_resource_variables', 'tf.compat.v1.disable_resource_variables'),
+    Row(_SCOPE, 'enable_resource_variables', 'tf.compat.v1.enable_resource_variables'),
+    Row(_SCOPE, 'resource_variables_enabled', 'tf.compat.v1.resource_variables_enabled'),
+    Row(_SCOPE, 'variable', 'tf.compat.v1.Variable'),
     Row('tensorflow.python.ops.variables', 'VariableV1', 'tf.compat.v1.Variable'),
     # TensorFlow 2.16 and later look for tf.compat.v1.layers in Keras 3, which has none.
     Row('tensorflow.compat.v1', 'layers', LAYERS),

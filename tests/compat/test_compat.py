@@ -22,10 +22,10 @@ VERSION = tuple(int(part) for part in tf.__version__.split('.')[:2])
 tf1 = tf.compat.v1
 
 
-def run_python(code, without=(), path=(), run=python):
+def run_python(code, without=(), run=python):
     """Runs code in a Python of its own, in which some packages cannot be imported."""
     begin = 'import sys\nsys.path[:0] = {!r}\nsys.modules.update(dict.fromkeys({!r}))\n'.format(
-        [*map(str, path), str(ROOT)], list(without)
+        [str(ROOT)], list(without)
     )
     done = run('-c', begin + textwrap.dedent(code))
     assert done.returncode == 0, done.stderr
@@ -285,25 +285,6 @@ def test_without_tf_slim_contrib_serves_or_the_error_says_what_to_install():
     else:
         assert 'pip install tf-slim' in slim
         assert 'pip install tf-slim' in report
-
-
-@pytest.mark.skipif(VERSION < (2, 0), reason='TensorFlow 1 has tf.contrib, tf-slim 1.0 works')
-def test_a_tf_slim_made_of_contrib_is_turned_down_with_the_cure(tmp_path):
-    (tmp_path / 'tf_slim').mkdir()
-    (tmp_path / 'tf_slim' / '__init__.py').write_text('from tensorflow.contrib import losses\n')
-    out = run_beside_tensorflow(
-        """
-        from slimguard import compat
-
-        try:
-            compat.import_slim()
-        except ImportError as error:
-            print(error)
-        print(compat.report())
-        """,
-        path=[tmp_path],
-    )
-    assert out.count('pip install "tf-slim>=1.1"') == 2
 
 
 def test_the_report_shows_versions_and_repairs(slim):

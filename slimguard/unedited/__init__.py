@@ -20,7 +20,6 @@ The files:
     script_summaries.py          scalars where a script writes summaries
     optimizer_notes.py           what the optimizers of a script make
     numeric_checks.py            tf.add_check_numerics_ops leaves out what guards a script
-    seeds.py                     random ops keep the seeds that they have without a gate
     patches.py                   methods of TensorFlow, replaced for a while
     run_options.py               the options of `run`, and what they do to a process
     children.py                  processes that multiprocessing spawns are guarded, too

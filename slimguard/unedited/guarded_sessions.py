@@ -40,7 +40,6 @@ from slimguard.unedited.script_files import ScriptFiles
 from slimguard.unedited.script_session import ScriptSession
 from slimguard.unedited.script_summaries import ScriptSummaries
 from slimguard.unedited.script_watcher import ScriptWatcher, is_of_incident
-from slimguard.unedited.seeds import keep_seeds
 from slimguard.unedited.train_steps import GuardedStep, TrainSteps
 
 _NO_PARTIAL_RUN = (
@@ -123,7 +122,6 @@ class GuardedSessions:
         """Puts guarded methods in the place of TensorFlow's."""
         self._notes.install(patches)
         note_tapes(patches)
-        keep_seeds(patches)
         self._summaries.install(patches)
         self.files.install(patches)
         owner = tf_private.session_class()

@@ -74,14 +74,6 @@ def function_library(graph: tf.Graph) -> Dict[str, Any]:
     return {function.signature.name: function for function in graph_def.library.function}
 
 
-def function_graph(graph: tf.Graph, name: str) -> Optional[tf.Graph]:
-    """The graph that a function of the library was built in; None for one of a `Defun`.
-
-    `Graph._get_function`, and `graph` of its result. A FunctionDef tells less about its ops.
-    """
-    return getattr(graph._get_function(name), 'graph', None)
-
-
 def is_closed(session: tf1.Session) -> bool:
     """Whether a session is closed: `BaseSession._closed`. The public way is to run something."""
     return session._closed

@@ -1,7 +1,8 @@
 """Updates that no optimizer made, such as ``w.assign_sub(rate * gradient)``: `GradientWrites`.
 
 What `tf.gradients` makes knows the op that it is the gradient of. What a `tf.GradientTape` makes
-does not: that is noted when a tape hands it out, from `note_tapes` on.
+does not, nor what is made inside a function: such updates are guarded as whatever else a script
+computes (:mod:`slimguard.unedited.own_updates`).
 """
 
 from typing import Iterable, List, Sequence, Set, Tuple
@@ -12,27 +13,6 @@ from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.graph import TrainOp
 from slimguard.graph.control_flow import SWITCHES
-from slimguard.unedited.patches import Patches, kept_on
-
-
-def note_tapes(patches: Patches) -> None:
-    """Begins to take notes of what every `tf.GradientTape` returns."""
-    for name in ('gradient', 'jacobian', 'batch_jacobian'):
-        patches.wrap(tf.GradientTape, name, _note_gradients)
-
-
-def _note_gradients(original, tape, *args, **kwargs):
-    made = original(tape, *args, **kwargs)
-    if not tf.executing_eagerly():
-        for gradient in tf.nest.flatten(made, expand_composites=True):
-            if isinstance(gradient, tf.Tensor):
-                _taped(gradient.graph).add(gradient.op)
-    return made
-
-
-def _taped(graph: tf.Graph) -> Set[tf.Operation]:
-    """The ops of a graph, or of a function's, that return what a tape has made."""
-    return kept_on(graph, 'taped', set)
 
 
 class GradientWrites:
@@ -79,7 +59,6 @@ class GradientWrites:
         writes = graphs.Writes(self._graph)
         reached = self._of_gradients.add_all(ops)
         found = [op for op in reached if writes.variables(op)]
-        found += [op for op in ops if op not in self._of_gradients and _writes_inside(op, writes)]
         found = [op for op in found if not op.name.startswith(graphs.OURS)]
         found.sort(key=tf_private.number_of)
         self._found.update(found)
@@ -114,9 +93,6 @@ class _OfGradients:
     def __init__(self) -> None:
         self._known: Set[tf.Operation] = set()
 
-    def __contains__(self, op: tf.Operation) -> bool:
-        return op in self._known
-
     def add_all(self, ops: Iterable[tf.Operation]) -> List[tf.Operation]:
         """Takes note of those of `ops`, in the order they were made, that are such; returns them.
 
@@ -131,8 +107,7 @@ class _OfGradients:
         return added
 
     def _is_one(self, op: tf.Operation) -> bool:
-        is_made_so = tf_private.op_that_was_differentiated(op) is not None
-        if is_made_so or op in _taped(op.graph):
+        if tf_private.op_that_was_differentiated(op) is not None:
             return True
         return any(tensor.op in self._known for tensor in _data_of(op))
 
@@ -162,29 +137,3 @@ def _takers(tensor: tf.Tensor) -> List[tf.Operation]:
         return []
     wanted = graphs.key(tensor)
     return [op for op in tensor.consumers() if wanted in map(graphs.key, _data_of(op))]
-
-
-def _writes_inside(op: tf.Operation, writes: graphs.Writes) -> bool:
-    """Whether a function that `op` calls makes a gradient, and writes what it computes of it."""
-    if op.type not in graphs.CALLS or not writes.variables(op):
-        return False
-    return any(_has_gradient_write(op.graph, name, writes, set()) for name in writes.calls(op))
-
-
-def _has_gradient_write(graph: tf.Graph, name: str, writes: graphs.Writes, seen: Set[str]) -> bool:
-    body = None if name in seen else tf_private.function_graph(graph, name)
-    seen.add(name)
-    if body is None:
-        return False
-    # TensorFlow 2.12 does not even know that some placeholders of a function have no inputs.
-    ops = [op for op in body.get_operations() if op.type != 'Placeholder']
-    of_gradients = _OfGradients()
-    of_gradients.add_all(ops)
-    for op in ops:
-        if op.name.startswith(graphs.OURS) or not writes.inputs(op):
-            continue
-        if op in of_gradients:
-            return True
-        if any(_has_gradient_write(body, inner, writes, seen) for inner in writes.calls(op)):
-            return True
-    return False

@@ -32,7 +32,6 @@ from slimguard.training.stop_signals import SECONDS, StopSignals
 from slimguard.training.training import TrainingSettings
 from slimguard.unedited import own_runs
 from slimguard.unedited.ending import Account
-from slimguard.unedited.gradient_writes import note_tapes
 from slimguard.unedited.optimizer_notes import OptimizerNotes
 from slimguard.unedited.patches import Patches, kept_already, kept_on
 from slimguard.unedited.refusals import Refusals
@@ -121,7 +120,6 @@ class GuardedSessions:
     def install(self, patches: Patches) -> None:
         """Puts guarded methods in the place of TensorFlow's."""
         self._notes.install(patches)
-        note_tapes(patches)
         self._summaries.install(patches)
         self.files.install(patches)
         owner = tf_private.session_class()

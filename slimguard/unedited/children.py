@@ -6,8 +6,6 @@ Whatever such a child does, it is guarded only if it imports TensorFlow, and jus
 """
 
 import builtins
-import importlib
-import os
 from multiprocessing import spawn
 from typing import TYPE_CHECKING, Any, Callable, Dict, Tuple
 
@@ -16,12 +14,9 @@ if TYPE_CHECKING:  # it imports TensorFlow, which a child does by itself
 
 # `multiprocessing` sends a child a dictionary; the child reads the keys that it knows.
 _KEY = 'slimguard'
+_TRIGGERS = frozenset(['tensorflow', 'tf_keras', 'tf_slim'])
 # The name with which a fork server is begun, which runs nothing of the script's itself.
 _OF_A_FORK_SERVER = 'ignore'
-# Where slimguard was found. A child may not find it there: the script's folder has taken the place
-# of the one that `python -m slimguard` was started in.
-_HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_TRIGGERS = frozenset(['tensorflow', 'tf_keras', 'tf_slim'])
 
 
 def hand_on(patches: 'Patches', guard: Callable[[], object], note: Callable[[], object]) -> None:
@@ -38,28 +33,10 @@ def hand_on(patches: 'Patches', guard: Callable[[], object], note: Callable[[], 
         data = original(name)
         if name != _OF_A_FORK_SERVER:
             note()
-            data[_KEY] = (_FindsItsParent(), _Guard(guard))  # which are unpickled in this order
+            data[_KEY] = _Guard(guard)
         return data
 
     patches.replace(spawn, 'get_preparation_data', with_guard)
-
-
-class _FindsItsParent:
-    """When a child unpickles it, the child finds the slimguard that its parent has."""
-
-    def __reduce__(self) -> Tuple[Any, ...]:
-        # Nothing of ours can be named before it is found.
-        return exec, (_FIND % (_HOME, __name__),)
-
-
-_FIND = """
-import sys
-sys.path.insert(0, %r)
-try:
-    import %s
-finally:
-    del sys.path[0]
-"""
 
 
 class _Guard:
@@ -73,36 +50,17 @@ class _Guard:
 
 
 def before_tensorflow(guard: Callable[[], object]) -> None:
-    """Has `guard` called when this process first imports TensorFlow, and before that."""
-    _BeforeTensorFlow(guard).install()
+    """Has `guard` called before this process first imports TensorFlow, by a statement."""
+    original, is_done = builtins.__import__, False
 
+    def import_after_guard(name: str, *args: Any, **kwargs: Any) -> Any:
+        nonlocal is_done
+        if is_done or name.partition('.')[0] not in _TRIGGERS:
+            return original(name, *args, **kwargs)
+        is_done = True
+        if builtins.__import__ is import_after_guard:
+            builtins.__import__ = original
+        guard()
+        return builtins.__import__(name, *args, **kwargs)  # may be that of the names of 1
 
-class _BeforeTensorFlow:
-    def __init__(self, guard: Callable[[], object]):
-        self._guard = guard
-        self._import, self._import_module = builtins.__import__, importlib.import_module
-        self._is_done = False
-
-    def install(self) -> None:
-        builtins.__import__ = self._on_statement
-        importlib.import_module = self._on_call
-
-    def _on_statement(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        if self._is_first(name):
-            self._guard_now()
-            return builtins.__import__(name, *args, **kwargs)  # may be that of the names of 1
-        return self._import(name, *args, **kwargs)
-
-    def _on_call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        if self._is_first(name):
-            self._guard_now()
-        return self._import_module(name, *args, **kwargs)
-
-    def _is_first(self, name: str) -> bool:
-        return not self._is_done and name.partition('.')[0] in _TRIGGERS
-
-    def _guard_now(self) -> None:
-        self._is_done = True
-        builtins.__import__ = self._import
-        importlib.import_module = self._import_module
-        self._guard()
+    builtins.__import__ = import_after_guard

@@ -1,17 +1,9 @@
-"""Processes: which are alive, and functions that run in a fork of this one."""
+"""Functions that run in a fork of this process."""
 
 import os
 import traceback
 
 import tensorflow as tf
-
-
-def is_alive(number):
-    try:
-        with open('/proc/%d/stat' % number) as stat:
-            return stat.read().rpartition(')')[2].split()[0] != 'Z'
-    except OSError:
-        return False
 
 
 def in_a_fork(function, *arguments):

@@ -1,17 +1,11 @@
 """Programs that are forked from the template run as in an interpreter of their own."""
 
-import os
-import signal
-import subprocess
 import sys
 import textwrap
-import time
 
 import pytest
 
-from tests.helpers.children import ROOT, environment, forked_python, python
-from tests.helpers.processes import is_alive
-from tests.helpers.template import Forked
+from tests.helpers.children import forked_python, python
 from tests.helpers.user_scripts import SCRIPTS, write_scripts
 
 
@@ -55,36 +49,3 @@ def test_tensorflow_is_there_and_nothing_was_done_with_it():
         """
     eager = 'False' if sys.version_info < (3, 8) else 'True'
     assert forked_python('-c', textwrap.dedent(code)).stdout == eager + ' 0\n7\n'
-
-
-def test_a_session_of_its_own_is_signalled_as_a_group():
-    code = 'import os, time; print(os.getpgid(0) == os.getpid(), flush=True); time.sleep(1000)'
-    with Forked(
-        ['-c', code], environment(), start_new_session=True, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout.readline() == 'True\n'
-        assert process.poll() is None
-        os.killpg(process.pid, signal.SIGTERM)
-        assert process.wait() == -signal.SIGTERM
-
-
-ORPHAN = """
-import time
-from tests.helpers.children import environment
-from tests.helpers.template import Forked
-
-program = ['-c', 'import time; time.sleep(1000)']
-print(Forked(program, environment(), finds='time').pid, flush=True)  # it needs no TensorFlow
-time.sleep(1000)
-"""
-
-
-def test_no_program_outlives_the_tests():
-    with Forked(['-c', ORPHAN], environment(), cwd=str(ROOT), stdout=subprocess.PIPE) as tests:
-        number = int(tests.stdout.readline())
-        assert is_alive(number)
-        tests.kill()
-    deadline = time.time() + 240
-    while is_alive(number) and time.time() < deadline:
-        time.sleep(0.02)
-    assert not is_alive(number)

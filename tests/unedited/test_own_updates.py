@@ -56,11 +56,6 @@ BAD = {'x': (1.0, np.nan)}
 LARGE = {'weight': (1.0, 3e38)}
 
 
-def by_the_batch_in_a_variable(own):
-    """A batch that another run has put there, picked by a counter."""
-    return own.weight.assign_sub(0.1 * own.mean[own.count : own.count + 1] * own.weight)
-
-
 def after_another(own):
     with tf.control_dependencies([own.mean.assign_add(own.x)]):
         return own.weight.assign(own.weight - own.mean)
@@ -95,7 +90,6 @@ def in_a_function(own):
 UPDATES = {
     'a sum': (lambda own: own.mean.assign_add(own.x), BAD),
     'a running mean': (lambda own: own.mean.assign(0.9 * own.mean + 0.1 * own.x), BAD),
-    'a group': (lambda own: tf.group(own.mean.assign(own.mean + own.x)), BAD),
     'rows': (lambda own: tf1.scatter_add(own.mean, [1], own.x[1:]), BAD),
     'a row divided': (
         lambda own: tf1.scatter_div(own.weight, [0], [own.other[0]]),
@@ -113,18 +107,9 @@ UPDATES = {
         lambda own: own.weight.assign(tf.cast(own.wide, tf.float32)),
         {'wide': (1e300, 1.0)},
     ),
-    'a mean of nothing': (
-        lambda own: own.scale.assign(tf.reduce_mean(tf.boolean_mask(own.other, own.other > 1))),
-        {'other': (0.0, 0.0)},
-    ),
-    'a slice': (lambda own: own.weight[:2].assign(own.weight[:2] * 2.0), LARGE),
     'a loss scale': (lambda own: own.scale.assign(2 * own.scale), {'scale': 3e38}),
     'after another': (after_another, BAD),
     'of a value that is written': (of_a_written_value, {'weight': (-1.0, 1.0)}),
-    'a batch in a variable': (
-        by_the_batch_in_a_variable,
-        {'weight': (3e38, 1.0), 'mean': (99, 99)},
-    ),
     'of an integer': (
         lambda own: own.scale.assign(own.mean[0] / tf.cast(1 - own.count, tf.float32)),
         {'count': 1},

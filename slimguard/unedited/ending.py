@@ -3,7 +3,7 @@
 import atexit
 import multiprocessing.util
 import os
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -40,7 +40,6 @@ class Account:
       jump: what a step was that was written and far beyond all before it; '' if none was.
       error: what ended the script; None if it came to its end.
       saved_at_signal: what SIGTERM or Ctrl-C had saved, in words; '' if none came.
-      strays: options that came after the script, and so were the script's.
       has_names_of_1: whether the script has the names of TensorFlow 1, and its graphs.
       children: how many forks of this process there were, and children that it spawned: of all
         these, each is guarded and says so itself.
@@ -64,11 +63,9 @@ class Account:
         self.jump = ''
         self.error: Optional[BaseException] = None
         self.saved_at_signal = ''
-        self.strays: Sequence[str] = ()
         self.has_names_of_1 = False
         self.children = 0
         self.before_first: Callable[[], object] = lambda: None
-        self._others_before = os.times().children_user
 
     def note_steps(self, train_op: str, steps: int) -> None:
         """Notes steps of a guarded train op."""
@@ -92,11 +89,6 @@ class Account:
     def has_trained(self) -> bool:
         """Whether anything is known to have trained, or written so, guarded or not."""
         return bool(self.train_ops or self.refused or self.writing_runs)
-
-    @property
-    def others_computed(self) -> bool:
-        """Whether processes that were started meanwhile, and waited for, may have trained."""
-        return os.times().children_user - self._others_before > _CPU_OF_TENSORFLOW
 
     def note_run(self, train_ops: Sequence[str]) -> None:
         """Notes a guarded run: a step of train ops, or of none, if it only wrote."""
@@ -160,7 +152,7 @@ class Account:
             by_itself = _BY_ITSELF % _counted(self.own_steps, 'step')
         if not self.train_ops and not self.writing_runs:
             nothing = 'nothing here was guarded: %s%s' % (_why_nothing(self), self._saves())
-            return by_itself or nothing + self._strays() + self.see()
+            return by_itself or nothing + self.see()
         steps = sum(self.train_ops.values())
         parts = [texts.listed(list(self.train_ops), _MOST_NAMES)] if self.train_ops else []
         if steps:
@@ -185,9 +177,6 @@ class Account:
             said += '; ' + self.saved_at_signal
         if self.since_nan is not None and self.since_nan <= _SOON:
             said += _ENDED_AT_NAN % ('right' if self.since_nan == 0 else 'one step')
-        if not self.children and self.others_computed:
-            said += '; of other processes that it started, ' + _OTHERS
-        said += self._strays()
         return ('%s; %s' % (said, by_itself) if by_itself else said) + self.see()
 
     def see(self) -> str:
@@ -195,26 +184,17 @@ class Account:
         there = [logdir for logdir in self.logdirs if _has_record(logdir)]
         return '; ' + report_hint(there[0]) if there else ''
 
-    def _strays(self) -> str:
-        if not self.strays:
-            return ''
-        return '; %s came after the script and was given to it' % ' '.join(self.strays)
-
     def _saves(self) -> str:
         """How many saves were refused, and where the records are."""
         said = ''
         if self.refused_saves:
             said += ', %s refused as not finite' % _counted(self.refused_saves, 'save')
             said += ' (%s)' % texts.listed(list(self.not_finite), _MOST_NAMES)
-        kept: List[str] = []
-        lost: List[str] = []
-        for logdir in self.logdirs:
-            folder = os.path.dirname(path_in(logdir))
-            (kept if _has_record(logdir) else lost).append(folder)
-        if kept:
-            said += '; record and bundles: %s' % ', '.join(kept)
-        if lost:
-            said += _IS_LOST % ', '.join(lost)
+        folders = [
+            os.path.dirname(path_in(logdir)) for logdir in self.logdirs if _has_record(logdir)
+        ]
+        if folders:
+            said += '; record and bundles: %s' % ', '.join(folders)
         return said
 
 
@@ -288,7 +268,6 @@ def after_stop(newest: Optional[str]) -> str:
 
 
 _RATE = '; learning rate x%g since the last rollback'
-_IS_LOST = '; NO record is left in %s: it could not be written, or was moved or deleted since'
 # A script may look at a loss one step later.
 _SOON = 1
 _ENDED_AT_NAN = (
@@ -319,15 +298,12 @@ def _why_nothing(seen: Account) -> str:
         return said + _IN_CHILDREN % _counted(seen.children, 'process', 'processes')
     if tf.executing_eagerly():
         said += ': it enabled eager execution' if seen.has_names_of_1 else _IS_EAGER
-    if seen.others_computed:
-        said += '. Other processes may have trained: ' + _OTHERS
-    return said
+    return said + _OTHERS
 
 
-# A process that imports TensorFlow takes more CPU seconds than this, and most others take less.
-_CPU_OF_TENSORFLOW = 0.7
 _OTHERS = (
-    'each is guarded only if run starts it too, or if it is a fork or a child of multiprocessing'
+    '. Another process that it started is guarded only if run starts it too, or if it is a fork or '
+    'a child of multiprocessing'
 )
 _IN_CHILDREN = (
     ' itself. What it started (%s) is guarded as it is, and says itself what it has trained'

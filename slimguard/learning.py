@@ -18,7 +18,9 @@ except ImportError:
     raise
 
 from slimguard import gate as gates
+from slimguard.checkpoints import repair
 from slimguard.checkpoints.finite_saver import FiniteSaver, offer_saver
+from slimguard.checkpoints.rollback import Restorer
 from slimguard.checkpoints.step_turn import taking_turns
 from slimguard.cluster.place import is_remote
 from slimguard.cluster.waiting import Readiness
@@ -30,7 +32,6 @@ from slimguard.incidents.spike import AnySpike
 from slimguard.system import files
 from slimguard.system.log import log
 from slimguard.training import trainable
-from slimguard.training.checkpoint_keeper import CheckpointKeeper
 from slimguard.training.loop import SlimLoop
 from slimguard.training.step_history import STEPS, require_history
 from slimguard.training.step_runner import Schedule
@@ -260,20 +261,20 @@ def train(
     hooks, watcher = with_watcher(hooks or (), on_nan, settings)
     if any(isinstance(hook, tf1.train.CheckpointSaverHook) for hook in hooks):
         offer_saver(graph, saver)
-    keeper = None
+    checkpoints = None
     if is_chief and logdir is not None:
-        keeper = CheckpointKeeper(logdir, saver, global_step)
-        keeper.resume_from_good()
+        checkpoints = Restorer(saver, logdir, global_step)
+        repair.resume_from_good(logdir)
         if summary_writer == _USE_DEFAULT:
             # As the Supervisor's, with a suffix: a SummarySaverHook's might get the same name.
             summary_writer = tf1.summary.FileWriter(logdir, filename_suffix='.train')
     training = Training(
         settings,
         is_open=True,
-        keeper=keeper,
+        checkpoints=checkpoints,
         saver=saver,
         number_of_steps=number_of_steps,
-        summary_writer=None if keeper is None else summary_writer,
+        summary_writer=None if checkpoints is None else summary_writer,
         summary_secs=save_summaries_secs or 0.0,
         is_chief=is_chief,
         is_done=functools.partial(_has_reached, number_of_steps, global_step),
@@ -285,8 +286,8 @@ def train(
     if train_step_fn is _slim.train_step and train_step_kwargs == _USE_DEFAULT:
         schedule = Schedule(number_of_steps, log_every_n_steps, trace_every_n_steps)
     with taking_turns(graph) as turn, handed(hooks, training), training.running():
-        if keeper is not None:
-            keeper.prepare()
+        if checkpoints is not None:
+            saver.prepare()
         with graph.as_default():
             steps = SlimLoop(
                 train_step_fn,
@@ -301,10 +302,10 @@ def train(
             )
             for hook in hooks:
                 hook.begin()
-            own = gates.guard_summary(summary_op, train_op, _USE_DEFAULT) if keeper else None
+            own = gates.guard_summary(summary_op, train_op, _USE_DEFAULT) if checkpoints else None
             turns = in_turns(steps, turn, own)
             with contextlib.ExitStack() as stack, turns as (step, wrap):
-                if keeper is not None or gates.ranks_in(graph).end_together:
+                if checkpoints is not None or gates.ranks_in(graph).end_together:
                     stack.enter_context(training.signals)
                 before_session()
                 loss = _slim_train(
@@ -337,8 +338,8 @@ def train(
                 )
         steps.raise_swallowed()
         watcher.end_job()
-    if keeper is not None:
-        keeper.raise_failure()
+    if checkpoints is not None and saver.failure is not None:
+        raise saver.failure  # the Supervisor has dropped it
     return loss
 
 

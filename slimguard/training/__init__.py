@@ -37,7 +37,6 @@ Around a training:
 
     training.py           what is said of it; captures, signals, progress, the last save
     hook_loop.py          opens that in a loop that knows hooks only
-    checkpoint_keeper.py  resumes, and saves before an error ends it
     stop_signals.py       SIGTERM and Ctrl-C end a training, with everything saved
     progress.py           the progress bar
     occupancy.py          whether another process trains in a logdir

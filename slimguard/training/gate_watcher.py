@@ -156,6 +156,7 @@ class GateWatcher(tf1.train.SessionRunHook):
 
     def before_step(self, session) -> None:
         """The part of `before_run` that a loop needs that does not call `before_run`."""
+        self._training.is_saved = False
         self._preparation.before_step(session)
 
     def before_run(self, run_context):

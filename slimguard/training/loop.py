@@ -107,7 +107,7 @@ class SlimLoop:
 
     def step(self, session, train_op, global_step, train_step_kwargs) -> Tuple[Any, bool]:
         """The step function. Returns the loss of the last good step, and whether to stop."""
-        self._waits_to_start = self._training.is_saved = False
+        self._waits_to_start = False
         incidents = self._watcher.incident_count
         try:
             if self._signals.is_asked or self.coordinator.should_stop():

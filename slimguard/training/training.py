@@ -8,15 +8,20 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
+from slimguard.checkpoints.finite_saver import FiniteSaver
+from slimguard.checkpoints.rollback import Restorer
 from slimguard.checkpoints.snapshots import Snapshots
+from slimguard.diagnosis.disk_room import Room
 from slimguard.diagnosis.evidence import Evidence, collect, require_capture
 from slimguard.graph import op_of
+from slimguard.incidents.history import IS_RUINED
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.incidents.spike import AnySpike, as_spike
 from slimguard.system import files
+from slimguard.system.log import log
 from slimguard.system.numbers import require_bool
-from slimguard.training.checkpoint_keeper import CheckpointKeeper
+from slimguard.training.occupancy import occupied
 from slimguard.training.progress import Progress, progress_bar
 from slimguard.training.step_history import require_history
 from slimguard.training.stop_signals import SECONDS, StopSignals, require_seconds
@@ -71,8 +76,9 @@ class Training:
     Args:
       settings: what the user says.
       is_open: whether who makes it sees to it that it runs.
-      keeper: what keeps its checkpoints; None where this process saves none.
+      checkpoints: saves the last good state; None where this process saves none.
       saver: what restores them; None for the graph's.
+      bundles_in: where bundles are, and the record; by default beside the checkpoints.
       number_of_steps: the global step at which the progress bar is full, or None.
       evidence: by gate, what captures and examines its bad steps; it may grow.
       summary_writer: the `FileWriter` of its summaries, or None.
@@ -97,8 +103,9 @@ class Training:
         self,
         settings: TrainingSettings = DEFAULTS,
         is_open: bool = False,
-        keeper: Optional[CheckpointKeeper] = None,
+        checkpoints: Optional[Restorer] = None,
         saver: Optional[tf1.train.Saver] = None,
+        bundles_in: Optional[str] = None,
         number_of_steps: Optional[int] = None,
         evidence: Optional[Dict[gates.Gate, Evidence]] = None,
         summary_writer: Any = None,
@@ -111,7 +118,7 @@ class Training:
     ):
         self.settings = settings
         self.is_open = is_open
-        self.keeper = keeper
+        self.checkpoints = checkpoints
         self.saver = saver
         self._number_of_steps = number_of_steps
         self.evidence: Dict[gates.Gate, Evidence] = {} if evidence is None else evidence
@@ -124,15 +131,18 @@ class Training:
         self.loss: Any = None
         self.is_saved = False
         self._compares_losses = False
-        self._bundles = (None, None) if keeper is None else (keeper.bundles_in, keeper.room)
+        self._bundles_in = self._room = None
+        if checkpoints is not None and isinstance(saver, FiniteSaver):
+            self._bundles_in = bundles_in or checkpoints.logdir
+            self._room = Room(checkpoints.logdir, saver)
 
     def capture(self, *found: gates.Gate) -> None:
         """Has the bad steps of gates captured, from their next step on."""
         for gate in dict.fromkeys(found):
             graph = op_of(gate.train_op).graph
             if self.settings.capture and gate not in self.evidence and not graph.finalized:
-                most, (folder, room) = self.settings.max_bundles, self._bundles
-                collect(self.evidence, gate, folder, most, room)
+                most = self.settings.max_bundles
+                collect(self.evidence, gate, self._bundles_in, most, self._room)
 
     def snapshots(
         self, graph: tf.Graph, most: int, has_unlisted: bool = False, is_shared: bool = False
@@ -145,8 +155,8 @@ class Training:
     def running(self) -> Iterator[None]:
         """While it runs, its logdir is taken and its progress shown; then captures are closed."""
         with contextlib.ExitStack() as stack:
-            if self.keeper is not None:
-                stack.enter_context(self.keeper.keeping())
+            if self.checkpoints is not None and self._bundles_in == self.checkpoints.logdir:
+                stack.enter_context(occupied(self.checkpoints.logdir))
             for evidence in self.evidence.values():
                 stack.callback(evidence.close)
             bar = progress_bar(self.settings.progress, self._number_of_steps)
@@ -160,7 +170,6 @@ class Training:
 
     def asking(self, args: tf1.train.SessionRunArgs, losses: Sequence[tf.Tensor]) -> Any:
         """What a watcher asks for in a step: `args`, and the loss where that is to be known."""
-        self.is_saved = False
         if losses and (self._compares_losses or self.is_progress_due()):
             return args._replace(fetches=_Fetched(args.fetches, losses[0]))
         return args
@@ -207,9 +216,33 @@ class Training:
 
     def save(self, session, incident: Optional[Incident] = None) -> None:
         """Saves the last good state, as an incident or an interrupt ends the training."""
-        if self.keeper is not None:
-            self.keeper.save(session, incident)
-            self.is_saved = True
+        if self.checkpoints is None:
+            return
+        self.is_saved = True
+        if incident is not None and not incident.held:
+            return  # the bad update is in memory
+        try:
+            if incident is not None and IS_RUINED in incident.reason:
+                newest = self.checkpoints.published()
+                if newest is not None:
+                    log().warning(_IS_RUINED, newest)
+                    return
+            saved = self.checkpoints.save_last(session)
+        except Exception as error:  # whatever it is, it must not hide the incident
+            log().error('the last good state could not be saved: %s', error)
+            return
+        if saved is not None and incident is not None:
+            log().warning(SAVED, saved)
+        elif saved is None and not gates.ranks_in(session.graph).rank:  # else another rank saves
+            why = self.checkpoints.why_not_saved
+            log().warning('the last good state is not saved: %s.', why)
+
+
+SAVED = 'the last good state is saved: %s'
+_IS_RUINED = (
+    'the state of the last good step is not saved, as its weights are ruined; a restart '
+    'begins at %s.'
+)
 
 
 class _Fetched(NamedTuple):

@@ -29,7 +29,7 @@ from slimguard.training import step_counters
 from slimguard.training.inner_feeds import InnerFeeds
 from slimguard.training.step_history import STEPS
 from slimguard.training.stop_signals import SECONDS, StopSignals
-from slimguard.training.training import TrainingSettings
+from slimguard.training.training import Training, TrainingSettings
 from slimguard.unedited import own_runs
 from slimguard.unedited.ending import Account
 from slimguard.unedited.gradient_writes import note_tapes
@@ -37,6 +37,7 @@ from slimguard.unedited.optimizer_notes import OptimizerNotes
 from slimguard.unedited.patches import Patches, kept_already, kept_on
 from slimguard.unedited.refusals import Refusals
 from slimguard.unedited.script_files import ScriptFiles
+from slimguard.unedited.script_saves import ScriptRestorer
 from slimguard.unedited.script_session import ScriptSession
 from slimguard.unedited.script_summaries import ScriptSummaries
 from slimguard.unedited.script_watcher import ScriptWatcher, is_of_incident
@@ -106,7 +107,7 @@ class GuardedSessions:
         self.files = ScriptFiles(settings.logdir, self._lock, self.seen)
         self._settings = settings
         seconds = settings.preemption_seconds
-        self._signals = StopSignals(self.files.save_at_signal, seconds, loop_asks=False)
+        self._signals = StopSignals(self._save_last, seconds, loop_asks=False)
         self._notes = OptimizerNotes()
         self._summaries = ScriptSummaries()
         self._sessions: Any = weakref.WeakKeyDictionary()  # the ScriptSession of each
@@ -301,16 +302,22 @@ class GuardedSessions:
         with self._lock, self._inside:
             found = self._sessions.get(session)
             if found is None:
-                evidence = _evidence_of(session.graph)
-                asked = self._settings
-                told = TrainingSettings(capture=False, spike=asked.spike, history=asked.history)
-                watcher = ScriptWatcher(
-                    *(self._settings.on_nan, self.files, evidence, self._note_incidents, told),
-                    self._summaries.of(session),
-                    self.seen.note_jump,
+                graph, asked = session.graph, self._settings
+                training = Training(
+                    TrainingSettings(capture=False, spike=asked.spike, history=asked.history),
+                    is_open=True,
+                    checkpoints=ScriptRestorer(self.files.saves_of(graph), graph),
+                    evidence=_evidence_of(graph),
+                    joins_job=False,
+                    guards_beside=True,
                 )
+                told = self.files, self._note_incidents, self._summaries.of(session)
+                watcher = ScriptWatcher(asked.on_nan, training, *told, self.seen.note_jump)
                 found = self._sessions[session] = ScriptSession(session, run, watcher)
             return found
+
+    def _save_last(self, session) -> None:
+        self._sessions[session].training.save(session)
 
     def _note_incidents(self, incidents: Sequence[Incident], logdir: Optional[str]) -> None:
         last = incidents[-1]  # all of them are of one batch

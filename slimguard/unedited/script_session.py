@@ -23,11 +23,16 @@ _UNKNOWN = None, None, -1
 
 
 class ScriptSession(HookedSession):
-    """A session of the script, and what watches its steps."""
+    """A session of the script, and what watches its steps.
+
+    Attributes:
+      training: what is done for the training besides its steps.
+    """
 
     def __init__(self, session, run: Callable, watcher: ScriptWatcher):
         HookedSession.__init__(self, _OfTensorFlow(session, run), [watcher])
         self._watcher = watcher
+        self.training = watcher.training
         # What replaced a session's `run` is not to be gone past.
         is_own = tf_callers.is_method_of_sessions(run)
         self._runs = PreparedRuns(run_of_session, MOST_KINDS if is_own else 0)

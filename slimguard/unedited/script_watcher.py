@@ -1,30 +1,25 @@
 """The watcher of a session whose loop knows nothing of it: :class:`ScriptWatcher`."""
 
 import threading
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
-from slimguard.diagnosis.evidence import Evidence
 from slimguard.incidents.fallback_chain import FallbackChain
-from slimguard.incidents.history import IS_RUINED
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.journal import Journal
-from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.incidents.policy_language import OnNan
 from slimguard.system import terminal
-from slimguard.system.log import log
 from slimguard.training.back_off import BackOff, warn_of_another_policy
-from slimguard.training.checkpoint_keeper import NOT_SAVED
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.incident_reading import Reading
 from slimguard.training.recovery import Recovery
-from slimguard.training.training import Training, TrainingSettings
+from slimguard.training.training import Training
 from slimguard.unedited import own_runs
 from slimguard.unedited.ending import after_stop
-from slimguard.unedited.script_files import ScriptFiles, ScriptRestorer
+from slimguard.unedited.script_files import ScriptFiles
 
 
 def stop_error(incident: Incident) -> tf.errors.OutOfRangeError:
@@ -69,30 +64,29 @@ class ScriptWatcher(GateWatcher):
 
     Args:
       on_nan: what happens after a bad step.
+      training: what is known of the training; its evidence may grow.
       script_files: where the script keeps its checkpoints.
-      evidence: by gate, what examines its bad steps; it may grow.
       on_incidents: called with the incidents of one run, and the logdir with their record, or None
         where another rank keeps it; the last of them was acted on.
-      settings: what is asked of the rest.
       summaries: as `Histories.summaries`.
       note_jump: as `Histories.note_jump`.
 
     Attributes:
+      training: as given.
       recorded_in: the logdir with the record; None while there is none.
     """
 
     def __init__(
         self,
         on_nan: OnNan,
+        training: Training,
         script_files: ScriptFiles,
-        evidence: Dict[gates.Gate, Evidence],
         on_incidents: Callable[[Sequence[Incident], Optional[str]], None],
-        settings: TrainingSettings,
         summaries: Callable[[str], Any],
         note_jump: Callable[[str], None],
     ):
         self._files = script_files
-        self._evidence = evidence
+        self.training = training
         self._on_incidents = on_incidents
         self._summaries = summaries
         self._note_jump = note_jump
@@ -101,10 +95,8 @@ class ScriptWatcher(GateWatcher):
         self._policies: Optional[FallbackChain] = None
         self._recovery: Optional[Recovery] = None
         self._acting = threading.RLock()  # threads of a script may train in one session
-        GateWatcher.__init__(self, on_nan, settings=settings)
-        self.join(
-            Training(settings, is_open=True, evidence=evidence, joins_job=False, guards_beside=True)
-        )
+        GateWatcher.__init__(self, on_nan, settings=training.settings)
+        self.join(training)
 
     def begin(self):
         self._training = self._joined
@@ -120,7 +112,7 @@ class ScriptWatcher(GateWatcher):
         else:
             of_rate = self._files.folders.of_learning_rate
             back_off = BackOff(rates, lambda: of_rate(graph), self._ranks)
-        restorer = ScriptRestorer(self._files, graph)
+        restorer = self.training.checkpoints
         snapshots = self._training.snapshots(
             graph, policies.snapshots, True, self._ranks.are_several
         )
@@ -159,17 +151,10 @@ class ScriptWatcher(GateWatcher):
             own_runs.require_finite_before(run_context.session, reading.gate)
         with self._acting:
             logdir = self._keep_record(run_context.session.graph)
-            for each in list(self._evidence.values()):  # another thread may add to them
+            for each in list(self.training.evidence.values()):  # another thread may add to them
                 if logdir is not None:
                     each.keep_in(logdir)
             try:
                 GateWatcher.handle(self, run_context, reading, *beside)
-            except NanLossError as error:
-                known = self._files.checkpoints(run_context.session.graph)
-                if IS_RUINED in error.incident.reason and known:
-                    log().warning(NOT_SAVED, known[0].prefix)
-                else:
-                    self._files.save_quietly(run_context.session)
-                raise
             finally:
                 self._on_incidents(self.incidents[-1 - len(beside) :], logdir)

@@ -6,7 +6,7 @@ Every other name of the installed `slim.learning` is here as it is there, so tha
 
 import contextlib
 import functools
-from typing import Any, Callable, Optional, Sequence, cast
+from typing import Any, Callable, Optional, Sequence, Tuple, cast
 
 from slimguard import compat
 
@@ -32,6 +32,7 @@ from slimguard.incidents.spike import AnySpike
 from slimguard.system import files
 from slimguard.system.log import log
 from slimguard.training import trainable
+from slimguard.training.history_summaries import summaries_in
 from slimguard.training.loop import SlimLoop
 from slimguard.training.step_history import STEPS, require_history
 from slimguard.training.step_runner import Schedule
@@ -268,14 +269,15 @@ def train(
         if summary_writer == _USE_DEFAULT:
             # As the Supervisor's, with a suffix: a SummarySaverHook's might get the same name.
             summary_writer = tf1.summary.FileWriter(logdir, filename_suffix='.train')
+    writer = None if checkpoints is None else summary_writer
     training = Training(
         settings,
         is_open=True,
         checkpoints=checkpoints,
         saver=saver,
         number_of_steps=number_of_steps,
-        summary_writer=None if checkpoints is None else summary_writer,
-        summary_secs=save_summaries_secs or 0.0,
+        summary_writer=writer,
+        summaries=summaries_in(writer, save_summaries_secs),
         is_chief=is_chief,
         is_done=functools.partial(_has_reached, number_of_steps, global_step),
     )
@@ -343,7 +345,7 @@ def train(
     return loss
 
 
-def _step_and_saver(graph: tf.Graph, global_step, saver, logdir: Optional[str]):
+def _step_and_saver(graph: tf.Graph, global_step, saver, logdir: Optional[str]) -> Tuple[Any, Any]:
     """The global step, made if None; with a logdir a `FiniteSaver`, around the user's saver if any.
 
     slim makes both too late: the gate reads the step, and we save before an error leaves.

@@ -82,7 +82,7 @@ class Training:
       number_of_steps: the global step at which the progress bar is full, or None.
       evidence: by gate, what captures and examines its bad steps; it may grow.
       summary_writer: the `FileWriter` of its summaries, or None.
-      summary_secs: how often summaries are written to it, in seconds; 0 for never.
+      summaries: as `Histories.summaries`, where it is known who writes them.
       is_chief: whether this process is the chief; None for what the name of its device says.
       joins_job: whether the process takes part in its job, if there is one.
       is_done: whether, in a session, there is nothing more to do.
@@ -109,7 +109,7 @@ class Training:
         number_of_steps: Optional[int] = None,
         evidence: Optional[Dict[gates.Gate, Evidence]] = None,
         summary_writer: Any = None,
-        summary_secs: float = 0.0,
+        summaries: Optional[Callable[[str], Any]] = None,
         is_chief: Optional[bool] = None,
         joins_job: bool = True,
         is_done: Callable[[Any], bool] = lambda session: False,
@@ -122,7 +122,7 @@ class Training:
         self.saver = saver
         self._number_of_steps = number_of_steps
         self.evidence: Dict[gates.Gate, Evidence] = {} if evidence is None else evidence
-        self.summary_writer, self.summary_secs = summary_writer, summary_secs
+        self.summary_writer, self.summaries = summary_writer, summaries
         self.is_chief, self.joins_job, self.is_done = is_chief, joins_job, is_done
         self.runs_at_once = runs_at_once
         self.guards_beside = guards_beside

@@ -304,15 +304,18 @@ class GuardedSessions:
             if found is None:
                 graph, asked = session.graph, self._settings
                 training = Training(
-                    TrainingSettings(capture=False, spike=asked.spike, history=asked.history),
+                    TrainingSettings(
+                        ends_job=False, capture=False, spike=asked.spike, history=asked.history
+                    ),
                     is_open=True,
                     checkpoints=ScriptRestorer(self.files.saves_of(graph), graph),
                     evidence=_evidence_of(graph),
+                    summaries=self._summaries.of(session),
                     joins_job=False,
                     guards_beside=True,
                 )
-                told = self.files, self._note_incidents, self._summaries.of(session)
-                watcher = ScriptWatcher(asked.on_nan, training, *told, self.seen.note_jump)
+                told = self.files, self._note_incidents, self.seen.note_jump
+                watcher = ScriptWatcher(asked.on_nan, training, *told)
                 found = self._sessions[session] = ScriptSession(session, run, watcher)
             return found
 

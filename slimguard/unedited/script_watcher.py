@@ -4,15 +4,12 @@ import threading
 from typing import Any, Callable, Optional, Sequence
 
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
-from slimguard import gate as gates
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.incident import Incident
-from slimguard.incidents.journal import Journal
 from slimguard.incidents.policy_language import OnNan
 from slimguard.system import terminal
-from slimguard.training.back_off import BackOff, warn_of_another_policy
+from slimguard.training.back_off import back_off_in
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.incident_reading import Reading
 from slimguard.training.recovery import Recovery
@@ -68,7 +65,6 @@ class ScriptWatcher(GateWatcher):
       script_files: where the script keeps its checkpoints.
       on_incidents: called with the incidents of one run, and the logdir with their record, or None
         where another rank keeps it; the last of them was acted on.
-      summaries: as `Histories.summaries`.
       note_jump: as `Histories.note_jump`.
 
     Attributes:
@@ -82,45 +78,31 @@ class ScriptWatcher(GateWatcher):
         training: Training,
         script_files: ScriptFiles,
         on_incidents: Callable[[Sequence[Incident], Optional[str]], None],
-        summaries: Callable[[str], Any],
         note_jump: Callable[[str], None],
     ):
         self._files = script_files
         self.training = training
         self._on_incidents = on_incidents
-        self._summaries = summaries
         self._note_jump = note_jump
         self.recorded_in: Optional[str] = None
-        self._journal = Journal()
-        self._policies: Optional[FallbackChain] = None
-        self._recovery: Optional[Recovery] = None
         self._acting = threading.RLock()  # threads of a script may train in one session
         GateWatcher.__init__(self, on_nan, settings=training.settings)
         self.join(training)
 
     def begin(self):
-        self._training = self._joined
-        policies = self._policies = FallbackChain(self.on_nan, self._otherwise)
-        graph = tf1.get_default_graph()
-        self._ranks = gates.ranks_in(graph)
-        self._journal = Journal(is_elsewhere=self._ranks.rank > 0)
-        # A watcher comes with the first step; the graph was made ready before that.
-        rates = gates.learning_rates_of(graph)
-        back_off = None
-        if rates is None:
-            warn_of_another_policy(self._files.folders.of_learning_rate(graph))
-        else:
-            of_rate = self._files.folders.of_learning_rate
-            back_off = BackOff(rates, lambda: of_rate(graph), self._ranks)
-        restorer = self.training.checkpoints
-        snapshots = self._training.snapshots(
-            graph, policies.snapshots, True, self._ranks.are_several
-        )
-        self._recovery = Recovery(restorer, snapshots, back_off)
-        self._handle_with(policies, self._journal, self._recovery)
-        self.histories.summaries = self._summaries
+        GateWatcher.begin(self)
         self.histories.spike_in_words = 'spike=True, or --spike=default of run,'
         self.histories.note_jump = self._note_jump
+
+    def _find_directory(self, policies: FallbackChain, dirs: Sequence[str]) -> None:
+        """It is known later: see `_keep_record`."""
+
+    def _make_recovery(self, graph: tf.Graph, policies: FallbackChain) -> Recovery:
+        of_rate, are_several = self._files.folders.of_learning_rate, self._ranks.are_several
+        smaller = back_off_in(graph, policies, lambda: of_rate(graph), False, self._ranks)
+        snapshots = self._training.snapshots(graph, policies.snapshots, True, are_several)
+        assert self.training.checkpoints is not None
+        return Recovery(self.training.checkpoints, snapshots, smaller)
 
     def before_step(self, session) -> None:
         GateWatcher.before_step(self, session)
@@ -141,8 +123,7 @@ class ScriptWatcher(GateWatcher):
         return self.recorded_in
 
     def end(self, session):
-        if self._policies is not None:
-            self._policies.tell()  # of all sessions together it is told elsewhere
+        self._policies.tell()  # of all sessions together it is told elsewhere
         self.histories.take_last_words()  # as well
         GateWatcher.end(self, session)
 

@@ -26,7 +26,7 @@ from slimguard.incidents.policy_language import OnNan, fallbacks_of
 from slimguard.incidents.spike import Spike
 from slimguard.system.log import log
 from slimguard.training import step_counters
-from slimguard.training.inner_feeds import InnerFeeds
+from slimguard.training.run_kinds import inner_feeds
 from slimguard.training.step_history import STEPS
 from slimguard.training.stop_signals import SECONDS, StopSignals
 from slimguard.training.training import Training, TrainingSettings
@@ -154,30 +154,21 @@ class GuardedSessions:
         if self._inside:
             return original(session, fetches, feed_dict, options, run_metadata)
         self._summaries.note_run(session)
-        fed = self._fed_within(session.graph, feed_dict) if feed_dict else ()
-        watched = self._sessions.get(session)
-        step = None if fed or watched is None else watched.known_step(fetches)
-        is_known = step is not None
-        if step is None:
-            step = own_runs.step_of(self._step_of, session, fetches, fed)
-            self.seen.runs += step is None
-            if step is None or step.is_watched:
-                self.seen.own_steps += step is not None
-                return original(session, fetches, feed_dict, options, run_metadata)
+        fed = self._fed_within(session.graph, feed_dict)
+        step = own_runs.step_of(self._step_of, session, fetches, fed)
+        self.seen.runs += step is None
+        if step is None or step.is_watched:
+            self.seen.own_steps += step is not None
+            return original(session, fetches, feed_dict, options, run_metadata)
         incidents = self.seen.incidents
         try:
-            if watched is None or not is_known:
-                watched = self._watched(session, original, step)
-                if not fed and isinstance(fetches, (tf.Tensor, tf.Operation)):
-                    watched.note_step(fetches, step, self._prepare(session.graph).version)
+            watched = self._watched(session, original, step)
             self._signals = self._signals.entered()
             given = step, feed_dict, options, run_metadata
             run_step = functools.partial(self._run_counted, watched.run_step)
             values = self._signals.run_step(session, run_step, *given)
         except own_runs.HeldBeforeError as error:
             own_runs.leave_alone(session, step, error, self._refusals)
-            if watched is not None:
-                watched.forget_steps()
             return original(session, fetches, feed_dict, options, run_metadata)
         except Exception as error:
             if not is_of_incident(error):
@@ -265,8 +256,10 @@ class GuardedSessions:
 
     def _fed_within(self, graph: tf.Graph, feed_dict: Any) -> Sequence[tf.Tensor]:
         """The tensors computed within a step that a run feeds."""
+        if not feed_dict:
+            return ()
         with self._lock:
-            return kept_on(graph, 'inner_feeds', lambda: InnerFeeds(graph)).of(feed_dict)
+            return inner_feeds(graph, feed_dict)
 
     def _prepare(self, graph: tf.Graph) -> TrainSteps:
         with self._lock, self._inside:

@@ -38,7 +38,6 @@ from slimguard.training.step_history import STEPS, require_history
 from slimguard.training.step_runner import Schedule
 from slimguard.training.stop_signals import SECONDS
 from slimguard.training.training import Training, TrainingSettings
-from slimguard.training.turns import in_turns
 from slimguard.training.watchers import handed, with_watcher
 
 _slim = compat.import_slim().learning
@@ -279,7 +278,6 @@ def train(
         summary_writer=writer,
         summaries=summaries_in(writer, save_summaries_secs),
         is_chief=is_chief,
-        is_done=functools.partial(_has_reached, number_of_steps, global_step),
     )
     training.capture(*gates.gates_of(graph).values())
     before_session = _wait_for_chief(graph, master, is_chief, session_config)
@@ -291,6 +289,9 @@ def train(
         if checkpoints is not None:
             saver.prepare()
         with graph.as_default():
+            for hook in hooks:
+                hook.begin()
+            own = gates.guard_summary(summary_op, train_op, _USE_DEFAULT) if checkpoints else None
             steps = SlimLoop(
                 train_step_fn,
                 session_wrapper,
@@ -301,19 +302,17 @@ def train(
                 schedule=schedule,
                 before_session=before_session,
                 note_session=functools.partial(_tell_if_complete, number_of_steps, global_step),
+                turn=turn,
+                summary_op=own,
             )
-            for hook in hooks:
-                hook.begin()
-            own = gates.guard_summary(summary_op, train_op, _USE_DEFAULT) if checkpoints else None
-            turns = in_turns(steps, turn, own)
-            with contextlib.ExitStack() as stack, turns as (step, wrap):
+            with contextlib.ExitStack() as stack:
                 if checkpoints is not None or gates.ranks_in(graph).end_together:
                     stack.enter_context(training.signals)
                 before_session()
                 loss = _slim_train(
                     train_op,
                     logdir,
-                    train_step_fn=step,
+                    train_step_fn=turn.stepping(steps.step),
                     train_step_kwargs=train_step_kwargs,
                     log_every_n_steps=log_every_n_steps or 0,
                     graph=graph,
@@ -334,7 +333,7 @@ def train(
                     save_interval_secs=save_interval_secs,
                     sync_optimizer=sync_optimizer,
                     session_config=session_config,
-                    session_wrapper=wrap,
+                    session_wrapper=steps.wrap,
                     trace_every_n_steps=trace_every_n_steps,
                     ignore_live_threads=ignore_live_threads,
                 )
@@ -363,10 +362,6 @@ def _wait_for_chief(graph: tf.Graph, master: str, is_chief: bool, config) -> Cal
     if is_chief or not is_remote(str(master)):
         return lambda: None
     return functools.partial(Readiness(graph).wait, master, config)
-
-
-def _has_reached(number_of_steps: Optional[int], global_step, session) -> bool:
-    return number_of_steps is not None and session.run(global_step) >= number_of_steps
 
 
 def _tell_if_complete(number_of_steps: Optional[int], global_step, session) -> None:

@@ -27,7 +27,6 @@ The loops:
     gate_step.py          a step of a gate with all that its watchers look at, in one call
     loop.py               the step function and session wrapper for slim.learning.train
     supervisor.py         what that asks of its Supervisor
-    turns.py              slim's loop and the threads that save take turns
     trainable.py          what a train op and its graph have to be
     cell_advice.py        what to do where a cell of a notebook built them twice
     step_runner.py        one step: in one call, or by the step function

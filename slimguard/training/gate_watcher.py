@@ -52,6 +52,9 @@ class GateWatcher(tf1.train.SessionRunHook):
       job: the part that the process takes in a job of several processes, or None.
     """
 
+    # Whether what runs write beside their train op goes through the gate, or is told of, elsewhere.
+    _guards_beside = False
+
     def __init__(
         self,
         on_nan: OnNan = None,
@@ -135,12 +138,12 @@ class GateWatcher(tf1.train.SessionRunHook):
             keep_tokens_open(graph)
 
     def after_create_session(self, session, coord):
-        if self.job is None and self._training.joins_job and not self._ranks.are_several:
+        if self.job is None and self._training.makes_sessions and not self._ranks.are_several:
             self.job = _job_in(session, self._loss, self._training.is_chief, self._directory)
         saves = self.job is None or self.job.is_chief
         if self._loop is not None:
             self._loop.open(session, saves, self._record_unseen, self._handler.close)
-        if self._training.runs_at_once:
+        if self._training.makes_sessions:
             self.runs.watch(session)
         if self.job is not None:
             done, leaving = self._training.is_done, self._record_unseen
@@ -148,7 +151,7 @@ class GateWatcher(tf1.train.SessionRunHook):
             self._handler.join_job(session, self.job.rollbacks)
         elif self._training.is_chief is not False:
             # The first rank's variables come to the others once all hooks have the session.
-            at_once = self._training.runs_at_once and not self._ranks.are_several
+            at_once = self._training.makes_sessions and not self._ranks.are_several
             self._preparation.enter(session, at_once)
 
     def before_step(self, session) -> None:
@@ -282,7 +285,7 @@ class GateWatcher(tf1.train.SessionRunHook):
         refusal = _refusal_without_gate(policies, self.on_nan, self._loss)
         if recovery is not None:
             recovery.take_along(self.histories)
-        sides = self._training.guards_beside, self._loop is not None
+        sides = self._guards_beside, self._loop is not None
         self.runs = WatchedRuns(self._loss, refusal, self._told_by, self.histories, *sides)
 
     def _find_directory(self, policies: FallbackChain, dirs: Sequence[str]) -> Optional[str]:
@@ -310,7 +313,7 @@ class GateWatcher(tf1.train.SessionRunHook):
             smaller = back_off.back_off_in(graph, policies, lambda: directory, False, ranks)
             snapshots = training.snapshots(graph, policies.snapshots, is_shared=True)
             return Recovery(RankRestorer(training.saver, directory), snapshots, smaller)
-        smaller = back_off.back_off_in(graph, policies, lambda: directory, training.joins_job)
+        smaller = back_off.back_off_in(graph, policies, lambda: directory, training.makes_sessions)
         if directory is None or (self._in_force.logdir is None and not may_go_back):
             return None
         saver = training.saver or offer_saver(graph)

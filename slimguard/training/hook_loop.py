@@ -58,7 +58,7 @@ class HookLoop:
         self._closing: Callable[[Any], None] = lambda session: None
         checkpoints = saver = None
         # In a job its place tells who saves; but what is restored first is looked at before.
-        saves = calling.is_chief if handed.joins_job else True
+        saves = calling.is_chief if handed.makes_sessions else True
         saved_to = _saved_to(directory, calling) if _trains(graph) else None
         if saved_to is not None and saves is not False:
             saver = _finite_saver(graph, calling)
@@ -70,9 +70,7 @@ class HookLoop:
             is_open=True,
             checkpoints=checkpoints,
             saver=saver,
-            bundles_in=directory,
-            joins_job=handed.joins_job,
-            runs_at_once=handed.runs_at_once,
+            makes_sessions=handed.makes_sessions,
         )
         self.training.capture(*gates.gates_of(graph).values())
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
+from slimguard import graph as graphs
 from slimguard.checkpoints.finite_saver import FiniteSaver
 from slimguard.checkpoints.rollback import Restorer
 from slimguard.checkpoints.snapshots import Snapshots
@@ -78,19 +79,15 @@ class Training:
       is_open: whether who makes it sees to it that it runs.
       checkpoints: saves the last good state; None where this process saves none.
       saver: what restores them; None for the graph's.
-      bundles_in: where bundles are, and the record; by default beside the checkpoints.
-      number_of_steps: the global step at which the progress bar is full, or None.
+      number_of_steps: the global step at which it ends, or None.
       evidence: by gate, what captures and examines its bad steps; it may grow.
       summary_writer: the `FileWriter` of its summaries, or None.
       summaries: as `Histories.summaries`, where it is known who writes them.
       is_chief: whether this process is the chief; None for what the name of its device says.
-      joins_job: whether the process takes part in its job, if there is one.
-      is_done: whether, in a session, there is nothing more to do.
-      runs_at_once: whether the session may be run as soon as the hooks have it; else its user's
-        first run comes first: what that fetches may have to be made yet, and TensorFlow warns of
-        ops that are made after a run.
-      guards_beside: whether what a run writes beside its train op goes through the gate, or is told
-        of, elsewhere.
+      makes_sessions: whether the loop makes its sessions, so that the process takes part in its
+        job, if there is one, and the session may be run as soon as the hooks have it. Else its
+        user's first run comes first: what that fetches may have to be made yet, and TensorFlow
+        warns of ops that are made after a run.
 
     Attributes:
       signals: hears SIGTERM and Ctrl-C, once it is entered.
@@ -105,16 +102,12 @@ class Training:
         is_open: bool = False,
         checkpoints: Optional[Restorer] = None,
         saver: Optional[tf1.train.Saver] = None,
-        bundles_in: Optional[str] = None,
         number_of_steps: Optional[int] = None,
         evidence: Optional[Dict[gates.Gate, Evidence]] = None,
         summary_writer: Any = None,
         summaries: Optional[Callable[[str], Any]] = None,
         is_chief: Optional[bool] = None,
-        joins_job: bool = True,
-        is_done: Callable[[Any], bool] = lambda session: False,
-        runs_at_once: bool = True,
-        guards_beside: bool = False,
+        makes_sessions: bool = True,
     ):
         self.settings = settings
         self.is_open = is_open
@@ -123,9 +116,7 @@ class Training:
         self._number_of_steps = number_of_steps
         self.evidence: Dict[gates.Gate, Evidence] = {} if evidence is None else evidence
         self.summary_writer, self.summaries = summary_writer, summaries
-        self.is_chief, self.joins_job, self.is_done = is_chief, joins_job, is_done
-        self.runs_at_once = runs_at_once
-        self.guards_beside = guards_beside
+        self.is_chief, self.makes_sessions = is_chief, makes_sessions
         self.signals = StopSignals(self.save, settings.preemption_seconds)
         self.progress: Optional[Progress] = None
         self.loss: Any = None
@@ -133,7 +124,8 @@ class Training:
         self._compares_losses = False
         self._bundles_in = self._room = None
         if checkpoints is not None and isinstance(saver, FiniteSaver):
-            self._bundles_in = bundles_in or checkpoints.logdir
+            logdir: Any = settings.logdir  # where the record is; a str by now
+            self._bundles_in = logdir or checkpoints.logdir
             self._room = Room(checkpoints.logdir, saver)
 
     def capture(self, *found: gates.Gate) -> None:
@@ -167,6 +159,13 @@ class Training:
                 self.progress = None
 
     # The steps.
+
+    def is_done(self, session) -> bool:
+        """Whether there is nothing more to do, by the number of steps."""
+        step = graphs.global_step(session.graph)
+        if self._number_of_steps is None or step is None:
+            return False
+        return session.run(step) >= self._number_of_steps
 
     def asking(self, args: tf1.train.SessionRunArgs, losses: Sequence[tf.Tensor]) -> Any:
         """What a watcher asks for in a step: `args`, and the loss where that is to be known."""

@@ -204,7 +204,8 @@ class WatchedRuns:
       told_by: gives the tensor to fetch to know of a gate's bad steps, with or without a history;
         and whether what a bad step drew is kept.
       histories: what keeps the last steps of gates.
-      guards_beside: as in `Training`.
+      guards_beside: whether what a run writes beside its train op goes through the gate, or is told
+        of, elsewhere.
       watches_ahead: whether all gates are watched from the start on, as the first run may go past
         the hooks; else only those of what threads run beside the steps.
     """

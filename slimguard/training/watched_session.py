@@ -182,7 +182,7 @@ def watch(
     settings = TrainingSettings(*said, progress, preemption_seconds, spike, history).require()
     hooks, _ = with_watcher(hooks, on_nan, settings)
     # A job may ask for a new session, and nothing here could make one.
-    training = Training(settings, joins_job=False, runs_at_once=False)
+    training = Training(settings, makes_sessions=False)
     # As a MonitoredSession's: it raises whatever a thread reports.
     coordinator = tf1.train.Coordinator(clean_stop_exception_types=[])
     with contextlib.ExitStack() as stack:

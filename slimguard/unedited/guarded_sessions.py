@@ -304,8 +304,7 @@ class GuardedSessions:
                     checkpoints=ScriptRestorer(self.files.saves_of(graph), graph),
                     evidence=_evidence_of(graph),
                     summaries=self._summaries.of(session),
-                    joins_job=False,
-                    guards_beside=True,
+                    makes_sessions=False,
                 )
                 told = self.files, self._note_incidents, self.seen.note_jump
                 watcher = ScriptWatcher(asked.on_nan, training, *told)

@@ -36,6 +36,7 @@ class ScriptSession(HookedSession):
         with session.graph.as_default():
             watcher.begin()
         watcher.after_create_session(self._session, tf1.train.Coordinator())
+        watcher.runs.watch(self._session)
 
     def run_step(self, session, step: GuardedStep, feed_dict, options, run_metadata) -> Any:
         """Runs a step behind its gates, in its turn, and lets the policy act.

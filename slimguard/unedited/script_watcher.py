@@ -72,6 +72,8 @@ class ScriptWatcher(GateWatcher):
       recorded_in: the logdir with the record; None while there is none.
     """
 
+    _guards_beside = True
+
     def __init__(
         self,
         on_nan: OnNan,

@@ -13,6 +13,7 @@ from slimguard import gate as gates
 from slimguard.checkpoints.finite_saver import offer_saver
 from slimguard.checkpoints.first_state import RankRestorer
 from slimguard.checkpoints.rollback import Restorer
+from slimguard.checkpoints.snapshots import Snapshots
 from slimguard.cluster.job import Job, job_of
 from slimguard.cluster.sync_replicas import keep_tokens_open
 from slimguard.compat import tf_callers
@@ -166,10 +167,9 @@ class GateWatcher(tf1.train.SessionRunHook):
         self.before_step(run_context.session)
         run = self.runs.run_for(run_context)
         if run is not None:
-            args = run.args(run_context, self.max_loss_now)
             if self._loop is not None:
                 self._loop.begin_step()
-            return self._training.asking(args, run.losses)
+            return run.args(run_context, self.max_loss_now)
 
     def after_run(self, run_context, run_values):
         found = self._read(run_context, run_values)
@@ -185,11 +185,12 @@ class GateWatcher(tf1.train.SessionRunHook):
 
     def _read(self, run_context, run_values) -> Optional[List[Reading]]:
         """The incidents of a run; None if it is no step of a training that is watched."""
-        results = self._training.answered(run_values)
+        run = self.runs.run_for(run_context)
+        loss = None if run is None else run.loss_in(run_values.results)
+        self._training.loss = loss if loss is not None else self._training.loss
         if self._loop is not None:
             self._loop.end_step(run_context, self.incident_count)
-        run = self.runs.run_for(run_context)
-        return None if run is None else run.read(results, self.max_loss_now, run_context)
+        return run and run.read(run_values.results, self.max_loss_now, run_context)
 
     def end(self, session):
         if self._loop is not None:
@@ -311,13 +312,13 @@ class GateWatcher(tf1.train.SessionRunHook):
             if not may_go_back:
                 return None
             smaller = back_off.back_off_in(graph, policies, lambda: directory, False, ranks)
-            snapshots = training.snapshots(graph, policies.snapshots, is_shared=True)
+            snapshots = Snapshots(graph, policies.snapshots, is_shared=True)
             return Recovery(RankRestorer(training.saver, directory), snapshots, smaller)
         smaller = back_off.back_off_in(graph, policies, lambda: directory, training.makes_sessions)
         if directory is None or (self._in_force.logdir is None and not may_go_back):
             return None
         saver = training.saver or offer_saver(graph)
-        snapshots = training.snapshots(graph, policies.snapshots)
+        snapshots = Snapshots(graph, policies.snapshots)
         return Recovery(Restorer(saver, directory), snapshots, smaller)
 
     def _prepare(self, session) -> None:

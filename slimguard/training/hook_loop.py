@@ -150,7 +150,8 @@ class HookLoop:
         if signals.is_asked:
             signals.tell_saving()
             run_context.request_stop()
-        if self.training.is_progress_due():
+        progress = self.training.progress
+        if progress is not None and progress.is_due():
             self._show(run_context.session, incidents)
 
     def _show(self, session, incidents: int) -> None:

@@ -1,17 +1,14 @@
 """What a process does for a training besides its steps: :class:`Training`."""
 
 import contextlib
-import math
 from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Sequence
 
-import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.checkpoints.finite_saver import FiniteSaver
 from slimguard.checkpoints.rollback import Restorer
-from slimguard.checkpoints.snapshots import Snapshots
 from slimguard.diagnosis.disk_room import Room
 from slimguard.diagnosis.evidence import Evidence, collect, require_capture
 from slimguard.graph import op_of
@@ -92,7 +89,7 @@ class Training:
     Attributes:
       signals: hears SIGTERM and Ctrl-C, once it is entered.
       progress: where to show how the training goes, while it runs; or None.
-      loss: that of the last step; None where it was not fetched.
+      loss: the last that was finite; None where none is known.
       is_saved: whether the state was saved since the last step began.
     """
 
@@ -121,7 +118,6 @@ class Training:
         self.progress: Optional[Progress] = None
         self.loss: Any = None
         self.is_saved = False
-        self._compares_losses = False
         self._bundles_in = self._room = None
         if checkpoints is not None and isinstance(saver, FiniteSaver):
             logdir: Any = settings.logdir  # where the record is; a str by now
@@ -135,13 +131,6 @@ class Training:
             if self.settings.capture and gate not in self.evidence and not graph.finalized:
                 most = self.settings.max_bundles
                 collect(self.evidence, gate, self._bundles_in, most, self._room)
-
-    def snapshots(
-        self, graph: tf.Graph, most: int, has_unlisted: bool = False, is_shared: bool = False
-    ) -> Snapshots:
-        """What keeps so many states in memory, with their losses; see `Snapshots`."""
-        self._compares_losses = most > 0 and not is_shared
-        return Snapshots(graph, most, has_unlisted, is_shared)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -166,25 +155,6 @@ class Training:
         if self._number_of_steps is None or step is None:
             return False
         return session.run(step) >= self._number_of_steps
-
-    def asking(self, args: tf1.train.SessionRunArgs, losses: Sequence[tf.Tensor]) -> Any:
-        """What a watcher asks for in a step: `args`, and the loss where that is to be known."""
-        if losses and (self._compares_losses or self.is_progress_due()):
-            return args._replace(fetches=_Fetched(args.fetches, losses[0]))
-        return args
-
-    def answered(self, run_values: tf1.train.SessionRunValues) -> Any:
-        """The values for `args`, of what was asked for."""
-        if not isinstance(run_values.results, _Fetched):
-            return run_values.results
-        told, loss = run_values.results
-        if math.isfinite(loss):
-            self.loss = loss
-        return told
-
-    def is_progress_due(self) -> bool:
-        """Whether it is time to show how the training goes."""
-        return self.progress is not None and self.progress.is_due()
 
     # How it ends.
 
@@ -242,10 +212,3 @@ _IS_RUINED = (
     'the state of the last good step is not saved, as its weights are ruined; a restart '
     'begins at %s.'
 )
-
-
-class _Fetched(NamedTuple):
-    """What is fetched in a step whose loss is asked for."""
-
-    told: Any
-    loss: Any

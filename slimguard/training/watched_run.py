@@ -1,9 +1,10 @@
 """A `session.run` as a watcher sees it: its guarded train ops, what to fetch, its incidents."""
 
 import functools
+import math
 import os
 import weakref
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
 
 import numpy as np
 import tensorflow as tf
@@ -39,7 +40,6 @@ class Run:
     Attributes:
       gates: `found`.
       looks_at_loss: whether there is a loss to look at besides.
-      losses: the losses that the gates know, and that one.
     """
 
     def __init__(
@@ -55,19 +55,16 @@ class Run:
         self.looks_at_loss = loss is not None
         self._in_branches = in_branches
         self._all_gates = [*found, *in_branches]
-        self.losses = [each.loss for each in self._all_gates if each.loss is not None]
-        self.losses += [] if loss is None else [loss]
         self._loss = loss
+        known = [each.loss for each in found if each.loss is not None] if loss is None else [loss]
+        self._knows_loss = bool(known)
         self._global_step = graphs.global_step(graph)
         self._session: Callable[[], Any] = lambda: None  # that was watched last
         self._beside = [each for gate in found for each in gate.beside]
         self._histories = [*histories, *(None for _ in in_branches)]
         self._has_limits = any(each is not None and each.spike for each in histories)
         fetches = [*told, *(each.count for each in self._beside)]
-        fetches += [] if loss is None else [loss]
-        # One tensor is fetched sooner than a list of one.
-        self._is_list = len(fetches) != 1
-        self._args = tf1.train.SessionRunArgs(fetches if self._is_list else fetches[0])
+        self._args = tf1.train.SessionRunArgs([*fetches, *known[:1]])
 
     def args(self, run_context, max_loss: Optional[float]) -> tf1.train.SessionRunArgs:
         """What a hook asks for, so that the gates tell it of the step."""
@@ -87,9 +84,12 @@ class Run:
                 feeds.update(limits_of(gate, max_loss, history))
         return self._args._replace(feed_dict=feeds or None)
 
-    def read(self, results: Any, max_loss: Optional[float], run_context) -> List[Reading]:
+    def loss_in(self, values: Sequence[Any]) -> Any:
+        """The loss among the values of one run; None if it is not known, or not finite."""
+        return values[-1] if self._knows_loss and math.isfinite(values[-1]) else None
+
+    def read(self, values: Sequence[Any], max_loss: Optional[float], run_context) -> List[Reading]:
         """The incidents that the values of one run tell of."""
-        values = results if self._is_list else [results]
         found: List[Reading] = []
         for gate, value, history in zip(self.gates, values, self._histories):
             count = value if history is None else value[0]
@@ -229,23 +229,13 @@ class WatchedRuns:
         self._around = _Around()
         self._told_of: Set[str] = set()  # train ops of others, by name
         self._process = os.getpid()
-        self._last: Tuple[Tuple[Any, ...], Optional[Run]] = ((), None)
 
     def run_for(self, run_context) -> Optional[Run]:
         """What to fetch in such a run, or None if it is no step to watch."""
         args = run_context.original_args
         graph = run_context.session.graph
         fed = inner_feeds(graph, args.feed_dict)
-        last, run = self._last  # read at once: threads may train in one session
-        if not fed and any(args is one or args.fetches is one for one in last):
-            return run
-        run = self._runs.of(self._plan, args.fetches, fed, graph)
-        if fed:
-            return run
-        # A list may be another one by the next time, and yet the same object.
-        is_op = isinstance(args.fetches, (tf.Tensor, tf.Operation))
-        self._last = (args, args.fetches) if is_op else (args,), run
-        return run
+        return self._runs.of(self._plan, args.fetches, fed, graph)
 
     def watch(self, session) -> None:
         """Watches what is run before the first step, or beside the steps; called before any run."""

@@ -5,6 +5,7 @@ from typing import Any, Callable, Optional, Sequence
 
 import tensorflow as tf
 
+from slimguard.checkpoints.snapshots import Snapshots
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.policy_language import OnNan
@@ -102,7 +103,7 @@ class ScriptWatcher(GateWatcher):
     def _make_recovery(self, graph: tf.Graph, policies: FallbackChain) -> Recovery:
         of_rate, are_several = self._files.folders.of_learning_rate, self._ranks.are_several
         smaller = back_off_in(graph, policies, lambda: of_rate(graph), False, self._ranks)
-        snapshots = self._training.snapshots(graph, policies.snapshots, True, are_several)
+        snapshots = Snapshots(graph, policies.snapshots, True, are_several)
         assert self.training.checkpoints is not None
         return Recovery(self.training.checkpoints, snapshots, smaller)
 

@@ -11,7 +11,6 @@ The files:
     own_updates.py               updates that it makes of anything else, in runs of their own
     own_runs.py                  what their variables hold ahead of such a run
     refusals.py                  what is said once of what cannot be guarded
-    update_ends.py               what is built around an update, and may be fetched
     script_watcher.py            what watches such a session, and acts by policy
     script_files.py              what a script saves, and where, as it tells TensorFlow
     script_saves.py              a graph's checkpoints: one more, or back to one of them

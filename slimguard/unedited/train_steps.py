@@ -42,8 +42,7 @@ from slimguard.training.run_kinds import RunKinds, are_taken, not_fed
 from slimguard.unedited.gradient_writes import GradientWrites
 from slimguard.unedited.optimizer_notes import OptimizerNotes
 from slimguard.unedited.own_updates import OwnUpdates, written_by, written_in
-from slimguard.unedited.shared_updates import SharedUpdates, each_once, element_key
-from slimguard.unedited.update_ends import ends_of
+from slimguard.unedited.shared_updates import SharedUpdates, each_once, element_key, ends_of
 
 
 class Gated(NamedTuple):

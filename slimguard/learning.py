@@ -6,7 +6,7 @@ Every other name of the installed `slim.learning` is here as it is there, so tha
 
 import contextlib
 import functools
-from typing import Any, Callable, Optional, Sequence, cast
+from typing import Any, Callable, Optional, Sequence, Tuple, cast
 
 from slimguard import compat
 
@@ -18,7 +18,9 @@ except ImportError:
     raise
 
 from slimguard import gate as gates
+from slimguard.checkpoints import repair
 from slimguard.checkpoints.finite_saver import FiniteSaver, offer_saver
+from slimguard.checkpoints.rollback import Restorer
 from slimguard.checkpoints.step_turn import taking_turns
 from slimguard.cluster.place import is_remote
 from slimguard.cluster.waiting import Readiness
@@ -30,13 +32,12 @@ from slimguard.incidents.spike import AnySpike
 from slimguard.system import files
 from slimguard.system.log import log
 from slimguard.training import trainable
-from slimguard.training.checkpoint_keeper import CheckpointKeeper
+from slimguard.training.history_summaries import summaries_in
 from slimguard.training.loop import SlimLoop
 from slimguard.training.step_history import STEPS, require_history
 from slimguard.training.step_runner import Schedule
 from slimguard.training.stop_signals import SECONDS
 from slimguard.training.training import Training, TrainingSettings
-from slimguard.training.turns import in_turns
 from slimguard.training.watchers import handed, with_watcher
 
 _slim = compat.import_slim().learning
@@ -260,23 +261,23 @@ def train(
     hooks, watcher = with_watcher(hooks or (), on_nan, settings)
     if any(isinstance(hook, tf1.train.CheckpointSaverHook) for hook in hooks):
         offer_saver(graph, saver)
-    keeper = None
+    checkpoints = None
     if is_chief and logdir is not None:
-        keeper = CheckpointKeeper(logdir, saver, global_step)
-        keeper.resume_from_good()
+        checkpoints = Restorer(saver, logdir, global_step)
+        repair.resume_from_good(logdir)
         if summary_writer == _USE_DEFAULT:
             # As the Supervisor's, with a suffix: a SummarySaverHook's might get the same name.
             summary_writer = tf1.summary.FileWriter(logdir, filename_suffix='.train')
+    writer = None if checkpoints is None else summary_writer
     training = Training(
         settings,
         is_open=True,
-        keeper=keeper,
+        checkpoints=checkpoints,
         saver=saver,
         number_of_steps=number_of_steps,
-        summary_writer=None if keeper is None else summary_writer,
-        summary_secs=save_summaries_secs or 0.0,
+        summary_writer=writer,
+        summaries=summaries_in(writer, save_summaries_secs),
         is_chief=is_chief,
-        is_done=functools.partial(_has_reached, number_of_steps, global_step),
     )
     training.capture(*gates.gates_of(graph).values())
     before_session = _wait_for_chief(graph, master, is_chief, session_config)
@@ -285,9 +286,12 @@ def train(
     if train_step_fn is _slim.train_step and train_step_kwargs == _USE_DEFAULT:
         schedule = Schedule(number_of_steps, log_every_n_steps, trace_every_n_steps)
     with taking_turns(graph) as turn, handed(hooks, training), training.running():
-        if keeper is not None:
-            keeper.prepare()
+        if checkpoints is not None:
+            saver.prepare()
         with graph.as_default():
+            for hook in hooks:
+                hook.begin()
+            own = gates.guard_summary(summary_op, train_op, _USE_DEFAULT) if checkpoints else None
             steps = SlimLoop(
                 train_step_fn,
                 session_wrapper,
@@ -298,19 +302,17 @@ def train(
                 schedule=schedule,
                 before_session=before_session,
                 note_session=functools.partial(_tell_if_complete, number_of_steps, global_step),
+                turn=turn,
+                summary_op=own,
             )
-            for hook in hooks:
-                hook.begin()
-            own = gates.guard_summary(summary_op, train_op, _USE_DEFAULT) if keeper else None
-            turns = in_turns(steps, turn, own)
-            with contextlib.ExitStack() as stack, turns as (step, wrap):
-                if keeper is not None or gates.ranks_in(graph).end_together:
+            with contextlib.ExitStack() as stack:
+                if checkpoints is not None or gates.ranks_in(graph).end_together:
                     stack.enter_context(training.signals)
                 before_session()
                 loss = _slim_train(
                     train_op,
                     logdir,
-                    train_step_fn=step,
+                    train_step_fn=turn.stepping(steps.step),
                     train_step_kwargs=train_step_kwargs,
                     log_every_n_steps=log_every_n_steps or 0,
                     graph=graph,
@@ -331,18 +333,18 @@ def train(
                     save_interval_secs=save_interval_secs,
                     sync_optimizer=sync_optimizer,
                     session_config=session_config,
-                    session_wrapper=wrap,
+                    session_wrapper=steps.wrap,
                     trace_every_n_steps=trace_every_n_steps,
                     ignore_live_threads=ignore_live_threads,
                 )
         steps.raise_swallowed()
         watcher.end_job()
-    if keeper is not None:
-        keeper.raise_failure()
+    if checkpoints is not None and saver.failure is not None:
+        raise saver.failure  # the Supervisor has dropped it
     return loss
 
 
-def _step_and_saver(graph: tf.Graph, global_step, saver, logdir: Optional[str]):
+def _step_and_saver(graph: tf.Graph, global_step, saver, logdir: Optional[str]) -> Tuple[Any, Any]:
     """The global step, made if None; with a logdir a `FiniteSaver`, around the user's saver if any.
 
     slim makes both too late: the gate reads the step, and we save before an error leaves.
@@ -360,10 +362,6 @@ def _wait_for_chief(graph: tf.Graph, master: str, is_chief: bool, config) -> Cal
     if is_chief or not is_remote(str(master)):
         return lambda: None
     return functools.partial(Readiness(graph).wait, master, config)
-
-
-def _has_reached(number_of_steps: Optional[int], global_step, session) -> bool:
-    return number_of_steps is not None and session.run(global_step) >= number_of_steps
 
 
 def _tell_if_complete(number_of_steps: Optional[int], global_step, session) -> None:

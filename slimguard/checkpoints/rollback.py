@@ -7,7 +7,7 @@ left behind: they are older than one of a smaller step.
 
 import contextlib
 import os
-from typing import Collection, ContextManager, Iterator, List, Optional, Sequence
+from typing import Any, Collection, ContextManager, Iterator, List, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -27,6 +27,7 @@ class Restorer:
     Args:
       saver: the training's own saver, so that it finds the variables it saved.
       logdir: where the checkpoints are.
+      global_step: the global step, in which their names end; by default the graph's.
 
     Attributes:
       logdir: as given.
@@ -38,9 +39,10 @@ class Restorer:
     why_not_saved = 'a variable is not finite'
     first: Optional[str] = None
 
-    def __init__(self, saver: tf1.train.Saver, logdir: str):
+    def __init__(self, saver: tf1.train.Saver, logdir: str, global_step: Any = None):
         self.logdir = logdir
         self._saver = saver
+        self._global_step = global_step
 
     def save_first(self, session) -> None:
         """Saves the state as it is, unless there is a good checkpoint already."""
@@ -59,8 +61,13 @@ class Restorer:
 
     def save(self, session) -> Optional[str]:
         """Saves the state as the newest checkpoint. Returns its prefix; None if not published."""
-        step = graphs.global_step(session.graph)
+        step = self._global_step
+        step = graphs.global_step(session.graph) if step is None else step
         return self._saver.save(session, os.path.join(self.logdir, 'model.ckpt'), global_step=step)
+
+    def save_last(self, session) -> Optional[str]:
+        """As `save`, before the training ends: if need be where no restart looks for it."""
+        return self.save(session)
 
     def published(self) -> Optional[str]:
         """The checkpoint that a restart resumes from, or None; it is not read."""

@@ -4,7 +4,7 @@ What watches, in any loop:
 
     gate_watcher.py       GateWatcher, the hook behind NanLossHook
     watched_run.py        which runs are steps to watch, and what to fetch in them
-    inner_feeds.py        feeds in the place of what is computed within the step
+    run_kinds.py          runs that come again: by what they fetch, and feed within the step
     incident_reading.py   an Incident from a gate's values, a loss, or a check that raised
     examiner.py           has bad steps examined, and their bundles written
     incident_handler.py   examines, decides, acts and records
@@ -22,13 +22,11 @@ The loops:
 
     watched_session.py    watch(), for a plain session
     hooked_session.py     a session that calls hooks, and what these ask for in a run
-    hook_fetches.py       what hooks fetch goes around no gate
     fetch_structures.py   whatever structure a session is asked to fetch
     prepared_runs.py      runs that come again, each kind prepared once
     gate_step.py          a step of a gate with all that its watchers look at, in one call
     loop.py               the step function and session wrapper for slim.learning.train
     supervisor.py         what that asks of its Supervisor
-    turns.py              slim's loop and the threads that save take turns
     trainable.py          what a train op and its graph have to be
     cell_advice.py        what to do where a cell of a notebook built them twice
     step_runner.py        one step: in one call, or by the step function
@@ -37,7 +35,6 @@ Around a training:
 
     training.py           what is said of it; captures, signals, progress, the last save
     hook_loop.py          opens that in a loop that knows hooks only
-    checkpoint_keeper.py  resumes, and saves before an error ends it
     stop_signals.py       SIGTERM and Ctrl-C end a training, with everything saved
     progress.py           the progress bar
     occupancy.py          whether another process trains in a logdir

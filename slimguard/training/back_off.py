@@ -132,13 +132,11 @@ def back_off_in(
     Raises:
       ValueError: if something writes weights without a learning rate.
     """
-    if policies.learning_rate is not None:
-        gates.scale_learning_rates(graph, is_shared)
     rates = gates.learning_rates_of(graph)
     if policies.learning_rate is None:
         warn_of_another_policy(directory())
         return None if rates is None else BackOff(rates, lambda: None, ranks)
-    assert rates is not None
+    rates = rates or gates.scale_learning_rates(graph, is_shared)
     return BackOff(rates, directory, ranks)
 
 

@@ -11,12 +11,11 @@ from slimguard.graph import key, op_of
 from slimguard.incidents.history import Entry
 from slimguard.training.fetch_structures import key_of
 from slimguard.training.gate_watcher import GateWatcher
-from slimguard.training.hook_fetches import HookFetches
 from slimguard.training.hooked_session import HookCalls
 from slimguard.training.incident_reading import Reading
 from slimguard.training.prepared_runs import PreparedRuns
 from slimguard.training.step_history import reading_of
-from slimguard.training.watched_run import limits_of, take_untold
+from slimguard.training.watched_run import HookFetches, limits_of, take_untold
 from slimguard.training.watchers import tell_in_order
 
 

@@ -13,6 +13,7 @@ from slimguard import gate as gates
 from slimguard.checkpoints.finite_saver import offer_saver
 from slimguard.checkpoints.first_state import RankRestorer
 from slimguard.checkpoints.rollback import Restorer
+from slimguard.checkpoints.snapshots import Snapshots
 from slimguard.cluster.job import Job, job_of
 from slimguard.cluster.sync_replicas import keep_tokens_open
 from slimguard.compat import tf_callers
@@ -28,7 +29,7 @@ from slimguard.incidents.policy_language import OnNan
 from slimguard.incidents.spike import as_spike
 from slimguard.system.log import log
 from slimguard.training import back_off, checkpoint_dir, step_counters
-from slimguard.training.history_summaries import summaries_beside, summaries_in
+from slimguard.training.history_summaries import summaries_beside
 from slimguard.training.hook_loop import HookLoop
 from slimguard.training.incident_handler import NO_GATE, NO_LOGDIR, Action, IncidentHandler
 from slimguard.training.incident_reading import Reading, by_run
@@ -51,6 +52,9 @@ class GateWatcher(tf1.train.SessionRunHook):
       runs: knows which runs are steps to watch; made anew for each training.
       job: the part that the process takes in a job of several processes, or None.
     """
+
+    # Whether what runs write beside their train op goes through the gate, or is told of, elsewhere.
+    _guards_beside = False
 
     def __init__(
         self,
@@ -118,32 +122,29 @@ class GateWatcher(tf1.train.SessionRunHook):
         self._ranks = gates.ranks_in(graph)
         training = self._training = self._joined
         settings = self._in_force = self.own_settings.over(training.settings)
-        logdir: Any = settings.logdir  # which is a str by now
-        told = policies, calling.dirs, self._ranks
-        directory = _directory_for(self, logdir, training.saver is not None, *told)
-        self._directory = directory
+        directory = self._directory = self._find_directory(policies, calling.dirs)
         self._loop = None
         if not training.is_open:
             self._loop = HookLoop(training, settings, graph, directory, calling)
             training = self._training = self._loop.training
-        recovery = _recovery_for(training, logdir, graph, policies, directory)
-        writer, is_of_rank_0 = training.summary_writer, self._ranks.rank > 0
-        journal = Journal(directory, writer, is_elsewhere=is_of_rank_0)
+        recovery = self._make_recovery(graph, policies)
+        is_elsewhere = self._ranks.rank > 0
+        journal = Journal(directory, training.summary_writer, is_elsewhere=is_elsewhere)
         self._handle_with(policies, journal, recovery)
-        summaries = summaries_in(writer, training.summary_secs)
-        self.histories.summaries = summaries if self._loop is None else summaries_beside(self)
+        summaries = training.summaries if self._loop is None else summaries_beside(self)
+        self.histories.summaries = summaries
         leave_out_bad_values(graph)
         step_counters.teach_those_beside(self)
         if settings.ends_job:
             keep_tokens_open(graph)
 
     def after_create_session(self, session, coord):
-        if self.job is None and self._training.joins_job and not self._ranks.are_several:
+        if self.job is None and self._training.makes_sessions and not self._ranks.are_several:
             self.job = _job_in(session, self._loss, self._training.is_chief, self._directory)
         saves = self.job is None or self.job.is_chief
         if self._loop is not None:
             self._loop.open(session, saves, self._record_unseen, self._handler.close)
-        if self._training.runs_at_once:
+        if self._training.makes_sessions:
             self.runs.watch(session)
         if self.job is not None:
             done, leaving = self._training.is_done, self._record_unseen
@@ -151,11 +152,12 @@ class GateWatcher(tf1.train.SessionRunHook):
             self._handler.join_job(session, self.job.rollbacks)
         elif self._training.is_chief is not False:
             # The first rank's variables come to the others once all hooks have the session.
-            at_once = self._training.runs_at_once and not self._ranks.are_several
+            at_once = self._training.makes_sessions and not self._ranks.are_several
             self._preparation.enter(session, at_once)
 
     def before_step(self, session) -> None:
         """The part of `before_run` that a loop needs that does not call `before_run`."""
+        self._training.is_saved = False
         self._preparation.before_step(session)
 
     def before_run(self, run_context):
@@ -165,10 +167,9 @@ class GateWatcher(tf1.train.SessionRunHook):
         self.before_step(run_context.session)
         run = self.runs.run_for(run_context)
         if run is not None:
-            args = run.args(run_context, self.max_loss_now)
             if self._loop is not None:
                 self._loop.begin_step()
-            return self._training.asking(args, run.losses)
+            return run.args(run_context, self.max_loss_now)
 
     def after_run(self, run_context, run_values):
         found = self._read(run_context, run_values)
@@ -184,11 +185,12 @@ class GateWatcher(tf1.train.SessionRunHook):
 
     def _read(self, run_context, run_values) -> Optional[List[Reading]]:
         """The incidents of a run; None if it is no step of a training that is watched."""
-        results = self._training.answered(run_values)
+        run = self.runs.run_for(run_context)
+        loss = None if run is None else run.loss_in(run_values.results)
+        self._training.loss = loss if loss is not None else self._training.loss
         if self._loop is not None:
             self._loop.end_step(run_context, self.incident_count)
-        run = self.runs.run_for(run_context)
-        return None if run is None else run.read(results, self.max_loss_now, run_context)
+        return run and run.read(run_values.results, self.max_loss_now, run_context)
 
     def end(self, session):
         if self._loop is not None:
@@ -276,6 +278,7 @@ class GateWatcher(tf1.train.SessionRunHook):
         settings = self._in_force
         length = STEPS if settings.history is None else settings.history
         self.histories = Histories(HistorySettings(as_spike(settings.spike), length))
+        self._policies, self._journal, self._recovery = policies, journal, recovery
         told = (policies, self._otherwise, journal, self._training.evidence, recovery)
         last_words = self.histories.take_last_words
         self._handler = IncidentHandler(*told, self._incident_list.replace, last_words)
@@ -283,8 +286,40 @@ class GateWatcher(tf1.train.SessionRunHook):
         refusal = _refusal_without_gate(policies, self.on_nan, self._loss)
         if recovery is not None:
             recovery.take_along(self.histories)
-        sides = self._training.guards_beside, self._loop is not None
+        sides = self._guards_beside, self._loop is not None
         self.runs = WatchedRuns(self._loss, refusal, self._told_by, self.histories, *sides)
+
+    def _find_directory(self, policies: FallbackChain, dirs: Sequence[str]) -> Optional[str]:
+        """Where the record goes: the logdir, or where the session saves; of ranks, one's."""
+        directory: Any = self._in_force.logdir  # which is a str by now
+        if self._ranks.rank:
+            if directory is not None:
+                log().info(_ONE_RECORD, self._ranks.rank, directory)
+            return None
+        if directory is None:
+            directory = checkpoint_dir.found_for(self, dirs, policies.may(Rollback))
+        elif self._training.saver is None:
+            checkpoint_dir.warn_of_another(self, dirs, directory, _may_go_back(policies))
+        if directory is None and policies.may(Rollback) and not self._ranks.are_several:
+            raise ValueError(NO_LOGDIR)
+        return directory
+
+    def _make_recovery(self, graph: tf.Graph, policies: FallbackChain) -> Optional[Recovery]:
+        """What goes back to an earlier state; None if there is no directory for checkpoints."""
+        training, directory, ranks = self._training, self._directory, self._ranks
+        may_go_back = _may_go_back(policies)
+        if ranks.are_several:
+            if not may_go_back:
+                return None
+            smaller = back_off.back_off_in(graph, policies, lambda: directory, False, ranks)
+            snapshots = Snapshots(graph, policies.snapshots, is_shared=True)
+            return Recovery(RankRestorer(training.saver, directory), snapshots, smaller)
+        smaller = back_off.back_off_in(graph, policies, lambda: directory, training.makes_sessions)
+        if directory is None or (self._in_force.logdir is None and not may_go_back):
+            return None
+        saver = training.saver or offer_saver(graph)
+        snapshots = Snapshots(graph, policies.snapshots)
+        return Recovery(Restorer(saver, directory), snapshots, smaller)
 
     def _prepare(self, session) -> None:
         self._handler.prepare(session, None if self.job is None else self.job.went_back)
@@ -314,51 +349,6 @@ def _action_of(watcher: GateWatcher) -> Action:
     """What acts on an incident: the watcher's method, or one that overrides it."""
     is_policy = getattr(watcher.on_nan_loss, '__func__', None) is GateWatcher.on_nan_loss
     return Action(watcher.on_nan_loss, type(watcher).__name__ + '.on_nan_loss', is_policy)
-
-
-def _directory_for(
-    watcher: GateWatcher,
-    directory: Optional[str],
-    is_saved_to: bool,
-    policies: FallbackChain,
-    dirs: Sequence[str],
-    ranks: gates.Ranks,
-) -> Optional[str]:
-    """Where the record goes: the logdir, or where the session saves; of ranks, one's."""
-    if ranks.rank:
-        if directory is not None:
-            log().info(_ONE_RECORD, ranks.rank, directory)
-        return None
-    if directory is None:
-        directory = checkpoint_dir.found_for(watcher, dirs, policies.may(Rollback))
-    elif not is_saved_to:
-        checkpoint_dir.warn_of_another(watcher, dirs, directory, _may_go_back(policies))
-    if directory is None and policies.may(Rollback) and not ranks.are_several:
-        raise ValueError(NO_LOGDIR)
-    return directory
-
-
-def _recovery_for(
-    training: Training,
-    logdir: Optional[str],
-    graph: tf.Graph,
-    policies: FallbackChain,
-    directory: Optional[str],
-) -> Optional[Recovery]:
-    """What goes back to an earlier state; None if there is no directory for checkpoints."""
-    ranks = gates.ranks_in(graph)
-    if ranks.are_several:
-        if not _may_go_back(policies):
-            return None
-        smaller = back_off.back_off_in(graph, policies, lambda: directory, False, ranks)
-        snapshots = training.snapshots(graph, policies.snapshots, is_shared=True)
-        return Recovery(RankRestorer(training.saver, directory), snapshots, smaller)
-    smaller = back_off.back_off_in(graph, policies, lambda: directory, training.joins_job)
-    if directory is None or (logdir is None and not _may_go_back(policies)):
-        return None
-    saver = training.saver or offer_saver(graph)
-    snapshots = training.snapshots(graph, policies.snapshots)
-    return Recovery(Restorer(saver, directory), snapshots, smaller)
 
 
 _ONE_RECORD = 'rank %d keeps no record in %s: rank 0 does, for all of them.'

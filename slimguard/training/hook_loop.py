@@ -15,11 +15,12 @@ import tensorflow as tf
 
 from slimguard import gate as gates
 from slimguard import graph as graphs
+from slimguard.checkpoints import repair
 from slimguard.checkpoints.finite_saver import FiniteSaver, make_finite, offer_saver
+from slimguard.checkpoints.rollback import Restorer
 from slimguard.compat import tf_callers, tf_private
 from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.system import files
-from slimguard.training.checkpoint_keeper import CheckpointKeeper
 from slimguard.training.prepared_runs import prepare_steps
 from slimguard.training.training import Training, TrainingSettings
 
@@ -55,22 +56,21 @@ class HookLoop:
         self._has_ended = self._hears = False
         self._open = contextlib.ExitStack()  # what is given back when the session is closed
         self._closing: Callable[[Any], None] = lambda session: None
-        keeper = saver = None
+        checkpoints = saver = None
         # In a job its place tells who saves; but what is restored first is looked at before.
-        saves = calling.is_chief if handed.joins_job else True
+        saves = calling.is_chief if handed.makes_sessions else True
         saved_to = _saved_to(directory, calling) if _trains(graph) else None
         if saved_to is not None and saves is not False:
             saver = _finite_saver(graph, calling)
-            keeper = CheckpointKeeper(saved_to, saver, None, directory)
+            checkpoints = Restorer(saver, saved_to)
             if saves:
-                keeper.resume_from_good()
+                repair.resume_from_good(saved_to)
         self.training = Training(
             settings,
             is_open=True,
-            keeper=keeper,
+            checkpoints=checkpoints,
             saver=saver,
-            joins_job=handed.joins_job,
-            runs_at_once=handed.runs_at_once,
+            makes_sessions=handed.makes_sessions,
         )
         self.training.capture(*gates.gates_of(graph).values())
 
@@ -90,13 +90,13 @@ class HookLoop:
         self._closing = closing
         self._has_ended = False
         self._open = contextlib.ExitStack()
-        keeper = self.training.keeper
-        if keeper is not None and saves and _keep_in(keeper.logdir, session):
+        checkpoints = self.training.checkpoints
+        if checkpoints is not None and saves and _keep_in(checkpoints.logdir, session):
             self._build_saver()
         else:
-            keeper = self.training.keeper = None
+            checkpoints = self.training.checkpoints = None
         # Ranks that save nothing end with the others all the same.
-        self._hears = keeper is not None or gates.ranks_in(self._graph).end_together
+        self._hears = checkpoints is not None or gates.ranks_in(self._graph).end_together
         if self._hears:
             self.training.signals.watch(session)
             self._hear_signals()
@@ -150,7 +150,8 @@ class HookLoop:
         if signals.is_asked:
             signals.tell_saving()
             run_context.request_stop()
-        if self.training.is_progress_due():
+        progress = self.training.progress
+        if progress is not None and progress.is_due():
             self._show(run_context.session, incidents)
 
     def _show(self, session, incidents: int) -> None:

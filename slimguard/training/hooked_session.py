@@ -1,7 +1,7 @@
 """A session that calls hooks around each step, as a `MonitoredSession` does: `HookedSession`."""
 
 import functools
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
@@ -11,7 +11,8 @@ from slimguard import graph as graphs
 from slimguard.graph import TrainOp, op_of
 from slimguard.graph.sessions import SessionWrapper, callable_of
 from slimguard.training.fetch_structures import fetched_elements, key_of, map_fetches
-from slimguard.training.hook_fetches import HookFetches
+from slimguard.training.run_kinds import RunKinds
+from slimguard.training.watched_run import HookFetches
 from slimguard.training.watchers import tell_in_order, watchers_in
 
 
@@ -43,26 +44,26 @@ class HookedSession(SessionWrapper):
         self._hook_fetches = HookFetches(session.graph)
         self._has_others = len(watchers_in(hooks)) < len(hooks)
         self._train_op = train_op
-        self._steps: Dict[Tuple[str, ...], bool] = {}
+        self._kinds = RunKinds()
         self._before_other_run = before_other_run
         self.stop_requested = False
 
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
         """As `tf.compat.v1.Session.run`."""
-        if not self._is_step(fetches):
+        gated = self._gated(fetches)
+        if gated is None:
             if self._before_other_run is not None:
                 self._before_other_run()
             return SessionWrapper.run(self, fetches, feed_dict, options, run_metadata)
-        gated = self._through_gates(fetches)
         args = tf1.train.SessionRunArgs(gated, feed_dict)
         return self._run_hooked(args, gated, feed_dict, options, run_metadata)
 
     def make_callable(self, fetches, feed_list=None, accept_options=False):
         """As `tf.compat.v1.Session.make_callable`; what it returns runs steps as `run` does."""
-        # Not of all that trains: a chief's QueueRunner runs one, in a thread that is no loop.
-        known = gates.gates_of(self.graph)
         elements = fetched_elements(fetches, self.graph)
-        if not any(op_of(each).name in known for each in elements):
+        # What fills a queue is run by a QueueRunner's thread, in which no hook may raise or stop.
+        fills_queue = any(graphs.is_enqueue(op_of(each)) for each in elements)
+        if fills_queue or self._gated(fetches) is None:
             return self._session.make_callable(fetches, feed_list, accept_options)
         return callable_of(self.run, fetches, feed_list)
 
@@ -95,12 +96,23 @@ class HookedSession(SessionWrapper):
         """Notes whether a hook asked to stop in a step."""
         self.stop_requested = self.stop_requested or is_asked
 
-    def _is_step(self, fetches) -> bool:
+    def _gated(self, fetches) -> Any:
+        """What a step fetches, through the gates that there are by now; None for another run."""
+        return self._kinds.of(self._as_step, fetches, (), len(gates.gates_of(self.graph)))
+
+    def _as_step(self, fetches, *_: Any) -> Any:
         elements = fetched_elements(fetches, self.graph)
-        names = tuple(element.name for element in elements)
-        if names not in self._steps:
-            self._steps[names] = any(self._trains(op_of(element)) for element in elements)
-        return self._steps[names]
+        if not any(self._trains(op_of(element)) for element in elements):
+            return None
+        known = gates.gates_of(self.graph)
+
+        def through_gate(fetch):
+            # A step function may hold on to the train op that was given before it was guarded.
+            is_op = isinstance(fetch, (tf.Tensor, tf.Operation))
+            gate = known.get(op_of(fetch).name) if is_op else None
+            return fetch if gate is None else gate.train_op
+
+        return map_fetches(fetches, through_gate)
 
     def _trains(self, op: tf.Operation) -> bool:
         if op.name in gates.gates_of(self.graph):
@@ -108,25 +120,6 @@ class HookedSession(SessionWrapper):
         if self._train_op is not None and op is op_of(self._train_op):
             return True
         return any(graphs.is_apply(needed) for needed in graphs.ancestors([op]))
-
-    def _through_gates(self, fetches):
-        """`fetches`, with the guarded train op wherever the one it was made from is asked for.
-
-        A step function may hold on to the train op that it was given before it was guarded.
-        """
-        known = gates.gates_of(self._session.graph)
-        replaced = []
-
-        def through_gate(fetch):
-            is_op = isinstance(fetch, (tf.Tensor, tf.Operation))
-            gate = known.get(op_of(fetch).name) if is_op else None
-            if gate is None or fetch is gate.train_op:
-                return fetch
-            replaced.append(fetch)
-            return gate.train_op
-
-        gated = map_fetches(fetches, through_gate)
-        return gated if replaced else fetches
 
 
 class HookCalls:
@@ -200,11 +193,8 @@ def _require_apart(feeds: dict, others: dict, words: str) -> None:
 
 
 def _merge(options: tf1.RunOptions, more: tf1.RunOptions) -> None:
-    options.trace_level = max(options.trace_level, more.trace_level)
-    options.timeout_in_ms = max(options.timeout_in_ms, more.timeout_in_ms)
-    options.inter_op_thread_pool = max(options.inter_op_thread_pool, more.inter_op_thread_pool)
-    options.output_partition_graphs |= more.output_partition_graphs
-    options.report_tensor_allocations_upon_oom |= more.report_tensor_allocations_upon_oom
-    debug, more_debug = options.debug_options, more.debug_options
-    debug.debug_tensor_watch_opts.extend(more_debug.debug_tensor_watch_opts)
-    debug.reset_disk_byte_usage |= more_debug.reset_disk_byte_usage
+    names = 'trace_level', 'timeout_in_ms', 'inter_op_thread_pool'
+    largest = {name: max(getattr(options, name), getattr(more, name)) for name in names}
+    options.MergeFrom(more)
+    for name in names:
+        setattr(options, name, largest[name])

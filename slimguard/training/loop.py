@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
+from slimguard.checkpoints.step_turn import StepTurn
 from slimguard.cluster.session_end import NEW_SESSION, as_aborted
 from slimguard.compat import tf_callers
 from slimguard.graph import TrainOp
@@ -22,7 +23,7 @@ from slimguard.training import incident_reading
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.hooked_session import HookedSession
 from slimguard.training.step_runner import Schedule, StepRunner
-from slimguard.training.supervisor import make_ready, take_reins
+from slimguard.training.supervisor import make_ready, summarize, take_reins, wait_before_stop
 from slimguard.training.training import Training
 from slimguard.training.watchers import watchers_in
 
@@ -42,11 +43,13 @@ class SlimLoop:
         sees to it itself.
       before_session: called before slim makes a session, other than the first.
       note_session: called with each session, once its variables have values.
+      turn: whose turn it is, of the loop and the threads that save; None if there are none.
+      summary_op: what the Supervisor is to make of the model between two steps, in place of a
+        summary op of its own; or None.
 
     Attributes:
       coordinator: the coordinator of the training, which hooks get: the Supervisor's own, once
         there is a session.
-      session_wrapper: the user's, or None.
     """
 
     def __init__(
@@ -60,9 +63,11 @@ class SlimLoop:
         schedule: Optional[Schedule] = None,
         before_session: Callable[[], None] = lambda: None,
         note_session: Callable[[Any], None] = lambda session: None,
+        turn: Optional[StepTurn] = None,
+        summary_op: Optional[tf.Tensor] = None,
     ):
         self._train_step_fn = train_step_fn
-        self.session_wrapper = session_wrapper
+        self._session_wrapper = session_wrapper
         self._hooks = tuple(hooks)
         self._watcher = watcher
         self._retried = _Retried(watcher)
@@ -73,6 +78,7 @@ class SlimLoop:
         self._signals = training.signals
         self._signals.begin_step()  # and no end: slim's loop asks ahead of each step
         self._note_session = note_session
+        self._turn, self._summary_op = turn, summary_op
         self._loss: Any = None
         self._traces: Dict[str, int] = {}
         self._swallowed: Optional[tf.errors.OutOfRangeError] = None
@@ -103,11 +109,15 @@ class SlimLoop:
                 hook.after_create_session(session, self.coordinator)
             self._note_session(session)
         self._waits_to_start = self._watcher.job is not None
+        if supervisor is not None and self._turn is not None:
+            wait_before_stop(supervisor, self._turn.wait_for_savers)
+            if self._summary_op is not None:
+                summarize(supervisor, hooked, self._summary_op, self._turn.no_step)
         return hooked
 
     def step(self, session, train_op, global_step, train_step_kwargs) -> Tuple[Any, bool]:
         """The step function. Returns the loss of the last good step, and whether to stop."""
-        self._waits_to_start = self._training.is_saved = False
+        self._waits_to_start = False
         incidents = self._watcher.incident_count
         try:
             if self._signals.is_asked or self.coordinator.should_stop():
@@ -140,8 +150,8 @@ class SlimLoop:
         self._waits_to_start = self._ended = False
         if session is not None:
             self._signals.watch(session)
-            if self.session_wrapper is not None:
-                runs_in = self.session_wrapper(session)
+            if self._session_wrapper is not None:
+                runs_in = self._session_wrapper(session)
         self._runner = StepRunner(
             session, runs_in, self._hooks, self._train_step_fn, self._schedule, self._traces
         )

@@ -1,22 +1,25 @@
 """What a process does for a training besides its steps: :class:`Training`."""
 
 import contextlib
-import math
 from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Sequence
 
-import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
-from slimguard.checkpoints.snapshots import Snapshots
+from slimguard import graph as graphs
+from slimguard.checkpoints.finite_saver import FiniteSaver
+from slimguard.checkpoints.rollback import Restorer
+from slimguard.diagnosis.disk_room import Room
 from slimguard.diagnosis.evidence import Evidence, collect, require_capture
 from slimguard.graph import op_of
+from slimguard.incidents.history import IS_RUINED
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.incidents.spike import AnySpike, as_spike
 from slimguard.system import files
+from slimguard.system.log import log
 from slimguard.system.numbers import require_bool
-from slimguard.training.checkpoint_keeper import CheckpointKeeper
+from slimguard.training.occupancy import occupied
 from slimguard.training.progress import Progress, progress_bar
 from slimguard.training.step_history import require_history
 from slimguard.training.stop_signals import SECONDS, StopSignals, require_seconds
@@ -71,25 +74,22 @@ class Training:
     Args:
       settings: what the user says.
       is_open: whether who makes it sees to it that it runs.
-      keeper: what keeps its checkpoints; None where this process saves none.
+      checkpoints: saves the last good state; None where this process saves none.
       saver: what restores them; None for the graph's.
-      number_of_steps: the global step at which the progress bar is full, or None.
+      number_of_steps: the global step at which it ends, or None.
       evidence: by gate, what captures and examines its bad steps; it may grow.
       summary_writer: the `FileWriter` of its summaries, or None.
-      summary_secs: how often summaries are written to it, in seconds; 0 for never.
+      summaries: as `Histories.summaries`, where it is known who writes them.
       is_chief: whether this process is the chief; None for what the name of its device says.
-      joins_job: whether the process takes part in its job, if there is one.
-      is_done: whether, in a session, there is nothing more to do.
-      runs_at_once: whether the session may be run as soon as the hooks have it; else its user's
-        first run comes first: what that fetches may have to be made yet, and TensorFlow warns of
-        ops that are made after a run.
-      guards_beside: whether what a run writes beside its train op goes through the gate, or is told
-        of, elsewhere.
+      makes_sessions: whether the loop makes its sessions, so that the process takes part in its
+        job, if there is one, and the session may be run as soon as the hooks have it. Else its
+        user's first run comes first: what that fetches may have to be made yet, and TensorFlow
+        warns of ops that are made after a run.
 
     Attributes:
       signals: hears SIGTERM and Ctrl-C, once it is entered.
       progress: where to show how the training goes, while it runs; or None.
-      loss: that of the last step; None where it was not fetched.
+      loss: the last that was finite; None where none is known.
       is_saved: whether the state was saved since the last step began.
     """
 
@@ -97,56 +97,47 @@ class Training:
         self,
         settings: TrainingSettings = DEFAULTS,
         is_open: bool = False,
-        keeper: Optional[CheckpointKeeper] = None,
+        checkpoints: Optional[Restorer] = None,
         saver: Optional[tf1.train.Saver] = None,
         number_of_steps: Optional[int] = None,
         evidence: Optional[Dict[gates.Gate, Evidence]] = None,
         summary_writer: Any = None,
-        summary_secs: float = 0.0,
+        summaries: Optional[Callable[[str], Any]] = None,
         is_chief: Optional[bool] = None,
-        joins_job: bool = True,
-        is_done: Callable[[Any], bool] = lambda session: False,
-        runs_at_once: bool = True,
-        guards_beside: bool = False,
+        makes_sessions: bool = True,
     ):
         self.settings = settings
         self.is_open = is_open
-        self.keeper = keeper
+        self.checkpoints = checkpoints
         self.saver = saver
         self._number_of_steps = number_of_steps
         self.evidence: Dict[gates.Gate, Evidence] = {} if evidence is None else evidence
-        self.summary_writer, self.summary_secs = summary_writer, summary_secs
-        self.is_chief, self.joins_job, self.is_done = is_chief, joins_job, is_done
-        self.runs_at_once = runs_at_once
-        self.guards_beside = guards_beside
+        self.summary_writer, self.summaries = summary_writer, summaries
+        self.is_chief, self.makes_sessions = is_chief, makes_sessions
         self.signals = StopSignals(self.save, settings.preemption_seconds)
         self.progress: Optional[Progress] = None
         self.loss: Any = None
         self.is_saved = False
-        self._compares_losses = False
-        self._bundles = (None, None) if keeper is None else (keeper.bundles_in, keeper.room)
+        self._bundles_in = self._room = None
+        if checkpoints is not None and isinstance(saver, FiniteSaver):
+            logdir: Any = settings.logdir  # where the record is; a str by now
+            self._bundles_in = logdir or checkpoints.logdir
+            self._room = Room(checkpoints.logdir, saver)
 
     def capture(self, *found: gates.Gate) -> None:
         """Has the bad steps of gates captured, from their next step on."""
         for gate in dict.fromkeys(found):
             graph = op_of(gate.train_op).graph
             if self.settings.capture and gate not in self.evidence and not graph.finalized:
-                most, (folder, room) = self.settings.max_bundles, self._bundles
-                collect(self.evidence, gate, folder, most, room)
-
-    def snapshots(
-        self, graph: tf.Graph, most: int, has_unlisted: bool = False, is_shared: bool = False
-    ) -> Snapshots:
-        """What keeps so many states in memory, with their losses; see `Snapshots`."""
-        self._compares_losses = most > 0 and not is_shared
-        return Snapshots(graph, most, has_unlisted, is_shared)
+                most = self.settings.max_bundles
+                collect(self.evidence, gate, self._bundles_in, most, self._room)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """While it runs, its logdir is taken and its progress shown; then captures are closed."""
         with contextlib.ExitStack() as stack:
-            if self.keeper is not None:
-                stack.enter_context(self.keeper.keeping())
+            if self.checkpoints is not None and self._bundles_in == self.checkpoints.logdir:
+                stack.enter_context(occupied(self.checkpoints.logdir))
             for evidence in self.evidence.values():
                 stack.callback(evidence.close)
             bar = progress_bar(self.settings.progress, self._number_of_steps)
@@ -158,25 +149,12 @@ class Training:
 
     # The steps.
 
-    def asking(self, args: tf1.train.SessionRunArgs, losses: Sequence[tf.Tensor]) -> Any:
-        """What a watcher asks for in a step: `args`, and the loss where that is to be known."""
-        self.is_saved = False
-        if losses and (self._compares_losses or self.is_progress_due()):
-            return args._replace(fetches=_Fetched(args.fetches, losses[0]))
-        return args
-
-    def answered(self, run_values: tf1.train.SessionRunValues) -> Any:
-        """The values for `args`, of what was asked for."""
-        if not isinstance(run_values.results, _Fetched):
-            return run_values.results
-        told, loss = run_values.results
-        if math.isfinite(loss):
-            self.loss = loss
-        return told
-
-    def is_progress_due(self) -> bool:
-        """Whether it is time to show how the training goes."""
-        return self.progress is not None and self.progress.is_due()
+    def is_done(self, session) -> bool:
+        """Whether there is nothing more to do, by the number of steps."""
+        step = graphs.global_step(session.graph)
+        if self._number_of_steps is None or step is None:
+            return False
+        return session.run(step) >= self._number_of_steps
 
     # How it ends.
 
@@ -207,13 +185,30 @@ class Training:
 
     def save(self, session, incident: Optional[Incident] = None) -> None:
         """Saves the last good state, as an incident or an interrupt ends the training."""
-        if self.keeper is not None:
-            self.keeper.save(session, incident)
-            self.is_saved = True
+        if self.checkpoints is None:
+            return
+        self.is_saved = True
+        if incident is not None and not incident.held:
+            return  # the bad update is in memory
+        try:
+            if incident is not None and IS_RUINED in incident.reason:
+                newest = self.checkpoints.published()
+                if newest is not None:
+                    log().warning(_IS_RUINED, newest)
+                    return
+            saved = self.checkpoints.save_last(session)
+        except Exception as error:  # whatever it is, it must not hide the incident
+            log().error('the last good state could not be saved: %s', error)
+            return
+        if saved is not None and incident is not None:
+            log().warning(SAVED, saved)
+        elif saved is None and not gates.ranks_in(session.graph).rank:  # else another rank saves
+            why = self.checkpoints.why_not_saved
+            log().warning('the last good state is not saved: %s.', why)
 
 
-class _Fetched(NamedTuple):
-    """What is fetched in a step whose loss is asked for."""
-
-    told: Any
-    loss: Any
+SAVED = 'the last good state is saved: %s'
+_IS_RUINED = (
+    'the state of the last good step is not saved, as its weights are ruined; a restart '
+    'begins at %s.'
+)

@@ -1,9 +1,10 @@
 """A `session.run` as a watcher sees it: its guarded train ops, what to fetch, its incidents."""
 
 import functools
+import math
 import os
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set
 
 import numpy as np
 import tensorflow as tf
@@ -13,17 +14,14 @@ from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.gate.untold import Told
 from slimguard.gate.written_beside import refuse_around
-from slimguard.graph import key, op_of
+from slimguard.graph import op_of
 from slimguard.incidents.history import IS_GOOD
 from slimguard.system.log import log
 from slimguard.training import incident_reading
-from slimguard.training.fetch_structures import fetched_elements, key_of, map_fetches
+from slimguard.training.fetch_structures import fetched_elements
 from slimguard.training.incident_reading import Reading
-from slimguard.training.inner_feeds import InnerFeeds, are_taken
+from slimguard.training.run_kinds import RunKinds, are_taken, inner_feeds
 from slimguard.training.step_history import Histories, StepHistory
-
-# A loop that makes what it fetches anew for each step would have as many kinds of runs.
-MOST_RUNS = 1000
 
 
 class Run:
@@ -42,7 +40,6 @@ class Run:
     Attributes:
       gates: `found`.
       looks_at_loss: whether there is a loss to look at besides.
-      losses: the losses that the gates know, and that one.
     """
 
     def __init__(
@@ -58,19 +55,16 @@ class Run:
         self.looks_at_loss = loss is not None
         self._in_branches = in_branches
         self._all_gates = [*found, *in_branches]
-        self.losses = [each.loss for each in self._all_gates if each.loss is not None]
-        self.losses += [] if loss is None else [loss]
         self._loss = loss
+        known = [each.loss for each in found if each.loss is not None] if loss is None else [loss]
+        self._knows_loss = bool(known)
         self._global_step = graphs.global_step(graph)
         self._session: Callable[[], Any] = lambda: None  # that was watched last
         self._beside = [each for gate in found for each in gate.beside]
         self._histories = [*histories, *(None for _ in in_branches)]
         self._has_limits = any(each is not None and each.spike for each in histories)
         fetches = [*told, *(each.count for each in self._beside)]
-        fetches += [] if loss is None else [loss]
-        # One tensor is fetched sooner than a list of one.
-        self._is_list = len(fetches) != 1
-        self._args = tf1.train.SessionRunArgs(fetches if self._is_list else fetches[0])
+        self._args = tf1.train.SessionRunArgs([*fetches, *known[:1]])
 
     def args(self, run_context, max_loss: Optional[float]) -> tf1.train.SessionRunArgs:
         """What a hook asks for, so that the gates tell it of the step."""
@@ -90,9 +84,12 @@ class Run:
                 feeds.update(limits_of(gate, max_loss, history))
         return self._args._replace(feed_dict=feeds or None)
 
-    def read(self, results: Any, max_loss: Optional[float], run_context) -> List[Reading]:
+    def loss_in(self, values: Sequence[Any]) -> Any:
+        """The loss among the values of one run; None if it is not known, or not finite."""
+        return values[-1] if self._knows_loss and math.isfinite(values[-1]) else None
+
+    def read(self, values: Sequence[Any], max_loss: Optional[float], run_context) -> List[Reading]:
         """The incidents that the values of one run tell of."""
-        values = results if self._is_list else [results]
         found: List[Reading] = []
         for gate, value, history in zip(self.gates, values, self._histories):
             count = value if history is None else value[0]
@@ -143,6 +140,60 @@ def _readings(gate: gates.Gate, told: Sequence[Told]) -> List[Reading]:
     return [incident_reading.of_gate(gate, each) for each in told]
 
 
+class _Around:
+    """Refuses runs that go around gates; names once each update that a bad step would change."""
+
+    def __init__(self) -> None:
+        self._named: Set[str] = set()
+
+    def refuse(self, elements: list, found: Sequence[gates.Gate], fed, by: str = '') -> None:
+        """As `refuse_around`, whose `on_told` goes to the log."""
+        refuse_around(elements, found, fed, self._tell, by)
+
+    def _tell(self, name: str, why: str) -> None:
+        if name not in self._named:
+            self._named.add(name)
+            log().error('the update of %r is NOT guarded: %s', name, why)
+
+
+class HookFetches:
+    """Refuses steps in which a hook fetches what goes around a gate, as the loop's own are refused.
+
+    Args:
+      graph: the graph of the session.
+    """
+
+    def __init__(self, graph: tf.Graph):
+        self._graph = graph
+        self._around = _Around()
+        self._kinds = RunKinds()
+
+    def require_gated(
+        self, fetches: Mapping[Any, Any], feed_dict: Any, asked: Any, of_loop: Any = ()
+    ) -> None:
+        """Looks at a step ahead of its run.
+
+        Args:
+          fetches: what is fetched, by hook; what the loop fetches has a str in the place of a hook.
+          feed_dict: what the loop and the hooks feed.
+          asked: a key that tells these fetches from all others.
+          of_loop: what the loop fetches beside.
+
+        Raises:
+          OutsideTheGateError: names the hook, and says as much as `refuse_around`.
+        """
+        fed = inner_feeds(self._graph, feed_dict)
+        self._kinds.of(self._look, [dict(fetches), of_loop], fed, asked=asked)
+
+    def _look(self, both: list, fed: Sequence[tf.Tensor]) -> bool:
+        found = gates_run_by(fetched_elements(both, self._graph), self._graph)
+        for hook in both[0] if found else ():
+            if not isinstance(hook, str):
+                own = fetched_elements(both[0][hook], self._graph)
+                self._around.refuse(own, found, fed, type(hook).__name__)
+        return True
+
+
 class WatchedRuns:
     """Knows which runs are steps to watch, and what to fetch in each kind of them.
 
@@ -153,7 +204,8 @@ class WatchedRuns:
       told_by: gives the tensor to fetch to know of a gate's bad steps, with or without a history;
         and whether what a bad step drew is kept.
       histories: what keeps the last steps of gates.
-      guards_beside: as in `Training`.
+      guards_beside: whether what a run writes beside its train op goes through the gate, or is told
+        of, elsewhere.
       watches_ahead: whether all gates are watched from the start on, as the first run may go past
         the hooks; else only those of what threads run beside the steps.
     """
@@ -173,40 +225,17 @@ class WatchedRuns:
         self._watches_ahead = watches_ahead
         self._told_by = told_by
         self._refusal = refusal
-        # By what is fetched, of which a copy is kept so that nothing else gets the ids in it.
-        self._runs: Dict[Any, Tuple[Optional[Run], Any]] = {}
-        self._warned_of: Set[str] = set()  # the names
+        self._runs = RunKinds()
+        self._around = _Around()
+        self._told_of: Set[str] = set()  # train ops of others, by name
         self._process = os.getpid()
-        self._last: Tuple[Tuple[Any, ...], Optional[Run]] = ((), None)
-        self._inner_feeds: Optional[InnerFeeds] = None
 
     def run_for(self, run_context) -> Optional[Run]:
         """What to fetch in such a run, or None if it is no step to watch."""
         args = run_context.original_args
         graph = run_context.session.graph
-        fed = self._fed_within(args.feed_dict, graph) if args.feed_dict else ()
-        last, run = self._last  # read at once: threads may train in one session
-        if not fed and any(args is one or args.fetches is one for one in last):
-            return run
-        asked = (key_of(args.fetches), *map(key, fed)) if fed else key_of(args.fetches)
-        if asked not in self._runs:
-            if len(self._runs) >= MOST_RUNS:
-                self._runs.clear()
-            elements = fetched_elements(args.fetches, graph)
-            kept = map_fetches(args.fetches, lambda fetch: fetch)
-            self._runs[asked] = self._plan(elements, graph, fed), kept
-        run = self._runs[asked][0]
-        if fed:
-            return run
-        # A list may be another one by the next time, and yet the same object.
-        is_op = isinstance(args.fetches, (tf.Tensor, tf.Operation))
-        self._last = (args, args.fetches) if is_op else (args,), run
-        return run
-
-    def _fed_within(self, feed_dict: Any, graph: tf.Graph) -> Sequence[tf.Tensor]:
-        if self._inner_feeds is None or self._inner_feeds.graph is not graph:
-            self._inner_feeds = InnerFeeds(graph)
-        return self._inner_feeds.of(feed_dict)
+        fed = inner_feeds(graph, args.feed_dict)
+        return self._runs.of(self._plan, args.fetches, fed, graph)
 
     def watch(self, session) -> None:
         """Watches what is run before the first step, or beside the steps; called before any run."""
@@ -235,7 +264,8 @@ class WatchedRuns:
                 break
         return untold
 
-    def _plan(self, elements: list, graph: tf.Graph, fed: Sequence[tf.Tensor]) -> Optional[Run]:
+    def _plan(self, fetches, fed: Sequence[tf.Tensor], graph: tf.Graph) -> Optional[Run]:
+        elements = fetched_elements(fetches, graph)
         all_found = gates_run_by(elements, graph)
         if all_found:
             mine = [gate for gate in all_found if self._is_mine(gate)]
@@ -243,7 +273,7 @@ class WatchedRuns:
                 self._tell_of_no_gate(all_found, graph)
                 return None
             if not self._guards_beside:
-                refuse_around(elements, all_found, fed, self._warn_of)
+                self._around.refuse(elements, all_found, fed)
             in_branches = [each for each in mine if graphs.flow_around(op_of(each.original))]
             found = [each for each in mine if each not in in_branches]
             histories = [self._histories.of(gate) for gate in found]
@@ -266,11 +296,6 @@ class WatchedRuns:
         if is_step:
             log().warning(_NOT_GUARDED, elements[0].name)
         return None
-
-    def _warn_of(self, name: str, why: str) -> None:
-        if name not in self._warned_of:
-            self._warned_of.add(name)
-            log().error('the update of %r is NOT guarded: %s', name, why)
 
     def _is_mine(self, gate: gates.Gate) -> bool:
         """With several trainings in a graph, a hook with a loss watches those that have it."""
@@ -295,8 +320,8 @@ class WatchedRuns:
             return
         assert self._loss is not None  # without one all gates are the hook's
         name = of_others[0].original.name
-        if name not in self._warned_of:
-            self._warned_of.add(name)
+        if name not in self._told_of:
+            self._told_of.add(name)
             log().error(_OF_OTHERS, name, self._loss.name)
 
 

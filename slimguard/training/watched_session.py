@@ -9,16 +9,13 @@ from typing import Any, Callable, MutableMapping, Optional, Sequence
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from slimguard import graph as graphs
 from slimguard.checkpoints.save_room import reason_of
 from slimguard.compat import tf_private
-from slimguard.graph import op_of
-from slimguard.graph.sessions import SessionInterface, callable_of
+from slimguard.graph.sessions import SessionInterface
 from slimguard.incidents.nan_loss_error import with_short_traceback
 from slimguard.incidents.policy_language import OnNan
 from slimguard.incidents.spike import AnySpike
 from slimguard.system import files
-from slimguard.training.fetch_structures import fetched_elements
 from slimguard.training.hooked_session import HookedSession
 from slimguard.training.recovery import NotInitializedError
 from slimguard.training.step_history import STEPS
@@ -52,7 +49,7 @@ class WatchedSession(HookedSession):
     @with_short_traceback
     def run(self, fetches, feed_dict=None, options=None, run_metadata=None):
         """As `tf.compat.v1.Session.run`; a step after a hook asked to stop is a RuntimeError."""
-        if self.should_stop() and self._is_step(fetches):
+        if self.should_stop() and self._gated(fetches) is not None:
             raise RuntimeError(
                 'a hook has asked to stop, and this would be one more step; loop with '
                 '"while not session.should_stop()"'
@@ -62,15 +59,6 @@ class WatchedSession(HookedSession):
             for watcher in watchers_in(self._hooks):
                 watcher.runs.watch(self._session)
         return HookedSession.run(self, fetches, feed_dict, options, run_metadata)
-
-    def make_callable(self, fetches, feed_list=None, accept_options=False):
-        """As `tf.compat.v1.Session.make_callable`; what it returns runs steps as `run` does."""
-        elements = fetched_elements(fetches, self.graph)
-        # What fills a queue is run by a QueueRunner's thread, in which no hook may raise or stop.
-        fills_queue = any(graphs.is_enqueue(op_of(each)) for each in elements)
-        if self._is_step(fetches) and not fills_queue:
-            return callable_of(self.run, fetches, feed_list)
-        return HookedSession.make_callable(self, fetches, feed_list, accept_options)
 
     def should_stop(self) -> bool:
         """Whether a hook asked to stop, as `MonitoredSession.should_stop` says."""
@@ -194,7 +182,7 @@ def watch(
     settings = TrainingSettings(*said, progress, preemption_seconds, spike, history).require()
     hooks, _ = with_watcher(hooks, on_nan, settings)
     # A job may ask for a new session, and nothing here could make one.
-    training = Training(settings, joins_job=False, runs_at_once=False)
+    training = Training(settings, makes_sessions=False)
     # As a MonitoredSession's: it raises whatever a thread reports.
     coordinator = tf1.train.Coordinator(clean_stop_exception_types=[])
     with contextlib.ExitStack() as stack:

@@ -11,10 +11,9 @@ The files:
     own_updates.py               updates that it makes of anything else, in runs of their own
     own_runs.py                  what their variables hold ahead of such a run
     refusals.py                  what is said once of what cannot be guarded
-    update_ends.py               what is built around an update, and may be fetched
     script_watcher.py            what watches such a session, and acts by policy
-    last_save.py                 saves its state once more, as it does itself
-    script_files.py              what a script saves, and what to go back to there
+    script_files.py              what a script saves, and where, as it tells TensorFlow
+    script_saves.py              a graph's checkpoints: one more, or back to one of them
     good_checkpoints.py          what it resumes from is a good checkpoint
     script_folders.py            which of its folders is which graph's
     script_summaries.py          scalars where a script writes summaries

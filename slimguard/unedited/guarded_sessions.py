@@ -26,16 +26,17 @@ from slimguard.incidents.policy_language import OnNan, fallbacks_of
 from slimguard.incidents.spike import Spike
 from slimguard.system.log import log
 from slimguard.training import step_counters
-from slimguard.training.inner_feeds import InnerFeeds
+from slimguard.training.run_kinds import inner_feeds
 from slimguard.training.step_history import STEPS
 from slimguard.training.stop_signals import SECONDS, StopSignals
-from slimguard.training.training import TrainingSettings
+from slimguard.training.training import Training, TrainingSettings
 from slimguard.unedited import own_runs
 from slimguard.unedited.ending import Account
 from slimguard.unedited.optimizer_notes import OptimizerNotes
 from slimguard.unedited.patches import Patches, kept_already, kept_on
 from slimguard.unedited.refusals import Refusals
 from slimguard.unedited.script_files import ScriptFiles
+from slimguard.unedited.script_saves import ScriptRestorer
 from slimguard.unedited.script_session import ScriptSession
 from slimguard.unedited.script_summaries import ScriptSummaries
 from slimguard.unedited.script_watcher import ScriptWatcher, is_of_incident
@@ -104,7 +105,7 @@ class GuardedSessions:
         self.files = ScriptFiles(settings.logdir, self._lock, self.seen)
         self._settings = settings
         seconds = settings.preemption_seconds
-        self._signals = StopSignals(self.files.save_at_signal, seconds, loop_asks=False)
+        self._signals = StopSignals(self._save_last, seconds, loop_asks=False)
         self._notes = OptimizerNotes()
         self._summaries = ScriptSummaries()
         self._sessions: Any = weakref.WeakKeyDictionary()  # the ScriptSession of each
@@ -149,30 +150,21 @@ class GuardedSessions:
         if self._inside:
             return original(session, fetches, feed_dict, options, run_metadata)
         self._summaries.note_run(session)
-        fed = self._fed_within(session.graph, feed_dict) if feed_dict else ()
-        watched = self._sessions.get(session)
-        step = None if fed or watched is None else watched.known_step(fetches)
-        is_known = step is not None
-        if step is None:
-            step = own_runs.step_of(self._step_of, session, fetches, fed)
-            self.seen.runs += step is None
-            if step is None or step.is_watched:
-                self.seen.own_steps += step is not None
-                return original(session, fetches, feed_dict, options, run_metadata)
+        fed = self._fed_within(session.graph, feed_dict)
+        step = own_runs.step_of(self._step_of, session, fetches, fed)
+        self.seen.runs += step is None
+        if step is None or step.is_watched:
+            self.seen.own_steps += step is not None
+            return original(session, fetches, feed_dict, options, run_metadata)
         incidents = self.seen.incidents
         try:
-            if watched is None or not is_known:
-                watched = self._watched(session, original, step)
-                if not fed and isinstance(fetches, (tf.Tensor, tf.Operation)):
-                    watched.note_step(fetches, step, self._prepare(session.graph).version)
+            watched = self._watched(session, original, step)
             self._signals = self._signals.entered()
             given = step, feed_dict, options, run_metadata
             run_step = functools.partial(self._run_counted, watched.run_step)
             values = self._signals.run_step(session, run_step, *given)
         except own_runs.HeldBeforeError as error:
             own_runs.leave_alone(session, step, error, self._refusals)
-            if watched is not None:
-                watched.forget_steps()
             return original(session, fetches, feed_dict, options, run_metadata)
         except Exception as error:
             if not is_of_incident(error):
@@ -260,8 +252,10 @@ class GuardedSessions:
 
     def _fed_within(self, graph: tf.Graph, feed_dict: Any) -> Sequence[tf.Tensor]:
         """The tensors computed within a step that a run feeds."""
+        if not feed_dict:
+            return ()
         with self._lock:
-            return kept_on(graph, 'inner_feeds', lambda: InnerFeeds(graph)).of(feed_dict)
+            return inner_feeds(graph, feed_dict)
 
     def _prepare(self, graph: tf.Graph) -> TrainSteps:
         with self._lock, self._inside:
@@ -297,16 +291,24 @@ class GuardedSessions:
         with self._lock, self._inside:
             found = self._sessions.get(session)
             if found is None:
-                evidence = _evidence_of(session.graph)
-                asked = self._settings
-                told = TrainingSettings(capture=False, spike=asked.spike, history=asked.history)
-                watcher = ScriptWatcher(
-                    *(self._settings.on_nan, self.files, evidence, self._note_incidents, told),
-                    self._summaries.of(session),
-                    self.seen.note_jump,
+                graph, asked = session.graph, self._settings
+                training = Training(
+                    TrainingSettings(
+                        ends_job=False, capture=False, spike=asked.spike, history=asked.history
+                    ),
+                    is_open=True,
+                    checkpoints=ScriptRestorer(self.files.saves_of(graph), graph),
+                    evidence=_evidence_of(graph),
+                    summaries=self._summaries.of(session),
+                    makes_sessions=False,
                 )
+                told = self.files, self._note_incidents, self.seen.note_jump
+                watcher = ScriptWatcher(asked.on_nan, training, *told)
                 found = self._sessions[session] = ScriptSession(session, run, watcher)
             return found
+
+    def _save_last(self, session) -> None:
+        self._sessions[session].training.save(session)
 
     def _note_incidents(self, incidents: Sequence[Incident], logdir: Optional[str]) -> None:
         last = incidents[-1]  # all of them are of one batch

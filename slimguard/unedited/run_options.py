@@ -66,8 +66,8 @@ class RunOptions(NamedTuple):
 
 def quieted(lent: contextlib.ExitStack) -> None:
     """Logs errors, and where the last good state is saved, and no more until `lent` is closed."""
-    from slimguard.training.checkpoint_keeper import SAVED
     from slimguard.training.stop_signals import SAVED_BY_SIGNAL
+    from slimguard.training.training import SAVED
 
     def is_told(record: logging.LogRecord) -> bool:
         return record.levelno >= logging.ERROR or record.msg in (SAVED, SAVED_BY_SIGNAL)

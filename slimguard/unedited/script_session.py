@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional
 
 import tensorflow.compat.v1 as tf1
 
@@ -17,46 +17,26 @@ from slimguard.training.stop_signals import is_main_thread
 from slimguard.unedited.script_watcher import ScriptWatcher, is_of_incident, stop_error
 from slimguard.unedited.train_steps import GuardedStep
 
-# A script that makes what it fetches anew for each step has no use for them.
-_MOST_KNOWN = 16
-_UNKNOWN = None, None, -1
-
 
 class ScriptSession(HookedSession):
-    """A session of the script, and what watches its steps."""
+    """A session of the script, and what watches its steps.
+
+    Attributes:
+      training: what is done for the training besides its steps.
+    """
 
     def __init__(self, session, run: Callable, watcher: ScriptWatcher):
         HookedSession.__init__(self, _OfTensorFlow(session, run), [watcher])
         self._watcher = watcher
+        self.training = watcher.training
         # What replaced a session's `run` is not to be gone past.
         is_own = tf_callers.is_method_of_sessions(run)
         self._runs = PreparedRuns(run_of_session, MOST_KINDS if is_own else 0)
         self._gate_steps: Dict[GuardedStep, Optional[GateStep]] = {}
-        self._known: Dict[int, Tuple[Any, Optional[GuardedStep], int]] = {}
         with session.graph.as_default():
             watcher.begin()
         watcher.after_create_session(self._session, tf1.train.Coordinator())
-
-    def known_step(self, fetches: Any) -> Optional[GuardedStep]:
-        """The step that a run of `fetches` is, if it was noted since the graph changed."""
-        _, step, version = self._known.get(id(fetches), _UNKNOWN)
-        return step if version == self.graph.version else None
-
-    def note_step(self, fetches: Any, step: GuardedStep, version: int) -> None:
-        """Notes a step that `known_step` is to know again.
-
-        Args:
-          fetches: a tensor or an operation, as a list may be another one next time.
-          step: the step that it is.
-          version: that of the graph when all in it was guarded.
-        """
-        if len(self._known) >= _MOST_KNOWN:
-            self._known.clear()
-        self._known[id(fetches)] = fetches, step, version
-
-    def forget_steps(self) -> None:
-        """Knows none any more."""
-        self._known.clear()
+        watcher.runs.watch(self._session)
 
     def run_step(self, session, step: GuardedStep, feed_dict, options, run_metadata) -> Any:
         """Runs a step behind its gates, in its turn, and lets the policy act.

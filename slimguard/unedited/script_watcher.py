@@ -1,30 +1,23 @@
 """The watcher of a session whose loop knows nothing of it: :class:`ScriptWatcher`."""
 
 import threading
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
 
-from slimguard import gate as gates
-from slimguard.diagnosis.evidence import Evidence
+from slimguard.checkpoints.snapshots import Snapshots
 from slimguard.incidents.fallback_chain import FallbackChain
-from slimguard.incidents.history import IS_RUINED
 from slimguard.incidents.incident import Incident
-from slimguard.incidents.journal import Journal
-from slimguard.incidents.nan_loss_error import NanLossError
 from slimguard.incidents.policy_language import OnNan
 from slimguard.system import terminal
-from slimguard.system.log import log
-from slimguard.training.back_off import BackOff, warn_of_another_policy
-from slimguard.training.checkpoint_keeper import NOT_SAVED
+from slimguard.training.back_off import back_off_in
 from slimguard.training.gate_watcher import GateWatcher
 from slimguard.training.incident_reading import Reading
 from slimguard.training.recovery import Recovery
-from slimguard.training.training import Training, TrainingSettings
+from slimguard.training.training import Training
 from slimguard.unedited import own_runs
 from slimguard.unedited.ending import after_stop
-from slimguard.unedited.script_files import ScriptFiles, ScriptRestorer
+from slimguard.unedited.script_files import ScriptFiles
 
 
 def stop_error(incident: Incident) -> tf.errors.OutOfRangeError:
@@ -69,66 +62,50 @@ class ScriptWatcher(GateWatcher):
 
     Args:
       on_nan: what happens after a bad step.
+      training: what is known of the training; its evidence may grow.
       script_files: where the script keeps its checkpoints.
-      evidence: by gate, what examines its bad steps; it may grow.
       on_incidents: called with the incidents of one run, and the logdir with their record, or None
         where another rank keeps it; the last of them was acted on.
-      settings: what is asked of the rest.
-      summaries: as `Histories.summaries`.
       note_jump: as `Histories.note_jump`.
 
     Attributes:
+      training: as given.
       recorded_in: the logdir with the record; None while there is none.
     """
+
+    _guards_beside = True
 
     def __init__(
         self,
         on_nan: OnNan,
+        training: Training,
         script_files: ScriptFiles,
-        evidence: Dict[gates.Gate, Evidence],
         on_incidents: Callable[[Sequence[Incident], Optional[str]], None],
-        settings: TrainingSettings,
-        summaries: Callable[[str], Any],
         note_jump: Callable[[str], None],
     ):
         self._files = script_files
-        self._evidence = evidence
+        self.training = training
         self._on_incidents = on_incidents
-        self._summaries = summaries
         self._note_jump = note_jump
         self.recorded_in: Optional[str] = None
-        self._journal = Journal()
-        self._policies: Optional[FallbackChain] = None
-        self._recovery: Optional[Recovery] = None
         self._acting = threading.RLock()  # threads of a script may train in one session
-        GateWatcher.__init__(self, on_nan, settings=settings)
-        self.join(
-            Training(settings, is_open=True, evidence=evidence, joins_job=False, guards_beside=True)
-        )
+        GateWatcher.__init__(self, on_nan, settings=training.settings)
+        self.join(training)
 
     def begin(self):
-        self._training = self._joined
-        policies = self._policies = FallbackChain(self.on_nan, self._otherwise)
-        graph = tf1.get_default_graph()
-        self._ranks = gates.ranks_in(graph)
-        self._journal = Journal(is_elsewhere=self._ranks.rank > 0)
-        # A watcher comes with the first step; the graph was made ready before that.
-        rates = gates.learning_rates_of(graph)
-        back_off = None
-        if rates is None:
-            warn_of_another_policy(self._files.folders.of_learning_rate(graph))
-        else:
-            of_rate = self._files.folders.of_learning_rate
-            back_off = BackOff(rates, lambda: of_rate(graph), self._ranks)
-        restorer = ScriptRestorer(self._files, graph)
-        snapshots = self._training.snapshots(
-            graph, policies.snapshots, True, self._ranks.are_several
-        )
-        self._recovery = Recovery(restorer, snapshots, back_off)
-        self._handle_with(policies, self._journal, self._recovery)
-        self.histories.summaries = self._summaries
+        GateWatcher.begin(self)
         self.histories.spike_in_words = 'spike=True, or --spike=default of run,'
         self.histories.note_jump = self._note_jump
+
+    def _find_directory(self, policies: FallbackChain, dirs: Sequence[str]) -> None:
+        """It is known later: see `_keep_record`."""
+
+    def _make_recovery(self, graph: tf.Graph, policies: FallbackChain) -> Recovery:
+        of_rate, are_several = self._files.folders.of_learning_rate, self._ranks.are_several
+        smaller = back_off_in(graph, policies, lambda: of_rate(graph), False, self._ranks)
+        snapshots = Snapshots(graph, policies.snapshots, True, are_several)
+        assert self.training.checkpoints is not None
+        return Recovery(self.training.checkpoints, snapshots, smaller)
 
     def before_step(self, session) -> None:
         GateWatcher.before_step(self, session)
@@ -149,8 +126,7 @@ class ScriptWatcher(GateWatcher):
         return self.recorded_in
 
     def end(self, session):
-        if self._policies is not None:
-            self._policies.tell()  # of all sessions together it is told elsewhere
+        self._policies.tell()  # of all sessions together it is told elsewhere
         self.histories.take_last_words()  # as well
         GateWatcher.end(self, session)
 
@@ -159,17 +135,10 @@ class ScriptWatcher(GateWatcher):
             own_runs.require_finite_before(run_context.session, reading.gate)
         with self._acting:
             logdir = self._keep_record(run_context.session.graph)
-            for each in list(self._evidence.values()):  # another thread may add to them
+            for each in list(self.training.evidence.values()):  # another thread may add to them
                 if logdir is not None:
                     each.keep_in(logdir)
             try:
                 GateWatcher.handle(self, run_context, reading, *beside)
-            except NanLossError as error:
-                known = self._files.checkpoints(run_context.session.graph)
-                if IS_RUINED in error.incident.reason and known:
-                    log().warning(NOT_SAVED, known[0].prefix)
-                else:
-                    self._files.save_quietly(run_context.session)
-                raise
             finally:
                 self._on_incidents(self.incidents[-1 - len(beside) :], logdir)

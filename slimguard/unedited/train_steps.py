@@ -12,7 +12,6 @@ import dataclasses
 from typing import (
     Any,
     Callable,
-    Dict,
     FrozenSet,
     Iterable,
     List,
@@ -20,7 +19,6 @@ from typing import (
     Optional,
     Sequence,
     Set,
-    Tuple,
 )
 
 import tensorflow as tf
@@ -36,16 +34,15 @@ from slimguard.gate.copies_ahead import copies_ahead, copy_ahead_of_others
 from slimguard.gate.gate import Gate, gated_writes, guard_with_values
 from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.gate.written_beside import written_beside
-from slimguard.graph import TrainOp, key, op_of, ops, plain_ops
+from slimguard.graph import TrainOp, op_of, ops, plain_ops
 from slimguard.graph.sessions import note_seen
 from slimguard.graph.token_queues import has_token_queue
-from slimguard.training.fetch_structures import fetched_elements, key_of, map_fetches
-from slimguard.training.inner_feeds import are_taken, not_fed
+from slimguard.training.fetch_structures import fetched_elements, map_fetches
+from slimguard.training.run_kinds import RunKinds, are_taken, not_fed
 from slimguard.unedited.gradient_writes import GradientWrites
 from slimguard.unedited.optimizer_notes import OptimizerNotes
 from slimguard.unedited.own_updates import OwnUpdates, written_by, written_in
-from slimguard.unedited.shared_updates import SharedUpdates, each_once, element_key
-from slimguard.unedited.update_ends import ends_of
+from slimguard.unedited.shared_updates import SharedUpdates, each_once, element_key, ends_of
 
 
 class Gated(NamedTuple):
@@ -134,9 +131,6 @@ class TrainSteps:
       max_loss: a larger loss is a bad step; None for no limit.
       on_refusal: called with the name of an update that cannot be guarded, and why not.
       on_no_loss: called with the name of a train op whose loss is not known, and why, or ''.
-
-    Attributes:
-      version: that of the graph when all in it was guarded; -1 if it never was.
     """
 
     def __init__(
@@ -152,17 +146,16 @@ class TrainSteps:
         self._max_loss = max_loss
         self._on_refusal = on_refusal
         self._on_no_loss = on_no_loss
-        self.version = -1
+        self._version = -1  # of the graph when all in it was guarded
         self._known_updates: Set[str] = set()
         self._gradient_writes = GradientWrites(graph)
         self._updates = SharedUpdates(graph, notes, self._gradient_writes)
         self._own_updates = OwnUpdates(graph, on_refusal)
-        # By what is fetched, of which a copy is kept so that nothing else gets the ids in it.
-        self._steps: Dict[Any, Tuple[Optional[GuardedStep], Any]] = {}
+        self._steps = RunKinds()
 
     def prepare(self) -> None:
         """Guards what was built since the last time. To be called before every run of a session."""
-        if self._graph.version == self.version:
+        if self._graph.version == self._version:
             return
         if self._notes.is_built_elsewhere(self._graph):
             note_seen(self._graph)
@@ -179,7 +172,7 @@ class TrainSteps:
         if new or copies_ahead(self._graph):
             self._guard_ends(new)
         note_seen(self._graph)
-        self.version = self._graph.version
+        self._version = self._graph.version
 
     def _guard_ends(self, new: Sequence[TrainOp]) -> None:
         """Guards what was built around new updates, before a session has seen it."""
@@ -210,18 +203,11 @@ class TrainSteps:
           fed: those tensors that it feeds which are computed of something that is drawn.
           without_value: the variables, of those that it writes, that have no value yet.
         """
-        asked = (key_of(fetches), *map(key, fed)) if fed else key_of(fetches)
-        asked = (asked, without_value) if without_value else asked
-        if asked not in self._steps:
-            knows_all = self.version == self._graph.version
-            kept = map_fetches(fetches, lambda fetch: fetch)
-            if fed and not are_taken(fed, fetched_elements(fetches, self._graph)):
-                self._steps[asked] = self.step_for(fetches, (), without_value), kept
-            else:
-                self._steps[asked] = self._make_step(fetches, fed, without_value), kept
-            if knows_all:  # what was added is no news
-                self.version = self._graph.version
-        return self._steps[asked][0]
+        knows_all = self._version == self._graph.version
+        step = self._steps.of(self._make_step, fetches, fed, without_value)
+        if knows_all:  # what was added is no news
+            self._version = self._graph.version
+        return step
 
     def names_of_updates(self, fetches) -> List[str]:
         """The names of those of `fetches` that train, or else write, and that have no gate."""
@@ -233,6 +219,8 @@ class TrainSteps:
     def _make_step(
         self, fetches, fed: Sequence[tf.Tensor], without_value: FrozenSet[tf.Operation]
     ) -> Optional[GuardedStep]:
+        if fed and not are_taken(fed, fetched_elements(fetches, self._graph)):
+            return self.step_for(fetches, (), without_value)
         elements = not_fed(fetched_elements(fetches, self._graph), fed)
         parts, training = [], []
         for together in self._updates.by_update(elements, fed):

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from slimguard.command import parser
 from slimguard.system.log import log
-from slimguard.training.checkpoint_keeper import SAVED
 from slimguard.training.stop_signals import SAVED_BY_SIGNAL
+from slimguard.training.training import SAVED
 from tests.helpers.models import LogLines
 
 

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import slimguard
-from slimguard.unedited.last_save import LastSave
+from slimguard.unedited.script_saves import ScriptSaves
 from tests.helpers.checkpoints import newest, truncate, write
 from tests.helpers.models import Linear, LogLines
 from tests.helpers.signals import press_ctrl_c
@@ -32,14 +32,14 @@ class Script:
         self.saver = tf1.train.Saver()
         self.session = tf1.Session()
         self.session.run(tf1.global_variables_initializer())
-        self.last = LastSave(lambda: self.steps)
+        self.last = ScriptSaves(lambda: self.steps)
 
     def save(self, path=None, *args, saver=None, **kwargs):
         path = path or self.path
         saver = saver or self.saver
         saved = saver.save(self.session, path, *args, **kwargs)
         size = len(tf1.train.list_variables(saved))
-        self.last.note(size, saver, path, *args, **kwargs)
+        self.last.note(size, saved, saver, path, *args, **kwargs)
 
     def again(self):
         return os.path.basename(self.last.again(self.session))

@@ -1,0 +1,197 @@
+"""The checkpoints of one graph of a script's.
+
+ScriptSaves     those of the whole state, and how to save one more as the script does
+ScriptRestorer  goes back to the newest of them that is good, or to before the first step
+"""
+
+import numbers
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+import tensorflow as tf
+import tensorflow.compat.v1 as tf1
+
+from slimguard import gate as gates
+from slimguard.checkpoints import checkpoint_reader
+from slimguard.checkpoints.finite_saver import absolute_prefix
+from slimguard.checkpoints.first_state import FIRST, FirstStateRestorer
+from slimguard.checkpoints.rollback import Restorer, those_left_last
+
+# Beside the state files of the script, which go on naming what the script means by its newest.
+_STATE_FILE = 'checkpoint.slimguard-last'
+
+# So many of the checkpoints that were saved are looked at.
+_MOST = 20
+
+
+class _Call(NamedTuple):
+    """The arguments of a call of `Saver.save`."""
+
+    save_path: str  # absolute: the script may go to another directory
+    global_step: Any
+    args: Tuple[Any, ...]  # those after global_step
+    kwargs: Dict[str, Any]
+
+
+class _Saved(NamedTuple):
+    """A checkpoint of the script's.
+
+    Attributes:
+      saver: what saved it, or restored it.
+      prefix: its path.
+      size: how many variables are in it.
+      number: that in its name, if the script gave it as a number.
+      steps: by train op, how many there had been by then.
+      call: how it was saved; None if an earlier run of the script did it.
+    """
+
+    saver: tf1.train.Saver
+    prefix: str
+    size: int
+    number: Optional[int]
+    steps: Dict[str, int]
+    call: Optional[_Call]
+
+
+class ScriptSaves:
+    """The checkpoints that hold the whole state of a graph; a script may save a part as well.
+
+    Args:
+      steps: gives, by train op, how many guarded steps there have been.
+
+    Attributes:
+      why_not: why `again` returned None, if it did.
+    """
+
+    def __init__(self, steps: Callable[[], Dict[str, int]]):
+        self._steps = steps
+        self._known: List[_Saved] = []  # the newest last
+        self.why_not = ''
+
+    @property
+    def newest(self) -> Optional[str]:
+        """The newest checkpoint, or None."""
+        return self._known[-1].prefix if self._known else None
+
+    @property
+    def savers(self) -> Dict[str, tf1.train.Saver]:
+        """By prefix, what restores a checkpoint; the oldest first."""
+        return {each.prefix: each.saver for each in self._known}
+
+    def note(
+        self, size: int, saved: str, saver: tf1.train.Saver, path, global_step=None, *args, **kwargs
+    ) -> None:
+        """Notes a call of `Saver.save` that published a checkpoint `saved` of `size` variables.
+
+        The other arguments are those of the call.
+        """
+        number = int(global_step) if isinstance(global_step, numbers.Integral) else None
+        call = _Call(absolute_prefix(path), global_step, args, kwargs)
+        self._note(_Saved(saver, saved, size, number, dict(self._steps()), call))
+
+    def note_restored(self, saver: tf1.train.Saver, prefixes: List[str], size: int) -> None:
+        """Notes what earlier runs saved, the newest last, from which the script goes on."""
+        for prefix in prefixes:
+            number = prefix.rpartition('-')[2]  # which may count steps
+            known = int(number) if number.isdigit() else None
+            self._note(_Saved(saver, prefix, size, known, dict(self._steps()), None))
+
+    def _note(self, saved: _Saved) -> None:
+        most = max([each.size for each in self._known], default=0)
+        if saved.size >= most:
+            known = [e for e in self._known if e.prefix != saved.prefix and e.size == saved.size]
+            self._known = [*known[1 - _MOST :], saved]
+
+    def again(self, session, is_to_be_found: bool = False) -> Optional[str]:
+        """Saves the state as it is now, as the script did last. Returns the checkpoint, or None.
+
+        Nothing that is there is overwritten, or deleted but for what the script's own next save
+        would delete. A number that counts steps goes on by the steps since then. Where the number
+        counts something else, or there is none, the checkpoint is called ``...-last``, and the
+        script's state file does not name it.
+
+        Args:
+          session: the session.
+          is_to_be_found: whether to save nothing, and return None, where that would be so.
+        """
+        last = self._known[-1] if self._known else None
+        if last is None or last.call is None:
+            self.why_not = 'it would go where the script saves, which has saved nothing yet'
+            return None
+        path, number, args, kwargs = last.call
+        self.why_not = Restorer.why_not_saved
+        is_known = last.number is None and number is not None  # a variable says it itself
+        if last.number is not None and self._counts_steps():
+            number, is_known = last.number + _steps_between(last.steps, self._steps()), True
+        if is_known:
+            return last.saver.save(session, path, number, *args, **kwargs)
+        if is_to_be_found:
+            self.why_not = (
+                'the script names its checkpoints by no count of steps, so no name would make a '
+                'restart find it'
+            )
+            return None
+        end = '-last' if last.number is None else '-%d-last' % last.number
+        # The same ops, and a list of its own: the script's saver would delete its oldest.
+        saver = tf1.train.Saver(saver_def=last.saver.saver_def)
+        return saver.save(session, path + end, latest_filename=_STATE_FILE)
+
+    def _counts_steps(self) -> bool:
+        """Whether the script's number grows as its steps do, from one save to the next.
+
+        Or since what it restored, or from none.
+        """
+        *before, last = self._known
+        if last.number is None:
+            return False
+        if before and before[-1].number is not None:
+            between = _steps_between(before[-1].steps, last.steps)
+            if last.number - before[-1].number == between:
+                return True
+        total = max(last.steps.values(), default=0)
+        return last.number in (total, total - 1)
+
+
+def _steps_between(before: Dict[str, int], after: Dict[str, int]) -> int:
+    """The steps from one count to another, of the train op that ran most often: a GAN has two."""
+    return max([n - before.get(name, 0) for name, n in after.items()], default=0)
+
+
+class ScriptRestorer(FirstStateRestorer):
+    """Goes back to the newest good checkpoint of a script's, or to before the first step.
+
+    Args:
+      saves: the checkpoints.
+      graph: their graph.
+    """
+
+    def __init__(self, saves: ScriptSaves, graph: tf.Graph):
+        FirstStateRestorer.__init__(self)
+        self.logdir = 'the script'
+        self._saves = saves
+        self._graph = graph
+
+    @property
+    def why_not_saved(self) -> str:
+        return self._saves.why_not
+
+    def save(self, session) -> Optional[str]:
+        return self._saves.again(session, is_to_be_found=True)
+
+    def save_last(self, session) -> Optional[str]:
+        return self._saves.again(session)
+
+    def published(self) -> Optional[str]:
+        return self._saves.newest
+
+    def good(self) -> Iterator[str]:
+        if not gates.ranks_in(self._graph).are_several:  # of several ranks, only one saves
+            for path in those_left_last([*self._saves.savers]):
+                if checkpoint_reader.read(path).is_good:
+                    yield path
+        yield from FirstStateRestorer.good(self)
+
+    def restore(self, session, checkpoint: str) -> None:
+        if checkpoint == FIRST:
+            FirstStateRestorer.restore(self, session, checkpoint)
+        else:
+            self._saves.savers[checkpoint].restore(session, checkpoint)

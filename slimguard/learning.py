@@ -285,8 +285,6 @@ def train(
     if train_step_fn is _slim.train_step and train_step_kwargs == _USE_DEFAULT:
         schedule = Schedule(number_of_steps, log_every_n_steps, trace_every_n_steps)
     with taking_turns(graph) as turn, handed(hooks, training), training.running():
-        if keeper is not None:
-            keeper.prepare()
         with graph.as_default():
             steps = SlimLoop(
                 train_step_fn,

@@ -19,23 +19,17 @@ _FULL = ('No space left on device', 'Disk quota exceeded')
 _UNFINISHED = re.compile(r'(\S.*\.tmp[0-9a-f]{32}); (?:%s)' % '|'.join(_FULL))
 
 
-class RoomNeeded:
-    """How many bytes the next checkpoint of a saver may take on its disk.
+def room_after(graph: tf.Graph, size: int, checkpoints: Sequence[str]) -> int:
+    """The bytes of the checkpoint after these, its graph included; generously.
 
     Args:
       graph: the graph, which is saved beside each checkpoint.
       size: the bytes of all saved values whose shape is known.
+      checkpoints: the saver's list.
     """
-
-    def __init__(self, graph: tf.Graph, size: int):
-        self._graph = graph
-        self._size = size
-
-    def after(self, checkpoints: Sequence[str]) -> int:
-        """The bytes of the checkpoint after these, its graph included; generously."""
-        # Values without a shape in the graph, such as a table's, count as in the last checkpoint.
-        newest = [checkpoint_files.look_at(path).size for path in checkpoints[-1:]]
-        return int(max([self._size] + newest) * _MORE) + graph_size.bytes_of(self._graph) + _MARGIN
+    # Values without a shape in the graph, such as a table's, count as in the last checkpoint.
+    newest = [checkpoint_files.look_at(path).size for path in checkpoints[-1:]]
+    return int(max([size] + newest) * _MORE) + graph_size.bytes_of(graph) + _MARGIN
 
 
 def reason_of(error: tf.errors.OpError) -> str:

@@ -59,10 +59,6 @@ class CheckpointKeeper:
         is_there = self.bundles_in == self.logdir
         return occupied(self.logdir) if is_there else contextlib.ExitStack()
 
-    def prepare(self) -> None:
-        """Prepares for a thread that saves while another trains."""
-        self._saver.prepare()
-
     def save(self, session, incident: Optional[Incident] = None) -> None:
         """Saves the last good state, before an error or an interrupt ends the training."""
         if incident is not None and not incident.held:

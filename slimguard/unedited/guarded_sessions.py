@@ -146,7 +146,7 @@ class GuardedSessions:
         note_opened(session)
         # Other threads, which may run its steps, cannot. If this is the session of slim's loop,
         # that hears them already, and finishes its step.
-        self._signals = self._signals.entered_if_first()
+        self._signals.enter_if_first()
 
     @with_short_traceback
     def _run(self, original, session, fetches, feed_dict=None, options=None, run_metadata=None):
@@ -169,7 +169,7 @@ class GuardedSessions:
                 watched = self._watched(session, original, step)
                 if not fed and isinstance(fetches, (tf.Tensor, tf.Operation)):
                     watched.note_step(fetches, step, self._prepare(session.graph).version)
-            self._signals = self._signals.entered()
+            self._signals.enter()
             given = step, feed_dict, options, run_metadata
             run_step = functools.partial(self._run_counted, watched.run_step)
             values = self._signals.run_step(session, run_step, *given)

@@ -27,7 +27,7 @@ from slimguard.incidents.policies import Policy, Raise, Rollback, Skip, Stop
 from slimguard.incidents.policy_language import OnNan
 from slimguard.incidents.spike import as_spike
 from slimguard.system.log import log
-from slimguard.training import back_off, checkpoint_dir, step_counters
+from slimguard.training import back_off, checkpoint_dir
 from slimguard.training.history_summaries import summaries_beside, summaries_in
 from slimguard.training.hook_loop import HookLoop
 from slimguard.training.incident_handler import NO_GATE, NO_LOGDIR, Action, IncidentHandler
@@ -133,7 +133,6 @@ class GateWatcher(tf1.train.SessionRunHook):
         summaries = summaries_in(writer, training.summary_secs)
         self.histories.summaries = summaries if self._loop is None else summaries_beside(self)
         leave_out_bad_values(graph)
-        step_counters.teach_those_beside(self)
         if settings.ends_job:
             keep_tokens_open(graph)
 
@@ -227,7 +226,6 @@ class GateWatcher(tf1.train.SessionRunHook):
     @with_short_traceback
     def handle(self, run_context, reading: Reading, *beside: Reading) -> None:
         """Lets `on_nan_loss` act on one incident of a run; all on record, its errors leave here."""
-        step_counters.note_incident(run_context.session.graph)
         with self._training.saving_before_errors(run_context.session, self):
             found = _looked_at(self.job, run_context.session, [*beside, reading])
             *others, reading = map(self._remember, found)

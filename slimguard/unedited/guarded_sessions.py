@@ -25,7 +25,6 @@ from slimguard.incidents.policies import Raise, Skip, Stop
 from slimguard.incidents.policy_language import OnNan, fallbacks_of
 from slimguard.incidents.spike import Spike
 from slimguard.system.log import log
-from slimguard.training import step_counters
 from slimguard.training.inner_feeds import InnerFeeds
 from slimguard.training.step_history import STEPS
 from slimguard.training.stop_signals import SECONDS, StopSignals
@@ -135,7 +134,6 @@ class GuardedSessions:
         patches.wrap(tf.Graph, 'finalize', self._finalize)
         patches.wrap(tf.Graph, 'as_graph_def', functools.partial(_export, self._lock))
         patches.wrap(tf1.train.NanTensorHook, 'after_run', self._after_run_of_nan_hook)
-        patches.wrap(tf1.train.StepCounterHook, 'after_run', step_counters.after_run)
 
     # What takes the place of TensorFlow's methods.
 

@@ -14,9 +14,8 @@ import tensorflow.compat.v1 as tf1
 from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.checkpoints import checkpoint_files, checkpoint_reader
-from slimguard.checkpoints.checkpoint_files import step_in_name
+from slimguard.checkpoints.checkpoint_files import reason_of, step_in_name
 from slimguard.checkpoints.checkpoint_reader import Inspection
-from slimguard.checkpoints.save_room import reason_of
 from slimguard.checkpoints.spare import Spare
 from slimguard.graph.sessions import SessionWrapper
 from slimguard.graph.single_runs import run_once

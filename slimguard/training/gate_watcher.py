@@ -147,7 +147,7 @@ class GateWatcher(tf1.train.SessionRunHook):
         if self.job is not None:
             done, leaving = self._training.is_done, self._record_unseen
             self.job.enter(session, coord, self._prepare, done, leaving)
-            self._handler.join_job(session, self.job.rollbacks)
+            self._handler.join_job(self.job.rollbacks)
         elif self._training.is_chief is not False:
             # The first rank's variables come to the others once all hooks have the session.
             at_once = self._training.runs_at_once and not self._ranks.are_several

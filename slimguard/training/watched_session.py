@@ -10,7 +10,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.checkpoints.save_room import reason_of
+from slimguard.checkpoints.checkpoint_files import reason_of
 from slimguard.compat import tf_private
 from slimguard.graph import op_of
 from slimguard.graph.sessions import SessionInterface, callable_of

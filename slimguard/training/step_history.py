@@ -233,7 +233,7 @@ class Histories:
             note_entry = None
             if self.summaries is not None:
                 first = 'slimguard/' if not self._of else 'slimguard/%s/' % gate.original.name
-                note_entry = self.summaries(first).note
+                note_entry = self.summaries(first)
             self._of[gate] = StepHistory(gate, self._settings, note_entry, self._tell_jump)
             _tell_of_what_is_not_watched(gate, self._settings.spike)
         return self._of.get(gate)

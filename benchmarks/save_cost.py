@@ -5,8 +5,8 @@ process of its own, for the peak of the memory. From the root of the repository:
 
     python benchmarks/save_cost.py
 
-What limits it: the check reads every variable once more, at memory bandwidth; writing costs a
-checksum of every byte, and the disk.
+What limits it: the check reads the files back, with a checksum of every byte, one variable at a
+time.
 """
 
 import argparse

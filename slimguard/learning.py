@@ -22,7 +22,7 @@ from slimguard.checkpoints import repair
 from slimguard.checkpoints.finite_saver import FiniteSaver, offer_saver
 from slimguard.checkpoints.rollback import Restorer
 from slimguard.checkpoints.step_turn import taking_turns
-from slimguard.cluster.place import is_remote
+from slimguard.cluster.job import is_remote
 from slimguard.cluster.waiting import Readiness
 from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.graph import TrainOp
@@ -246,9 +246,6 @@ def train(
     given = progress, preemption_seconds, spike, require_history(history)
     settings = TrainingSettings(*said, *given).require()
     trainable.require_flags(ends_job, is_chief)
-    trainable.require_steps(train_step_fn, train_step_kwargs, number_of_steps, log_every_n_steps)
-    trainable.require_parts(global_step, init_fn, summary_writer)
-    trainable.require_intervals(save_interval_secs, save_summaries_secs)
     graph = graph or tf1.get_default_graph()
     train_op = trainable.as_train_op(train_op)
     trainable.require_trainable(train_op, graph, saver)
@@ -286,8 +283,6 @@ def train(
     if train_step_fn is _slim.train_step and train_step_kwargs == _USE_DEFAULT:
         schedule = Schedule(number_of_steps, log_every_n_steps, trace_every_n_steps)
     with taking_turns(graph) as turn, handed(hooks, training), training.running():
-        if checkpoints is not None:
-            saver.prepare()
         with graph.as_default():
             for hook in hooks:
                 hook.begin()

@@ -1,4 +1,7 @@
-"""The files of checkpoints on disk, told by their names alone; none is opened."""
+"""The files of checkpoints on disk, told by their names alone; none is opened.
+
+Also the files that a save leaves behind where it fails.
+"""
 
 import glob
 import os
@@ -19,6 +22,11 @@ _SHARDS = re.compile(r'-\?{5}-of-\d{5}$')
 # The files that a save leaves if it is cut short: beside a checkpoint's own files, and in all.
 _TEMPORARY = ('.index.tempstate*', '.data-*.tempstate*', '.tempstate*', '_temp*/*', '_temp*')
 _LEFTOVERS = ('.index*', '.data-*') + _TEMPORARY
+# How TensorFlow's errors, from 1.15 to 2.21, say that a disk is full: their class,
+# ResourceExhaustedError, also stands for a lack of memory.
+_FULL = ('No space left on device', 'Disk quota exceeded')
+# How they name the file that was to replace another, and is left behind.
+_UNFINISHED = re.compile(r'(\S.*\.tmp[0-9a-f]{32}); (?:%s)' % '|'.join(_FULL))
 
 
 class Checkpoint(NamedTuple):
@@ -65,11 +73,6 @@ def remove(path: str) -> None:
     remove_files(_with_ends(path, _LEFTOVERS) + files_of(path))
 
 
-def remove_temporary(path: str) -> None:
-    """Removes the files that a failed save has left beside the checkpoint `path`, which stays."""
-    remove_files(_with_ends(path, _TEMPORARY))
-
-
 def remove_files(names: List[str]) -> None:
     """Removes files, and folders that are empty, as far as possible."""
     for name in names:
@@ -80,6 +83,28 @@ def remove_files(names: List[str]) -> None:
                 os.rmdir(name) if os.path.isdir(name) else os.remove(name)
         except (OSError, tf.errors.OpError):
             continue  # it is gone; or a folder of an object store, which goes with its files
+
+
+def reason_of(error: tf.errors.OpError) -> str:
+    """The line of an error that says what is wrong; TensorFlow puts it between two tracebacks."""
+    return error.message.partition('\n\t [[')[0].strip().rpartition('\n')[2]
+
+
+def remove_half_written(path: str, error: tf.errors.OpError) -> None:
+    """Removes the files that TensorFlow leaves on a full disk: they take the room there was.
+
+    Args:
+      path: the prefix of the checkpoint.
+      error: why it could not be saved. If it tells of no full disk, nothing is removed.
+    """
+    if not any(said in error.message for said in _FULL):
+        return
+    remove_files(_with_ends(path, _TEMPORARY))
+    folder = os.path.dirname(path)
+    # The error names the file (the state file's or the graph's), so it is this save's own.
+    for name in _UNFINISHED.findall(error.message):
+        if os.path.dirname(name) == folder:
+            remove_files([name])
 
 
 def link(path: str, other: str) -> None:

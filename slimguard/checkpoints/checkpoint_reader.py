@@ -13,7 +13,6 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard.checkpoints import checkpoint_files, state_file
 from slimguard.checkpoints.checkpoint_files import Checkpoint, look_at, step_in_name
-from slimguard.graph.sessions import OWN_WORK
 from slimguard.system import files, texts
 from slimguard.system.log import log
 
@@ -153,8 +152,8 @@ def read(path: str) -> Inspection:
     try:
         # Not load_checkpoint: on a file system without directories it takes the prefix for one.
         reader = tf1.train.NewCheckpointReader(path)
-        for name, dtype in sorted(reader.get_variable_to_dtype_map().items()):
-            value = np.asarray(_tensor(reader, path, name, dtype))
+        for name in sorted(reader.get_variable_to_shape_map()):
+            value = np.asarray(reader.get_tensor(name))
             if name == 'global_step' and value.size == 1 and value.dtype.kind == 'i':
                 step = int(value)
             if not is_finite(value):
@@ -162,14 +161,6 @@ def read(path: str) -> Inspection:
     except Exception as error:  # restoring would meet the same error
         return Inspection(step, str(error).partition('\n')[0] or type(error).__name__, ())
     return Inspection(step, None, tuple(non_finite))
-
-
-def _tensor(reader, path: str, name: str, dtype: tf.DType):
-    if dtype != tf.float16 or tf.io.gfile.exists(path + '.index'):
-        return reader.get_tensor(name)
-    # In the format V1 a reader knows no float16, but the op that restores does.
-    with OWN_WORK, tf.Graph().as_default(), tf1.Session() as session:
-        return session.run(tf.raw_ops.Restore(file_pattern=path, tensor_name=name, dt=dtype))
 
 
 def is_finite(value: np.ndarray) -> bool:

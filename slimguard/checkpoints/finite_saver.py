@@ -1,8 +1,8 @@
 """FiniteSaver: a `Saver` that refuses to save a checkpoint with a NaN or Inf.
 
-Saving is one op of the graph, which TensorFlow's `Saver` runs before it writes its state file. That
-op is created a second time, behind a check of every float that is saved; the saver's graph and
-settings stay as they are, and so do its state file, its list and its clean-up.
+TensorFlow's `Saver` runs one op of the graph, which writes the files, and then its state file. In
+between the checkpoint is read back (`checked_save.py`). The saver's graph and settings stay as they
+are, and so do its state file, its list and its clean-up.
 """
 
 import contextlib
@@ -15,18 +15,21 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
-from slimguard.checkpoints.checked_save import CheckedSave
-from slimguard.checkpoints.save_room import RoomNeeded, remove_half_written
-from slimguard.checkpoints.saving_session import NotFinite, SavingSession
+from slimguard.checkpoints.checked_save import NotGood, SavingSession, saved_by
+from slimguard.checkpoints.checkpoint_files import look_at, remove_half_written
 from slimguard.checkpoints.spare import Spare
 from slimguard.checkpoints.step_turn import turn_of
 from slimguard.compat import tf_private
+from slimguard.graph import graph_size
 from slimguard.incidents import advice
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.record_file import IncidentFile
 from slimguard.system import files, texts
 from slimguard.system.log import log
 
+# What a checkpoint takes beyond its values: a share of them, and so many bytes for the names, the
+# collections of the graph, the state file, and the events that are written meanwhile.
+_MORE, _MARGIN = 1.05, 1 << 20
 # How many refused saves are remembered.
 _REMEMBERED = 100
 
@@ -40,9 +43,9 @@ class FiniteSaver(tf1.train.Saver):
         saver = slimguard.FiniteSaver(my_saver)
 
     and goes wherever a Saver goes: `slimguard.train` (which wraps the saver it is given by
-    itself), a `Scaffold`, a `CheckpointSaverHook`, an Estimator, a plain session. A save that
-    finds a NaN or Inf in a float variable writes nothing, says so in one log line, and returns
-    None; the checkpoints that exist stay, and so does the state file.
+    itself), a `Scaffold`, a `CheckpointSaverHook`, an Estimator, a plain session. Each save is read
+    back. If it holds a NaN or Inf, or cannot be read, its files are removed, one log line says so,
+    and `save` returns None; the checkpoints that exist stay, and so does the state file.
 
     A save that fails, as on a full disk, raises TensorFlow's error as ever; the files that it had
     written are removed.
@@ -58,7 +61,6 @@ class FiniteSaver(tf1.train.Saver):
 
     Raises:
       ValueError: if there are settings beside a Saver to wrap; and where a Saver raises it.
-      RuntimeError: if the graph is finalized.
     """
 
     def __init__(self, var_list: Any = None, **settings):
@@ -75,12 +77,10 @@ class FiniteSaver(tf1.train.Saver):
         self.failure: Optional[tf.errors.OpError] = None
         # The Supervisor saves from a thread of its own, and a rollback restores meanwhile.
         self.lock = threading.RLock()
-        self._checked: Optional[CheckedSave] = None
-        self._room_needed: Optional[RoomNeeded] = None
+        self._graph = tf1.get_default_graph()
+        self._size: Optional[int] = None  # the bytes of what is saved
         self._saved: Optional[str] = None
         self._listed: List[str] = []  # the saver's list after that save
-        if tf_private.is_built(self._saver):
-            self._build_checks()
 
     # The wrapped saver holds the state; the inherited methods of a Saver read it from there.
 
@@ -92,7 +92,6 @@ class FiniteSaver(tf1.train.Saver):
     def build(self):
         """As `Saver.build`."""
         self._saver.build()
-        self._build_checks()
 
     def set_last_checkpoints(self, last_checkpoints):
         """As `Saver.set_last_checkpoints`."""
@@ -123,12 +122,11 @@ class FiniteSaver(tf1.train.Saver):
           **: the others are explained in the documentation of `tf.compat.v1.train.Saver.save`.
 
         Returns:
-          The prefix of the checkpoint, which begins as `save_path` does; None if nothing was saved
-          because a variable holds a NaN or Inf.
+          The prefix of the checkpoint, which begins as `save_path` does; None if it was refused.
         """
         given = files.as_text(save_path, 'save_path')
         path = absolute_prefix(given)
-        if self._checked is None:  # the saver is empty, or was never built: Saver says so
+        if self._saver.saver_def is None:  # the saver is empty, or was never built: Saver says so
             return self._saver.save(sess, given, global_step, latest_filename, *args, **kwargs)
         with contextlib.ExitStack() as stack:
             turn = turn_of(sess.graph)
@@ -138,16 +136,17 @@ class FiniteSaver(tf1.train.Saver):
             stack.enter_context(_relative_state(self._saver))
             rest = (global_step, latest_filename) + args
             spare = Spare(self._saver, os.path.dirname(path), latest_filename or 'checkpoint')
-            is_alone = turn is not None and not turn.is_in_step
-            session = SavingSession(sess, self._checked, self._saver, spare, is_alone)
+            session = SavingSession(sess, self._saver, spare)
             self.failure = None
+            is_saved = False
             try:
                 saved = self._saver.save(session, path, *rest, **kwargs)
+                is_saved = True
                 self._saved, self._listed = saved, list(self.last_checkpoints)
                 _note_published(saved)
                 return given + saved[len(path) :]
-            except NotFinite as refusal:
-                unguarded = _unguarded(refusal.names, sess.graph, self._checked)
+            except NotGood as refusal:
+                unguarded = self._unguarded(refusal.found.non_finite, sess.graph)
                 self.refused.append(_refused(refusal, path, self._newest(), unguarded))
                 del self.refused[:-_REMEMBERED]
                 return None
@@ -156,21 +155,21 @@ class FiniteSaver(tf1.train.Saver):
                 self.failure = error
                 raise
             finally:
-                spare.drop()
-
-    def prepare(self) -> None:
-        """Adds the ops that check and save, for threads that save while another trains."""
-        if self._checked is not None:
-            self._checked.prepare()
+                spare.drop(is_saved)
 
     def room_needed(self) -> int:
         """How many bytes the next checkpoint may take on its disk, its graph included; generously.
 
         It is written beside the existing ones: the oldest goes once the new one is whole.
         """
-        if self._room_needed is None:
+        saver_def, graph = self._saver.saver_def, self._graph
+        if saver_def is None:
             return 0
-        return self._room_needed.after(self._saver.last_checkpoints)
+        if self._size is None:
+            self._size = sum(each.size for each in saved_by(graph, saver_def))
+        # Values without a shape in the graph, such as a table's, count as in the last checkpoint.
+        newest = [look_at(path).size for path in self._saver.last_checkpoints[-1:]]
+        return int(max([self._size] + newest) * _MORE) + graph_size.bytes_of(graph) + _MARGIN
 
     def _newest(self) -> Optional[str]:
         """The checkpoint that was saved last, also if the saver does not list it; or None.
@@ -180,17 +179,11 @@ class FiniteSaver(tf1.train.Saver):
         listed = self.last_checkpoints
         return listed[-1] if listed and listed != self._listed else self._saved
 
-    def _build_checks(self) -> None:
-        if self._checked is not None or self._saver.saver_def is None:
-            return
-        graph = tf1.get_default_graph()
-        if graph.finalized:
-            raise RuntimeError(
-                'the graph is finalized, so FiniteSaver cannot add its check; make it before a '
-                'Supervisor or a MonitoredSession takes the graph'
-            )
-        self._checked = CheckedSave(graph, self._saver.saver_def)
-        self._room_needed = RoomNeeded(graph, self._checked.size)
+    def _unguarded(self, names: Sequence[str], graph: tf.Graph) -> List[str]:
+        """The names of the variables that no gate writes, so that no gate keeps them finite."""
+        guarded = gates.variables_behind_gates(graph)
+        saved = saved_by(graph, self._saver.saver_def)
+        return [each.name for each in saved if each.name in names and each.variable not in guarded]
 
 
 _numbers = itertools.count(1)
@@ -255,23 +248,17 @@ def make_finite(graph: tf.Graph, saver: tf1.train.Saver) -> FiniteSaver:
     return finite
 
 
-def _unguarded(names: Sequence[str], graph: tf.Graph, checked: CheckedSave) -> List[str]:
-    """The names of the variables that no gate writes, so that no gate keeps them finite."""
-    guarded = gates.variables_behind_gates(graph)
-    variables = checked.variables_by_name()
-    return [name for name in names if variables.get(name) not in guarded]
-
-
 def _refused(
-    refusal: NotFinite, save_path: str, newest: Optional[str], unguarded: Sequence[str]
+    refusal: NotGood, save_path: str, newest: Optional[str], unguarded: Sequence[str]
 ) -> Incident:
     """The incident of a refused save; logs it, and records it."""
     what_helps = advice.for_a_refused_save(unguarded) if unguarded else None
+    names = refusal.found.non_finite
     incident = Incident.now(
         step=refusal.step,
         loss=None,
-        reason='not finite: ' + ', '.join(refusal.names),
-        tensors=tuple(refusal.names),
+        reason='not finite: ' + ', '.join(names) if names else str(refusal),
+        tensors=names,
         strategy='saver',
         state_lost=True,
         action='save refused',
@@ -281,9 +268,9 @@ def _refused(
     file.append(incident)
     file.close()
     log().error(
-        'checkpoint %s is refused, not finite: %s. %s.%s',
+        'checkpoint %s is refused, %s. %s.%s',
         refusal.path,
-        texts.listed(refusal.names, 5),
+        'not finite: ' + texts.listed(names, 5) if names else refusal,
         'None was saved before' if newest is None else 'The newest is still ' + newest,
         '' if what_helps is None else ' %s.' % what_helps,
     )

@@ -9,8 +9,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import graph as graphs
 from slimguard.checkpoints import checkpoint_reader
 from slimguard.checkpoints.rollback import Restorer
-from slimguard.checkpoints.snapshot_values import assign, read_variables
-from slimguard.checkpoints.unlisted import all_variables
+from slimguard.checkpoints.variables import all_variables, assign, read_variables
 
 # Its name in the record.
 FIRST = 'the state before the first step'

@@ -8,25 +8,27 @@ a while.
 
 import collections
 import statistics
-from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.checkpoints.kept_by_steps import PROBATION, KeptBySteps
-from slimguard.checkpoints.snapshot_values import assign, read_variables, size_of
-from slimguard.checkpoints.unlisted import all_variables
+from slimguard.checkpoints.variables import all_variables, assign, read_variables, size_of
 from slimguard.system import memory
 from slimguard.system.log import log
 
+# A state is trusted after this many good steps; the next one is kept after as many at the earliest.
+PROBATION = 10
+# The next one is kept after an eighth of the steps so far, if more; after so many steps at most.
+_SHARE, _MOST_STEPS = 8, 200
+# Reading this many bytes takes a step's time at most. A state of N times as many is kept N times
+# less often; but a state is kept each time that the number of steps has doubled.
+_BYTES = 32 << 20
 # A state is ruined, and not kept, if its loss is so many times that of all older states and of the
 # first steps. A loss that rises for another reason does not rise so far.
 _RUINED = 10.0
-# A state is not good if the loss rises so many times after it: an explosion may be slow. The next
-# older state may be much older, so this is asked only of the last state to go back to.
-_ROSE = 1.5
 # The weights are ruined now if the last losses are so many times the usual one. It is more than ten
 # since bad steps are not skipped then, and the losses of two networks that compete rise tenfold.
 _RUINED_NOW = 100.0
@@ -50,7 +52,6 @@ class Snapshot(NamedTuple):
       taken_at: how many good steps there had been.
       loss: the absolute loss of the last steps before it, or None if it is unknown.
       values: the values of the variables, by the names of their ops.
-      loss_after: the loss of the steps of its probation; None until these are over, or if unknown.
     """
 
     name: str
@@ -58,7 +59,6 @@ class Snapshot(NamedTuple):
     taken_at: int
     loss: Optional[float]
     values: Dict[str, np.ndarray]
-    loss_after: Optional[float] = None
 
 
 class Snapshots:
@@ -118,9 +118,6 @@ class Snapshots:
             self._losses.append(abs(float(loss)))
             if self._first_loss is None and len(self._losses) == _LOSSES:
                 self._first_loss = _usual_at_first(self._losses)
-        if self.kept and self.good - self.kept[0].taken_at == PROBATION and self._losses:
-            loss_after = statistics.median(self._losses)
-            self.kept[0] = self.kept[0]._replace(loss_after=loss_after)
         # Soon after a return the older ones may still be needed.
         if self.most and self._states.is_due(self.good) and not self.is_soon:
             if not self._is_far_above():
@@ -136,24 +133,15 @@ class Snapshots:
         """Whether the last return was so recent that it seems to have been of no use."""
         return self._went_back_at is not None and (self.good - self._went_back_at < 2 * PROBATION)
 
-    def trusted(self, is_last: bool = False, is_further: bool = True) -> Optional[Snapshot]:
+    def trusted(self) -> Optional[Snapshot]:
         """The newest trusted snapshot, or None.
 
-        Args:
-          is_last: whether no older one will be tried if this does not help: then the loss must not
-            have risen after it either.
-          is_further: whether, soon after a return, it has to be older than the snapshot that the
-            training returned to.
+        Soon after a return it is older than the snapshot that the training returned to; there is
+        none after a return to a checkpoint, as all snapshots are newer.
         """
-        before = None
-        if self.is_soon and is_further:
-            if self._went_back_to is None:
-                return None  # it was a checkpoint, and all snapshots are newer
-            before = self._went_back_to
+        before = self._went_back_to or 0 if self.is_soon else self.good
         for each in self.kept:
-            is_older = before is None or each.taken_at < before
-            is_over = self.good - each.taken_at >= PROBATION
-            if is_older and is_over and not (is_last and _rose(each)):
+            if each.taken_at < before and self.good - each.taken_at >= PROBATION:
                 return each
         return None
 
@@ -167,12 +155,6 @@ class Snapshots:
         """Drops all snapshots, and takes no more."""
         self.most = 0
         self._states.keep_only(lambda snapshot: False)
-
-    def forget_before_restart(self, step: Optional[int]) -> None:
-        """Drops the snapshots of before a restart: up to the last one of a step above `step`."""
-        later = [each.taken_at for each in self.kept if _is_later(each, step)]
-        if later:
-            self._states.keep_only(lambda each: each.taken_at > max(later))
 
     def note_return(self, snapshot: Optional[Snapshot]) -> None:
         """Notes that the training went back to a snapshot, or, if None, to a checkpoint.
@@ -223,7 +205,7 @@ class Snapshots:
         # Listed now: hooks may add variables when they begin, and scripts after they have trained.
         self._variables = _variables_of(self._graph, self._has_unlisted)
         if self._size is None:
-            self._size = size_of(session, self._variables)
+            self._size = size_of(self._variables)
             free = memory.available()
             if free is not None and 2 * self.most * self._size > free and not self._is_shared:
                 self._give_up(_NO_ROOM % (self.most, self._size >> 20, free >> 20))
@@ -244,8 +226,68 @@ class Snapshots:
         self.drop()
 
 
-def _is_later(snapshot: Snapshot, step: Optional[int]) -> bool:
-    return step is not None and snapshot.step is not None and snapshot.step > step
+def _can_assign(variable: Any, shape: Sequence[int]) -> bool:
+    """Whether `assign` can put a value into a variable; its shape may have changed."""
+    inputs = getattr(variable.initializer, 'inputs', ())
+    return len(inputs) > 1 and inputs[1].shape.is_compatible_with(shape)
+
+
+class KeptBySteps:
+    """States of a training, spread over its steps so far; the older they are, the fewer.
+
+    It asks no clock, so a busy machine keeps the same states as an idle one, and a rollback goes to
+    the same state on both.
+
+    Args:
+      most: how many are kept.
+
+    Attributes:
+      states: the newest first. Each has a `taken_at`, the number of good steps until then.
+    """
+
+    def __init__(self, most: int):
+        self.states: List[Any] = []
+        self._most = most
+        self._due = 0
+
+    def is_due(self, good: int) -> bool:
+        """Whether to keep the state after this many good steps."""
+        return good >= self._due
+
+    def add(self, state: Any, size: int = 0) -> None:
+        """Keeps the present state, of `size` bytes; another may be dropped for it."""
+        self.states.insert(0, state)
+        self._due = state.taken_at + steps_to_next(state.taken_at, size)
+        if len(self.states) > self._most:
+            del self.states[self._one_too_many()]
+
+    def _one_too_many(self) -> int:
+        """The number of the state to drop: the ages of its neighbours have the smallest ratio.
+
+        So ages grow as powers do. The start of the training is the neighbour of the oldest. The
+        newest two stay: one is on probation, and one is the newest that is trusted.
+        """
+        taken_at = [each.taken_at for each in self.states] + [0]
+        ages = [taken_at[0] - each for each in taken_at]
+        older = range(2, len(self.states))
+        return min(older, key=lambda n: ages[n + 1] / ages[n - 1], default=1)
+
+    def keep_only(self, is_kept: Callable[[Any], bool]) -> None:
+        """After a return: drops all states but those that `is_kept`; the next step's is kept."""
+        self.states = [each for each in self.states if is_kept(each)]
+        self._due = 0
+
+
+def steps_to_next(good: int, size: int) -> int:
+    """How many good steps after a state the next one is kept.
+
+    Args:
+      good: how many good steps there had been when it was kept.
+      size: its bytes.
+    """
+    times = max(1.0, size / _BYTES)
+    wanted = min(max(good / _SHARE, PROBATION * times), _MOST_STEPS * times)
+    return int(max(PROBATION, min(good, wanted)))
 
 
 def _variables_of(graph: tf.Graph, has_unlisted: bool) -> Dict[str, Any]:
@@ -268,12 +310,6 @@ def _name_of(step: Optional[int], good: int) -> str:
     return 'a snapshot after %d good step%s' % (good, '' if good == 1 else 's')
 
 
-def _rose(snapshot: Snapshot) -> bool:
-    """Whether the loss rose after it: then something was wrong already, or soon was."""
-    before, after = snapshot.loss, snapshot.loss_after
-    return before is not None and after is not None and after > _ROSE * before
-
-
 def _usual_at_first(losses: Sequence[float]) -> float:
     """The loss of untrained weights, told from the first losses even if these explode at once.
 
@@ -283,16 +319,10 @@ def _usual_at_first(losses: Sequence[float]) -> float:
     return losses[0] if median > _EXPLODED * max(losses[0], 1.0) else median
 
 
-def _can_assign(variable: Any, shape: Sequence[int]) -> bool:
-    """Whether `assign` can put a value into a variable; its shape may have changed."""
-    inputs = getattr(variable.initializer, 'inputs', ())
-    return len(inputs) > 1 and inputs[1].shape.is_compatible_with(shape)
-
-
 _RUIN = '; and the weights are ruined: the loss is %g, %s, and was %g at most'
 _SPIKES = '; and the last %d steps were spikes, so the weights are taken for ruined'
-_NONE_KEPT = 'no snapshots are kept, %s; rollback goes back to checkpoints.'
 _IN_MEMORY = 'up to %d snapshots, of at most %d MB each, are kept in memory.'
+_NONE_KEPT = 'no snapshots are kept, %s; rollback goes back to checkpoints.'
 _NO_ROOM = (
     'as %d copies of the variables, of %d MB each, would take more than half of the memory, of '
     'which %d MB are free (Rollback(snapshots=2) keeps the fewest)'

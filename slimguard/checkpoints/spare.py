@@ -1,12 +1,11 @@
-"""The spare copy of a checkpoint whose step is saved again: it stands in while files are replaced.
+"""The spare copy of a checkpoint that is saved over: it stands in while the files are replaced.
 
 A Saver that saves a step a second time, as it does after each restart, replaces two files, and a
-kill between the two leaves a truncated checkpoint as the newest. So the old one is published under
-another name meanwhile.
+kill between the two leaves a truncated checkpoint as the newest. And the new one may be refused. So
+the old one is kept, and published, under another name meanwhile.
 """
 
 import os
-import time
 from typing import NamedTuple, Optional
 
 import tensorflow as tf
@@ -14,8 +13,6 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard.checkpoints import checkpoint_files, checkpoint_reader, state_file
 from slimguard.checkpoints.state_file import SPARE
-from slimguard.compat import tf_private
-from slimguard.system import files
 from slimguard.system.log import log
 
 
@@ -27,7 +24,7 @@ class _Names(NamedTuple):
 
 
 class Spare:
-    """Keeps the newest checkpoint under another name while a new one takes its place.
+    """Keeps a checkpoint under another name while a new one takes its place.
 
     Args:
       saver: the saver, whose list of checkpoints goes into the state file.
@@ -42,42 +39,43 @@ class Spare:
         self._names: Optional[_Names] = None
 
     def make(self, path: str) -> None:
-        """Publishes the checkpoint at `path`, if it is the newest, under its spare's name."""
-        if self._names is not None or not files.exists(path + '.index'):
+        """Keeps the checkpoint at `path`, if there is one; publishes that if it is the newest."""
+        if self._names is not None or not checkpoint_files.files_of(path):
             return
-        if state_file.newest_in(self._logdir, self._latest_filename) != path:
+        spare, newest = _spare_of(path), self._newest()
+        if newest == spare:  # a process was killed that wrote over it
+            self._names = _Names(path, spare)
             return
-        spare = _spare_of(path)
         checkpoint_files.remove(spare)
         try:
             checkpoint_files.link(path, spare)
-            self._publish(spare, path)
+            if newest == path:
+                self._publish(spare, path)
         except (OSError, tf.errors.OpError) as error:  # no links there, and no room for a copy
             log().warning('%s is written over without a spare: %s', path, error)
             checkpoint_files.remove(spare)
             return
         self._names = _Names(path, spare)
 
-    def drop(self) -> None:
-        """Removes the spare again, unless the checkpoint under its own name is not good."""
+    def drop(self, is_saved: bool) -> None:
+        """Removes the spare; puts it back if nothing good `is_saved` in its place."""
         if self._names is None:
             return
         own, spare = self._names
-        if state_file.newest_in(self._logdir, self._latest_filename) == spare:
-            # The new one was not published. In its place may be the old one, or a truncated one.
-            if not (checkpoint_reader.read(own).is_good and self._can_publish(own)):
-                listed = tf_private.checkpoints_and_times(self._saver)
-                kept = [each for each in listed if each[0] != own]
-                self._saver.set_last_checkpoints_with_time(kept + [(spare, time.time())])
-                return
+        is_published = self._newest() == spare
+        try:
+            if not (is_saved or checkpoint_reader.read(own).is_good):
+                checkpoint_files.remove(own)
+                checkpoint_files.link(spare, own)
+            if is_published:
+                self._publish(own, own)
+        except (OSError, tf.errors.OpError) as error:  # a full disk; the spare stays, published
+            log().warning('%s stands in for %s: %s', spare, own, error)
+            return
         checkpoint_files.remove(spare)
 
-    def _can_publish(self, own: str) -> bool:
-        try:
-            self._publish(own, own)
-        except (OSError, tf.errors.OpError):  # a full disk; the spare stays published
-            return False
-        return True
+    def _newest(self) -> Optional[str]:
+        return state_file.newest_in(self._logdir, self._latest_filename)
 
     def _publish(self, path: str, replaced: str) -> None:
         others = [p for p in self._saver.last_checkpoints if p != replaced]

@@ -63,11 +63,6 @@ class StepTurn:
             self._trainer = threading.get_ident()
         return self.is_mine
 
-    @property
-    def is_in_step(self) -> bool:
-        """Whether a step is under way."""
-        return self._depth > 0
-
     def stepping(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """A function that runs `step` in its turn."""
         return functools.partial(self._step, step)

@@ -8,8 +8,6 @@ The files:
     watch.py          stops a session when another process ended the job, or goes back
     session_end.py    how a session ends, and which errors lead to a new one
     waiting.py        waits for other processes
-    place.py          the name of a process, and the device of the shared table
-    own_entry.py      the entry of this process in the shared table
-    job_table.py      the shared table, with one entry of each process
+    job_table.py      the shared table, with one entry of each process, and this one's
     sync_replicas.py  the accumulators and tokens of a SyncReplicasOptimizer
 """

@@ -6,8 +6,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 import tensorflow as tf
 
 from slimguard.checkpoints import checkpoint_reader, repair
-from slimguard.cluster.job_table import Entry
-from slimguard.cluster.own_entry import CHIEF, OwnEntry, new_number
+from slimguard.cluster.job_table import CHIEF, Entry, OwnEntry, new_number
 from slimguard.cluster.session_end import aborted, stop
 from slimguard.cluster.sync_replicas import Replicas
 from slimguard.cluster.waiting import PAUSE, Reminder, insist

@@ -5,8 +5,7 @@ from typing import Any, Callable, Optional
 
 import tensorflow as tf
 
-from slimguard.cluster.job_table import Entry
-from slimguard.cluster.own_entry import CHIEF, OwnEntry
+from slimguard.cluster.job_table import CHIEF, Entry, OwnEntry
 from slimguard.cluster.waiting import PAUSE, Reminder, insist
 from slimguard.incidents.incident import Incident
 from slimguard.system.log import log

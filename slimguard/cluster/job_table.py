@@ -1,4 +1,4 @@
-"""The shared table of a job: on a parameter server, with one entry of each process.
+"""The shared table of a job, on a parameter server, and in it the entry of this process.
 
 It is read and written through a small graph and a session of its own, so the graph and the session
 of a training know nothing of it, and a thread can use it while a step waits. The table lives as
@@ -6,14 +6,20 @@ long as the process that holds it: if that is killed, the table is empty again.
 """
 
 import json
+import random
 import threading
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
+from slimguard.system.log import log
+
 # How long an answer may take, in milliseconds; a process that is gone never answers.
 _PATIENCE = 3000
+
+# The number of the chief's entry; the other processes take random numbers.
+CHIEF = 0
 
 Entry = Dict[str, Any]
 
@@ -100,3 +106,56 @@ class SharedTable:
 
 def _entries(who, texts) -> Dict[int, Entry]:
     return {int(w): json.loads(text.decode('utf-8')) for w, text in zip(who, texts)}
+
+
+class OwnEntry:
+    """The one entry that this process writes. Threads may share it.
+
+    Args:
+      table: the shared table.
+      is_chief: whether this process is the chief.
+      worker: the name of the process, such as ``'/job:worker/task:1'``.
+
+    Attributes:
+      table: the shared table.
+      number: the key of the entry in the table.
+      worker: the name of the process.
+      round: the number of the round that the process takes part in, or None.
+      lock: held while the entry or the round changes.
+    """
+
+    def __init__(self, table: SharedTable, is_chief: bool, worker: str):
+        self.table = table
+        self.number = CHIEF if is_chief else new_number()
+        self.worker = worker
+        self.round: Optional[int] = None
+        self.lock = threading.RLock()
+        self._entry: Entry = {'round': None, 'open': False, 'beat': 0, 'worker': worker}
+
+    def write(self, **news) -> None:
+        """Changes the entry.
+
+        Raises:
+          tf.errors.OpError: if the process that holds the table does not answer.
+        """
+        with self.lock:
+            self._entry.update(news)
+            self.table.write(self.number, self._entry)
+
+    def tell(self, **news) -> None:
+        """As `write`, but an error is logged, and not raised."""
+        try:
+            self.write(**news)
+        except tf.errors.OpError as error:
+            log().error('the other processes could not be told: %s', error)
+
+    def beat(self) -> Dict[int, Entry]:
+        """Shows that this process lives; returns the entries of all. Raises as `write` does."""
+        with self.lock:
+            self._entry['beat'] += 1
+            return self.table.exchange(self.number, self._entry)
+
+
+def new_number() -> int:
+    """A number that no other process chooses, and no other round has."""
+    return random.SystemRandom().randrange(1, 2**53)

@@ -7,8 +7,7 @@ import threading
 from typing import Any, Dict, Optional
 
 from slimguard.cluster.chief import Chief
-from slimguard.cluster.job_table import Entry
-from slimguard.cluster.own_entry import CHIEF, OwnEntry
+from slimguard.cluster.job_table import CHIEF, Entry, OwnEntry
 from slimguard.cluster.session_end import aborted, error_of, stop
 from slimguard.cluster.sync_replicas import Replicas
 from slimguard.cluster.waiting import GONE, PAUSE

@@ -54,7 +54,6 @@ def _document(folder: str, record: Record) -> Dict[str, Any]:
         'logdir': folder,
         'record': record_file.path_in(folder),
         'unreadable_lines': record.unreadable,
-        'left_out': record.left_out,
         'groups': [_group_document(group) for group in groups],
         'incidents': [incident.to_dict() for incident in record.incidents],
     }

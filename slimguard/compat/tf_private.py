@@ -367,14 +367,6 @@ def has_threads(runner: tf1.train.QueueRunner) -> bool:
     return any(list(runner._runs_per_session.values()))
 
 
-def forget_last_step(counter: tf1.train.StepCounterHook) -> None:
-    """Makes a step counter compare its next global step with none.
-
-    `StepCounterHook._last_global_step`: the step of its last run. There is no public name.
-    """
-    counter._last_global_step = None
-
-
 def replace_method(supervisor: tf1.train.Supervisor, name: str, method: Callable) -> Callable:
     """Makes slim's loop call `method` in place of a method of its Supervisor.
 

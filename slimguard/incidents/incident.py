@@ -4,9 +4,7 @@ import dataclasses
 import math
 import shlex
 import time
-from typing import Any, Callable, Dict, Optional, Tuple
-
-from slimguard.system.numbers import is_number, is_whole
+from typing import Any, Dict, Optional, Tuple
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +37,7 @@ class Incident:
       gradient_norm_ratio: this norm as a multiple of the median of the last good steps.
       diagnosis: what made the step bad, in a few lines, if the step was captured.
       bundle: the folder to run the step again from: ``python -m slimguard replay BUNDLE``. None if
-        there is none, or none any more.
+        there is none. One that `read_incidents` names is there.
       worker: the process of a cluster that ran the step, such as ``'/job:worker/task:1'``.
     """
 
@@ -71,21 +69,16 @@ class Incident:
         """The incident that `to_dict` made a record of; unknown keys are ignored.
 
         Raises:
-          ValueError: if it is no record of an incident: it lacks a step or a reason, or a value is
-            of another kind than `to_dict` writes.
+          ValueError: if it is no record of an incident: it lacks a step or a reason, or a number is
+            none.
         """
-        known: Dict[str, Any] = {key: record[key] for key in _KINDS if key in record}
-        for key, value in known.items():
-            if not _KINDS[key](value):
-                raise ValueError('no record of an incident: its %s is %.50r' % (key, value))
-        if not {'step', 'reason'} <= set(known):
+        if 'step' not in record or record.get('reason') is None:
             raise ValueError('no record of an incident: it lacks a step or a reason')
-        filled = dict(_WHERE_ABSENT, **known)
-        filled['tensors'] = tuple(filled['tensors'])
-        for key in _NUMBERS:
-            if filled.get(key) is not None:
-                filled[key] = float(filled[key])
-        return cls(**filled)
+        known = dict(_WHERE_ABSENT)
+        for field in dataclasses.fields(cls):
+            if field.name in record:
+                known[field.name] = _value_of(field.name, record[field.name])
+        return cls(**known)
 
     def to_dict(self) -> Dict[str, Any]:
         """For JSON, which has no NaN: a non-finite number becomes 'nan', 'inf' or '-inf'."""
@@ -135,61 +128,25 @@ class Incident:
 _NAMED = 3
 
 
-def _is_step(value: Any) -> bool:
-    return value is None or is_whole(value) and abs(value) < 2**63
-
-
-def _is_real(value: Any) -> bool:
-    # An int as large as 10**400 cannot become a float.
-    return value in (None, 'nan', 'inf', '-inf') or isinstance(value, float) or _is_step(value)
-
-
-def _is_factor(value: Any) -> bool:
-    return value is None or is_number(value) and 0 <= value <= 1
-
-
-def _is_time(value: Any) -> bool:
-    return is_number(value) and abs(value) < 2**63
-
-
-def _is_text(value: Any) -> bool:
-    return value is None or isinstance(value, str)
-
-
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _are_names(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
-
-
 # The values of attributes without a default that a record may lack.
 _WHERE_ABSENT: Dict[str, Any] = {'loss': None, 'tensors': (), 'strategy': '', 'time': 0.0}
 
 # The attributes that are numbers and may be NaN or Inf.
 _NUMBERS = ('loss', 'gradient_norm', 'gradient_norm_ratio')
 
-# Whether a value is of the kind that `Incident.to_dict` writes under a key.
-_KINDS: Dict[str, Callable[[Any], bool]] = {
-    'step': _is_step,
-    'loss': _is_real,
-    'reason': lambda value: isinstance(value, str),
-    'tensors': _are_names,
-    'strategy': lambda value: isinstance(value, str),
-    'time': _is_time,
-    'held': _is_flag,
-    'state_lost': _is_flag,
-    'action': _is_text,
-    'restored': _is_text,
-    'diagnosis': _is_text,
-    'bundle': _is_text,
-    'worker': _is_text,
-    'learning_rate': _is_factor,
-    'advice': _is_text,
-    'gradient_norm': _is_real,
-    'gradient_norm_ratio': _is_real,
-}
+
+def _value_of(name: str, value: Any) -> Any:
+    """The value of an attribute, from what `Incident.to_dict` wrote under its name."""
+    try:
+        if value is None or name in ('held', 'state_lost'):
+            return value
+        if name == 'step':
+            return int(value)
+        if name in (*_NUMBERS, 'time', 'learning_rate'):
+            return float(value)
+        return tuple(map(str, value)) if name == 'tensors' else str(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError('no record of an incident: its %s is %.50r' % (name, value)) from None
 
 
 def replay_hint(bundle: str) -> str:

@@ -9,7 +9,6 @@ only its own line. Readers count such lines.
 Imports no TensorFlow for a logdir of this machine.
 """
 
-import collections
 import dataclasses
 import errno
 import json
@@ -17,7 +16,7 @@ import os
 import re
 import socket
 import warnings
-from typing import Any, Deque, Dict, Iterable, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from slimguard.incidents import advice
 from slimguard.incidents.incident import Incident
@@ -26,9 +25,6 @@ from slimguard.system.log import log
 
 # Longer texts, names and lists are cut to this: a model may have 100,000 tensors.
 _LONGEST_TEXT, _LONGEST_NAME, _MOST_NAMES = 5000, 500, 1000
-# The most incidents that wait for a file that cannot be written, and the most that are read: in
-# both cases the newest.
-_MOST_WAITING, _MOST_READ = 1000, 50000
 
 WHY_NO_RECORD = (
     'no guarded training has written there, or the record was deleted. If you ran a script with '
@@ -47,8 +43,8 @@ def path_in(logdir: files.Path) -> str:
 class IncidentFile:
     """The record in a logdir, for appending.
 
-    A failure to write is logged once and raises nothing: the training is worth more. An incident
-    that could not be written is tried again with the next one, and when the file is closed.
+    A failure to write is logged once and raises nothing: the training is worth more. How many
+    incidents are missing is said when the file is closed.
 
     Args:
       logdir: the directory, as a str, bytes or `os.PathLike`; '' is the working directory.
@@ -57,72 +53,42 @@ class IncidentFile:
     def __init__(self, logdir: files.Path):
         self._path = path_in(logdir or os.curdir)
         self._process = '%s:%d' % (socket.gethostname(), os.getpid())
-        self._waiting: Deque[bytes] = collections.deque()
-        self._lost = 0
+        self._missing = 0
         self._trouble = ''
-        self._was_there = False
 
     def make(self) -> None:
         """Makes an empty file unless there is one: it shows that a guard watches for incidents."""
-        self._try_to_write()
+        self._write(b'')
 
     def append(self, incident: Incident) -> None:
         """Writes a line."""
-        self._waiting.append(line_of(incident, self._process))
-        if len(self._waiting) > _MOST_WAITING:
-            self._waiting.popleft()
-            self._lost += 1
-        self._try_to_write()
+        self._missing += not self._write(line_of(incident, self._process))
 
     def close(self) -> None:
-        """Writes the waiting incidents; logs how many the record lacks."""
-        if self._waiting:
-            self._try_to_write()
-        if self._waiting or self._lost:
-            log().error(
-                '%d incidents are missing in %s: %s',
-                len(self._waiting) + self._lost,
-                self._path,
-                self._trouble or 'it could not be written for a while',
-            )
-            self._waiting.clear()
-            self._lost = 0
+        """Logs how many incidents the record lacks."""
+        if self._missing:
+            told = self._missing, self._path, self._trouble or 'it could not be written for a while'
+            log().error('%d incidents are missing in %s: %s', *told)
+            self._missing = 0
 
-    def _try_to_write(self) -> None:
+    def _write(self, line: bytes) -> bool:
         trouble = ''
         try:
-            self._write_all()
+            files.make_dirs(os.path.dirname(self._path))
+            with files.open_to_append(self._path) as file:
+                _write_line(file, line)
         except files.errors(self._path) as error:
             trouble = str(error)
         if trouble and trouble != self._trouble:
             log().error('%s cannot be written: %s', self._path, trouble)
-        elif self._trouble and not trouble:
-            log().warning('%s can be written again', self._path)
         self._trouble = trouble
-
-    def _write_all(self) -> None:
-        if self._was_there and not files.exists(self._path):
-            log().warning('%s was deleted while the training ran; it is begun anew', self._path)
-        files.make_dirs(os.path.dirname(self._path))
-        with files.open_to_append(self._path) as file:
-            self._was_there = True
-            # Several threads may train in one session: each takes lines of its own.
-            while True:
-                try:
-                    line = self._waiting.popleft()
-                except IndexError:
-                    return
-                try:
-                    _write_line(file, line)
-                except BaseException:
-                    self._waiting.appendleft(line)
-                    raise
+        return not trouble
 
 
 def _write_line(file: Any, line: bytes) -> None:
     """Appends a line, after a line end if an earlier write was cut short."""
     size = files.size_of(file)
-    if size:
+    if size and line:
         file.seek(size - 1)
         line = line if file.read(1) == b'\n' else b'\n' + line
     written = file.write(line)
@@ -155,12 +121,10 @@ class Record(NamedTuple):
     Attributes:
       incidents: the oldest first, with the bundles that are still there.
       unreadable: how many lines are no incident.
-      left_out: how many older incidents were not read.
     """
 
     incidents: List[Incident]
     unreadable: int = 0
-    left_out: int = 0
 
     @property
     def is_foreign(self) -> bool:
@@ -169,15 +133,11 @@ class Record(NamedTuple):
 
     @property
     def notes(self) -> List[str]:
-        """Sentences for the reader about lines and incidents that are missing here."""
-        notes = []
-        if self.left_out:
-            told = 'The record is long: only its newest %d incidents were read.'
-            notes.append(told % len(self.incidents))
-        if self.unreadable:
-            lines = '1 line' if self.unreadable == 1 else '%d lines' % self.unreadable
-            notes.append(lines + ' of the record could not be read; a kill can cut one short.')
-        return notes
+        """Sentences for the reader about lines that are missing here."""
+        if not self.unreadable:
+            return []
+        lines = '1 line' if self.unreadable == 1 else '%d lines' % self.unreadable
+        return [lines + ' of the record could not be read; a kill can cut one short.']
 
 
 def read_incidents(logdir: files.Path) -> List[Incident]:
@@ -185,8 +145,7 @@ def read_incidents(logdir: files.Path) -> List[Incident]:
 
     Imports no TensorFlow for a logdir of this machine. An empty list says that a guarded training
     ran there and had no incident. A `RuntimeWarning` tells how many lines could not be read (a kill
-    may cut one short). Of more than 50,000 incidents the newest are read, and a `RuntimeWarning`
-    says so.
+    may cut one short).
 
     Args:
       logdir: a directory (a str, bytes or `os.PathLike`, relative or absolute), on any file system
@@ -227,15 +186,14 @@ def read_record(logdir: files.Path) -> Record:
         missing.
     """
     path = path_in(logdir)
-    incidents: Deque[Incident] = collections.deque(maxlen=_MOST_READ)
-    count = unreadable = 0
+    incidents: List[Incident] = []
+    unreadable = 0
     try:
         with files.open_to_read(path) as file:
             for line in file:
                 incident = _incident_of(line)
                 if incident is not None:
                     incidents.append(incident)
-                    count += 1
                 elif line.strip():
                     unreadable += 1
     except files.errors_of_absence(path):
@@ -244,8 +202,7 @@ def read_record(logdir: files.Path) -> Record:
         raise
     except files.errors(path) as error:
         raise OSError('%s: %s' % (path, getattr(error, 'message', error))) from None
-    found = _with_bundles_of_today(os.path.dirname(path), incidents)
-    return Record(found, unreadable, count - len(incidents))
+    return Record(_with_bundles_of_today(os.path.dirname(path), incidents), unreadable)
 
 
 def _incident_of(line: bytes) -> Optional[Incident]:
@@ -257,13 +214,13 @@ def _incident_of(line: bytes) -> Optional[Incident]:
         return None
 
 
-def _with_bundles_of_today(folder: str, incidents: Iterable[Incident]) -> List[Incident]:
+def _with_bundles_of_today(folder: str, incidents: Sequence[Incident]) -> List[Incident]:
     """Incidents with the present paths of their bundles: a logdir may have been moved.
 
     A bundle belongs to the newest incident that names it; older bundles of that name were removed.
     """
     there, found = set(files.list_dir(folder)), []
-    for incident in reversed(list(incidents)):
+    for incident in reversed(incidents):
         if incident.bundle is not None:
             name = re.split(r'[\\/]', incident.bundle.rstrip('\\/'))[-1]
             path = os.path.join(folder, name)

@@ -176,17 +176,12 @@ class Level:
         if len(ordered) >= self._warmup and median > self._largest_median:
             self._largest_median = median
 
-    def memory(self) -> Any:
-        """The state of this object, for `go_back`."""
-        return tuple(self._last), self._largest_median
-
-    def go_back(self, memory: Any) -> None:
-        """Restores the state of when `memory` was made; None stands for the beginning."""
-        last, self._largest_median = ((), 0.0) if memory is None else memory
+    def clear(self) -> None:
+        """Begins anew."""
+        self.median = None
         self._last.clear()
-        self._last.extend(last)
-        self._sorted = sorted(last)
-        self.median = _median(self._sorted) if last else None
+        self._sorted = []
+        self._largest_median = 0.0
 
     def limit(self, multiple: Optional[float]) -> float:
         """The largest number that is no spike; Inf if no number is one."""

@@ -15,7 +15,6 @@ What watches, in any loop:
     watchers.py           hands them their training; picks the one that decides
     step_history.py       the last steps, and whether the next is a spike
     history_summaries.py  the same as scalars in TensorBoard
-    step_counters.py      TensorFlow's StepCounterHook, told of steps that were held back
     checkpoint_dir.py     the directory that a session saves to
 
 The loops:

@@ -1,6 +1,6 @@
 """Has the bad steps of a training examined, and their bundles written: `Examiner`."""
 
-from typing import List, Mapping, Optional
+from typing import Mapping, Optional
 
 from slimguard import gate as gates
 from slimguard.diagnosis.budget import Pace
@@ -24,7 +24,6 @@ class Examiner:
     def __init__(self, evidence: Mapping[gates.Gate, Evidence]):
         self.pace = Pace()
         self._evidence = evidence
-        self._with_bundle: List[OpenIncident] = []
 
     def examine(
         self,
@@ -63,9 +62,6 @@ class Examiner:
         found = keep(session, handled.incident, labels, found, ends, history)
         handled.note_found(found, history)
         handled.note_reason(found.why_not)
-        if handled.incident.bundle is not None:  # others may have gone for it
-            self._with_bundle = [each for each in self._with_bundle if each.has_bundle()]
-            self._with_bundle.append(handled)
 
     def examine_ahead(
         self,

@@ -28,7 +28,7 @@ from slimguard.incidents.policies import Policy, Raise, Rollback, Skip, Stop
 from slimguard.incidents.policy_language import OnNan
 from slimguard.incidents.spike import as_spike
 from slimguard.system.log import log
-from slimguard.training import back_off, checkpoint_dir, step_counters
+from slimguard.training import back_off, checkpoint_dir
 from slimguard.training.history_summaries import summaries_beside
 from slimguard.training.hook_loop import HookLoop
 from slimguard.training.incident_handler import NO_GATE, NO_LOGDIR, Action, IncidentHandler
@@ -134,7 +134,6 @@ class GateWatcher(tf1.train.SessionRunHook):
         summaries = training.summaries if self._loop is None else summaries_beside(self)
         self.histories.summaries = summaries
         leave_out_bad_values(graph)
-        step_counters.teach_those_beside(self)
         if settings.ends_job:
             keep_tokens_open(graph)
 
@@ -149,7 +148,7 @@ class GateWatcher(tf1.train.SessionRunHook):
         if self.job is not None:
             done, leaving = self._training.is_done, self._record_unseen
             self.job.enter(session, coord, self._prepare, done, leaving)
-            self._handler.join_job(session, self.job.rollbacks)
+            self._handler.join_job(self.job.rollbacks)
         elif self._training.is_chief is not False:
             # The first rank's variables come to the others once all hooks have the session.
             at_once = self._training.makes_sessions and not self._ranks.are_several
@@ -229,7 +228,6 @@ class GateWatcher(tf1.train.SessionRunHook):
     @with_short_traceback
     def handle(self, run_context, reading: Reading, *beside: Reading) -> None:
         """Lets `on_nan_loss` act on one incident of a run; all on record, its errors leave here."""
-        step_counters.note_incident(run_context.session.graph)
         with self._training.saving_before_errors(run_context.session, self):
             found = _looked_at(self.job, run_context.session, [*beside, reading])
             *others, reading = map(self._remember, found)

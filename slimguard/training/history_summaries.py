@@ -15,31 +15,6 @@ from slimguard.incidents.history import GRADIENTS, LEARNING_RATE, LOSS, STEP, En
 IsDue = Callable[[], bool]
 
 
-class HistorySummaries:
-    """Writes the scalars of one gate: loss, gradient norm and learning rate, as far as known.
-
-    Args:
-      writer: gives the `FileWriter`.
-      is_due: says whether it is time.
-      prefix: what the tags begin with.
-    """
-
-    def __init__(self, writer: Callable[[], Any], is_due: IsDue, prefix: str):
-        self._writer = writer
-        self._is_due = is_due
-        self._prefix = prefix
-
-    def note(self, entry: Entry) -> None:
-        """Takes the row of a step that was written."""
-        if not self._is_due():
-            return
-        row = row_of(entry)
-        step = step_of(row)
-        writer = None if step is None else self._writer()
-        if writer is not None:
-            writer.add_summary(scalars_of(row, self._prefix), step)
-
-
 def step_of(row: np.ndarray) -> Optional[int]:
     """The global step of a row; None if the graph has none."""
     return None if math.isnan(row[STEP]) else int(row[STEP])
@@ -62,15 +37,15 @@ def scalars_of(row: np.ndarray, prefix: str) -> tf1.Summary:
     return summary
 
 
-# Makes the summaries of a gate, by what its tags begin with.
-Summaries = Callable[[str], HistorySummaries]
+# Gives what takes the entry of each good step of a gate, by what its tags begin with.
+Summaries = Callable[[str], Callable[[Entry], None]]
 
 
 def summaries_in(writer: Any, seconds: float) -> Optional[Summaries]:
     """Writes summaries to a `FileWriter`, every so many seconds; None without one, or for 0."""
     if writer is None or not seconds:
         return None
-    return lambda prefix: HistorySummaries(lambda: writer, _every(seconds), prefix)
+    return lambda prefix: functools.partial(_write, lambda: writer, _every(seconds), prefix)
 
 
 def summaries_beside(hook: tf1.train.SessionRunHook) -> Optional[Summaries]:
@@ -78,10 +53,18 @@ def summaries_beside(hook: tf1.train.SessionRunHook) -> Optional[Summaries]:
     beside = tf_callers.hooks_beside(hook, tf1.train.SummarySaverHook)
     if not beside:
         return None
-    saving = beside[0]
-    return lambda prefix: HistorySummaries(
-        functools.partial(tf_private.summary_writer_of, saving), _with(saving), prefix
-    )
+    writer = functools.partial(tf_private.summary_writer_of, beside[0])
+    return lambda prefix: functools.partial(_write, writer, _with(beside[0]), prefix)
+
+
+def _write(writer: Callable[[], Any], is_due: IsDue, prefix: str, entry: Entry) -> None:
+    """Writes what is known of a step: loss, gradient norm and learning rate."""
+    if not is_due():
+        return
+    row = row_of(entry)
+    step, to = step_of(row), writer()
+    if step is not None and to is not None:
+        to.add_summary(scalars_of(row, prefix), step)
 
 
 def _every(seconds: float) -> IsDue:

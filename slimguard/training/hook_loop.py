@@ -99,9 +99,9 @@ class HookLoop:
         self._hears = checkpoints is not None or gates.ranks_in(self._graph).end_together
         if self._hears:
             self.training.signals.watch(session)
-            self._hear_signals()
+            self.training.signals.enter()
             # This comes after all others, as it may end the process.
-            self._open.callback(lambda: self.training.signals.leave())
+            self._open.callback(self.training.signals.leave)
         self._open.callback(closed)
         self._open.enter_context(self.training.running())
         _listen_to_close(session, self)
@@ -112,9 +112,6 @@ class HookLoop:
         if not tf_private.is_built(saver):
             with self._graph.as_default(), tf_private.unfinalized(self._graph):
                 saver.build()
-
-    def _hear_signals(self) -> None:
-        self.training.signals = self.training.signals.entered()
 
     def end(self, session, incidents: int) -> None:
         """The training has ended as it should, after so many incidents; its saver saves now."""
@@ -140,7 +137,7 @@ class HookLoop:
     def begin_step(self) -> None:
         """A step begins."""
         if self._hears:
-            self._hear_signals()
+            self.training.signals.enter()
             self.training.signals.begin_step()
 
     def end_step(self, run_context, incidents: int) -> None:

@@ -111,12 +111,12 @@ class IncidentHandler:
         if self._recovery is not None:
             self._recovery.step_was_good(session, loss)
 
-    def join_job(self, session, rollbacks: int) -> None:
+    def join_job(self, rollbacks: int) -> None:
         """Notes that a session is of a job, and how often that has gone back to a checkpoint."""
         self._policies.note_rollbacks(rollbacks)
         if self._recovery is not None:
             self._recovery.use_checkpoints_only()
-            self._recovery.note_return_of_job(session, rollbacks)
+            self._recovery.note_return_of_job(rollbacks)
 
     def close(self) -> None:
         """Closes the record, and says the skipped batches, the returns, and the last words."""

@@ -5,9 +5,6 @@ import dataclasses
 import threading
 from typing import Any, Callable, Counter, List, Mapping, Optional, Tuple
 
-import tensorflow as tf
-
-from slimguard.diagnosis import bundle
 from slimguard.diagnosis.diagnosis import GIVEN
 from slimguard.diagnosis.evidence import Found
 from slimguard.incidents.history import History
@@ -147,17 +144,6 @@ class OpenIncident:
         for log, args in self._to_log:
             log(*args)
         del self._to_log[:]
-
-    def has_bundle(self) -> bool:
-        """Looks whether its bundle is still there, and notes if another bundle has replaced it."""
-        path = self.incident.bundle
-        try:
-            is_there = path is not None and bundle.is_bundle(path)
-        except tf.errors.OpError:
-            return True  # it is not known to be gone
-        if not is_there:
-            self.note(bundle=None)
-        return is_there
 
     def _has(self, incident: Incident) -> bool:
         return any(incident is version for version in self._versions)

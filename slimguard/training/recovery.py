@@ -1,48 +1,28 @@
 """Going back to an earlier state after an incident: this process alone, or with its job."""
 
-from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Union
 
 import tensorflow as tf
 
-from slimguard import graph as graphs
-from slimguard.checkpoints.checkpoint_files import step_in_name
-from slimguard.checkpoints.kept_by_steps import PROBATION, KeptBySteps
+from slimguard.checkpoints.checkpoint_files import reason_of, step_in_name
 from slimguard.checkpoints.rollback import Restorer
-from slimguard.checkpoints.save_room import reason_of
-from slimguard.checkpoints.snapshots import Snapshot, Snapshots
+from slimguard.checkpoints.snapshots import PROBATION, Snapshot, Snapshots
 from slimguard.cluster.job import Job
 from slimguard.incidents.incident import Incident
-from slimguard.incidents.policies import BATCH, Rollback
+from slimguard.incidents.policies import Rollback
 from slimguard.system.log import log
 from slimguard.training.back_off import BackOff
 from slimguard.training.open_incident import OpenIncident
 from slimguard.training.step_history import Histories
-
-# Of so many states it is known what the limits of a `Spike` were.
-_MOST_MARKS = 32
-
-
-class _Mark(NamedTuple):
-    """What belongs to a state beside the variables.
-
-    Attributes:
-      taken_at: how many good steps there had been.
-      step: the global step, or None if there is none.
-      limits: what the limits of a `Spike` are made of.
-    """
-
-    taken_at: int
-    step: Optional[int]
-    limits: Any
 
 
 class Recovery:
     """Does what the policy `Rollback` asks for.
 
     A process alone goes to the newest state that is trusted, be it a snapshot or a checkpoint. If
-    it has to go back again soon after that, it goes to an older one, as far as there are any;
-    unless data are at fault, which an older state does not mend. What the limits of a `Spike` are
-    made of goes back as well, so that a state is judged as it was when it was kept.
+    it has to go back again soon after that, it goes to an older one, as far as there are any. The
+    limits of a `Spike` begin anew, as they do after a restart: the losses of an early state are no
+    spikes.
 
     If it is killed meanwhile, it is as if it had not gone back at all: the factor of the learning
     rate is kept last. Before that the state is saved, if it leaves a newer checkpoint behind: from
@@ -65,19 +45,15 @@ class Recovery:
         self._went_back_to: Optional[str] = None
         self._went_back_step: Optional[int] = None
         self._limits: Optional[Histories] = None
-        self._marks = KeptBySteps(_MOST_MARKS)
         self._job_went_back = 0  # times
 
     def take_along(self, limits: Histories) -> None:
-        """From now on the limits of a `Spike` go back as well."""
+        """From now on the limits of a `Spike` begin anew after a return."""
         self._limits = limits
 
     def step_was_good(self, session, loss: Any) -> None:
         """Notes a step without an incident, and its loss or None; a snapshot may be due."""
         self._snapshots.step_was_good(session, loss)
-        good = self._snapshots.good
-        if self._limits is not None and self._marks.is_due(good):
-            self._marks.add(_Mark(good, self._limits.step, self._limits.memory()))
 
     def step_was_spike(self) -> None:
         """Notes a step that was held as it was finite and far out of bounds."""
@@ -101,35 +77,31 @@ class Recovery:
         ruin = self._snapshots.ruin(is_last=True)
         if not ruin:
             return
-        snapshot = self._snapshots.trusted(is_last=True) or self._snapshots.went_back_to
+        snapshot = self._snapshots.trusted() or self._snapshots.went_back_to
         state = snapshot or (self._went_back_to if self._snapshots.is_soon else None)
         if state is not None:
             self._put_back(session, state)
             log().warning('what is saved as the last good state is %s%s.', _name_of(state), ruin)
 
     def _put_back(self, session, state: Union[Snapshot, str]) -> None:
-        """Gives the variables, and the limits, what they had in a state."""
+        """Gives the variables what they had in a state."""
         if isinstance(state, Snapshot):
             self._snapshots.restore(session, state)
             self._restorer.complete(session, state.values.keys())
-            taken_at = state.taken_at
-            self._put_limits_back(lambda mark: mark.taken_at <= taken_at)
         else:
             self._restorer.restore(session, state)
             self._snapshots.note_return(None)
-            self._put_limits_back(_is_until(step_in_name(state)))
+        self._begin_limits_anew()
         self._went_back_to, self._went_back_step = _name_of(state), _step_of(state)
 
-    def _put_limits_back(self, is_before: Callable[[_Mark], bool]) -> None:
-        self._marks.keep_only(is_before)
-        if self._limits is not None:  # of a state from before this process they begin anew
-            self._limits.go_back(self._marks.states[0].limits if self._marks.states else {})
+    def _begin_limits_anew(self) -> None:
+        if self._limits is not None:
+            self._limits.begin_anew()
 
-    def note_return_of_job(self, session, times: int) -> None:
+    def note_return_of_job(self, times: int) -> None:
         """Notes how many times a job went back; a new session may begin with an earlier state."""
         if times > self._job_went_back:
-            step = graphs.global_step(session.graph)
-            self._put_limits_back(_is_until(None if step is None else int(session.run(step))))
+            self._begin_limits_anew()
         self._job_went_back = times
 
     def use_checkpoints_only(self) -> None:
@@ -160,8 +132,7 @@ class Recovery:
         return is_back
 
     def _restore(self, session, handled: OpenIncident) -> bool:
-        self._snapshots.forget_before_restart(handled.incident.step)
-        state = self._choose(handled)
+        state = self._choose(handled.incident.step)
         if state is None:
             handled.note_reason(_NO_CHECKPOINT % self._restorer.logdir)
             return False
@@ -170,19 +141,11 @@ class Recovery:
         self._leave_behind(session, handled, _step_of(state))
         return True
 
-    def _choose(self, handled: OpenIncident) -> Union[Snapshot, str, None]:
+    def _choose(self, step: Optional[int]) -> Union[Snapshot, str, None]:
         """The state to go back to. No more checkpoints are read than have to be."""
-        is_soon = self._snapshots.is_soon
-        if handled.kind == BATCH and is_soon and not self.ruin():
-            newest = self._restorer.newest()
-            newest = None if newest == self._restorer.first else newest  # older than a snapshot
-            snapshot = self._snapshots.trusted(is_further=False)
-        else:
-            snapshot = self._snapshots.trusted()
-            if not is_soon:
-                return snapshot or self._trusted_checkpoint(handled.incident.step)
-            newest = next(self._older_checkpoints(), None)
-        return _newer_of(snapshot, newest) or self._trusted_checkpoint(handled.incident.step)
+        snapshot = self._snapshots.trusted()
+        older = next(self._older_checkpoints(), None) if self._snapshots.is_soon else None
+        return _newer_of(snapshot, older) or self._trusted_checkpoint(step)
 
     def _older_checkpoints(self) -> Iterator[str]:
         """The good checkpoints that are older than the state that was gone back to last."""
@@ -289,11 +252,6 @@ def _newer_of(snapshot: Optional[Snapshot], checkpoint: Optional[str]) -> Any:
     saved_at = step_in_name(checkpoint)
     is_newer = snapshot.step is not None and saved_at is not None and snapshot.step >= saved_at
     return snapshot if is_newer else checkpoint
-
-
-def _is_until(step: Optional[int]) -> Callable[[_Mark], bool]:
-    """Whether a mark is of a global step, or of one before it."""
-    return lambda mark: step is not None and mark.step is not None and mark.step <= step
 
 
 def _is_trusted(checkpoint: str, step: Optional[int]) -> bool:

@@ -65,15 +65,8 @@ class StepHistory:
         self._norm = Level(window.window, window.warmup)
         self._levels = threading.Lock()  # several threads may train in one session
         self._entries: Deque[Entry] = collections.deque(maxlen=settings.length)
-        self._last_good: Optional[Entry] = None
         self._tell = tell
         self._largest = None if self.spike else (Largest(), Largest())
-
-    @property
-    def step(self) -> Optional[int]:
-        """The global step after the last step that was written; None if it is not known."""
-        step = math.nan if self._last_good is None else row_of(self._last_good)[STEP]
-        return None if math.isnan(step) else int(step)
 
     def limits(self, max_loss: Optional[float]) -> Dict[Any, Any]:
         """What to feed, so that the gate holds a step that is out of bounds.
@@ -109,7 +102,6 @@ class StepHistory:
         elif self._largest is not None:
             self._look_for_jump(entry, loss, norm)
         self._entries.append(entry)
-        self._last_good = entry
         if self._note_entry is not None:
             self._note_entry(entry)
 
@@ -137,17 +129,11 @@ class StepHistory:
         is_held = loss > losses.limit(Spike.loss) or norm > norms.limit(Spike.gradient_norm)
         self._tell(said, is_held)
 
-    def memory(self) -> Any:
-        """The numbers that the limits are computed from, for `go_back`."""
+    def begin_anew(self) -> None:
+        """Forgets what the limits are computed from."""
         with self._levels:
-            return self._loss.memory(), self._norm.memory()
-
-    def go_back(self, memory: Any) -> None:
-        """Has the limits again that there were when `memory` was made; None for the beginning."""
-        loss, norm = memory or (None, None)
-        with self._levels:
-            self._loss.go_back(loss)
-            self._norm.go_back(norm)
+            self._loss.clear()
+            self._norm.clear()
 
     def note_bad(self, entry: Entry, reading: Reading, max_loss: Optional[float]) -> Reading:
         """Notes a step that was held. Returns what was read of it, with what this knows of it.
@@ -247,7 +233,7 @@ class Histories:
             note_entry = None
             if self.summaries is not None:
                 first = 'slimguard/' if not self._of else 'slimguard/%s/' % gate.original.name
-                note_entry = self.summaries(first).note
+                note_entry = self.summaries(first)
             self._of[gate] = StepHistory(gate, self._settings, note_entry, self._tell_jump)
             _tell_of_what_is_not_watched(gate, self._settings.spike)
         return self._of.get(gate)
@@ -265,20 +251,10 @@ class Histories:
         said, self._last_words = self._last_words, ''
         return said
 
-    @property
-    def step(self) -> Optional[int]:
-        """The global step after the last good step; None if there is none."""
-        steps = [each.step for each in self._of.values() if each.step is not None]
-        return max(steps, default=None)
-
-    def memory(self) -> Dict[gates.Gate, Any]:
-        """The numbers that the limits are computed from, for `go_back`."""
-        return {gate: each.memory() for gate, each in self._of.items() if each.spike}
-
-    def go_back(self, memory: Dict[gates.Gate, Any]) -> None:
-        """Has the limits again that there were when `memory` was made."""
-        for gate, each in self._of.items():
-            each.go_back(memory.get(gate))
+    def begin_anew(self) -> None:
+        """Forgets what the limits of all gates are computed from."""
+        for each in self._of.values():
+            each.begin_anew()
 
 
 def reading_of(

@@ -1,21 +1,19 @@
 """SIGTERM and Ctrl-C end a training at the end of a step, with everything saved: `StopSignals`.
 
 Each loop has one `StopSignals`, which holds a flag that the loop asks for at the end of a step. One
-`_Listener` for the process hears the signals, and tells the training that began last. Once a
-training has ended by one, a line names the checkpoint that was saved.
+`_Listener` for the process hears the signals, and tells the training that began last: Python's
+handlers tell it in the main thread, and a thread that waits for nobody sees to the rest.
 """
 
-import collections
 import math
 import os
-import sched
 import signal
 import socket
 import sys
 import threading
 import time
 import weakref
-from typing import Any, Callable, Counter, Dict, List, Optional, Set
+from typing import Any, Callable, Dict, List, Optional, Set
 
 from slimguard import gate as gates
 from slimguard.checkpoints.checkpoint_reader import global_step_in
@@ -30,11 +28,6 @@ from slimguard.system.log import log
 # How long a step may take after SIGTERM or Ctrl-C by default, in seconds. The sender does not wait
 # for ever.
 SECONDS = 10.0
-# How long the main thread has to hear of a second Ctrl-C, in seconds. Where it runs Python, it
-# takes none of that.
-_GRACE = 1.0
-# The main thread is reminded of a signal that it did not hear after this many seconds.
-_MOMENT = 0.1
 
 
 class StopSignals:
@@ -48,12 +41,10 @@ class StopSignals:
     wait saves the state at once, leaves, and does what it asks for. Further signals change at most
     what is done in the end: the save is not begun anew.
 
-    A step may wait for input that never comes, and Python's handlers wait with it. So a thread
-    hears the signals, too. If no step ends, the thread has the state saved, and ends the process.
-
-    A second Ctrl-C raises KeyboardInterrupt at once. If the main thread does not hear of it, or
-    does not leave the training by it, or if there is a third, the thread ends the process with 130.
-    At a prompt and in a notebook, Ctrl-C never ends the process.
+    A step may wait for input that never comes, and Python's handlers wait with it. If no step ends
+    in time, a thread has the state saved, and ends the process. A second Ctrl-C raises
+    KeyboardInterrupt as soon as Python runs; at a third the thread ends the process with 130. At a
+    prompt and in a notebook, Ctrl-C never ends the process.
 
     Where ranks train together, a signal that one of them has heard is told to all in their next
     step, for which it waits between two steps as well. After that step all of them end. No process
@@ -62,7 +53,7 @@ class StopSignals:
     Nothing is heard where a program has handlers of its own, in other threads than the main one,
     and in children that the process forks: signals do there what they do without a training.
 
-    It serves once. It keeps no session alive, and saves nothing of one that is closed.
+    It keeps no session alive, and saves nothing of one that is closed.
 
     Args:
       save: saves the state of a session that is given; called in any thread.
@@ -80,57 +71,46 @@ class StopSignals:
         self._seconds = seconds
         self._loop_asks = loop_asks
         self._current: Callable[[], Any] = _no_session
+        self._is_in_step = False
+        self._forget()
+        SIGNALS.trainings.add(self)
+
+    def _forget(self) -> None:
         self.is_asked = False
         self._in_the_end: Optional[int] = None  # the signal that `leave` acts by
-        self._is_in_step = False
-        self._is_elsewhere = False  # the steps are run in another thread than the main one
         self._is_acting = False
         self._is_interrupted = False  # KeyboardInterrupt was raised, or will be after the save
-        # What the thread was told. The handler may get two signals as one.
-        self._heard: Set[int] = set()
-        self._ctrl_cs = 0
         self._is_of_another = False  # another rank has heard the signal
         self._tell_the_end: Optional[Exchange] = None  # to the other ranks, once all are to end
         # No locks, as the handler may run in the midst of anything.
         self._has_step_ended = self._has_left = False
-        # Whether the process is to end before a step has: said once, by who is first.
-        self._is_too_late: Dict[str, bool] = {}
         self._saves_before: Optional[int] = None  # the number of saves when the first signal came
-        SIGNALS.trainings.add(self)
+        # What the thread was told. The handler may get two signals as one.
+        self._heard: Set[int] = set()
+        self._ctrl_cs = 0
+        self._deadline: Optional[float] = None
 
     # From beginning to end.
 
     def enter(self) -> None:
         """Hears the signals from now on, if this is the main thread."""
-        _listener.add(self)
+        if is_main_thread() and self not in _listener.trainings:
+            self._forget()
+            _listener.add(self)
 
-    def entered(self) -> 'StopSignals':
-        """What hears the signals from now on: this, or one like it where this has served."""
-        if _listener.tells(self) or not is_main_thread():
-            return self
-        signals = self
-        if self._has_left:
-            signals = StopSignals(self._save, self._seconds, self._loop_asks)
-            signals._current = self._current
-        signals.enter()
-        return signals
-
-    def entered_if_first(self) -> 'StopSignals':
-        """As `entered`, unless another training hears the signals already."""
-        return self if _listener.is_telling else self.entered()
+    def enter_if_first(self) -> None:
+        """As `enter`, unless another training hears the signals already."""
+        if not _listener.trainings:
+            self.enter()
 
     def leave(self) -> None:
         """Hears nothing any more; does what a signal asked for, if one came."""
         self._wait_for_ranks()
-        if not _listener.tells(self):  # or in a child, which has left already
+        if self not in _listener.trainings:  # or in a child, which has left already
             return
-        self._has_step_ended = self._has_left = True
-        try:
-            _listener.remove(self)
-            self._tell_saved()
-        finally:  # a Ctrl-C that comes here is Python's own, and must not hide a SIGTERM
-            if self._in_the_end == signal.SIGTERM:
-                _end_by(signal.SIGTERM)
+        self._has_step_ended = self._has_left = self._is_acting = True
+        self._is_in_step = False
+        _listener.remove(self)
         if self._in_the_end == signal.SIGINT:
             if is_main_thread():
                 raise KeyboardInterrupt
@@ -150,9 +130,8 @@ class StopSignals:
         self._current = weakref.ref(session)
 
     def begin_step(self) -> None:
-        """A step begins, in the thread that calls."""
-        self._is_elsewhere = not is_main_thread()
-        self._is_in_step = not self._is_elsewhere
+        """A step begins."""
+        self._is_in_step = True
 
     def end_step(self) -> None:
         """The step has ended, as it should or not."""
@@ -177,7 +156,7 @@ class StopSignals:
     def tell_saving(self) -> None:
         """Says, if a signal came, that the training ends by it; to be called before the save."""
         self._has_step_ended = True
-        if self._in_the_end is not None and not self._is_too_late.setdefault('is', False):
+        if self._in_the_end is not None:
             name = _name_of(self._in_the_end) + (' on another rank' if self._is_of_another else '')
             if self._has_ranks():
                 log().warning('%s; the step is done, and all ranks end.', name)
@@ -185,17 +164,21 @@ class StopSignals:
             done = 'the step is done, ' if self.is_asked else ''
             log().warning('%s; %ssaving before the end.', name, done)
 
-    def _tell_saved(self) -> None:
+    def tell_saved(self) -> None:
         """Names the checkpoint that was saved since a signal came, if any was."""
         saves, path = last_published()
         if self._saves_before is None or saves == self._saves_before:
             return
-        name = _name_of(self._in_the_end or signal.SIGINT)  # a second Ctrl-C is raised, not noted
+        name = _name_of(self.ends_by() or signal.SIGINT)  # a second Ctrl-C is raised, not noted
         step = global_step_in(path)
         told = name, path, '' if step is None else ' (global step %d)' % step
         log().warning(SAVED_BY_SIGNAL, *told)
         for note in note_saved:
             note(SAVED_BY_SIGNAL % told)
+
+    def ends_by(self) -> Optional[int]:
+        """The signal to act by in the end: who sends SIGTERM may kill the process soon."""
+        return signal.SIGTERM if signal.SIGTERM in self._heard else self._in_the_end
 
     # In the main thread: what the handler calls.
 
@@ -225,7 +208,6 @@ class StopSignals:
             self._saves_before, _ = last_published()
 
     def _note(self, number: int) -> None:
-        """Notes what is to happen in the end. Who sends SIGTERM may kill the process soon."""
         if self._in_the_end != signal.SIGTERM:
             self._in_the_end = number
 
@@ -240,28 +222,20 @@ class StopSignals:
             return False
         # The loop may end as it should, with all that its hooks do at the end. If no step comes,
         # the thread sees to SIGTERM. Who has pressed Ctrl-C does not wait for that.
-        return number == signal.SIGTERM or self._is_elsewhere
+        return number == signal.SIGTERM
 
     def _act(self) -> None:
         """Saves, leaves, and does what the signal asked for."""
-        if self._is_acting or not _listener.tells(self):
+        if self._is_acting or self not in _listener.trainings:
             return
-        self._is_acting = True
-        try:
-            # Of two signals that came at once Python calls one handler after the other, and fails
-            # with the second where the first puts back what was there before. Any signal has it
-            # call them now; a further Ctrl-C changes nothing.
-            if self._in_the_end is not None:
-                _listener.remind(signal.SIGINT)
-            self._is_interrupted = True  # the thread, too, waits for the save
-            if self._open_session() is not None:
-                self.tell_saving()
-            self._save_session()
-            self.leave()
-        finally:
-            self._is_acting = False
+        self._is_acting = self._is_interrupted = True  # the thread, too, waits for the save
+        if self._open_session() is not None:
+            self.tell_saving()
+        self.save_session()
+        self.leave()
 
-    def _save_session(self) -> None:
+    def save_session(self) -> None:
+        """Saves the session, if it is open."""
         session = self._open_session()
         if session is not None:
             self._save(session)
@@ -305,55 +279,33 @@ class StopSignals:
         """A signal has come, of which the main thread may hear or not."""
         if number not in self._heard:
             self._heard.add(number)
-            self._after(min(_MOMENT, self._seconds), self._remind, number)
-            self._after(self._seconds, self._end_in_midst_of_step, number)
-        if number == signal.SIGINT:
-            self._ctrl_cs += 1
-            self._look_at_ctrl_c()
-
-    def _after(self, seconds: float, act: Callable[..., Any], *args: Any) -> None:
-        """Has something done in the thread after some seconds, unless this has left by then."""
-        _listener.after(seconds, lambda: self._has_left or act(*args))
-
-    def _look_at_ctrl_c(self) -> None:
-        if self._ctrl_cs > 1 and _is_interactive():
+            self._deadline = time.monotonic() + self._seconds
+        if number != signal.SIGINT:
+            return
+        self._ctrl_cs += 1
+        if self._ctrl_cs > 2 and not _is_interactive():
+            log().error('Ctrl-C again; ending at once, with what was saved before.')
+            _exit(128 + number)
+        elif self._ctrl_cs > 1 and not self._is_acting:
             log().warning(
                 'Ctrl-C again; KeyboardInterrupt is raised as soon as Python runs: what '
                 'TensorFlow computes ends first.'
             )
-        elif self._ctrl_cs > 2:
-            self._end_at_once()
-        elif (
-            self._ctrl_cs == 1
-            and not self._has_step_ended
-            and self._waits_for_a_step(signal.SIGINT)
-        ):
+        elif not (self._is_acting or self._has_step_ended) and self._waits_for_a_step(number):
             log().warning(
                 'Ctrl-C; the step under way is finished first. A second one does not wait for it.'
             )
-        if self._ctrl_cs == 2:
-            # It may have heard two as one, and taken them for the first.
-            self._after(_MOMENT, lambda: self._is_interrupted or _listener.remind(signal.SIGINT))
-            if not _is_interactive():
-                self._after(_MOMENT + _GRACE, self._end_unless_interrupted)
 
-    def _remind(self, number: int) -> None:
-        is_noted = self._in_the_end is not None or self._is_interrupted
-        if number == signal.SIGTERM:  # to hear of it once too often changes nothing
-            is_noted = self._in_the_end == number
-        if not self._has_step_ended and not is_noted:
-            _listener.remind(number)
+    def seconds_left(self) -> Optional[float]:
+        """How long the step under way may take; None where nobody waits for its end."""
+        if self._deadline is None or self._has_step_ended:
+            return None
+        return max(0.001, self._deadline - time.monotonic())
 
-    def _end_unless_interrupted(self) -> None:
-        if not self._is_interrupted:  # who has heard of it has time to save
-            self._end_at_once()
-
-    def _end_at_once(self) -> None:
-        log().error('Ctrl-C again; ending at once, with what was saved before.')
-        _exit(128 + signal.SIGINT)
-
-    def _end_in_midst_of_step(self, number: int) -> None:
-        """Has the state saved, and ends the process, if no step ends."""
+    def end_in_midst_of_step(self) -> None:
+        """Has the state saved, and ends the process, as no step has ended."""
+        self._deadline = None
+        number = signal.SIGTERM if signal.SIGTERM in self._heard else signal.SIGINT
         if self._has_step_ended or number == signal.SIGINT and self._is_interrupted:
             return
         stays = number == signal.SIGINT and _is_interactive()
@@ -364,16 +316,12 @@ class StopSignals:
             self._seconds,
             ', and waiting on' if stays else ' and ending',
         )
-
-        def save_and_end() -> None:
-            self._note_coming()
-            with in_midst_of_a_step():
-                _listener.save_all()
-            self._tell_saved()
-            if not stays and self._is_too_late.setdefault('is', True):
-                _exit(128 + number)
-
-        _listener.start_or_do(save_and_end)
+        self._note_coming()
+        with in_midst_of_a_step():
+            _listener.save_all()
+        self.tell_saved()
+        if not (stays or self._has_step_ended):  # else the main thread saves, and ends it
+            _exit(128 + number)
 
 
 def require_seconds(seconds) -> None:
@@ -461,108 +409,84 @@ class _Listener:
 
     The handlers run in the main thread, once it runs Python. The thread waits for nobody: Python
     writes each signal to the wake-up descriptor as it comes.
+
+    Attributes:
+      trainings: those that are told of signals, the innermost last.
     """
 
     def __init__(self) -> None:
-        self._trainings: List[StopSignals] = []  # in this process; the innermost is the last
-        self._is_open = False
-        self._threads: List[threading.Thread] = []
-        self._later = sched.scheduler(time.monotonic)
+        self.trainings: List[StopSignals] = []
+        self._thread: Optional[threading.Thread] = None
         self._old_wakeup_fd = -1
-        # What we have sent ourselves, as often as it is still to come.
-        self._sent: Counter[int] = collections.Counter()
-
-    @property
-    def is_telling(self) -> bool:
-        """Whether any training is told of signals."""
-        return bool(self._trainings)
-
-    def tells(self, training: StopSignals) -> bool:
-        """Whether a training is told of signals, if it is the innermost."""
-        return training in self._trainings
 
     def add(self, training: StopSignals) -> None:
         """Tells a training of the signals that no handler of the program's own is there for."""
-        if not is_main_thread():
-            return
-        if not self._is_open:
+        if self._thread is None:
             free = [n for n, default in _DEFAULTS.items() if signal.getsignal(n) == default]
             if not free:
                 return
             self._open(free)
-        self._trainings.append(training)
+        self.trainings.append(training)
 
     def remove(self, training: StopSignals) -> None:
-        """Tells it of nothing any more. After the last, all is as it was before the first."""
-        self._trainings.remove(training)
+        """Tells it of nothing any more. After the last, all is as it was before the first.
+
+        If it is to end by SIGTERM, the process has that before Ctrl-C is Python's own again: a
+        KeyboardInterrupt would hide it.
+        """
         # A thread that frees a session cannot put handlers back; the next signal does it.
-        if not self._trainings and is_main_thread():
-            self._close()
+        is_last = self.trainings == [training] and is_main_thread()
+        if is_last:
+            self._end_thread()  # from now on all that came is known
+        training.tell_saved()
+        if is_last:
+            self._put_back(signal.SIGTERM)
+        self.trainings.remove(training)
+        if training.ends_by() == signal.SIGTERM:
+            _end_by(signal.SIGTERM)
+        if is_last:
+            self._put_back(signal.SIGINT)
 
     def save_all(self) -> None:
         """Saves all trainings, the innermost first."""
-        for training in reversed(list(self._trainings)):
-            training._save_session()
-
-    def after(self, seconds: float, act: Callable[[], Any]) -> None:
-        """Has the thread, which calls this, do something after some seconds."""
-        self._later.enter(seconds, 0, act)
-
-    def start_or_do(self, act: Callable[[], None]) -> None:
-        """Does something in another thread, which is waited for in the end; or in this one."""
-        try:
-            self._start(act)
-        except RuntimeError:  # the process may have no more threads
-            act()
-
-    def remind(self, number: int) -> None:
-        """Sends the main thread a signal once more, without waking the thread that hears signals.
-
-        Python calls the handler once for two that come close together. And one that comes just
-        before a system call waits, or that another thread takes, has it called when that call
-        ends; this one ends it.
-        """
-        main = threading.main_thread().ident
-        # There is none on Windows.
-        if self._handles(number) and main is not None and hasattr(signal, 'pthread_kill'):
-            self._sent[number] += 1
-            signal.pthread_kill(main, number)
+        for training in reversed(list(self.trainings)):
+            training.save_session()
 
     # The handlers.
 
     def _open(self, numbers: List[int]) -> None:
-        self._later = sched.scheduler(time.monotonic)
         self._receiver, self._sender = socket.socketpair()
         self._sender.setblocking(False)
-        self._start(self._look_out)
-        self._is_open = True  # before there is anything that a child would have to leave
+        self._thread = threading.Thread(
+            target=self._look_out, name='slimguard-signals', daemon=True
+        )
+        self._thread.start()
         for number in numbers:
             signal.signal(number, self._on_signal)
         self._old_wakeup_fd = signal.set_wakeup_fd(self._sender.fileno())
 
-    def _close(self) -> None:
-        self._put_back()
+    def _end_thread(self) -> None:
+        self._put_wakeup_fd_back()
         # Closing the sender would not end the thread while a child holds a copy of it.
         self._sender.shutdown(socket.SHUT_RDWR)
-        self._is_open = False
-        threads, self._threads = self._threads, []
-        if sys.is_finalizing():  # a session that is freed with all else: no other thread runs
+        thread, self._thread = self._thread, None
+        if thread is None or sys.is_finalizing():  # as a session is freed: no other thread runs
             return
-        for thread in threads:
-            thread.join()
+        thread.join()
         self._close_sockets()
 
-    def _put_back(self) -> None:
-        """Puts back what was there before, where it is ours that is there now."""
-        for number, default in _DEFAULTS.items():
-            if self._handles(number):
-                signal.signal(number, default)
+    def _put_wakeup_fd_back(self) -> None:
         there = signal.set_wakeup_fd(-1)
         try:
             ours = there == self._sender.fileno()
             signal.set_wakeup_fd(self._old_wakeup_fd if ours else there)
         except (OSError, ValueError):
             pass  # whose it was has closed it
+
+    def _put_back(self, number: int) -> None:
+        """Puts back the handler that was there before, where it is ours that is there now."""
+        if self._handles(number):
+            signal.signal(number, _DEFAULTS[number])
 
     def _handles(self, number: int) -> bool:
         return signal.getsignal(number) == self._on_signal
@@ -573,12 +497,14 @@ class _Listener:
 
     @with_short_traceback
     def _on_signal(self, number: int, frame) -> None:
-        if self._trainings:
-            self._trainings[-1].on_signal(number)
+        if self.trainings:
+            self.trainings[-1].on_signal(number)
             return
         # All have left, in another thread, or a handler of the program's own still calls this one.
-        if self._is_open:
-            self._close()
+        if self._thread is not None:
+            self._end_thread()
+        for each in _DEFAULTS:
+            self._put_back(each)
         if number == signal.SIGINT:
             signal.default_int_handler(number, frame)
         signal.signal(number, _DEFAULTS[number])
@@ -586,42 +512,38 @@ class _Listener:
 
     # The thread.
 
-    def _start(self, target: Callable[[], None]) -> None:
-        thread = threading.Thread(target=target, name='slimguard-signals', daemon=True)
-        thread.start()
-        self._threads.append(thread)
-
     def _look_out(self) -> None:
         while True:
-            self._receiver.settimeout(self._later.run(blocking=False))
+            innermost = self.trainings[-1] if self.trainings else None
+            self._receiver.settimeout(innermost and innermost.seconds_left())
             try:
                 received = self._receiver.recv(1)
             except socket.timeout:
+                if innermost is not None:
+                    innermost.end_in_midst_of_step()
                 continue
             if not received:
                 return
-            number = received[0]
-            if self._sent[number] > 0:
-                self._sent[number] -= 1
-                continue
             if self._old_wakeup_fd != -1:
                 try:
                     os.write(self._old_wakeup_fd, received)
                 except OSError:
                     pass  # full or closed; Python says so where it is its own
-            if self._handles(number):
-                for innermost in self._trainings[-1:]:
-                    innermost.on_wakeup(number)
+            if self._handles(received[0]):
+                for told in self.trainings[-1:]:
+                    told.on_wakeup(received[0])
 
     # A child that is forked has no such thread, and nobody has asked it to end.
 
     def leave_in_child(self) -> None:
         """Puts all back in a child."""
-        self._trainings = []
-        if self._is_open:
-            self._is_open, self._threads = False, []
+        self.trainings = []
+        if self._thread is not None:
+            self._thread = None
             try:
-                self._put_back()
+                self._put_wakeup_fd_back()
+                for number in _DEFAULTS:
+                    self._put_back(number)
             finally:
                 self._close_sockets()
 
@@ -629,8 +551,7 @@ class _Listener:
 _listener = _Listener()
 
 
-# What Python calls around a fork, in the thread that forks. It cannot be taken back, so it is
-# registered once, and acts on what is entered.
+# What Python calls around a fork, in the thread that forks; it cannot be taken back.
 
 # By thread, as several may fork at once: the signals that are held up meanwhile.
 _held_up = threading.local()

@@ -9,7 +9,7 @@ from typing import Any, Callable, MutableMapping, Optional, Sequence
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
-from slimguard.checkpoints.save_room import reason_of
+from slimguard.checkpoints.checkpoint_files import reason_of
 from slimguard.compat import tf_private
 from slimguard.graph.sessions import SessionInterface
 from slimguard.incidents.nan_loss_error import with_short_traceback

@@ -25,7 +25,6 @@ from slimguard.incidents.policies import Raise, Skip, Stop
 from slimguard.incidents.policy_language import OnNan, fallbacks_of
 from slimguard.incidents.spike import Spike
 from slimguard.system.log import log
-from slimguard.training import step_counters
 from slimguard.training.run_kinds import inner_feeds
 from slimguard.training.step_history import STEPS
 from slimguard.training.stop_signals import SECONDS, StopSignals
@@ -132,7 +131,6 @@ class GuardedSessions:
         patches.wrap(tf.Graph, 'finalize', self._finalize)
         patches.wrap(tf.Graph, 'as_graph_def', functools.partial(_export, self._lock))
         patches.wrap(tf1.train.NanTensorHook, 'after_run', self._after_run_of_nan_hook)
-        patches.wrap(tf1.train.StepCounterHook, 'after_run', step_counters.after_run)
 
     # What takes the place of TensorFlow's methods.
 
@@ -143,7 +141,7 @@ class GuardedSessions:
         note_opened(session)
         # Other threads, which may run its steps, cannot. If this is the session of slim's loop,
         # that hears them already, and finishes its step.
-        self._signals = self._signals.entered_if_first()
+        self._signals.enter_if_first()
 
     @with_short_traceback
     def _run(self, original, session, fetches, feed_dict=None, options=None, run_metadata=None):
@@ -159,7 +157,7 @@ class GuardedSessions:
         incidents = self.seen.incidents
         try:
             watched = self._watched(session, original, step)
-            self._signals = self._signals.entered()
+            self._signals.enter()
             given = step, feed_dict, options, run_metadata
             run_step = functools.partial(self._run_counted, watched.run_step)
             values = self._signals.run_step(session, run_step, *given)

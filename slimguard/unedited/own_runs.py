@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from slimguard import graph as graphs
-from slimguard.checkpoints.unlisted import all_variables, fetched
+from slimguard.checkpoints.variables import all_variables, fetched
 from slimguard.compat import tf_private
 from slimguard.gate import Gate
 from slimguard.gate.written_beside import MOST_NAMES

@@ -9,10 +9,9 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.checkpoints import checkpoint_reader
+from slimguard.checkpoints.checked_save import SavingSession
 from slimguard.checkpoints.finite_saver import FiniteSaver
-from slimguard.checkpoints.saving_session import SavingSession
-from slimguard.checkpoints.step_turn import prepare_turn, turn_of
-from slimguard.compat import tf_private
+from slimguard.checkpoints.step_turn import prepare_turn
 from slimguard.graph.sessions import Inside
 from slimguard.system import files
 from slimguard.training.stop_signals import is_main_thread
@@ -27,7 +26,7 @@ class ScriptFiles:
 
     Args:
       logdir: where records and bundles are to go; None for where the script saves.
-      lock: held while ops are added to a graph: a Supervisor saves from a thread of its own.
+      lock: held where threads may meet: a Supervisor saves from a thread of its own.
       seen: knows the guarded steps, and is told of saves that are refused.
 
     Attributes:
@@ -103,14 +102,10 @@ class ScriptFiles:
                 self.folders.note_resumed(graph, folder)
 
     def _finite_saver(self, saver: tf1.train.Saver, graph: tf.Graph) -> FiniteSaver:
-        with self._lock, graph.as_default(), tf_private.unfinalized(graph):
-            finite = kept_on(saver, 'finite_saver', lambda: FiniteSaver(saver))
+        with self._lock:
             if not is_main_thread():
                 prepare_turn(graph)
-            turn = turn_of(graph)
-            if turn is not None and not turn.is_mine:
-                finite.prepare()
-            return finite
+            return kept_on(saver, 'finite_saver', lambda: FiniteSaver(saver))
 
     def _make_hook(self, original, hook, checkpoint_dir, *args, **kwargs):
         original(hook, checkpoint_dir, *args, **kwargs)

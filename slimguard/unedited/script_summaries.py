@@ -5,6 +5,7 @@ Every `tf.summary.FileWriter` of TensorFlow 1, whoever has it (the script, a Sup
 training's last good step, to the same writer.
 """
 
+import functools
 import threading
 import weakref
 from typing import Any, Callable, Dict, Optional
@@ -29,9 +30,9 @@ class _OfSession:
         self._entries: Dict[str, Entry] = {}
         self._folder: Optional[str] = None
 
-    def notes_of(self, prefix: str) -> '_Notes':
+    def notes_of(self, prefix: str) -> Callable[[Entry], None]:
         """What takes the rows of one gate."""
-        return _Notes(self._entries, prefix)
+        return functools.partial(self._entries.__setitem__, prefix)
 
     def write(self, add_summary: Callable, writer: tf1.summary.FileWriter, step: Any) -> None:
         """Writes what there is, if it is the writer for it, by the step that the script says."""
@@ -53,15 +54,6 @@ class _OfSession:
                 add_summary(writer, scalars, at)
 
 
-class _Notes:
-    def __init__(self, entries: Dict[str, Entry], prefix: str):
-        self._entries = entries
-        self._prefix = prefix
-
-    def note(self, entry: Entry) -> None:
-        self._entries[self._prefix] = entry
-
-
 class ScriptSummaries:
     """Knows which session the summaries that a script writes are of, and adds to them."""
 
@@ -80,7 +72,7 @@ class ScriptSummaries:
         """Notes that this thread runs something in a session: what it writes next is of that."""
         self._here.session = weakref.ref(session)
 
-    def of(self, session) -> Callable[[str], _Notes]:
+    def of(self, session) -> Callable[[str], Callable[[Entry], None]]:
         """What takes the rows of a session's gates, by what their tags begin with."""
         self._last = weakref.ref(session)
         return self._known.setdefault(session, _OfSession()).notes_of

@@ -76,23 +76,6 @@ def test_the_initial_state_is_a_checkpoint_if_there_is_none(folder):
     assert checkpoint_at(folder) == (6, [])
 
 
-@pytest.mark.full
-def test_a_learning_rate_can_be_lowered(folder):
-    rate = tf1.get_variable('rate', initializer=0.1, trainable=False)
-    lower = rate.assign(rate * 0.5)
-    model = Linear(bad=(2, 5))
-    model.optimizer = tf1.train.GradientDescentOptimizer(rate)
-    train_op = slimguard.create_train_op(model.loss, model.optimizer)
-    seen = []
-
-    def on_rollback(session, incident):
-        seen.append((incident.step, float(session.run(rate)), float(session.run(lower))))
-
-    train(train_op, folder, on_nan=Rollback(on_rollback=on_rollback))
-    # Each time the checkpoint's own rate has come back.
-    np.testing.assert_allclose(seen, [(2, 0.1, 0.05), (2, 0.1, 0.05)])
-
-
 def test_a_ladder_skips_then_rolls_back_then_raises(folder):
     model, train_op = build(bad=lambda draw: draw >= 2)
     # Nothing is known of the cause: a bad batch is no reason to go back.
@@ -165,19 +148,6 @@ def test_in_a_monitored_session(folder, guarded):
     assert os.path.basename(incident.restored) == 'model.ckpt-3'
     assert model.batches.drawn == 5 + 3
     assert checkpoint_at(folder) == (6, [])
-
-
-def test_watch_takes_a_logdir(folder):
-    model, train_op = build(bad=(1,))
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
-        watched = slimguard.watch(session, on_nan='rollback', logdir=str(folder))
-        for _ in range(3):
-            watched.run(train_op)
-        assert session.run(model.step) == 1  # one step, back to 0, one step
-        watched.close()
-    (record,) = records_in(str(folder))
-    assert record['action'] == 'rollback'
 
 
 @pytest.mark.full
@@ -336,20 +306,6 @@ def test_what_a_rollback_has_left_is_told_by_the_order(steps, in_order):
         return '/logs/model' if step is None else '/logs/model.ckpt-%d' % step
 
     assert those_left_last(list(map(path, steps))) == list(map(path, in_order))
-
-
-@pytest.mark.full
-def test_with_a_bad_batch_in_ten_the_training_goes_on(tmp_path):
-    """It is not the weights, so each time it goes to the newest state, and not further back."""
-    model, train_op = build(bad=range(7, 1000, 10))
-    save = tf1.train.CheckpointSaverHook(str(tmp_path), save_steps=5)
-    train(train_op, tmp_path, 40, hooks=[save], on_nan='rollback:9', max_bundles=1)
-    assert checkpoint_at(tmp_path) == (40, [])
-    records = records_in(tmp_path)
-    assert [record['step'] for record in records[:4]] == [7, 14, 19, 24]
-    names = [os.path.basename(record['restored']) for record in records[:4]]
-    assert names == ['model.ckpt-%d' % step for step in (5, 10, 15, 20)]
-    assert all('bad data' in record['diagnosis'] for record in records)
 
 
 class TestWhatARollbackLeaves:

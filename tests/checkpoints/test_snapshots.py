@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slimguard.checkpoints.kept_by_steps import PROBATION, KeptBySteps, steps_to_next
-from slimguard.checkpoints.snapshot_values import size_of
-from slimguard.checkpoints.snapshots import Snapshots
+from slimguard.checkpoints.snapshots import PROBATION, KeptBySteps, Snapshots, steps_to_next
 from slimguard.system import memory
 from tests.helpers.models import LogLines
 
@@ -167,15 +165,6 @@ class TestTrust:
         assert training.kept() == [31, 51, 61]
         assert training.go_back() == 61
 
-    @pytest.mark.parametrize('loss, kept', [(1.4, 31), (1.6, 21)])
-    def test_a_state_after_which_the_loss_rose_is_not_the_last_to_go_back_to(self, loss, kept):
-        training = Training()
-        training.train(31, loss=1.0)
-        training.train(11, loss=loss)
-        assert training.kept() == [21, 31, 41]
-        assert training.snapshots.trusted().step == 31
-        assert training.snapshots.trusted(is_last=True).step == kept
-
     def test_a_loss_that_falls_is_no_reason(self):
         training = Training()
         training.train(64, loss=1e8)
@@ -326,13 +315,3 @@ class TestRoom:
 
     def test_the_memory_that_is_free_is_told(self):
         assert memory.available() is None or 0 < memory.available() < 1 << 50
-
-
-def test_a_size_that_the_graph_does_not_tell_is_read():
-    known = tf1.get_variable('known', [3, 2])
-    grows = tf1.Variable([1.0], validate_shape=False, use_resource=False, name='grows')
-    missing = tf1.get_variable('missing', initializer=tf.zeros([7]), validate_shape=False)
-    with tf1.Session() as session:
-        session.run(tf1.assign(grows, np.zeros(100), validate_shape=False))
-        found = size_of(session, {'known': known, 'grows': grows, 'missing': missing})
-    assert found in (24 + 400, 24 + 400 + 28)

@@ -2,7 +2,6 @@
 
 import os
 import random
-import tempfile
 
 import pytest
 import tensorflow as tf
@@ -11,7 +10,6 @@ import slimguard
 from slimguard.checkpoints import state_file
 from slimguard.checkpoints.repair import repair
 from tests.helpers.checkpoints import newest, write
-from tests.helpers.children import forked_python
 from tests.helpers.models import LogLines
 
 tf1 = tf.compat.v1
@@ -66,37 +64,6 @@ def test_it_is_read_once_by_a_repair(logdir, monkeypatch):
     os.rename(str(logdir / 'model.ckpt-3.index'), str(logdir / 'aside'))
     assert repair(logdir).resumes_from == str(logdir / 'model.ckpt-2')
     assert len(times) == 1
-
-
-# With rights of its own: root may read everything.
-SAVES_AGAIN = """\
-import os, sys
-import tensorflow as tf
-# Now: as another user, Python's own files may be closed.
-from slimguard.checkpoints import finite_saver
-tf1 = tf.compat.v1
-tf1.disable_eager_execution()
-if os.getuid() == 0:
-    os.setuid(65534)
-tf1.get_variable('w', initializer=1.0)
-saver = finite_saver.FiniteSaver()
-with tf1.Session() as session:
-    session.run(tf1.global_variables_initializer())
-    saver.save(session, sys.argv[1] + '/m', 1)
-    os.umask(0o777)  # from here on, nobody can read what is written
-    saver.save(session, sys.argv[1] + '/m', 1)
-print('saved')
-"""
-
-
-@pytest.mark.full
-def test_one_that_cannot_be_read_back_does_not_keep_a_step_from_being_saved_again():
-    with tempfile.TemporaryDirectory() as logdir:  # not tmp_path: others have no way to it
-        os.chmod(logdir, 0o777)
-        done = forked_python('-c', SAVES_AGAIN, logdir)
-    assert done.stdout == 'saved\n', done.stderr
-    assert 'is written over without a spare: ' in done.stderr
-    assert 'checkpoint.making-' in done.stderr and 'Permission denied' in done.stderr
 
 
 def test_its_error_is_an_os_error_that_says_what_is_wrong():

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from slimguard.cluster import follower
-from slimguard.cluster.own_entry import CHIEF
+from slimguard.cluster.job_table import CHIEF
 from tests.helpers.models import LogLines
 
 

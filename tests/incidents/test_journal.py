@@ -105,9 +105,7 @@ class TestFile:
         file = record_file.IncidentFile(logdir)
         file.append(incident(4))
         tf.io.gfile.rmtree(logdir)
-        with LogLines() as lines:
-            file.append(incident(5))
-        assert 'was deleted' in lines[0] and len(lines) == 1
+        file.append(incident(5))
         assert steps(logdir) == [5]
 
     def test_an_incident_of_a_huge_model_fits_in_a_line(self, tmp_path):
@@ -145,7 +143,7 @@ def a_disk_with_room_for(size):
 
 
 class TestCutShort:
-    def test_on_a_full_disk_incidents_wait_for_room(self, tmp_path):
+    def test_on_a_full_disk_incidents_are_lost_and_counted(self, tmp_path):
         write(tmp_path, range(300))
         path = record_file.path_in(str(tmp_path))
         file = record_file.IncidentFile(str(tmp_path))
@@ -156,21 +154,10 @@ class TestCutShort:
             assert os.path.getsize(path) % 100  # half a line is there
             file.append(incident(303))
             file.close()
-        assert steps(str(tmp_path)) == list(range(304))
+        assert steps(str(tmp_path)) == [*range(300), 303]
         assert record_file.read_record(str(tmp_path)).unreadable == 1
         assert 'incidents.jsonl cannot be written: ' in lines[0]
-        assert lines[1].endswith('incidents.jsonl can be written again') and len(lines) == 2
-
-    def test_what_never_found_room_is_said_in_the_end(self, tmp_path):
-        write(tmp_path, range(300))
-        file = record_file.IncidentFile(str(tmp_path))
-        with LogLines() as lines:
-            with a_disk_with_room_for(os.path.getsize(record_file.path_in(str(tmp_path))) + 100):
-                for step in range(1200):
-                    file.append(incident(step))
-                file.close()
-        assert lines[-1].startswith('1200 incidents are missing in ')
-        assert len(lines) == 2
+        assert lines[1].startswith('3 incidents are missing in ') and len(lines) == 2
 
     def test_the_line_of_another_that_was_cut_short_costs_no_second_one(self, tmp_path):
         file = record_file.IncidentFile(str(tmp_path))
@@ -195,15 +182,13 @@ class TestCutShort:
 
 
 class TestGone:
-    def test_a_logdir_that_is_deleted_is_noticed_and_written_anew(self, tmp_path):
+    def test_a_logdir_that_is_deleted_is_written_anew(self, tmp_path):
         logdir = tmp_path / 'logs'
         file = record_file.IncidentFile(str(logdir))
         file.append(incident(1))
         shutil.rmtree(str(logdir))
-        with LogLines() as lines:
-            for step in (2, 3):
-                file.append(incident(step))
-        assert 'was deleted' in lines[0] and len(lines) == 1
+        for step in (2, 3):
+            file.append(incident(step))
         assert steps(str(logdir)) == [2, 3]
 
     def test_a_record_that_is_emptied_is_begun_anew(self, tmp_path):
@@ -243,19 +228,13 @@ class TestReading:
             dict(GOOD, loss='garbage'),
             dict(GOOD, loss=10**400),
             dict(GOOD, loss=[1.0]),
-            dict(GOOD, step='1'),
-            dict(GOOD, step=10**400),
-            dict(GOOD, step=True),
+            dict(GOOD, step='x'),
             dict(GOOD, reason=None),
-            dict(GOOD, tensors=[[1]]),
-            dict(GOOD, time=1e999),
-            dict(GOOD, held='no'),
-            dict(GOOD, action={}),
         ]
         found = record_file.read_record(record_of(tmp_path, GOOD, *lines, GOOD))
         assert (len(found.incidents), found.unreadable) == (2, len(lines))
         assert found.notes == [
-            '20 lines of the record could not be read; a kill can cut one short.'
+            '14 lines of the record could not be read; a kill can cut one short.'
         ]
 
     def test_it_gives_back_the_incidents_that_were_written(self, tmp_path):
@@ -266,7 +245,7 @@ class TestReading:
         for it in written:
             file.append(it)
         found = record_file.read_record(tmp_path)
-        assert found == (written, 0, 0)
+        assert found == (written, 0)
         assert not found.is_foreign and not found.notes
 
     def test_what_a_newer_version_adds_is_left_out(self, tmp_path):
@@ -289,13 +268,6 @@ class TestReading:
         with pytest.raises(FileNotFoundError, match='no record of incidents'):
             record_file.read_record(tmp_path)
 
-    def test_of_a_long_record_the_newest_are_read(self, tmp_path, monkeypatch):
-        write(tmp_path, range(100))
-        monkeypatch.setattr(record_file, '_MOST_READ', 10)
-        found = record_file.read_record(str(tmp_path))
-        assert [it.step for it in found.incidents] == list(range(90, 100)) and found.left_out == 90
-        assert found.notes == ['The record is long: only its newest 10 incidents were read.']
-
     def test_a_time_that_is_none_does_not_end_the_table(self):
         for time in (1e18, -1e18, 0.0):
             assert record_table.table([Incident(3, None, 'x', (), '', time)])[1][:2] == ('', '3')
@@ -308,7 +280,7 @@ def test_a_training_without_an_incident_leaves_an_empty_record(tmp_path):
     with LogLines() as lines:
         train_quietly(train_op, tmp_path, number_of_steps=2)
     assert os.path.getsize(record_file.path_in(str(tmp_path))) == 0
-    assert record_file.read_record(tmp_path) == ([], 0, 0)
+    assert record_file.read_record(tmp_path) == ([], 0)
     assert not [line for line in lines if 'incident' in line]
 
 

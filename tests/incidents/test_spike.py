@@ -78,17 +78,12 @@ class TestLevel:
     def test_what_is_not_finite_tells_nothing(self):
         assert level_of([math.nan, math.inf, 2.0]).median == 2.0
 
-    def test_it_goes_back_to_what_it_was(self):
+    def test_it_begins_anew(self):
         level = level_of([9.0] * 30, window=20, warmup=5)
-        memory, limit = level.memory(), level.limit(10)
-        for value in [2.0] * 30 + [1e9] * 30:
-            level.note(value)
-        level.go_back(memory)
-        assert (level.median, len(level), level.limit(10)) == (9.0, 20, limit)
-        level.note(1.0)
-        assert level.median == 9.0
-        level.go_back(None)
+        level.clear()
         assert level.limit(10) == math.inf and len(level) == 0
+        level.note(1.0)
+        assert level.median == 1.0
 
 
 class TestWhatIsFarBeyondAllBefore:

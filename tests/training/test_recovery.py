@@ -9,10 +9,8 @@ import tensorflow as tf
 import slimguard
 from slimguard.checkpoints.rollback import Restorer
 from slimguard.checkpoints.snapshots import Snapshots
-from slimguard.diagnosis.diagnosis import Diagnosis
-from slimguard.diagnosis.evidence import Found
 from slimguard.incidents.incident import Incident
-from slimguard.incidents.policies import BATCH, Rollback
+from slimguard.incidents.policies import Rollback
 from slimguard.training.open_incident import OpenIncident
 from slimguard.training.recovery import Recovery
 from tests.helpers.models import Linear, checkpoint_at, records_in, train_quietly
@@ -64,10 +62,8 @@ def recovery_of(restorer):
     return Recovery(restorer, snapshots), snapshots
 
 
-def gone_back_to(recovery, step, job=None, blames_data=False, session=None):
+def gone_back_to(recovery, step, job=None, session=None):
     handled = handled_at(step)
-    kind = BATCH if blames_data else ''
-    handled.note_found(Found(Diagnosis('input', '', kind=kind)))
     recovery.go_back(session, handled, Rollback(), job)
     return handled.incident.restored
 
@@ -97,15 +93,6 @@ def test_soon_after_that_it_is_an_older_one_as_far_as_there_are_any():
     assert gone_back_to(recovery, 60)[-2:] == '50'
 
 
-def test_soon_after_that_it_is_the_newest_where_data_are_at_fault():
-    recovery, snapshots = recovery_of(Listed(55, 50, 40))
-    assert gone_back_to(recovery, 60, blames_data=True)[-2:] == '50'
-    for _ in range(3):
-        snapshots.step_was_good(None, None)
-        assert gone_back_to(recovery, 60, blames_data=True)[-2:] == '55'
-    assert gone_back_to(recovery, 60)[-2:] == '50'
-
-
 def test_a_snapshot_is_newer_than_the_state_before_the_first_step():
     class First(Restorer):
         first = 'the first state'
@@ -118,56 +105,9 @@ def test_a_snapshot_is_newer_than_the_state_before_the_first_step():
     recovery = Recovery(First(saver, LOGDIR), snapshots)
     with tf1.Session() as session:
         session.run(tf1.global_variables_initializer())
-        for blames_data in (False, True):
-            for _ in range(12):
-                snapshots.step_was_good(session, None)
-            restored = gone_back_to(recovery, 60, None, blames_data, session)
-            assert restored.startswith('a snapshot after ')
-
-
-class Limits:
-    """What the limits of a `Spike` are made of, after a global step."""
-
-    def __init__(self):
-        self.step = self.is_of = 0
-
-    def note_good(self):
-        self.step += 1
-        self.is_of = self.step
-
-    def memory(self):
-        return self.is_of
-
-    def go_back(self, memory):
-        self.step = self.is_of = memory or 0
-
-
-@pytest.mark.parametrize('most, to', [(2, 51), (0, 40)])
-def test_the_limits_go_back_with_the_state(most, to):
-    v = tf1.get_variable('v', initializer=0.0)
-    step = tf1.train.get_or_create_global_step()
-    train_op = tf.group(v.assign_add(1.0), step.assign_add(1))
-    snapshots = Snapshots(tf1.get_default_graph(), most)
-    recovery, limits = Recovery(Listed(58, 40, 0), snapshots), Limits()
-    recovery.take_along(limits)
-    with tf1.Session() as session:
-        session.run(tf1.global_variables_initializer())
-
-        def train(steps):
-            for _ in range(steps):
-                session.run(train_op)
-                limits.note_good()
-                recovery.step_was_good(session, 1.0)
-
-        train(62)
-        restored = gone_back_to(recovery, 50 if most == 0 else 62, session=session)
-        assert restored.endswith(str(to))
-        # Of a checkpoint they are those of the last mark before it.
-        assert limits.is_of == (51 if most else 31)
-        train(3)
-        restored = gone_back_to(recovery, 53, session=session)
-        assert restored.endswith('-40' if most else '-0')
-        assert limits.is_of == (31 if most else 0)
+        for _ in range(12):
+            snapshots.step_was_good(session, None)
+        assert gone_back_to(recovery, 60, session=session).startswith('a snapshot after ')
 
 
 def regression(rate):

@@ -1,11 +1,12 @@
-"""Variables of a graph that none of its collections lists.
+"""The variables of a graph: which there are, their values, and how these are put back.
 
 A graph that `tf.import_graph_def` made has no collections, and some scripts keep variables out of
 them. Reading such a variable, and giving it a value, takes ops of ours.
 """
 
-from typing import Any, Dict, NamedTuple
+from typing import Any, Dict, Iterable, Iterator, NamedTuple, Tuple
 
+import numpy as np
 import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
@@ -58,13 +59,45 @@ def all_variables(graph: tf.Graph) -> Dict[str, Any]:
     return found
 
 
-def fetched(variable: Any) -> Any:
-    """The fetch that reads a variable."""
-    return variable.value if isinstance(variable, Unlisted) else variable
-
-
 def _unlisted(op: tf.Operation) -> Unlisted:
     make = ops.Maker(op.graph)
     value = make.copy(op)
     given = plain_ops.placeholder(value.dtype, value.shape)
     return Unlisted(op, value, make.assign(op, given))
+
+
+def read_variables(session, variables: Dict[str, Any]) -> Dict[str, np.ndarray]:
+    """Copies of the values of the initialized variables, by name."""
+    try:
+        values = session.run({name: fetched(each) for name, each in variables.items()})
+    except tf.errors.FailedPreconditionError:
+        values = dict(_one_by_one(session, variables))
+    # A fetched ref variable is the variable's own memory.
+    return {name: np.array(value) for name, value in values.items()}
+
+
+def _one_by_one(session, variables: Dict[str, Any]) -> Iterator[Tuple[str, np.ndarray]]:
+    for name, variable in variables.items():
+        try:
+            value = session.run(fetched(variable))
+        except tf.errors.FailedPreconditionError:
+            continue
+        yield name, np.asarray(value)
+
+
+def assign(session, values: Iterable[Tuple[Any, np.ndarray]]) -> None:
+    """Puts values into variables, by their initializers: a graph may be finalized."""
+    for variable, value in values:  # one by one, as two initializers may take the same tensor
+        session.run(variable.initializer, {variable.initializer.inputs[1]: value})
+
+
+def size_of(variables: Dict[str, Any]) -> int:
+    """The bytes of variables, as far as their shapes are known."""
+    return sum(
+        (each.shape.num_elements() or 0) * each.dtype.base_dtype.size for each in variables.values()
+    )
+
+
+def fetched(variable: Any) -> Any:
+    """The fetch that reads a variable."""
+    return variable.value if isinstance(variable, Unlisted) else variable

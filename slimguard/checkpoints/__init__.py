@@ -10,7 +10,7 @@ The files:
     saving_session.py     the session that runs this op, and refuses values that are not finite
     step_turn.py          turns between the loop's steps and threads that save
     spare.py              the spare copy of a checkpoint that is saved again
-    save_room.py          how much room a save takes, and what it leaves on a full disk
+    save_room.py          what a save leaves on a full disk
     rollback.py           restores the newest good checkpoint in a live session
     first_state.py        the state before the first step, in memory
     snapshots.py          states between checkpoints to go back to, and which of them is trusted

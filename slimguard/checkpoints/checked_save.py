@@ -41,7 +41,6 @@ class CheckedSave:
       saver_def: the `SaverDef` of the saver.
 
     Attributes:
-      size: the bytes of all saved values whose shape is known.
       has_refs: whether ref variables of floats are saved.
     """
 
@@ -49,7 +48,6 @@ class CheckedSave:
         self._graph = graph
         self._save_tensor = graph.as_graph_element(saver_def.save_tensor_name)
         saves = _saves_of(self._save_tensor)
-        self.size = sum(_bytes_of(tensor) for op in saves for tensor in _values_of(op))
         self.has_refs = any(graphs.is_reference(value.tensor) for value in _saved_floats(saves))
         self._clone: Optional[_SaveClone] = None
         self._is_exact = False
@@ -213,11 +211,6 @@ def _values_of(op: tf.Operation) -> List[tf.Tensor]:
     """The tensors that an op saves."""
     # They follow the filename, the names and, except in the oldest op, the slices.
     return list(op.inputs)[2 if op.type == 'Save' else 3 :]
-
-
-def _bytes_of(tensor: tf.Tensor) -> int:
-    is_known = tensor.shape.is_fully_defined()
-    return tensor.shape.num_elements() * tensor.dtype.base_dtype.size if is_known else 0
 
 
 def _source(tensor):

@@ -16,7 +16,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard.checkpoints.checked_save import CheckedSave
-from slimguard.checkpoints.save_room import RoomNeeded, remove_half_written
+from slimguard.checkpoints.save_room import remove_half_written
 from slimguard.checkpoints.saving_session import NotFinite, SavingSession
 from slimguard.checkpoints.spare import Spare
 from slimguard.checkpoints.step_turn import turn_of
@@ -76,7 +76,6 @@ class FiniteSaver(tf1.train.Saver):
         # The Supervisor saves from a thread of its own, and a rollback restores meanwhile.
         self.lock = threading.RLock()
         self._checked: Optional[CheckedSave] = None
-        self._room_needed: Optional[RoomNeeded] = None
         self._saved: Optional[str] = None
         self._listed: List[str] = []  # the saver's list after that save
         if tf_private.is_built(self._saver):
@@ -163,15 +162,6 @@ class FiniteSaver(tf1.train.Saver):
         if self._checked is not None:
             self._checked.prepare()
 
-    def room_needed(self) -> int:
-        """How many bytes the next checkpoint may take on its disk, its graph included; generously.
-
-        It is written beside the existing ones: the oldest goes once the new one is whole.
-        """
-        if self._room_needed is None:
-            return 0
-        return self._room_needed.after(self._saver.last_checkpoints)
-
     def _newest(self) -> Optional[str]:
         """The checkpoint that was saved last, also if the saver does not list it; or None.
 
@@ -190,7 +180,6 @@ class FiniteSaver(tf1.train.Saver):
                 'Supervisor or a MonitoredSession takes the graph'
             )
         self._checked = CheckedSave(graph, self._saver.saver_def)
-        self._room_needed = RoomNeeded(graph, self._checked.size)
 
 
 _numbers = itertools.count(1)

@@ -1,41 +1,17 @@
-"""Room for a save: how much it takes, and the files that it leaves behind on a full disk."""
+"""A save that found the disk full: why it failed, and the files that it leaves behind."""
 
 import os
 import re
-from typing import Sequence
 
 import tensorflow as tf
 
 from slimguard.checkpoints import checkpoint_files
-from slimguard.graph import graph_size
 
-# What a checkpoint takes beyond its values: a share of them, and so many bytes for the names, the
-# collections of the graph, the state file, and the events that are written meanwhile.
-_MORE, _MARGIN = 1.05, 1 << 20
 # How TensorFlow's errors, from 1.15 to 2.21, say that a disk is full: their class,
 # ResourceExhaustedError, also stands for a lack of memory.
 _FULL = ('No space left on device', 'Disk quota exceeded')
 # How they name the file that was to replace another, and is left behind.
 _UNFINISHED = re.compile(r'(\S.*\.tmp[0-9a-f]{32}); (?:%s)' % '|'.join(_FULL))
-
-
-class RoomNeeded:
-    """How many bytes the next checkpoint of a saver may take on its disk.
-
-    Args:
-      graph: the graph, which is saved beside each checkpoint.
-      size: the bytes of all saved values whose shape is known.
-    """
-
-    def __init__(self, graph: tf.Graph, size: int):
-        self._graph = graph
-        self._size = size
-
-    def after(self, checkpoints: Sequence[str]) -> int:
-        """The bytes of the checkpoint after these, its graph included; generously."""
-        # Values without a shape in the graph, such as a table's, count as in the last checkpoint.
-        newest = [checkpoint_files.look_at(path).size for path in checkpoints[-1:]]
-        return int(max([self._size] + newest) * _MORE) + graph_size.bytes_of(self._graph) + _MARGIN
 
 
 def reason_of(error: tf.errors.OpError) -> str:

@@ -13,7 +13,6 @@ cause: a mask of minus infinity is intended and harmless. :mod:`explanations` pu
 sentence, also that of a bad step whose tensors are all finite.
 """
 
-import math
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -55,7 +54,6 @@ def diagnose(
     values: Dict[str, np.ndarray],
     labels: Sequence[Label] = (),
     export: Optional[ExportOnce] = None,
-    loss: Optional[float] = None,
 ) -> Diagnosis:
     """Finds what made the last step bad. Writes nothing and draws nothing.
 
@@ -65,7 +63,6 @@ def diagnose(
       values: what the step drew, as `capture.take` returned it.
       labels: what the gate found to be bad: the labels of the true elements of `gate.bad`.
       export: exports the step of `capture`; a caller that needs the exported step passes its own.
-      loss: the step's loss in the training; None if it is not known.
 
     Raises:
       tf.errors.OpError: if running the step again fails.
@@ -73,14 +70,14 @@ def diagnose(
         that graph fails.
     """
     if can_run_live(session, capture, values):
-        return diagnose_step(live_step(session, capture, values), labels, loss)
+        return diagnose_step(live_step(session, capture, values), labels)
 
     def variables(names):
         return variables_in_chunks(session, capture, names)
 
     exported = (export or ExportOnce(capture))()
     with StepCopy(exported, variables) as copy:
-        return diagnose_step(copy.step(values), labels, loss)
+        return diagnose_step(copy.step(values), labels)
 
 
 def glance(capture: Capture, values: Dict[str, np.ndarray], why: str) -> Diagnosis:
@@ -118,14 +115,11 @@ def bad_sources(capture: Capture, values: Dict[str, np.ndarray]) -> List[tf.Tens
     return sorted(bad, key=rank)
 
 
-def diagnose_step(
-    step: Step, labels: Sequence[Label] = (), loss: Optional[float] = None
-) -> Diagnosis:
+def diagnose_step(step: Step, labels: Sequence[Label] = ()) -> Diagnosis:
     """Finds what made a `Step` bad, in the training's session or in a copy."""
     measured = MeasuredStep(step)
     found = _explain(measured, labels)
-    not_seen = (*_not_examined(step), *_not_dropped(measured, loss))
-    return found._replace(not_seen=not_seen, ranges=tuple(measured.rows()))
+    return found._replace(not_seen=tuple(_not_examined(step)), ranges=tuple(measured.rows()))
 
 
 def _explain(measured: MeasuredStep, labels: Sequence[Label]) -> Diagnosis:
@@ -174,21 +168,6 @@ def _bad_tensors(measured: MeasuredStep, some_value_was: bool) -> List[tf.Tensor
         # TensorFlow itself makes constants of NaN. One that reaches no checked tensor is harmless.
         bad = [t for op in step.ops if op.type != 'Const' for t in op.outputs if measured.is_bad(t)]
     return bad
-
-
-def _not_dropped(measured: MeasuredStep, loss: Optional[float]) -> List[str]:
-    """The sentence about a loss that was finite in the training and is not finite here.
-
-    In the training ReLU or max-pooling may have dropped a NaN on its way to the loss. They do so
-    when they are fused with other ops, or when they compute a larger part of the tensor at a time.
-    """
-    here = measured.step.gate.loss
-    if loss is None or not math.isfinite(loss) or here is None or not measured.is_bad(here):
-        return []
-    return [
-        'run again op by op, where ReLU and max-pooling keep a NaN, the loss is not finite; in the '
-        'training it was %g' % loss
-    ]
 
 
 def _not_examined(step: Step) -> List[str]:

@@ -56,7 +56,7 @@ class Diagnosis(NamedTuple):
       output: the range of the bad output.
       inputs: the inputs of the op.
       non_finite: where the output is not finite, or None.
-      not_seen: sentences about what could not be examined, or differs from the training.
+      not_seen: sentences about what could not be examined.
       ranges: the range of each float tensor of the step, in the order of the ops.
       kind: the kind of cause, for policies: `BATCH`, `EXPLOSION`, `COMES_AGAIN` or `STATE`; '' for
         any other cause, and if none was found.

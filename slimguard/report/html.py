@@ -16,6 +16,7 @@ from slimguard.report.report_data import IncidentView, ReportData
 from slimguard.system.texts import cut, visible
 
 _MOST_ROWS = 200
+_LONGEST = 1000  # characters of a text
 
 
 def render(data: ReportData) -> str:
@@ -52,14 +53,8 @@ def _curve_note(data: ReportData) -> str:
     curve = data.curve
     if curve is None:
         return words.NO_CURVE
-    told = [] if curve.tag else [words.NO_SUMMARY]
-    if curve.bad:
-        said = '%d of the %d recorded values were not finite, and are not in the curve.'
-        told.append(said % (curve.bad, curve.points))
-    ends = [line[:, 0].max() for line in (*curve.segments, *curve.tails) if len(line)]
-    if ends and (data.incidents or data.bundles):
-        told.append(words.CURVE_ENDS % max(ends))
-    return ' '.join(told)
+    said = '%d of the %d recorded values were not finite, and are not in the curve.'
+    return said % (curve.bad, curve.points) if curve.bad else ''
 
 
 def _svg(chart: Any, name: str) -> Any:
@@ -73,7 +68,8 @@ def environment() -> jinja2.Environment:
     """The template engine: it escapes all that it is given, and fails for a name without a value.
 
     Invisible characters, and those that change the direction of text, are written as escapes, so
-    that no name in a run looks like another.
+    that no name in a run looks like another. A longer text is cut, since a damaged record may hold
+    any.
     """
     return jinja2.Environment(
         loader=jinja2.PackageLoader('slimguard.report', 'templates'),
@@ -88,7 +84,7 @@ def environment() -> jinja2.Environment:
 
 def _visible(value: Any) -> Any:
     # A macro returns HTML already.
-    return value if hasattr(value, '__html__') else visible(value)
+    return value if hasattr(value, '__html__') else visible(cut(value, _LONGEST))
 
 
 # The table.

@@ -4,18 +4,9 @@ import math
 import re
 from typing import Any, Optional
 
-_ADD = "Add tf.compat.v1.summary.scalar('total_loss', total_loss) to the graph, and "
 NO_CURVE = (
-    'No loss curve: no scalar in the event files here looks like a loss. %sthe next report has one.'
-    % _ADD
-)
-NO_SUMMARY = (
-    'Only the last steps before incidents are known: no scalar in the event files here looks like '
-    'a loss. %sthe next report has all of the curve.' % _ADD
-)
-CURVE_ENDS = (
-    'The curve ends at step %.12g, but the training may have gone on: the event files and the '
-    'bundles hold no finite loss of a later step that was written.'
+    'No loss curve: no scalar in the event files here looks like a loss. Add tf.compat.v1.summary.'
+    "scalar('total_loss', total_loss) to the graph, and the next report has one."
 )
 NO_CHARTS = (
     'The page has no charts and no samples: matplotlib draws them, and it cannot be imported (%s). '

@@ -9,7 +9,6 @@ import tensorflow.compat.v1 as tf1
 from slimguard import graph as graphs
 from slimguard.checkpoints import repair
 from slimguard.checkpoints.finite_saver import FiniteSaver
-from slimguard.diagnosis.disk_room import Room
 from slimguard.incidents.history import IS_RUINED
 from slimguard.incidents.incident import Incident
 from slimguard.system.log import log
@@ -33,7 +32,6 @@ class CheckpointKeeper:
 
     Attributes:
       logdir, bundles_in: as given.
-      room: the room on the disk that the checkpoints share with bundles.
     """
 
     def __init__(
@@ -45,7 +43,6 @@ class CheckpointKeeper:
     ):
         self.logdir = logdir
         self.bundles_in = bundles_in or logdir
-        self.room = Room(logdir, saver)
         self._saver = saver
         self._path = os.path.join(logdir, 'model.ckpt')
         self._global_step = global_step

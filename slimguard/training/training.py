@@ -124,15 +124,14 @@ class Training:
         self.loss: Any = None
         self.is_saved = False
         self._compares_losses = False
-        self._bundles = (None, None) if keeper is None else (keeper.bundles_in, keeper.room)
+        self._bundles_in = None if keeper is None else keeper.bundles_in
 
     def capture(self, *found: gates.Gate) -> None:
         """Has the bad steps of gates captured, from their next step on."""
         for gate in dict.fromkeys(found):
             graph = op_of(gate.train_op).graph
             if self.settings.capture and gate not in self.evidence and not graph.finalized:
-                most, (folder, room) = self.settings.max_bundles, self._bundles
-                collect(self.evidence, gate, folder, most, room)
+                collect(self.evidence, gate, self._bundles_in, self.settings.max_bundles)
 
     def snapshots(
         self, graph: tf.Graph, most: int, has_unlisted: bool = False, is_shared: bool = False

@@ -7,7 +7,7 @@ import matplotlib
 import numpy as np
 import pytest
 
-from slimguard.report import charts, last_steps, layer_ranges, report_data, samples
+from slimguard.report import charts, last_steps, report_data, samples
 from slimguard.report.loss_history import Curve
 from tests.report.pages import HOSTILE
 from tests.report.test_last_steps import INF, NAN, history_of, steps_of
@@ -31,6 +31,7 @@ def drawn(chart):
 
 
 def incidents_of(steps, **said):
+    said = dict({'reason': 'x'}, **said)
     records = enumerate([dict(said, step=step, action='skip') for step in steps], 1)
     return [report_data.incident_of(number, it) for number, it in records]
 
@@ -185,29 +186,6 @@ def test_every_gradient_has_a_name_beside_it_or_is_counted(gradients, lines):
     assert tuple(shown[-1, 3]) == (96, 24, 6)
     assert begins == lines - 1
     assert names[-1][0] == 'layer%d/weights' % (gradients - 1)
-
-
-def row(op, phase='forward', least=0.0, largest=1.0, nan=0, inf=0, type_='Mul'):
-    found = {'min': least, 'max': largest, 'nan': nan, 'inf': inf}
-    return {'op': op, 'type': type_, 'phase': phase, 'tensor': op + ':0', 'range': found}
-
-
-@pytest.mark.parametrize(
-    'ends', [(0.0, 0.0), (-1.7e308, 1.7e308), (5e-324, 1e-300), (None, None), (-1.0, 1e30)]
-)
-def test_ranges_of_any_size_are_drawn(ends):
-    rows = [row(HOSTILE + '/x', least=ends[0], largest=ends[1], nan=2), row('b', 'backward')]
-    for root in drawn(charts.ranges_chart(layer_ranges.layers_of(rows, None))):
-        said = [it.text for it in root.iter('text')]
-        assert 'non-finite from here on' in said and '2 NaN' in said and 'Backward pass' in said
-
-
-def test_a_largest_number_that_stands_for_none_is_an_arrow_and_the_axis_ends_before_it():
-    rows = [row('pool', least=-3.4e38), row('fc', largest=9.0), row('bad', nan=1)]
-    for root in drawn(charts.ranges_chart(layer_ranges.layers_of(rows, None))):
-        said = [it.text.strip('\N{ZERO WIDTH SPACE}') for it in root.iter('text')]
-        assert 'beyond the axis' in said and '10' in said and '10\u00b3\u2079' not in said
-        assert 'finite' in said and 'no finite value' not in said
 
 
 @pytest.mark.parametrize('side, rings', [(8, 0), (40, 4)])

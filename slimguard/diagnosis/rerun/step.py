@@ -32,7 +32,6 @@ class Step:
       missing: names of ops whose drawn values were not kept.
       givens: by the name of a source, the names of the float tensors it was computed from.
       restore: called after each run, to undo what it wrote; None if a run writes nothing.
-      left_out: the row that was taken out of the batch, or None.
 
     Attributes:
       ops: the ops to run again, in topological order, without the gate's own and without ops that
@@ -51,7 +50,6 @@ class Step:
         missing: Sequence[str],
         givens: Dict[str, List[str]],
         restore: Optional[Callable[[], None]] = None,
-        left_out: Optional[int] = None,
     ):
         self.session = session
         self.gate = gate
@@ -59,7 +57,6 @@ class Step:
         self.feed = {self.graph.get_tensor_by_name(name): v for name, v in feed.items()}
         self.origins = origins
         self.missing = list(missing)
-        self.left_out = left_out
         self._names = names
         self._restore = restore
         self._fed = {key(t) for t in self.feed}

@@ -4,7 +4,6 @@ A tensor is not finite; a gradient overflows when it is squared; the loss or the
 above its limit; or a variable overflows when it is updated (:mod:`updates`).
 """
 
-import math
 from typing import Optional, Sequence
 
 import numpy as np
@@ -173,20 +172,15 @@ def explain_square(measured: MeasuredStep, name: str) -> Diagnosis:
 def explain_limit(measured: MeasuredStep, name: str) -> Diagnosis:
     """Explains a loss above its limit; `name` is not used."""
     gate = measured.step.gate
-    assert gate.loss is not None and gate.limit is not None  # a gate with this label has both
-    fed = _fed(measured, gate.limit)
-    limit = '' if fed is None else ' (%.6g)' % fed
-    trouble = 'the loss is above its limit%s, and everything is finite' % limit
+    assert gate.loss is not None  # a gate with this label has it
+    trouble = 'the loss is above its limit, and everything is finite'
     return _too_large(measured, gate.loss, trouble)
 
 
 def explain_norm(measured: MeasuredStep, name: str) -> Diagnosis:
     """Explains a norm of all gradients, called `name`, that is above its limit."""
     gate = measured.step.gate
-    assert gate.norm_limit is not None  # a gate with this label has it
-    fed = _fed(measured, gate.norm_limit)
-    limit = '' if fed is None else ' (%.6g)' % math.sqrt(2 * fed)
-    trouble = 'the %s is above its limit%s, and everything is finite' % (name, limit)
+    trouble = 'the %s is above its limit, and everything is finite' % name
 
     def largest(tensor: tf.Tensor) -> float:
         found = measured.range_of(tensor)
@@ -204,12 +198,6 @@ def _too_large(measured: MeasuredStep, tensor: tf.Tensor, trouble: str) -> Diagn
     far = '' if weights else outlier(measured)
     kind = policies.BATCH if far else policies.EXPLOSION
     return _describe(measured, tensor)._replace(trouble=trouble + weights + far, kind=kind)
-
-
-def _fed(measured: MeasuredStep, limit: tf.Tensor) -> Optional[float]:
-    """The value of a limit of the gate; None if it was not kept."""
-    values = [v for t, v in measured.step.feed.items() if key(t) == key(limit)]
-    return float(values[0]) if values else None
 
 
 def _describe(measured: MeasuredStep, tensor: tf.Tensor) -> Diagnosis:

@@ -16,11 +16,9 @@ from slimguard.diagnosis.diagnosis import Diagnosis
 from slimguard.diagnosis.ranges import find_non_finite, numbers
 from slimguard.diagnosis.rerun import ReplayError, StepCopy
 from slimguard.gate import Label
-from slimguard.incidents import record_table
 from slimguard.system import files, terminal, texts
 
 _MOST_SHOWN = 4000  # characters of an error message
-_MOST_OF_A_REASON = 120
 
 _BANNER = """\
 The bad step, before it ran. Here are:
@@ -98,16 +96,12 @@ def _is_bundle(folder: str) -> bool:
 
 def _list(folder: str, without: Optional[int]) -> int:
     found = bundles.paths(folder)
-    within, name = os.path.split(folder.rstrip('/'))
-    if not found and name == os.path.basename(bundles.folder(within)):  # LOGDIR/slimguard
-        found, folder = bundles.paths(within), within
     if not found:
         raise BundleError(
             'it is neither a bundle (a folder with incident.json) nor a log directory with bundles '
             '(%s)' % os.path.join(bundles.folder(folder), 'incident-...')
         )
-    for path in found:
-        _say(_line(path))
+    _say('\n'.join(found))
     option = '' if without is None else '--without %d ' % without
     terminal.complain(
         '%s is a log directory with the bundles above, the newest last. Choose one: '
@@ -116,21 +110,7 @@ def _list(folder: str, without: Optional[int]) -> int:
     return 2
 
 
-def _line(path: str) -> str:
-    try:
-        said = bundles.read_json(path)
-    except BundleError as error:
-        return '%s  cannot be read: %s' % (path, error)
-    incident = said['incident']
-    time, step = incident.get('time'), incident.get('step')
-    when = record_table.when(time) if isinstance(time, (int, float)) else ''
-    cause = (said['diagnosis'] or {}).get('trouble') or incident.get('reason')
-    shown = (when, 'step %s' % step, texts.cut(cause, _MOST_OF_A_REASON))
-    return '  '.join((path,) + shown).replace('\n', ' ')
-
-
 def _main(bundle: Bundle, shell: bool, without: Optional[int]) -> int:
-    _check_shapes(bundle)
     fewer = None if without is None else leave_out(bundle, without)
     with StepCopy(bundle.exported, bundle.variables) as copy:
         _say('%s, made with TensorFlow %s' % (bundle.path, bundle.versions.get('tensorflow')))
@@ -235,19 +215,6 @@ def _batch_size(bundle: Bundle) -> Optional[int]:
     return max(sizes, key=lambda size: sizes[size]) if sizes else None
 
 
-def _check_shapes(bundle: Bundle) -> None:
-    nodes = {node.name: node for node in bundle.exported.graph_def.node}
-    for name, (stand_in, _) in bundle.exported.names['sources'].items():
-        if stand_in not in nodes or nodes[stand_in].op != 'Placeholder':
-            raise BundleError('%s is damaged: no placeholder %r' % (bundle.path, stand_in))
-        shape = tf.TensorShape(nodes[stand_in].attr['shape'].shape)
-        if name in bundle.values and not shape.is_compatible_with(np.shape(bundle.values[name])):
-            raise BundleError(
-                '%s is damaged: %s has shape %s, and the graph expects %s'
-                % (bundle.path, name, np.shape(bundle.values[name]), shape)
-            )
-
-
 def _describe_fewer(bundle: Bundle, fewer: Fewer, found: Replay, whole: Replay) -> str:
     """What leaving out a row has changed, and where to see all of the rest.
 
@@ -265,7 +232,7 @@ def _describe_fewer(bundle: Bundle, fewer: Fewer, found: Replay, whole: Replay) 
     else:
         how += ' the step is clean.'
     reason_with_it = _reason_of(whole.labels, bundle.incident)
-    if _reason_of(whole.labels) == reason and whole.diagnosis.found:  # it is long, and was said
+    if reason_with_it == reason and whole.diagnosis.found:  # it is long, and was said
         reason_with_it = ''
     return '\n'.join(
         [

@@ -245,7 +245,7 @@ def _scale(axes: Any, values: np.ndarray, most: int) -> bool:
         decades = math.log10(positive.max()) - math.log10(positive.min())
         subs = (1, 2, 5) if 3 * decades <= most else (1,)
         axes.yaxis.set_major_locator(ticker.LogLocator(subs=subs, numticks=most))
-        axes.yaxis.set_major_formatter(lambda value, _: words.power(value))
+        axes.yaxis.set_major_formatter(lambda value, _: '%g' % value)
         axes.minorticks_off()
     else:
         axes.yaxis.set_major_locator(ticker.MaxNLocator(most))
@@ -483,7 +483,7 @@ def _draw_colors(canvas: Any, left: float, top: float, ends: Tuple[int, int]) ->
     """Draws the legend of a heat map's colours."""
     colors = _PALETTE(np.linspace(0, 1, 33), bytes=True)[np.newaxis]
     _image(canvas, colors, left, top, left + 150, top + 10)
-    labels = (words.power(10.0 ** -ends[0]), '1', words.power(10.0 ** ends[1]))
+    labels = ('%g' % (10.0 ** -ends[0]), '1', '%g' % (10.0 ** ends[1]))
     for place, label in zip((0, 75, 150), labels):
         _write(canvas.figure, left + place, top + 13, label, ha='center', color=_SOFT)
     for line, said in enumerate(('norm by the', 'median of its row')):

@@ -5,14 +5,14 @@ library that writes the charts as XML escapes the text in them.
 """
 
 import functools
-from typing import Any, Callable, Dict, List, NamedTuple
+from typing import Any, Dict
 
 import jinja2
 import markupsafe
 
 from slimguard.incidents import record_table
 from slimguard.report import cards, report_data, words
-from slimguard.report.report_data import IncidentView, ReportData
+from slimguard.report.report_data import ReportData
 from slimguard.system.texts import cut, visible
 
 _MOST_ROWS = 200
@@ -26,15 +26,11 @@ def render(data: ReportData) -> str:
 
 def _content(data: ReportData) -> Dict[str, Any]:
     """All that the page shows, by the names that the template uses."""
-    row_of = _row_finder(len(data.incidents))
-    links = cards.links_of(data, row_of)
+    links = cards.links_of(data, lambda number: 'row-%d' % min(number, _MOST_ROWS + 1))
     loss = None
     if cards.charts is not None:
         chart = cards.charts.loss_chart(data.curve, data.incidents, links)
         loss = None if chart is None else _svg(chart, 'loss')
-    half = _MOST_ROWS // 2
-    left_out = max(0, len(data.incidents) - _MOST_ROWS)
-    first = data.incidents[:half] if left_out else data.incidents
     return {
         'data': data,
         'summary': report_data.summary(data),
@@ -43,9 +39,12 @@ def _content(data: ReportData) -> Dict[str, Any]:
         'loss': loss,
         'curve_note': _curve_note(data),
         'no_charts': cards.no_charts,
-        'rows': [_row(incident, links) for incident in first],
-        'left_out': left_out,
-        'last_rows': [_row(i, links) for i in data.incidents[-half:]] if left_out else [],
+        'rows': data.incidents[:_MOST_ROWS],
+        'left_out': data.incidents[_MOST_ROWS:],
+        'links': links,
+        'number': words.number,
+        'norm_of': words.norm_of,
+        'when': record_table.when,
     }
 
 
@@ -85,47 +84,3 @@ def environment() -> jinja2.Environment:
 def _visible(value: Any) -> Any:
     # A macro returns HTML already.
     return value if hasattr(value, '__html__') else visible(cut(value, _LONGEST))
-
-
-# The table.
-
-
-class Row(NamedTuple):
-    """An incident; `link` leads to its card, and is '' if it has none."""
-
-    number: int
-    step: str
-    kind: str
-    action: str
-    loss: str
-    why: str
-    notes: List[str]
-    when: str
-    link: str
-
-
-def _row_finder(count: int) -> Callable[[int], str]:
-    """Returns a function from an incident's number to its row's id; there are `count` incidents."""
-    half = _MOST_ROWS // 2
-
-    def row_of(number: int) -> str:
-        is_left_out = count > _MOST_ROWS and half < number <= count - half
-        return 'rows-left-out' if is_left_out else 'row-%d' % number
-
-    return row_of
-
-
-def _row(incident: IncidentView, links: Dict[int, str]) -> Row:
-    norm = words.norm_of(incident)
-    link = links[incident.number]
-    return Row(
-        number=incident.number,
-        step='' if incident.step is None else str(incident.step),
-        kind=incident.kind.replace(' ', '-'),
-        action=incident.action or 'not said',
-        loss=words.number(incident.loss),
-        why=cut(incident.cause, 400),
-        notes=[*incident.notes, *(['gradient norm ' + norm] if norm else [])],
-        when=record_table.when(incident.time),
-        link='' if link.startswith('#row') else link,
-    )

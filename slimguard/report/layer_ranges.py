@@ -3,8 +3,6 @@
 import re
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from slimguard.report import words
-
 PHASES = ('input', 'forward', 'backward', 'update')
 
 _MOST = 40  # layers of a pass; of more, those around the one at fault are shown
@@ -36,7 +34,7 @@ class Layer(NamedTuple):
 
     def __str__(self) -> str:
         counts = ((self.nan, 'NaN'), (self.inf, 'Inf'))
-        parts = ['%s %s' % (words.count(count), word) for count, word in counts if count]
+        parts = ['%d %s' % (count, word) for count, word in counts if count]
         parts += [] if self.min is None else ['%.3g to %.3g' % (self.min, self.max)]
         return ', '.join(parts) or 'empty'
 
@@ -57,9 +55,16 @@ def layers_of(rows: List[Dict[str, Any]], culprit: Optional[str]) -> List[Layer]
         op, phase, found = row['op'], row['phase'], row['range']
         if not op.startswith('slimguard/'):
             phase = phase if phase in PHASES else 'update'
-            ends = (None if found[key] is None else float(found[key]) for key in ('min', 'max'))
             begins = culprit is not None and row['tensor'] == culprit
-            layer = Layer(phase, '', *ends, int(found['nan']), int(found['inf']), begins)
+            layer = Layer(
+                phase=phase,
+                name='',
+                min=None if found['min'] is None else float(found['min']),
+                max=None if found['max'] is None else float(found['max']),
+                nan=int(found['nan']),
+                inf=int(found['inf']),
+                begins=begins,
+            )
             passes[phase].append((scope_of(op, phase), layer))
     return [layer for phase in PHASES for layer in _fit(passes[phase])]
 

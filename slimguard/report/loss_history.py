@@ -114,8 +114,6 @@ def _number(value) -> Optional[float]:
         return value.simple_value
     if kind != 'tensor' or value.tensor.dtype not in (tf.float32, tf.float64, tf.float16):
         return None
-    if any(dimension.size != 1 for dimension in value.tensor.tensor_shape.dim):
-        return None
     try:
         found = tf.make_ndarray(value.tensor)
     except (ValueError, TypeError):

@@ -25,7 +25,10 @@ class ReportError(Exception):
 
 
 def main(
-    logdir: files.Path, output: Optional[files.Path] = None, png: Optional[files.Path] = None
+    logdir: files.Path,
+    output: Optional[files.Path] = None,
+    png: Optional[files.Path] = None,
+    opens: bool = False,
 ) -> int:
     """Makes the report of a log directory.
 
@@ -34,33 +37,14 @@ def main(
       output: the file of the page; by default slimguard/report.html in `logdir`. A device or a FIFO
         (``/dev/stdout``) is written to, and not replaced.
       png: the file of the page as a picture, or None for no picture. Needs matplotlib.
+      opens: whether to open the page in the user's browser.
 
     Returns:
       The exit code: 0 if all is well; 1 if the record of incidents cannot be read, which the page
       says; 2 if something could not be written, or `logdir` is no log directory.
     """
     try:
-        logdir = logdirs.require_logdir(logdir)
-    except ValueError as error:
-        terminal.complain(error)
-        return 2
-    return write(logdir, output, png)
-
-
-def write(
-    logdir: str,
-    output: Optional[files.Path] = None,
-    png: Optional[files.Path] = None,
-    opens: bool = False,
-) -> int:
-    """As `main`, for a `logdir` that is an absolute path, known to be a log directory.
-
-    Args:
-      logdir, output, png: as those of `main`.
-      opens: whether to open the page in the user's browser.
-    """
-    try:
-        output, png = _paths(logdir, output, png)
+        logdir, output, png = _paths(logdir, output, png)
         if opens and (files.is_remote(output) or _is_device(output)):
             raise ReportError('--open needs a file of this machine for the page, not %s' % output)
         html = _html()
@@ -85,8 +69,9 @@ def write(
     return 1 if data.broken else 0
 
 
-def _paths(logdir, output, png) -> Tuple[str, Optional[str]]:
+def _paths(logdir, output, png) -> Tuple[str, str, Optional[str]]:
     try:
+        logdir = logdirs.require_logdir(logdir)
         default = os.path.join(bundle.folder(logdir), 'report.html')
         page_path = _file(default if output is None else output, 'output')
         png_path = None if png is None else _file(png, 'png')
@@ -94,7 +79,7 @@ def _paths(logdir, output, png) -> Tuple[str, Optional[str]]:
         raise ReportError(str(error)) from None
     if output is None:
         _make_folder(os.path.dirname(default))
-    return page_path, png_path
+    return logdir, page_path, png_path
 
 
 def _html() -> Any:

@@ -180,8 +180,9 @@ def _facts(said: Dict[str, Any]) -> List[Tuple[str, str, str, str]]:
         found = ': '.join(filter(None, [_range(given['range']), given['where']]))
         facts.append(('Input', str(given['name']), found, ''))
     facts.append(('Value', '', _range(said['output']), ''))
-    shown = ['%s = %g' % (list(place), float(value)) for place, value in said['positions'][:6]]
-    more = ', \N{HORIZONTAL ELLIPSIS}' if len(said['positions']) > 6 else ''
+    positions = [] if said['non_finite'] is None else said['non_finite']['positions']
+    shown = ['%s = %g' % (list(place), float(value)) for place, value in positions[:6]]
+    more = ', \N{HORIZONTAL ELLIPSIS}' if len(positions) > 6 else ''
     facts.append(('Not finite', ', '.join(shown) + more, '', ''))
     facts += [('Note', '', str(why), '') for why in said['not_seen'][:_MOST_FACTS]]
     return [fact for fact in facts if any(fact[1:])]
@@ -208,10 +209,11 @@ def _bad_rows(said: Dict[str, Any]) -> Tuple[List[int], int]:
 
     A tensor further on may have another first dimension than the batch: `samples` compares.
     """
-    if said['phase'] not in ('input', 'forward') or said['output'] is None:
+    found = said['non_finite']
+    if said['phase'] not in ('input', 'forward') or said['output'] is None or found is None:
         return [], 0
     shape = said['output']['shape']
-    rows = [row for row in said['rows'] if isinstance(row, int)]
+    rows = [row for row in found['rows'] if isinstance(row, int)]
     # Half of the outputs of a batch norm are by channel.
     is_batch = shape and isinstance(shape[0], int) and not str(said['op_type']).startswith('FusedB')
     # If most rows are bad, none is at fault.

@@ -8,7 +8,6 @@ from slimguard.diagnosis.ranges import find_non_finite, numbers
 
 _MOST_SHEETS = 4
 _LEAST_SIDE, _MOST_SIDE = 4, 8192
-_COUNTED_AT_ONCE = 1 << 22  # values
 _SHOWN_SIDE = 160  # pixels; larger samples are shrunk
 _CHANNELS = (1, 3, 4)
 _LARGEST = np.finfo(np.float64).max
@@ -113,15 +112,8 @@ def _sheet(name: str, value, images: np.ndarray, suspects: Set[int], most: int) 
 
 
 def _count_bad(images: np.ndarray) -> np.ndarray:
-    """How many values of each sample are not finite.
-
-    It counts in parts of several images: a copy of all would take too much memory, and a loop over
-    single images too much time.
-    """
-    at_once = max(1, _COUNTED_AT_ONCE // int(np.prod(images.shape[1:])))
-    parts = [images[i : i + at_once] for i in range(0, len(images), at_once)]
-    counts = [np.count_nonzero(~np.isfinite(numbers(p)), axis=(1, 2, 3)) for p in parts]
-    return np.concatenate(counts)
+    """How many values of each sample are not finite."""
+    return np.count_nonzero(~np.isfinite(numbers(images)), axis=(1, 2, 3))
 
 
 def _choose(counts: np.ndarray, suspects: Set[int], most: int) -> List[int]:

@@ -44,29 +44,6 @@ def multiple(ratio: float) -> str:
     return '%.0f' % float(said) if 10 <= ratio < 1e4 else re.sub(r'e\+0*', 'e', said)
 
 
-def power(value: float) -> str:
-    """The label of a tick on a logarithmic axis: 0.01, 500, 10⁻⁵, 2×10⁷."""
-    mantissa, _, exponent = ('%.0e' % value).partition('e')
-    if not value or -3 <= int(exponent) <= 3:
-        return ('%g' % value).replace('-', '\N{MINUS SIGN}')
-    said = '10' + str(int(exponent)).translate(_SUPERSCRIPTS)
-    first = mantissa.replace('-', '\N{MINUS SIGN}')
-    return (
-        first[:-1] + said if first.endswith('1') else '%s\N{MULTIPLICATION SIGN}%s' % (first, said)
-    )
-
-
-_SUPERSCRIPTS = str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹')
-
-
-def count(number: int) -> str:
-    """A count in few digits."""
-    for size, letter in ((10**9, 'G'), (10**6, 'M')):
-        if number >= size:
-            return '%.3g%s' % (number / size, letter)
-    return '{:,}'.format(number).replace(',', '\N{NARROW NO-BREAK SPACE}')
-
-
 def variables(name: str, others: int, most: int = 120) -> str:
     """The name of a variable, and how many more there are; a long name keeps its end."""
     more = ' and %d more' % others if others else ''

@@ -2,7 +2,6 @@
 
 import json
 import os
-import stat
 import time
 import uuid
 
@@ -12,7 +11,6 @@ import tensorflow as tf
 
 from slimguard.diagnosis import bundle, replay
 from slimguard.diagnosis.bundle import BundleError
-from slimguard.system import files
 from tests.helpers import zoo
 from tests.helpers.bundles import kill_one, variables_of, write
 
@@ -83,28 +81,6 @@ def test_what_is_not_ours_is_never_removed(failed, tmp_path):
     assert os.listdir(noted) == ['notes.txt']
 
 
-def test_a_name_that_is_taken_by_anything_is_not_used(failed, tmp_path):
-    parent = tmp_path / 'slimguard'
-    parent.mkdir()
-    os.symlink('nowhere', str(parent / 'incident-1'))
-    (parent / 'incident-1-2').write_text('a file')
-    path = write(failed, tmp_path)
-    assert os.path.basename(path) == 'incident-1-3'
-    assert os.readlink(str(parent / 'incident-1')) == 'nowhere'
-
-
-@pytest.mark.parametrize('mask', [0o022, 0o077])
-def test_the_umask_says_who_may_read_it(failed, tmp_path, mask):
-    before = os.umask(mask)
-    try:
-        path = write(failed, tmp_path)
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE(os.stat(path).st_mode) == 0o777 & ~mask
-    for name in os.listdir(path):
-        assert stat.S_IMODE(os.stat(os.path.join(path, name)).st_mode) == 0o666 & ~mask
-
-
 @pytest.mark.full
 def test_half_a_bundle_of_a_killed_process_is_none_and_goes_after_an_hour(failed, tmp_path):
     left = kill_one(tmp_path)
@@ -152,23 +128,6 @@ def test_a_remote_bundle_is_written_read_and_replayed(failed, ram, capsys):
     )
     assert replay.main(made[2]) == 0
     assert 'The failure came back' in capsys.readouterr().out
-
-
-@needs_ram
-def test_a_remote_bundle_is_seen_when_it_is_whole_and_one_that_fails_leaves_nothing(
-    failed, ram, monkeypatch
-):
-    seen = []
-
-    def look_and_fail(path, content):
-        seen.append((sorted(tf.io.gfile.listdir(os.path.dirname(path))), bundle.paths(ram)))
-        raise tf.errors.ResourceExhaustedError(None, None, 'no space left')
-
-    monkeypatch.setattr(files, 'write_atomically', look_and_fail)
-    with pytest.raises(tf.errors.ResourceExhaustedError, match='no space left'):
-        write(failed, ram)
-    assert seen == [(['drawn.npz', 'state.npz', 'step.pb'], [])]
-    assert not tf.io.gfile.exists(ram + '/slimguard/incident-1')
 
 
 @needs_ram

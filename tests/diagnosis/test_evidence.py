@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import slimguard
 from slimguard import gate
-from slimguard.diagnosis import bundle, evidence, replay
+from slimguard.diagnosis import bundle, replay
 from slimguard.diagnosis.evidence import Evidence
 from slimguard.diagnosis.rerun import exported_step
 from slimguard.incidents.incident import Incident
@@ -208,27 +208,6 @@ class TestSayingSoOften:
         assert not lines[0].endswith(')')
         assert lines[1].endswith(' (2 more since the last of these lines)')
         assert lines[2] == 'the bundle could not be written: 1 more since the last of these lines'
-
-    def test_each_kind_has_its_own_count(self, tmp_path, monkeypatch):
-        def fail(*args):
-            raise ArithmeticError('of ours')
-
-        monkeypatch.setattr(evidence, 'diagnose', fail)
-        (tmp_path / 'slimguard').write_text('in the way')
-        model = Linear(bad=(0, 1))
-        train_op = gate.guard(model.minimize(), model.loss)
-        found = gate.gate_of(train_op)
-        asked = Evidence(found, str(tmp_path))
-        hook = Watch(found, asked)
-        with LogLines() as lines:
-            with tf1.train.MonitoredTrainingSession(hooks=[hook]) as session:
-                session.run(train_op)
-                session.run(train_op)
-            asked.close()
-        kinds = ['the bad step could not be diagnosed: ', 'the bundle could not be written: ']
-        for kind in kinds:
-            told = [line for line in lines if line.startswith(kind)]
-            assert len(told) == 2 and told[1].endswith(': 1 more since the last of these lines')
 
 
 def test_the_next_bundle_removes_what_a_killed_training_left(tmp_path):

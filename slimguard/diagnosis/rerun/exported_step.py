@@ -138,15 +138,12 @@ class _Export:
             'written': gate.written.name,
             'bad': gate.bad.name,
             'watched': gate.watched.name,
-            'limit': None if gate.limit is None else gate.limit.name,
-            'norm_limit': gate.norm_limit.name if gate.measures.gradients else None,
             'labels': [list(label) for label in gate.labels],
             'sources': {t.name: [_placeholder_of(t), t.op.type] for t in capture.sources},
             'variables': {
                 v.name: tf.as_dtype(v.get_attr('dtype')).base_dtype.name for v in capture.variables
             },
             'givens': {n: list(map(self._tensor, each)) for n, each in capture.givens.items()},
-            'missing': [op.name for op in capture.missing],
             'origins': self._origins(),
         }
 

@@ -1,6 +1,6 @@
 """A step in a graph and a session of its own, with a copy of the variables."""
 
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Set
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Set
 
 import numpy as np
 import tensorflow as tf
@@ -69,7 +69,6 @@ class StepCopy:
             self._feed(values),
             Recorded(self._names['origins']),
             originals,
-            self._names['missing'],
             givens,
             self._restore if self._ahead else None,
         )
@@ -83,8 +82,6 @@ class StepCopy:
         feed: Dict[Any, Any] = dict(self._feed(values))
         feed[self.gate.watched] = True
         bad = self.session.run(self.gate.bad, feed)
-        if np.shape(bad) != (len(self.gate.labels),):
-            raise ReplayError('the gate of this step says %s, not a flag a label' % (bad,))
         labels = [label for label, is_bad in zip(self.gate.labels, bad) if is_bad]
         if not labels:
             self.load()
@@ -146,19 +143,14 @@ def _first_part(error: Exception) -> str:
 
 
 def _find_gate(graph: tf.Graph, names: Dict[str, Any]) -> GateCopy:
-    def find(kind: str) -> Optional[tf.Tensor]:
-        name = names[kind]
-        return None if name is None else graph.get_tensor_by_name(name)
-
+    loss = names['loss']
     return GateCopy(
         train_op=graph.get_operation_by_name(names['train_op']),
-        loss=find('loss'),
+        loss=None if loss is None else graph.get_tensor_by_name(loss),
         written=graph.get_tensor_by_name(names['written']),
         bad=graph.get_tensor_by_name(names['bad']),
         labels=tuple(Label(*label) for label in names['labels']),
         watched=graph.get_tensor_by_name(names['watched']),
-        limit=find('limit'),
-        norm_limit=find('norm_limit'),
     )
 
 

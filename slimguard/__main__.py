@@ -98,7 +98,7 @@ def _report(options: argparse.Namespace) -> None:
     needs.tensorflow(besides=_INCIDENTS_NEEDS_NONE % shlex.quote(options.folder))
     from slimguard.report import report
 
-    sys.exit(report.write(options.folder, options.output, options.png, options.open))
+    sys.exit(report.main(options.folder, options.output, options.png, options.open))
 
 
 _INCIDENTS_NEEDS_NONE = ' To read the record without it: python -m slimguard incidents %s'

@@ -102,13 +102,6 @@ class Saved(NamedTuple):
     name: str
 
     @property
-    def size(self) -> int:
-        """Its bytes; 0 if the graph does not know its shape."""
-        tensor = self.tensor
-        is_known = tensor.shape.is_fully_defined()
-        return tensor.shape.num_elements() * tensor.dtype.base_dtype.size if is_known else 0
-
-    @property
     def variable(self) -> Optional[tf.Operation]:
         """The op of the variable that it is the value of; None for a computed value."""
         source = self.tensor

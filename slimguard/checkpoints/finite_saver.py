@@ -16,20 +16,16 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import gate as gates
 from slimguard.checkpoints.checked_save import NotGood, SavingSession, saved_by
-from slimguard.checkpoints.checkpoint_files import look_at, remove_half_written
+from slimguard.checkpoints.checkpoint_files import remove_half_written
 from slimguard.checkpoints.spare import Spare
 from slimguard.checkpoints.step_turn import turn_of
 from slimguard.compat import tf_private
-from slimguard.graph import graph_size
 from slimguard.incidents import advice
 from slimguard.incidents.incident import Incident
 from slimguard.incidents.record_file import IncidentFile
 from slimguard.system import files, texts
 from slimguard.system.log import log
 
-# What a checkpoint takes beyond its values: a share of them, and so many bytes for the names, the
-# collections of the graph, the state file, and the events that are written meanwhile.
-_MORE, _MARGIN = 1.05, 1 << 20
 # How many refused saves are remembered.
 _REMEMBERED = 100
 
@@ -77,8 +73,6 @@ class FiniteSaver(tf1.train.Saver):
         self.failure: Optional[tf.errors.OpError] = None
         # The Supervisor saves from a thread of its own, and a rollback restores meanwhile.
         self.lock = threading.RLock()
-        self._graph = tf1.get_default_graph()
-        self._size: Optional[int] = None  # the bytes of what is saved
         self._saved: Optional[str] = None
         self._listed: List[str] = []  # the saver's list after that save
 
@@ -156,20 +150,6 @@ class FiniteSaver(tf1.train.Saver):
                 raise
             finally:
                 spare.drop(is_saved)
-
-    def room_needed(self) -> int:
-        """How many bytes the next checkpoint may take on its disk, its graph included; generously.
-
-        It is written beside the existing ones: the oldest goes once the new one is whole.
-        """
-        saver_def, graph = self._saver.saver_def, self._graph
-        if saver_def is None:
-            return 0
-        if self._size is None:
-            self._size = sum(each.size for each in saved_by(graph, saver_def))
-        # Values without a shape in the graph, such as a table's, count as in the last checkpoint.
-        newest = [look_at(path).size for path in self._saver.last_checkpoints[-1:]]
-        return int(max([self._size] + newest) * _MORE) + graph_size.bytes_of(graph) + _MARGIN
 
     def _newest(self) -> Optional[str]:
         """The checkpoint that was saved last, also if the saver does not list it; or None.

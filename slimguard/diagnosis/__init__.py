@@ -15,11 +15,9 @@ The files:
     causes.py         a table: what ops require of their inputs, and what a violation is called
     preconditions.py  the functions in that table: each finds the inputs that violate it
     large_numbers.py  rows of the batch and weights that are far too large
-    hidden_ops.py     names ops inside a loop or a function that may be at fault
     diagnosis.py      Diagnosis: the result, in a few lines and as data
     ranges.py         describes an array in a line: its range, and its non-finite values
     evidence.py       capture, diagnosis and bundle together, for loops that train
     bundle/           a bad step in a folder, to be opened elsewhere
-    disk_room.py      writes no bundle if the next checkpoint would not fit on the disk
     replay.py         the command that runs a bundle
 """

@@ -5,7 +5,6 @@ measured inputs break its precondition. Of an op that no rule explains, the diag
 it made NaN or Inf from its inputs.
 """
 
-import math
 from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -42,7 +41,6 @@ class Rule(NamedTuple):
       says: what happened; the number of values that broke the precondition is added.
       gradient_of: the type of op whose gradient the culprit must compute; '' for any op.
       is_overflow: as in `Cause`.
-      is_risky: whether to name such an op as a possible cause where its inputs cannot be seen.
     """
 
     types: FrozenSet[str]
@@ -50,7 +48,6 @@ class Rule(NamedTuple):
     says: str = ''
     gradient_of: str = ''
     is_overflow: bool = False
-    is_risky: bool = True
 
 
 def explain(culprit: p.Culprit) -> Cause:
@@ -165,7 +162,7 @@ _RULES = [
     Rule(_types('SparseSoftmaxCrossEntropyWithLogits'), p.labels_outside),
     Rule(_types(_CROSS_ENTROPY), p.labels_hidden),
     Rule(_types('Mean'), p.is_empty('mean')),
-    Rule(_types('Max Min'), p.is_empty('largest or smallest'), is_risky=False),
+    Rule(_types('Max Min'), p.is_empty('largest or smallest')),
     # Gradients at a point where the slope is infinite.
     Rule(_types('SqrtGrad'), p.zeros(False), 'gradient of sqrt at 0'),
     Rule(_types('SqrtGrad'), p.zeros(True), 'gradient of sqrt at 0, of a norm of zeros'),
@@ -179,17 +176,12 @@ _RULES = [
         gradient_of='Log1p',
     ),
     _rule('Pow', 'gradient of pow at 0', lambda x, y: (x == 0) & (y < 0), gradient_of='Pow'),
-    Rule(_types('RsqrtGrad'), p.of_reciprocal(3)),
-    Rule(_types('ReciprocalGrad InvGrad'), p.of_reciprocal(2)),
     # Elements outside the domain of the op.
     _rule('Log', 'log of 0', lambda x: x == 0),
     _rule('Log', 'log of a negative number', lambda x: x < 0),
     _rule('Log1p', 'log1p of -1', lambda x: x == -1),
     _rule('Log1p', 'log1p of a number below -1', lambda x: x < -1),
-    _rule('Xlogy', 'log of 0', lambda x, y: (x != 0) & (y == 0)),
-    _rule('Xlogy', 'log of a negative number', lambda x, y: (x != 0) & (y < 0)),
     _rule(_PLAIN_DIVISIONS, 'division by 0', lambda x, y: y == 0),
-    _rule('Xdivy', 'division by 0', lambda x, y: (x != 0) & (y == 0)),
     _rule('Reciprocal Inv', 'division by 0', lambda x: x == 0),
     _rule('Rsqrt', 'rsqrt of 0, a division by 0', lambda x: x == 0),
     _rule('Rsqrt', 'rsqrt of a negative number', lambda x: x < 0),
@@ -200,22 +192,15 @@ _RULES = [
         'pow of a negative number with a broken exponent',
         lambda x, y: (x < 0) & (y != np.floor(y)),
     ),
-    _rule('Asin', 'asin of a number outside its range', p.outside(-1, 1)),
-    _rule('Acos', 'acos of a number outside its range', p.outside(-1, 1)),
-    _rule('Atanh', 'atanh of a number outside its range', lambda x: np.abs(x) >= 1),
-    _rule('Acosh', 'acosh of a number outside its range', p.outside(1, math.inf)),
     # Pairs of inputs with an Inf, such as a mask's, that give NaN.
-    _rule('Mul', '0 times Inf', p.times_inf, is_risky=False),
-    _rule('Add AddV2', 'Inf less Inf', lambda x, y: np.isinf(x) & (x == -y), is_risky=False),
-    _rule('Sub', 'Inf less Inf', lambda x, y: np.isinf(x) & (x == y), is_risky=False),
+    _rule('Mul', '0 times Inf', p.times_inf),
+    _rule('Add AddV2', 'Inf less Inf', lambda x, y: np.isinf(x) & (x == -y)),
+    _rule('Sub', 'Inf less Inf', lambda x, y: np.isinf(x) & (x == y)),
     _rule('RealDiv Div', 'Inf divided by Inf', lambda x, y: np.isinf(x) & np.isinf(y)),
     # Results too large for the dtype.
     Rule(_types('Exp'), p.function_overflows(np.exp), is_overflow=True),
-    Rule(_types('Expm1'), p.function_overflows(np.expm1), is_overflow=True),
-    Rule(_types('Sinh'), p.function_overflows(np.sinh), is_overflow=True),
-    Rule(_types('Cosh'), p.function_overflows(np.cosh), is_overflow=True),
     Rule(_types('Pow'), p.function_overflows(np.power), is_overflow=True),
-    Rule(_types('RealDiv Div Xdivy'), p.quotient_overflows, is_overflow=True),
+    Rule(_types('RealDiv Div'), p.quotient_overflows, is_overflow=True),
     Rule(
         _types('Reciprocal Inv'),
         lambda culprit, x: p.quotient_overflows(culprit, np.ones_like(x), x),
@@ -225,37 +210,24 @@ _RULES = [
         _types('L2Loss'),
         p.overflow(lambda n, x: n * x * x / 2, 'the sum of squares (L2Loss)'),
         is_overflow=True,
-        is_risky=False,
     ),
-    Rule(_types('Square'), p.overflow(lambda n, x: x * x), is_overflow=True, is_risky=False),
-    Rule(
-        _types('SquaredDifference'),
-        p.overflow(lambda n, x, y: (x + y) ** 2),
-        is_overflow=True,
-        is_risky=False,
-    ),
-    Rule(_types('Mul'), p.overflow(lambda n, x, y: x * y), is_overflow=True, is_risky=False),
-    Rule(
-        _types(_PRODUCTS), p.overflow(lambda n, x, y: n * x * y), is_overflow=True, is_risky=False
-    ),
-    Rule(_types(_SUMS), p.overflow(lambda n, *x: n * max(x)), is_overflow=True, is_risky=False),
+    Rule(_types('Square'), p.overflow(lambda n, x: x * x), is_overflow=True),
+    Rule(_types('SquaredDifference'), p.overflow(lambda n, x, y: (x + y) ** 2), is_overflow=True),
+    Rule(_types('Mul'), p.overflow(lambda n, x, y: x * y), is_overflow=True),
+    Rule(_types(_PRODUCTS), p.overflow(lambda n, x, y: n * x * y), is_overflow=True),
+    Rule(_types(_SUMS), p.overflow(lambda n, *x: n * max(x)), is_overflow=True),
     Rule(
         _types('Add AddV2 AddN Sub BiasAdd AccumulateNV2'),
         p.overflow(lambda n, *x: sum(x)),
         is_overflow=True,
-        is_risky=False,
     ),
     Rule(
         _types('FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3'),
         p.overflow(lambda n, *x: n * x[0] * x[0]),
         is_overflow=True,
-        is_risky=False,
     ),
-    Rule(_types('Cast'), p.overflow(lambda n, x: x), is_overflow=True, is_risky=False),
+    Rule(_types('Cast'), p.overflow(lambda n, x: x), is_overflow=True),
 ]
-
-# Ops to name as possible causes inside loops and functions, where no tensor can be fetched.
-RISKY = frozenset().union(*(rule.types for rule in _RULES if rule.is_risky))
 
 # Ops that make finite numbers of rows with -Inf, unless all of a row is -Inf.
 COPE_WITH_MINUS_INF = _types('%s %s' % (_SOFTMAX, _CROSS_ENTROPY))

@@ -2,7 +2,6 @@
 
     diagnosis = diagnose(session, capture, capture.take(session), labels)
     print(diagnosis)         # a few lines
-    diagnosis.to_dict()      # what a page or a file needs
 
 How it works
 ------------
@@ -13,7 +12,7 @@ cause: a mask of minus infinity is intended and harmless. :mod:`explanations` pu
 sentence, also that of a bad step whose tensors are all finite.
 """
 
-import math
+import functools
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -55,7 +54,6 @@ def diagnose(
     values: Dict[str, np.ndarray],
     labels: Sequence[Label] = (),
     export: Optional[ExportOnce] = None,
-    loss: Optional[float] = None,
 ) -> Diagnosis:
     """Finds what made the last step bad. Writes nothing and draws nothing.
 
@@ -65,22 +63,27 @@ def diagnose(
       values: what the step drew, as `capture.take` returned it.
       labels: what the gate found to be bad: the labels of the true elements of `gate.bad`.
       export: exports the step of `capture`; a caller that needs the exported step passes its own.
-      loss: the step's loss in the training; None if it is not known.
 
     Raises:
       tf.errors.OpError: if running the step again fails.
       slimguard.diagnosis.rerun.ReplayError: if the step can run only in a graph of its own, and
         that graph fails.
     """
+    lost = 'not kept, for it was drawn inside a loop: ' + ', '.join(
+        op.name for op in capture.missing[:5]
+    )
+    if not all(map(graphs.is_random, capture.missing)):  # another run would draw another batch
+        return glance(capture, values, lost)
     if can_run_live(session, capture, values):
-        return diagnose_step(live_step(session, capture, values), labels, loss)
-
-    def variables(names):
-        return variables_in_chunks(session, capture, names)
-
-    exported = (export or ExportOnce(capture))()
-    with StepCopy(exported, variables) as copy:
-        return diagnose_step(copy.step(values), labels, loss)
+        found = diagnose_step(live_step(session, capture, values), labels)
+    else:
+        exported = (export or ExportOnce(capture))()
+        variables = functools.partial(variables_in_chunks, session, capture)
+        with StepCopy(exported, variables) as copy:
+            found = diagnose_step(copy.step(values), labels)
+    if not capture.missing:
+        return found
+    return found._replace(not_seen=(lost,), kind=found.kind if found.found else '')
 
 
 def glance(capture: Capture, values: Dict[str, np.ndarray], why: str) -> Diagnosis:
@@ -118,14 +121,11 @@ def bad_sources(capture: Capture, values: Dict[str, np.ndarray]) -> List[tf.Tens
     return sorted(bad, key=rank)
 
 
-def diagnose_step(
-    step: Step, labels: Sequence[Label] = (), loss: Optional[float] = None
-) -> Diagnosis:
+def diagnose_step(step: Step, labels: Sequence[Label] = ()) -> Diagnosis:
     """Finds what made a `Step` bad, in the training's session or in a copy."""
     measured = MeasuredStep(step)
     found = _explain(measured, labels)
-    not_seen = (*_not_examined(step), *_not_dropped(measured, loss))
-    return found._replace(not_seen=not_seen, ranges=tuple(measured.rows()))
+    return found._replace(ranges=tuple(measured.rows()))
 
 
 def _explain(measured: MeasuredStep, labels: Sequence[Label]) -> Diagnosis:
@@ -141,8 +141,7 @@ def _explain(measured: MeasuredStep, labels: Sequence[Label]) -> Diagnosis:
         if kind in kinds:
             return explain(measured, [label.name for label in labels if label.kind == kind][0])
     # Finite with the same weights and the same batch: rounding decides. An older state is no help.
-    is_whole = not measured.step.missing and 'value' in kinds
-    kind = policies.BATCH if is_whole and not large_weights(measured) else ''
+    kind = policies.BATCH if 'value' in kinds and not large_weights(measured) else ''
     return Diagnosis('unknown', 'run again with what it drew, the step is finite', kind=kind)
 
 
@@ -174,29 +173,3 @@ def _bad_tensors(measured: MeasuredStep, some_value_was: bool) -> List[tf.Tensor
         # TensorFlow itself makes constants of NaN. One that reaches no checked tensor is harmless.
         bad = [t for op in step.ops if op.type != 'Const' for t in op.outputs if measured.is_bad(t)]
     return bad
-
-
-def _not_dropped(measured: MeasuredStep, loss: Optional[float]) -> List[str]:
-    """The sentence about a loss that was finite in the training and is not finite here.
-
-    In the training ReLU or max-pooling may have dropped a NaN on its way to the loss. They do so
-    when they are fused with other ops, or when they compute a larger part of the tensor at a time.
-    """
-    here = measured.step.gate.loss
-    if loss is None or not math.isfinite(loss) or here is None or not measured.is_bad(here):
-        return []
-    return [
-        'run again op by op, where ReLU and max-pooling keep a NaN, the loss is not finite; in the '
-        'training it was %g' % loss
-    ]
-
-
-def _not_examined(step: Step) -> List[str]:
-    sentences = []
-    if step.missing:
-        names = ', '.join(step.missing[:5])
-        sentences.append('not kept, for it was drawn inside a loop: %s' % names)
-    blind = [op for op in step.ops if step.is_blind(op) and op.name not in step.missing]
-    if blind:
-        sentences.append('%d ops that need it could not be run again' % len(blind))
-    return sentences

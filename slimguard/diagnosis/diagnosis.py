@@ -1,6 +1,6 @@
-"""`Diagnosis`: what made a step bad, in a few lines and as data."""
+"""`Diagnosis`: what made a step bad, as data and in a few lines."""
 
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Optional, Tuple
 
 from slimguard.diagnosis.ranges import NonFinite, Range
 from slimguard.graph.source_lines import Line
@@ -24,10 +24,6 @@ class Input(NamedTuple):
     range: Optional[Range]
     where: str = ''
 
-    def to_dict(self) -> Dict[str, Any]:
-        found = None if self.range is None else self.range.to_dict()
-        return {'name': self.name, 'range': found, 'where': self.where}
-
 
 class Row(NamedTuple):
     """One line of the table of ranges along the step."""
@@ -37,9 +33,6 @@ class Row(NamedTuple):
     tensor: str
     phase: str
     range: Range
-
-    def to_dict(self) -> Dict[str, Any]:
-        return dict(self._asdict(), range=self.range.to_dict())
 
 
 class Diagnosis(NamedTuple):
@@ -56,7 +49,7 @@ class Diagnosis(NamedTuple):
       output: the range of the bad output.
       inputs: the inputs of the op.
       non_finite: where the output is not finite, or None.
-      not_seen: sentences about what could not be examined, or differs from the training.
+      not_seen: sentences about what could not be examined.
       ranges: the range of each float tensor of the step, in the order of the ops.
       kind: the kind of cause, for policies: `BATCH`, `EXPLOSION`, `COMES_AGAIN` or `STATE`; '' for
         any other cause, and if none was found.
@@ -125,25 +118,6 @@ class Diagnosis(NamedTuple):
         lines.extend('  ' + sentence for sentence in self.not_seen)
         return '\n'.join(lines)
 
-    def to_dict(self) -> Dict[str, Any]:
-        """The same as dictionaries, lists, strings and numbers; a float may be NaN."""
-        where = self.non_finite
-        return {
-            'phase': self.phase,
-            'trouble': self.trouble,
-            'op': self.op,
-            'op_type': self.op_type,
-            'tensor': self.tensor,
-            'line': None if self.line is None else dict(self.line._asdict()),
-            'forward_op': self.forward_op,
-            'output': None if self.output is None else self.output.to_dict(),
-            'inputs': [given.to_dict() for given in self.inputs],
-            'rows': [] if where is None else where.rows,
-            'positions': _positions(where),
-            'not_seen': list(self.not_seen),
-            'ranges': [row.to_dict() for row in self.ranges],
-        }
-
 
 _PHASES = {
     'input': 'in the input',
@@ -160,7 +134,3 @@ def _where(found: NonFinite) -> str:
     shown = ', '.join('%s = %s' % (list(place), value) for place, value in found.positions[:3])
     more = ' and %d more' % (found.count - 3) if found.count > 3 else ''
     return 'at %s%s' % (shown, more)
-
-
-def _positions(found: Optional[NonFinite]) -> List[Any]:
-    return [] if found is None else [[list(place), value] for place, value in found.positions]

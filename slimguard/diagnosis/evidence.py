@@ -7,21 +7,16 @@ one every ten seconds, with a count of the failures left out.
 """
 
 import collections
-import functools
 import math
 import time
-import weakref
 from typing import Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Set
 
 import numpy as np
-import tensorflow.compat.v1 as tf1
 
-from slimguard.diagnosis import bundle
-from slimguard.diagnosis.budget import Estimate, seconds_for
+from slimguard.diagnosis import budget, bundle
 from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.diagnose import bad_sources, diagnose, glance
 from slimguard.diagnosis.diagnosis import Diagnosis
-from slimguard.diagnosis.disk_room import NoRoomError, Room
 from slimguard.diagnosis.ranges import bad_row_digests
 from slimguard.diagnosis.rerun import ExportOnce
 from slimguard.gate import Gate, Label, name_of
@@ -79,22 +74,17 @@ class Found(NamedTuple):
         return '\n'.join(lines)
 
 
-# By graph, the folders that a log line called full: one line serves all train ops of a graph.
-_FULL: 'weakref.WeakKeyDictionary[tf1.Graph, Set[str]]' = weakref.WeakKeyDictionary()
-
-
 class _Kinds:
     """The kinds of incidents that were examined before.
 
     Args:
       most: the most kinds to examine, and the most bundles.
-      graph: the graph of the training.
     """
 
-    def __init__(self, most: int, graph: tf1.Graph):
+    def __init__(self, most: int):
         self._most = most
-        self._graph = graph
         self._known: Set[str] = set()
+        self._is_told = False
 
     def is_wanted(self, reason: str, logdir: Optional[str]) -> bool:
         """Whether to examine an incident of a training that goes on; logs once that it is not."""
@@ -104,15 +94,13 @@ class _Kinds:
             self._known.add(kind)
         if is_new or logdir is None or self._has_room(logdir):
             return True
-        folder = bundle.folder(logdir)
-        told = _FULL.setdefault(self._graph, set())
-        if folder not in told:
-            told.add(folder)
+        if not self._is_told:
+            self._is_told = True
             log().warning(
                 '%s has %d bundles, and max_bundles=%d. From now on an incident is examined if '
                 'it is the first of its kind, or if the policy depends on the cause; bad data '
                 'are always named.',
-                folder,
+                bundle.folder(logdir),
                 self._most,
                 self._most,
             )
@@ -120,7 +108,7 @@ class _Kinds:
 
     def _has_room(self, logdir: str) -> bool:
         try:
-            return len(bundle.own_paths(logdir)) < self._most
+            return len(bundle.paths(logdir)) < self._most
         except Exception:
             return True  # the attempt to write will say what is wrong there
 
@@ -130,10 +118,8 @@ class Evidence:
 
     Args:
       gate: the gate. Its graph must not be finalized.
-      logdir: where bundles go; None to write none. Unfinished bundles of processes that were killed
-        are removed from it.
+      logdir: where bundles go; None to write none.
       max_bundles: how many bundles there may be in `logdir`.
-      room: the disk space shared with the training's checkpoints; None if none are saved.
       clock: a monotonic clock, in seconds.
 
     Attributes:
@@ -146,7 +132,6 @@ class Evidence:
         gate: Gate,
         logdir: Optional[str] = None,
         max_bundles: int = 5,
-        room: Optional[Room] = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         require_capture(True, max_bundles)
@@ -157,21 +142,15 @@ class Evidence:
         # Ranks that share their gradients must decide alike, but only one may have the bad batch.
         # So this rank's findings decide nothing.
         self._is_shared = bool(collectives_in(self.capture.ops, Writes(gate.bad.graph)))
-        self._estimate = Estimate(self.capture)
         self._logdir = None if logdir is None else files.as_path(logdir)
         self._max_bundles = max_bundles
-        self._room = room
-        self._no_room = Rate(seconds=None)
-        self._kinds = _Kinds(max_bundles, gate.bad.graph)
+        self._kinds = _Kinds(max_bundles)
         self._failures: Dict[str, Rate] = collections.defaultdict(lambda: Rate(clock=clock))
-        if self._logdir is not None:
-            _tidy_up(self._logdir)
 
     def keep_in(self, logdir: str) -> None:
         """From now on writes bundles to `logdir`, unless there was a logdir before."""
         if self._logdir is None:
             self._logdir = files.as_path(logdir)
-            _tidy_up(self._logdir)
 
     def examine(
         self,
@@ -180,15 +159,14 @@ class Evidence:
         labels: Sequence[Label],
         decides: bool = False,
         is_last: bool = False,
-        step_seconds: float = 0.0,
     ) -> Found:
         """Diagnoses the bad step that just ran.
 
         A step that only other ranks found bad is not examined here: the cause is on those ranks,
         and the reason names them.
 
-        A training that goes on waits for the search, so the search may take a second, or as long as
-        twenty steps. If it would take longer, only the values that the step drew are examined.
+        A training that goes on waits for the search, so the search may take ten seconds. If it
+        would take longer, only the values that the step drew are examined.
 
         Args:
           session: the session, with the variables as the bad step left them.
@@ -199,7 +177,6 @@ class Evidence:
             first incident of each kind, for at most `max_bundles` kinds. In any other only what the
             step drew is looked at.
           is_last: whether the training ends with this incident; the search may then take its time.
-          step_seconds: how long a step takes; 0 if that is not known.
         """
         with OWN_WORK:
             try:
@@ -226,10 +203,8 @@ class Evidence:
             is_searched = is_wanted or decides
             if not (is_searched or bad):
                 return found._replace(why_not=_NOT_EXAMINED % self._max_bundles)
-            seconds: Optional[float] = math.inf if is_last else seconds_for(step_seconds)
-            if not is_last and bad:  # the bad input is the cause, all but certainly
-                seconds = seconds_for(0.0) if is_searched else None
-            return self._diagnose(session, found, labels, seconds, incident.loss)
+            seconds = budget.SECONDS if is_searched else 0.0
+            return self._diagnose(session, found, labels, math.inf if is_last else seconds)
 
     def keep(
         self,
@@ -256,38 +231,34 @@ class Evidence:
             return found
         with OWN_WORK:
             if is_last and not found.is_searched:
-                found = self._diagnose(session, found, labels, math.inf, incident.loss)
+                found = self._diagnose(session, found, labels, math.inf)
             if self._logdir is None or not (is_last or found.is_wanted):
                 return found
-            write = functools.partial(
-                bundle.write,
-                self._logdir,
-                session,
-                self.capture,
-                incident,
-                values,
-                found.diagnosis,
-                self._max_bundles,
-                export=self._export,
-                history=history,
-            )
-            return found._replace(bundle=self._keep(write))
+            try:
+                written = bundle.write(
+                    self._logdir,
+                    session,
+                    self.capture,
+                    incident,
+                    values,
+                    found.diagnosis,
+                    self._max_bundles,
+                    export=self._export,
+                    history=history,
+                )
+            except Exception as error:
+                self._say('the bundle could not be written', error)
+                return found
+            return found._replace(bundle=written)
 
-    def _diagnose(
-        self,
-        session,
-        found: Found,
-        labels: Sequence[Label],
-        seconds: Optional[float],
-        loss: Optional[float],
-    ) -> Found:
+    def _diagnose(self, session, found: Found, labels: Sequence[Label], seconds: float) -> Found:
         """Searches the step if that takes no longer than `seconds`; else looks at what it drew."""
         values = found.values or {}
         rows = max([len(value) for value in values.values() if np.ndim(value)], default=1)
         try:
-            is_searched = seconds is not None and self._estimate.is_within(seconds, rows)
+            is_searched = budget.is_within(seconds, self.capture, rows)
             if is_searched:
-                said = diagnose(session, self.capture, values, labels, self._export, loss)
+                said = diagnose(session, self.capture, values, labels, self._export)
             else:
                 said = glance(self.capture, values, self._why_no_search(seconds, found.is_wanted))
         except Exception as error:
@@ -297,29 +268,12 @@ class Evidence:
             said = said._replace(kind='')
         return found._replace(diagnosis=said, is_searched=is_searched, why_not='')
 
-    def _why_no_search(self, seconds: Optional[float], is_wanted: bool) -> str:
-        if seconds is None:
+    def _why_no_search(self, seconds: float, is_wanted: bool) -> str:
+        if not seconds:
             return _NO_SEARCH + _ENOUGH % self._max_bundles
-        if self._logdir is None:
-            where = _NO_LOGDIR
-        else:
-            where = _IN_BUNDLE if is_wanted else _ENOUGH % self._max_bundles
-        return '%sthe training would wait for longer than %.3g s; %s' % (_NO_SEARCH, seconds, where)
-
-    def _keep(self, write: Callable[..., str]) -> Optional[str]:
-        """Writes a bundle if it can; returns its path."""
-        try:
-            return write() if self._room is None else _write_in(self._room, write)
-        except NoRoomError as error:
-            if self._no_room.is_due():
-                log().warning(
-                    'no bundle is written: %s. Until there is room, incidents have '
-                    'none; this is said once.',
-                    error,
-                )
-        except Exception as error:
-            self._say('the bundle could not be written', error)
-        return None
+        where = _NO_LOGDIR if self._logdir is None else _IN_BUNDLE
+        where = where if is_wanted else _ENOUGH % self._max_bundles
+        return '%sthe training would wait for longer than %g s; %s' % (_NO_SEARCH, seconds, where)
 
     def close(self) -> None:
         """Logs how many lines were held back."""
@@ -327,17 +281,11 @@ class Evidence:
         for what, rate in told:
             log().error('%s: %d more since the last of these lines', what, rate.held_back)
             rate.held_back = 0
-        if self._no_room.held_back:
-            log().warning(
-                'for lack of room %d incidents more have no bundle.',
-                self._no_room.held_back,
-            )
-            self._no_room.held_back = 0
 
     def _say(self, what: str, error: Exception) -> None:
         rate = self._failures[what]
         if rate.is_due():
-            _log_failure(what, error, rate.told())
+            log().error('%s: %s: %s%s', what, type(error).__name__, error, rate.told())
 
 
 def collect(
@@ -345,7 +293,6 @@ def collect(
     gate: Gate,
     logdir: Optional[str] = None,
     max_bundles: int = 5,
-    room: Optional[Room] = None,
 ) -> None:
     """Adds the `Evidence` of a gate to `found`.
 
@@ -356,7 +303,7 @@ def collect(
     if gate.is_beside:
         return
     try:
-        found[gate] = Evidence(gate, logdir, max_bundles, room)
+        found[gate] = Evidence(gate, logdir, max_bundles)
     except Exception as error:
         log().warning('nothing will be captured: %s', error)
 
@@ -367,28 +314,8 @@ def _is_elsewhere(gate: Gate, labels: Sequence[Label]) -> bool:
     return bool(told) and name_of(gate.ranks.rank) not in told
 
 
-def _write_in(room: Room, write: Callable[..., str]) -> str:
-    """Writes a bundle if the next checkpoint still fits; no checkpoint is saved meanwhile."""
-    with room.lock:
-        return write(require_room=room.require)
-
-
-def _tidy_up(logdir: str) -> None:
-    """Removes unfinished bundles of processes that were killed."""
-    try:
-        bundle.remove_abandoned(logdir)
-    except Exception as error:
-        _log_failure(
-            'what is left of unfinished bundles in %s could not be removed' % logdir, error
-        )
-
-
 def require_capture(capture, max_bundles) -> None:
     """Raises ValueError unless `capture` is a bool and `max_bundles` a positive int."""
     require_bool('capture', capture)
     if isinstance(max_bundles, bool) or not isinstance(max_bundles, int) or max_bundles < 1:
         raise ValueError('max_bundles must be an int, at least 1, not %r' % (max_bundles,))
-
-
-def _log_failure(what: str, error: Exception, more: str = '') -> None:
-    log().error('%s: %s: %s%s', what, type(error).__name__, error, more)

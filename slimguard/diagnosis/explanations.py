@@ -4,17 +4,15 @@ A tensor is not finite; a gradient overflows when it is squared; the loss or the
 above its limit; or a variable overflows when it is updated (:mod:`updates`).
 """
 
-import math
 from typing import Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from slimguard import graph as graphs
-from slimguard.diagnosis import causes, preconditions, updates
+from slimguard.diagnosis import causes, preconditions
 from slimguard.diagnosis.diagnosis import Diagnosis, Input
 from slimguard.diagnosis.draws import is_from_outside, is_written_value
-from slimguard.diagnosis.hidden_ops import explain_inside
 from slimguard.diagnosis.large_numbers import LARGE_WEIGHT, large_weights, outlier, rows_in_words
 from slimguard.diagnosis.measured_step import SAME_NUMBERS, MeasuredStep
 from slimguard.diagnosis.ranges import NonFinite, Range, find_non_finite, measure
@@ -43,10 +41,7 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
     values = dict(zip(map(key, [tensor, *to_fetch]), step.fetch([tensor, *to_fetch])))
     output = values[key(tensor)]
     output = _NO_VALUE if output is None else output
-    found = find_non_finite(output)
-    if found.rows:
-        found = found._replace(rows=measured.rows_of_batch(found.rows, len(output)))
-    told = _describe(measured, tensor)._replace(non_finite=found)
+    told = _describe(measured, tensor)._replace(non_finite=find_non_finite(output))
     if step.is_fed(tensor):
         if given and not is_written_value(step.type_of(op)):
             return _explain_computed(measured, told, given)
@@ -57,7 +52,7 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
     if op.type == 'Const':
         return told._replace(phase='constant', trouble='the graph itself holds it')
     told = told._replace(inputs=tuple(Input(step.name_of(t), measured.range_of(t)) for t in given))
-    inside = explain_inside(step, op)
+    inside = _inside(step, op)
     if inside:
         return told._replace(trouble=inside, kind=_kind(measured, tensor, causes.UNKNOWN))
     forward = _op_named(step, told.forward_op)
@@ -78,15 +73,26 @@ def explain_non_finite(measured: MeasuredStep, tensors: Sequence[tf.Tensor]) -> 
     if cause.is_overflow:
         more += large_weights(measured) or outlier(measured)
     kind = _kind(measured, tensor, cause)
-    rounded = updates.rounded_in_quotient(measured, tensor)
-    if rounded:
-        more += ': ' + rounded
-        kind = policies.COMES_AGAIN
-    elif kind == policies.COMES_AGAIN:
+    if kind == policies.COMES_AGAIN:
         more += '; it depends neither on the batch nor on the weights'
     elif kind == policies.STATE:
         more += '; it depends on the weights alone, and not on the batch'
     return told._replace(trouble=cause.sentence + more, kind=kind)
+
+
+def _inside(step: Step, op: tf.Operation) -> str:
+    """The sentence about an op that ends a loop or calls a function; '' if it does neither."""
+    if op.type.startswith(('TensorArray', 'TensorList')) and op.inputs:
+        # What it reads was filled by a loop.
+        array = op.inputs[0] if op.type.startswith('TensorList') else op.inputs[-1]  # its flow
+        while array.op.type == 'Identity':
+            array = array.op.inputs[0]
+        op = array.op
+    loop = step.flow.loop_left_by(op)
+    if not loop and not graphs.Writes(step.graph).calls(op):
+        return ''
+    where = 'the loop %s' % loop if loop else 'a function of %s' % step.type_of(op)
+    return 'somewhere in %s, which cannot be looked into' % where
 
 
 def _kind(measured: MeasuredStep, tensor: tf.Tensor, cause: causes.Cause) -> str:
@@ -166,20 +172,15 @@ def explain_square(measured: MeasuredStep, name: str) -> Diagnosis:
 def explain_limit(measured: MeasuredStep, name: str) -> Diagnosis:
     """Explains a loss above its limit; `name` is not used."""
     gate = measured.step.gate
-    assert gate.loss is not None and gate.limit is not None  # a gate with this label has both
-    fed = _fed(measured, gate.limit)
-    limit = '' if fed is None else ' (%.6g)' % fed
-    trouble = 'the loss is above its limit%s, and everything is finite' % limit
+    assert gate.loss is not None  # a gate with this label has it
+    trouble = 'the loss is above its limit, and everything is finite'
     return _too_large(measured, gate.loss, trouble)
 
 
 def explain_norm(measured: MeasuredStep, name: str) -> Diagnosis:
     """Explains a norm of all gradients, called `name`, that is above its limit."""
     gate = measured.step.gate
-    assert gate.norm_limit is not None  # a gate with this label has it
-    fed = _fed(measured, gate.norm_limit)
-    limit = '' if fed is None else ' (%.6g)' % math.sqrt(2 * fed)
-    trouble = 'the %s is above its limit%s, and everything is finite' % (name, limit)
+    trouble = 'the %s is above its limit, and everything is finite' % name
 
     def largest(tensor: tf.Tensor) -> float:
         found = measured.range_of(tensor)
@@ -197,12 +198,6 @@ def _too_large(measured: MeasuredStep, tensor: tf.Tensor, trouble: str) -> Diagn
     far = '' if weights else outlier(measured)
     kind = policies.BATCH if far else policies.EXPLOSION
     return _describe(measured, tensor)._replace(trouble=trouble + weights + far, kind=kind)
-
-
-def _fed(measured: MeasuredStep, limit: tf.Tensor) -> Optional[float]:
-    """The value of a limit of the gate; None if it was not kept."""
-    values = [v for t, v in measured.step.feed.items() if key(t) == key(limit)]
-    return float(values[0]) if values else None
 
 
 def _describe(measured: MeasuredStep, tensor: tf.Tensor) -> Diagnosis:
@@ -260,7 +255,8 @@ def _written(is_given_finite: bool) -> str:
 
 
 def _bad_data(output: Range, found: NonFinite) -> str:
-    return 'bad data: %s%s' % (_what(output), rows_in_words(found.rows) if found.rows else '')
+    rows = rows_in_words(found.rows, output.shape[0]) if found.rows else ''
+    return 'bad data: %s%s' % (_what(output), rows)
 
 
 def _what(output: Range) -> str:
@@ -305,9 +301,8 @@ def _in_rows(measured: MeasuredStep, told: Diagnosis) -> str:
     if found is None or output is None or not found.rows or not output.shape:
         return ''
     rows = output.shape[0]
-    return (
-        rows_in_words(found.rows) if rows == measured.batch_size and len(found.rows) < rows else ''
-    )
+    is_some = rows == measured.batch_size and len(found.rows) < rows
+    return rows_in_words(found.rows, rows) if is_some else ''
 
 
 def _gradient_name(step: Step, tensor: tf.Tensor) -> str:

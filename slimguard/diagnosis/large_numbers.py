@@ -8,16 +8,19 @@ from slimguard import graph as graphs
 from slimguard.diagnosis.measured_step import MeasuredStep
 from slimguard.diagnosis.ranges import numbers
 from slimguard.incidents import advice
-from slimguard.system import texts
 
 # Weights grow this large only in a training that diverges.
 LARGE_WEIGHT = 1e6
+_MOST_NAMED = 4  # rows; of more their number is told
 # A row is far larger than others if it is this many times as large as their median.
 _FAR = 1e4
 
 
-def rows_in_words(rows: Sequence[int]) -> str:
-    return ', in row%s %s' % ('s' if len(rows) > 1 else '', texts.listed(rows, 10))
+def rows_in_words(rows: Sequence[int], of: int) -> str:
+    """Where in a batch of `of` rows something is: ', in row 2', ', in 14 of 16 rows'."""
+    if len(rows) > _MOST_NAMED:
+        return ', in %d of %d rows' % (len(rows), of)
+    return ', in row%s %s' % ('s' if len(rows) > 1 else '', ', '.join(map(str, rows)))
 
 
 def outlier(measured: MeasuredStep) -> str:
@@ -30,7 +33,7 @@ def outlier(measured: MeasuredStep) -> str:
         if far:
             told = '; %s is as large as %.6g%s, and %.3g at most in the other rows'
             others = np.delete(sizes, far).max()
-            rows = rows_in_words(measured.rows_of_batch(far, len(sizes)))
+            rows = rows_in_words(far, len(sizes))
             return told % (measured.step.name_of(tensor), sizes.max(), rows, others)
     return ''
 

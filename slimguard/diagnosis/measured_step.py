@@ -1,7 +1,7 @@
 """Measures a step: the range of each of its float tensors, and the pass that each op belongs to."""
 
 import collections
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -128,13 +128,6 @@ class MeasuredStep:
         """The most frequent first dimension of the drawn values; None if all are scalars."""
         sizes = [np.shape(v)[0] for t, v in self._drawn() if np.ndim(v)]
         return collections.Counter(sizes).most_common(1)[0][0] if sizes else None
-
-    def rows_of_batch(self, rows: Sequence[int], of: int) -> List[int]:
-        """The numbers that some of a tensor's `of` rows have where no row was left out."""
-        out = self.step.left_out
-        if out is None or of != self.batch_size:
-            return list(rows)
-        return [row + (row >= out) for row in rows]
 
     def data(self) -> Iterator[tf.Tensor]:
         """Yields tensors of the batch that depend on no weight and hold large numbers."""

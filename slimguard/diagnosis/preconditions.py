@@ -167,19 +167,5 @@ def zeros(is_norm: bool) -> Callable[..., Broken]:
     return lambda culprit, y, *_: (y == 0) & (culprit.is_norm == is_norm)
 
 
-def of_reciprocal(power: int) -> Callable[..., Broken]:
-    def breaks(culprit: Culprit, y, dy) -> Broken:
-        y, dy = np.asarray(y, np.float64), np.asarray(dy, np.float64)
-        large = np.abs(dy) * np.abs(y) ** power > largest_of(culprit.dtype) * 0.499
-        name = culprit.op_type[: -len('Grad')].lower()
-        return 'gradient of %s at 0, or close to it' % name if large.any() else None
-
-    return breaks
-
-
 def times_inf(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return ((x == 0) & np.isinf(y)) | (np.isinf(x) & (y == 0))
-
-
-def outside(low: float, high: float) -> Callable[..., np.ndarray]:
-    return lambda x: (x < low) | (x > high)

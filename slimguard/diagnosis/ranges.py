@@ -1,7 +1,7 @@
 """Describes an array of numbers in a line: its range, and its non-finite values."""
 
 import hashlib
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -48,9 +48,6 @@ class Range(NamedTuple):
             if count:
                 parts.append('%d of %d %s' % (count, size, word))
         return ', '.join(parts)
-
-    def to_dict(self) -> Dict[str, Any]:
-        return dict(self._asdict(), shape=list(self.shape))
 
 
 def numbers(value: np.ndarray) -> np.ndarray:

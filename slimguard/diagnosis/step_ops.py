@@ -18,8 +18,6 @@ class GateCopy(NamedTuple):
     bad: tf.Tensor
     labels: Tuple[Label, ...]
     watched: tf.Tensor
-    limit: Optional[tf.Tensor]
-    norm_limit: Optional[tf.Tensor]
 
 
 AnyGate = Union[Gate, GateCopy]

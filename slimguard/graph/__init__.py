@@ -8,7 +8,6 @@
     clones.py        which clone of a model a value comes from
     source_lines.py  which line of the user's code made an op
     devices.py       the device for an op that serves another
-    graph_size.py    how many bytes a graph takes as a GraphDef
     ops.py           creating ops, many and quickly, each at the place of another
     plain_ops.py     creating ops of the plainest kinds, quickly
     staging_area.py  a queue that needs no initialization

@@ -24,7 +24,7 @@ _T = TypeVar('_T')
 _NUMBER = re.compile(r'(?<![^\s(=])[-+]?(\d+\.?\d*(e[-+]?\d+)?|inf|nan)(?![^\s;,)])', re.IGNORECASE)
 # How the diagnosis of bad data begins.
 _OF_DATA = 'in the input: '
-_ROWS = re.compile(r'\brows? #(, #)*( and # more)?')
+_ROWS = re.compile(r'\brows? #(, #)*|# of # rows')
 
 
 class Group(NamedTuple):

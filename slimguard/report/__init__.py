@@ -5,7 +5,7 @@ The files:
     report.py        the command
 
     report_data.py   the data of a report: the record and the bundles, checked
-    loss_history.py  the loss of a training, from event files and the bundles' last steps
+    loss_history.py  the loss of a training, from event files
     last_steps.py    the last steps before an incident, and what they tell of its cause
     layer_ranges.py  the ranges along a bad step, by layers
     samples.py       the samples of a batch as images

@@ -11,8 +11,8 @@ from slimguard.diagnosis.diagnosis import GIVEN
 from slimguard.incidents import advice, record_table
 from slimguard.incidents.incident_groups import by_kind, not_examined
 from slimguard.report import last_steps, report_data, samples, words
+from slimguard.report.layer_ranges import Layer
 from slimguard.report.report_data import BundleView, IncidentView, ReportData, UnreadableBundle
-from slimguard.system.texts import cut
 
 
 def _imported() -> Tuple[Any, str]:
@@ -61,7 +61,9 @@ class Card(NamedTuple):
       lines: what else the diagnosis says, if there is no bundle; else ''.
       to_do: what to do; '' if another card of its kind says it.
       facts: what is known.
+      batch: the arrays of the batch that are no images: a name, and lines of numbers.
       drawings: the charts.
+      layers: the ranges along the step.
       commands: run the step again, and without its bad row; none without a bundle.
     """
 
@@ -72,7 +74,9 @@ class Card(NamedTuple):
     lines: str
     to_do: str
     facts: List[Fact]
+    batch: Sequence[Tuple[str, str]]
     drawings: List[Drawing]
+    layers: Sequence[Layer]
     commands: List[str]
 
 
@@ -139,7 +143,7 @@ def _bundles_by_number(data: ReportData) -> Dict[int, BundleView]:
     A later bundle may have the name of a removed one: it belongs to the newest incident.
     """
     by_name = {bundle.name: bundle for bundle in data.bundles if isinstance(bundle, BundleView)}
-    newest = {i.bundle: i.number for i in data.incidents if i.bundle in by_name}
+    newest = {i.bundle_name: i.number for i in data.incidents if i.bundle_name in by_name}
     return {number: by_name[name] for name, number in newest.items()}
 
 
@@ -203,14 +207,14 @@ def _card_or_why_not(
         return _card(told, title, draw, is_alike)
     except Exception as error:  # whatever it is, it must not cost the rest of the page
         name = told.bundle.name if told.bundle else 'Incident %d' % told.incident.number
-        return cut('%s cannot be shown: %s: %s' % (name, type(error).__name__, error), 1000)
+        return '%s cannot be shown: %s: %s' % (name, type(error).__name__, error)
 
 
 def _card(told: _Told, title: str, draw: Optional[Draw], is_alike: bool) -> Card:
     incident, bundle = told
     sentence = bundle.trouble if bundle is not None else ''
     why = _why_it_exploded(bundle)
-    lines = '' if bundle is not None else incident.diagnosis.partition('\n')[2]
+    lines = '' if bundle is not None else (incident.diagnosis or '').partition('\n')[2]
     return Card(
         name='' if bundle is None else bundle.name,
         heading=heading(incident, bundle),
@@ -219,7 +223,9 @@ def _card(told: _Told, title: str, draw: Optional[Draw], is_alike: bool) -> Card
         lines=lines,
         to_do='' if is_alike else _to_do(incident, bundle, bool(why)),
         facts=_facts(incident, bundle),
+        batch=() if bundle is None else bundle.batch,
         drawings=[] if draw is None or bundle is None else _drawings(bundle, draw, is_alike),
+        layers=() if bundle is None or is_alike else bundle.layers,
         commands=[] if bundle is None else _commands(title, bundle),
     )
 
@@ -253,7 +259,7 @@ def _to_do(incident: IncidentView, bundle: Optional[BundleView], exploded: bool)
     if advice.LARGE_WEIGHTS in cause:
         cause, phase = '', 'update'
     # The commands of the card name the bundle where it is now.
-    policy = _begun(advice.without_bundle(incident.advice))
+    policy = _begun(advice.without_bundle(incident.advice or ''))
     told = [advice.for_cause(cause), policy and policy.rstrip('.') + '.']
     return ' '.join(filter(None, told)) or advice.BY_PHASE.get(phase, '')
 
@@ -283,10 +289,6 @@ def _drawings(bundle: BundleView, draw: Draw, is_alike: bool) -> List[Drawing]:
     for number, sheet in enumerate(bundle.sheets):
         drawn = draw(charts.samples_chart(sheet), '%s-batch%d' % (bundle.name, number))
         shape = ' \N{MULTIPLICATION SIGN} '.join(map(str, sheet.shape))
-        code = '%s, %s, %s' % (cut(sheet.name, 400), sheet.dtype, shape)
+        code = '%s, %s, %s' % (sheet.name, sheet.dtype, shape)
         drawings.append(Drawing('The batch', code, drawn, samples.caption(sheet)))
-    if bundle.layers and not is_alike:
-        chart = charts.ranges_chart(bundle.layers)
-        drawn = draw(chart, bundle.name + '-ranges')
-        drawings.append(Drawing('Ranges along the step', '', drawn, chart.said))
     return drawings

@@ -23,9 +23,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from slimguard.report import last_steps, layer_ranges, samples, words
+from slimguard.report import last_steps, samples, words
 from slimguard.report.last_steps import LastSteps
-from slimguard.report.layer_ranges import PHASES, Layer
 from slimguard.report.loss_history import Curve
 from slimguard.report.report_data import ACTIONS, IncidentView
 from slimguard.report.samples import BAD, Sheet
@@ -40,7 +39,6 @@ COLORS = {
     'soft': '#5f5e5a',
     'grid': '#e9e7e1',
     'curve': '#33414e',
-    'range': '#8fa5b8',
     'bad': '#c8102e',
     'ring': '#ff0090',
     'stop': '#b86e00',
@@ -247,22 +245,20 @@ def _scale(axes: Any, values: np.ndarray, most: int) -> bool:
         decades = math.log10(positive.max()) - math.log10(positive.min())
         subs = (1, 2, 5) if 3 * decades <= most else (1,)
         axes.yaxis.set_major_locator(ticker.LogLocator(subs=subs, numticks=most))
-        axes.yaxis.set_major_formatter(lambda value, _: words.power(value))
+        axes.yaxis.set_major_formatter(lambda value, _: '%g' % value)
         axes.minorticks_off()
     else:
         axes.yaxis.set_major_locator(ticker.MaxNLocator(most))
     return is_log
 
 
-def _draw_line(
-    axes: Any, x: np.ndarray, y: np.ndarray, is_log: bool, marks: bool, **kwargs
-) -> None:
+def _draw_line(axes: Any, x: np.ndarray, y: np.ndarray, is_log: bool, marks: bool) -> None:
     """A line with gaps at non-finite values; `marks` marks all points, and not only lone ones."""
     if is_log:  # a zero is drawn at the lower end
         y = np.where(y <= 0, np.min(y[y > 0], initial=np.inf), y)
     known = np.isfinite(y)
     alone = known & ~np.append(known[1:], False) & ~np.append(False, known[:-1])
-    axes.plot(x, y, color=_CURVE, **kwargs)
+    axes.plot(x, y, color=_CURVE)
     marked = known if marks else alone
     axes.plot(x[marked], y[marked], '.', color=_CURVE, ms=6, clip_on=False)
 
@@ -283,8 +279,7 @@ def loss_chart(
       incidents: those without a step are left out.
       links: where on the page each incident is, by its number.
     """
-    segments, tails = ([], []) if curve is None else (curve.segments, list(curve.tails))
-    lines = [*tails, *segments]
+    lines = [] if curve is None else curve.segments
     stepped = sorted((i for i in incidents if i.step is not None), key=lambda i: (i.step, i.number))
     if not lines and not stepped:
         return None
@@ -309,11 +304,9 @@ def loss_chart(
             axes.set(xlim=(low, high), xticks=[])
             is_log = _scale(axes, _tame(np.concatenate(lines)[:, 1]), 7)
             axes.spines['bottom'].set_visible(False)
-            for parts, style in ((tails, {'lw': 1, 'alpha': 0.6}), (segments, {})):
-                few = sum(map(len, parts)) <= 60
-                for part in parts:
-                    place = _tame(part[:, 0]), _tame(part[:, 1]), is_log, few
-                    _draw_line(axes, *place, **(style if segments else {}))
+            few = sum(map(len, lines)) <= 60
+            for part in lines:
+                _draw_line(axes, _tame(part[:, 0]), _tame(part[:, 1]), is_log, few)
             note = 'the axis of the loss is logarithmic; ' if is_log else ''
         axes = _axes(figure, 60, top, width - 84, down)
         axes.set(xlim=(low, high), ylim=(down, 0), yticks=[])
@@ -337,9 +330,6 @@ def _loss_legend(curve: Optional[Curve], lanes: Any) -> Tuple[List[Any], List[st
         is_line = any(len(segment) > 1 for segment in curve.segments)
         look = {} if is_line else {'ls': '', 'marker': '.'}
         handles, labels = [Line2D([], [], color=_CURVE, **look)], [curve.tag]
-    if curve is not None and curve.tails:
-        handles.append(Line2D([], [], color=_CURVE, lw=1 if labels else 1.6, alpha=0.6))
-        labels.append('each of the last steps before an incident')
     for kind, groups in lanes:
         marker, color = _MARKERS[kind]
         handles.append(Line2D([], [], ls='', marker=marker, color=COLORS[color], ms=8))
@@ -493,7 +483,7 @@ def _draw_colors(canvas: Any, left: float, top: float, ends: Tuple[int, int]) ->
     """Draws the legend of a heat map's colours."""
     colors = _PALETTE(np.linspace(0, 1, 33), bytes=True)[np.newaxis]
     _image(canvas, colors, left, top, left + 150, top + 10)
-    labels = (words.power(10.0 ** -ends[0]), '1', words.power(10.0 ** ends[1]))
+    labels = ('%g' % (10.0 ** -ends[0]), '1', '%g' % (10.0 ** ends[1]))
     for place, label in zip((0, 75, 150), labels):
         _write(canvas.figure, left + place, top + 13, label, ha='center', color=_SOFT)
     for line, said in enumerate(('norm by the', 'median of its row')):
@@ -517,133 +507,6 @@ def _step_ticks(steps: LastSteps, across: float) -> List[Tuple[float, str]]:
         if all(abs(at - other) > 4.5 * (len(label) + len(said)) for other, said in ticks):
             ticks.append((at, label))
     return ticks
-
-
-# The ranges.
-
-_PASSES = ('Input', 'Forward pass', 'Backward pass', 'Update')
-
-
-def ranges_chart(layers: Sequence[Layer]) -> Chart:
-    """From the least to the largest finite value of each layer, logarithmic on both sides of 0."""
-    scope, begins = layer_ranges.common_scope(layers), layer_ranges.begins_at(layers)
-    rows: List[Any] = []  # a heading, a sentence in red, a layer
-    for number, layer in enumerate(layers):
-        if not number or layer.phase != layers[number - 1].phase:
-            rows.append(_PASSES[PHASES.index(layer.phase)])
-        if number == begins:
-            rows.append(None)
-        rows.append(layer)
-    ends = _tame([end for x in layers for end in (x.min, x.max) if end is not None] + [0.0])
-    sizes = np.sort(np.abs(ends[ends != 0])) if ends.any() else np.ones(1)
-    largest = _largest_shown(sizes)
-    top = math.ceil(math.log10(min(largest, sizes[-1])) - 1e-9)
-    # The axis spans eight orders of magnitude on each side; smaller values are at 0.
-    bottom = min(max(math.floor(math.log10(sizes.min())), min(top, 2) - 8), top - 1)
-
-    def place(value: float) -> float:
-        if not value:
-            return 0.0
-        return math.copysign(min(max(math.log10(abs(value)) - bottom, 0.0), top - bottom), value)
-
-    handles = _range_legend(layers, is_any_beyond=sizes[-1] > largest)
-    labels = [handle.get_label() for handle in handles]
-
-    def draw(width: int) -> Figure:
-        is_wide = width == WIDE
-        left, right = int(width * (0.34 if is_wide else 0.4)), 180 if is_wide else 92
-        across = width - left - right
-        head = 24 + _ROW * _rows(labels, width)
-        figure = _figure(width, head + 18 * len(rows))
-        _legend(figure, handles, labels, 1 if _rows(labels, width) > 1 else len(labels))
-        axes = _axes(figure, left, head, across, 18 * len(rows))
-        axes.set(xlim=(bottom - top, top - bottom), ylim=(len(rows), 0), yticks=[])
-        axes.spines['bottom'].set_visible(False)
-        axes.xaxis.tick_top()
-        axes.tick_params(axis='x', length=0)
-        axes.grid(axis='x')
-        every = max(1, -(-(top - bottom) // (3 if is_wide else 1)))
-        powers = range(top, bottom, -every)
-        ticks = [
-            (place(sign * 10.0**e), words.power(sign * 10.0**e)) for e in powers for sign in (-1, 1)
-        ]
-        axes.set_xticks([at for at, _ in ticks] + [0])
-        axes.set_xticklabels([label for _, label in ticks] + ['0'])
-        canvas = _canvas(figure)
-        for number, row in enumerate(rows):
-            y = head + 18 * number + 2
-            if row is None:
-                said = layer_ranges.begins(layers)
-                ends = [0, 18, 32 + 8 * len(said)], [14, 26, width]
-                canvas.hlines([y + 8] * 2, ends[0][::2], ends[1][::2], color=_BAD, lw=2)
-                _write(figure, 24, y, said, color=_BAD, weight='bold')
-            elif isinstance(row, str):
-                _write(figure, 0, y, row, weight='bold')
-            else:
-                name = row.name[len(scope) :] if row.name.startswith(scope) else row.name
-                _write(figure, 0, y, cut(name, (left - 8) // 7), size=11)
-                look = {'color': _SOFT} if row.is_finite else {'color': _BAD, 'weight': 'bold'}
-                if is_wide or not row.is_finite:
-                    said = cut(layer_ranges.said(row), 24 if is_wide else 11)
-                    _write(figure, width - right + 12, y, said, size=11, **look)
-        drawn = [(number + 0.5, row) for number, row in enumerate(rows) if isinstance(row, Layer)]
-        _draw_ranges(axes, drawn, place)
-        for side, marker in ((-1, '<'), (1, '>')):
-            at = [y for y, x in drawn if max(side * (x.min or 0), side * (x.max or 0)) > largest]
-            axes.plot([side * (top - bottom)] * len(at), at, marker, color=_INK, clip_on=False)
-        return figure
-
-    return Chart(layer_ranges.caption(layers), draw)
-
-
-def _largest_shown(sizes: np.ndarray) -> float:
-    """The largest of the sorted `sizes` that the axis reaches; Inf if it reaches all.
-
-    It does not reach numbers that stand for none, such as the -3.4e+38 that a largest value begins
-    with, or a mask's -1e30: they are far from all others.
-    """
-    logs = np.log10(sizes)
-    gaps = np.flatnonzero((np.diff(logs) > _FAR_APART) & (logs[:-1] >= np.median(logs)))
-    return float(sizes[gaps[0]]) if len(gaps) else math.inf
-
-
-_FAR_APART = 15  # orders of magnitude
-
-
-def _range_legend(layers: Sequence[Layer], is_any_beyond: bool) -> List[Any]:
-    """What the marks mean, for those that are drawn."""
-    marks = [
-        (any(x.is_finite for x in layers), COLORS['range'], 1.0, 'finite'),
-        (
-            any(x.min is not None and not x.is_finite for x in layers),
-            _BAD,
-            1.0,
-            'NaN or Inf beside these',
-        ),
-        (any(x.min is None and not x.is_finite for x in layers), _BAD, 0.16, 'no finite value'),
-    ]
-    handles: List[Any] = [Patch(color=c, alpha=a, label=said) for is_, c, a, said in marks if is_]
-    if is_any_beyond:
-        handles.append(Line2D([], [], ls='', marker='>', color=_INK, label='beyond the axis'))
-    return handles
-
-
-def _draw_ranges(
-    axes: Any, rows: Sequence[Tuple[float, Layer]], place: Callable[[float], float]
-) -> None:
-    """Draws the bars; a layer without a finite value has a pale bar of full length."""
-    left, right = axes.get_xlim()
-    thinnest = 0.003 * (right - left)
-    pale = [y for y, row in rows if row.min is None and not row.is_finite]
-    axes.hlines(pale, left, right, color=_BAD, lw=8, alpha=0.16)
-    for color, is_finite in ((COLORS['range'], True), (_BAD, False)):
-        bars = [
-            (y, place(row.min) - thinnest, place(row.max) + thinnest)
-            for y, row in rows
-            if row.min is not None and row.max is not None and row.is_finite == is_finite
-        ]
-        if bars:
-            axes.hlines(*zip(*bars), color=color, lw=8, clip_on=False)
 
 
 # The samples.

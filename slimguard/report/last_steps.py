@@ -120,30 +120,22 @@ def ratios_of(norms: np.ndarray) -> np.ndarray:
 
 
 def beginning_of(steps: LastSteps, ratios: np.ndarray) -> Optional[Beginning]:
-    """Where gradients leave their usual range for good; None if none does."""
+    """Where gradients leave their usual range for the last time; None if none does."""
     out = np.where(np.isnan(ratios), np.inf, ratios)
     columns = np.flatnonzero((out > _FAR).any(axis=1))
     if not columns.size:
         return None
-    start = 0
-    if len(out) - 1 - columns[-1] <= _MOST_CALM:
-        gaps = np.flatnonzero(np.diff(columns) > 1 + _MOST_CALM)
-        start = gaps[-1] + 1 if gaps.size else 0
-    column = int(columns[start])
+    gaps = np.flatnonzero(np.diff(columns) > 1 + _MOST_CALM)
+    column = int(columns[gaps[-1] + 1 if gaps.size else 0])
     count, row = int((out[column] > _FAR).sum()), int(np.argmax(out[column]))
-    before = ''
-    if start:
-        were = '1 step was' if start == 1 else '%d steps were' % start
-        before = ' Before that %s out of bounds, and came back.' % were
-    where = 'at step %d' % steps.step[column]
+    said = 'At step %d %sgradients turn non-finite, or above 100 times their median'
     if count == len(steps.gradients) > 1:
-        said = 'All of them turned non-finite, or above 100 times their median, %s.%s'
-        return Beginning(column, None, said % (where, before))
+        return Beginning(column, None, said % (steps.step[column], 'all ') + '.')
     others = '' if count == 1 else ', and so is 1 more' if count == 2 else ', and so are %d more'
-    said = 'The first that is not finite, or above 100 times its median, is %s: %s it %s%s.%s'
     others = others % (count - 1) if '%d' in others else others
     name = words.variables(*steps.gradients[row])
-    return Beginning(column, row, said % (name, where, _far(ratios[column, row]), others, before))
+    told = ': %s %s%s.' % (name, _far(ratios[column, row]), others)
+    return Beginning(column, row, said % (steps.step[column], '') + told)
 
 
 def _far(ratio: float) -> str:

@@ -6,10 +6,8 @@ marked, the other kinds of incidents with their causes, and a table of all incid
 one file, runs no script and loads nothing; everything that comes from the run is escaped.
 """
 
-import errno
 import os
 import pathlib
-import stat
 import sys
 import webbrowser
 from typing import Any, Optional, Tuple
@@ -27,7 +25,10 @@ class ReportError(Exception):
 
 
 def main(
-    logdir: files.Path, output: Optional[files.Path] = None, png: Optional[files.Path] = None
+    logdir: files.Path,
+    output: Optional[files.Path] = None,
+    png: Optional[files.Path] = None,
+    opens: bool = False,
 ) -> int:
     """Makes the report of a log directory.
 
@@ -36,33 +37,14 @@ def main(
       output: the file of the page; by default slimguard/report.html in `logdir`. A device or a FIFO
         (``/dev/stdout``) is written to, and not replaced.
       png: the file of the page as a picture, or None for no picture. Needs matplotlib.
+      opens: whether to open the page in the user's browser.
 
     Returns:
       The exit code: 0 if all is well; 1 if the record of incidents cannot be read, which the page
       says; 2 if something could not be written, or `logdir` is no log directory.
     """
     try:
-        logdir = logdirs.require_logdir(logdir)
-    except ValueError as error:
-        terminal.complain(error)
-        return 2
-    return write(logdir, output, png)
-
-
-def write(
-    logdir: str,
-    output: Optional[files.Path] = None,
-    png: Optional[files.Path] = None,
-    opens: bool = False,
-) -> int:
-    """As `main`, for a `logdir` that is an absolute path, known to be a log directory.
-
-    Args:
-      logdir, output, png: as those of `main`.
-      opens: whether to open the page in the user's browser.
-    """
-    try:
-        output, png = _paths(logdir, output, png)
+        logdir, output, png = _paths(logdir, output, png)
         if opens and (files.is_remote(output) or _is_device(output)):
             raise ReportError('--open needs a file of this machine for the page, not %s' % output)
         html = _html()
@@ -87,8 +69,9 @@ def write(
     return 1 if data.broken else 0
 
 
-def _paths(logdir, output, png) -> Tuple[str, Optional[str]]:
+def _paths(logdir, output, png) -> Tuple[str, str, Optional[str]]:
     try:
+        logdir = logdirs.require_logdir(logdir)
         default = os.path.join(bundle.folder(logdir), 'report.html')
         page_path = _file(default if output is None else output, 'output')
         png_path = None if png is None else _file(png, 'png')
@@ -96,7 +79,7 @@ def _paths(logdir, output, png) -> Tuple[str, Optional[str]]:
         raise ReportError(str(error)) from None
     if output is None:
         _make_folder(os.path.dirname(default))
-    return page_path, png_path
+    return logdir, page_path, png_path
 
 
 def _html() -> Any:
@@ -136,58 +119,21 @@ def _make_folder(folder: str) -> None:
 
 def _write(path: str, content: bytes) -> None:
     """Writes a file, and says on stdout where it is."""
-    number = _standard_stream(path)
     try:
-        if number is not None:
-            _write_to_stream(number, content)
-        elif _is_device(path):
-            _write_into(path, content)
-        else:
-            files.write_atomically(path, content)
+        if _is_device(path):
+            sys.stdout.flush()
+            with open(path, 'ab') as stream:  # 'a': a shell's `>>` goes on at the end
+                stream.write(content)
+            return
+        files.write_atomically(path, content)
     except (OSError, tf.errors.OpError) as error:
         folder = os.path.dirname(path)
         why = error if files.is_dir(folder) else 'there is no directory %s' % folder
         raise ReportError('%s cannot be written: %s' % (path, why)) from None
-    if number != 1:
-        terminal.say(path)
-
-
-def _standard_stream(path: str) -> Optional[int]:
-    """The number of our own stdout or stderr, if that is what `path` is."""
-    for number in (1, 2):
-        try:
-            if os.path.samestat(os.stat(path), os.fstat(number)):
-                return number
-        except OSError:
-            pass
-    return None
-
-
-def _write_to_stream(number: int, content: bytes) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # The stream is not opened again, so that a shell's `>>` goes on at the end.
-    with open(os.dup(number), 'wb') as stream:
-        stream.write(content)
+    terminal.say(path)
 
 
 def _is_device(path: str) -> bool:
-    """Whether `path` is a character device or a FIFO, which is written to and not replaced."""
-    try:
-        mode = os.stat(path).st_mode
-    except OSError:
-        return False
-    return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
-
-
-def _write_into(path: str, content: bytes) -> None:
-    try:
-        # Without O_NONBLOCK, opening a FIFO waits for a reader, who may never come.
-        number = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-    except OSError as error:
-        if error.errno != errno.ENXIO:
-            raise
-        raise ReportError('%s cannot be written: nobody reads from it' % path) from None
-    os.set_blocking(number, True)
-    with open(number, 'wb') as stream:
-        stream.write(content)
+    """Whether `path` is written to and not replaced: a device, a FIFO, our own stdout."""
+    is_ours = path in ('/dev/stdout', '/dev/stderr')  # even if a shell made it a file
+    return is_ours or os.path.exists(path) and not os.path.isfile(path)

@@ -1,13 +1,14 @@
 """The data of a report on a training: read from its log directory, checked, and made plain.
 
-The record and the bundles may come from a stranger, so this module checks them. It leaves out a
-value of the wrong kind, replaces a damaged bundle by a sentence, and runs nothing.
+The record and the bundles may come from a stranger, so this module checks them. It replaces a
+damaged bundle by a sentence, and runs nothing.
 """
 
+import dataclasses
 import datetime
 import os
 import re
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import tensorflow as tf
@@ -16,14 +17,13 @@ import slimguard
 from slimguard.diagnosis import bundle
 from slimguard.diagnosis.ranges import Range
 from slimguard.incidents import record_file
+from slimguard.incidents.incident import Incident
 from slimguard.report import last_steps, layer_ranges, loss_history, samples
 from slimguard.report.last_steps import LastSteps
 from slimguard.report.layer_ranges import Layer
 from slimguard.report.loss_history import Curve
 from slimguard.report.samples import Sheet
 from slimguard.system import files
-from slimguard.system.numbers import is_whole
-from slimguard.system.texts import cut
 
 ACTIONS = ('raise', 'stop', 'rollback', 'skip', 'save refused', 'other', 'not said')
 # The most bundles that a page shows, and the most bytes of their images: it must open on a phone.
@@ -31,93 +31,44 @@ _MOST_BUNDLES, _MOST_IMAGES = 20, 6 << 20  # bytes, of all bundles; each image i
 _MOST_NOTES, _MOST_FACTS = 20, 20
 
 
-class IncidentView(NamedTuple):
-    """An incident; an attribute that is missing or wrong in the record is None or ''.
+@dataclasses.dataclass(frozen=True)
+class IncidentView(Incident):
+    """An incident, and its place in the record, from 1 on; 0 for the incident of a bundle."""
 
-    Attributes:
-      number: its place in the record, from 1 on; 0 for the incident of a bundle.
-      step, loss, reason, tensors, time, gradient_norm, gradient_norm_ratio, diagnosis, advice: as
-        in `Incident`.
-      action: as in `Incident`. It is missing if the process was killed between the step and its
-        policy.
-      bundle: the name of the bundle's folder, without its path: a log directory may be moved.
-      notes: further facts, in a few words each.
-    """
-
-    number: int
-    step: Optional[int]
-    loss: Optional[float]
-    action: str
-    reason: str
-    tensors: Tuple[str, ...]
-    time: Optional[float]
-    bundle: str
-    notes: Tuple[str, ...]
-    gradient_norm: Optional[float]
-    gradient_norm_ratio: Optional[float]
-    diagnosis: str
-    advice: str
+    number: int = 0
 
     @property
     def kind(self) -> str:
-        """The action, or 'other' if no colour stands for it."""
-        if self.action in ('', 'interrupted'):
+        """The action, or 'other' if no colour stands for it.
+
+        There is none if the process was killed between the step and its policy.
+        """
+        if self.action in (None, '', 'interrupted'):
             return 'not said'
         return self.action if self.action in ACTIONS else 'other'
 
     @property
-    def cause(self) -> str:
-        """What made the step bad, in a line, if that was found; else the reason."""
-        return self.diagnosis.partition('\n')[0] or self.reason
+    def bundle_name(self) -> str:
+        """The name of the bundle's folder. Its path is of the system that the training ran on."""
+        return re.split(r'[/\\]', (self.bundle or '').rstrip('/\\'))[-1]
+
+    @property
+    def notes(self) -> List[str]:
+        """Further facts, in a few words each."""
+        notes = ['restored %s' % os.path.basename(self.restored)] if self.restored else []
+        if self.learning_rate is not None:
+            notes.append('learning rate x%g from then on' % self.learning_rate)
+        notes += [] if self.held else ['the update had landed']
+        return notes + (['variables were bad before the step'] if self.state_lost else [])
 
 
 def incident_of(number: int, record: Dict[str, Any]) -> IncidentView:
-    """An incident from the dictionary in a line of the record, or in a bundle."""
-    return IncidentView(
-        number=number,
-        step=_int(record.get('step')),
-        loss=_float(record.get('loss')),
-        action=_str(record.get('action'), 60),
-        reason=_str(record.get('reason'), 1000),
-        tensors=_names(record.get('tensors')),
-        time=_float(record.get('time')),
-        # The path is of the system that the training ran on.
-        bundle=re.split(r'[/\\]', _str(record.get('bundle'), 1000).rstrip('/\\'))[-1],
-        notes=tuple(_notes(record)),
-        gradient_norm=_float(record.get('gradient_norm')),
-        gradient_norm_ratio=_float(record.get('gradient_norm_ratio')),
-        diagnosis=_str(record.get('diagnosis'), 2000),
-        advice=_str(record.get('advice'), 1000),
-    )
+    """An incident from the dictionary in a line of the record, or in a bundle.
 
-
-def _notes(record: Dict[str, Any]) -> List[str]:
-    factor, restored = _float(record.get('learning_rate')), _str(record.get('restored'), 1000)
-    notes = ['restored %s' % cut(os.path.basename(restored), 200)] if restored else []
-    notes += [] if factor is None else ['learning rate x%g from then on' % factor]
-    notes += ['the update had landed'] if record.get('held') is False else []
-    return notes + (
-        ['variables were bad before the step'] if record.get('state_lost') is True else []
-    )
-
-
-def _str(value: Any, most: int) -> str:
-    return cut(value, most) if isinstance(value, str) else ''
-
-
-def _names(value: Any) -> Tuple[str, ...]:
-    return tuple(map(str, value)) if isinstance(value, (list, tuple)) else ()
-
-
-def _int(value: Any) -> Optional[int]:
-    return value if is_whole(value) and abs(value) < 10**15 else None
-
-
-def _float(value: Any) -> Optional[float]:
-    try:
-        return None if value is None or isinstance(value, bool) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
+    Raises:
+      ValueError: if it is no record of an incident.
+    """
+    return IncidentView(number=number, **vars(Incident.from_dict(record)))
 
 
 # The bundles.
@@ -133,8 +84,8 @@ class BundleView(NamedTuple):
       trouble: what happened, in a sentence.
       cause: what happened, as the diagnosis says it; '' if there is no diagnosis.
       bad_rows: the rows of the batch that are at fault, as far as they are known.
-      facts: the other facts of the diagnosis, and the batch in numbers: a name, code, words, and
-        lines, each '' for none.
+      facts: the other facts of the diagnosis: a name, code, words, and a line, each '' for none.
+      batch: the arrays of the batch that are no images: a name, and lines of numbers.
       layers: the ranges along the step.
       sheets: the samples of the batch.
       versions: the versions of the packages that made it.
@@ -143,15 +94,16 @@ class BundleView(NamedTuple):
 
     name: str
     incident: IncidentView
-    phase: str
-    trouble: str
-    cause: str
-    bad_rows: List[int]
-    facts: List[Tuple[str, ...]]
-    layers: List[Layer]
-    sheets: List[Sheet]
-    versions: str
-    steps: Optional[LastSteps]
+    phase: str = ''
+    trouble: str = ''
+    cause: str = ''
+    bad_rows: Sequence[int] = ()
+    facts: Sequence[Tuple[str, ...]] = ()
+    batch: Sequence[Tuple[str, str]] = ()
+    layers: Sequence[Layer] = ()
+    sheets: Sequence[Sheet] = ()
+    versions: str = ''
+    steps: Optional[LastSteps] = None
 
 
 class UnreadableBundle(NamedTuple):
@@ -170,32 +122,36 @@ def bundle_of(path: str, room: int) -> AnyBundle:
     try:
         return _view(name, bundle.read(path), room)
     except (bundle.BundleError, OSError) as error:
-        return UnreadableBundle(name, cut(error, 1000))
+        return UnreadableBundle(name, str(error))
     except Exception as error:  # one damaged bundle must not cost the others
         said = 'incident.json is damaged: %s: %s' % (type(error).__name__, error)
-        return UnreadableBundle(name, cut(said, 1000))
+        return UnreadableBundle(name, said)
 
 
 def _view(name: str, opened: bundle.Bundle, room: int) -> BundleView:
-    said = opened.diagnosis or {}
-    bad, rows = _bad_rows(said)
+    said = opened.diagnosis
     drawn = _drawn_by_the_user(opened)
-    facts = _facts(said) if said else []
-    batch = samples.in_numbers(drawn, bad, rows)
-    facts += [('The batch', code, '', lines) for code, lines in batch]
-    suspects = bad if said.get('phase') == 'forward' else []
-    return BundleView(
-        name=name,
-        incident=incident_of(0, opened.incident),
-        phase=(said.get('phase') or 'unknown') if said else '',
-        trouble=_sentence(said) if said else '',
-        cause=cut(said['trouble'], 1000) if said else '',
-        bad_rows=bad,
-        facts=[tuple(cut(part, 1000) for part in fact) for fact in facts],
-        layers=layer_ranges.layers_of(said['ranges'], said['tensor']) if said else [],
-        sheets=samples.sheets(drawn, suspects, rows, room=room),
-        versions=cut(', '.join('%s %s' % pair for pair in sorted(opened.versions.items())), 600),
+    versions = ', '.join('%s %s' % pair for pair in sorted(opened.versions.items()))
+    view = BundleView(
+        name,
+        incident_of(0, opened.incident),
+        versions=versions,
         steps=last_steps.last_steps_of(opened.history),
+    )
+    if said is None:
+        sheets = samples.sheets(drawn, room=room)
+        return view._replace(batch=samples.in_numbers(drawn), sheets=sheets)
+    bad, rows = _bad_rows(said)
+    suspects = bad if said['phase'] == 'forward' else []
+    return view._replace(
+        phase=said['phase'],
+        trouble='%s: %s.' % (_PHASES.get(said['phase'], said['phase']), said['trouble']),
+        cause=str(said['trouble']),
+        bad_rows=bad,
+        facts=_facts(said),
+        batch=samples.in_numbers(drawn, bad, rows),
+        layers=layer_ranges.layers_of(said['ranges'], said['tensor']),
+        sheets=samples.sheets(drawn, suspects, rows, room=room),
     )
 
 
@@ -210,40 +166,32 @@ _PHASES = {
 }
 
 
-def _sentence(said: Dict[str, Any]) -> str:
-    phase = said.get('phase') or 'unknown'
-    return '%s: %s.' % (cut(_PHASES.get(phase, phase), 60), cut(said['trouble'], 1000))
-
-
 def _facts(said: Dict[str, Any]) -> List[Tuple[str, str, str, str]]:
     """The facts of a diagnosis: name, code, words and line of each."""
-    line, facts = said.get('line'), []
+    line, facts = said['line'], []
     if said['op'] is not None:
         of = ', gradient of %s' % said['forward_op'] if said['forward_op'] else ''
         tensor = said['tensor'] or said['op']
         facts.append(('Tensor', '%s (%s%s)' % (tensor, said['op_type'], of), '', ''))
     if line:
-        facts.append(('Your line', '%(file)s:%(number)s, in %(function)s' % line, '', line['text']))
+        code = '%(file)s:%(number)s, in %(function)s' % line
+        facts.append(('Your line', code, '', str(line['text'])))
     for given in said['inputs'][:_MOST_FACTS]:
-        where = given.get('where')  # the bundle of an older slimguard has none
-        found = ': '.join(filter(None, [_range(given['range']), where]))
-        facts.append(('Input', given['name'], found, ''))
+        found = ': '.join(filter(None, [_range(given['range']), given['where']]))
+        facts.append(('Input', str(given['name']), found, ''))
     facts.append(('Value', '', _range(said['output']), ''))
-    shown = [
-        '%s = %g' % (list(place), layer_ranges.float_of(v)) for place, v in said['positions'][:6]
-    ]
-    more = ', \N{HORIZONTAL ELLIPSIS}' if len(said['positions']) > 6 else ''
+    positions = [] if said['non_finite'] is None else said['non_finite']['positions']
+    shown = ['%s = %g' % (list(place), float(value)) for place, value in positions[:6]]
+    more = ', \N{HORIZONTAL ELLIPSIS}' if len(positions) > 6 else ''
     facts.append(('Not finite', ', '.join(shown) + more, '', ''))
-    facts += [('Note', '', why, '') for why in said['not_seen'][:_MOST_FACTS]]
+    facts += [('Note', '', str(why), '') for why in said['not_seen'][:_MOST_FACTS]]
     return [fact for fact in facts if any(fact[1:])]
 
 
 def _range(said: Optional[Dict[str, Any]]) -> str:
     if said is None:
         return ''
-    shape = tuple(int(size) for size in said['shape'])
-    least, largest = layer_ranges.ends_of(said)
-    return str(Range(said['dtype'], shape, least, largest, said['nan'], said['inf']))
+    return str(Range(**dict(said, shape=tuple(int(size) for size in said['shape']))))
 
 
 def _drawn_by_the_user(opened: bundle.Bundle) -> Dict[str, np.ndarray]:
@@ -261,14 +209,15 @@ def _bad_rows(said: Dict[str, Any]) -> Tuple[List[int], int]:
 
     A tensor further on may have another first dimension than the batch: `samples` compares.
     """
-    if not said or said['phase'] not in ('input', 'forward') or said['output'] is None:
+    found = said['non_finite']
+    if said['phase'] not in ('input', 'forward') or said['output'] is None or found is None:
         return [], 0
     shape = said['output']['shape']
-    rows = [row for row in said['rows'] if isinstance(row, int)]
+    rows = [row for row in found['rows'] if isinstance(row, int)]
     # Half of the outputs of a batch norm are by channel.
     is_batch = shape and isinstance(shape[0], int) and not str(said['op_type']).startswith('FusedB')
-    # If all rows are bad, none is at fault.
-    return (rows, shape[0]) if is_batch and len(rows) < shape[0] else ([], 0)
+    # If most rows are bad, none is at fault.
+    return (rows, shape[0]) if is_batch and 2 * len(rows) <= shape[0] else ([], 0)
 
 
 # All of it.
@@ -302,13 +251,12 @@ def gather(logdir: str) -> ReportData:
     """Reads the log directory of a training. Damaged or hostile contents make no error."""
     curve, notes = loss_history.read(logdir)
     bundles, more = _bundles(logdir)
-    histories = [b.steps for b in bundles if isinstance(b, BundleView) and b.steps is not None]
     now = datetime.datetime.now().strftime('%Y-%m-%d %H:%M')
     versions = 'TensorFlow %s, slimguard %s' % (tf.__version__, slimguard.__version__)
     data = ReportData(
         title=title_of(logdir),
         made='Made %s with %s' % (now, versions),
-        curve=loss_history.with_tails(curve, histories),
+        curve=curve,
         incidents=[],
         bundles=bundles,
         notes=notes,
@@ -316,9 +264,8 @@ def gather(logdir: str) -> ReportData:
     data = _with_record(data, logdir)
     notes = data.notes + more
     left_out = len(notes) - _MOST_NOTES
-    notes = [cut(note, 1000) for note in notes[:_MOST_NOTES]]
-    notes += ['%d more notes like these are not shown.' % left_out] if left_out > 0 else []
-    return data._replace(notes=notes)
+    more = ['%d more notes like these are not shown.' % left_out] if left_out > 0 else []
+    return data._replace(notes=notes[:_MOST_NOTES] + more)
 
 
 def title_of(logdir: str) -> str:
@@ -339,7 +286,7 @@ def _with_record(data: ReportData, logdir: str) -> ReportData:
         what = 'its only line is no' if count == 1 else 'none of its %d lines is an' % count
         return data._replace(broken='%s incident (slimguard/incidents.jsonl).' % what)
     incidents = enumerate(record.incidents, 1)
-    views = [incident_of(number, incident.to_dict()) for number, incident in incidents]
+    views = [IncidentView(number=number, **vars(incident)) for number, incident in incidents]
     return data._replace(incidents=views, notes=data.notes + record.notes)
 
 
@@ -357,7 +304,7 @@ def _bundles(logdir: str) -> Tuple[List[AnyBundle], List[str]]:
 
 def _first_line(error: Exception) -> str:
     what = str(getattr(error, 'message', error)).partition('\n')[0]
-    return cut(what or type(error).__name__, 1000)
+    return what or type(error).__name__
 
 
 # In a sentence or two.

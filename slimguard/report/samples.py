@@ -8,7 +8,6 @@ from slimguard.diagnosis.ranges import find_non_finite, numbers
 
 _MOST_SHEETS = 4
 _LEAST_SIDE, _MOST_SIDE = 4, 8192
-_COUNTED_AT_ONCE = 1 << 22  # values
 _SHOWN_SIDE = 160  # pixels; larger samples are shrunk
 _CHANNELS = (1, 3, 4)
 _LARGEST = np.finfo(np.float64).max
@@ -24,7 +23,6 @@ class Sample(NamedTuple):
       bad_pixels: (y, x) of the `pixels` that are not finite, at most 64.
       bad: how many values of the sample are not finite.
       suspect: whether it made a later tensor bad, according to the diagnosis.
-      wild: the value farthest from the shown range, if it is far from it; else None.
     """
 
     row: int
@@ -32,7 +30,6 @@ class Sample(NamedTuple):
     bad_pixels: List[Tuple[int, int]]
     bad: int
     suspect: bool
-    wild: Optional[float]
 
 
 class Sheet(NamedTuple):
@@ -110,21 +107,13 @@ def _sheet(name: str, value, images: np.ndarray, suspects: Set[int], most: int) 
     samples = []
     for row in _choose(counts, suspects, most):
         pixels, bad = _pixels(numbers(images[row]), black, white)
-        wild = _wild(_finite(images[row]), black, white)
-        samples.append(Sample(row, pixels, bad, int(counts[row]), row in suspects, wild))
+        samples.append(Sample(row, pixels, bad, int(counts[row]), row in suspects))
     return Sheet(name, str(value.dtype), tuple(value.shape), len(images), black, white, samples)
 
 
 def _count_bad(images: np.ndarray) -> np.ndarray:
-    """How many values of each sample are not finite.
-
-    It counts in parts of several images: a copy of all would take too much memory, and a loop over
-    single images too much time.
-    """
-    at_once = max(1, _COUNTED_AT_ONCE // int(np.prod(images.shape[1:])))
-    parts = [images[i : i + at_once] for i in range(0, len(images), at_once)]
-    counts = [np.count_nonzero(~np.isfinite(numbers(p)), axis=(1, 2, 3)) for p in parts]
-    return np.concatenate(counts)
+    """How many values of each sample are not finite."""
+    return np.count_nonzero(~np.isfinite(numbers(images)), axis=(1, 2, 3))
 
 
 def _choose(counts: np.ndarray, suspects: Set[int], most: int) -> List[int]:
@@ -155,13 +144,6 @@ def _scale(images: np.ndarray) -> Tuple[float, float]:
         room = max(0.5, 1e-3 * abs(low))
         low, high = max(low - room, -_LARGEST), min(low + room, _LARGEST)
     return low, high
-
-
-def _wild(values: np.ndarray, black: float, white: float) -> Optional[float]:
-    if not values.size:
-        return None
-    value = max((float(values.min()), float(values.max())), key=lambda v: abs(v - black))
-    return value if abs(value - black) > 20 * (white - black) else None
 
 
 def _finite(image) -> np.ndarray:
@@ -196,7 +178,7 @@ def said(sample: Sample) -> List[str]:
         told.append('%d not finite' % sample.bad)
     elif sample.suspect:
         told.append('not finite later')
-    return told + ([] if sample.wild is None else ['as far as %.3g' % sample.wild])
+    return told
 
 
 def caption(sheet: Sheet) -> str:
@@ -216,7 +198,8 @@ def in_numbers(
 ) -> List[Tuple[str, str]]:
     """The arrays that are no images: the name, dtype and shape of each, and lines of numbers.
 
-    A line has the first numbers of a row: bad rows, beside a good one; without bad rows, two rows.
+    Those that are not finite come first. A line has the first numbers of a row: bad rows, beside a
+    good one; without bad rows, two rows.
 
     Args:
       values: arrays by Tensor names; those that hold no numbers are left out, and scalars.
@@ -228,11 +211,17 @@ def in_numbers(
         value = np.asarray(value)
         if not value.ndim or not value.size or value.dtype.kind in 'OSU':
             continue
-        if as_images(value) is None and len(told) < _MOST_SHEETS:
-            bad = {row for row in bad_rows if 0 <= row < len(value) == rows}
-            code = '%s, %s%s' % (name, value.dtype, list(value.shape))
-            told.append((code, '\n'.join(_lines(value, bad))))
-    return told
+        if as_images(value) is None:
+            is_finite = value.dtype.kind in 'iub' or bool(np.isfinite(numbers(value)).all())
+            told.append((is_finite, name, value))
+    told.sort(key=lambda each: each[0])
+    return [
+        (
+            '%s, %s%s' % (name, value.dtype, list(value.shape)),
+            '\n'.join(_lines(value, {r for r in bad_rows if 0 <= r < len(value) == rows})),
+        )
+        for _, name, value in told[:_MOST_SHEETS]
+    ]
 
 
 def _lines(value: np.ndarray, bad: Set[int]) -> List[str]:

@@ -4,18 +4,9 @@ import math
 import re
 from typing import Any, Optional
 
-_ADD = "Add tf.compat.v1.summary.scalar('total_loss', total_loss) to the graph, and "
 NO_CURVE = (
-    'No loss curve: no scalar in the event files here looks like a loss. %sthe next report has one.'
-    % _ADD
-)
-NO_SUMMARY = (
-    'Only the last steps before incidents are known: no scalar in the event files here looks like '
-    'a loss. %sthe next report has all of the curve.' % _ADD
-)
-CURVE_ENDS = (
-    'The curve ends at step %.12g, but the training may have gone on: the event files and the '
-    'bundles hold no finite loss of a later step that was written.'
+    'No loss curve: no scalar in the event files here looks like a loss. Add tf.compat.v1.summary.'
+    "scalar('total_loss', total_loss) to the graph, and the next report has one."
 )
 NO_CHARTS = (
     'The page has no charts and no samples: matplotlib draws them, and it cannot be imported (%s). '
@@ -51,29 +42,6 @@ def multiple(ratio: float) -> str:
     """A multiple in two digits: 0.5, 12, 340, 2.4e6."""
     said = '%.2g' % ratio
     return '%.0f' % float(said) if 10 <= ratio < 1e4 else re.sub(r'e\+0*', 'e', said)
-
-
-def power(value: float) -> str:
-    """The label of a tick on a logarithmic axis: 0.01, 500, 10⁻⁵, 2×10⁷."""
-    mantissa, _, exponent = ('%.0e' % value).partition('e')
-    if not value or -3 <= int(exponent) <= 3:
-        return ('%g' % value).replace('-', '\N{MINUS SIGN}')
-    said = '10' + str(int(exponent)).translate(_SUPERSCRIPTS)
-    first = mantissa.replace('-', '\N{MINUS SIGN}')
-    return (
-        first[:-1] + said if first.endswith('1') else '%s\N{MULTIPLICATION SIGN}%s' % (first, said)
-    )
-
-
-_SUPERSCRIPTS = str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹')
-
-
-def count(number: int) -> str:
-    """A count in few digits."""
-    for size, letter in ((10**9, 'G'), (10**6, 'M')):
-        if number >= size:
-            return '%.3g%s' % (number / size, letter)
-    return '{:,}'.format(number).replace(',', '\N{NARROW NO-BREAK SPACE}')
 
 
 def variables(name: str, others: int, most: int = 120) -> str:

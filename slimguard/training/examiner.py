@@ -3,7 +3,6 @@
 from typing import Mapping, Optional
 
 from slimguard import gate as gates
-from slimguard.diagnosis.budget import Pace
 from slimguard.diagnosis.evidence import Evidence, Found
 from slimguard.incidents.fallback_chain import FallbackChain
 from slimguard.incidents.policies import Rollback, Skip
@@ -16,13 +15,9 @@ class Examiner:
 
     Args:
       evidence: by gate, what examines its bad steps.
-
-    Attributes:
-      pace: how long steps take, and so how long a search may.
     """
 
     def __init__(self, evidence: Mapping[gates.Gate, Evidence]):
-        self.pace = Pace()
         self._evidence = evidence
 
     def examine(
@@ -46,7 +41,7 @@ class Examiner:
         if gate is None or gate not in self._evidence:
             return Found()
         labels, examine = gate.labels_of(reading.bad), self._evidence[gate].examine
-        found = examine(session, handled.incident, labels, decides, ends, self.pace.seconds)
+        found = examine(session, handled.incident, labels, decides, ends)
         handled.note_found(found, reading.history)
         return found
 

@@ -106,7 +106,6 @@ class IncidentHandler:
 
     def step_was_good(self, session, loss: Any) -> None:
         """Notes that a step was no incident, and its loss; None where that is not known."""
-        self._examiner.pace.note_step()
         self._policies.step_was_good()
         if self._recovery is not None:
             self._recovery.step_was_good(session, loss)

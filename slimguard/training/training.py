@@ -9,7 +9,6 @@ from slimguard import gate as gates
 from slimguard import graph as graphs
 from slimguard.checkpoints.finite_saver import FiniteSaver
 from slimguard.checkpoints.rollback import Restorer
-from slimguard.diagnosis.disk_room import Room
 from slimguard.diagnosis.evidence import Evidence, collect, require_capture
 from slimguard.graph import op_of
 from slimguard.incidents.history import IS_RUINED
@@ -118,19 +117,17 @@ class Training:
         self.progress: Optional[Progress] = None
         self.loss: Any = None
         self.is_saved = False
-        self._bundles_in = self._room = None
+        self._bundles_in: Any = None
         if checkpoints is not None and isinstance(saver, FiniteSaver):
-            logdir: Any = settings.logdir  # where the record is; a str by now
-            self._bundles_in = logdir or checkpoints.logdir
-            self._room = Room(checkpoints.logdir, saver)
+            # where the record is; a str by now
+            self._bundles_in = settings.logdir or checkpoints.logdir
 
     def capture(self, *found: gates.Gate) -> None:
         """Has the bad steps of gates captured, from their next step on."""
         for gate in dict.fromkeys(found):
             graph = op_of(gate.train_op).graph
             if self.settings.capture and gate not in self.evidence and not graph.finalized:
-                most = self.settings.max_bundles
-                collect(self.evidence, gate, self._bundles_in, most, self._room)
+                collect(self.evidence, gate, self._bundles_in, self.settings.max_bundles)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

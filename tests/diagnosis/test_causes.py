@@ -77,10 +77,6 @@ TABLE = [
     ('log of 0 (1 of 2 values) and log of a negative', unary('Log'), ([0, -1],), ([0, 1],)),
     ('log1p of -1 (', unary('Log1p'), ([-1, 0],), ([-2, 0],)),
     ('log1p of a number below -1', unary('Log1p'), ([-2, 0],), ([-1, 0],)),
-    ('log of 0 (', binary('Xlogy'), ([1, 0], [0, 0]), ([1, 0], [-1, 0])),
-    ('log of a negative number (', binary('Xlogy'), ([1, 0], [-1, -1]), ([1, 0], [0, -1])),
-    ('division by 0 (1 of 2 values)', binary('Xdivy'), ([1, 0], [0, 0]), ([1e30], [1e-30])),
-    ('division by as little as 1e-30', binary('Xdivy'), ([1e30], [1e-30]), ([1], [0])),
     ('division by as little as 1e-39', unary('Reciprocal'), ([1e-39],), ([0],)),
     ('division by 0 (1 of 2 values)', binary('RealDiv'), ([1, 1], [0, 1]), ([1e30], [1e-30])),
     ('division by as little as 1e-30', binary('RealDiv'), ([1e30], [1e-30]), ([1], [0])),
@@ -94,13 +90,6 @@ TABLE = [
     ('overflow of exp: its input is as large as 100', unary('Exp'), ([100, 1],), ([80, 1],)),
     ('overflow of exp: its input', unary('Exp'), ([100, 1],), ([INF, 1],)),
     ('Exp made Inf from an Inf', unary('Exp'), ([INF, 1],), ([100, 1],)),
-    ('overflow of sinh', unary('Sinh'), ([-100],), ([-80],)),
-    ('overflow of cosh', unary('Cosh'), ([100],), ([80],)),
-    ('overflow of expm1', unary('Expm1'), ([100],), ([80],)),
-    ('asin of a number outside its range', unary('Asin'), ([2],), ([1],)),
-    ('acos of a number outside its range', unary('Acos'), ([2],), ([1],)),
-    ('acosh of a number outside its range', unary('Acosh'), ([0],), ([1],)),
-    ('atanh of a number outside its range', unary('Atanh'), ([1],), ([0],)),
     ('mean of an empty tensor', mean, ([],), ([3e38, 3e38],)),
     ('Mean of numbers as large as 3e+38', mean, ([3e38, 3e38],), ([],)),
     ('the sum of squares (L2Loss) of', lambda t: raw.L2Loss(t=t), ([1e20],), ([1e10],)),
@@ -136,10 +125,8 @@ TABLE = [
         ([[0, 0]], [[0, 1]]),
     ),
     ('gradient of sqrt at 0 (1 of 2 values)', gradient('SqrtGrad'), ([0, 1], [1, 1]), ([1], [1])),
-    ('gradient of rsqrt at 0, or close', gradient('RsqrtGrad'), ([1e20], [1]), ([1e5], [1])),
     ('gradient of log at 0: division by 0', unary('Reciprocal'), ([0],), ([1],), 'Log'),
     ('gradient of log1p at -1: division', unary('Reciprocal'), ([0],), ([1e-39],), 'Log1p'),
-    ('gradient of reciprocal at 0, or', gradient('ReciprocalGrad'), ([1e20], [1]), ([1e5], [1])),
     ('gradient of pow at 0 (1 of 1', binary('Pow'), ([0], [-1]), ([-1], [0.5]), 'Pow'),
     ('Lgamma made Inf from finite inputs', unary('Lgamma'), ([-1],), ([INF],)),
 ]
@@ -290,14 +277,6 @@ def adam_with_a_beta1_that_is_1():
     return adam_in_sixteen_bits(beta1=0.9999, epsilon=1e-3)
 
 
-def sparse_adam_in_sixteen_bits():
-    rows = placeholder('rows', [8], tf.int32)
-    weight = weights([20, 3], dtype=tf.float16)
-    loss = tf.reduce_mean(tf.square(tf.nn.embedding_lookup(weight, rows) - 1))
-    fed = {rows: np.arange(8)}
-    return fails(loss, fed, fed, lambda: tf1.train.AdamOptimizer(0.01).minimize(loss))
-
-
 def own_update(divisor, step_of):
     """A gradient divided by a variable that is 0."""
     x, weight = placeholder('x'), weights()
@@ -444,27 +423,21 @@ STEPS = [
     (a_python_function_of_a_bad_value, 'log of 0 (1 of 24 values), in row 2', '!PyFunc', 'batch'),
     (
         adam_in_sixteen_bits,
-        'epsilon is 0 in float16; it works with epsilon=0.0001',
-        '!the learning rate is too large',
+        'epsilon is 0 in float16',
+        '!beta1',
         'comes again',
     ),
     (
         adam_whose_rate_has_a_factor,
         'would not be finite after the update, though the gradient and all other inputs of the '
-        'update are: epsilon is 0 in float16; it works with epsilon=0.0001',
+        'update are: epsilon is 0 in float16',
         ' (lr): float16[]',
         'comes again',
     ),
     (
         adam_with_a_beta1_that_is_1,
-        'beta1 is 1 in float16; it works with beta1=0.9',
+        'beta1 is 1 in float16',
         '!epsilon',
-        'comes again',
-    ),
-    (
-        sparse_adam_in_sixteen_bits,
-        'division by 0',
-        ': epsilon is 0 in float16; it works with epsilon=0.0001',
         'comes again',
     ),
     (
@@ -481,7 +454,7 @@ STEPS = [
         'comes again',
     ),
     (a_rate_of_the_batch, 'rsqrt of 0, a division by 0', '!it depends neither', 'batch'),
-    (a_softmax_in_a_loop, 'what may do it there: Softmax', '!FloorMod', 'batch'),
+    (a_softmax_in_a_loop, 'somewhere in the loop while', '!Softmax', 'batch'),
     (an_inf_that_saturates_in_a_loop, 'bad data: 1 Inf', 'in row 2', 'batch'),
     (
         a_norm_of_zeros,
@@ -494,8 +467,8 @@ STEPS = [
     (a_constant_that_is_large, 'overflow of float32', '!constant', 'explosion'),
     (
         a_rate_that_is_too_large,
-        'overflows when it is updated: the learning rate is too large',
-        '!would not be finite',
+        'w would not be finite after the update, though the gradient and all other inputs',
+        '!is 0 in',
         'explosion',
     ),
     (

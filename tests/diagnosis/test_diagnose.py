@@ -142,7 +142,7 @@ def test_a_branch_is_looked_into_if_it_was_taken(control_flow):
     found = diagnosis_of(Failed(regression(taken)))
     if control_flow == 'v2':
         assert found.op_type in ('If', 'StatelessIf')
-        assert 'which cannot be looked into' in found.trouble and 'Log' in found.trouble
+        assert 'which cannot be looked into' in found.trouble
     else:
         assert found.op_type == 'Log'
         assert 'at fault: a branch' in linecache.getline(found.line.file, found.line.number)
@@ -234,14 +234,14 @@ def test_what_a_loop_does_to_what_it_reads_is_not_seen_and_that_is_said(control_
     x = batches(put(0.0, 2))
     read = loop_over_tensor_arrays(x, tf.math.log, ends)
     found = diagnosis_of(Failed(regression(tf.matmul(read, weights()))))
-    assert 'which cannot be looked into' in found.trouble and 'Log' in found.trouble
+    assert 'which cannot be looked into' in found.trouble
 
 
 @pytest.mark.full
 def test_a_loss_above_max_loss_is_said_to_be_just_that():
     loss = regression(tf.matmul(batches(put(100.0, 3)), weights()))  # at fault: max_loss
     found = diagnosis_of(Failed(loss, max_loss=1000.0))
-    assert 'above its limit (1000), and everything is finite' in found.trouble
+    assert 'above its limit, and everything is finite' in found.trouble
     assert found.op == loss.op.name
 
 
@@ -293,22 +293,6 @@ def test_one_pixel_of_a_residual_network_is_named():
     found = diagnosis_of(failed)
     assert (found.phase, found.tensor, found.non_finite.rows) == ('input', 'images:0', [2])
     assert found.non_finite.positions[0][0] == (2, 7, 9, 1)
-
-
-@pytest.mark.parametrize('loss', [0.65, np.nan, None])
-def test_it_says_so_where_the_loss_of_the_training_was_finite(loss):
-    # As where a kernel of the training drops the NaN, and the one that runs alone keeps it.
-    failed = zoo.failed('log_of_zero')
-    said = diagnose(failed.session, failed.capture, failed.values, failed.labels, loss=loss)
-    told = 'keep a NaN, the loss is not finite; in the training it was 0.65' in str(said)
-    assert told == (loss == 0.65)
-    assert said._replace(not_seen=()) == diagnosis_of(failed)
-
-
-def test_a_loss_that_is_finite_here_too_needs_no_word():
-    failed = Failed(tf.reduce_mean(tf.sqrt(tf.matmul(batches(put(0.0, 2)), weights()))))
-    said = diagnose(failed.session, failed.capture, failed.values, failed.labels, loss=0.65)
-    assert said.phase == 'backward' and not said.not_seen
 
 
 def test_the_gradient_that_is_named_is_that_of_the_tensor_that_is_shown():

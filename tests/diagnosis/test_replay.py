@@ -1,9 +1,7 @@
 """The replay: the failure comes back out of its bundle, elsewhere, and nothing else is needed."""
 
-import json
 import os
 import shutil
-import subprocess
 
 import numpy as np
 import pytest
@@ -43,7 +41,7 @@ def test_the_failure_comes_back_with_the_same_loss_and_diagnosis(bundles, name):
         assert str(found.diagnosis) == it.text
         step = copy.step(it.values)
         loss = copy.session.run(copy.gate.loss, step.feed)
-        np.testing.assert_equal(float(loss), bundle.number(it.incident['loss']))
+        np.testing.assert_equal(float(loss), float(it.incident['loss']))
 
 
 SCRIPT = """
@@ -112,39 +110,30 @@ def test_an_op_that_is_not_known_here_is_named(bundles, tmp_path, capsys):
 def test_without_the_bad_row_the_step_is_clean(bundles, capsys):
     assert replay.main(bundles['a_label'], without=2) == 0
     assert capsys.readouterr().out.splitlines()[1] == (
-        'Without row 2 (a copy of row 0 in its place, as the graph is made for batches of this '
-        'size) the step is clean.'
+        'Without row 2 (a copy of row 0 in its place) the step is clean.'
     )
 
 
 def test_without_one_of_two_bad_rows_it_is_still_bad(bundles, capsys):
     assert replay.main(bundles['a_feed'], without=0) == 0
     said = capsys.readouterr().out
-    # A batch of any size: the row is taken out, and the others keep their numbers.
     changed, before = said.splitlines()[1:3]
-    assert changed.startswith('Without row 0 the step is still bad: not finite: ')
-    assert '1 NaN among 20 values, in row 3' in changed
+    assert changed.startswith(
+        'Without row 0 (a copy of row 1 in its place) the step is still bad: '
+    )
+    assert '1 NaN among 24 values, in row 3' in changed
     cause = 'With it: bad data: 1 NaN and 1 Inf among 24 values, in rows 0, 3'
     assert before.startswith(cause)
 
 
-def test_a_row_is_replaced_where_the_graph_turns_out_to_need_all(tmp_path, capsys):
-    x = tf1.placeholder(tf.float32, [None, 4], name='images')
-    outputs = tf.matmul(x, zoo.weights()) + tf.ones([zoo.ROWS, 3])
-    batch = np.ones([zoo.ROWS, 4], np.float32)
-    batch[0] = np.nan
-    failed = zoo.Failed(zoo.regression(outputs), feed=lambda step: {'images:0': batch})
-    assert replay.main(write(failed, tmp_path), without=0) == 0
-    assert 'Without row 0 (a copy of row 1 in its place' in capsys.readouterr().out
-
-
-def test_what_goes_with_the_batch_leaves_with_the_row(bundles):
+def test_what_goes_with_the_batch_is_replaced_with_the_row(bundles):
     it = bundle.read(bundles['dropout_decides'])
-    fewer = replay.leave_out(it, 0).values
+    fewer = replay.leave_out(it, 0)
     batch = [name for name, value in it.values.items() if value.ndim]
     assert len(batch) == 2  # the batch, and the mask of its dropout
     for name in batch:
-        np.testing.assert_array_equal(fewer[name][0], it.values[name][1])
+        np.testing.assert_array_equal(fewer.values[name][0], it.values[name][fewer.copied])
+        np.testing.assert_array_equal(fewer.values[name][1:], it.values[name][1:])
 
 
 @pytest.mark.parametrize('row, says', [(6, 'rows 0 to 5'), (-1, 'rows 0 to 5')])
@@ -180,7 +169,6 @@ def test_a_replay_leaves_the_variables_as_they_were(bundles):
     with StepCopy(it.exported, it.variables) as copy:
         # Even a step that turns out to be good, and is therefore written.
         assert not replay.replay(copy, good).came_back
-        copy.load_all()
         after = copy.session.run({name: read_of(copy.graph, name) for name in before})
     assert {name: value.tobytes() for name, value in after.items()} == before
 
@@ -200,25 +188,10 @@ def read_of(graph, name):
 def test_of_a_log_directory_the_bundles_are_listed_and_nothing_is_run(tmp_path, capsys):
     failed = zoo.failed('log_of_zero')
     made = [write(failed, tmp_path, step=step) for step in (30, 4)]
-    with open(os.path.join(made[0], 'incident.json'), 'r+') as file:
-        said = json.load(file)
-        said['diagnosis']['trouble'] = 'red\x1b[31m and\u202e' + 'x' * 10**5
-        file.seek(0)
-        json.dump(said, file)
-        file.truncate()
-    damaged = copy_of(made[0], tmp_path, os.path.join('slimguard', 'incident-99'))
-    with open(os.path.join(damaged, 'incident.json'), 'w') as file:
-        file.write('[')
-    within = '%s/slimguard/' % tmp_path
-    for folder in (str(tmp_path), tmp_path, os.fsencode(str(tmp_path)), within):
+    for folder in (str(tmp_path), tmp_path, os.fsencode(str(tmp_path))):
         assert replay.main(folder) == 2
         said = capsys.readouterr()
-        lines = said.out.splitlines()
-        assert [line.split('  ')[0] for line in lines] == [damaged] + made
-        assert 'cannot be read: incident.json cannot be read: JSONDecodeError' in lines[0]
-        assert 'step 30' in lines[1] and 'red\\x1b[31m and\\u202ex' in lines[1]
-        assert 'step 4' in lines[2] and 'log of 0' in lines[2]
-        assert len(said.out) < 2000
+        assert said.out.splitlines() == made
         assert said.err.endswith('Choose one: python -m slimguard replay %s\n' % made[1])
     replay.main(folder, without=3)
     assert capsys.readouterr().err.endswith('replay --without 3 %s\n' % made[1])
@@ -261,27 +234,10 @@ def run_replay(path, stdout):
     return forked_python('-m', 'slimguard', 'replay', path, stdout=stdout, text=False)
 
 
-def test_a_path_with_accents_goes_to_a_terminal_that_has_none(bundles, tmp_path, monkeypatch):
-    monkeypatch.setenv('PYTHONIOENCODING', 'ascii')
-    path = copy_of(bundles['a_label'], tmp_path, 'd\u00e9j\u00e0 vu')
-    run = run_replay(path, stdout=subprocess.PIPE)
-    assert run.returncode == 0, run.stderr
-    assert b'd\\xe9j\\xe0 vu, made with TensorFlow' in run.stdout
-    assert b'The failure came back' in run.stdout
-
-
-def test_a_reader_that_has_gone_changes_nothing(bundles):
+def test_a_reader_that_has_gone_is_no_traceback(bundles):
     reading, writing = os.pipe()
     os.close(reading)
     run = run_replay(bundles['a_label'], stdout=writing)
     os.close(writing)
-    assert run.returncode == 0
+    assert run.returncode == 141  # as of any command, see terminal.streams
     assert b'Traceback' not in run.stderr and b'BrokenPipe' not in run.stderr
-
-
-@pytest.mark.skipif(not os.path.exists('/dev/full'), reason='there is no /dev/full')
-def test_a_full_disk_behind_the_output_is_exit_code_2(bundles):
-    with open('/dev/full', 'w') as full:
-        run = run_replay(bundles['a_label'], stdout=full)
-    assert run.returncode == 2
-    assert b'No space left on device' in run.stderr and b'Traceback' not in run.stderr

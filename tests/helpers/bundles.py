@@ -37,24 +37,6 @@ def variables_of(it):
     return {name: value for part in it.variables(names) for name, value in part.items()}
 
 
-def _crc_of_byte(value):
-    for _ in range(8):
-        value = (value >> 1) ^ (0x82F63B78 if value & 1 else 0)
-    return value
-
-
-_CRC_OF_BYTES = [_crc_of_byte(byte) for byte in range(256)]
-
-
-def masked_crc(content):
-    """The masked CRC-32C of bytes, as in the records of event files."""
-    value = 0xFFFFFFFF
-    for byte in content:
-        value = (value >> 8) ^ _CRC_OF_BYTES[(value ^ byte) & 255]
-    value ^= 0xFFFFFFFF
-    return (((value >> 15) | (value << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-
-
 # Leftovers of killed processes.
 
 KILLED = """

@@ -139,9 +139,7 @@ def learning_rate_too_large():
     return loss, tf1.train.GradientDescentOptimizer(1e12)
 
 
-@animal(
-    says='the learning rate is too large', phase='update', op_types=['ResourceApplyGradientDescent']
-)
+@animal(says='would not be finite after', phase='update', op_types=['ResourceApplyGradientDescent'])
 def update_overflows():
     outputs = tf.matmul(batches(put(1e4, slice(None)), bad_step=0), weights())
     loss = tf.reduce_mean(outputs)

@@ -1,5 +1,7 @@
 """What a report opens with, the kinds of incidents, and what is said of each."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -21,10 +23,7 @@ def data_of(*said, bundles=(), diagnosis=''):
 def bundle_of(name, step=1, phase='forward', steps=None, cause='of the diagnosis'):
     incident = report_data.incident_of(0, {'step': step, 'reason': 'of the bundle'})
     said = '%s: of the diagnosis.' % phase
-    view = report_data.BundleView(
-        name, incident, phase, said, cause, [2], [], [], [], 'tf 1', steps
-    )
-    return view
+    return report_data.BundleView(name, incident, phase, said, cause, [2], steps=steps)
 
 
 def first_of(*said, **kwargs):
@@ -47,7 +46,8 @@ def test_or_with_the_first_of_the_kind_of_most_incidents():
 
 def test_incidents_that_were_examined_come_ahead_of_more_that_were_not():
     data = data_of((1, 'skip', 'examined'), (2, 'skip', NAN), (3, 'skip', NAN))
-    data.incidents[0] = data.incidents[0]._replace(diagnosis='in the forward pass: log of 0')
+    found = dataclasses.replace(data.incidents[0], diagnosis='in the forward pass: log of 0')
+    data.incidents[0] = found
     first, second = cards.kinds_of(data, None)
     assert (first.card.heading, second.count[:7]) == ('Step 1', '2 alike')
 

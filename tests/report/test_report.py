@@ -1,13 +1,10 @@
 """The report: shows what there is to see, believes nothing, and asks for nothing."""
 
-import io
 import json
 import os
-import pathlib
 import re
 import shutil
 import stat
-import sys
 import threading
 import webbrowser
 import zlib
@@ -19,13 +16,12 @@ import tensorflow as tf
 
 import slimguard
 from slimguard import gate
-from slimguard.__main__ import main
 from slimguard.diagnosis import bundle
 from slimguard.incidents import record_file
 from slimguard.report import cards, html, report, report_data, samples
 from tests.diagnosis import test_bundle
 from tests.helpers import bundles, zoo
-from tests.helpers.children import forked_python, python
+from tests.helpers.children import forked_python
 from tests.report.pages import (
     HOSTILE,
     Seen,
@@ -109,11 +105,11 @@ def test_it_shows_the_curve_the_incidents_the_diagnosis_the_ranges_and_the_sampl
     assert count == 1 + 2 + 3 + 6  # the heading, lines, rows, marks
     assert 'test_report.py:' in seen.text
     assert tf.__version__ in seen.text and 'copy' in seen.text
-    # One kind: a card, and two lines to open. Each chart is there for a desk and for a phone.
-    assert (len(seen.of('article')), len(seen.of('details'))) == (3, 2)
-    assert seen.text.count('non-finite from here on') == 2
+    # One kind: a card with its ranges, and two lines to open. A chart is there for desk and phone.
+    assert (len(seen.of('article')), len(seen.of('details'))) == (3, 1 + 2)
+    assert seen.text.count('it began here') == 1
     assert seen.text.count('What to do') == 1
-    assert len(seen.of('svg', class_='wide')) == len(seen.of('svg', class_='narrow')) == 1 + 3 + 2
+    assert len(seen.of('svg', class_='wide')) == len(seen.of('svg', class_='narrow')) == 1 + 2 + 2
     assert all(svg['aria-label'] for svg in seen.of('svg'))
     shown = pixels((copy / 'x.png').read_bytes())[:, :, :3]
     for color in (samples.BAD, (31, 111, 196), (200, 16, 46), (51, 65, 78)):
@@ -155,7 +151,8 @@ def test_a_bundle_is_told_by_its_name_and_not_by_a_time(copy):
 @pytest.mark.parametrize('shape, rows', [([6], [1, 2]), ([7], []), ([], [])])
 def test_samples_that_fail_later_on_are_framed_where_the_rows_are_theirs(copy, shape, rows):
     def in_the_forward_pass(said):
-        said['diagnosis'].update(phase='forward', op_type='Log', rows=[1, 2])
+        said['diagnosis'].update(phase='forward', op_type='Log')
+        said['diagnosis']['non_finite']['rows'] = [1, 2]
         said['diagnosis']['output']['shape'] = shape
 
     test_bundle.edit_json(bundle.paths(str(copy))[0], in_the_forward_pass)
@@ -185,7 +182,7 @@ def hostile_words(said):
         forward_op=HOSTILE,
         not_seen=[HOSTILE],
         line={'file': HOSTILE, 'number': HOSTILE, 'function': HOSTILE, 'text': HOSTILE},
-        inputs=[{'name': HOSTILE, 'range': None}],
+        inputs=[{'name': HOSTILE, 'range': None, 'where': ''}],
     )
     said['diagnosis']['output']['dtype'] = HOSTILE
     for row in said['diagnosis']['ranges']:
@@ -255,16 +252,9 @@ WRONG = {
     'a range that is huge': test_bundle.says(
         'diagnosis', 'ranges', -1, 'range', 'max', value=10**999
     ),
-    'a range without end': test_bundle.says(
-        'diagnosis', 'ranges', -1, 'range', 'max', value='Infinity'
-    ),
-    'counts of words': test_bundle.says('diagnosis', 'ranges', -1, 'range', 'nan', value={}),
     'a diagnosis of nothing': test_bundle.says('diagnosis', value={'phase': 'input'}),
     'a diagnosis of lists': test_bundle.says('diagnosis', 'line', value=[1]),
-    'positions of words': test_bundle.says('diagnosis', 'positions', value=['x']),
     'a shape of words': test_bundle.says('diagnosis', 'output', 'shape', value='x'),
-    'deep positions': test_bundle.says('diagnosis', 'positions', value=[[[[[]]]]]),
-    'inputs that are deep': test_bundle.says('diagnosis', 'inputs', value=[[[[]]]]),
 }
 
 
@@ -314,14 +304,14 @@ def test_a_record_of_anything_makes_a_page(tmp_path):
 
 
 @pytest.mark.full
-def test_of_thousands_of_incidents_the_table_has_the_first_and_the_last(tmp_path):
+def test_of_thousands_of_incidents_the_table_has_the_first(tmp_path):
     record(tmp_path, *[line(step=step, action='skip') for step in range(5000)])
     seen = see(tmp_path)
     assert len(rows_of(seen)) == 200 + 1
     assert '4800 more, in slimguard/incidents.jsonl' in seen.text and 'skip (5000)' in seen.text
     # Each mark leads to the row of its first incident, or to where that was left out.
     targets = {a['id'] for _, a in seen.elements if 'id' in a}
-    assert {'row-1', 'rows-left-out'} <= {a['href'][1:] for a in seen.of('a')} <= targets
+    assert {'row-1', 'row-201'} <= {a['href'][1:] for a in seen.of('a')} <= targets
 
 
 @pytest.mark.parametrize('unsaid', [{}, {'action': None}, {'action': ''}])
@@ -349,7 +339,7 @@ def put(path, history):
 
 
 @pytest.mark.full
-def test_the_last_steps_are_shown_and_their_loss_where_the_script_writes_no_summary(sound_and_not):
+def test_the_last_steps_are_shown(sound_and_not):
     logdir, path = sound_and_not
     norms = np.random.RandomState(0).lognormal(0, 0.3, [200, 300])
     norms[-20:, 150:] *= 1e5
@@ -358,9 +348,8 @@ def test_the_last_steps_are_shown_and_their_loss_where_the_script_writes_no_summ
     put(path, history_of(norms, names, np.linspace(3, 1, 200)))
     seen = see(logdir, png=str(logdir / 'x.png'))
     assert 'The last 200 steps' in seen.text and 'net/block' in seen.text
-    assert 'The first that is not finite' in seen.text and ': at step 181 it is' in seen.text
-    assert 'Only the last steps before incidents are known' in seen.text
-    assert 'The curve ends at step 200, but the training may have gone on' in seen.text
+    assert 'At step 181 gradients turn non-finite, or above 100 times' in seen.text
+    assert 'No loss curve' in seen.text
     assert len(page_of(logdir)) < 1e6
     assert pixels((logdir / 'x.png').read_bytes()).shape[0] < 6000
 
@@ -458,33 +447,7 @@ def test_a_logdir_that_cannot_be_is_a_sentence(bad, why, capsys, tmp_path, monke
     assert os.listdir(str(tmp_path)) == []
 
 
-def test_what_it_says_does_not_steer_the_terminal(tmp_path, capsys):
-    logdir = tmp_path / 'a\x1b[2Jb'
-    (logdir / 'events.out.tfevents.\x1b]0;x\x07\ny').mkdir(parents=True)
-    assert report.main(str(logdir)) == 0
-    said = capsys.readouterr()
-    assert '\x1b' not in said.out + said.err
-    assert 'a\\x1b[2Jb' in said.out and 'events.out.tfevents.\\x1b]0;x\\x07\\ny' in said.err
-
-
 # Where it is.
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    'given',
-    ['x/../copy/', b'copy', pathlib.Path('copy'), 'file://{here}/copy'],
-    ids=str,
-)
-def test_a_logdir_as_people_give_it(copy, monkeypatch, capsys, given):
-    monkeypatch.chdir(copy.parent)
-    if isinstance(given, str):
-        given = given.format(here=copy.parent)
-    assert report.main(given) == 0
-    page_path = copy / 'slimguard' / 'report.html'
-    assert capsys.readouterr().out == '%s\n' % page_path
-    assert len(Seen(page_of(copy)).of('article')) == 3
-    assert os.listdir(str(copy.parent)) == ['copy']
 
 
 @pytest.mark.full
@@ -574,53 +537,21 @@ def without_end(said):
         forward_op=LONG,
         not_seen=[LONG] * 10,
         line={'file': LONG, 'number': LONG, 'function': LONG, 'text': LONG},
-        inputs=[{'name': LONG, 'range': output}] * 10,
-        positions=[[[0] * 10, 'NaN']] * 100,
+        inputs=[{'name': LONG, 'range': output, 'where': ''}] * 10,
+        non_finite={'rows': [], 'positions': [[[0] * 10, 'NaN']] * 100, 'count': 100},
     )
     for row in said['diagnosis']['ranges'][:20]:
         row['op'] += LONG
 
 
-def ranges_without_end(name):
-    def change(said):
-        row = said['diagnosis']['ranges'][0]
-        rows = [dict(row, op=name % number) for number in range(20000)]
-        said['diagnosis']['ranges'] = rows
-
-    return change
-
-
 @pytest.mark.full
-@pytest.mark.parametrize(
-    'change',
-    [
-        without_end,
-        ranges_without_end('net/block_%d/unit/conv'),
-        lambda said: said['diagnosis']['ranges'][0].update(op='a/' * 400000 + 'b'),
-    ],
-    ids=['long words', 'many scopes', 'a deep scope'],
-)
-def test_a_bundle_without_measure_has_a_page_that_opens(sound_and_not, change):
+def test_a_bundle_without_measure_has_a_page_that_opens(sound_and_not):
     logdir, path = sound_and_not
-    test_bundle.edit_json(path, change)
+    test_bundle.edit_json(path, without_end)
     seen = see(logdir, png=str(logdir / 'x.png'))
     assert len(seen.of('article')) == 2
     assert os.path.getsize(str(logdir / 'slimguard' / 'report.html')) < 2e6
     assert pixels((logdir / 'x.png').read_bytes()).shape[0] < 10000
-
-
-@pytest.mark.full
-def test_words_without_end_in_the_record_are_cut(tmp_path):
-    words = dict.fromkeys(('action', 'reason', 'restored', 'worker'), LONG[:30000])
-    record(tmp_path, *[line(step=step, **words) for step in range(20)])
-    with tf.Graph().as_default():
-        writer = tf1.summary.FileWriter(str(tmp_path))
-        value = tf1.Summary.Value(tag='loss ' + LONG, simple_value=1.0)
-        writer.add_summary(tf1.Summary(value=[value]), 1)
-        writer.close()
-    seen = see(tmp_path, png=str(tmp_path / 'x.png'))
-    assert len(rows_of(seen)) == 20
-    assert os.path.getsize(str(tmp_path / 'slimguard' / 'report.html')) < 1e6
 
 
 # The command.
@@ -643,11 +574,11 @@ def test_the_command_writes_the_page_and_the_picture_whole(copy, tmp_path):
 def test_it_opens_the_page_in_the_browser(copy, monkeypatch, capsys):
     opened = []
     monkeypatch.setattr(webbrowser, 'open', lambda page: opened.append(page) or len(opened) < 2)
-    assert report.write(str(copy), opens=True) == 0
+    assert report.main(str(copy), opens=True) == 0
     assert opened == [(copy / 'slimguard' / 'report.html').as_uri()]
-    assert report.write(str(copy), opens=True) == 0
+    assert report.main(str(copy), opens=True) == 0
     assert 'no browser was found to open' in capsys.readouterr().err
-    assert report.write(str(copy), output='/dev/null', opens=True) == 2
+    assert report.main(str(copy), output='/dev/null', opens=True) == 2
     assert '--open needs a file' in capsys.readouterr().err and len(opened) == 2
 
 
@@ -680,16 +611,13 @@ def test_a_device_is_written_to_and_stays_one(copy, tmp_path):
 
 
 @pytest.mark.full
-def test_a_pipe_gets_the_page_and_one_that_nobody_reads_is_an_error(copy, tmp_path, capsys):
+def test_a_pipe_gets_the_page(copy, tmp_path):
     fifo = tmp_path / 'fifo'
     os.mkfifo(str(fifo))
-    assert report.main(str(copy), output=str(fifo)) == 2
-    assert '%s cannot be written: nobody reads from it' % fifo in capsys.readouterr().err
     read = []
     reader = threading.Thread(target=lambda: read.append(fifo.read_text()))
     reader.start()
-    while report.main(str(copy), output=str(fifo)) != 0:  # until the reader has opened it
-        pass
+    assert report.main(str(copy), output=str(fifo)) == 0
     reader.join()
     assert read[0].startswith('<!doctype html>') and read[0].endswith('</html>\n')
     assert stat.S_ISFIFO(os.stat(str(fifo)).st_mode)
@@ -711,31 +639,6 @@ def test_the_standard_output_gets_the_page_and_nothing_else(copy, tmp_path, kind
     assert done.returncode == 0, done.stderr
     before = b'before' if kind == 'appended' else b''
     assert said.startswith(before + b'<!doctype html>') and said.endswith(b'</html>\n')
-
-
-@pytest.mark.full
-def test_the_page_may_be_read_by_whom_the_umask_lets(copy):
-    mask = 0o027
-    before = os.umask(mask)
-    try:
-        see(copy)
-    finally:
-        os.umask(before)
-    mode = os.stat(str(copy / 'slimguard' / 'report.html')).st_mode
-    assert stat.S_IMODE(mode) == 0o666 & ~mask
-
-
-@pytest.mark.full
-def test_a_path_that_the_terminal_has_no_letters_for_is_no_error(copy, tmp_path, monkeypatch):
-    logdir = tmp_path / 'größe'
-    copy.rename(logdir)
-    out = io.BytesIO()
-    monkeypatch.setattr(sys, 'stdout', io.TextIOWrapper(out, encoding='ascii'))
-    with pytest.raises(SystemExit) as ended:
-        main(['report', str(logdir)])
-    sys.stdout.flush()
-    assert ended.value.code == 0 and b'gr\\xf6\\xdfe' in out.getvalue()
-    assert (logdir / 'slimguard' / 'report.html').exists()
 
 
 WITHOUT = """
@@ -762,31 +665,6 @@ def test_without_matplotlib_the_page_has_words_and_says_what_draws(copy, tmp_pat
 def test_without_jinja2_it_says_what_to_install(copy):
     run = forked_python('-c', WITHOUT, 'jinja2', copy)
     assert run.returncode == 2 and "pip install 'jinja2>=3.0'" in run.stderr
-
-
-WITHOUT_TENSORFLOW = """
-import sys
-from slimguard.__main__ import main
-try:
-    main(sys.argv[1:])
-finally:
-    assert 'tensorflow' not in sys.modules
-"""
-
-
-@pytest.mark.parametrize(
-    'arguments, code, says',
-    [
-        ('report --help', 0, '--png FILE'),
-        ('report', 2, 'LOGDIR'),
-        ('report nowhere', 2, "there is no directory 'nowhere'"),
-        ('report . --png', 2, '--png'),
-    ],
-)
-def test_help_and_usage_errors_come_without_tensorflow(arguments, code, says):
-    run = python('-c', WITHOUT_TENSORFLOW, *arguments.split())
-    assert run.returncode == code
-    assert says in run.stdout + run.stderr
 
 
 # In a browser.
@@ -881,19 +759,3 @@ def test_a_browser_draws_it_and_asks_for_nothing(
     assert count(samples.BAD) > 25
     # Nothing is wider than the window: the right edge is paper, all the way down.
     assert np.all(shown[:, -4:] == paper)
-
-
-@in_a_browser
-def test_a_browser_that_asks_for_something_would_be_seen(tmp_path):
-    """The check above can fail, and the page's own policy is what forbids it."""
-    address = 'http://127.0.0.1:9/x.png'
-    plain = tmp_path / 'plain.html'
-    plain.write_text('<img src="%s"><script>undefined.x</script>' % address)
-    run, asked = browse(tmp_path, plain, '--dump-dom')
-    assert address in asked and 'CONSOLE' in run.stderr
-    empty = report_data.ReportData('x', '', None, [], [], [])
-    guarded = tmp_path / 'guarded.html'
-    guarded.write_text(html.render(empty).replace('<main>', '<main><img src="%s">' % address))
-    run, asked = browse(tmp_path, guarded, '--dump-dom')
-    assert address in run.stdout and asked == []
-    assert 'Content Security Policy' in run.stderr

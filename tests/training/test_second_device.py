@@ -34,7 +34,7 @@ def assert_diagnosed(bundle):
     with open(str(bundle / 'incident.json')) as file:
         found = json.load(file)['diagnosis']
     assert found['trouble'] == 'log of 0 (1 of 24 values), in row 2'
-    assert found['rows'] == [2]
+    assert found['non_finite']['rows'] == [2]
     assert 'tf.math.log(x)' in found['line']['text']
 
 

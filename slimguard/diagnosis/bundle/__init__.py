@@ -20,8 +20,8 @@ The files:
     folders.py  the bundles of a log directory: listed, named, removed
 """
 
-from slimguard.diagnosis.bundle.folders import folder, is_bundle, own_paths, paths, remove_abandoned
-from slimguard.diagnosis.bundle.reading import Bundle, BundleError, number, read, read_json
+from slimguard.diagnosis.bundle.folders import folder, is_bundle, paths
+from slimguard.diagnosis.bundle.reading import Bundle, BundleError, read, read_json
 from slimguard.diagnosis.bundle.writing import write
 
 __all__ = [
@@ -29,11 +29,8 @@ __all__ = [
     'BundleError',
     'folder',
     'is_bundle',
-    'number',
-    'own_paths',
     'paths',
     'read',
     'read_json',
-    'remove_abandoned',
     'write',
 ]

@@ -40,19 +40,6 @@ def bytes_of(value: np.ndarray) -> int:
     return value.nbytes
 
 
-def open_archive(file: IO[bytes], size: int) -> zipfile.ZipFile:
-    """Opens an archive of `size` bytes that `save` wrote, and checks the sizes that it claims.
-
-    Raises:
-      ValueError, zipfile.BadZipFile: if it is no archive, or claims to hold more than its size.
-    """
-    archive = zipfile.ZipFile(file)
-    claimed = sum(member.file_size for member in archive.infolist())
-    if claimed > size:  # nothing that we write is compressed
-        raise ValueError('its arrays would take %d bytes, and the file has %d' % (claimed, size))
-    return archive
-
-
 def has(archive: zipfile.ZipFile, name: str) -> bool:
     """Whether an archive has an array of that name."""
     return name + '.npy' in archive.NameToInfo

@@ -14,8 +14,7 @@ from typing import List, Optional, Set, Tuple
 
 import tensorflow as tf
 
-from slimguard.diagnosis.bundle.reading import DRAWN, GRAPH, JSON, STATE, BundleError, read_json
-from slimguard.incidents.incident_groups import kind_of
+from slimguard.diagnosis.bundle.reading import DRAWN, GRAPH, JSON, STATE
 from slimguard.system import files
 
 _NAME = re.compile(r'incident-(\d+|unknown)(-\d+)?$')
@@ -43,11 +42,6 @@ def paths(logdir: files.Path) -> List[str]:
     return sorted((path for path in _folders(logdir) if is_bundle(path)), key=_order)
 
 
-def own_paths(logdir: files.Path) -> List[str]:
-    """As `paths`, without links to bundles elsewhere: these are not counted, and never removed."""
-    return [path for path in paths(logdir) if not os.path.islink(path)]
-
-
 def is_bundle(path: str) -> bool:
     """Whether a folder holds a bundle, whole or damaged; reading it tells which.
 
@@ -59,7 +53,8 @@ def is_bundle(path: str) -> bool:
 
 def _folders(logdir: files.Path) -> List[str]:
     parent = folder(logdir)
-    return [os.path.join(parent, name) for name in files.list_dir(parent) if _NAME.match(name)]
+    found = [os.path.join(parent, name) for name in files.list_dir(parent) if _NAME.match(name)]
+    return [path for path in found if not os.path.islink(path)]  # to one that is not ours to remove
 
 
 def _order(path: str) -> Tuple[float, str]:
@@ -100,27 +95,16 @@ def _make(path: str) -> bool:
 
 
 def remove_beyond(logdir: files.Path, most: int, kept: str) -> None:
-    """Removes bundles beyond `most`: first those of a kind that an older one has, then the oldest.
+    """Removes bundles beyond `most`, the oldest first; `kept` stays in any case.
 
-    `kept` stays in any case, and so do links to bundles elsewhere.
+    Removes unfinished bundles as well, of processes that were killed an hour ago or more.
     """
-    ours = own_paths(logdir)
-    kinds: Set[str] = set()
-    firsts, repeats = [], []
-    for path in ours if len(ours) > most else ():
-        kind = _kind(path)
-        (repeats if kind is None or kind in kinds else firsts).append(path)
-        kinds.add(kind or '')
-    goes = [path for path in repeats + firsts if path != kept]
-    for path in goes[: max(0, len(ours) - most)]:
+    found = paths(logdir)
+    for path in [path for path in found if path != kept][: max(0, len(found) - most)]:
         remove(path)
-
-
-def _kind(path: str) -> Optional[str]:
-    try:
-        return kind_of(str(read_json(path)['incident'].get('reason')))
-    except BundleError:
-        return None
+    for path in _folders(logdir):
+        if not is_bundle(path) and _is_abandoned(path):
+            remove(path)
 
 
 def remove(path: str) -> None:
@@ -140,16 +124,13 @@ def remove(path: str) -> None:
         pass  # we may not remove it, or it holds somebody else's file
 
 
-def remove_abandoned(logdir: files.Path) -> None:
-    """Removes unfinished bundles of processes that were killed an hour ago or more."""
-    for path in _folders(logdir):
-        if not os.path.islink(path) and not is_bundle(path) and _seconds_since(path) > _ABANDONED:
-            remove(path)
-
-
-def _seconds_since(path: str) -> float:
-    written = [os.path.join(path, name) for name in _parts(path)] or [path]
-    return time.time() - max(tf.io.gfile.stat(each).mtime_nsec for each in written) / 1e9
+def _is_abandoned(path: str) -> bool:
+    try:
+        written = [os.path.join(path, name) for name in _parts(path)] or [path]
+        newest = max(tf.io.gfile.stat(each).mtime_nsec for each in written) / 1e9
+    except (OSError, tf.errors.OpError):  # somebody else removes it
+        return False
+    return time.time() - newest > _ABANDONED
 
 
 def _parts(path: str) -> List[str]:

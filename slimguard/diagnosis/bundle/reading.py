@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import zipfile
 from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -40,7 +41,7 @@ class Bundle(NamedTuple):
     Attributes:
       path: the folder.
       incident: the fields of the `Incident`, a dictionary.
-      diagnosis: `Diagnosis.to_dict()`, or None if there was none.
+      diagnosis: the fields of the `Diagnosis`, or None if there was none.
       text: the diagnosis in a few lines.
       versions: of TensorFlow, numpy, Python and slimguard, where it was made.
       values: what the step drew, by Tensor names.
@@ -107,42 +108,23 @@ def read_json(path: files.Path) -> Dict[str, Any]:
         _require_kinds(said['step'], {'sources': dict, 'variables': dict})
         if not said['dtypes'].keys() <= said['step']['sources'].keys():
             raise ValueError('it names arrays that the step does not draw')
-        if said['history'] is not None:
-            said['history'] = _history(said['history'])
+        said.update((name, _numbers(said[name])) for name in ('incident', 'diagnosis', 'history'))
     return said
 
 
-def number(value: Any) -> Any:
-    """Turns the strings for NaN and Inf in incident.json into floats; leaves all else as it is."""
-    return _NON_FINITE.get(value, value) if isinstance(value, str) else value
+def _numbers(thing: Any) -> Any:
+    """`thing` with floats in place of the strings for NaN and Inf."""
+    if isinstance(thing, dict):
+        return {name: _numbers(value) for name, value in thing.items()}
+    if isinstance(thing, list):
+        return [_numbers(value) for value in thing]
+    return _NON_FINITE.get(thing, thing) if isinstance(thing, str) else thing
 
 
 def _require_kinds(said: Dict[str, Any], kinds: Dict[str, Any]) -> None:
     for name, kind in kinds.items():
         if not isinstance(said.get(name), kind):
             raise ValueError('no %r of the right kind' % name)
-
-
-def _history(said: Dict[str, Any]) -> Dict[str, Any]:
-    """Checks what `History.to_dict` gave, and turns its strings for NaN and Inf into floats."""
-    columns = ('step', 'good', 'loss', 'learning_rate', 'gradient_norm')
-    history: Dict[str, Any] = {name: [_real(each) for each in said[name]] for name in columns}
-    history['gradient_norms'] = [[_real(each) for each in row] for row in said['gradient_norms']]
-    history['gradients'] = gradients = [
-        [str(name) for name in names] for names in said['gradients']
-    ]
-    if len({len(history[name]) for name in columns + ('gradient_norms',)}) != 1:
-        raise ValueError('a history with columns of several lengths')
-    if any(len(row) != len(gradients) for row in history['gradient_norms']) or [] in gradients:
-        raise ValueError('a history with norms of no gradient')
-    return history
-
-
-def _real(value: Any) -> Any:
-    value = number(value)
-    if value is not None and not isinstance(value, (bool, int, float)):
-        raise ValueError('%.80r in the history, where a number is expected' % (value,))
-    return value
 
 
 def _load(folder: str, name: str, dtypes: Dict[str, str]) -> Iterator[Tuple[str, np.ndarray]]:
@@ -156,7 +138,7 @@ def _load(folder: str, name: str, dtypes: Dict[str, str]) -> Iterator[Tuple[str,
 @contextlib.contextmanager
 def _archive(folder: str, name: str):
     with _opened(folder, name) as file:
-        with arrays.open_archive(file, files.size_of(file)) as archive:
+        with zipfile.ZipFile(file) as archive:
             yield archive
 
 

@@ -1,11 +1,10 @@
 """Writes a bundle: the step, what it drew, the state before it, and what happened."""
 
-import dataclasses
 import json
 import math
 import os
 import platform
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Dict, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -18,8 +17,6 @@ from slimguard.diagnosis.rerun import ExportedStep, ExportOnce, bytes_of, variab
 from slimguard.incidents.history import History
 from slimguard.system import files
 
-_MOST_ROWS = 100000  # of the table of ranges
-
 
 def write(
     logdir: files.Path,
@@ -29,13 +26,13 @@ def write(
     values: Dict[str, np.ndarray],
     diagnosis: Optional[Diagnosis] = None,
     max_bundles: int = 5,
-    require_room: Callable[[int], None] = lambda size: None,
     export: Optional[ExportOnce] = None,
     history: Optional[History] = None,
 ) -> str:
     """Writes a bundle, and removes those beyond `max_bundles`, as `folders.remove_beyond` says.
 
-    Readers never see it half-written. If it cannot be finished, nothing of it is left.
+    Readers never see it half-written. If it cannot be finished, nothing of it is left. On a disk of
+    this machine it leaves room for two more of its size, since a checkpoint is about as large.
 
     Args:
       logdir: the log directory of the training, on any file system that `tf.io.gfile` knows.
@@ -45,8 +42,6 @@ def write(
       values: what the step drew, as `capture.take` returned it.
       diagnosis: the `Diagnosis`, if there is one.
       max_bundles: how many bundles there may be in `logdir`; at least 1.
-      require_room: called with the size that the bundle will have, in bytes, before anything of it
-        is written. It raises if that is too much.
       export: exports the step of `capture`; given by a caller that has exported it already.
       history: the last steps, the bad one included, if they are known.
 
@@ -67,7 +62,7 @@ def write(
         raise BundleError('it would have %s, and the most is %s' % (files.megabytes(size), limit))
     parent = folders.folder(logdir)
     files.make_dirs(parent)
-    require_room(size)
+    _require_room(parent, size)
     path = folders.make(parent, incident.step)
     try:
         with _create(os.path.join(path, GRAPH)) as file:
@@ -81,8 +76,8 @@ def write(
             'version': reading.VERSION,
             'time': incident.time,  # near the beginning: readers of the time stop there
             'versions': _versions(),
-            'incident': dataclasses.asdict(incident),
-            'diagnosis': None if diagnosis is None else _dict_of(diagnosis),
+            'incident': incident.to_dict(),
+            'diagnosis': diagnosis,
             'text': '' if diagnosis is None else str(diagnosis),
             'history': None if history is None else history.to_dict(),
             'dtypes': dtypes,
@@ -101,6 +96,16 @@ def _size(capture: Capture, exported: ExportedStep, values: Dict[str, np.ndarray
     """About how many bytes the bundle will have, without incident.json."""
     variables = sum(bytes_of(capture.reads[name]) for name in exported.names['variables'])
     return exported.graph_def.ByteSize() + variables + sum(map(arrays.bytes_of, values.values()))
+
+
+def _require_room(folder: str, size: int) -> None:
+    free = None if files.is_remote(folder) else files.free_bytes(folder)
+    if free is not None and free < 3 * size:
+        raise OSError(
+            'it takes %s, and of the %s that are free in %s the next checkpoint may need twice as '
+            'much. Make room there, or choose another logdir'
+            % (files.megabytes(size), files.megabytes(free), folder)
+        )
 
 
 def _create(path: str) -> Any:
@@ -125,12 +130,6 @@ class _RemoteFile:
         self._file.close()
 
 
-def _dict_of(diagnosis: Diagnosis) -> Dict[str, Any]:
-    said = diagnosis.to_dict()
-    said['ranges'] = said['ranges'][:_MOST_ROWS]
-    return said
-
-
 def _versions() -> Dict[str, str]:
     import slimguard
 
@@ -144,6 +143,8 @@ def _versions() -> Dict[str, str]:
 
 def _to_json(thing: Any) -> Any:
     """JSON has no NaN: there, such a number is one of the strings NaN, Infinity and -Infinity."""
+    as_dict = getattr(thing, '_asdict', None)  # of a NamedTuple
+    thing = thing if as_dict is None else as_dict()
     if isinstance(thing, dict):
         return {str(name): _to_json(value) for name, value in thing.items()}
     if isinstance(thing, (list, tuple)):

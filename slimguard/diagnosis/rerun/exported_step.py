@@ -8,7 +8,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import graph as graphs
 from slimguard.diagnosis.capture import Capture
 from slimguard.diagnosis.step_ops import gate_roots
-from slimguard.graph import graph_size, op_of
+from slimguard.graph import op_of
 from slimguard.graph.collectives import is_collective
 from slimguard.graph.control_flow import SWITCHES, Flow
 from slimguard.graph.source_lines import Origins, record
@@ -62,7 +62,7 @@ class _Export:
 
     def step(self) -> ExportedStep:
         graph_def = tf1.GraphDef()
-        whole = graph_size.export(self._graph)
+        whole = self._graph.as_graph_def()
         graph_def.versions.CopyFrom(whole.versions)
         for node in whole.node:
             if node.name in self._by_name:
@@ -138,15 +138,12 @@ class _Export:
             'written': gate.written.name,
             'bad': gate.bad.name,
             'watched': gate.watched.name,
-            'limit': None if gate.limit is None else gate.limit.name,
-            'norm_limit': gate.norm_limit.name if gate.measures.gradients else None,
             'labels': [list(label) for label in gate.labels],
             'sources': {t.name: [_placeholder_of(t), t.op.type] for t in capture.sources},
             'variables': {
                 v.name: tf.as_dtype(v.get_attr('dtype')).base_dtype.name for v in capture.variables
             },
             'givens': {n: list(map(self._tensor, each)) for n, each in capture.givens.items()},
-            'missing': [op.name for op in capture.missing],
             'origins': self._origins(),
         }
 

@@ -16,9 +16,8 @@ from slimguard.graph.source_lines import Origins
 
 def live_step(session, capture: Capture, values: Dict[str, np.ndarray]) -> Step:
     """The step in the training's own session. Use it if `can_run_live` says so."""
-    missing = [op.name for op in capture.missing]
     givens = {name: [t.name for t in given] for name, given in capture.givens.items()}
-    return Step(session, capture.gate, values, Origins(session.graph), {}, missing, givens)
+    return Step(session, capture.gate, values, Origins(session.graph), {}, givens)
 
 
 def can_run_live(session, capture: Capture, values: Dict[str, np.ndarray]) -> bool:

@@ -29,10 +29,8 @@ class Step:
       feed: what the step drew, by Tensor names.
       origins: returns the origin of the op of a name.
       names: by the name of a tensor that stands in for another: the other's name, its op's type.
-      missing: names of ops whose drawn values were not kept.
       givens: by the name of a source, the names of the float tensors it was computed from.
       restore: called after each run, to undo what it wrote; None if a run writes nothing.
-      left_out: the row that was taken out of the batch, or None.
 
     Attributes:
       ops: the ops to run again, in topological order, without the gate's own and without ops that
@@ -48,18 +46,14 @@ class Step:
         feed: Dict[str, np.ndarray],
         origins: Callable[[str], Origin],
         names: Dict[str, Tuple[str, str]],
-        missing: Sequence[str],
         givens: Dict[str, List[str]],
         restore: Optional[Callable[[], None]] = None,
-        left_out: Optional[int] = None,
     ):
         self.session = session
         self.gate = gate
         self.graph = session.graph
         self.feed = {self.graph.get_tensor_by_name(name): v for name, v in feed.items()}
         self.origins = origins
-        self.missing = list(missing)
-        self.left_out = left_out
         self._names = names
         self._restore = restore
         self._fed = {key(t) for t in self.feed}
@@ -73,7 +67,6 @@ class Step:
         also = [t for given in self._givens.values() for t in given]
         self.ops = ops_up_to(self.checked + also, self._fed)
         self.flow = Flow(graphs.ancestors(gate_roots(gate)))
-        self._blind = self._find_blind()
         self._taken: Dict[Tuple[tf.Operation, int], bool] = {}
         self._find_taken()
 
@@ -102,17 +95,13 @@ class Step:
         return op.type
 
     def can_fetch(self, tensor: tf.Tensor) -> bool:
-        """Whether `tensor` has one value in this step, and running up to it draws nothing new."""
+        """Whether `tensor` has one value in this step."""
         if self.is_fed(tensor):
             return True
-        if self.flow.is_in_loop(tensor.op) or tensor.op in self._blind:
+        if self.flow.is_in_loop(tensor.op):
             return False
         conditions = self.flow.conditions(tensor)
         return all(self._taken.get(c.pred) == c.value for c in conditions)
-
-    def is_blind(self, op: tf.Operation) -> bool:
-        """Whether `op` cannot be run again because something it needs was not kept."""
-        return op in self._blind
 
     def fetch(self, tensors: Sequence[tf.Tensor]) -> List[Optional[np.ndarray]]:
         """Runs the step as far as `tensors`. None stands for a tensor that has no value."""
@@ -166,18 +155,3 @@ class Step:
                 del waiting[key(tensor)]
                 if value is not None:
                     self._taken[key(tensor)] = bool(value)
-
-    def _find_blind(self) -> set:
-        """The ops that need a drawn value that was not kept; random ops, though, draw anew."""
-        missing = set(self.missing)
-        blind = {op for op in self.ops if op.name in missing and not graphs.is_random(op)}
-        grown = bool(blind)
-        while grown:  # more than once, since a loop leads back to ops before it
-            found = [
-                op
-                for op in self.ops
-                if op not in blind and any(n in blind for n in graphs.needs_beyond(op, self._fed))
-            ]
-            blind.update(found)
-            grown = bool(found)
-        return blind

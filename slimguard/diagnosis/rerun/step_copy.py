@@ -1,6 +1,6 @@
 """A step in a graph and a session of its own, with a copy of the variables."""
 
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Set
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Set
 
 import numpy as np
 import tensorflow as tf
@@ -9,7 +9,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import graph as graphs
 from slimguard.diagnosis.rerun.exported_step import ExportedStep
 from slimguard.diagnosis.rerun.step import Step
-from slimguard.diagnosis.step_ops import GateCopy, gate_roots, split_at_gate
+from slimguard.diagnosis.step_ops import GateCopy, gate_roots
 from slimguard.gate import Label
 from slimguard.graph.source_lines import Recorded
 
@@ -47,60 +47,59 @@ class StepCopy:
                 self.gate = _find_gate(self.graph, names)
             except (KeyError, ValueError, TypeError) as error:
                 raise ReplayError('the graph of this step is not whole: %s' % error) from None
-        written = _written_ahead(self.gate)
         config = tf1.ConfigProto(allow_soft_placement=True)
         # There are few runs: Grappler would take longer to rewrite the graph than they take.
         config.graph_options.rewrite_options.disable_meta_optimizer = True
         self.session = tf1.Session(graph=self.graph, config=config)
-        self._variables = _Variables(self.session, loads, variables, written)
+        self._loads, self._read = loads, variables
+        self._written_ahead = _written_ahead(self.gate)
+        self._ahead: Values = {}
+        self.load()
 
-    def step(self, values: Values, left_out: Optional[int] = None) -> Step:
-        """The step, fed with `values`: what it drew, by the sources' names in the user's graph.
-
-        Args:
-          values: what it drew.
-          left_out: the row that was taken out of the batch, or None.
-        """
+    def step(self, values: Values) -> Step:
+        """The step, fed with `values`: what it drew, by the sources' names in the user's graph."""
         originals = {
             self._placeholder(name): (name, op_type)
             for name, (_, op_type) in self._names['sources'].items()
         }
-        # Bundles of earlier versions have none.
-        givens = {self._placeholder(n): g for n, g in self._names.get('givens', {}).items()}
-        also = [self.graph.get_tensor_by_name(name) for given in givens.values() for name in given]
-        _, checked = split_at_gate(self.gate)
-        self._variables.load([op.name for op in graphs.ancestors(t.op for t in checked + also)])
+        givens = {self._placeholder(n): g for n, g in self._names['givens'].items()}
         return Step(
             self.session,
             self.gate,
             self._feed(values),
             Recorded(self._names['origins']),
             originals,
-            self._names['missing'],
             givens,
-            self._variables.restore if self._variables.written_ahead else None,
-            left_out,
+            self._restore if self._ahead else None,
         )
 
     def decide(self, values: Values) -> List[Label]:
         """Runs the whole step, gate included, fed with what it drew; the labels of what is bad.
 
-        A good step writes its update. The variables are loaded again before their next use.
+        A good step writes its update, and the variables are loaded again.
         """
-        self.load_all()
+        self._restore()
         feed: Dict[Any, Any] = dict(self._feed(values))
         feed[self.gate.watched] = True
         bad = self.session.run(self.gate.bad, feed)
-        if np.shape(bad) != (len(self.gate.labels),):
-            raise ReplayError('the gate of this step says %s, not a flag a label' % (bad,))
         labels = [label for label, is_bad in zip(self.gate.labels, bad) if is_bad]
         if not labels:
-            self._variables.forget()
+            self.load()
         return labels
 
-    def load_all(self) -> None:
-        """Gives all variables the values they had before the step, if they do not have them."""
-        self._variables.load(self._names['variables'])
+    def load(self) -> None:
+        """Gives all variables the values that they had before the step."""
+        for values in self._read(list(self._loads)):
+            self._assign(values)
+            self._ahead.update((name, values[name]) for name in self._written_ahead & values.keys())
+
+    def _restore(self) -> None:
+        """Undoes the writes of the forward pass."""
+        self._assign(self._ahead)
+
+    def _assign(self, values: Values) -> None:
+        feed = {self._loads[name].value: value for name, value in values.items()}
+        self.session.run([self._loads[name].op for name in values], feed)
 
     def _feed(self, values: Values) -> Values:
         return {self._placeholder(name): value for name, value in values.items()}
@@ -125,52 +124,6 @@ class _Load(NamedTuple):
     op: tf.Operation
 
 
-class _Variables:
-    """The variables of a copy: loaded when a run needs them, restored after a run that writes.
-
-    Args:
-      session: the copy's.
-      loads: a `_Load` for each variable, by the name of its op.
-      read: called with names of variable ops; yields dictionaries with their values.
-      written_ahead: the names of the variables that the forward pass writes.
-    """
-
-    def __init__(
-        self,
-        session: tf1.Session,
-        loads: Dict[str, _Load],
-        read: Callable[[List[str]], Iterable[Values]],
-        written_ahead: Set[str],
-    ):
-        self.written_ahead = written_ahead
-        self._session = session
-        self._loads = loads
-        self._read = read
-        self._loaded: Set[str] = set()
-        self._ahead: Values = {}
-
-    def load(self, names: Iterable[str]) -> None:
-        """Loads the variables among the ops `names` that are not loaded yet."""
-        missing = [name for name in names if name in self._loads and name not in self._loaded]
-        for values in self._read(missing) if missing else ():
-            self._assign(values)
-            self._loaded.update(values)
-            for name in self.written_ahead.intersection(values):
-                self._ahead[name] = values[name]
-
-    def restore(self) -> None:
-        """Undoes the writes of the forward pass."""
-        self._assign(self._ahead)
-
-    def forget(self) -> None:
-        """Lets all variables be loaded again, since a step was written."""
-        self._loaded.clear()
-
-    def _assign(self, values: Values) -> None:
-        feed = {self._loads[name].value: value for name, value in values.items()}
-        self._session.run([self._loads[name].op for name in values], feed)
-
-
 def _import(exported: ExportedStep) -> None:
     try:
         # The import adds missing attributes to the GraphDef, but an exported step has them all.
@@ -190,19 +143,14 @@ def _first_part(error: Exception) -> str:
 
 
 def _find_gate(graph: tf.Graph, names: Dict[str, Any]) -> GateCopy:
-    def find(kind: str) -> Optional[tf.Tensor]:
-        name = names[kind]
-        return None if name is None else graph.get_tensor_by_name(name)
-
+    loss = names['loss']
     return GateCopy(
         train_op=graph.get_operation_by_name(names['train_op']),
-        loss=find('loss'),
+        loss=None if loss is None else graph.get_tensor_by_name(loss),
         written=graph.get_tensor_by_name(names['written']),
         bad=graph.get_tensor_by_name(names['bad']),
         labels=tuple(Label(*label) for label in names['labels']),
         watched=graph.get_tensor_by_name(names['watched']),
-        limit=find('limit'),
-        norm_limit=find('norm_limit'),
     )
 
 

@@ -28,7 +28,7 @@ import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
-from slimguard.graph import ops, plain_ops, single_runs
+from slimguard.graph import ops, single_runs
 
 _SAVES = frozenset(['Save', 'SaveSlices', 'SaveV2'])
 
@@ -249,12 +249,11 @@ def _check_sums(saved: Sequence[_Saved]) -> _Check:
         with tensor.op.graph.colocate_with(tensor.op):
             tensors.append(ops.for_arithmetic(tensor))
     sums: Dict[tf.DType, List[tf.Tensor]] = {}
-    make = ops.Maker(tensors[0].graph)
-    for group in make.small(tensors):
+    for group in ops.short_together(tensors):
         joined = [tensors[number] for number in group]
-        near = joined[0].op
-        x = joined[0] if len(joined) == 1 else make.join(joined, make.constant(0, near), near)
-        sums.setdefault(x.dtype.base_dtype, []).append(make.sum_of_squares(x, near))
+        with ops.at(joined[0].op):
+            x = joined[0] if len(joined) == 1 else tf.concat(joined, 0)
+            sums.setdefault(x.dtype.base_dtype, []).append(tf.nn.l2_loss(x))
     finite = [tf.reduce_all(tf.math.is_finite(tf.stack(same))) for same in sums.values()]
     is_good = finite[0] if len(finite) == 1 else tf.reduce_all(tf.stack(finite))
     return _Check(is_good, tf.constant([], tf.string))
@@ -262,9 +261,9 @@ def _check_sums(saved: Sequence[_Saved]) -> _Check:
 
 def _check_values(saved: Sequence[_Saved]) -> _Check:
     """Whether all values are finite, and which are not."""
-    bad = plain_ops.stack([_is_bad(value.tensor) for value in saved])
-    names = plain_ops.constant([value.name for value in saved], tf.string)
-    return _Check(plain_ops.none_of(bad), plain_ops.gather(names, plain_ops.places_of(bad)))
+    bad = tf.stack([_is_bad(value.tensor) for value in saved])
+    names = tf.constant([value.name for value in saved], tf.string)
+    return _Check(ops.none_of(bad), tf.gather(names, tf.squeeze(tf.where(bad), [1])))
 
 
 def _is_bad(tensor: tf.Tensor) -> tf.Tensor:

@@ -11,12 +11,12 @@ unguarded train op: its distance from 1 is the error of the measurement.
 What limits it: every gradient is read once more, and no update can begin before the last gradient
 is known. So updates no longer run beside the backward pass, and all gradients are in memory at the
 same time. With weight decay this is no more than without a gate at the beginning of the backward
-pass: there, all activations and all gradients of the regularizers are in memory, and under a gate
-these gradients wait. Without weight decay it is more, by up to the size of the weights, unless the
-activations are much larger than the weights. A process also grows by the gate's part of the graph
-(some 10 KB an op, in all of TensorFlow's copies of it), and by malloc's handling of another order
-of allocations. So `memory` prints two peaks: that of the process, and that of all tensors and
-variables, as TensorFlow counts them; a GPU's memory has to hold the latter.
+pass: there, all activations and all gradients of the regularizers are in memory, and each of these
+makes room for the sum that it is part of. Without weight decay it is more, by up to the size of the
+weights, unless the activations are much larger than the weights. A process also grows by the gate's
+part of the graph (some 10 KB an op, in all of TensorFlow's copies of it), and by malloc's handling
+of another order of allocations. So `memory` prints two peaks: that of the process, and that of all
+tensors and variables, as TensorFlow counts them; a GPU's memory has to hold the latter.
 
 `step` also prints the cost of checks that were not chosen:
 

@@ -12,7 +12,7 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
-from slimguard.graph import ops, plain_ops
+from slimguard.graph import ops
 
 _KEPT_AS = '_slimguard_unlisted'
 
@@ -60,10 +60,9 @@ def all_variables(graph: tf.Graph) -> Dict[str, Any]:
 
 
 def _unlisted(op: tf.Operation) -> Unlisted:
-    make = ops.Maker(op.graph)
-    value = make.copy(op)
-    given = plain_ops.placeholder(value.dtype, value.shape)
-    return Unlisted(op, value, make.assign(op, given))
+    value = ops.copy_of(op)
+    given = tf1.placeholder(value.dtype, value.shape)
+    return Unlisted(op, value, ops.assign(op, given))
 
 
 def read_variables(session, variables: Dict[str, Any]) -> Dict[str, np.ndarray]:

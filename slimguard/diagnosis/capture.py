@@ -35,7 +35,7 @@ from slimguard import graph as graphs
 from slimguard.diagnosis.draws import Draws, is_handle, is_written_value
 from slimguard.diagnosis.step_ops import gate_roots
 from slimguard.gate import Gate
-from slimguard.graph import key, ops, plain_ops, single_runs
+from slimguard.graph import key, ops, single_runs
 from slimguard.graph.staging_area import StagingArea
 
 
@@ -171,7 +171,7 @@ class Capture:
             token = ops.after([stage], bad, 'kept')
             kept.append(ops.lift(token, area.tensors[0].op, False))
         good, after_bad = ops.branch(self.gate.untold_count, self.gate.written, 'told')
-        count = plain_ops.merge([good, ops.after(kept, after_bad, 'told_when_kept')], 'untold')
+        count = ops.merge([good, ops.after(kept, after_bad, 'told_when_kept')], 'untold')
         self.gate.untold.counts.add(count.name)
         return count
 

@@ -4,14 +4,13 @@
 written unless everything about to be written is finite. It knows graphs, and nothing of sessions,
 hooks or slim.
 
-    gate.py               guard(), and what is known of a guarded train op
+    guard.py              guard()
+    gate.py               what is known of a guarded train op
     arguments.py          checks what users give: a train op, its loss, the largest loss
     writing_runs.py       guards runs that train nothing and write all the same
     written_beside.py     writes fetched beside a train op, which go through its gate
-    regularizers.py       makes the gradients of regularizers wait for those of the data
     chief_update.py       the update that the chief of synchronous replicas makes
     histograms.py         histogram summaries that do not raise
-    flags_in_words.py     puts the flags of a bad step into words, in Python
     learning_rates.py     a factor for learning rates, to make updates smaller
 
 Planning reads the graph:
@@ -19,39 +18,30 @@ Planning reads the graph:
     plan.py               what a train op consists of, and what has to happen to each part
     step_graph.py         the ops of a step, read through gates that are there already
     gated_ops.py          which of them are gated
-    left_alone.py         writes that a run without training makes even when the values are bad
     losses.py             which scalars are losses
     checked_values.py     the values to check before the update
     kernels.py            when an optimizer's kernel makes finite numbers of small ones
-    late_values.py        what to check for a value that is computed after a gated write
-    late_writes.py        which writes of such values are known to stay finite
+    late_writes.py        values that are computed after a gated write: which are known to be finite
     forward_writes.py     which variables are put back, and the ops that all writes wait for
-    step_inputs.py        which variables are not put back: counters that pick the batch
 
 Building adds to it:
 
     builder.py            decides whether a step is bad, and carries the plan out; in this order:
-    forward_copies.py     copies what forward writes are about to change
-    copies_ahead.py       keeps those copies for other gates
-    limits.py             the limits of the loss and of the norm of the gradients
+    copies.py             copies what forward writes are about to change, and puts variables back
     square_sums.py        the sums of squares of the checked values
-    fast_path.py          the cheap check of them that nearly every step passes
+    fast_path.py          the cheap check of them that nearly every step passes, and the limits
     step_checks.py        the exact checks before and after the update
+    finite_checks.py      exact checks of many values
+    flags.py              what checks found: flags, each with a label, and a sentence made of them
     ranks.py              tells all processes that train together what one of them found
     rank_libraries.py     finds such processes: Horovod's, or those of a strategy
     shared_signals.py     the signals that such processes tell each other of
-    finite_checks.py      exact checks of many values in few ops
-    flags.py              what checks found: flags, each with a label
-    decision_at_tasks.py  tells each task the decision
+    tasks.py              the tasks that hold variables: each copies, updates and undoes its own
     gated_clones.py       creates the gated ops a second time, behind a switch
-    undo.py               puts variables back, in each task
-    step_value.py         the value that the guarded train op returns
+    outcome.py            the tensors to fetch, and the value that the guarded train op returns
     announcement.py       prints or raises where nobody watches
     untold.py             keeps the bad steps that a watcher is yet to be told of
-    outcome.py            the tensors to fetch
     measures.py           the loss, learning rate and gradients of a step, good or bad
-    copies.py             copies of variables
-    tasks.py              the tasks that hold variables
 
 How it works
 ------------
@@ -66,16 +56,14 @@ Looking back from the train op, every op falls into one of three parts (:mod:`sl
   ``slim.batch_norm(updates_collections=None)``, in trainable variables too. They cannot be gated,
   so they are put back: the variable is copied ahead of the write, and restored after a bad step.
   A counter of micro-batches, which says when accumulated gradients are applied, is put back too; a
-  counter that picks the batch is not (:mod:`slimguard.gate.step_inputs`).
+  counter that picks the batch is not (:mod:`slimguard.gate.forward_writes`).
 
 Two checks decide. The first is cheap: one sum of squares for each value, short vectors together,
 and one comparison. If all are small, the step takes the *fast path*: all values are finite, and a
 sum of such steps cannot overflow either (adding numbers of that size to a large one leaves it as it
 is). Else the second check decides exactly, value by value. It also checks the variables *after* the
 update, and undoes the update from copies if one is bad: this catches a finite gradient that
-overflows inside an optimizer. On the fast path the exact check is a dead branch. To keep it small,
-it joins values of one shape in one place, and checks, copies and restores them together
-(:mod:`slimguard.gate.finite_checks`).
+overflows inside an optimizer. On the fast path the exact check is a dead branch.
 
 The copies are checked as well, before the update begins. If a copy is not finite, its variable is
 lost; or another process or thread trains the same variable, has made it overflow and is about to
@@ -97,14 +85,12 @@ of all tasks are good, and how the step ended.
 
 from slimguard.gate.arguments import (
     as_train_op,
-    require_gradient_options,
     require_loss,
     require_max_loss,
     require_optimizer,
-    require_train_options,
     writes_something,
 )
-from slimguard.gate.flags_in_words import (
+from slimguard.gate.flags import (
     ABOVE_MAX_LOSS,
     GRADIENT_NORM,
     Label,
@@ -116,11 +102,11 @@ from slimguard.gate.gate import (
     Gate,
     gate_of,
     gates_of,
-    guard,
     original_of,
     ranks_in,
     variables_behind_gates,
 )
+from slimguard.gate.guard import guard
 from slimguard.gate.learning_rates import (
     LearningRates,
     NoLearningRateError,
@@ -154,11 +140,9 @@ __all__ = [
     'name_of',
     'original_of',
     'ranks_in',
-    'require_gradient_options',
     'require_loss',
     'require_max_loss',
     'require_optimizer',
-    'require_train_options',
     'scale_learning_rates',
     'variables_behind_gates',
     'writes_something',

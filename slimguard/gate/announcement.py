@@ -4,13 +4,13 @@ import sys
 from typing import Sequence
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
-from slimguard.gate.flags import Flags
-from slimguard.gate.flags_in_words import ERROR
+from slimguard.gate.flags import ERROR, Flags
 from slimguard.gate.outcome import GlobalStep
 from slimguard.gate.plan import Plan
 from slimguard.gate.untold import Told, Untold
-from slimguard.graph import ops, plain_ops
+from slimguard.graph import ops
 
 # How many names are printed: a network has hundreds of gradients, and one NaN reaches them all.
 _MOST_NAMES = 3
@@ -54,17 +54,17 @@ def announce(
             with tf.control_dependencies([told]):
                 told = _raise(plan, flags)
     ends = [ops.after([putting_aside], kept, 'put_aside'), fed, ops.after([told], loud, 'told')]
-    return plain_ops.merge(ends, 'announced')
+    return ops.merge(ends, 'announced')
 
 
 def _raise(plan: Plan, flags: Flags) -> tf.Operation:
     bad = _those([str(label) for label in flags.labels], flags.vector)
     # For a bad loss, the message of the CheckNumerics around it: users know it.
-    words = plain_ops.constant(['', plan.step.raises[0]], tf.string)
-    is_loss = plain_ops.gather(flags.vector, plain_ops.constant(0, tf.int32))
-    first = plain_ops.gather(words, plain_ops.cast(is_loss, tf.int32))
-    data = [plain_ops.constant(said, tf.string) for said in (NOT_WATCHED, ERROR)]
-    data = [first, *data, plain_ops.join_words(bad, '|')]
+    words = tf.constant(['', plan.step.raises[0]], tf.string)
+    is_loss = tf.gather(flags.vector, tf.constant(0, tf.int32))
+    first = tf.gather(words, tf.cast(is_loss, tf.int32))
+    data = [tf.constant(said, tf.string) for said in (NOT_WATCHED, ERROR)]
+    data = [first, *data, tf.strings.reduce_join(bad, axis=0, separator='|')]
     data += plan.losses[:1]
     return tf.raw_ops.Assert(condition=tf.constant(False), data=data, summarize=1)
 
@@ -78,26 +78,26 @@ def _print(plan: Plan, flags: Flags, step: GlobalStep, loud: tf.Tensor) -> tf.Op
         text += ['; bad: ', bad]
     else:
         text[0] += ' (global step '
-        text += [plain_ops.as_string(step_now), '); bad: ', bad]
+        text += [tf.strings.as_string(step_now), '); bad: ', bad]
     if plan.losses:
         # TensorFlow 1.15 cannot turn 16-bit floats into strings.
-        loss = plain_ops.cast(plan.losses[0], tf.float64)
-        text += ['; loss ', plain_ops.as_string(loss)]
+        loss = tf.cast(plan.losses[0], tf.float64)
+        text += ['; loss ', tf.strings.as_string(loss, shortest=True)]
     if not plan.is_chiefs:
         text.append('; ' + NOT_WATCHED)
-    return tf.print(plain_ops.join_strings(text), output_stream=sys.stderr)
+    return tf.print(tf.strings.join(text), output_stream=sys.stderr)
 
 
 def _first_of(names: Sequence[str], flags: tf.Tensor) -> tf.Tensor:
     """A string: the first names whose flag is true, and how many more there are."""
     bad = _those(names, flags)
     more = [' and %d more' % (number + 1) for number in range(len(names) - _MOST_NAMES)]
-    rest = plain_ops.constant([''] * (_MOST_NAMES + 1) + more, tf.string)
-    told = plain_ops.join_words(plain_ops.beginning(bad, _MOST_NAMES), ', ')
-    return plain_ops.join_strings([told, plain_ops.gather(rest, plain_ops.size(bad))])
+    rest = tf.constant([''] * (_MOST_NAMES + 1) + more, tf.string)
+    told = tf.strings.reduce_join(bad[:_MOST_NAMES], axis=0, separator=', ')
+    return tf.strings.join([told, tf.gather(rest, tf.size(bad))])
 
 
 def _those(words: Sequence[str], flags: tf.Tensor) -> tf.Tensor:
     """The words whose flag is true."""
-    words_of_all = plain_ops.constant(list(words), tf.string)
-    return plain_ops.gather(words_of_all, plain_ops.places_of(flags))
+    words_of_all = tf.constant(list(words), tf.string)
+    return tf.gather(words_of_all, tf.squeeze(tf1.where(flags), [1]))

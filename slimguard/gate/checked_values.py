@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.gate.kernels import Kernels, Range
-from slimguard.gate.late_values import LateValues
+from slimguard.gate.late_writes import LateValues
 from slimguard.gate.step_graph import StepGraph
 from slimguard.graph import key
 

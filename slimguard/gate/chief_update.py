@@ -20,7 +20,7 @@ import tensorflow.compat.v1 as tf1
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
 from slimguard.gate.step_graph import GuardedBefore
-from slimguard.graph import TrainOp, op_of, ops, plain_ops
+from slimguard.graph import TrainOp, op_of, ops
 from slimguard.graph.devices import processor_of, task_of
 from slimguard.graph.token_queues import has_token_queue, is_token_queue, queue_runners_in
 
@@ -145,7 +145,7 @@ def _read(read: tf.Tensor) -> tf.Tensor:
     variable = graphs.variable_read(read)
     if variable is None:
         raise ValueError('%r, which the tokens tell, is the value of no variable' % read.name)
-    return ops.Maker(read.graph).copy(variable)
+    return ops.copy_of(variable)
 
 
 def _settle_accumulators(
@@ -161,7 +161,7 @@ def _settle_accumulators(
             at = tf.cast(tf.identity(step), tf.int64)
             good, bad = ops.branch(at, tf.identity(written), 'written')
             setting = [_set_step(accumulator, bad) for accumulator in there]
-            settled.append(plain_ops.merge([good, ops.after(setting, bad, 'set_back')], 'settled'))
+            settled.append(ops.merge([good, ops.after(setting, bad, 'set_back')], 'settled'))
     return settled
 
 

@@ -1,11 +1,37 @@
-"""Flags together with what they stand for."""
+"""What checks found: flags in the graph, each with a label; and a sentence made of the labels.
 
-from typing import List, NamedTuple, Sequence
+Nothing is decided here. The graph decides, by what :mod:`slimguard.gate.builder` put there.
+"""
+
+from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from slimguard.gate.flags_in_words import Label
-from slimguard.graph import plain_ops
+from slimguard.system import texts
+
+# The beginning of an error that a gate raises. announcement.py gives it to an Assert, whose message
+# goes on with `] [` and the labels of what was bad, joined by `|`: see `labels_in`.
+ERROR = 'slimguard: this step wrote nothing. Bad: '
+
+
+# What the reason says before the name of a loss that is too large.
+ABOVE_MAX_LOSS = 'above max_loss: '
+
+# The name of the norm of all gradients together.
+GRADIENT_NORM = 'gradient norm'
+
+
+class Label(NamedTuple):
+    """What one element of a gate's `bad` vector stands for."""
+
+    # 'value', 'square', 'limit', 'norm': the update is refused. 'before': a copy is bad,
+    # and the update does not begin. 'late', 'state', 'written': found once the update has run.
+    # 'rank': the rank found what others did not.
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return '%s:%s' % self
 
 
 class Flags(NamedTuple):
@@ -20,24 +46,64 @@ class Flags(NamedTuple):
     vector: tf.Tensor
 
 
-def each_once(flags: Flags) -> Flags:
-    """The same, but a variable that was not finite before the update has no flag after it."""
-    numbers = {label.name: n for n, label in enumerate(flags.labels) if label.kind == 'before'}
-    if not numbers:
-        return flags
-    last = len(flags.labels)
-    told = [
-        numbers.get(label.name, last) if label.kind == 'state' else last for label in flags.labels
-    ]
-    no_flag = plain_ops.constant((False,), tf.bool)
-    is_told = plain_ops.gather(plain_ops.concat([flags.vector, no_flag]), told)
-    vector = plain_ops.logical_and(flags.vector, plain_ops.logical_not(is_told))
-    return flags._replace(vector=vector)
-
-
 def join_flags(parts: Sequence[Flags]) -> Flags:
     """All flags of `parts`, one after the other."""
     labels: List[Label] = []
     for part in parts:
         labels.extend(part.labels)
-    return Flags(labels, plain_ops.concat([part.vector for part in parts]))
+    vectors = [part.vector for part in parts]
+    return Flags(labels, vectors[0] if len(vectors) == 1 else tf.concat(vectors, 0))
+
+
+class Verdict(NamedTuple):
+    """What was bad about a step: the names, and a sentence."""
+
+    tensors: Tuple[str, ...]
+    reason: str
+    state_lost: bool  # variables were not finite already before the step
+
+
+def labels_in(message: str) -> List[Label]:
+    """The labels in the message of an error that a gate raised; empty for any other message."""
+    _, found, rest = message.partition(ERROR + '] [')
+    items = rest.partition(']')[0].split('|') if found else ()
+    return [Label(*item.split(':', 1)) for item in items]
+
+
+def explain(labels: Sequence[Label], limits: Optional[Mapping[str, str]] = None) -> Verdict:
+    """Puts the labels of a bad step into a sentence.
+
+    Args:
+      labels: the labels of all that was bad.
+      limits: by kind, 'limit' or 'norm', what to say of a number above its limit, if the caller
+        knows more of it than a gate does; '' to say nothing.
+    """
+    limits = limits or {}
+
+    def named(*kinds: str, most: int = 5) -> str:
+        names = dict.fromkeys(label.name for label in labels if label.kind in kinds)
+        return texts.listed(list(names), most)
+
+    parts = []
+    if named('value', 'late'):
+        parts.append('not finite: ' + named('value', 'late'))
+    if named('square'):
+        parts.append('too large to be squared by the optimizer: ' + named('square'))
+    if named('limit'):
+        parts.append(limits.get('limit', ABOVE_MAX_LOSS + named('limit')))
+    if named('norm'):
+        parts.append(limits.get('norm', 'too large: ' + named('norm')))
+    parts = [part for part in parts if part]
+    # A variable that is bad after a refused update was so before; a late loss refuses none.
+    has_run = named('late') or not parts
+    state_lost = bool(named('before') or (named('state') and not has_run))
+    if state_lost:
+        parts.append('not finite already before this step: ' + named('before', 'state'))
+    elif named('state', 'written') and not parts:
+        parts.append('not finite once updated: ' + named('state', 'written'))
+    elif named('state'):  # not 'written': the value that the forward pass wrote is named above
+        parts.append('not finite once updated: ' + named('state'))
+    where = ' (on %s)' % named('rank') if named('rank') else ''
+    names = (label.name for label in labels if label.kind != 'rank')
+    reason = ('; '.join(parts) or 'not finite') + where
+    return Verdict(tuple(dict.fromkeys(names)), reason, state_lost)

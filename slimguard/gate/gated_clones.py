@@ -1,6 +1,6 @@
 """The gated ops, created a second time behind a switch. The originals stay and are not run."""
 
-from typing import Dict, Hashable, List, NamedTuple, Optional, Sequence
+from typing import Dict, List, NamedTuple
 
 import tensorflow as tf
 
@@ -12,7 +12,6 @@ from slimguard.graph import ops
 from slimguard.graph.control_flow import ENTERS
 
 _MERGES = frozenset(['Merge', 'RefMerge'])
-_SCALAR_MATH = frozenset(['Add', 'AddV2', 'Cast', 'Const', 'Mul', 'Sub'])
 
 
 class _BackEdge(NamedTuple):
@@ -37,7 +36,6 @@ class GatedClones:
         self._tasks = tasks
         self._go = go
         self._clones: Dict[tf.Operation, tf.Operation] = {}
-        self._scalars: Dict[Hashable, tf.Operation] = {}
         back_edges: List[_BackEdge] = []
         for op in plan.step.order:
             if op in plan.gated:
@@ -76,29 +74,7 @@ class GatedClones:
                 inputs.append(self.of(source))
         controls = [self._clones.get(c, c) for c in self._plan.step.controls(op)]
         controls += self._switch(op)
-        scalar = self._scalar_key(op, inputs, controls)
-        if scalar in self._scalars:
-            return self._scalars[scalar]
-        clone = ops.create_like(op, inputs, controls, '_' + self._go[self._tasks.home].op.name)
-        if scalar is not None:
-            self._scalars[scalar] = clone
-        return clone
-
-    def _scalar_key(
-        self, op: tf.Operation, inputs: Sequence[tf.Tensor], controls: Sequence[tf.Operation]
-    ) -> Optional[Hashable]:
-        """A key that is equal for ops that compute the same scalar; None for any other op.
-
-        Without it two hundred moving averages would compute `1 - decay` two hundred times.
-        """
-        if op.type not in _SCALAR_MATH or op.outputs[0].shape.rank != 0:
-            return None
-        if graphs.flow_around(op) is not None:
-            return None
-        attributes = op.node_def.attr.items()
-        said = [(name, attr.SerializeToString()) for name, attr in attributes if name != '_class']
-        needed = tuple(map(graphs.key, inputs)), frozenset(controls)
-        return (op.type, op.device, needed, frozenset(said))
+        return ops.create_like(op, inputs, controls, '_' + self._go[self._tasks.home].op.name)
 
     def _switch(self, op: tf.Operation) -> List[tf.Operation]:
         """The ops to wait for so that the clone is dead if `go` is; none if an input is then."""

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
-from slimguard.gate.copies_ahead import is_put_back
-from slimguard.gate.late_values import keeps_finite
+from slimguard.gate.copies import is_put_back
+from slimguard.gate.late_writes import keeps_finite
 from slimguard.gate.step_graph import StepGraph
 
 _Ops = Set[tf.Operation]

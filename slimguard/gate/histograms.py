@@ -6,6 +6,7 @@ doing harm.
 """
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
@@ -23,11 +24,10 @@ def leave_out_bad_values(graph: tf.Graph) -> None:
     if not histograms or graph.finalized:
         return
     histograms = list(filter(unseen_by_sessions(graph), histograms))
-    make = ops.Maker(graph)
     # No session of another thread may see half of the changes.
     with tf_private.lock_against_sessions(graph), ops.our_scope(graph, 'histograms'):
         for op in histograms:
-            tf_private.replace_input(op, 1, _finite_values(make, op))
+            tf_private.replace_input(op, 1, _finite_values(op))
 
 
 def _may_raise(op: tf.Operation) -> bool:
@@ -37,13 +37,16 @@ def _may_raise(op: tf.Operation) -> bool:
     return graphs.is_float(values) and not values.op.name.startswith(graphs.OURS)
 
 
-def _finite_values(make: ops.Maker, op: tf.Operation) -> tf.Tensor:
+def _finite_values(op: tf.Operation) -> tf.Tensor:
     context = graphs.flow_around(op)
     if context is not None:
         context.Enter()
     try:
-        # Hence an unknown shape: TensorFlow refuses an input whose known shape is another.
-        return make.finite_values(op.inputs[1], op)
+        with ops.at(op):
+            values = op.inputs[1]
+            which = tf1.where(tf.math.is_finite(ops.for_arithmetic(values)))
+            # Its shape is hidden: TensorFlow refuses an input whose known shape is another.
+            return tf1.placeholder_with_default(tf.gather_nd(values, which), None)
     finally:
         if context is not None:
             context.Exit()

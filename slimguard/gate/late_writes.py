@@ -1,59 +1,127 @@
-"""Which writes of late values are known to stay finite, in any number of steps.
+"""Late values: they are computed after a gated write, so they cannot be checked before it.
 
-A late value is made of variables that were just written, so it cannot be checked before it is
-written. These are known to stay finite:
+The values that they are computed from can be. :class:`LateValues` follows a late value back to
+these, as long as the ops in between make finite numbers of finite ones, but for sums that overflow.
+
+Some writes of late values are known to stay finite, in any number of steps:
 
 * copies, also within bounds, multiples by a number between zero and one, and averages: none is
   larger than the largest variable that it is made of, so none can grow until it is Inf;
 * constants, and sums with checked values, which leave a large number as it is;
 * Adam's update of the rows that were looked up, ``w.assign_sub(rate * m / (sqrt(v) + epsilon))``:
-  the step itself has made `m` of checked values, and `v` is never below zero.
+  the step itself has made `m` of checked values, and `v` is never below zero. As a trial, a step of
+  an embedding would take half as long again.
 
-Any other late write makes the step a trial, and so does a sum in float16, whose range is small. In
-other dtypes variables are assumed to be smaller than half of the largest number, so that a
+Any other late write makes the step a trial, and so does one that reads a variable which the step
+does not write, since others may write anything to that; and a sum in float16, whose range is small.
+In other dtypes variables are assumed to be smaller than half of the largest number, so that a
 difference of two is finite.
 """
 
 import math
 import re
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 
 from slimguard import graph as graphs
-from slimguard.gate import square_sums
 from slimguard.gate.kernels import Beginnings, Range
-from slimguard.gate.late_values import LateValues, stays_away_from_zero
 from slimguard.gate.step_graph import StepGraph
 from slimguard.graph import key
 
 _ASSIGNS = re.compile(r'Assign(VariableOp)?$')
 _ADDS = re.compile(r'(Resource)?(Assign|Scatter(Nd)?)(Add|Sub)(VariableOp)?$')
-_ROWS = re.compile(r'(Resource)?ScatterUpdate$')
 _SUMS = frozenset('Add AddV2'.split())
 _GATHERS = frozenset('Gather GatherV2 ResourceGather'.split())
+_ROWS = re.compile(r'(Resource)?ScatterUpdate$')
 _ROUNDING = 2e-7  # of weights that add up to one
+_LARGEST_CONSTANT = 1e6
 # Checked values divided by this can be added to a large number for ever.
 _LEAST_EPSILON = 1e-12
+_KEEP_FINITE = frozenset(
+    'Identity ReadVariableOp Const Cast Sub Add AddV2 AddN Neg Minimum Maximum Sqrt Reshape '
+    'ExpandDims Gather GatherV2 ResourceGather NoOp'.split()
+)
 
 
-class Conditions(NamedTuple):
-    """What has to hold before the update so that late writes stay finite.
+class LateValues:
+    """Follows late values back to values that are not late.
+
+    Args:
+      step: the ops of the step.
+      gated: the gated ops among them.
 
     Attributes:
-      ranges: the ranges that factors have to lie in.
-      from_others: variables that have to be small. The step does not write them, so they may hold
-        any value that others write.
+      ops: as `gated`; their outputs are late.
     """
 
-    ranges: List[Range]
-    from_others: List[tf.Operation]
+    def __init__(self, step: StepGraph, gated: Set[tf.Operation]):
+        self.ops = gated
+        self._step = step
+
+    def __contains__(self, tensor: tf.Tensor) -> bool:
+        return tensor.op in self.ops
+
+    def sources_of(self, tensor: tf.Tensor) -> Optional[List[tf.Tensor]]:
+        """The tensors to check so that `tensor` is finite, or None if that is not enough.
+
+        For a tensor that is not late, the tensor itself. For a late one, those it is made of.
+        """
+        if tensor not in self:
+            return [tensor]
+        found: List[tf.Tensor] = []
+        seen: Set[tf.Operation] = set()
+        waiting = [tensor]
+        while waiting:
+            current = waiting.pop()
+            op = current.op
+            if current not in self:
+                if graphs.is_float(current) and not graphs.is_variable_read(op):
+                    found.append(current)
+                continue
+            if op in seen:
+                continue
+            seen.add(op)
+            if op in self._step.writes or graphs.is_variable_read(op):
+                continue  # a variable, after a write that has its own checks
+            if graphs.loop_around(op) is not None or not keeps_finite(op):
+                return None
+            waiting.extend(self._step.resolve(t) for t in op.inputs)
+        return found
 
 
-def find_conditions(
+def keeps_finite(op: tf.Operation) -> bool:
+    """Whether the results of `op` are finite if its inputs are, but for sums that overflow."""
+    if op.type == 'Mul':
+        return any(t.shape.rank == 0 for t in op.inputs)
+    if op.type == 'RealDiv':
+        return stays_away_from_zero(op.inputs[1])
+    return op.type in _KEEP_FINITE
+
+
+def stays_away_from_zero(tensor: tf.Tensor) -> bool:
+    """Whether a divisor is `sqrt(x) + epsilon`, `epsilon + n` or `1 - c**n` for 0 <= c < 1."""
+    op = tensor.op
+    if op.type in ('Add', 'AddV2'):
+        constants = [graphs.constant_scalar(t) for t in op.inputs]
+        others = [t.op for t, c in zip(op.inputs, constants) if c is None]
+        positive = any(c is not None and c > 0 for c in constants)
+        return positive and all(op.type == 'Sqrt' or _is_count(op) for op in others)
+    if op.type == 'Sub' and graphs.constant_scalar(op.inputs[0]) == 1.0:
+        power = op.inputs[1].op
+        base = graphs.constant_scalar(power.inputs[0]) if power.type == 'Pow' else None
+        return base is not None and 0 <= base < 1
+    return False
+
+
+def _is_count(op: tf.Operation) -> bool:
+    return op.type == 'Cast' and op.inputs[0].dtype.base_dtype.is_integer
+
+
+def find_ranges(
     writes: Sequence[tf.Operation], step: StepGraph, late: LateValues
-) -> Optional[Conditions]:
-    """The conditions under which the late ones of `writes` stay finite; None if not known.
+) -> Optional[List[Range]]:
+    """The ranges of factors in which the late ones of `writes` stay finite; None if not known.
 
     Args:
       writes: the gated writes, without those that are judged after the update.
@@ -61,30 +129,24 @@ def find_conditions(
       late: which values are late.
     """
     known = _LateWrites(step, late)
-    if not all(map(known.stays_finite, writes)):
-        return None
-    read = dict.fromkeys(known.read)
-    return Conditions(known.ranges, [each for each in read if each not in known.writes])
+    return known.ranges if all(map(known.stays_finite, writes)) else None
 
 
 class _LateWrites:
     """The late writes of one step.
 
     Attributes:
-      writes: the writes of the step, by variable.
       ranges: the ranges of factors, for the writes that were found to stay finite.
-      read: the variables that these writes read.
     """
 
     def __init__(self, step: StepGraph, late: LateValues):
-        self.writes: Dict[tf.Operation, List[tf.Operation]] = {}
-        for write in step.writing:
-            for variable in step.writes.variables(write):
-                self.writes.setdefault(variable, []).append(write)
         self.ranges: List[Range] = []
-        self.read: List[tf.Operation] = []
         self._step = step
         self._late = late
+        self._writes: Dict[tf.Operation, List[tf.Operation]] = {}
+        for write in step.writing:
+            for variable in step.writes.variables(write):
+                self._writes.setdefault(variable, []).append(write)
         self._beginnings = Beginnings(step.graph)
         self._never_negative: Dict[tf.Operation, bool] = {}  # of variables
 
@@ -115,14 +177,13 @@ class _LateWrites:
         """How many times the largest variable a value is at most; Inf if that is not known."""
         variable = _variable_read(tensor)
         if variable is not None:
-            self.read.append(variable)
-            return 1.0
+            return 1.0 if variable in self._writes else math.inf
         if tensor not in self._late:
             return 0.0  # it is checked
         if tensor.op.type == 'Const':
             largest = graphs.largest_constant(tensor)
-            is_small = largest is not None and largest <= square_sums.largest_of(tensor.dtype)
-            return 0.0 if is_small else math.inf
+            most = 2.0 if tensor.dtype.base_dtype == tf.float16 else _LARGEST_CONSTANT
+            return 0.0 if largest is not None and largest <= most else math.inf
         if tensor.op.type == 'Mul':
             for value, factor in self._both_ways(tensor):
                 if self._is_share(factor):
@@ -140,7 +201,7 @@ class _LateWrites:
     def _is_average(self, write: tf.Operation, value: tf.Tensor) -> bool:
         """Whether a write is ``m.assign_sub((m - w) * share)``, or adds ``(w - m) * share``."""
         variables = self._step.writes.variables(write)
-        if 'Scatter' in write.type or len(self.writes[variables[0]]) > 1:
+        if 'Scatter' in write.type or len(self._writes[variables[0]]) > 1:
             return False  # its variable may change between the read and the write
         if value.op.type != 'Mul' or value.dtype.base_dtype == tf.float16:
             return False
@@ -164,7 +225,7 @@ class _LateWrites:
             if op.type == 'Minimum':  # of a decay, and a number that is less in the first steps
                 return self._is_share(inputs[0]) and self._is_never_negative(inputs[1])
             return op.type == 'Cast' and self._is_share(inputs[0])
-        if graphs.variable_read(factor) in self.writes:
+        if graphs.variable_read(factor) in self._writes:
             return False  # it may be written before it is used
         self.ranges.append(Range(factor, 0.0, 1.0))
         return True
@@ -201,7 +262,7 @@ class _LateWrites:
                 return False
         variable = graphs.variable_behind(source) or _variable_read(source)
         assigns = []
-        for write in self.writes[variable] if variable in self.writes else ():
+        for write in self._writes[variable] if variable in self._writes else ():
             if _ASSIGNS.match(write.type) or (
                 _ROWS.match(write.type) and key(write.inputs[1]) == rows
             ):
@@ -242,7 +303,7 @@ class _LateWrites:
         if variable not in self._never_negative:
             self._never_negative[variable] = True
             lowest = self._beginnings.lowest_of(variable)
-            writes = self.writes.get(variable, [])
+            writes = self._writes.get(variable, [])
             self._never_negative[variable] = (
                 lowest is not None
                 and lowest >= 0

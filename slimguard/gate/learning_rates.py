@@ -18,7 +18,8 @@ import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
 from slimguard.compat import tf_private
-from slimguard.gate.gate import KEPT_RATES, Gate, gates_of
+from slimguard.gate.gate import Gate, gates_of
+from slimguard.gate.guard import KEPT_RATES
 from slimguard.graph import key, ops
 from slimguard.graph.devices import processor_of
 from slimguard.graph.walk import arguments_of

@@ -10,7 +10,6 @@ from slimguard.gate.outcome import Outcome
 from slimguard.gate.plan import Plan
 from slimguard.gate.square_sums import SquareSums
 from slimguard.gate.untold import Untold
-from slimguard.graph import plain_ops
 from slimguard.graph.control_flow import SWITCHES
 from slimguard.graph.devices import Home
 
@@ -45,8 +44,8 @@ class Measures(NamedTuple):
         Returns:
           float64: `count`, `step`, `written`, and then `vector`.
         """
-        head = plain_ops.stack([plain_ops.cast(count, tf.float64), self.step, self.written])
-        row = plain_ops.concat([head, plain_ops.cast(self.vector, tf.float64)], name='row')
+        head = tf.stack([tf.cast(count, tf.float64), self.step, self.written])
+        row = tf.concat([head, tf.cast(self.vector, tf.float64)], 0, name='row')
         untold.counts.add(row.name)
         return row
 
@@ -71,16 +70,16 @@ def measure(plan: Plan, sums: SquareSums, home: Home, announced: Outcome) -> Mea
     if len(kinds) <= 1:
         vector = _stacked(loss, rate, [size for sizes in of_kinds for size in sizes], home)
     if vector is None:
-        parts = [plain_ops.stack([_as_float(loss), _as_float(rate)])]
+        parts = [tf.stack([_as_float(loss), _as_float(rate)])]
         for sizes in of_kinds:
             with sizes[0].graph.colocate_with(sizes[0].op):
-                joined = plain_ops.stack(sizes)
+                joined = tf.stack(sizes)
             with tf.device(home.device):
-                parts.append(plain_ops.cast(joined, tf.float64))
-        vector = plain_ops.concat(parts, name='measures')
+                parts.append(tf.cast(joined, tf.float64))
+        vector = tf.concat(parts, 0, name='measures')
     with tf.control_dependencies([announced.written]):
         step = _as_float(announced.step)
-    written = plain_ops.cast(announced.written, tf.float64)
+    written = tf.cast(announced.written, tf.float64)
     return Measures(tuple(names), vector, step, written)
 
 
@@ -119,12 +118,12 @@ def _stacked(
     if dtype not in (tf.float32, tf.float64):
         return None
     with known[-1].graph.colocate_with(known[-1].op):
-        unknown = plain_ops.constant(math.nan, dtype)
+        unknown = tf.constant(math.nan, dtype)
         pair = [unknown if scalar is None else scalar for scalar in (loss, rate)]
-        return plain_ops.stack(pair + list(sizes), name='measures')
+        return tf.stack(pair + list(sizes), name='measures')
 
 
 def _as_float(scalar: Optional[tf.Tensor]) -> tf.Tensor:
     if scalar is None:
-        return plain_ops.constant(math.nan, tf.float64)
-    return plain_ops.cast(scalar, tf.float64)
+        return tf.constant(math.nan, tf.float64)
+    return tf.cast(scalar, tf.float64)

@@ -10,16 +10,13 @@ import tensorflow as tf
 
 from slimguard import graph as graphs
 from slimguard.gate.checked_values import Check, CheckedValues, GatedWrite, read_gated_write
-from slimguard.gate.forward_writes import ForwardWrites, find_barrier
+from slimguard.gate.forward_writes import ForwardWrites, find_barrier, find_left_alone
 from slimguard.gate.gated_ops import find_gated_ops
 from slimguard.gate.kernels import Kernels, Range
-from slimguard.gate.late_values import LateValues
-from slimguard.gate.late_writes import find_conditions
-from slimguard.gate.left_alone import find_left_alone
+from slimguard.gate.late_writes import LateValues, find_ranges
 from slimguard.gate.losses import find_late_loss, find_losses
 from slimguard.gate.step_graph import GuardedBefore, StepGraph
 from slimguard.graph import TrainOp, key, op_of
-from slimguard.graph.clones import summands_by_clone
 
 
 class Plan(NamedTuple):
@@ -32,16 +29,12 @@ class Plan(NamedTuple):
       late_loss: the loss, if it comes out of the update and so cannot be checked before.
       checks: the other values to check before the update, each once.
       squares: the checks of gradients that an optimizer squares.
-      model_clones: by clone of the model, its summands in gradients and losses; empty for one
-        model.
       variables: the variables that gated ops write.
       changed: the float variables among `variables` whose new value is computed from the old one:
         one that is not finite stays so.
       put_back: the forward writes to undo after a bad step, by variable.
       opaque_forward: the variables of `put_back` whose new value can only be read afterwards.
       trial: whether the gated writes can only be judged by the values that they wrote.
-      from_others: the variables that late writes read and the step does not write. Others write
-        them, so they are checked before the update.
       ranges: of arguments of kernels and factors of late writes. A step in which one of these is
         outside of its range has to judge the values that were written.
       barrier: ops that must have run before anything is written (asserts and the like).
@@ -57,13 +50,11 @@ class Plan(NamedTuple):
     late_loss: Optional[tf.Tensor]
     checks: Sequence[Check]
     squares: Sequence[Check]
-    model_clones: Dict[str, List[tf.Tensor]]
     variables: Sequence[tf.Operation]
     changed: Set[tf.Operation]
     put_back: Dict[tf.Operation, List[tf.Operation]]
     opaque_forward: Sequence[tf.Operation]
     trial: bool
-    from_others: Sequence[tf.Operation]
     ranges: Sequence[Range]
     barrier: Sequence[tf.Operation]
     values: Sequence[tf.Tensor]
@@ -109,7 +100,7 @@ def make_plan(
     gated_writes, checked, forward = _read_writes(step, gated, late, losses, left_alone or ())
     variables = [v for write in gated_writes for v in step.writes.variables(write.op)]
     judged_before = [write.op for write in gated_writes if not write.is_trial]
-    conditions = find_conditions(judged_before, step, late)
+    factors = find_ranges(judged_before, step, late)
     ranges = [each for write in gated_writes for each in write.ranges]
     trial = late_loss is not None or any(write.is_trial for write in gated_writes)
     plan = Plan(
@@ -119,14 +110,12 @@ def make_plan(
         late_loss=late_loss,
         checks=checked.checks,
         squares=checked.squares,
-        model_clones=_find_model_clones(step, checked.checks, losses),
         variables=list(dict.fromkeys(variables)),
         changed=_find_changed(step, gated_writes),
         put_back=forward.put_back,
         opaque_forward=forward.opaque,
-        trial=trial or conditions is None,
-        from_others=conditions.from_others if conditions else [],
-        ranges=_each_once(ranges + (conditions.ranges if conditions else [])),
+        trial=trial or factors is None,
+        ranges=_each_once(ranges + (factors or [])),
         barrier=find_barrier(step, gated, forward.put_back),
         values=values,
         trains=trains,
@@ -148,7 +137,7 @@ def _read_writes(
     gated_writes: List[GatedWrite] = []
     values = CheckedValues(step, gated, losses)
     kernels = Kernels(step)
-    forward = ForwardWrites(step, gated, losses)
+    forward = ForwardWrites(step, gated)
     for write in step.writing:
         if write in gated:
             gated_writes.append(read_gated_write(write, step, late, kernels))
@@ -176,17 +165,6 @@ def _find_changed(step: StepGraph, gated_writes: Sequence[GatedWrite]) -> Set[tf
             written = filter(graphs.is_float_variable, step.writes.variables(write.op))
             found.update(v for v in written if not is_opaque or v in trainable)
     return found
-
-
-def _find_model_clones(
-    step: StepGraph, checks: Sequence[Check], losses: Sequence[tf.Tensor]
-) -> Dict[str, List[tf.Tensor]]:
-    checked = [check.tensor for check in checks if not check.is_factor]
-    clones = summands_by_clone(checked, step.resolve)
-    of_losses = summands_by_clone(losses, step.resolve)
-    for name, summands in clones.items():  # losses may have other sums, not of clones
-        summands.extend(of_losses.get(name, ()))
-    return clones if len(clones) > 1 else {}
 
 
 def _require_end(step: StepGraph, gated: Set[tf.Operation]) -> None:

@@ -15,15 +15,12 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.gate.ranks import Checks, Ranks
+from slimguard.gate.ranks import Ranks
 from slimguard.gate.step_graph import StepGraph
-from slimguard.graph import OURS, op_of, plain_ops
+from slimguard.graph import OURS, op_of
 from slimguard.graph.collectives import collectives_in
 from slimguard.graph.sessions import OWN_WORK
 from slimguard.system.log import log
-
-# The attribute of a graph with its `Checks`.
-_KEPT_AS = '_slimguard_checks'
 
 
 def ranks_of(step: StepGraph) -> Ranks:
@@ -37,9 +34,7 @@ def ranks_of(step: StepGraph) -> Ranks:
         ours = [node for node in nodes if re.match(types, node.op)]
         ranks = make(step, ours) if ours else None
         if ranks is not None:
-            checks = getattr(step.graph, _KEPT_AS, None) or Checks()
-            setattr(step.graph, _KEPT_AS, checks)
-            return ranks._replace(checks=checks, train_op=op_of(step.train_op).name)
+            return ranks
     return Ranks()
 
 
@@ -61,7 +56,7 @@ def _of_horovod(step: StepGraph, nodes: Sequence[Any]) -> Optional[Ranks]:
         # Ranks find each other by the names of ops. In a scope named for the train op the names are
         # the same even if one rank guards something more.
         with tf1.name_scope('%sranks/%s/' % (OURS, op_of(step.train_op).name)):
-            return hvd.allreduce(plain_ops.identity(vector, name), op=hvd.Sum)
+            return hvd.allreduce(tf.identity(vector, name), op=hvd.Sum)
 
     def exchange(subject: str, text: str) -> List[str]:
         # It may be called in the midst of a step, which has taken all threads there are.
@@ -112,22 +107,20 @@ def _of_tensorflow(step: StepGraph, nodes: Sequence[Any]) -> Optional[Ranks]:
     def add(vector: tf.Tensor, name: str) -> tf.Tensor:
         # A key that is the same on all workers, and that TensorFlow does not count up to.
         key = zlib.crc32(('%s %s' % (op_of(step.train_op).name, name)).encode()) >> 2 | 1 << 29
-        attributes = {
-            'merge_op': tf1.AttrValue(s=b'Add'),
-            'final_op': tf1.AttrValue(s=b'Id'),
-        }
+        same = {'input': vector, 'merge_op': 'Add', 'final_op': 'Id', 'name': name}
         with tf.device(reduce.device):
-            inputs = [vector]
             if reduce.type == 'CollectiveReduce':
-                attributes.update(
-                    {each: reduce.node_def.attr[each] for each in ('group_key', 'group_size')},
-                    instance_key=tf1.AttrValue(i=key),
-                    subdiv_offsets=tf1.AttrValue(list=tf1.AttrValue.ListValue(i=[0])),
+                return tf.raw_ops.CollectiveReduce(
+                    group_size=reduce.get_attr('group_size'),
+                    group_key=reduce.get_attr('group_key'),
+                    instance_key=key,
+                    subdiv_offsets=[0],
+                    **same,
                 )
-            else:
-                inputs += [*reduce.inputs[1:3], tf.constant(key, tf.int32)]
-                attributes['Nordering_token'] = tf1.AttrValue(i=0)
-            return plain_ops.create(reduce.type, inputs, [tf.float32], attributes, name).outputs[0]
+            size, group = reduce.inputs[1:3]
+            return tf.raw_ops.CollectiveReduceV2(
+                group_size=size, group_key=group, instance_key=key, ordering_token=[], **same
+            )
 
     return Ranks(workers.index((me.job, me.task)), len(workers), add)
 

@@ -4,13 +4,12 @@ The fast path compares them (fast_path.py), the check of the gradients' norm add
 (step_checks.py), and the measures of a step report them (measures.py). Each is computed once.
 """
 
-import math
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from slimguard.gate.checked_values import Check
-from slimguard.graph import key, ops, plain_ops
+from slimguard.graph import key, ops
 from slimguard.graph.devices import Home
 
 # A step takes the fast path if every value's sum of squares (halved) is below this. With p bits of
@@ -19,13 +18,6 @@ from slimguard.graph.devices import Home
 _LIMITS = {tf.float64: 1e280, tf.float32: 1e28, tf.bfloat16: 1e28, tf.float16: 4.0}
 # The same for a learning rate and the like, which multiply checked values.
 _LIMIT_OF_FACTORS = 1e12
-_ROUNDED = 1.01  # a square in bfloat16, the coarsest dtype, is rounded by 0.4 %
-
-
-def largest_of(dtype: tf.DType) -> float:
-    """A bound on values whose halved sum of squares is below the limit of their dtype."""
-    limit = _LIMITS.get(dtype.real_dtype.base_dtype, _LIMITS[tf.float32])
-    return _ROUNDED * math.sqrt(2 * limit)
 
 
 class Sum(NamedTuple):
@@ -52,11 +44,6 @@ class Kind(NamedTuple):
     limit: float
     is_gradient: bool
 
-    @property
-    def is_low(self) -> bool:
-        """Whether the limit is so low that a sum of several is soon above it, as for float16."""
-        return self.limit == _LIMITS[tf.float16]
-
 
 class SquareSums:
     """The halved sums of squares of values, by their kinds.
@@ -65,20 +52,13 @@ class SquareSums:
       values: the values.
       losses: the losses among them. The first is squared at home, where it is sent in any case, to
         be compared with its limit.
-      make: makes the ops.
       home: where the findings come together.
 
     Attributes:
       kinds: the sums, by their kind.
     """
 
-    def __init__(
-        self,
-        values: Sequence[Check],
-        losses: Sequence[tf.Tensor],
-        make: ops.Maker,
-        home: Home,
-    ):
+    def __init__(self, values: Sequence[Check], losses: Sequence[tf.Tensor], home: Home):
         self._home = home
         self._loss = key(losses[0]) if losses else None
         self._totals: Dict[Kind, tf.Tensor] = {}
@@ -87,20 +67,19 @@ class SquareSums:
         gradients = [value for value in values if value.gradient_of]
         others = [value for value in values if not value.gradient_of]
         for same in (others, gradients):
-            for group in make.small([value.tensor for value in same]):
-                self._add([same[number] for number in group], make)
+            for group in ops.short_together([value.tensor for value in same]):
+                self._add([same[number] for number in group])
 
-    def _add(self, together: Sequence[Check], make: ops.Maker) -> None:
+    def _add(self, together: Sequence[Check]) -> None:
         home, tensor = self._home, together[0].tensor
-        near = home.op if key(tensor) == self._loss else home.near(tensor)
-        if len(together) > 1:
-            axis = make.constant(0, near)
-            tensor = make.join([value.tensor for value in together], axis, near)
         is_gradient = bool(together[0].gradient_of)
-        numbers = ops.for_arithmetic(tensor)
-        if is_gradient and numbers.dtype.base_dtype == tf.float16:  # its range ends at 65504
-            numbers = make.cast(numbers, tf.float32, near)
-        size = make.sum_of_squares(numbers, near)
+        with ops.at(home.op if key(tensor) == self._loss else home.near(tensor)):
+            if len(together) > 1:
+                tensor = tf.concat([value.tensor for value in together], 0)
+            numbers = ops.for_arithmetic(tensor)
+            if is_gradient and numbers.dtype.base_dtype == tf.float16:  # its range ends at 65504
+                numbers = tf.cast(numbers, tf.float32)
+            size = tf.nn.l2_loss(numbers)
         size = ops.lift(size, tensor.op, 0.0)
         place, device = home.joins_at(size), home.device_near(size)
         kind = Kind(place, device, size.dtype, _limit_of(together, tensor), is_gradient)
@@ -120,7 +99,7 @@ class SquareSums:
         if self._of_gradients is None:
             kinds = [kind for kind in self.kinds if kind.is_gradient]
             with tf.device(self._home.device):
-                totals = [plain_ops.cast(self.total_of(kind), tf.float64) for kind in kinds]
+                totals = [tf.cast(self.total_of(kind), tf.float64) for kind in kinds]
                 self._of_gradients = tf.add_n(totals) if totals else None
         return self._of_gradients
 

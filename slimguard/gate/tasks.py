@@ -1,16 +1,24 @@
-"""The tasks that hold variables of a gate. In a training on one machine there is one.
+"""The tasks that hold variables of a gate, and how each is told of the decision.
 
-Every message to a task crosses the network. So each task works alone as far as it can: it copies
-its variables, checks them, and puts them back. The decision, its flags and its strings stay on the
-task's CPU, which reads them in any case; other devices have no kernels for strings.
+In a training on one machine there is one task. Every message to another crosses the network. So
+each task works alone as far as it can: it copies its variables, checks them, and puts them back.
+The decision, its flags and its strings stay on the task's CPU, which reads them in any case; other
+devices have no kernels for strings.
+
+builder.py makes the decision. Off the fast path a task is told three times: when to copy its
+variables, when all copies are known to be good, and how the step ended.
 """
 
-from typing import Dict, List, NamedTuple, Sequence
+from typing import Dict, List, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
+import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
+from slimguard.gate.copies import Copies, restore
+from slimguard.gate.finite_checks import SMALL_32
 from slimguard.gate.plan import Plan
+from slimguard.graph import ops
 from slimguard.graph.devices import processor_of, task_of
 
 
@@ -23,12 +31,10 @@ class Task:
       put_back: the variables of the plan's `put_back` that are there.
     """
 
-    def __init__(
-        self, device: str, variables: Sequence[tf.Operation], put_back: Sequence[tf.Operation]
-    ):
+    def __init__(self, device: str):
         self.device = device
-        self.variables = variables
-        self.put_back = put_back
+        self.variables: List[tf.Operation] = []
+        self.put_back: List[tf.Operation] = []
 
 
 class Tasks:
@@ -42,8 +48,7 @@ class Tasks:
 
     def __init__(self, plan: Plan):
         self._writes = plan.step.writes
-        tasks = _find_tasks(plan, _device_of_home(plan))
-        self._tasks = dict(zip(tasks, map(_frozen, tasks.values())))
+        self._tasks = _find_tasks(plan, _device_of_home(plan))
         self.home, *self.others = self._tasks.values()
 
     def of(self, op: tf.Operation) -> Task:
@@ -56,26 +61,16 @@ class Tasks:
         return self._tasks.get(task_of(device), self.home)
 
 
-class _Found(NamedTuple):
-    device: str
-    variables: List[tf.Operation]
-    put_back: List[tf.Operation]
-
-
-def _frozen(found: _Found) -> Task:
-    return Task(found.device, tuple(found.variables), tuple(found.put_back))
-
-
-def _find_tasks(plan: Plan, device: str) -> Dict[tuple, _Found]:
+def _find_tasks(plan: Plan, device: str) -> Dict[tuple, Task]:
     """The variables of each task; the home of the decision, on `device`, comes first."""
-    tasks = {task_of(device): _Found(processor_of(device), [], [])}
+    tasks = {task_of(device): Task(processor_of(device))}
     # Writes that can be judged only after the update, or are in a branch that may not run, need
     # one wait for all of them: then the home device does everything.
     together = plan.trial or any(graphs.context_of(op) is not None for op in plan.step.writing)
     gated = set(plan.variables)
     for variable in dict.fromkeys([*plan.variables, *plan.put_back]):
         name = task_of(device if together else variable.device)
-        task = tasks.setdefault(name, _Found(processor_of(variable.device), [], []))
+        task = tasks.setdefault(name, Task(processor_of(variable.device)))
         if variable in plan.put_back:
             task.put_back.append(variable)
         if variable in gated:
@@ -88,3 +83,127 @@ def _device_of_home(plan: Plan) -> str:
         return plan.chief_at
     near = [*plan.losses, *(check.tensor for check in plan.checks)]
     return near[0].device if near else plan.step.train_op.device
+
+
+class Checked(NamedTuple):
+    """The result of the checks of the values, as tokens in one task; one of them arrives.
+
+    Attributes:
+      fast: arrives if the step takes the fast path; None if no step of the gate does.
+      fine: arrives if the exact check found nothing bad.
+      refused: arrives if the exact check found something.
+    """
+
+    fast: Optional[tf.Tensor]
+    fine: tf.Tensor
+    refused: tf.Tensor
+
+
+class Decision(NamedTuple):
+    """The decision, as tokens in one task; a token arrives if what it stands for is true.
+
+    Attributes:
+      fast: arrives if the step takes the fast path; None if no step of the gate does.
+      prepared: arrives if nothing bad was found, and `copies` are made.
+      refused: arrives if something bad was found, in a value or in a copy.
+      go: starts the update: `fast` or `prepared`.
+      copies: the variables of the task as they were before the update.
+    """
+
+    fast: Optional[tf.Tensor]
+    prepared: tf.Tensor
+    refused: tf.Tensor
+    go: tf.Tensor
+    copies: Copies
+
+
+def tell(task: Task, fast: tf.Tensor, is_fine: tf.Tensor) -> Checked:
+    """Tells another task in one number: 2 for the fast path, 1 for nothing bad, 0 for bad."""
+    with tf.control_dependencies([fast]):
+        no_check = tf.constant(2.0, tf.float32)
+    told = ops.merge([no_check, tf.cast(is_fine, tf.float32)], 'verdict')
+    with tf.device(task.device):
+        told = tf.identity(told)
+        token = tf1.placeholder_with_default(tf.constant(SMALL_32), [], 'token')
+        fast_there, checked = ops.branch(token, tf.greater(told, 1.5), 'fast')
+        return Checked(fast_there, *ops.branch(checked, tf.greater(told, 0.5), 'fine'))
+
+
+def copy_at(task: Task, fine: tf.Tensor) -> Copies:
+    """Copies a task's variables once `fine` is there. Writes to them must wait for the copies."""
+    with tf.control_dependencies([fine]):
+        return {variable: ops.copy_of(variable) for variable in task.variables}
+
+
+def decide(task: Task, checked: Checked, copies: Copies, are_good: Optional[tf.Tensor]) -> Decision:
+    """Starts a task's update, or refuses it, once all copies are checked.
+
+    Args:
+      task: the task.
+      checked: what the checks of the values found.
+      copies: the copies made there.
+      are_good: a bool scalar, whether the copies of all tasks are good; None if none is checked.
+    """
+    with tf.device(task.device):
+        made = ops.after(copies.values(), checked.fine, 'copied')
+        if are_good is None:
+            prepared, refused = made, checked.refused
+        else:
+            told = tf.greater(tf.identity(tf.cast(are_good, tf.float32)), 0.5)
+            prepared, not_good = ops.branch(made, told, 'prepared')
+            refused = ops.merge([checked.refused, not_good], 'refused')
+        go = prepared if checked.fast is None else ops.merge([checked.fast, prepared], 'go')
+    return Decision(checked.fast, prepared, refused, go, copies)
+
+
+class Settled(NamedTuple):
+    """Tokens that say how a step ended in a task that does not hold the loss.
+
+    Attributes:
+      undone: arrives after a bad step, when the variables of the task are as they were.
+      settled: arrives after any step, once all writes there are done.
+    """
+
+    undone: tf.Tensor
+    settled: tf.Tensor
+
+
+def undo_here(
+    task: Task, ahead: Copies, copies: Copies, undo: tf.Tensor, unwritten: tf.Tensor
+) -> tf.Tensor:
+    """Puts the variables of a task back; the returned token arrives when that is done.
+
+    Args:
+      task: the task.
+      ahead: the copies made ahead of forward writes, of all tasks.
+      copies: the copies made before the update, of this task.
+      undo: arrives if the update ran and was bad.
+      unwritten: arrives if the update was refused.
+    """
+    undone = ops.merge([restore(copies, undo, 'undone'), unwritten], 'unwritten')
+    here = {variable: ahead[variable] for variable in task.put_back}
+    return restore(here, undone, 'put_back')
+
+
+def settle_there(
+    task: Task,
+    ahead: Copies,
+    decision: Decision,
+    written: Sequence[tf.Operation],
+    end: tf.Tensor,
+) -> Settled:
+    """Tells another task how the step ended: `end` is 2 for good, 1 for undo, 0 for refused.
+
+    The task does not wait until the update has run everywhere: on the fast path it is told nothing,
+    and it would wait for that message alone.
+    """
+    assert decision.fast is not None, 'a trial has one task'
+    with tf.device(task.device):
+        end = tf.identity(end)
+        good, bad = ops.branch(end, tf.greater(end, 1.5), 'good')
+        undo, unwritten = ops.branch(bad, tf.greater(end, 0.5), 'undo')
+        undo = ops.after(written, undo, 'undo')
+        undone = undo_here(task, ahead, decision.copies, undo, unwritten)
+        fast = ops.after(written, decision.fast, 'ran_fast')
+        good = ops.after(written, good, 'ran_good')
+        return Settled(undone, ops.merge([fast, good, undone], 'settled'))

@@ -15,7 +15,7 @@ from typing import Any, List, NamedTuple, Optional, Set
 import tensorflow as tf
 
 from slimguard import graph as graphs
-from slimguard.graph import plain_ops, single_runs
+from slimguard.graph import single_runs
 from slimguard.graph.devices import processor_of
 from slimguard.graph.staging_area import StagingArea
 
@@ -72,8 +72,8 @@ class Untold:
         with tf.device(self._device):
             # A session is watched if this area holds something. It needs no initializer.
             mark = StagingArea(graph, [tf.bool], 'watched_here')
-            self.is_watched = plain_ops.greater(mark.size(), 0)
-            self._mark = mark.put([plain_ops.constant(True, tf.bool)])
+            self.is_watched = tf.greater(mark.size(), 0)
+            self._mark = mark.put([tf.constant(True, tf.bool)])
             with tf.control_dependencies([mark.clear()]):
                 self._left = self._area.size()
             self.clear = self._area.clear()

@@ -11,9 +11,10 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard import graph as graphs
-from slimguard.gate.copies_ahead import copies_ahead, copy_ahead_of_others, is_put_back
-from slimguard.gate.gate import Gate, gate_of, guard_with_values
-from slimguard.graph import TrainOp, op_of, ops, plain_ops
+from slimguard.gate.copies import copies_ahead, copy_ahead_of_others, is_put_back
+from slimguard.gate.gate import Gate, gate_of
+from slimguard.gate.guard import guard_with_values
+from slimguard.graph import TrainOp, op_of, ops
 
 
 def writing_among(
@@ -54,7 +55,7 @@ def guard_writes(elements: Sequence[TrainOp], fed: Sequence[tf.Tensor] = ()) -> 
     """
     values = [element for element in elements if isinstance(element, tf.Tensor)]
     with ops.our_scope(elements[0].graph, 'step'):
-        together = plain_ops.group(dict.fromkeys(map(op_of, elements)), 'writes')
+        together = ops.group(dict.fromkeys(map(op_of, elements)), 'writes')
     return guard_with_values(together, None, None, values, fed, trains=False)
 
 

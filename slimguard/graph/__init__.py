@@ -5,19 +5,16 @@
     writes.py        what ops write, and with which values
     collectives.py   ops that several processes run together
     control_flow.py  conditions and loops around an op
-    clones.py        which clone of a model a value comes from
     source_lines.py  which line of the user's code made an op
     devices.py       the device for an op that serves another
-    ops.py           creating ops, many and quickly, each at the place of another
-    plain_ops.py     creating ops of the plainest kinds, quickly
+    ops.py           creating ops: in our scope, at the place of another, or as one that exists
     staging_area.py  a queue that needs no initialization
     sessions.py      the sessions on a graph, and a wrapper that stands in for one
-    fixed_runs.py    a run with fixed fetches, by a handle
-    single_runs.py   slimguard's own runs, made once or seldom
+    single_runs.py   slimguard's own runs, made once or seldom, and runs by a handle
     token_queues.py  the queue and the runner that synchronous workers wait for
 
-Only `ops`, `plain_ops` and `staging_area` add ops to a graph; `single_runs` adds the tensor that it
-feeds. The names exported below only read a graph.
+Only `ops` and `staging_area` add ops to a graph; `single_runs` adds the tensor that it feeds. The
+names exported below only read a graph.
 """
 
 from slimguard.graph.control_flow import (

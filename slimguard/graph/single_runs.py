@@ -7,17 +7,19 @@ placeholder is). So each run of ours feeds such a tensor, which no op needs. New
 drop the ops that a run does not need; there the feed costs and saves nothing.
 """
 
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from slimguard.compat import tf_private
-from slimguard.graph.fixed_runs import fixed_run
 from slimguard.graph.ops import our_scope
 from slimguard.graph.sessions import OWN_WORK
 
 _KEPT_AS = '_slimguard_single_runs'
+# On TensorFlow 2 a callable may return memory that others read and write: that of a variable, a
+# constant, a fed array or a cached batch. `session.run` returns a copy.
+_SHARES_MEMORY = not tf.__version__.startswith('1.')
 
 
 def prepare(graph: tf.Graph) -> None:
@@ -55,3 +57,18 @@ def fetch_once(
         value if np.shape(value) != (0,) or tensor.shape.is_compatible_with([0]) else None
         for tensor, value in zip(tensors, values)
     ]
+
+
+def fixed_run(
+    session, feeds: Sequence[str], fetches: Sequence[str], targets: Sequence[str]
+) -> Callable[..., List[Any]]:
+    """As `tf_private.callable_of`; it returns arrays that share no memory with others."""
+    call = tf_private.callable_of(session, feeds, fetches, targets)
+    return (lambda *values: _own(call(*values))) if _SHARES_MEMORY else call
+
+
+def _own(values: List[Any]) -> List[Any]:
+    for place, value in enumerate(values):
+        if isinstance(value, np.ndarray):
+            values[place] = value.copy()  # one after the other, so that not all are there twice
+    return values

@@ -3,9 +3,6 @@
 from typing import Optional, Sequence
 
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
-
-from slimguard.graph import plain_ops
 
 
 class StagingArea:
@@ -20,33 +17,19 @@ class StagingArea:
     """
 
     def __init__(self, graph: tf.Graph, dtypes: Sequence[tf.DType], name: str):
-        self._dtypes = [dtype.base_dtype for dtype in dtypes]
-        kept = tf1.AttrValue.ListValue(type=[dtype.as_datatype_enum for dtype in self._dtypes])
-        shared_name = tf.compat.as_bytes(graph.unique_name(name))
-        self._attributes = {
-            'dtypes': tf1.AttrValue(list=kept),
-            'shared_name': tf1.AttrValue(s=shared_name),
-        }
+        dtypes = [dtype.base_dtype for dtype in dtypes]
+        self._of = {'dtypes': dtypes, 'shared_name': graph.unique_name(name)}
 
     def put(self, values: Sequence[tf.Tensor]) -> tf.Operation:
-        return self._create('Stage', values, [])
+        return tf.raw_ops.Stage(values=values, shared_name=self._of['shared_name'])
 
     def size(self, name: Optional[str] = None) -> tf.Tensor:
         """An int32 scalar: how many entries there are."""
-        return self._create('StageSize', [], [tf.int32], name).outputs[0]
+        return tf.raw_ops.StageSize(name=name, **self._of)
 
     def take(self) -> Sequence[tf.Tensor]:
         """Takes the oldest entry out, and returns it; waits for one if there is none."""
-        return self._create('Unstage', [], self._dtypes).outputs
+        return tf.raw_ops.Unstage(**self._of)
 
     def clear(self) -> tf.Operation:
-        return self._create('StageClear', [], [])
-
-    def _create(
-        self,
-        kind: str,
-        inputs: Sequence[tf.Tensor],
-        dtypes: Sequence[tf.DType],
-        name: Optional[str] = None,
-    ) -> tf.Operation:
-        return plain_ops.create(kind, inputs, dtypes, dict(self._attributes), name)
+        return tf.raw_ops.StageClear(**self._of)

@@ -16,7 +16,7 @@ import tensorflow as tf
 import tensorflow.compat.v1 as tf1
 
 from slimguard.compat import tf_callers, tf_private
-from slimguard.graph.fixed_runs import fixed_run
+from slimguard.graph.single_runs import fixed_run
 from slimguard.training.fetch_structures import key_of, map_fetches, parts_of
 from slimguard.training.watched_run import HookFetches
 

@@ -30,11 +30,12 @@ from slimguard.compat import tf_private
 from slimguard.gate.arguments import is_made_inside
 from slimguard.gate.builder import NoLossError
 from slimguard.gate.chief_update import takes_accumulated
-from slimguard.gate.copies_ahead import copies_ahead, copy_ahead_of_others
-from slimguard.gate.gate import Gate, gated_writes, guard_with_values
+from slimguard.gate.copies import copies_ahead, copy_ahead_of_others
+from slimguard.gate.gate import Gate
+from slimguard.gate.guard import gated_writes, guard_with_values
 from slimguard.gate.histograms import leave_out_bad_values
 from slimguard.gate.written_beside import written_beside
-from slimguard.graph import TrainOp, op_of, ops, plain_ops
+from slimguard.graph import TrainOp, op_of, ops
 from slimguard.graph.sessions import note_seen
 from slimguard.graph.token_queues import has_token_queue
 from slimguard.training.fetch_structures import fetched_elements, map_fetches
@@ -382,7 +383,7 @@ def _train_op_of(elements: Sequence[TrainOp], graph: tf.Graph) -> TrainOp:
 
 def _group(own: Iterable[tf.Operation], graph: tf.Graph) -> tf.Operation:
     with ops.our_scope(graph, 'step'):
-        return plain_ops.group(own, 'together')
+        return ops.group(own, 'together')
 
 
 def _through_gates(

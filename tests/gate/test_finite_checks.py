@@ -1,4 +1,4 @@
-"""Values of one shape are checked, copied and put back together: each still counts by itself."""
+"""Many values of one shape are checked, copied and put back: each counts by itself."""
 
 import math
 
@@ -6,9 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from slimguard import gate
-from slimguard import graph as graphs
-from slimguard.graph import ops
 from tests.helpers import gate_models as models
 
 tf1 = tf.compat.v1
@@ -43,16 +40,6 @@ def hurt_gradients(variables, optimizer):
     return optimizer.apply_gradients(list(zip(gradients, variables))), extra
 
 
-def joins(graph):
-    """The ops that join values (and not what was found out of those)."""
-    return [
-        op
-        for op in graph.get_operations()
-        if op.type == 'ConcatV2' and op.name.startswith(graphs.OURS)
-        if graphs.is_float(op.outputs[0]) and op.inputs[0].op.type not in ('Sum', 'Pack')
-    ]
-
-
 @pytest.mark.parametrize(
     'dtype, use_resource', [('float32', False), ('float16', True), ('float64', False)]
 )
@@ -61,7 +48,6 @@ def test_each_of_many_gradients_is_named(dtype, use_resource):
     optimizer = tf1.train.MomentumOptimizer(0.0, 0.9)
     train_op, extra = hurt_gradients(weights(use_resource, dtype), optimizer)
     guarded = models.Guarded(train_op)
-    assert joins(tf1.get_default_graph())
     for i in range(NUMBER):
         hurt = np.zeros(NUMBER)
         hurt[i] = math.nan if i % 2 else -math.inf
@@ -116,67 +102,6 @@ def test_many_forward_writes_are_put_back(use_resource):
     for _ in range(20):
         guarded.assert_held({batch: np.full([2, 3], math.nan)}, 'averages that are not finite')
     guarded.assert_written({batch: np.zeros([2, 3])})
-
-
-@pytest.mark.full
-def test_a_variable_more_is_few_ops_more():
-    """Its sum of squares, its update, and what puts it and its slot back."""
-
-    def number_of_ops(number):
-        with tf.Graph().as_default() as graph:
-            variables = weights(False, number=number)
-            gradients = [tf.ones(w.shape) * 0.5 for w in variables]
-            optimizer = tf1.train.MomentumOptimizer(0.1, 0.9)
-            train_op = optimizer.apply_gradients(list(zip(gradients, variables)))
-            before = len(graph.get_operations())
-            gate.guard(train_op)
-            return len(graph.get_operations()) - before
-
-    assert number_of_ops(20) - number_of_ops(10) == 10 * 4
-
-
-def test_what_is_on_other_devices_is_not_joined():
-    variables = []
-    for cpu in range(2):
-        with tf.device('/cpu:%d' % cpu), tf1.variable_scope('cpu%d' % cpu):
-            variables += weights(False)
-    with tf.device('/cpu:0'):
-        loss = tf.add_n([tf.nn.l2_loss(w) for w in variables])
-    optimizer = tf1.train.MomentumOptimizer(0.1, 0.9)
-    guarded = models.Guarded(
-        (optimizer.minimize(loss, colocate_gradients_with_ops=True), loss), cpus=2
-    )
-    guarded.assert_written()
-    found = joins(tf1.get_default_graph())
-    assert {op.device for op in found} == {'/device:CPU:0', '/device:CPU:1'}
-    for op in found:
-        of_values = [t for t in op.inputs if graphs.is_float(t)]
-        assert {t.op.device for t in of_values} == {op.device}
-
-
-def test_variables_that_other_ops_are_bound_to_are_not_joined():
-    """A device may have kernels for the ops that one of them is bound to, and not for the other's.
-
-    TensorFlow then puts them on different ones, and what takes both would be sent one, as it is
-    before the update.
-    """
-    with tf.Graph().as_default() as graph:
-        first, second, third = weights(False, number=3)
-        tf1.scatter_update(third, [0], [[1.0, 1.0, 1.0]])
-        groups = ops.Maker(graph).alike([w.op.outputs[0] for w in (first, second, third)])
-        assert groups == [[0, 1], [2]]
-
-
-def test_what_is_joined_has_a_known_shape_and_takes_little_memory():
-    with tf.Graph().as_default() as graph:
-        shapes = [None, [None], [], [0], [2], [2]]
-        tensors = [tf1.placeholder(tf.float32, shape) for shape in shapes]
-        numbers = [tf1.placeholder(tf.int32, [2]) for _ in range(2)]
-        groups = ops.Maker(graph).alike(tensors + numbers)
-        assert groups == [[0], [1], [2], [3], [4, 5], [6], [7]]
-        large = [tf1.placeholder(tf.float32, [2**21]) for _ in range(5)]  # 8 MiB each
-        huge = [tf1.placeholder(tf.float32, [2**23]) for _ in range(2)]
-        assert ops.Maker(graph).alike(large + huge) == [[0, 1], [2, 3], [4], [5], [6]]
 
 
 LENGTHS = [3, 5, 1, 4097, 7]  # the fourth is too long to be joined

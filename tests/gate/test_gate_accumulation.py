@@ -516,22 +516,6 @@ def test_one_counter_for_both_stays_advanced(give_loss, kind):
     assert guarded.sess.run(counter) == len(PICKED)
 
 
-def test_a_counter_that_picks_the_batch_inside_of_a_function_stays_advanced():
-    rows = tf.constant(PICKED)
-    w = tf1.get_variable('w', initializer=0.5, use_resource=True)
-    picked = tf1.get_variable('picked', initializer=0, trainable=False, use_resource=True)
-
-    @tf.function(autograph=False)
-    def update(number):
-        gradient = tf.tanh(w - tf.gather(rows, number))
-        w.assign_sub(0.1 * gradient)
-        return gradient
-
-    guarded = models.Guarded(update(tf.identity(tf1.assign_add(picked, 1)) - 1))
-    assert [guarded.step() for _ in PICKED] == list(np.isfinite(PICKED))
-    assert guarded.sess.run(picked) == len(PICKED)
-
-
 # A counter that says how much is written is none, and a bad step leaves it as it was.
 
 

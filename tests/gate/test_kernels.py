@@ -110,7 +110,6 @@ def test_what_is_usual_takes_the_fast_path():
             with tf.Graph().as_default():
                 plan = make_plan(*weights(make(), is_sparse, (number + is_sparse) % 2 == 0), {})
                 assert plan.trial == (name == 'CenteredRMSProp'), (name, is_sparse)
-                assert not plan.from_others
 
 
 def test_the_least_of_a_constant():

@@ -216,7 +216,7 @@ def test_one_number_and_the_loss_tell_that_a_step_is_good():
         with tf.Graph().as_default():
             train_op, loss = pinned(lambda: many_weights(number))
             guarded = gate.gate_of(gate.guard(train_op, loss))
-            fast = guarded.train_op.graph.get_operation_by_name('slimguard/gate/is_calm')
+            fast = guarded.train_op.graph.get_operation_by_name('slimguard/gate/is_fast')
             places = Places(loss.graph)
             found = set()
             waiting = [fast]

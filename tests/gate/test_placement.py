@@ -20,7 +20,7 @@ PS = 2
 # put back.
 PER_PS = 6
 # The same for the gradient of an embedding, which is summed up on its parameter server: whether it
-# is calm, a token to look again with, in two dtypes, what was found, and whether Adam's rate for
+# is small, a token to check it by, in two dtypes, what was found, and whether Adam's rate for
 # its rows is small enough.
 PER_PS_OF_EMBEDDING = 5
 # The powers and rates of Adam that are made on the parameter servers.

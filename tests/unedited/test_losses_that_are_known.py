@@ -194,7 +194,7 @@ def test_losses_that_are_not_known_are_named_without_a_limit_too(tmp_path):
     assert "'group_deps'" in line and 'by the same variables: Sum, add.' in line
 
 
-def test_the_tower_is_named(tmp_path):
+def test_the_loss_of_towers_is_their_mean(tmp_path):
     def build(noise):
         pairs = []
         w = weight()
@@ -205,7 +205,7 @@ def test_the_tower_is_named(tmp_path):
         return sgd().apply_gradients(averaged(pairs))
 
     (record,), _ = train(build, tmp_path, [0.0, math.nan])
-    reason = 'not finite: loss (mean of tower_0/cost, tower_1/cost) (in tower_1)'
+    reason = 'not finite: loss (mean of tower_0/cost, tower_1/cost)'
     assert record['reason'] == reason
 
 

@@ -16,7 +16,7 @@ from slimguard.report.report_data import ReportData
 from slimguard.system.texts import cut, visible
 
 _MOST_ROWS = 200
-_LONGEST = 1000  # characters of a text
+_LONGEST = 2000  # characters of a text
 
 
 def render(data: ReportData) -> str:
